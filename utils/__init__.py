@@ -1,0 +1,1 @@
+"""What the flat scripts share. No module here has side effects when imported."""

@@ -1,0 +1,160 @@
+"""One frozen dataclass per script becomes its command line and its YAML file.
+
+A value is taken from the command line, else from `--config FILE`, else from the default. An unknown key is refused
+with the nearest one that exists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import sys
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import yaml
+
+from utils.errors import EXIT_USAGE, UsageError
+
+T = TypeVar("T")
+
+
+def option(
+    default: Any, help: str, *, choices: Sequence[Any] | None = None, metavar: str | None = None, required: bool = False
+) -> Any:
+    """Declare one option of a configuration dataclass; the field's annotation gives its type.
+
+    `bool` becomes `--name/--no-name`, `tuple[X, ...]` takes one or more values, `X | None` may be left unset.
+    """
+    return dataclasses.field(
+        default=default, metadata={"help": help, "choices": choices, "metavar": metavar, "required": required}
+    )
+
+
+def parse_config(config_class: type[T], description: str, argv: Sequence[str] | None = None) -> T:
+    """Build `config_class` from defaults, the YAML file named by `--config`, and the command line, in that order.
+
+    Leaves with exit code 2 and one line when a flag, key or value is wrong.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = _build_parser(config_class, description)
+    given = vars(parser.parse_args(arguments))
+    try:
+        config_file = given.get("config")
+        from_file = _read_yaml(config_class, Path(config_file)) if config_file else {}
+        values = {**from_file, **given}
+        _require(config_class, values)
+        return config_class(**values)
+    except UsageError as error:
+        parser.error(str(error))
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Return a configuration as plain YAML-able values (tuples become lists)."""
+    values = dataclasses.asdict(config)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """Return ` (did you mean X?)`, or an empty string when nothing is near."""
+    matches = difflib.get_close_matches(word, known, n=1)
+    return f" (did you mean {matches[0]}?)" if matches else ""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {message} -- see {self.prog} --help\n")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            self.error(f"unknown argument {unknown[0]}{nearest(unknown[0].split('=')[0], flags)}")
+        return known
+
+
+def _build_parser(config_class: type, description: str) -> argparse.ArgumentParser:
+    parser = _Parser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    for field, kind in _fields(config_class):
+        flag = "--" + field.name.replace("_", "-")
+        help_text = field.metadata["help"].replace("%", "%%")
+        if not field.metadata["required"]:
+            shown = " ".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
+            help_text += f" (default: {shown})"
+        keywords: dict[str, Any] = {"help": help_text}
+        base, is_list, _ = _unpack(kind)
+        if base is bool:
+            keywords["action"] = argparse.BooleanOptionalAction
+        else:
+            keywords.update(type=base, choices=field.metadata["choices"], metavar=field.metadata["metavar"])
+            if is_list:
+                keywords["nargs"] = "+"
+        parser.add_argument(flag, **keywords)
+    return parser
+
+
+def _fields(config_class: type) -> list[tuple[dataclasses.Field[Any], Any]]:
+    kinds = typing.get_type_hints(config_class)
+    return [(field, kinds[field.name]) for field in dataclasses.fields(config_class)]
+
+
+def _unpack(kind: Any) -> tuple[type, bool, bool]:
+    """Split an annotation into (scalar type, is a list, may be None)."""
+    optional = False
+    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
+        members = [member for member in typing.get_args(kind) if member is not type(None)]
+        optional, kind = len(members) < len(typing.get_args(kind)), members[0]
+    if typing.get_origin(kind) is tuple:
+        return typing.get_args(kind)[0], True, optional
+    return kind, False, optional
+
+
+def _require(config_class: type, values: dict[str, Any]) -> None:
+    for field, kind in _fields(config_class):
+        if field.metadata["required"] and field.name not in values:
+            raise UsageError(f"--{field.name.replace('_', '-')} is required")
+        if isinstance(values.get(field.name), list) and _unpack(kind)[1]:
+            values[field.name] = tuple(values[field.name])
+
+
+def _read_yaml(config_class: type, path: Path) -> dict[str, Any]:
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--config {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"--config {path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise UsageError(f"--config {path}: expected `key: value` lines, found a {type(loaded).__name__}")
+    kinds = {field.name: (field, kind) for field, kind in _fields(config_class)}
+    values: dict[str, Any] = {}
+    for key, value in loaded.items():
+        name = str(key).replace("-", "_")
+        if name not in kinds:
+            raise UsageError(f"--config {path}: unknown key {key}{nearest(name, list(kinds))}")
+        values[name] = _checked(path, name, value, *kinds[name])
+    return values
+
+
+def _checked(path: Path, name: str, value: Any, field: dataclasses.Field[Any], kind: Any) -> Any:
+    base, is_list, optional = _unpack(kind)
+    if value is None and optional:
+        return None
+    items = value if is_list and isinstance(value, list) else [value]
+    converted = []
+    for item in items:
+        is_number = isinstance(item, int | float) and not isinstance(item, bool)
+        fits = {bool: isinstance(item, bool), int: is_number and item == int(item), float: is_number}
+        if not fits.get(base, isinstance(item, str | int | float) and not isinstance(item, bool)):
+            raise UsageError(f"--config {path}: {name}: expected {base.__name__}, found {item!r}")
+        choices = field.metadata["choices"]
+        if choices and base(item) not in choices:
+            raise UsageError(f"--config {path}: {name}: {item!r} is not one of {', '.join(map(str, choices))}")
+        converted.append(base(item))
+    return tuple(converted) if is_list else converted[0]

@@ -1,0 +1,46 @@
+"""Errors a user can mend, and the one place where a script turns them into a line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_STOPPED_BY_SIGNAL = 75  # EX_TEMPFAIL: launchers may start the run again
+
+
+class UserError(Exception):
+    """Something the user can mend. The message is one line: the value, the place and the fix."""
+
+    exit_code = EXIT_FAILED
+
+
+class UsageError(UserError):
+    """The command line or a configuration file is wrong."""
+
+    exit_code = EXIT_USAGE
+
+
+def run_script(main: Callable[[], int | None]) -> None:
+    """Run a script's `main` and leave with its exit code; a UserError becomes one line on stderr.
+
+    Any other exception is a bug and keeps its traceback.
+    """
+    try:
+        code = main()
+    except UserError as error:
+        rank = os.environ.get("RANK", "0")
+        where = "" if rank == "0" else f"[rank {rank}] "
+        print(f"{where}error: {error}", file=sys.stderr, flush=True)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        print("stopped by the keyboard", file=sys.stderr, flush=True)
+        code = 130  # the shell's convention: 128 + SIGINT
+    except BrokenPipeError:
+        # `script | head` closed our output: point stdout elsewhere so that the interpreter's last flush cannot fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_DONE
+    sys.exit(code or EXIT_DONE)
