@@ -1,0 +1,128 @@
+"""Resumable checkpoints: atomic, verified, the last few kept. Tensors and plain values only, so nothing is unpickled.
+
+checkpoint/step-00000420/state.pt       torch.save of plain containers and tensors
+checkpoint/step-00000420/manifest.json  size and SHA-256 of state.pt, written last
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from utils.errors import UserError
+
+STATE_FILE = "state.pt"
+MANIFEST_FILE = "manifest.json"
+
+
+def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 2) -> Path:
+    """Write `state` as `folder/step-<step>` so that a kill at any moment leaves either the old or the new one.
+
+    Everything goes into a temporary folder beside the final one, is flushed to the disk, then renamed. Older
+    checkpoints beyond the newest `keep` are removed after that. Call on one rank only.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    final = folder / f"step-{step:08d}"
+    temporary = folder / f".tmp-{final.name}-{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        state_file = temporary / STATE_FILE
+        with state_file.open("wb") as file:
+            torch.save(state, file)
+            _flush(file)
+        manifest = {"step": step, "size_bytes": state_file.stat().st_size, "sha256": _sha256(state_file)}
+        with (temporary / MANIFEST_FILE).open("w", encoding="utf-8") as file:
+            json.dump(manifest, file)
+            _flush(file)
+        shutil.rmtree(final, ignore_errors=True)  # the same step saved again holds the same state
+        os.replace(temporary, final)
+        _flush_folder(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    for old in _checkpoints(folder)[keep:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def load_latest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """Return the newest checkpoint that passes its checksum, with its state on the CPU; None when there is none.
+
+    A damaged checkpoint is passed over for the one before it. Raises UserError when all are damaged.
+    """
+    candidates = _checkpoints(folder)
+    reasons = []
+    for candidate in candidates:
+        problem = verify(candidate)
+        if problem is None:
+            return candidate, load_state(candidate)
+        reasons.append(f"{candidate.name}: {problem}")
+    if candidates:
+        raise UserError(f"{folder}: no readable checkpoint ({'; '.join(reasons)}); remove the folder to start afresh")
+    return None
+
+
+def verify(checkpoint: Path) -> str | None:
+    """Return why a checkpoint cannot be trusted, or None when it can."""
+    state_file, manifest_file = checkpoint / STATE_FILE, checkpoint / MANIFEST_FILE
+    try:
+        manifest = json.loads(manifest_file.read_text(encoding="utf-8"))
+        if state_file.stat().st_size != manifest["size_bytes"]:
+            return "state.pt has another size than its manifest says"
+        return None if _sha256(state_file) == manifest["sha256"] else "state.pt does not match its checksum"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"unreadable ({error})"
+
+
+def load_state(checkpoint: Path) -> dict[str, Any]:
+    """Load a checkpoint's state onto the CPU; refuses anything but tensors and plain values."""
+    try:
+        state = torch.load(checkpoint / STATE_FILE, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+        raise UserError(f"{checkpoint / STATE_FILE}: not a checkpoint of this trainer: {error}") from error
+    if not isinstance(state, dict):
+        raise UserError(f"{checkpoint / STATE_FILE}: not a checkpoint of this trainer")
+    return state
+
+
+def atomic_torch_save(content: Any, path: Path) -> None:
+    """Write a .pt file so that a kill leaves either the old or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            torch.save(content, file)
+            _flush(file)
+        os.replace(temporary, path)
+        _flush_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted((path for path in folder.glob("step-*") if path.is_dir()), reverse=True)
+
+
+def _flush(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

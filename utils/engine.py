@@ -1,0 +1,408 @@
+"""The one training loop of the project. It knows nothing of YOLO: model, loss, data and metric are passed in.
+
+    engine = TrainingEngine(model=model, device=device, distributed=True, local_rank=0, world_size=2)
+    history = engine.train(train_loader=..., val_loader=..., optimizer=..., criterion=..., num_epochs=100)
+
+A batch is `(inputs, targets)`, or whatever `prepare_batch(batch, device)` turns into that pair.
+`criterion(outputs, targets)` returns the loss, or `(loss, {name: value})`; a value called `loss` is what is reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from utils.checkpoint import atomic_torch_save, load_latest, save_checkpoint
+from utils.distributed import (
+    all_reduce_sum,
+    any_rank,
+    average_tensors,
+    barrier,
+    cleanup_ddp,
+    communication_device,
+    join_process_group,
+    rank,
+)
+from utils.ema import ModelEMA
+from utils.logs import RunLog
+from utils.progress import EpochMeter, Progress, batch_line, epoch_lines
+from utils.runtime import Precision, StopFlag, choose_precision, peak_memory_bytes
+from utils.sync_bn import convert_sync_batchnorm
+
+Batch = Any
+PrepareBatch = Callable[[Batch, torch.device], tuple[Any, Any]]
+Evaluator = Callable[[nn.Module, Any], dict[str, Any]]
+
+
+def default_prepare_batch(batch: Batch, device: torch.device) -> tuple[Any, Any]:
+    """Move an `(inputs, targets)` pair of tensors to the device."""
+    inputs, targets = batch
+    return inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+
+
+def save_weights(path: Path, module: nn.Module, info: dict[str, Any]) -> None:
+    """Write a model's weights with a few facts about the run: the deployable file when nothing better is passed in."""
+    atomic_torch_save({"model_state_dict": module.state_dict(), **info}, path)
+
+
+class TrainingEngine:
+    """Trains any module on one process or many. See the module's docstring; every rank calls every method."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        *,
+        distributed: bool = False,
+        local_rank: int = 0,
+        world_size: int = 1,
+        backend: str = "nccl",
+        use_amp: bool = True,
+        precision: Precision | None = None,
+        use_ema: bool = False,
+        ema_decay: float = 0.9999,
+        ema_ramp_updates: float = 2000.0,
+        gradient_clip_val: float | None = None,
+        accumulation_steps: int = 1,
+        sync_batchnorm: bool = False,
+        log_interval: int = 10,
+        save_dir: str | Path = "./checkpoints",
+        experiment_name: str = "",
+        prepare_batch: PrepareBatch = default_prepare_batch,
+        evaluator: Evaluator | None = None,
+        save_model: Callable[[Path, nn.Module, dict[str, Any]], None] = save_weights,
+        on_epoch_end: Callable[[dict[str, Any]], None] | None = None,
+        config: dict[str, Any] | None = None,
+        tensorboard: bool = True,
+    ) -> None:
+        """Place the model on the device and wrap it for `world_size` ranks (`local_rank` is this one's device index).
+
+        With `distributed` the process group must exist (`setup_distributed`); `backend` is what it was made with.
+        `evaluator(model, loader)` returns named values on every rank and replaces the plain validation loss.
+        Only rank 0 calls `save_model(path, raw module, info)` and `on_epoch_end(record)`.
+        """
+        self.device = device
+        self.world_size = world_size if distributed else 1
+        self.precision = precision or choose_precision("auto" if use_amp else "off", device)
+        self.gradient_clip_val = gradient_clip_val
+        self.accumulation_steps = accumulation_steps
+        self.log_interval = log_interval
+        self.save_dir = Path(save_dir) / experiment_name
+        self.prepare_batch = prepare_batch
+        self.evaluator = evaluator
+        self.save_model = save_model
+        self.on_epoch_end = on_epoch_end
+        self.config = config or {}
+        self.progress = Progress()
+        self.stop_flag = StopFlag()
+
+        raw = model.to(device)
+        if distributed and sync_batchnorm:
+            raw = convert_sync_batchnorm(raw, device)
+        self.sync_batchnorm = distributed and sync_batchnorm
+        self.raw_model = raw
+        self.model: nn.Module = raw
+        if distributed:
+            self.model = DistributedDataParallel(
+                raw,
+                device_ids=[local_rank] if backend == "nccl" and device.type == "cuda" else None,
+                broadcast_buffers=False,  # averaged once per optimizer step instead, see _optimizer_step
+                gradient_as_bucket_view=True,
+            )
+        self.ema = ModelEMA(raw, ema_decay, ema_ramp_updates) if use_ema else None
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision.use_scaler)
+        self.is_main = rank() == 0
+        self.log = RunLog(self.save_dir, self.is_main, tensorboard)
+        self.stopped_by_signal = False
+
+    setup_distributed = staticmethod(join_process_group)
+    cleanup_distributed = staticmethod(cleanup_ddp)
+
+    # -- the loop ---------------------------------------------------------------------------------------------------
+
+    def train(
+        self,
+        train_loader: Any,
+        val_loader: Any,
+        optimizer: torch.optim.Optimizer,
+        criterion: Callable[[Any, Any], Any],
+        scheduler: Any = None,
+        num_epochs: int = 100,
+        *,
+        save_best: bool = True,
+        save_last: bool = True,
+        early_stopping_patience: int | None = None,
+        monitor_metric: str = "val_loss",
+        higher_is_better: bool | None = None,
+        resume: bool = False,
+    ) -> dict[str, list[float]]:
+        """Train until `num_epochs` are complete and return the history: one list per reported value.
+
+        `scheduler.step_update(step)` is called before each optimizer step where it exists, else `scheduler.step()`
+        after each epoch. `resume` continues from the newest checkpoint in the run folder. Stops early after
+        `early_stopping_patience` epochs without a better `monitor_metric` (higher is better if its name says `acc` or
+        `map`, unless told). On SIGTERM, SIGINT or SIGUSR1 all ranks save a checkpoint at the same step and return.
+        """
+        if higher_is_better is None:
+            higher_is_better = any(word in monitor_metric.lower() for word in ("acc", "map"))
+        if resume:
+            self._load(optimizer, scheduler)
+        progress = self.progress
+        with self.stop_flag:
+            while progress.epoch < num_epochs and not progress.stopped_early:
+                epoch_start_s = time.perf_counter()
+                self.log.print(f"\nEpoch {progress.epoch + 1}", "-" * 60)
+                record = self.train_one_epoch(train_loader, optimizer, criterion, scheduler, num_epochs)
+                if record is None:  # a signal arrived: every rank agreed, the checkpoint is written
+                    self._save(optimizer, scheduler)
+                    self.log.print(
+                        f"stopped by {self.stop_flag.reason or 'a signal to another rank'}; checkpoint saved"
+                    )
+                    break
+                record.update(self.validate(val_loader, criterion))
+                self._finish_epoch(record, monitor_metric, higher_is_better, early_stopping_patience)
+                if scheduler is not None and not hasattr(scheduler, "step_update"):
+                    scheduler.step()
+                is_best = progress.best_epoch == progress.epoch - 1
+                self._save_models(record, save_best and is_best, save_last)
+                self._save(optimizer, scheduler)
+                record["total_epoch_time_s"] = time.perf_counter() - epoch_start_s
+                self._report(record, is_best, monitor_metric)
+        return progress.history
+
+    def train_one_epoch(
+        self, loader: Any, optimizer: torch.optim.Optimizer, criterion: Any, scheduler: Any, num_epochs: int
+    ) -> dict[str, Any] | None:
+        """Run the rest of the current epoch; return its record, or None when all ranks agreed to stop."""
+        self.model.train()
+        progress, meter = self.progress, EpochMeter()
+        num_batches = len(loader)
+        start = progress.batch
+        optimizer.zero_grad(set_to_none=True)
+        for position, batch in self._batches(loader, meter):
+            is_last_of_group = (position + 1) % self.accumulation_steps == 0 or position + 1 == num_batches
+            # The last group of an epoch may be smaller: divide by what it really holds.
+            group_start = position - position % self.accumulation_steps
+            group_size = min(self.accumulation_steps, num_batches - group_start)
+            values, num_samples = self._forward_backward(batch, criterion, group_size, is_last_of_group)
+            meter.add(values, num_samples)
+            if is_last_of_group:
+                self._optimizer_step(optimizer, scheduler)
+                progress.batch = position + 1
+            if position % self.log_interval == 0 or position + 1 == num_batches:
+                to_come = (num_epochs - progress.epoch) * num_batches - position - 1
+                self._log_batch(values, position, meter, (num_batches, to_come))
+                if is_last_of_group and position + 1 < num_batches and self._agree_to_stop():
+                    return None
+        record: dict[str, Any] = {f"train_{name}": value for name, value in meter.means().items()}
+        record.update(
+            epoch=progress.epoch + 1,
+            global_step=progress.global_step,
+            lr=max(group["lr"] for group in optimizer.param_groups),
+            **meter.speed(num_batches - start, self.world_size),
+            peak_memory_bytes=peak_memory_bytes(self.device),
+        )
+        return record
+
+    @torch.no_grad()
+    def validate(self, loader: Any, criterion: Any) -> dict[str, Any]:
+        """Judge the averaged weights (the raw ones without EMA) on every rank's share; same values on every rank."""
+        if self.evaluator is not None:
+            return self.evaluator(self.evaluation_model, loader)
+        model, meter = self.evaluation_model, EpochMeter()
+        model.eval()
+        for batch in loader:
+            inputs, targets = self.prepare_batch(batch, self.device)
+            with self._autocast():
+                values = _named_values(criterion(model(inputs), targets))[1]
+            meter.add(values, _batch_length(inputs))
+        if not meter.sums:  # this rank's share is empty, yet it must take part in the reduction
+            meter.add({"loss": torch.zeros((), device=self.device)}, 0)
+        return {f"val_{name}": value for name, value in meter.means().items()}
+
+    @property
+    def evaluation_model(self) -> nn.Module:
+        """The module to judge and to deploy: the moving average where there is one."""
+        return self.ema.module if self.ema is not None else self.raw_model
+
+    # -- one step ---------------------------------------------------------------------------------------------------
+
+    def _forward_backward(
+        self, batch: Batch, criterion: Any, group_size: int, is_last_of_group: bool
+    ) -> tuple[dict[str, torch.Tensor], int]:
+        inputs, targets = self.prepare_batch(batch, self.device)
+        # Gradients cross the network once per optimizer step, with its last micro-batch.
+        hold = not is_last_of_group and isinstance(self.model, DistributedDataParallel)
+        with self.model.no_sync() if hold else contextlib.nullcontext():  # type: ignore[operator,union-attr]
+            with self._autocast():
+                outputs = self.model(inputs)
+                loss, values = _named_values(criterion(outputs, targets))
+            self.scaler.scale(loss / group_size).backward()
+        return values, _batch_length(inputs)
+
+    def _optimizer_step(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+        if hasattr(scheduler, "step_update"):
+            scheduler.step_update(self.progress.global_step)
+        if self.gradient_clip_val is not None:
+            self.scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(self.raw_model.parameters(), self.gradient_clip_val, foreach=True)
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        if self.world_size > 1 and not self.sync_batchnorm:
+            average_tensors(self.raw_model.buffers())
+        if self.ema is not None:
+            self.ema.update(self.raw_model)
+        self.progress.global_step += 1
+
+    def _autocast(self) -> Any:
+        if self.precision.dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.precision.dtype)
+
+    def _batches(self, loader: Any, meter: EpochMeter) -> Iterator[tuple[int, Batch]]:
+        """Yield (position in the epoch, batch) from where the epoch stands, timing the wait for each."""
+        start = self.progress.batch
+        skip = _set_epoch(loader, self.progress.epoch, start)
+        iterator = iter(loader)
+        for _ in range(skip):
+            next(iterator)
+        for position in range(start, len(loader)):
+            waiting_since_s = time.perf_counter()
+            batch = next(iterator)
+            meter.data_wait_s += time.perf_counter() - waiting_since_s
+            yield position, batch
+
+    def _agree_to_stop(self) -> bool:
+        return any_rank(self.stop_flag.is_set)
+
+    # -- the end of an epoch ----------------------------------------------------------------------------------------
+
+    def _finish_epoch(
+        self, record: dict[str, Any], monitor_metric: str, higher_is_better: bool, patience: int | None
+    ) -> None:
+        """Advance the clock, then decide together whether this epoch is the best and whether to stop."""
+        progress = self.progress
+        if monitor_metric not in record:
+            raise KeyError(f"{monitor_metric} is not reported; there is {', '.join(sorted(record))}")
+        value = float(record[monitor_metric])
+        best = progress.best_value
+        # Rank 0's comparison counts for all, should the last bits differ.
+        is_better = value == value and (best is None or (value > best if higher_is_better else value < best))
+        if any_rank(is_better and self.is_main):
+            progress.best_value, progress.best_epoch = value, progress.epoch
+        for name, number in record.items():
+            if isinstance(number, int | float) and name not in ("epoch", "global_step"):
+                progress.history.setdefault(name, []).append(float(number))
+        progress.epoch += 1
+        progress.batch = 0
+        waited = progress.epoch - 1 - progress.best_epoch
+        progress.stopped_early = patience is not None and patience > 0 and waited >= patience
+
+    def _save_models(self, record: dict[str, Any], save_best: bool, save_last: bool) -> None:
+        if not self.is_main:
+            return
+        info = {"epoch": record["epoch"], "metrics": {k: v for k, v in record.items() if isinstance(v, int | float)}}
+        for wanted, name in ((save_last, "last.pt"), (save_best, "best.pt")):
+            if wanted:
+                self.save_model(self.save_dir / name, self.evaluation_model, info)
+
+    def _report(self, record: dict[str, Any], is_best: bool, monitor_metric: str) -> None:
+        numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
+        self.log.metrics({"kind": "epoch", **record})
+        self.log.csv(numbers)
+        self.log.scalars("epoch", numbers, record["epoch"])
+        self.log.print(*epoch_lines(record, monitor_metric if is_best else None))
+        if self.is_main and self.on_epoch_end is not None:
+            self.on_epoch_end(record)
+        if self.progress.stopped_early:
+            self.log.print(f"  No better {monitor_metric} since epoch {self.progress.best_epoch + 1}: stopping early")
+
+    def _log_batch(
+        self, values: dict[str, torch.Tensor], position: int, meter: EpochMeter, batches: tuple[int, int]
+    ) -> None:
+        """Print and record one batch; `batches` are those of this epoch and those still to come in the whole run.
+
+        Every rank must reach this: the values are means over all ranks.
+        """
+        names = sorted(values)
+        stacked = torch.stack([values[name].detach().float() for name in names])
+        means = (all_reduce_sum(stacked.to(communication_device())) / self.world_size).tolist()
+        if not self.is_main:
+            return
+        reported = dict(zip(names, means, strict=True))
+        images_per_s = meter.num_samples * self.world_size / meter.elapsed_s
+        memory = peak_memory_bytes(self.device)
+        self.log.print(batch_line(position, batches, reported["loss"], meter, images_per_s, memory))
+        step = self.progress.global_step
+        place = {"epoch": self.progress.epoch + 1, "batch": position, "global_step": step}
+        self.log.metrics({"kind": "batch", **place, **reported, "images_per_s": images_per_s})
+        self.log.scalars("batch", {**reported, "images_per_s": images_per_s}, step)
+
+    # -- resume -----------------------------------------------------------------------------------------------------
+
+    def _save(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+        if self.is_main:
+            state = {
+                "model": self.raw_model.state_dict(),
+                "ema": self.ema.module.state_dict() if self.ema else None,
+                "ema_updates": self.ema.updates if self.ema else 0,
+                "optimizer": optimizer.state_dict(),
+                "scheduler": scheduler.state_dict() if hasattr(scheduler, "state_dict") else None,
+                "scaler": self.scaler.state_dict(),
+                "progress": asdict(self.progress),
+                "config": self.config,
+            }
+            save_checkpoint(self.save_dir / "checkpoint", self.progress.global_step, state)
+        barrier()  # nobody goes on, or leaves, before the checkpoint stands
+
+    def _load(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+        found = load_latest(self.save_dir / "checkpoint")
+        if found is None:
+            return
+        path, state = found
+        self.raw_model.load_state_dict(state["model"])
+        if self.ema is not None and state["ema"] is not None:
+            self.ema.module.load_state_dict(state["ema"])
+            self.ema.updates = state["ema_updates"]
+        optimizer.load_state_dict(state["optimizer"])
+        if state["scheduler"] is not None and hasattr(scheduler, "load_state_dict"):
+            scheduler.load_state_dict(state["scheduler"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.progress = Progress(**state["progress"])
+        if self.is_main:
+            self.log.truncate_after(self.progress.global_step)
+        self.log.print(f"Resumed from {path} (epoch {self.progress.epoch + 1}, batch {self.progress.batch})")
+
+    def _reduce_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the mean of a tensor over all ranks. Every rank must reach this."""
+        return all_reduce_sum(tensor) / self.world_size
+
+
+def _named_values(result: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    loss, values = result if isinstance(result, tuple) else (result, {})
+    return loss, {"loss": loss, **values}
+
+
+def _batch_length(inputs: Any) -> int:
+    return len(next(iter(inputs.values()))) if isinstance(inputs, dict) else len(inputs)
+
+
+def _set_epoch(loader: Any, epoch: int, start_batch: int) -> int:
+    """Tell a loader which epoch begins; return how many batches must be skipped by hand."""
+    if hasattr(loader, "set_epoch"):
+        loader.set_epoch(epoch, start_batch)
+        return 0
+    for sampler in (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)  # type: ignore[union-attr]
+            break
+    return start_batch

@@ -1,0 +1,99 @@
+"""What a training run counts: its place in the epochs, one epoch's running means, and how both are told to the user."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from utils.distributed import all_reduce_sum, communication_device
+from utils.logs import format_bytes, format_duration
+
+
+@dataclass
+class Progress:
+    """Everything the loop counts; with the weights and the optimizer it is all that a resumed run needs."""
+
+    epoch: int = 0  # epochs completed
+    batch: int = 0  # batches of the current epoch already used by every rank
+    global_step: int = 0  # optimizer steps taken
+    best_value: float | None = None
+    best_epoch: int = -1
+    stopped_early: bool = False
+    history: dict[str, list[float]] = field(default_factory=dict)
+
+
+class EpochMeter:
+    """Sums of one epoch on this rank: values stay on the device until somebody asks for the mean."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, torch.Tensor] = {}
+        self.num_samples = 0
+        self.num_batches = 0
+        self.data_wait_s = 0.0
+        self.start_s = time.perf_counter()
+
+    def add(self, values: dict[str, torch.Tensor], num_samples: int) -> None:
+        """Add one batch's mean values, weighted by its number of samples."""
+        for name, value in values.items():
+            weighted = value.detach().double() * num_samples
+            self.sums[name] = self.sums[name] + weighted if name in self.sums else weighted
+        self.num_samples += num_samples
+        self.num_batches += 1
+
+    def means(self) -> dict[str, float]:
+        """Return the means over all ranks. Every rank must reach this."""
+        names = sorted(self.sums)
+        local = torch.stack([self.sums[name] for name in names] + [self.sums[names[0]].new_tensor(self.num_samples)])
+        total = all_reduce_sum(local.to(communication_device())).tolist()
+        return {name: value / total[-1] for name, value in zip(names, total, strict=False)}
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the epoch began on this rank."""
+        return time.perf_counter() - self.start_s
+
+    def speed(self, num_batches: int, world_size: int) -> dict[str, float]:
+        """Return the epoch's time and throughput over all ranks. Every rank must reach this.
+
+        `batches_per_s` counts every rank's batches, as the guide's sample output does.
+        """
+        seconds = self.elapsed_s
+        local = torch.tensor([self.num_samples, self.data_wait_s], dtype=torch.float64, device=communication_device())
+        num_samples, data_wait_s = all_reduce_sum(local).tolist()
+        return {
+            "epoch_time_s": seconds,
+            "images_per_s": num_samples / seconds,
+            "batches_per_s": num_batches * world_size / seconds,
+            "data_wait_share": data_wait_s / world_size / seconds,
+        }
+
+
+def batch_line(
+    position: int, batches: tuple[int, int], loss: float, meter: EpochMeter, images_per_s: float, memory_bytes: int
+) -> str:
+    """Return the console line of one batch; `batches` are those of the epoch and those still to come in the run."""
+    per_batch_s = meter.elapsed_s / max(meter.num_batches, 1)
+    return (
+        f"  Batch [{position}/{batches[0]}] - Loss: {loss:.4f} | {images_per_s:.1f} images/s, "
+        f"data wait {meter.data_wait_s / meter.elapsed_s:.0%}, {format_bytes(memory_bytes)}, "
+        f"{format_duration(batches[1] * per_batch_s)} left"
+    )
+
+
+def epoch_lines(record: dict[str, Any], best_metric: str | None) -> list[str]:
+    """Return the console lines that close an epoch; `best_metric` is named when this epoch is the best by it."""
+    shown = [
+        name for name in ("val_loss", "box_map50", "box_map50_95", "mask_map50", "mask_map50_95") if name in record
+    ]
+    return [
+        f"  Average Loss: {record['train_loss']:.4f}",
+        f"  Time: {record['epoch_time_s']:.1f}s",
+        f"  Throughput: {record['batches_per_s']:.1f} batches/sec ({record['images_per_s']:.1f} images/s, "
+        f"data wait {record['data_wait_share']:.0%})",
+        *([f"  Validation: {', '.join(f'{name} {record[name]:.4f}' for name in shown)}"] if shown else []),
+        f"  ✓ Saved checkpoint (loss: {record['train_loss']:.4f})"
+        + (f", best {best_metric} so far" if best_metric else ""),
+    ]
