@@ -1,0 +1,158 @@
+"""Find the classes of a trained model in photographs: annotated pictures, JSON and YOLO labels.
+
+    python inference.py --model models/epri_distribution_ddp/best.pt --source data/processed/val/images \
+        --output outputs/predictions
+
+Photographs are read one after the other, so memory does not grow with their number. A photograph that cannot be read is
+reported and passed over. To deploy elsewhere, open the same file with Ultralytics: `YOLO("best.pt").export(...)`.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+
+from utils.config import option, parse_config
+from utils.dataset_yaml import IMAGE_SUFFIXES
+from utils.errors import UsageError, UserError, run_script
+from utils.images import ImageError, letterbox, read_image
+from utils.model import YoloModel, class_names, load_weights
+from utils.plots import draw_instances, save_image
+from utils.predict import Detections, Placement, detect, photo_masks, raw_outputs
+from utils.prediction_files import PredictionWriter, outline
+from utils.runtime import choose_device, usable_cpu_count
+
+
+@dataclass(frozen=True)
+class InferenceConfig:
+    """Options of `inference.py`."""
+
+    model: str = option(None, "trained model, such as models/epri_distribution_ddp/best.pt", required=True)
+    source: str = option(None, "photograph, folder (searched through) or quoted pattern", required=True)
+    output: str = option("outputs/predictions", "folder for pictures, labels/ and predictions.json", metavar="DIR")
+    conf: float = option(0.25, "least confidence of a detection")
+    iou: float = option(0.7, "overlap above which the weaker of two detections of a class is dropped")
+    img_size: int | None = option(None, "side of the network input in pixels; unset: as trained")
+    classes: tuple[str, ...] | None = option(None, "only these classes, by name or number")
+    max_detections: int = option(300, "most detections per photograph")
+    save_crops: bool = option(False, "also write each detection's cut-out to crops/<class>/")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+
+    def __post_init__(self) -> None:
+        for name in ("conf", "iou"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"--{name} {getattr(self, name)}: must lie between 0 and 1")
+        if self.img_size is not None and (self.img_size < 32 or self.img_size % 32):
+            raise UsageError(f"--img-size {self.img_size}: must be a multiple of 32")
+
+
+def main() -> int:
+    """Predict; return 1 if no photograph at all could be read."""
+    config = parse_config(InferenceConfig, "Find the classes of a trained model in photographs")
+    device = choose_device(config.device, 0)
+    if device.type == "cpu":
+        torch.set_num_threads(usable_cpu_count())
+    files = list_photos(config.source)
+    model = load_weights(config.model).to(device)
+    names = class_names(model)
+    wanted = wanted_classes(config.classes, names)
+    size_px = config.img_size or int(model.args.get("imgsz", 640))
+
+    counts = np.zeros(len(names), int)
+    unreadable = 0
+    with PredictionWriter(Path(config.output), names) as writer:
+        for file, key in unique_keys(files):
+            try:
+                photo = read_image(file, size_px)
+            except (ImageError, OSError) as error:
+                print(f"skipped {file}: {error}")
+                unreadable += 1
+                continue
+            found, masks, boxes = predict(model, photo, size_px, config, wanted, device)
+            outlines = [outline(mask) for mask in masks]
+            writer.add(file, key, photo.shape, found, boxes, outlines)
+            picture = draw_instances(
+                photo, found.class_ids.cpu().numpy(), boxes, masks, found.scores.cpu().numpy(), names
+            )
+            save_image(Path(config.output) / f"{key}.jpg", picture)
+            if config.save_crops:
+                writer.save_crops(key, photo, found, boxes)
+            counts += np.bincount(found.class_ids.cpu().numpy(), minlength=len(names))
+    num_read = len(files) - unreadable
+    summary = ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True) if count) or "nothing"
+    print(f"{num_read} photographs, {unreadable} skipped; found {summary}")
+    print(f"Results in {config.output}: pictures, labels/, predictions.json")
+    return 0 if num_read else 1
+
+
+@torch.no_grad()
+def predict(
+    model: YoloModel,
+    photo: np.ndarray,
+    size_px: int,
+    config: InferenceConfig,
+    wanted: tuple[int, ...] | None,
+    device: torch.device,
+) -> tuple[Detections, np.ndarray, np.ndarray]:
+    """Return the detections in a photograph (H, W, 3), their masks bool (n, H, W) and boxes (n, 4) in its pixels."""
+    canvas, scale, pad = letterbox(photo, size_px)
+    images = torch.from_numpy(canvas).to(device)[None].permute(0, 3, 1, 2).float().div_(255)
+    outputs = raw_outputs(model, images)
+    strides = [float(stride) for stride in model.stride]
+    found = detect(
+        outputs,
+        strides,
+        size_px,
+        confidence=config.conf,
+        iou=config.iou,
+        max_detections=config.max_detections,
+        classes=wanted,
+    )[0]
+    placement = Placement(size_px, scale, pad, (photo.shape[1], photo.shape[0]))
+    return (
+        found,
+        photo_masks(outputs["proto"][0], found, placement),
+        placement.boxes_to_photo(found.boxes).cpu().numpy(),
+    )
+
+
+def list_photos(source: str) -> list[Path]:
+    """Return the photographs a file, folder or pattern names, sorted. Raises UserError when there are none."""
+    path = Path(source)
+    if path.is_file():
+        return [path]
+    found = path.rglob("*") if path.is_dir() else map(Path, glob.glob(source, recursive=True))
+    files = sorted(file for file in found if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
+    if not files:
+        raise UserError(f"--source {source}: no photographs there ({', '.join(IMAGE_SUFFIXES)})")
+    return files
+
+
+def unique_keys(files: list[Path]) -> Iterator[tuple[Path, str]]:
+    """Pair each file with a name for its results that no other has, however folders repeat their names."""
+    seen: dict[str, int] = {}
+    for file in files:
+        number = seen[file.stem.lower()] = seen.get(file.stem.lower(), -1) + 1
+        yield file, file.stem if number == 0 else f"{file.stem}_{number}"
+
+
+def wanted_classes(classes: tuple[str, ...] | None, names: tuple[str, ...]) -> tuple[int, ...] | None:
+    """Turn class names or numbers into numbers. Raises UserError for a class the model does not know."""
+    if classes is None:
+        return None
+    known = {**{name: index for index, name in enumerate(names)}, **{str(index): index for index in range(len(names))}}
+    for name in classes:
+        if name not in known:
+            raise UserError(f"--classes {name}: the model knows {', '.join(names)}")
+    return tuple(known[name] for name in classes)
+
+
+if __name__ == "__main__":
+    cv2.setNumThreads(0)
+    run_script(main)

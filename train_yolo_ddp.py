@@ -1,0 +1,167 @@
+"""Train YOLOv8 segmentation on one process or many.
+
+    python train_yolo_ddp.py --model yolov8n-seg.pt --epochs 10 --batch-size 16
+    bash train_ddp.sh 4
+    python -m torch.distributed.run --nproc_per_node=4 train_yolo_ddp.py --model yolov8m-seg.pt
+
+The same command again continues an interrupted run. `--help` lists every option with its default.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from utils import distributed
+from utils.config import parse_config, to_dict
+from utils.dataset import EpochBatches, SegmentationDataset, ShardBatches, get_dataloader, open_images, read_photos
+from utils.dataset_yaml import load_dataset_yaml
+from utils.distributed import cleanup_ddp, setup_ddp
+from utils.engine import TrainingEngine
+from utils.errors import EXIT_STOPPED_BY_SIGNAL, run_script
+from utils.evaluation import evaluate, headline, prepare_batch
+from utils.logs import print_banner
+from utils.loss import SegmentationLoss
+from utils.model import YoloModel, build_model, parameter_groups, save_deployable
+from utils.plots import plot_training_curves
+from utils.preview import save_first_batch
+from utils.run_folder import open_run_folder, read_epochs, resume_arguments
+from utils.runtime import choose_device, choose_precision, choose_threads_and_workers, die_with_parent, seed_everything
+from utils.schedule import ScheduleSpec, StepSchedule, warmup_steps
+from utils.train_config import OptimizerPlan, TrainConfig, plan_optimizer
+
+
+GRADIENT_CLIP_NORM = 10.0  # YOLOv8's; it bounds the gradient of the nominal batch of 64
+SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
+
+
+def main() -> int:
+    """Train; return the exit code."""
+    config = parse_config(
+        TrainConfig, "Train YOLOv8 segmentation with DistributedDataParallel", resume_arguments(sys.argv[1:])
+    )
+    ranks = distributed.read_rank_environment()
+    die_with_parent()
+    device = choose_device(config.device, ranks.local_rank)
+    threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
+    torch.set_num_threads(threads)
+    seed_everything(config.seed)
+
+    # Everything slow or likely to fail comes before the process group: no rank waits in a collective meanwhile.
+    spec = load_dataset_yaml(config.data)
+    say = print if ranks.is_main else _quiet
+    train_set, val_set = (_dataset(config, split, say) for split in ("train", "val"))
+    model = build_model(config.model, spec.names).to(memory_format=torch.channels_last)
+    plan = plan_optimizer(config, ranks.world_size, len(train_set), len(spec.names))
+    setup_ddp(device, ranks)
+    try:
+        folder = Path(config.save_dir)
+        resumes, notes = open_run_folder(folder, config) if ranks.is_main else (False, [])
+        resumes = distributed.any_rank(resumes)
+        print_banner(ranks.world_size, ranks.rank)
+        place = f"Device: {device}, {threads} threads and {workers} loader workers per process"
+        say("\n".join([*notes, *plan.arithmetic, place]))
+
+        batches = EpochBatches(len(train_set), config.batch_size, ranks.rank, ranks.world_size, config.seed)
+        val_batches = ShardBatches(len(val_set), 2 * config.batch_size, ranks.rank, ranks.world_size)
+        pin_memory = device.type == "cuda"
+        if ranks.is_main and not resumes:
+            save_first_batch(train_set, batches, spec.names, folder / "train_batch0.jpg")
+        optimizer = build_optimizer(model, plan)
+        engine = build_engine(config, model, device, ranks, spec.names)
+        engine.train(
+            train_loader=get_dataloader(train_set, batches, workers, pin_memory),
+            val_loader=get_dataloader(val_set, val_batches, min(workers, 2), pin_memory),
+            optimizer=optimizer,
+            criterion=SegmentationLoss(model),
+            scheduler=build_schedule(config, plan, optimizer, len(batches)),
+            num_epochs=config.epochs,
+            early_stopping_patience=config.patience or None,
+            monitor_metric=config.monitor,
+            resume=resumes,
+        )
+    finally:
+        cleanup_ddp()
+    progress = engine.progress
+    if engine.stopped_by_signal:
+        return EXIT_STOPPED_BY_SIGNAL
+    say(
+        f"\nTraining complete after {progress.epoch} epochs: {folder / 'best.pt'} "
+        f"({config.monitor} {progress.best_value:.4f}, epoch {progress.best_epoch + 1}), {folder / 'last.pt'}"
+    )
+    return 0
+
+
+def build_engine(
+    config: TrainConfig, model: YoloModel, device: torch.device, ranks: distributed.RankInfo, names: tuple[str, ...]
+) -> TrainingEngine:
+    """Tell the general training loop what YOLO needs: its batches, its judge and its deployable file."""
+    folder = Path(config.save_dir)
+    precision = choose_precision(config.amp, device)
+    criterion = SegmentationLoss(model)
+
+    def judge(module: torch.nn.Module, loader: Any) -> dict[str, float]:
+        return headline(evaluate(module, loader, names, criterion, device, precision=precision).metrics)
+
+    small_batch = device.type == "cuda" and config.batch_size < SMALL_BATCH_SIZE
+    return TrainingEngine(
+        model=model,
+        device=device,
+        distributed=ranks.world_size > 1,
+        local_rank=device.index or 0,
+        world_size=ranks.world_size,
+        backend="nccl" if device.type == "cuda" else "gloo",
+        precision=precision,
+        use_ema=config.ema,
+        ema_decay=config.ema_decay,
+        ema_ramp_updates=config.ema_ramp,
+        gradient_clip_val=GRADIENT_CLIP_NORM,
+        accumulation_steps=config.accumulate,
+        sync_batchnorm=config.sync_bn == "on" or (config.sync_bn == "auto" and small_batch),
+        save_dir=folder,
+        prepare_batch=prepare_batch,
+        evaluator=judge,
+        save_model=partial(save_deployable, img_size=config.img_size, data=config.data),
+        on_epoch_end=lambda _: plot_training_curves(read_epochs(folder), folder / "training_curves.png"),
+        config=to_dict(config),
+        tensorboard=config.tensorboard,
+    )
+
+
+def build_schedule(
+    config: TrainConfig, plan: OptimizerPlan, optimizer: torch.optim.Optimizer, batches_per_epoch: int
+) -> StepSchedule:
+    """Warm-up and cosine over all optimizer steps of the run."""
+    steps = -(-batches_per_epoch // config.accumulate)
+    warmup = warmup_steps(config.warmup_epochs, steps, config.epochs)
+    return StepSchedule(optimizer, ScheduleSpec(plan.lr, steps * config.epochs, warmup, momentum=plan.momentum))
+
+
+def build_optimizer(model: torch.nn.Module, plan: OptimizerPlan) -> torch.optim.Optimizer:
+    """Build SGD with Nesterov momentum or AdamW over YOLO's three parameter groups, with the fused update."""
+    groups = parameter_groups(model, plan.weight_decay)
+    if plan.name == "sgd":
+        return torch.optim.SGD(groups, lr=plan.lr, momentum=plan.momentum, nesterov=True, fused=True)
+    return torch.optim.AdamW(groups, lr=plan.lr, betas=(plan.momentum, 0.999), fused=True)
+
+
+def _dataset(config: TrainConfig, split: str, say: distributed.Say) -> SegmentationDataset:
+    spec = load_dataset_yaml(config.data)
+    photos = read_photos(spec, split)
+    packed = None if config.cache == "none" else open_images(photos, config.img_size, spec.root / ".cache", split, say)
+    augment = config.augment if split == "train" else None
+    return SegmentationDataset(
+        photos, config.img_size, packed=packed, augment=augment, mosaic_epochs=config.mosaic_epochs, seed=config.seed
+    )
+
+
+def _quiet(*_: object) -> None:
+    """Say nothing: only rank 0 talks."""
+
+
+if __name__ == "__main__":
+    run_script(main)

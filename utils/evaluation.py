@@ -1,0 +1,162 @@
+"""evaluate(model, loader): the one judge, used by the trainer, `evaluate_model.py` and the benchmarks, on one rank or many.
+
+Each rank judges its share of the images; the partial results are gathered and merged by image id, so every image counts
+exactly once and every rank ends with the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from torch import nn
+
+from utils import distributed
+from utils.dataset import MASK_STRIDE, Batch, Sample
+from utils.loss import PARTS, SegmentationLoss, Targets
+from utils.metrics import (
+    ImageResult,
+    box_iou,
+    confusion_pairs,
+    match_predictions,
+    merge_results,
+    pack_results,
+    summarise,
+    unpack_results,
+)
+from utils.predict import Detections, detect, prototype_masks, raw_outputs
+from utils.runtime import Precision
+
+AP_CONFIDENCE = 0.001  # low enough that the whole precision-recall curve is seen
+AP_IOU = 0.7
+PRECISE = Precision("off", None, False)
+
+OnImage = Callable[[Sample, Detections, torch.Tensor], None]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a pass over a split gave: headline values by name, and every image's partial result."""
+
+    metrics: dict[str, Any]
+    results: list[ImageResult]
+
+
+def prepare_images(images: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Turn uint8 (B, S, S, 3) into float (B, 3, S, S) in 0..1 on the device, channels last without a copy."""
+    return images.to(device, non_blocking=True).permute(0, 3, 1, 2).float().div_(255)
+
+
+def prepare_batch(batch: Batch, device: torch.device) -> tuple[torch.Tensor, Targets]:
+    """Return the network input (B, 3, S, S) and the loss's targets, on the device."""
+    images = prepare_images(batch.images, device)
+    targets = Targets(
+        batch_index=batch.batch_index.to(device, non_blocking=True),
+        class_ids=batch.class_ids.to(device, non_blocking=True),
+        boxes=batch.boxes.to(device, non_blocking=True),
+        masks=batch.masks.to(device, non_blocking=True),
+        size_px=images.shape[-1],
+    )
+    return images, targets
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    loader: Any,
+    names: tuple[str, ...],
+    criterion: SegmentationLoss,
+    device: torch.device,
+    *,
+    precision: Precision = PRECISE,
+    on_image: OnImage | None = None,
+) -> Evaluation:
+    """Measure loss and box and mask AP over all ranks' shares. Every rank must reach this.
+
+    The validation loss is the sum of all images' loss terms over the sum of their normalisers, so it depends neither on
+    the batch size nor on the number of ranks. `on_image(sample, detections, prototypes (32, h, w))` sees each image.
+    """
+    was_training = model.training
+    model.eval()
+    local: list[ImageResult] = []
+    sums = torch.zeros(len(PARTS) + 2, dtype=torch.float64, device=device)
+    for batch in loader:
+        images, targets = prepare_batch(batch, device)
+        with torch.autocast(device.type, precision.dtype or torch.bfloat16, enabled=precision.dtype is not None):
+            outputs = raw_outputs(model, images)
+        loss = criterion.sums(outputs, targets)
+        sums += torch.cat([loss.parts, loss.normalisers]).double()
+        found = detect(
+            outputs, criterion.strides, images.shape[-1], confidence=AP_CONFIDENCE, iou=AP_IOU, multi_label=True
+        )
+        for sample, detections, prototypes in zip(batch.samples, found, outputs["proto"], strict=True):
+            local.append(judge(sample, detections, prototypes, len(names)))
+            if on_image is not None:
+                on_image(sample, detections, prototypes)
+    model.train(was_training)
+    results = merge_results([unpack_results(part) for part in distributed.gather_arrays(pack_results(local))])
+    metrics = {**_mean_loss(sums), **summarise(results, list(names))}
+    return Evaluation(metrics, results)
+
+
+def headline(metrics: dict[str, Any]) -> dict[str, float]:
+    """Keep the single numbers of an evaluation: what a training log holds of it."""
+    return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+
+
+def judge(sample: Sample, detections: Detections, prototypes: torch.Tensor, num_classes: int) -> ImageResult:
+    """Compare one image's detections with its labels, boxes in input pixels and masks at prototype resolution."""
+    boxes, scores = detections.boxes.cpu().numpy(), detections.scores.cpu().numpy()
+    class_ids = detections.class_ids.cpu().numpy()
+    masks = prototype_masks(prototypes, detections, sample.image.shape[0]).cpu().numpy()
+    overlap = box_iou(sample.boxes, boxes)
+    return ImageResult(
+        image_id=sample.index,
+        scores=scores,
+        class_ids=class_ids,
+        box_hits=match_predictions(overlap, sample.class_ids, class_ids),
+        mask_hits=match_predictions(mask_iou(truth_masks(sample), masks), sample.class_ids, class_ids),
+        target_class_ids=sample.class_ids,
+        box_confusion=confusion_pairs(overlap, sample.class_ids, class_ids, scores, num_classes),
+    )
+
+
+def truth_masks(sample: Sample) -> np.ndarray:
+    """Draw a sample's outlines as Ultralytics' validator does, so that the figures compare: bool (m, S/4, S/4).
+
+    Filled at full size, shrunk by linear interpolation, and a pixel shared by several belongs to the smallest.
+    """
+    size_px = sample.image.shape[0]
+    side = size_px // MASK_STRIDE
+    owner = np.full((side, side), -1)
+    areas = []
+    drawn = []
+    for polygon in sample.polygons:
+        full = np.zeros((size_px, size_px), np.uint8)
+        cv2.fillPoly(full, [polygon.astype(np.int32)], 1)
+        drawn.append(cv2.resize(full, (side, side)) > 0)
+        areas.append(drawn[-1].sum())
+    for position in np.argsort(-np.array(areas), kind="stable"):
+        owner[drawn[position]] = position
+    return owner[None] == np.arange(len(drawn))[:, None, None]
+
+
+def mask_iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return the IoU of boolean masks (m, h, w) and (n, h, w): (m, n)."""
+    num_pixels = first.shape[1] * first.shape[2]
+    a = first.reshape(-1, num_pixels).astype(np.float32)
+    b = second.reshape(-1, num_pixels).astype(np.float32)
+    shared = a @ b.T
+    return shared / np.maximum(a.sum(1)[:, None] + b.sum(1)[None] - shared, 1e-7)
+
+
+def _mean_loss(sums: torch.Tensor) -> dict[str, float]:
+    total = distributed.all_reduce_sum(sums)
+    scores, anchors = total[-2:].clamp(min=1).tolist()
+    parts = dict(zip(PARTS, total[:-2].tolist(), strict=True))
+    means = {name: value / (anchors if name == "seg" else scores) for name, value in parts.items()}
+    return {"val_loss": sum(means.values()), **{f"val_{name}": value for name, value in means.items()}}

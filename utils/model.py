@@ -1,0 +1,151 @@
+"""YOLOv8 segmentation models: built from a YAML or a .pt file, grouped for the optimizer, saved for deployment."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from utils.checkpoint import atomic_torch_save
+from utils.errors import UserError
+from utils.runtime import package_version, prepare_environment
+from utils.sync_bn import revert_sync_batchnorm
+
+YoloModel = Any  # ultralytics.nn.tasks.SegmentationModel, which carries no types
+OFFICIAL_WEIGHTS = tuple(f"yolov8{size}-seg.pt" for size in "nsmlx")
+
+
+def build_model(source: str, names: tuple[str, ...]) -> YoloModel:
+    """Build a YOLOv8-seg model for the classes `names`.
+
+    `source` is `yolov8n-seg.yaml` (fresh weights), a local .pt file, or an official `yolov8n-seg.pt` which Ultralytics
+    fetches if it is not there. From a .pt the classifier's rows are kept for classes of the same name. In training the
+    model returns a dictionary: boxes (B, 64, A), scores (B, classes, A), mask_coefficient (B, 32, A),
+    proto (B, 32, S/4, S/4), feats. Call before the optimizer, the EMA and DDP, alike on every rank.
+    """
+    segmentation_model = _ultralytics_tasks().SegmentationModel
+    if source.endswith((".yaml", ".yml")):
+        try:
+            model = segmentation_model(source, ch=3, nc=len(names), verbose=False)
+        except FileNotFoundError as error:
+            raise UserError(f"--model {source}: no such model description; try yolov8n-seg.yaml") from error
+    else:
+        pretrained = load_weights(source)
+        model = segmentation_model(copy.deepcopy(pretrained.yaml), ch=3, nc=len(names), verbose=False)
+        model.names = dict(enumerate(names))  # before loading: rows are matched by name
+        model.load(pretrained, verbose=False)
+    model.names = dict(enumerate(names))
+    model.nc = len(names)
+    model.task = "segment"
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    model.model[-1].dfl.conv.weight.requires_grad_(False)  # the fixed 0, 1, 2, … of the distribution's bins
+    return model
+
+
+def load_weights(source: str) -> YoloModel:
+    """Load a segmentation model from a .pt file in Ultralytics' format: float32, in evaluation mode.
+
+    Nothing but tensors and known model classes is unpickled. Raises UserError naming the file and the way out.
+    """
+    path = Path(source)
+    if not path.exists() and path.name not in OFFICIAL_WEIGHTS:
+        raise UserError(
+            f"{source}: no such file; name a .pt file, one of {', '.join(OFFICIAL_WEIGHTS)}, or yolov8n-seg.yaml"
+        )
+    tasks = _ultralytics_tasks()
+    try:
+        if not path.exists():
+            _fetch_official(path)
+        content, _ = tasks.torch_safe_load(str(path), safe_only=True)
+        model = content.get("ema") or content.get("model") if isinstance(content, dict) else None
+    except UserError:
+        raise
+    except Exception as error:  # every way a foreign file can be wrong ends in one line
+        raise UserError(
+            f"{source}: not a model this trainer can open ({' '.join(str(error).split())[:200]})"
+        ) from error
+    if not isinstance(model, tasks.SegmentationModel):
+        raise UserError(f"{source}: holds {type(model).__name__}, not a segmentation model; use a *-seg.pt file")
+    model = model.float().eval()
+    for module in model.modules():
+        if isinstance(module, nn.Upsample):
+            module.recompute_scale_factor = None  # absent from files saved by old torch versions
+    return model
+
+
+def class_names(model: YoloModel) -> tuple[str, ...]:
+    """Return the classes a loaded model predicts, in order."""
+    names = model.names
+    return tuple(names[index] for index in range(len(names))) if isinstance(names, dict) else tuple(names)
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Split trainable parameters into weights (decayed), normalisation and biases (not decayed)."""
+    weights: list[nn.Parameter] = []
+    norms: list[nn.Parameter] = []
+    biases: list[nn.Parameter] = []
+    for module in model.modules():
+        is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm | nn.GroupNorm | nn.LayerNorm)
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.requires_grad:
+                (biases if name == "bias" else norms if is_norm else weights).append(parameter)
+    return [
+        {"params": weights, "weight_decay": weight_decay, "name": "weight"},
+        {"params": norms, "weight_decay": 0.0, "name": "norm"},
+        {"params": biases, "weight_decay": 0.0, "name": "bias"},
+    ]
+
+
+def save_deployable(path: Path, module: nn.Module, info: dict[str, Any], *, img_size: int, data: str) -> None:
+    """Write a file which `YOLO(path)` of Ultralytics opens for predict, val and export, atomically, in half precision."""
+    deployed: YoloModel = copy.deepcopy(module).cpu().eval()
+    deployed = revert_sync_batchnorm(deployed).half().to(memory_format=torch.contiguous_format)
+    deployed.criterion = None
+    deployed.args = {"task": "segment", "imgsz": img_size, "data": data}
+    content = {
+        "epoch": -1,
+        "best_fitness": None,
+        "model": deployed,
+        "ema": None,
+        "updates": None,
+        "optimizer": None,
+        "train_args": {"task": "segment", "imgsz": img_size, "data": data, "single_cls": False},
+        "train_metrics": {name: float(value) for name, value in info.get("metrics", {}).items()},
+        "date": datetime.datetime.now(datetime.UTC).isoformat(),
+        "version": package_version("ultralytics"),
+        "trained_epochs": info.get("epoch"),
+        "resize": "area-v1",
+    }
+    atomic_torch_save(content, path)
+
+
+def _fetch_official(path: Path) -> None:
+    from ultralytics.utils.downloads import attempt_download_asset
+
+    try:
+        attempt_download_asset(str(path))
+    except Exception as error:  # no network, a proxy's refusal, a missing release: the cure is the same
+        raise UserError(_offline_line(path)) from error
+    if not path.exists():
+        raise UserError(_offline_line(path))
+
+
+def _offline_line(path: Path) -> str:
+    scratch = path.with_suffix(".yaml").name
+    return f"{path.name} could not be fetched; copy the file here, or train from scratch with --model {scratch}"
+
+
+def _ultralytics_tasks() -> Any:
+    """Import Ultralytics with the network, its automatic installer and its chatter off."""
+    prepare_environment()
+    from ultralytics.nn import tasks
+    from ultralytics.utils import LOGGER
+
+    LOGGER.setLevel(logging.ERROR)
+    return tasks

@@ -1,0 +1,96 @@
+"""The folder of one training run: what was asked, on what it ran, and whether it continues an earlier run."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from utils.config import to_dict
+from utils.errors import UserError
+from utils.runtime import environment_report
+from utils.train_config import TrainConfig, differences
+
+CONFIG_FILE = "config.yaml"
+
+
+def resume_arguments(argv: list[str]) -> list[str]:
+    """Turn `--resume RUN` into that run's own options, which the rest of the command line then overrides."""
+    for position, argument in enumerate(argv):
+        if argument == "--resume" and position + 1 < len(argv):
+            run = run_folder_of(argv[position + 1])
+        elif argument.startswith("--resume="):
+            run = run_folder_of(argument.split("=", 1)[1])
+        else:
+            continue
+        return ["--config", str(run / CONFIG_FILE), *argv, "--save-dir", str(run)]
+    return argv
+
+
+def run_folder_of(resume: str) -> Path:
+    """Return the run folder meant by a folder or a file in it. Raises UserError when it holds no run."""
+    path = Path(resume)
+    folder = path.parent if path.is_file() or path.suffix == ".pt" else path
+    if not (folder / CONFIG_FILE).is_file() or not any((folder / "checkpoint").glob("step-*")):
+        raise UserError(f"--resume {resume}: {folder} holds no run to continue (no {CONFIG_FILE} with a checkpoint)")
+    return folder
+
+
+def open_run_folder(folder: Path, config: TrainConfig) -> tuple[bool, list[str]]:
+    """Prepare the run folder; return whether an earlier run continues, and lines to tell the user. Rank 0 only.
+
+    The same options again continue the run. Other options set the old folder aside under a new name: nothing is lost.
+    """
+    lines: list[str] = []
+    earlier = read_config(folder)
+    changed = differences(config, earlier) if earlier else []
+    resumes = bool(earlier) and not changed and any((folder / "checkpoint").glob("step-*"))
+    if config.resume and changed:
+        raise UserError(
+            f"--resume {config.resume}: would change {'; '.join(changed)}; leave that out, or start a new --save-dir"
+        )
+    if folder.exists() and any(folder.iterdir()) and not resumes:
+        aside = _free_name(folder)
+        os.rename(folder, aside)
+        reason = f" ({'; '.join(changed[:3])})" if changed else ""
+        lines.append(f"Set the earlier run aside as {aside}{reason}")
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_config(folder, config)
+    return resumes, lines
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the resolved options of the run in `folder`, or an empty dictionary."""
+    try:
+        content = yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def read_epochs(folder: Path) -> list[dict[str, Any]]:
+    """Return the epoch records of a run's metrics.jsonl, oldest first."""
+    with (folder / "metrics.jsonl").open(encoding="utf-8") as lines:
+        records = [json.loads(line) for line in lines if line.strip()]
+    return [record for record in records if record.get("kind") == "epoch"]
+
+
+def _write_config(folder: Path, config: TrainConfig) -> None:
+    facts = "".join(f"# {name}: {value}\n" for name, value in environment_report().items())
+    options = {name: value for name, value in to_dict(config).items() if name not in ("resume", "config")}
+    text = (
+        "# The resolved options of this run; usable with --config.\n" + facts + yaml.safe_dump(options, sort_keys=False)
+    )
+    temporary = folder / f".{CONFIG_FILE}.tmp-{os.getpid()}"
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, folder / CONFIG_FILE)
+
+
+def _free_name(folder: Path) -> Path:
+    number = 1
+    while folder.with_name(f"{folder.name}-{number}").exists():
+        number += 1
+    return folder.with_name(f"{folder.name}-{number}")

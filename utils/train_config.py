@@ -1,0 +1,146 @@
+"""What `train_yolo_ddp.py` can be told, and the arithmetic that follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from utils.augment import AugmentConfig
+from utils.config import option
+from utils.dataset_yaml import DEFAULT_DATASET_YAML
+from utils.errors import UsageError
+from utils.runtime import PRECISION_CHOICES
+from utils.schedule import NOMINAL_BATCH_SIZE, scaled_lr
+
+SGD_LR = 0.01  # for the nominal batch of 64
+SHORT_RUN_STEPS = 10_000  # below this many steps AdamW gets further than SGD
+# A run continues although these differ: they change how it is run, not what is trained.
+MAY_DIFFER = {"epochs", "num_workers", "device", "resume", "config", "patience", "cache", "save_dir", "tensorboard"}
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Options of the trainer; every one can also stand in a YAML file given with --config."""
+
+    model: str = option("yolov8m-seg.pt", "yolov8{n,s,m,l,x}-seg.pt, a local .pt, or yolov8n-seg.yaml (from scratch)")
+    data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML: folders and class names", metavar="YAML")
+    epochs: int = option(100, "passes over the training images")
+    batch_size: int = option(16, "images per GPU (per process) and step")
+    img_size: int = option(640, "side of the square network input in pixels, a multiple of 32")
+    lr: float | None = option(
+        None,
+        f"peak learning rate at batch {NOMINAL_BATCH_SIZE}; unset: {SGD_LR} for SGD, 0.002 * 5 / (4 + classes) for AdamW",
+    )
+    weight_decay: float = option(5e-4, f"weight decay at batch {NOMINAL_BATCH_SIZE}")
+    num_workers: int = option(8, "loader processes per GPU, at most; fewer where the cores do not suffice")
+    save_dir: str = option("models/epri_distribution_ddp", "run folder", metavar="DIR")
+    resume: str | None = option(None, "continue this run: its folder, or its last.pt", metavar="RUN")
+    config: str | None = option(None, "YAML file with any of these options; the command line wins", metavar="FILE")
+    accumulate: int = option(1, "batches per optimizer step")
+    optimizer: str = option(
+        "auto", "auto: SGD if --lr is given or the run is long, else AdamW", choices=("auto", "sgd", "adamw")
+    )
+    amp: str = option("auto", "mixed precision", choices=PRECISION_CHOICES)
+    ema: bool = option(True, "judge and save the moving average of the weights")
+    ema_decay: float = option(0.9999, "decay of the moving average")
+    ema_ramp: float = option(2000.0, "optimizer steps over which that decay is reached")
+    sync_bn: str = option(
+        "auto",
+        "batch statistics over all GPUs; auto: on GPUs with fewer than 16 images each",
+        choices=("auto", "on", "off"),
+    )
+    lr_scale: str = option(
+        "none", "scale the learning rate with the global batch / 64", choices=("none", "linear", "sqrt")
+    )
+    warmup_epochs: float = option(3.0, "linear warm-up, at most a tenth of the run")
+    patience: int = option(100, "stop after so many epochs without a better --best-metric; 0: never")
+    close_mosaic: int = option(10, "last epochs without mosaic, at most a third of the run")
+    seed: int = option(0, "everything random follows from it")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    best_metric: str = option("val_loss", "what chooses best.pt", choices=("val_loss", "mask_map", "box_map"))
+    cache: str = option("auto", "packed copy of the photographs at --img-size", choices=("auto", "packed", "none"))
+    tensorboard: bool = option(True, "write TensorBoard events")
+    mosaic: float = option(1.0, "probability of joining four photographs")
+    scale: float = option(0.5, "random zoom, +- fraction")
+    translate: float = option(0.1, "random shift, +- fraction of the image")
+    degrees: float = option(0.0, "random rotation, +- degrees")
+    fliplr: float = option(0.5, "probability of a left-right flip")
+    flipud: float = option(0.0, "probability of an up-down flip")
+    hsv_h: float = option(0.015, "random hue, +- fraction")
+    hsv_s: float = option(0.7, "random saturation, +- fraction")
+    hsv_v: float = option(0.4, "random brightness, +- fraction")
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "accumulate"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
+        if self.img_size < 64 or self.img_size % 32:
+            nearest = max(64, round(self.img_size / 32) * 32)
+            raise UsageError(f"--img-size {self.img_size}: must be a multiple of 32 and at least 64, such as {nearest}")
+        if self.lr is not None and not self.lr > 0:
+            raise UsageError(f"--lr {self.lr}: must be above 0")
+        for name in ("num_workers", "weight_decay", "warmup_epochs", "patience", "close_mosaic", "seed", "degrees"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must not be negative")
+        for name in ("mosaic", "scale", "translate", "fliplr", "flipud", "hsv_h", "hsv_s", "hsv_v", "ema_decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must lie between 0 and 1")
+
+    @property
+    def monitor(self) -> str:
+        """The reported value that chooses best.pt."""
+        return {"val_loss": "val_loss", "mask_map": "mask_map50_95", "box_map": "box_map50_95"}[self.best_metric]
+
+    @property
+    def augment(self) -> AugmentConfig:
+        """The augmentation part of the options."""
+        return AugmentConfig(**{field.name: getattr(self, field.name) for field in fields(AugmentConfig)})
+
+    @property
+    def mosaic_epochs(self) -> int:
+        """How many epochs use mosaic: all but the last `close_mosaic`, but at least two thirds of the run."""
+        return self.epochs - min(self.close_mosaic, self.epochs // 3)
+
+
+@dataclass(frozen=True)
+class OptimizerPlan:
+    """The optimizer and the numbers derived for it. `lr` and `weight_decay` are those really used."""
+
+    name: str
+    lr: float
+    weight_decay: float
+    momentum: float
+    global_batch_size: int
+    arithmetic: tuple[str, ...]
+
+
+def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_classes: int) -> OptimizerPlan:
+    """Choose the optimizer and derive the effective batch, learning rate and weight decay, with lines that explain them.
+
+    AdamW's rate is Ultralytics' rule for fine-tuning; weight decay grows with the batch as in YOLOv5.
+    """
+    global_batch = config.batch_size * world_size * config.accumulate
+    total_steps = -(-num_images // global_batch) * config.epochs
+    name = config.optimizer
+    if name == "auto":
+        name = "adamw" if config.lr is None and total_steps < SHORT_RUN_STEPS else "sgd"
+    base_lr = config.lr if config.lr is not None else SGD_LR if name == "sgd" else round(0.01 / (4 + num_classes), 6)
+    lr = scaled_lr(base_lr, config.lr_scale, global_batch)
+    weight_decay = config.weight_decay * global_batch / NOMINAL_BATCH_SIZE
+    arithmetic = (
+        f"Effective batch: {config.batch_size} images x {world_size} processes x {config.accumulate} batches per step = {global_batch}",
+        f"Learning rate: {base_lr:g} x {lr / base_lr:g} ({config.lr_scale} scaling) = {lr:g} ({name.upper() if name == 'sgd' else 'AdamW'})",
+        f"Weight decay: {config.weight_decay:g} x {global_batch}/{NOMINAL_BATCH_SIZE} = {weight_decay:g}",
+        f"Steps: {num_images} images / {global_batch} = {-(-num_images // global_batch)} per epoch, {total_steps} in all",
+    )
+    return OptimizerPlan(name, lr, weight_decay, 0.937 if name == "sgd" else 0.9, global_batch, arithmetic)
+
+
+def differences(config: TrainConfig, earlier: dict[str, Any]) -> list[str]:
+    """Return what makes `config` another run than the one whose resolved options are `earlier`."""
+    now = {field.name: getattr(config, field.name) for field in fields(config) if field.name not in MAY_DIFFER}
+    return [
+        f"{name} {earlier[name]} -> {value}"
+        for name, value in now.items()
+        if name in earlier and earlier[name] != value
+    ]
