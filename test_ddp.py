@@ -1,0 +1,41 @@
+"""Checks whether this machine is ready to train: one line a check, with the cure where one is needed.
+
+    python test_ddp.py
+
+Leaves with 0 when nothing failed; warnings (no GPU, no data yet) do not fail. Writes nothing but temporary files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from utils.config import option, parse_config
+from utils.dataset_yaml import DEFAULT_DATASET_YAML
+from utils.errors import EXIT_DONE, EXIT_FAILED, UsageError, run_script
+from utils.machine_checks import run_checks
+
+
+@dataclass(frozen=True)
+class MachineCheckConfig:
+    data: str = option(str(DEFAULT_DATASET_YAML), "data-set YAML to look for", metavar="FILE")
+    timeout_s: float = option(120.0, "seconds the processes may take to train a step together", metavar="SECONDS")
+
+
+def main() -> int:
+    config = parse_config(MachineCheckConfig, "Check whether this machine is ready to train.")
+    if config.timeout_s <= 0:
+        raise UsageError(f"--timeout-s {config.timeout_s:g}: must be above 0")
+    statuses = []
+    for result in run_checks(config.data, config.timeout_s):
+        print(result, flush=True)
+        statuses.append(result.status)
+    failures = statuses.count("fail")
+    if failures:
+        print(f"✗ {failures} of {len(statuses)} checks failed")
+        return EXIT_FAILED
+    print("✓ All tests passed!")
+    return EXIT_DONE
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,161 @@
+#!/usr/bin/env bash
+# Starts distributed training with torchrun: how many processes, and everything else is passed on.
+set -euo pipefail
+
+usage_line="usage: bash train_ddp.sh [N] [BATCH] [EPOCHS] [IMG_SIZE] [launcher options] [-- trainer options]"
+
+usage() {
+    cat <<TEXT
+$usage_line
+
+  N         processes on this machine (default: one for each visible GPU; 2 where there is none)
+  BATCH     images per process and step, passed on as --batch-size
+  EPOCHS    passed on as --epochs
+  IMG_SIZE  pixels, passed on as --img-size
+
+  bash train_ddp.sh 4                                    # four GPUs
+  bash train_ddp.sh 4 16 100 640                         # batch 16 on each, 100 epochs, 640 pixels
+  bash train_ddp.sh 2 --max-restarts 5 -- --lr 0.02      # torchrun's options before --, the trainer's after it
+  NNODES=2 NODE_RANK=0 MASTER_ADDR=10.0.0.1 bash train_ddp.sh 8      # on the first of two machines
+
+Launcher options (torchrun's own, spelt with - or _): --max-restarts --monitor-interval --log-dir --redirects --tee
+  --local-ranks-filter --local-addr --rdzv-id --rdzv-conf --shutdown-timeout --master-port
+
+Relative paths in trainer options are taken from the folder of this script, where training runs.
+
+Environment
+  CUDA_VISIBLE_DEVICES  which GPUs to use
+  MASTER_PORT           port of the launcher's rendezvous (default: a free one; 29500 with several machines)
+  NNODES                machines: 2, or 1:4 for an elastic job (default 1)
+  MASTER_ADDR           address of the first machine; needed with several machines
+  NODE_RANK             this machine's number from 0. With a fixed NNODES it decides which machine holds rank 0 and
+                        writes the results; without it, or when elastic, the machines agree among themselves,
+                        which is what --max-restarts needs to be reliable
+  OMP_NUM_THREADS       threads per process (default: what the cores allow beside the loader workers)
+  PYTHON                interpreter (default: .venv/bin/python, else python)
+  TRAIN_SCRIPT          another trainer to start (default: train_yolo_ddp.py); its data is checked only with --data
+  DRY_RUN=1             check everything, print the command and stop
+
+Ctrl-C or SIGTERM stops every process; the trainer saves a checkpoint first.
+TEXT
+}
+
+fail() { # message, exit code
+    echo "train_ddp.sh: $1" >&2
+    exit "${2:-1}"
+}
+
+wrong_usage() {
+    echo "train_ddp.sh: $1" >&2
+    echo "$usage_line" >&2
+    exit 2
+}
+
+absolute() { # a path with a folder in it stays valid after the change of folder; a bare command name stays as it is
+    case $1 in
+        /*) echo "$1" ;;
+        */*) echo "$PWD/$1" ;;
+        *) if [[ -e $1 ]]; then echo "$PWD/$1"; else echo "$1"; fi ;;
+    esac
+}
+
+# --- arguments: numbers, then launcher options, then -- and the trainer's own ---
+
+processes="" batch="" epochs="" image_size=""
+for name in processes batch epochs image_size; do
+    [[ $# -gt 0 && $1 != -* ]] || break
+    [[ $1 =~ ^[1-9][0-9]*$ ]] || wrong_usage "\`$1\` is not a whole number above 0"
+    printf -v "$name" '%s' "$1"
+    shift
+done
+master_port=${MASTER_PORT:-}
+launcher=(--nproc-per-node)
+launcher_options=(--) # never empty: bash before 4.4 cannot expand an empty array under set -u
+while [[ $# -gt 0 && $1 != -- ]]; do
+    option=${1%%=*}
+    case ${option//_/-} in
+        -h | --help) usage; exit 0 ;;
+        --master-port)
+            if [[ $1 == *=* ]]; then master_port=${1#*=}; else master_port=${2:-}; shift; fi
+            [[ $# -gt 0 && -n $master_port ]] || wrong_usage "--master-port needs a port"
+            ;;
+        --max-restarts | --monitor-interval | --log-dir | --redirects | -r | --tee | -t | --local-ranks-filter | \
+            --local-addr | --rdzv-id | --rdzv-conf | --shutdown-timeout) launcher_options+=("$1") ;;
+        -*) wrong_usage "$option is not a launcher option; trainer options stand after --, as in: -- $1" ;;
+        *)
+            [[ ${#launcher_options[@]} -gt 1 ]] || wrong_usage "unexpected \`$1\`: four numbers at most"
+            launcher_options+=("$1")
+            ;;
+    esac
+    shift
+done
+[[ $# -eq 0 ]] || shift # the --; what is left belongs to the trainer
+[[ -z $image_size ]] || set -- --img-size "$image_size" "$@"
+[[ -z $epochs ]] || set -- --epochs "$epochs" "$@"
+[[ -z $batch ]] || set -- --batch-size "$batch" "$@"
+
+nodes=${NNODES:-1}
+[[ $nodes =~ ^[1-9][0-9]*(:[1-9][0-9]*)?$ ]] || wrong_usage "NNODES=$nodes is neither a number nor MIN:MAX"
+[[ ${NODE_RANK:-0} =~ ^[0-9]+$ ]] || wrong_usage "NODE_RANK=$NODE_RANK is not a number"
+[[ -z $master_port || $master_port =~ ^[1-9][0-9]{0,4}$ ]] || wrong_usage "MASTER_PORT=$master_port is not a port"
+if [[ $nodes != 1 && -z ${MASTER_ADDR:-} ]]; then
+    wrong_usage "NNODES=$nodes needs MASTER_ADDR, the address of the first machine"
+fi
+
+# --- the machine: an interpreter, its packages, the data, cores and GPUs ---
+
+python=${PYTHON:+$(absolute "$PYTHON")}
+trainer=${TRAIN_SCRIPT:+$(absolute "$TRAIN_SCRIPT")}
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null
+if [[ -z $python ]]; then
+    python=$(command -v python || command -v python3 || echo python)
+    [[ ! -x .venv/bin/python ]] || python=$PWD/.venv/bin/python
+fi
+command -v "$python" >/dev/null || fail "no interpreter \`$python\`; create .venv or set PYTHON=/path/to/python"
+missing=$("$python" -c 'import importlib.util as u; print(*[n for n in ("torch", "yaml", "cv2", "ultralytics")
+    if u.find_spec(n) is None])') || fail "$python does not run"
+[[ -z $missing ]] || fail "$python lacks $missing; run $python -m pip install -r requirements.txt"
+[[ -f ${trainer:-train_yolo_ddp.py} ]] || fail "no trainer ${trainer:-train_yolo_ddp.py}; check TRAIN_SCRIPT"
+
+plan_options=(--own-trainer)
+[[ -z $trainer ]] || plan_options=(--no-own-trainer)
+[[ -z $processes ]] || plan_options+=(--processes "$processes")
+[[ $nodes != 1 || -z $master_port ]] || plan_options+=(--port "$master_port")
+plan=$("$python" -m utils.launch "${plan_options[@]}" -- "$@") || exit $?
+read -r processes threads device <<<"$plan"
+
+# --- the launch ---
+
+launcher+=("$processes")
+if [[ $nodes == 1 ]]; then
+    # Port 0 lets the rendezvous itself take a free port, so no other program can take it in between. is_host refuses
+    # to join another run that happens to use the same port.
+    launcher+=(--rdzv-backend c10d --rdzv-endpoint "127.0.0.1:${master_port:-0}" --rdzv-conf is_host=true
+        --rdzv-id "train-$$-$RANDOM" --local-addr 127.0.0.1)
+    if [[ $(uname) == Linux ]]; then # one machine has no business on the network
+        export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo} NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-lo}
+    fi
+elif [[ $nodes == *:* || -z ${NODE_RANK:-} ]]; then
+    launcher+=(--nnodes "$nodes" --rdzv-backend c10d --rdzv-endpoint "$MASTER_ADDR:${master_port:-29500}"
+        --rdzv-id yolo-seg-ddp)
+    [[ -z ${NODE_RANK:-} ]] || launcher+=(--rdzv-conf "is_host=$([[ $NODE_RANK == 0 ]] && echo true || echo false)")
+else
+    launcher+=(--nnodes "$nodes" --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR"
+        --master-port "${master_port:-29500}")
+fi
+# SIGUSR1 is how Slurm announces the time limit; torchrun passes on only the signals named here.
+launcher+=(--signals-to-handle "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1" "${launcher_options[@]:1}")
+
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$threads}
+# With one store for the whole job, restarted workers read the addresses of dead ones (pytorch issue 135712).
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=${TORCH_DISABLE_SHARE_RDZV_TCP_STORE:-1}
+command=("$python" -m torch.distributed.run "${launcher[@]}" "${trainer:-train_yolo_ddp.py}" "$@")
+
+echo "Starting $processes process(es) on $device, $OMP_NUM_THREADS thread(s) each"
+if [[ ${DRY_RUN:-0} == 1 ]]; then
+    for name in OMP_NUM_THREADS TORCH_DISABLE_SHARE_RDZV_TCP_STORE; do printf '%s=%s ' "$name" "${!name}"; done
+    printf '%q ' "${command[@]}"
+    echo
+    exit 0
+fi
+exec "${command[@]}" # the launcher takes this process's place, and so its signals
