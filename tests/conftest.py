@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -36,7 +37,19 @@ class TrainedRun:
     output: str
 
 
-def run_script(*arguments: str | Path, timeout_s: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
+def free_port() -> int:
+    """Return a TCP port of this machine that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def torchrun(num_processes: int) -> tuple[str, ...]:
+    """Return the launcher as the guide writes it."""
+    return ("python", "-m", "torch.distributed.run", f"--nproc_per_node={num_processes}", f"--master_port={free_port()}")
+
+
+def run_script(*arguments: str | Path, timeout_s: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run one of the project's commands from its folder; `python` is this interpreter."""
     command = [sys.executable if argument == "python" else str(argument) for argument in arguments]
     return subprocess.run(
@@ -50,7 +63,7 @@ def run_script(*arguments: str | Path, timeout_s: float = 240, **environment: st
     )
 
 
-def must_run(*arguments: str | Path, timeout_s: float = 240, **environment: str) -> str:
+def must_run(*arguments: str | Path, timeout_s: float = 120, **environment: str) -> str:
     """Run a command that has to succeed; return what it printed."""
     done = run_script(*arguments, timeout_s=timeout_s, **environment)
     assert done.returncode == 0, f"{arguments}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"

@@ -10,6 +10,7 @@ A batch is `(inputs, targets)`, or whatever `prepare_batch(batch, device)` turns
 from __future__ import annotations
 
 import contextlib
+import inspect
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -36,6 +37,10 @@ from utils.logs import RunLog
 from utils.progress import EpochMeter, Progress, batch_line, epoch_lines
 from utils.runtime import Precision, StopFlag, choose_precision, peak_memory_bytes
 from utils.sync_bn import convert_sync_batchnorm
+
+# PyTorch 2.13 renamed the option.
+_DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
+_FORWARD_SYNC = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers"
 
 Batch = Any
 PrepareBatch = Callable[[Batch, torch.device], tuple[Any, Any]]
@@ -114,9 +119,10 @@ class TrainingEngine:
             self.model = DistributedDataParallel(
                 raw,
                 device_ids=[local_rank] if backend == "nccl" and device.type == "cuda" else None,
-                broadcast_buffers=False,  # averaged once per optimizer step instead, see _optimizer_step
                 gradient_as_bucket_view=True,
+                **{_FORWARD_SYNC: False},  # BatchNorm statistics are averaged once per optimizer step instead
             )
+            average_tensors(raw.buffers())
         self.ema = ModelEMA(raw, ema_decay, ema_ramp_updates) if use_ema else None
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision.use_scaler)
         self.is_main = rank() == 0

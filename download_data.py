@@ -1,0 +1,111 @@
+"""Download the raw data: EPRI's label file and circuits, a mirror of them, a local folder, or the built-in sample.
+
+    python download_data.py                              # labels, circuits 1 and 10 (tens of GB)
+    python download_data.py --max-images 50              # 50 photographs per circuit, without the rest of the zips
+    python download_data.py --circuits 1 10 13b          # these circuits; `--circuits all` takes every one
+    python download_data.py --base-url /mnt/epri         # a folder, or an https address, laid out the same
+    python download_data.py --sample                     # 240 drawn photographs, no network
+
+Run the same command again after any interruption. The photographs are EPRI's, licence CC BY-SA 4.0.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils.config import option, parse_config
+from utils.download import DEFAULT_BASE_URL, Report, download, expand_circuits, open_source
+from utils.errors import EXIT_DONE, UsageError, UserError, run_script
+
+DEFAULT_SAMPLE = 240
+EXIT_KEYBOARD = 130  # the shell's convention: 128 + SIGINT
+
+
+@dataclass(frozen=True)
+class DownloadConfig:
+    """What to download, from where, and where to put it."""
+
+    circuits: tuple[str, ...] = option(("1", "10"), "circuits such as 1 10 13b, or all", metavar="CIRCUIT")
+    base_url: str = option(
+        DEFAULT_BASE_URL, "https address, or local folder, that holds the label file and the zips", metavar="URL"
+    )
+    max_images: int | None = option(None, "take only N photographs per circuit, by range requests", metavar="N")
+    output: str = option(
+        "data/raw", "folder for the label file and one folder of photographs per circuit", metavar="FOLDER"
+    )
+    keep_zips: bool = option(False, "keep each zip after its photographs are extracted")
+    sample: int | None = option(
+        None, f"write the built-in sample of N photographs ({DEFAULT_SAMPLE} without N) instead", metavar="[N]"
+    )
+    seed: int = option(0, "seed of the built-in sample")
+    config: str | None = option(None, "YAML file with any of these options", metavar="FILE")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Download, or write the sample; return the exit code."""
+    config = parse_config(
+        DownloadConfig, "Download the raw data.", with_sample_size(sys.argv[1:] if argv is None else argv)
+    )
+    _check(config)
+    try:
+        if config.sample is not None:
+            return _write_sample(config, config.sample)
+        source = open_source(config.base_url)
+        report = download(
+            source,
+            Path(config.output),
+            expand_circuits(source, config.circuits),
+            max_images=config.max_images,
+            keep_zips=config.keep_zips,
+        )
+    except KeyboardInterrupt:
+        print("stopped by the keyboard; run the same command again to continue", file=sys.stderr, flush=True)
+        return EXIT_KEYBOARD
+    _print_report(config, report)
+    if report.missing:
+        raise UserError(f"{source.shown()} has no {', '.join(report.missing)}; check --circuits and --base-url")
+    return EXIT_DONE
+
+
+def with_sample_size(arguments: Sequence[str]) -> list[str]:
+    """Give a bare `--sample` its number."""
+    completed: list[str] = []
+    for index, argument in enumerate(arguments):
+        completed.append(argument)
+        if argument == "--sample" and (index + 1 == len(arguments) or arguments[index + 1].startswith("-")):
+            completed.append(str(DEFAULT_SAMPLE))
+    return completed
+
+
+def _check(config: DownloadConfig) -> None:
+    for flag, number in (("--max-images", config.max_images), ("--sample", config.sample)):
+        if number is not None and number < 1:
+            raise UsageError(f"{flag} {number}: expected a number of photographs, 1 or more")
+    if config.max_images is not None and config.keep_zips:
+        raise UsageError("--keep-zips: no zip is downloaded with --max-images; leave one of them out")
+    if config.sample is not None and (config.max_images is not None or config.base_url != DEFAULT_BASE_URL):
+        raise UsageError("--sample downloads nothing: leave out --base-url and --max-images")
+
+
+def _print_report(config: DownloadConfig, report: Report) -> None:
+    if report.is_unchanged:
+        print(f"{config.output}: all {report.num_photographs:,} photographs are there, nothing to do")
+    else:
+        print(f"{config.output}: {report.num_photographs:,} photographs; {report.summary}")
+    if not report.missing:
+        print("next: python parse_labels.py")
+
+
+def _write_sample(config: DownloadConfig, num_photographs: int) -> int:
+    from utils.sample import write_sample  # draws with cv2, which a download does not need
+
+    write_sample(Path(config.output), num_photographs, config.seed)
+    print(f"{config.output}: {num_photographs:,} drawn photographs\nnext: python parse_labels.py")
+    return EXIT_DONE
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,73 @@
+"""Turn the raw photographs and EPRI's label CSV into a YOLO-seg data set: python parse_labels.py --help."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils.config import option, parse_config
+from utils.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
+from utils.errors import UsageError, UserError, run_script
+from utils.parsing.build import BuildOptions, build_dataset
+from utils.parsing.manifest import UNREADABLE_KINDS, report_lines
+from utils.parsing.photograph import EXIF_FRAME_CHOICES, PhotographOptions
+from utils.parsing.split import SPLIT_BY_CHOICES
+
+
+@dataclass(frozen=True)
+class ParseConfig:
+    """Options of parse_labels.py."""
+
+    config: str | None = option(None, "YAML file with any of these options", metavar="FILE")
+    input: str = option("data/raw", "folder with the label CSV and the photographs, in folders or zips", metavar="DIR")
+    output: str = option("data/processed", "folder to build; its images and labels folders are managed", metavar="DIR")
+    long_side: int = option(1280, "longer side of the output images in pixels; smaller ones stay as they are")
+    line_width: float = option(6.0, "width of wires drawn as lines, in pixels of the original photograph")
+    split_by: str = option(
+        "hash", "what goes to train or val as one: a photograph or a circuit", choices=SPLIT_BY_CHOICES
+    )
+    val_fraction: float = option(0.2, "share of the photographs that is held out for validation, between 0 and 1")
+    exif_frame: str = option(
+        "auto", "pixels the outlines of EXIF-turned photographs were drawn on", choices=EXIF_FRAME_CHOICES
+    )
+    keep_unlabelled: bool = option(False, "keep photographs without a row in the CSV, as pictures without objects")
+    workers: int = option(0, "threads; 0: all usable cores")
+    strict: bool = option(False, "exit with code 1 when a row, a photograph or a zip cannot be read")
+
+    def __post_init__(self) -> None:
+        if not 16 <= self.long_side <= 16384:
+            raise UsageError(f"--long-side {self.long_side}: must be 16 to 16384 pixels")
+        if not 0 < self.line_width <= 1000:
+            raise UsageError(f"--line-width {self.line_width}: must be above 0 and at most 1000 pixels")
+        if not 0 < self.val_fraction < 1:
+            raise UsageError(f"--val-fraction {self.val_fraction}: must lie between 0 and 1")
+        if self.workers < 0:
+            raise UsageError(f"--workers {self.workers}: must be 0 or more")
+
+
+def main() -> None:
+    """Build the data set and print what is in it and what was left out."""
+    config = parse_config(ParseConfig, "Turn raw photographs and label rows into a YOLO-seg data set.")
+    options = BuildOptions(
+        photograph=PhotographOptions(
+            class_names=load_dataset_yaml(DEFAULT_DATASET_YAML).names,
+            long_side_px=config.long_side,
+            line_width_px=config.line_width,
+            exif_frame=config.exif_frame,
+        ),
+        split_by=config.split_by,
+        val_fraction=config.val_fraction,
+        keep_unlabelled=config.keep_unlabelled,
+    )
+    start_s = time.monotonic()
+    manifest = build_dataset(Path(config.input), Path(config.output), options, config.workers)
+    print("\n".join(report_lines(manifest)))
+    print(f"{config.output}: ready after {time.monotonic() - start_s:.1f} s")
+    num_unreadable = sum(manifest["skipped"].get(kind, 0) for kind in UNREADABLE_KINDS)
+    if config.strict and num_unreadable:
+        raise UserError(f"--strict: {num_unreadable} rows, photographs or zips in {config.input} could not be read")
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,74 @@
+"""Says how far a download is, and how fast it was."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from tqdm import tqdm
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class Progress:
+    """One moving line on a terminal; otherwise a line about every ten seconds. Everything goes to stderr.
+
+    `position` counts the bytes that are in place, those of an earlier run included; `received_bytes` only those that
+    this run moved.
+    """
+
+    def __init__(self, total_bytes: int) -> None:
+        self.position = 0
+        self.received_bytes = 0
+        self._total_bytes = total_bytes
+        self._started = self._last_line = time.monotonic()
+        self._bar: Any = None
+        if sys.stderr.isatty() and total_bytes:
+            self._bar = tqdm(total=total_bytes, unit="B", unit_scale=True, dynamic_ncols=True, leave=False)
+
+    def advance(self, num_bytes: int) -> None:
+        """Count bytes that have just arrived."""
+        self.position += num_bytes
+        self.received_bytes += num_bytes
+        now = time.monotonic()
+        if self._bar is not None:
+            self._bar.update(num_bytes)
+        elif now - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            self._print_line()
+
+    def move_to(self, position: int) -> None:
+        """Set the position without counting bytes: forwards over what is there, back over what must come again."""
+        if self._bar is not None:
+            self._bar.initial += position - self.position
+            self._bar.n = position
+            self._bar.refresh()
+        self.position = position
+
+    def note(self, line: str) -> None:
+        """Print a line without tearing the moving one."""
+        if self._bar is not None:
+            self._bar.write(line, file=sys.stderr)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Take the moving line away."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def summary(self) -> str:
+        """Return what this run moved, such as `42.9 MB in 1.2 s (35.7 MB/s)`."""
+        seconds = max(time.monotonic() - self._started, 1e-3)
+        megabytes = self.received_bytes / 1e6
+        return f"{megabytes:.1f} MB in {seconds:.1f} s ({megabytes / seconds:.1f} MB/s)"
+
+    def _print_line(self) -> None:
+        rate = self.received_bytes / max(time.monotonic() - self._started, 1e-3)
+        left_min = max(self._total_bytes - self.position, 0) / max(rate, 1.0) / 60
+        self.note(
+            f"  {self.position / 1e6:,.0f} of {self._total_bytes / 1e6:,.0f} MB "
+            f"({100 * self.position / max(self._total_bytes, 1):.0f} %), {rate / 1e6:.1f} MB/s, {left_min:.0f} min left"
+        )

@@ -1,0 +1,1 @@
+"""Builds the processed data set from raw photographs and the label CSV."""

@@ -1,0 +1,118 @@
+"""Turns annotated polygons and polylines into one closed ring each, inside the photograph.
+
+Coordinates are pixels of the photograph, x to the right and y down; the photograph covers 0..width and 0..height.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import shapely
+from shapely.geometry import LineString, Polygon
+from shapely.geometry.base import BaseGeometry
+from shapely.geometry.polygon import orient
+
+MIN_PART_AREA_PX = 1.0  # parts below one pixel of the original photograph cannot be seen
+MAX_RINGS = 50  # only a scribble has more parts and holes; the smallest are left out
+MAX_COORDINATE_PX = 1e6
+DENSE_VERTICES = 100  # hand-drawn outlines have fewer and stay exactly as drawn
+
+
+class OutlineError(ValueError):
+    """An object without a visible area. The message is the reason."""
+
+
+def object_ring(
+    kind: Literal["polygon", "line"],
+    points: np.ndarray,
+    size: tuple[int, int],
+    line_width_px: float,
+    tolerance_px: float,
+) -> np.ndarray:
+    """Return the part of an object inside a photograph of `size` (width, height) as one ring (V, 2).
+
+    The first vertex is not repeated at the end. A polygon that crosses itself is repaired; an open line is drawn
+    `line_width_px` wide with flat ends. Of more than DENSE_VERTICES points, those within `tolerance_px` of a straight
+    edge are left out. Raises OutlineError when nothing visible is left.
+    """
+    if len(points) and np.abs(points).max() > MAX_COORDINATE_PX:
+        raise OutlineError(f"{kind} has the coordinate {np.abs(points).max():g}, far outside any photograph")
+    try:
+        shape = _line_shape(points, line_width_px, tolerance_px) if kind == "line" else _polygon(points, tolerance_px)
+        return _visible_ring(shape, size)
+    except shapely.GEOSException as error:
+        raise OutlineError(f"{kind} cannot be repaired ({' '.join(str(error).split())[:80]})") from error
+
+
+def join_rings(rings: list[np.ndarray]) -> np.ndarray:
+    """Join rings into one by bridges of zero width between nearest vertices.
+
+    One object must be one row of a YOLO file, and a row holds one ring. Each bridge is walked there and back, so that
+    parts stay apart and holes stay holes under the even-odd rule (cv2.fillPoly), but for the pixels of the bridge.
+    """
+    joined, *waiting = rings
+    bridges = [_bridge(joined, ring) for ring in waiting]
+    while waiting:  # Prim's algorithm: the nearest ring first
+        nearest = min(range(len(waiting)), key=lambda index: bridges[index][0])
+        ring, (_, start, end) = waiting.pop(nearest), bridges.pop(nearest)
+        here, there = _index_of(start, joined), _index_of(end, ring)
+        visit = np.concatenate([ring[there:], ring[: there + 1]])
+        joined = np.concatenate([joined[: here + 1], visit, joined[here:]])
+        offers = [_bridge(ring, other) for other in waiting]
+        bridges = [min(pair, key=lambda bridge: bridge[0]) for pair in zip(bridges, offers, strict=True)]
+    return joined
+
+
+def _bridge(first: np.ndarray, second: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    """Return (length, vertex of `first`, vertex of `second`) of the two nearest vertices."""
+    line = shapely.shortest_line(shapely.multipoints(first), shapely.multipoints(second))
+    start, end = shapely.get_coordinates(line)
+    return float(line.length), start, end
+
+
+def _index_of(vertex: np.ndarray, ring: np.ndarray) -> int:
+    return int(np.abs(ring - vertex).sum(axis=1).argmin())
+
+
+def _polygon(points: np.ndarray, tolerance_px: float) -> BaseGeometry:
+    points = _without_repeats(points)
+    if len(points) > 1 and np.array_equal(points[0], points[-1]):
+        points = points[:-1]
+    if len(points) < 3:
+        raise OutlineError(f"polygon of {len(points)} different points, needs 3")
+    # "structure" keeps what an outline covers twice; the default would punch a hole there.
+    shape = shapely.make_valid(Polygon(points), method="structure", keep_collapsed=False)
+    return shape.simplify(tolerance_px) if len(points) > DENSE_VERTICES else shape
+
+
+def _line_shape(points: np.ndarray, line_width_px: float, tolerance_px: float) -> BaseGeometry:
+    points = _without_repeats(points)
+    if len(points) < 2:
+        raise OutlineError(f"line of {len(points)} different points, needs 2")
+    line = LineString(points)
+    if len(points) > DENSE_VERTICES:
+        line = line.simplify(tolerance_px)  # the centre line, not the result, so that the width stays exact
+    # Mitred joins keep the vertex count low; the limit turns the spike of a sharp turn into a bevel.
+    return line.buffer(line_width_px / 2, cap_style="flat", join_style="mitre", mitre_limit=2.0)
+
+
+def _without_repeats(points: np.ndarray) -> np.ndarray:
+    if len(points) < 2:
+        return points
+    moved = np.any(points[1:] != points[:-1], axis=1)
+    return points[np.concatenate([[True], moved])]
+
+
+def _visible_ring(shape: BaseGeometry, size: tuple[int, int]) -> np.ndarray:
+    if shape.area < MIN_PART_AREA_PX:
+        raise OutlineError("has no area")
+    visible = shapely.intersection(shape, shapely.box(0, 0, *size))
+    parts = [part for part in shapely.get_parts(visible) if isinstance(part, Polygon)]
+    parts = [orient(part) for part in parts if part.area >= MIN_PART_AREA_PX]
+    if not parts:
+        raise OutlineError(f"lies outside the photograph of {size[0]}x{size[1]}")
+    rings = [ring for part in parts for ring in (part.exterior, *part.interiors)]
+    areas = [Polygon(ring).area for ring in rings]
+    largest = sorted(range(len(rings)), key=lambda index: -areas[index])[:MAX_RINGS]
+    return join_rings([np.asarray(rings[index].coords)[:-1] for index in largest if areas[index] >= MIN_PART_AREA_PX])

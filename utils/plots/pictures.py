@@ -1,0 +1,205 @@
+"""Instances drawn on photographs, and photographs arranged and written, with OpenCV."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from utils.images import encode_jpeg, fit_long_side, write_bytes_atomic
+from utils.plots.colors import class_color, luminance
+
+_MASK_TENTHS = 4  # how much of a tinted pixel is the class colour: whole numbers spare 20 megapixels of floats
+_GRID_BACKGROUND = 255
+
+Rectangle = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom excluded
+
+
+def draw_instances(
+    image: np.ndarray,
+    class_ids: Sequence[int] | np.ndarray,
+    boxes: np.ndarray | None,
+    masks: np.ndarray | Sequence[np.ndarray] | None,
+    scores: Sequence[float] | np.ndarray | None,
+    names: Sequence[str],
+) -> np.ndarray:
+    """Return a copy of a picture with its instances: a tinted mask with an outline, a box, and a label each.
+
+    boxes: (n, 4) xyxy in pixels. masks: bool (n, height, width) of the picture's size, or n polygons (k, 2) in pixels.
+    Raises ValueError when their number or size does not fit.
+    """
+    canvas = np.ascontiguousarray(image).copy()
+    for what, given in (("boxes", boxes), ("masks", masks), ("scores", scores)):
+        if given is not None and len(given) != len(class_ids):
+            raise ValueError(f"{len(class_ids)} instances, but {len(given)} {what}")
+    line_px = max(1, round(max(image.shape[:2]) / 640))
+    places = [_instance_box(index, boxes, masks, image.shape) for index in range(len(class_ids))]
+    # Large ones first, so that small ones stay visible.
+    order = sorted(range(len(class_ids)), key=lambda index: -_area(places[index]))
+    for index in order:
+        color = class_color(int(class_ids[index]))
+        if masks is not None:
+            _draw_mask(canvas, masks[index], color, line_px)
+        if boxes is not None:
+            left, top, right, bottom = places[index]
+            cv2.rectangle(canvas, (left, top), (right - 1, bottom - 1), color, line_px)
+    taken: list[Rectangle] = []
+    for index in order[::-1]:
+        if _area(places[index]) or boxes is not None:
+            text = names[int(class_ids[index])] + (f" {scores[index]:.2f}" if scores is not None else "")
+            taken.append(_draw_label(canvas, text, places[index], class_color(int(class_ids[index])), taken))
+    return canvas
+
+
+def image_grid(
+    images: Sequence[np.ndarray], columns: int, cell_px: int, captions: Sequence[str] | None = None
+) -> np.ndarray:
+    """Arrange pictures in rows, each shrunk to fit into `cell_px` by `cell_px` and centred, captions below.
+
+    The cells are as high as the highest picture after shrinking. Raises ValueError when captions do not match.
+    """
+    if captions is not None and len(captions) != len(images):
+        raise ValueError(f"{len(images)} pictures, but {len(captions)} captions")
+    small = [fit_long_side(image, cell_px) for image in images]
+    gap_px = max(2, cell_px // 80)
+    caption_px = max(14, cell_px // 16) if captions is not None else 0
+    step_x = cell_px + gap_px
+    height_px = max((image.shape[0] for image in small), default=cell_px)
+    step_y = height_px + caption_px + gap_px
+    rows = max(1, math.ceil(len(images) / columns))
+    canvas = np.full((rows * step_y + gap_px, columns * step_x + gap_px, 3), _GRID_BACKGROUND, np.uint8)
+    for index, image in enumerate(small):
+        left, top = gap_px + index % columns * step_x, gap_px + index // columns * step_y
+        x, y = left + (cell_px - image.shape[1]) // 2, top + (height_px - image.shape[0]) // 2
+        canvas[y : y + image.shape[0], x : x + image.shape[1]] = image
+        if captions is not None:
+            place = (left, top + height_px, left + cell_px, top + height_px + caption_px)
+            _draw_caption(canvas, captions[index], place)
+    return canvas
+
+
+def save_image(path: Path, image: np.ndarray) -> None:
+    """Write a picture as PNG or JPEG, by the file's ending. Raises ValueError for any other ending."""
+    suffix = path.suffix.lower()
+    if suffix in (".jpg", ".jpeg"):
+        data = encode_jpeg(image)
+    elif suffix == ".png":
+        data = cv2.imencode(".png", cv2.cvtColor(image, cv2.COLOR_RGB2BGR))[1].tobytes()
+    else:
+        raise ValueError(f"{path}: pictures are written as .png or .jpg")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes_atomic(path, data)
+
+
+def _instance_box(
+    index: int, boxes: np.ndarray | None, masks: np.ndarray | Sequence[np.ndarray] | None, shape: tuple[int, ...]
+) -> Rectangle:
+    """Return the instance's rectangle inside the picture, from its box, else from its mask."""
+    height, width = shape[:2]
+    if boxes is not None:
+        left, top, right, bottom = (float(value) for value in boxes[index])
+    elif masks is not None and len(masks[index]):
+        left, top, right, bottom = _mask_bounds(np.asarray(masks[index]))
+    else:
+        return 0, 0, 0, 0
+    left, right = (min(max(value, 0), width) for value in (left, right))
+    top, bottom = (min(max(value, 0), height) for value in (top, bottom))
+    return math.floor(left), math.floor(top), math.ceil(right), math.ceil(bottom)
+
+
+def _mask_bounds(mask: np.ndarray) -> tuple[float, float, float, float]:
+    if mask.dtype != np.bool_:
+        polygon = np.round(mask.reshape(-1, 2))
+        return (*polygon.min(axis=0).tolist(), *(polygon.max(axis=0) + 1).tolist())
+    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    if not len(rows):
+        return 0, 0, 0, 0
+    return columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
+
+
+def _area(place: Rectangle) -> int:
+    return (place[2] - place[0]) * (place[3] - place[1])
+
+
+def _draw_mask(canvas: np.ndarray, mask: np.ndarray, color: tuple[int, int, int], line_px: int) -> None:
+    """Tint the mask's pixels and draw its outline; a polygon is filled first."""
+    mask = np.asarray(mask)
+    if mask.dtype != np.bool_:
+        polygon = mask
+        mask = np.zeros(canvas.shape[:2], np.uint8)
+        if len(polygon):
+            cv2.fillPoly(mask, [np.round(polygon).astype(np.int32)], 1)
+        mask = mask.astype(np.bool_)
+    if mask.shape != canvas.shape[:2]:
+        raise ValueError(f"a mask of {mask.shape} does not fit a picture of {canvas.shape[:2]}")
+    left, top, right, bottom = (int(value) for value in _mask_bounds(mask))
+    if right <= left:
+        return
+    inside = mask[top:bottom, left:right]
+    part = canvas[top:bottom, left:right]
+    tint = np.array(color, np.uint16) * _MASK_TENTHS + 5  # 5: rounds to the nearest
+    part[inside] = (part[inside].astype(np.uint16) * (10 - _MASK_TENTHS) + tint) // 10
+    outlines, _ = cv2.findContours(inside.astype(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE)
+    cv2.drawContours(canvas, outlines, -1, color, line_px, cv2.LINE_AA, offset=(left, top))
+
+
+def _draw_label(
+    canvas: np.ndarray, text: str, place: Rectangle, color: tuple[int, int, int], taken: Sequence[Rectangle]
+) -> Rectangle:
+    """Write a label beside `place`, inside the picture and, where possible, clear of the labels in `taken`."""
+    height, width = canvas.shape[:2]
+    font_scale = max(0.4, max(height, width) / 1900)
+    text_width, text_height, below, weight = _text_size(text, font_scale)
+    pad = max(2, round(4 * font_scale))
+    if text_width + 2 * pad > width:  # a long name on a small picture
+        font_scale *= width / (text_width + 2 * pad + 1)
+        text_width, text_height, below, weight = _text_size(text, font_scale)
+        pad = 1
+    box_width, box_height = min(width, text_width + 2 * pad), min(height, text_height + below + 2 * pad)
+    left, top, right, bottom = place
+    corners = (
+        (left, top - box_height),
+        (left, bottom),
+        (right - box_width, top - box_height),
+        (left, top),
+        (right, top),
+        (left, (top + bottom) // 2),
+    )
+    inside = [(min(max(x, 0), width - box_width), min(max(y, 0), height - box_height)) for x, y in corners]
+    spots = [(x, y, x + box_width, y + box_height) for x, y in inside]
+    spot = next((spot for spot in spots if not any(_overlap(spot, other) for other in taken)), spots[0])
+    cv2.rectangle(canvas, spot[:2], (spot[2] - 1, spot[3] - 1), color, cv2.FILLED)
+    ink = (0, 0, 0) if luminance(color) > 110 else (255, 255, 255)
+    _put_text(canvas, text, (spot[0] + pad, spot[1] + pad + text_height), font_scale, ink, weight)
+    return spot
+
+
+def _draw_caption(canvas: np.ndarray, text: str, place: Rectangle) -> None:
+    """Write black text, centred in `place`; a long one is cut and ends in dots."""
+    left, top, right, bottom = place
+    font_scale = (bottom - top) / 36
+    while len(text) > 4 and _text_size(text, font_scale)[0] > right - left:
+        text = text.removesuffix("...")[:-1] + "..."
+    text_width, text_height, _, weight = _text_size(text, font_scale)
+    origin = (max(left, (left + right - text_width) // 2), (top + bottom + text_height) // 2)
+    _put_text(canvas, text, origin, font_scale, (0, 0, 0), weight)
+
+
+def _text_size(text: str, font_scale: float) -> tuple[int, int, int, int]:
+    """Return (width, height above the baseline, height below it, stroke) in pixels."""
+    weight = max(1, round(font_scale * 1.5))
+    (width, height), below = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, font_scale, weight)
+    return width, height, below, weight
+
+
+def _put_text(
+    canvas: np.ndarray, text: str, origin: tuple[int, int], font_scale: float, ink: tuple[int, int, int], weight: int
+) -> None:
+    cv2.putText(canvas, text, origin, cv2.FONT_HERSHEY_SIMPLEX, font_scale, ink, weight, cv2.LINE_AA)
+
+
+def _overlap(first: Rectangle, second: Rectangle) -> bool:
+    return first[0] < second[2] and second[0] < first[2] and first[1] < second[3] and second[1] < first[3]
