@@ -164,5 +164,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Range", content_range)
         if blob and content_md5 and blob.content_md5():
             self.send_header("Content-MD5", blob.content_md5())
-        self.end_headers()
-        self.wfile.write(body)
+        try:
+            self.end_headers()
+            self.wfile.write(body)
+        except ConnectionError:  # the client was stopped, as some tests want
+            self.close_connection = True

@@ -181,9 +181,9 @@ def test_short_body_is_completed(server: AzureServer, tmp_path: Path) -> None:
 
 
 def test_busy_server_is_asked_again(server: AzureServer, tmp_path: Path) -> None:
-    server.blobs["Circuit1.zip"].statuses = deque([503, 429])
+    server.blobs["Circuit1.zip"].statuses = deque([503, 502])
     get(server, tmp_path)
-    assert [request.status for request in server.gets("Circuit1.zip")] == [503, 429, 200]
+    assert [request.status for request in server.gets("Circuit1.zip")] == [503, 502, 200]
 
 
 def test_server_that_stays_busy_is_given_up(server: AzureServer, tmp_path: Path) -> None:
@@ -202,6 +202,7 @@ def test_changed_etag_starts_again(server: AzureServer, tmp_path: Path) -> None:
     server.blobs["Circuit1.zip"] = Blob(zip_bytes(changed), etag='"0x8D2"')
     get(server, tmp_path)
     assert server.gets("Circuit1.zip")[-1].range == ""
+    assert all(request.status != 412 for request in server.requests)  # seen from HEAD, before asking for the rest
     assert (tmp_path / "Circuit1" / "1 (1).JPG").read_bytes() == photograph(101)
 
 
@@ -331,7 +332,7 @@ def test_few_photographs_then_the_whole_circuit(server: AzureServer, tmp_path: P
 
 def test_drop_and_503_while_taking_photographs(server: AzureServer, tmp_path: Path) -> None:
     server.blobs["Circuit1.zip"] = blob = Blob(zip_bytes(circuit(1, 40)))
-    blob.drop_after = deque([1 << 20, 1 << 20, 50_000])  # two directories, then a photograph breaks off
+    blob.drop_after = deque([1 << 20, 1 << 20, 0, 50_000])  # two directories, then a photograph breaks off twice
     blob.statuses = deque([503])
     report = get(server, tmp_path, max_images=4)
     assert report.num_photographs == len(files_under(tmp_path / "Circuit1")) == 4
@@ -485,6 +486,27 @@ def test_full_disk_is_refused_before_anything_is_fetched(
     assert not any(request.method == "GET" for request in server.requests)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=2 * len(blob.content) + len(CSV)))
     assert get(server, tmp_path).num_photographs == 6
+
+
+def test_archive_that_unpacks_to_more_than_expected_is_refused_when_it_does_not_fit(
+    server: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = {f"1 ({index}).JPG": photograph(index, 5_000) * 20 for index in range(5)}
+    server.blobs["Circuit1.zip"] = blob = Blob(zip_bytes(members, zipfile.ZIP_DEFLATED))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=3 * len(blob.content)))
+    with pytest.raises(UserError, match=r"needs 0\.0 GiB"):
+        get(server, tmp_path)
+    assert (tmp_path / "Circuit1.zip").is_file()
+    assert not (tmp_path / "Circuit1").exists()
+
+
+def test_photograph_of_the_right_size_and_wrong_content_is_written_again(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, zip_bytes(circuit(1, 2)))
+    (tmp_path / "raw" / "Circuit1").mkdir(parents=True)
+    (tmp_path / "raw" / "Circuit1" / "1 (2).JPG").write_bytes(bytes(PHOTOGRAPH_BYTES))
+    get_from_folder(folder, tmp_path / "raw")
+    assert (tmp_path / "raw" / "Circuit1" / "1 (2).JPG").read_bytes() == photograph(2)
 
 
 def test_two_downloads_into_one_folder(server: AzureServer, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from urllib.parse import SplitResult, quote, urljoin, urlsplit
 import requests
 from remotezip import RemoteZip
 from requests.adapters import HTTPAdapter
+from tqdm import tqdm
+from urllib3 import BaseHTTPResponse
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 from urllib3.util import Retry
 
@@ -42,7 +45,7 @@ class HttpSource:
         self._timeout_s = (retry.connect_timeout_s, retry.read_timeout_s)
         self._session = _Session()
         self._session.headers["Accept-Encoding"] = "identity"  # so that Content-Length is the file's own length
-        again = Retry(
+        again = _AnnouncedRetry(
             total=retry.max_attempts - 1,
             backoff_factor=retry.backoff_s,
             backoff_max=retry.max_backoff_s,
@@ -214,6 +217,14 @@ class _Session(requests.Session):
         if target:
             checked_url(urljoin(resp.url, target), "a redirect to")
         return target
+
+
+class _AnnouncedRetry(Retry):
+    def sleep(self, response: BaseHTTPResponse | None = None) -> None:
+        """Say why nothing moves before waiting as Retry-After or the back-off asks."""
+        why = f"the server answers {response.status}" if response else "the server cannot be reached"
+        tqdm.write(f"{why}, asking again ({len(self.history)})", file=sys.stderr)
+        super().sleep(response)
 
 
 class _PartFile:
