@@ -21,12 +21,13 @@ from utils.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.errors import UsageError, UserError, run_script
 from utils.evaluation import PRECISE, Evaluation, evaluate
+from utils.files import write_text_atomic
 from utils.logs import format_table
 from utils.loss import SegmentationLoss
 from utils.metrics import precision_recall_curves
 from utils.model import class_names, load_weights
 from utils.plots import plot_confusion_matrix, plot_pr_curves
-from utils.prediction_files import CocoCollector, write_text_atomic
+from utils.prediction_files import CocoCollector
 from utils.runtime import (
     PRECISION_CHOICES,
     choose_device,

@@ -34,7 +34,6 @@ from utils.runtime import choose_device, choose_precision, choose_threads_and_wo
 from utils.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.train_config import OptimizerPlan, TrainConfig, plan_optimizer
 
-
 GRADIENT_CLIP_NORM = 10.0  # YOLOv8's; it bounds the gradient of the nominal batch of 64
 SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
 

@@ -23,7 +23,7 @@ class Blob:
     accepts_ranges: bool = True
     drop_after: deque[int] = field(default_factory=deque)  # body bytes before the connection is cut
     short_by: deque[int] = field(default_factory=deque)  # bytes missing from a body whose Content-Length says so too
-    statuses: deque[int] = field(default_factory=deque)  # answered instead, with Retry-After: 0
+    statuses: deque[int] = field(default_factory=deque)  # answered instead
 
     def content_md5(self) -> str:
         if self.md5 is not None:
@@ -50,6 +50,7 @@ class AzureServer:
     def __init__(self) -> None:
         self.blobs: dict[str, Blob] = {}
         self.requests: list[Request] = []
+        self.retry_after = "0"  # seconds, sent with 429 and 503
         server = self
 
         class Handler(_Handler):
@@ -155,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(length))
         if status in (429, 503):
-            self.send_header("Retry-After", "0")
+            self.send_header("Retry-After", self.azure.retry_after)
         if blob:
             self.send_header("ETag", blob.etag)
             if blob.accepts_ranges:

@@ -46,7 +46,13 @@ def free_port() -> int:
 
 def torchrun(num_processes: int) -> tuple[str, ...]:
     """Return the launcher as the guide writes it."""
-    return ("python", "-m", "torch.distributed.run", f"--nproc_per_node={num_processes}", f"--master_port={free_port()}")
+    return (
+        "python",
+        "-m",
+        "torch.distributed.run",
+        f"--nproc_per_node={num_processes}",
+        f"--master_port={free_port()}",
+    )
 
 
 def run_script(*arguments: str | Path, timeout_s: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:

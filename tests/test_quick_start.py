@@ -67,7 +67,9 @@ def test_the_guides_other_commands_are_taken(script: str, config_class: str, com
 
 
 def test_the_launcher_takes_the_guides_command() -> None:
-    done = run_script("bash", "train_ddp.sh", "4", "--", "--model", "yolov8n-seg.yaml", DRY_RUN="1", CUDA_VISIBLE_DEVICES="")
+    done = run_script(
+        "bash", "train_ddp.sh", "4", "--", "--model", "yolov8n-seg.yaml", DRY_RUN="1", CUDA_VISIBLE_DEVICES=""
+    )
     # Without data or GPUs it says what is missing; it must not fail over its own arguments.
     assert done.returncode != 2, done.stderr
     assert "usage" not in done.stderr.lower()

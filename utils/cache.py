@@ -22,6 +22,7 @@ import numpy as np
 
 from utils.distributed import local_rank_first
 from utils.errors import UserError
+from utils.files import write_text_atomic
 from utils.images import ImageError, fit_long_side, read_image
 from utils.runtime import usable_cpu_count
 
@@ -110,9 +111,7 @@ def _build(
         os.replace(temporary, pixel_file)
     finally:
         temporary.unlink(missing_ok=True)
-    temporary_index = index_file.with_suffix(f".tmp-{os.getpid()}")
-    temporary_index.write_text(json.dumps({"offsets": offsets, "sizes": sizes}), encoding="utf-8")
-    os.replace(temporary_index, index_file)
+    write_text_atomic(index_file, json.dumps({"offsets": offsets, "sizes": sizes}))
     return CacheIndex(pixel_file, np.array(offsets, np.int64), np.array(sizes, np.int32))
 
 

@@ -42,6 +42,8 @@ from utils.sync_bn import convert_sync_batchnorm
 _DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
 _FORWARD_SYNC = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers"
 
+STOP_CHECK_STEPS = 10  # optimizer steps between two agreements of the ranks whether to stop
+
 Batch = Any
 PrepareBatch = Callable[[Batch, torch.device], tuple[Any, Any]]
 Evaluator = Callable[[nn.Module, Any], dict[str, Any]]
@@ -116,11 +118,12 @@ class TrainingEngine:
         self.raw_model = raw
         self.model: nn.Module = raw
         if distributed:
+            no_forward_sync: Any = {_FORWARD_SYNC: False}
             self.model = DistributedDataParallel(
                 raw,
                 device_ids=[local_rank] if backend == "nccl" and device.type == "cuda" else None,
                 gradient_as_bucket_view=True,
-                **{_FORWARD_SYNC: False},  # BatchNorm statistics are averaged once per optimizer step instead
+                **no_forward_sync,  # BatchNorm statistics are averaged once per optimizer step instead
             )
             average_tensors(raw.buffers())
         self.ema = ModelEMA(raw, ema_decay, ema_ramp_updates) if use_ema else None
@@ -164,14 +167,13 @@ class TrainingEngine:
         progress = self.progress
         with self.stop_flag:
             while progress.epoch < num_epochs and not progress.stopped_early:
+                if self._agree_to_stop():  # the checkpoint of the last epoch stands already
+                    break
                 epoch_start_s = time.perf_counter()
                 self.log.print(f"\nEpoch {progress.epoch + 1}", "-" * 60)
                 record = self.train_one_epoch(train_loader, optimizer, criterion, scheduler, num_epochs)
-                if record is None:  # a signal arrived: every rank agreed, the checkpoint is written
+                if record is None:
                     self._save(optimizer, scheduler)
-                    self.log.print(
-                        f"stopped by {self.stop_flag.reason or 'a signal to another rank'}; checkpoint saved"
-                    )
                     break
                 record.update(self.validate(val_loader, criterion))
                 self._finish_epoch(record, monitor_metric, higher_is_better, early_stopping_patience)
@@ -182,6 +184,7 @@ class TrainingEngine:
                 self._save(optimizer, scheduler)
                 record["total_epoch_time_s"] = time.perf_counter() - epoch_start_s
                 self._report(record, is_best, monitor_metric)
+        self.log.close()
         return progress.history
 
     def train_one_epoch(
@@ -203,11 +206,12 @@ class TrainingEngine:
             if is_last_of_group:
                 self._optimizer_step(optimizer, scheduler)
                 progress.batch = position + 1
+                is_time_to_ask = progress.global_step % STOP_CHECK_STEPS == 0 and progress.batch < num_batches
+                if is_time_to_ask and self._agree_to_stop():
+                    return None
             if position % self.log_interval == 0 or position + 1 == num_batches:
                 to_come = (num_epochs - progress.epoch) * num_batches - position - 1
                 self._log_batch(values, position, meter, (num_batches, to_come))
-                if is_last_of_group and position + 1 < num_batches and self._agree_to_stop():
-                    return None
         record: dict[str, Any] = {f"train_{name}": value for name, value in meter.means().items()}
         record.update(
             epoch=progress.epoch + 1,
@@ -288,7 +292,14 @@ class TrainingEngine:
             yield position, batch
 
     def _agree_to_stop(self) -> bool:
-        return any_rank(self.stop_flag.is_set)
+        """Return whether any rank was told to stop. Every rank must reach this."""
+        if not any_rank(self.stop_flag.is_set):
+            return False
+        self.stopped_by_signal = True
+        self.log.print(
+            f"Stopping ({self.stop_flag.reason or 'told by another process'}): the same command continues from here"
+        )
+        return True
 
     # -- the end of an epoch ----------------------------------------------------------------------------------------
 

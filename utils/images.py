@@ -6,15 +6,15 @@ Every picture in memory is RGB uint8 of shape (height, width, 3).
 from __future__ import annotations
 
 import io
-import os
 import struct
-import threading
 from pathlib import Path
 
 import cv2
 import numpy as np
 import simplejpeg
 from PIL import Image
+
+from utils.files import write_bytes_atomic
 
 MAX_IMAGE_PIXELS = 400_000_000  # a drone photograph has 20 million; more than this is an error or an image bomb
 LETTERBOX_FILL = 114  # YOLO's grey: what pretrained weights saw around photographs
@@ -137,16 +137,6 @@ def encode_jpeg(image: np.ndarray, quality: int = 95) -> bytes:
 def write_jpeg(path: Path, image: np.ndarray, quality: int = 95) -> None:
     """Write RGB uint8 as JPEG; the file appears complete or not at all."""
     write_bytes_atomic(path, encode_jpeg(image, quality))
-
-
-def write_bytes_atomic(path: Path, data: bytes) -> None:
-    """Write a file so that it appears complete or not at all, whoever else writes it at the same time."""
-    temporary = path.with_name(f".{os.getpid()}-{threading.get_ident()}.{path.name[-80:]}.part")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _scaled_size(width: int, height: int, scale: float) -> tuple[int, int]:

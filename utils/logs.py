@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from utils.images import write_bytes_atomic
+from utils.files import write_bytes_atomic
 
 if TYPE_CHECKING:
     import numpy as np

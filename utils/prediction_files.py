@@ -144,13 +144,3 @@ class CocoCollector:
         parts = distributed.gather_arrays({"json": payload})
         joined = [entry for part in parts for entry in json.loads(part["json"].tobytes())]
         return sorted(joined, key=lambda entry: (entry["image_id"], -entry["score"]))
-
-
-def write_text_atomic(path: Path, text: str) -> None:
-    """Write a text file so that a kill leaves either the old or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

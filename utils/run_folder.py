@@ -11,6 +11,8 @@ import yaml
 
 from utils.config import to_dict
 from utils.errors import UserError
+from utils.files import write_text_atomic
+from utils.logs import METRICS_FILE
 from utils.runtime import environment_report
 from utils.train_config import TrainConfig, differences
 
@@ -73,8 +75,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def read_epochs(folder: Path) -> list[dict[str, Any]]:
     """Return the epoch records of a run's metrics.jsonl, oldest first."""
-    with (folder / "metrics.jsonl").open(encoding="utf-8") as lines:
-        records = [json.loads(line) for line in lines if line.strip()]
+    with (folder / METRICS_FILE).open(encoding="utf-8") as lines:
+        # A line without its end is what a killed run left; the log drops it before it writes on.
+        records = [json.loads(line) for line in lines if line.endswith("\n")]
     return [record for record in records if record.get("kind") == "epoch"]
 
 
@@ -84,9 +87,7 @@ def _write_config(folder: Path, config: TrainConfig) -> None:
     text = (
         "# The resolved options of this run; usable with --config.\n" + facts + yaml.safe_dump(options, sort_keys=False)
     )
-    temporary = folder / f".{CONFIG_FILE}.tmp-{os.getpid()}"
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, folder / CONFIG_FILE)
+    write_text_atomic(folder / CONFIG_FILE, text)
 
 
 def _free_name(folder: Path) -> Path:

@@ -7,13 +7,10 @@ An address may carry a secret in its query (a SAS token) or before the @: neithe
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 import requests
@@ -24,6 +21,7 @@ from urllib3 import BaseHTTPResponse
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 from urllib3.util import Retry
 
+from utils.download.part_file import PartFile
 from utils.download.progress import Progress
 from utils.download.source import CHUNK_BYTES, RemoteFile, RetryPolicy, md5_base64
 from utils.errors import UsageError, UserError
@@ -52,7 +50,6 @@ class HttpSource:
             backoff_jitter=retry.backoff_s / 2,
             status_forcelist=BUSY_STATUSES,
             allowed_methods={"GET", "HEAD"},
-            retry_after_max=MAX_RETRY_AFTER_S,
             raise_on_status=False,
         )
         for scheme in ("https://", "http://"):
@@ -83,7 +80,7 @@ class HttpSource:
         """Download to `target`, continuing `target.part` when its ETag still holds. Raises UserError after
         `max_attempts` failures without a new byte, or when the MD5 is wrong twice."""
         start = progress.position
-        part = _PartFile(target)
+        part = PartFile(target)
         num_failures = num_bad_sums = furthest = 0
         while True:
             offset = part.usable_bytes(remote)
@@ -220,47 +217,16 @@ class _Session(requests.Session):
 
 
 class _AnnouncedRetry(Retry):
+    def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
+        """Return how long the server asks to wait, in seconds, within reason."""
+        seconds = super().get_retry_after(response)
+        return None if seconds is None else min(seconds, MAX_RETRY_AFTER_S)
+
     def sleep(self, response: BaseHTTPResponse | None = None) -> None:
         """Say why nothing moves before waiting as Retry-After or the back-off asks."""
         why = f"the server answers {response.status}" if response else "the server cannot be reached"
         tqdm.write(f"{why}, asking again ({len(self.history)})", file=sys.stderr)
         super().sleep(response)
-
-
-class _PartFile:
-    """`target.part` and, beside it, a note of which version of the file its bytes belong to."""
-
-    def __init__(self, target: Path) -> None:
-        self._target = target
-        self._note = target.with_name(target.name + ".part.json")
-        self.path = target.with_name(target.name + ".part")
-
-    def usable_bytes(self, remote: RemoteFile) -> int:
-        """Return how many bytes of `remote` are here; anything that belongs to another version is thrown away."""
-        version = {"etag": remote.etag, "size_bytes": remote.size_bytes}
-        if remote.has_strong_etag and self.path.is_file() and self._read_note() == version:
-            size_bytes = self.path.stat().st_size
-            if size_bytes <= remote.size_bytes:
-                return size_bytes
-        self.discard()
-        self._note.write_text(json.dumps(version), encoding="utf-8")
-        return 0
-
-    def discard(self) -> None:
-        self._note.unlink(missing_ok=True)
-        self.path.write_bytes(b"")
-
-    def finish(self) -> None:
-        with self.path.open("rb") as stream:
-            os.fsync(stream.fileno())
-        os.replace(self.path, self._target)
-        self._note.unlink(missing_ok=True)
-
-    def _read_note(self) -> Any:
-        try:
-            return json.loads(self._note.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None  # no note, or one cut short: start from zero
 
 
 def _append(response: requests.Response, part: Path, offset: int, end: int, progress: Progress) -> int:

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import filelock
 
 from utils.errors import UserError
-from utils.images import write_bytes_atomic
+from utils.files import write_bytes_atomic
 from utils.parsing.photograph import ImageFacts
 from utils.parsing.split import SPLITS
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from utils.images import write_bytes_atomic
+from utils.files import write_bytes_atomic
 from utils.plots.colors import PALETTE, class_color, luminance
 
 if TYPE_CHECKING:

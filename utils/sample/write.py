@@ -15,7 +15,8 @@ from PIL import Image
 
 from utils.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.errors import UserError
-from utils.images import write_bytes_atomic, write_jpeg
+from utils.files import write_bytes_atomic
+from utils.images import write_jpeg
 from utils.sample.canvas import Annotation, along, clip
 from utils.sample.scene import Scene, draw_scene
 

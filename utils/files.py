@@ -1,0 +1,22 @@
+"""Files that appear complete or not at all."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+
+def write_bytes_atomic(path: Path, data: bytes) -> None:
+    """Write a file so that it appears complete or not at all, whoever else writes it at the same time."""
+    temporary = path.with_name(f".{os.getpid()}-{threading.get_ident()}.{path.name[-80:]}.part")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text_atomic(path: Path, text: str) -> None:
+    """Write UTF-8 text so that it appears complete or not at all."""
+    write_bytes_atomic(path, text.encode("utf-8"))

@@ -1,0 +1,158 @@
+"""Times the phases of real training steps: the engine's own loop runs, and its hooks say where each phase begins.
+
+On a GPU the times are CUDA events on the stream the work is queued on, so nothing waits for the clock; on a CPU they
+are `perf_counter`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from utils.dataset import Batch
+from utils.engine import TrainingEngine
+from utils.evaluation import prepare_batch
+from utils.logs import RunLog
+from utils.loss import SegmentationLoss
+from utils.model import YoloModel, parameter_groups
+from utils.progress import Progress
+from utils.runtime import Precision
+
+# input: upload and conversion to float; optimizer: gradient clip, update, moving average of the weights.
+PHASES = ("input", "forward", "loss", "backward", "optimizer")
+LEARNING_RATE = 1e-5  # noise must not train the weights to infinity within the measurement
+WEIGHT_DECAY = 5e-4
+GRADIENT_CLIP_NORM = 10.0
+
+
+class StepTimer:
+    """Collects the moments at which phases begin; a phase lasts until the next mark."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._marks: list[tuple[str, Any]] = []
+
+    def mark(self, phase: str) -> None:
+        """Begin `phase`, one of PHASES, now; on a GPU: where its queue of work stands now."""
+        if self.device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(torch.cuda.current_stream(self.device))
+            self._marks.append((phase, event))
+        else:
+            self._marks.append((phase, time.perf_counter()))
+
+    def phases_ms(self) -> np.ndarray:
+        """Return the milliseconds of every complete step's phases, float64 (steps, 5). Waits for the GPU.
+
+        The last step is complete only once the next one has begun. Raises ValueError when a step lacks a phase.
+        """
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        durations = [self._between_ms(first[1], second[1]) for first, second in zip(self._marks, self._marks[1:])]
+        num_steps = len(durations) // len(PHASES)
+        found = [phase for phase, _ in self._marks[: num_steps * len(PHASES)]]
+        if found != [*PHASES] * num_steps:
+            raise ValueError(f"the phases of a step are {', '.join(PHASES)}, but {', '.join(found)} were marked")
+        return np.array(durations[: len(found)], np.float64).reshape(num_steps, len(PHASES))
+
+    def _between_ms(self, first: Any, second: Any) -> float:
+        return first.elapsed_time(second) if self.device.type == "cuda" else (second - first) * 1000
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model with everything that one step of its training needs."""
+
+    engine: TrainingEngine
+    optimizer: torch.optim.Optimizer
+    criterion: Any
+
+
+def build_training(
+    model: YoloModel, device: torch.device, precision: Precision, *, local_rank: int = 0, world_size: int = 1
+) -> Training:
+    """Set up the trainer's engine as `train_yolo_ddp.py` does by default: channels last, AdamW, clip, EMA, DDP.
+
+    The one difference: BatchNorm keeps each rank's own statistics, whatever the batch size.
+    """
+    model = model.to(device, memory_format=torch.channels_last)
+    engine = TrainingEngine(
+        model=model,
+        device=device,
+        distributed=world_size > 1,
+        local_rank=local_rank,
+        world_size=world_size,
+        backend="nccl" if device.type == "cuda" else "gloo",
+        precision=precision,
+        use_ema=True,
+        gradient_clip_val=GRADIENT_CLIP_NORM,
+        prepare_batch=prepare_batch,
+        tensorboard=False,
+    )
+    engine.log = RunLog(Path(), is_main=False)  # a measurement prints no batches and writes no metrics.jsonl
+    optimizer = torch.optim.AdamW(parameter_groups(model, WEIGHT_DECAY), lr=LEARNING_RATE, fused=True)
+    return Training(engine, optimizer, SegmentationLoss(model))
+
+
+def time_training_steps(training: Training, batch: Batch, warmup_steps: int, steps: int) -> np.ndarray:
+    """Train `steps` steps on `batch` after `warmup_steps` (at least 1); return their phases in ms: (steps, 5).
+
+    The engine logs its first and last step, which costs a collective; both lie outside what is timed. Every rank must
+    reach this when the engine is distributed.
+    """
+    engine = training.engine
+    timer = StepTimer(engine.device)
+    if engine.device.type == "cuda":
+        batch.pin_memory()
+    loader = _Repeated(batch, max(warmup_steps, 1) + steps + 1)
+
+    def timed_input(batch: Batch, device: torch.device) -> tuple[Any, Any]:
+        timer.mark("input")
+        return prepare_batch(batch, device)
+
+    def timed_criterion(outputs: Any, targets: Any) -> Any:
+        timer.mark("loss")
+        result = training.criterion(outputs, targets)
+        timer.mark("backward")
+        return result
+
+    engine.progress = Progress()
+    engine.log_interval = len(loader)
+    engine.prepare_batch = timed_input
+    hook = engine.model.register_forward_pre_hook(lambda *_: timer.mark("forward"))
+    try:
+        engine.train_one_epoch(loader, training.optimizer, timed_criterion, _OptimizerMark(timer), num_epochs=1)
+    finally:
+        hook.remove()
+        engine.prepare_batch = prepare_batch
+    return timer.phases_ms()[-steps:]
+
+
+class _Repeated:
+    """A loader which yields one batch again and again: loading takes no time."""
+
+    def __init__(self, batch: Batch, times: int) -> None:
+        self.batch = batch
+        self.times = times
+
+    def __len__(self) -> int:
+        return self.times
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter([self.batch] * self.times)
+
+
+class _OptimizerMark:
+    """Stands where the engine expects a schedule, which it asks before anything else of the optimizer's step."""
+
+    def __init__(self, timer: StepTimer) -> None:
+        self.timer = timer
+
+    def step_update(self, num_updates: int) -> None:
+        self.timer.mark("optimizer")
