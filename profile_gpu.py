@@ -41,6 +41,8 @@ from utils.runtime import (
 from utils.step_timer import build_training
 from utils.synthetic import weights_or_description
 
+CPU_MEMORY = "No GPU is profiled: memory is the peak of the whole process so far (RSS)"
+
 
 @dataclass(frozen=True)
 class ProfileConfig:
@@ -81,7 +83,7 @@ def main() -> int:
     source, note = weights_or_description(config.model)
     model = build_model(source, load_dataset_yaml(DEFAULT_DATASET_YAML).names)
     heading = describe(config, device, precision.name)
-    print("\n".join([heading, *([note] if note else [])]), flush=True)
+    print("\n".join([heading, *([note] if note else []), *([] if is_gpu else [CPU_MEMORY])]), flush=True)
 
     measure = partial(
         profile_batch,
@@ -108,7 +110,7 @@ def describe(config: ProfileConfig, device: torch.device, precision: str) -> str
         properties = torch.cuda.get_device_properties(device)
         place = f"{properties.name} ({format_bytes(properties.total_memory)})"
     else:
-        place = f"the CPU ({torch.get_num_threads()} threads; memory is that of the whole process, RSS)"
+        place = f"the CPU ({torch.get_num_threads()} threads)"
     return f"Training {Path(config.model).stem} at {config.img_size} pixels, precision {precision}, on {place}"
 
 
@@ -130,7 +132,7 @@ def write_results(
     environment = environment_report()
     folder.mkdir(parents=True, exist_ok=True)
     versions = [f"{name}: {value}" for name, value in environment.items()]
-    text = "\n".join([heading, "Times are ms per step.", "", *report, "", *versions, ""])
+    text = "\n".join([heading, "Times are ms per step.", *([] if device.type == "cuda" else [CPU_MEMORY]), "", *report, "", *versions, ""])
     write_bytes_atomic(folder / "profiling_report.txt", text.encode())
     record = {
         "config": to_dict(config),
@@ -143,7 +145,7 @@ def write_results(
     }
     write_bytes_atomic(folder / "profile.json", (json.dumps(record, indent=2) + "\n").encode())
     capacity = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
-    plot_profile(profiles, heading.split("; memory")[0], capacity, folder / "gpu_profile.png")
+    plot_profile(profiles, heading, capacity, folder / "gpu_profile.png")
 
 
 if __name__ == "__main__":

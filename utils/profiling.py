@@ -110,11 +110,11 @@ def verdict_lines(profiles: Sequence[BatchProfile], too_large: int | None) -> li
 def profile_table(profiles: Sequence[BatchProfile]) -> str:
     """Lay the profiles out as a table; times are ms per step."""
     memory = ("tensors", "reserved") if profiles[0].reserved_bytes is not None else ("peak RSS",)
-    header = ["batch", *(title.rjust(9) for title in ("images/s", "ms/step", *PHASES, *memory))]
+    header = ["batch", *(title.rjust(9) for title in ("images/s", "ms/step", "std", *PHASES, *memory))]
     rows = []
     for profile in profiles:
         sizes = [profile.allocated_bytes, profile.reserved_bytes][: len(memory)]
-        values = [profile.images_per_s, profile.step_ms, *profile.phase_ms.values()]
+        values = [profile.images_per_s, profile.step_ms, profile.step_ms_std, *profile.phase_ms.values()]
         cells = [*(f"{value:.1f}" for value in values), *(format_bytes(size or 0) for size in sizes)]
         rows.append([profile.batch_size, *(cell.rjust(9) for cell in cells)])
     return format_table(header, rows)

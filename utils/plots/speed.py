@@ -138,7 +138,7 @@ def _finish(
 ) -> None:
     axes.set_xticks(positions, labels)
     axes.set_xlim(-0.6, max(len(positions), 1) - 0.4)
-    axes.set_ylim(0, 1.3 * axes.dataLim.ymax if axes.dataLim.ymax > 0 else 1)  # room for the legend
+    axes.set_ylim(0, 1.35 * axes.dataLim.ymax if axes.dataLim.ymax > 0 else 1)  # room for the legend
     axes.set_xlabel(axis_name, fontsize=9)
     axes.title.set_fontsize(10)
     axes.tick_params(labelsize=8)
