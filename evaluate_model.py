@@ -132,13 +132,18 @@ def print_results(metrics: dict[str, Any], output: str) -> None:
     )
     overall = {"name": "all", "num_images": metrics["num_images"], "num_targets": metrics["num_targets"], **metrics}
     rows = [
-        [row["name"], str(row["num_images"]), str(row["num_targets"]), *(f"{row[column]:.3f}" for column in columns)]
+        [row["name"], row["num_images"], row["num_targets"], *(_shown(row, column) for column in columns)]
         for row in [overall, *metrics["per_class"]]
     ]
     header = ["class", "images", "objects", "box P", "R", "mAP50", "mAP50-95", "mask P", "R", "mAP50", "mAP50-95"]
     print(format_table(header, rows))
     print(f"Validation loss: {metrics['val_loss']:.4f}")
     print(f"Results in {output}: metrics.json, predictions.json, *_pr_curve.png, confusion_matrix.png")
+
+
+def _shown(row: dict[str, Any], column: str) -> str | None:
+    """A class that the split does not contain has no score, rather than a score of zero."""
+    return f"{row[column]:.3f}" if row["num_targets"] else None
 
 
 if __name__ == "__main__":

@@ -132,7 +132,18 @@ def write_results(
     environment = environment_report()
     folder.mkdir(parents=True, exist_ok=True)
     versions = [f"{name}: {value}" for name, value in environment.items()]
-    text = "\n".join([heading, "Times are ms per step.", *([] if device.type == "cuda" else [CPU_MEMORY]), "", *report, "", *versions, ""])
+    text = "\n".join(
+        [
+            heading,
+            "Times are ms per step.",
+            *([] if device.type == "cuda" else [CPU_MEMORY]),
+            "",
+            *report,
+            "",
+            *versions,
+            "",
+        ]
+    )
     write_bytes_atomic(folder / "profiling_report.txt", text.encode())
     record = {
         "config": to_dict(config),

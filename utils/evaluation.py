@@ -33,6 +33,7 @@ from utils.runtime import Precision
 
 AP_CONFIDENCE = 0.001  # low enough that the whole precision-recall curve is seen
 AP_IOU = 0.7
+OUTLINE_POINTS = 1000  # Ultralytics' number; the cut to whole pixels makes it matter
 PRECISE = Precision("off", None, False)
 
 OnImage = Callable[[Sample, Detections, torch.Tensor], None]
@@ -128,7 +129,8 @@ def judge(sample: Sample, detections: Detections, prototypes: torch.Tensor, num_
 def truth_masks(sample: Sample) -> np.ndarray:
     """Draw a sample's outlines as Ultralytics' validator does, so that the figures compare: bool (m, S/4, S/4).
 
-    Filled at full size, shrunk by linear interpolation, and a pixel shared by several belongs to the smallest.
+    Outlines become 1000 points cut down to whole pixels, are filled at full size and shrunk by linear interpolation; a
+    pixel shared by several belongs to the smallest. The cut moves edges by half a pixel, which matters for thin wires.
     """
     size_px = sample.image.shape[0]
     side = size_px // MASK_STRIDE
@@ -137,12 +139,20 @@ def truth_masks(sample: Sample) -> np.ndarray:
     drawn = []
     for polygon in sample.polygons:
         full = np.zeros((size_px, size_px), np.uint8)
-        cv2.fillPoly(full, [polygon.astype(np.int32)], 1)
+        cv2.fillPoly(full, [_walk(polygon, OUTLINE_POINTS).astype(np.int32)], 1)
         drawn.append(cv2.resize(full, (side, side)) > 0)
         areas.append(drawn[-1].sum())
     for position in np.argsort(-np.array(areas), kind="stable"):
         owner[drawn[position]] = position
     return owner[None] == np.arange(len(drawn))[:, None, None]
+
+
+def _walk(polygon: np.ndarray, num_points: int) -> np.ndarray:
+    """Return a closed outline's vertices with points evenly spread between them, `num_points` in all: (P, 2)."""
+    closed = np.concatenate([polygon, polygon[:1]])
+    numbers = np.arange(len(closed))
+    position = np.sort(np.append(np.linspace(0, len(closed) - 1, max(num_points - len(closed), 0)), numbers))
+    return np.stack([np.interp(position, numbers, closed[:, axis]) for axis in (0, 1)], axis=1)
 
 
 def mask_iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -122,7 +121,4 @@ def profile_table(profiles: Sequence[BatchProfile]) -> str:
 
 def to_record(profile: BatchProfile) -> dict[str, Any]:
     """Return a profile as plain values for JSON."""
-    record = {**vars(profile), "step_ms": profile.step_ms, "images_per_s": profile.images_per_s}
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()
-    }
+    return {**asdict(profile), "step_ms": profile.step_ms, "images_per_s": profile.images_per_s}

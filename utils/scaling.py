@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,12 @@ from utils.scaling_rank import RankJob
 
 MOST_CPU_PROCESSES = 8
 _POLL_S = 0.05
+# The tie to the parent comes first: importing PyTorch takes seconds, in which the parent may be killed.
+_RANK_CODE = (
+    "from utils.runtime import die_with_parent; die_with_parent(only_under_torchrun=False); "
+    "from utils.errors import run_script; from utils.scaling_rank import main; run_script(main)"
+)
+_REASON = re.compile(r"^(\[rank \d+\] )?error: |^[\w.]*(Error|Exception)\b")  # a UserError's line, or a traceback's last
 _MEDIANS = (
     "step_ms",
     "compute_ms",
@@ -72,7 +79,7 @@ def run_benchmark(
 def run_ranks(job: RankJob, world_size: int) -> list[dict[str, Any]]:
     """Start `world_size` ranks and return their answers in rank order; no process is left when this returns.
 
-    Raises UserError with the last line of the first rank that failed, or when `job.timeout_s` is over.
+    Raises UserError with the reason of the first rank that failed, or when `job.timeout_s` is over.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT_FOLDER)}
     environment.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
@@ -86,12 +93,10 @@ def run_ranks(job: RankJob, world_size: int) -> list[dict[str, Any]]:
         try:
             for rank in range(world_size):
                 # -P: a folder `utils` where the user happens to stand is not ours.
-                command = [sys.executable, "-P", "-m", "utils.scaling_rank", name]
+                command = [sys.executable, "-P", "-c", _RANK_CODE, name]
                 place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 with _log_file(folder, rank).open("wb") as log:
-                    processes.append(
-                        subprocess.Popen(command, env={**environment, **place}, stdout=log, stderr=log)
-                    )
+                    processes.append(subprocess.Popen(command, env={**environment, **place}, stdout=log, stderr=log))
             _wait(processes, folder, deadline_s, job.timeout_s)
         finally:
             for process in processes:
@@ -107,10 +112,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path, deadline_s
         codes = [process.poll() for process in processes]
         for rank, code in enumerate(codes):
             if code:
-                lines = _log_file(folder, rank).read_text(encoding="utf-8", errors="replace").split("\n")
-                last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
-                reason = last.removeprefix(f"[rank {rank}] ").removeprefix("error: ")
-                raise UserError(f"rank {rank} {of} failed (code {code}): {reason}")
+                raise UserError(f"rank {rank} {of} failed (code {code}): {_reason(_log_file(folder, rank))}")
         if all(code == 0 for code in codes):
             return
         if time.monotonic() > deadline_s:
@@ -119,6 +121,12 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path, deadline_s
                 f"rank {missing} {of} not done after {timeout_s:g} s; raise --timeout-s, or lower --steps or --batch-size"
             )
         time.sleep(_POLL_S)
+
+
+def _reason(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    telling = [line for line in lines if _REASON.match(line)] or lines or ["it said nothing"]
+    return telling[-1].partition("error: ")[2] or telling[-1]
 
 
 def _log_file(folder: Path, rank: int) -> Path:
@@ -171,9 +179,7 @@ def summarise(runs: Iterable[Run]) -> list[dict[str, Any]]:
     for (scaling, count), mine in by_key.items():
         fewest = min(other for kind, other in by_key if kind == scaling)
         base = by_key[scaling, fewest]
-        speed_up = median(
-            run["images_per_s"] / first["images_per_s"] for run, first in zip(mine, base, strict=True)
-        )
+        speed_up = median(run["images_per_s"] / first["images_per_s"] for run, first in zip(mine, base, strict=True))
         speeds = [run["images_per_s"] for run in mine]
         row: dict[str, Any] = {
             "scaling": scaling,

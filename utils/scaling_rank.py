@@ -1,6 +1,6 @@
-"""One rank of the scaling benchmark: `python -m utils.scaling_rank FOLDER`, started by `utils.scaling` alone.
+"""One rank of the scaling benchmark, started by `utils.scaling` alone.
 
-FOLDER holds job.json; the answer is rank<N>.json beside it.
+The command line names a folder that holds job.json; the answer is rank<N>.json beside it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import torch.distributed as dist
 from utils.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.distributed import RankInfo, barrier, cleanup_ddp, read_rank_environment
 from utils.engine import TrainingEngine
-from utils.errors import UserError, run_script
+from utils.errors import UserError
 from utils.images import write_bytes_atomic
 from utils.loss import SegmentationLoss
 from utils.model import build_model
-from utils.runtime import choose_device, choose_precision, die_with_parent, seed_everything
+from utils.runtime import choose_device, choose_precision, seed_everything
 from utils.step_timer import PHASES, Training, build_training, time_training_steps
 from utils.synthetic import synthetic_batch
 
@@ -48,7 +48,6 @@ class RankJob:
 
 def main() -> None:
     """Be one rank."""
-    die_with_parent(only_under_torchrun=False)
     folder = Path(sys.argv[1])
     job = RankJob(**json.loads((folder / "job.json").read_text(encoding="utf-8")))
     ranks = read_rank_environment()
@@ -62,8 +61,8 @@ def main() -> None:
             f"{job.global_batch_size} images over {ranks.world_size} process(es) do not fit the GPU; "
             "use a smaller --batch-size"
         ) from error
-    finally:
-        cleanup_ddp()
+    # Not after a failure: leaving the group may wait for the others, and the benchmark would learn of it late.
+    cleanup_ddp()
     write_bytes_atomic(folder / f"rank{ranks.rank}.json", json.dumps(answer).encode())
 
 
@@ -76,9 +75,7 @@ def measure(job: RankJob, ranks: RankInfo, device: torch.device) -> dict[str, An
     seed_everything(0)
     share = len(range(ranks.rank, job.global_batch_size, ranks.world_size))
     model = build_model(job.model, load_dataset_yaml(DEFAULT_DATASET_YAML).names)
-    batch = synthetic_batch(
-        share, job.img_size, model.nc, objects_per_image=job.objects_per_image, seed=ranks.rank
-    )
+    batch = synthetic_batch(share, job.img_size, model.nc, objects_per_image=job.objects_per_image, seed=ranks.rank)
     training = build_training(
         model,
         device,
@@ -159,7 +156,3 @@ def _join(folder: Path, job: RankJob, ranks: RankInfo, device: torch.device) -> 
             timeout=timedelta(seconds=job.timeout_s),
             device_id=device if device.type == "cuda" else None,
         )
-
-
-if __name__ == "__main__":
-    run_script(main)

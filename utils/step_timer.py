@@ -6,6 +6,7 @@ are `perf_counter`.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -54,7 +55,8 @@ class StepTimer:
         """
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        durations = [self._between_ms(first[1], second[1]) for first, second in zip(self._marks, self._marks[1:])]
+        moments = [moment for _, moment in self._marks]
+        durations = [self._between_ms(first, second) for first, second in itertools.pairwise(moments)]
         num_steps = len(durations) // len(PHASES)
         found = [phase for phase, _ in self._marks[: num_steps * len(PHASES)]]
         if found != [*PHASES] * num_steps:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from utils.plots.charts import _figure, _figure_color, _save_figure
-from utils.profiling import BatchProfile, best_profile
-from utils.step_timer import PHASES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from utils.profiling import BatchProfile
 
 _GIB = 2**30
 _BLUE, _GREEN, _ORANGE, _SKY, _RED, _PINK = (_figure_color(index) for index in (4, 2, 0, 1, 5, 6))

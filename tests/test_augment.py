@@ -1,0 +1,295 @@
+"""Augmentation: pixels and outlines go through the same map, and everything follows from (seed, epoch, index)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from shapely.geometry import Polygon, box
+
+from utils.augment import (
+    FILL,
+    AugmentConfig,
+    clip_polygon,
+    compose,
+    jitter_colour,
+    letterbox_matrix,
+    mosaic_matrices,
+    random_view,
+    sample_generator,
+    transform_points,
+    warp_into,
+)
+from utils.dataset import Photo, Sample, SegmentationDataset
+
+COLOURS = np.array([[250, 20, 20], [20, 250, 20], [20, 20, 250], [250, 250, 20], [250, 20, 250], [20, 250, 250]])
+STILL = AugmentConfig(mosaic=0, degrees=0, translate=0, scale=0, fliplr=0, flipud=0, hsv_h=0, hsv_s=0, hsv_v=0)
+GEOMETRY_ONLY = AugmentConfig(degrees=20, flipud=0.5, hsv_h=0, hsv_s=0, hsv_v=0)
+
+
+class Pictures:
+    """Photographs in memory, in the place of the packed cache: photo k shows one upright bar of colour k."""
+
+    def __init__(self, shapes: list[tuple[int, int]]) -> None:
+        self.shapes = shapes
+        self.bar = np.array([0.2, 0.3, 0.7, 0.6])  # left, top, right, bottom
+
+    def read(self, position: int) -> np.ndarray:
+        height, width = self.shapes[position]
+        image = np.full((height, width, 3), 60, np.uint8)
+        left, top, right, bottom = np.rint(self.bar * (width, height, width, height)).astype(int)
+        image[top:bottom, left:right] = COLOURS[position]
+        return image
+
+    def photos(self) -> list[Photo]:
+        left, top, right, bottom = self.bar
+        polygon = np.array([[left, top], [right, top], [right, bottom], [left, bottom]], np.float32)
+        return [Photo(None, np.array([k]), [polygon]) for k in range(len(self.shapes))]  # type: ignore[arg-type]
+
+
+def dataset_of(config: AugmentConfig, size_px: int = 128, mosaic_epochs: int = 100, seed: int = 0) -> Any:
+    pictures = Pictures([(100, 80), (60, 120), (100, 100), (50, 110), (128, 90), (90, 90)])
+    return SegmentationDataset(
+        pictures.photos(),
+        size_px,
+        packed=pictures,  # type: ignore[arg-type]
+        augment=config,
+        mosaic_epochs=mosaic_epochs,
+        seed=seed,
+    )
+
+
+def coloured(image: np.ndarray, colour: np.ndarray) -> np.ndarray:
+    """Return where a picture shows more of a colour than of anything else: bool (H, W)."""
+    return np.abs(image.astype(int) - colour).max(-1) < 95
+
+
+# --- clipping ------------------------------------------------------------------------------------------------------
+
+
+def star_polygon(rng: np.random.Generator) -> np.ndarray:
+    """Return a simple polygon around a random centre, most of the time partly outside [0, 100]²."""
+    count = int(rng.integers(3, 15))
+    angles = np.sort(rng.uniform(0, 2 * math.pi, count))
+    radii = rng.uniform(5, 90, count)
+    points = rng.uniform(-20, 120, 2) + np.stack([np.cos(angles), np.sin(angles)], 1) * radii[:, None]
+    return points if rng.random() < 0.5 else points[::-1]
+
+
+def area(points: np.ndarray) -> float:
+    x, y = points.T
+    return abs(float(x @ np.roll(y, -1) - y @ np.roll(x, -1))) / 2
+
+
+def test_clipping_agrees_with_shapely() -> None:
+    rng = np.random.default_rng(0)
+    square = box(0, 0, 100, 100)
+    seen = {"inside": 0, "outside": 0, "cut": 0}
+    for _ in range(400):
+        points = star_polygon(rng)
+        shape = Polygon(points)
+        if not shape.is_valid:
+            continue
+        clipped = clip_polygon(points, 100)
+        expected = shape.intersection(square).area
+        assert (area(clipped) if len(clipped) else 0.0) == pytest.approx(expected, abs=1e-6)
+        assert clipped.shape[1] == 2
+        if len(clipped):
+            assert clipped.min() >= -1e-9
+            assert clipped.max() <= 100 + 1e-9
+        seen["outside" if expected == 0 else "inside" if expected == pytest.approx(shape.area) else "cut"] += 1
+    assert min(seen.values()) >= 10, seen
+
+
+def test_a_polygon_inside_is_untouched_and_one_around_becomes_the_square() -> None:
+    inside = np.array([[0.0, 0], [100, 0], [50, 100]])
+    assert clip_polygon(inside, 100) is inside
+    around = np.array([[-50.0, -50], [150, -50], [150, 150], [-50, 150]])
+    assert sorted(map(tuple, clip_polygon(around, 100))) == [(0, 0), (0, 100), (100, 0), (100, 100)]
+
+
+def test_a_wire_that_leaves_the_picture_keeps_its_slope() -> None:
+    wire = np.array([[10.0, 10], [300, 155], [300, 159], [10, 14]])
+    clipped = clip_polygon(wire, 100)
+    edge = clipped[np.isclose(clipped[:, 0], 100)]
+    assert sorted(edge[:, 1]) == pytest.approx([55, 59])
+
+
+# --- maps ----------------------------------------------------------------------------------------------------------
+
+
+def painted(width: int, height: int, corners: np.ndarray) -> np.ndarray:
+    image = np.zeros((height, width, 3), np.uint8)
+    (left, top), (right, bottom) = corners[0], corners[2]
+    image[top:bottom, left:right] = 255
+    return image
+
+
+SQUARE = np.array([[30, 20], [70, 20], [70, 50], [30, 50]])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_pixels_land_where_points_land(seed: int) -> None:
+    rng = sample_generator(seed, 0, 0)
+    width, height, size_px = 100, 75, 160
+    config = AugmentConfig(scale=0.3, translate=0.1, fliplr=0.5, flipud=0.5)
+    matrix = compose(random_view(size_px, size_px, config, rng), letterbox_matrix(height, width, size_px))
+    output = np.zeros((size_px, size_px, 3), np.uint8)
+    warp_into(output, painted(width, height, SQUARE), matrix)
+    rows, columns = (output[..., 0] > 127).nonzero()
+    corners = transform_points(SQUARE.astype(np.float64), matrix).clip(0, size_px)
+    assert [columns.min(), rows.min()] == pytest.approx(corners.min(0), abs=0.75)
+    assert [columns.max() + 1, rows.max() + 1] == pytest.approx(corners.max(0), abs=0.75)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_turned_square_keeps_its_place_and_size(seed: int) -> None:
+    rng = sample_generator(seed, 1, 0)
+    config = AugmentConfig(degrees=45, scale=0.2, translate=0, fliplr=0.5)
+    view = random_view(160, 160, config, rng)
+    matrix = compose(view, letterbox_matrix(75, 100, 160))
+    output = np.zeros((160, 160, 3), np.uint8)
+    warp_into(output, painted(100, 75, SQUARE), matrix)
+    rows, columns = (output[..., 0] > 127).nonzero()
+    corners = transform_points(SQUARE.astype(np.float64), matrix)
+    assert [columns.mean() + 0.5, rows.mean() + 0.5] == pytest.approx(corners.mean(0), abs=0.25)
+    assert len(rows) == pytest.approx(area(corners), rel=0.03)
+    drawn = np.zeros((160, 160), np.uint8)
+    cv2.fillPoly(drawn, [np.rint((corners - 0.5) * 16).astype(np.int32)], 1, shift=4)
+    assert ((output[..., 0] > 127) != (drawn > 0)).sum() < 0.06 * area(corners)
+
+
+def test_only_what_the_photograph_covers_is_touched() -> None:
+    output = np.full((60, 60, 3), FILL, np.uint8)
+    warp_into(output, np.full((10, 20, 3), 255, np.uint8), np.array([[1.0, 0, 15], [0, 1.0, 25]]))
+    expected = np.full((60, 60, 3), FILL, np.uint8)
+    expected[25:35, 15:35] = 255
+    np.testing.assert_array_equal(output, expected)
+    warp_into(output, np.zeros((10, 20, 3), np.uint8), np.array([[1.0, 0, 100], [0, 1.0, 0]]))
+    np.testing.assert_array_equal(output, expected)
+
+
+def test_compose_applies_the_inner_map_first() -> None:
+    rng = np.random.default_rng(0)
+    outer, inner, points = rng.normal(size=(2, 3)), rng.normal(size=(2, 3)), rng.normal(size=(5, 2))
+    np.testing.assert_allclose(
+        transform_points(points, compose(outer, inner)), transform_points(transform_points(points, inner), outer)
+    )
+
+
+def test_the_letterbox_is_centred_and_touches_the_border() -> None:
+    corners = np.array([[0.0, 0], [100, 50]])
+    assert transform_points(corners, letterbox_matrix(50, 100, 200)).tolist() == [[0, 50], [200, 150]]
+    assert transform_points(corners[:, ::-1], letterbox_matrix(100, 50, 200)).tolist() == [[50, 0], [150, 200]]
+
+
+def test_mosaic_tiles_meet_in_one_point_without_overlap() -> None:
+    shapes = [(50, 100), (100, 50), (80, 80), (100, 100)]
+    matrices = mosaic_matrices(shapes, 100, sample_generator(0, 0, 0))
+    boxes = [
+        transform_points(np.array([[0.0, 0], [width, height]]), matrix)
+        for (height, width), matrix in zip(shapes, matrices, strict=True)
+    ]
+    inner_corners = np.array([boxes[0][1], [boxes[1][0, 0], boxes[1][1, 1]], [boxes[2][1, 0], boxes[2][0, 1]], boxes[3][0]])
+    np.testing.assert_allclose(inner_corners, inner_corners[:1].repeat(4, 0))
+    assert 50 <= inner_corners[0].min()
+    assert inner_corners[0].max() <= 150
+    assert [float(np.max(corner[1] - corner[0])) for corner in boxes] == pytest.approx([100] * 4)
+
+
+# --- samples -------------------------------------------------------------------------------------------------------
+
+
+def labels_off_their_objects(sample: Sample) -> float:
+    """Return the largest share of an object's pixels, well inside its label, that show another colour."""
+    worst = 0.0
+    for class_id, polygon in zip(sample.class_ids, sample.polygons, strict=True):
+        inside = np.zeros(sample.image.shape[:2], np.uint8)
+        cv2.fillPoly(inside, [np.rint((polygon - 0.5) * 16).astype(np.int32)], 1, shift=4)
+        inside = cv2.erode(inside, np.ones((5, 5), np.uint8), borderValue=1) > 0
+        if inside.any():
+            worst = max(worst, 1 - float(coloured(sample.image, COLOURS[class_id])[inside].mean()))
+    return worst
+
+
+def objects_without_label(sample: Sample) -> int:
+    """Count the pixels that clearly show an object although no label of its colour is within two pixels."""
+    missed = 0
+    for class_id, colour in enumerate(COLOURS):
+        labelled = np.zeros(sample.image.shape[:2], np.uint8)
+        for position in np.flatnonzero(sample.class_ids == class_id):
+            cv2.fillPoly(labelled, [np.rint(sample.polygons[position] - 0.5).astype(np.int32)], 1)
+        near = cv2.dilate(labelled, np.ones((5, 5), np.uint8)) > 0
+        missed += int((coloured(sample.image, colour) & ~near).sum())
+    return missed
+
+
+def test_mosaic_keeps_labels_on_their_objects() -> None:
+    dataset = dataset_of(GEOMETRY_ONLY)
+    samples = [dataset[epoch, index] for epoch in range(8) for index in range(6)]
+    assert max(map(labels_off_their_objects, samples)) < 0.02
+    # An object of which less than two pixels are left loses its label, on purpose.
+    assert max(map(objects_without_label, samples)) <= 12
+    assert np.mean([len(sample.class_ids) for sample in samples]) > 2  # else nothing was joined
+
+
+def test_without_mosaic_there_is_one_photograph() -> None:
+    dataset = dataset_of(GEOMETRY_ONLY, mosaic_epochs=3)
+    assert max(len(dataset[2, index].class_ids) for index in range(6)) > 1
+    for index in range(6):
+        sample = dataset[3, index]
+        assert sample.class_ids.tolist() == [index]
+        assert labels_off_their_objects(sample) < 0.02
+        assert objects_without_label(sample) == 0
+
+
+@pytest.mark.parametrize(("name", "axis"), [("fliplr", 0), ("flipud", 1)])
+def test_flips_mirror_picture_and_polygons(name: str, axis: int) -> None:
+    still = dataset_of(STILL, mosaic_epochs=0)[0, 1]
+    flipped = dataset_of(AugmentConfig(**{**vars(STILL), name: 1.0}), mosaic_epochs=0)[0, 1]
+    expected = still.polygons[0].copy()
+    expected[:, axis] = 128 - expected[:, axis]
+    np.testing.assert_allclose(flipped.polygons[0], expected, atol=1e-6)
+    mirrored = still.image[:, ::-1] if axis == 0 else still.image[::-1]
+    assert np.abs(flipped.image.astype(int) - mirrored).mean() < 1
+    assert labels_off_their_objects(flipped) == 0
+    assert not np.allclose(expected, still.polygons[0])
+
+
+def test_the_same_seed_epoch_and_index_give_the_same_bytes_and_any_other_does_not() -> None:
+    def bytes_of(seed: int, epoch: int, index: int) -> bytes:
+        sample = dataset_of(AugmentConfig(), seed=seed)[epoch, index]
+        return sample.image.tobytes() + sample.masks.tobytes() + sample.boxes.tobytes()
+
+    assert bytes_of(1, 2, 3) == bytes_of(1, 2, 3)
+    assert len({bytes_of(1, 2, 3), bytes_of(1, 2, 4), bytes_of(1, 3, 3), bytes_of(2, 2, 3)}) == 4
+
+
+def test_one_sample_does_not_depend_on_those_drawn_before_it() -> None:
+    walked, jumped = dataset_of(AugmentConfig()), dataset_of(AugmentConfig())
+    for index in range(5):
+        last = walked[4, index]
+    assert last.image.tobytes() == jumped[4, 4].image.tobytes()
+
+
+# --- colour --------------------------------------------------------------------------------------------------------
+
+
+def test_without_strength_colours_stay_and_with_it_they_change() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (20, 20, 3), dtype=np.uint8)
+    assert jitter_colour(image, STILL, sample_generator(0, 0, 0)) is image
+    changed = jitter_colour(image, AugmentConfig(), sample_generator(0, 0, 0))
+    assert (changed.shape, changed.dtype) == (image.shape, np.uint8)
+    assert not np.array_equal(changed, image)
+
+
+def test_grey_stays_grey_and_red_stays_reddish() -> None:
+    grey = np.full((2, 2, 3), 100, np.uint8)
+    red = np.full((2, 2, 3), (200, 30, 30), np.uint8)
+    for index in range(20):
+        jittered = jitter_colour(grey, AugmentConfig(), sample_generator(0, 0, index))
+        assert (jittered.max(-1) == jittered.min(-1)).all()
+        assert (jitter_colour(red, AugmentConfig(), sample_generator(0, 0, index)).argmax(-1) == 0).all()

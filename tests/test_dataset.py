@@ -1,0 +1,299 @@
+"""Samples, batches and loaders: every image once, the same pixels for any number of ranks and workers, thin wires kept."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from utils.augment import AugmentConfig
+from utils.dataset import (
+    MASK_STRIDE,
+    Batch,
+    EpochBatches,
+    SegmentationDataset,
+    ShardBatches,
+    collate,
+    draw_masks,
+    get_dataloader,
+    open_images,
+    read_photos,
+)
+from utils.dataset_yaml import load_dataset_yaml
+from utils.errors import UserError
+from utils.labels import format_yolo_label
+
+SIZE_PX = 64
+SHAPES = [(48, 64), (64, 40), (96, 128), (64, 64), (30, 90), (50, 50), (80, 60)]
+COLOURS = [(250, 20, 20), (20, 250, 20)]
+BARS = [np.array([[0.1, 0.2], [0.6, 0.2], [0.6, 0.5], [0.1, 0.5]]), np.array([[0.3, 0.6], [0.9, 0.6], [0.9, 0.9], [0.3, 0.9]])]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write seven pictures of two bars each; the last has no label file."""
+    root = tmp_path_factory.mktemp("set")
+    (root / "images").mkdir()
+    (root / "labels").mkdir()
+    for number, (height, width) in enumerate(SHAPES):
+        image = np.random.default_rng(number).integers(50, 70, (height, width, 3), dtype=np.uint8)
+        for bar, colour in zip(BARS, COLOURS, strict=True):
+            (left, top), (right, bottom) = np.rint(bar[[0, 2]] * (width, height)).astype(int)
+            image[top:bottom, left:right] = colour
+        cv2.imwrite(str(root / "images" / f"{number}.png"), image[..., ::-1])
+        if number < len(SHAPES) - 1:
+            (root / "labels" / f"{number}.txt").write_text(format_yolo_label(enumerate(BARS)))
+    (root / "data.yaml").write_text("train: images\nnames: [first, second]\n")
+    return root
+
+
+@pytest.fixture
+def plain_set(folder: Path) -> SegmentationDataset:
+    return SegmentationDataset(read_photos(load_dataset_yaml(folder / "data.yaml"), "train"), SIZE_PX)
+
+
+@pytest.fixture
+def augmented_set(plain_set: SegmentationDataset) -> SegmentationDataset:
+    return SegmentationDataset(plain_set.photos, SIZE_PX, augment=AugmentConfig(), mosaic_epochs=9)
+
+
+# --- order ---------------------------------------------------------------------------------------------------------
+
+
+def epoch_of(num_samples: int, batch_size: int, world_size: int, epoch: int = 0) -> list[list[list[tuple[int, int]]]]:
+    """Return each rank's list of batches."""
+    ranks = [EpochBatches(num_samples, batch_size, rank, world_size, seed=5) for rank in range(world_size)]
+    for batches in ranks:
+        batches.epoch = epoch
+    assert {len(batches) for batches in ranks} == {len(list(batches)) for batches in ranks}
+    return [list(batches) for batches in ranks]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 4, 16])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("num_samples", [3, 4, 5, 7, 37, 64])
+def test_every_sample_comes_once_and_every_rank_has_as_many_batches(
+    num_samples: int, world_size: int, batch_size: int
+) -> None:
+    per_rank = epoch_of(num_samples, batch_size, world_size, epoch=2)
+    keys = [key for rank in per_rank for batch in rank for key in batch]
+    assert sorted(keys) == [(2, index) for index in range(num_samples)]
+    assert len({len(rank) for rank in per_rank}) == 1
+    sizes = [len(batch) for rank in per_rank for batch in rank]
+    assert min(sizes) > 0  # no rank may be left without an image while others compute gradients
+    if batch_size > 1:  # batches of one cannot give an odd image away
+        assert max(sizes) <= batch_size
+    assert max(sizes) - min(sizes) <= 2
+
+
+@pytest.mark.parametrize("num_samples", [8, 37, 64])
+def test_one_rank_and_two_with_the_same_global_batch_see_the_same_batches(num_samples: int) -> None:
+    (alone,) = epoch_of(num_samples, 4, 1)
+    first, second = epoch_of(num_samples, 2, 2)
+    assert len(alone) == len(first)
+    for together, left, right in zip(alone, first, second, strict=True):
+        assert together[0::2] == left
+        assert together[1::2] == right
+
+
+def test_order_changes_with_epoch_and_seed_only() -> None:
+    assert epoch_of(37, 4, 1) == epoch_of(37, 4, 1)
+
+    def order(seed: int, epoch: int) -> list[int]:
+        batches = EpochBatches(37, 4, 0, 1, seed)
+        batches.epoch = epoch
+        return [index for batch in batches for _, index in batch]
+
+    assert len({tuple(order(seed, epoch)) for seed in (0, 1) for epoch in (0, 1)}) == 4
+    assert order(0, 0) != list(range(37))
+
+
+@pytest.mark.parametrize(("num_samples", "world_size"), [(1, 2), (2, 3), (0, 1)])
+def test_fewer_images_than_processes_are_refused(num_samples: int, world_size: int) -> None:
+    with pytest.raises(UserError, match=f"{num_samples} training images cannot feed {world_size} processes"):
+        EpochBatches(num_samples, 4, 0, world_size, 0)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("num_samples", [0, 1, 2, 7, 64])
+def test_shards_cover_a_split_exactly_even_when_some_are_empty(num_samples: int, world_size: int) -> None:
+    shards = [ShardBatches(num_samples, 4, rank, world_size) for rank in range(world_size)]
+    indices = [index for shard in shards for batch in shard for _, index in batch]
+    assert sorted(indices) == list(range(num_samples))
+    for shard in shards:
+        sizes = [len(batch) for batch in shard]
+        assert len(sizes) == len(shard)
+        assert all(0 < size <= 4 for size in sizes)
+
+
+def test_an_empty_shard_makes_an_empty_loader(plain_set: SegmentationDataset) -> None:
+    assert list(get_dataloader(plain_set, ShardBatches(2, 4, 2, 3), 0, False)) == []
+
+
+# --- loaders -------------------------------------------------------------------------------------------------------
+
+
+def content(batch: Batch) -> list[bytes]:
+    """Return every tensor's bytes, and which samples they are."""
+    tensors = (batch.images, batch.batch_index, batch.class_ids, batch.boxes, batch.masks)
+    return [bytes(str([sample.index for sample in batch.samples]), "ascii"), *(t.numpy().tobytes() for t in tensors)]
+
+
+def test_workers_change_nothing_in_any_epoch_nor_in_the_middle_of_one(augmented_set: SegmentationDataset) -> None:
+    loaders = [
+        get_dataloader(augmented_set, EpochBatches(len(SHAPES), 2, 0, 1, seed=0), workers, False) for workers in (0, 1)
+    ]
+    seen = []
+    for epoch, start_batch in ((0, 0), (1, 0), (1, 2), (0, 0)):
+        for loader in loaders:
+            loader.set_epoch(epoch, start_batch)
+        here, worker = ([content(batch) for batch in loader] for loader in loaders)
+        assert here == worker
+        seen.append(here)
+    assert len(seen[0]) == 4
+    assert seen[0] != seen[1]
+    assert seen[2] == seen[1][2:]
+    assert seen[3] == seen[0]
+
+
+def test_shards_of_two_ranks_hold_the_pixels_of_one(plain_set: SegmentationDataset) -> None:
+    def images(rank: int, world_size: int) -> dict[int, bytes]:
+        loader = get_dataloader(plain_set, ShardBatches(len(SHAPES), 3, rank, world_size), 0, False)
+        return {sample.index: sample.image.tobytes() for batch in loader for sample in batch.samples}
+
+    assert {**images(0, 2), **images(1, 2)} == images(0, 1)
+
+
+def test_a_batch_names_each_target_by_its_image(plain_set: SegmentationDataset) -> None:
+    batch = collate([plain_set[0, 6], plain_set[0, 0], plain_set[0, 1]])
+    assert len(batch) == 3
+    assert batch.images.shape == (3, SIZE_PX, SIZE_PX, 3)
+    assert batch.images.dtype == torch.uint8
+    assert batch.batch_index.tolist() == [1, 1, 2, 2]
+    assert batch.boxes.shape == (4, 4)
+    assert batch.masks.shape == (3, SIZE_PX // 4, SIZE_PX // 4)
+    empty = collate([plain_set[0, 6]])
+    assert (empty.boxes.shape, empty.class_ids.dtype, empty.boxes.dtype) == ((0, 4), torch.int64, torch.float32)
+    assert empty.masks.max() == 0
+
+
+def test_the_packed_cache_changes_no_sample(plain_set: SegmentationDataset, tmp_path: Path) -> None:
+    said: list[str] = []
+    packed = open_images(plain_set.photos, SIZE_PX, tmp_path, "train", said.append)
+    assert packed is not None
+    assert len(said) == 1
+    cached = SegmentationDataset(plain_set.photos, SIZE_PX, packed=packed)
+    for index in range(len(SHAPES)):
+        assert cached[0, index].image.tobytes() == plain_set[0, index].image.tobytes()
+
+
+# --- samples -------------------------------------------------------------------------------------------------------
+
+
+def test_letterboxed_boxes_match_outlines_masks_and_pixels(plain_set: SegmentationDataset) -> None:
+    for index, (height, width) in enumerate(SHAPES[:-1]):
+        sample = plain_set[0, index]
+        longer = max(height, width)
+        shown = np.array([width, height]) * SIZE_PX / longer
+        assert sorted(sample.class_ids.tolist()) == [0, 1]
+        for position, class_id in enumerate(sample.class_ids):
+            polygon, box = sample.polygons[position], sample.boxes[position]
+            np.testing.assert_allclose(box, [*polygon.min(0), *polygon.max(0)], atol=1e-4)
+            expected = BARS[class_id] * shown + (SIZE_PX - shown) / 2
+            np.testing.assert_allclose(polygon, expected, atol=1.01)  # whole pixels of padding and size
+            x1, y1, x2, y2 = np.rint(box).astype(int)
+            part = sample.image[y1 + 1 : y2 - 1, x1 + 1 : x2 - 1]
+            assert np.abs(part.astype(int) - COLOURS[class_id]).max() < 60
+            rows, columns = (sample.masks == position + 1).nonzero()
+            mask_box = np.array([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]) * MASK_STRIDE
+            assert np.abs(mask_box - box).max() <= MASK_STRIDE
+
+
+def test_a_photograph_without_label_file_has_no_objects(plain_set: SegmentationDataset) -> None:
+    sample = plain_set[0, 6]
+    assert len(sample.class_ids) == len(sample.polygons) == 0
+    assert sample.boxes.shape == (0, 4)
+    assert sample.masks.max() == 0
+
+
+def test_a_wrong_label_is_named_by_file_and_line(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "images").symlink_to(folder / "images")
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels" / "3.txt").write_text("0 0.1 0.1 0.5 0.1 0.5 0.5\n7 0.1 0.1 0.5 0.1 0.5 0.5\n")
+    (tmp_path / "data.yaml").write_text("train: images\nnames: [first, second]\n")
+    with pytest.raises(UserError, match=r"3\.txt:2"):
+        read_photos(load_dataset_yaml(tmp_path / "data.yaml"), "train")
+
+
+def test_small_objects_lie_on_top_of_large_ones(plain_set: SegmentationDataset) -> None:
+    small = np.array([[20.0, 20], [36, 20], [36, 36], [20, 36]])
+    large = np.array([[8.0, 8], [56, 8], [56, 56], [8, 56]])
+    for polygons, class_ids in (([small, large], [3, 5]), ([large, small], [5, 3])):
+        image = np.zeros((SIZE_PX, SIZE_PX, 3), np.uint8)
+        sample = plain_set._finish(0, image, np.array(class_ids), polygons)
+        assert sample.class_ids.tolist() == [5, 3]
+        assert sample.boxes.tolist() == [[8, 8, 56, 56], [20, 20, 36, 36]]
+        assert sample.masks[7, 7] == 2
+        assert sample.masks[3, 3] == 1
+        assert (sample.masks == 2).sum() >= 16
+        assert sample.masks[0, 0] == 0
+
+
+# --- wires ---------------------------------------------------------------------------------------------------------
+
+
+def wire(angle: float, length: float, width: float, centre: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return a straight wire's outline (4, 2) and points along its middle (200, 2), in pixels."""
+    along = np.array([math.cos(angle), math.sin(angle)])
+    across = np.array([-along[1], along[0]]) * width / 2
+    ends = centre - along * length / 2, centre + along * length / 2
+    outline = np.array([ends[0] - across, ends[1] - across, ends[1] + across, ends[0] + across])
+    return outline, ends[0] + (ends[1] - ends[0]) * np.linspace(0.01, 0.99, 200)[:, None]
+
+
+def length_kept(masks: np.ndarray, middle: np.ndarray) -> float:
+    """Return the share of a wire's length that has a mask pixel at most one pixel away."""
+    near = cv2.dilate((masks > 0).astype(np.uint8), cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3)))
+    columns, rows = (middle / MASK_STRIDE).astype(int).T
+    return float((near[rows, columns] > 0).mean())
+
+
+def filled_then_shrunk(polygon: np.ndarray, size_px: int) -> np.ndarray:
+    full = np.zeros((size_px, size_px), np.uint8)
+    cv2.fillPoly(full, [polygon.astype(np.int32)], 1)
+    side = size_px // MASK_STRIDE
+    return cv2.resize(full, (side, side), interpolation=cv2.INTER_LINEAR)
+
+
+def test_thin_wires_keep_their_length_where_fill_and_shrink_lose_it() -> None:
+    rng = np.random.default_rng(0)
+    size_px, ours, shrunk = 640, [], []
+    for angle in rng.uniform(0, math.pi, 40):
+        outline, middle = wire(angle, 500, rng.uniform(0.7, 1.5), rng.uniform(300, 340, 2))
+        ours.append(length_kept(draw_masks([outline], size_px), middle))
+        shrunk.append(length_kept(filled_then_shrunk(outline, size_px), middle))
+    assert min(ours) > 0.75
+    assert np.mean(ours) > np.mean(shrunk) + 0.1
+    assert min(shrunk) < 0.75
+
+
+def test_masks_are_not_shifted_against_the_outline() -> None:
+    square = np.array([[80.0, 160], [240, 160], [240, 400], [80, 400]])
+    rows, columns = draw_masks([square], 640).nonzero()
+    # fillPoly paints every pixel that the outline touches: up to half a mask pixel more on each side.
+    assert [columns.mean() + 0.5, rows.mean() + 0.5] == pytest.approx([40, 70], abs=0.3)
+    assert len(rows) == pytest.approx(40 * 60, rel=0.06)
+
+
+def test_masks_have_one_value_for_each_outline() -> None:
+    squares = [np.array([[0.0, 0], [16, 0], [16, 16], [0, 16]]) + 24 * k for k in range(3)]
+    masks = draw_masks(squares, 96)
+    assert masks.dtype == np.int32
+    assert masks.shape == (24, 24)
+    assert np.unique(masks).tolist() == [0, 1, 2, 3]
+    assert [masks[2 + 6 * k, 2 + 6 * k] for k in range(3)] == [1, 2, 3]
+    assert draw_masks([], 96).max() == 0
