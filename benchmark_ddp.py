@@ -27,7 +27,7 @@ from utils.runtime import (
     usable_cpu_count,
     visible_gpu_count,
 )
-from utils.scaling import MOST_CPU_PROCESSES, Run, process_counts, run_benchmark, scaling_table, summarise
+from utils.scaling import MOST_CPU_PROCESSES, Run, noise_note, process_counts, run_benchmark, scaling_table, summarise
 from utils.scaling_rank import RankJob
 from utils.synthetic import weights_or_description
 
@@ -84,13 +84,14 @@ def main() -> int:
         device=device.type,
         timeout_s=config.timeout_s,
     )
-    place = f"{max(counts)} x {torch.cuda.get_device_name(0)}" if gpus else "CPU, one thread per process"
+    place = f"up to {max(counts)} x {torch.cuda.get_device_name(0)}" if gpus else "CPU cores, one for each process"
     precision = choose_precision(config.amp, device).name
-    heading = f"Training {Path(config.model).stem} at {config.img_size} pixels, precision {precision}, on up to {place}"
+    heading = f"Training {Path(config.model).stem} at {config.img_size} pixels, precision {precision}, on {place}"
     print("\n".join([heading, *([note] if note else [])]), flush=True)
     runs = run_benchmark(job, counts, SCALINGS[config.scaling], config.repeats, announce)
     rows = summarise(runs)
-    print(f"\n{scaling_table(rows)}\n")
+    noise = noise_note(rows)
+    print("\n".join(["", scaling_table(rows), "", *([noise] if noise else [])]))
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     record = {"config": to_dict(config), "environment": environment_report(), "summary": rows, "runs": runs}

@@ -12,7 +12,7 @@ step "2/5 Parsing labels to YOLO format"
 "$PYTHON" parse_labels.py --input data/demo/raw --output data/demo/processed --line-width 14 --long-side 640
 step "3/5 Training on 2 processes"
 # From scratch and in minutes: a higher rate than the default, which is meant for fine-tuning pretrained weights.
-bash train_ddp.sh 2 4 40 320 -- --model yolov8n-seg.yaml --optimizer adamw --lr 0.002 \
+bash train_ddp.sh 2 4 30 320 -- --model yolov8n-seg.yaml --optimizer adamw --lr 0.002 \
     --data data/demo/processed/dataset.yaml --save-dir models/demo
 step "4/5 Evaluating best.pt"
 "$PYTHON" evaluate_model.py --model models/demo/best.pt --data data/demo/processed/dataset.yaml --output outputs/demo/evaluation

@@ -23,7 +23,6 @@ from utils.model import build_model
 from utils.plots.speed import plot_profile
 from utils.profiling import (
     BatchProfile,
-    best_profile,
     profile_batch,
     profile_table,
     profile_until_full,
@@ -40,8 +39,6 @@ from utils.runtime import (
 )
 from utils.step_timer import build_training
 from utils.synthetic import weights_or_description
-
-CPU_MEMORY = "No GPU is profiled: memory is the peak of the whole process so far (RSS)"
 
 
 @dataclass(frozen=True)
@@ -82,8 +79,10 @@ def main() -> int:
     precision = choose_precision(config.amp, device)
     source, note = weights_or_description(config.model)
     model = build_model(source, load_dataset_yaml(DEFAULT_DATASET_YAML).names)
-    heading = describe(config, device, precision.name)
-    print("\n".join([heading, *([note] if note else []), *([] if is_gpu else [CPU_MEMORY])]), flush=True)
+    introduction = [describe(config, device, precision.name), *([note] if note else [])]
+    if not is_gpu:
+        introduction.append("No GPU is profiled: memory is the peak of the whole process so far (RSS)")
+    print("\n".join(introduction), flush=True)
 
     measure = partial(
         profile_batch,
@@ -99,7 +98,15 @@ def main() -> int:
     report = [profile_table(profiles), "", *verdict_lines(profiles, too_large)]
     print("\n".join(["", *report]))
     folder = Path(config.output)
-    write_results(folder, config, device, heading, report, profiles, too_large)
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = environment_report()
+    facts = [f"{name}: {value}" for name, value in environment.items()]
+    text = "\n".join([*introduction, "Times are ms per step.", "", *report, "", *facts, ""])
+    write_bytes_atomic(folder / "profiling_report.txt", text.encode())
+    record = {"config": to_dict(config), "environment": environment, **to_record(profiles, too_large)}
+    write_bytes_atomic(folder / "profile.json", (json.dumps(record, indent=2) + "\n").encode())
+    capacity = torch.cuda.get_device_properties(device).total_memory if is_gpu else None
+    plot_profile(profiles, record["best_batch_size"], introduction[0], capacity, folder / "gpu_profile.png")
     print(f"Written: {folder / 'gpu_profile.png'}, {folder / 'profiling_report.txt'}, {folder / 'profile.json'}")
     return 0
 
@@ -117,46 +124,6 @@ def describe(config: ProfileConfig, device: torch.device, precision: str) -> str
 def announce(profile: BatchProfile) -> None:
     """Say that a batch size is done."""
     print(f"  batch {profile.batch_size}: {profile.images_per_s:.1f} images/s", flush=True)
-
-
-def write_results(
-    folder: Path,
-    config: ProfileConfig,
-    device: torch.device,
-    heading: str,
-    report: list[str],
-    profiles: list[BatchProfile],
-    too_large: int | None,
-) -> None:
-    """Write the chart, the report and the JSON file, each complete or not at all."""
-    environment = environment_report()
-    folder.mkdir(parents=True, exist_ok=True)
-    versions = [f"{name}: {value}" for name, value in environment.items()]
-    text = "\n".join(
-        [
-            heading,
-            "Times are ms per step.",
-            *([] if device.type == "cuda" else [CPU_MEMORY]),
-            "",
-            *report,
-            "",
-            *versions,
-            "",
-        ]
-    )
-    write_bytes_atomic(folder / "profiling_report.txt", text.encode())
-    record = {
-        "config": to_dict(config),
-        "device": str(device),
-        "environment": environment,
-        "profiles": [to_record(profile) for profile in profiles],
-        "best_batch_size": best_profile(profiles).batch_size,
-        "largest_batch_size": profiles[-1].batch_size,
-        "out_of_memory_at": too_large,
-    }
-    write_bytes_atomic(folder / "profile.json", (json.dumps(record, indent=2) + "\n").encode())
-    capacity = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
-    plot_profile(profiles, heading, capacity, folder / "gpu_profile.png")
 
 
 if __name__ == "__main__":

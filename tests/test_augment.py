@@ -74,7 +74,7 @@ def star_polygon(rng: np.random.Generator) -> np.ndarray:
     """Return a simple polygon around a random centre, most of the time partly outside [0, 100]²."""
     count = int(rng.integers(3, 15))
     angles = np.sort(rng.uniform(0, 2 * math.pi, count))
-    radii = rng.uniform(5, 90, count)
+    radii = rng.uniform(5, rng.choice([25, 90]), count)
     points = rng.uniform(-20, 120, 2) + np.stack([np.cos(angles), np.sin(angles)], 1) * radii[:, None]
     return points if rng.random() < 0.5 else points[::-1]
 
@@ -193,9 +193,11 @@ def test_mosaic_tiles_meet_in_one_point_without_overlap() -> None:
         transform_points(np.array([[0.0, 0], [width, height]]), matrix)
         for (height, width), matrix in zip(shapes, matrices, strict=True)
     ]
-    inner_corners = np.array([boxes[0][1], [boxes[1][0, 0], boxes[1][1, 1]], [boxes[2][1, 0], boxes[2][0, 1]], boxes[3][0]])
+    inner_corners = np.array(
+        [boxes[0][1], [boxes[1][0, 0], boxes[1][1, 1]], [boxes[2][1, 0], boxes[2][0, 1]], boxes[3][0]]
+    )
     np.testing.assert_allclose(inner_corners, inner_corners[:1].repeat(4, 0))
-    assert 50 <= inner_corners[0].min()
+    assert inner_corners[0].min() >= 50
     assert inner_corners[0].max() <= 150
     assert [float(np.max(corner[1] - corner[0])) for corner in boxes] == pytest.approx([100] * 4)
 
@@ -231,8 +233,8 @@ def test_mosaic_keeps_labels_on_their_objects() -> None:
     dataset = dataset_of(GEOMETRY_ONLY)
     samples = [dataset[epoch, index] for epoch in range(8) for index in range(6)]
     assert max(map(labels_off_their_objects, samples)) < 0.02
-    # An object of which less than two pixels are left loses its label, on purpose.
-    assert max(map(objects_without_label, samples)) <= 12
+    # Slivers at the border lose their label on purpose: less than two pixels long, or a hundredth of the object.
+    assert sum(map(objects_without_label, samples)) < 40
     assert np.mean([len(sample.class_ids) for sample in samples]) > 2  # else nothing was joined
 
 

@@ -30,7 +30,10 @@ from utils.labels import format_yolo_label
 SIZE_PX = 64
 SHAPES = [(48, 64), (64, 40), (96, 128), (64, 64), (30, 90), (50, 50), (80, 60)]
 COLOURS = [(250, 20, 20), (20, 250, 20)]
-BARS = [np.array([[0.1, 0.2], [0.6, 0.2], [0.6, 0.5], [0.1, 0.5]]), np.array([[0.3, 0.6], [0.9, 0.6], [0.9, 0.9], [0.3, 0.9]])]
+BARS = [
+    np.array([[0.1, 0.2], [0.6, 0.2], [0.6, 0.5], [0.1, 0.5]]),
+    np.array([[0.3, 0.6], [0.9, 0.6], [0.9, 0.9], [0.3, 0.9]]),
+]
 
 
 @pytest.fixture(scope="module")
@@ -73,21 +76,31 @@ def epoch_of(num_samples: int, batch_size: int, world_size: int, epoch: int = 0)
     return [list(batches) for batches in ranks]
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 4, 16])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("num_samples", [3, 4, 5, 7, 37, 64])
-def test_every_sample_comes_once_and_every_rank_has_as_many_batches(
-    num_samples: int, world_size: int, batch_size: int
-) -> None:
+def check_epoch(num_samples: int, batch_size: int, world_size: int) -> list[int]:
+    """Assert what holds for every epoch; return the sizes of all batches."""
     per_rank = epoch_of(num_samples, batch_size, world_size, epoch=2)
     keys = [key for rank in per_rank for batch in rank for key in batch]
     assert sorted(keys) == [(2, index) for index in range(num_samples)]
     assert len({len(rank) for rank in per_rank}) == 1
     sizes = [len(batch) for rank in per_rank for batch in rank]
     assert min(sizes) > 0  # no rank may be left without an image while others compute gradients
-    if batch_size > 1:  # batches of one cannot give an odd image away
-        assert max(sizes) <= batch_size
+    return sizes
+
+
+@pytest.mark.parametrize("batch_size", [2, 4, 16])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("num_samples", [3, 4, 5, 7, 37, 64])
+def test_every_sample_comes_once_and_every_rank_has_as_many_batches(
+    num_samples: int, world_size: int, batch_size: int
+) -> None:
+    sizes = check_epoch(num_samples, batch_size, world_size)
+    assert max(sizes) <= batch_size
     assert max(sizes) - min(sizes) <= 2
+
+
+@pytest.mark.parametrize(("num_samples", "world_size"), [(7, 1), (6, 2), (3, 2), (7, 2), (5, 3), (37, 3)])
+def test_batches_of_one_leave_no_rank_without_an_image(num_samples: int, world_size: int) -> None:
+    assert max(check_epoch(num_samples, 1, world_size)) <= 2  # one cannot give an odd image away
 
 
 @pytest.mark.parametrize("num_samples", [8, 37, 64])
@@ -210,7 +223,7 @@ def test_letterboxed_boxes_match_outlines_masks_and_pixels(plain_set: Segmentati
             assert np.abs(part.astype(int) - COLOURS[class_id]).max() < 60
             rows, columns = (sample.masks == position + 1).nonzero()
             mask_box = np.array([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]) * MASK_STRIDE
-            assert np.abs(mask_box - box).max() <= MASK_STRIDE
+            assert np.abs(mask_box - box).max() <= 1.25 * MASK_STRIDE
 
 
 def test_a_photograph_without_label_file_has_no_objects(plain_set: SegmentationDataset) -> None:
@@ -256,10 +269,12 @@ def wire(angle: float, length: float, width: float, centre: np.ndarray) -> tuple
 
 
 def length_kept(masks: np.ndarray, middle: np.ndarray) -> float:
-    """Return the share of a wire's length that has a mask pixel at most one pixel away."""
-    near = cv2.dilate((masks > 0).astype(np.uint8), cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3)))
-    columns, rows = (middle / MASK_STRIDE).astype(int).T
-    return float((near[rows, columns] > 0).mean())
+    """Return the share of a wire's length that has a mask pixel at most a quarter of a mask pixel away."""
+    hit = np.zeros(len(middle), bool)
+    for shift in ((0.0, 0.0), (0.25, 0), (-0.25, 0), (0, 0.25), (0, -0.25)):
+        columns, rows = (middle / MASK_STRIDE + shift).astype(int).T
+        hit |= masks[rows, columns] > 0
+    return float(hit.mean())
 
 
 def filled_then_shrunk(polygon: np.ndarray, size_px: int) -> np.ndarray:
@@ -273,20 +288,26 @@ def test_thin_wires_keep_their_length_where_fill_and_shrink_lose_it() -> None:
     rng = np.random.default_rng(0)
     size_px, ours, shrunk = 640, [], []
     for angle in rng.uniform(0, math.pi, 40):
-        outline, middle = wire(angle, 500, rng.uniform(0.7, 1.5), rng.uniform(300, 340, 2))
+        outline, middle = wire(angle, 500, 1.0, rng.uniform(300, 340, 2))
         ours.append(length_kept(draw_masks([outline], size_px), middle))
         shrunk.append(length_kept(filled_then_shrunk(outline, size_px), middle))
     assert min(ours) > 0.75
-    assert np.mean(ours) > np.mean(shrunk) + 0.1
+    assert np.mean(ours) > np.mean(shrunk) + 0.15
     assert min(shrunk) < 0.75
 
 
 def test_masks_are_not_shifted_against_the_outline() -> None:
-    square = np.array([[80.0, 160], [240, 160], [240, 400], [80, 400]])
-    rows, columns = draw_masks([square], 640).nonzero()
-    # fillPoly paints every pixel that the outline touches: up to half a mask pixel more on each side.
-    assert [columns.mean() + 0.5, rows.mean() + 0.5] == pytest.approx([40, 70], abs=0.3)
-    assert len(rows) == pytest.approx(40 * 60, rel=0.06)
+    rng = np.random.default_rng(0)
+    shifts, areas = [], []
+    for _ in range(60):
+        square = np.array([[80.0, 160], [240, 160], [240, 400], [80, 400]]) + rng.uniform(-8, 8, 2)
+        rows, columns = draw_masks([square], 640).nonzero()
+        shifts.append(np.array([columns.mean(), rows.mean()]) + 0.5 - square.mean(0) / MASK_STRIDE)
+        areas.append(len(rows))
+    assert np.abs(np.mean(shifts, 0)).max() < 0.1
+    assert np.abs(shifts).max() <= 0.5 + 1 / 16
+    # Every pixel that the outline touches counts: half a mask pixel more on each side.
+    assert np.mean(areas) == pytest.approx(41 * 61, rel=0.02)
 
 
 def test_masks_have_one_value_for_each_outline() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -44,14 +45,14 @@ def test_half_way_is_half_the_cosine() -> None:
 
 def test_the_warm_up_climbs_and_the_cosine_falls() -> None:
     rates = [SPEC.lr_at(step) for step in range(101)]
-    assert all(later > earlier for earlier, later in zip(rates[:9], rates[1:10], strict=True))
-    assert all(later < earlier for earlier, later in zip(rates[9:], rates[10:], strict=False))
+    assert all(later > earlier for earlier, later in pairwise(rates[:10]))
+    assert all(later < earlier for earlier, later in pairwise(rates[9:]))
 
 
 def test_biases_begin_high_and_meet_the_others_after_the_warm_up() -> None:
     biases = [SPEC.lr_at(step, is_bias=True) for step in range(12)]
     assert biases[0] == pytest.approx(0.3 + (SPEC.cosine_at(0) - 0.3) / 10)
-    assert all(later < earlier for earlier, later in zip(biases[:9], biases[1:10], strict=True))
+    assert all(later < earlier for earlier, later in pairwise(biases[:10]))
     assert biases[9:] == pytest.approx([SPEC.lr_at(step) for step in (9, 10, 11)])
 
 

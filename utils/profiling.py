@@ -119,6 +119,14 @@ def profile_table(profiles: Sequence[BatchProfile]) -> str:
     return format_table(header, rows)
 
 
-def to_record(profile: BatchProfile) -> dict[str, Any]:
-    """Return a profile as plain values for JSON."""
-    return {**asdict(profile), "step_ms": profile.step_ms, "images_per_s": profile.images_per_s}
+def to_record(profiles: Sequence[BatchProfile], too_large: int | None) -> dict[str, Any]:
+    """Return profiles and verdict as plain values for JSON."""
+    return {
+        "best_batch_size": best_profile(profiles).batch_size,
+        "largest_batch_size": max(profile.batch_size for profile in profiles),
+        "out_of_memory_at": too_large,
+        "profiles": [
+            {**asdict(profile), "step_ms": profile.step_ms, "images_per_s": profile.images_per_s}
+            for profile in profiles
+        ],
+    }

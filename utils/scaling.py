@@ -32,7 +32,8 @@ _RANK_CODE = (
     "from utils.runtime import die_with_parent; die_with_parent(only_under_torchrun=False); "
     "from utils.errors import run_script; from utils.scaling_rank import main; run_script(main)"
 )
-_REASON = re.compile(r"^(\[rank \d+\] )?error: |^[\w.]*(Error|Exception)\b")  # a UserError's line, or a traceback's last
+_USER_ERROR = re.compile(r"^(\[rank \d+\] )?error: ")
+_EXCEPTION = re.compile(r"^[\w.]*(Error|Exception)\b")  # the last line of a traceback
 _MEDIANS = (
     "step_ms",
     "compute_ms",
@@ -125,8 +126,8 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path, deadline_s
 
 def _reason(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    telling = [line for line in lines if _REASON.match(line)] or lines or ["it said nothing"]
-    return telling[-1].partition("error: ")[2] or telling[-1]
+    telling = [line for line in lines if _USER_ERROR.match(line) or _EXCEPTION.match(line)]
+    return _USER_ERROR.sub("", (telling or lines or ["it said nothing"])[-1])
 
 
 def _log_file(folder: Path, rank: int) -> Path:
@@ -196,6 +197,16 @@ def summarise(runs: Iterable[Run]) -> list[dict[str, Any]]:
             row[name] = None if None in values else median(values)
         rows.append(row)
     return sorted(rows, key=lambda row: (("weak", "strong").index(row["scaling"]), row["processes"]))
+
+
+def noise_note(rows: Iterable[dict[str, Any]]) -> str | None:
+    """Return a line about communication that came out below zero, or None."""
+    if all(row["communication_ms"] >= 0 for row in rows):
+        return None
+    return (
+        "Communication below 0: steps without it took longer, so the machine's load changed by more than it costs; "
+        "repeat on an idle machine or with more --steps"
+    )
 
 
 def scaling_table(rows: Sequence[dict[str, Any]]) -> str:

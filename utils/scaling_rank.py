@@ -5,6 +5,7 @@ The command line names a folder that holds job.json; the answer is rank<N>.json 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from utils.dataset import Batch
 from utils.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.distributed import RankInfo, barrier, cleanup_ddp, read_rank_environment
 from utils.engine import TrainingEngine
@@ -67,7 +69,7 @@ def main() -> None:
 
 
 def measure(job: RankJob, ranks: RankInfo, device: torch.device) -> dict[str, Any]:
-    """Train with all communication, then with none, then time the all-reduce alone. Every rank must reach this.
+    """Train with all communication and with none, then time the all-reduce alone. Every rank must reach this.
 
     Returns ms of each step in `step_ms` and `compute_ms`, the mean `phase_ms` of the former, and `allreduce_ms` for a
     buffer of `gradient_bytes`; with one process `compute_ms` is `step_ms` and `allreduce_ms` is empty.
@@ -76,30 +78,41 @@ def measure(job: RankJob, ranks: RankInfo, device: torch.device) -> dict[str, An
     share = len(range(ranks.rank, job.global_batch_size, ranks.world_size))
     model = build_model(job.model, load_dataset_yaml(DEFAULT_DATASET_YAML).names)
     batch = synthetic_batch(share, job.img_size, model.nc, objects_per_image=job.objects_per_image, seed=ranks.rank)
-    training = build_training(
-        model,
-        device,
-        choose_precision(job.amp, device),
-        local_rank=ranks.local_rank,
-        world_size=ranks.world_size,
-    )
-    barrier()
-    phases_ms = time_training_steps(training, batch, job.warmup_steps, job.steps)
+    precision = choose_precision(job.amp, device)
+    training = build_training(model, device, precision, local_rank=ranks.local_rank, world_size=ranks.world_size)
     num_bytes = sum(parameter.numel() * 4 for parameter in model.parameters() if parameter.requires_grad)
-    step_ms = phases_ms.sum(1)
-    compute_ms, allreduce_ms = step_ms, np.zeros(0)
     if ranks.world_size > 1:
-        with training.engine.model.no_sync():  # type: ignore[operator,union-attr] # this is DDP
-            compute_ms = time_training_steps(_alone(training), batch, job.warmup_steps, job.steps).sum(1)
+        phases_ms, compute_ms = _time_with_and_without(training, batch, job)
         allreduce_ms = _time_allreduce(num_bytes, device)
+    else:
+        phases_ms = time_training_steps(training, batch, job.warmup_steps, job.steps)
+        compute_ms, allreduce_ms = phases_ms.sum(1), np.zeros(0)
     return {
-        "step_ms": step_ms.tolist(),
+        "step_ms": phases_ms.sum(1).tolist(),
         "compute_ms": compute_ms.tolist(),
         "phase_ms": dict(zip(PHASES, phases_ms.mean(0).tolist(), strict=True)),
         "allreduce_ms": allreduce_ms.tolist(),
         "gradient_bytes": num_bytes,
         "batch_size": share,
     }
+
+
+def _time_with_and_without(training: Training, batch: Batch, job: RankJob) -> tuple[np.ndarray, np.ndarray]:
+    """Return the phases of steps with communication in ms (steps, 5), and the ms of steps without any (steps,).
+
+    Two halves of each, with the ones without in the middle: a machine that grows slower or faster meanwhile does so
+    for both alike.
+    """
+    alone = _alone(training)
+    halves: dict[bool, list[np.ndarray]] = {True: [], False: []}
+    for communicates in (True, False, False, True):
+        barrier()
+        # The engine's model is DDP: under no_sync its hooks leave the gradients where they are.
+        quiet = contextlib.nullcontext() if communicates else training.engine.model.no_sync()  # type: ignore[operator]
+        with quiet:
+            chosen = training if communicates else alone
+            halves[communicates].append(time_training_steps(chosen, batch, job.warmup_steps, -(-job.steps // 2)))
+    return np.concatenate(halves[True]), np.concatenate(halves[False]).sum(1)
 
 
 class LocalLoss:

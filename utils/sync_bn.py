@@ -28,7 +28,7 @@ class _AllReduceSum(torch.autograd.Function):
 class GlooSyncBatchNorm2d(nn.BatchNorm2d):
     """BatchNorm2d over the batches of all ranks, by a differentiable all-reduce of (sum, sum of squares, count).
 
-    Input and output (B, C, H, W). Batches may differ in size between ranks. Statistics are computed in float32.
+    Input and output (B, C, H, W). Batches may differ in size between ranks. Statistics are summed in float64.
     In evaluation, or with one rank, this is plain BatchNorm2d.
     """
 
@@ -37,13 +37,16 @@ class GlooSyncBatchNorm2d(nn.BatchNorm2d):
         if not (self.training and dist.is_initialized() and dist.get_world_size() > 1):
             return super().forward(input)
         values = input.float()
-        count = values.new_full((1,), values.numel() / values.shape[1])
-        statistics = torch.cat([values.sum((0, 2, 3)), values.square().sum((0, 2, 3)), count])
+        # In double: the variance is a small difference of two large sums.
+        count = values.new_full((1,), values.numel() / values.shape[1], dtype=torch.float64)
+        sums = [values.sum((0, 2, 3), dtype=torch.float64), values.square().sum((0, 2, 3), dtype=torch.float64)]
+        statistics = torch.cat([*sums, count])
         total = _AllReduceSum.apply(statistics)
         channels = values.shape[1]
         mean = total[:channels] / total[-1]
         variance = (total[channels:-1] / total[-1] - mean.square()).clamp(min=0)
-        self._track(mean.detach(), variance.detach(), total[-1].detach())
+        mean, variance = mean.float(), variance.float()
+        self._track(mean.detach(), variance.detach(), total[-1].detach().float())
         scale = torch.rsqrt(variance + self.eps)
         shift = -mean * scale
         if self.affine:
