@@ -134,7 +134,7 @@ def _load_index(pixel_file: Path, index_file: Path) -> CacheIndex | None:
         content = json.loads(index_file.read_text(encoding="utf-8"))
         index = CacheIndex(pixel_file, np.array(content["offsets"], np.int64), np.array(content["sizes"], np.int32))
         return index if pixel_file.stat().st_size == index.offsets[-1] else None
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None  # absent or damaged: built again
 
 

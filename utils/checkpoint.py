@@ -29,7 +29,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 
     checkpoints beyond the newest `keep` are removed after that. Call on one rank only.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"step-{step:08d}"
+    final = _free_name(folder / f"step-{step:08d}")
     temporary = folder / f".tmp-{final.name}-{os.getpid()}"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
@@ -42,7 +42,6 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 
         with (temporary / MANIFEST_FILE).open("w", encoding="utf-8") as file:
             json.dump(manifest, file)
             _flush(file)
-        shutil.rmtree(final, ignore_errors=True)  # the same step saved again holds the same state
         os.replace(temporary, final)
         _flush_folder(folder)
     finally:
@@ -85,7 +84,7 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
     """Load a checkpoint's state onto the CPU; refuses anything but tensors and plain values."""
     try:
         state = torch.load(checkpoint / STATE_FILE, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise UserError(f"{checkpoint / STATE_FILE}: not a checkpoint of this trainer: {error}") from error
     if not isinstance(state, dict):
         raise UserError(f"{checkpoint / STATE_FILE}: not a checkpoint of this trainer")
@@ -104,6 +103,14 @@ def atomic_torch_save(content: Any, path: Path) -> None:
         _flush_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _free_name(wanted: Path) -> Path:
+    """Number a step that is saved once more: removing the earlier one first would leave a moment without either."""
+    name, number = wanted, 1
+    while name.exists():
+        name, number = wanted.with_name(f"{wanted.name}-{number:02d}"), number + 1
+    return name
 
 
 def _checkpoints(folder: Path) -> list[Path]:

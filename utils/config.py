@@ -150,7 +150,7 @@ def _checked(path: Path, name: str, value: Any, field: dataclasses.Field[Any], k
     converted = []
     for item in items:
         is_number = isinstance(item, int | float) and not isinstance(item, bool)
-        fits = {bool: isinstance(item, bool), int: is_number and item == int(item), float: is_number}
+        fits = {bool: isinstance(item, bool), int: is_number and float(item).is_integer(), float: is_number}
         if not fits.get(base, isinstance(item, str | int | float) and not isinstance(item, bool)):
             raise UsageError(f"--config {path}: {name}: expected {base.__name__}, found {item!r}")
         choices = field.metadata["choices"]

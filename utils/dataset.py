@@ -257,7 +257,8 @@ class EpochBatches(Sampler[list[tuple[int, int]]]):
                 f"{num_samples} training images cannot feed {world_size} processes; start at most {num_samples}"
             )
         self.num_samples, self.rank, self.world_size, self.seed = num_samples, rank, world_size, seed
-        self.num_batches = -(-num_samples // (batch_size_per_gpu * world_size))
+        # The second bound leaves no rank without an image where there are next to none; a batch may then hold one more.
+        self.num_batches = min(-(-num_samples // (batch_size_per_gpu * world_size)), num_samples // world_size)
         self.epoch, self.start_batch = 0, 0
 
     def __len__(self) -> int:

@@ -72,7 +72,7 @@ def _class_names(file: Path, names: Any) -> tuple[str, ...]:
         names = dict(enumerate(names))
     if not isinstance(names, dict) or not names:
         raise UserError(f"{file}: `names` must list the classes, such as `0: conductor`")
-    if sorted(names) != list(range(len(names))):
+    if set(names) != set(range(len(names))):
         raise UserError(f"{file}: `names` must be numbered 0 to {len(names) - 1} without gaps, found {list(names)}")
     return tuple(str(names[index]) for index in range(len(names)))
 

@@ -234,8 +234,6 @@ class TrainingEngine:
             with self._autocast():
                 values = _named_values(criterion(model(inputs), targets))[1]
             meter.add(values, _batch_length(inputs))
-        if not meter.sums:  # this rank's share is empty, yet it must take part in the reduction
-            meter.add({"loss": torch.zeros((), device=self.device)}, 0)
         return {f"val_{name}": value for name, value in meter.means().items()}
 
     @property

@@ -150,7 +150,7 @@ def truth_masks(sample: Sample) -> np.ndarray:
 def _walk(polygon: np.ndarray, num_points: int) -> np.ndarray:
     """Return a closed outline's vertices with points evenly spread between them, `num_points` in all: (P, 2)."""
     closed = np.concatenate([polygon, polygon[:1]])
-    numbers = np.arange(len(closed))
+    numbers = np.arange(len(closed), dtype=np.float64)
     position = np.sort(np.append(np.linspace(0, len(closed) - 1, max(num_points - len(closed), 0)), numbers))
     return np.stack([np.interp(position, numbers, closed[:, axis]) for axis in (0, 1)], axis=1)
 

@@ -20,11 +20,15 @@ MAX_IMAGE_PIXELS = 400_000_000  # a drone photograph has 20 million; more than t
 LETTERBOX_FILL = 114  # YOLO's grey: what pretrained weights saw around photographs
 _ORIENTATION_TAG = 274
 # What Pillow's header readers raise on damaged bytes, besides UnidentifiedImageError (an OSError).
-_HEADER_ERRORS = (OSError, ValueError, SyntaxError, struct.error, EOFError, LookupError, TypeError)
+_HEADER_ERRORS = (OSError, ValueError, SyntaxError, struct.error, EOFError, LookupError, TypeError, ImportError)
 _JPEG_START = b"\xff\xd8\xff"
 _TIFF_STARTS = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
 # What libjpeg-turbo says of kinds that it cannot convert; every other complaint means missing or wrong bytes.
 _EXOTIC_WORDS = ("subsampling level", "color conversion", "data precision", "sof type")
+
+
+# Kept from before Ultralytics, once imported, replaces it by one that looks for further packages.
+_open_picture = Image.open
 
 
 class ImageError(ValueError):
@@ -149,7 +153,7 @@ def _read_header(data: bytes) -> tuple[int, int, int]:
     if Image.MAX_IMAGE_PIXELS is not None and Image.MAX_IMAGE_PIXELS < MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = MAX_IMAGE_PIXELS
     try:
-        with Image.open(io.BytesIO(data)) as header:
+        with _open_picture(io.BytesIO(data)) as header:
             width, height = header.size
             exif = header.info.get("exif")
     except Image.DecompressionBombError as error:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
-from utils.distributed import all_reduce_sum, communication_device
+from utils.distributed import all_reduce_sum, communication_device, gather_arrays
 from utils.logs import format_bytes, format_duration
 
 
@@ -46,9 +48,19 @@ class EpochMeter:
     def means(self) -> dict[str, float]:
         """Return the means over all ranks. Every rank must reach this."""
         names = sorted(self.sums)
-        local = torch.stack([self.sums[name] for name in names] + [self.sums[names[0]].new_tensor(self.num_samples)])
-        total = all_reduce_sum(local.to(communication_device())).tolist()
-        return {name: value / total[-1] for name, value in zip(names, total, strict=False)}
+        sums = torch.stack([self.sums[name] for name in names]).tolist() if names else []
+        local: dict[str, np.ndarray] = {
+            "names": np.frombuffer(json.dumps(names).encode(), np.uint8),
+            "sums": np.array([*sums, self.num_samples], np.float64),
+        }
+        total: dict[str, float] = {}
+        num_samples = 0.0
+        for part in gather_arrays(local):  # a rank whose share is empty has no names to offer
+            *values, count = part["sums"].tolist()
+            num_samples += count
+            for name, value in zip(json.loads(part["names"].tobytes()), values, strict=True):
+                total[name] = total.get(name, 0.0) + value
+        return {name: value / num_samples for name, value in total.items()}
 
     @property
     def elapsed_s(self) -> float:
