@@ -88,10 +88,11 @@ def main() -> int:
     progress = engine.progress
     if engine.stopped_by_signal:
         return EXIT_STOPPED_BY_SIGNAL
-    say(
-        f"\nTraining complete after {progress.epoch} epochs: {folder / 'best.pt'} "
-        f"({config.monitor} {progress.best_value:.4f}, epoch {progress.best_epoch + 1}), {folder / 'last.pt'}"
-    )
+    if progress.best_value is None:
+        best = f"absent: {config.monitor} was never a number"
+    else:
+        best = f"{config.monitor} {progress.best_value:.4f}, epoch {progress.best_epoch + 1}"
+    say(f"\nTraining complete after {progress.epoch} epochs: {folder / 'best.pt'} ({best}), {folder / 'last.pt'}")
     return 0
 
 

@@ -187,7 +187,7 @@ def test_the_letterbox_is_centred_and_touches_the_border() -> None:
 
 
 def test_mosaic_tiles_meet_in_one_point_without_overlap() -> None:
-    shapes = [(50, 100), (100, 50), (80, 80), (100, 100)]
+    shapes = [(100, 50), (50, 100), (90, 30), (40, 100)]
     matrices = mosaic_matrices(shapes, 100, sample_generator(0, 0, 0))
     boxes = [
         transform_points(np.array([[0.0, 0], [width, height]]), matrix)

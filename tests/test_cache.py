@@ -83,6 +83,12 @@ def test_a_changed_photograph_is_packed_again_and_the_old_file_goes(files: list[
     assert names_in(tmp_path / ".cache") == {second.pixel_file.name, second.pixel_file.with_suffix(".json").name}
 
 
+def test_a_photograph_of_equal_size_but_later_date_counts_as_changed(files: list[Path], tmp_path: Path) -> None:
+    first = opened(files, tmp_path / ".cache")
+    os.utime(files[0], ns=(1, 1))
+    assert opened(files, tmp_path / ".cache").pixel_file != first.pixel_file
+
+
 def test_other_photographs_order_or_algorithm_make_another_cache(
     files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,3 +205,10 @@ def test_a_reader_crosses_to_another_process_without_its_open_file(files: list[P
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_folder_that_cannot_be_written_turns_the_cache_off(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    said: list[str] = []
+    assert open_or_build([], 32, tmp_path / "file" / "cache", "train", said.append) is None
+    assert "cannot be written" in said[0]

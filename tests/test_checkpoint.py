@@ -214,7 +214,7 @@ KILLS = {
     "before the manifest is flushed": killed_before("_flush", 2),
     "before the folder gets its name": killed_before("os.replace", 1),
     "before the name is flushed": killed_before("_flush_folder", 1),
-    "before the old one is removed": killed_before("shutil.rmtree", 3),
+    "before the old one is removed": killed_before("shutil.rmtree", 2),
 }
 
 
@@ -265,3 +265,12 @@ def test_kills_at_random_moments_never_leave_nothing(tmp_path: Path) -> None:
         assert found is not None
         path = found[0]
     assert latest_step(tmp_path) >= 5  # each child had saved something before it died
+
+
+def test_what_a_killed_save_left_behind_is_removed_by_the_next(tmp_path: Path) -> None:
+    leftover = tmp_path / ".tmp-step-00000001-99999"
+    leftover.mkdir()
+    (leftover / "state.pt").write_bytes(b"half")
+    save_checkpoint(tmp_path, 2, state_of(2))
+    assert not leftover.exists()
+    assert latest_step(tmp_path) == 2

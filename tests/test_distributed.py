@@ -99,6 +99,11 @@ def test_ranks_that_hang_are_ended_at_the_time_limit() -> None:
         run_ranks(time.sleep, 1, 60, timeout_s=1, join=False)
 
 
+def test_a_rank_that_vanishes_is_noticed_at_once() -> None:
+    with pytest.raises(RankFailed, match="rank 0 died without an answer"):
+        run_ranks(os._exit, 1, 3, join=False)
+
+
 def test_without_a_group_every_function_answers_for_one_process() -> None:
     arrays = arrays_of(0)
     value = torch.ones(2)

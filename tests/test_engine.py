@@ -379,6 +379,22 @@ def test_accumulation_counts_steps_and_not_batches(tmp_path: Path) -> None:
     assert train_with_everything(tmp_path, 1, accumulation_steps=4)["place"] == (1, 0, 5)  # 17 batches
 
 
+def test_samplers_are_told_the_epoch_so_that_each_has_its_own_order(tmp_path: Path) -> None:
+    model, seen = nn.Linear(1, 1), []
+
+    def criterion(outputs: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        seen.append(numbers.flatten().tolist())
+        return outputs.mean()
+
+    numbers = torch.arange(8.0)[:, None]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    train_loader = loader_of(TensorDataset(numbers, numbers), 8)
+    engine_of(model, tmp_path).train(train_loader, [(numbers, numbers)], optimizer, criterion, num_epochs=3)
+    orders = [tuple(labels) for labels in seen[::2]]  # every other call is the validation's
+    assert len(set(orders)) == 3
+    assert {tuple(sorted(order)) for order in orders} == {tuple(range(8))}
+
+
 # --- best, last, early stop ----------------------------------------------------------------------------------------
 
 

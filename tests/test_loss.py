@@ -36,7 +36,9 @@ def targets_of(counts: list[int], size_px: int, seed: int = 0) -> Targets:
     number = sum(counts)
     centre = (0.1 + 0.8 * torch.rand(number, 2, generator=generator)) * size_px
     half = (0.01 + 0.3 * torch.rand(number, 2, generator=generator) ** 2) * size_px
-    boxes = torch.cat([centre - half, centre + half], 1).clamp(0, size_px)
+    boxes = torch.cat([centre - half, centre + half], 1)
+    boxes[::3] = (boxes[::3] / 4).floor() * 4 + torch.tensor([0, 0, 4, 4])  # some end exactly between two mask pixels
+    boxes = boxes.clamp(0, size_px)
     masks = torch.zeros(len(counts), size_px // 4, size_px // 4, dtype=torch.int32)
     batch_index = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     for row, image in enumerate(batch_index.tolist()):

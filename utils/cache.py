@@ -72,6 +72,14 @@ def open_or_build(
     key = _fingerprint(files, long_side_px)
     pixel_file = folder / f"{name}-{long_side_px}-{key}.u8"
     index_file = pixel_file.with_suffix(".json")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        usable = os.access(folder, os.W_OK)
+    except OSError:
+        usable = False
+    if not usable:
+        announce(f"packed cache off: {folder} cannot be written")
+        return None
     with local_rank_first(folder / f"{name}.lock"):
         index = _load_index(pixel_file, index_file)
         if index is not None:

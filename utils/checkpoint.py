@@ -31,7 +31,8 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 
     folder.mkdir(parents=True, exist_ok=True)
     final = _free_name(folder / f"step-{step:08d}")
     temporary = folder / f".tmp-{final.name}-{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
+    for leftover in folder.glob(".tmp-step-*"):  # of a process that was killed while it saved
+        shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir()
     try:
         state_file = temporary / STATE_FILE

@@ -121,6 +121,14 @@ def _require(config_class: type, values: dict[str, Any]) -> None:
             values[field.name] = tuple(values[field.name])
 
 
+def _number_or_text(text: str) -> float | str:
+    """Read what YAML 1.1 takes for text although it is a number, such as 1e-3."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def _read_yaml(config_class: type, path: Path) -> dict[str, Any]:
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -149,6 +157,10 @@ def _checked(path: Path, name: str, value: Any, field: dataclasses.Field[Any], k
     items = value if is_list and isinstance(value, list) else [value]
     converted = []
     for item in items:
+        if base is str and isinstance(item, bool) and {"on", "off"} & set(field.metadata["choices"] or ()):
+            item = "on" if item else "off"  # YAML 1.1 reads both words as booleans
+        if base is float and isinstance(item, str):
+            item = _number_or_text(item)
         is_number = isinstance(item, int | float) and not isinstance(item, bool)
         fits = {bool: isinstance(item, bool), int: is_number and float(item).is_integer(), float: is_number}
         if not fits.get(base, isinstance(item, str | int | float) and not isinstance(item, bool)):

@@ -126,7 +126,7 @@ class SegmentationDataset(Dataset[Sample]):
         canvas, scale, pad = letterbox(image, self.size_px)
         resized = np.array([max(round(width * scale), 1), max(round(height * scale), 1)])
         polygons = [polygon * resized + np.array(pad) for polygon in photo.polygons]
-        return self._finish(index, canvas, photo.class_ids, polygons, scale=scale, pad=pad, photo_size=(height, width))
+        return self._finish(index, canvas, photo.class_ids, polygons, scale=scale, pad=pad, photo_size=(width, height))
 
     def _augmented(self, epoch: int, index: int, config: AugmentConfig) -> Sample:
         rng = sample_generator(self.seed, epoch, index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,5 +83,5 @@ def _list_images(yaml_file: Path, split: str, source: Path) -> list[Path]:
         return [file for file in source.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES]
     if source.suffix == ".txt" and source.is_file():
         lines = (line.strip() for line in source.read_text(encoding="utf-8").splitlines())
-        return [source.parent / line for line in lines if line]
+        return [Path(os.path.normpath(source.parent / line)) for line in lines if line]
     raise UserError(f"{yaml_file}: {split}: {source} does not exist; run python parse_labels.py first")

@@ -81,9 +81,13 @@ def setup_ddp(device: torch.device, ranks: RankInfo | None = None) -> RankInfo:
     return ranks
 
 
-def join_process_group(rank: int, world_size: int, backend: str = "nccl") -> None:
-    """Join a process group from explicit facts instead of torchrun's variables; nothing to do when already a member."""
+def join_process_group(rank: int, world_size: int, backend: str | None = None) -> None:
+    """Join a process group from explicit facts instead of torchrun's variables; nothing to do when already a member.
+
+    Without a `backend`: NCCL where there is a GPU, else gloo.
+    """
     if not dist.is_initialized():
+        backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
         timeout = timedelta(seconds=_timeout_s())
         dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=timeout)
 

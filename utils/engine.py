@@ -71,7 +71,7 @@ class TrainingEngine:
         distributed: bool = False,
         local_rank: int = 0,
         world_size: int = 1,
-        backend: str = "nccl",
+        backend: str | None = None,
         use_amp: bool = True,
         precision: Precision | None = None,
         use_ema: bool = False,
@@ -92,7 +92,7 @@ class TrainingEngine:
     ) -> None:
         """Place the model on the device and wrap it for `world_size` ranks (`local_rank` is this one's device index).
 
-        With `distributed` the process group must exist (`setup_distributed`); `backend` is what it was made with.
+        With `distributed` the process group must exist (`setup_distributed`); `backend` is what it was made with (unset: NCCL for a GPU, gloo for the CPU).
         `evaluator(model, loader)` returns named values on every rank and replaces the plain validation loss.
         Only rank 0 calls `save_model(path, raw module, info)` and `on_epoch_end(record)`.
         """
@@ -121,7 +121,7 @@ class TrainingEngine:
             no_forward_sync: Any = {_FORWARD_SYNC: False}
             self.model = DistributedDataParallel(
                 raw,
-                device_ids=[local_rank] if backend == "nccl" and device.type == "cuda" else None,
+                device_ids=[local_rank] if backend != "gloo" and device.type == "cuda" else None,
                 gradient_as_bucket_view=True,
                 **no_forward_sync,  # BatchNorm statistics are averaged once per optimizer step instead
             )
@@ -190,7 +190,10 @@ class TrainingEngine:
     def train_one_epoch(
         self, loader: Any, optimizer: torch.optim.Optimizer, criterion: Any, scheduler: Any, num_epochs: int
     ) -> dict[str, Any] | None:
-        """Run the rest of the current epoch; return its record, or None when all ranks agreed to stop."""
+        """Run the rest of the current epoch; return its record, or None when all ranks agreed to stop.
+
+        After a resume in mid-epoch the record's means and speeds cover what was left of that epoch.
+        """
         self.model.train()
         progress, meter = self.progress, EpochMeter()
         num_batches = len(loader)

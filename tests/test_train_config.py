@@ -1,0 +1,49 @@
+"""The trainer's options and the arithmetic that follows from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from utils.config import parse_config
+from utils.train_config import TrainConfig, differences, plan_optimizer
+
+
+def config_of(*arguments: str) -> TrainConfig:
+    return parse_config(TrainConfig, "", list(arguments))
+
+
+def test_words_and_numbers_that_yaml_misreads_are_understood(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("amp: off\nsync_bn: on\nlr: 1e-3\n")
+    config = config_of("--config", str(file))
+    assert (config.amp, config.sync_bn, config.lr) == ("off", "on", 0.001)
+
+
+def test_the_optimizer_follows_the_length_of_the_run_and_the_rate_given() -> None:
+    short = plan_optimizer(config_of("--epochs", "10"), 1, 1000, 8)
+    assert (short.name, short.lr) == ("adamw", pytest.approx(0.002 * 5 / 12, abs=1e-6))
+    long = plan_optimizer(config_of("--epochs", "1000"), 1, 1000, 8)
+    assert (long.name, long.lr) == ("sgd", 0.01)
+    assert plan_optimizer(config_of("--epochs", "10", "--lr", "0.02"), 1, 1000, 8).name == "sgd"
+
+
+def test_rate_and_decay_follow_the_effective_batch() -> None:
+    plan = plan_optimizer(config_of("--lr", "0.01", "--accumulate", "2", "--lr-scale", "linear"), 4, 1000, 8)
+    assert plan.global_batch_size == 16 * 4 * 2
+    assert plan.lr == pytest.approx(0.01 * 128 / 64)
+    assert plan.weight_decay == pytest.approx(5e-4 * 128 / 64)
+    assert "16 images x 4 processes x 2 batches per step = 128" in plan.arithmetic[0]
+
+
+def test_a_run_is_the_same_whatever_only_changes_how_it_is_run() -> None:
+    earlier = {"lr": 0.01, "epochs": 10, "num_workers": 2, "img_size": 640}
+    assert differences(config_of("--lr", "0.01", "--epochs", "20"), earlier) == []
+    assert differences(config_of("--lr", "0.02"), earlier) == ["lr 0.01 -> 0.02"]
+
+
+def test_mosaic_ends_before_the_run_does() -> None:
+    assert config_of("--epochs", "100").mosaic_epochs == 90
+    assert config_of("--epochs", "6").mosaic_epochs == 4
+    assert config_of("--epochs", "1").mosaic_epochs == 1
