@@ -55,7 +55,7 @@ def torchrun(num_processes: int) -> tuple[str, ...]:
     )
 
 
-def run_script(*arguments: str | Path, timeout_s: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_script(*arguments: str | Path, timeout_s: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run one of the project's commands from its folder; `python` is this interpreter."""
     command = [sys.executable if argument == "python" else str(argument) for argument in arguments]
     return subprocess.run(
@@ -69,7 +69,7 @@ def run_script(*arguments: str | Path, timeout_s: float = 120, **environment: st
     )
 
 
-def must_run(*arguments: str | Path, timeout_s: float = 120, **environment: str) -> str:
+def must_run(*arguments: str | Path, timeout_s: float = 240, **environment: str) -> str:
     """Run a command that has to succeed; return what it printed."""
     done = run_script(*arguments, timeout_s=timeout_s, **environment)
     assert done.returncode == 0, f"{arguments}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
