@@ -1,6 +1,7 @@
-"""Measure a trained model on a split: box and mask AP per class, curves, confusion matrix, COCO-format predictions.
+"""Measure a trained model on a split: box and mask AP per class and size, curves, confusion matrix, COCO-format files.
 
 python evaluate_model.py --model models/epri_distribution_ddp/best.pt
+python evaluate_model.py --model models/epri_distribution_ddp/best.pt --mask-resolution native --coco-eval
 torchrun --nproc_per_node=4 evaluate_model.py --model models/epri_distribution_ddp/best.pt
 """
 
@@ -15,19 +16,20 @@ import numpy as np
 import torch
 
 from utils import distributed
+from utils.coco import CocoCollector, judge_files
 from utils.config import option, parse_config
 from utils.dataset import SegmentationDataset, ShardBatches, get_dataloader, read_photos
 from utils.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.errors import UsageError, UserError, run_script
-from utils.evaluation import PRECISE, Evaluation, evaluate
+from utils.evaluation import PRECISE, Evaluation, PhotoPixels, evaluate
+from utils.evaluation_tables import class_table, judges_table, size_table
 from utils.files import write_text_atomic
-from utils.logs import format_table
 from utils.loss import SegmentationLoss
 from utils.metrics import precision_recall_curves
 from utils.model import class_names, load_weights
+from utils.native_masks import sizes_on_disk
 from utils.plots import plot_confusion_matrix, plot_pr_curves
-from utils.prediction_files import CocoCollector
 from utils.runtime import (
     PRECISION_CHOICES,
     choose_device,
@@ -49,7 +51,16 @@ class EvaluationConfig:
     batch_size: int = option(16, "images per process and pass through the network")
     num_workers: int = option(8, "loader processes per process, at most; fewer where the cores do not suffice")
     amp: str = option("off", "mixed precision", choices=PRECISION_CHOICES)
+    mask_resolution: str = option(
+        "proto",
+        "where masks are compared: proto, a quarter of the input, as Ultralytics does; native, in the photograph's "
+        "pixels, boxes too",
+        choices=("proto", "native"),
+    )
     predictions: bool = option(True, "write predictions.json (COCO format, masks at the photographs' size)")
+    coco_eval: bool = option(
+        False, "write ground_truth.json too and let faster-coco-eval judge both (its masks are always native)"
+    )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
 
     def __post_init__(self) -> None:
@@ -57,6 +68,8 @@ class EvaluationConfig:
             raise UsageError(f"--img-size {self.img_size}: must be a multiple of 32")
         if self.batch_size < 1:
             raise UsageError(f"--batch-size {self.batch_size}: must be at least 1")
+        if self.coco_eval and not self.predictions:
+            raise UsageError("--coco-eval judges predictions.json: leave out --no-predictions")
 
 
 def main() -> int:
@@ -81,15 +94,28 @@ def main() -> int:
     loader = get_dataloader(dataset, batches, workers, device.type == "cuda")
     setup_ddp(device, ranks)
     try:
-        collector = CocoCollector([photo.file for photo in photos]) if config.predictions else None
+        size_of = sizes_on_disk(photos)
+        collector = CocoCollector([photo.file for photo in photos], size_of)
         precision = choose_precision(config.amp, device) if config.amp != "off" else PRECISE
-        evaluation = evaluate(
-            model, loader, names, SegmentationLoss(model), device, precision=precision, on_image=collector
+        photo_pixels = PhotoPixels(
+            size_of, config.mask_resolution == "native", collector.see_masks if config.predictions else None
         )
-        predictions = collector.gather() if collector is not None else None
+        evaluation = evaluate(
+            model,
+            loader,
+            names,
+            SegmentationLoss(model),
+            device,
+            precision=precision,
+            on_image=collector.see_image if config.coco_eval else None,
+            photo=photo_pixels,
+        )
+        predictions, ground_truth = collector.gather(names)
         if ranks.is_main:
-            write_results(Path(config.output), config, size_px, evaluation, names, predictions)
-            print_results(evaluation.metrics, config.output)
+            files: dict[str, Any] = {"predictions.json": predictions} if config.predictions else {}
+            files |= {"ground_truth.json": ground_truth} if config.coco_eval else {}
+            metrics = write_results(Path(config.output), config, size_px, evaluation, names, files)
+            print_results(metrics, config.output)
     finally:
         cleanup_ddp()
     return 0
@@ -101,14 +127,17 @@ def write_results(
     size_px: int,
     evaluation: Evaluation,
     names: tuple[str, ...],
-    predictions: list[dict[str, Any]] | None,
-) -> None:
-    """Write metrics.json, predictions.json and the pictures."""
+    files: dict[str, Any],
+) -> dict[str, Any]:
+    """Write the COCO files, have them judged if asked to, write metrics.json and the pictures; return the metrics."""
     folder.mkdir(parents=True, exist_ok=True)
+    for file_name, content in files.items():
+        write_text_atomic(folder / file_name, json.dumps(content))
     about = {"model": config.model, "data": config.data, "split": config.split, "img_size": size_px}
-    write_text_atomic(folder / "metrics.json", json.dumps({**about, **evaluation.metrics}, indent=2) + "\n")
-    if predictions is not None:
-        write_text_atomic(folder / "predictions.json", json.dumps(predictions))
+    metrics = {**about, "mask_resolution": config.mask_resolution, **evaluation.metrics}
+    if config.coco_eval:
+        metrics["coco_eval"] = judge_files(folder / "ground_truth.json", folder / "predictions.json")
+    write_text_atomic(folder / "metrics.json", json.dumps(metrics, indent=2) + "\n")
     curves = precision_recall_curves(evaluation.results, list(names))
     for kind in ("box", "mask"):
         title = f"{kind} precision and recall at IoU 0.5"
@@ -116,34 +145,17 @@ def write_results(
     plot_confusion_matrix(
         np.array(evaluation.metrics["confusion_matrix"]), list(names), folder / "confusion_matrix.png"
     )
+    return metrics
 
 
 def print_results(metrics: dict[str, Any], output: str) -> None:
-    """Print one row per class and one for all."""
-    columns = (
-        "box_precision",
-        "box_recall",
-        "box_map50",
-        "box_map50_95",
-        "mask_precision",
-        "mask_recall",
-        "mask_map50",
-        "mask_map50_95",
-    )
-    overall = {"name": "all", "num_images": metrics["num_images"], "num_targets": metrics["num_targets"], **metrics}
-    rows = [
-        [row["name"], row["num_images"], row["num_targets"], *(_shown(row, column) for column in columns)]
-        for row in [overall, *metrics["per_class"]]
-    ]
-    header = ["class", "images", "objects", "box P", "R", "mAP50", "mAP50-95", "mask P", "R", "mAP50", "mAP50-95"]
-    print(format_table(header, rows))
+    """Print AP by class and by size, what the other judge says, and where everything lies."""
+    print(class_table(metrics))
+    print(f"\n{size_table(metrics)}\n")
+    if "coco_eval" in metrics:
+        print(f"{judges_table(metrics)}\n")
     print(f"Validation loss: {metrics['val_loss']:.4f}")
     print(f"Results in {output}: metrics.json, predictions.json, *_pr_curve.png, confusion_matrix.png")
-
-
-def _shown(row: dict[str, Any], column: str) -> str | None:
-    """A class that the split does not contain has no score, rather than a score of zero."""
-    return f"{row[column]:.3f}" if row["num_targets"] else None
 
 
 if __name__ == "__main__":

@@ -18,15 +18,24 @@ import torch
 
 from utils import distributed
 from utils.config import parse_config, to_dict
-from utils.dataset import EpochBatches, SegmentationDataset, ShardBatches, get_dataloader, open_images, read_photos
+from utils.dataset import (
+    EpochBatches,
+    SegmentationDataset,
+    ShardBatches,
+    count_classes,
+    get_dataloader,
+    multi_scale_sizes,
+    open_images,
+    read_photos,
+)
 from utils.dataset_yaml import load_dataset_yaml
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.engine import TrainingEngine
 from utils.errors import EXIT_STOPPED_BY_SIGNAL, run_script
 from utils.evaluation import evaluate, headline, prepare_batch
 from utils.logs import print_banner
-from utils.loss import SegmentationLoss
-from utils.model import YoloModel, build_model, parameter_groups, save_deployable
+from utils.loss import SegmentationLoss, inverse_frequency_weights
+from utils.model import YoloModel, build_model, freeze_layers, parameter_groups, save_deployable
 from utils.plots import plot_training_curves
 from utils.preview import save_first_batch
 from utils.run_folder import open_run_folder, read_epochs, resume_arguments
@@ -55,6 +64,8 @@ def main() -> int:
     say = print if ranks.is_main else _quiet
     train_set, val_set = (_dataset(config, split, say) for split in ("train", "val"))
     model = build_model(config.model, spec.names).to(memory_format=torch.channels_last)
+    freeze_layers(model, config.freeze)
+    weights = _class_weights(config, train_set, len(spec.names))
     plan = plan_optimizer(config, ranks.world_size, len(train_set), len(spec.names))
     setup_ddp(device, ranks)
     try:
@@ -63,9 +74,10 @@ def main() -> int:
         resumes = distributed.any_rank(resumes)
         print_banner(ranks.world_size, ranks.rank)
         place = f"Device: {device}, {threads} threads and {workers} loader workers per process"
-        say("\n".join([*notes, *plan.arithmetic, place]))
+        say("\n".join([*notes, *plan.arithmetic, *_weight_lines(weights, spec.names), place]))
 
-        batches = EpochBatches(len(train_set), config.batch_size, ranks.rank, ranks.world_size, config.seed)
+        sizes = multi_scale_sizes(config.img_size) if config.multi_scale else ()
+        batches = EpochBatches(len(train_set), config.batch_size, ranks.rank, ranks.world_size, config.seed, sizes)
         val_batches = ShardBatches(len(val_set), 2 * config.batch_size, ranks.rank, ranks.world_size)
         pin_memory = device.type == "cuda"
         if ranks.is_main and not resumes:
@@ -76,7 +88,7 @@ def main() -> int:
             train_loader=get_dataloader(train_set, batches, workers, pin_memory),
             val_loader=get_dataloader(val_set, val_batches, min(workers, 2), pin_memory),
             optimizer=optimizer,
-            criterion=SegmentationLoss(model),
+            criterion=SegmentationLoss(model, class_weights=weights),
             scheduler=build_schedule(config, plan, optimizer, len(batches)),
             num_epochs=config.epochs,
             early_stopping_patience=config.patience or None,
@@ -102,7 +114,7 @@ def build_engine(
     """Tell the general training loop what YOLO needs: its batches, its judge and its deployable file."""
     folder = Path(config.save_dir)
     precision = choose_precision(config.amp, device)
-    criterion = SegmentationLoss(model)
+    criterion = SegmentationLoss(model)  # without class weights: validation losses of all runs compare
 
     def judge(module: torch.nn.Module, loader: Any) -> dict[str, float]:
         return headline(evaluate(module, loader, names, criterion, device, precision=precision).metrics)
@@ -138,7 +150,10 @@ def build_schedule(
     """Warm-up and cosine over all optimizer steps of the run."""
     steps = -(-batches_per_epoch // config.accumulate)
     warmup = warmup_steps(config.warmup_epochs, steps, config.epochs)
-    return StepSchedule(optimizer, ScheduleSpec(plan.lr, steps * config.epochs, warmup, momentum=plan.momentum))
+    spec = ScheduleSpec(
+        plan.lr, steps * config.epochs, warmup, momentum=plan.momentum, warmup_bias_lr=plan.warmup_bias_lr
+    )
+    return StepSchedule(optimizer, spec)
 
 
 def build_optimizer(model: torch.nn.Module, plan: OptimizerPlan) -> torch.optim.Optimizer:
@@ -157,6 +172,19 @@ def _dataset(config: TrainConfig, split: str, say: distributed.Say) -> Segmentat
     return SegmentationDataset(
         photos, config.img_size, packed=packed, augment=augment, mosaic_epochs=config.mosaic_epochs, seed=config.seed
     )
+
+
+def _class_weights(config: TrainConfig, train_set: SegmentationDataset, num_classes: int) -> torch.Tensor | None:
+    """Every rank has read all labels, so all find the same weights."""
+    if config.class_weights == "none":
+        return None
+    return inverse_frequency_weights(count_classes(train_set.photos, num_classes))
+
+
+def _weight_lines(weights: torch.Tensor | None, names: tuple[str, ...]) -> list[str]:
+    if weights is None:
+        return []
+    return ["Class weights: " + ", ".join(f"{name} {w:.3g}" for name, w in zip(names, weights.tolist(), strict=True))]
 
 
 def _quiet(*_: object) -> None:

@@ -12,14 +12,19 @@ import pytest
 
 from utils.metrics import (
     IOU_THRESHOLDS,
+    SIZES,
     ImageResult,
     box_iou,
     confusion_pairs,
+    hit_targets,
     match_predictions,
     merge_results,
     pack_results,
     precision_recall_curves,
+    size_classes,
+    sizes_of_predictions,
     summarise,
+    summarise_sizes,
     unpack_results,
 )
 
@@ -204,6 +209,30 @@ def test_image_result_refuses_arrays_that_do_not_belong_together() -> None:
         ImageResult(7, [0.5], [0], np.ones((1, 9)), np.ones((1, 10)), [], [])
 
 
+def test_the_matched_target_is_named_at_each_threshold() -> None:
+    iou = np.array([[0.62, 0.91], [0.0, 0.55]])
+    hits = hit_targets(iou, np.array([3, 3]), np.array([3, 3]))
+    assert hits.tolist() == [[0, 0, 0, *[-1] * 7], [1, 1, -1, *[0] * 6, -1]]
+
+
+def test_sizes_begin_at_32_and_96_pixels_squared() -> None:
+    areas = np.array([0, 32**2 - 1, 32**2, 96**2 - 1, 96**2, 1e8])
+    assert [SIZES[number] for number in size_classes(areas)] == ["small"] * 2 + ["medium"] * 2 + ["large"] * 2
+
+
+def test_a_hit_counts_where_its_target_does_and_a_false_alarm_by_its_own_size() -> None:
+    hits = np.full((2, 10), -1)
+    hits[0, :3] = 1
+    sizes = sizes_of_predictions(hits, np.array([0, 2], np.uint8), np.array([1, 0], np.uint8))
+    assert sizes.tolist() == [[2] * 3 + [1] * 7, [0] * 10]
+    assert sizes_of_predictions(hits, np.zeros(0, np.uint8), np.array([1, 0])).tolist() == [[1] * 10, [0] * 10]
+
+
+def test_image_result_refuses_sizes_of_some_only() -> None:
+    with pytest.raises(ValueError, match="image 3: sizes are given for some"):
+        ImageResult(3, [0.5], [0], np.ones((1, 10)), np.ones((1, 10)), [0], [], target_sizes=[1])
+
+
 # --- many images ---------------------------------------------------------------------------------------------------
 
 
@@ -301,6 +330,41 @@ def test_nothing_to_measure_gives_zeros_and_valid_json(results: list[ImageResult
     curves = precision_recall_curves(results, NAMES)
     assert curves["box"]["precision_at_recall"].shape == (len(curves["box"]["class_ids"]), 1000)
     assert all(np.isfinite(curves["mask"][name]).all() for name in ("precision", "recall", "f1"))
+
+
+def sized(result: ImageResult, size: int, **changes: Any) -> ImageResult:
+    """The same with all predictions and targets of one size, unless told otherwise."""
+    whole = np.full((len(result.scores), 10), size)
+    sizes = {"box_sizes": whole, "mask_sizes": whole, "target_sizes": np.full(len(result.target_class_ids), size)}
+    return ImageResult(**{**vars(result), **sizes, **changes})
+
+
+@pytest.mark.parametrize("size", range(3))
+def test_where_all_objects_have_one_size_its_ap_is_the_ap(size: int) -> None:
+    results = [sized(result, size) for result in random_results(5)]
+    whole, by_size = summarise(results, NAMES), summarise_sizes(results, NAMES)
+    expected = {name: whole[name] for name in ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95")}
+    assert by_size[SIZES[size]] == pytest.approx({"num_targets": whole["num_targets"], **expected})
+    nothing = {"num_targets": 0, **dict.fromkeys(expected)}
+    assert [by_size[name] for name in SIZES if name != SIZES[size]] == [nothing, nothing]
+
+
+def test_a_size_is_judged_by_its_own_hits_misses_and_false_alarms() -> None:
+    # A large target is found after a large false alarm, a small one is missed, a medium one is found at once.
+    found = one_image([0.9, 0.8, 0.7], [False, True, True], num_targets=3)
+    places = np.repeat(np.array([[2], [2], [1]]), 10, axis=1)
+    mixed = sized(found, 0, box_sizes=places, mask_sizes=places, target_sizes=[2, 0, 1])
+    by_size = summarise_sizes([mixed], ["pole"])
+    assert by_size["large"]["mask_map50"] == pytest.approx((99 * 0.5 + 0.25) / 100)
+    assert by_size["medium"]["box_map50_95"] == pytest.approx(0.995)
+    assert list(by_size["small"].values()) == [1, 0, 0, 0, 0]  # one target, and nothing found of it
+
+
+def test_sizes_travel_between_ranks() -> None:
+    results = [sized(result, index % 3) for index, result in enumerate(random_results(6))]
+    back = unpack_results(pack_results(results))
+    assert summarise_sizes(merge_results([back[6:], back[:8]]), NAMES) == summarise_sizes(results, NAMES)
+    assert [result.target_sizes.tolist() for result in back] == [result.target_sizes.tolist() for result in results]
 
 
 def test_a_class_id_without_a_name_is_refused() -> None:

@@ -1,7 +1,9 @@
 """Augmentation of one sample as a pure function of (seed, epoch, index): any worker count and world size see equal pixels.
 
 Geometry is one affine map per photograph, straight from the stored pixels into the output: mosaic, scale, translation,
-rotation and flips cost a single interpolation. Polygons go through the same map at their own vertices.
+rotation, shear and flips cost a single interpolation. Polygons go through the same map at their own vertices.
+
+What is off draws no random number: with an option at 0 every sample has the bytes it had before the option existed.
 """
 
 from __future__ import annotations
@@ -13,6 +15,12 @@ import cv2
 import numpy as np
 
 FILL = 114  # the grey YOLO pads with
+SHIFT_BITS = 4  # cv2.fillPoly takes fixed-point coordinates: 1/16 of a pixel
+MIN_SIDE_PX = 2.0  # smaller outlines after augmentation teach nothing
+MIN_VISIBLE_FRACTION = 0.01  # of the outline's box area; YOLOv8's threshold for outlines
+MIXUP_BETA = 32.0  # both parameters of the beta distribution of the share, as in YOLOv8: 0.5 +- 0.06
+MAX_COVERED = 0.3  # of the box of any object there, for an object to be pasted; YOLOv8's
+MAX_HIDDEN = 0.05  # of an object may lie under others that are not pasted with it
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,18 @@ class AugmentConfig:
     hsv_h: float = 0.015  # +- fraction of the hue circle
     hsv_s: float = 0.7  # +- relative
     hsv_v: float = 0.4  # +- relative
+    shear: float = 0.0  # +- degrees, along x and along y
+    mixup: float = 0.0  # probability
+    copy_paste: float = 0.0  # probability of each object that has room to be pasted
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A picture in the making: image uint8 (S, S, 3) RGB, and outlines float64 (V, 2) in its pixels with their classes."""
+
+    image: np.ndarray
+    class_ids: list[int]
+    polygons: list[np.ndarray]
 
 
 def sample_generator(seed: int, epoch: int, index: int) -> np.random.Generator:
@@ -69,6 +89,9 @@ def random_view(canvas_px: int, size_px: int, config: AugmentConfig, rng: np.ran
     if rng.random() < config.flipud:
         linear[1] *= -1
         shift_y = size_px - shift_y
+    if config.shear:
+        along_x, along_y = np.tan(np.radians(rng.uniform(-config.shear, config.shear, 2)))
+        linear = np.array([[1, along_x], [along_y, 1]]) @ linear
     offset = np.array([shift_x, shift_y]) - linear @ np.full(2, canvas_px / 2)
     return np.hstack([linear, offset[:, None]])
 
@@ -105,6 +128,30 @@ def warp_into(output: np.ndarray, image: np.ndarray, matrix: np.ndarray) -> None
 def transform_points(points: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     """Map points (N, 2) through a (2, 3) affine."""
     return points @ matrix[:, :2].T + matrix[:, 2]
+
+
+def visible_outlines(
+    class_ids: np.ndarray, polygons: list[np.ndarray], matrix: np.ndarray, size_px: int
+) -> tuple[list[int], list[np.ndarray]]:
+    """Map outlines (V, 2) into the (size_px, size_px) output, clip them, drop those of which next to nothing is left."""
+    kept_ids, kept = [], []
+    for class_id, polygon in zip(class_ids.tolist(), polygons, strict=True):
+        points = transform_points(polygon, matrix)
+        low, high = points.min(0), points.max(0)
+        if (high <= 0).any() or (low >= size_px).any():
+            continue
+        whole = np.prod(high - low)
+        if (low < 0).any() or (high > size_px).any():
+            points = clip_polygon(points, size_px)
+            if len(points) < 3:
+                continue
+            low, high = points.min(0), points.max(0)
+        # The longer side decides: a level wire is hundreds of pixels long and one high.
+        if (high - low).max() <= MIN_SIDE_PX or np.prod(high - low) < MIN_VISIBLE_FRACTION * whole:
+            continue
+        kept_ids.append(class_id)
+        kept.append(points)
+    return kept_ids, kept
 
 
 def clip_polygon(points: np.ndarray, size_px: float) -> np.ndarray:
@@ -144,3 +191,94 @@ def jitter_colour(image: np.ndarray, config: AugmentConfig, rng: np.random.Gener
     value = np.clip(levels * gains[2], 0, 255).astype(np.uint8)
     table = np.stack([hue, saturation, value], axis=-1)[None]
     return cv2.cvtColor(cv2.LUT(cv2.cvtColor(image, cv2.COLOR_RGB2HSV), table), cv2.COLOR_HSV2RGB)
+
+
+def polygon_area(polygon: np.ndarray) -> float:
+    """Return the area inside a simple outline (V, 2)."""
+    x, y = polygon[:, 0], polygon[:, 1]
+    return abs(float(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1)))) / 2
+
+
+def large_to_small(polygons: list[np.ndarray]) -> np.ndarray:
+    """Return the order in which outlines are drawn: the smallest comes last and so lies on top."""
+    return np.argsort([-polygon_area(polygon) for polygon in polygons], kind="stable")
+
+
+def polygon_boxes(polygons: list[np.ndarray]) -> np.ndarray:
+    """Return the boxes around outlines, xyxy: (N, 4) float64."""
+    return np.array([[*polygon.min(0), *polygon.max(0)] for polygon in polygons], np.float64).reshape(-1, 4)
+
+
+def draw_index_map(polygons: list[np.ndarray], size_px: int, stride: int = 1) -> np.ndarray:
+    """Fill outlines, drawn in the order given, at 1/stride of the size: int32 (S/stride, S/stride), 0 is background.
+
+    Filled straight at that resolution with sub-pixel vertices.
+    """
+    index_map = np.zeros((size_px // stride,) * 2, np.int32)
+    for value, polygon in enumerate(polygons, start=1):
+        # fillPoly counts from pixel centres, outlines from pixel corners.
+        fixed = np.rint((polygon / stride - 0.5) * (1 << SHIFT_BITS)).astype(np.int32)
+        cv2.fillPoly(index_map, [fixed], value, lineType=cv2.LINE_8, shift=SHIFT_BITS)
+    return index_map
+
+
+def blend(first: Scene, second: Scene, rng: np.random.Generator) -> Scene:
+    """Mix two pictures of one size by a random share near one half and keep the labels of both.
+
+    Mixup (arXiv 1710.09412) as YOLOv8 has it: the share comes from beta(32, 32), and no label is weakened.
+    """
+    share = float(rng.beta(MIXUP_BETA, MIXUP_BETA))
+    image = cv2.addWeighted(first.image, share, second.image, 1 - share, 0)
+    return Scene(image, first.class_ids + second.class_ids, first.polygons + second.polygons)
+
+
+def paste_mirrored(scene: Scene, probability: float, rng: np.random.Generator) -> Scene:
+    """Paste mirror images of objects into the picture where there is room, each with `probability`.
+
+    Copy-paste (arXiv 2012.07177) in YOLOv8's flip mode: an object has room when its mirrored box covers less than 30 %
+    of every box there is. Two rules of our own keep pixels and labels together: as in the masks the smaller object lies
+    on top, and an object comes only with what lies on it.
+    """
+    size_px = scene.image.shape[1]
+    order = large_to_small(scene.polygons)
+    polygons = [scene.polygons[position] for position in order]
+    mirrored = [polygon * (-1, 1) + (size_px, 0) for polygon in polygons]
+    wanted = rng.random(len(polygons)) < probability
+    has_room = (_covered(polygon_boxes(mirrored), polygon_boxes(polygons)) < MAX_COVERED).all(1)
+    owner = draw_index_map(polygons, size_px)
+    chosen = _with_all_on_top(np.flatnonzero(wanted & has_room).tolist(), polygons, owner)
+    if not chosen:
+        return scene
+    is_chosen = np.isin(np.arange(len(polygons) + 1), np.array(chosen) + 1)
+    mirrored_owner = owner[:, ::-1]
+    pasted = is_chosen[mirrored_owner] & (mirrored_owner >= owner)  # a higher number is a smaller object
+    image = cv2.copyTo(cv2.flip(scene.image, 1), pasted.astype(np.uint8), scene.image.copy())
+    class_ids = scene.class_ids + [scene.class_ids[order[position]] for position in chosen]
+    return Scene(image, class_ids, scene.polygons + [mirrored[position] for position in chosen])
+
+
+def _covered(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return which share of each of `others` (M, 4) each of `boxes` (N, 4) covers: (N, M)."""
+    low = np.maximum(boxes[:, None, :2], others[None, :, :2])
+    high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
+    return (high - low).clip(0).prod(-1) / np.maximum((others[:, 2:] - others[:, :2]).prod(-1), 1e-9)
+
+
+def _with_all_on_top(chosen: list[int], polygons: list[np.ndarray], owner: np.ndarray) -> list[int]:
+    """Drop the objects on which something lies that is not chosen, until none is left; `owner` is their index map."""
+    on_top = {}
+    for position in chosen:
+        polygon = polygons[position]
+        left, top = np.floor(polygon.min(0)).astype(int).clip(0)
+        around = owner[
+            top : top + math.ceil(np.ptp(polygon[:, 1])) + 1, left : left + math.ceil(np.ptp(polygon[:, 0])) + 1
+        ]
+        inside = draw_index_map([polygon - (left, top)], max(around.shape))[: around.shape[0], : around.shape[1]]
+        seen = around[inside > 0]
+        counts = np.bincount(seen, minlength=len(polygons) + 1)
+        on_top[position] = set((np.flatnonzero(counts > MAX_HIDDEN * len(seen)) - 1).tolist()) - {position}
+    while True:
+        kept = [position for position in chosen if on_top[position] <= set(chosen)]
+        if len(kept) == len(chosen):
+            return kept
+        chosen = kept

@@ -19,26 +19,32 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from utils.augment import (
     FILL,
     AugmentConfig,
-    clip_polygon,
+    Scene,
+    blend,
     compose,
+    draw_index_map,
     jitter_colour,
+    large_to_small,
     letterbox_matrix,
     mosaic_matrices,
+    paste_mirrored,
+    polygon_boxes,
     random_view,
     sample_generator,
-    transform_points,
+    visible_outlines,
     warp_into,
 )
 from utils.cache import PackedImages, load_photo, open_or_build
 from utils.dataset_yaml import DatasetSpec, label_file_for
 from utils.errors import UserError
-from utils.images import letterbox
+from utils.images import fit_long_side, letterbox
 from utils.labels import read_yolo_label
 
 MASK_STRIDE = 4  # YOLO's prototypes, and so the masks, are a quarter of the image
-MIN_SIDE_PX = 2.0  # smaller outlines after augmentation teach nothing
-MIN_VISIBLE_FRACTION = 0.01  # of the outline's box area; YOLOv8's threshold for outlines
-SHIFT_BITS = 4  # cv2.fillPoly takes fixed-point coordinates: 1/16 of a mask pixel
+MODEL_STRIDE = 32  # the coarsest level of the network: sides of the input are multiples of it
+SIZE_STREAM = 1  # sets the random numbers of a batch's size apart from those of a sample
+
+Key = tuple[int, ...]  # (epoch, index), or (epoch, index, size in pixels) where batches differ in size
 
 
 @dataclass(frozen=True)
@@ -82,8 +88,14 @@ def read_photos(spec: DatasetSpec, split: str) -> list[Photo]:
     return photos
 
 
+def count_classes(photos: list[Photo], num_classes: int) -> np.ndarray:
+    """Return how many objects of each class the photographs show: int64 (num_classes,)."""
+    class_ids = [np.zeros(0, np.int64), *(photo.class_ids for photo in photos)]
+    return np.bincount(np.concatenate(class_ids), minlength=num_classes)
+
+
 class SegmentationDataset(Dataset[Sample]):
-    """Photographs of one split as network inputs of `size_px`; indexed by (epoch, index).
+    """Photographs of one split as network inputs of `size_px`; indexed by (epoch, index) or (epoch, index, size_px).
 
     With `augment` None samples are letterboxed, else augmented; `mosaic_epochs` is the first epoch without mosaic.
     """
@@ -108,32 +120,43 @@ class SegmentationDataset(Dataset[Sample]):
     def __len__(self) -> int:
         return len(self.photos)
 
-    def __getitem__(self, key: tuple[int, int]) -> Sample:
-        epoch, index = key
+    def __getitem__(self, key: Key) -> Sample:
+        epoch, index = key[:2]
+        size_px = key[2] if len(key) > 2 else self.size_px
         if self.augment is None:
-            return self._letterboxed(index)
-        return self._augmented(epoch, index, self.augment)
+            return self._letterboxed(index, size_px)
+        return self._augmented(epoch, index, size_px, self.augment)
 
     def image(self, index: int) -> np.ndarray:
-        """Return a photograph as RGB uint8 (H, W, 3), its long side at most `size_px`."""
+        """Return a photograph as RGB uint8 (H, W, 3), its long side at most the data set's `size_px`."""
         if self.packed is not None:
             return self.packed.read(index)
         return load_photo(self.photos[index].file, self.size_px)
 
-    def _letterboxed(self, index: int) -> Sample:
+    def _letterboxed(self, index: int, size_px: int) -> Sample:
         photo, image = self.photos[index], self.image(index)
         height, width = image.shape[:2]
-        canvas, scale, pad = letterbox(image, self.size_px)
+        canvas, scale, pad = letterbox(image, size_px)
         resized = np.array([max(round(width * scale), 1), max(round(height * scale), 1)])
         polygons = [polygon * resized + np.array(pad) for polygon in photo.polygons]
         return self._finish(index, canvas, photo.class_ids, polygons, scale=scale, pad=pad, photo_size=(width, height))
 
-    def _augmented(self, epoch: int, index: int, config: AugmentConfig) -> Sample:
+    def _augmented(self, epoch: int, index: int, size_px: int, config: AugmentConfig) -> Sample:
         rng = sample_generator(self.seed, epoch, index)
-        size_px = self.size_px
-        use_mosaic = epoch < self.mosaic_epochs and rng.random() < config.mosaic
+        may_mix = epoch < self.mosaic_epochs
+        scene = self._scene(index, size_px, may_mix, config, rng)
+        if may_mix and config.mixup and rng.random() < config.mixup:
+            other = int(rng.integers(len(self.photos)))
+            scene = blend(scene, self._scene(other, size_px, may_mix, config, rng), rng)
+        image = jitter_colour(scene.image, config, rng)
+        return self._finish(index, image, np.array(scene.class_ids, np.int64), scene.polygons)
+
+    def _scene(self, index: int, size_px: int, may_mix: bool, config: AugmentConfig, rng: np.random.Generator) -> Scene:
+        """Draw one photograph, or with `may_mix` perhaps a mosaic of four and pasted objects, through a random view."""
+        use_mosaic = may_mix and rng.random() < config.mosaic
         indices = [index, *rng.integers(len(self.photos), size=3).tolist()] if use_mosaic else [index]
-        images = [self.image(position) for position in indices]
+        # A small batch's photographs are averaged down first: drawn at half their size wires would break up.
+        images = [fit_long_side(self.image(position), size_px) for position in indices]
         shapes = [(image.shape[0], image.shape[1]) for image in images]
         if use_mosaic:
             view = random_view(2 * size_px, size_px, config, rng)
@@ -142,52 +165,30 @@ class SegmentationDataset(Dataset[Sample]):
             view = random_view(size_px, size_px, config, rng)
             placed = [letterbox_matrix(*shapes[0], size_px)]
         output = np.full((size_px, size_px, 3), FILL, np.uint8)
-        class_ids, polygons = [], []
+        class_ids: list[int] = []
+        polygons: list[np.ndarray] = []
         for position, image, (height, width), matrix in zip(indices, images, shapes, placed, strict=True):
             total = compose(view, matrix)
             warp_into(output, image, total)
             photo = self.photos[position]
-            kept_ids, kept_polygons = _visible(photo, total, (width, height), size_px)
+            outlines = [polygon * np.array((width, height), np.float64) for polygon in photo.polygons]
+            kept_ids, kept_polygons = visible_outlines(photo.class_ids, outlines, total, size_px)
             class_ids += kept_ids
             polygons += kept_polygons
-        return self._finish(index, jitter_colour(output, config, rng), np.array(class_ids, np.int64), polygons)
+        scene = Scene(output, class_ids, polygons)
+        return paste_mirrored(scene, config.copy_paste, rng) if may_mix and config.copy_paste else scene
 
     def _finish(
         self, index: int, image: np.ndarray, class_ids: np.ndarray, polygons: list[np.ndarray], **placement: Any
     ) -> Sample:
         """Order the instances from large to small, so that small ones lie on top of the mask, and draw it."""
-        areas = np.array([_polygon_area(polygon) for polygon in polygons])
-        order = np.argsort(-areas, kind="stable")
+        size_px = image.shape[0]
+        order = large_to_small(polygons)
         polygons = [polygons[position] for position in order]
-        boxes = np.array([[*polygon.min(0), *polygon.max(0)] for polygon in polygons], np.float32).reshape(-1, 4)
-        boxes = boxes.clip(0, self.size_px)
-        masks = draw_masks(polygons, self.size_px)
+        boxes = polygon_boxes(polygons).astype(np.float32).clip(0, size_px)
+        masks = draw_masks(polygons, size_px)
         class_ids = np.asarray(class_ids, np.int64)[order] if len(order) else np.zeros(0, np.int64)
         return Sample(index, image, class_ids, boxes, masks, polygons, **placement)
-
-
-def _visible(
-    photo: Photo, matrix: np.ndarray, photo_size: tuple[int, int], size_px: int
-) -> tuple[list[int], list[np.ndarray]]:
-    """Map a photograph's outlines into the output, clip them, and drop those of which next to nothing is left."""
-    class_ids, polygons = [], []
-    for class_id, polygon in zip(photo.class_ids.tolist(), photo.polygons, strict=True):
-        points = transform_points(polygon * np.array(photo_size, np.float64), matrix)
-        low, high = points.min(0), points.max(0)
-        if (high <= 0).any() or (low >= size_px).any():
-            continue
-        whole = np.prod(high - low)
-        if (low < 0).any() or (high > size_px).any():
-            points = clip_polygon(points, size_px)
-            if len(points) < 3:
-                continue
-            low, high = points.min(0), points.max(0)
-        # The longer side decides: a level wire is hundreds of pixels long and one high.
-        if (high - low).max() <= MIN_SIDE_PX or np.prod(high - low) < MIN_VISIBLE_FRACTION * whole:
-            continue
-        class_ids.append(class_id)
-        polygons.append(points)
-    return class_ids, polygons
 
 
 def draw_masks(polygons: list[np.ndarray], size_px: int) -> np.ndarray:
@@ -196,17 +197,7 @@ def draw_masks(polygons: list[np.ndarray], size_px: int) -> np.ndarray:
     Filled straight at mask resolution with sub-pixel vertices: a wire thinner than a mask pixel keeps 79-98 % of its
     length, where filling at full size and shrinking keeps 45-92 %.
     """
-    masks = np.zeros((size_px // MASK_STRIDE,) * 2, np.int32)
-    for value, polygon in enumerate(polygons, start=1):
-        # fillPoly counts from pixel centres, outlines from pixel corners.
-        fixed = np.rint((polygon / MASK_STRIDE - 0.5) * (1 << SHIFT_BITS)).astype(np.int32)
-        cv2.fillPoly(masks, [fixed], value, lineType=cv2.LINE_8, shift=SHIFT_BITS)
-    return masks
-
-
-def _polygon_area(polygon: np.ndarray) -> float:
-    x, y = polygon[:, 0], polygon[:, 1]
-    return abs(float(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1)))) / 2
+    return draw_index_map(polygons, size_px, MASK_STRIDE)
 
 
 @dataclass
@@ -243,15 +234,30 @@ def collate(samples: list[Sample]) -> Batch:
     )
 
 
-class EpochBatches(Sampler[list[tuple[int, int]]]):
-    """This rank's batches of an epoch as lists of (epoch, index).
+def multi_scale_sizes(size_px: int) -> tuple[int, ...]:
+    """Return the sides that batches may have around `size_px`: within half of it, multiples of 32, at least 64."""
+    low = max(-(-size_px // (2 * MODEL_STRIDE)) * MODEL_STRIDE, 2 * MODEL_STRIDE)
+    return tuple(range(low, size_px * 3 // 2 + 1, MODEL_STRIDE))
+
+
+class EpochBatches(Sampler[list[Key]]):
+    """This rank's batches of an epoch as lists of (epoch, index), or of (epoch, index, size) with `sizes_px`.
 
     The epoch's order is cut into ceil(N / global batch) groups whose sizes differ by at most one, and each group is
     dealt out to the ranks: every sample exactly once, the same number of steps on every rank, no tiny last batch, no
-    padding. With one global batch size the groups are the same at any world size.
+    padding. With one global batch size the groups are the same at any world size. A batch's size is drawn out of
+    `sizes_px` by (seed, epoch, number of the batch): all ranks agree without a word.
     """
 
-    def __init__(self, num_samples: int, batch_size_per_gpu: int, rank: int, world_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size_per_gpu: int,
+        rank: int,
+        world_size: int,
+        seed: int,
+        sizes_px: tuple[int, ...] = (),
+    ) -> None:
         if num_samples < world_size:
             raise UserError(
                 f"{num_samples} training images cannot feed {world_size} processes; start at most {num_samples}"
@@ -259,18 +265,27 @@ class EpochBatches(Sampler[list[tuple[int, int]]]):
         self.num_samples, self.rank, self.world_size, self.seed = num_samples, rank, world_size, seed
         # The second bound leaves no rank without an image where there are next to none; a batch may then hold one more.
         self.num_batches = min(-(-num_samples // (batch_size_per_gpu * world_size)), num_samples // world_size)
+        self.sizes_px = sizes_px
         self.epoch, self.start_batch = 0, 0
 
     def __len__(self) -> int:
         return self.num_batches
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+    def __iter__(self) -> Iterator[list[Key]]:
         order = np.random.default_rng((self.seed, self.epoch)).permutation(self.num_samples)
-        for group in np.array_split(order, self.num_batches)[self.start_batch :]:
-            yield [(self.epoch, int(index)) for index in group[self.rank :: self.world_size]]
+        groups = np.array_split(order, self.num_batches)
+        for number in range(self.start_batch, self.num_batches):
+            size = self._size_of(number)
+            yield [(self.epoch, int(index), *size) for index in groups[number][self.rank :: self.world_size]]
+
+    def _size_of(self, batch_number: int) -> tuple[int, ...]:
+        if not self.sizes_px:
+            return ()
+        rng = np.random.default_rng((self.seed, self.epoch, batch_number, SIZE_STREAM))
+        return (int(rng.choice(self.sizes_px)),)
 
 
-class ShardBatches(Sampler[list[tuple[int, int]]]):
+class ShardBatches(Sampler[list[Key]]):
     """This rank's share of a split, in order, each image exactly once over all ranks; a share may be empty."""
 
     def __init__(self, num_samples: int, batch_size: int, rank: int, world_size: int) -> None:
@@ -280,7 +295,7 @@ class ShardBatches(Sampler[list[tuple[int, int]]]):
     def __len__(self) -> int:
         return -(-len(self.indices) // self.batch_size)
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+    def __iter__(self) -> Iterator[list[Key]]:
         for start in range(0, len(self.indices), self.batch_size):
             yield [(0, index) for index in self.indices[start : start + self.batch_size]]
 

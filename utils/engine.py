@@ -269,7 +269,9 @@ class TrainingEngine:
         self.scaler.update()
         optimizer.zero_grad(set_to_none=True)
         if self.world_size > 1 and not self.sync_batchnorm:
-            average_tensors(self.raw_model.buffers())
+            # Those of frozen layers stay as they are, to the last bit.
+            training = (module for module in self.raw_model.modules() if module.training)
+            average_tensors(buffer for module in training for buffer in module.buffers(recurse=False))
         if self.ema is not None:
             self.ema.update(self.raw_model)
         self.progress.global_step += 1

@@ -22,13 +22,17 @@ from utils.metrics import (
     ImageResult,
     box_iou,
     confusion_pairs,
-    match_predictions,
+    hit_targets,
     merge_results,
     pack_results,
+    size_classes,
+    sizes_of_predictions,
     summarise,
+    summarise_sizes,
     unpack_results,
 )
-from utils.predict import Detections, detect, prototype_masks, raw_outputs
+from utils.native_masks import OnMasks, compare_in_photo, photo_mask_parts, place, target_areas
+from utils.predict import Detections, Placement, detect, prototype_masks, raw_outputs
 from utils.runtime import Precision
 
 AP_CONFIDENCE = 0.001  # low enough that the whole precision-recall curve is seen
@@ -37,6 +41,20 @@ OUTLINE_POINTS = 1000  # Ultralytics' number; the cut to whole pixels makes it m
 PRECISE = Precision("off", None, False)
 
 OnImage = Callable[[Sample, Detections, torch.Tensor], None]
+
+
+@dataclass(frozen=True)
+class PhotoPixels:
+    """What to measure in the photographs' own pixels, beside what the network's input shows.
+
+    size_of: width and height of photograph `index`; knowing them gives AP by object size. compare: whether boxes and
+    masks are compared there, as predictions are written: enlarged, and cut to the photograph. on_masks: sees all masks
+    at that size, a few at a time.
+    """
+
+    size_of: Callable[[int], tuple[int, int]]
+    compare: bool = False
+    on_masks: OnMasks | None = None
 
 
 @dataclass(frozen=True)
@@ -75,11 +93,13 @@ def evaluate(
     *,
     precision: Precision = PRECISE,
     on_image: OnImage | None = None,
+    photo: PhotoPixels | None = None,
 ) -> Evaluation:
     """Measure loss and box and mask AP over all ranks' shares. Every rank must reach this.
 
     The validation loss is the sum of all images' loss terms over the sum of their normalisers, so it depends neither on
     the batch size nor on the number of ranks. `on_image(sample, detections, prototypes (32, h, w))` sees each image.
+    With `photo` the metrics also hold `by_size` (see `summarise_sizes`).
     """
     was_training = model.training
     model.eval()
@@ -95,12 +115,14 @@ def evaluate(
             outputs, criterion.strides, images.shape[-1], confidence=AP_CONFIDENCE, iou=AP_IOU, multi_label=True
         )
         for sample, detections, prototypes in zip(batch.samples, found, outputs["proto"], strict=True):
-            local.append(judge(sample, detections, prototypes, len(names)))
+            local.append(judge(sample, detections, prototypes, len(names), photo))
             if on_image is not None:
                 on_image(sample, detections, prototypes)
     model.train(was_training)
     results = merge_results([unpack_results(part) for part in distributed.gather_arrays(pack_results(local))])
     metrics = {**_mean_loss(sums), **summarise(results, list(names))}
+    if photo is not None:
+        metrics["by_size"] = summarise_sizes(results, list(names))
     return Evaluation(metrics, results)
 
 
@@ -109,21 +131,65 @@ def headline(metrics: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
 
-def judge(sample: Sample, detections: Detections, prototypes: torch.Tensor, num_classes: int) -> ImageResult:
-    """Compare one image's detections with its labels, boxes in input pixels and masks at prototype resolution."""
-    boxes, scores = detections.boxes.cpu().numpy(), detections.scores.cpu().numpy()
-    class_ids = detections.class_ids.cpu().numpy()
-    masks = prototype_masks(prototypes, detections, sample.image.shape[0]).cpu().numpy()
-    overlap = box_iou(sample.boxes, boxes)
+def judge(
+    sample: Sample, detections: Detections, prototypes: torch.Tensor, num_classes: int, photo: PhotoPixels | None = None
+) -> ImageResult:
+    """Compare one image's detections with its labels.
+
+    Boxes in input pixels and masks at prototype resolution, or both in the photograph's pixels if `photo` says so.
+    """
+    scores, class_ids = detections.scores.cpu().numpy(), detections.class_ids.cpu().numpy()
+    sizes: dict[str, np.ndarray] = {}
+    if photo is None:
+        overlap, mask_overlap, _ = _compare_at_input(sample, detections, prototypes)
+    else:
+        placement = place(sample, photo.size_of(sample.index))
+        overlap, mask_overlap, mask_areas = _compare(sample, detections, prototypes, placement, photo)
+    box_hits = hit_targets(overlap, sample.class_ids, class_ids)
+    mask_hits = hit_targets(mask_overlap, sample.class_ids, class_ids)
+    if photo is not None:
+        in_photo = placement.boxes_to_photo(detections.boxes).cpu().numpy()
+        box_areas = (in_photo[:, 2:] - in_photo[:, :2]).prod(axis=1)
+        target_sizes = size_classes(target_areas(sample, placement))
+        sizes = {
+            "box_sizes": sizes_of_predictions(box_hits, target_sizes, size_classes(box_areas)),
+            "mask_sizes": sizes_of_predictions(mask_hits, target_sizes, size_classes(mask_areas)),
+            "target_sizes": target_sizes,
+        }
     return ImageResult(
         image_id=sample.index,
         scores=scores,
         class_ids=class_ids,
-        box_hits=match_predictions(overlap, sample.class_ids, class_ids),
-        mask_hits=match_predictions(mask_iou(truth_masks(sample), masks), sample.class_ids, class_ids),
+        box_hits=box_hits >= 0,
+        mask_hits=mask_hits >= 0,
         target_class_ids=sample.class_ids,
         box_confusion=confusion_pairs(overlap, sample.class_ids, class_ids, scores, num_classes),
+        **sizes,
     )
+
+
+def _compare(
+    sample: Sample, detections: Detections, prototypes: torch.Tensor, placement: Placement, photo: PhotoPixels
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return IoU of boxes and of masks (m, n), compared where `photo` says, and the masks' areas (n,) in the photograph."""
+    if photo.compare:
+        truth = placement.boxes_to_photo(torch.from_numpy(sample.boxes)).numpy()
+        box_overlap = box_iou(truth, placement.boxes_to_photo(detections.boxes).cpu().numpy())
+        return box_overlap, *compare_in_photo(sample, detections, prototypes, placement, photo.on_masks)
+    if photo.on_masks is not None:
+        for _, chosen, masks in photo_mask_parts(prototypes, detections, placement):
+            photo.on_masks(sample, placement, chosen, masks)
+    box_overlap, mask_overlap, areas = _compare_at_input(sample, detections, prototypes)
+    return box_overlap, mask_overlap, areas * (np.prod(placement.photo_size) / np.prod(placement.inner_size))
+
+
+def _compare_at_input(
+    sample: Sample, detections: Detections, prototypes: torch.Tensor
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return IoU of boxes (input pixels) and of masks (prototype resolution), (m, n), and the masks' areas (n,), input."""
+    masks = prototype_masks(prototypes, detections, sample.image.shape[0]).cpu().numpy()
+    areas = np.array([np.count_nonzero(mask) for mask in masks], np.float64) * MASK_STRIDE**2
+    return box_iou(sample.boxes, detections.boxes.cpu().numpy()), mask_iou(truth_masks(sample), masks), areas
 
 
 def truth_masks(sample: Sample) -> np.ndarray:

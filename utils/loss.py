@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -62,16 +63,23 @@ class SegmentationLoss:
     """`criterion(outputs, targets)` for the engine: outputs are the training dictionary of a YOLOv8-seg model.
 
     The returned loss is `loss_scale` times the reported one. YOLOv8's optimizer settings expect gradients summed over a
-    nominal batch of 64 images, hence the default.
+    nominal batch of 64 images, hence the default. `class_weights` float32 (classes,) multiply the class part.
     """
 
-    def __init__(self, model: Any, gains: LossGains | None = None, loss_scale: float = 64.0) -> None:
+    def __init__(
+        self,
+        model: Any,
+        gains: LossGains | None = None,
+        loss_scale: float = 64.0,
+        class_weights: torch.Tensor | None = None,
+    ) -> None:
         head = model.model[-1]
         self.strides = [float(stride) for stride in head.stride]
         self.num_classes = int(head.nc)
         self.num_bins = int(head.reg_max)
         self.gains = gains or LossGains()
         self.loss_scale = loss_scale
+        self.class_weights = class_weights
 
     def __call__(
         self, outputs: dict[str, torch.Tensor], targets: Targets
@@ -112,7 +120,9 @@ class SegmentationLoss:
         )
         scores = assigned.scores  # (B, A, classes)
 
-        cls = F.binary_cross_entropy_with_logits(logits, scores, reduction="sum")
+        if self.class_weights is not None and self.class_weights.device != logits.device:
+            self.class_weights = self.class_weights.to(logits.device)  # once, not at every step
+        cls = F.binary_cross_entropy_with_logits(logits, scores, weight=self.class_weights, reduction="sum")
         image, anchor = assigned.foreground.nonzero(as_tuple=True)  # the step's one host synchronisation
         target = assigned.target_index[image, anchor]
         weight = scores[image, anchor].sum(-1)
@@ -137,6 +147,19 @@ class SegmentationLoss:
         low = log_probability.gather(-1, left[..., None])[..., 0]
         high = log_probability.gather(-1, left[..., None] + 1)[..., 0]
         return -(low * (1 - right_weight) + high * right_weight).mean(-1)
+
+
+def inverse_frequency_weights(counts: np.ndarray) -> torch.Tensor | None:
+    """Return class weights 1/count with mean 1, from how many objects each class has: float32 (classes,).
+
+    Classes without objects get the mean of the others: Ultralytics' `cls_pw=1`. None when there are no objects.
+    """
+    is_present = counts > 0
+    if not is_present.any():
+        return None
+    weights = 1.0 / np.maximum(counts, 1)
+    weights[~is_present] = weights[is_present].mean()
+    return torch.from_numpy(weights / weights.mean()).float()
 
 
 def decode_boxes(bins: torch.Tensor, points: torch.Tensor) -> torch.Tensor:

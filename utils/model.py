@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import datetime
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from utils.checkpoint import atomic_torch_save
-from utils.errors import UserError
+from utils.errors import UsageError, UserError
 from utils.runtime import package_version, prepare_environment
 from utils.sync_bn import revert_sync_batchnorm
 
@@ -102,11 +103,35 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     ]
 
 
+def freeze_layers(model: YoloModel, num_layers: int) -> None:
+    """Keep the first `num_layers` layers as they are: no gradients, and their BatchNorm statistics stay too.
+
+    Call before the optimizer and DDP are built. The head always trains. `model.train()` would set BatchNorm counting
+    again, so a hook on the whole model, which survives the conversion to synchronised BatchNorm, undoes that before
+    each forward pass.
+    """
+    most = len(model.model) - 1
+    if num_layers > most:
+        raise UsageError(f"--freeze {num_layers}: the model has {most} layers before its head, which must train")
+    if num_layers < 1:
+        return
+    for layer in model.model[:num_layers]:
+        layer.requires_grad_(False)
+    model.register_forward_pre_hook(partial(_keep_frozen, num_layers))
+
+
+def _keep_frozen(num_layers: int, model: YoloModel, _: Any) -> None:
+    for layer in model.model[:num_layers]:
+        if layer.training:
+            layer.eval()
+
+
 def save_deployable(path: Path, module: nn.Module, info: dict[str, Any], *, img_size: int, data: str) -> None:
     """Write a file which `YOLO(path)` of Ultralytics opens for predict, val and export, atomically, in half precision."""
     deployed: YoloModel = copy.deepcopy(module).cpu().eval()
     deployed = revert_sync_batchnorm(deployed).half().to(memory_format=torch.contiguous_format)
     deployed.criterion = None
+    deployed._forward_pre_hooks.clear()  # code of ours, which no other program could load
     deployed.args = {"task": "segment", "imgsz": img_size, "data": data}
     content = {
         "epoch": -1,

@@ -1,4 +1,4 @@
-"""What predictions look like on disk: COCO-style JSON, YOLO label text, cut-outs."""
+"""What predictions of photographs look like on disk: JSON with outlines, YOLO label text, cut-outs."""
 
 from __future__ import annotations
 
@@ -6,17 +6,12 @@ import json
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import cv2
 import numpy as np
-import torch
-from faster_coco_eval.core import mask as coco_mask
 
-from utils import distributed
-from utils.dataset import Sample
-from utils.images import upright_size, write_jpeg
-from utils.predict import Detections, Placement, photo_masks
+from utils.images import write_jpeg
+from utils.predict import Detections
 
 
 class PredictionWriter:
@@ -93,54 +88,3 @@ def outline(mask: np.ndarray) -> list[np.ndarray]:
     contours, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
     parts = [contour[:, 0] for contour in contours if len(contour) >= 3]
     return sorted(parts, key=lambda part: -cv2.contourArea(part))
-
-
-def coco_entry(image_id: int, class_id: int, score: float, box: np.ndarray, mask: np.ndarray) -> dict[str, Any]:
-    """Return one detection in COCO's result format: box xywh pixels, mask (H, W) as a compressed run-length string."""
-    encoded = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
-    counts = encoded["counts"]
-    return {
-        "image_id": image_id,
-        "category_id": class_id,
-        "score": round(score, 5),
-        "bbox": [round(float(value), 2) for value in (box[0], box[1], box[2] - box[0], box[3] - box[1])],
-        "segmentation": {
-            "size": [int(side) for side in mask.shape],
-            "counts": counts.decode("ascii") if isinstance(counts, bytes) else counts,
-        },
-    }
-
-
-class CocoCollector:
-    """Collects every image's detections while a split is evaluated, then joins what all ranks have.
-
-    At most 100 detections an image are kept: COCO's rules look at no more.
-    """
-
-    MAX_PER_IMAGE = 100
-
-    def __init__(self, files: list[Path]) -> None:
-        self.files = files
-        self.entries: list[dict[str, Any]] = []
-
-    def __call__(self, sample: Sample, detections: Detections, prototypes: torch.Tensor) -> None:
-        """Take one image's detections; masks are made at the photograph's own size."""
-        kept = slice(0, self.MAX_PER_IMAGE)
-        best = Detections(
-            detections.boxes[kept], detections.scores[kept], detections.class_ids[kept], detections.coefficients[kept]
-        )
-        width, height = upright_size(self.files[sample.index].read_bytes())
-        size_px = sample.image.shape[0]
-        placement = Placement(size_px, size_px / max(width, height), sample.pad, (width, height))
-        masks = photo_masks(prototypes, best, placement)
-        boxes = placement.boxes_to_photo(best.boxes).cpu().numpy()
-        for class_id, score, box, mask in zip(best.class_ids.tolist(), best.scores.tolist(), boxes, masks, strict=True):
-            entry = coco_entry(sample.index, class_id, score, box, mask)
-            self.entries.append({**entry, "file_name": self.files[sample.index].name})
-
-    def gather(self) -> list[dict[str, Any]]:
-        """Return all ranks' detections, sorted by image. Every rank must reach this."""
-        payload = np.frombuffer(json.dumps(self.entries).encode(), dtype=np.uint8)
-        parts = distributed.gather_arrays({"json": payload})
-        joined = [entry for part in parts for entry in json.loads(part["json"].tobytes())]
-        return sorted(joined, key=lambda entry: (entry["image_id"], -entry["score"]))

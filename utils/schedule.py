@@ -9,13 +9,15 @@ import torch
 
 NOMINAL_BATCH_SIZE = 64  # the batch YOLOv8's learning rate, weight decay and gradient clip were tuned for
 
+SGD_WARMUP_BIAS_LR = 0.1  # YOLOv8's warmup_bias_lr, which its automatic choice of the optimizer sets to 0
+
 
 @dataclass(frozen=True)
 class ScheduleSpec:
     """Linear warm-up, then one half cosine down to `final_lr_fraction` of the peak, over `total_steps` optimizer steps.
 
     During warm-up the bias group starts at `warmup_bias_lr` and momentum at `warmup_momentum` (YOLOv5's recipe, which
-    YOLOv8 kept): biases may move at once while the rest is still small.
+    YOLOv8 kept): biases may move at once while the rest is still small. SGD's is `SGD_WARMUP_BIAS_LR`.
     """
 
     lr: float

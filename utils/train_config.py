@@ -10,12 +10,17 @@ from utils.config import option
 from utils.dataset_yaml import DEFAULT_DATASET_YAML
 from utils.errors import UsageError
 from utils.runtime import PRECISION_CHOICES
-from utils.schedule import NOMINAL_BATCH_SIZE, scaled_lr
+from utils.schedule import NOMINAL_BATCH_SIZE, SGD_WARMUP_BIAS_LR, scaled_lr
 
 SGD_LR = 0.01  # for the nominal batch of 64
 SHORT_RUN_STEPS = 10_000  # below this many steps AdamW gets further than SGD
 # A run continues although these differ: they change how it is run, not what is trained.
 MAY_DIFFER = {"epochs", "num_workers", "device", "resume", "config", "patience", "cache", "save_dir", "tensorboard"}
+NOT_NEGATIVE = ("num_workers", "weight_decay", "warmup_epochs", "patience", "close_mosaic", "seed", "degrees", "freeze")
+FRACTIONS = (
+    *("mosaic", "scale", "translate", "fliplr", "flipud", "hsv_h", "hsv_s", "hsv_v", "ema_decay"),
+    *("mixup", "copy_paste"),
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,11 @@ class TrainConfig:
     resume: str | None = option(None, "continue this run: its folder, or its last.pt", metavar="RUN")
     config: str | None = option(None, "YAML file with any of these options; the command line wins", metavar="FILE")
     accumulate: int = option(1, "batches per optimizer step")
+    freeze: int = option(0, "layers to leave as they are, counted from the input; 10: the backbone of YOLOv8")
+    multi_scale: bool = option(False, "another input size for each batch, within half of --img-size")
+    class_weights: str = option(
+        "none", "weight the class loss; auto: by one over the number of training objects", choices=("none", "auto")
+    )
     optimizer: str = option(
         "auto", "auto: SGD if --lr is given or the run is long, else AdamW", choices=("auto", "sgd", "adamw")
     )
@@ -64,11 +74,16 @@ class TrainConfig:
     scale: float = option(0.5, "random zoom, +- fraction")
     translate: float = option(0.1, "random shift, +- fraction of the image")
     degrees: float = option(0.0, "random rotation, +- degrees")
+    shear: float = option(0.0, "random shear along both axes, +- degrees")
     fliplr: float = option(0.5, "probability of a left-right flip")
     flipud: float = option(0.0, "probability of an up-down flip")
     hsv_h: float = option(0.015, "random hue, +- fraction")
     hsv_s: float = option(0.7, "random saturation, +- fraction")
     hsv_v: float = option(0.4, "random brightness, +- fraction")
+    mixup: float = option(0.0, "probability of mixing two pictures; ends with mosaic")
+    copy_paste: float = option(
+        0.0, "probability of pasting each object mirrored, where there is room; ends with mosaic"
+    )
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "accumulate"):
@@ -79,12 +94,14 @@ class TrainConfig:
             raise UsageError(f"--img-size {self.img_size}: must be a multiple of 32 and at least 64, such as {nearest}")
         if self.lr is not None and not self.lr > 0:
             raise UsageError(f"--lr {self.lr}: must be above 0")
-        for name in ("num_workers", "weight_decay", "warmup_epochs", "patience", "close_mosaic", "seed", "degrees"):
+        for name in NOT_NEGATIVE:
             if getattr(self, name) < 0:
                 raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must not be negative")
-        for name in ("mosaic", "scale", "translate", "fliplr", "flipud", "hsv_h", "hsv_s", "hsv_v", "ema_decay"):
+        for name in FRACTIONS:
             if not 0 <= getattr(self, name) <= 1:
                 raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must lie between 0 and 1")
+        if not 0 <= self.shear < 45:
+            raise UsageError(f"--shear {self.shear}: must lie between 0 and 45 degrees, 45 excluded")
 
     @property
     def monitor(self) -> str:
@@ -110,6 +127,7 @@ class OptimizerPlan:
     lr: float
     weight_decay: float
     momentum: float
+    warmup_bias_lr: float
     global_batch_size: int
     arithmetic: tuple[str, ...]
 
@@ -117,7 +135,8 @@ class OptimizerPlan:
 def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_classes: int) -> OptimizerPlan:
     """Choose the optimizer and derive the effective batch, learning rate and weight decay, with lines that explain them.
 
-    AdamW's rate is Ultralytics' rule for fine-tuning; weight decay grows with the batch as in YOLOv5.
+    AdamW's rate is Ultralytics' rule for fine-tuning; weight decay grows with the batch as in YOLOv5. Biases warm up
+    from a high rate only where SGD was asked for by name: an automatic choice begins them at 0, as Ultralytics does.
     """
     global_batch = config.batch_size * world_size * config.accumulate
     total_steps = -(-num_images // global_batch) * config.epochs
@@ -133,14 +152,16 @@ def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_cl
         f"Weight decay: {config.weight_decay:g} x {global_batch}/{NOMINAL_BATCH_SIZE} = {weight_decay:g}",
         f"Steps: {num_images} images / {global_batch} = {-(-num_images // global_batch)} per epoch, {total_steps} in all",
     )
-    return OptimizerPlan(name, lr, weight_decay, 0.937 if name == "sgd" else 0.9, global_batch, arithmetic)
+    momentum = 0.937 if name == "sgd" else 0.9
+    warmup_bias_lr = SGD_WARMUP_BIAS_LR if config.optimizer == "sgd" else 0.0
+    return OptimizerPlan(name, lr, weight_decay, momentum, warmup_bias_lr, global_batch, arithmetic)
 
 
 def differences(config: TrainConfig, earlier: dict[str, Any]) -> list[str]:
-    """Return what makes `config` another run than the one whose resolved options are `earlier`."""
-    now = {field.name: getattr(config, field.name) for field in fields(config) if field.name not in MAY_DIFFER}
-    return [
-        f"{name} {earlier[name]} -> {value}"
-        for name, value in now.items()
-        if name in earlier and earlier[name] != value
-    ]
+    """Return what makes `config` another run than the one whose resolved options are `earlier`.
+
+    An option that the earlier run had not yet heard of stood at its default there.
+    """
+    compared = [field for field in fields(config) if field.name not in MAY_DIFFER]
+    values = [(field.name, earlier.get(field.name, field.default), getattr(config, field.name)) for field in compared]
+    return [f"{name} {before} -> {now}" for name, before, now in values if before != now]

@@ -1,0 +1,98 @@
+"""One image: which predictions hit which targets, and how large is what."""
+
+from __future__ import annotations
+
+import numpy as np
+
+IOU_THRESHOLDS = (np.arange(50, 100, 5) / 100).astype(np.float32)  # 0.50, 0.55, ... 0.95
+SIZES = ("small", "medium", "large")
+SIZE_BOUNDS_PX2 = (32.0**2, 96.0**2)  # COCO's: an object is small below the first and large from the second on
+
+
+def box_iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return the pairwise IoU, shape (m, n), of boxes (m, 4) and (n, 4) in xyxy; 0 where both are empty."""
+    a = np.asarray(first, np.float64).reshape(-1, 1, 4)
+    b = np.asarray(second, np.float64).reshape(1, -1, 4)
+    sides = np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])
+    overlap = sides.clip(min=0).prod(axis=-1)
+    union = (a[..., 2:] - a[..., :2]).prod(axis=-1) + (b[..., 2:] - b[..., :2]).prod(axis=-1) - overlap
+    return np.divide(overlap, union, out=np.zeros_like(overlap), where=union > 0)
+
+
+def match_predictions(iou: np.ndarray, target_class_ids: np.ndarray, predicted_class_ids: np.ndarray) -> np.ndarray:
+    """Decide which predictions hit a target: bool (n, 10), one column for each of IOU_THRESHOLDS; see `hit_targets`."""
+    return hit_targets(iou, target_class_ids, predicted_class_ids) >= 0
+
+
+def hit_targets(iou: np.ndarray, target_class_ids: np.ndarray, predicted_class_ids: np.ndarray) -> np.ndarray:
+    """Return the target that each prediction hits, -1 for none: int64 (n, 10), a column for each of IOU_THRESHOLDS.
+
+    iou: (m targets, n predictions), predictions in descending order of confidence. At each threshold the predictions
+    choose in that order: each takes the free target of its class with the highest IoU, if that reaches the threshold.
+    """
+    targets, predictions = np.asarray(target_class_ids), np.asarray(predicted_class_ids)
+    hits = np.full((len(predictions), len(IOU_THRESHOLDS)), -1, dtype=np.int64)
+    if hits.size == 0 or len(targets) == 0:
+        return hits
+    same_class = targets[:, None] == predictions[None, :]
+    overlap = np.where(same_class, np.asarray(iou).reshape(same_class.shape), 0).astype(np.float32)
+    columns = np.arange(len(IOU_THRESHOLDS))
+    is_free = np.ones((len(targets), len(columns)), dtype=bool)
+    for prediction in np.flatnonzero(overlap.max(axis=0) >= IOU_THRESHOLDS[0]):
+        free_overlap = np.where(is_free, overlap[:, prediction, None], 0)
+        chosen = free_overlap.argmax(axis=0)
+        is_hit = free_overlap[chosen, columns] >= IOU_THRESHOLDS
+        is_free[chosen[is_hit], columns[is_hit]] = False
+        hits[prediction, is_hit] = chosen[is_hit]
+    return hits
+
+
+def size_classes(areas: np.ndarray) -> np.ndarray:
+    """Return the position in SIZES of each area in pixels of the photograph: uint8, the shape of `areas`."""
+    return np.digitize(np.asarray(areas, np.float64), SIZE_BOUNDS_PX2).astype(np.uint8)
+
+
+def sizes_of_predictions(hits: np.ndarray, target_sizes: np.ndarray, own_sizes: np.ndarray) -> np.ndarray:
+    """Return in which size each prediction counts, at each IoU threshold: uint8 (n, 10).
+
+    A hit counts where its target does, a false alarm where its own size puts it: then no prediction is held against a
+    size it has nothing to do with (COCO's rule, cocoeval's `areaRng`).
+    hits: (n, 10) from `hit_targets`; target_sizes (m,) and own_sizes (n,) from `size_classes`.
+    """
+    own = np.repeat(np.asarray(own_sizes, np.uint8)[:, None], hits.shape[1], axis=1)
+    return np.where(hits >= 0, target_sizes[hits], own) if len(target_sizes) else own
+
+
+def confusion_pairs(
+    iou: np.ndarray,
+    target_class_ids: np.ndarray,
+    predicted_class_ids: np.ndarray,
+    scores: np.ndarray,
+    num_classes: int,
+    *,
+    min_score: float = 0.25,
+    min_iou: float = 0.45,
+) -> np.ndarray:
+    """Pair predictions and targets for the confusion matrix, whatever their classes: int64 (k, 2).
+
+    iou: (m targets, n predictions). Rows are (predicted class, true class); `num_classes` stands for a missed target
+    in the first column and for background in the second. Predictions above `min_score` choose in descending order of
+    confidence the free target with the highest IoU above `min_iou` (Ultralytics' ConfusionMatrix and its defaults).
+    """
+    targets = np.asarray(target_class_ids, np.int64)
+    predictions, confidence = np.asarray(predicted_class_ids, np.int64), np.asarray(scores)
+    overlap = np.array(iou, np.float64).reshape(len(targets), len(predictions))
+    confident = np.flatnonzero(confidence > min_score)
+    predicted_for_target = np.full(len(targets), num_classes, np.int64)
+    true_for_prediction = np.full(len(predictions), num_classes, np.int64)
+    for prediction in confident[np.argsort(-confidence[confident], kind="stable")] if len(targets) else ():
+        target = overlap[:, prediction].argmax()
+        if overlap[target, prediction] > min_iou:
+            predicted_for_target[target] = predictions[prediction]
+            true_for_prediction[prediction] = targets[target]
+            overlap[target] = 0
+    false_alarms = confident[true_for_prediction[confident] == num_classes]
+    background = np.full(len(false_alarms), num_classes, np.int64)
+    return np.concatenate(
+        [np.stack([predicted_for_target, targets], axis=1), np.stack([predictions[false_alarms], background], axis=1)]
+    )
