@@ -166,7 +166,7 @@ def test_coco_files_of_a_split_without_any_detection_can_be_judged(folder: Path,
 def test_the_photograph_on_disk_decides_the_size_not_the_shrunk_copy(folder: Path) -> None:
     photos = draw_photos(folder, 2)
     sample: Sample = SegmentationDataset(photos, 64)[(0, 1)]
-    assert sample.photo_size == (48, 64)  # what was loaded; on disk it has 320 x 240 pixels
+    assert sample.photo_size == (64, 48)  # what was loaded; on disk it has 320 x 240 pixels
     placement = place(sample, sizes_on_disk(photos)(1))
     boxes = placement.boxes_to_photo(torch.from_numpy(sample.boxes)).numpy()
     sizes = [np.ptp(polygon * (320, 240), axis=0) for polygon in photos[1].polygons]

@@ -1,0 +1,243 @@
+"""Trains and judges one side of the comparison at a time, each step in a process of its own.
+
+A finished step lies in a folder named after everything that decides its outcome; it is not done twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.summary import PROJECT, SIDES, Run
+from utils.dataset_yaml import DatasetSpec, label_file_for, load_dataset_yaml
+from utils.errors import UserError
+from utils.files import write_text_atomic
+from utils.run_folder import read_epochs
+from utils.runtime import PROJECT_FOLDER, cpu_model, package_version
+
+JOB_SCRIPT = PROJECT_FOLDER / "benchmarks" / "ultralytics_job.py"
+SCORES = ("mask_map50_95", "mask_map50", "box_map50_95", "box_map50")
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What both sides are given alike. `close_mosaic` None leaves each side its own default."""
+
+    model: str
+    epochs: int
+    img_size: int
+    batch_size: int
+    optimizer: str
+    close_mosaic: int | None
+    device: str
+
+
+@dataclass(frozen=True)
+class Data:
+    """One data set as both sides read it: the same images, in a YAML with absolute paths for Ultralytics."""
+
+    yaml_file: Path
+    ultralytics_yaml: Path
+    spec: DatasetSpec
+    num_train: int
+    num_val: int
+    fingerprint: str
+
+
+def make_sample(folder: Path, num_images: int, img_size: int) -> Path:
+    """Draw the built-in sample and parse it, unless that is done; return its data-set YAML.
+
+    The pictures have the training size, so that neither side's way of shrinking photographs has a say.
+    """
+    processed = folder / f"sample-{num_images}-{img_size}px"
+    data = processed / "dataset.yaml"
+    if not data.exists():
+        raw = folder / f"raw-{num_images}"
+        folder.mkdir(parents=True, exist_ok=True)
+        log = folder / "sample.log"
+        _run(["download_data.py", "--sample", str(num_images), "--output", str(raw)], log)
+        size = ["--line-width", "14", "--long-side", str(img_size)]
+        _run(["parse_labels.py", "--input", str(raw), "--output", str(processed), *size], log)
+    return data
+
+
+def open_data(yaml_file: Path, folder: Path) -> Data:
+    """Read the data set's description and write Ultralytics' copy of it into `folder`."""
+    spec = load_dataset_yaml(yaml_file)
+    files = {split: spec.image_files(split) for split in ("train", "val")}
+    digest = hashlib.sha256()
+    for image in (*files["train"], *files["val"]):
+        label = label_file_for(image)
+        size = label.stat().st_size if label.exists() else 0
+        digest.update(f"{image.resolve()} {image.stat().st_size} {size}\n".encode())
+    content = {"path": str(spec.root), "names": dict(enumerate(spec.names))}
+    splits = {split: [str(source) for source in spec.splits[split]] for split in files}
+    copy = folder / f"data-{digest.hexdigest()[:8]}.yaml"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text_atomic(copy, yaml.safe_dump({**content, **splits}, sort_keys=False))
+    return Data(yaml_file.resolve(), copy.resolve(), spec, len(files["train"]), len(files["val"]), digest.hexdigest())
+
+
+def compare(setting: Setting, data: Data, seed: int, side: str, folder: Path) -> tuple[Run, bool]:
+    """Train `side` with `seed` and judge its best.pt by both evaluators; return the run and whether it was kept.
+
+    Kept means that an equal, finished training was found in `folder`. Raises UserError when a step fails.
+    """
+    start = initial_weights(setting, data, seed, folder)
+    options = {
+        **vars(setting),
+        "side": side,
+        "seed": seed,
+        "data": data.fingerprint,
+        "initial_weights": _digest([start]),
+        **_versions(),
+        **({"source": source_digest()} if side == PROJECT else {}),
+    }
+    home = folder / f"{side}-seed{seed}-{_short(options)}"
+    answer_file = home / "training.json"
+    is_kept = answer_file.exists() and (home / _read_json(answer_file)["best"]).exists()
+    if not is_kept:
+        if home.exists():  # an unfinished training would continue, and its time would say nothing
+            shutil.rmtree(home)
+        home.mkdir(parents=True)
+        train = _train_project if side == PROJECT else _train_ultralytics
+        answer = train(setting, data, seed, start, home)
+        answer["images_per_s"] = data.num_train * answer["epochs"] / answer["train_s"]
+        _write_json(answer_file, {"options": options, **answer})
+    training = _read_json(answer_file)
+    best = (home / training["best"]).resolve()  # stored relative, so that the folder may be moved
+    training["scores"] = {judge: scores(setting, data, best, judge, home) for judge in SIDES}
+    return {"side": side, "seed": seed, **training}, is_kept
+
+
+def initial_weights(setting: Setting, data: Data, seed: int, folder: Path) -> Path:
+    """Return the file from which both sides start for this seed; it is written once, in half precision."""
+    key = {"model": setting.model, "seed": seed, "names": data.spec.names, "img_size": setting.img_size, **_versions()}
+    if Path(setting.model).is_file():
+        key["digest"] = _digest([Path(setting.model)])
+    home = folder / f"start-seed{seed}-{_short(key)}"
+    weights = home / "init.pt"
+    if not weights.exists():
+        home.mkdir(parents=True, exist_ok=True)
+        job = {"action": "start", "model": setting.model, "seed": seed, "names": data.spec.names}
+        place = {"weights": str(weights.resolve()), "img_size": setting.img_size, "data": str(data.yaml_file)}
+        _ultralytics_job({**job, **place}, home, "start")
+    return weights.resolve()
+
+
+def scores(setting: Setting, data: Data, weights: Path, judge: str, home: Path) -> dict[str, float]:
+    """Return the AP of a weights file by one of the two evaluators, from `home` if it is there already."""
+    key = {"weights": _digest([weights]), "source": source_digest(), **_versions()}
+    output = home / f"by-{judge}-{_short(key)}"
+    answer_file = output.with_suffix(".json")
+    if not answer_file.exists():
+        size = {"img_size": setting.img_size, "batch_size": setting.batch_size, "device": setting.device}
+        if judge == PROJECT:
+            flags = [f"--{name.replace('_', '-')}={value}" for name, value in size.items()]
+            where = [f"--model={weights}", f"--data={data.yaml_file}", f"--output={output}", "--no-predictions"]
+            _run(["evaluate_model.py", *where, *flags], output.with_suffix(".log"))
+            found = _read_json(output / "metrics.json")
+        else:
+            job = {"action": "val", "weights": str(weights), "data": str(data.ultralytics_yaml), "folder": str(output)}
+            found, _, _ = _ultralytics_job({**job, **size}, home, output.name)
+        _write_json(answer_file, {name: found[name] for name in SCORES})
+    return _read_json(answer_file)
+
+
+def source_digest() -> str:
+    """Return a digest of the code that decides what the project's side trains and measures."""
+    return _digest([*sorted((PROJECT_FOLDER / "utils").rglob("*.py")), *sorted(PROJECT_FOLDER.glob("*.py"))])
+
+
+def _train_project(setting: Setting, data: Data, seed: int, start: Path, home: Path) -> Json:
+    folder = (home / "run").resolve()
+    command = [
+        "train_yolo_ddp.py",
+        f"--model={start}",
+        f"--data={data.yaml_file}",
+        f"--save-dir={folder}",
+        f"--epochs={setting.epochs}",
+        f"--img-size={setting.img_size}",
+        f"--batch-size={setting.batch_size}",
+        f"--optimizer={setting.optimizer}",
+        f"--seed={seed}",
+        f"--device={setting.device}",
+        "--best-metric=mask_map",
+        "--no-tensorboard",
+        *([] if setting.close_mosaic is None else [f"--close-mosaic={setting.close_mosaic}"]),
+    ]
+    wall_s, usage = _run(command, home / "train.log", home / "usage.json")
+    records = read_epochs(folder)
+    train_s = sum(record["epoch_time_s"] for record in records)
+    facts = {"best": "run/best.pt", "train_s": train_s, "epochs": len(records), "command": command}
+    return {"wall_s": wall_s, **usage, **facts}
+
+
+def _train_ultralytics(setting: Setting, data: Data, seed: int, start: Path, home: Path) -> Json:
+    job = {**vars(setting), "action": "train", "seed": seed, "weights": str(start)}
+    place = {"data": str(data.ultralytics_yaml), "folder": str(home.resolve())}
+    answer, wall_s, usage = _ultralytics_job({**job, **place}, home, "train")
+    return {"wall_s": wall_s, **usage, **answer}
+
+
+def _ultralytics_job(job: Json, home: Path, name: str) -> tuple[Json, float, Json]:
+    """Let a process of its own do a job for Ultralytics; return (answer, wall time in s, memory)."""
+    job_file, answer_file = home / f"{name}-job.json", home / f"{name}-answer.json"
+    _write_json(job_file, job)
+    command = [str(JOB_SCRIPT), str(job_file.resolve()), str(answer_file.resolve())]
+    wall_s, usage = _run(command, home / f"{name}.log", home / f"{name}-usage.json")
+    return _read_json(answer_file), wall_s, usage
+
+
+def _run(arguments: list[str], log_file: Path, usage_file: Path | None = None) -> tuple[float, Json]:
+    """Run one of the project's scripts to its end; return (wall time in s, memory). Raises UserError when it fails."""
+    usage_file = (usage_file or log_file.with_name(f"{log_file.stem}-usage.json")).resolve()
+    script = (PROJECT_FOLDER / arguments[0]).resolve()
+    # -P: what lies where the user happens to stand is not ours.
+    command = [sys.executable, "-P", "-m", "benchmarks.measured", str(usage_file), str(script), *arguments[1:]]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT_FOLDER)}
+    start_s = time.perf_counter()
+    with log_file.open("ab") as log:
+        code = subprocess.run(command, env=environment, stdout=log, stderr=log, check=False).returncode
+    if code:
+        lines = log_file.read_text(encoding="utf-8", errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        raise UserError(f"{script.name} failed (code {code}): {last.removeprefix('error: ')}; see {log_file}")
+    return time.perf_counter() - start_s, _read_json(usage_file)
+
+
+def _versions() -> dict[str, str | None]:
+    versions = {name: package_version(name) for name in ("torch", "ultralytics")}
+    return {**versions, "cpu": cpu_model()}
+
+
+def _digest(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _short(options: Json) -> str:
+    return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _read_json(file: Path) -> Json:
+    content: Json = json.loads(file.read_text(encoding="utf-8"))
+    return content
+
+
+def _write_json(file: Path, content: Json) -> None:
+    write_text_atomic(file, json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,45 @@
+"""Runs a script and writes down how much memory its process took: the same measure for whatever is compared.
+
+`python -m benchmarks.measured USAGE.json SCRIPT [ARGUMENTS]`, with the project's folder on PYTHONPATH. The file appears
+only when the script succeeds.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+from utils.files import write_text_atomic
+from utils.runtime import die_with_parent, prepare_environment
+
+
+def main(usage_file: Path, script: Path, arguments: list[str]) -> int:
+    """Run `script` as if it were started itself; return its exit code.
+
+    Memory is this process's own: loader workers, where there are any, come on top.
+    """
+    die_with_parent(only_under_torchrun=False)
+    prepare_environment()
+    import torch
+
+    from utils.runtime import peak_memory_bytes
+
+    sys.argv = [str(script), *arguments]
+    code = 0
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    if code == 0:
+        usage = {
+            "peak_memory_bytes": peak_memory_bytes(torch.device("cpu")),
+            "peak_gpu_memory_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None,
+        }
+        write_text_atomic(usage_file, json.dumps(usage) + "\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))

@@ -1,0 +1,171 @@
+"""One piece of work for Ultralytics, in a process of its own: `ultralytics_job.py JOB.json ANSWER.json`.
+
+The job names an `action`: `start` writes initial weights, `train` trains from them, `val` judges a file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from utils.errors import UserError, run_script
+from utils.files import write_bytes_atomic, write_text_atomic
+from utils.model import build_model, load_weights, save_deployable
+from utils.runtime import choose_device, choose_threads_and_workers, prepare_environment, seed_everything
+
+SCORES = {
+    "mask_map50_95": "metrics/mAP50-95(M)",
+    "mask_map50": "metrics/mAP50(M)",
+    "box_map50_95": "metrics/mAP50-95(B)",
+    "box_map50": "metrics/mAP50(B)",
+}
+
+Json = dict[str, Any]
+
+
+def main() -> None:
+    """Do the job that the command line names."""
+    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    actions: dict[str, Callable[[Json], Json]] = {"start": write_initial_weights, "train": train, "val": judge}
+    answer = actions[job["action"]](job)
+    write_text_atomic(Path(sys.argv[2]), json.dumps(answer, indent=2) + "\n")
+
+
+def write_initial_weights(job: Json) -> Json:
+    """Write the file both trainers start from: the model of `job["model"]` with the random weights of the seed."""
+    seed_everything(job["seed"])
+    model = build_model(job["model"], tuple(job["names"]))
+    save_deployable(Path(job["weights"]), model, {}, img_size=job["img_size"], data=job["data"])
+    return {"num_parameters": sum(parameter.numel() for parameter in model.parameters())}
+
+
+def train(job: Json) -> Json:
+    """Train with Ultralytics; return what it did. Raises UserError unless it really starts from the given weights."""
+    device, threads, workers = machine_share(job["device"])
+    yolo = _open(job["weights"])
+    clock = EpochClock()
+    facts: Json = {"threads": threads, "workers": workers}
+
+    def begin(trainer: Any) -> None:
+        torch.set_num_threads(threads)  # select_device("cpu") leaves it one core fewer than there are
+        facts["num_transferred"] = require_same_weights(job["weights"], trainer.model)
+        facts["optimizer"] = type(trainer.optimizer).__name__
+        facts["lr"] = max(group["initial_lr"] for group in trainer.optimizer.param_groups)
+        facts["mixed_precision"] = bool(trainer.amp)
+
+    yolo.add_callback("on_train_start", begin)
+    yolo.add_callback("on_val_start", lambda _: torch.set_num_threads(threads))
+    yolo.add_callback("on_train_epoch_start", clock.start)
+    yolo.add_callback("on_train_epoch_end", clock.stop)
+    arguments = {
+        **{name: job[name] for name in ("data", "epochs", "seed")},
+        **optimizer_arguments(job["optimizer"], yolo.model.yaml["nc"]),
+        **({} if job["close_mosaic"] is None else {"close_mosaic": job["close_mosaic"]}),
+        "imgsz": job["img_size"],
+        "batch": job["batch_size"],
+        "device": device,
+        "workers": workers,
+        "cache": "ram",
+        "plots": False,
+    }
+    folder = Path(job["folder"]).resolve()
+    yolo.train(**arguments, project=str(folder), name="run", exist_ok=True)
+    kept = ("close_mosaic", "warmup_epochs", "cos_lr", "amp", "patience")
+    facts.update({name: getattr(yolo.trainer.args, name) for name in kept})
+    return {
+        "best": "run/weights/best.pt",
+        "train_s": clock.total_s,
+        "epochs": clock.num_epochs,
+        "arguments": arguments,
+        **facts,
+    }
+
+
+def optimizer_arguments(name: str, num_classes: int) -> Json:
+    """Return what gives Ultralytics the project's optimizer; with `auto` both follow the same rule by themselves."""
+    if name == "adamw":
+        # The rate which both sides take when they choose AdamW themselves.
+        return {"optimizer": "AdamW", "lr0": round(0.01 / (4 + num_classes), 6), "momentum": 0.9}
+    return {"optimizer": {"sgd": "SGD"}.get(name, name)}
+
+
+def judge(job: Json) -> Json:
+    """Return Ultralytics' own scores of a weights file, as its `val()` gives them."""
+    device, threads, workers = machine_share(job["device"])
+    yolo = _open(job["weights"])
+    yolo.add_callback("on_val_start", lambda _: torch.set_num_threads(threads))
+    found = yolo.val(
+        data=job["data"],
+        imgsz=job["img_size"],
+        batch=job["batch_size"],
+        device=device,
+        workers=workers,
+        plots=False,
+        project=str(Path(job["folder"]).resolve()),
+        name="val",
+        exist_ok=True,
+    ).results_dict
+    return {name: float(found[theirs]) for name, theirs in SCORES.items()}
+
+
+class EpochClock:
+    """Adds up the seconds of the epochs' training parts, without validation."""
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+        self.num_epochs = 0
+        self._start_s = 0.0
+
+    def start(self, _: Any) -> None:
+        """Begin an epoch."""
+        self._start_s = time.perf_counter()
+
+    def stop(self, _: Any) -> None:
+        """End an epoch's training part."""
+        self.total_s += time.perf_counter() - self._start_s
+        self.num_epochs += 1
+
+
+def require_same_weights(weights: str, model: torch.nn.Module) -> int:
+    """Return how many tensors `model` shares with the file: all of them. Raises UserError when one differs."""
+    wanted = load_weights(weights).state_dict()
+    found = {name: tensor.detach().float().cpu() for name, tensor in model.state_dict().items()}
+    different = [name for name, tensor in wanted.items() if name not in found or not torch.equal(found[name], tensor)]
+    if different or len(found) != len(wanted):
+        raise UserError(
+            f"{weights}: Ultralytics starts from other weights ({len(different)} of {len(wanted)} tensors differ, "
+            f"such as {(different or ['one more'])[0]}); use a .yaml or a .pt whose classes are the data set's"
+        )
+    return len(wanted)
+
+
+def machine_share(requested: str) -> tuple[str | int, int, int]:
+    """Return the device as Ultralytics wants it, compute threads and loader workers: what the project would take."""
+    device = choose_device(requested, 0)
+    threads, workers = choose_threads_and_workers(1, device_type=device.type)
+    return ("cpu" if device.type == "cpu" else device.index or 0), threads, workers
+
+
+def _open(weights: str) -> Any:
+    prepare_environment()
+    import matplotlib
+    from ultralytics import YOLO
+    from ultralytics.utils import USER_CONFIG_DIR
+
+    # Before reading a data set it looks for this font and would fetch it; nothing is drawn here.
+    font = USER_CONFIG_DIR / "Arial.ttf"
+    if not font.exists():
+        source = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
+        font.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes_atomic(font, source.read_bytes())
+    return YOLO(weights)
+
+
+if __name__ == "__main__":
+    run_script(main)

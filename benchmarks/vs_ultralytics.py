@@ -1,0 +1,128 @@
+"""Train with this project and with Ultralytics, alike and in turn, and let both evaluators judge both results.
+
+    python benchmarks/vs_ultralytics.py --epochs 8 --img-size 192 --seeds 0
+    python benchmarks/vs_ultralytics.py --data data/processed/dataset.yaml --model yolov8n-seg.pt --epochs 50
+
+Same data, initial weights, epochs, image size, batch, optimizer rule, threads and loader workers; what is left are the
+defaults of each side. Run it again after an interruption: finished trainings are kept in --output.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):  # started by its path: this folder stands where the project's should
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from benchmarks.comparison import Setting, compare, make_sample, open_data
+from benchmarks.summary import PROJECT, SIDES, Figures, Run, ratio, ratio_line, summarise, table
+from utils.config import option, parse_config, to_dict
+from utils.errors import UsageError, run_script
+from utils.files import write_text_atomic
+from utils.runtime import environment_report
+
+
+@dataclass(frozen=True)
+class ComparisonConfig:
+    """Options of `benchmarks/vs_ultralytics.py`."""
+
+    data: str | None = option(None, "data-set YAML; unset: made on the spot from the built-in sample", metavar="YAML")
+    sample_images: int = option(400, "photographs of that sample, a fifth of them for validation")
+    model: str = option("yolov8n-seg.yaml", "a .yaml (random weights of each seed) or a .pt to start from")
+    epochs: int = option(30, "passes over the training images")
+    img_size: int = option(320, "side of the square network input in pixels, a multiple of 32")
+    batch_size: int = option(16, "images per step")
+    seeds: tuple[int, ...] = option((0, 1, 2), "one training of each side per seed")
+    optimizer: str = option(
+        "auto", "auto: AdamW, by the same rule on both sides, unless the run is long", choices=("auto", "sgd", "adamw")
+    )
+    close_mosaic: int | None = option(
+        None, "last epochs without mosaic, on both sides; unset: theirs 10, ours 10 but at most a third of the run"
+    )
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    output: str = option("outputs/benchmarks/vs_ultralytics", "folder for weights, logs and results", metavar="DIR")
+    json: str | None = option(None, "write the results here; unset: results.json in --output", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("batch_size", 1), ("sample_images", 10)):
+            if getattr(self, name) < least:
+                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least {least}")
+        if self.img_size < 64 or self.img_size % 32:
+            raise UsageError(f"--img-size {self.img_size}: must be a multiple of 32 and at least 64")
+        if min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
+            raise UsageError(f"--seeds {' '.join(map(str, self.seeds))}: must be different numbers, 0 or more")
+        if self.close_mosaic is not None and not 0 <= self.close_mosaic <= self.epochs // 3:
+            raise UsageError(
+                f"--close-mosaic {self.close_mosaic}: must lie between 0 and a third of --epochs {self.epochs}"
+            )
+
+
+def main() -> int:
+    """Compare; return the exit code."""
+    config = parse_config(ComparisonConfig, "Train with this project and with Ultralytics and compare the results")
+    folder = Path(config.output).resolve()
+    results = Path(config.json).resolve() if config.json else folder / "results.json"
+    results.parent.mkdir(parents=True, exist_ok=True)
+    yaml_file = Path(config.data) if config.data else make_sample(folder, config.sample_images, config.img_size)
+    data = open_data(yaml_file, folder)
+    print(
+        f"{data.num_train} images for training, {data.num_val} for validation, {config.img_size} px, "
+        f"batch {config.batch_size}, {config.epochs} epochs, seeds {' '.join(map(str, config.seeds))}",
+        flush=True,
+    )
+    setting = Setting(
+        model=config.model,
+        epochs=config.epochs,
+        img_size=config.img_size,
+        batch_size=config.batch_size,
+        optimizer=config.optimizer,
+        close_mosaic=config.close_mosaic,
+        device=config.device,
+    )
+    runs: list[Run] = []
+    for position, seed in enumerate(config.seeds):
+        # Who comes first takes turns, so that a machine that warms up favours neither.
+        for side in SIDES if position % 2 == 0 else SIDES[::-1]:
+            run, is_kept = compare(setting, data, seed, side, folder)
+            runs.append(run)
+            announce(run, is_kept)
+            write_results(results, config, data.num_train, data.num_val, runs, summarise(runs))
+    figures = summarise(runs)
+    print(f"\n{table(figures)}\n\nResults in {results}\n{ratio_line(figures)}")
+    return 0
+
+
+def announce(run: Run, is_kept: bool) -> None:
+    """Say that a training is done and judged."""
+    by_us, by_them = (run["scores"][judge] for judge in SIDES)
+    print(
+        f"  seed {run['seed']}, {run['side']}: mask mAP50-95 {by_us['mask_map50_95']:.4f} "
+        f"(by their evaluator {by_them['mask_map50_95']:.4f}), {run['wall_s']:.0f} s, "
+        f"{run['images_per_s']:.1f} images/s{' (kept from before)' if is_kept else ''}",
+        flush=True,
+    )
+
+
+def write_results(
+    file: Path, config: ComparisonConfig, num_train: int, num_val: int, runs: list[Run], figures: Figures
+) -> None:
+    """Write everything measured so far: a long comparison that is cut short leaves what it has."""
+    record: dict[str, Any] = {
+        "config": to_dict(config),
+        "environment": environment_report(),
+        "num_train": num_train,
+        "num_val": num_val,
+        "best_weights_chosen_by": {PROJECT: "mask mAP50-95", "ultralytics": "mask plus box mAP50-95"},
+        "summary": figures,
+        "ratio": {name: ratio(figures, name) for name in figures[PROJECT]},
+        "runs": runs,
+    }
+    write_text_atomic(file, json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    run_script(main)
