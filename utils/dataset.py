@@ -194,8 +194,8 @@ class SegmentationDataset(Dataset[Sample]):
 def draw_masks(polygons: list[np.ndarray], size_px: int) -> np.ndarray:
     """Fill outlines (pixels of the input, drawn in the order given) at a quarter of the size: int32 (S/4, S/4).
 
-    Filled straight at mask resolution with sub-pixel vertices: a wire thinner than a mask pixel keeps 79-98 % of its
-    length, where filling at full size and shrinking keeps 45-92 %.
+    Filled straight at mask resolution with sub-pixel vertices: a 1 px wire keeps at least 90 % of its
+    length to within a quarter mask pixel, where filling at full size and shrinking keeps 37 % (tests/test_dataset.py).
     """
     return draw_index_map(polygons, size_px, MASK_STRIDE)
 
