@@ -12,13 +12,11 @@ import torch
 
 from utils.augment import AugmentConfig
 from utils.dataset import (
-    MASK_STRIDE,
     Batch,
     EpochBatches,
     SegmentationDataset,
     ShardBatches,
     collate,
-    draw_masks,
     get_dataloader,
     open_images,
     read_photos,
@@ -26,6 +24,7 @@ from utils.dataset import (
 from utils.dataset_yaml import load_dataset_yaml
 from utils.errors import UserError
 from utils.labels import format_yolo_label
+from utils.target_masks import MASK_STRIDE
 
 SIZE_PX = 64
 SHAPES = [(48, 64), (64, 40), (96, 128), (64, 64), (30, 90), (50, 50), (80, 60)]
@@ -254,67 +253,3 @@ def test_small_objects_lie_on_top_of_large_ones(plain_set: SegmentationDataset) 
         assert sample.masks[3, 3] == 1
         assert (sample.masks == 2).sum() >= 16
         assert sample.masks[0, 0] == 0
-
-
-# --- wires ---------------------------------------------------------------------------------------------------------
-
-
-def wire(angle: float, length: float, width: float, centre: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a straight wire's outline (4, 2) and points along its middle (200, 2), in pixels."""
-    along = np.array([math.cos(angle), math.sin(angle)])
-    across = np.array([-along[1], along[0]]) * width / 2
-    ends = centre - along * length / 2, centre + along * length / 2
-    outline = np.array([ends[0] - across, ends[1] - across, ends[1] + across, ends[0] + across])
-    return outline, ends[0] + (ends[1] - ends[0]) * np.linspace(0.01, 0.99, 200)[:, None]
-
-
-def length_kept(masks: np.ndarray, middle: np.ndarray) -> float:
-    """Return the share of a wire's length that has a mask pixel at most a quarter of a mask pixel away."""
-    hit = np.zeros(len(middle), bool)
-    for shift in ((0.0, 0.0), (0.25, 0), (-0.25, 0), (0, 0.25), (0, -0.25)):
-        columns, rows = (middle / MASK_STRIDE + shift).astype(int).T
-        hit |= masks[rows, columns] > 0
-    return float(hit.mean())
-
-
-def filled_then_shrunk(polygon: np.ndarray, size_px: int) -> np.ndarray:
-    full = np.zeros((size_px, size_px), np.uint8)
-    cv2.fillPoly(full, [polygon.astype(np.int32)], 1)
-    side = size_px // MASK_STRIDE
-    return cv2.resize(full, (side, side), interpolation=cv2.INTER_LINEAR)
-
-
-def test_thin_wires_keep_their_length_where_fill_and_shrink_lose_it() -> None:
-    rng = np.random.default_rng(0)
-    size_px, ours, shrunk = 640, [], []
-    for angle in rng.uniform(0, math.pi, 40):
-        outline, middle = wire(angle, 500, 1.0, rng.uniform(300, 340, 2))
-        ours.append(length_kept(draw_masks([outline], size_px), middle))
-        shrunk.append(length_kept(filled_then_shrunk(outline, size_px), middle))
-    assert min(ours) > 0.75
-    assert np.mean(ours) > np.mean(shrunk) + 0.15
-    assert min(shrunk) < 0.75
-
-
-def test_masks_are_not_shifted_against_the_outline() -> None:
-    rng = np.random.default_rng(0)
-    shifts, areas = [], []
-    for _ in range(60):
-        square = np.array([[80.0, 160], [240, 160], [240, 400], [80, 400]]) + rng.uniform(-8, 8, 2)
-        rows, columns = draw_masks([square], 640).nonzero()
-        shifts.append(np.array([columns.mean(), rows.mean()]) + 0.5 - square.mean(0) / MASK_STRIDE)
-        areas.append(len(rows))
-    assert np.abs(np.mean(shifts, 0)).max() < 0.1
-    assert np.abs(shifts).max() <= 0.5 + 1 / 16
-    # Every pixel that the outline touches counts: half a mask pixel more on each side.
-    assert np.mean(areas) == pytest.approx(41 * 61, rel=0.02)
-
-
-def test_masks_have_one_value_for_each_outline() -> None:
-    squares = [np.array([[0.0, 0], [16, 0], [16, 16], [0, 16]]) + 24 * k for k in range(3)]
-    masks = draw_masks(squares, 96)
-    assert masks.dtype == np.int32
-    assert masks.shape == (24, 24)
-    assert np.unique(masks).tolist() == [0, 1, 2, 3]
-    assert [masks[2 + 6 * k, 2 + 6 * k] for k in range(3)] == [1, 2, 3]
-    assert draw_masks([], 96).max() == 0

@@ -16,7 +16,6 @@ from utils import dataset as dataset_module
 from utils.augment import AugmentConfig, Scene, blend, large_to_small, paste_mirrored, polygon_area, sample_generator
 from utils.config import parse_config, to_dict
 from utils.dataset import (
-    MASK_STRIDE,
     Batch,
     EpochBatches,
     Photo,
@@ -34,6 +33,7 @@ from utils.loss import SegmentationLoss, inverse_frequency_weights
 from utils.model import build_model, freeze_layers, load_weights, parameter_groups, save_deployable
 from utils.sync_bn import convert_sync_batchnorm
 from utils.synthetic import synthetic_batch
+from utils.target_masks import MASK_STRIDE
 from utils.train_config import TrainConfig, differences, plan_optimizer
 
 NAMES = ("pole", "transformer", "wire", "box")

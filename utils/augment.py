@@ -209,15 +209,12 @@ def polygon_boxes(polygons: list[np.ndarray]) -> np.ndarray:
     return np.array([[*polygon.min(0), *polygon.max(0)] for polygon in polygons], np.float64).reshape(-1, 4)
 
 
-def draw_index_map(polygons: list[np.ndarray], size_px: int, stride: int = 1) -> np.ndarray:
-    """Fill outlines, drawn in the order given, at 1/stride of the size: int32 (S/stride, S/stride), 0 is background.
-
-    Filled straight at that resolution with sub-pixel vertices.
-    """
-    index_map = np.zeros((size_px // stride,) * 2, np.int32)
+def draw_index_map(polygons: list[np.ndarray], size_px: int) -> np.ndarray:
+    """Fill outlines, drawn in the order given, with all pixels they touch: int32 (S, S), 0 is background."""
+    index_map = np.zeros((size_px, size_px), np.int32)
     for value, polygon in enumerate(polygons, start=1):
         # fillPoly counts from pixel centres, outlines from pixel corners.
-        fixed = np.rint((polygon / stride - 0.5) * (1 << SHIFT_BITS)).astype(np.int32)
+        fixed = np.rint((polygon - 0.5) * (1 << SHIFT_BITS)).astype(np.int32)
         cv2.fillPoly(index_map, [fixed], value, lineType=cv2.LINE_8, shift=SHIFT_BITS)
     return index_map
 

@@ -22,7 +22,6 @@ from utils.augment import (
     Scene,
     blend,
     compose,
-    draw_index_map,
     jitter_colour,
     large_to_small,
     letterbox_matrix,
@@ -39,8 +38,8 @@ from utils.dataset_yaml import DatasetSpec, label_file_for
 from utils.errors import UserError
 from utils.images import fit_long_side, letterbox
 from utils.labels import read_yolo_label
+from utils.target_masks import draw_masks
 
-MASK_STRIDE = 4  # YOLO's prototypes, and so the masks, are a quarter of the image
 MODEL_STRIDE = 32  # the coarsest level of the network: sides of the input are multiples of it
 SIZE_STREAM = 1  # sets the random numbers of a batch's size apart from those of a sample
 
@@ -189,15 +188,6 @@ class SegmentationDataset(Dataset[Sample]):
         masks = draw_masks(polygons, size_px)
         class_ids = np.asarray(class_ids, np.int64)[order] if len(order) else np.zeros(0, np.int64)
         return Sample(index, image, class_ids, boxes, masks, polygons, **placement)
-
-
-def draw_masks(polygons: list[np.ndarray], size_px: int) -> np.ndarray:
-    """Fill outlines (pixels of the input, drawn in the order given) at a quarter of the size: int32 (S/4, S/4).
-
-    Filled straight at mask resolution with sub-pixel vertices: a 1 px wire keeps at least 90 % of its
-    length to within a quarter mask pixel, where filling at full size and shrinking keeps 37 % (tests/test_dataset.py).
-    """
-    return draw_index_map(polygons, size_px, MASK_STRIDE)
 
 
 @dataclass

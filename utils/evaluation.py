@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from utils import distributed
-from utils.dataset import MASK_STRIDE, Batch, Sample
+from utils.dataset import Batch, Sample
 from utils.loss import PARTS, SegmentationLoss, Targets
 from utils.metrics import (
     ImageResult,
@@ -34,6 +34,7 @@ from utils.metrics import (
 from utils.native_masks import OnMasks, compare_in_photo, photo_mask_parts, place, target_areas
 from utils.predict import Detections, Placement, detect, prototype_masks, raw_outputs
 from utils.runtime import Precision
+from utils.target_masks import MASK_STRIDE
 
 AP_CONFIDENCE = 0.001  # low enough that the whole precision-recall curve is seen
 AP_IOU = 0.7

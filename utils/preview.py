@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from utils.dataset import MASK_STRIDE, EpochBatches, SegmentationDataset
+from utils.dataset import EpochBatches, SegmentationDataset
 from utils.plots import draw_instances, image_grid, save_image
+from utils.target_masks import MASK_STRIDE
 
 MAX_IMAGES = 16
 

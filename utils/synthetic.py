@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from utils.dataset import Batch, Sample, collate, draw_masks
+from utils.dataset import Batch, Sample, collate
 from utils.model import OFFICIAL_WEIGHTS
+from utils.target_masks import draw_masks
 
 _WIRE_EVERY = 4  # every fourth object is a wire: long, thin, with a large box around it
 _OUTLINE_POINTS = 12
