@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.summary import PROJECT, SIDES, Run
+from benchmarks.summary import BY_CLASS, JUDGES, NATIVE, PROJECT, ULTRALYTICS, Run
 from utils.dataset_yaml import DatasetSpec, label_file_for, load_dataset_yaml
 from utils.errors import UserError
 from utils.files import write_text_atomic
@@ -33,7 +33,10 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Setting:
-    """What both sides are given alike. `close_mosaic` None leaves each side its own default."""
+    """What both sides are given alike. `close_mosaic` None leaves each side its own default.
+
+    `nominal_batch` is Ultralytics' alone: it accumulates gradients up to that many images before a step.
+    """
 
     model: str
     epochs: int
@@ -42,6 +45,7 @@ class Setting:
     optimizer: str
     close_mosaic: int | None
     device: str
+    nominal_batch: int = 64
 
 
 @dataclass(frozen=True)
@@ -56,19 +60,19 @@ class Data:
     fingerprint: str
 
 
-def make_sample(folder: Path, num_images: int, img_size: int) -> Path:
+def make_sample(folder: Path, num_images: int, long_side_px: int) -> Path:
     """Draw the built-in sample and parse it, unless that is done; return its data-set YAML.
 
-    The pictures have the training size, so that neither side's way of shrinking photographs has a say.
+    Photographs larger than the network's input are shrunk by each side in its own way.
     """
-    processed = folder / f"sample-{num_images}-{img_size}px"
+    processed = folder / f"sample-{num_images}-{long_side_px}px"
     data = processed / "dataset.yaml"
     if not data.exists():
         raw = folder / f"raw-{num_images}"
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / "sample.log"
         _run(["download_data.py", "--sample", str(num_images), "--output", str(raw)], log)
-        size = ["--line-width", "14", "--long-side", str(img_size)]
+        size = ["--line-width", "14", "--long-side", str(long_side_px)]
         _run(["parse_labels.py", "--input", str(raw), "--output", str(processed), *size], log)
     return data
 
@@ -105,6 +109,8 @@ def compare(setting: Setting, data: Data, seed: int, side: str, folder: Path) ->
         **_versions(),
         **({"source": source_digest()} if side == PROJECT else {}),
     }
+    if side == PROJECT:
+        del options["nominal_batch"]
     home = folder / f"{side}-seed{seed}-{_short(options)}"
     answer_file = home / "training.json"
     is_kept = answer_file.exists() and (home / _read_json(answer_file)["best"]).exists()
@@ -118,7 +124,7 @@ def compare(setting: Setting, data: Data, seed: int, side: str, folder: Path) ->
         _write_json(answer_file, {"options": options, **answer})
     training = _read_json(answer_file)
     best = (home / training["best"]).resolve()  # stored relative, so that the folder may be moved
-    training["scores"] = {judge: scores(setting, data, best, judge, home) for judge in SIDES}
+    training["scores"] = {judge: scores(setting, data, best, judge, home) for judge in JUDGES}
     return {"side": side, "seed": seed, **training}, is_kept
 
 
@@ -138,21 +144,23 @@ def initial_weights(setting: Setting, data: Data, seed: int, folder: Path) -> Pa
 
 
 def scores(setting: Setting, data: Data, weights: Path, judge: str, home: Path) -> dict[str, float]:
-    """Return the AP of a weights file by one of the two evaluators, from `home` if it is there already."""
+    """Return the AP of a weights file by one of JUDGES, over all classes and by class, from `home` if it is there already."""
     key = {"weights": _digest([weights]), "source": source_digest(), **_versions()}
     output = home / f"by-{judge}-{_short(key)}"
     answer_file = output.with_suffix(".json")
     if not answer_file.exists():
         size = {"img_size": setting.img_size, "batch_size": setting.batch_size, "device": setting.device}
-        if judge == PROJECT:
+        if judge != ULTRALYTICS:
             flags = [f"--{name.replace('_', '-')}={value}" for name, value in size.items()]
             where = [f"--model={weights}", f"--data={data.yaml_file}", f"--output={output}", "--no-predictions"]
+            where += ["--mask-resolution=native"] if judge == NATIVE else []
             _run(["evaluate_model.py", *where, *flags], output.with_suffix(".log"))
             found = _read_json(output / "metrics.json")
+            found[BY_CLASS] = {line["name"]: line["mask_map50_95"] for line in found["per_class"]}
         else:
             job = {"action": "val", "weights": str(weights), "data": str(data.ultralytics_yaml), "folder": str(output)}
             found, _, _ = _ultralytics_job({**job, **size}, home, output.name)
-        _write_json(answer_file, {name: found[name] for name in SCORES})
+        _write_json(answer_file, {name: found[name] for name in (*SCORES, BY_CLASS)})
     return _read_json(answer_file)
 
 

@@ -10,11 +10,16 @@ from utils.logs import format_table
 
 PROJECT, ULTRALYTICS = "project", "ultralytics"
 SIDES = (PROJECT, ULTRALYTICS)
+NATIVE = "project_native"
+JUDGES = {
+    PROJECT: "our evaluator",
+    NATIVE: "ours, in the photographs' pixels",
+    ULTRALYTICS: "their evaluator",
+}
+BY_CLASS = "mask_map50_95_by_class"
 _TITLES = {
-    "mask_by_project": "mask mAP50-95 (our evaluator)",
-    "box_by_project": "box mAP50-95 (our evaluator)",
-    "mask_by_ultralytics": "mask mAP50-95 (their evaluator)",
-    "box_by_ultralytics": "box mAP50-95 (their evaluator)",
+    **{f"mask_by_{judge}": f"mask mAP50-95 ({title})" for judge, title in JUDGES.items()},
+    **{f"box_by_{judge}": f"box mAP50-95 ({title})" for judge, title in JUDGES.items()},
     "wall_s": "wall time, s",
     "images_per_s": "images/s",
     "peak_memory_gb": "peak memory, GB",
@@ -49,6 +54,35 @@ def table(figures: Figures) -> str:
     return format_table(["mean ± spread over the seeds", *SIDES, "ratio"], rows)
 
 
+def class_means(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, float]]]:
+    """Return each class's mask AP50-95, the mean over the seeds, as {class: {judge: {side: mean}}}."""
+    names = runs[0]["scores"][PROJECT][BY_CLASS]
+    return {
+        name: {
+            judge: {
+                side: statistics.fmean(values)
+                for side in SIDES
+                if (values := [run["scores"][judge][BY_CLASS][name] for run in runs if run["side"] == side])
+            }
+            for judge in JUDGES
+        }
+        for name in names
+    }
+
+
+def class_means_table(means: dict[str, dict[str, dict[str, float]]]) -> str:
+    """Lay the classes' means out, ours / theirs for each judge."""
+    rows = [
+        [name, *(" / ".join(_mean_of(by[judge], side) for side in SIDES) for judge in JUDGES)]
+        for name, by in means.items()
+    ]
+    return format_table(["mask mAP50-95: ours / theirs", *JUDGES.values()], rows)
+
+
+def _mean_of(by_side: dict[str, float], side: str) -> str:
+    return f"{by_side[side]:.3f}" if side in by_side else "-"
+
+
 def ratio_line(figures: Figures) -> str:
     """Return the last line of the benchmark: mean mask mAP50-95 by our evaluator, ours over theirs."""
     value = ratio(figures, "mask_by_project")
@@ -58,10 +92,8 @@ def ratio_line(figures: Figures) -> str:
 def _figures(run: Run) -> dict[str, float | None]:
     gpu_bytes = run["peak_gpu_memory_bytes"]
     return {
-        "mask_by_project": run["scores"][PROJECT]["mask_map50_95"],
-        "box_by_project": run["scores"][PROJECT]["box_map50_95"],
-        "mask_by_ultralytics": run["scores"][ULTRALYTICS]["mask_map50_95"],
-        "box_by_ultralytics": run["scores"][ULTRALYTICS]["box_map50_95"],
+        **{f"mask_by_{judge}": run["scores"][judge]["mask_map50_95"] for judge in JUDGES},
+        **{f"box_by_{judge}": run["scores"][judge]["box_map50_95"] for judge in JUDGES},
         "wall_s": run["wall_s"],
         "images_per_s": run["images_per_s"],
         "peak_memory_gb": run["peak_memory_bytes"] / 1e9,

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.summary import BY_CLASS
 from utils.errors import UserError, run_script
 from utils.files import write_bytes_atomic, write_text_atomic
 from utils.model import build_model, load_weights, save_deployable
@@ -69,6 +70,7 @@ def train(job: Json) -> Json:
         **({} if job["close_mosaic"] is None else {"close_mosaic": job["close_mosaic"]}),
         "imgsz": job["img_size"],
         "batch": job["batch_size"],
+        "nbs": job["nominal_batch"],
         "device": device,
         "workers": workers,
         "cache": "ram",
@@ -96,7 +98,7 @@ def optimizer_arguments(name: str, num_classes: int) -> Json:
 
 
 def judge(job: Json) -> Json:
-    """Return Ultralytics' own scores of a weights file, as its `val()` gives them."""
+    """Return Ultralytics' own scores of a weights file, as its `val()` gives them; a class without objects scores 0."""
     device, threads, workers = machine_share(job["device"])
     yolo = _open(job["weights"])
     yolo.add_callback("on_val_start", lambda _: torch.set_num_threads(threads))
@@ -110,8 +112,11 @@ def judge(job: Json) -> Json:
         project=str(Path(job["folder"]).resolve()),
         name="val",
         exist_ok=True,
-    ).results_dict
-    return {name: float(found[theirs]) for name, theirs in SCORES.items()}
+    )
+    by_class = {name: float(found.seg.maps[index]) for index, name in yolo.names.items()}
+    seen = {yolo.names[int(index)] for index in found.seg.ap_class_index}
+    scores = {name: float(found.results_dict[theirs]) for name, theirs in SCORES.items()}
+    return {**scores, BY_CLASS: {name: value if name in seen else 0.0 for name, value in by_class.items()}}
 
 
 class EpochClock:

@@ -19,7 +19,18 @@ if __package__ in (None, ""):  # started by its path: this folder stands where t
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from benchmarks.comparison import Setting, compare, make_sample, open_data
-from benchmarks.summary import PROJECT, SIDES, Figures, Run, ratio, ratio_line, summarise, table
+from benchmarks.summary import (
+    PROJECT,
+    SIDES,
+    Figures,
+    Run,
+    class_means,
+    class_means_table,
+    ratio,
+    ratio_line,
+    summarise,
+    table,
+)
 from utils.config import option, parse_config, to_dict
 from utils.errors import UsageError, run_script
 from utils.files import write_text_atomic
@@ -32,6 +43,7 @@ class ComparisonConfig:
 
     data: str | None = option(None, "data-set YAML; unset: made on the spot from the built-in sample", metavar="YAML")
     sample_images: int = option(400, "photographs of that sample, a fifth of them for validation")
+    sample_long_side: int = option(1280, "their longer side in pixels, as parse_labels.py would write them")
     model: str = option("yolov8n-seg.yaml", "a .yaml (random weights of each seed) or a .pt to start from")
     epochs: int = option(30, "passes over the training images")
     img_size: int = option(320, "side of the square network input in pixels, a multiple of 32")
@@ -43,12 +55,15 @@ class ComparisonConfig:
     close_mosaic: int | None = option(
         None, "last epochs without mosaic, on both sides; unset: theirs 10, ours 10 but at most a third of the run"
     )
+    nominal_batch: int = option(
+        64, "images per optimizer step of Ultralytics, which accumulates; equal to --batch-size: as many steps as ours"
+    )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     output: str = option("outputs/benchmarks/vs_ultralytics", "folder for weights, logs and results", metavar="DIR")
     json: str | None = option(None, "write the results here; unset: results.json in --output", metavar="FILE")
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch_size", 1), ("sample_images", 10)):
+        for name, least in (("epochs", 1), ("batch_size", 1), ("nominal_batch", 1), ("sample_images", 10)):
             if getattr(self, name) < least:
                 raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least {least}")
         if self.img_size < 64 or self.img_size % 32:
@@ -67,7 +82,7 @@ def main() -> int:
     folder = Path(config.output).resolve()
     results = Path(config.json).resolve() if config.json else folder / "results.json"
     results.parent.mkdir(parents=True, exist_ok=True)
-    yaml_file = Path(config.data) if config.data else make_sample(folder, config.sample_images, config.img_size)
+    yaml_file = Path(config.data) if config.data else make_sample(folder, config.sample_images, config.sample_long_side)
     data = open_data(yaml_file, folder)
     print(
         f"{data.num_train} images for training, {data.num_val} for validation, {config.img_size} px, "
@@ -82,6 +97,7 @@ def main() -> int:
         optimizer=config.optimizer,
         close_mosaic=config.close_mosaic,
         device=config.device,
+        nominal_batch=config.nominal_batch,
     )
     runs: list[Run] = []
     for position, seed in enumerate(config.seeds):
@@ -92,7 +108,9 @@ def main() -> int:
             announce(run, is_kept)
             write_results(results, config, data.num_train, data.num_val, runs, summarise(runs))
     figures = summarise(runs)
-    print(f"\n{table(figures)}\n\nResults in {results}\n{ratio_line(figures)}")
+    print(
+        f"\n{table(figures)}\n\n{class_means_table(class_means(runs))}\n\nResults in {results}\n{ratio_line(figures)}"
+    )
     return 0
 
 
@@ -119,6 +137,7 @@ def write_results(
         "best_weights_chosen_by": {PROJECT: "mask mAP50-95", "ultralytics": "mask plus box mAP50-95"},
         "summary": figures,
         "ratio": {name: ratio(figures, name) for name in figures[PROJECT]},
+        "by_class": class_means(runs),
         "runs": runs,
     }
     write_text_atomic(file, json.dumps(record, indent=2) + "\n")

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import comparison
 from benchmarks.comparison import Setting, compare, initial_weights, open_data
-from benchmarks.summary import Run, ratio, ratio_line, summarise, table
+from benchmarks.summary import BY_CLASS, SIDES, Run, class_means, class_means_table, ratio, ratio_line, summarise, table
 from benchmarks.ultralytics_job import machine_share, optimizer_arguments, require_same_weights
 from benchmarks.vs_ultralytics import ComparisonConfig
 from tests.conftest import PROJECT, run_script
@@ -28,9 +28,11 @@ SETTING = Setting("yolov8n-seg.yaml", 1, 64, 4, "auto", None, "cpu")
 
 def make_run(side: str, seed: int, mask: float, **changes: Any) -> Run:
     scores = {"mask_map50_95": mask, "mask_map50": mask, "box_map50_95": mask + 0.1, "box_map50": mask}
+    scores |= {BY_CLASS: {"conductor": mask / 2, "pole": mask}}  # type: ignore[dict-item]
     theirs = {**scores, "mask_map50_95": mask + 0.01}
+    judged = {"project": scores, "project_native": {**scores, "mask_map50_95": mask / 2}, "ultralytics": theirs}
     measured = {"wall_s": 60.0, "images_per_s": 20.0, "peak_memory_bytes": 10**9, "peak_gpu_memory_bytes": None}
-    return {"side": side, "seed": seed, "scores": {"project": scores, "ultralytics": theirs}, **measured, **changes}
+    return {"side": side, "seed": seed, "scores": judged, **measured, **changes}
 
 
 RUNS = [
@@ -68,9 +70,19 @@ def test_a_ratio_to_nothing_is_not_a_number_and_the_results_stay_valid_json() ->
     assert ratio(figures, "mask_by_project") is None
 
 
+def test_classes_are_averaged_over_the_seeds_for_each_judge_and_side() -> None:
+    means = class_means(RUNS)
+    assert means["conductor"]["project"] == {"project": pytest.approx(0.175), "ultralytics": pytest.approx(0.125)}
+    assert list(means["pole"]) == ["project", "project_native", "ultralytics"]
+    line = next(line for line in class_means_table(means).splitlines() if line.startswith("conductor"))
+    assert line.split()[1:4] == ["0.175", "/", "0.125"]
+    half = class_means_table(class_means(RUNS[:1]))
+    assert next(line for line in half.splitlines() if line.startswith("pole")).split()[1:4] == ["0.300", "/", "-"]
+
+
 def test_the_table_shows_gpu_memory_only_where_there_was_a_gpu() -> None:
     assert "GPU" not in table(summarise(RUNS))
-    on_gpu = table(summarise([make_run(side, 0, 0.3, peak_gpu_memory_bytes=2 * 10**9) for side in comparison.SIDES]))
+    on_gpu = table(summarise([make_run(side, 0, 0.3, peak_gpu_memory_bytes=2 * 10**9) for side in SIDES]))
     line = next(line for line in on_gpu.splitlines() if line.startswith("peak GPU memory"))
     assert line.split()[-3:] == ["2.0", "2.0", "1.00"]
 
@@ -152,6 +164,8 @@ def test_a_finished_training_is_kept_and_other_options_are_another_training(
     assert (was_kept, is_kept, trained) == (False, True, [1])
     assert again == first
     assert first["images_per_s"] == 0.5
+    accumulating = Setting(**{**vars(SETTING), "nominal_batch": 4})  # of no concern to the project's side
+    assert compare(accumulating, data, 0, "project", tmp_path / "out")[1] is True
     longer = Setting(**{**vars(SETTING), "epochs": 2})
     assert compare(longer, data, 0, "project", tmp_path / "out")[1] is False
     assert compare(SETTING, data, 1, "project", tmp_path / "out")[1] is False
