@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.ranks import run_ranks
 from utils import distributed
+from utils.engine import TrainingEngine
 from utils.loss import PARTS, LossGains, SegmentationLoss, Targets, anchor_points, complete_iou
 from utils.model import build_model
+from utils.runtime import Precision
 
 NAMES = ("pole", "wire", "insulator")
 BATCH_SIZE_PER_RANK = 2
@@ -100,7 +103,11 @@ def reference_of(model: Any, outputs: dict[str, Any], targets: Targets) -> tuple
 
 
 @pytest.mark.parametrize(
-    ("counts", "seed"), [([3, 1, 4], 0), ([5, 0, 12], 1), ([0, 0, 1], 2), ([40, 2, 0], 3), ([0, 0, 0], 4), ([7], 5)]
+    ("counts", "seed"),
+    [
+        *[([3, 1, 4], 0), ([5, 0, 12], 1), ([0, 0, 1], 2), ([40, 2, 0], 3), ([0, 0, 0], 4)],
+        *[([7], 5), ([9, 9, 9, 9], 6), ([1, 60], 7), ([2, 3, 5, 7, 11], 8), ([300], 9)],
+    ],
 )
 def test_every_part_and_gradient_equals_ultralytics(model: Any, counts: list[int], seed: int) -> None:
     size_px = 128
@@ -272,6 +279,67 @@ def test_normalisers_of_each_rank_alone_would_be_clearly_wrong(
     comparison: dict[str, dict[str, Any]], world_size: int
 ) -> None:
     assert comparison[f"own normalisers, {world_size} ranks"]["gradient"] > 1e-2
+
+
+def step_of(counts: list[int], accumulation_steps: int, folder: Path, criterion_type: type) -> torch.Tensor:
+    """Return how one optimizer step of plain descent moves the weights, from 4 images in so many micro-batches."""
+    model = frozen_model()
+    before = torch.cat([parameter.detach().reshape(-1).clone() for parameter in model.parameters()])
+    images = torch.rand(4, 3, SIZE_PX, SIZE_PX, generator=torch.Generator().manual_seed(1))
+    targets = targets_of(counts, SIZE_PX)
+    shares = [slice(start, start + 4 // accumulation_steps) for start in range(0, 4, 4 // accumulation_steps)]
+    engine = TrainingEngine(
+        model,
+        torch.device("cpu"),
+        accumulation_steps=accumulation_steps,
+        precision=Precision("off", None, False),
+        prepare_batch=lambda batch, _: batch,
+        save_dir=folder,
+        tensorboard=False,
+    )
+    batches = [(images[share], share_of(targets, share)) for share in shares]
+    engine.model.train = lambda mode=True: engine.model  # type: ignore[method-assign] # BatchNorm stays frozen
+    engine.train_one_epoch(
+        batches, torch.optim.SGD(model.parameters(), lr=1.0), criterion_type(model, loss_scale=1.0), None, 1
+    )
+    after = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    return after - before
+
+
+class MeanOfBatches:
+    """The usual accumulation: each micro-batch by its own normaliser, then the mean."""
+
+    def __init__(self, model: Any, loss_scale: float) -> None:
+        self.criterion = SegmentationLoss(model, loss_scale=loss_scale)
+
+    def __call__(self, outputs: Any, targets: Targets) -> Any:
+        return self.criterion(outputs, targets)
+
+
+@pytest.mark.parametrize("counts", [[4, 4, 4, 4], [5, 0, 12, 3], [6, 6, 1, 1], [3, 2, 0, 0], [0, 0, 3, 2]], ids=str)
+def test_accumulated_batches_step_nearly_as_one_batch(counts: list[int], tmp_path: Path) -> None:
+    whole = step_of(counts, 1, tmp_path, SegmentationLoss)
+    halves = step_of(counts, 2, tmp_path, SegmentationLoss)
+    assert (halves - whole).norm() <= 0.025 * whole.norm()
+    if counts[:2] != counts[2:]:
+        usual = step_of(counts, 2, tmp_path, MeanOfBatches)
+        assert (usual - whole).norm() > 0.4 * whole.norm()
+
+
+def test_every_group_of_accumulated_batches_begins_anew(tmp_path: Path) -> None:
+    counts = [6, 6, 1, 1]
+    quarters = step_of(counts, 4, tmp_path, SegmentationLoss)
+    whole = step_of(counts, 1, tmp_path, SegmentationLoss)
+    assert (quarters - whole).norm() <= 0.05 * whole.norm()
+    model = frozen_model()
+    criterion = SegmentationLoss(model)
+    outputs, targets = random_outputs(model, 2, SIZE_PX, 0), targets_of([150, 90], SIZE_PX)
+    criterion.begin_group()
+    first = criterion(outputs, targets)[0]
+    criterion(outputs, targets)
+    assert float(criterion.carry) == pytest.approx(0.5)  # type: ignore[arg-type]
+    criterion.begin_group()
+    assert criterion(outputs, targets)[0] == first
 
 
 def test_shares_of_a_batch_add_up_to_the_whole(model: Any) -> None:

@@ -5,6 +5,8 @@
 
 A batch is `(inputs, targets)`, or whatever `prepare_batch(batch, device)` turns into that pair.
 `criterion(outputs, targets)` returns the loss, or `(loss, {name: value})`; a value called `loss` is what is reported.
+Of accumulated batches the mean is taken, unless the criterion has `begin_group()`: then it is called before the first of
+them, and `criterion.carry` scales the gradient so far before each is added (see `utils.loss.SegmentationLoss`).
 """
 
 from __future__ import annotations
@@ -204,6 +206,8 @@ class TrainingEngine:
             # The last group of an epoch may be smaller: divide by what it really holds.
             group_start = position - position % self.accumulation_steps
             group_size = min(self.accumulation_steps, num_batches - group_start)
+            if position == group_start and self._has_group_loss(criterion):
+                criterion.begin_group()
             values, num_samples = self._forward_backward(batch, criterion, group_size, is_last_of_group)
             meter.add(values, num_samples)
             if is_last_of_group:
@@ -256,8 +260,15 @@ class TrainingEngine:
             with self._autocast():
                 outputs = self.model(inputs)
                 loss, values = _named_values(criterion(outputs, targets))
-            self.scaler.scale(loss / group_size).backward()
+            if not self._has_group_loss(criterion):
+                loss = loss / group_size
+            elif gradients := [weight.grad for weight in self.raw_model.parameters() if weight.grad is not None]:
+                torch._foreach_mul_(gradients, criterion.carry)
+            self.scaler.scale(loss).backward()
         return values, _batch_length(inputs)
+
+    def _has_group_loss(self, criterion: Any) -> bool:
+        return self.accumulation_steps > 1 and hasattr(criterion, "begin_group")
 
     def _optimizer_step(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
         if hasattr(scheduler, "step_update"):
