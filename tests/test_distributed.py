@@ -87,6 +87,36 @@ def test_averaging_is_in_place_and_leaves_integers_alone(answers: list[dict[str,
         assert answer["averaged"] == [[[mean] * 2] * 2, 7 + rank, [mean, mean + 1, mean + 2]]
 
 
+def agreement(changed: str | None) -> str:
+    """Return what the check says on this rank when rank 1 holds another value in one tensor."""
+    tensors = {
+        "weight": torch.arange(6.0).reshape(2, 3).T,
+        "half": torch.tensor([1.5, float("nan"), 2.0]).half(),
+        "count": torch.tensor(3),
+        "empty": torch.zeros(0),
+    }
+    if changed and distributed.rank() == 1:
+        tensors[changed] = torch.nextafter(tensors[changed].float(), torch.tensor(9.0)).to(tensors[changed].dtype) + (
+            changed != "weight"
+        )
+    try:
+        distributed.check_ranks_agree(tensors)
+    except distributed.RankDisagreement as error:
+        return str(error)
+    return "agreed"
+
+
+@pytest.mark.parametrize("changed", ["weight", "half", "count"])
+def test_ranks_that_drifted_apart_are_told_so_on_every_rank(changed: str) -> None:
+    answers = run_ranks(agreement, 2, changed)
+    assert answers[0] == answers[1]
+    assert f"1 of 4 tensors differ between the ranks, the first is {changed}" in answers[0]
+
+
+def test_ranks_with_equal_bits_agree() -> None:
+    assert run_ranks(agreement, 2, None) == ["agreed", "agreed"]
+
+
 def test_a_failing_rank_is_reported_with_its_traceback_and_ends_the_others() -> None:
     start_s = time.monotonic()
     with pytest.raises(RankFailed, match=r"(?s)rank 1 raised.*in collectives.*the trouble of rank 1"):

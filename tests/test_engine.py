@@ -190,6 +190,26 @@ def plain_steps(folder: Path, batch_size: int, accumulation_steps: int, num_samp
     return plain(model.state_dict())
 
 
+def drifting_apart(folder: Path) -> str:
+    """Train while rank 1's moving average goes its own way; return what ends the training."""
+    model = classifier()
+    trainer = engine_of(model, folder, use_ema=True, ema_ramp_updates=0.001)
+    assert trainer.ema is not None
+    if distributed.rank() == 1:
+        next(trainer.ema.module.buffers()).add_(1e-6)
+    try:
+        trainer.train(
+            loader_of(points(8), 4),
+            loader_of(points(8), 4),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            nn.CrossEntropyLoss(),
+            num_epochs=1,
+        )
+    except distributed.RankDisagreement as error:
+        return str(error)
+    return "nothing"
+
+
 def on_two_ranks(folder: Path) -> Record:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     stop_soon()
@@ -201,6 +221,7 @@ def on_two_ranks(folder: Path) -> Record:
     answers["continued"] = train_with_everything(folder / "stopped", 4, resume=True)
     answers["plain"] = plain_steps(folder / "plain", 4, 1, 64)
     answers["accumulated"] = plain_steps(folder / "accumulated", 2, 2, 64)
+    answers["drift"] = drifting_apart(folder / "drifted")
     TrainingEngine.cleanup_distributed()
     answers["left"] = not torch.distributed.is_initialized()
     return answers
@@ -232,6 +253,15 @@ def test_ranks_end_with_equal_weights_averages_and_batch_statistics(two_ranks: t
         np.testing.assert_array_equal(second["guide"]["weights"][name], value, err_msg=name)
     for run in ("whole", "halves", "continued"):
         assert_bitwise_equal(first[run], second[run])
+
+
+def test_ranks_that_drift_apart_stop_before_anything_is_saved(two_ranks: tuple[list[Record], Path]) -> None:
+    answers, folder = two_ranks
+    for rank in range(2):
+        assert "1 of " in answers[rank]["drift"]
+        assert "the first is ema." in answers[rank]["drift"]
+    assert not (folder / "drifted" / "checkpoint").exists()
+    assert not list((folder / "drifted").glob("*.pt"))
 
 
 def test_files_hold_the_raw_modules_names(two_ranks: tuple[list[Record], Path]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +23,10 @@ from utils.errors import UserError
 DEFAULT_TIMEOUT_S = 600.0
 
 Say = Callable[[str], None]  # prints on rank 0, does nothing elsewhere
+
+
+class RankDisagreement(RuntimeError):
+    """What must be equal on all ranks is not: a fault of the program or of the hardware, never of the user."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,31 @@ def average_tensors(tensors: Iterable[torch.Tensor]) -> None:
         mean = all_reduce_sum(torch.cat([tensor.reshape(-1) for tensor in floats])) / world_size()
         for tensor, part in zip(floats, mean.split([tensor.numel() for tensor in floats]), strict=True):
             tensor.copy_(part.view_as(tensor))
+
+
+@torch.no_grad()
+def check_ranks_agree(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise RankDisagreement on every rank unless all hold the same bits. Every rank must reach this, with equal names.
+
+    One collective over a checksum of each tensor; the tensors stay where they are.
+    """
+    if not is_distributed() or not tensors:
+        return
+    sums = torch.stack([_checksum(tensor) for tensor in tensors.values()]).to(communication_device())
+    extremes = torch.stack([sums, -sums])
+    dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
+    different = (extremes[0] != -extremes[1]).tolist()
+    if any(different):
+        names = [name for name, differs in zip(tensors, different, strict=True) if differs]
+        raise RankDisagreement(
+            f"{len(names)} of {len(different)} tensors differ between the ranks, the first is {names[0]}; nothing was saved"
+        )
+
+
+def _checksum(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the sum of a tensor's bits, read as integers: int64 ()."""
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return (flat.view(torch.int32) if flat.numel() % 4 == 0 else flat).sum(dtype=torch.int64)
 
 
 def gather_arrays(arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:

@@ -29,6 +29,7 @@ from utils.distributed import (
     any_rank,
     average_tensors,
     barrier,
+    check_ranks_agree,
     cleanup_ddp,
     communication_device,
     join_process_group,
@@ -174,6 +175,7 @@ class TrainingEngine:
                 epoch_start_s = time.perf_counter()
                 self.log.print(f"\nEpoch {progress.epoch + 1}", "-" * 60)
                 record = self.train_one_epoch(train_loader, optimizer, criterion, scheduler, num_epochs)
+                self._check_ranks()
                 if record is None:
                     self._save(optimizer, scheduler)
                     break
@@ -337,6 +339,11 @@ class TrainingEngine:
         progress.batch = 0
         waited = progress.epoch - 1 - progress.best_epoch
         progress.stopped_early = patience is not None and patience > 0 and waited >= patience
+
+    def _check_ranks(self) -> None:
+        """Refuse to go on, and to save anything, when the ranks' weights, averages or statistics have drifted apart."""
+        modules = {"model": self.raw_model, **({"ema": self.ema.module} if self.ema else {})}
+        check_ranks_agree({f"{kind}.{name}": t for kind, m in modules.items() for name, t in m.state_dict().items()})
 
     def _save_models(self, record: dict[str, Any], save_best: bool, save_last: bool) -> None:
         if not self.is_main:
