@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from typing import Any
 
 import numpy as np
@@ -44,15 +45,15 @@ def batch(step: int, offset: float) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def plain(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    return {name: tensor.detach().numpy().copy() for name, tensor in tensors.items()}
+    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in tensors.items()}
 
 
-def run(model: nn.Module, share: slice, offset: float = 0.0) -> list[dict[str, np.ndarray]]:
+def run(model: nn.Module, share: slice, offset: float = 0.0, device: torch.device = CPU) -> list[dict[str, np.ndarray]]:
     """Return outputs, input gradients, weight gradients and buffers of some training steps on a share."""
     records = []
-    model.train()
+    model.to(device).train()
     for step in range(NUM_STEPS):
-        images, output_gradient = (tensor[share] for tensor in batch(step, offset))
+        images, output_gradient = (tensor[share].to(device) for tensor in batch(step, offset))
         images = images.clone().requires_grad_()
         model.zero_grad()
         outputs = model(images)
@@ -62,7 +63,7 @@ def run(model: nn.Module, share: slice, offset: float = 0.0) -> list[dict[str, n
         tensors = {"outputs": outputs, "input gradient": images.grad, **gradients, **dict(model.named_buffers())}
         records.append(plain(tensors))
     model.eval()
-    records.append(plain({"outputs": model(batch(99, offset)[0][share])}))
+    records.append(plain({"outputs": model(batch(99, offset)[0][share].to(device))}))
     return records
 
 
@@ -119,6 +120,34 @@ def test_uneven_shares_give_what_one_rank_with_all_images_gives(answers: list[di
     # Convolutions before a BatchNorm have a bias whose true gradient is zero: only rounding is left of it.
     without_meaning = {"gradient of 0.bias", "gradient of 3.bias", "gradient of 5.bias"}
     assert {name: gap for name, gap in gaps.items() if gap > 1e-5 and name not in without_meaning} == {}
+
+
+def on_two_gpus() -> dict[str, Any]:
+    """Return what PyTorch's module and ours make of this rank's share on its own GPU, over NCCL."""
+    rank = int(os.environ["RANK"])
+    device = torch.device("cuda", rank)
+    distributed.setup_ddp(device)
+    model = network()
+    for position, child in list(model.named_children()):
+        if isinstance(child, nn.BatchNorm2d):
+            ours = GlooSyncBatchNorm2d(child.num_features, child.eps, child.momentum, child.affine)
+            ours.load_state_dict(child.state_dict())
+            setattr(model, position, ours)
+    torchs = convert_sync_batchnorm(network(), device)
+    torchs[4], model[4] = nn.SiLU(), nn.SiLU()
+    assert isinstance(torchs[1], nn.SyncBatchNorm)
+    share = SHARES[rank]
+    return {"ours": run(model, share, device=device), "torch": run(torchs, share, device=device)}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_ours_agrees_with_pytorchs_on_two_gpus() -> None:
+    for answer in run_ranks(on_two_gpus, 2, join=False, timeout_s=120):
+        for ours, torchs in zip(answer["ours"], answer["torch"], strict=True):
+            for name, value in torchs.items():
+                if name not in ("gradient of 0.bias", "gradient of 3.bias", "gradient of 5.bias"):
+                    np.testing.assert_allclose(ours[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def test_inputs_far_from_zero_lose_no_digits_that_matter(answers: list[dict[str, Any]]) -> None:
