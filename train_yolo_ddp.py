@@ -35,7 +35,9 @@ from utils.errors import EXIT_STOPPED_BY_SIGNAL, run_script
 from utils.evaluation import evaluate, headline, prepare_batch
 from utils.logs import print_banner
 from utils.loss import SegmentationLoss, inverse_frequency_weights
-from utils.model import YoloModel, build_model, freeze_layers, parameter_groups, save_deployable
+from utils.model import YoloModel, build_model, freeze_layers, save_deployable
+from utils.optimizer import GRADIENT_CLIP_NORM, build_optimizer
+from utils.parallel import tune_device
 from utils.plots import plot_training_curves
 from utils.preview import save_first_batch
 from utils.run_folder import open_run_folder, read_epochs, resume_arguments
@@ -43,7 +45,6 @@ from utils.runtime import choose_device, choose_precision, choose_threads_and_wo
 from utils.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.train_config import OptimizerPlan, TrainConfig, plan_optimizer
 
-GRADIENT_CLIP_NORM = 10.0  # YOLOv8's; it bounds the gradient of the nominal batch of 64
 SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
 
 
@@ -58,6 +59,7 @@ def main() -> int:
     threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
     torch.set_num_threads(threads)
     seed_everything(config.seed)
+    tune_device(device, deterministic=config.deterministic, fixed_shapes=not config.multi_scale)
 
     # Everything slow or likely to fail comes before the process group: no rank waits in a collective meanwhile.
     spec = load_dataset_yaml(config.data)
@@ -134,6 +136,9 @@ def build_engine(
         gradient_clip_val=GRADIENT_CLIP_NORM,
         accumulation_steps=config.accumulate,
         sync_batchnorm=config.sync_bn == "on" or (config.sync_bn == "auto" and small_batch),
+        static_graph=config.accumulate == 1,
+        grad_compression=config.grad_compression,
+        compile_model=config.compile,
         save_dir=folder,
         prepare_batch=prepare_batch,
         evaluator=judge,
@@ -154,14 +159,6 @@ def build_schedule(
         plan.lr, steps * config.epochs, warmup, momentum=plan.momentum, warmup_bias_lr=plan.warmup_bias_lr
     )
     return StepSchedule(optimizer, spec)
-
-
-def build_optimizer(model: torch.nn.Module, plan: OptimizerPlan) -> torch.optim.Optimizer:
-    """Build SGD with Nesterov momentum or AdamW over YOLO's three parameter groups, with the fused update."""
-    groups = parameter_groups(model, plan.weight_decay)
-    if plan.name == "sgd":
-        return torch.optim.SGD(groups, lr=plan.lr, momentum=plan.momentum, nesterov=True, fused=True)
-    return torch.optim.AdamW(groups, lr=plan.lr, betas=(plan.momentum, 0.999), fused=True)
 
 
 def _dataset(config: TrainConfig, split: str, say: distributed.Say) -> SegmentationDataset:

@@ -12,7 +12,6 @@ them, and `criterion.carry` scales the gradient so far before each is added (see
 from __future__ import annotations
 
 import contextlib
-import inspect
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -37,13 +36,10 @@ from utils.distributed import (
 )
 from utils.ema import ModelEMA
 from utils.logs import RunLog
+from utils.parallel import compile_in_place, wrap_for_ranks
 from utils.progress import EpochMeter, Progress, batch_line, epoch_lines
 from utils.runtime import Precision, StopFlag, choose_precision, peak_memory_bytes
 from utils.sync_bn import convert_sync_batchnorm
-
-# PyTorch 2.13 renamed the option.
-_DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
-_FORWARD_SYNC = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers"
 
 STOP_CHECK_STEPS = 10  # optimizer steps between two agreements of the ranks whether to stop
 
@@ -83,6 +79,9 @@ class TrainingEngine:
         gradient_clip_val: float | None = None,
         accumulation_steps: int = 1,
         sync_batchnorm: bool = False,
+        static_graph: bool = False,
+        grad_compression: str = "none",
+        compile_model: bool = False,
         log_interval: int = 10,
         save_dir: str | Path = "./checkpoints",
         experiment_name: str = "",
@@ -96,6 +95,7 @@ class TrainingEngine:
         """Place the model on the device and wrap it for `world_size` ranks (`local_rank` is this one's device index).
 
         With `distributed` the process group must exist (`setup_distributed`); `backend` is what it was made with (unset: NCCL for a GPU, gloo for the CPU).
+        `static_graph` and `grad_compression` are those of `utils.parallel.wrap_for_ranks`.
         `evaluator(model, loader)` returns named values on every rank and replaces the plain validation loss.
         Only rank 0 calls `save_model(path, raw module, info)` and `on_epoch_end(record)`.
         """
@@ -121,15 +121,17 @@ class TrainingEngine:
         self.raw_model = raw
         self.model: nn.Module = raw
         if distributed:
-            no_forward_sync: Any = {_FORWARD_SYNC: False}
-            self.model = DistributedDataParallel(
+            self.model = wrap_for_ranks(
                 raw,
-                device_ids=[local_rank] if backend != "gloo" and device.type == "cuda" else None,
-                gradient_as_bucket_view=True,
-                **no_forward_sync,  # BatchNorm statistics are averaged once per optimizer step instead
+                device,
+                local_rank,
+                backend=backend,
+                static_graph=static_graph,
+                grad_compression=grad_compression,
             )
-            average_tensors(raw.buffers())
         self.ema = ModelEMA(raw, ema_decay, ema_ramp_updates) if use_ema else None
+        if compile_model:
+            compile_in_place(raw)  # after the copy: the average is only judged, and never compiled
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision.use_scaler)
         self.is_main = rank() == 0
         self.log = RunLog(self.save_dir, self.is_main, tensorboard)

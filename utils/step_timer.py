@@ -22,6 +22,7 @@ from utils.evaluation import prepare_batch
 from utils.logs import RunLog
 from utils.loss import SegmentationLoss
 from utils.model import YoloModel, parameter_groups
+from utils.optimizer import GRADIENT_CLIP_NORM
 from utils.progress import Progress
 from utils.runtime import Precision
 
@@ -29,7 +30,6 @@ from utils.runtime import Precision
 PHASES = ("input", "forward", "loss", "backward", "optimizer")
 LEARNING_RATE = 1e-5  # noise must not train the weights to infinity within the measurement
 WEIGHT_DECAY = 5e-4
-GRADIENT_CLIP_NORM = 10.0
 
 
 class StepTimer:

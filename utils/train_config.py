@@ -9,6 +9,7 @@ from utils.augment import AugmentConfig
 from utils.config import option
 from utils.dataset_yaml import DEFAULT_DATASET_YAML
 from utils.errors import UsageError
+from utils.parallel import GRAD_COMPRESSION_CHOICES
 from utils.runtime import PRECISION_CHOICES
 from utils.schedule import NOMINAL_BATCH_SIZE, SGD_WARMUP_BIAS_LR, scaled_lr
 
@@ -50,6 +51,11 @@ class TrainConfig:
     optimizer: str = option(
         "auto", "auto: SGD if --lr is given or the run is long, else AdamW", choices=("auto", "sgd", "adamw")
     )
+    compile: bool = option(False, "let torch.compile translate the network; needs a C++ compiler, minutes at the start")
+    grad_compression: str = option(
+        "none", "send gradients as 16-bit numbers, for slow networks", choices=GRAD_COMPRESSION_CHOICES
+    )
+    deterministic: bool = option(False, "equal runs give equal bits on GPUs too, more slowly; on a CPU they always do")
     amp: str = option("auto", "mixed precision", choices=PRECISION_CHOICES)
     ema: bool = option(True, "judge and save the moving average of the weights")
     ema_decay: float = option(0.9999, "decay of the moving average")

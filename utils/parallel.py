@@ -1,0 +1,64 @@
+"""How a model is made ready for many ranks and fast kernels: DDP and its options, compilation, the device's switches."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+GRAD_COMPRESSION_CHOICES = ("none", "bf16", "fp16")
+_HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+
+# PyTorch 2.13 renamed the option.
+_DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
+_FORWARD_SYNC = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers"
+
+
+def wrap_for_ranks(
+    module: nn.Module,
+    device: torch.device,
+    local_rank: int,
+    *,
+    backend: str | None = None,
+    static_graph: bool = False,
+    grad_compression: str = "none",
+) -> DistributedDataParallel:
+    """Wrap a module for DDP, which gives all ranks the weights and buffers of rank 0. Every rank must reach this.
+
+    `static_graph` promises that every step uses the same parameters in the same order. `grad_compression` halves what
+    crosses the network: gradients travel as bf16 or fp16 and are added up as such.
+    """
+    no_forward_sync: Any = {_FORWARD_SYNC: False}  # statistics are averaged once per optimizer step instead
+    wrapped = DistributedDataParallel(
+        module,
+        device_ids=[local_rank] if backend != "gloo" and device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        static_graph=static_graph,
+        **no_forward_sync,
+    )
+    if grad_compression != "none":
+        wrapped.register_comm_hook(None, _HOOKS[grad_compression])
+    return wrapped
+
+
+def compile_in_place(module: nn.Module) -> None:
+    """Let torch.compile translate the module's forward pass; names, weights and type stay those of the plain module."""
+    module.compile()
+
+
+def tune_device(device: torch.device, *, deterministic: bool, fixed_shapes: bool) -> None:
+    """Set PyTorch's global switches for a training process.
+
+    TensorFloat-32 for what stays in fp32, and the fastest convolution found by trying where all batches have one shape.
+    With `deterministic` none of that: equal runs then give equal bits on a GPU too, more slowly (on a CPU they always do).
+    """
+    if device.type != "cuda":
+        return
+    torch.set_float32_matmul_precision("highest" if deterministic else "high")
+    torch.backends.cudnn.allow_tf32 = not deterministic
+    torch.backends.cudnn.benchmark = fixed_shapes and not deterministic
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
