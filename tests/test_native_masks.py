@@ -101,7 +101,9 @@ def test_overlap_is_that_of_whole_masks_and_the_parts_change_nothing(
     truth = np.stack([whole(fill_outline(outline, PHOTO_SIZE)) for outline in outlines_in_photo(sample, placement)])
     same_class = sample.class_ids[:, None] == found.class_ids.numpy()
     iou, areas = compare_in_photo(sample, found, prototypes, placement)
-    np.testing.assert_allclose(iou, np.where(same_class, mask_iou(truth, masks), 0), atol=1e-6)
+    np.testing.assert_allclose(
+        iou, np.where(same_class, mask_iou(torch.from_numpy(truth), torch.from_numpy(masks)).numpy(), 0), atol=1e-6
+    )
     assert iou.max() > 0.3
     assert areas.tolist() == masks.sum(axis=(1, 2)).tolist()
     # Objects in front of one another keep their whole outlines.

@@ -188,9 +188,10 @@ def _compare_at_input(
     sample: Sample, detections: Detections, prototypes: torch.Tensor
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return IoU of boxes (input pixels) and of masks (prototype resolution), (m, n), and the masks' areas (n,), input."""
-    masks = prototype_masks(prototypes, detections, sample.image.shape[0]).cpu().numpy()
-    areas = np.array([np.count_nonzero(mask) for mask in masks], np.float64) * MASK_STRIDE**2
-    return box_iou(sample.boxes, detections.boxes.cpu().numpy()), mask_iou(truth_masks(sample), masks), areas
+    masks = prototype_masks(prototypes, detections, sample.image.shape[0])
+    overlap = mask_iou(torch.from_numpy(truth_masks(sample)).to(masks.device), masks).cpu().numpy()
+    areas = masks.flatten(1).sum(1).cpu().numpy().astype(np.float64) * MASK_STRIDE**2
+    return box_iou(sample.boxes, detections.boxes.cpu().numpy()), overlap, areas
 
 
 def truth_masks(sample: Sample) -> np.ndarray:
@@ -222,13 +223,11 @@ def _walk(polygon: np.ndarray, num_points: int) -> np.ndarray:
     return np.stack([np.interp(position, numbers, closed[:, axis]) for axis in (0, 1)], axis=1)
 
 
-def mask_iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the IoU of boolean masks (m, h, w) and (n, h, w): (m, n)."""
-    num_pixels = first.shape[1] * first.shape[2]
-    a = first.reshape(-1, num_pixels).astype(np.float32)
-    b = second.reshape(-1, num_pixels).astype(np.float32)
-    shared = a @ b.T
-    return shared / np.maximum(a.sum(1)[:, None] + b.sum(1)[None] - shared, 1e-7)
+def mask_iou(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Return the IoU of boolean masks (m, h, w) and (n, h, w) on one device: float32 (m, n)."""
+    a, b = first.flatten(1).float(), second.flatten(1).float()
+    shared = a @ b.T  # exact: counts of pixels stay below 2**24
+    return shared / (a.sum(1)[:, None] + b.sum(1)[None] - shared).clamp(min=1e-7)
 
 
 def _mean_loss(sums: torch.Tensor) -> dict[str, float]:
