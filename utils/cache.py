@@ -13,8 +13,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from utils.runtime import usable_cpu_count
 
 ALGORITHM = "area-v1"  # changes whenever the stored pixels would: old caches are then built again
 MIN_FREE_FRACTION = 1.2
+AHEAD_PER_THREAD = 4  # decoded photographs that may wait to be written
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,8 @@ def _build(
     sizes, offsets = [], [0]
     every = max(len(files) // 5, 500)
     try:
-        with temporary.open("wb") as output, ThreadPoolExecutor(usable_cpu_count()) as pool:
-            for done, image in enumerate(pool.map(lambda file: _load(file, long_side_px), files), start=1):
+        with temporary.open("wb") as output:
+            for done, image in enumerate(_load_all(files, long_side_px), start=1):
                 output.write(image.tobytes())
                 sizes.append(image.shape[:2])
                 offsets.append(offsets[-1] + image.nbytes)
@@ -126,6 +128,23 @@ def _build(
 def load_photo(file: Path, long_side_px: int) -> np.ndarray:
     """Read one photograph as RGB uint8 (H, W, 3) with its long side at most `long_side_px`, anti-aliased."""
     return fit_long_side(read_image(file, long_side_px), long_side_px)
+
+
+def _load_all(files: Sequence[Path], long_side_px: int) -> Iterator[np.ndarray]:
+    """Yield the photographs in order, decoded on all cores; only a few wait in memory when the disk is the slower one."""
+    threads = usable_cpu_count()
+    waiting: deque[Future[np.ndarray]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for file in files:
+                if len(waiting) >= AHEAD_PER_THREAD * threads:
+                    yield waiting.popleft().result()
+                waiting.append(pool.submit(_load, file, long_side_px))
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
 
 def _load(file: Path, long_side_px: int) -> np.ndarray:
