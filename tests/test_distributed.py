@@ -197,7 +197,7 @@ def test_ranks_outside_the_world_are_refused(
 def test_a_wrong_timeout_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_TIMEOUT", "30min")
     with pytest.raises(UserError, match="NCCL_TIMEOUT=30min"):
-        distributed._timeout_s()
+        distributed._seconds_of("NCCL_TIMEOUT", 1.0)
 
 
 def test_one_process_at_a_time_holds_the_machines_lock(tmp_path: Path) -> None:

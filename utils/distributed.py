@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ import torch.distributed as dist
 from filelock import FileLock
 
 from utils.errors import UserError
+from utils.rendezvous import Meeting, startup_watchdog
 
 DEFAULT_TIMEOUT_S = 600.0
+DEFAULT_STARTUP_TIMEOUT_S = 900.0
 
 Say = Callable[[str], None]  # prints on rank 0, does nothing elsewhere
 
@@ -68,20 +71,29 @@ def read_rank_environment() -> RankInfo:
 def setup_ddp(device: torch.device, ranks: RankInfo | None = None) -> RankInfo:
     """Join the process group: NCCL for a CUDA device, gloo for the CPU; nothing to do for a single process.
 
-    `NCCL_TIMEOUT` (seconds) sets how long a collective may take, else 600 s. An error here is fatal on purpose.
+    `NCCL_TIMEOUT` (seconds) sets how long a collective may take, else 600 s; `INIT_TIMEOUT` how long the ranks may take
+    to come together, else 900 s, after which the process ends with code 76. A group that somebody else has made, such
+    as Ray Train, is used as it is. An error here is fatal on purpose.
     """
     ranks = ranks or read_rank_environment()
-    if ranks.world_size == 1 and "RANK" not in os.environ:
+    if dist.is_initialized() or (ranks.world_size == 1 and "RANK" not in os.environ):
         return ranks
     if device.type == "cuda":
         torch.cuda.set_device(device)
     elif ranks.local_world_size == ranks.world_size and Path("/sys/class/net/lo").exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: nothing listens on a real interface
-    dist.init_process_group(
-        backend="nccl" if device.type == "cuda" else "gloo",
-        timeout=timedelta(seconds=_timeout_s()),
-        device_id=device if device.type == "cuda" else None,
-    )
+    startup_s = _seconds_of("INIT_TIMEOUT", DEFAULT_STARTUP_TIMEOUT_S)
+    is_one_machine = ranks.local_world_size == ranks.world_size
+    with startup_watchdog(startup_s), Meeting(ranks.rank, is_one_machine, startup_s) as store:
+        dist.init_process_group(
+            backend="nccl" if device.type == "cuda" else "gloo",
+            store=store,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            timeout=timedelta(seconds=_seconds_of("NCCL_TIMEOUT", DEFAULT_TIMEOUT_S)),
+            device_id=device if device.type == "cuda" else None,
+        )
+        barrier()
     return ranks
 
 
@@ -92,7 +104,7 @@ def join_process_group(rank: int, world_size: int, backend: str | None = None) -
     """
     if not dist.is_initialized():
         backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
-        timeout = timedelta(seconds=_timeout_s())
+        timeout = timedelta(seconds=_seconds_of("NCCL_TIMEOUT", DEFAULT_TIMEOUT_S))
         dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=timeout)
 
 
@@ -210,12 +222,15 @@ def local_rank_first(lock_file: Path) -> Iterator[None]:
         yield
 
 
-def _timeout_s() -> float:
-    text = os.environ.get("NCCL_TIMEOUT", "")
+def _seconds_of(variable: str, default: float) -> float:
+    text = os.environ.get(variable, "")
     try:
-        return float(text) if text else DEFAULT_TIMEOUT_S
-    except ValueError as error:
-        raise UserError(f"NCCL_TIMEOUT={text}: expected seconds, such as 1800") from error
+        seconds = float(text) if text else default
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise UserError(f"{variable}={text}: expected seconds, such as 1800")
+    return seconds
 
 
 def _encode(arrays: dict[str, np.ndarray]) -> bytes:
