@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +39,8 @@ from utils.optimizer import GRADIENT_CLIP_NORM, build_optimizer
 from utils.parallel import tune_device
 from utils.plots import plot_training_curves
 from utils.preview import save_first_batch
-from utils.run_folder import open_run_folder, read_epochs, resume_arguments
+from utils.run_folder import OwnedRun, read_epochs, resume_arguments
+from utils.run_status import FINISHED, RUNNING, STOPPED
 from utils.runtime import choose_device, choose_precision, choose_threads_and_workers, die_with_parent, seed_everything
 from utils.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.train_config import OptimizerPlan, TrainConfig, plan_optimizer
@@ -71,55 +71,71 @@ def main() -> int:
     plan = plan_optimizer(config, ranks.world_size, len(train_set), len(spec.names))
     setup_ddp(device, ranks)
     try:
-        folder = Path(config.save_dir)
-        resumes, notes = open_run_folder(folder, config) if ranks.is_main else (False, [])
-        resumes = distributed.any_rank(resumes)
-        print_banner(ranks.world_size, ranks.rank)
-        place = f"Device: {device}, {threads} threads and {workers} loader workers per process"
-        say("\n".join([*notes, *plan.arithmetic, *_weight_lines(weights, spec.names), place]))
+        with OwnedRun(config) as run:
+            print_banner(ranks.world_size, ranks.rank)
+            place = f"Device: {device}, {threads} threads and {workers} loader workers per process"
+            say("\n".join([*run.notes, *plan.arithmetic, *_weight_lines(weights, spec.names), place]))
 
-        sizes = multi_scale_sizes(config.img_size) if config.multi_scale else ()
-        batches = EpochBatches(len(train_set), config.batch_size, ranks.rank, ranks.world_size, config.seed, sizes)
-        val_batches = ShardBatches(len(val_set), 2 * config.batch_size, ranks.rank, ranks.world_size)
-        pin_memory = device.type == "cuda"
-        if ranks.is_main and not resumes:
-            save_first_batch(train_set, batches, spec.names, folder / "train_batch0.jpg")
-        optimizer = build_optimizer(model, plan)
-        engine = build_engine(config, model, device, ranks, spec.names)
-        engine.train(
-            train_loader=get_dataloader(train_set, batches, workers, pin_memory),
-            val_loader=get_dataloader(val_set, val_batches, min(workers, 2), pin_memory),
-            optimizer=optimizer,
-            criterion=SegmentationLoss(model, class_weights=weights),
-            scheduler=build_schedule(config, plan, optimizer, len(batches)),
-            num_epochs=config.epochs,
-            early_stopping_patience=config.patience or None,
-            monitor_metric=config.monitor,
-            resume=resumes,
-        )
+            sizes = multi_scale_sizes(config.img_size) if config.multi_scale else ()
+            batches = EpochBatches(len(train_set), config.batch_size, ranks.rank, ranks.world_size, config.seed, sizes)
+            val_batches = ShardBatches(len(val_set), 2 * config.batch_size, ranks.rank, ranks.world_size)
+            pin_memory = device.type == "cuda"
+            if ranks.is_main and not run.resumes:
+                save_first_batch(train_set, batches, spec.names, run.folder / "train_batch0.jpg")
+            optimizer = build_optimizer(model, plan)
+            engine = build_engine(config, model, device, ranks, spec.names, run)
+            engine.train(
+                train_loader=get_dataloader(train_set, batches, workers, pin_memory),
+                val_loader=get_dataloader(val_set, val_batches, min(workers, 2), pin_memory),
+                optimizer=optimizer,
+                criterion=SegmentationLoss(model, class_weights=weights),
+                scheduler=build_schedule(config, plan, optimizer, len(batches)),
+                num_epochs=config.epochs,
+                early_stopping_patience=config.patience or None,
+                monitor_metric=config.monitor,
+                resume=run.resumes,
+            )
+            return conclude(engine, run, say)
     finally:
         cleanup_ddp()
-    progress = engine.progress
+
+
+def conclude(engine: TrainingEngine, run: OwnedRun, say: distributed.Say) -> int:
+    """Say how the training ended, to the user and in the run's status; return the exit code."""
+    progress, monitor = engine.progress, run.config.monitor
+    place = {"epoch": progress.epoch, "step": progress.global_step}
     if engine.stopped_by_signal:
+        run.say(STOPPED, engine.stop_flag.reason or "a signal to another process", **place)
         return EXIT_STOPPED_BY_SIGNAL
+    run.say(FINISHED, "stopped early" if progress.stopped_early else "", **place)
     if progress.best_value is None:
-        best = f"absent: {config.monitor} was never a number"
+        best = f"absent: {monitor} was never a number"
     else:
-        best = f"{config.monitor} {progress.best_value:.4f}, epoch {progress.best_epoch + 1}"
-    say(f"\nTraining complete after {progress.epoch} epochs: {folder / 'best.pt'} ({best}), {folder / 'last.pt'}")
+        best = f"{monitor} {progress.best_value:.4f}, epoch {progress.best_epoch + 1}"
+    say(
+        f"\nTraining complete after {progress.epoch} epochs: {run.folder / 'best.pt'} ({best}), {run.folder / 'last.pt'}"
+    )
     return 0
 
 
 def build_engine(
-    config: TrainConfig, model: YoloModel, device: torch.device, ranks: distributed.RankInfo, names: tuple[str, ...]
+    config: TrainConfig,
+    model: YoloModel,
+    device: torch.device,
+    ranks: distributed.RankInfo,
+    names: tuple[str, ...],
+    run: OwnedRun,
 ) -> TrainingEngine:
     """Tell the general training loop what YOLO needs: its batches, its judge and its deployable file."""
-    folder = Path(config.save_dir)
     precision = choose_precision(config.amp, device)
     criterion = SegmentationLoss(model)  # without class weights: validation losses of all runs compare
 
     def judge(module: torch.nn.Module, loader: Any) -> dict[str, float]:
         return headline(evaluate(module, loader, names, criterion, device, precision=precision).metrics)
+
+    def after_epoch(record: dict[str, Any]) -> None:
+        plot_training_curves(read_epochs(run.folder), run.folder / "training_curves.png")
+        run.say(RUNNING, epoch=record["epoch"], step=record["global_step"])
 
     small_batch = device.type == "cuda" and config.batch_size < SMALL_BATCH_SIZE
     return TrainingEngine(
@@ -139,11 +155,11 @@ def build_engine(
         static_graph=config.accumulate == 1,
         grad_compression=config.grad_compression,
         compile_model=config.compile,
-        save_dir=folder,
+        save_dir=run.folder,
         prepare_batch=prepare_batch,
         evaluator=judge,
         save_model=partial(save_deployable, img_size=config.img_size, data=config.data),
-        on_epoch_end=lambda _: plot_training_curves(read_epochs(folder), folder / "training_curves.png"),
+        on_epoch_end=after_epoch,
         config=to_dict(config),
         tensorboard=config.tensorboard,
     )

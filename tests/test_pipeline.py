@@ -38,8 +38,11 @@ def test_the_run_folder_holds_everything_promised(trained: TrainedRun) -> None:
         "config.yaml",
         "training_curves.png",
         "train_batch0.jpg",
+        "status.json",
     }
     assert expected <= {path.name for path in trained.folder.iterdir()}
+    status = json.loads((trained.folder / "status.json").read_text())
+    assert (status["state"], status["epoch"]) == ("finished", 2)
     assert list(trained.folder.rglob("events.out.tfevents*"))
     records = [json.loads(line) for line in (trained.folder / "metrics.jsonl").read_text().splitlines()]
     epochs = [record for record in records if record["kind"] == "epoch"]

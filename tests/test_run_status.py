@@ -13,7 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROJECT
+from tests.ranks import run_ranks
+from utils import distributed
+from utils.errors import UserError
+from utils.run_folder import OwnedRun
 from utils.run_status import FolderInUse, RunLock, write_status
+from utils.train_config import TrainConfig
 
 HOLDER = """
 import sys, time
@@ -112,3 +117,49 @@ def test_the_status_is_whole_and_says_where_the_run_stands(tmp_path: Path) -> No
         "updated": "",
     }
     assert list(tmp_path.iterdir()) == [tmp_path / "status.json"]
+
+
+def status_of(folder: Path) -> dict[str, object]:
+    content: dict[str, object] = json.loads((folder / "status.json").read_text())
+    return content
+
+
+def fail_in(folder: Path) -> None:
+    with OwnedRun(TrainConfig(save_dir=str(folder))) as run:
+        assert status_of(folder)["state"] == "running"
+        with pytest.raises(FolderInUse):
+            RunLock(folder, wait_s=0)
+        assert not run.resumes
+        raise ValueError("of no\nuse")
+
+
+def test_a_run_that_fails_says_why_and_lets_go_of_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(ValueError, match="of no\nuse"):
+        fail_in(folder)
+    assert (status_of(folder)["state"], status_of(folder)["reason"]) == ("failed", "ValueError: of no use")
+    RunLock(folder, wait_s=0).release()
+
+
+def test_a_folder_that_cannot_be_opened_is_not_kept_locked(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(OSError, match="run"), OwnedRun(TrainConfig(save_dir=str(tmp_path / "run"))):
+        pytest.fail("it is a file")
+    RunLock(tmp_path / "run", wait_s=0).release()
+
+
+def fail_on_main() -> str:
+    def action() -> str:
+        raise UserError("only rank 0 reports this")
+
+    try:
+        distributed.on_main(action)
+    except UserError as error:
+        return str(error)
+    except SystemExit as leaving:
+        return f"left with {leaving.code}"
+    return "nothing"
+
+
+def test_what_fails_on_rank_0_ends_the_others_without_a_word() -> None:
+    assert run_ranks(fail_on_main, 2) == ["only rank 0 reports this", "left with 1"]

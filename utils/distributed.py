@@ -13,18 +13,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from filelock import FileLock
 
-from utils.errors import UserError
+from utils.errors import EXIT_FAILED, UserError
 from utils.rendezvous import Meeting, startup_watchdog
 
 DEFAULT_TIMEOUT_S = 600.0
 DEFAULT_STARTUP_TIMEOUT_S = 900.0
 
+T = TypeVar("T")
 Say = Callable[[str], None]  # prints on rank 0, does nothing elsewhere
 
 
@@ -152,6 +154,25 @@ def any_rank(flag: bool) -> bool:
     value = torch.tensor([int(flag)], device=communication_device())
     dist.all_reduce(value, op=dist.ReduceOp.MAX)
     return bool(value.item())
+
+
+def on_main(action: Callable[[], T]) -> T | None:
+    """Do something on rank 0 while the others wait; return its result there, None elsewhere. Every rank must reach this.
+
+    When it raises, the error stays rank 0's to report, and the other ranks leave without a word.
+    """
+    result, error = None, None
+    if rank() == 0:
+        try:
+            result = action()
+        except Exception as raised:  # noqa: BLE001 # the others must hear of it, whatever it is; raised again below
+            error = raised
+    failed = any_rank(error is not None)
+    if error is not None:
+        raise error
+    if failed:
+        raise SystemExit(EXIT_FAILED)
+    return result
 
 
 def barrier() -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import yaml
 
+from utils import distributed
 from utils.config import to_dict
 from utils.errors import UserError
 from utils.files import write_text_atomic
 from utils.logs import METRICS_FILE
+from utils.run_status import FAILED, RUNNING, RunLock, write_status
 from utils.runtime import environment_report
 from utils.train_config import TrainConfig, differences
 
@@ -62,6 +65,49 @@ def open_run_folder(folder: Path, config: TrainConfig) -> tuple[bool, list[str]]
     folder.mkdir(parents=True, exist_ok=True)
     _write_config(folder, config)
     return resumes, lines
+
+
+class OwnedRun:
+    """A run's folder while this process works in it: locked, opened, its status kept. Every rank must reach each method.
+
+    `resumes` says on every rank whether an earlier run continues; `notes` (rank 0) is what to tell the user.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.folder = Path(config.save_dir)
+        self.config = config
+        self.resumes = False
+        self.notes: list[str] = []
+        self._lock: RunLock | None = None
+
+    def __enter__(self) -> OwnedRun:
+        distributed.on_main(self._open)
+        self.resumes = distributed.any_rank(self.resumes)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lock is None:
+            return
+        if error is not None:
+            self.say(FAILED, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        self._lock.release()
+
+    def say(self, state: str, reason: str = "", **facts: Any) -> None:
+        """Write the run's status; only rank 0 has one to write."""
+        if self._lock is not None:
+            write_status(self.folder, state, reason, **facts)
+
+    def _open(self) -> None:
+        self._lock = RunLock(self.folder)
+        try:
+            self.resumes, self.notes = open_run_folder(self.folder, self.config)
+        except BaseException:
+            self._lock.release()
+            self._lock = None
+            raise
+        self.say(RUNNING)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
