@@ -16,11 +16,16 @@ from utils.augment import (
     clip_polygon,
     compose,
     jitter_colour,
+    join_outlines,
+    large_to_small,
     letterbox_matrix,
     mosaic_matrices,
+    polygon_area,
+    polygon_boxes,
     random_view,
     sample_generator,
     transform_points,
+    visible_outlines,
     warp_into,
 )
 from utils.dataset import Photo, Sample, SegmentationDataset
@@ -118,6 +123,40 @@ def test_a_wire_that_leaves_the_picture_keeps_its_slope() -> None:
     assert sorted(edge[:, 1]) == pytest.approx([55, 59])
 
 
+def test_outlines_are_clipped_together_as_they_are_alone() -> None:
+    rng = np.random.default_rng(1)
+    polygons = [star_polygon(rng) for _ in range(200)]
+    tiny = np.array([[50.0, 50], [51, 50], [51, 51]])
+    class_ids, together = visible_outlines(np.arange(201), *join_outlines([*polygons, tiny]), 100)
+    alone = [clip_polygon(polygon, 100) for polygon in polygons]
+    for class_id, outline in zip(class_ids, together, strict=True):
+        np.testing.assert_array_equal(outline, alone[class_id])
+    missing = set(range(200)) - set(class_ids)
+    assert 10 < len(missing) < 100
+    for class_id in missing:
+        whole, rest = polygons[class_id], alone[class_id]
+        is_small = len(rest) and np.ptp(rest, axis=0).prod() < 0.0101 * np.ptp(whole, axis=0).prod()
+        assert len(rest) < 3 or is_small or np.ptp(rest, axis=0).max() <= 2
+    assert 200 not in class_ids
+
+
+def test_areas_and_boxes_of_joined_outlines_are_those_of_each() -> None:
+    rng = np.random.default_rng(2)
+    polygons = [star_polygon(rng) for _ in range(50)]
+    assert [polygon_area(polygon) for polygon in polygons] == pytest.approx([area(polygon) for polygon in polygons])
+    areas = [area(polygons[position]) for position in large_to_small(polygons)]
+    assert areas == sorted(areas, reverse=True)
+    assert polygon_boxes(polygons).tolist() == [[*polygon.min(0), *polygon.max(0)] for polygon in polygons]
+    assert polygon_boxes([]).shape == (0, 4)
+    assert large_to_small([]).tolist() == []
+
+
+def test_copies_of_one_object_keep_their_order() -> None:
+    polygon = star_polygon(np.random.default_rng(3))
+    copies = [polygon * (-1, 1) + (shift / 3, shift / 7) for shift in range(40)]
+    assert large_to_small(copies).tolist() == list(range(40))
+
+
 # --- maps ----------------------------------------------------------------------------------------------------------
 
 
@@ -170,6 +209,20 @@ def test_only_what_the_photograph_covers_is_touched() -> None:
     np.testing.assert_array_equal(output, expected)
     warp_into(output, np.zeros((10, 20, 3), np.uint8), np.array([[1.0, 0, 100], [0, 1.0, 0]]))
     np.testing.assert_array_equal(output, expected)
+
+
+@pytest.mark.parametrize("degrees", [0, 20])
+def test_a_fourth_channel_changes_no_byte_of_the_others(degrees: float) -> None:
+    rng = np.random.default_rng(4)
+    image = rng.integers(0, 256, (90, 120, 3), dtype=np.uint8)
+    for _ in range(20):
+        matrix = compose(
+            random_view(256, 128, AugmentConfig(degrees=degrees), rng), mosaic_matrices([(90, 120)], 128, rng)[0]
+        )
+        three, four = np.full((128, 128, 3), FILL, np.uint8), np.full((128, 128, 4), FILL, np.uint8)
+        warp_into(three, image, matrix)
+        warp_into(four, image, matrix)
+        np.testing.assert_array_equal(four[..., :3], three)
 
 
 def test_compose_applies_the_inner_map_first() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import cv2
@@ -169,6 +170,19 @@ def test_workers_change_nothing_in_any_epoch_nor_in_the_middle_of_one(augmented_
     assert seen[0] != seen[1]
     assert seen[2] == seen[1][2:]
     assert seen[3] == seen[0]
+
+
+def test_pixels_travel_once_between_processes(augmented_set: SegmentationDataset) -> None:
+    (here, *_), (sent, *_) = (
+        list(get_dataloader(augmented_set, EpochBatches(len(SHAPES), 4, 0, 1, seed=0), workers, False))
+        for workers in (0, 1)
+    )
+    assert len(ForkingPickler.dumps(here)) < here.images.numel() / 2
+    for position, (ours, theirs) in enumerate(zip(here.samples, sent.samples, strict=True)):
+        np.testing.assert_array_equal(theirs.image, ours.image)
+        np.testing.assert_array_equal(theirs.masks, ours.masks)
+        assert np.shares_memory(theirs.image, sent.images[position].numpy())
+        assert np.shares_memory(theirs.masks, sent.masks[position].numpy())
 
 
 def test_shards_of_two_ranks_hold_the_pixels_of_one(plain_set: SegmentationDataset) -> None:

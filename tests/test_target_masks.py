@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
+from utils import target_masks
 from utils.target_masks import MASK_STRIDE, belongs, draw_masks
 
 SIZE_PX = 640
@@ -108,11 +109,12 @@ def test_masks_have_one_value_for_each_outline() -> None:
     assert draw_masks([], 96).max() == 0
 
 
-def test_the_soft_edge_of_a_solid_object_does_not_belong_to_it() -> None:
+@pytest.mark.parametrize("quarter_turns", range(4))
+def test_the_soft_edge_of_a_solid_object_does_not_belong_to_it(quarter_turns: int) -> None:
     covered = np.zeros((9, 9), np.uint8)
     covered[2:7, 2:7] = 255
     covered[7, 2:7] = (60, 90, 120, 90, 60)  # a peak along the edge, but beside the body
-    assert np.count_nonzero(belongs(covered)) == 25
+    assert np.count_nonzero(belongs(np.ascontiguousarray(np.rot90(covered, quarter_turns)))) == 25
 
 
 def test_of_two_equal_rows_one_is_the_wire() -> None:
@@ -120,3 +122,24 @@ def test_of_two_equal_rows_one_is_the_wire() -> None:
     covered[3:5, 1:8] = 110
     assert belongs(covered).any(0).tolist() == [False, *[True] * 7, False]
     assert np.count_nonzero(belongs(covered)) <= 8
+
+
+def outlines_of_all_kinds() -> list[np.ndarray]:
+    """Return wires, blocks and specks, many of which touch or cross the picture's border."""
+    rng = np.random.default_rng(5)
+    polygons = []
+    for number in range(60):
+        length, width = [(500, 2), (60, 40), (3, 2)][number % 3]
+        outline, _ = wire(rng.uniform(0, math.pi), length, width, rng.uniform(0, SIZE_PX, 2))
+        polygons.append(outline if number % 2 else outline.clip(0, SIZE_PX))
+    return [polygon for polygon in polygons if np.ptp(polygon, axis=0).min() > 0]
+
+
+def test_neighbours_on_the_sheet_do_not_touch_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    polygons = outlines_of_all_kinds()
+    expected = np.zeros((SIZE_PX // MASK_STRIDE,) * 2, np.int32)
+    for value, polygon in enumerate(polygons, start=1):
+        expected[draw_masks([polygon], SIZE_PX) > 0] = value
+    np.testing.assert_array_equal(draw_masks(polygons, SIZE_PX), expected)
+    monkeypatch.setattr(target_masks, "_SHEET_AREA", 5000)
+    np.testing.assert_array_equal(draw_masks(polygons, SIZE_PX), expected)

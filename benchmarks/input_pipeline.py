@@ -1,0 +1,203 @@
+"""Compare how many training samples one core makes ready: this project's loader and Ultralytics', on the same files.
+
+    python benchmarks/input_pipeline.py
+    python benchmarks/input_pipeline.py --raw data/raw --output /tmp/input_pipeline
+    python benchmarks/input_pipeline.py --data data/processed/dataset.yaml --originals data/originals/dataset.yaml
+
+One process, one thread, CPU time, both sides in turn; each with the augmentation it trains with by default. Small
+files: each side reads what parse_labels.py wrote. Originals: Ultralytics decodes the cameras' files at every visit, as
+it does unless told otherwise; this project shrinks them once. The last line is the ratio on small files with colour.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):  # started by its path: this folder stands where the project's should
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from benchmarks.comparison import make_sample
+from benchmarks.input_pipeline_sides import ORIGINAL_LONG_SIDE_PX, OurSide, Side, StageClock, TheirSide, parse_raw
+from utils.config import option, parse_config, to_dict
+from utils.errors import UsageError, UserError, run_script
+from utils.files import write_text_atomic
+from utils.logs import format_table
+from utils.runtime import environment_report, package_version, prepare_environment
+
+STAGES = ("read", "mosaic and warp", "colour", "outlines", "masks", "collate", "rest")
+SMALL, ORIGINALS = "small files", "originals"
+PACKAGES = ("opencv-python", "numpy", "simplejpeg")
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class InputConfig:
+    """Options of `benchmarks/input_pipeline.py`."""
+
+    data: str | None = option(None, "data-set YAML; unset: made on the spot from the built-in sample", metavar="YAML")
+    originals: str | None = option(None, "data-set YAML whose images are the cameras' files", metavar="YAML")
+    raw: str | None = option(
+        None, "folder as download_data.py leaves it, instead of --originals: parsed here at both sizes", metavar="DIR"
+    )
+    sample_images: int = option(160, "photographs of the built-in sample")
+    img_size: int = option(640, "side of the square network input in pixels, a multiple of 32")
+    batch_size: int = option(16, "samples per batch")
+    batches: int = option(4, "batches of each side per round")
+    rounds: int = option(5, "rounds; the median counts")
+    output: str = option("outputs/benchmarks/input_pipeline", "folder for sample, caches and results", metavar="DIR")
+    json: str | None = option(None, "write the results here; unset: results.json in --output", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch_size", 1), ("batches", 1), ("rounds", 1), ("sample_images", 10)):
+            if getattr(self, name) < least:
+                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least {least}")
+        if self.img_size < 64 or self.img_size % 32:
+            raise UsageError(f"--img-size {self.img_size}: must be a multiple of 32 and at least 64")
+        if self.originals and self.raw:
+            raise UsageError("--originals and --raw: give one of them")
+
+
+def main() -> int:
+    """Compare; return the exit code."""
+    config = parse_config(InputConfig, "Compare the CPU time of a training sample here and with Ultralytics")
+    use_one_thread()
+    folder = Path(config.output).resolve()
+    results = Path(config.json).resolve() if config.json else folder / "results.json"
+    for needed in (folder, results.parent):
+        needed.mkdir(parents=True, exist_ok=True)
+    cases = [
+        measure_case(config, name, our_data, their_data, folder, has_colour)
+        for name, our_data, their_data in choose_data(config, folder)
+        for has_colour in (True, False)
+    ]
+    record = {
+        "config": to_dict(config),
+        "environment": environment_report(),
+        "packages": {name: package_version(name) for name in PACKAGES},
+        "cases": cases,
+        "ratio": cases[0]["ratio"],
+    }
+    write_text_atomic(results, json.dumps(record, indent=2) + "\n")
+    print(f"\nResults in {results}\nratio {record['ratio']:.2f}")
+    return 0
+
+
+def use_one_thread() -> None:
+    """Leave one thread to OpenCV and to PyTorch, in this process."""
+    prepare_environment()
+    import cv2
+    import torch
+
+    cv2.setNumThreads(0)
+    torch.set_num_threads(1)
+
+
+def choose_data(config: InputConfig, folder: Path) -> list[tuple[str, Path, Path]]:
+    """Return (case, our YAML, their YAML) of what is to be compared."""
+    small = Path(config.data) if config.data else make_sample(folder, config.sample_images, config.img_size)
+    cases = [(SMALL, small, small)]
+    if config.originals:
+        cases.append((ORIGINALS, Path(config.originals), Path(config.originals)))
+    if config.raw:
+        parsed = parse_raw(Path(config.raw), folder / "raw-parsed", None)
+        cases.append((ORIGINALS, parsed, parse_raw(Path(config.raw), folder / "raw-originals", ORIGINAL_LONG_SIDE_PX)))
+    return cases
+
+
+def measure_case(
+    config: InputConfig, name: str, our_data: Path, their_data: Path, folder: Path, has_colour: bool
+) -> Json:
+    """Measure both sides in turn on one data set, print the table and return everything that was found."""
+    ours = OurSide(our_data, folder / "cache" / name.replace(" ", "-"), config.img_size, config.batch_size, has_colour)
+    theirs = TheirSide(their_data, config.img_size, config.batch_size, has_colour)
+    if len(ours.dataset) != len(theirs.dataset):
+        raise UserError(f"{their_data}: {len(theirs.dataset)} usable images, but {our_data} has {len(ours.dataset)}")
+    sides: dict[str, Side] = {"ours": ours, "theirs": theirs}
+    for side in sides.values():
+        for _ in range(-(-side.warm_up_samples // config.batch_size)):
+            side.next_batch()
+    rounds: dict[str, list[float]] = {who: [] for who in sides}
+    with theirs.counting_decodes() as decoded:
+        for number in range(config.rounds):
+            # Who comes first takes turns, so that a machine that changes its pace favours neither.
+            for who in list(sides)[:: 1 if number % 2 == 0 else -1]:
+                rounds[who].append(cpu_ms_per_sample(sides[who], config))
+    medians = {who: statistics.median(values) for who, values in rounds.items()}
+    record: Json = {
+        "case": name,
+        "has_colour_jitter": has_colour,
+        "num_images": len(ours.dataset),
+        "cpu_ms_per_sample": medians,
+        "samples_per_cpu_s": {who: 1000 / value for who, value in medians.items()},
+        "ratio": medians["theirs"] / medians["ours"],
+        "cpu_ms_per_sample_by_round": rounds,
+        "files_decoded_per_sample_by_theirs": len(decoded) / (config.rounds * config.batches * config.batch_size),
+        "targets_per_sample": {
+            who: side.num_targets(side.next_batch()) / config.batch_size for who, side in sides.items()
+        },
+        "stages_cpu_ms_per_sample": {who: measure_stages(side, config) for who, side in sides.items()},
+        "device_conversion_cpu_ms_per_sample": measure_conversion(ours, config),
+    }
+    print_case(record)
+    return record
+
+
+def cpu_ms_per_sample(side: Side, config: InputConfig) -> float:
+    """Return the CPU time of this process for a sample of `side`, over a round."""
+    start_s = time.process_time()
+    for _ in range(config.batches):
+        side.next_batch()
+    return (time.process_time() - start_s) / (config.batches * config.batch_size) * 1000
+
+
+def measure_stages(side: Side, config: InputConfig) -> dict[str, float]:
+    """Return the CPU ms of a sample by stage, over a round of its own: the clock costs a little itself."""
+    clock = StageClock()
+    with clock.watching([*side.stages(), (side, "next_batch", "rest")]):
+        for _ in range(config.batches):
+            side.next_batch()
+    return {stage: clock.seconds[stage] / (config.batches * config.batch_size) * 1000 for stage in STAGES}
+
+
+def measure_conversion(ours: OurSide, config: InputConfig) -> float:
+    """Return the CPU ms of a sample's way from uint8 to the float network input: a GPU's work where there is one."""
+    import torch
+
+    from utils.evaluation import prepare_images
+
+    images, device = ours.next_batch().images, torch.device("cpu")
+    prepare_images(images, device)
+    start_s = time.process_time()
+    for _ in range(config.batches):
+        prepare_images(images, device)
+    return (time.process_time() - start_s) / (config.batches * config.batch_size) * 1000
+
+
+def print_case(record: Json) -> None:
+    """Print the CPU time of a sample, by stage and in total."""
+    ours, theirs = (record["stages_cpu_ms_per_sample"][who] for who in ("ours", "theirs"))
+    total = record["cpu_ms_per_sample"]
+    rows = [[stage, f"{ours[stage]:.2f}", f"{theirs[stage]:.2f}"] for stage in STAGES]
+    rows.append(["total, unwatched", f"{total['ours']:.2f}", f"{total['theirs']:.2f}"])
+    rate = record["samples_per_cpu_s"]
+    rows.append(["samples per CPU second", f"{rate['ours']:.0f}", f"{rate['theirs']:.0f}"])
+    targets = record["targets_per_sample"]
+    print(
+        f"\n{record['case']}, colour jitter {'on' if record['has_colour_jitter'] else 'off'}: ratio {record['ratio']:.2f}\n"
+        f"{format_table(['CPU ms per sample', 'ours', 'Ultralytics'], rows)}\n"
+        f"{record['num_images']} images, {targets['ours']:.1f} and {targets['theirs']:.1f} objects per sample; "
+        f"Ultralytics decoded {record['files_decoded_per_sample_by_theirs']:.2f} files per sample; uint8 to float, not "
+        f"in the total: {record['device_conversion_cpu_ms_per_sample']:.2f} ms",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    run_script(main)
