@@ -20,6 +20,7 @@ from utils.errors import UsageError, UserError, run_script
 from utils.images import write_bytes_atomic
 from utils.logs import format_bytes
 from utils.model import build_model
+from utils.parallel import tune_device
 from utils.plots.speed import plot_profile
 from utils.profiling import (
     BatchProfile,
@@ -71,6 +72,7 @@ def main() -> int:
     """Profile; return the exit code."""
     config = parse_config(ProfileConfig, "Measure the speed and memory of training at several batch sizes")
     device = choose_device(config.device, 0)
+    tune_device(device, deterministic=False, fixed_shapes=True)
     is_gpu = device.type == "cuda"
     if is_gpu:
         torch.cuda.set_device(device)

@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.ranks import run_ranks
-from utils import distributed
+from utils import distributed, mask_loss
 from utils.engine import TrainingEngine
 from utils.loss import PARTS, LossGains, SegmentationLoss, Targets, anchor_points, complete_iou
 from utils.model import build_model
@@ -126,6 +127,57 @@ def test_every_part_and_gradient_equals_ultralytics(model: Any, counts: list[int
     for leaf, gradient, wanted in zip(leaves, ours, theirs, strict=True):
         wanted = torch.zeros_like(leaf) if wanted is None else wanted
         assert (gradient - wanted).norm() <= 1e-5 * wanted.norm() + 1e-9
+
+
+@pytest.mark.parametrize("units_at_once", [1, 7, 10**6])
+def test_masks_computed_in_parts_give_the_same_gradient(
+    model: Any, units_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets = targets_of([8, 0, 5], 128, seed=3)
+    outputs = random_outputs(model, 3, 128, 3)
+    leaves = [outputs[name] for name in ("mask_coefficient", "proto")]
+    whole = SegmentationLoss(model)(outputs, targets)
+    expected = torch.autograd.grad(whole[0], leaves)
+    monkeypatch.setitem(mask_loss.UNITS_AT_ONCE, "cpu", units_at_once)
+    parts = SegmentationLoss(model)(outputs, targets)
+    assert float(parts[1]["seg"]) == pytest.approx(float(whole[1]["seg"]), rel=1e-6)
+    for gradient, wanted in zip(torch.autograd.grad(parts[0], leaves), expected, strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_no_tensor_of_the_loss_holds_a_mask_for_each_anchor(model: Any) -> None:
+    class Largest(TorchDispatchMode):
+        numel = 0
+
+        def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+            result = operator(*arguments, **(keywords or {}))
+            sizes = [part.untyped_storage().nbytes() // part.element_size() for part in tensors_in(result)]
+            self.numel = max(self.numel, *sizes, 0)
+            return result
+
+    targets = targets_of([250, 200], 256)
+    outputs = random_outputs(model, 2, 256, 0)
+    with Largest() as largest:
+        loss, _ = SegmentationLoss(model)(outputs, targets)
+        loss.backward()
+        num_anchors = int(SegmentationLoss(model).sums(outputs, targets).normalisers[1])
+    assert num_anchors > 400
+    assert largest.numel < num_anchors * 64 * 64 / 3
+
+
+def tensors_in(result: Any) -> list[torch.Tensor]:
+    parts = result if isinstance(result, list | tuple) else [result]
+    return [part for part in parts if isinstance(part, torch.Tensor)]
+
+
+def test_confident_predictions_have_the_exact_loss(model: Any) -> None:
+    targets = targets_of([6], 128, seed=2)
+    outputs = random_outputs(model, 1, 128, 2)
+    with torch.no_grad():
+        outputs["mask_coefficient"].mul_(12)  # logits of some hundreds
+    _, values = SegmentationLoss(model)(outputs, targets)
+    _, expected = reference_of(model, outputs, targets)
+    assert float(values["seg"]) == pytest.approx(expected["seg"], rel=1e-5)
 
 
 def test_networks_own_outputs_give_ultralytics_numbers(model: Any) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,6 +24,8 @@ class ModelEMA:
         self.decay = decay
         self.ramp_updates = ramp_updates
         self.updates = 0
+        self._source: nn.Module | None = None
+        self._places: list[tuple[dict[str, Any], dict[str, Any], str]] = []
 
     def decay_at(self, updates: int) -> float:
         """Return the decay used by update number `updates` (counted from 1)."""
@@ -32,12 +36,37 @@ class ModelEMA:
         """Move the average towards `model` (the raw module, not its DDP wrapper)."""
         self.updates += 1
         weight = 1 - self.decay_at(self.updates)
-        source = model.state_dict()
-        averaged, current = [], []
-        for name, value in self.module.state_dict().items():
-            if value.dtype.is_floating_point:
-                averaged.append(value)
-                current.append(source[name].detach())
-            else:
-                value.copy_(source[name])
+        if model is not self._source:
+            self._source, self._places = model, self._pair_up(model)
+        averaged: list[torch.Tensor] = []
+        current: list[torch.Tensor] = []
+        kept: list[torch.Tensor] = []
+        counted: list[torch.Tensor] = []
+        for own, others, name in self._places:
+            value = own[name]
+            is_averaged = value.dtype.is_floating_point
+            (averaged if is_averaged else kept).append(value)
+            (current if is_averaged else counted).append(others[name])
         torch._foreach_lerp_(averaged, current, weight)
+        if kept:
+            torch._foreach_copy_(kept, counted)
+
+    def _pair_up(self, model: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any], str]]:
+        """Return for each tensor of the state the dictionaries that hold it here and in `model`, and its name there.
+
+        Walking through the modules takes longer than the arithmetic, so it is done once. The dictionaries are kept
+        rather than the tensors: a move to another device or `load_state_dict` may put new tensors into them.
+        """
+        own, others = list(_state_places(self.module)), list(_state_places(model))
+        return [(mine, theirs, name) for (mine, name), (theirs, _) in zip(own, others, strict=True)]
+
+
+def _state_places(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the dictionary and the name of every parameter and persistent buffer, in the order of the modules."""
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                yield part._parameters, name
+        for name, buffer in part._buffers.items():
+            if buffer is not None and name not in part._non_persistent_buffers_set:
+                yield part._buffers, name

@@ -80,6 +80,7 @@ def prepare_batch(batch: Batch, device: torch.device) -> tuple[torch.Tensor, Tar
         boxes=batch.boxes.to(device, non_blocking=True),
         masks=batch.masks.to(device, non_blocking=True),
         size_px=images.shape[-1],
+        most_objects=max((len(sample.class_ids) for sample in batch.samples), default=0),
     )
     return images, targets
 

@@ -10,6 +10,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from utils.step_options import keep_freed_memory
+
 GRAD_COMPRESSION_CHOICES = ("none", "bf16", "fp16")
 _HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
 
@@ -55,8 +57,10 @@ def tune_device(device: torch.device, *, deterministic: bool, fixed_shapes: bool
 
     TensorFloat-32 for what stays in fp32, and the fastest convolution found by trying where all batches have one shape.
     With `deterministic` none of that: equal runs then give equal bits on a GPU too, more slowly (on a CPU they always do).
+    On a CPU: memory that tensors have freed is kept for the next ones.
     """
     if device.type != "cuda":
+        keep_freed_memory()
         return
     torch.set_float32_matmul_precision("highest" if deterministic else "high")
     torch.backends.cudnn.allow_tf32 = not deterministic

@@ -26,6 +26,7 @@ from utils.errors import UserError
 from utils.images import write_bytes_atomic
 from utils.loss import SegmentationLoss
 from utils.model import build_model
+from utils.parallel import tune_device
 from utils.runtime import choose_device, choose_precision, seed_everything
 from utils.step_timer import PHASES, Training, build_training, time_training_steps
 from utils.synthetic import synthetic_batch
@@ -55,6 +56,7 @@ def main() -> None:
     ranks = read_rank_environment()
     torch.set_num_threads(1)  # alike for every number of processes, or one process would own all the cores
     device = choose_device(job.device, ranks.local_rank)
+    tune_device(device, deterministic=False, fixed_shapes=True)
     try:
         _join(folder, job, ranks, device)
         answer = measure(job, ranks, device)

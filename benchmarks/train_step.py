@@ -1,0 +1,167 @@
+"""Time training steps of this project and of Ultralytics in turn, on the same batch, from the same kind of model.
+
+    python benchmarks/train_step.py --img-size 256 --threads 1
+    python benchmarks/train_step.py --objects 60 --img-size 640 --batch-size 4
+    python benchmarks/train_step.py --data data/processed/dataset.yaml
+
+Each side steps as its trainer does by default; on a CPU Ultralytics computes in float32, this project in bf16 where the
+processor has it. The *ceiling* is this project's speed on one batch that lies ready; with --data its loader feeds the
+same steps, and the quotient says what loading costs. The last line is this project's images/s over Ultralytics'.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):  # started by its path: this folder stands where the project's should
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import numpy as np
+import torch
+
+from benchmarks.train_step_sides import OurSide, Side, TheirSide, training_loader
+from utils.config import option, parse_config, to_dict
+from utils.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
+from utils.errors import UsageError, run_script
+from utils.files import write_text_atomic
+from utils.logs import format_table
+from utils.model import build_model
+from utils.runtime import (
+    PRECISION_CHOICES,
+    choose_device,
+    choose_precision,
+    choose_threads_and_workers,
+    environment_report,
+    seed_everything,
+)
+from utils.step_options import keep_freed_memory
+from utils.step_timer import PHASES
+from utils.synthetic import synthetic_batch, weights_or_description
+
+OURS, THEIRS = "project", "ultralytics"
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StepConfig:
+    """Options of `benchmarks/train_step.py`."""
+
+    model: str = option("yolov8n-seg.yaml", "model to train: a .pt file or yolov8{n,s,m,l,x}-seg.yaml")
+    img_size: int = option(640, "side of the square network input in pixels, a multiple of 32")
+    batch_size: int = option(16, "images per step")
+    objects: int = option(20, "labelled objects in each image; without --data")
+    steps: int = option(5, "steps of each side per round")
+    warmup: int = option(1, "steps before them in each round")
+    rounds: int = option(3, "rounds; the median of all steps counts")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    amp: str = option("auto", "this project's mixed precision", choices=PRECISION_CHOICES)
+    threads: int | None = option(None, "compute threads; unset: as many as the trainer takes")
+    data: str | None = option(None, "data-set YAML: its first batch is the batch, and loading is timed", metavar="YAML")
+    json: str | None = option(None, "write the results here", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        least = {"batch_size": 1, "objects": 0, "steps": 1, "warmup": 1, "rounds": 1, "threads": 1}
+        for name, lowest in least.items():
+            if getattr(self, name) is not None and getattr(self, name) < lowest:
+                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least {lowest}")
+        if self.img_size < 64 or self.img_size % 32:
+            raise UsageError(f"--img-size {self.img_size}: must be a multiple of 32 and at least 64")
+
+
+def main() -> int:
+    """Measure; return the exit code."""
+    config = parse_config(StepConfig, "Time training steps of this project and of Ultralytics")
+    device = choose_device(config.device, 0)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        keep_freed_memory()  # for both sides: they share the process
+    threads, workers = choose_threads_and_workers(1, device_type=device.type)
+    torch.set_num_threads(config.threads or threads)
+    seed_everything(0)
+    precision = choose_precision(config.amp, device)
+    names = load_dataset_yaml(Path(config.data or DEFAULT_DATASET_YAML)).names
+    source, note = weights_or_description(config.model)
+    model = build_model(source, names)
+    loader = None
+    if config.data:
+        pin_memory = device.type == "cuda"
+        loader = training_loader(config.data, config.img_size, config.batch_size, workers, pin_memory)
+        batch = next(iter(loader))
+    else:
+        batch = synthetic_batch(config.batch_size, config.img_size, len(names), objects_per_image=config.objects)
+    print(*([note] if note else []), sep="\n", end="")
+    print(
+        f"{len(batch)} images of {config.img_size} px with {len(batch.boxes) / len(batch):.1f} objects each, on {device} "
+        f"({torch.get_num_threads()} threads); this project in {precision.name}",
+        flush=True,
+    )
+    ours = OurSide(copy.deepcopy(model), batch, device, precision)
+    sides: dict[str, Side] = {OURS: ours, THEIRS: TheirSide(model, batch, device)}
+    figures = measure(sides, len(batch), config)
+    record: Json = {"config": to_dict(config), "environment": environment_report(), "sides": figures}
+    ceiling = figures[OURS]["images_per_s"]
+    print(report(figures))
+    if loader is not None:
+        images_per_s, wait_share = ours.end_to_end(loader, config.warmup, config.steps * config.rounds)
+        record["loading"] = {
+            "images_per_s": images_per_s,
+            "wait_share": wait_share,
+            "of_ceiling": images_per_s / ceiling,
+        }
+        print(
+            f"With loading: {images_per_s:.1f} images/s, {wait_share:.1%} of the time spent waiting for batches, "
+            f"{images_per_s / ceiling:.2f} of the ceiling"
+        )
+    record["ratio"] = ceiling / figures[THEIRS]["images_per_s"]
+    if config.json:
+        Path(config.json).resolve().parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomic(Path(config.json), json.dumps(record, indent=2) + "\n")
+    print(f"ratio {record['ratio']:.2f}")
+    return 0
+
+
+def measure(sides: dict[str, Side], num_images: int, config: StepConfig) -> dict[str, Json]:
+    """Let the sides train in turn; return the medians of each: ms by phase and per step, images/s, host syncs."""
+    steps: dict[str, list[np.ndarray]] = {name: [] for name in sides}
+    for number in range(config.rounds):
+        # Who comes first takes turns, so that a machine that warms up favours neither.
+        for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
+            steps[name].append(sides[name].phases_ms(config.warmup, config.steps))
+    figures: dict[str, Json] = {}
+    for name, side in sides.items():
+        phases_ms = np.concatenate(steps[name])
+        step_ms = float(np.median(phases_ms.sum(1)))
+        medians = dict(zip(PHASES, np.median(phases_ms, 0).tolist(), strict=True))
+        syncs = side.host_syncs()
+        figures[name] = {
+            "phase_ms": medians,
+            "step_ms": step_ms,
+            "loss_share": float(np.median(phases_ms[:, PHASES.index("loss")] / phases_ms.sum(1))),
+            "images_per_s": 1000 * num_images / step_ms,
+            "host_syncs": sum(syncs.values()),
+            "host_syncs_by_operator": syncs,
+        }
+    return figures
+
+
+def report(figures: dict[str, Json]) -> str:
+    """Lay the figures out, a line for each side; times are ms per step."""
+    header = ["", *PHASES, "step", "loss share", "host syncs", "images/s"]
+    rows = []
+    for name, found in figures.items():
+        times = [*found["phase_ms"].values(), found["step_ms"]]
+        last = [f"{found['loss_share']:.1%}", found["host_syncs"], f"{found['images_per_s']:.1f}"]
+        rows.append([name, *(f"{value:.1f}" for value in times), *last])
+    ceiling = f"Ceiling, one batch that lies ready: {figures[OURS]['images_per_s']:.1f} images/s"
+    return f"{format_table(header, rows)}\n{ceiling}"
+
+
+if __name__ == "__main__":
+    run_script(main)

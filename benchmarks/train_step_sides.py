@@ -1,0 +1,188 @@
+"""The two training steps that `train_step.py` compares, and this project's step fed by its own loader."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from utils.augment import AugmentConfig
+from utils.dataset import (
+    Batch,
+    EpochBatches,
+    EpochLoader,
+    SegmentationDataset,
+    get_dataloader,
+    open_images,
+    read_photos,
+)
+from utils.dataset_yaml import load_dataset_yaml
+from utils.host_syncs import count_host_syncs
+from utils.model import YoloModel
+from utils.progress import Progress
+from utils.runtime import Precision, prepare_environment
+from utils.step_timer import (
+    LEARNING_RATE,
+    WEIGHT_DECAY,
+    StepTimer,
+    build_training,
+    time_training_steps,
+)
+
+NO_EPOCH = 10**9  # mosaic never ends
+
+
+class Side(Protocol):
+    """A model in training."""
+
+    def phases_ms(self, warmup: int, steps: int) -> np.ndarray:
+        """Train so many steps and return the phases of the last `steps` as in `utils.step_timer`: (steps, 5)."""
+
+    def host_syncs(self) -> dict[str, int]:
+        """Count the host's waits in one more step."""
+
+
+class OurSide:
+    """The trainer's engine with everything it does between two batches, on one batch again and again."""
+
+    def __init__(self, model: YoloModel, batch: Batch, device: torch.device, precision: Precision) -> None:
+        self.training = build_training(model, device, precision)
+        self.training.engine.model.train()
+        self.batch = batch
+
+    def phases_ms(self, warmup: int, steps: int) -> np.ndarray:
+        """See Side."""
+        return time_training_steps(self.training, self.batch, warmup, steps)
+
+    def host_syncs(self) -> dict[str, int]:
+        """See Side."""
+        engine = self.training.engine
+
+        def step() -> None:
+            engine._forward_backward(self.batch, self.training.criterion, 1, True)
+            engine._optimizer_step(self.training.optimizer, None)
+
+        return count_host_syncs(step, engine.device)
+
+    def end_to_end(self, loader: EpochLoader, warmup: int, steps: int) -> tuple[float, float]:
+        """Train from the loader; return images/s and the share of the time spent waiting for batches."""
+        engine, watched = self.training.engine, _Watched(loader, warmup + steps)
+        engine.progress, engine.log_interval = Progress(), len(watched)
+        engine.train_one_epoch(watched, self.training.optimizer, self.training.criterion, None, 1)
+        if engine.device.type == "cuda":
+            torch.cuda.synchronize(engine.device)
+        # From the moment the loader is asked for the first batch that counts.
+        elapsed_s = time.perf_counter() - watched.asked_s[warmup]
+        waited_s = sum(watched.given_s[warmup:]) - sum(watched.asked_s[warmup:])
+        return sum(watched.num_images[warmup:]) / elapsed_s, waited_s / elapsed_s
+
+
+class TheirSide:
+    """Ultralytics' model, loss, optimizer, clip and moving average, with AMP where it trains with it: on a GPU."""
+
+    def __init__(self, model: YoloModel, batch: Batch, device: torch.device) -> None:
+        prepare_environment()
+        from ultralytics.engine.trainer import BaseTrainer
+        from ultralytics.utils.torch_utils import ModelEMA
+
+        self.device = device
+        self.model = model.to(device).train()
+        self.model.args = SimpleNamespace(box=7.5, cls=0.5, dfl=1.5, overlap_mask=True)
+        self.batch = _their_batch(batch)
+        self.amp = device.type == "cuda"
+        # Its own methods, on what they look at of a trainer.
+        rule = {"name": "AdamW", "lr": LEARNING_RATE, "momentum": 0.9, "decay": WEIGHT_DECAY}
+        trainer: Any = SimpleNamespace(model=self.model, ema=ModelEMA(self.model), device=device)
+        trainer.scaler = torch.amp.GradScaler(device.type, enabled=self.amp)
+        trainer.optimizer = BaseTrainer.build_optimizer(trainer, self.model, **rule)
+        trainer.optimizer.zero_grad()
+        self.scaler = trainer.scaler
+        self.optimizer_step = partial(BaseTrainer.optimizer_step, trainer)
+
+    def phases_ms(self, warmup: int, steps: int) -> np.ndarray:
+        """See Side."""
+        timer = StepTimer(self.device)
+        for _ in range(warmup + steps):
+            self._step(timer)
+        timer.mark("input")  # ends the last step
+        return timer.phases_ms()[-steps:]
+
+    def host_syncs(self) -> dict[str, int]:
+        """See Side. On a CPU without the optimizer: it reads its counters, which on a GPU it leaves to the kernel."""
+        step = self._step if self.device.type == "cuda" else self._gradients
+        return count_host_syncs(lambda: step(StepTimer(self.device)), self.device)
+
+    def _step(self, timer: StepTimer) -> None:
+        self._gradients(timer)
+        timer.mark("optimizer")
+        self.optimizer_step()
+
+    def _gradients(self, timer: StepTimer) -> None:
+        timer.mark("input")
+        batch = {name: value.to(self.device, non_blocking=True) for name, value in self.batch.items()}
+        batch["img"] = batch["img"].float() / 255
+        with torch.autocast("cuda") if self.amp else nullcontext():
+            timer.mark("forward")
+            outputs = self.model(batch["img"])
+            timer.mark("loss")
+            loss = self.model.loss(batch, outputs)[0].sum()
+        timer.mark("backward")
+        self.scaler.scale(loss).backward()
+
+
+def training_loader(data: str, img_size: int, batch_size: int, workers: int, pin_memory: bool) -> EpochLoader:
+    """Build the trainer's loader over a data set's training photographs, with its default augmentation."""
+    spec = load_dataset_yaml(Path(data))
+    photos = read_photos(spec, "train")
+    packed = open_images(photos, img_size, spec.root / ".cache", "train", print)
+    dataset = SegmentationDataset(photos, img_size, packed=packed, augment=AugmentConfig(), mosaic_epochs=NO_EPOCH)
+    batches = EpochBatches(len(photos), batch_size, rank=0, world_size=1, seed=0)
+    return get_dataloader(dataset, batches, workers, pin_memory)
+
+
+def _their_batch(batch: Batch) -> dict[str, torch.Tensor]:
+    """Return what Ultralytics' loader would give for the same pictures and objects."""
+    low, high = batch.boxes.split(2, 1)
+    return {
+        "img": batch.images.permute(0, 3, 1, 2).contiguous(),
+        "batch_idx": batch.batch_index.float(),
+        "cls": batch.class_ids.float()[:, None],
+        "bboxes": torch.cat([(low + high) / 2, high - low], 1) / batch.images.shape[1],
+        "masks": batch.masks,
+    }
+
+
+class _Watched:
+    """A loader's first `num_batches` batches, over as many epochs as they need, with when each was asked for and came."""
+
+    def __init__(self, loader: EpochLoader, num_batches: int) -> None:
+        self.loader = loader
+        self.num_batches = num_batches
+        self.asked_s: list[float] = []
+        self.given_s: list[float] = []
+        self.num_images: list[int] = []
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        batches = self._all()
+        for _ in range(self.num_batches):
+            self.asked_s.append(time.perf_counter())
+            batch = next(batches)
+            self.given_s.append(time.perf_counter())
+            self.num_images.append(len(batch))
+            yield batch
+
+    def _all(self) -> Iterator[Batch]:
+        for epoch in itertools.count():
+            self.loader.set_epoch(epoch)
+            yield from self.loader
