@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -189,7 +190,8 @@ def _train_project(setting: Setting, data: Data, seed: int, start: Path, home: P
     wall_s, usage = _run(command, home / "train.log", home / "usage.json")
     records = read_epochs(folder)
     train_s = sum(record["epoch_time_s"] for record in records)
-    facts = {"best": "run/best.pt", "train_s": train_s, "epochs": len(records), "command": command}
+    epoch_s = statistics.median(record["total_epoch_time_s"] for record in records)
+    facts = {"best": "run/best.pt", "train_s": train_s, "epoch_s": epoch_s, "epochs": len(records), "command": command}
     return {"wall_s": wall_s, **usage, **facts}
 
 

@@ -6,6 +6,7 @@ The job names an `action`: `start` writes initial weights, `train` trains from t
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -64,6 +65,7 @@ def train(job: Json) -> Json:
     yolo.add_callback("on_val_start", lambda _: torch.set_num_threads(threads))
     yolo.add_callback("on_train_epoch_start", clock.start)
     yolo.add_callback("on_train_epoch_end", clock.stop)
+    yolo.add_callback("on_fit_epoch_end", clock.end_of_epoch)
     arguments = {
         **{name: job[name] for name in ("data", "epochs", "seed")},
         **optimizer_arguments(job["optimizer"], yolo.model.yaml["nc"]),
@@ -83,6 +85,7 @@ def train(job: Json) -> Json:
     return {
         "best": "run/weights/best.pt",
         "train_s": clock.total_s,
+        "epoch_s": statistics.median(clock.epochs_s),
         "epochs": clock.num_epochs,
         "arguments": arguments,
         **facts,
@@ -120,10 +123,11 @@ def judge(job: Json) -> Json:
 
 
 class EpochClock:
-    """Adds up the seconds of the epochs' training parts, without validation."""
+    """Adds up the seconds of the epochs' training parts, and notes those of whole epochs with validation."""
 
     def __init__(self) -> None:
         self.total_s = 0.0
+        self.epochs_s: list[float] = []
         self.num_epochs = 0
         self._start_s = 0.0
 
@@ -135,6 +139,11 @@ class EpochClock:
         """End an epoch's training part."""
         self.total_s += time.perf_counter() - self._start_s
         self.num_epochs += 1
+
+    def end_of_epoch(self, _: Any) -> None:
+        """Note a whole epoch. Ultralytics calls this once more after the last, when it has judged its best weights."""
+        if len(self.epochs_s) < self.num_epochs:
+            self.epochs_s.append(time.perf_counter() - self._start_s)
 
 
 def require_same_weights(weights: str, model: torch.nn.Module) -> int:

@@ -31,7 +31,13 @@ def make_run(side: str, seed: int, mask: float, **changes: Any) -> Run:
     scores |= {BY_CLASS: {"conductor": mask / 2, "pole": mask}}  # type: ignore[dict-item]
     theirs = {**scores, "mask_map50_95": mask + 0.01}
     judged = {"project": scores, "project_native": {**scores, "mask_map50_95": mask / 2}, "ultralytics": theirs}
-    measured = {"wall_s": 60.0, "images_per_s": 20.0, "peak_memory_bytes": 10**9, "peak_gpu_memory_bytes": None}
+    measured = {
+        "wall_s": 60.0,
+        "epoch_s": 5.0,
+        "images_per_s": 20.0,
+        "peak_memory_bytes": 10**9,
+        "peak_gpu_memory_bytes": None,
+    }
     return {"side": side, "seed": seed, "scores": judged, **measured, **changes}
 
 
