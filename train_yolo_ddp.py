@@ -57,6 +57,7 @@ def main() -> int:
     die_with_parent()
     device = choose_device(config.device, ranks.local_rank)
     threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
+    threads = config.threads or threads
     torch.set_num_threads(threads)
     seed_everything(config.seed)
     tune_device(device, deterministic=config.deterministic, fixed_shapes=not config.multi_scale)
@@ -85,7 +86,7 @@ def main() -> int:
             optimizer = build_optimizer(model, plan)
             engine = build_engine(config, model, device, ranks, spec.names, run)
             engine.train(
-                train_loader=get_dataloader(train_set, batches, workers, pin_memory),
+                train_loader=get_dataloader(train_set, batches, workers, pin_memory, config.prefetch),
                 val_loader=get_dataloader(val_set, val_batches, min(workers, 2), pin_memory),
                 optimizer=optimizer,
                 criterion=SegmentationLoss(model, class_weights=weights),

@@ -328,7 +328,7 @@ class EpochLoader(DataLoader[Batch]):
 
 
 def get_dataloader(
-    dataset: SegmentationDataset, batches: Sampler[Any], num_workers: int, pin_memory: bool
+    dataset: SegmentationDataset, batches: Sampler[Any], num_workers: int, pin_memory: bool, prefetch: int = 4
 ) -> EpochLoader:
     """Build the loader of one rank. Workers use one OpenCV thread each: the ranks share the cores already."""
     return EpochLoader(
@@ -338,7 +338,7 @@ def get_dataloader(
         num_workers=num_workers,
         pin_memory=pin_memory,
         persistent_workers=num_workers > 0,
-        prefetch_factor=4 if num_workers > 0 else None,
+        prefetch_factor=prefetch if num_workers > 0 else None,
         worker_init_fn=_prepare_worker,
     )
 

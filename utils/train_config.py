@@ -16,8 +16,30 @@ from utils.schedule import NOMINAL_BATCH_SIZE, SGD_WARMUP_BIAS_LR, scaled_lr
 SGD_LR = 0.01  # for the nominal batch of 64
 SHORT_RUN_STEPS = 10_000  # below this many steps AdamW gets further than SGD
 # A run continues although these differ: they change how it is run, not what is trained.
-MAY_DIFFER = {"epochs", "num_workers", "device", "resume", "config", "patience", "cache", "save_dir", "tensorboard"}
-NOT_NEGATIVE = ("num_workers", "weight_decay", "warmup_epochs", "patience", "close_mosaic", "seed", "degrees", "freeze")
+MAY_DIFFER = {
+    "epochs",
+    "num_workers",
+    "prefetch",
+    "threads",
+    "device",
+    "resume",
+    "config",
+    "patience",
+    "cache",
+    "save_dir",
+    "tensorboard",
+}
+NOT_NEGATIVE = (
+    "num_workers",
+    "threads",
+    "weight_decay",
+    "warmup_epochs",
+    "patience",
+    "close_mosaic",
+    "seed",
+    "degrees",
+    "freeze",
+)
 FRACTIONS = (
     *("mosaic", "scale", "translate", "fliplr", "flipud", "hsv_h", "hsv_s", "hsv_v", "ema_decay"),
     *("mixup", "copy_paste"),
@@ -39,6 +61,8 @@ class TrainConfig:
     )
     weight_decay: float = option(5e-4, f"weight decay at batch {NOMINAL_BATCH_SIZE}")
     num_workers: int = option(8, "loader processes per GPU, at most; fewer where the cores do not suffice")
+    prefetch: int = option(4, "batches each loader process prepares ahead")
+    threads: int = option(0, "compute threads per process; 0: the cores which the loader processes leave")
     save_dir: str = option("models/epri_distribution_ddp", "run folder", metavar="DIR")
     resume: str | None = option(None, "continue this run: its folder, or its last.pt", metavar="RUN")
     config: str | None = option(None, "YAML file with any of these options; the command line wins", metavar="FILE")
@@ -92,7 +116,7 @@ class TrainConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulate"):
+        for name in ("epochs", "batch_size", "accumulate", "prefetch"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
         if self.img_size < 64 or self.img_size % 32:
