@@ -3,28 +3,31 @@
     python inference.py --model models/epri_distribution_ddp/best.pt --source data/processed/val/images \
         --output outputs/predictions
 
-Photographs are read one after the other, so memory does not grow with their number. A photograph that cannot be read is
+Photographs are read a few ahead on all cores, so memory does not grow with their number. One that cannot be read is
 reported and passed over. To deploy elsewhere, open the same file with Ultralytics: `YOLO("best.pt").export(...)`.
 """
 
 from __future__ import annotations
 
 import glob
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 import torch
 
+from utils.ahead import map_ahead
 from utils.config import option, parse_config
 from utils.dataset_yaml import IMAGE_SUFFIXES
 from utils.errors import UsageError, UserError, run_script
-from utils.images import ImageError, letterbox, read_image
-from utils.model import YoloModel, class_names, load_weights
+from utils.images import ImageError, read_image
+from utils.model import class_names, load_weights
 from utils.plots import draw_instances, save_image
-from utils.predict import Detections, Placement, detect, photo_masks, raw_outputs
+from utils.predict import PhotoPrediction, predict_photos
 from utils.prediction_files import PredictionWriter, outline
 from utils.runtime import choose_device, usable_cpu_count
 
@@ -41,6 +44,7 @@ class InferenceConfig:
     img_size: int | None = option(None, "side of the network input in pixels; unset: as trained")
     classes: tuple[str, ...] | None = option(None, "only these classes, by name or number")
     max_detections: int = option(300, "most detections per photograph")
+    batch_size: int = option(8, "photographs per pass through the network")
     save_crops: bool = option(False, "also write each detection's cut-out to crops/<class>/")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
 
@@ -48,6 +52,8 @@ class InferenceConfig:
         for name in ("conf", "iou"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UsageError(f"--{name} {getattr(self, name)}: must lie between 0 and 1")
+        if self.batch_size < 1:
+            raise UsageError(f"--batch-size {self.batch_size}: must be at least 1")
         if self.img_size is not None and (self.img_size < 32 or self.img_size % 32):
             raise UsageError(f"--img-size {self.img_size}: must be a multiple of 32")
 
@@ -66,24 +72,19 @@ def main() -> int:
 
     counts = np.zeros(len(names), int)
     unreadable = 0
+    limits = {"confidence": config.conf, "iou": config.iou, "max_detections": config.max_detections}
     with PredictionWriter(Path(config.output), names) as writer:
-        for file, key in unique_keys(files):
-            try:
-                photo = read_image(file, size_px)
-            except (ImageError, OSError) as error:
-                print(f"skipped {file}: {error}")
-                unreadable += 1
-                continue
-            found, masks, boxes = predict(model, photo, size_px, config, wanted, device)
-            outlines = [outline(mask) for mask in masks]
-            writer.add(file, key, photo.shape, found, boxes, outlines)
-            picture = draw_instances(
-                photo, found.class_ids.cpu().numpy(), boxes, masks, found.scores.cpu().numpy(), names
-            )
-            save_image(Path(config.output) / f"{key}.jpg", picture)
-            if config.save_crops:
-                writer.save_crops(key, photo, found, boxes)
-            counts += np.bincount(found.class_ids.cpu().numpy(), minlength=len(names))
+        for batch in _batches(files, size_px, config.batch_size):
+            readable = [(file, key, photo) for file, key, photo in batch if isinstance(photo, np.ndarray)]
+            for file, _, error in batch:
+                if not isinstance(error, np.ndarray):
+                    print(f"skipped {file}: {error}")
+                    unreadable += 1
+            photos = [photo for _, _, photo in readable]
+            found = predict_photos(model, photos, size_px, device, classes=wanted, **limits)
+            for (file, key, photo), prediction in zip(readable, found, strict=True):
+                write_results(writer, file, key, photo, prediction, names, config)
+                counts += np.bincount(prediction.class_ids, minlength=len(names))
     num_read = len(files) - unreadable
     summary = ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True) if count) or "nothing"
     print(f"{num_read} photographs, {unreadable} skipped; found {summary}")
@@ -91,35 +92,36 @@ def main() -> int:
     return 0 if num_read else 1
 
 
-@torch.no_grad()
-def predict(
-    model: YoloModel,
+def write_results(
+    writer: PredictionWriter,
+    file: Path,
+    key: str,
     photo: np.ndarray,
-    size_px: int,
+    prediction: PhotoPrediction,
+    names: tuple[str, ...],
     config: InferenceConfig,
-    wanted: tuple[int, ...] | None,
-    device: torch.device,
-) -> tuple[Detections, np.ndarray, np.ndarray]:
-    """Return the detections in a photograph (H, W, 3), their masks bool (n, H, W) and boxes (n, 4) in its pixels."""
-    canvas, scale, pad = letterbox(photo, size_px)
-    images = torch.from_numpy(canvas).to(device)[None].permute(0, 3, 1, 2).float().div_(255)
-    outputs = raw_outputs(model, images)
-    strides = [float(stride) for stride in model.stride]
-    found = detect(
-        outputs,
-        strides,
-        size_px,
-        confidence=config.conf,
-        iou=config.iou,
-        max_detections=config.max_detections,
-        classes=wanted,
-    )[0]
-    placement = Placement(size_px, scale, pad, (photo.shape[1], photo.shape[0]))
-    return (
-        found,
-        photo_masks(outputs["proto"][0], found, placement),
-        placement.boxes_to_photo(found.boxes).cpu().numpy(),
-    )
+) -> None:
+    """Write one photograph's labels, picture and, if asked for, cut-outs."""
+    found, masks, boxes = prediction.found, prediction.masks, prediction.boxes
+    writer.add(file, key, photo.shape, found, boxes, [outline(mask) for mask in masks])
+    picture = draw_instances(photo, prediction.class_ids, boxes, masks, found.scores.cpu().numpy(), names)
+    save_image(Path(config.output) / f"{key}.jpg", picture)
+    if config.save_crops:
+        writer.save_crops(key, photo, found, boxes)
+
+
+def _batches(files: list[Path], size_px: int, batch_size: int) -> Iterator[list[tuple[Path, str, Any]]]:
+    """Yield (file, key, photograph, or why it cannot be read), so many at a time."""
+
+    def read(item: tuple[Path, str]) -> tuple[Path, str, Any]:
+        try:
+            return *item, read_image(item[0], size_px)
+        except (ImageError, OSError) as error:
+            return *item, error
+
+    stream = map_ahead(read, unique_keys(files), usable_cpu_count())
+    while batch := list(itertools.islice(stream, batch_size)):
+        yield batch
 
 
 def list_photos(source: str) -> list[Path]:

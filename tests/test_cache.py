@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import time
 from collections import namedtuple
 from pathlib import Path
 
@@ -181,18 +180,6 @@ def test_a_full_disk_means_no_cache_and_one_line(
     assert len(said) == 1
     assert "packed cache off" in said[0]
     assert names_in(tmp_path / ".cache") == set()
-
-
-def test_a_slow_disk_lets_few_photographs_wait_in_memory(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded: list[Path] = []
-    monkeypatch.setattr(cache, "usable_cpu_count", lambda: 1)
-    monkeypatch.setattr(cache, "_load", lambda file, _: decoded.append(file))
-    reader = cache._load_all(files * 20, 64)
-    next(reader)
-    time.sleep(0.2)
-    assert len(decoded) <= cache.AHEAD_PER_THREAD + 1
-    assert len(list(reader)) == 20 * len(files) - 1
-    assert decoded == files * 20
 
 
 def test_an_unreadable_photograph_is_named_and_leaves_nothing(files: list[Path], tmp_path: Path) -> None:

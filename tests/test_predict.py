@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from utils.images import letterbox
-from utils.predict import Detections, Placement, decode, detect, photo_masks, prototype_masks
+from utils.model import build_model
+from utils.predict import Detections, Placement, decode, detect, photo_masks, predict_photos, prototype_masks
 
 SIZE_PX, STRIDES, NUM_CLASSES, NUM_BINS = 64, [8.0, 16.0, 32.0], 3, 16
 NUM_ANCHORS = 64 + 16 + 4
@@ -188,3 +189,19 @@ def test_many_masks_and_none_are_finished() -> None:
     none = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64), torch.zeros(0, 32))
     assert photo_masks(prototypes, none, placement_of(64, 32)).shape == (0, 32, 64)
     assert prototype_masks(prototypes, none, SIZE_PX).shape == (0, 16, 16)
+
+
+def test_photographs_of_several_sizes_in_one_pass_are_found_as_alone() -> None:
+    torch.manual_seed(0)
+    model = build_model("yolov8n-seg.yaml", ("one", "two")).eval()
+    rng = np.random.default_rng(0)
+    photos = [rng.integers(0, 255, (*size, 3), dtype=np.uint8) for size in ((60, 90), (128, 64), (96, 96))]
+    limits = {"confidence": 0.0, "iou": 0.7, "max_detections": 5}
+    together = list(predict_photos(model, photos, 96, torch.device("cpu"), **limits))
+    assert list(predict_photos(model, [], 96, torch.device("cpu"), **limits)) == []
+    for photo, prediction in zip(photos, together, strict=True):
+        (alone,) = predict_photos(model, [photo], 96, torch.device("cpu"), **limits)
+        assert prediction.masks.shape == (5, *photo.shape[:2])
+        np.testing.assert_allclose(prediction.boxes, alone.boxes, atol=1e-2)
+        np.testing.assert_array_equal(prediction.class_ids, alone.class_ids)
+        assert (prediction.boxes <= [photo.shape[1], photo.shape[0]] * 2).all()

@@ -13,14 +13,13 @@ import hashlib
 import json
 import os
 import shutil
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from utils.ahead import map_ahead
 from utils.distributed import local_rank_first
 from utils.errors import UserError
 from utils.files import write_text_atomic
@@ -29,7 +28,6 @@ from utils.runtime import usable_cpu_count
 
 ALGORITHM = "area-v1"  # changes whenever the stored pixels would: old caches are then built again
 MIN_FREE_FRACTION = 1.2
-AHEAD_PER_THREAD = 4  # decoded photographs that may wait to be written
 
 
 @dataclass(frozen=True)
@@ -109,8 +107,10 @@ def _build(
     sizes, offsets = [], [0]
     every = max(len(files) // 5, 500)
     try:
+        # Decoded on all cores; few photographs wait in memory when the disk is the slower one.
+        images = map_ahead(lambda file: _load(file, long_side_px), files, usable_cpu_count())
         with temporary.open("wb") as output:
-            for done, image in enumerate(_load_all(files, long_side_px), start=1):
+            for done, image in enumerate(images, start=1):
                 output.write(image.tobytes())
                 sizes.append(image.shape[:2])
                 offsets.append(offsets[-1] + image.nbytes)
@@ -128,23 +128,6 @@ def _build(
 def load_photo(file: Path, long_side_px: int) -> np.ndarray:
     """Read one photograph as RGB uint8 (H, W, 3) with its long side at most `long_side_px`, anti-aliased."""
     return fit_long_side(read_image(file, long_side_px), long_side_px)
-
-
-def _load_all(files: Sequence[Path], long_side_px: int) -> Iterator[np.ndarray]:
-    """Yield the photographs in order, decoded on all cores; only a few wait in memory when the disk is the slower one."""
-    threads = usable_cpu_count()
-    waiting: deque[Future[np.ndarray]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for file in files:
-                if len(waiting) >= AHEAD_PER_THREAD * threads:
-                    yield waiting.popleft().result()
-                waiting.append(pool.submit(_load, file, long_side_px))
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
 
 
 def _load(file: Path, long_side_px: int) -> np.ndarray:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torchvision.ops import nms
 
+from utils.images import letterbox
 from utils.loss import anchor_points, decode_boxes
 
 MAX_CANDIDATES = 30_000  # per image, before suppression; YOLO's limit
@@ -48,6 +51,41 @@ class Placement:
         inner = boxes.new_tensor(self.inner_size * 2)
         photo = boxes.new_tensor(self.photo_size * 2)
         return ((boxes - boxes.new_tensor(self.pad * 2)) / inner * photo).clamp(min=0).minimum(photo)
+
+
+@dataclass(frozen=True)
+class PhotoPrediction:
+    """What was found in a photograph: masks bool (n, H, W) and boxes float32 (n, 4) xyxy in its own pixels."""
+
+    found: Detections
+    masks: np.ndarray
+    boxes: np.ndarray
+
+    @property
+    def class_ids(self) -> np.ndarray:
+        """The class of each detection, int64 (n,)."""
+        return self.found.class_ids.cpu().numpy()
+
+
+@torch.no_grad()
+def predict_photos(
+    model: nn.Module, photos: list[np.ndarray], size_px: int, device: torch.device, **limits: Any
+) -> Iterator[PhotoPrediction]:
+    """Find objects in photographs, RGB uint8 (H, W, 3) of any sizes, in one pass; `limits` are those of `detect`.
+
+    Masks have the photograph's size, so each photograph's are made only when it is asked for.
+    """
+    if not photos:
+        return
+    placed = [letterbox(photo, size_px) for photo in photos]
+    images = torch.from_numpy(np.stack([canvas for canvas, _, _ in placed])).to(device)
+    outputs = raw_outputs(model, images.permute(0, 3, 1, 2).float().div_(255))
+    strides = [float(stride) for stride in model.stride]  # type: ignore[union-attr]
+    for position, found in enumerate(detect(outputs, strides, size_px, **limits)):
+        (height, width), (_, scale, pad) = photos[position].shape[:2], placed[position]
+        placement = Placement(size_px, scale, pad, (width, height))
+        masks = photo_masks(outputs["proto"][position], found, placement)
+        yield PhotoPrediction(found, masks, placement.boxes_to_photo(found.boxes).cpu().numpy())
 
 
 def raw_outputs(model: nn.Module, images: torch.Tensor) -> dict[str, torch.Tensor]:
