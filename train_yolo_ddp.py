@@ -65,7 +65,8 @@ def main() -> int:
     # Everything slow or likely to fail comes before the process group: no rank waits in a collective meanwhile.
     spec = load_dataset_yaml(config.data)
     say = print if ranks.is_main else _quiet
-    train_set, val_set = (_dataset(config, split, say) for split in ("train", "val"))
+    on_device = config.colour == "device" or (config.colour == "auto" and device.type == "cuda")
+    train_set, val_set = (_dataset(config, split, on_device, say) for split in ("train", "val"))
     model = build_model(config.model, spec.names).to(memory_format=torch.channels_last)
     freeze_layers(model, config.freeze)
     weights = _class_weights(config, train_set, len(spec.names))
@@ -178,13 +179,19 @@ def build_schedule(
     return StepSchedule(optimizer, spec)
 
 
-def _dataset(config: TrainConfig, split: str, say: distributed.Say) -> SegmentationDataset:
+def _dataset(config: TrainConfig, split: str, colours_on_device: bool, say: distributed.Say) -> SegmentationDataset:
     spec = load_dataset_yaml(config.data)
     photos = read_photos(spec, split)
     packed = None if config.cache == "none" else open_images(photos, config.img_size, spec.root / ".cache", split, say)
     augment = config.augment if split == "train" else None
     return SegmentationDataset(
-        photos, config.img_size, packed=packed, augment=augment, mosaic_epochs=config.mosaic_epochs, seed=config.seed
+        photos,
+        config.img_size,
+        packed=packed,
+        augment=augment,
+        mosaic_epochs=config.mosaic_epochs,
+        seed=config.seed,
+        colours_on_device=colours_on_device,
     )
 
 

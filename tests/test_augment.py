@@ -15,7 +15,6 @@ from utils.augment import (
     AugmentConfig,
     clip_polygon,
     compose,
-    jitter_colour,
     join_outlines,
     large_to_small,
     letterbox_matrix,
@@ -328,23 +327,3 @@ def test_one_sample_does_not_depend_on_those_drawn_before_it() -> None:
     for index in range(5):
         last = walked[4, index]
     assert last.image.tobytes() == jumped[4, 4].image.tobytes()
-
-
-# --- colour --------------------------------------------------------------------------------------------------------
-
-
-def test_without_strength_colours_stay_and_with_it_they_change() -> None:
-    image = np.random.default_rng(0).integers(0, 256, (20, 20, 3), dtype=np.uint8)
-    assert jitter_colour(image, STILL, sample_generator(0, 0, 0)) is image
-    changed = jitter_colour(image, AugmentConfig(), sample_generator(0, 0, 0))
-    assert (changed.shape, changed.dtype) == (image.shape, np.uint8)
-    assert not np.array_equal(changed, image)
-
-
-def test_grey_stays_grey_and_red_stays_reddish() -> None:
-    grey = np.full((2, 2, 3), 100, np.uint8)
-    red = np.full((2, 2, 3), (200, 30, 30), np.uint8)
-    for index in range(20):
-        jittered = jitter_colour(grey, AugmentConfig(), sample_generator(0, 0, index))
-        assert (jittered.max(-1) == jittered.min(-1)).all()
-        assert (jitter_colour(red, AugmentConfig(), sample_generator(0, 0, index)).argmax(-1) == 0).all()

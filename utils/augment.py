@@ -188,20 +188,6 @@ def _clip_half_plane(points: np.ndarray, owner: np.ndarray, distance: np.ndarray
     return both[wanted], np.repeat(owner, 2)[wanted]
 
 
-def jitter_colour(image: np.ndarray, config: AugmentConfig, rng: np.random.Generator) -> np.ndarray:
-    """Vary hue, saturation and value of an RGB uint8 image by one random gain each."""
-    gains = 1 + rng.uniform(-1, 1, 3) * (config.hsv_h, config.hsv_s, config.hsv_v)
-    if config.hsv_h == config.hsv_s == config.hsv_v == 0:
-        return image
-    levels = np.arange(256)
-    hue = ((levels * gains[0]) % 180).astype(np.uint8)
-    saturation = np.clip(levels * gains[1], 0, 255).astype(np.uint8)
-    saturation[0] = 0  # grey stays grey
-    value = np.clip(levels * gains[2], 0, 255).astype(np.uint8)
-    table = np.stack([hue, saturation, value], axis=-1)[None]
-    return cv2.cvtColor(cv2.LUT(cv2.cvtColor(image, cv2.COLOR_RGB2HSV), table), cv2.COLOR_HSV2RGB)
-
-
 def join_outlines(polygons: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Return all vertices (V, 2) of at least one outline in one array, and the row (N,) where each outline begins."""
     lengths = [len(polygon) for polygon in polygons]

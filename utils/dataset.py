@@ -22,7 +22,6 @@ from utils.augment import (
     Scene,
     blend,
     compose,
-    jitter_colour,
     large_to_small,
     letterbox_matrix,
     mosaic_matrices,
@@ -35,6 +34,7 @@ from utils.augment import (
     warp_into,
 )
 from utils.cache import PackedImages, load_photo, open_or_build
+from utils.colour import draw_gains, jitter_colour
 from utils.dataset_yaml import DatasetSpec, label_file_for
 from utils.errors import UserError
 from utils.images import fit_long_side, letterbox
@@ -43,6 +43,8 @@ from utils.target_masks import draw_masks
 
 MODEL_STRIDE = 32  # the coarsest level of the network: sides of the input are multiples of it
 SIZE_STREAM = 1  # sets the random numbers of a batch's size apart from those of a sample
+
+NO_GAINS = (1.0, 1.0, 1.0)
 
 Key = tuple[int, ...]  # (epoch, index), or (epoch, index, size in pixels) where batches differ in size
 
@@ -73,6 +75,7 @@ class Sample:
     scale: float = 1.0
     pad: tuple[int, int] = (0, 0)
     photo_size: tuple[int, int] = (0, 0)
+    colour_gains: tuple[float, ...] = NO_GAINS  # still to be applied, on the device
 
 
 def read_photos(spec: DatasetSpec, split: str) -> list[Photo]:
@@ -97,7 +100,8 @@ def count_classes(photos: list[Photo], num_classes: int) -> np.ndarray:
 class SegmentationDataset(Dataset[Sample]):
     """Photographs of one split as network inputs of `size_px`; indexed by (epoch, index) or (epoch, index, size_px).
 
-    With `augment` None samples are letterboxed, else augmented; `mosaic_epochs` is the first epoch without mosaic.
+    With `augment` None samples are letterboxed, else augmented; `mosaic_epochs` is the first epoch without mosaic. With
+    `colours_on_device` a sample brings its colour gains along instead of having them applied.
     """
 
     def __init__(
@@ -109,6 +113,7 @@ class SegmentationDataset(Dataset[Sample]):
         augment: AugmentConfig | None = None,
         mosaic_epochs: int = 0,
         seed: int = 0,
+        colours_on_device: bool = False,
     ) -> None:
         self.photos = photos
         self.size_px = size_px
@@ -116,6 +121,7 @@ class SegmentationDataset(Dataset[Sample]):
         self.augment = augment
         self.mosaic_epochs = mosaic_epochs
         self.seed = seed
+        self.colours_on_device = colours_on_device
 
     def __len__(self) -> int:
         return len(self.photos)
@@ -148,8 +154,12 @@ class SegmentationDataset(Dataset[Sample]):
         if may_mix and config.mixup and rng.random() < config.mixup:
             other = int(rng.integers(len(self.photos)))
             scene = blend(scene, self._scene(other, size_px, may_mix, config, rng), rng)
-        image = jitter_colour(scene.image, config, rng)
-        return self._finish(index, image, np.array(scene.class_ids, np.int64), scene.polygons)
+        gains = draw_gains(config, rng)
+        class_ids = np.array(scene.class_ids, np.int64)
+        if self.colours_on_device:
+            left_to_do = tuple(gains.tolist())
+            return self._finish(index, scene.image, class_ids, scene.polygons, colour_gains=left_to_do)
+        return self._finish(index, jitter_colour(scene.image, gains), class_ids, scene.polygons)
 
     def _scene(self, index: int, size_px: int, may_mix: bool, config: AugmentConfig, rng: np.random.Generator) -> Scene:
         """Draw one photograph, or with `may_mix` perhaps a mosaic of four and pasted objects, through a random view."""
@@ -209,6 +219,7 @@ class Batch:
     class_ids: torch.Tensor  # int64 (N,)
     boxes: torch.Tensor  # float32 (N, 4) xyxy pixels
     masks: torch.Tensor  # int32 (B, S/4, S/4): k + 1 is the image's k-th target row
+    colour_gains: torch.Tensor | None  # float32 (B, 3), where colours are left to the device
     samples: list[Sample]
 
     def __len__(self) -> int:
@@ -216,8 +227,9 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """Copy the tensors to page-locked memory (called by the loader)."""
-        for name in ("images", "batch_index", "class_ids", "boxes", "masks"):
-            setattr(self, name, getattr(self, name).pin_memory())
+        for name in ("images", "batch_index", "class_ids", "boxes", "masks", "colour_gains"):
+            if getattr(self, name) is not None:
+                setattr(self, name, getattr(self, name).pin_memory())
         self._share_pixels()
         return self
 
@@ -240,6 +252,7 @@ class Batch:
 def collate(samples: list[Sample]) -> Batch:
     """Stack samples into a Batch."""
     counts = torch.tensor([len(sample.class_ids) for sample in samples])
+    gains = [sample.colour_gains for sample in samples]
     return Batch(
         # In a loader's worker this stacks straight into the memory that the processes share.
         images=default_collate([torch.from_numpy(sample.image) for sample in samples]),
@@ -247,6 +260,7 @@ def collate(samples: list[Sample]) -> Batch:
         class_ids=torch.from_numpy(np.concatenate([sample.class_ids for sample in samples])),
         boxes=torch.from_numpy(np.concatenate([sample.boxes for sample in samples])),
         masks=default_collate([torch.from_numpy(sample.masks) for sample in samples]),
+        colour_gains=None if all((row == NO_GAINS) for row in gains) else torch.tensor(gains, dtype=torch.float32),
         samples=samples,
     )
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from utils import distributed
+from utils.colour import jitter_colours
 from utils.dataset import Batch, Sample
 from utils.loss import PARTS, SegmentationLoss, Targets
 from utils.metrics import (
@@ -74,6 +75,8 @@ def prepare_images(images: torch.Tensor, device: torch.device) -> torch.Tensor:
 def prepare_batch(batch: Batch, device: torch.device) -> tuple[torch.Tensor, Targets]:
     """Return the network input (B, 3, S, S) and the loss's targets, on the device."""
     images = prepare_images(batch.images, device)
+    if batch.colour_gains is not None:
+        images = jitter_colours(images, batch.colour_gains.to(device, non_blocking=True))
     targets = Targets(
         batch_index=batch.batch_index.to(device, non_blocking=True),
         class_ids=batch.class_ids.to(device, non_blocking=True),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from utils.augment import AugmentConfig
+from utils.colour import COLOUR_CHOICES
 from utils.config import option
 from utils.dataset_yaml import DEFAULT_DATASET_YAML
 from utils.errors import UsageError
@@ -107,6 +108,7 @@ class TrainConfig:
     shear: float = option(0.0, "random shear along both axes, +- degrees")
     fliplr: float = option(0.5, "probability of a left-right flip")
     flipud: float = option(0.0, "probability of an up-down flip")
+    colour: str = option("auto", "who varies the colours; auto: the device if it is a GPU", choices=COLOUR_CHOICES)
     hsv_h: float = option(0.015, "random hue, +- fraction")
     hsv_s: float = option(0.7, "random saturation, +- fraction")
     hsv_v: float = option(0.4, "random brightness, +- fraction")
