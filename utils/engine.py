@@ -12,9 +12,9 @@ them, and `criterion.carry` scales the gradient so far before each is added (see
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +22,22 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.checkpoint import atomic_torch_save, load_latest, save_checkpoint
+from utils.checkpoint import atomic_torch_save
 from utils.distributed import (
     all_reduce_sum,
     any_rank,
     average_tensors,
-    barrier,
-    check_ranks_agree,
     cleanup_ddp,
     communication_device,
     join_process_group,
     rank,
 )
 from utils.ema import ModelEMA
+from utils.guard import NonFiniteGuard, RollBack
 from utils.logs import RunLog
 from utils.parallel import compile_in_place, wrap_for_ranks
 from utils.progress import EpochMeter, Progress, batch_line, epoch_lines
+from utils.recovery import Recovery
 from utils.runtime import Precision, StopFlag, choose_precision, peak_memory_bytes
 from utils.sync_bn import convert_sync_batchnorm
 
@@ -136,6 +136,8 @@ class TrainingEngine:
         self.is_main = rank() == 0
         self.log = RunLog(self.save_dir, self.is_main, tensorboard)
         self.stopped_by_signal = False
+        self.guard = NonFiniteGuard(device)
+        self.recovery = Recovery(self)
 
     setup_distributed = staticmethod(join_process_group)
     cleanup_distributed = staticmethod(cleanup_ddp)
@@ -168,7 +170,7 @@ class TrainingEngine:
         if higher_is_better is None:
             higher_is_better = any(word in monitor_metric.lower() for word in ("acc", "map"))
         if resume:
-            self._load(optimizer, scheduler)
+            self.recovery.load(optimizer, scheduler)
         progress = self.progress
         with self.stop_flag:
             while progress.epoch < num_epochs and not progress.stopped_early:
@@ -176,10 +178,15 @@ class TrainingEngine:
                     break
                 epoch_start_s = time.perf_counter()
                 self.log.print(f"\nEpoch {progress.epoch + 1}", "-" * 60)
-                record = self.train_one_epoch(train_loader, optimizer, criterion, scheduler, num_epochs)
-                self._check_ranks()
+                try:
+                    record = self.train_one_epoch(train_loader, optimizer, criterion, scheduler, num_epochs)
+                except RollBack:
+                    self.recovery.roll_back(optimizer, scheduler)
+                    progress = self.progress
+                    continue
+                self.recovery.require_agreement()
                 if record is None:
-                    self._save(optimizer, scheduler)
+                    self.recovery.save(optimizer, scheduler)
                     break
                 record.update(self.validate(val_loader, criterion))
                 self._finish_epoch(record, monitor_metric, higher_is_better, early_stopping_patience)
@@ -187,7 +194,7 @@ class TrainingEngine:
                     scheduler.step()
                 is_best = progress.best_epoch == progress.epoch - 1
                 self._save_models(record, save_best and is_best, save_last)
-                self._save(optimizer, scheduler)
+                self.recovery.save(optimizer, scheduler)
                 record["total_epoch_time_s"] = time.perf_counter() - epoch_start_s
                 self._report(record, is_best, monitor_metric)
         self.log.close()
@@ -206,6 +213,9 @@ class TrainingEngine:
         start = progress.batch
         optimizer.zero_grad(set_to_none=True)
         for position, batch in self._batches(loader, meter):
+            if [progress.epoch, position] in progress.left_out:
+                progress.batch = position + 1
+                continue
             is_last_of_group = (position + 1) % self.accumulation_steps == 0 or position + 1 == num_batches
             # The last group of an epoch may be smaller: divide by what it really holds.
             group_start = position - position % self.accumulation_steps
@@ -217,9 +227,11 @@ class TrainingEngine:
             if is_last_of_group:
                 self._optimizer_step(optimizer, scheduler)
                 progress.batch = position + 1
-                is_time_to_ask = progress.global_step % STOP_CHECK_STEPS == 0 and progress.batch < num_batches
-                if is_time_to_ask and self._agree_to_stop():
-                    return None
+                is_last = progress.batch == num_batches
+                if progress.global_step % STOP_CHECK_STEPS == 0 or is_last:
+                    self.recovery.require_health()
+                    if not is_last and self._agree_to_stop():
+                        return None
             if position % self.log_interval == 0 or position + 1 == num_batches:
                 to_come = (num_epochs - progress.epoch) * num_batches - position - 1
                 self._log_batch(values, position, meter, (num_batches, to_come))
@@ -277,11 +289,14 @@ class TrainingEngine:
     def _optimizer_step(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
         if hasattr(scheduler, "step_update"):
             scheduler.step_update(self.progress.global_step)
-        if self.gradient_clip_val is not None:
-            self.scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(self.raw_model.parameters(), self.gradient_clip_val, foreach=True)
-        self.scaler.step(optimizer)
-        self.scaler.update()
+        self.scaler.unscale_(optimizer)
+        limit = math.inf if self.gradient_clip_val is None else self.gradient_clip_val
+        norm = nn.utils.clip_grad_norm_(self.raw_model.parameters(), limit, foreach=True)
+        if self.scaler.is_enabled():  # leaves out bad steps by itself, and lowers its scale
+            self.scaler.step(optimizer)
+            self.scaler.update()
+        else:
+            self.guard.step(optimizer, norm)
         optimizer.zero_grad(set_to_none=True)
         if self.world_size > 1 and not self.sync_batchnorm:
             # Those of frozen layers stay as they are, to the last bit.
@@ -342,11 +357,6 @@ class TrainingEngine:
         waited = progress.epoch - 1 - progress.best_epoch
         progress.stopped_early = patience is not None and patience > 0 and waited >= patience
 
-    def _check_ranks(self) -> None:
-        """Refuse to go on, and to save anything, when the ranks' weights, averages or statistics have drifted apart."""
-        modules = {"model": self.raw_model, **({"ema": self.ema.module} if self.ema else {})}
-        check_ranks_agree({f"{kind}.{name}": t for kind, m in modules.items() for name, t in m.state_dict().items()})
-
     def _save_models(self, record: dict[str, Any], save_best: bool, save_last: bool) -> None:
         if not self.is_main:
             return
@@ -386,41 +396,6 @@ class TrainingEngine:
         place = {"epoch": self.progress.epoch + 1, "batch": position, "global_step": step}
         self.log.metrics({"kind": "batch", **place, **reported, "images_per_s": images_per_s})
         self.log.scalars("batch", {**reported, "images_per_s": images_per_s}, step)
-
-    # -- resume -----------------------------------------------------------------------------------------------------
-
-    def _save(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
-        if self.is_main:
-            state = {
-                "model": self.raw_model.state_dict(),
-                "ema": self.ema.module.state_dict() if self.ema else None,
-                "ema_updates": self.ema.updates if self.ema else 0,
-                "optimizer": optimizer.state_dict(),
-                "scheduler": scheduler.state_dict() if hasattr(scheduler, "state_dict") else None,
-                "scaler": self.scaler.state_dict(),
-                "progress": asdict(self.progress),
-                "config": self.config,
-            }
-            save_checkpoint(self.save_dir / "checkpoint", self.progress.global_step, state)
-        barrier()  # nobody goes on, or leaves, before the checkpoint stands
-
-    def _load(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
-        found = load_latest(self.save_dir / "checkpoint")
-        if found is None:
-            return
-        path, state = found
-        self.raw_model.load_state_dict(state["model"])
-        if self.ema is not None and state["ema"] is not None:
-            self.ema.module.load_state_dict(state["ema"])
-            self.ema.updates = state["ema_updates"]
-        optimizer.load_state_dict(state["optimizer"])
-        if state["scheduler"] is not None and hasattr(scheduler, "load_state_dict"):
-            scheduler.load_state_dict(state["scheduler"])
-        self.scaler.load_state_dict(state["scaler"])
-        self.progress = Progress(**state["progress"])
-        if self.is_main:
-            self.log.truncate_after(self.progress.global_step)
-        self.log.print(f"Resumed from {path} (epoch {self.progress.epoch + 1}, batch {self.progress.batch})")
 
     def _reduce_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the mean of a tensor over all ranks. Every rank must reach this."""

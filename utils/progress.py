@@ -24,6 +24,7 @@ class Progress:
     best_value: float | None = None
     best_epoch: int = -1
     stopped_early: bool = False
+    left_out: list[list[int]] = field(default_factory=list)  # [epoch, batch] whose steps were undone: never used again
     history: dict[str, list[float]] = field(default_factory=dict)
 
 
