@@ -37,9 +37,8 @@ from utils.loss import SegmentationLoss, inverse_frequency_weights
 from utils.model import YoloModel, build_model, freeze_layers, save_deployable
 from utils.optimizer import GRADIENT_CLIP_NORM, build_optimizer
 from utils.parallel import tune_device
-from utils.plots import plot_training_curves
-from utils.preview import save_first_batch
-from utils.run_folder import OwnedRun, read_epochs, resume_arguments
+from utils.preview import Curves, save_first_batch
+from utils.run_folder import OwnedRun, resume_arguments
 from utils.run_status import FINISHED, RUNNING, STOPPED
 from utils.runtime import choose_device, choose_precision, choose_threads_and_workers, die_with_parent, seed_everything
 from utils.schedule import ScheduleSpec, StepSchedule, warmup_steps
@@ -135,12 +134,14 @@ def build_engine(
     def judge(module: torch.nn.Module, loader: Any) -> dict[str, float]:
         return headline(evaluate(module, loader, names, criterion, device, precision=precision).metrics)
 
+    curves = Curves(run.folder)
+
     def after_epoch(record: dict[str, Any]) -> None:
-        plot_training_curves(read_epochs(run.folder), run.folder / "training_curves.png")
+        curves.draw(is_last=record["epoch"] == config.epochs or engine.progress.stopped_early)
         run.say(RUNNING, epoch=record["epoch"], step=record["global_step"])
 
     small_batch = device.type == "cuda" and config.batch_size < SMALL_BATCH_SIZE
-    return TrainingEngine(
+    engine = TrainingEngine(
         model=model,
         device=device,
         distributed=ranks.world_size > 1,
@@ -165,6 +166,7 @@ def build_engine(
         config=to_dict(config),
         tensorboard=config.tensorboard,
     )
+    return engine
 
 
 def build_schedule(
