@@ -24,12 +24,7 @@ CPU = torch.device("cpu")
 Record = dict[str, Any]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def points(count: int, seed: int = 0) -> TensorDataset:

@@ -26,12 +26,7 @@ NAMES = ("pole", "wire", "insulator")
 BATCH_SIZE_PER_RANK = 2
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def targets_of(counts: list[int], size_px: int, seed: int = 0) -> Targets:

@@ -85,12 +85,7 @@ def answers() -> list[dict[str, Any]]:
     return run_ranks(run_shares, 2)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def difference(answers: list[dict[str, Any]], kind: str, expected: list[dict[str, np.ndarray]]) -> dict[str, float]:

@@ -31,12 +31,7 @@ NAMES = ("pole", "wire", "insulator")
 MOST_SYNCS = 2  # per optimizer step, outside the steps that are logged
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # --- the counter ---------------------------------------------------------------------------------------------------
