@@ -53,7 +53,7 @@ class ComparisonConfig:
         "auto", "auto: AdamW, by the same rule on both sides, unless the run is long", choices=("auto", "sgd", "adamw")
     )
     close_mosaic: int | None = option(
-        None, "last epochs without mosaic, on both sides; unset: theirs 10, ours 10 but at most a third of the run"
+        None, "last epochs without mosaic, on both sides; unset: theirs 10, ours 10 but at most half of the run"
     )
     nominal_batch: int = option(
         64, "images per optimizer step of Ultralytics, which accumulates; equal to --batch-size: as many steps as ours"
@@ -70,9 +70,9 @@ class ComparisonConfig:
             raise UsageError(f"--img-size {self.img_size}: must be a multiple of 32 and at least 64")
         if min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise UsageError(f"--seeds {' '.join(map(str, self.seeds))}: must be different numbers, 0 or more")
-        if self.close_mosaic is not None and not 0 <= self.close_mosaic <= self.epochs // 3:
+        if self.close_mosaic is not None and not 0 <= self.close_mosaic <= self.epochs // 2:
             raise UsageError(
-                f"--close-mosaic {self.close_mosaic}: must lie between 0 and a third of --epochs {self.epochs}"
+                f"--close-mosaic {self.close_mosaic}: must lie between 0 and half of --epochs {self.epochs}"
             )
 
 

@@ -65,8 +65,8 @@ def test_thin_wires_keep_their_length_where_fill_and_shrink_lose_it() -> None:
     assert np.mean([num_pieces(filled_then_shrunk(outline)) for outline, _ in wires(1)]) > 3
 
 
-@pytest.mark.parametrize(("width", "most"), [(4, 1.15), (8, 1.06), (24, 1.03)])
-def test_the_area_is_that_of_the_outline(width: float, most: float) -> None:
+@pytest.mark.parametrize(("width", "most"), [(4, 1.45), (8, 1.22), (24, 1.08)])
+def test_the_area_is_that_of_the_outline_and_half_an_input_pixel_around(width: float, most: float) -> None:
     areas = [np.count_nonzero(draw_masks([outline], SIZE_PX)) for outline, _ in wires(width)]
     assert 0.98 < np.mean(areas) * MASK_STRIDE**2 / (500 * width) < most
 
@@ -81,7 +81,7 @@ def test_masks_are_not_shifted_against_the_outline() -> None:
         areas.append(len(rows))
     assert np.abs(np.mean(shifts, 0)).max() < 0.1
     assert np.abs(shifts).max() <= 0.5 + 1 / 16
-    assert np.mean(areas) == pytest.approx(40 * 60, rel=0.01)
+    assert np.mean(areas) == pytest.approx(40.5 * 60.5, rel=0.01)
 
 
 def test_an_object_smaller_than_a_mask_pixel_has_one() -> None:

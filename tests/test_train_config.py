@@ -45,5 +45,5 @@ def test_a_run_is_the_same_whatever_only_changes_how_it_is_run() -> None:
 
 def test_mosaic_ends_before_the_run_does() -> None:
     assert config_of("--epochs", "100").mosaic_epochs == 90
-    assert config_of("--epochs", "6").mosaic_epochs == 4
+    assert config_of("--epochs", "6").mosaic_epochs == 3
     assert config_of("--epochs", "1").mosaic_epochs == 1

@@ -99,7 +99,7 @@ def test_the_table_shows_gpu_memory_only_where_there_was_a_gpu() -> None:
         (["--seeds", "1", "1"], "--seeds 1 1"),
         (["--img-size", "100"], "--img-size 100"),
         (["--epochs", "0"], "--epochs 0"),
-        (["--epochs", "9", "--close-mosaic", "4"], "--close-mosaic 4"),
+        (["--epochs", "9", "--close-mosaic", "5"], "--close-mosaic 5"),
         (["--sample-image", "20"], "did you mean --sample-images"),
     ],
 )

@@ -1,9 +1,9 @@
-"""Masks to learn from: outlines drawn at a quarter of the input, true in area where objects are thick, and thin wires unbroken.
+"""Masks to learn from: outlines drawn at a quarter of the input as they will be judged, and thin wires unbroken.
 
-Filling an outline at mask resolution colours every pixel it touches: half a mask pixel, two of the input, too much on
-each side, which doubles a wire. Sampling pixel centres is true in area, but breaks wires thinner than a mask pixel.
-Here a mask pixel belongs to an object that covers at least half of it, or that is too thin to cover half of any pixel
-around and covers this one most.
+Ultralytics' validator, and ours, cut outlines down to whole pixels, fill them with their edge and shrink linearly: the
+truth a network is measured by. A mask pixel belongs to an object that covers half of it by that drawing or by its area, or
+that is too thin to cover half of any pixel around and covers this one most. Without the last rule wires thinner than a
+mask pixel break; filling all mask pixels that an outline touches would double them.
 
 Each outline is judged in a window of its own. All windows of an image lie side by side on one sheet and are judged in
 one go: one by one they cost more than three times as much.
@@ -19,7 +19,6 @@ import numpy as np
 from utils.augment import extents, join_outlines, split_outlines
 
 MASK_STRIDE = 4  # YOLO's prototypes, and so the masks, are a quarter of the image
-SHIFT_BITS = 4  # vertices are drawn to 1/16 pixel
 FULL = 255
 HALF = 128
 _CROSS_SECTION = np.ones((2, 2), np.uint8)
@@ -44,12 +43,11 @@ def draw_masks(polygons: list[np.ndarray], size_px: int) -> np.ndarray:
     # One mask pixel more on each side: what decides about a pixel are its neighbours.
     first = np.maximum(np.floor(low / MASK_STRIDE).astype(int) - 1, 0)
     sizes = (np.minimum(np.ceil(high / MASK_STRIDE).astype(int) + 1, side) - first).clip(0)
-    # OpenCV counts from pixel centres, outlines from pixel corners.
+    # Cut down, and filled with the edge, an outline stays where it is and grows by half a pixel on each side.
     corners = np.repeat(first * MASK_STRIDE, np.diff(starts, append=len(points)), axis=0)
-    fixed = np.rint((points - corners - 0.5) * (1 << SHIFT_BITS)).astype(np.int32)
-    outlines = split_outlines(fixed, starts)
+    outlines = split_outlines((np.floor(points) - corners).astype(np.int32), starts)
     for group in _groups(sizes.prod(1)):
-        places, shape = _arrange(sizes[group], 2 * side)
+        places, shape = _arrange(sizes[group], 2 * (side + _GAP))
         covered = np.zeros(shape, np.uint8)
         for position, place in zip(group.tolist(), places, strict=True):
             _cover(covered[place], outlines[position])
@@ -90,22 +88,22 @@ def _arrange(sizes: np.ndarray, width: int) -> tuple[list[Slices], tuple[int, in
     left, top, shelf_height = _GAP, _GAP, 0
     for position in np.argsort(-sizes[:, 1], kind="stable").tolist():
         window_width, window_height = sizes[position].tolist()
-        if left + window_width > width:
+        if left + window_width + _GAP > width:
             left, top, shelf_height = _GAP, top + shelf_height + _GAP, 0
         places[position] = (slice(top, top + window_height), slice(left, left + window_width))
         left += window_width + _GAP
         shelf_height = max(shelf_height, window_height)
-    return places, (top + shelf_height, width)
+    return places, (top + shelf_height + _GAP, width)
 
 
 def _cover(window: np.ndarray, outline: np.ndarray) -> None:
     """Write into a window uint8 (H, W) how much of each mask pixel an outline covers, 0 to 255.
 
-    The outline int32 (V, 2) is in sixteenths of an input pixel from the corner of the window.
+    The larger of two: its area, and what linear interpolation makes of it, the middle 2 x 2 of 4 x 4 pixels. The outline
+    int32 (V, 2) is in input pixels from the corner of the window.
     """
     height, width = window.shape
     fine = np.zeros((height * MASK_STRIDE, width * MASK_STRIDE), np.uint8)
-    cv2.fillPoly(fine, [outline], FULL, shift=SHIFT_BITS)
-    # fillPoly counts the pixels under the outline as inside; about half of each is.
-    cv2.polylines(fine, [outline], True, HALF, shift=SHIFT_BITS)
+    cv2.fillPoly(fine, [outline], FULL)
     cv2.resize(fine, (width, height), dst=window, interpolation=cv2.INTER_AREA)
+    np.maximum(window, cv2.resize(fine, (width, height), interpolation=cv2.INTER_LINEAR), out=window)

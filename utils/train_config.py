@@ -95,7 +95,7 @@ class TrainConfig:
     )
     warmup_epochs: float = option(3.0, "linear warm-up, at most a tenth of the run")
     patience: int = option(100, "stop after so many epochs without a better --best-metric; 0: never")
-    close_mosaic: int = option(10, "last epochs without mosaic, at most a third of the run")
+    close_mosaic: int = option(10, "last epochs without mosaic, at most half of the run")
     seed: int = option(0, "everything random follows from it")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     best_metric: str = option("val_loss", "what chooses best.pt", choices=("val_loss", "mask_map", "box_map"))
@@ -147,8 +147,8 @@ class TrainConfig:
 
     @property
     def mosaic_epochs(self) -> int:
-        """How many epochs use mosaic: all but the last `close_mosaic`, but at least two thirds of the run."""
-        return self.epochs - min(self.close_mosaic, self.epochs // 3)
+        """How many epochs use mosaic: all but the last `close_mosaic`, but at least half of the run."""
+        return self.epochs - min(self.close_mosaic, self.epochs // 2)
 
 
 @dataclass(frozen=True)
