@@ -97,6 +97,8 @@ TRAIN_FLAGS = (
     "0.002",
     "--optimizer",
     "adamw",
+    "--close-mosaic",
+    "0",  # mosaic to the end: the losses of epochs with and without it do not compare
 )
 
 
