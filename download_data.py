@@ -40,6 +40,7 @@ class DownloadConfig:
     sample: int | None = option(
         None, f"write the built-in sample of N photographs ({DEFAULT_SAMPLE} without N) instead", metavar="[N]"
     )
+    wire_width: float = option(14.0, "how wide the sample's wires are drawn, in pixels of 1280", metavar="PX")
     seed: int = option(0, "seed of the built-in sample")
     config: str | None = option(None, "YAML file with any of these options", metavar="FILE")
 
@@ -102,7 +103,7 @@ def _print_report(config: DownloadConfig, report: Report) -> None:
 def _write_sample(config: DownloadConfig, num_photographs: int) -> int:
     from utils.sample import write_sample  # draws with cv2, which a download does not need
 
-    write_sample(Path(config.output), num_photographs, config.seed)
+    write_sample(Path(config.output), num_photographs, config.seed, config.wire_width)
     print(f"{config.output}: {num_photographs:,} drawn photographs\nnext: python parse_labels.py")
     return EXIT_DONE
 

@@ -61,19 +61,23 @@ class Data:
     fingerprint: str
 
 
-def make_sample(folder: Path, num_images: int, long_side_px: int) -> Path:
+def make_sample(folder: Path, num_images: int, long_side_px: int, wire_width_px: int = 14) -> Path:
     """Draw the built-in sample and parse it, unless that is done; return its data-set YAML.
 
     Photographs larger than the network's input are shrunk by each side in its own way.
     """
-    processed = folder / f"sample-{num_images}-{long_side_px}px"
+    thin = "" if wire_width_px == 14 else f"-wires{wire_width_px}px"
+    processed = folder / f"sample-{num_images}-{long_side_px}px{thin}"
     data = processed / "dataset.yaml"
     if not data.exists():
-        raw = folder / f"raw-{num_images}"
+        raw = folder / f"raw-{num_images}{thin}"
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / "sample.log"
-        _run(["download_data.py", "--sample", str(num_images), "--output", str(raw)], log)
-        size = ["--line-width", "14", "--long-side", str(long_side_px)]
+        _run(
+            ["download_data.py", "--sample", str(num_images), "--output", str(raw), "--wire-width", str(wire_width_px)],
+            log,
+        )
+        size = ["--line-width", str(wire_width_px), "--long-side", str(long_side_px)]
         _run(["parse_labels.py", "--input", str(raw), "--output", str(processed), *size], log)
     return data
 

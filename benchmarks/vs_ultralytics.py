@@ -44,6 +44,7 @@ class ComparisonConfig:
     data: str | None = option(None, "data-set YAML; unset: made on the spot from the built-in sample", metavar="YAML")
     sample_images: int = option(400, "photographs of that sample, a fifth of them for validation")
     sample_long_side: int = option(1280, "their longer side in pixels, as parse_labels.py would write them")
+    sample_wire_width: int = option(14, "how wide its wires are drawn, in pixels of 1280")
     model: str = option("yolov8n-seg.yaml", "a .yaml (random weights of each seed) or a .pt to start from")
     epochs: int = option(30, "passes over the training images")
     img_size: int = option(320, "side of the square network input in pixels, a multiple of 32")
@@ -63,7 +64,13 @@ class ComparisonConfig:
     json: str | None = option(None, "write the results here; unset: results.json in --output", metavar="FILE")
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch_size", 1), ("nominal_batch", 1), ("sample_images", 10)):
+        for name, least in (
+            ("epochs", 1),
+            ("batch_size", 1),
+            ("nominal_batch", 1),
+            ("sample_images", 10),
+            ("sample_wire_width", 1),
+        ):
             if getattr(self, name) < least:
                 raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least {least}")
         if self.img_size < 64 or self.img_size % 32:
@@ -82,7 +89,7 @@ def main() -> int:
     folder = Path(config.output).resolve()
     results = Path(config.json).resolve() if config.json else folder / "results.json"
     results.parent.mkdir(parents=True, exist_ok=True)
-    yaml_file = Path(config.data) if config.data else make_sample(folder, config.sample_images, config.sample_long_side)
+    yaml_file = Path(config.data) if config.data else _sample(config, folder)
     data = open_data(yaml_file, folder)
     print(
         f"{data.num_train} images for training, {data.num_val} for validation, {config.img_size} px, "
@@ -112,6 +119,10 @@ def main() -> int:
         f"\n{table(figures)}\n\n{class_means_table(class_means(runs))}\n\nResults in {results}\n{ratio_line(figures)}"
     )
     return 0
+
+
+def _sample(config: ComparisonConfig, folder: Path) -> Path:
+    return make_sample(folder, config.sample_images, config.sample_long_side, config.sample_wire_width)
 
 
 def announce(run: Run, is_kept: bool) -> None:

@@ -8,6 +8,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
@@ -162,6 +163,25 @@ def test_cables_are_annotated_where_they_are_painted() -> None:
             on_wire = scene.image[rows[seen], inside[seen]].mean()
             beside = scene.image[rows[seen] - SAMPLE_LINE_WIDTH_PX - 6, inside[seen]].mean()
             assert on_wire < beside - 15, (index, name)
+
+
+def test_wires_are_as_thin_as_asked_and_nothing_else_moves() -> None:
+    wide, thin = draw_scene(0, 0), draw_scene(0, 0, wire_width_px=3)
+    assert [annotation.name for annotation in thin.annotations] == [annotation.name for annotation in wide.annotations]
+    for before, after in zip(wide.annotations, thin.annotations, strict=True):
+        assert np.array_equal(before.points, after.points)
+    wires = [annotation.points for annotation in wide.annotations if annotation.is_line]
+    near_wires = np.zeros(wide.image.shape[:2], np.uint8)
+    cv2.polylines(near_wires, [np.rint(points).astype(np.int32) for points in wires], False, 1, 40)
+    changed = np.abs(wide.image.astype(int) - thin.image.astype(int)).max(2) > 40
+    assert changed.sum() > 1000
+    assert changed[near_wires == 0].mean() < 0.001
+
+
+@pytest.mark.parametrize("width", [0.5, 41])
+def test_impossible_wires_are_refused(tmp_path: Path, width: float) -> None:
+    with pytest.raises(UserError, match=rf"wire_width_px: {width}"):
+        write_sample(tmp_path, 1, wire_width_px=width)
 
 
 def test_another_folders_photographs_and_labels_are_never_overwritten(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from utils.sample import parts
 from utils.sample.backdrop import finish, paint_backdrop, paint_branch
 from utils.sample.canvas import Annotation, Canvas, Frame, area, clip
 
-SAMPLE_LINE_WIDTH_PX = 14  # how wide the sample's wires are drawn, about: the line width to parse its labels with
+SAMPLE_LINE_WIDTH_PX = 14  # how wide the sample's wires are drawn unless told: the line width to parse its labels with
 
 _SIZES = ((1280, 960), (1280, 720), (960, 1280))
 _SIZE_SHARES = (0.70, 0.15, 0.15)
@@ -38,8 +38,8 @@ class _Rig:
     tilt_deg: float
 
 
-def draw_scene(seed: int, index: int) -> Scene:
-    """Draw photograph `index`: a pure function of (seed, index)."""
+def draw_scene(seed: int, index: int, wire_width_px: float = SAMPLE_LINE_WIDTH_PX) -> Scene:
+    """Draw photograph `index` with wires about `wire_width_px` wide: a pure function of its arguments."""
     rng = np.random.default_rng((seed, index))
     width_px, height_px = _SIZES[rng.choice(len(_SIZES), p=_SIZE_SHARES)]
     sun: Literal[-1, 1] = 1 if rng.random() < 0.5 else -1
@@ -48,9 +48,9 @@ def draw_scene(seed: int, index: int) -> Scene:
     rig = _plan_rig(canvas, rng)
     if rng.random() < 0.2:
         annotations.append(_paint_second_pole(canvas, rng, rig))
-    annotations += _paint_pole_and_cables(canvas, rng, rig)
+    annotations += _paint_pole_and_cables(canvas, rng, rig, wire_width_px)
     annotations += _paint_hardware(canvas, rng, rig)
-    annotations += _paint_insulators_and_conductors(canvas, rng, rig)
+    annotations += _paint_insulators_and_conductors(canvas, rng, rig, wire_width_px)
     if rng.random() < 0.3:
         branch = Annotation("vegetation", paint_branch(canvas, rng))
         # A class that nobody asked for turns up now and then: readers must report it, not stumble over it.
@@ -97,14 +97,16 @@ def _paint_second_pole(canvas: Canvas, rng: np.random.Generator, rig: _Rig) -> A
     return Annotation("pole", parts.paint_pole(canvas, rng, frame, _length_past_edge(canvas, frame)))
 
 
-def _paint_pole_and_cables(canvas: Canvas, rng: np.random.Generator, rig: _Rig) -> list[Annotation]:
+def _paint_pole_and_cables(
+    canvas: Canvas, rng: np.random.Generator, rig: _Rig, wire_width_px: float
+) -> list[Annotation]:
     found = [Annotation("pole", parts.paint_pole(canvas, rng, rig.pole, _length_past_edge(canvas, rig.pole)))]
     num_cables = int(rng.integers(1, 4)) if rng.random() < 0.66 else 0
     level, slope_deg, sag = rng.uniform(500, 580), rng.uniform(-3, 3), rng.uniform(0.06, 0.13)
     for number in range(num_cables):
         clamp = rig.pole.child(0, level + number * rng.uniform(82, 110))
         path = _wire_path(canvas, (clamp.x_px, clamp.y_px), slope_deg + rig.pole.angle_deg, sag, 0)
-        parts.paint_cable(canvas, path, rng.uniform(14, 18))
+        parts.paint_cable(canvas, path, rng.uniform(14, 18) * wire_width_px / SAMPLE_LINE_WIDTH_PX)
         found.append(Annotation("other_wire", path, is_line=True))
     return found
 
@@ -132,7 +134,9 @@ def _paint_hardware(canvas: Canvas, rng: np.random.Generator, rig: _Rig) -> list
     return found
 
 
-def _paint_insulators_and_conductors(canvas: Canvas, rng: np.random.Generator, rig: _Rig) -> list[Annotation]:
+def _paint_insulators_and_conductors(
+    canvas: Canvas, rng: np.random.Generator, rig: _Rig, wire_width_px: float
+) -> list[Annotation]:
     found, grooves = [], []
     colour, num_sheds, is_bright = parts.porcelain(rng), int(rng.integers(2, 5)), rng.random() < 0.6
     for foot in rig.insulators:
@@ -142,7 +146,9 @@ def _paint_insulators_and_conductors(canvas: Canvas, rng: np.random.Generator, r
     only_side = int(rng.choice([-1, 1])) if rng.random() < 0.12 else 0  # the line ends at this pole
     for groove in grooves:
         path = _wire_path(canvas, groove, slope_deg, sag * rng.uniform(0.9, 1.1), only_side)
-        parts.paint_conductor(canvas, rng, path, is_bright, rng.uniform(12.6, 14.4))
+        parts.paint_conductor(
+            canvas, rng, path, is_bright, rng.uniform(12.6, 14.4) * wire_width_px / SAMPLE_LINE_WIDTH_PX
+        )
         found.append(Annotation("conductor", path, is_line=True))
     return found
 

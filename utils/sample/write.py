@@ -18,7 +18,7 @@ from utils.errors import UserError
 from utils.files import write_bytes_atomic
 from utils.images import write_jpeg
 from utils.sample.canvas import Annotation, along, clip
-from utils.sample.scene import Scene, draw_scene
+from utils.sample.scene import SAMPLE_LINE_WIDTH_PX, Scene, draw_scene
 
 LABELS_FILE_NAME = "Overhead-Distribution-Labels.csv"
 _DATASET_NAME = "Built-in sample"
@@ -45,11 +45,13 @@ class SampleReport:
     objects_per_class: dict[str, int]
 
 
-def write_sample(output_dir: Path, num_photos: int = 240, seed: int = 0) -> SampleReport:
+def write_sample(
+    output_dir: Path, num_photos: int = 240, seed: int = 0, wire_width_px: float = SAMPLE_LINE_WIDTH_PX
+) -> SampleReport:
     """Write drone-like photographs of a distribution line, labelled, in EPRI's raw layout.
 
     Photograph i, its name, its row and its quirks depend on (seed, i) only: the same call gives the same bytes, and a
-    larger `num_photos` extends a smaller one. Points are pixels of the upright photograph, also where the file is
+    larger `num_photos` extends a smaller one. Wires are drawn about `wire_width_px` wide, of 1280. Points are pixels of the upright photograph, also where the file is
     stored turned and says so in its EXIF orientation. By index, the quirks of EPRI's files:
 
     - every 8th from 0: polygons run up to 40 pixels past the edges (all others end there)
@@ -57,12 +59,15 @@ def write_sample(output_dir: Path, num_photos: int = 240, seed: int = 0) -> Samp
     - 3, 123, …: one more row, whose photograph does not exist; 6, 246, …: a photograph without a row
     - 2, 5, 7 of every 40: EXIF orientation 6, 8, 3
 
-    Raises UserError when `num_photos` is below 1, `seed` negative, or when the folder holds other photographs or labels.
+    Raises UserError when `num_photos` or `wire_width_px` is below 1, `seed` negative, or when the folder holds other
+    photographs or labels.
     """
     if num_photos < 1:
         raise UserError(f"num_photos: {num_photos}; ask for at least 1 photograph")
     if seed < 0:
         raise UserError(f"seed: {seed}; must not be negative")
+    if not 1 <= wire_width_px <= 40:
+        raise UserError(f"wire_width_px: {wire_width_px}; wires can be drawn 1 to 40 pixels wide")
     paths = [output_dir / photo_path(index) for index in range(num_photos)]
     labels_file = output_dir / LABELS_FILE_NAME
     _refuse_other_data(output_dir, labels_file, set(paths))
@@ -71,7 +76,7 @@ def write_sample(output_dir: Path, num_photos: int = 240, seed: int = 0) -> Samp
     counts: Counter[str] = Counter()
     rows: list[tuple[str, str, str]] = []
     for index, path in enumerate(paths):
-        scene = draw_scene(seed, index)
+        scene = draw_scene(seed, index, wire_width_px)
         path.parent.mkdir(parents=True, exist_ok=True)
         _write_photo(path, scene.image, seed, index)
         names = _row_names(path.name, index)
