@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -46,4 +49,19 @@ def run_script(main: Callable[[], int | None]) -> None:
         # `script | head` closed our output: point stdout elsewhere so that the interpreter's last flush cannot fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_DONE
-    sys.exit(code or EXIT_DONE)
+    _leave(code or EXIT_DONE)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process; one of several ranks does so without the interpreter's teardown.
+
+    A thread of the process group may still be letting go of a tensor then. It needs the interpreter for that, and C++
+    answers its refusal with `terminate called without an active exception`: an abort (-6) after the work is done.
+    """
+    if "RANK" not in os.environ:
+        sys.exit(code)
+    atexit._run_exitfuncs()  # what the interpreter would do next: end loader workers, close logs
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads it any more
+            stream.flush()
+    os._exit(code)
