@@ -11,8 +11,9 @@ import json
 import os
 import pickle
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -22,11 +23,14 @@ STATE_FILE = "state.pt"
 MANIFEST_FILE = "manifest.json"
 
 
-def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 2) -> Path:
+def save_checkpoint(
+    folder: Path, step: int, state: dict[str, Any], keep: int = 2, facts: Mapping[str, Any] | None = None
+) -> Path:
     """Write `state` as `folder/step-<step>` so that a kill at any moment leaves either the old or the new one.
 
     Everything goes into a temporary folder beside the final one, is flushed to the disk, then renamed. Older
-    checkpoints beyond the newest `keep` are removed after that. Call on one rank only.
+    checkpoints beyond the newest `keep` are removed after that. `facts` stand in the manifest, to be known without
+    loading the state. Call on one rank only.
     """
     folder.mkdir(parents=True, exist_ok=True)
     final = _free_name(folder / f"step-{step:08d}")
@@ -36,10 +40,13 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 
     temporary.mkdir()
     try:
         state_file = temporary / STATE_FILE
-        with state_file.open("wb") as file:
-            torch.save(state, file)
-            _flush(file)
-        manifest = {"step": step, "size_bytes": state_file.stat().st_size, "sha256": _sha256(state_file)}
+        _write_tensors(state, state_file)
+        manifest = {
+            **(facts or {}),
+            "step": step,
+            "size_bytes": state_file.stat().st_size,
+            "sha256": _sha256(state_file),
+        }
         with (temporary / MANIFEST_FILE).open("w", encoding="utf-8") as file:
             json.dump(manifest, file)
             _flush(file)
@@ -50,6 +57,18 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 
     for old in _checkpoints(folder)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+def latest_facts(folder: Path) -> dict[str, Any]:
+    """Return the newest readable manifest, which also holds the `facts` that were saved; empty without a checkpoint."""
+    for candidate in _checkpoints(folder):
+        try:
+            manifest = json.loads((candidate / MANIFEST_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(manifest, dict):
+            return manifest
+    return {}
 
 
 def load_latest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
@@ -97,13 +116,52 @@ def atomic_torch_save(content: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
-            torch.save(content, file)
-            _flush(file)
+        _write_tensors(content, temporary)
         os.replace(temporary, path)
         _flush_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_all_but_newest(folder: Path) -> int:
+    """Make room on a full disk: keep the newest checkpoint that is sound, remove the others; return how many went."""
+    candidates = _checkpoints(folder)
+    kept = next((candidate for candidate in candidates if verify(candidate) is None), None)
+    others = [candidate for candidate in candidates if candidate != kept] if kept else []
+    for other in others:
+        shutil.rmtree(other, ignore_errors=True)
+    return len(others)
+
+
+class _Disk:
+    """A file that remembers why it could not be written: torch.save turns that into an error of its own."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _write_tensors(content: Any, path: Path) -> None:
+    """Write a file of tensors to the disk itself. Raises OSError when that fails, whatever PyTorch makes of it."""
+    with path.open("wb") as file:
+        disk = _Disk(file)
+        try:
+            torch.save(content, disk)  # type: ignore[arg-type] # all it needs are write and flush
+        except RuntimeError as error:
+            if disk.error is not None:
+                raise disk.error from error
+            raise
+        _flush(file)
 
 
 def _free_name(wanted: Path) -> Path:

@@ -12,7 +12,7 @@ import difflib
 import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -24,15 +24,21 @@ T = TypeVar("T")
 
 
 def option(
-    default: Any, help: str, *, choices: Sequence[Any] | None = None, metavar: str | None = None, required: bool = False
+    default: Any,
+    help: str,
+    *,
+    choices: Sequence[Any] | None = None,
+    metavar: str | None = None,
+    required: bool = False,
+    words: Mapping[str, Any] | None = None,
 ) -> Any:
     """Declare one option of a configuration dataclass; the field's annotation gives its type.
 
-    `bool` becomes `--name/--no-name`, `tuple[X, ...]` takes one or more values, `X | None` may be left unset.
+    `bool` becomes `--name/--no-name`, `tuple[X, ...]` takes one or more values, `X | None` may be left unset. `words` are
+    written for values, such as `auto` for the 0 of a number.
     """
-    return dataclasses.field(
-        default=default, metadata={"help": help, "choices": choices, "metavar": metavar, "required": required}
-    )
+    facts = {"help": help, "choices": choices, "metavar": metavar, "required": required, "words": words or {}}
+    return dataclasses.field(default=default, metadata=facts)
 
 
 def parse_config(config_class: type[T], description: str, argv: Sequence[str] | None = None) -> T:
@@ -90,11 +96,25 @@ def _build_parser(config_class: type, description: str) -> argparse.ArgumentPars
         if base is bool:
             keywords["action"] = argparse.BooleanOptionalAction
         else:
-            keywords.update(type=base, choices=field.metadata["choices"], metavar=field.metadata["metavar"])
+            keywords.update(
+                type=_reader(base, field.metadata["words"]),
+                choices=field.metadata["choices"],
+                metavar=field.metadata["metavar"],
+            )
             if is_list:
                 keywords["nargs"] = "+"
         parser.add_argument(flag, **keywords)
     return parser
+
+
+def _reader(kind: type, words: Mapping[str, Any]) -> Callable[[str], Any]:
+    """Return what turns a word of the command line into a value."""
+
+    def read(text: str) -> Any:
+        return words[text] if text in words else kind(text)
+
+    read.__name__ = " or ".join([kind.__name__, *words])  # argparse names it where a value is wrong
+    return read
 
 
 def _fields(config_class: type) -> list[tuple[dataclasses.Field[Any], Any]]:
@@ -157,6 +177,7 @@ def _checked(path: Path, name: str, value: Any, field: dataclasses.Field[Any], k
     items = value if is_list and isinstance(value, list) else [value]
     converted = []
     for item in items:
+        item = field.metadata["words"].get(item, item) if isinstance(item, str) else item
         if base is str and isinstance(item, bool) and {"on", "off"} & set(field.metadata["choices"] or ()):
             item = "on" if item else "off"  # YAML 1.1 reads both words as booleans
         if base is float and isinstance(item, str):

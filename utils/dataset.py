@@ -274,10 +274,11 @@ def multi_scale_sizes(size_px: int) -> tuple[int, ...]:
 class EpochBatches(Sampler[list[Key]]):
     """This rank's batches of an epoch as lists of (epoch, index), or of (epoch, index, size) with `sizes_px`.
 
-    The epoch's order is cut into ceil(N / global batch) groups whose sizes differ by at most one, and each group is
-    dealt out to the ranks: every sample exactly once, the same number of steps on every rank, no tiny last batch, no
-    padding. With one global batch size the groups are the same at any world size. A batch's size is drawn out of
-    `sizes_px` by (seed, epoch, number of the batch): all ranks agree without a word.
+    The epoch's order is cut into ceil(N / global batch) groups whose sizes differ by at most one, one for each optimizer
+    step, and each group is dealt out to the ranks and their `batches_per_group` (accumulation): every sample exactly once,
+    the same number of batches on every rank, no tiny last batch, no padding. With one global batch size the groups are
+    the same at any world size and accumulation. A group's size in pixels is drawn out of `sizes_px` by (seed, epoch,
+    number of the group): all ranks agree without a word.
     """
 
     def __init__(
@@ -288,31 +289,42 @@ class EpochBatches(Sampler[list[Key]]):
         world_size: int,
         seed: int,
         sizes_px: tuple[int, ...] = (),
+        batches_per_group: int = 1,
     ) -> None:
         if num_samples < world_size:
             raise UserError(
                 f"{num_samples} training images cannot feed {world_size} processes; start at most {num_samples}"
             )
+        shares = world_size * batches_per_group
+        if num_samples < shares:
+            raise UserError(
+                f"{num_samples} training images cannot fill {world_size} processes x --accumulate {batches_per_group}; "
+                f"use --accumulate {num_samples // world_size} at most"
+            )
         self.num_samples, self.rank, self.world_size, self.seed = num_samples, rank, world_size, seed
-        # The second bound leaves no rank without an image where there are next to none; a batch may then hold one more.
-        self.num_batches = min(-(-num_samples // (batch_size_per_gpu * world_size)), num_samples // world_size)
+        # The second bound leaves no batch without an image where there are next to none; one may then hold one more.
+        self.num_groups = min(-(-num_samples // (batch_size_per_gpu * shares)), num_samples // shares)
+        self.batches_per_group = batches_per_group
         self.sizes_px = sizes_px
         self.epoch, self.start_batch = 0, 0
 
     def __len__(self) -> int:
-        return self.num_batches
+        return self.num_groups * self.batches_per_group
 
     def __iter__(self) -> Iterator[list[Key]]:
         order = np.random.default_rng((self.seed, self.epoch)).permutation(self.num_samples)
-        groups = np.array_split(order, self.num_batches)
-        for number in range(self.start_batch, self.num_batches):
-            size = self._size_of(number)
-            yield [(self.epoch, int(index), *size) for index in groups[number][self.rank :: self.world_size]]
+        groups = np.array_split(order, self.num_groups)
+        shares = self.world_size * self.batches_per_group
+        for number in range(self.start_batch, len(self)):
+            group, part = divmod(number, self.batches_per_group)
+            size = self._size_of(group)
+            share = groups[group][part * self.world_size + self.rank :: shares]
+            yield [(self.epoch, int(index), *size) for index in share]
 
-    def _size_of(self, batch_number: int) -> tuple[int, ...]:
+    def _size_of(self, group: int) -> tuple[int, ...]:
         if not self.sizes_px:
             return ()
-        rng = np.random.default_rng((self.seed, self.epoch, batch_number, SIZE_STREAM))
+        rng = np.random.default_rng((self.seed, self.epoch, group, SIZE_STREAM))
         return (int(rng.choice(self.sizes_px)),)
 
 

@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -23,8 +23,9 @@ from filelock import FileLock
 from utils.errors import EXIT_FAILED, UserError
 from utils.rendezvous import Meeting, startup_watchdog
 
-DEFAULT_TIMEOUT_S = 600.0
+DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_STARTUP_TIMEOUT_S = 900.0
+_NO_NUMBER = 2**62
 
 T = TypeVar("T")
 Say = Callable[[str], None]  # prints on rank 0, does nothing elsewhere
@@ -73,7 +74,7 @@ def read_rank_environment() -> RankInfo:
 def setup_ddp(device: torch.device, ranks: RankInfo | None = None) -> RankInfo:
     """Join the process group: NCCL for a CUDA device, gloo for the CPU; nothing to do for a single process.
 
-    `NCCL_TIMEOUT` (seconds) sets how long a collective may take, else 600 s; `INIT_TIMEOUT` how long the ranks may take
+    `NCCL_TIMEOUT` (seconds) sets how long a collective may take, else 300 s; `INIT_TIMEOUT` how long the ranks may take
     to come together, else 900 s, after which the process ends with code 76. A group that somebody else has made, such
     as Ray Train, is used as it is. An error here is fatal on purpose.
     """
@@ -92,11 +93,16 @@ def setup_ddp(device: torch.device, ranks: RankInfo | None = None) -> RankInfo:
             store=store,
             rank=ranks.rank,
             world_size=ranks.world_size,
-            timeout=timedelta(seconds=_seconds_of("NCCL_TIMEOUT", DEFAULT_TIMEOUT_S)),
+            timeout=timedelta(seconds=collective_timeout_s()),
             device_id=device if device.type == "cuda" else None,
         )
         barrier()
     return ranks
+
+
+def collective_timeout_s() -> float:
+    """Return how long a collective may take, in seconds: `NCCL_TIMEOUT`, else 300."""
+    return _seconds_of("NCCL_TIMEOUT", DEFAULT_TIMEOUT_S)
 
 
 def join_process_group(rank: int, world_size: int, backend: str | None = None) -> None:
@@ -106,7 +112,7 @@ def join_process_group(rank: int, world_size: int, backend: str | None = None) -
     """
     if not dist.is_initialized():
         backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
-        timeout = timedelta(seconds=_seconds_of("NCCL_TIMEOUT", DEFAULT_TIMEOUT_S))
+        timeout = timedelta(seconds=collective_timeout_s())
         dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=timeout)
 
 
@@ -149,11 +155,32 @@ def all_reduce_sum(tensor: torch.Tensor) -> torch.Tensor:
 
 def any_rank(flag: bool) -> bool:
     """Return whether `flag` is true on any rank, the same answer everywhere. Every rank must reach this."""
+    return any_rank_each([flag])[0]
+
+
+def any_rank_each(flags: Sequence[bool]) -> list[bool]:
+    """Return, for each flag, whether it is true on any rank, by one collective. Every rank must reach this."""
     if not is_distributed():
-        return flag
-    value = torch.tensor([int(flag)], device=communication_device())
-    dist.all_reduce(value, op=dist.ReduceOp.MAX)
-    return bool(value.item())
+        return list(flags)
+    values = torch.tensor([int(flag) for flag in flags], device=communication_device())
+    dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return [bool(value) for value in values.tolist()]
+
+
+def least_over_ranks(number: int) -> int:
+    """Return the smallest of all ranks' numbers. Every rank must reach this."""
+    if not is_distributed():
+        return number
+    value = torch.tensor([number], device=communication_device())
+    dist.all_reduce(value, op=dist.ReduceOp.MIN)
+    return int(value.item())
+
+
+def from_main(number: int | None) -> int | None:
+    """Return rank 0's number, 0 or more, or None, on every rank. Every rank must reach this."""
+    value = number if rank() == 0 and number is not None else _NO_NUMBER
+    agreed = least_over_ranks(value)
+    return None if agreed == _NO_NUMBER else agreed
 
 
 def on_main(action: Callable[[], T]) -> T | None:

@@ -26,22 +26,27 @@ from utils.checkpoint import atomic_torch_save
 from utils.distributed import (
     all_reduce_sum,
     any_rank,
+    any_rank_each,
     average_tensors,
     cleanup_ddp,
+    collective_timeout_s,
     communication_device,
     join_process_group,
     rank,
 )
 from utils.ema import ModelEMA
+from utils.files import going_on_without
 from utils.guard import NonFiniteGuard, RollBack
 from utils.logs import RunLog
 from utils.parallel import compile_in_place, wrap_for_ranks
 from utils.progress import EpochMeter, Progress, batch_line, epoch_lines
 from utils.recovery import Recovery
 from utils.runtime import Precision, StopFlag, choose_precision, peak_memory_bytes
+from utils.stall import StallWatch
 from utils.sync_bn import convert_sync_batchnorm
 
 STOP_CHECK_STEPS = 10  # optimizer steps between two agreements of the ranks whether to stop
+STALL_SHARE = 0.8  # of the time a collective may take: after that much silence the stacks are shown
 
 Batch = Any
 PrepareBatch = Callable[[Batch, torch.device], tuple[Any, Any]]
@@ -83,6 +88,7 @@ class TrainingEngine:
         grad_compression: str = "none",
         compile_model: bool = False,
         log_interval: int = 10,
+        save_every_s: float | None = None,
         save_dir: str | Path = "./checkpoints",
         experiment_name: str = "",
         prepare_batch: PrepareBatch = default_prepare_batch,
@@ -90,14 +96,16 @@ class TrainingEngine:
         save_model: Callable[[Path, nn.Module, dict[str, Any]], None] = save_weights,
         on_epoch_end: Callable[[dict[str, Any]], None] | None = None,
         config: dict[str, Any] | None = None,
+        checkpoint_facts: dict[str, Any] | None = None,
         tensorboard: bool = True,
     ) -> None:
         """Place the model on the device and wrap it for `world_size` ranks (`local_rank` is this one's device index).
 
         With `distributed` the process group must exist (`setup_distributed`); `backend` is what it was made with (unset: NCCL for a GPU, gloo for the CPU).
         `static_graph` and `grad_compression` are those of `utils.parallel.wrap_for_ranks`.
+        A checkpoint is written after each epoch, and within it when the last one is `save_every_s` old.
         `evaluator(model, loader)` returns named values on every rank and replaces the plain validation loss.
-        Only rank 0 calls `save_model(path, raw module, info)` and `on_epoch_end(record)`.
+        `checkpoint_facts` stand in each checkpoint's manifest. Only rank 0 calls `save_model(path, raw module, info)` and `on_epoch_end(record)`.
         """
         self.device = device
         self.world_size = world_size if distributed else 1
@@ -105,12 +113,14 @@ class TrainingEngine:
         self.gradient_clip_val = gradient_clip_val
         self.accumulation_steps = accumulation_steps
         self.log_interval = log_interval
+        self.save_every_s = save_every_s
         self.save_dir = Path(save_dir) / experiment_name
         self.prepare_batch = prepare_batch
         self.evaluator = evaluator
         self.save_model = save_model
         self.on_epoch_end = on_epoch_end
         self.config = config or {}
+        self.checkpoint_facts = checkpoint_facts or {}
         self.progress = Progress()
         self.stop_flag = StopFlag()
 
@@ -138,6 +148,7 @@ class TrainingEngine:
         self.stopped_by_signal = False
         self.guard = NonFiniteGuard(device)
         self.recovery = Recovery(self)
+        self.stall_watch = StallWatch(self.save_dir, rank(), STALL_SHARE * collective_timeout_s())
 
     setup_distributed = staticmethod(join_process_group)
     cleanup_distributed = staticmethod(cleanup_ddp)
@@ -172,11 +183,12 @@ class TrainingEngine:
         if resume:
             self.recovery.load(optimizer, scheduler)
         progress = self.progress
-        with self.stop_flag:
+        with self.stop_flag, self.stall_watch:
+            epoch_start_s = time.perf_counter()
             while progress.epoch < num_epochs and not progress.stopped_early:
-                if self._agree_to_stop():  # the checkpoint of the last epoch stands already
+                if self._agree_to_stop():
+                    self.recovery.save_if_owed(optimizer, scheduler)
                     break
-                epoch_start_s = time.perf_counter()
                 self.log.print(f"\nEpoch {progress.epoch + 1}", "-" * 60)
                 try:
                     record = self.train_one_epoch(train_loader, optimizer, criterion, scheduler, num_epochs)
@@ -186,17 +198,21 @@ class TrainingEngine:
                     continue
                 self.recovery.require_agreement()
                 if record is None:
-                    self.recovery.save(optimizer, scheduler)
+                    self.recovery.save(optimizer, scheduler, is_last_chance=True)
                     break
                 record.update(self.validate(val_loader, criterion))
+                best_before = progress.best_value, progress.best_epoch
                 self._finish_epoch(record, monitor_metric, higher_is_better, early_stopping_patience)
                 if scheduler is not None and not hasattr(scheduler, "step_update"):
                     scheduler.step()
                 is_best = progress.best_epoch == progress.epoch - 1
-                self._save_models(record, save_best and is_best, save_last)
-                self.recovery.save(optimizer, scheduler)
+                if any_rank(not self._save_models(record, save_best and is_best, save_last)):
+                    progress.best_value, progress.best_epoch = best_before
                 record["total_epoch_time_s"] = time.perf_counter() - epoch_start_s
+                epoch_start_s = time.perf_counter()
+                # Before the checkpoint: a kill between the two repeats the epoch, and then also what was told of it.
                 self._report(record, is_best, monitor_metric)
+                self.recovery.save(optimizer, scheduler)
         self.log.close()
         return progress.history
 
@@ -230,7 +246,7 @@ class TrainingEngine:
                 is_last = progress.batch == num_batches
                 if progress.global_step % STOP_CHECK_STEPS == 0 or is_last:
                     self.recovery.require_health()
-                    if not is_last and self._agree_to_stop():
+                    if not is_last and self._agree_to_stop(lambda: self._save_within_epoch(optimizer, scheduler)):
                         return None
             if position % self.log_interval == 0 or position + 1 == num_batches:
                 to_come = (num_epochs - progress.epoch) * num_batches - position - 1
@@ -248,6 +264,7 @@ class TrainingEngine:
     @torch.no_grad()
     def validate(self, loader: Any, criterion: Any) -> dict[str, Any]:
         """Judge the averaged weights (the raw ones without EMA) on every rank's share; same values on every rank."""
+        loader = self.stall_watch.watched(loader)
         if self.evaluator is not None:
             return self.evaluator(self.evaluation_model, loader)
         model, meter = self.evaluation_model, EpochMeter()
@@ -322,11 +339,15 @@ class TrainingEngine:
             waiting_since_s = time.perf_counter()
             batch = next(iterator)
             meter.data_wait_s += time.perf_counter() - waiting_since_s
+            self.stall_watch.beat()
             yield position, batch
 
-    def _agree_to_stop(self) -> bool:
-        """Return whether any rank was told to stop. Every rank must reach this."""
-        if not any_rank(self.stop_flag.is_set):
+    def _agree_to_stop(self, when_due: Callable[[], None] | None = None) -> bool:
+        """Return whether any rank was told to stop; else do `when_due` if a checkpoint is. Every rank must reach this."""
+        stops, is_due = any_rank_each([self.stop_flag.is_set, self.recovery.is_due()])
+        if not stops:
+            if is_due and when_due is not None:
+                when_due()
             return False
         self.stopped_by_signal = True
         self.log.print(
@@ -357,13 +378,22 @@ class TrainingEngine:
         waited = progress.epoch - 1 - progress.best_epoch
         progress.stopped_early = patience is not None and patience > 0 and waited >= patience
 
-    def _save_models(self, record: dict[str, Any], save_best: bool, save_last: bool) -> None:
+    def _save_within_epoch(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+        self.recovery.require_agreement()
+        self.recovery.save(optimizer, scheduler)
+
+    def _save_models(self, record: dict[str, Any], save_best: bool, save_last: bool) -> bool:
+        """Write the deployable files; return False when the best one was refused, for the next good epoch to be it."""
         if not self.is_main:
-            return
+            return True
+        best_stands = not save_best
         info = {"epoch": record["epoch"], "metrics": {k: v for k, v in record.items() if isinstance(v, int | float)}}
         for wanted, name in ((save_last, "last.pt"), (save_best, "best.pt")):
             if wanted:
-                self.save_model(self.save_dir / name, self.evaluation_model, info)
+                with going_on_without(str(self.save_dir / name)):
+                    self.save_model(self.save_dir / name, self.evaluation_model, info)
+                    best_stands |= name == "best.pt"
+        return best_stands
 
     def _report(self, record: dict[str, Any], is_best: bool, monitor_metric: str) -> None:
         numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
@@ -372,7 +402,8 @@ class TrainingEngine:
         self.log.scalars("epoch", numbers, record["epoch"])
         self.log.print(*epoch_lines(record, monitor_metric if is_best else None))
         if self.is_main and self.on_epoch_end is not None:
-            self.on_epoch_end(record)
+            with going_on_without("what is told after an epoch"):
+                self.on_epoch_end(record)
         if self.progress.stopped_early:
             self.log.print(f"  No better {monitor_metric} since epoch {self.progress.best_epoch + 1}: stopping early")
 

@@ -14,6 +14,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_DIVERGED = 70  # the training is beyond help with these options
 EXIT_LOCKED = 73  # EX_CANTCREAT: another process works in the same run folder
+EXIT_IO = 74  # EX_IOERR: checkpoints cannot be written
 EXIT_STOPPED_BY_SIGNAL = 75  # EX_TEMPFAIL: launchers may start the run again
 EXIT_STARTUP_TIMEOUT = 76  # the ranks did not come together: worth another try
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -20,3 +23,12 @@ def write_bytes_atomic(path: Path, data: bytes) -> None:
 def write_text_atomic(path: Path, text: str) -> None:
     """Write UTF-8 text so that it appears complete or not at all."""
     write_bytes_atomic(path, text.encode("utf-8"))
+
+
+@contextmanager
+def going_on_without(what: str) -> Iterator[None]:
+    """Let the work go on when the disk refuses what is written in this block; say so on stderr."""
+    try:
+        yield
+    except OSError as error:
+        print(f"WARNING: {what} was not written: {error.strerror or error}", file=sys.stderr, flush=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from utils.files import write_bytes_atomic
+from utils.files import going_on_without, write_bytes_atomic
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,29 +60,34 @@ class RunLog:
         """Append one record to metrics.jsonl. Numbers of NumPy and PyTorch (this waits for the GPU) become plain."""
         if not self.is_main:
             return
-        if self._metrics is None:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-            _drop_half_line(self.run_dir / METRICS_FILE)
-            self._metrics = (self.run_dir / METRICS_FILE).open("a", encoding="utf-8")
-        self._metrics.write(json.dumps(_plain(record), ensure_ascii=False, allow_nan=False) + "\n")
-        self._metrics.flush()
+        line = json.dumps(_plain(record), ensure_ascii=False, allow_nan=False) + "\n"
+        with going_on_without(str(self.run_dir / METRICS_FILE)):
+            if self._metrics is None:
+                self.run_dir.mkdir(parents=True, exist_ok=True)
+                _drop_half_line(self.run_dir / METRICS_FILE)
+                self._metrics = (self.run_dir / METRICS_FILE).open("a", encoding="utf-8")
+            self._metrics.write(line)
+            self._metrics.flush()  # what a full disk refuses stays in the buffer for the next flush
 
     def csv(self, row: Mapping[str, Any]) -> None:
         """Add one epoch to results.csv; new names become new columns. A row replaces an older one of its `epoch`."""
         if not self.is_main:
             return
-        self.run_dir.mkdir(parents=True, exist_ok=True)
-        rows = self._read_rows()
         plain = _plain(row)
         epoch = str(plain.get("epoch", ""))
-        rows[:] = [old for old in rows if not epoch or str(old.get("epoch", "")) != epoch]
-        rows.append(plain)
-        self._write_rows()
+        with going_on_without(str(self.run_dir / RESULTS_FILE)):
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            rows = self._read_rows()
+            rows[:] = [old for old in rows if not epoch or str(old.get("epoch", "")) != epoch]
+            rows.append(plain)
+            self._write_rows()
 
     def scalars(self, prefix: str, values: Mapping[str, Any], step: int) -> None:
         """Write every number of `values` to TensorBoard as `prefix/name`; anything else is passed over."""
-        writer = self._open_writer()
-        if writer is not None:
+        with going_on_without(str(self.run_dir / TENSORBOARD_FOLDER)):
+            writer = self._open_writer()
+            if writer is None:
+                return
             for name, value in _plain(values).items():
                 if isinstance(value, int | float):
                     writer.add_scalar(f"{prefix}/{name}", value, step)
@@ -120,9 +125,10 @@ class RunLog:
 
     def close(self) -> None:
         """Close the files. A later record opens them again."""
-        for stream in (self._metrics, self._writer):
+        for stream, name in ((self._metrics, METRICS_FILE), (self._writer, TENSORBOARD_FOLDER)):
             if stream is not None:
-                stream.close()
+                with going_on_without(str(self.run_dir / name)):
+                    stream.close()
         self._metrics = self._writer = self._rows = None
 
     def _read_rows(self) -> list[dict[str, Any]]:

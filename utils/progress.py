@@ -27,6 +27,12 @@ class Progress:
     left_out: list[list[int]] = field(default_factory=list)  # [epoch, batch] whose steps were undone: never used again
     history: dict[str, list[float]] = field(default_factory=dict)
 
+    def regroup(self, before: int, now: int) -> None:
+        """Count batches of a run that took `before` of them per optimizer step as batches of one that takes `now`."""
+        self.batch = self.batch // before * now
+        groups = sorted({(epoch, batch // before) for epoch, batch in self.left_out})
+        self.left_out = [[epoch, group * now + number] for epoch, group in groups for number in range(now)]
+
 
 class EpochMeter:
     """Sums of one epoch on this rank: values stay on the device until somebody asks for the mean."""

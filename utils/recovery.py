@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import errno
+import time
+from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from utils.checkpoint import load_latest, save_checkpoint
-from utils.distributed import barrier, check_ranks_agree
+from utils.checkpoint import load_latest, remove_all_but_newest, save_checkpoint
+from utils.distributed import any_rank, check_ranks_agree, on_main
+from utils.errors import EXIT_IO, UserError
 from utils.guard import MOST_IN_A_ROW, MOST_ROLLBACKS, Diverged, RollBack, all_finite
 from utils.progress import Progress
 
 if TYPE_CHECKING:
     from utils.engine import TrainingEngine
 
+MOST_FAILED_SAVES = 3  # in a row: what follows would be lost
+_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 CURE = "lower --lr, try --amp off, or look at the photographs of these batches"
+
+
+class CannotSave(UserError):
+    """No checkpoint could be written several times in a row."""
+
+    exit_code = EXIT_IO
 
 
 class Recovery:
@@ -24,6 +37,8 @@ class Recovery:
     def __init__(self, engine: TrainingEngine) -> None:
         self.engine = engine
         self.num_rollbacks = 0
+        self._num_failed_saves = 0
+        self._saved_at_s = time.monotonic()
         self._suspects: list[list[int]] = []  # [epoch, batch] of the steps that were bad
 
     def require_agreement(self) -> None:
@@ -65,22 +80,50 @@ class Recovery:
         engine.guard.forget_row()
         engine.log.print(f"Rolled back from step {step} to {engine.progress.global_step}, leaving out {self._suspects}")
 
-    def save(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
-        """Write a checkpoint on rank 0; nobody goes on, or leaves, before it stands."""
+    def is_due(self) -> bool:
+        """Whether the last checkpoint is older than the engine's `save_every_s`; rank 0's clock decides."""
+        limit_s = self.engine.save_every_s
+        return self.engine.is_main and limit_s is not None and time.monotonic() - self._saved_at_s >= limit_s
+
+    def save(self, optimizer: torch.optim.Optimizer, scheduler: Any, is_last_chance: bool = False) -> None:
+        """Write a checkpoint on rank 0; nobody goes on, or leaves, before it stands or is given up.
+
+        A disk that cannot take it is told of, and the training goes on with the checkpoint before. Raises CannotSave
+        when that happens several times in a row, or at the last chance to save what was trained.
+        """
+        on_main(lambda: self._save(optimizer, scheduler, 1 if is_last_chance else MOST_FAILED_SAVES))
+        self._saved_at_s = time.monotonic()
+
+    def save_if_owed(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+        """Try once more when the last checkpoint could not be written, before the training is left."""
+        if any_rank(self._num_failed_saves > 0):
+            self.save(optimizer, scheduler, is_last_chance=True)
+
+    def _save(self, optimizer: torch.optim.Optimizer, scheduler: Any, most_failures: int) -> None:
         engine = self.engine
-        if engine.is_main:
-            state = {
-                "model": engine.raw_model.state_dict(),
-                "ema": engine.ema.module.state_dict() if engine.ema else None,
-                "ema_updates": engine.ema.updates if engine.ema else 0,
-                "optimizer": optimizer.state_dict(),
-                "scheduler": scheduler.state_dict() if hasattr(scheduler, "state_dict") else None,
-                "scaler": engine.scaler.state_dict(),
-                "progress": asdict(engine.progress),
-                "config": engine.config,
-            }
-            save_checkpoint(engine.save_dir / "checkpoint", engine.progress.global_step, state)
-        barrier()
+        state = {
+            "model": engine.raw_model.state_dict(),
+            "ema": engine.ema.module.state_dict() if engine.ema else None,
+            "ema_updates": engine.ema.updates if engine.ema else 0,
+            "optimizer": optimizer.state_dict(),
+            "scheduler": scheduler.state_dict() if hasattr(scheduler, "state_dict") else None,
+            "scaler": engine.scaler.state_dict(),
+            "progress": asdict(engine.progress),
+            "accumulation_steps": engine.accumulation_steps,
+            "config": engine.config,
+        }
+        folder, step = engine.save_dir / "checkpoint", engine.progress.global_step
+        try:
+            _with_room_made(folder, lambda: save_checkpoint(folder, step, state, facts=engine.checkpoint_facts))
+        except OSError as error:
+            self._num_failed_saves += 1
+            problem = f"{folder}: no checkpoint at step {engine.progress.global_step}: {error.strerror or error}"
+            if self._num_failed_saves >= most_failures:
+                raise CannotSave(f"{problem}; make room there, then run the same command again") from error
+            count = f"{self._num_failed_saves} of {most_failures} such failures in a row, at which the training stops"
+            engine.log.print(f"  WARNING: {problem}; the one before is kept, make room there ({count})")
+        else:
+            self._num_failed_saves = 0
 
     def load(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> bool:
         """Continue from the newest checkpoint that passes its checksum; return whether there is one."""
@@ -98,8 +141,19 @@ class Recovery:
             scheduler.load_state_dict(state["scheduler"])
         engine.scaler.load_state_dict(state["scaler"])
         engine.progress = Progress(**state["progress"])
+        engine.progress.regroup(state.get("accumulation_steps", engine.accumulation_steps), engine.accumulation_steps)
         if engine.is_main:
             engine.log.truncate_after(engine.progress.global_step)
         place = f"epoch {engine.progress.epoch + 1}, batch {engine.progress.batch}"
         engine.log.print(f"Resumed from {path} ({place})")
         return True
+
+
+def _with_room_made(folder: Path, save: Callable[[], object]) -> None:
+    """Save; on a full disk remove all checkpoints but the newest and try once more."""
+    try:
+        save()
+    except OSError as error:
+        if error.errno not in _DISK_IS_FULL or not remove_all_but_newest(folder):
+            raise
+        save()

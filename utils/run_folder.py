@@ -11,15 +11,17 @@ from typing import Any
 import yaml
 
 from utils import distributed
+from utils.checkpoint import latest_facts
 from utils.config import to_dict
 from utils.errors import UserError
-from utils.files import write_text_atomic
+from utils.files import going_on_without, write_text_atomic
 from utils.logs import METRICS_FILE
-from utils.run_status import FAILED, RUNNING, RunLock, write_status
+from utils.run_status import FAILED, RUNNING, STATUS_FILE, RunLock, write_status
 from utils.runtime import environment_report
 from utils.train_config import TrainConfig, differences
 
 CONFIG_FILE = "config.yaml"
+GLOBAL_BATCH_SIZE = "global_batch_size"  # a fact in each checkpoint's manifest: images per optimizer step
 
 
 def resume_arguments(argv: list[str]) -> list[str]:
@@ -70,19 +72,22 @@ def open_run_folder(folder: Path, config: TrainConfig) -> tuple[bool, list[str]]
 class OwnedRun:
     """A run's folder while this process works in it: locked, opened, its status kept. Every rank must reach each method.
 
-    `resumes` says on every rank whether an earlier run continues; `notes` (rank 0) is what to tell the user.
+    `resumes` says on every rank whether an earlier run continues, `global_batch_size` with how many images per optimizer
+    step (None when it does not say, or nothing continues); `notes` (rank 0) is what to tell the user.
     """
 
     def __init__(self, config: TrainConfig) -> None:
         self.folder = Path(config.save_dir)
         self.config = config
         self.resumes = False
+        self.global_batch_size: int | None = None
         self.notes: list[str] = []
         self._lock: RunLock | None = None
 
     def __enter__(self) -> OwnedRun:
         distributed.on_main(self._open)
         self.resumes = distributed.any_rank(self.resumes)
+        self.global_batch_size = distributed.from_main(self.global_batch_size)
         return self
 
     def __exit__(
@@ -97,12 +102,15 @@ class OwnedRun:
     def say(self, state: str, reason: str = "", **facts: Any) -> None:
         """Write the run's status; only rank 0 has one to write."""
         if self._lock is not None:
-            write_status(self.folder, state, reason, **facts)
+            with going_on_without(str(self.folder / STATUS_FILE)):
+                write_status(self.folder, state, reason, **facts)
 
     def _open(self) -> None:
         self._lock = RunLock(self.folder)
         try:
             self.resumes, self.notes = open_run_folder(self.folder, self.config)
+            if self.resumes:
+                self.global_batch_size = latest_facts(self.folder / "checkpoint").get(GLOBAL_BATCH_SIZE)
         except BaseException:
             self._lock.release()
             self._lock = None

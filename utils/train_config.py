@@ -9,7 +9,7 @@ from utils.augment import AugmentConfig
 from utils.colour import COLOUR_CHOICES
 from utils.config import option
 from utils.dataset_yaml import DEFAULT_DATASET_YAML
-from utils.errors import UsageError
+from utils.errors import UsageError, UserError
 from utils.parallel import GRAD_COMPRESSION_CHOICES
 from utils.runtime import PRECISION_CHOICES
 from utils.schedule import NOMINAL_BATCH_SIZE, SGD_WARMUP_BIAS_LR, scaled_lr
@@ -29,8 +29,11 @@ MAY_DIFFER = {
     "cache",
     "save_dir",
     "tensorboard",
+    "save_every_minutes",
 }
 NOT_NEGATIVE = (
+    "batch_size",
+    "save_every_minutes",
     "num_workers",
     "threads",
     "weight_decay",
@@ -54,7 +57,11 @@ class TrainConfig:
     model: str = option("yolov8m-seg.pt", "yolov8{n,s,m,l,x}-seg.pt, a local .pt, or yolov8n-seg.yaml (from scratch)")
     data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML: folders and class names", metavar="YAML")
     epochs: int = option(100, "passes over the training images")
-    batch_size: int = option(16, "images per GPU (per process) and step")
+    batch_size: int = option(
+        16,
+        "images per GPU (per process) and step; auto: as many as the GPU with the least memory takes",
+        words={"auto": 0},
+    )
     img_size: int = option(640, "side of the square network input in pixels, a multiple of 32")
     lr: float | None = option(
         None,
@@ -67,6 +74,9 @@ class TrainConfig:
     save_dir: str = option("models/epri_distribution_ddp", "run folder", metavar="DIR")
     resume: str | None = option(None, "continue this run: its folder, or its last.pt", metavar="RUN")
     config: str | None = option(None, "YAML file with any of these options; the command line wins", metavar="FILE")
+    save_every_minutes: float = option(
+        15.0, "a checkpoint within the epoch when the last is so old; 0: after epochs only"
+    )
     accumulate: int = option(1, "batches per optimizer step")
     freeze: int = option(0, "layers to leave as they are, counted from the input; 10: the backbone of YOLOv8")
     multi_scale: bool = option(False, "another input size for each batch, within half of --img-size")
@@ -118,7 +128,7 @@ class TrainConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulate", "prefetch"):
+        for name in ("epochs", "accumulate", "prefetch"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
         if self.img_size < 64 or self.img_size % 32:
@@ -187,6 +197,24 @@ def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_cl
     momentum = 0.937 if name == "sgd" else 0.9
     warmup_bias_lr = SGD_WARMUP_BIAS_LR if config.optimizer == "sgd" else 0.0
     return OptimizerPlan(name, lr, weight_decay, momentum, warmup_bias_lr, global_batch, arithmetic)
+
+
+def batches_per_step(config: TrainConfig, world_size: int, global_batch_size: int | None) -> int:
+    """Return how many batches each rank takes per optimizer step so that an earlier run's global batch is kept.
+
+    `global_batch_size` is that of the run which continues, None for a new one. With it the order of the samples and the
+    optimizer steps stay what they were, whatever the number of ranks. Raises UserError when that number does not divide it.
+    """
+    if global_batch_size is None:
+        return config.accumulate
+    batches, rest = divmod(global_batch_size, config.batch_size * world_size)
+    if rest or not batches:
+        raise UserError(
+            f"{config.save_dir}: trains with {global_batch_size} images per step, which {world_size} processes with "
+            f"--batch-size {config.batch_size} cannot make; start a number of processes that divides "
+            f"{global_batch_size // config.batch_size}, or choose a new --save-dir"
+        )
+    return batches
 
 
 def differences(config: TrainConfig, earlier: dict[str, Any]) -> list[str]:
