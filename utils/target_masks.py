@@ -2,7 +2,7 @@
 
 Ultralytics' validator, and ours, cut outlines down to whole pixels, fill them with their edge and shrink linearly; of a
 pixel that several share, the object with the fewest pixels is the owner. Other rules were tried, and a network trained
-by them measured worse: see docs/performance.md.
+by them measured worse: see docs/design.md.
 """
 
 from __future__ import annotations
