@@ -31,8 +31,8 @@ def other_workers(setting: Setting) -> Result:
 
 def _stop_and_go(setting: Setting, stops: int, workers: Iterator[int]) -> Result:
     result, rng = Result(), random.Random(setting.seed)
-    data = draw_sample(setting.folder, 40)
-    options: dict[str, Any] = {"batch": 1, "epochs": 3 * stops + 2, "accumulate": 2}
+    data = draw_sample(setting.folder, 80)
+    options: dict[str, Any] = {"batch": 1, "epochs": 2 * stops + 2, "accumulate": 2}
     folder, reference = setting.folder / "stopped", setting.folder / "reference"
     # On few cores the trainer would have no loader processes, whatever it is told.
     environment = yolo_environment(TRAIN_SCRIPT=str(PROJECT / "chaos" / "many_cores.py"))
@@ -65,7 +65,7 @@ def _stop_and_go(setting: Setting, stops: int, workers: Iterator[int]) -> Result
 def _await_phase(job: Job, phase: str, rng: random.Random) -> None:
     """Wait for a part of an epoch, as the log shows it, and then a random moment longer."""
     if phase == "at random":
-        time.sleep(rng.uniform(0, 2.0))
+        time.sleep(rng.uniform(0, 3.0))
         return
     seen = job.output()
     sign = "  Average Loss" if phase == "at an epoch's start" else "Batch ["

@@ -27,7 +27,7 @@ from utils.runtime import die_with_parent
 from utils.schedule import ScheduleSpec, StepSchedule
 from utils.train_config import TrainConfig
 
-NUM_CLASSES, NUM_FEATURES = 3, 6
+NUM_CLASSES, HEIGHT, WIDTH = 3, 2, 3
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,14 @@ class TinyConfig:
     batch_size: int = option(4, "samples per process and step")
     accumulate: int = option(1, "batches per optimizer step")
     num_workers: int = option(0, "loader processes per rank")
+    sync_bn: bool = option(False, "batch statistics over all ranks")
     step_s: float = option(0.02, "seconds that each batch takes longer, so that an attack can hit it")
     validation_s: float = option(0.0, "seconds that each validation batch takes longer")
     nan_steps: str = option("", "batches, counted from the start of the process, whose loss is a NaN on the last rank")
 
 
-class Points(Dataset[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]):
-    """Points of a few classes, a function of (epoch, index) as the project's own samples are."""
+class Pictures(Dataset[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]):
+    """Small pictures of a few classes, a function of (epoch, index) as the project's own samples are."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -59,7 +60,7 @@ class Points(Dataset[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]):
         epoch, index = key
         generator = torch.Generator().manual_seed(1000 * epoch + index)
         label = index % NUM_CLASSES
-        features = torch.randn(NUM_FEATURES, generator=generator) + label
+        features = torch.randn(1, HEIGHT, WIDTH, generator=generator) + label
         return features, torch.tensor(label), torch.tensor(index)
 
 
@@ -74,15 +75,14 @@ class Attacked:
         self.engine: TrainingEngine | None = None
 
     def prepare(self, batch: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs float32 (B, F) and labels int64 (B,)."""
+        """Return inputs float32 (B, 1, H, W) and labels int64 (B,)."""
         features, labels, indices = batch
         assert self.engine is not None
-        if self.engine.model.training and torch.is_grad_enabled():
-            self.log.write(json.dumps({"epoch": self.engine.progress.epoch, "indices": indices.tolist()}) + "\n")
-            self.log.flush()
-            time.sleep(self.config.step_s)
-        else:
-            time.sleep(self.config.validation_s)
+        split = "train" if torch.is_grad_enabled() else "val"
+        facts = {"split": split, "epoch": self.engine.progress.epoch, "indices": indices.tolist()}
+        self.log.write(json.dumps(facts) + "\n")
+        self.log.flush()
+        time.sleep(self.config.step_s if split == "train" else self.config.validation_s)
         return features.to(device), labels.to(device)
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -103,9 +103,14 @@ def main() -> int:
     die_with_parent()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    hidden = 32
-    layers = [nn.Linear(NUM_FEATURES, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, NUM_CLASSES)]
-    model = nn.Sequential(*layers)
+    channels = 16
+    model = nn.Sequential(
+        nn.Conv2d(1, channels, 3, padding=1),  # an area to average over: one sample is then enough for its statistics
+        nn.BatchNorm2d(channels),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(channels * HEIGHT * WIDTH, NUM_CLASSES),
+    )
     device = torch.device("cpu")
     setup_ddp(device, ranks)
     try:
@@ -133,6 +138,7 @@ def train(config: TinyConfig, model: nn.Module, device: torch.device, run: Owned
         use_ema=True,
         ema_ramp_updates=20,
         gradient_clip_val=1.0,
+        sync_batchnorm=config.sync_bn,
         accumulation_steps=config.accumulate,
         log_interval=1,
         save_dir=run.folder,
@@ -158,7 +164,7 @@ def train(config: TinyConfig, model: nn.Module, device: torch.device, run: Owned
 def loader(count: int, batches: Any, num_workers: int) -> EpochLoader:
     """Return a loader of tuples, with the project's own way to be told the epoch."""
     return EpochLoader(
-        Points(count),  # type: ignore[arg-type]
+        Pictures(count),  # type: ignore[arg-type]
         batch_sampler=batches,
         num_workers=num_workers,
         persistent_workers=num_workers > 0,
