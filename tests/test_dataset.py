@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -170,6 +172,18 @@ def test_workers_change_nothing_in_any_epoch_nor_in_the_middle_of_one(augmented_
     assert seen[0] != seen[1]
     assert seen[2] == seen[1][2:]
     assert seen[3] == seen[0]
+
+
+def test_a_stop_told_to_a_loader_process_too_costs_no_batch(augmented_set: SegmentationDataset) -> None:
+    """The launcher sends a stop to a rank's whole process group, and the rank wants batches until all ranks agree."""
+    loader = get_dataloader(augmented_set, EpochBatches(len(SHAPES), 1, 0, 1, seed=0), 1, False, prefetch=1)
+    batches = iter(loader)
+    next(batches)
+    (worker,) = batches._workers  # type: ignore[attr-defined]
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        os.kill(worker.pid, number)
+    assert len(list(batches)) == len(SHAPES) - 1
+    assert worker.is_alive()  # it persists from epoch to epoch
 
 
 def test_pixels_travel_once_between_processes(augmented_set: SegmentationDataset) -> None:

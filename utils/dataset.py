@@ -39,6 +39,7 @@ from utils.dataset_yaml import DatasetSpec, label_file_for
 from utils.errors import UserError
 from utils.images import fit_long_side, letterbox
 from utils.labels import read_yolo_label
+from utils.runtime import die_with_parent, ignore_stop_signals
 from utils.target_masks import draw_masks
 
 MODEL_STRIDE = 32  # the coarsest level of the network: sides of the input are multiples of it
@@ -365,7 +366,7 @@ def get_dataloader(
         pin_memory=pin_memory,
         persistent_workers=num_workers > 0,
         prefetch_factor=prefetch if num_workers > 0 else None,
-        worker_init_fn=_prepare_worker,
+        worker_init_fn=prepare_worker,
     )
 
 
@@ -377,6 +378,14 @@ def open_images(
     return PackedImages(index) if index is not None else None
 
 
-def _prepare_worker(worker: int) -> None:
+def prepare_worker(worker: int) -> None:
+    """Make a loader process one of several: one thread, deaf to requests to stop, and no life without its rank.
+
+    torchrun sends a stop to a rank's whole process group. The rank then still needs batches until all ranks stop at the
+    same step; a loader process that had ended would end the rank with an error. It ends with its rank, at once: left
+    to itself it would notice a killed one up to five seconds later.
+    """
+    ignore_stop_signals()
+    die_with_parent(only_under_torchrun=False)
     cv2.setNumThreads(0)
     torch.set_num_threads(1)

@@ -31,6 +31,7 @@ PROJECT_FOLDER = Path(__file__).resolve().parent.parent
 DEVICE_CHOICES = "auto, cpu, cuda, cuda:N or N"
 PRECISION_CHOICES = ("auto", "bf16", "fp16", "off")
 _GPU_DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA, NVIDIA under WSL, AMD
+STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1")
 _SAME_KEY_PRESS_S = 0.5
 
 
@@ -258,10 +259,8 @@ class StopFlag:
         self._old_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> StopFlag:
-        for name in ("SIGTERM", "SIGINT", "SIGUSR1"):
-            if hasattr(signal, name):
-                number = getattr(signal, name)
-                self._old_handlers[number] = signal.signal(number, self._receive)
+        for number in _stop_signals():
+            self._old_handlers[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(
@@ -287,6 +286,16 @@ class StopFlag:
             self._first_interrupt_s = now_s
         elif now_s - self._first_interrupt_s > _SAME_KEY_PRESS_S:
             raise KeyboardInterrupt
+
+
+def ignore_stop_signals() -> None:
+    """Leave the answer to a StopFlag's signals to the parent of this process."""
+    for number in _stop_signals():
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _stop_signals() -> list[signal.Signals]:
+    return [signal.Signals[name] for name in STOP_SIGNALS if name in signal.Signals.__members__]  # Windows lacks one
 
 
 def die_with_parent(*, only_under_torchrun: bool = True) -> bool:

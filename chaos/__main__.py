@@ -1,0 +1,95 @@
+"""Attack the project's trainings and report what they survived.
+
+    python -m chaos                          # everything: most of an hour on two cores
+    python -m chaos --quick --only R1 R6     # a few trials of two scenarios
+    python -m chaos --ultralytics            # some of the same questions put to Ultralytics
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from chaos import theirs
+from chaos.catalogue import SCENARIOS
+from chaos.scenario import HEADER, Result, Scenario, Setting, Skipped, row
+from utils.config import option, parse_config
+from utils.errors import EXIT_DONE, EXIT_FAILED, UsageError, run_script
+from utils.files import write_text_atomic
+from utils.runtime import environment_report, prepare_environment
+
+
+@dataclass(frozen=True)
+class ChaosConfig:
+    """Options of `python -m chaos`."""
+
+    only: tuple[str, ...] = option((), "scenarios to run; unset: all", metavar="ID")
+    quick: bool = option(False, "a few trials of each")
+    ultralytics: bool = option(False, "attack Ultralytics' trainer instead")
+    seed: int = option(0, "of the moments and the victims")
+    minutes: float = option(10.0, "length of the soak (R25)")
+    json: str | None = option(None, "where to write the results", metavar="FILE")
+    keep: bool = option(False, "keep the folders of the attacked runs")
+
+
+def main() -> int:
+    """Run the scenarios one after another; return 1 when a trial failed."""
+    config = parse_config(ChaosConfig, "Attack the project's trainings and report what they survived")
+    prepare_environment()
+    known = theirs.SCENARIOS if config.ultralytics else SCENARIOS
+    unknown = set(config.only) - {scenario.name for scenario in known}
+    if unknown:
+        raise UsageError(f"--only {' '.join(sorted(unknown))}: there is {' '.join(entry.name for entry in known)}")
+    root = Path(tempfile.mkdtemp(prefix="chaos-"))
+    print(HEADER, flush=True)
+    results = {}
+    try:
+        for scenario in known:
+            if not config.only or scenario.name in config.only:
+                results[scenario.name] = attack(scenario, config, root)
+                write_results(config, known, results)
+    finally:
+        if config.keep:
+            print(f"kept in {root}")
+        else:
+            shutil.rmtree(root, ignore_errors=True)
+    return EXIT_FAILED if any(result.failures for result in results.values()) else EXIT_DONE
+
+
+def attack(scenario: Scenario, config: ChaosConfig, root: Path) -> Result:
+    """Run one scenario in a folder of its own, print its row, and what failed below it."""
+    folder = root / scenario.name
+    folder.mkdir()
+    start_s = time.monotonic()
+    try:
+        result = scenario.attack(Setting(folder, config.quick, config.seed, config.minutes))
+    except Skipped as reason:
+        result = Result(skipped=str(reason))
+    except Exception:  # noqa: BLE001 # whatever broke a scenario, the others still run; it counts as failed
+        result = Result()
+        result.trial("the scenario", traceback.format_exc())
+    result.figures["seconds"] = round(time.monotonic() - start_s)
+    print(row(scenario, result), *(f"  {failure}" for failure in result.failures), sep="\n", flush=True)
+    return result
+
+
+def write_results(config: ChaosConfig, known: tuple[Scenario, ...], results: dict[str, Result]) -> None:
+    """Write what there is so far, so that a long run that is cut short is not lost."""
+    if config.json is None:
+        return
+    entries = [
+        {**asdict(results[entry.name]), "passes": results[entry.name].passes, "id": entry.name, "what": entry.what}
+        for entry in known
+        if entry.name in results
+    ]
+    content = {"environment": environment_report(), "quick": config.quick, "seed": config.seed, "results": entries}
+    write_text_atomic(Path(config.json), json.dumps(content, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    run_script(main)

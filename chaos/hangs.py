@@ -1,0 +1,131 @@
+"""Ranks that do not die but stand still, die while the others wait for them, or are slow for a good reason."""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch.distributed as dist
+
+from chaos.jobs import Job, TooSlow, require, run
+from chaos.kills import await_training, ranks_of_attempt
+from chaos.scenario import Result, Setting, spread
+from chaos.trainers import LOOPBACK, difference, tiny
+from utils.errors import EXIT_STARTUP_TIMEOUT
+
+GROUP_TIMEOUT_S = 10
+MOST_DETECTION_S = GROUP_TIMEOUT_S + 5
+# torchrun gives a rank that does not hear SIGTERM 30 s; its --shutdown-timeout is not for this case (2.15).
+MOST_RECOVERY_S = 90
+START_TIMEOUT_S = 20
+
+# One of two ranks, of which rank 1 dies inside `init_process_group`: at its beginning, or a moment later.
+PEER = """
+import os, signal, sys, threading
+import torch
+import torch.distributed as dist
+from utils.distributed import setup_ddp
+from utils.errors import run_script
+real, delay_s = dist.init_process_group, float(sys.argv[1])
+def die(): os.kill(os.getpid(), signal.SIGKILL)
+def deadly(*arguments, **options):
+    if delay_s < 0: die()
+    threading.Timer(delay_s, die).start()
+    real(*arguments, **options)
+if os.environ["RANK"] == "1": dist.init_process_group = deadly
+run_script(lambda: setup_ddp(torch.device("cpu")) and 0)
+"""
+
+
+def standing_still(setting: Setting) -> Result:
+    """R9: SIGSTOP for a random rank; the others have `NCCL_TIMEOUT` seconds of patience."""
+    result, rng = Result(), random.Random(setting.seed)
+    detections: list[float] = []
+    recoveries: list[float] = []
+    reference = setting.folder / "reference"
+    require(tiny(reference, epochs=8), reference / "log")
+    launcher = [*LOOPBACK, "--max-restarts=3"]
+    for number in range(setting.count(5, 1)):
+        folder = setting.folder / str(number)
+        problems = []
+        with Job(tiny(folder, epochs=8, launcher=launcher), folder / "log", NCCL_TIMEOUT=str(GROUP_TIMEOUT_S)) as job:
+            try:
+                detected_s, recovered_s = _stop_a_rank(job, rng)
+                detections.append(detected_s)
+                recoveries.append(recovered_s)
+                code = job.wait(300)
+                problems.append(f"exit code {code}" if code else difference(folder / "run", reference / "run"))
+                problems.append(f"detected after {detected_s:.0f} s" if detected_s > MOST_DETECTION_S else "")
+                problems.append(f"recovered after {recovered_s:.0f} s" if recovered_s > MOST_RECOVERY_S else "")
+            except TooSlow as error:
+                problems.append(str(error))
+        result.trial("hang", *problems)
+    result.figures = {"detected": spread(detections), "training again": spread(recoveries)}
+    return result
+
+
+def _stop_a_rank(job: Job, rng: random.Random) -> tuple[float, float]:
+    await_training(job, 0)
+    time.sleep(rng.uniform(0, 1.0))
+    victims = ranks_of_attempt(job, 0, 2)
+    rng.shuffle(victims)
+    victims[0].send(signal.SIGSTOP)
+    start_s = time.monotonic()
+    detected_s = job.wait_until(lambda: not victims[1].is_alive(), "the other rank's end", 120)
+    await_training(job, 1)
+    return detected_s, time.monotonic() - start_s
+
+
+def death_at_the_start(setting: Setting) -> Result:
+    """R10: a peer dies inside the process group's start; nobody waits for ever."""
+    result, rng, times = Result(), random.Random(setting.seed), []
+    codes: dict[int, int] = {}
+    for number in range(setting.count(10, 2)):
+        folder = setting.folder / str(number)
+        delay_s = -1.0 if number % 2 == 0 else rng.uniform(0, 0.03)
+        code, seconds = _one_start(folder, delay_s)
+        times.append(seconds)
+        codes[code] = codes.get(code, 0) + 1
+        result.trial(
+            "start",
+            f"exit code {code}" if code not in (1, EXIT_STARTUP_TIMEOUT) else "",
+            f"ended after {seconds:.0f} s" if seconds > START_TIMEOUT_S + 15 else "",
+        )
+    told = ", ".join(f"{code}: {count}" for code, count in sorted(codes.items()))
+    result.figures = {"exit codes": told, "start to exit": spread(times)}
+    return result
+
+
+def _one_start(folder: Path, delay_s: float) -> tuple[int, float]:
+    """Start two ranks; return rank 0's exit code and how long it lived in seconds, 999 for one that never ended."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    shared |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "INIT_TIMEOUT": str(START_TIMEOUT_S)}
+    command = [sys.executable, "-c", PEER, str(delay_s)]
+    start_s = time.monotonic()
+    with (
+        Job(command, folder / "log-0", RANK="0", LOCAL_RANK="0", **shared) as survivor,
+        Job(command, folder / "log-1", RANK="1", LOCAL_RANK="1", **shared) as victim,
+    ):
+        try:
+            victim.wait(120)
+            return survivor.wait(120), time.monotonic() - start_s
+        except TooSlow:
+            return -1, 999.0
+
+
+def long_validation(setting: Setting) -> Result:
+    """R22: every rank's share of the validation takes three times the group's timeout."""
+    result = Result()
+    timeout_s = 4
+    for number in range(setting.count(2, 1)):
+        folder = setting.folder / str(number)
+        batches = 2
+        options = {"epochs": 1, "val_samples": 8 * batches, "validation_s": 3 * timeout_s / batches}
+        code = run(tiny(folder, **options), folder / "log", 300, NCCL_TIMEOUT=str(timeout_s))
+        result.trial("validation", f"exit code {code}" if code else "")
+    result.figures = {"group timeout": f"{timeout_s} s", "validation": f"{3 * timeout_s} s"}
+    return result

@@ -1,0 +1,154 @@
+"""Processes that an attack starts, owns and kills: a command, its descendants, and its output in a file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+PROJECT = Path(__file__).resolve().parent.parent
+# What an outer launcher, or the shell of a user, must not hand on to a training under attack.
+INHERITED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NNODES")
+POLL_S = 0.02
+
+
+class TooSlow(Exception):
+    """Something did not happen in time; the message tells what, and ends with the job's last lines."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process by number and start time: numbers are used again."""
+
+    pid: int
+    started: str
+
+    def is_alive(self) -> bool:
+        """Return whether it still runs; one that only waits for its parent to notice its death does not."""
+        facts = _facts(self.pid)
+        return facts is not None and facts[0] not in "ZX" and facts[2] == self.started
+
+    def send(self, number: int) -> None:
+        """Send a signal, unless it is gone already."""
+        if self.is_alive():
+            os.kill(self.pid, number)
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment it was started with; empty when it is gone."""
+        try:
+            content = Path(f"/proc/{self.pid}/environ").read_bytes().decode(errors="replace")
+        except OSError:
+            return {}
+        return dict(entry.split("=", 1) for entry in content.split("\0") if "=" in entry)
+
+
+class Job:
+    """A running command; leaving the block kills it and everything below it."""
+
+    def __init__(self, command: Sequence[str | Path], log_file: Path, **environment: str) -> None:
+        inherited = {name: value for name, value in os.environ.items() if name not in INHERITED}
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        self.log_file = log_file
+        with log_file.open("ab") as log:
+            self.popen = subprocess.Popen(
+                [str(word) for word in command],
+                cwd=PROJECT,
+                env={**inherited, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.process = _process(self.popen.pid)
+        self._known: set[Process] = set()
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        family = self.family()
+        self.popen.kill()
+        for process in family:
+            process.send(signal.SIGKILL)
+        self.popen.wait(timeout=30)
+
+    def family(self) -> list[Process]:
+        """Return the command and all its descendants, those that were seen earlier and are orphans by now included."""
+        parents: dict[int, list[int]] = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and (facts := _facts(int(entry.name))) is not None:
+                parents.setdefault(facts[1], []).append(int(entry.name))
+        waiting = [self.popen.pid]
+        while waiting:
+            pid = waiting.pop()
+            waiting += parents.get(pid, [])
+            self._known.add(_process(pid))
+        return [process for process in self._known if process.is_alive()]
+
+    def ranks(self) -> dict[int, Process]:
+        """Return the living ranks by number: direct children of the launcher that were given one."""
+        found = {}
+        for process in self.family():
+            facts = _facts(process.pid)
+            if facts is not None and facts[1] == self.popen.pid and (rank := process.environment().get("RANK")):
+                found[int(rank)] = process
+        return found
+
+    def output(self) -> str:
+        """Return all it has printed so far, stdout and stderr in one."""
+        return self.log_file.read_text(encoding="utf-8", errors="replace")
+
+    def wait(self, timeout_s: float) -> int:
+        """Return its exit code; raises TooSlow."""
+        try:
+            return self.popen.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise TooSlow(f"still running after {timeout_s:.0f} s {self._last_lines()}") from error
+
+    def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float) -> float:
+        """Wait for a condition and return the seconds that took; raises TooSlow, also when the job ends before."""
+        start_s = time.monotonic()
+        while not condition():
+            if self.popen.poll() is not None and not condition():
+                raise TooSlow(f"ended with {self.popen.returncode} before {what} {self._last_lines()}")
+            if time.monotonic() - start_s > timeout_s:
+                raise TooSlow(f"no {what} within {timeout_s:.0f} s {self._last_lines()}")
+            time.sleep(POLL_S)
+        return time.monotonic() - start_s
+
+    def _last_lines(self) -> str:
+        return "(" + " / ".join(self.output().splitlines()[-4:])[-500:] + ")"
+
+
+def run(command: Sequence[str | Path], log_file: Path, timeout_s: float = 300, **environment: str) -> int:
+    """Run a command to its end and return its exit code; raises TooSlow, and leaves no process behind."""
+    with Job(command, log_file, **environment) as job:
+        return job.wait(timeout_s)
+
+
+def require(command: Sequence[str | Path], log_file: Path, timeout_s: float = 600, **environment: str) -> None:
+    """Run a command that has to succeed."""
+    code = run(command, log_file, timeout_s, **environment)
+    if code:
+        raise RuntimeError(f"{' '.join(map(str, command))[:200]} ended with {code}; see {log_file}")
+
+
+def _process(pid: int) -> Process:
+    facts = _facts(pid)
+    return Process(pid, facts[2] if facts else "gone")
+
+
+def _facts(pid: int) -> tuple[str, int, str] | None:
+    """Return (state, parent, start time) of a process from /proc, None when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return fields[0], int(fields[1]), fields[19]

@@ -1,0 +1,135 @@
+"""Ranks and launchers are killed with SIGKILL; the launcher's restarts must carry the training to the same end."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from chaos.jobs import POLL_S, Job, Process, TooSlow, require
+from chaos.scenario import Result, Setting, spread
+from chaos.trainers import LOOPBACK, difference, draw_sample, status, tiny, yolo, yolo_environment
+
+ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
+BATCH_LINE = "  Batch ["
+START_TIMEOUT_S = 240.0  # imports on a busy machine
+MOST_RECOVERY_S = 20.0  # what is promised on an idle machine
+
+
+def ranks_of_attempt(job: Job, attempt: int, world_size: int) -> list[Process]:
+    """Return the living ranks of one start by the launcher, all or none."""
+    found = [rank for rank in job.ranks().values() if rank.environment().get(ATTEMPT) == str(attempt)]
+    return found if len(found) == world_size else []
+
+
+def await_training(job: Job, attempt: int, world_size: int = 2) -> float:
+    """Wait until the ranks of an attempt train, and return how long that took in seconds."""
+    start_s = time.monotonic()
+    job.wait_until(lambda: bool(ranks_of_attempt(job, attempt, world_size)), f"start {attempt}", START_TIMEOUT_S)
+    before = len(job.output())  # the ranks of the attempt before are gone and print no more
+    job.wait_until(lambda: BATCH_LINE in job.output()[before:], f"a batch of start {attempt}", START_TIMEOUT_S)
+    return time.monotonic() - start_s
+
+
+def kill_again_and_again(job: Job, kills: int, window_s: float, rng: random.Random) -> list[float]:
+    """Kill a random rank at a random moment of each start; return the seconds from each kill to the next batch."""
+    recoveries = []
+    await_training(job, 0)
+    for attempt in range(kills):
+        time.sleep(rng.uniform(0, window_s))
+        victims = ranks_of_attempt(job, attempt, 2)
+        if not victims:
+            raise TooSlow(f"the ranks of start {attempt} were gone before kill {attempt + 1}: too short a training")
+        rng.choice(victims).send(signal.SIGKILL)
+        recoveries.append(await_training(job, attempt + 1))
+    return recoveries
+
+
+def random_kills(setting: Setting) -> Result:
+    """R1: YOLOv8n-seg under train_ddp.sh, one rank killed at a random moment, again and again in one job."""
+    result, rng = Result(), random.Random(setting.seed)
+    kills = setting.count(20, 2)
+    epochs, window_s = (60, 2.5) if kills > 3 else (12, 2.0)
+    data = draw_sample(setting.folder, 12)
+    reference, folder = setting.folder / "reference", setting.folder / "killed"
+    restarts = ["--max-restarts=25"]
+    require(yolo(data, reference, epochs=epochs, launcher=restarts), reference / "log", **yolo_environment())
+    command = yolo(data, folder, epochs=epochs, launcher=restarts)
+    recoveries: list[float] = []
+    code, problem = -1, ""
+    with Job(command, folder / "log", **yolo_environment()) as job:
+        try:
+            recoveries = kill_again_and_again(job, kills, window_s, rng)
+            code = job.wait(600)
+        except TooSlow as error:
+            problem = str(error)
+        starts = job.output().count("Distributed YOLOv8 Training")
+    problem = problem or (f"exit code {code}" if code else difference(folder / "run", reference / "run"))
+    for number in range(kills):
+        lost = number >= len(recoveries)
+        result.trial("kill", "no recovery" if lost else "", problem if number == kills - 1 else "")
+    # Each start says its banner once: as many restarts as kills, none for nothing.
+    result.trial("restarts", "" if starts == kills + 1 else f"{starts} starts for {kills} kills")
+    slow = sum(seconds > MOST_RECOVERY_S for seconds in recoveries)
+    result.figures = {"restarts": starts - 1, "recovery": spread(recoveries), f"above {MOST_RECOVERY_S:.0f} s": slow}
+    return result
+
+
+def default_rendezvous(setting: Setting) -> Result:
+    """R2: plain torchrun in its default environment, both kinds of rendezvous; one kill, one restart."""
+    result, rng = Result(), random.Random(setting.seed)
+    recoveries: list[float] = []
+    reference = setting.folder / "reference"
+    require(tiny(reference, epochs=8), reference / "log")
+    for name, launcher in (("c10d", LOOPBACK), ("static", ("--master-addr=127.0.0.1",))):
+        for number in range(setting.count(10, 1)):
+            folder = setting.folder / f"{name}-{number}"
+            port = [] if name == "c10d" else [f"--master-port={_free_port()}"]
+            command = tiny(folder, launcher=[*launcher, *port, "--max-restarts=3"], epochs=8)
+            result.trial(name, _killed_once(command, folder, reference, rng, recoveries))
+    result.figures = {"recovery": spread(recoveries)}
+    return result
+
+
+def _killed_once(
+    command: Sequence[str], folder: Path, reference: Path, rng: random.Random, recoveries: list[float]
+) -> str:
+    # An empty value would count as set: the variable has to be absent, as it is in a user's shell.
+    with Job(["env", "--unset=TORCH_DISABLE_SHARE_RDZV_TCP_STORE", *command], folder / "log") as job:
+        try:
+            recoveries += kill_again_and_again(job, 1, 1.0, rng)
+            code = job.wait(300)
+        except TooSlow as error:
+            return str(error)
+    return f"exit code {code}" if code else difference(folder / "run", reference / "run")
+
+
+def killed_launcher(setting: Setting) -> Result:
+    """R13: the launcher dies and can end nobody: its ranks and their loader processes have to go by themselves."""
+    result, times = Result(), []
+    for number in range(setting.count(10, 1)):
+        folder = setting.folder / str(number)
+        with Job(tiny(folder, epochs=1000, num_workers=1), folder / "log") as job:
+            await_training(job, 0)
+            family = job.family()
+            assert len(family) >= 5, "a launcher, two ranks, two loader processes"
+            job.process.send(signal.SIGKILL)
+            start_s = time.monotonic()
+            while (left := [process for process in family if process.is_alive()]) and time.monotonic() < start_s + 10:
+                time.sleep(POLL_S)
+            times.append(time.monotonic() - start_s)
+            result.trial("launcher", f"{len(left)} of {len(family)} left after 2 s" if times[-1] > 2 else "")
+        state = status(folder / "run").get("state")
+        result.failures += [] if state == "running" else [f"{result.trials} launcher: status says {state}"]
+    result.figures = {"processes": len(family), "all gone after": spread(times)}
+    return result
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,150 @@
+"""Trainings are stopped by a signal and started again; the end must be that of one left alone, to the bit."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from chaos.jobs import PROJECT, Job, TooSlow, require
+from chaos.kills import await_training
+from chaos.scenario import Result, Setting, spread
+from chaos.trainers import difference, draw_sample, place, status, tiny, yolo, yolo_environment
+
+PHASES = ("at random", "at random", "in validation", "at an epoch's start", "at random")
+MOST_STOP_S = 30.0  # what a launcher waits before it kills
+
+
+def at_any_moment(setting: Setting) -> Result:
+    """R3: SIGTERM while YOLOv8n-seg accumulates, validates or begins an epoch; the same command again, ten times."""
+    return _stop_and_go(setting, setting.count(10, 2), itertools.repeat(0))
+
+
+def other_workers(setting: Setting) -> Result:
+    """R4: the same, and each start has another number of loader processes."""
+    return _stop_and_go(setting, 3, itertools.cycle((0, 2, 1)))
+
+
+def _stop_and_go(setting: Setting, stops: int, workers: Iterator[int]) -> Result:
+    result, rng = Result(), random.Random(setting.seed)
+    data = draw_sample(setting.folder, 80)
+    options: dict[str, Any] = {"batch": 1, "epochs": 2 * stops + 2, "accumulate": 2}
+    folder, reference = setting.folder / "stopped", setting.folder / "reference"
+    # On few cores the trainer would have no loader processes, whatever it is told.
+    environment = yolo_environment(TRAIN_SCRIPT=str(PROJECT / "chaos" / "many_cores.py"))
+    require(yolo(data, reference, **options), reference / "log", **environment)
+    times, places = [], []
+    for number in range(stops):
+        num_workers = next(workers)
+        command = yolo(data, folder, **options, num_workers=num_workers)
+        phase = PHASES[number % len(PHASES)]
+        with Job(command, folder / f"log-{number}", **environment) as job:
+            try:
+                await_training(job, 0)
+                _await_phase(job, phase, rng)
+                job.process.send(signal.SIGTERM)
+                start_s = time.monotonic()
+                job.wait(MOST_STOP_S)
+                times.append(time.monotonic() - start_s)
+                state = status(folder / "run").get("state")
+                result.trial(phase, "" if state == "stopped" else f"status says {state}")
+            except TooSlow as error:
+                result.trial(phase, str(error))
+        places.append(place(folder / "run"))
+    require(yolo(data, folder, **options, num_workers=next(workers)), folder / "log-last", **environment)
+    result.trial("the end", difference(folder / "run", reference / "run"))
+    in_mid_epoch = sum(batch > 0 for _, batch, _ in places)
+    result.figures = {"signal to exit": spread(times), "stopped in mid-epoch": f"{in_mid_epoch} of {stops}"}
+    return result
+
+
+def _await_phase(job: Job, phase: str, rng: random.Random) -> None:
+    """Wait for a part of an epoch, as the log shows it, and then a random moment longer."""
+    if phase == "at random":
+        time.sleep(rng.uniform(0, 3.0))
+        return
+    seen = job.output()
+    sign = "  Average Loss" if phase == "at an epoch's start" else "Batch ["
+    lines = seen.count(sign)
+    if phase == "in validation":  # follows the last batch's line at once: its epoch's own line comes after it
+        last = f"Batch [{_last_batch(seen)}/"
+        job.wait_until(lambda: last in job.output()[len(seen) :], "an epoch's last batch", 60)
+    else:
+        job.wait_until(lambda: job.output().count(sign) > lines, "an epoch's end", 60)
+    time.sleep(rng.uniform(0, 0.1))
+
+
+def _last_batch(output: str) -> int:
+    """Return the number of an epoch's last batch: `Batch [3/17]` says that there are 17."""
+    return int(output.rpartition("Batch [")[2].partition("/")[2].partition("]")[0]) - 1
+
+
+def second_signal(setting: Setting) -> Result:
+    """R11: SIGTERM for the launcher, and again 10 ms later."""
+
+    def send(job: Job) -> None:
+        job.process.send(signal.SIGTERM)
+        time.sleep(0.01)
+        job.process.send(signal.SIGTERM)
+
+    return _signal_tiny(setting, setting.count(10, 1), send, is_graceful=True)
+
+
+def ctrl_c(setting: Setting) -> Result:
+    """R12: Ctrl-C, which reaches the launcher and its ranks: once, and three times in a row."""
+
+    def once(job: Job) -> None:
+        os.killpg(job.popen.pid, signal.SIGINT)
+
+    def three_times(job: Job) -> None:
+        for _ in range(3):
+            os.killpg(job.popen.pid, signal.SIGINT)
+            time.sleep(0.6)  # within half a second a second one counts as the same key press
+
+    result = Result()
+    for name, send in (("once", once), ("three times", three_times)):
+        folder = setting.folder / name
+        folder.mkdir()
+        part = _signal_tiny(Setting(folder, setting.quick), setting.count(5, 1), send, is_graceful=name == "once")
+        result.trials += part.trials
+        result.failures += [f"{name} {failure}" for failure in part.failures]
+        result.figures.update({f"{name}, {key}": value for key, value in part.figures.items()})
+    return result
+
+
+def _signal_tiny(setting: Setting, count: int, send: Any, *, is_graceful: bool) -> Result:
+    """Signal a tiny training, look at what it left, run it to its end and compare."""
+    result, rng, times = Result(), random.Random(setting.seed), []
+    reference = setting.folder / "reference"
+    require(tiny(reference), reference / "log")
+    for number in range(count):
+        folder = setting.folder / str(number)
+        with Job(tiny(folder), folder / "log") as job:
+            try:
+                await_training(job, 0)
+                time.sleep(rng.uniform(0, 0.6))
+                family = job.family()
+                send(job)
+                start_s = time.monotonic()
+                code = job.wait(MOST_STOP_S)
+                times.append(time.monotonic() - start_s)
+            except TooSlow as error:
+                result.trial("signal", str(error))
+                continue
+            left = [process for process in family if process.is_alive()]
+        state = status(folder / "run").get("state")
+        unclean = is_graceful and (state != "stopped" or times[-1] > 5)
+        require(tiny(folder), folder / "log-again")
+        result.trial(
+            "signal",
+            f"{len(left)} processes left" if left else "",
+            "exit code 0" if code == 0 else "",
+            f"status says {state} after {times[-1]:.1f} s" if unclean else "",
+            difference(folder / "run", reference / "run"),
+        )
+    result.figures = {"signal to exit": spread(times)}
+    return result
