@@ -29,8 +29,9 @@ Environment
   NNODES                machines: 2, or 1:4 for an elastic job (default 1)
   MASTER_ADDR           address of the first machine; needed with several machines
   NODE_RANK             this machine's number from 0. With a fixed NNODES it decides which machine holds rank 0 and
-                        writes the results; without it, or when elastic, the machines agree among themselves,
-                        which is what --max-restarts needs to be reliable
+                        writes the results; without it, or when elastic (2:2 is both), the machines agree among
+                        themselves, and hear at once when one of them restarts or is lost
+                        PET_NNODES, PET_MASTER_ADDR and so on, as Kubeflow sets them, serve where these are unset
   OMP_NUM_THREADS       threads per process (default: what the cores allow beside the loader workers)
   PYTHON                interpreter (default: .venv/bin/python, else python)
   TRAIN_SCRIPT          another trainer to start (default: train_yolo_ddp.py); its data is checked only with --data
@@ -68,7 +69,12 @@ for name in processes batch epochs image_size; do
     printf -v "$name" '%s' "$1"
     shift
 done
-master_port=${MASTER_PORT:-}
+# Kubeflow tells its containers the same facts under torchrun's own names.
+master_port=${MASTER_PORT:-${PET_MASTER_PORT:-}}
+master_address=${MASTER_ADDR:-${PET_MASTER_ADDR:-}}
+node_rank=${NODE_RANK:-${PET_NODE_RANK:-}}
+nodes=${NNODES:-${PET_NNODES:-1}}
+rendezvous_settings="" # of --rdzv-conf; torchrun would let the last one replace ours
 launcher=(--nproc-per-node)
 launcher_options=(--) # never empty: bash before 4.4 cannot expand an empty array under set -u
 while [[ $# -gt 0 && $1 != -- ]]; do
@@ -79,8 +85,12 @@ while [[ $# -gt 0 && $1 != -- ]]; do
             if [[ $1 == *=* ]]; then master_port=${1#*=}; else master_port=${2:-}; shift; fi
             [[ $# -gt 0 && -n $master_port ]] || wrong_usage "--master-port needs a port"
             ;;
+        --rdzv-conf)
+            if [[ $1 == *=* ]]; then rendezvous_settings=${1#*=}; else rendezvous_settings=${2:-}; shift; fi
+            [[ $# -gt 0 && -n $rendezvous_settings ]] || wrong_usage "--rdzv-conf needs settings, as in last_call_timeout=10"
+            ;;
         --max-restarts | --monitor-interval | --log-dir | --redirects | -r | --tee | -t | --local-ranks-filter | \
-            --local-addr | --rdzv-id | --rdzv-conf | --shutdown-timeout) launcher_options+=("$1") ;;
+            --local-addr | --rdzv-id | --shutdown-timeout) launcher_options+=("$1") ;;
         -*) wrong_usage "$option is not a launcher option; trainer options stand after --, as in: -- $1" ;;
         *)
             [[ ${#launcher_options[@]} -gt 1 ]] || wrong_usage "unexpected \`$1\`: four numbers at most"
@@ -94,11 +104,11 @@ done
 [[ -z $epochs ]] || set -- --epochs "$epochs" "$@"
 [[ -z $batch ]] || set -- --batch-size "$batch" "$@"
 
-nodes=${NNODES:-1}
 [[ $nodes =~ ^[1-9][0-9]*(:[1-9][0-9]*)?$ ]] || wrong_usage "NNODES=$nodes is neither a number nor MIN:MAX"
-[[ ${NODE_RANK:-0} =~ ^[0-9]+$ ]] || wrong_usage "NODE_RANK=$NODE_RANK is not a number"
+[[ ${node_rank:-0} =~ ^[0-9]+$ ]] || wrong_usage "NODE_RANK=$node_rank is not a number"
+[[ -n $processes || ! ${PET_NPROC_PER_NODE:-} =~ ^[1-9][0-9]*$ ]] || processes=$PET_NPROC_PER_NODE
 [[ -z $master_port || $master_port =~ ^[1-9][0-9]{0,4}$ ]] || wrong_usage "MASTER_PORT=$master_port is not a port"
-if [[ $nodes != 1 && -z ${MASTER_ADDR:-} ]]; then
+if [[ $nodes != 1 && -z $master_address ]]; then
     wrong_usage "NNODES=$nodes needs MASTER_ADDR, the address of the first machine"
 fi
 
@@ -126,30 +136,36 @@ read -r processes threads device <<<"$plan"
 
 # --- the launch ---
 
-launcher+=("$processes")
+launcher+=("$processes" --nnodes "$nodes")
+module=torch.distributed.run
 if [[ $nodes == 1 ]]; then
-    # Port 0 lets the rendezvous itself take a free port, so no other program can take it in between. is_host refuses
-    # to join another run that happens to use the same port.
-    launcher+=(--rdzv-backend c10d --rdzv-endpoint "127.0.0.1:${master_port:-0}" --rdzv-conf is_host=true
+    # torchrun with its store on the loopback interface. Port 0 lets the store itself take a free port, so no other
+    # program can take it in between.
+    module=utils.loopback
+    launcher+=(--rdzv-backend loopback --rdzv-endpoint "127.0.0.1:${master_port:-0}"
         --rdzv-id "train-$$-$RANDOM" --local-addr 127.0.0.1)
     if [[ $(uname) == Linux ]]; then # one machine has no business on the network
         export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo} NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-lo}
     fi
-elif [[ $nodes == *:* || -z ${NODE_RANK:-} ]]; then
-    launcher+=(--nnodes "$nodes" --rdzv-backend c10d --rdzv-endpoint "$MASTER_ADDR:${master_port:-29500}"
-        --rdzv-id yolo-seg-ddp)
-    [[ -z ${NODE_RANK:-} ]] || launcher+=(--rdzv-conf "is_host=$([[ $NODE_RANK == 0 ]] && echo true || echo false)")
+elif [[ $nodes == *:* || -z $node_rank ]]; then
+    launcher+=(--rdzv-backend c10d --rdzv-endpoint "$master_address:${master_port:-29500}" --rdzv-id yolo-seg-ddp)
+    # A machine that says nothing for 10 s is lost (torchrun: 15 s), and the others wait 5 s for a newcomer before they
+    # go on (torchrun: 30 s). Who comes later is let in all the same: everybody saves a checkpoint and starts again.
+    settings=keep_alive_interval=2,keep_alive_max_attempt=5,last_call_timeout=5
+    [[ -z $node_rank ]] || settings+=,is_host=$([[ $node_rank == 0 ]] && echo true || echo false)
+    rendezvous_settings=$settings${rendezvous_settings:+,$rendezvous_settings}
 else
-    launcher+=(--nnodes "$nodes" --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR"
-        --master-port "${master_port:-29500}")
+    launcher+=(--node-rank "$node_rank" --master-addr "$master_address" --master-port "${master_port:-29500}")
 fi
+[[ -z $rendezvous_settings ]] || launcher+=(--rdzv-conf "$rendezvous_settings")
 # SIGUSR1 is how Slurm announces the time limit; torchrun passes on only the signals named here.
 launcher+=(--signals-to-handle "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1" "${launcher_options[@]:1}")
 
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$threads}
-# With one store for the whole job, restarted workers read the addresses of dead ones (pytorch issue 135712).
+# With one store for the whole job, restarted workers read the addresses of dead ones (pytorch issue 135712), and a lost
+# machine can never be replaced.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=${TORCH_DISABLE_SHARE_RDZV_TCP_STORE:-1}
-command=("$python" -m torch.distributed.run "${launcher[@]}" "${trainer:-train_yolo_ddp.py}" "$@")
+command=("$python" -m "$module" "${launcher[@]}" "${trainer:-train_yolo_ddp.py}" "$@")
 
 echo "Starting $processes process(es) on $device, $OMP_NUM_THREADS thread(s) each"
 if [[ ${DRY_RUN:-0} == 1 ]]; then

@@ -35,13 +35,36 @@ if helper:
     time.sleep(120)
 """
 
+# In the group, list what this process, its launcher and its fellow listen on: all that the launcher started.
+GROUP_TRAINER = """
+import json, os
+from pathlib import Path
+import torch
+from utils.distributed import barrier, cleanup_ddp, setup_ddp
+
+def sockets(process):
+    links = [os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir() if link.is_symlink()]
+    return {link[8:-1] for link in links if link.startswith("socket:[")}
+
+ranks = setup_ddp(torch.device("cpu"))
+if ranks.is_main:
+    launcher = os.getppid()
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    mine = set().union(*(sockets(process) for process in [launcher, *children]))
+    rows = [line.split() for file in ("tcp", "tcp6") for line in Path(f"/proc/net/{file}").read_text().splitlines()[1:]]
+    listening = [row[1].split(":") for row in rows if row[3] == "0A" and row[9] in mine]
+    Path(os.environ["OUT_FOLDER"], "ports.json").write_text(json.dumps(listening))
+barrier()
+cleanup_ddp()
+"""
+
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     trainer = tmp_path / "stand_in.py"
     trainer.write_text(TRAINER)
     ours = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "DRY_RUN")
-    inherited = {name: value for name, value in os.environ.items() if name not in ours}
+    inherited = {name: value for name, value in os.environ.items() if name not in ours and not name.startswith("PET_")}
     return {
         **inherited,
         "PYTHON": sys.executable,
@@ -115,7 +138,57 @@ def test_several_machines_with_ranks_use_the_first_as_master(environment: dict[s
 def test_elastic_machines_meet_at_the_rendezvous(environment: dict[str, str]) -> None:
     launcher, _ = dry_run(environment, "2", NNODES="1:4", NODE_RANK="0", MASTER_ADDR="10.0.0.1", MASTER_PORT="29600")
     found = [value_after(launcher, flag) for flag in ("--nnodes", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-conf")]
-    assert found == ["1:4", "c10d", "10.0.0.1:29600", "is_host=true"]
+    assert found[:3] == ["1:4", "c10d", "10.0.0.1:29600"]
+    assert "is_host=true" in found[3].split(",")
+
+
+def test_a_lost_machine_is_missed_soon_and_a_user_s_setting_joins_ours(environment: dict[str, str]) -> None:
+    launcher, _ = dry_run(
+        environment, "2", "--rdzv-conf", "last_call_timeout=60", NNODES="2:2", NODE_RANK="1", MASTER_ADDR="10.0.0.1"
+    )
+    assert launcher.count("--rdzv-conf") == 1
+    settings = dict(setting.split("=") for setting in value_after(launcher, "--rdzv-conf").split(","))
+    assert settings == {
+        "keep_alive_interval": "2",
+        "keep_alive_max_attempt": "5",
+        "is_host": "false",
+        "last_call_timeout": "60",
+    }
+
+
+KUBEFLOW = {
+    "PET_NNODES": "2",
+    "PET_NPROC_PER_NODE": "3",
+    "PET_NODE_RANK": "1",
+    "PET_MASTER_ADDR": "job-node-0-0.job",
+    "PET_MASTER_PORT": "29400",
+}
+
+
+def test_kubeflow_s_variables_serve_where_ours_are_unset(environment: dict[str, str]) -> None:
+    flags = ("--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port")
+    launcher, _ = dry_run(environment, **KUBEFLOW)
+    assert [value_after(launcher, flag) for flag in flags] == ["3", "2", "1", "job-node-0-0.job", "29400"]
+    launcher, _ = dry_run(environment, "4", **KUBEFLOW, NNODES="5", NODE_RANK="2", MASTER_ADDR="a", MASTER_PORT="29501")
+    assert [value_after(launcher, flag) for flag in flags] == ["4", "5", "2", "a", "29501"]
+
+
+def test_one_machine_asked_for_is_one_machine_even_in_kubeflow(environment: dict[str, str]) -> None:
+    launcher, _ = dry_run(environment, "2", **KUBEFLOW, NNODES="1")
+    assert value_after(launcher, "--nnodes") == "1"  # else torchrun would take PET_NNODES and wait for the others
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_no_port_of_a_run_on_one_machine_listens_beyond_the_loopback(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    trainer = tmp_path / "stand_in.py"
+    trainer.write_text(GROUP_TRAINER)
+    done = run_script(environment, "2", PYTHONPATH=str(SCRIPT.parent))
+    assert done.returncode == 0, done.stderr
+    ports = json.loads((tmp_path / "ports.json").read_text())
+    assert len(ports) >= 3  # the launcher's store, rank 0's, and one of gloo's for each rank
+    assert {address for address, _ in ports} <= {"0100007F", "0" * 24 + "01000000", "0000000000000000FFFF00000100007F"}
 
 
 @pytest.mark.parametrize(

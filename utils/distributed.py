@@ -21,6 +21,7 @@ import torch.distributed as dist
 from filelock import FileLock
 
 from utils.errors import EXIT_FAILED, UserError
+from utils.rank_environment import variables_from_launcher
 from utils.rendezvous import Meeting, startup_watchdog
 
 DEFAULT_TIMEOUT_S = 300.0
@@ -37,7 +38,7 @@ class RankDisagreement(RuntimeError):
 
 @dataclass(frozen=True)
 class RankInfo:
-    """A process's place among the ranks, as torchrun's environment variables give it."""
+    """A process's place among the ranks, as its launcher's environment variables give it."""
 
     rank: int = 0
     local_rank: int = 0
@@ -53,9 +54,13 @@ class RankInfo:
 def read_rank_environment() -> RankInfo:
     """Read RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; without any of them this is the only process.
 
-    Raises UserError when only some are set: guessing would start N silent, independent trainings.
+    Where none is set but `srun` or `mpirun` started several tasks, their variables are first given torchrun's names, in
+    the environment: everything that follows reads those. Raises UserError when only some are set: guessing would start
+    N silent, independent trainings.
     """
     required = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    if not any(name in os.environ for name in required):
+        os.environ.update(variables_from_launcher(os.environ))
     missing = [name for name in required if name not in os.environ]
     if len(missing) == len(required):
         return RankInfo()

@@ -1,0 +1,57 @@
+"""torchrun for one machine, all of whose ports are out of the network's reach.
+
+    python -m utils.loopback --rdzv-backend loopback --rdzv-endpoint 127.0.0.1:0 --nproc-per-node 2 train_yolo_ddp.py
+
+PyTorch's key-value store listens on every interface and asks nobody for a password: whoever reaches it can write the
+addresses that the ranks connect to. The one opened here is the c10d rendezvous on a socket of the loopback interface.
+"""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed import run
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousParameters,
+    rendezvous_handler_registry,
+)
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+
+from utils.rendezvous import LOOPBACK
+
+BACKEND = "loopback"
+
+
+class LoopbackBackend(C10dRendezvousBackend):
+    """c10d under the name it is asked for by, as the registry demands."""
+
+    @property
+    def name(self) -> str:
+        return BACKEND
+
+
+def create_loopback_rendezvous(parameters: RendezvousParameters) -> RendezvousHandler:
+    """Open the store on this machine's loopback interface, at the endpoint's port (0: any free one)."""
+    listener = socket.create_server((LOOPBACK, int(parameters.endpoint.rpartition(":")[2])))
+    store = dist.TCPStore(
+        LOOPBACK,
+        listener.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=60),
+        master_listen_fd=listener.detach(),
+    )
+    return create_handler(store, LoopbackBackend(store, parameters.run_id), parameters)
+
+
+def main() -> None:
+    rendezvous_handler_registry.register(BACKEND, create_loopback_rendezvous)
+    run.main()
+
+
+if __name__ == "__main__":
+    main()
