@@ -27,7 +27,7 @@ from utils.evaluation_tables import class_table, judges_table, size_table
 from utils.files import write_text_atomic
 from utils.loss import SegmentationLoss
 from utils.metrics import precision_recall_curves
-from utils.model import class_names, load_weights
+from utils.model import class_names, load_weights, trained_size_px
 from utils.native_masks import sizes_on_disk
 from utils.plots import plot_confusion_matrix, plot_pr_curves
 from utils.runtime import (
@@ -87,7 +87,7 @@ def main() -> int:
         raise UserError(
             f"{config.model} knows the classes {', '.join(names)} but {config.data} has {', '.join(spec.names)}"
         )
-    size_px = config.img_size or int(model.args.get("imgsz", 640))
+    size_px = config.img_size or trained_size_px(model)
     photos = read_photos(spec, config.split)
     dataset = SegmentationDataset(photos, size_px)
     batches = ShardBatches(len(dataset), config.batch_size, ranks.rank, ranks.world_size)

@@ -25,7 +25,7 @@ from utils.config import option, parse_config
 from utils.dataset_yaml import IMAGE_SUFFIXES
 from utils.errors import UsageError, UserError, run_script
 from utils.images import ImageError, read_image
-from utils.model import class_names, load_weights
+from utils.model import class_names, load_weights, trained_size_px
 from utils.plots import draw_instances, save_image
 from utils.predict import PhotoPrediction, predict_photos
 from utils.prediction_files import PredictionWriter, outline
@@ -68,7 +68,7 @@ def main() -> int:
     model = load_weights(config.model).to(device)
     names = class_names(model)
     wanted = wanted_classes(config.classes, names)
-    size_px = config.img_size or int(model.args.get("imgsz", 640))
+    size_px = config.img_size or trained_size_px(model)
 
     counts = np.zeros(len(names), int)
     unreadable = 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pickle
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 
 STATE_FILE = "state.pt"
 MANIFEST_FILE = "manifest.json"
@@ -104,8 +103,8 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
     """Load a checkpoint's state onto the CPU; refuses anything but tensors and plain values."""
     try:
         state = torch.load(checkpoint / STATE_FILE, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise UserError(f"{checkpoint / STATE_FILE}: not a checkpoint of this trainer: {error}") from error
+    except Exception as error:  # a file that is not ours can be wrong in any way
+        raise UserError(f"{checkpoint / STATE_FILE}: not a checkpoint of this trainer ({one_line(error)})") from error
     if not isinstance(state, dict):
         raise UserError(f"{checkpoint / STATE_FILE}: not a checkpoint of this trainer")
     return state

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -29,6 +30,18 @@ class UsageError(UserError):
     """The command line or a configuration file is wrong."""
 
     exit_code = EXIT_USAGE
+
+
+# PyTorch frames a refusal in paragraphs, one of which tells the user to switch the protection off.
+_PYTORCH_ADVICE = re.compile(
+    r"Weights only load failed.*?trusted source\.|WeightsUnpickler error: |(Please file an issue|Check the documentation).*"
+)
+
+
+def one_line(error: BaseException, most_characters: int = 200) -> str:
+    """Return a foreign error's words on one printable line, without PyTorch's advice around them."""
+    text = _PYTORCH_ADVICE.sub("", " ".join(str(error).split())).strip() or type(error).__name__
+    return (text if text.isprintable() else ascii(text)[1:-1])[:most_characters]
 
 
 def run_script(main: Callable[[], int | None]) -> None:

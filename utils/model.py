@@ -5,20 +5,25 @@ from __future__ import annotations
 import copy
 import datetime
 import logging
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import nn
 
 from utils.checkpoint import atomic_torch_save
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError, UserError, one_line
 from utils.runtime import package_version, prepare_environment
 from utils.sync_bn import revert_sync_batchnorm
+from utils.weights_file import ForeignFile, checked_architecture, read_weights_file
 
 YoloModel = Any  # ultralytics.nn.tasks.SegmentationModel, which carries no types
 OFFICIAL_WEIGHTS = tuple(f"yolov8{size}-seg.pt" for size in "nsmlx")
+MAX_INPUT_PX = 16_384
+LAYER_MODULES = ("torch.nn.modules.", "ultralytics.nn.modules.")
 
 
 def build_model(source: str, names: tuple[str, ...]) -> YoloModel:
@@ -29,18 +34,17 @@ def build_model(source: str, names: tuple[str, ...]) -> YoloModel:
     model returns a dictionary: boxes (B, 64, A), scores (B, classes, A), mask_coefficient (B, 32, A),
     proto (B, 32, S/4, S/4), feats. Call before the optimizer, the EMA and DDP, alike on every rank.
     """
-    segmentation_model = _ultralytics_tasks().SegmentationModel
     if source.endswith((".yaml", ".yml")):
         try:
-            model = segmentation_model(source, ch=3, nc=len(names), verbose=False)
-        except FileNotFoundError as error:
-            raise UserError(f"--model {source}: no such model description; try yolov8n-seg.yaml") from error
+            model = _build_network(_read_description(source), len(names))
+        except ForeignFile as error:
+            raise UserError(f"--model {source}: not a model description: {error}") from error
+        model.names = dict(enumerate(names))
     else:
         pretrained = load_weights(source)
-        model = segmentation_model(copy.deepcopy(pretrained.yaml), ch=3, nc=len(names), verbose=False)
+        model = _build_network(copy.deepcopy(pretrained.yaml), len(names))
         model.names = dict(enumerate(names))  # before loading: rows are matched by name
         model.load(pretrained, verbose=False)
-    model.names = dict(enumerate(names))
     model.nc = len(names)
     model.task = "segment"
     for parameter in model.parameters():
@@ -52,32 +56,35 @@ def build_model(source: str, names: tuple[str, ...]) -> YoloModel:
 def load_weights(source: str) -> YoloModel:
     """Load a segmentation model from a .pt file in Ultralytics' format: float32, in evaluation mode.
 
-    Nothing but tensors and known model classes is unpickled. Raises UserError naming the file and the way out.
+    Nothing of the file is run (utils/weights_file.py). Raises UserError naming the file and the way out.
     """
     path = Path(source)
-    if not path.exists() and path.name not in OFFICIAL_WEIGHTS:
-        raise UserError(
-            f"{source}: no such file; name a .pt file, one of {', '.join(OFFICIAL_WEIGHTS)}, or yolov8n-seg.yaml"
-        )
-    tasks = _ultralytics_tasks()
+    if not path.exists():
+        if source not in OFFICIAL_WEIGHTS:
+            raise UserError(
+                f"{source}: no such file; name a .pt file, one of {', '.join(OFFICIAL_WEIGHTS)}, or yolov8n-seg.yaml"
+            )
+        _fetch_official(path)
+    content = read_weights_file(path)
     try:
-        if not path.exists():
-            _fetch_official(path)
-        content, _ = tasks.torch_safe_load(str(path), safe_only=True)
-        model = content.get("ema") or content.get("model") if isinstance(content, dict) else None
-    except UserError:
-        raise
-    except Exception as error:  # every way a foreign file can be wrong ends in one line
+        with torch.random.fork_rng(devices=[]):  # what is drawn here the file's weights replace
+            model = _build_network(content.architecture, len(content.names))
+        model.load_state_dict({name: tensor.float() for name, tensor in content.state.items()})
+    except Exception as error:  # a description may be wrong in as many ways as a program
         raise UserError(
-            f"{source}: not a model this trainer can open ({' '.join(str(error).split())[:200]})"
+            f"{path}: its weights and its network description do not make a model ({one_line(error)}); "
+            "a fused or pruned model must be saved again as it was trained"
         ) from error
-    if not isinstance(model, tasks.SegmentationModel):
-        raise UserError(f"{source}: holds {type(model).__name__}, not a segmentation model; use a *-seg.pt file")
-    model = model.float().eval()
-    for module in model.modules():
-        if isinstance(module, nn.Upsample):
-            module.recompute_scale_factor = None  # absent from files saved by old torch versions
-    return model
+    model.names = dict(enumerate(content.names))
+    model.args = content.options
+    model.task = "segment"
+    return model.float().eval()
+
+
+def trained_size_px(model: YoloModel) -> int:
+    """Return the side of the square input that a loaded model was trained with; 640 where its file does not say."""
+    size_px = model.args.get("imgsz", 640)
+    return size_px if isinstance(size_px, int) and 32 <= size_px <= MAX_INPUT_PX and size_px % 32 == 0 else 640
 
 
 def class_names(model: YoloModel) -> tuple[str, ...]:
@@ -148,6 +155,34 @@ def save_deployable(path: Path, module: nn.Module, info: dict[str, Any], *, img_
         "resize": "area-v1",
     }
     atomic_torch_save(content, path)
+
+
+def _build_network(architecture: dict[str, Any], num_classes: int) -> YoloModel:
+    """Build a checked network description. Raises ForeignFile for layers that are none."""
+    tasks = _ultralytics_tasks()
+    for _, _, name, _ in architecture["backbone"] + architecture["head"]:
+        place, _, last = name.rpartition(".")
+        layer = getattr(nn, last, None) if place == "nn" else getattr(tasks, name, None)
+        # Ultralytics would call any name of its module; some fetch files.
+        if not (
+            isinstance(layer, type) and issubclass(layer, nn.Module) and layer.__module__.startswith(LAYER_MODULES)
+        ):
+            raise ForeignFile(f"its layer {name} is none that is built here")
+    return tasks.SegmentationModel(architecture, ch=3, nc=num_classes, verbose=False)
+
+
+def _read_description(source: str) -> dict[str, Any]:
+    """Return the checked content of a model YAML, given as a file or as the name of one that Ultralytics brings."""
+    tasks = _ultralytics_tasks()
+    if re.match(r"[A-Za-z]{2,}:/", source):  # Ultralytics would fetch it
+        raise UserError("--model: an address, not a file; copy the file here")
+    try:
+        description = tasks.yaml_model_load(source)
+        return {**checked_architecture(description), "yaml_file": source}
+    except FileNotFoundError as error:
+        raise UserError(f"--model {source}: no such model description; try yolov8n-seg.yaml") from error
+    except (yaml.YAMLError, OSError, TypeError, AttributeError) as error:
+        raise UserError(f"--model {source}: not a model description ({one_line(error)})") from error
 
 
 def _fetch_official(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from types import TracebackType
 
@@ -68,7 +69,7 @@ class PredictionWriter:
             x2, y2 = np.ceil(box[2:]).astype(int)
             cut = photo[y1 : max(y2, y1 + 1), x1 : max(x2, x1 + 1)]
             if cut.size:
-                folder = self.folder / "crops" / self.names[class_id]
+                folder = self.folder / "crops" / _folder_name(self.names[class_id], class_id)
                 folder.mkdir(parents=True, exist_ok=True)
                 write_jpeg(folder / f"{key}_{number}.jpg", np.ascontiguousarray(cut))
 
@@ -81,6 +82,12 @@ class PredictionWriter:
             os.replace(self._temporary, self.folder / "predictions.json")
         else:
             self._temporary.unlink()
+
+
+def _folder_name(class_name: str, class_id: int) -> str:
+    """Return a class's name as one folder's: a foreign model may call its classes `../x`, an honest one `bus/truck`."""
+    safe = re.sub(r"[^\w \-+().]", "_", class_name)[:60].strip(" .")
+    return safe if safe == class_name else f"{safe}-{class_id}"
 
 
 def outline(mask: np.ndarray) -> list[np.ndarray]:

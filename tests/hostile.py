@@ -1,0 +1,87 @@
+"""Hostile files for the security tests: pickles that would leave a mark, as .pt files of every shape."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import io
+import os
+import pickle
+import runpy
+import subprocess
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+class Call:
+    """Unpickles as `function(*arguments)`."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.function, self.arguments
+
+
+class PersistentId:
+    """Pickled in `hostile_storage` as a persistent id, where a checkpoint names its storages."""
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, item: Any) -> Any:
+        return item.content if isinstance(item, PersistentId) else None
+
+
+def zipped(data_pkl: bytes | None) -> bytes:
+    """Return a file laid out as torch.save does, around a pickle of ours."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+        if data_pkl is not None:
+            archive.writestr("archive/data.pkl", data_pkl)
+        archive.writestr("archive/version", "3\n")
+        archive.writestr("archive/byteorder", "little")
+        archive.writestr("archive/data/0", bytes(64))
+    return stream.getvalue()
+
+
+def saved(content: Any, **options: Any) -> bytes:
+    """Return what torch.save writes."""
+    stream = io.BytesIO()
+    torch.save(content, stream, **options)
+    return stream.getvalue()
+
+
+def hostile_weights(marker: Path) -> dict[str, bytes]:
+    """Return .pt files by name; all but `no_data_pkl` create `marker` when they are opened without care."""
+    touch = f"touch '{marker}'"
+    code = f"open({str(marker)!r}, 'w').close()"
+    script = marker.with_name("payload.py")
+    script.write_text(code)
+    through_storage = io.BytesIO()
+    pickler = _Pickler(through_storage, protocol=2)
+    pickler.dump(OrderedDict(weight=PersistentId(("storage", Call(os.system, touch), "0", "cpu", 4))))
+    hub = Call(functools.partial(torch.hub.load, source="local"), str(marker.parent / "repository"), "model")
+    entry = marker.parent / "repository" / "hubconf.py"
+    entry.parent.mkdir(exist_ok=True)
+    entry.write_text(f"def model(*_, **__):\n    {code}\n")
+    return {
+        "os_system": saved({"model": Call(os.system, touch)}),
+        "exec": saved({"ema": Call(builtins.exec, code)}),
+        "eval_through_getattr": saved({"model": Call(getattr, Call(builtins.eval, f"({code}, [])[1]"), "append")}),
+        "popen": saved({"model": Call(subprocess.Popen, ("/bin/sh", "-c", touch))}),
+        "hub": saved({"model": hub}),
+        "runpy": saved({"model": Call(runpy.run_path, str(script))}),
+        "nested_pickle": saved({"model": Call(pickle.loads, pickle.dumps(Call(os.system, touch)))}),
+        "deep_in_a_dictionary": saved({"model": OrderedDict(a={"b": [{"c": Call(os.system, touch)}]})}),
+        "persistent_id": zipped(through_storage.getvalue()),
+        "no_data_pkl": zipped(None),
+        "legacy": saved({"model": Call(os.system, touch)}, _use_new_zipfile_serialization=False),
+    }
