@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import yaml
 from torch.distributed.run import config_from_args, parse_args
 
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, run_script
 from tests.test_launcher import KUBEFLOW
 from utils.config import parse_config
 from utils.train_config import TrainConfig
@@ -169,3 +170,41 @@ def test_the_warning_leaves_time_for_the_launcher_s_own_patience() -> None:
     for wanted in ("--requeue", "--open-mode=append", "--ntasks-per-node=1", "--signal=TERM@90"):
         assert wanted in directives
     assert "--shutdown-timeout 75" in text
+
+
+def commands_of_the_guide(beginning: str) -> list[list[str]]:
+    """Return the commands of docs/multi_node.md that begin like this, in words."""
+    text = (PROJECT / "docs" / "multi_node.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line.strip().removesuffix("&& break") for line in text.splitlines()]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith(beginning)]
+
+
+def test_the_guide_s_torchrun_command_is_one() -> None:
+    (words,) = commands_of_the_guide("torchrun --")
+    arguments = parse_args(words[1:])
+    config = config_from_args(arguments)[0]
+    assert (config.min_nodes, config.rdzv_backend, config.rdzv_endpoint) == (2, "c10d", "10.0.0.1:29500")
+    parse_config(TrainConfig, "", arguments.training_script_args)
+
+
+def test_the_guide_s_launcher_commands_are_ones(tmp_path: Path) -> None:
+    commands = commands_of_the_guide("NNODES=")
+    assert len(commands) == 3
+    trainer = tmp_path / "stand_in.py"
+    trainer.write_text("")
+    for words in commands:
+        facts = dict(word.split("=") for word in words if "=" in word)
+        rest = [word for word in words if "=" not in word]
+        assert rest[:2] == ["bash", "train_ddp.sh"]
+        done = run_script(*rest, **facts, DRY_RUN="1", TRAIN_SCRIPT=str(trainer), CUDA_VISIBLE_DEVICES="")
+        assert done.returncode == 0, done.stderr
+        launched = shlex.split(done.stdout.splitlines()[-1])
+        parse_config(TrainConfig, "", launched[launched.index(str(trainer)) + 1 :])
+
+
+def test_the_guide_s_network_policy_lets_only_the_job_s_pods_in() -> None:
+    text = (PROJECT / "docs" / "multi_node.md").read_text(encoding="utf-8")
+    policy = yaml.safe_load(text.partition("```yaml")[2].partition("```")[0])
+    pods = {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": "yolo-seg"}}
+    assert policy["spec"]["podSelector"] == pods
+    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": pods}]}]
