@@ -69,6 +69,7 @@ class TwoMachines:
     folder: Path
     namespaces: tuple[str, str]
     addresses: tuple[str, str]
+    cables: tuple[str, str]
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self, machine: int, command: list[str], **environment: str) -> subprocess.Popen[bytes]:
@@ -115,6 +116,10 @@ class TwoMachines:
         """The training's folder, which both machines see."""
         return self.folder / "run"
 
+    def unplug(self, machine: int) -> None:
+        """Take a machine off the network: nobody hears of the end of its connections."""
+        _ip("-n", self.namespaces[machine], "link", "set", self.cables[machine], "down")
+
     def finish(self, process: subprocess.Popen[bytes], timeout_s: float = PATIENCE_S) -> None:
         """Wait until a command ends well."""
         wait_until(lambda: process.poll() is not None, timeout_s, "the end of the training")
@@ -136,7 +141,7 @@ def two_machines() -> Iterator[TwoMachines]:
     cables = (f"cha{mark}"[:15], f"chb{mark}"[:15])
     subnet = f"10.77.{mark % 250}"
     addresses = (f"{subnet}.1", f"{subnet}.2")
-    machines = TwoMachines(Path(tempfile.mkdtemp(prefix="two-machines-")), names, addresses)
+    machines = TwoMachines(Path(tempfile.mkdtemp(prefix="two-machines-")), names, addresses, cables)
     try:
         for name in names:
             _ip("netns", "add", name)
@@ -191,7 +196,8 @@ def lost_and_replaced(reference: str, launch: Launch = TwoMachines.launch) -> di
     """Kill the second machine's launcher and rank, start it again; the same bits in the end."""
     with two_machines() as machines:
         first, second = (launch(machines, number) for number in (0, 1))
-        _kill_in_the_middle(machines, second)
+        _wait_for_the_middle(machines)
+        _kill(machines, second)
         time.sleep(3)
         starts, back_s = len(starts_of(machines.run)), time.monotonic()
         second = launch(machines, 1)
@@ -203,15 +209,22 @@ def lost_and_replaced(reference: str, launch: Launch = TwoMachines.launch) -> di
         return {"seconds from its return to training": round(recovery_s, 1)}
 
 
-def lost_for_good() -> dict[str, Any]:
-    """Lose the second machine of an elastic pair; the first one goes on alone to the end."""
+def lost_for_good(*, silently: bool = False) -> dict[str, Any]:
+    """Lose the second machine of an elastic pair; the first one goes on alone to the end.
+
+    Its connections are closed, as by a kill or a reboot; or `silently` not: then only the group's time limit tells.
+    """
+    limit = {"NCCL_TIMEOUT": "10"} if silently else {}
     with two_machines() as machines:
-        first, second = (machines.launch(number, "1:2", NODE_RANK=str(number)) for number in (0, 1))
-        step = _kill_in_the_middle(machines, second)
-        require(starts_of(machines.run)[0]["world_size"] == 2, "the two did not train together")
-        starts = len(starts_of(machines.run))
+        first, second = (machines.launch(number, "1:2", NODE_RANK=str(number), **limit) for number in (0, 1))
+        _wait_for_the_middle(machines)
+        if silently:
+            machines.unplug(1)
+        step = _kill(machines, second)
+        starts = starts_of(machines.run)
+        require([start["world_size"] for start in starts] == [2], f"not one start of two: {starts}")
         what = f"going on alone; {machines.last_words()}"
-        recovery_s = wait_until(lambda: len(starts_of(machines.run)) > starts, PATIENCE_S, what)
+        recovery_s = wait_until(lambda: len(starts_of(machines.run)) > 1, PATIENCE_S, what)
         machines.finish(first)
         result, last = result_of(machines.run), starts_of(machines.run)[-1]
         require(last["world_size"] == 1, f"went on with {last['world_size']} ranks")
@@ -229,7 +242,8 @@ def lost_meeting_place(reference: str) -> dict[str, Any]:
             machines.start(number, ["bash", "-c", loop, "loop", *machines.script("1", number)], **facts)
             for number in (0, 1)
         ]
-        _kill_in_the_middle(machines, loops[0], itself=False)
+        _wait_for_the_middle(machines)
+        _kill(machines, loops[0], itself=False)
         starts = len(starts_of(machines.run))
         what = f"a new start; {machines.last_words()}"
         recovery_s = wait_until(lambda: len(starts_of(machines.run)) > starts, PATIENCE_S, what)
@@ -246,7 +260,8 @@ def run(trials: int = 1) -> dict[str, Any]:
     def out_of_reach() -> dict[str, Any]:
         figures = one_machine_out_of_reach()
         reference.append(figures.pop("hash"))
-        return {**figures, "the hash of the first trial": reference[-1] == reference[0]}
+        require(reference[-1] == reference[0], "two undisturbed trainings differ")
+        return figures
 
     replaced = "second machine lost and replaced"
     trial_of: dict[str, Trial] = {
@@ -258,15 +273,19 @@ def run(trials: int = 1) -> dict[str, Any]:
             reference[0], TwoMachines.launch_as_kubeflow
         ),
         "R15 elastic, second machine lost for good": lost_for_good,
+        "R15 the same without a word, time limit 10 s": lambda: lost_for_good(silently=True),
         "R16 first machine lost, a loop on both": lambda: lost_meeting_place(reference[0]),
     }
     what = "two machines (network namespaces): out of reach, lost, replaced, alone"
     return run_trials("R14 R15 R16 R18 S6", what, trials, trial_of, reason_to_skip())
 
 
-def _kill_in_the_middle(machines: TwoMachines, process: subprocess.Popen[bytes], *, itself: bool = True) -> int:
-    """Kill a machine's processes after two epochs; return the step of the newest checkpoint then."""
+def _wait_for_the_middle(machines: TwoMachines) -> None:
     wait_until(lambda: step_of(machines.run) >= 2 * NUM_BATCHES, PATIENCE_S, f"two epochs; {machines.last_words()}")
+
+
+def _kill(machines: TwoMachines, process: subprocess.Popen[bytes], *, itself: bool = True) -> int:
+    """Kill what runs on a machine, in the middle of the training; return the step of the newest checkpoint then."""
     step = step_of(machines.run)
     kill_tree(process, itself=itself)
     require(not (machines.run / "result.json").exists(), "the training was over before the kill")

@@ -57,6 +57,7 @@ JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 MpiDefault=none
 SelectType=select/cons_tres
+SchedulerParameters=sched_interval=1
 ReturnToService=2
 KillWait=20
 {requeue_exit}
@@ -138,7 +139,12 @@ def small_cluster(*, requeues_code_75: bool) -> Iterator[SmallCluster]:
         yield cluster
     finally:
         # A step's keeper is nobody's child: slurmd lets it live on without itself. It ends with its job.
-        subprocess.run(["scancel", "--full", "--signal=KILL", "--user=root"], env=cluster.environment(), check=False)
+        subprocess.run(
+            ["scancel", "--full", "--signal=KILL", "--user=root"],
+            env=cluster.environment(),
+            capture_output=True,
+            check=False,
+        )
         for process in reversed(cluster.daemons):
             kill_tree(process)
         _end_steps(cluster)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.ranks import RankFailed, run_ranks
 from utils import distributed
@@ -145,6 +146,23 @@ def test_without_a_group_every_function_answers_for_one_process() -> None:
     assert value.tolist() == [1, 1]
     distributed.barrier()
     distributed.cleanup_ddp()
+
+
+def guest() -> tuple[bool, bool]:
+    """Train in a group that another made, and tell what was left of it; then in one of our own."""
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    distributed.setup_ddp(torch.device("cpu"))
+    distributed.cleanup_ddp()
+    left = dist.is_initialized()
+    dist.destroy_process_group()
+    distributed.setup_ddp(torch.device("cpu"))
+    distributed.cleanup_ddp()
+    return left, dist.is_initialized()
+
+
+def test_a_group_made_by_somebody_else_is_theirs_to_end() -> None:
+    assert run_ranks(guest, 1, join=False) == [(True, False)]
 
 
 def test_objects_are_not_gathered() -> None:

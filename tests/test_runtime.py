@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -173,6 +174,20 @@ def test_forwarded_ctrl_c_counts_once_but_a_second_one_interrupts(monkeypatch: p
         monkeypatch.setattr(runtime, "_SAME_KEY_PRESS_S", -1.0)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_outside_the_main_thread_signals_are_left_to_it() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    seen: list[object] = []
+
+    def work() -> None:  # as Ray Train runs a training
+        with runtime.StopFlag() as stop:
+            seen.extend([stop.is_set, signal.getsignal(signal.SIGTERM)])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(timeout=10)
+    assert seen == [False, before]
 
 
 PARENT = """

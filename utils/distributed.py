@@ -28,6 +28,8 @@ DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_STARTUP_TIMEOUT_S = 900.0
 _NO_NUMBER = 2**62
 
+_made_the_group = False  # by this module, and not by whoever started us
+
 T = TypeVar("T")
 Say = Callable[[str], None]  # prints on rank 0, does nothing elsewhere
 
@@ -83,6 +85,7 @@ def setup_ddp(device: torch.device, ranks: RankInfo | None = None) -> RankInfo:
     to come together, else 900 s, after which the process ends with code 76. A group that somebody else has made, such
     as Ray Train, is used as it is. An error here is fatal on purpose.
     """
+    global _made_the_group
     ranks = ranks or read_rank_environment()
     if dist.is_initialized() or (ranks.world_size == 1 and "RANK" not in os.environ):
         return ranks
@@ -101,6 +104,7 @@ def setup_ddp(device: torch.device, ranks: RankInfo | None = None) -> RankInfo:
             timeout=timedelta(seconds=collective_timeout_s()),
             device_id=device if device.type == "cuda" else None,
         )
+        _made_the_group = True
         barrier()
     return ranks
 
@@ -115,16 +119,20 @@ def join_process_group(rank: int, world_size: int, backend: str | None = None) -
 
     Without a `backend`: NCCL where there is a GPU, else gloo.
     """
+    global _made_the_group
     if not dist.is_initialized():
         backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
         timeout = timedelta(seconds=collective_timeout_s())
         dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=timeout)
+        _made_the_group = True
 
 
 def cleanup_ddp() -> None:
-    """Leave the process group, if there is one."""
-    if dist.is_available() and dist.is_initialized():
+    """Leave the process group, if `setup_ddp` or `join_process_group` made one; another's is theirs to end."""
+    global _made_the_group
+    if _made_the_group and dist.is_initialized():
         dist.destroy_process_group()
+    _made_the_group = False
 
 
 def is_distributed() -> bool:

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -248,8 +249,9 @@ def shared_memory_free_bytes(folder: Path = Path("/dev/shm")) -> int | None:
 class StopFlag:
     """Turns SIGTERM, SIGINT and SIGUSR1 into a flag which the training loop reads between steps.
 
-    Use it as a context manager in the main thread; the old handlers come back at its end. A second Ctrl-C raises
-    KeyboardInterrupt; one that follows within half a second is the same key press, passed on by the launcher.
+    Use it as a context manager; the old handlers come back at its end. Signals reach the main thread only: in another,
+    such as Ray Train's, nothing sets the flag. A second Ctrl-C raises KeyboardInterrupt; one that follows within half a
+    second is the same key press, passed on by the launcher.
     """
 
     def __init__(self) -> None:
@@ -259,6 +261,8 @@ class StopFlag:
         self._old_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> StopFlag:
+        if threading.current_thread() is not threading.main_thread():
+            return self
         for number in _stop_signals():
             self._old_handlers[number] = signal.signal(number, self._receive)
         return self

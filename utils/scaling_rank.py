@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from utils.dataset import Batch
 from utils.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
-from utils.distributed import RankInfo, barrier, cleanup_ddp, read_rank_environment
+from utils.distributed import RankInfo, barrier, read_rank_environment
 from utils.engine import TrainingEngine
 from utils.errors import UserError
 from utils.images import write_bytes_atomic
@@ -66,7 +66,8 @@ def main() -> None:
             "use a smaller --batch-size"
         ) from error
     # Not after a failure: leaving the group may wait for the others, and the benchmark would learn of it late.
-    cleanup_ddp()
+    if dist.is_initialized():
+        dist.destroy_process_group()
     write_bytes_atomic(folder / f"rank{ranks.rank}.json", json.dumps(answer).encode())
 
 
