@@ -42,6 +42,7 @@ from utils.run_folder import OwnedRun, resume_arguments
 from utils.run_status import FINISHED, RUNNING, STOPPED
 from utils.runtime import choose_device, choose_precision, choose_threads_and_workers, die_with_parent, seed_everything
 from utils.schedule import ScheduleSpec, StepSchedule, warmup_steps
+from utils.shared_memory import LoaderPlan, batch_bytes, plan_loader
 from utils.train_config import OptimizerPlan, TrainConfig, plan_optimizer
 
 SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
@@ -56,7 +57,8 @@ def main() -> int:
     die_with_parent()
     device = choose_device(config.device, ranks.local_rank)
     threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
-    threads = config.threads or threads
+    loading = plan_workers(config, workers, ranks.local_world_size)
+    workers, threads = loading.workers, config.threads or threads
     torch.set_num_threads(threads)
     seed_everything(config.seed)
     tune_device(device, deterministic=config.deterministic, fixed_shapes=not config.multi_scale)
@@ -75,7 +77,7 @@ def main() -> int:
         with OwnedRun(config) as run:
             print_banner(ranks.world_size, ranks.rank)
             place = f"Device: {device}, {threads} threads and {workers} loader workers per process"
-            say("\n".join([*run.notes, *plan.arithmetic, *_weight_lines(weights, spec.names), place]))
+            say("\n".join([*run.notes, *loading.notes, *plan.arithmetic, *_weight_lines(weights, spec.names), place]))
 
             sizes = multi_scale_sizes(config.img_size) if config.multi_scale else ()
             batches = EpochBatches(len(train_set), config.batch_size, ranks.rank, ranks.world_size, config.seed, sizes)
@@ -87,7 +89,7 @@ def main() -> int:
             engine = build_engine(config, model, device, ranks, spec.names, run)
             engine.train(
                 train_loader=get_dataloader(train_set, batches, workers, pin_memory, config.prefetch),
-                val_loader=get_dataloader(val_set, val_batches, min(workers, 2), pin_memory),
+                val_loader=get_dataloader(val_set, val_batches, min(workers, 2), pin_memory, min(config.prefetch, 4)),
                 optimizer=optimizer,
                 criterion=SegmentationLoss(model, class_weights=weights),
                 scheduler=build_schedule(config, plan, optimizer, len(batches)),
@@ -99,6 +101,12 @@ def main() -> int:
             return conclude(engine, run, say)
     finally:
         cleanup_ddp()
+
+
+def plan_workers(config: TrainConfig, workers: int, local_world_size: int) -> LoaderPlan:
+    """Cut the loader's workers to what shared memory holds, at the largest size that a batch may have."""
+    side_px = max(multi_scale_sizes(config.img_size)) if config.multi_scale else config.img_size
+    return plan_loader(workers, config.prefetch, batch_bytes(config.batch_size, side_px), local_world_size)
 
 
 def conclude(engine: TrainingEngine, run: OwnedRun, say: distributed.Say) -> int:
