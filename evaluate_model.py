@@ -37,6 +37,9 @@ from utils.runtime import (
     choose_threads_and_workers,
     die_with_parent,
 )
+from utils.shared_memory import batch_bytes, plan_loader
+
+PREFETCH = 4  # batches that each loader process prepares ahead
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,10 @@ def main() -> int:
     photos = read_photos(spec, config.split)
     dataset = SegmentationDataset(photos, size_px)
     batches = ShardBatches(len(dataset), config.batch_size, ranks.rank, ranks.world_size)
-    loader = get_dataloader(dataset, batches, workers, device.type == "cuda")
+    loading = plan_loader(workers, PREFETCH, batch_bytes(config.batch_size, size_px), ranks.local_world_size)
+    if ranks.is_main and loading.notes:
+        print(*loading.notes, sep="\n")
+    loader = get_dataloader(dataset, batches, loading.workers, device.type == "cuda", PREFETCH)
     setup_ddp(device, ranks)
     try:
         size_of = sizes_on_disk(photos)

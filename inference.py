@@ -23,7 +23,7 @@ import torch
 from utils.ahead import map_ahead
 from utils.config import option, parse_config
 from utils.dataset_yaml import IMAGE_SUFFIXES
-from utils.errors import UsageError, UserError, run_script
+from utils.errors import UsageError, UserError, printable, run_script
 from utils.images import ImageError, read_image
 from utils.model import class_names, load_weights, trained_size_px
 from utils.plots import draw_instances, save_image
@@ -78,7 +78,7 @@ def main() -> int:
             readable = [(file, key, photo) for file, key, photo in batch if isinstance(photo, np.ndarray)]
             for file, _, error in batch:
                 if not isinstance(error, np.ndarray):
-                    print(f"skipped {file}: {error}")
+                    print(f"skipped {printable(str(file), 400)}: {printable(str(error), 400)}")
                     unreadable += 1
             photos = [photo for _, _, photo in readable]
             found = predict_photos(model, photos, size_px, device, classes=wanted, **limits)

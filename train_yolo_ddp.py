@@ -42,7 +42,8 @@ def main() -> int:
     die_with_parent()
     device = choose_device(config.device, ranks.local_rank)
     threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
-    threads = config.threads or threads
+    loading = plan_workers(config, workers, ranks.local_world_size)
+    workers, threads = loading.workers, config.threads or threads
     torch.set_num_threads(threads)
     seed_everything(config.seed)
     tune_device(device, deterministic=config.deterministic, fixed_shapes=not config.multi_scale)
@@ -60,9 +61,10 @@ def main() -> int:
         config = replace(config, batch_size=assembly.agree_batch_size(config, found))
         with OwnedRun(config) as run:
             print_banner(ranks.world_size, ranks.rank)
-            place = f"Device: {device}, {threads} threads and {workers} loader workers per process"
-            say("\n".join([*run.notes, place]))
-            return train(config, run, ranks, device, model, (train_set, val_set), workers, say)
+            loading = assembly.plan_workers(config, workers, ranks.local_world_size)
+            place = f"Device: {device}, {threads} threads and {loading.workers} loader workers per process"
+            say("\n".join([*run.notes, *loading.notes, place]))
+            return train(config, run, ranks, device, model, (train_set, val_set), loading.workers, say)
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"GPU {device.index}: --batch-size {config.batch_size} at {config.img_size} pixels does not fit its memory; "
@@ -105,7 +107,7 @@ def train(
     engine = assembly.build_engine(config, plan, model, device, ranks, names, run)
     engine.train(
         train_loader=get_dataloader(train_set, batches, workers, pin_memory, config.prefetch),
-        val_loader=get_dataloader(val_set, val_batches, min(workers, 2), pin_memory),
+        val_loader=get_dataloader(val_set, val_batches, min(workers, 2), pin_memory, min(config.prefetch, 4)),
         optimizer=optimizer,
         criterion=SegmentationLoss(model, class_weights=weights),
         scheduler=assembly.build_schedule(config, plan, optimizer, len(batches)),

@@ -7,6 +7,7 @@ import functools
 import io
 import os
 import pickle
+import random
 import runpy
 import subprocess
 import zipfile
@@ -84,4 +85,41 @@ def hostile_weights(marker: Path) -> dict[str, bytes]:
         "persistent_id": zipped(through_storage.getvalue()),
         "no_data_pkl": zipped(None),
         "legacy": saved({"model": Call(os.system, touch)}, _use_new_zipfile_serialization=False),
+    }
+
+
+def hostile_cells(marker: Path) -> dict[str, str]:
+    """Return `Label` fields by name. Those that are code would create `marker` if they were evaluated."""
+    touch = f"open({str(marker)!r}, 'w')"
+    point = '{"x": 1, "y": 2}'
+    zigzag = ", ".join(f'{{"x": {number % 4000}, "y": {100 + number % 2 * 3}}}' for number in range(20_000))
+    generator = random.Random(0)
+    scribble = ", ".join(
+        f'{{"x": {generator.randrange(4000)}, "y": {generator.randrange(3000)}}}' for _ in range(4_000)
+    )
+    return {
+        "import": f"__import__('os').system('touch {marker}')",
+        "call": touch,
+        "lambda": f"(lambda: {touch})()",
+        "comprehension": f"[{touch} for _ in [1]]",
+        "f_string": f"{{'objects': [f'{{{touch}}}']}}",
+        "attribute": "{'objects': ().__class__.__bases__[0].__subclasses__()}",
+        "walrus": f"(x := {touch})",
+        "power": "9**9**9",
+        "repetition": "{'objects': ['a' * 9999999999]}",
+        "20_mb": '{"objects": [' + " " * 20_000_000 + "]}",
+        "100000_brackets": "[" * 100_000,
+        "100000_closed_brackets": "[" * 100_000 + "]" * 100_000,
+        "deep_dictionaries": '{"objects": ' + '{"a": ' * 50_000 + "1" + "}" * 50_001,
+        "as_deep_as_json_goes": '{"objects": [' + "[" * 900 + "]" * 900 + "]}",
+        "million_lists": "{'objects': [" + "[], " * 900_000 + "]}",
+        "million_small_lists": '{"objects": [' + "[], " * 900_000 + "[]]}",
+        "nan": f'{{"objects": [{{"value": "pole", "polygon": [{point}, {{"x": NaN, "y": 1}}, {point}]}}]}}',
+        "1e999": f'{{"objects": [{{"value": "pole", "polygon": [{point}, {{"x": 1e999, "y": -1e999}}]}}]}}',
+        "huge_integer": "9" * 100_000,
+        "unbalanced": '{"objects": [{"value": "pole"',
+        "bytes": "b'\\x00\\xff'",
+        "nul": "{'objects': []\0}",
+        "zigzag_line": f'{{"objects": [{{"value": "conductor", "line": [{zigzag}]}}]}}',
+        "scribble": f'{{"objects": [{{"value": "pole", "polygon": [{scribble}]}}]}}',
     }

@@ -263,7 +263,9 @@ def test_a_wrong_label_is_named_by_file_and_line(folder: Path, tmp_path: Path) -
     (tmp_path / "images").symlink_to(folder / "images")
     (tmp_path / "labels").mkdir()
     (tmp_path / "labels" / "3.txt").write_text("0 0.1 0.1 0.5 0.1 0.5 0.5\n7 0.1 0.1 0.5 0.1 0.5 0.5\n")
-    (tmp_path / "data.yaml").write_text("train: images\nnames: [first, second]\n")
+    # The linked photographs lie elsewhere: `path` must be a folder that holds both.
+    root, place = folder.parent, tmp_path.relative_to(folder.parent)
+    (tmp_path / "data.yaml").write_text(f"path: {root}\ntrain: {place}/images\nnames: [first, second]\n")
     with pytest.raises(UserError, match=r"3\.txt:2"):
         read_photos(load_dataset_yaml(tmp_path / "data.yaml"), "train")
 

@@ -23,6 +23,7 @@ from utils.run_folder import GLOBAL_BATCH_SIZE, OwnedRun, read_config
 from utils.run_status import RUNNING
 from utils.runtime import choose_precision
 from utils.schedule import ScheduleSpec, StepSchedule, warmup_steps
+from utils.shared_memory import LoaderPlan, batch_bytes, plan_loader
 from utils.train_config import OptimizerPlan, TrainConfig
 
 SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
@@ -72,6 +73,12 @@ def agree_batch_size(config: TrainConfig, found: int | None) -> int:
         return config.batch_size
     earlier = distributed.from_main(read_config(Path(config.save_dir)).get("batch_size"))
     return earlier or distributed.least_over_ranks(found)
+
+
+def plan_workers(config: TrainConfig, workers: int, local_world_size: int) -> LoaderPlan:
+    """Cut the loader's workers to what shared memory holds, at the largest size that a batch may have."""
+    side_px = max(multi_scale_sizes(config.img_size)) if config.multi_scale else config.img_size
+    return plan_loader(workers, config.prefetch, batch_bytes(config.batch_size, side_px), local_world_size)
 
 
 def build_engine(

@@ -21,7 +21,7 @@ import numpy as np
 
 from utils.ahead import map_ahead
 from utils.distributed import local_rank_first
-from utils.errors import UserError
+from utils.errors import DataErrors, UserError
 from utils.files import write_text_atomic
 from utils.images import ImageError, fit_long_side, read_image
 from utils.runtime import usable_cpu_count
@@ -81,7 +81,7 @@ def open_or_build(
         announce(f"packed cache off: {folder} cannot be written")
         return None
     with local_rank_first(folder / f"{name}.lock"):
-        index = _load_index(pixel_file, index_file)
+        index = _load_index(pixel_file, index_file, len(files))
         if index is not None:
             return index
         needed = len(files) * long_side_px * long_side_px * 3 * 3 // 4  # a 4:3 photograph
@@ -104,18 +104,23 @@ def _build(
     files: Sequence[Path], long_side_px: int, pixel_file: Path, index_file: Path, announce: Callable[[str], None]
 ) -> CacheIndex:
     temporary = pixel_file.with_suffix(f".tmp-{os.getpid()}")
-    sizes, offsets = [], [0]
+    sizes, offsets, problems = [], [0], []
     every = max(len(files) // 5, 500)
     try:
         # Decoded on all cores; few photographs wait in memory when the disk is the slower one.
         images = map_ahead(lambda file: _load(file, long_side_px), files, usable_cpu_count())
         with temporary.open("wb") as output:
             for done, image in enumerate(images, start=1):
+                if isinstance(image, str):
+                    problems.append(image)
+                    continue
                 output.write(image.tobytes())
                 sizes.append(image.shape[:2])
                 offsets.append(offsets[-1] + image.nbytes)
                 if done % every == 0:
                     announce(f"  packed {done}/{len(files)}")
+            if problems:
+                raise DataErrors(f"{len(problems)} of {len(files)} photographs cannot be used: {problems[0]}", problems)
             output.flush()
             os.fsync(output.fileno())
         os.replace(temporary, pixel_file)
@@ -130,22 +135,36 @@ def load_photo(file: Path, long_side_px: int) -> np.ndarray:
     return fit_long_side(read_image(file, long_side_px), long_side_px)
 
 
-def _load(file: Path, long_side_px: int) -> np.ndarray:
+def unreadable(file: Path, error: ImageError) -> str:
+    """Put a photograph that cannot be read into a line with the way out."""
+    reason = str(error).removeprefix(f"{file}: ")
+    return f"{file}: unreadable photograph ({reason}); remove it or run python parse_labels.py again"
+
+
+def _load(file: Path, long_side_px: int) -> np.ndarray | str:
+    """Return a photograph, or why there is none."""
     try:
         return load_photo(file, long_side_px)
-    except (ImageError, OSError) as error:
-        raise UserError(
-            f"{file}: unreadable photograph ({error}); remove it or run python parse_labels.py again"
-        ) from error
+    except ImageError as error:
+        return unreadable(file, error)
 
 
-def _load_index(pixel_file: Path, index_file: Path) -> CacheIndex | None:
+def _load_index(pixel_file: Path, index_file: Path, num_photographs: int) -> CacheIndex | None:
     try:
         content = json.loads(index_file.read_text(encoding="utf-8"))
         index = CacheIndex(pixel_file, np.array(content["offsets"], np.int64), np.array(content["sizes"], np.int32))
-        return index if pixel_file.stat().st_size == index.offsets[-1] else None
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        is_whole = pixel_file.stat().st_size == index.offsets[-1] and _is_consistent(index, num_photographs)
+        return index if is_whole else None
+    except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError):
         return None  # absent or damaged: built again
+
+
+def _is_consistent(index: CacheIndex, num_photographs: int) -> bool:
+    """Tell whether each photograph has as many bytes as its size says: the folder may have come with the data set."""
+    if index.offsets.shape != (num_photographs + 1,) or index.sizes.shape != (num_photographs, 2):
+        return False
+    num_bytes = index.sizes.astype(np.int64).prod(axis=1) * 3
+    return bool(index.offsets[0] == 0 and (index.sizes > 0).all() and (np.diff(index.offsets) == num_bytes).all())
 
 
 def _fingerprint(files: Sequence[Path], long_side_px: int) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import re
 import sys
 import types
 import typing
@@ -71,9 +72,14 @@ def nearest(word: str, known: Sequence[str]) -> str:
     return f" (did you mean {matches[0]}?)" if matches else ""
 
 
+def without_secrets(text: str) -> str:
+    """Return `text` without the user, password and query of addresses in it."""
+    return re.sub(r"(://[^\s?]*)\?\S+", r"\1?…", re.sub(r"://[^/\s]*@", "://…@", text))
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"{self.prog}: error: {message} -- see {self.prog} --help\n")
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {without_secrets(message)} -- see {self.prog} --help\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         known, unknown = self.parse_known_args(args, namespace)
@@ -185,7 +191,10 @@ def _checked(path: Path, name: str, value: Any, field: dataclasses.Field[Any], k
         is_number = isinstance(item, int | float) and not isinstance(item, bool)
         fits = {bool: isinstance(item, bool), int: is_number and float(item).is_integer(), float: is_number}
         if not fits.get(base, isinstance(item, str | int | float) and not isinstance(item, bool)):
-            raise UsageError(f"--config {path}: {name}: expected {base.__name__}, found {item!r}")
+            shown = (
+                repr(item)[:80] if item is None or isinstance(item, str | int | float) else f"a {type(item).__name__}"
+            )
+            raise UsageError(f"--config {path}: {name}: expected {base.__name__}, found {shown}")
         choices = field.metadata["choices"]
         if choices and base(item) not in choices:
             raise UsageError(f"--config {path}: {name}: {item!r} is not one of {', '.join(map(str, choices))}")

@@ -33,12 +33,12 @@ from utils.augment import (
     visible_outlines,
     warp_into,
 )
-from utils.cache import PackedImages, load_photo, open_or_build
+from utils.cache import PackedImages, load_photo, open_or_build, unreadable
 from utils.colour import draw_gains, jitter_colour
 from utils.dataset_yaml import DatasetSpec, label_file_for
-from utils.errors import UserError
-from utils.images import fit_long_side, letterbox
-from utils.labels import read_yolo_label
+from utils.errors import DataErrors, UserError
+from utils.images import ImageError, fit_long_side, letterbox
+from utils.labels import LabelError, read_yolo_label
 from utils.runtime import die_with_parent, ignore_stop_signals
 from utils.target_masks import draw_masks
 
@@ -80,16 +80,33 @@ class Sample:
 
 
 def read_photos(spec: DatasetSpec, split: str) -> list[Photo]:
-    """Read a split's labels. A missing label file means a photograph without objects. Raises UserError (file:line)."""
-    photos = []
-    for file in spec.image_files(split):
-        label_file = label_file_for(file)
-        if label_file.exists():
-            labels = read_yolo_label(label_file, len(spec.names))
-            photos.append(Photo(file, labels.class_ids, labels.polygons))
-        else:
-            photos.append(Photo(file, np.zeros(0, np.int64), []))
+    """Read a split's labels. A missing label file means a photograph without objects.
+
+    Raises DataErrors (file:line), which lists every label file that cannot be used.
+    """
+    photos: list[Photo] = []
+    problems: list[str] = []
+    files = spec.image_files(split)
+    for file in files:
+        try:
+            photos.append(_read_photo(spec, file))
+        except LabelError as error:
+            problems.append(str(error))
+    if problems:
+        raise DataErrors(
+            f"{len(problems)} of {len(files)} label files of `{split}` cannot be used: {problems[0]}", problems
+        )
     return photos
+
+
+def _read_photo(spec: DatasetSpec, file: Path) -> Photo:
+    label_file = label_file_for(file)
+    if label_file.is_symlink() and not spec.holds(label_file):
+        raise LabelError(f"{label_file}: a link that leaves {spec.root}")
+    if not label_file.exists():
+        return Photo(file, np.zeros(0, np.int64), [])
+    labels = read_yolo_label(label_file, len(spec.names))
+    return Photo(file, labels.class_ids, labels.polygons)
 
 
 def count_classes(photos: list[Photo], num_classes: int) -> np.ndarray:
@@ -138,7 +155,11 @@ class SegmentationDataset(Dataset[Sample]):
         """Return a photograph as RGB uint8 (H, W, 3), its long side at most the data set's `size_px`."""
         if self.packed is not None:
             return self.packed.read(index)
-        return load_photo(self.photos[index].file, self.size_px)
+        file = self.photos[index].file
+        try:
+            return load_photo(file, self.size_px)
+        except ImageError as error:
+            raise UserError(unreadable(file, error)) from error
 
     def _letterboxed(self, index: int, size_px: int) -> Sample:
         photo, image = self.photos[index], self.image(index)

@@ -7,7 +7,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 EXIT_DONE = 0
@@ -26,6 +26,14 @@ class UserError(Exception):
     exit_code = EXIT_FAILED
 
 
+class DataErrors(UserError):
+    """Several files that cannot be used. `details`, one line each, are printed before the message, by rank 0 alone."""
+
+    def __init__(self, message: str, details: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.details = tuple(details)
+
+
 class UsageError(UserError):
     """The command line or a configuration file is wrong."""
 
@@ -41,6 +49,11 @@ _PYTORCH_ADVICE = re.compile(
 def one_line(error: BaseException, most_characters: int = 200) -> str:
     """Return a foreign error's words on one printable line, without PyTorch's advice around them."""
     text = _PYTORCH_ADVICE.sub("", " ".join(str(error).split())).strip() or type(error).__name__
+    return printable(text, most_characters)
+
+
+def printable(text: str, most_characters: int = 80) -> str:
+    """Return `text` short enough and free of what would break a line of a report or confuse a terminal."""
     return (text if text.isprintable() else ascii(text)[1:-1])[:most_characters]
 
 
@@ -54,7 +67,9 @@ def run_script(main: Callable[[], int | None]) -> None:
     except UserError as error:
         rank = os.environ.get("RANK", "0")
         where = "" if rank == "0" else f"[rank {rank}] "
-        print(f"{where}error: {error}", file=sys.stderr, flush=True)
+        if isinstance(error, DataErrors) and rank == "0":
+            print(*error.details, sep="\n", file=sys.stderr)
+        print(f"{where}error: {_last_line(error)}", file=sys.stderr, flush=True)
         code = error.exit_code
     except KeyboardInterrupt:
         print("stopped by the keyboard", file=sys.stderr, flush=True)
@@ -64,6 +79,12 @@ def run_script(main: Callable[[], int | None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_DONE
     _leave(code or EXIT_DONE)
+
+
+def _last_line(error: UserError) -> str:
+    """Return the message alone: a loader's worker passes its error on at the end of a traceback."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return re.sub(r"^[\w.]+(Error|Errors): ", "", lines[-1]) if len(lines) > 1 else lines[0]
 
 
 def _leave(code: int) -> NoReturn:

@@ -6,6 +6,8 @@ Every picture in memory is RGB uint8 of shape (height, width, 3).
 from __future__ import annotations
 
 import io
+import re
+import stat
 import struct
 from pathlib import Path
 
@@ -17,11 +19,17 @@ from PIL import Image
 from utils.files import write_bytes_atomic
 
 MAX_IMAGE_PIXELS = 400_000_000  # a drone photograph has 20 million; more than this is an error or an image bomb
+# A few kB can hold an even area of any size. Photographs have 1 to 20 pixels a byte, at most 100 in all-blue sky.
+UNSUSPICIOUS_PIXELS = 25_000_000
+MAX_PIXELS_PER_BYTE = 200
+MAX_IMAGE_BYTES = 2_000_000_000
 LETTERBOX_FILL = 114  # YOLO's grey: what pretrained weights saw around photographs
 _ORIENTATION_TAG = 274
 # What Pillow's header readers raise on damaged bytes, besides UnidentifiedImageError (an OSError).
 _HEADER_ERRORS = (OSError, ValueError, SyntaxError, struct.error, EOFError, LookupError, TypeError, ImportError)
 _JPEG_START = b"\xff\xd8\xff"
+# The kinds that are read. Their first bytes also make Pillow, which reads the header, and OpenCV, which decodes, agree.
+_KINDS = re.compile(rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|BM|RIFF....WEBP|II[*+]\0|MM\0[*+]", re.DOTALL)
 _TIFF_STARTS = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
 # What libjpeg-turbo says of kinds that it cannot convert; every other complaint means missing or wrong bytes.
 _EXOTIC_WORDS = ("subsampling level", "color conversion", "data precision", "sof type")
@@ -51,6 +59,11 @@ def decode_image(data: bytes, min_long_side_px: int | None = None) -> np.ndarray
 def read_image(path: Path, min_long_side_px: int | None = None) -> np.ndarray:
     """Read a picture file as `decode_image` does. Raises ImageError naming the file."""
     try:
+        facts = path.stat()
+        if not stat.S_ISREG(facts.st_mode):  # reading a pipe would wait for ever, a device may never end
+            raise ImageError("not a regular file")
+        if facts.st_size > MAX_IMAGE_BYTES:
+            raise ImageError(f"{facts.st_size / 1e9:.1f} GB, more than any photograph")
         return decode_image(path.read_bytes(), min_long_side_px)
     except OSError as error:
         raise ImageError(f"{path}: {error.strerror or error}") from error
@@ -152,6 +165,10 @@ def _read_header(data: bytes) -> tuple[int, int, int]:
     # Pillow refuses 179 megapixels by itself; raise that, for the whole process, to the limit checked below.
     if Image.MAX_IMAGE_PIXELS is not None and Image.MAX_IMAGE_PIXELS < MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = MAX_IMAGE_PIXELS
+    if not data:
+        raise ImageError("empty file")
+    if not _KINDS.match(data):
+        raise ImageError("not a picture, or of a kind that is not read (JPEG, PNG, BMP, TIFF and WebP are)")
     try:
         with _open_picture(io.BytesIO(data)) as header:
             width, height = header.size
@@ -159,10 +176,11 @@ def _read_header(data: bytes) -> tuple[int, int, int]:
     except Image.DecompressionBombError as error:
         raise ImageError(f"more than {MAX_IMAGE_PIXELS // 1_000_000} megapixels") from error
     except _HEADER_ERRORS as error:
-        reason = "empty file" if not data else "not a picture, or its header is damaged"
-        raise ImageError(reason) from error
+        raise ImageError("not a picture, or its header is damaged") from error
     if width * height > MAX_IMAGE_PIXELS:
         raise ImageError(f"{width}x{height} is more than {MAX_IMAGE_PIXELS // 1_000_000} megapixels")
+    if width * height > max(UNSUSPICIOUS_PIXELS, MAX_PIXELS_PER_BYTE * len(data)):
+        raise ImageError(f"{width}x{height} pixels in {len(data)} bytes: an image bomb, not a photograph")
     is_tiff = data.startswith(_TIFF_STARTS)
     return width, height, 1 if is_tiff or not isinstance(exif, bytes) else _orientation_of(exif)
 

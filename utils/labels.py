@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import re
+import stat
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from utils.errors import UserError
+from utils.errors import UserError, printable
 
-# A photograph's outlines take some 30 kB. Python's parser needs 200 times the text in memory (measured): bound it.
+# A photograph's outlines take some 30 kB. JSON needs some 20 times the text in memory; Python's parser needs 500 times
+# (2 GB for four million characters of `[],`, measured), so it is given less.
 MAX_LABEL_CHARACTERS = 4_000_000
+MAX_LITERAL_CHARACTERS = 300_000
+MAX_OBJECTS = 10_000
+MAX_FIELD_CHARACTERS = 25_000_000  # of the CSV: beyond, a quote is missing and the rest of the file is one field
 MAX_LABEL_FILE_BYTES = 20_000_000
 OUTSIDE_TOLERANCE = 1e-3  # normalised; rounding of other tools' labels, clipped. Farther out is an error
 UNREADABLE_ROW = "unreadable row"
@@ -109,7 +114,9 @@ def read_label_csv(path: Path, problems: list[Problem]) -> Iterator[LabelRow]:
     try:
         # Undecodable bytes become U+FFFD: the row they are in is then reported, not the whole file refused.
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
-            csv.field_size_limit(2**31 - 1)  # the default of 128 kB is less than a busy photograph's outlines
+            csv.field_size_limit(
+                MAX_FIELD_CHARACTERS
+            )  # the default of 128 kB is less than a busy photograph's outlines
             yield from _rows(path, csv.reader(stream), problems)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; run python download_data.py") from error
@@ -128,6 +135,8 @@ def parse_label_text(text: str) -> tuple[list[LabelObject], list[str]]:
     content = _parse_literal(text)
     if not isinstance(content, dict) or not isinstance(content.get("objects"), list):
         raise LabelError(f"label holds no `objects` list: {text[:40]!r}")
+    if len(content["objects"]) > MAX_OBJECTS:
+        raise LabelError(f"label of {len(content['objects']):,} objects, at most {MAX_OBJECTS:,} are read")
     objects: list[LabelObject] = []
     complaints: list[str] = []
     for number, item in enumerate(content["objects"], start=1):
@@ -135,6 +144,8 @@ def parse_label_text(text: str) -> tuple[list[LabelObject], list[str]]:
             objects.append(_parse_object(item))
         except (ValueError, OverflowError) as error:
             complaints.append(f"object {number}: {error}")
+        except RecursionError:  # while it is put into words
+            complaints.append(f"object {number}: nested too deeply")
     return objects, complaints
 
 
@@ -167,11 +178,6 @@ def read_yolo_label(path: Path, num_classes: int, text: str | None = None) -> La
         class_ids.append(class_id)
         polygons.append(polygon)
     return LabelFile(np.array(class_ids, dtype=np.int64), polygons)
-
-
-def printable(text: str) -> str:
-    """Return `text` short enough and free of what would break a line of a report or confuse a terminal."""
-    return text[:80] if text.isprintable() else ascii(text)[1:-1][:80]
 
 
 def _spelling_key(value: str) -> str:
@@ -209,6 +215,8 @@ def _parse_literal(text: str) -> Any:
         try:
             return json.loads(text)
         except ValueError:
+            if len(text) > MAX_LITERAL_CHARACTERS:
+                raise ValueError(f"no JSON, and too long for the other: {len(text):,} characters") from None
             return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError | MemoryError) else str(error)
@@ -245,7 +253,10 @@ def _parse_points(value: str, points: list[Any]) -> np.ndarray:
 
 def _read_label_text(path: Path) -> str:
     try:
-        if path.stat().st_size > MAX_LABEL_FILE_BYTES:
+        facts = path.stat()
+        if not stat.S_ISREG(facts.st_mode):  # reading a pipe would wait for ever
+            raise LabelError(f"{path}: not a regular file")
+        if facts.st_size > MAX_LABEL_FILE_BYTES:
             raise LabelError(f"{path}: larger than {MAX_LABEL_FILE_BYTES // 1_000_000} MB, not a label file")
         return path.read_text(encoding="utf-8")
     except OSError as error:

@@ -184,11 +184,11 @@ def checked_names(names: Any) -> tuple[str, ...]:
     numbered = names if isinstance(names, dict) else dict(enumerate(names or ()))
     if not 1 <= len(numbered) <= MAX_NAMES or set(numbered) != set(range(len(numbered))):
         raise ForeignFile(f"its class names are not numbered 0 to {max(len(numbered) - 1, 0)}")
-    ordered = tuple(str(numbered[index]) for index in range(len(numbered)))
-    for name in ordered:
-        if not name.isprintable() or len(name) > 200:
-            raise ForeignFile(f"its class name {ascii(name)[:80]} is not printable, or too long")
-    return ordered
+    for name in numbered.values():
+        if not isinstance(name, str | int | float) or not str(name).isprintable() or len(str(name)) > 200:
+            shown = ascii(name)[:80] if isinstance(name, str) else f"of type {type(name).__name__}"
+            raise ForeignFile(f"its class name {shown} is not printable, or too long")
+    return tuple(str(numbered[index]) for index in range(len(numbered)))
 
 
 def checked_architecture(description: Any) -> dict[str, Any]:
@@ -206,7 +206,9 @@ def checked_architecture(description: Any) -> dict[str, Any]:
     activation = description.get("activation")
     if activation is not None:
         if not isinstance(activation, str) or not ACTIVATION.fullmatch(activation):
-            raise ForeignFile(f"its activation {str(activation)[:60]!r} is more than a layer such as nn.SiLU()")
+            raise ForeignFile(
+                f"its activation {ascii(activation)[:60] if isinstance(activation, str) else ''} is more than a layer such as nn.SiLU()"
+            )
         architecture["activation"] = activation
     layers = architecture["backbone"] + architecture["head"]
     if len(layers) > MAX_LAYERS:
@@ -239,7 +241,7 @@ def _plain(value: Any, budget: list[int]) -> Any:
         return value
     if value is None or (isinstance(value, str) and len(value) <= 100):
         return value
-    raise ForeignFile(f"its network description holds {type(value).__name__} {str(value)[:40]!r}")
+    raise ForeignFile(f"its network description holds what no layer needs: {type(value).__name__}")
 
 
 def _plain_options(options: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import requests
 import urllib3
 from remotezip import RangeNotSupported, RemoteZipError
 
+from utils.bounded_zip import MAX_MEMBER_BYTES, MAX_MEMBERS, MAX_RATIO, TooManyMembers, is_bomb
 from utils.dataset_yaml import IMAGE_SUFFIXES
 from utils.download.progress import Progress
 from utils.download.source import CHUNK_BYTES, RetryPolicy
@@ -28,9 +29,6 @@ from utils.errors import UserError
 
 T = TypeVar("T")
 
-MAX_MEMBERS = 100_000
-MAX_PHOTOGRAPH_BYTES = 200_000_000  # EPRI's largest are about 20 MB
-MAX_RATIO = 200  # a JPEG shrinks by a few per cent; a bomb by a factor of 1,000
 FAILURES = (
     zipfile.BadZipFile,
     EOFError,
@@ -100,6 +98,8 @@ class PhotoArchive:
                 raise UserError(
                     f"{self._shown}: {what} is compressed in a way Python cannot read; unpack it with another program"
                 ) from None
+            except TooManyMembers as error:
+                raise UserError(f"{self._shown}: {error}; nothing was extracted from this archive") from None
             except FAILURES as error:
                 self.close()
                 num_failures += 1
@@ -173,12 +173,12 @@ def _refuse_unsafe(member: zipfile.ZipInfo, shown: str) -> None:
 
 
 def _refuse_bomb(member: zipfile.ZipInfo, shown: str) -> None:
-    if member.file_size > MAX_PHOTOGRAPH_BYTES:
-        problem = f"is {member.file_size / 1e6:,.0f} MB large, more than {MAX_PHOTOGRAPH_BYTES / 1e6:,.0f} MB"
-    elif member.file_size > MAX_RATIO * max(member.compress_size, 1):
-        problem = f"unpacks to more than {MAX_RATIO} times its size"
-    else:
+    if not is_bomb(member):
         return
+    if member.file_size > MAX_MEMBER_BYTES:
+        problem = f"is {member.file_size / 1e6:,.0f} MB large, more than {MAX_MEMBER_BYTES / 1e6:,.0f} MB"
+    else:
+        problem = f"unpacks to more than {MAX_RATIO} times its size"
     raise UserError(f"{shown}: {member.filename!r} {problem}; nothing was extracted from this archive")
 
 

@@ -7,6 +7,7 @@ import re
 import zipfile
 from pathlib import Path
 
+from utils.bounded_zip import BoundedZip
 from utils.download.progress import Progress
 from utils.download.source import CHUNK_BYTES, RemoteFile, md5_base64
 from utils.errors import UserError
@@ -53,7 +54,7 @@ class FolderSource:
 
     def open_zip(self, remote: RemoteFile) -> zipfile.ZipFile:
         """Open an archive in the folder."""
-        return zipfile.ZipFile(self._folder / remote.name)
+        return BoundedZip(self._folder / remote.name)
 
     def circuit_names(self, candidates: tuple[str, ...]) -> list[str]:
         """List the circuits whose zip is in the folder, in natural order; `candidates` is not needed here."""

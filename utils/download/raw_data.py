@@ -11,6 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from utils.bounded_zip import BoundedZip
 from utils.download.archive import Listing, PhotoArchive, choose_photographs, photograph_name
 from utils.download.ledger import Entry, Ledger
 from utils.download.progress import Progress
@@ -202,7 +203,7 @@ class _Download:
         if task.transfer_bytes:
             remote = self._source.fetch(remote, zip_file, progress)
             self._ledger.record(remote.name, self._entry(remote))
-        archive = PhotoArchive(lambda: zipfile.ZipFile(zip_file), str(zip_file))
+        archive = PhotoArchive(lambda: BoundedZip(zip_file), str(zip_file))
         try:
             listing = archive.listing()
         finally:

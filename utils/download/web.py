@@ -11,6 +11,7 @@ import re
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 import requests
@@ -21,6 +22,7 @@ from urllib3 import BaseHTTPResponse
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 from urllib3.util import Retry
 
+from utils.bounded_zip import BoundedZip
 from utils.download.part_file import PartFile
 from utils.download.progress import Progress
 from utils.download.source import CHUNK_BYTES, RemoteFile, RetryPolicy, md5_base64
@@ -112,7 +114,8 @@ class HttpSource:
 
     def open_zip(self, remote: RemoteFile) -> zipfile.ZipFile:
         """Open an archive by range requests, all tied to its ETag. Raises remotezip's and zipfile's errors."""
-        return RemoteZip(
+        open_remote: Any = _BoundedRemoteZip  # RemoteZip carries no types
+        return open_remote(  # type: ignore[no-any-return]
             self._url(remote.name),
             initial_buffer_size=ZIP_DIRECTORY_BYTES,
             session=self._session,
@@ -197,6 +200,10 @@ def checked_url(url: str, place: str = "--base-url") -> SplitResult:
     if parts.scheme == "http" and parts.hostname not in LOCAL_HOSTS:
         raise UsageError(f"{place} {shown}: not encrypted; use https://{_host_and_port(parts)}")
     return parts._replace(fragment="")
+
+
+class _BoundedRemoteZip(RemoteZip, BoundedZip):
+    """A remote zip whose directory is measured before it is fetched."""
 
 
 class _TransferBroken(Exception):

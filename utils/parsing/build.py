@@ -13,10 +13,10 @@ from typing import Any
 import cv2
 from tqdm import tqdm
 
-from utils.errors import UserError
+from utils.errors import UserError, printable
 from utils.files import write_bytes_atomic
 from utils.images import ImageError
-from utils.labels import UNREADABLE_ROW, ClassTable, LabelError, LabelRow, Problem, printable, read_label_csv
+from utils.labels import UNREADABLE_ROW, ClassTable, LabelError, LabelRow, Problem, read_label_csv
 from utils.parsing.manifest import NO_PHOTOGRAPH, NO_ROW, by_severity, dataset_yaml_text, make_manifest, manifest_bytes
 from utils.parsing.photograph import ImageFacts, LabelResult, PhotographOptions, build_image, build_label
 from utils.parsing.sources import (

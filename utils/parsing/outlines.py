@@ -16,6 +16,11 @@ from shapely.geometry.polygon import orient
 MIN_PART_AREA_PX = 1.0  # parts below one pixel of the original photograph cannot be seen
 MAX_RINGS = 50  # only a scribble has more parts and holes; the smallest are left out
 MAX_COORDINATE_PX = 1e6
+# A drawn outline has tens of vertices and crosses itself a few times. Without bounds 20,000 points in a zigzag took a
+# minute and a half, and 4,000 random ones as long.
+MAX_POINTS = 20_000
+MAX_LINE_POINTS = 2_000  # once simplified: drawing the strip takes time as their square
+MAX_CROSSINGS = 12_000
 DENSE_VERTICES = 100  # hand-drawn outlines have fewer and stay exactly as drawn
 
 
@@ -38,6 +43,10 @@ def object_ring(
     """
     if len(points) and np.abs(points).max() > MAX_COORDINATE_PX:
         raise OutlineError(f"{kind} has the coordinate {np.abs(points).max():g}, far outside any photograph")
+    if len(points) > MAX_POINTS:
+        raise OutlineError(f"{kind} of {len(points):,} points, more than {MAX_POINTS:,}")
+    if len(points) > DENSE_VERTICES and _estimated_crossings(points) > MAX_CROSSINGS:
+        raise OutlineError(f"{kind} crosses itself more than {MAX_CROSSINGS:,} times")
     try:
         shape = _line_shape(points, line_width_px, tolerance_px) if kind == "line" else _polygon(points, tolerance_px)
         return _visible_ring(shape, size)
@@ -93,8 +102,26 @@ def _line_shape(points: np.ndarray, line_width_px: float, tolerance_px: float) -
     line = LineString(points)
     if len(points) > DENSE_VERTICES:
         line = line.simplify(tolerance_px)  # the centre line, not the result, so that the width stays exact
+        if shapely.get_num_coordinates(line) > MAX_LINE_POINTS:
+            raise OutlineError(f"line of {shapely.get_num_coordinates(line):,} corners, more than {MAX_LINE_POINTS:,}")
     # Mitred joins keep the vertex count low; the limit turns the spike of a sharp turn into a bevel.
     return line.buffer(line_width_px / 2, cap_style="flat", join_style="mitre", mitre_limit=2.0)
+
+
+def _estimated_crossings(points: np.ndarray) -> float:
+    """Return how often the segments between points (V, 2) cross: counted for short outlines, for long ones sampled."""
+    starts, ends = points[:-1], points[1:]
+    num_segments = len(starts)
+    num_chosen = min(num_segments, max(50, 400_000 // num_segments))
+    chosen = np.random.default_rng(0).choice(num_segments, num_chosen, replace=False)
+    a, b = starts[chosen, None], ends[chosen, None]
+
+    def side(of: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+        towards, to_point = end - begin, of - begin
+        return towards[..., 0] * to_point[..., 1] - towards[..., 1] * to_point[..., 0]
+
+    cross = (side(starts, a, b) * side(ends, a, b) < 0) & (side(a, starts, ends) * side(b, starts, ends) < 0)
+    return float(cross.sum()) / 2 * num_segments / num_chosen
 
 
 def _without_repeats(points: np.ndarray) -> np.ndarray:

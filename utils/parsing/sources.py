@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 
+from utils.bounded_zip import BoundedZip, is_bomb
 from utils.dataset_yaml import IMAGE_SUFFIXES
-from utils.errors import UserError
+from utils.errors import UserError, one_line, printable
 from utils.images import ImageError
-from utils.labels import Problem, printable
+from utils.labels import Problem
 
 LABEL_CSV = "Overhead-Distribution-Labels.csv"
 MAX_PHOTOGRAPH_BYTES = 1_000_000_000
@@ -65,12 +66,15 @@ class PhotographReader:
                 return photograph.file.read_bytes()
             with self._lock:
                 if photograph.file not in self._archives:
-                    self._archives[photograph.file] = zipfile.ZipFile(photograph.file)
+                    self._archives[photograph.file] = BoundedZip(photograph.file)
                 archive = self._archives[photograph.file]
-            return archive.read(photograph.member)
-        except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+            member = archive.getinfo(photograph.member)
+            if is_bomb(member):
+                raise ImageError(f"unpacks from {member.compress_size} to {member.file_size} bytes: not a photograph")
+            return archive.read(member)
+        except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, KeyError) as error:
             # RuntimeError: encrypted members, and NotImplementedError for unknown compression.
-            raise ImageError(f"cannot be read ({' '.join(str(error).split())[:120]})") from error
+            raise ImageError(f"cannot be read ({one_line(error, 120)})") from error
 
 
 def find_label_csv(folder: Path) -> Path:
@@ -96,7 +100,7 @@ def find_photographs(folder: Path, problems: list[Problem]) -> dict[str, Photogr
     Raises UserError when there is no photograph at all.
     """
     found: dict[str, Photograph] = {}
-    for photograph in _in_folders(folder):
+    for photograph in _in_folders(folder, problems):
         if photograph.key in found:
             problems.append(_duplicate(photograph, found[photograph.key]))
         else:
@@ -118,31 +122,55 @@ def _duplicate(ignored: Photograph, kept: Photograph) -> Problem:
     return Problem(printable(ignored.source), f"ignored, {printable(kept.source)} is used", DUPLICATE_PHOTOGRAPH)
 
 
-def _in_folders(folder: Path) -> Iterator[Photograph]:
+def _in_folders(folder: Path, problems: list[Problem]) -> Iterator[Photograph]:
+    """Walk the input folder. A link is followed as long as it stays in it: others may lead to anything of this machine."""
+    root = os.path.realpath(folder)
     visited: set[str] = set()
     for place, subfolders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(place)
-        subfolders[:] = [] if real in visited else sorted(name for name in subfolders if not name.startswith("."))
-        for name in sorted(names) if real not in visited else []:
-            path = Path(place, name)
-            if is_photograph(name) and path.is_file():
-                status = path.stat()
-                source = path.relative_to(folder).as_posix()
-                stamp = f"file {status.st_size} {status.st_mtime_ns}"
-                yield Photograph(name, source, _circuit(source), path, None, status.st_size, stamp)
+        if real in visited:
+            subfolders[:] = []
+            continue
         visited.add(real)
+        subfolders[:] = [
+            name
+            for name in sorted(subfolders)
+            if not name.startswith(".") and not _leaves(Path(place, name), root, folder, problems)
+        ]
+        for name in sorted(names):
+            path = Path(place, name)
+            if not is_photograph(name) or _leaves(path, root, folder, problems):
+                continue
+            source = path.relative_to(folder).as_posix()
+            if not path.is_file():
+                problems.append(Problem(printable(source), "not a regular file; skipped", UNREADABLE_PHOTOGRAPH))
+                continue
+            status = path.stat()
+            stamp = f"file {status.st_size} {status.st_mtime_ns}"
+            yield Photograph(name, source, _circuit(source), path, None, status.st_size, stamp)
+
+
+def _leaves(path: Path, root: str, folder: Path, problems: list[Problem]) -> bool:
+    """Report a link that leads out of the input folder."""
+    if not path.is_symlink() or Path(os.path.realpath(path)).is_relative_to(root):
+        return False
+    text = f"a link that leaves {folder}, skipped; put the files there, or let {folder} itself be the link"
+    problems.append(Problem(printable(path.relative_to(folder).as_posix()), text, UNREADABLE_PHOTOGRAPH))
+    return True
 
 
 def _in_archives(folder: Path, problems: list[Problem]) -> Iterator[Photograph]:
     for path in sorted(folder.iterdir()):
         if path.suffix.lower() != ".zip" or path.name.startswith(".") or not path.is_file():
             continue
+        if _leaves(path, os.path.realpath(folder), folder, problems):
+            continue
         try:
-            with zipfile.ZipFile(path) as archive:
+            with BoundedZip(path) as archive:
                 members = sorted(archive.infolist(), key=lambda member: member.filename)
         except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-            text = f"not a readable zip ({' '.join(str(error).split())[:120]}); run python download_data.py again"
-            problems.append(Problem(path.name, text, UNREADABLE_ARCHIVE))
+            text = f"not a readable zip ({one_line(error, 120)}); run python download_data.py again"
+            problems.append(Problem(printable(path.name), text, UNREADABLE_ARCHIVE))
             continue
         for member in members:
             inside = PurePosixPath(member.filename)

@@ -68,7 +68,8 @@ def _stem(name: str) -> str:
 
 def _safe(stem: str) -> str:
     """Keep letters, digits and ` _-+().`; other characters mean something to a shell or to some file system."""
-    safe = re.sub(r"[^\w \-+().]", "_", stem.encode("utf-8", "replace").decode())[:120].strip(" .")
+    safe = re.sub(r"[^\w \-+().]", "_", stem.encode("utf-8", "replace").decode())[:120]
+    safe = safe.encode()[:200].decode(errors="ignore").strip(" .")  # file systems allow 255 bytes with what is added
     return safe or "photograph"
 
 
