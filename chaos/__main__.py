@@ -1,8 +1,8 @@
 """Attack the project's trainings and report what they survived.
 
-    python -m chaos                          # everything: most of an hour on two cores
-    python -m chaos --quick --only R1 R6     # a few trials of two scenarios
-    python -m chaos --ultralytics            # some of the same questions put to Ultralytics
+python -m chaos                          # everything: most of an hour on two cores
+python -m chaos --quick --only R1 R6     # a few trials of two scenarios
+python -m chaos --ultralytics            # some of the same questions put to Ultralytics
 """
 
 from __future__ import annotations

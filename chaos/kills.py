@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -128,8 +129,6 @@ def killed_launcher(setting: Setting) -> Result:
 
 
 def _free_port() -> int:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
