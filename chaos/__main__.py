@@ -88,6 +88,7 @@ def write_results(config: ChaosConfig, known: tuple[Scenario, ...], results: dic
         if entry.name in results
     ]
     content = {"environment": environment_report(), "quick": config.quick, "seed": config.seed, "results": entries}
+    Path(config.json).parent.mkdir(parents=True, exist_ok=True)
     write_text_atomic(Path(config.json), json.dumps(content, indent=2) + "\n")
 
 

@@ -59,7 +59,7 @@ def bad_photographs(setting: Setting) -> Result:
     for photo in victims:
         result.trial("photograph", "" if photo.name in told else f"{photo.name} is named nowhere")
     folders = [setting.folder / name for name in ("first", "second")]
-    codes = [run(yolo(processed / "dataset.yaml", f, epochs=1), f / "log", **yolo_environment()) for f in folders]
+    codes = [_train(processed / "dataset.yaml", folder) for folder in folders]
     problem = difference(folders[0] / "run", folders[1] / "run") if codes == [0, 0] else f"exit codes {codes}"
     result.trial("two trainings without them", problem)
     result.trial("damage after parsing", _damaged_later(setting.folder / "later", data))
@@ -71,6 +71,10 @@ def _damaged_later(folder: Path, data: Path) -> str:
     """Cut a photograph off that was parsed whole: the trainer must name it, whatever it then does."""
     photo = sorted((data.parent / "train" / "images").iterdir())[0]
     photo.write_bytes(photo.read_bytes()[:500])
-    code = run(yolo(data, folder, epochs=1), folder / "log", **yolo_environment())
+    code = _train(data, folder)
     named = photo.name in (folder / "log").read_text()
     return "" if named else f"exit code {code}, and {photo.name} is not named"
+
+
+def _train(data: Path, folder: Path) -> int:
+    return run(yolo(data, folder, epochs=1), folder / "log", timeout_s=300, **yolo_environment())

@@ -120,10 +120,10 @@ def _signal_tiny(setting: Setting, count: int, send: Any, *, is_graceful: bool) 
     """Signal a tiny training, look at what it left, run it to its end and compare."""
     result, rng, times = Result(), random.Random(setting.seed), []
     reference = setting.folder / "reference"
-    require(tiny(reference), reference / "log")
+    require(tiny(reference, num_workers=1), reference / "log")
     for number in range(count):
         folder = setting.folder / str(number)
-        with Job(tiny(folder), folder / "log") as job:
+        with Job(tiny(folder, num_workers=1), folder / "log") as job:
             try:
                 await_training(job, 0)
                 time.sleep(rng.uniform(0, 0.6))
@@ -138,7 +138,7 @@ def _signal_tiny(setting: Setting, count: int, send: Any, *, is_graceful: bool) 
             left = [process for process in family if process.is_alive()]
         state = status(folder / "run").get("state")
         unclean = is_graceful and (state != "stopped" or times[-1] > 5)
-        require(tiny(folder), folder / "log-again")
+        require(tiny(folder, num_workers=1), folder / "log-again")
         result.trial(
             "signal",
             f"{len(left)} processes left" if left else "",
