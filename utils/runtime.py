@@ -31,7 +31,7 @@ PROJECT_FOLDER = Path(__file__).resolve().parent.parent
 DEVICE_CHOICES = "auto, cpu, cuda, cuda:N or N"
 PRECISION_CHOICES = ("auto", "bf16", "fp16", "off")
 _GPU_DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA, NVIDIA under WSL, AMD
-STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1")
+STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
 _SAME_KEY_PRESS_S = 0.5
 
 
@@ -246,7 +246,7 @@ def shared_memory_free_bytes(folder: Path = Path("/dev/shm")) -> int | None:
 
 
 class StopFlag:
-    """Turns SIGTERM, SIGINT and SIGUSR1 into a flag which the training loop reads between steps.
+    """Turns SIGTERM, SIGINT, SIGUSR1 and SIGHUP (unless ignored) into a flag which the training loop reads between steps.
 
     Use it as a context manager in the main thread; the old handlers come back at its end. A second Ctrl-C raises
     KeyboardInterrupt; one that follows within half a second is the same key press, passed on by the launcher.
@@ -260,6 +260,8 @@ class StopFlag:
 
     def __enter__(self) -> StopFlag:
         for number in _stop_signals():
+            if number.name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # `nohup`: the training shall outlive its terminal
             self._old_handlers[number] = signal.signal(number, self._receive)
         return self
 
