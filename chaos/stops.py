@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from chaos.jobs import PROJECT, Job, TooSlow, require
@@ -110,7 +111,7 @@ def ctrl_c(setting: Setting) -> Result:
     for name, send in (("once", once), ("three times", three_times)):
         folder = setting.folder / name
         folder.mkdir()
-        part = _signal_tiny(Setting(folder, setting.quick), setting.count(5, 1), send, is_graceful=name == "once")
+        part = _signal_tiny(replace(setting, folder=folder), setting.count(5, 1), send, is_graceful=name == "once")
         result.trials += part.trials
         result.failures += [f"{name} {failure}" for failure in part.failures]
         result.figures.update({f"{name}, {key}": value for key, value in part.figures.items()})
