@@ -4,7 +4,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test check clean
+.PHONY: setup demo test check chaos clean
 
 setup: $(STAMP)
 
@@ -24,6 +24,9 @@ check: setup
 
 test: check
 	@$(PYTHON) -m pytest
+
+chaos: setup
+	@$(PYTHON) -m chaos --json outputs/chaos.json
 
 clean:
 	rm -rf $(VENV) data/demo models/demo outputs/demo .mypy_cache .ruff_cache .pytest_cache

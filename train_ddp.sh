@@ -37,7 +37,7 @@ Environment
   TRAIN_SCRIPT          another trainer to start (default: train_yolo_ddp.py); its data is checked only with --data
   DRY_RUN=1             check everything, print the command and stop
 
-Ctrl-C or SIGTERM stops every process; the trainer saves a checkpoint first.
+Ctrl-C, SIGTERM or a closed terminal stops every process; the trainer saves a checkpoint first.
 TEXT
 }
 

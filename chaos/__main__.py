@@ -1,8 +1,8 @@
 """Attack the project's trainings and report what they survived.
 
-    python -m chaos                          # everything: most of an hour on two cores
-    python -m chaos --quick --only R1 R6     # a few trials of two scenarios
-    python -m chaos --ultralytics            # some of the same questions put to Ultralytics
+python -m chaos                          # everything: most of an hour on two cores
+python -m chaos --quick --only R1 R6     # a few trials of two scenarios
+python -m chaos --ultralytics            # some of the same questions put to Ultralytics
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class ChaosConfig:
 
     only: tuple[str, ...] = option((), "scenarios to run; unset: all", metavar="ID")
     quick: bool = option(False, "a few trials of each")
+    trials: int = option(0, "at most so many trials of each kind; 0: as many as each scenario wants")
     ultralytics: bool = option(False, "attack Ultralytics' trainer instead")
     seed: int = option(0, "of the moments and the victims")
     minutes: float = option(10.0, "length of the soak (R25)")
@@ -67,7 +68,7 @@ def attack(scenario: Scenario, config: ChaosConfig, root: Path) -> Result:
     folder.mkdir()
     start_s = time.monotonic()
     try:
-        result = scenario.attack(Setting(folder, config.quick, config.seed, config.minutes))
+        result = scenario.attack(Setting(folder, config.quick, config.seed, config.minutes, config.trials))
     except Skipped as reason:
         result = Result(skipped=str(reason))
     except Exception:  # noqa: BLE001 # whatever broke a scenario, the others still run; it counts as failed
@@ -88,6 +89,7 @@ def write_results(config: ChaosConfig, known: tuple[Scenario, ...], results: dic
         if entry.name in results
     ]
     content = {"environment": environment_report(), "quick": config.quick, "seed": config.seed, "results": entries}
+    Path(config.json).parent.mkdir(parents=True, exist_ok=True)
     write_text_atomic(Path(config.json), json.dumps(content, indent=2) + "\n")
 
 

@@ -23,7 +23,7 @@ def bad_losses(setting: Setting) -> Result:
     cases = [(",".join(map(str, steps)), len(steps), steps[-1] == 60) for steps in in_a_row]
     for steps, least_skipped, rolls_back in cases:
         folder = setting.folder / steps.replace(",", "-")
-        code = run(tiny(folder, epochs=6, samples=160, nan_steps=steps), folder / "log", 300)
+        code = run(tiny(folder, epochs=6, samples=160, nan_steps=steps), folder / "log")
         records = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
         skipped = max((record["skipped"] for record in records if record["kind"] == "skip"), default=0)
         found = load_latest(folder / "run" / "checkpoint")
@@ -59,7 +59,7 @@ def bad_photographs(setting: Setting) -> Result:
     for photo in victims:
         result.trial("photograph", "" if photo.name in told else f"{photo.name} is named nowhere")
     folders = [setting.folder / name for name in ("first", "second")]
-    codes = [run(yolo(processed / "dataset.yaml", f, epochs=1), f / "log", 300, **yolo_environment()) for f in folders]
+    codes = [_train(processed / "dataset.yaml", folder) for folder in folders]
     problem = difference(folders[0] / "run", folders[1] / "run") if codes == [0, 0] else f"exit codes {codes}"
     result.trial("two trainings without them", problem)
     result.trial("damage after parsing", _damaged_later(setting.folder / "later", data))
@@ -71,6 +71,10 @@ def _damaged_later(folder: Path, data: Path) -> str:
     """Cut a photograph off that was parsed whole: the trainer must name it, whatever it then does."""
     photo = sorted((data.parent / "train" / "images").iterdir())[0]
     photo.write_bytes(photo.read_bytes()[:500])
-    code = run(yolo(data, folder, epochs=1), folder / "log", 300, **yolo_environment())
+    code = _train(data, folder)
     named = photo.name in (folder / "log").read_text()
     return "" if named else f"exit code {code}, and {photo.name} is not named"
+
+
+def _train(data: Path, folder: Path) -> int:
+    return run(yolo(data, folder, epochs=1), folder / "log", timeout_s=300, **yolo_environment())

@@ -71,9 +71,7 @@ SCENARIOS = (
         bad_data.bad_photographs,
     ),
     Scenario("R21", "data sets that no batch divides", "no hang, each sample once", sizes.odd_lengths),
-    Scenario(
-        "R22", "validation of three times the group's timeout, on all ranks", "no timeout", hangs.long_validation
-    ),
+    Scenario("R22", "validation of three times the group's timeout, on all ranks", "no timeout", hangs.long_validation),
     Scenario(
         "R23",
         "two runs in one folder at once",

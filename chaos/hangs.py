@@ -85,8 +85,11 @@ def death_at_the_start(setting: Setting) -> Result:
     codes: dict[int, int] = {}
     for number in range(setting.count(10, 2)):
         folder = setting.folder / str(number)
-        delay_s = -1.0 if number % 2 == 0 else rng.uniform(0, 0.03)
+        delay_s = -1.0 if number % 2 == 0 else rng.uniform(0, 0.02)
         code, seconds = _one_start(folder, delay_s)
+        while code == 0:  # the start was over before the death
+            delay_s /= 2
+            code, seconds = _one_start(folder, delay_s)
         times.append(seconds)
         codes[code] = codes.get(code, 0) + 1
         result.trial(
@@ -124,8 +127,8 @@ def long_validation(setting: Setting) -> Result:
     for number in range(setting.count(2, 1)):
         folder = setting.folder / str(number)
         batches = 2
-        options = {"epochs": 1, "val_samples": 8 * batches, "validation_s": 3 * timeout_s / batches}
-        code = run(tiny(folder, **options), folder / "log", 300, NCCL_TIMEOUT=str(timeout_s))
+        command = tiny(folder, epochs=1, val_samples=8 * batches, validation_s=3 * timeout_s / batches)
+        code = run(command, folder / "log", NCCL_TIMEOUT=str(timeout_s))
         result.trial("validation", f"exit code {code}" if code else "")
     result.figures = {"group timeout": f"{timeout_s} s", "validation": f"{3 * timeout_s} s"}
     return result

@@ -15,6 +15,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 # What an outer launcher, or the shell of a user, must not hand on to a training under attack.
 INHERITED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NNODES")
 POLL_S = 0.02
+REFERENCE_TIMEOUT_S = 900.0  # for a command that nobody attacks
 
 
 class TooSlow(Exception):
@@ -127,15 +128,15 @@ class Job:
         return "(" + " / ".join(self.output().splitlines()[-4:])[-500:] + ")"
 
 
-def run(command: Sequence[str | Path], log_file: Path, timeout_s: float = 300, **environment: str) -> int:
+def run(command: Sequence[str | Path], log_file: Path, *, timeout_s: float = 300, **environment: str) -> int:
     """Run a command to its end and return its exit code; raises TooSlow, and leaves no process behind."""
     with Job(command, log_file, **environment) as job:
         return job.wait(timeout_s)
 
 
-def require(command: Sequence[str | Path], log_file: Path, timeout_s: float = 600, **environment: str) -> None:
+def require(command: Sequence[str | Path], log_file: Path, **environment: str) -> None:
     """Run a command that has to succeed."""
-    code = run(command, log_file, timeout_s, **environment)
+    code = run(command, log_file, timeout_s=REFERENCE_TIMEOUT_S, **environment)
     if code:
         raise RuntimeError(f"{' '.join(map(str, command))[:200]} ended with {code}; see {log_file}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,11 +68,11 @@ def random_kills(setting: Setting) -> Result:
             problem = str(error)
         starts = job.output().count("Distributed YOLOv8 Training")
     problem = problem or (f"exit code {code}" if code else difference(folder / "run", reference / "run"))
+    # Each start says its banner once: as many restarts as kills, none for nothing.
+    in_the_end = [problem, "" if starts == kills + 1 else f"{starts} starts for {kills} kills"]
     for number in range(kills):
         lost = number >= len(recoveries)
-        result.trial("kill", "no recovery" if lost else "", problem if number == kills - 1 else "")
-    # Each start says its banner once: as many restarts as kills, none for nothing.
-    result.trial("restarts", "" if starts == kills + 1 else f"{starts} starts for {kills} kills")
+        result.trial("kill", "no recovery" if lost else "", *(in_the_end if number == kills - 1 else []))
     slow = sum(seconds > MOST_RECOVERY_S for seconds in recoveries)
     result.figures = {"restarts": starts - 1, "recovery": spread(recoveries), f"above {MOST_RECOVERY_S:.0f} s": slow}
     return result
@@ -128,8 +129,6 @@ def killed_launcher(setting: Setting) -> Result:
 
 
 def _free_port() -> int:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -35,7 +35,7 @@ def two_in_one_folder(setting: Setting) -> Result:
             problem = _one_wins(first, second)
         with Job(_holder(folder), setting.folder / f"{number}-next.log") as successor:
             try:
-                times.append(successor.wait_until(lambda: "held" in successor.output(), "the folder", 60))  # noqa: B023
+                times.append(successor.wait_until(lambda: "held" in successor.output(), "the folder", 60))
                 again = ""
             except TooSlow as error:
                 again = str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -80,7 +81,10 @@ def kills_while_saving(setting: Setting) -> Result:
         stale = [path.name for path in folder.glob(".tmp-*")]
         result.trial("kill", problem, f"{stale} left by the next save" if stale else "")
         first = begun + 2
-    result.figures = {"killed in the middle of a write": leftovers, "one save": spread([s * 1000 for s in durations], "ms")}
+    result.figures = {
+        "killed in the middle of a write": leftovers,
+        "one save": spread([s * 1000 for s in durations], "ms"),
+    }
     return result
 
 
@@ -125,8 +129,6 @@ def _damage(checkpoint: Path, number: int, rng: random.Random) -> tuple[str, boo
 
 def _meaning(manifest: Path) -> Any:
     """Return what verification reads in a manifest: its own step number is not used."""
-    import json
-
     try:
         content = json.loads(manifest.read_text())
         return content["size_bytes"], content["sha256"]

@@ -21,10 +21,12 @@ class Setting:
     quick: bool = False
     seed: int = 0
     minutes: float = 10.0
+    most_trials: int = 0  # 0: as many as each scenario wants
 
     def count(self, full: int, quick: int) -> int:
         """Return the number of trials."""
-        return quick if self.quick else full
+        wanted = quick if self.quick else full
+        return min(wanted, self.most_trials) if self.most_trials else wanted
 
 
 @dataclass

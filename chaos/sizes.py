@@ -68,7 +68,8 @@ def other_world_size(setting: Setting) -> Result:
 
 
 def _command(folder: Path, ranks: int) -> list[str]:
-    return tiny(folder, ranks=ranks, batch_size=GLOBAL_BATCH // ranks, samples=SAMPLES, epochs=EPOCHS) + ["--sync-bn"]
+    batch_size = GLOBAL_BATCH // ranks
+    return [*tiny(folder, ranks=ranks, batch_size=batch_size, samples=SAMPLES, epochs=EPOCHS), "--sync-bn"]
 
 
 def _last_loss(folder: Path) -> float:
@@ -80,13 +81,15 @@ def _last_loss(folder: Path) -> float:
 def odd_lengths(setting: Setting) -> Result:
     """R21: data sets that no batch divides: no hang, no sample twice, and a clear word when there are too few."""
     result = Result()
-    cases = [(2, 1), (3, 2), (9, 7), (1, 1)] if setting.quick else [(2, 1), (3, 2), (5, 1), (7, 3), (9, 7), (33, 5), (1, 1)]
+    cases = (
+        [(2, 1), (3, 2), (9, 7), (1, 1)] if setting.quick else [(2, 1), (3, 2), (5, 1), (7, 3), (9, 7), (33, 5), (1, 1)]
+    )
     for samples, val_samples in cases:
         folder = setting.folder / f"{samples}-{val_samples}"
         name = f"{samples} and {val_samples}"
         command = tiny(folder, samples=samples, val_samples=val_samples, epochs=2)
         try:
-            code = run(command, folder / "log", 60)
+            code = run(command, folder / "log", timeout_s=60)
         except TooSlow as error:
             result.trial(name, str(error))
             continue

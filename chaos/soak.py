@@ -32,7 +32,7 @@ def soak(setting: Setting) -> Result:
     minutes = 0.5 if setting.quick else setting.minutes
     folder = setting.folder
     history: list[Holdings] = []
-    with Job(tiny(folder, epochs=1_000_000, num_workers=1, step_s=0), folder / "log") as job:
+    with Job(tiny(folder, epochs=1_000_000, num_workers=1, step_s=0.005), folder / "log") as job:
         await_training(job, 0)
         end_s = time.monotonic() + 60 * minutes
         while time.monotonic() < end_s and job.popen.poll() is None:

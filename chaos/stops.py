@@ -7,7 +7,8 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from chaos.jobs import PROJECT, Job, TooSlow, require
@@ -16,6 +17,7 @@ from chaos.scenario import Result, Setting, spread
 from chaos.trainers import difference, draw_sample, place, status, tiny, yolo, yolo_environment
 
 PHASES = ("at random", "at random", "in validation", "at an epoch's start", "at random")
+MOST_GRACEFUL_S = 5.0
 MOST_STOP_S = 30.0  # what a launcher waits before it kills
 
 
@@ -109,42 +111,45 @@ def ctrl_c(setting: Setting) -> Result:
     for name, send in (("once", once), ("three times", three_times)):
         folder = setting.folder / name
         folder.mkdir()
-        part = _signal_tiny(Setting(folder, setting.quick), setting.count(5, 1), send, is_graceful=name == "once")
+        part = _signal_tiny(replace(setting, folder=folder), setting.count(5, 1), send, is_graceful=name == "once")
         result.trials += part.trials
         result.failures += [f"{name} {failure}" for failure in part.failures]
         result.figures.update({f"{name}, {key}": value for key, value in part.figures.items()})
     return result
 
 
-def _signal_tiny(setting: Setting, count: int, send: Any, *, is_graceful: bool) -> Result:
+def _signal(job: Job, send: Callable[[Job], None]) -> tuple[str, float]:
+    """Send signals and wait for the end; return what is wrong with it, and the seconds since the last signal."""
+    family = job.family()
+    send(job)
+    start_s = time.monotonic()
+    code = job.wait(MOST_STOP_S)
+    seconds = time.monotonic() - start_s
+    left = sum(process.is_alive() for process in family)
+    return f"{left} processes left" if left else "exit code 0" if code == 0 else "", seconds
+
+
+def _signal_tiny(setting: Setting, count: int, send: Callable[[Job], None], *, is_graceful: bool) -> Result:
     """Signal a tiny training, look at what it left, run it to its end and compare."""
     result, rng, times = Result(), random.Random(setting.seed), []
     reference = setting.folder / "reference"
-    require(tiny(reference), reference / "log")
+    require(tiny(reference, num_workers=1), reference / "log")
     for number in range(count):
         folder = setting.folder / str(number)
-        with Job(tiny(folder), folder / "log") as job:
+        command = tiny(folder, num_workers=1)
+        with Job(command, folder / "log") as job:
             try:
                 await_training(job, 0)
                 time.sleep(rng.uniform(0, 0.6))
-                family = job.family()
-                send(job)
-                start_s = time.monotonic()
-                code = job.wait(MOST_STOP_S)
-                times.append(time.monotonic() - start_s)
+                problem, seconds = _signal(job, send)
+                times.append(seconds)
             except TooSlow as error:
                 result.trial("signal", str(error))
                 continue
-            left = [process for process in family if process.is_alive()]
         state = status(folder / "run").get("state")
-        unclean = is_graceful and (state != "stopped" or times[-1] > 5)
-        require(tiny(folder), folder / "log-again")
-        result.trial(
-            "signal",
-            f"{len(left)} processes left" if left else "",
-            "exit code 0" if code == 0 else "",
-            f"status says {state} after {times[-1]:.1f} s" if unclean else "",
-            difference(folder / "run", reference / "run"),
-        )
+        unclean = is_graceful and (state != "stopped" or seconds > MOST_GRACEFUL_S)
+        require(command, folder / "log-again")
+        unclean_end = f"status says {state} after {seconds:.1f} s" if unclean else ""
+        result.trial("signal", problem, unclean_end, difference(folder / "run", reference / "run"))
     result.figures = {"signal to exit": spread(times)}
     return result

@@ -1,15 +1,13 @@
 """A small model in the project's own engine, run folder and process group: starts in seconds, and misbehaves on demand.
 
-    python -m torch.distributed.run --nproc-per-node=2 chaos/tiny.py --save-dir DIR
+python -m torch.distributed.run --nproc-per-node=2 chaos/tiny.py --save-dir DIR
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -156,8 +154,8 @@ def train(config: TinyConfig, model: nn.Module, device: torch.device, run: Owned
         num_epochs=config.epochs,
         resume=run.resumes,
     )
-    place = {"epoch": engine.progress.epoch, "step": engine.progress.global_step}
-    run.say(STOPPED if engine.stopped_by_signal else FINISHED, **place)
+    state = STOPPED if engine.stopped_by_signal else FINISHED
+    run.say(state, epoch=engine.progress.epoch, step=engine.progress.global_step)
     return EXIT_STOPPED_BY_SIGNAL if engine.stopped_by_signal else 0
 
 

@@ -31,7 +31,14 @@ def draw_sample(folder: Path, num_photos: int, **choices: object) -> Path:
 
 
 def yolo(
-    data: Path, folder: Path, *, ranks: int = 2, batch: int = 2, epochs: int = 4, launcher: Sequence[str] = (), **options: Any
+    data: Path,
+    folder: Path,
+    *,
+    ranks: int = 2,
+    batch: int = 2,
+    epochs: int = 4,
+    launcher: Sequence[str] = (),
+    **options: Any,
 ) -> list[str]:
     """Return the command that trains YOLOv8n-seg at 64 px on the CPU, through the project's own launcher."""
     chosen = {"model": "yolov8n-seg.yaml", "num_workers": 0, "threads": 1, "device": "cpu", **options}

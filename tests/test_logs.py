@@ -279,3 +279,17 @@ def test_format_table_aligns_numbers_right_and_text_left() -> None:
         "background_structure     1200  0.1235  1.0000",
     ]
     assert format_table(["a", "b"], []) == "a  b\n-  -"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device on which every write fails")
+def test_a_training_nobody_can_hear_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deaf = Path("/dev/full").open("w")  # noqa: SIM115 # closing it fails as well
+    monkeypatch.setattr(sys, "stdout", deaf)
+    with RunLog(tmp_path, is_main=True, tensorboard=False) as log:
+        for step in range(3):
+            log.print("A line for a terminal that is closed")
+            log.metrics({"step": step})
+    monkeypatch.undo()
+    with pytest.raises(OSError, match="No space left"):
+        deaf.close()
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3

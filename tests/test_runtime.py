@@ -153,7 +153,7 @@ def test_seeding_repeats_and_differs_between_ranks() -> None:
     assert all(mine != other for mine, other in zip(_draw(3, 0), _draw(3, 1), strict=True))
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"])
 def test_a_signal_only_sets_the_flag_and_old_handlers_return(name: str) -> None:
     number = getattr(signal, name)
     before = signal.getsignal(number)
@@ -164,6 +164,18 @@ def test_a_signal_only_sets_the_flag_and_old_handlers_return(name: str) -> None:
         assert stop.is_set
         assert stop.reason == name
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no terminals that hang up")
+def test_a_training_under_nohup_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with runtime.StopFlag() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.is_set
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_forwarded_ctrl_c_counts_once_but_a_second_one_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:

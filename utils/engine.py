@@ -176,7 +176,7 @@ class TrainingEngine:
         `scheduler.step_update(step)` is called before each optimizer step where it exists, else `scheduler.step()`
         after each epoch. `resume` continues from the newest checkpoint in the run folder. Stops early after
         `early_stopping_patience` epochs without a better `monitor_metric` (higher is better if its name says `acc` or
-        `map`, unless told). On SIGTERM, SIGINT or SIGUSR1 all ranks save a checkpoint at the same step and return.
+        `map`, unless told). On a signal of `StopFlag` all ranks save a checkpoint at the same step and return.
         """
         if higher_is_better is None:
             higher_is_better = any(word in monitor_metric.lower() for word in ("acc", "map"))

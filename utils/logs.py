@@ -5,6 +5,7 @@ A RunLog exists on every rank; only rank 0's writes anything.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -52,9 +53,11 @@ class RunLog:
         self.close()
 
     def print(self, *lines: str) -> None:
-        """Print lines on rank 0, at once."""
+        """Print lines on rank 0, at once. A training goes on when nobody can hear it any more."""
         if self.is_main:
-            print(*lines, sep="\n", flush=True)
+            # The terminal was closed (EIO), the reader of a pipe has ended (EPIPE), the disk of a log is full (ENOSPC).
+            with contextlib.suppress(OSError):
+                print(*lines, sep="\n", flush=True)
 
     def metrics(self, record: Mapping[str, Any]) -> None:
         """Append one record to metrics.jsonl. Numbers of NumPy and PyTorch (this waits for the GPU) become plain."""

@@ -32,7 +32,7 @@ PROJECT_FOLDER = Path(__file__).resolve().parent.parent
 DEVICE_CHOICES = "auto, cpu, cuda, cuda:N or N"
 PRECISION_CHOICES = ("auto", "bf16", "fp16", "off")
 _GPU_DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA, NVIDIA under WSL, AMD
-STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1")
+STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
 _SAME_KEY_PRESS_S = 0.5
 
 
@@ -247,7 +247,7 @@ def shared_memory_free_bytes(folder: Path = Path("/dev/shm")) -> int | None:
 
 
 class StopFlag:
-    """Turns SIGTERM, SIGINT and SIGUSR1 into a flag which the training loop reads between steps.
+    """Turns SIGTERM, SIGINT, SIGUSR1 and SIGHUP (unless ignored) into a flag which the training loop reads between steps.
 
     Use it as a context manager; the old handlers come back at its end. Signals reach the main thread only: in another,
     such as Ray Train's, nothing sets the flag. A second Ctrl-C raises KeyboardInterrupt; one that follows within half a
@@ -264,6 +264,8 @@ class StopFlag:
         if threading.current_thread() is not threading.main_thread():
             return self
         for number in _stop_signals():
+            if number.name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # `nohup`: the training shall outlive its terminal
             self._old_handlers[number] = signal.signal(number, self._receive)
         return self
 
