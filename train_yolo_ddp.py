@@ -42,8 +42,7 @@ def main() -> int:
     die_with_parent()
     device = choose_device(config.device, ranks.local_rank)
     threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
-    loading = plan_workers(config, workers, ranks.local_world_size)
-    workers, threads = loading.workers, config.threads or threads
+    threads = config.threads or threads
     torch.set_num_threads(threads)
     seed_everything(config.seed)
     tune_device(device, deterministic=config.deterministic, fixed_shapes=not config.multi_scale)

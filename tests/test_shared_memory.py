@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-import train_yolo_ddp
 from tests.conftest import PROJECT
+from utils import assembly
 from utils.dataset import EpochBatches, Photo, SegmentationDataset, collate, get_dataloader
 from utils.shared_memory import CURE, RESERVE_BYTES, LoaderPlan, batch_bytes, needed_bytes, plan_loader
 from utils.train_config import TrainConfig
@@ -63,9 +63,9 @@ def test_where_there_is_no_such_place_nothing_changes(monkeypatch: pytest.Monkey
 def test_the_trainer_plans_with_its_own_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("utils.shared_memory.shared_memory_free_bytes", lambda: 120_000_000)
     config = TrainConfig(batch_size=4, img_size=640, prefetch=2, multi_scale=False)
-    assert train_yolo_ddp.plan_workers(config, 8, 1).workers == 5
+    assert assembly.plan_workers(config, 8, 1).workers == 5
     larger = TrainConfig(batch_size=4, img_size=640, prefetch=2, multi_scale=True)
-    assert train_yolo_ddp.plan_workers(larger, 8, 1).workers == 2  # sides up to 1.5 times
+    assert assembly.plan_workers(larger, 8, 1).workers == 2  # sides up to 1.5 times
 
 
 def test_a_loader_never_holds_more_than_is_planned_for_and_leaves_nothing(tmp_path: Path) -> None:
