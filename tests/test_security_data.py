@@ -15,6 +15,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tests.conftest import PROJECT
@@ -25,6 +26,8 @@ from utils.images import encode_jpeg
 from utils.labels import LabelError, read_yolo_label
 from utils.parsing.sources import Photograph
 from utils.parsing.split import output_stems
+from utils.predict import Detections
+from utils.prediction_files import PredictionWriter
 
 BOX = '{"objects": [{"value": "pole", "polygon": [{"x": 40, "y": 30}, {"x": 120, "y": 30}, {"x": 120, "y": 90}]}]}'
 PHOTO = encode_jpeg(np.full((300, 400, 3), 90, np.uint8))
@@ -238,6 +241,21 @@ def test_long_names_of_wide_letters_fit_a_file_name() -> None:
     photograph = Photograph("\U0001d49c" * 200 + ".jpg", "a", "c", Path("a.zip"), "m", 1, "s")
     (stem,) = output_stems([photograph]).values()
     assert len(f"{stem}-12345678.jpg".encode()) <= 255
+
+
+def test_cut_outs_stay_in_their_folder_whatever_a_model_calls_its_classes(tmp_path: Path) -> None:
+    names = ("../../evil", "/tmp/evil-absolute", "..", "bus/truck", "pole")
+    count = len(names)
+    boxes = np.tile(np.array([[0.0, 0, 8, 8]], np.float32), (count, 1))
+    found = Detections(torch.from_numpy(boxes), torch.ones(count), torch.arange(count), torch.zeros(count, 32))
+    with PredictionWriter(tmp_path / "deep" / "out", names) as writer:
+        writer.save_crops("a", np.zeros((16, 16, 3), np.uint8), found, boxes)
+    crops = tmp_path / "deep" / "out" / "crops"
+    written = {file.relative_to(crops).as_posix() for file in tmp_path.rglob("*.jpg")}
+    assert len(written) == count
+    assert "pole/a_4.jpg" in written
+    assert "bus_truck-3/a_3.jpg" in written
+    assert not Path("/tmp/evil-absolute").exists()
 
 
 # --- pictures ---
