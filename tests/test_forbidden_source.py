@@ -16,6 +16,7 @@ from tests.conftest import PROJECT
 ALLOWED = {
     ("tests/test_cache.py", "pickle"): "its own object, on its way to a worker process",
     ("tests/test_download.py", "plain_http"): "addresses that must be refused",
+    ("tests/test_security_run.py", "plain_http"): "addresses that must be refused, and a proxy with a secret",
     ("tests/test_security_weights.py", "torch_load"): "the controls: opened without care the payload runs",
     ("tests/test_model.py", "torch_load"): "the control: opened without care the payload runs",
 }

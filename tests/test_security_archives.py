@@ -102,10 +102,10 @@ def fetch(archive: bytes, output: Path, source: Path, remote: bool) -> None:
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_hostile_archive_writes_nothing_anywhere(tmp_path: Path, kind: str, remote: bool) -> None:
     archive, message = archive_of(kind), HOSTILE[kind][1]
-    start_s = time.monotonic()
+    start_s = time.process_time()
     with pytest.raises(UserError, match=message) as refused:
         fetch(archive, tmp_path / "deep" / "raw", tmp_path / "source", remote)
-    assert time.monotonic() - start_s < 10
+    assert time.process_time() - start_s < 10
     assert str(refused.value).isprintable()
     written = {name: size for name, size in files_below(tmp_path).items() if not name.startswith("source/")}
     assert all(name.startswith("deep/raw/") and not name.lower().endswith(".jpg") for name in written)

@@ -15,6 +15,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tests.conftest import PROJECT
@@ -25,6 +26,8 @@ from utils.images import encode_jpeg
 from utils.labels import LabelError, read_yolo_label
 from utils.parsing.sources import Photograph
 from utils.parsing.split import output_stems
+from utils.predict import Detections
+from utils.prediction_files import PredictionWriter
 
 BOX = '{"objects": [{"value": "pole", "polygon": [{"x": 40, "y": 30}, {"x": 120, "y": 30}, {"x": 120, "y": 90}]}]}'
 PHOTO = encode_jpeg(np.full((300, 400, 3), 90, np.uint8))
@@ -61,14 +64,10 @@ def test_hostile_cells_are_reported_by_line_in_little_time_and_memory(tmp_path: 
     lines = {int(item["place"].rpartition(":")[2]): item["text"] for item in found["problems"]}
     assert set(lines) == set(range(3, 3 + len(cells)))
     assert all(text.isprintable() and len(text) < 400 for text in lines.values())
-    slow = {name: seconds for name, seconds in found["seconds"].items() if seconds > 1.0 * SLOWNESS}
+    slow = {name: seconds for name, seconds in found["seconds"].items() if seconds > 1.0}
     assert not slow
     assert found["more_mb"] < 300
     assert len(list((tmp_path / "processed").glob("*/labels/good.txt"))) == 1
-
-
-# Another program on the machine must not fail a test of ours: the bound is meant for an idle core.
-SLOWNESS = max(1.0, 2 * os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def test_a_quote_that_is_missing_is_found_before_the_file_is_in_memory(tmp_path: Path) -> None:
@@ -240,6 +239,21 @@ def test_long_names_of_wide_letters_fit_a_file_name() -> None:
     assert len(f"{stem}-12345678.jpg".encode()) <= 255
 
 
+def test_cut_outs_stay_in_their_folder_whatever_a_model_calls_its_classes(tmp_path: Path) -> None:
+    names = ("../../evil", "/tmp/evil-absolute", "..", "bus/truck", "pole")
+    count = len(names)
+    boxes = np.tile(np.array([[0.0, 0, 8, 8]], np.float32), (count, 1))
+    found = Detections(torch.from_numpy(boxes), torch.ones(count), torch.arange(count), torch.zeros(count, 32))
+    with PredictionWriter(tmp_path / "deep" / "out", names) as writer:
+        writer.save_crops("a", np.zeros((16, 16, 3), np.uint8), found, boxes)
+    crops = tmp_path / "deep" / "out" / "crops"
+    written = {file.relative_to(crops).as_posix() for file in tmp_path.rglob("*.jpg")}
+    assert len(written) == count
+    assert "pole/a_4.jpg" in written
+    assert "bus_truck-3/a_3.jpg" in written
+    assert not Path("/tmp/evil-absolute").exists()
+
+
 # --- pictures ---
 
 
@@ -300,7 +314,7 @@ def test_image_bombs_are_refused_and_odd_pictures_read_in_bounded_memory(tmp_pat
     refused = {name: words for name, (words, _, _) in found.items() if isinstance(words, str)}
     assert set(bombs) < set(refused)
     assert all(words.isprintable() for words in refused.values())
-    slow = {name: seconds for name, (_, seconds, _) in found.items() if name in refused and seconds > 0.5 * SLOWNESS}
+    slow = {name: seconds for name, (_, seconds, _) in found.items() if name in refused and seconds > 0.5}
     assert not slow
     assert max(more_mb for _, _, more_mb in found.values()) < 300
     assert max(more_mb for name, (_, _, more_mb) in found.items() if name in bombs) < 5

@@ -77,7 +77,7 @@ def run_pipeline(*commands: tuple[str, ...]) -> str:
         env={**os.environ, **SECRETS, "PYTHONPATH": str(PROJECT)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,  # a quarter of a minute on an idle machine
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]

@@ -86,10 +86,10 @@ def test_a_hostile_file_is_refused_at_once_and_nothing_runs(
     file = tmp_path / f"{kind}.pt"
     file.write_bytes(hostile_weights(marker)[kind])
     threads = torch.get_num_threads()
-    start_s = time.monotonic()
+    start_s = time.process_time()  # of this process: another program on the machine must not fail the test
     with pytest.raises(UserError) as refused:
         LOADERS[loader](file, monkeypatch)
-    assert time.monotonic() - start_s < 1
+    assert time.process_time() - start_s < 1
     torch.set_num_threads(threads)
     assert not marker.exists()
     message = str(refused.value)
@@ -159,11 +159,11 @@ def test_an_activation_that_is_code_is_not_evaluated(honest: Path, tmp_path: Pat
 def test_known_classes_with_hostile_contents_are_refused(
     honest: Path, tmp_path: Path, change: Callable[[Any], None], reason: str
 ) -> None:
-    start_s = time.monotonic()
+    start_s = time.process_time()
     with pytest.raises(UserError, match=reason) as refused:
         load_weights(str(changed(honest, tmp_path, change)))
     assert str(refused.value).isprintable()
-    assert time.monotonic() - start_s < 10  # three of these build a network first
+    assert time.process_time() - start_s < 10  # three of these build a network first
 
 
 def _doubling(levels: int) -> list[Any]:
@@ -243,7 +243,7 @@ def test_the_old_format_and_foreign_classes_name_their_conversion(tmp_path: Path
     with pytest.raises(UserError, match=r"torch\.load\(old, weights_only=True\)"):
         load_weights(str(tmp_path / "old.pt"))
     (tmp_path / "yolov5.pt").write_bytes(zipped(b"\x80\x02cmodels.yolo\nSegmentationModel\n."))
-    with pytest.raises(UserError, match=r"models\.yolo\.SegmentationModel.*YOLO\('yolov5\.pt'\)\.save"):
+    with pytest.raises(UserError, match=r"models\.yolo\.SegmentationModel.*YOLO\('FILE'\)\.save"):
         load_weights(str(tmp_path / "yolov5.pt"))
 
 

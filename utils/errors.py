@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+MOST_DETAILS = 1000  # lines about single files before an error; more come from one cause
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -68,7 +69,9 @@ def run_script(main: Callable[[], int | None]) -> None:
         rank = os.environ.get("RANK", "0")
         where = "" if rank == "0" else f"[rank {rank}] "
         if isinstance(error, DataErrors) and rank == "0":
-            print(*error.details, sep="\n", file=sys.stderr)
+            more = len(error.details) - MOST_DETAILS
+            shown = [*error.details[:MOST_DETAILS], *([f"… and {more} more"] if more > 0 else [])]
+            print(*shown, sep="\n", file=sys.stderr)
         print(f"{where}error: {_last_line(error)}", file=sys.stderr, flush=True)
         code = error.exit_code
     except KeyboardInterrupt:

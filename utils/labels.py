@@ -114,9 +114,7 @@ def read_label_csv(path: Path, problems: list[Problem]) -> Iterator[LabelRow]:
     try:
         # Undecodable bytes become U+FFFD: the row they are in is then reported, not the whole file refused.
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
-            csv.field_size_limit(
-                MAX_FIELD_CHARACTERS
-            )  # the default of 128 kB is less than a busy photograph's outlines
+            csv.field_size_limit(MAX_FIELD_CHARACTERS)  # the default, 128 kB, is less than a busy photograph's outlines
             yield from _rows(path, csv.reader(stream), problems)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; run python download_data.py") from error

@@ -37,8 +37,10 @@ def build_model(source: str, names: tuple[str, ...]) -> YoloModel:
     if source.endswith((".yaml", ".yml")):
         try:
             model = _build_network(_read_description(source), len(names))
-        except ForeignFile as error:
-            raise UserError(f"--model {source}: not a model description: {error}") from error
+        except UserError:
+            raise
+        except Exception as error:  # a description may be wrong in as many ways as a program
+            raise UserError(f"--model {source}: not a model description: {one_line(error)}") from error
         model.names = dict(enumerate(names))
     else:
         pretrained = load_weights(source)

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from utils.bounded_zip import BoundedZip
 from utils.errors import UserError, one_line
 
 MODEL_CLASS = "ultralytics.nn.tasks.SegmentationModel"
@@ -47,9 +48,7 @@ ARCHITECTURE_KEYS = (
 LAYER_NAME = re.compile(r"(nn\.)?[A-Za-z][A-Za-z0-9_]*")
 ACTIVATION = re.compile(r"(torch\.)?nn\.[A-Za-z0-9]+\([\w\s.,=+-]*\)")  # no name can be called but nn's own
 FETCHES_WEIGHTS = ("TorchVision",)  # a layer that would download its weights
-TO_CONVERT = (
-    "only if you trust the file: python -c \"from ultralytics import YOLO; YOLO('{name}').save('converted.pt')\""
-)
+TO_CONVERT = "only if you trust the file: python -c \"from ultralytics import YOLO; YOLO('FILE').save('converted.pt')\""
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ def _refuse_container(path: Path) -> None:
             "damaged, or saved in PyTorch's format of before 2020; to convert the latter: "
             "torch.save(torch.load(old, weights_only=True), new)"
         )
-    with zipfile.ZipFile(path) as archive:
+    with BoundedZip(path) as archive:
         members = archive.infolist()
     records = {member.filename.rpartition("/")[2] for member in members}
     if "constants.pkl" in records:
@@ -153,7 +152,7 @@ def _shells_for(path: Path) -> Iterator[dict[str, type[_Shell]]]:
         foreign = sorted(name for name in needed if not KNOWN_GLOBALS.fullmatch(name))
         if foreign:
             named = ", ".join(ascii(name)[1:-1][:60] for name in foreign[:3])
-            raise ForeignFile(f"names {named}, which could run code; not opened ({TO_CONVERT.format(name=path.name)})")
+            raise ForeignFile(f"names {named}, which could run code; not opened ({TO_CONVERT})")
         shells = {name: type(name.rpartition(".")[2], (_Shell,), {}) for name in needed}
         torch.serialization.add_safe_globals([(shell, name) for name, shell in shells.items()])
         yield shells
