@@ -114,3 +114,14 @@ def test_the_projects_own_yaml_lists_the_eight_classes() -> None:
     assert len(spec.names) == 8
     assert spec.names[0] == "conductor"
     assert set(spec.splits) == {"train", "val"}
+
+
+def test_roboflows_paths_mean_the_data_sets_own_folders(tmp_path: Path) -> None:
+    write_image = tmp_path / "set" / "train" / "images" / "a.jpg"
+    write_image.parent.mkdir(parents=True)
+    write_image.touch()
+    file = write_yaml(tmp_path / "set", "train: ../train/images\nval: ../valid/images\n" + NAMES)
+    spec = load_dataset_yaml(file)
+    assert spec.image_files("train") == [write_image]
+    with pytest.raises(UserError, match="val"):
+        spec.image_files("val")

@@ -74,8 +74,14 @@ def load_dataset_yaml(path: str | Path) -> DatasetSpec:
     for split in ("train", "val", "test"):
         if content.get(split):
             entries = content[split] if isinstance(content[split], list) else [content[split]]
-            splits[split] = tuple(root / str(entry) for entry in entries)
+            splits[split] = tuple(_source(root, str(entry)) for entry in entries)
     return DatasetSpec(file, root, _class_names(file, content.get("names")), splits)
+
+
+def _source(root: Path, entry: str) -> Path:
+    """Return what a split's entry names. Roboflow writes `../train/images` and means `train/images`."""
+    inside = root / entry.removeprefix("../")
+    return inside if entry.startswith("../") and not (root / entry).exists() and inside.exists() else root / entry
 
 
 def label_file_for(image_file: Path) -> Path:
