@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import sys
 import tempfile
 import time
 import traceback
@@ -94,4 +96,6 @@ def write_results(config: ChaosConfig, known: tuple[Scenario, ...], results: dic
 
 
 if __name__ == "__main__":
+    # Ended from outside, the suite still ends what it has started: each job is killed on the way out.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     run_script(main)

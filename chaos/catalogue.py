@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos import bad_data, hangs, kills, owners, saves, sizes, soak, stops
+from chaos import bad_data, full_disk, hangs, kills, owners, saves, sizes, soak, stops
 from chaos.scenario import Scenario
 
 SCENARIOS = (
@@ -36,6 +36,12 @@ SCENARIOS = (
         "SIGKILL while a checkpoint is saved",
         "the old or the new one loads, the next save clears up",
         saves.kills_while_saving,
+    ),
+    Scenario(
+        "R7",
+        "a disk that fills while YOLOv8n-seg is trained, and is emptied",
+        "goes on, stops with the reason, the last checkpoint loads; then bitwise",
+        full_disk.filled_and_emptied,
     ),
     Scenario(
         "R8",
