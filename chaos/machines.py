@@ -73,12 +73,15 @@ def kill_tree(process: subprocess.Popen[bytes], *, itself: bool = True) -> None:
         process.wait()
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> float:
-    """Wait for something to come true and return the seconds it took. Raises ScenarioFailed after `timeout_s`."""
+def wait_until(condition: Callable[[], Any], timeout_s: float, what: str | Callable[[], str]) -> float:
+    """Wait for something to come true and return the seconds it took. Raises ScenarioFailed after `timeout_s`.
+
+    `what` is awaited; a function is asked for it only then, when logs have come to their end.
+    """
     start_s = time.monotonic()
     while not condition():
         if time.monotonic() - start_s > timeout_s:
-            raise ScenarioFailed(f"not within {timeout_s:.0f} s: {what}")
+            raise ScenarioFailed(f"not within {timeout_s:.0f} s: {what if isinstance(what, str) else what()}")
         time.sleep(0.05)
     return time.monotonic() - start_s
 

@@ -170,7 +170,9 @@ def one_machine_out_of_reach() -> dict[str, Any]:
         training = machines.start(0, machines.script("2", 0))
         # The net must hold water: a port that is open on purpose has to be found.
         opened = machines.start(0, [sys.executable, "-m", "http.server", "29999", "--bind", machines.addresses[0]])
-        wait_until(lambda: step_of(machines.run) >= NUM_BATCHES, PATIENCE_S, f"an epoch; {machines.last_words()}")
+        wait_until(
+            lambda: step_of(machines.run) >= NUM_BATCHES, PATIENCE_S, lambda: f"an epoch; {machines.last_words()}"
+        )
         ports = _listening_ports(machines.namespaces[0])
         reached = _reachable_ports(machines, ports)
         kill_tree(opened)
@@ -201,7 +203,9 @@ def lost_and_replaced(reference: str, launch: Launch = TwoMachines.launch) -> di
         time.sleep(3)
         starts, back_s = len(starts_of(machines.run)), time.monotonic()
         second = launch(machines, 1)
-        wait_until(lambda: len(starts_of(machines.run)) > starts, PATIENCE_S, f"a start; {machines.last_words()}")
+        wait_until(
+            lambda: len(starts_of(machines.run)) > starts, PATIENCE_S, lambda: f"a start; {machines.last_words()}"
+        )
         recovery_s = time.monotonic() - back_s
         for process in (first, second):
             machines.finish(process)
@@ -223,7 +227,10 @@ def lost_for_good(*, silently: bool = False) -> dict[str, Any]:
         step = _kill(machines, second)
         starts = starts_of(machines.run)
         require([start["world_size"] for start in starts] == [2], f"not one start of two: {starts}")
-        what = f"going on alone; {machines.last_words()}"
+
+        def what() -> str:
+            return f"going on alone; {machines.last_words()}"
+
         recovery_s = wait_until(lambda: len(starts_of(machines.run)) > 1, PATIENCE_S, what)
         machines.finish(first)
         result, last = result_of(machines.run), starts_of(machines.run)[-1]
@@ -245,7 +252,10 @@ def lost_meeting_place(reference: str) -> dict[str, Any]:
         _wait_for_the_middle(machines)
         _kill(machines, loops[0], itself=False)
         starts = len(starts_of(machines.run))
-        what = f"a new start; {machines.last_words()}"
+
+        def what() -> str:
+            return f"a new start; {machines.last_words()}"
+
         recovery_s = wait_until(lambda: len(starts_of(machines.run)) > starts, PATIENCE_S, what)
         for process in loops:
             machines.finish(process)
@@ -281,7 +291,9 @@ def run(trials: int = 1) -> dict[str, Any]:
 
 
 def _wait_for_the_middle(machines: TwoMachines) -> None:
-    wait_until(lambda: step_of(machines.run) >= 2 * NUM_BATCHES, PATIENCE_S, f"two epochs; {machines.last_words()}")
+    wait_until(
+        lambda: step_of(machines.run) >= 2 * NUM_BATCHES, PATIENCE_S, lambda: f"two epochs; {machines.last_words()}"
+    )
 
 
 def _kill(machines: TwoMachines, process: subprocess.Popen[bytes], *, itself: bool = True) -> int:

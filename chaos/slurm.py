@@ -154,21 +154,40 @@ def small_cluster(*, requeues_code_75: bool) -> Iterator[SmallCluster]:
 def stopped_while_running(reference: str, *, by: str) -> dict[str, Any]:
     """Stop a running job once, by `requeue`, `signal` (exit 75) or `limit`; it returns and ends with the same bits."""
     with small_cluster(requeues_code_75=by == "signal") as cluster:
-        # Slurm counts limits in minutes and looks every half minute: the training must take longer than one.
-        limit = ["--time=1", "--signal=TERM@10"] if by == "limit" else []
-        job = cluster.submit(*limit, step_s=0.9 if by == "limit" else 0.1)
+        # Slurm looks every half minute, so the signal comes 30 to 60 s after the start; training takes 77 s.
+        limit = ["--time=2", "--signal=TERM@60"] if by == "limit" else []
+        job = cluster.submit(*limit, step_s=1.2 if by == "limit" else 0.1)
         reached = NUM_BATCHES if by == "limit" else 2 * NUM_BATCHES
-        wait_until(lambda: step_of(cluster.run) >= reached, PATIENCE_S, f"step {reached}; {cluster.last_words()}")
+        wait_until(
+            lambda: step_of(cluster.run) >= reached, PATIENCE_S, lambda: f"step {reached}; {cluster.last_words()}"
+        )
         if by == "requeue":
             cluster.ask("scontrol", "requeue", job)
         elif by == "signal":
             cluster.ask("scancel", "--signal=TERM", job)
-        what = f"the second start; {cluster.last_words()}"
+
+        def what() -> str:
+            return f"the second start; {cluster.last_words()}"
+
         recovery_s = wait_until(lambda: len(starts_of(cluster.run)) > 1, PATIENCE_S, what)
         _require_end(cluster, job, reference)
         starts = starts_of(cluster.run)
-        require(starts[1]["step"] >= reached, f"went on from step {starts[1]['step']}")
-        return {"starts": len(starts), "went on from step": starts[1]["step"], "seconds to go on": round(recovery_s, 1)}
+        # The last start, because a limit may also strike before the first checkpoint of a slow one.
+        step = starts[-1]["step"]
+        require(step >= reached, f"went on from step {step}")
+        return {"starts": len(starts), "went on from step": step, "seconds to go on": round(recovery_s, 1)}
+
+
+def stopped_at_the_start(reference: str) -> dict[str, Any]:
+    """Stop a job before its training can answer; it returns all the same."""
+    with small_cluster(requeues_code_75=False) as cluster:
+        job = cluster.submit()
+        wait_until(lambda: "Starting 2 process(es)" in cluster.last_words(), PATIENCE_S, "the launcher's first word")
+        cluster.ask("scancel", "--signal=TERM", job)
+        require(not starts_of(cluster.run), "the training had begun")
+        _require_end(cluster, job, reference)
+        require(int(cluster.fact_of(job, "Restarts")) == 1, "did not return once")
+        return {}
 
 
 def plain_srun(reference: str) -> dict[str, Any]:
@@ -217,6 +236,7 @@ def run(trials: int = 1) -> dict[str, Any]:
         "batch script, two nodes": lambda: undisturbed(reference, num_nodes=2),
         "R17 scontrol requeue": lambda: stopped_while_running(reference, by="requeue"),
         "R17 SIGTERM, exit 75": lambda: stopped_while_running(reference, by="signal"),
+        "R17 SIGTERM before the training": lambda: stopped_at_the_start(reference),
         "R17 time limit": lambda: stopped_while_running(reference, by="limit"),
         "R18 plain srun": lambda: plain_srun(reference),
     }
@@ -295,7 +315,7 @@ def _require_end(cluster: SmallCluster, job: str, reference: str) -> None:
         return cluster.fact_of(job, "JobState")
 
     over = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL")
-    wait_until(lambda: state() in over, 2 * PATIENCE_S, f"the end of the job; {cluster.last_words()}")
+    wait_until(lambda: state() in over, 3 * PATIENCE_S, lambda: f"the end of the job; {cluster.last_words()}")
     require(state() == "COMPLETED", f"{state()}: {cluster.last_words()}")
     _require_same(cluster.run, reference)
 
