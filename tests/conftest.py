@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +18,12 @@ import torch
 from utils.runtime import prepare_environment
 
 PROJECT = Path(__file__).resolve().parent.parent
+LONGEST_SUITE_S = 30 * 60
 prepare_environment()
+# What a terminal hands on. A shell's `&` and nohup leave these ignored, and the tests send them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+faulthandler.dump_traceback_later(LONGEST_SUITE_S, exit=True)  # a suite that hangs says where, even at its very end
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

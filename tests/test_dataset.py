@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.conftest import run_script
 from utils.augment import AugmentConfig
 from utils.dataset import (
     Batch,
@@ -180,10 +182,30 @@ def test_a_stop_told_to_a_loader_process_too_costs_no_batch(augmented_set: Segme
     batches = iter(loader)
     next(batches)
     (worker,) = batches._workers  # type: ignore[attr-defined]
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        os.kill(worker.pid, number)
+    for name in ("TERM", "INT", "USR1"):
+        subprocess.run(["kill", f"-{name}", str(worker.pid)], check=True)
     assert len(list(batches)) == len(SHAPES) - 1
     assert worker.is_alive()  # it persists from epoch to epoch
+    os.kill(worker.pid, signal.SIGTERM)  # its own rank may end it
+    worker.join(10)
+    assert worker.exitcode == 0
+
+
+LEAVES_A_LOADER_OPEN = """
+from torch.utils.data import DataLoader
+from utils.dataset import prepare_worker
+
+batches = iter(DataLoader(list(range(8)), num_workers=1, persistent_workers=True, worker_init_fn=prepare_worker))
+next(batches)
+raise RuntimeError("in the middle of an epoch")
+"""
+
+
+def test_a_process_that_fails_in_the_middle_of_an_epoch_ends() -> None:
+    """Python waits at its end for the helpers to which it has sent SIGTERM."""
+    done = run_script("python", "-c", LEAVES_A_LOADER_OPEN, timeout_s=60)
+    assert done.returncode == 1
+    assert "in the middle of an epoch" in done.stderr
 
 
 def test_pixels_travel_once_between_processes(augmented_set: SegmentationDataset) -> None:

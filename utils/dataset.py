@@ -39,7 +39,7 @@ from utils.dataset_yaml import DatasetSpec, label_file_for
 from utils.errors import DataErrors, UserError
 from utils.images import ImageError, fit_long_side, letterbox
 from utils.labels import LabelError, read_yolo_label
-from utils.runtime import die_with_parent, ignore_stop_signals
+from utils.runtime import die_with_parent, heed_only_the_parent
 from utils.target_masks import draw_masks
 
 MODEL_STRIDE = 32  # the coarsest level of the network: sides of the input are multiples of it
@@ -400,13 +400,13 @@ def open_images(
 
 
 def prepare_worker(worker: int) -> None:
-    """Make a loader process one of several: one thread, deaf to requests to stop, and no life without its rank.
+    """Make a loader process one of several: one thread, deaf to a launcher's stop, and no life without its rank.
 
     torchrun sends a stop to a rank's whole process group. The rank then still needs batches until all ranks stop at the
     same step; a loader process that had ended would end the rank with an error. It ends with its rank, at once: left
     to itself it would notice a killed one up to five seconds later.
     """
-    ignore_stop_signals()
+    heed_only_the_parent()
     die_with_parent(only_under_torchrun=False)
     cv2.setNumThreads(0)
     torch.set_num_threads(1)

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from utils.errors import UserError
+from utils.errors import EXIT_DONE, UserError
 
 if TYPE_CHECKING:
     import torch
@@ -294,10 +294,24 @@ class StopFlag:
             raise KeyboardInterrupt
 
 
-def ignore_stop_signals() -> None:
-    """Leave the answer to a StopFlag's signals to the parent of this process."""
-    for number in _stop_signals():
-        signal.signal(number, signal.SIG_IGN)
+def heed_only_the_parent() -> None:
+    """Let a StopFlag's signals end this process only if its parent sends them; anybody else's are ignored.
+
+    To be called in a helper process's main thread before it starts others. A process that ignored its parent too would
+    keep it waiting for ever: at its end, Python sends SIGTERM to what it started and waits. Where the system doesn't
+    say who sent a signal (outside Linux), nothing changes.
+    """
+    if not hasattr(signal, "sigwaitinfo"):
+        return
+    numbers = _stop_signals()
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # held back in every thread: they reach only who waits for them
+
+    def wait() -> None:
+        while signal.sigwaitinfo(numbers).si_pid != os.getppid():
+            pass
+        os._exit(EXIT_DONE)
+
+    threading.Thread(target=wait, name="stop signals", daemon=True).start()
 
 
 def _stop_signals() -> list[signal.Signals]:
