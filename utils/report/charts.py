@@ -89,7 +89,7 @@ def confusion_chart(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> Ma
     is_large = len(names) > MAX_COLOURED
     cell, size = (15, 11) if is_large else (48, 13)
     longest = max(map(len, [*names, "background"]))
-    left = min(150, 16 + round(longest * size * 0.58))
+    left = min(190, 16 + round(longest * size * 0.58))
     top = left if is_large else round(left * 0.75)
     parts = []
     rows, columns = [*names, "missed"], [*names, "background"]
@@ -125,7 +125,7 @@ def confusion_chart(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> Ma
                     class_=f"cell small {ink or ''}".strip(),
                 ),
             ]
-    width, height = left + side + (8 if is_large else round(left * 0.6)), top + side + 8
+    width, height = left + side + (8 if is_large else round(left * 0.5)), top + side + 8
     label = "Confusion matrix; the table of the most frequent confusions below has its largest entries"
     view = {"viewBox": f"0 0 {width} {height}", "role": "img", "aria_label": label}
     style = f"width:{width}px;min-width:{min(width, 1200) if is_large else min(width, 560)}px"

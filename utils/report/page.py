@@ -13,6 +13,7 @@ from utils.report.charts import MAX_COLOURED, Line, class_style, confusion_chart
 from utils.report.gallery import CONFUSED, KINDS_OF_ERROR, RIGHT, WRONG, Card
 from utils.report.markup import Markup, element, joined
 from utils.report.tables import (
+    KINDS,
     MODEL_LETTERS,
     class_table,
     confusions_table,
@@ -22,7 +23,6 @@ from utils.report.tables import (
 )
 
 HERE = Path(__file__).resolve().parent
-KINDS = ("mask", "box")
 CURVES = (
     ("precision_at_recall", "Precision over recall at IoU 0.5", "recall", "precision"),
     ("f1", "F1 over confidence", "confidence", "F1"),
@@ -78,9 +78,9 @@ def _body(subjects: Sequence[Subject], cards: Sequence[Card]) -> list[Markup]:
         element(
             "label",
             element("input", type="radio", name="kind", id=f"show-{kind}", checked=kind == "mask"),
-            f"{kind.capitalize()}es" if kind == "box" else "Masks",
+            plural.capitalize(),
         )
-        for kind in KINDS
+        for kind, plural in KINDS.items()
     ]
     content = {
         "classes": _both("", lambda kind: class_table(models, kind)),
@@ -115,6 +115,7 @@ def _body(subjects: Sequence[Subject], cards: Sequence[Card]) -> list[Markup]:
             headline(models),
             *(element("section", element("h2", titles[name]), *parts, id=name) for name, parts in content.items()),
         ),
+        element("dialog", element("form", element("button", "Close"), method="dialog"), aria_label="A larger picture"),
         element(
             "footer",
             "Every number here is also in metrics.json beside this file. Greedy matching and 101-point AP as in Ultralytics 8.4; a class that the split lacks has no score.",
@@ -175,7 +176,7 @@ def _curve(
         if len(curves["class_ids"]):
             lines.append(Line(f"mean{letter}", curves[field].mean(axis=0), None, model))
     mark = subjects[0].metrics[f"{kind}_best_confidence"] if x_name == "confidence" else None
-    return curve_chart(f"{title}, {kind}es", x_name, y_name, lines, len(names), mark)
+    return curve_chart(f"{title}, {KINDS[kind]}", x_name, y_name, lines, len(names), mark)
 
 
 def _confusion(models: Sequence[dict[str, Any]]) -> list[Markup]:
@@ -202,11 +203,13 @@ def _calibration(models: Sequence[dict[str, Any]]) -> list[Markup]:
         parts = []
         for letter, metrics in zip(MODEL_LETTERS, models, strict=False):
             found = metrics["calibration"][kind]
-            title = f"Reliability, {kind}es" + (f", model {letter}" if len(models) > 1 else "")
+            title = f"Reliability, {KINDS[kind]}" + (f", model {letter}" if len(models) > 1 else "")
             if found["error"] is None:
                 parts.append(element("p", f"{title}: no detections"))
                 continue
-            title += f": expected calibration error {found['error']:.3f}, mean confidence minus precision {found['excess']:+.3f}"
+            title += f": expected calibration error {found['error']:.3f}, mean confidence minus precision {found['excess']:+.3f}".replace(
+                "-", "−"
+            )
             parts.append(reliability_chart(f"{title}, {found['num_detections']} detections", found))
         return joined(*parts)
 
@@ -233,8 +236,8 @@ def _gallery(cards: Sequence[Card], num_models: int) -> list[Markup]:
     articles = [_article(position, card, num_models) for position, card in enumerate(cards)]
     return [
         element("p", words, *keys, class_="note"),
-        element("div", "First those with", *buttons, class_="order", role="group", aria_label="Order of the images"),
-        element("div", *articles, class_="gallery three" if num_models > 1 else "gallery"),
+        element("div", "Order:", *buttons, class_="order", role="group", aria_label="Order of the images"),
+        element("div", *articles, class_="gallery"),
     ]
 
 
@@ -270,4 +273,8 @@ def _article(position: int, card: Card, num_models: int) -> Markup:
 
 def _picture(jpeg: bytes, caption: str, alt: str) -> Markup:
     source = Markup("data:image/jpeg;base64," + base64.b64encode(jpeg).decode())
-    return element("figure", element("figcaption", caption), element("img", src=source, alt=alt))
+    return element(
+        "figure",
+        element("figcaption", caption),
+        element("button", element("img", src=source, alt=alt), type="button", class_="zoom"),
+    )

@@ -97,7 +97,16 @@
     mark.addEventListener("pointerleave", hideTip);
   }
 
-  // Gallery: the order of its images.
+  // Gallery: a click on a picture shows it larger; the buttons change the order.
+  const dialog = document.querySelector("dialog");
+  for (const button of all(".zoom")) {
+    button.addEventListener("click", () => {
+      all("img", dialog).forEach((old) => old.remove());
+      dialog.append(button.querySelector("img").cloneNode());
+      dialog.showModal();
+    });
+  }
+  dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
   for (const button of all(".order button")) {
     button.addEventListener("click", () => {
       const gallery = document.querySelector(".gallery");

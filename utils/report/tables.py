@@ -12,9 +12,10 @@ from typing import Any
 from utils.metrics import SIZES
 from utils.report.markup import Markup, element
 
+KINDS = {"mask": "masks", "box": "boxes"}
 NOTHING = "–"
 MODEL_LETTERS = ("A", "B")
-SCORES = {"map50_95": "AP50-95", "map50": "AP50", "precision": "Precision", "recall": "Recall", "f1": "F1"}
+SCORES = {"map50_95": "AP50-95", "map50": "AP50", "f1": "F1", "precision": "Precision", "recall": "Recall"}
 SIZE_LIMITS = {"small": "under 32×32 px", "medium": "up to 96×96 px", "large": "above"}
 POINT_COLUMNS = {
     "threshold": ("Threshold", 3),
@@ -41,12 +42,12 @@ def value_at(metrics: Metrics, key: str) -> Any:
 def headline(models: Sequence[Metrics]) -> Markup:
     """Return the cards with the numbers that are looked at first."""
     best = "at the confidence of the best mean F1"
-    cards = [_card(models, f"Mean AP50-95, {kind}es", f"{kind}_map50_95") for kind in ("mask", "box")]
-    cards += [_card(models, f"Mean AP50, {kind}es", f"{kind}_map50") for kind in ("mask", "box")]
-    for kind in ("mask", "box"):
+    cards = [_card(models, f"Mean AP50-95, {KINDS[kind]}", f"{kind}_map50_95") for kind in KINDS]
+    cards += [_card(models, f"Mean AP50, {KINDS[kind]}", f"{kind}_map50") for kind in KINDS]
+    for kind in KINDS:
         for name, label in (("precision", "Precision"), ("recall", "Recall"), ("f1", "F1")):
-            cards.append(_card(models, f"{label}, {kind}es", f"{kind}_{name}", kind=kind, note=best))
-        cards.append(_card(models, "That confidence", f"{kind}_best_confidence", kind=kind, sign=0))
+            cards.append(_card(models, f"{label}, {KINDS[kind]}", f"{kind}_{name}", kind=kind, note=best))
+        cards.append(_card(models, "Confidence of best mean F1", f"{kind}_best_confidence", kind=kind, sign=0))
         cards.append(_card(models, "Calibration error", f"calibration.{kind}.error", kind=kind, sign=-1))
     cards.append(_card(models, "Validation loss", "val_loss", sign=-1))
     cards += [
@@ -57,21 +58,20 @@ def headline(models: Sequence[Metrics]) -> Markup:
 
 def class_table(models: Sequence[Metrics], kind: str) -> Markup:
     """Return the scores of all classes together and of each; a class that the split lacks has none."""
-    head = [_heading("Class", is_name=True), _heading("Images"), _heading("Objects")]
+    counts = {"num_images": "Images", "num_targets": "Objects"}
+    head = [_heading("Class", is_name=True)]
     head += [heading for label in SCORES.values() for heading in _score_headings(label, len(models))]
+    head += [_heading(label) for label in counts.values()]
     rows = []
     for number, row in enumerate(models[0]["per_class"]):
-        has_targets = bool(row["num_targets"])
-        cells = [
-            _name_cell(row["name"]),
-            *(number_cell(models[0], f"per_class.{number}.{key}", 0) for key in ("num_images", "num_targets")),
-        ]
+        cells = [_name_cell(row["name"])]
         for name in SCORES:
-            cells += _score_cells(models, f"per_class.{number}.{kind}_{name}", has_targets)
+            cells += _score_cells(models, f"per_class.{number}.{kind}_{name}", bool(row["num_targets"]))
+        cells += [number_cell(models[0], f"per_class.{number}.{key}", 0) for key in counts]
         rows.append(element("tr", *cells))
-    total = [_name_cell("all"), *(number_cell(models[0], key, 0) for key in ("num_images", "num_targets"))]
-    total += [cell for name in SCORES for cell in _score_cells(models, f"{kind}_{name}", True)]
-    return table(f"Scores of each class, {kind}es", head, rows, element("tr", *total, class_="all"))
+    total = [_name_cell("all"), *(cell for name in SCORES for cell in _score_cells(models, f"{kind}_{name}", True))]
+    total += [number_cell(models[0], key, 0) for key in counts]
+    return table(f"Scores of each class, {KINDS[kind]}", head, rows, element("tr", *total, class_="all"))
 
 
 def size_table(models: Sequence[Metrics], kind: str) -> Markup:
@@ -84,7 +84,7 @@ def size_table(models: Sequence[Metrics], kind: str) -> Markup:
         cells = [_name_cell(f"{size} ({SIZE_LIMITS[size]})"), number_cell(models[0], f"by_size.{size}.num_targets", 0)]
         cells += [cell for name in scores for cell in _score_cells(models, f"by_size.{size}.{kind}_{name}", True)]
         rows.append(element("tr", *cells))
-    return table(f"AP by object size, {kind}es", head, rows)
+    return table(f"AP by object size, {KINDS[kind]}", head, rows)
 
 
 def threshold_table(models: Sequence[Metrics], kind: str) -> Markup:
@@ -99,7 +99,7 @@ def threshold_table(models: Sequence[Metrics], kind: str) -> Markup:
             key = f"operating_points.{kind}.{number}.{name}"
             cells += [number_cell(metrics, key, digits, model=model) for model, metrics in enumerate(models)]
         rows.append(element("tr", *cells))
-    return table(f"Best threshold of each class, {kind}es", head, rows)
+    return table(f"Best threshold of each class, {KINDS[kind]}", head, rows)
 
 
 def confusions_table(metrics: Metrics) -> Markup:
@@ -124,7 +124,7 @@ def confusions_table(metrics: Metrics) -> Markup:
         element(
             "tr",
             _name_cell(true[column]),
-            element("td", predicted[row], class_="name"),
+            element("td", element("span", predicted[row]), class_="name"),
             number_cell(metrics, f"confusion_matrix.{row}.{column}", 0),
             element("td", f"{100 * count / totals[column]:.1f} %", data_value=count / totals[column])
             if column < len(names)
@@ -206,4 +206,4 @@ def _heading(label: str, *, is_name: bool = False) -> Markup:
 
 
 def _name_cell(name: str) -> Markup:
-    return element("th", name, scope="row", class_="name")
+    return element("th", element("span", name), scope="row", class_="name")
