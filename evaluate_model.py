@@ -189,6 +189,8 @@ def write_results(
     ]
     if config.coco_eval:
         metrics[0]["coco_eval"] = judge_files(folder / "ground_truth.json", folder / "predictions.json")
+    if len(metrics) < len(METRICS_FILES):  # an earlier comparison's
+        (folder / METRICS_FILES[1]).unlink(missing_ok=True)
     for file_name, content in zip(METRICS_FILES, metrics, strict=False):
         write_text_atomic(folder / file_name, json.dumps(content, indent=2) + "\n")
     curves = precision_recall_curves(evaluations[0].results, list(names))

@@ -118,7 +118,7 @@ def _body(subjects: Sequence[Subject], cards: Sequence[Card]) -> list[Markup]:
         element("dialog", element("form", element("button", "Close"), method="dialog"), aria_label="A larger picture"),
         element(
             "footer",
-            "Every number here is also in metrics.json beside this file. Greedy matching and 101-point AP as in Ultralytics 8.4; a class that the split lacks has no score.",
+            "Every score and count here is also in metrics.json beside this file (model B's in compared_metrics.json). Greedy matching and 101-point AP as in Ultralytics 8.4; a class that the split lacks has no score.",
         ),
     ]
 
