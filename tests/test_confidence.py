@@ -75,12 +75,8 @@ def test_calibration_is_nought_when_confidence_is_the_share_of_hits_and_the_gap_
     assert of(0.6)["box"]["excess"] == pytest.approx(-0.2, abs=1e-6)
     assert sure["mask"]["error"] == pytest.approx(0.95, abs=1e-6), "no mask was hit"
     assert [row["num_detections"] for row in sure["box"]["bins"]] == [0] * 9 + [20]
-    assert of(CALIBRATION_MIN_CONFIDENCE / 2)["box"] == {
-        **of(CALIBRATION_MIN_CONFIDENCE / 2)["box"],
-        "error": None,
-        "excess": None,
-        "num_detections": 0,
-    }
+    unlikely = of(CALIBRATION_MIN_CONFIDENCE / 2)["box"]
+    assert (unlikely["error"], unlikely["excess"], unlikely["num_detections"]) == (None, None, 0)
 
 
 def test_calibration_agrees_with_a_loop_over_bins_and_is_plain_json() -> None:
