@@ -1,0 +1,113 @@
+"""What a device can do at most, measured on itself, and how near a training step comes (the roofline model).
+
+Williams, Waterman, Patterson: Roofline, an insightful visual performance model, CACM 52(4), 2009: a kernel that does F
+operations on B bytes takes at least max(F / peak operations a second, B / peak bytes a second).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from utils.runtime import Precision
+
+_MATMUL_SIDE = {"cuda": 8192, "cpu": 2048}
+_COPY_BYTES = {"cuda": 2**30, "cpu": 2**28}
+_SECONDS = 0.4  # of measuring each
+_FEWEST_CALLS = 3
+
+
+@dataclass(frozen=True)
+class DeviceLimits:
+    """What the device reaches in a large matrix product of the training's precision, and in a large copy."""
+
+    flop_per_s: float
+    bytes_per_s: float
+    matmul_side: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """One training step against the device's limits."""
+
+    flop: int
+    bytes_moved: int
+    step_s: float
+    limits: DeviceLimits
+
+    @property
+    def flop_per_s(self) -> float:
+        """Floating-point operations per second of the step."""
+        return self.flop / self.step_s
+
+    @property
+    def of_peak(self) -> float:
+        """Share of what the large matrix product reaches."""
+        return self.flop_per_s / self.limits.flop_per_s
+
+    @property
+    def shortest_s(self) -> float:
+        """What the step would take at the device's limits, each operator reading and writing its tensors once."""
+        return max(self.flop / self.limits.flop_per_s, self.bytes_moved / self.limits.bytes_per_s)
+
+    @property
+    def limited_by(self) -> str:
+        """Which of the two limits the step would meet first."""
+        is_arithmetic = self.flop / self.limits.flop_per_s >= self.bytes_moved / self.limits.bytes_per_s
+        return "arithmetic" if is_arithmetic else "memory traffic"
+
+    def lines(self, batch_size: int) -> list[str]:
+        """Say it in words."""
+        limits = self.limits
+        return [
+            f"Roofline at batch {batch_size}: {self.flop_per_s / 1e12:.3g} TFLOP/s, {self.of_peak:.0%} of the "
+            f"{limits.flop_per_s / 1e12:.3g} that this device reaches on a {limits.matmul_side} x {limits.matmul_side} "
+            f"matmul in {limits.dtype}",
+            f"  {self.flop / 1e9:.4g} GFLOP and {self.bytes_moved / 1e9:.3g} GB a step are {self.flop / self.bytes_moved:.3g} "
+            f"FLOP a byte; the device's balance is {limits.flop_per_s / limits.bytes_per_s:.3g} (a large copy: "
+            f"{limits.bytes_per_s / 1e9:.3g} GB/s): {self.limited_by} is the nearer limit,",
+            f"  and the shortest possible step {self.shortest_s * 1e3:.1f} ms, if each operator reads and writes its "
+            f"tensors once ({self.shortest_s / self.step_s:.0%} of the measured {self.step_s * 1e3:.1f} ms)",
+        ]
+
+
+def measure_limits(device: torch.device, precision: Precision) -> DeviceLimits:
+    """Time a large matrix product in the training's precision, and a large copy. Takes about a second."""
+    dtype = precision.dtype or torch.float32
+    name = str(dtype).removeprefix("torch.")
+    if dtype is torch.float32 and device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
+        name = "float32 (TF32)"
+    return DeviceLimits(_flop_per_s(device, dtype), _copied_per_s(device), _MATMUL_SIDE[device.type], name)
+
+
+def _flop_per_s(device: torch.device, dtype: torch.dtype) -> float:
+    side = _MATMUL_SIDE[device.type]
+    first, second = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    product = torch.empty_like(first)
+    return 2 * side**3 / _fastest_s(lambda: torch.mm(first, second, out=product), device)
+
+
+def _copied_per_s(device: torch.device) -> float:
+    """Return the bytes that a copy reads and writes each second."""
+    source = torch.ones(_COPY_BYTES[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.numel() / _fastest_s(lambda: target.copy_(source), device)
+
+
+def _fastest_s(call: Callable[[], object], device: torch.device) -> float:
+    """Return the shortest of many calls, in seconds."""
+    call()
+    durations_s: list[float] = []
+    while sum(durations_s) < _SECONDS or len(durations_s) < _FEWEST_CALLS:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        start_s = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        durations_s.append(time.perf_counter() - start_s)
+    return min(durations_s)
