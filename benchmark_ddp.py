@@ -187,13 +187,16 @@ def make_predictions(
     notes = ["Model fitted to the measured points; rows marked PREDICTION were not measured (weak scaling):"]
     if inside is None:
         inside = network
-        notes.append(
-            "  one process measures no link and no overlap: none is assumed, and the network for every message"
-        )
+        notes.append(f"  one process measures no link, so all go by {link_line(network)}; --interconnect names another")
     else:
         notes.append(f"  up to {config.gpus_per_node} devices by {link_line(inside)}")
-    notes.append(f"  beyond, also by {link_line(network)}")
-    notes.append(f"  {model.overlap:.0%} of the gradients' all-reduce hidden behind the backward pass, as measured")
+        notes.append(f"  beyond, also by {link_line(network)}")
+    if max(row["processes"] for row in rows) > 1:
+        notes.append(
+            f"  {model.overlap:.0%} of the gradients' all-reduce hidden behind the backward pass, by the ranges"
+        )
+    else:
+        notes.append("  one process measures no overlap of all-reduce and backward pass, and none is assumed")
     predicted = predict(model, rows, sorted(set(config.predict)), inside, network, config.gpus_per_node)
     return predicted, notes
 

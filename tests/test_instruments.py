@@ -19,6 +19,7 @@ from PIL import Image
 
 import benchmark_ddp
 import profile_gpu
+from tests.oracle import draw_photos
 from tests.ranks import run_ranks as run_test_ranks
 from utils import scaling, step_timer
 from utils.errors import UsageError, UserError
@@ -518,6 +519,18 @@ def test_benchmark_ddp_trains_on_one_and_two_processes(
     assert float(rows[1]["images_per_s"]) == together["images_per_s"]
     with Image.open(tmp_path / "out" / "multi_gpu_benchmark.png") as picture:
         assert picture.size[0] > 1000
+
+
+def test_the_trainers_loader_can_feed_the_benchmark(tmp_path: Path) -> None:
+    (tmp_path / "images" / "train").mkdir(parents=True)
+    draw_photos(tmp_path / "images" / "train", 5)
+    data = tmp_path / "dataset.yaml"
+    data.write_text("path: .\ntrain: images/train\nval: images/train\nnames: [pole, wire, insulator]\n")
+    (answered,) = scaling.run_ranks(replace(JOB, data=str(data), global_batch_size=2, steps=3), 1)
+    assert answered["num_images"] in (5, 6)  # three batches of an epoch's 2, 2 and 1
+    found = scaling.summarise_run([answered])
+    assert found["data_ms"] > 1  # without loader processes a batch is made while the step waits
+    assert found["ranges_share"] == pytest.approx(1, abs=0.05)
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def test_the_model_gives_back_what_it_was_fitted_to() -> None:
     model = fit_model([row(1), row(2)], allreduce_points((2,)))
     assert model.overlap == pytest.approx(2 / 3)
     assert model.step_ms(1, LINK) == pytest.approx(100)
-    gradients_ms = LINK.allreduce_ms(2, 13e6)
+    gradients_ms = LINK.allreduce_ms(2, 13e6, 8)  # in buckets of an eighth
     others_ms = LINK.allreduce_ms(2, 40e3, 2)
     assert model.step_ms(2, LINK) == pytest.approx(90 + 10 + 2 + gradients_ms / 3 + others_ms)
 

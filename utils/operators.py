@@ -32,7 +32,9 @@ def profile_operators(training: Training, batch: Batch, steps: int, trace: Path 
     On a GPU the time is that of the kernels which an operator launches. `trace` is written for chrome://tracing or
     ui.perfetto.dev, with the phases of the steps as ranges.
     """
-    os.environ["KINETO_LOG_LEVEL"] = "99"  # else the profiler's library writes its stages to stderr (at Ultralytics' 5 too)
+    os.environ["KINETO_LOG_LEVEL"] = (
+        "99"  # else the profiler's library writes its stages to stderr (at Ultralytics' 5 too)
+    )
     is_gpu = training.engine.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])]
     ranges = _Ranges()

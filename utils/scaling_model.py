@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from utils.interconnect import GPUS_PER_NODE, Link, fit_link, link_for
+from utils.parallel import bucket_bytes
 from utils.scaling import aligned
-
-BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's bucket_cap_mb: one message each
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class ScalingModel:
         """Return the milliseconds of a step on so many devices."""
         if num_devices == 1:
             return self.single_ms
-        messages = math.ceil(self.gradient_bytes / BUCKET_BYTES)
+        messages = math.ceil(self.gradient_bytes / bucket_bytes(int(self.gradient_bytes)))
         gradients_ms = link.allreduce_ms(num_devices, self.gradient_bytes, messages)
         hidden_ms = min(self.overlap * gradients_ms, self.backward_ms)
         others = max(1, round(self.other_collectives))

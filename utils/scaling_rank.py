@@ -26,7 +26,7 @@ from utils.images import write_bytes_atomic
 from utils.loss import SegmentationLoss
 from utils.measured_loader import DATA, MarkedLoader, training_loader
 from utils.model import build_model
-from utils.parallel import tune_device
+from utils.parallel import gradient_bytes, tune_device
 from utils.runtime import choose_device, choose_precision, seed_everything
 from utils.step_ranges import RangeTimer, StepRanges, timed_collectives
 from utils.step_timer import Repeated, Training, build_training, run_training_steps, time_training_steps
@@ -100,7 +100,7 @@ def measure(job: RankJob, ranks: RankInfo, device: torch.device) -> dict[str, An
         loader = training_loader(
             job.data,
             job.img_size,
-            share,
+            -(-job.global_batch_size // ranks.world_size),
             job.num_workers,
             device.type == "cuda",
             rank=ranks.rank,
@@ -111,7 +111,7 @@ def measure(job: RankJob, ranks: RankInfo, device: torch.device) -> dict[str, An
         batch = synthetic_batch(share, job.img_size, model.nc, objects_per_image=job.objects_per_image, seed=ranks.rank)
     precision = choose_precision(job.amp, device)
     training = build_training(model, device, precision, local_rank=ranks.local_rank, world_size=ranks.world_size)
-    num_bytes = sum(parameter.numel() * 4 for parameter in model.parameters() if parameter.requires_grad)
+    num_bytes = gradient_bytes(model)
     if ranks.world_size > 1:
         found, alone_ms = _time_with_and_without(training, loader, batch, job)
         sizes = sorted({*REDUCE_BYTES, num_bytes})

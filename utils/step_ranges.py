@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from utils.measured_loader import DATA
+from utils.parallel import gradient_bytes
 from utils.step_timer import PHASES, StepTimer
 
 COMMUNICATION = "communication"
@@ -106,7 +107,7 @@ def timed_collectives(timer: RangeTimer, model: torch.nn.Module) -> Iterator[Non
     hooks = []
     if isinstance(model, DistributedDataParallel):
         weights = [weight for weight in model.parameters() if weight.requires_grad]
-        num_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
+        num_bytes = gradient_bytes(model)
 
         def ready(_: torch.Tensor) -> None:
             timer.gradients_ready(num_bytes)

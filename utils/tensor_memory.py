@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,15 @@ from torch.utils._pytree import tree_leaves
 
 # activations: what autograd keeps for the backward pass; temporary: whatever else lives for a while.
 KINDS = ("weights", "averaged weights", "optimizer", "input", "activations", "gradients", "temporary")
+
+
+@dataclass
+class _Block:
+    """A storage: what it is for, as far as is known by now, its size, and what watches its end."""
+
+    kind: str
+    num_bytes: int
+    watch: Any
 
 
 class TensorMemory(TorchDispatchMode):
@@ -28,9 +38,9 @@ class TensorMemory(TorchDispatchMode):
         super().__init__()
         self.device = device
         self.bytes_moved = 0
-        self.live = dict.fromkeys(KINDS, 0)
-        self.peak = dict(self.live)
-        self._kind_of: dict[int, tuple[str, int, Any]] = {}  # by id of the storage: kind, bytes, what watches its end
+        self._live_bytes = self._peak_bytes = 0
+        self._blocks: dict[int, _Block] = {}  # by address of the storage
+        self._at_peak: list[_Block] = []  # a tensor alive then may find its kind later
         self._born_as = "temporary"
         for kind, tensors in known.items():
             for tensor in tensors:
@@ -46,8 +56,18 @@ class TensorMemory(TorchDispatchMode):
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         super().__exit__(kind, error, trace)
         self._saving.__exit__(kind, error, trace)
-        for _, _, watch in self._kind_of.values():
-            watch.detach()
+        for block in self._blocks.values():
+            block.watch.detach()
+
+    @property
+    def live(self) -> dict[str, int]:
+        """Bytes of the tensors that live now, by kind."""
+        return _by_kind(self._blocks.values())
+
+    @property
+    def peak(self) -> dict[str, int]:
+        """Bytes by kind of the tensors that lived when they took the most."""
+        return _by_kind(self._at_peak)
 
     def mark(self, phase: str) -> None:
         """Hear that a phase begins."""
@@ -78,27 +98,22 @@ class TensorMemory(TorchDispatchMode):
             return
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key not in self._kind_of and storage.nbytes():
-            watch = weakref.finalize(storage, self._forget, key)
-            self._kind_of[key] = (kind, storage.nbytes(), watch)
-            self.live[kind] += storage.nbytes()
+        if key not in self._blocks and storage.nbytes():
+            self._blocks[key] = _Block(kind, storage.nbytes(), weakref.finalize(storage, self._forget, key))
+            self._live_bytes += storage.nbytes()
 
     def _forget(self, key: int) -> None:
-        kind, num_bytes, _ = self._kind_of.pop(key)
-        self.live[kind] -= num_bytes
+        self._live_bytes -= self._blocks.pop(key).num_bytes
 
     def _note_peak(self) -> None:
-        if sum(self.live.values()) >= sum(self.peak.values()):  # equal: a tensor may have found its kind meanwhile
-            self.peak = dict(self.live)
+        if self._live_bytes > self._peak_bytes:
+            self._peak_bytes = self._live_bytes
+            self._at_peak = list(self._blocks.values())
 
     def _rename(self, tensor: torch.Tensor, kind: str, only_from: tuple[str, ...]) -> None:
-        key = tensor.untyped_storage()._cdata
-        found = self._kind_of.get(key)
-        if found is not None and found[0] in only_from:
-            self.live[found[0]] -= found[1]
-            self.live[kind] += found[1]
-            self._kind_of[key] = (kind, *found[1:])
-            self._note_peak()
+        block = self._blocks.get(tensor.untyped_storage()._cdata)
+        if block is not None and block.kind in only_from:
+            block.kind = kind
 
     def _on_save(self, tensor: torch.Tensor) -> torch.Tensor:
         self._rename(tensor, "activations", ("temporary",))
@@ -108,6 +123,13 @@ class TensorMemory(TorchDispatchMode):
         if parameter.grad is not None:
             self._register(parameter.grad, "gradients")
             self._rename(parameter.grad, "gradients", ("temporary", "activations"))
+
+
+def _by_kind(blocks: Iterable[_Block]) -> dict[str, int]:
+    found = dict.fromkeys(KINDS, 0)
+    for block in blocks:
+        found[block.kind] += block.num_bytes
+    return found
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
