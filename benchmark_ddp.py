@@ -51,7 +51,8 @@ from utils.synthetic import weights_or_description
 
 SHARES_NOTE = (
     "Shares of a step's time on the average rank, from ranges measured within the steps; sum: their sum over the step by the",
-    "host's clock. Imbalance: waiting for the last rank. Overlap: all-reduce hidden behind the backward pass.",
+    "host's clock. Imbalance: waiting for the last rank. Overlap: gradients' all-reduce that no rank stood still for; net",
+    "overlap: what is left of it after the slow-down of the compute meanwhile, from steps with and without communication.",
 )
 SCALINGS = {"weak": ("weak",), "strong": ("strong",), "both": ("weak", "strong")}
 
@@ -61,9 +62,7 @@ class BenchmarkConfig:
     """Options of `benchmark_ddp.py`."""
 
     model: str = option("yolov8n-seg.yaml", "model to train; what its weights are does not matter")
-    batch_size: int | None = option(
-        None, "images per process (weak scaling) or over all processes (strong scaling); unset: 16 on GPUs, 8 on a CPU"
-    )
+    batch_size: int = option(16, "images per process (weak scaling) or over all processes (strong scaling)")
     img_size: int | None = option(
         None, "side of the square network input in pixels, a multiple of 32; unset: 640 on GPUs, 256 on a CPU"
     )
@@ -105,11 +104,7 @@ def main() -> int:
     """Run the benchmark; return the exit code."""
     config = parse_config(BenchmarkConfig, "Measure how training scales with the number of processes")
     gpus = 0 if config.device == "cpu" else visible_gpu_count()
-    config = replace(
-        config,
-        batch_size=config.batch_size or (16 if gpus else 8),
-        img_size=config.img_size or (640 if gpus else 256),
-    )
+    config = replace(config, img_size=config.img_size or (640 if gpus else 256))
     counts = choose_counts(config, gpus)
     device = torch.device("cuda", 0) if gpus else torch.device("cpu")
     if config.data:
@@ -129,7 +124,12 @@ def main() -> int:
     print("\n".join([*tables, "", *notes, prediction_table(predicted)]))
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
-    record = {"config": to_dict(config), "environment": environment_report(), "summary": rows, "allreduce": points}
+    record: dict[str, Any] = {
+        "config": to_dict(config),
+        "environment": environment_report(),
+        "summary": rows,
+        "allreduce": points,
+    }
     record["prediction"] = {**to_record(model, predicted), "notes": notes}
     write_bytes_atomic(
         folder / "benchmark_results.json", (json.dumps({**record, "runs": runs}, indent=2) + "\n").encode()
@@ -149,7 +149,7 @@ def build_job(config: BenchmarkConfig, model: str, device: torch.device, most_pr
         workers = choose_threads_and_workers(most_processes, device_type=device.type)[1]
     return RankJob(
         model=model,
-        global_batch_size=config.batch_size or 1,
+        global_batch_size=config.batch_size,
         img_size=config.img_size or 1,
         objects_per_image=config.objects_per_image,
         warmup_steps=config.warmup or (5 if is_gpu else 2),
@@ -168,9 +168,8 @@ def describe(config: BenchmarkConfig, counts: Sequence[int], device: torch.devic
     place = f"up to {max(counts)} x {torch.cuda.get_device_name(0)}" if is_gpu else "CPU cores, one for each process"
     source = f"photographs of {config.data}" if config.data else "synthetic images"
     precision = choose_precision(config.amp, device).name
-    return (
-        f"Training {Path(config.model).stem} on {source} at {config.img_size} pixels, precision {precision}, on {place}"
-    )
+    computed_in = "fp32" if precision == "off" else precision
+    return f"Training {Path(config.model).stem} on {source} at {config.img_size} pixels in {computed_in} on {place}"
 
 
 def prepare_data(config: BenchmarkConfig) -> None:
@@ -215,7 +214,7 @@ def choose_counts(config: BenchmarkConfig, gpus: int) -> tuple[int, ...]:
     limit, kind = (gpus, "visible GPU(s)") if gpus else (cores, "usable core(s)")
     if max(counts) > limit:
         raise UserError(f"--processes {max(counts)}: this machine has {limit} {kind}, and each process needs its own")
-    if config.scaling != "weak" and config.batch_size is not None and max(counts) > config.batch_size:
+    if config.scaling != "weak" and max(counts) > config.batch_size:
         raise UserError(
             f"--batch-size {config.batch_size}: strong scaling cannot share it between {max(counts)} processes"
         )

@@ -157,7 +157,8 @@ def describe(config: ProfileConfig, device: torch.device, precision: str) -> str
         place = f"{properties.name} ({format_bytes(properties.total_memory)})"
     else:
         place = f"the CPU ({torch.get_num_threads()} threads)"
-    return f"Training {Path(config.model).stem} at {config.img_size} pixels, precision {precision}, on {place}"
+    computed_in = "fp32" if precision == "off" else precision
+    return f"Training {Path(config.model).stem} at {config.img_size} pixels in {computed_in} on {place}"
 
 
 def announce(profile: BatchProfile) -> None:

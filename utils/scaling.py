@@ -49,7 +49,7 @@ STEP_PARTS = {
 _MEDIANS = (
     *("step_ms", *STEP_PARTS, "ranges_share", "imbalance", "alone_ms", "backward_ms"),
     *("gradient_communication_ms", "other_collectives", "other_bytes", "gradient_bytes"),
-    *("allreduce_ms", "allreduce_gb_per_s", "overlap", "other_load"),
+    *("allreduce_ms", "allreduce_gb_per_s", "overlap", "net_overlap", "other_load"),
 )
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
@@ -156,12 +156,6 @@ def summarise_run(answers: Sequence[dict[str, Any]]) -> Run:
     ranges = np.array([answer["ranges_ms"] for answer in answers])  # (ranks, steps, 7)
     num_steps = ranges.shape[1]
     in_phases = ranges[..., [RANGES.index(phase) for phase in PHASES]].sum((1, 2)) / num_steps  # (ranks,)
-    transfer, waiting = split_collectives(
-        [[ms for step in answer["collectives"] for ms, _ in step] for answer in answers]
-    )
-    sizes = np.array([size for step in answers[0]["collectives"] for _, size in step])
-    gradient_bytes = answers[0]["gradient_bytes"]
-    alone_ms = max(float(np.mean(answer["alone_ms"])) for answer in answers)
     step_ms = max(answer["wall_ms"] for answer in answers) / num_steps
     global_batch_size = sum(answer["num_images"] for answer in answers) / num_steps
     run: Run = {
@@ -170,30 +164,43 @@ def summarise_run(answers: Sequence[dict[str, Any]]) -> Run:
         "step_ms": step_ms,
         "compute_ms": float(in_phases.mean()),
         "data_ms": float(ranges[..., RANGES.index(DATA)].mean()),
-        "communication_ms": float(transfer.sum()) / num_steps,
-        "waiting_ms": float(waiting.sum()) / num_steps / len(answers),
+        **_communication(answers, num_steps),
         "imbalance": float(in_phases.max() / in_phases.mean() - 1),
         "backward_ms": float(ranges[..., RANGES.index("backward")].mean()),
-        "gradient_communication_ms": float(transfer[sizes == gradient_bytes].sum()) / num_steps if len(sizes) else 0.0,
-        "other_collectives": float((sizes != gradient_bytes).sum()) / num_steps,
-        "other_bytes": float(sizes[sizes != gradient_bytes].sum()) / num_steps if len(sizes) else 0.0,
-        "alone_ms": alone_ms,
-        "gradient_bytes": gradient_bytes,
+        "alone_ms": max(float(np.mean(answer["alone_ms"])) for answer in answers),
+        "gradient_bytes": answers[0]["gradient_bytes"],
         "allreduce_ms": None,
         "allreduce_gb_per_s": None,
         "overlap": None,
+        "net_overlap": None,
+        "allreduces": allreduce_points(answers),
+        "compute_ms_by_rank": in_phases.tolist(),
+        "ranges_ms_by_rank": [dict(zip(RANGES, mean, strict=True)) for mean in ranges.mean(1).tolist()],
     }
     run["ranges_share"] = sum(run[name] for name in STEP_PARTS) / step_ms
-    run["allreduces"] = allreduce_points(answers)
     if len(answers) > 1:
-        mine = next(point for point in run["allreduces"] if point["bytes"] == gradient_bytes)
+        mine = next(point for point in run["allreduces"] if point["bytes"] == run["gradient_bytes"])
         run["allreduce_ms"], run["allreduce_gb_per_s"] = mine["ms"], mine["bus_gb_per_s"]
+        run["overlap"] = float(np.clip(1 - run["gradient_communication_ms"] / run["allreduce_ms"], 0, 1))
         # What steps with communication take longer than without, against the time that it takes by itself.
-        exposed_ms = step_ms - alone_ms - (run["communication_ms"] - run["gradient_communication_ms"])
-        run["overlap"] = float(np.clip(1 - exposed_ms / run["allreduce_ms"], 0, 1))
-    run["compute_ms_by_rank"] = in_phases.tolist()
-    run["ranges_ms_by_rank"] = [dict(zip(RANGES, mean, strict=True)) for mean in ranges.mean(1).tolist()]
+        other_ms = run["communication_ms"] - run["gradient_communication_ms"] + run["waiting_ms"]
+        run["net_overlap"] = float(np.clip(1 - (step_ms - run["alone_ms"] - other_ms) / run["allreduce_ms"], 0, 1))
     return run
+
+
+def _communication(answers: Sequence[dict[str, Any]], num_steps: int) -> dict[str, float]:
+    """Return the ms per step of all collectives, of the gradients' one and of waiting; number and bytes of the others."""
+    durations_ms = [[ms for step in answer["collectives"] for ms, _ in step] for answer in answers]
+    transfer, waiting = split_collectives(durations_ms)
+    sizes = np.array([size for step in answers[0]["collectives"] for _, size in step], np.int64)
+    is_gradient = sizes == answers[0]["gradient_bytes"]
+    return {
+        "communication_ms": float(transfer.sum()) / num_steps,
+        "waiting_ms": float(waiting.sum()) / num_steps / len(answers),
+        "gradient_communication_ms": float(transfer[is_gradient].sum()) / num_steps,
+        "other_collectives": float((~is_gradient).sum()) / num_steps,
+        "other_bytes": float(sizes[~is_gradient].sum()) / num_steps,
+    }
 
 
 def allreduce_points(answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -285,13 +292,13 @@ def noise_note(rows: Iterable[dict[str, Any]]) -> str | None:
 def scaling_table(rows: Sequence[dict[str, Any]]) -> str:
     """Lay the summary out as a table; the parts of a step are shares of its time."""
     header = ["scaling", "processes", "batch", "images/s", "speed-up", "efficiency", "ms/step"]
-    header += [*STEP_PARTS.values(), "sum", "overlap"]
+    header += [*STEP_PARTS.values(), "sum", "overlap", "net overlap"]
     lines = []
     for row in rows:
         shares = [row[name] / row["step_ms"] for name in STEP_PARTS]
         cells = [f"{row['images_per_s']:.1f}", f"{row['speed_up']:.2f}x", f"{row['efficiency']:.0%}"]
         cells += [f"{row['step_ms']:.1f}", *(f"{share:.1%}" for share in [*shares, row["ranges_share"]])]
-        cells.append("-" if row["overlap"] is None else f"{row['overlap']:.0%}")
+        cells += ["-" if row[name] is None else f"{row[name]:.0%}" for name in ("overlap", "net_overlap")]
         lines.append([row["scaling"], row["processes"], row["global_batch_size"], *cells])
     return aligned(header, lines, 3)
 

@@ -53,14 +53,13 @@ class ScalingModel:
 def fit_model(rows: Sequence[dict[str, Any]], points: Sequence[dict[str, Any]]) -> ScalingModel:
     """Fit the model to the weak-scaling rows of `utils.scaling.summarise` and the all-reduces timed by themselves.
 
-    Overlap is fitted to what the gradients' all-reduce costs within the steps: the mean over the measured counts. Without
-    weak scaling the costs of the strong one are taken, on top of the work of the fewest processes.
+    Overlap is the mean over the measured counts. Without weak scaling the costs of the strong one are taken, on top of the work of the fewest processes.
     """
     chosen = [row for row in rows if row["scaling"] == "weak"] or list(rows)
     first, last = chosen[0], chosen[-1]
     together = [row for row in chosen if row["processes"] > 1]
     same_batch = last if last["scaling"] == "weak" else first  # strong scaling gives a process fewer images
-    hidden = [1 - row["gradient_communication_ms"] / row["allreduce_ms"] for row in together]
+    hidden = [row["overlap"] for row in together]
     spread_ms = last["waiting_ms"] / expected_maximum(last["processes"]) if together else 0.0
     return ScalingModel(
         batch_size=first["global_batch_size"] / first["processes"],
@@ -68,7 +67,7 @@ def fit_model(rows: Sequence[dict[str, Any]], points: Sequence[dict[str, Any]]) 
         compute_ms=same_batch["compute_ms"] + same_batch["data_ms"],
         spread_ms=spread_ms,
         backward_ms=same_batch["backward_ms"],
-        overlap=float(np.clip(np.mean(hidden), 0, 1)) if hidden else 0.0,
+        overlap=float(np.mean(hidden)) if hidden else 0.0,
         gradient_bytes=first["gradient_bytes"],
         other_collectives=last["other_collectives"],
         other_bytes=last["other_bytes"],

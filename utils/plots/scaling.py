@@ -121,11 +121,13 @@ def _prediction_panel(axes: Axes, predicted: Sequence[Row]) -> None:
         style: dict[str, Any] = {"color": _RED, "markerfacecolor": "none", "linestyle": ":", "marker": "o"}
         axes.plot(at, values, label="PREDICTION, not measured", **style)
         for row in further:
-            text = f"{row['efficiency_model']:.0%}, {row['link']}"
+            text = f"{row['efficiency_model']:.0%}, link: {row['link']}"
             place = (row["processes"], row["images_per_s_model"])
             is_last = row is further[-1]  # no room to its right
             look: dict[str, Any] = {"ha": "right" if is_last else "left", "fontsize": 7, "color": "0.3"}
-            axes.annotate(text, place, (4 if is_last else 5, -14), textcoords="offset points", **look)
+            axes.annotate(
+                text, place, (4 if is_last else 5, -28 if is_last else -14), textcoords="offset points", **look
+            )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
