@@ -214,7 +214,7 @@ def choose_counts(config: BenchmarkConfig, gpus: int) -> tuple[int, ...]:
     limit, kind = (gpus, "visible GPU(s)") if gpus else (cores, "usable core(s)")
     if max(counts) > limit:
         raise UserError(f"--processes {max(counts)}: this machine has {limit} {kind}, and each process needs its own")
-    if config.scaling != "weak" and max(counts) > config.batch_size:
+    if config.scaling == "strong" and max(counts) > config.batch_size:
         raise UserError(
             f"--batch-size {config.batch_size}: strong scaling cannot share it between {max(counts)} processes"
         )

@@ -24,6 +24,7 @@ from tests.ranks import run_ranks as run_test_ranks
 from utils import scaling, step_timer
 from utils.errors import UsageError, UserError
 from utils.model import build_model
+from utils.plots.scaling import plot_scaling
 from utils.profiling import (
     BatchProfile,
     TooLarge,
@@ -34,6 +35,7 @@ from utils.profiling import (
 )
 from utils.profiling_report import missing_lines, profile_table, verdict_lines
 from utils.runtime import choose_precision
+from utils.scaling_model import fit_model
 from utils.scaling_rank import RankJob, _alone
 from utils.step_ranges import RANGES
 from utils.step_timer import PHASES, StepTimer, build_training, middle_half, time_training_steps
@@ -241,7 +243,7 @@ def test_what_no_tensor_holds_is_said_beyond_a_tenth_of_the_peak() -> None:
     assert missing_lines([whole]) == []
     lines = missing_lines([replace(whole, allocated_bytes=200, reserved_bytes=300)])
     assert lines == [
-        "Missing at batch 1: 105 B (52% of the peak) belongs to no tensor: workspaces of kernels and gaps between blocks"
+        "Missing: 105 B at batch 1 (52% of the peak) in no tensor: workspaces of kernels and gaps between blocks"
     ]
 
 
@@ -407,6 +409,28 @@ def test_one_process_has_no_overlap_in_the_table() -> None:
     assert line[-3:] == ["100.0%", "-", "-"]
 
 
+def test_one_device_alone_gets_a_chart_and_predictions_without_a_measured_link(tmp_path: Path) -> None:
+    rows = scaling.summarise(
+        [
+            {
+                "scaling": "weak",
+                "processes": 1,
+                "repeat": 1,
+                "other_load": None,
+                **scaling.summarise_run([answer(collectives=[[], []], allreduces=[])]),
+            }
+        ]
+    )
+    config = benchmark_ddp.BenchmarkConfig()
+    predicted, notes = benchmark_ddp.make_predictions(config, fit_model(rows, []), rows)
+    assert [row["link"] for row in predicted] == ["-", "100gbe", "100gbe", "100gbe"]
+    assert "one process measures no link" in notes[1]
+    assert "none is assumed" in notes[2]
+    plot_scaling(rows, [], predicted, "one device", tmp_path / "chart.png")
+    with Image.open(tmp_path / "chart.png") as picture:
+        assert picture.size[0] > 1000
+
+
 def test_the_work_of_others_is_noticed() -> None:
     code = "import time; end = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
     with scaling.OtherLoad() as quiet:
@@ -440,6 +464,9 @@ def test_every_round_runs_every_count_with_its_batch(monkeypatch: pytest.MonkeyP
     assert started == [(1, 4), (2, 8), (2, 4)] * 2  # with one process both kinds are the same run
     assert [found["repeat"] for found in runs] == [1] * 4 + [2] * 4
     assert [found["scaling"] for found in runs] == ["weak", "strong"] * 4
+    started.clear()
+    scaling.run_benchmark(replace(JOB, global_batch_size=1), (1, 2), ("weak", "strong"), 1, lambda _: None)
+    assert started == [(1, 1), (2, 2)]  # one image cannot be shared
 
 
 def test_counts_beyond_the_machine_or_the_batch_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

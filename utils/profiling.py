@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from utils.dataset import Batch
 from utils.logs import format_bytes
 from utils.nvml import GpuWatch, to_stderr
+from utils.parallel import gradient_bytes
 from utils.roofline import DeviceLimits, Roofline
 from utils.runtime import peak_memory_bytes
 from utils.step_timer import (
@@ -52,7 +53,7 @@ class BatchProfile:
 
     Times are means over the half of the steps whose durations lie in the middle. `allocated_bytes` is the most that
     tensors took on a GPU, and the process's peak so far (RSS) on a CPU, where `reserved_bytes`, what PyTorch holds of the
-    GPU, is None. `memory_bytes`: the tensors alive when they took the most. `flop`, `bytes_moved`: of one step, the latter
+    GPU, is None. `memory_bytes`: the tensors alive when they took the most. `gradient_bytes`: all gradients. `flop`, `bytes_moved`: of one step, the latter
     if each operator reads and writes its tensors once. `readings`: means over the timed steps.
     """
 
@@ -63,6 +64,7 @@ class BatchProfile:
     allocated_bytes: int
     reserved_bytes: int | None
     memory_bytes: dict[str, int] = field(default_factory=dict)
+    gradient_bytes: int = 0
     flop: int = 0
     bytes_moved: int = 0
     readings: dict[str, float] = field(default_factory=dict)
@@ -133,6 +135,7 @@ def profile_batch(
         allocated_bytes=allocated_bytes,
         reserved_bytes=reserved_bytes,
         memory_bytes={**before, **memory.peak},
+        gradient_bytes=gradient_bytes(training.engine.raw_model),
         flop=flop,
         bytes_moved=memory.bytes_moved,
         readings=utilisation.readings,

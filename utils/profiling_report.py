@@ -65,25 +65,25 @@ def memory_table(profiles: Sequence[BatchProfile]) -> str:
         cells = [*(format_bytes(size).rjust(9) for size in sizes), f"{share:.0%}".rjust(9)]
         rows.append([profile.batch_size, *cells])
     table = format_table(["batch", *(title.rjust(9) for title in (*kinds, "peak", "explained"))], rows)
-    return "\n".join([table, *missing_lines(profiles)])
+    gradients = (
+        f"Gradients take {format_bytes(profiles[0].gradient_bytes)} when all are there, at the end of the backward pass; "
+        "by then the activations are freed"
+    )
+    return "\n".join([table, gradients, *missing_lines(profiles)])
 
 
 def missing_lines(profiles: Sequence[BatchProfile]) -> list[str]:
     """Say what the kinds of memory leave unexplained, where that is more than a tenth of the peak."""
-    lines = []
-    for profile in profiles:
-        missing = profile.unexplained_bytes
-        if abs(missing) > ADDS_UP_WITHIN * profile.allocated_bytes:
-            what = "workspaces of kernels and gaps between blocks"
-            if profile.reserved_bytes is None:
-                what = (
-                    "workspaces and compiled kernels of the CPU's library, threads, gaps between blocks in the C heap"
-                )
-            lines.append(
-                f"Missing at batch {profile.batch_size}: {format_bytes(missing)} "
-                f"({missing / profile.allocated_bytes:.0%} of the peak) belongs to no tensor: {what}"
-            )
-    return lines
+    missing = [
+        f"{format_bytes(profile.unexplained_bytes)} at batch {profile.batch_size} "
+        f"({profile.unexplained_bytes / profile.allocated_bytes:.0%} of the peak)"
+        for profile in profiles
+        if abs(profile.unexplained_bytes) > ADDS_UP_WITHIN * profile.allocated_bytes
+    ]
+    what = "workspaces of kernels and gaps between blocks"
+    if profiles[0].reserved_bytes is None:
+        what = "workspaces and compiled kernels of the CPU's library, threads, gaps between blocks in the C heap"
+    return [f"Missing: {', '.join(missing)} in no tensor: {what}"] if missing else []
 
 
 def to_record(

@@ -79,6 +79,8 @@ def run_benchmark(
         for count in counts:
             found: Run | None = None
             for scaling in scalings:
+                if scaling == "strong" and count > job.global_batch_size:
+                    continue  # somebody would have nothing to do
                 if found is None or count > 1:  # with one process both kinds are the same
                     batch_size = job.global_batch_size * (count if scaling == "weak" else 1)
                     with OtherLoad() as others:
