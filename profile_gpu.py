@@ -130,7 +130,13 @@ def main() -> int:
         "config": to_dict(config),
         "environment": environment,
         **to_record(profiles, too_large, space.capacity_bytes),
-        "roofline": {**asdict(roofline), "of_peak": roofline.of_peak, "limited_by": roofline.limited_by},
+        "roofline": {
+            **asdict(roofline),
+            "flop_per_s": roofline.flop_per_s,
+            "of_matmul": roofline.of_matmul,
+            "of_peak": roofline.of_peak,
+            "limited_by": roofline.limited_by,
+        },
         "operators": [asdict(operator) for operator in operators],
     }
     write_bytes_atomic(folder / "profile.json", (json.dumps(record, indent=2) + "\n").encode())

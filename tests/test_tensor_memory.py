@@ -88,7 +88,7 @@ def test_a_training_steps_memory_and_operations() -> None:
 
 
 def test_the_roofline_names_the_nearer_limit() -> None:
-    limits = DeviceLimits(flop_per_s=100e12, bytes_per_s=1e12, matmul_side=8192, dtype="bfloat16")
+    limits = DeviceLimits(100e12, 80e12, bytes_per_s=1e12, matmul_side=8192, dtype="bfloat16")
     fast = Roofline(flop=10**13, bytes_moved=10**9, step_s=0.2, limits=limits)
     assert fast.of_peak == pytest.approx(0.5)
     assert fast.limited_by == "arithmetic"
@@ -97,10 +97,12 @@ def test_the_roofline_names_the_nearer_limit() -> None:
     assert slow.limited_by == "memory traffic"
     assert slow.shortest_s == pytest.approx(0.1)
     assert "5 TFLOP/s, 5% of the 100" in slow.lines(16)[0]
+    assert "6% of the 80 in a 3 x 3 convolution" in slow.lines(16)[0]
 
 
 def test_limits_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("utils.roofline._MATMUL_SIDE", {"cpu": 128})
+    monkeypatch.setattr("utils.roofline._CONVOLUTION", {"cpu": (1, 16, 16)})
     monkeypatch.setattr("utils.roofline._COPY_BYTES", {"cpu": 2**20})
     monkeypatch.setattr("utils.roofline._SECONDS", 0.01)
     limits = measure_limits(CPU, choose_precision("off", CPU))

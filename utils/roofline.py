@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from utils.runtime import Precision
 
 _MATMUL_SIDE = {"cuda": 8192, "cpu": 2048}
+_CONVOLUTION = {"cuda": (32, 256, 64), "cpu": (8, 64, 64)}  # images, channels in and out, side
 _COPY_BYTES = {"cuda": 2**30, "cpu": 2**28}
 _SECONDS = 0.4  # of measuring each
 _FEWEST_CALLS = 3
@@ -23,12 +24,22 @@ _FEWEST_CALLS = 3
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """What the device reaches in a large matrix product of the training's precision, and in a large copy."""
+    """What the device reaches in a large matrix product, a 3 x 3 convolution (training's precision) and a large copy.
 
-    flop_per_s: float
+    On a CPU the library behind convolutions may be twice as fast as the one behind matrices (oneDNN against MKL on a
+    processor that is not Intel's): the limit is the larger of the two.
+    """
+
+    matmul_flop_per_s: float
+    convolution_flop_per_s: float
     bytes_per_s: float
     matmul_side: int
     dtype: str
+
+    @property
+    def flop_per_s(self) -> float:
+        """The most operations per second that were reached."""
+        return max(self.matmul_flop_per_s, self.convolution_flop_per_s)
 
 
 @dataclass(frozen=True)
@@ -47,8 +58,13 @@ class Roofline:
 
     @property
     def of_peak(self) -> float:
-        """Share of what the large matrix product reaches."""
+        """Share of the most that the device reaches."""
         return self.flop_per_s / self.limits.flop_per_s
+
+    @property
+    def of_matmul(self) -> float:
+        """Share of what the large matrix product reaches; above 1 where convolutions are faster than that."""
+        return self.flop_per_s / self.limits.matmul_flop_per_s
 
     @property
     def shortest_s(self) -> float:
@@ -65,9 +81,10 @@ class Roofline:
         """Say it in words."""
         limits = self.limits
         return [
-            f"Roofline at batch {batch_size}: {self.flop_per_s / 1e12:.3g} TFLOP/s, {self.of_peak:.0%} of the "
-            f"{limits.flop_per_s / 1e12:.3g} that this device reaches on a {limits.matmul_side} x {limits.matmul_side} "
-            f"matmul in {limits.dtype}",
+            f"Roofline at batch {batch_size}: {self.flop_per_s / 1e12:.3g} TFLOP/s, {self.of_matmul:.0%} of the "
+            f"{limits.matmul_flop_per_s / 1e12:.3g} that this device reaches on a {limits.matmul_side} x {limits.matmul_side} "
+            f"matmul and {self.flop_per_s / limits.convolution_flop_per_s:.0%} of the "
+            f"{limits.convolution_flop_per_s / 1e12:.3g} in a 3 x 3 convolution, in {limits.dtype}",
             f"  {self.flop / 1e9:.4g} GFLOP and {self.bytes_moved / 1e9:.3g} GB a step are {self.flop / self.bytes_moved:.3g} "
             f"FLOP a byte; the device's balance is {limits.flop_per_s / limits.bytes_per_s:.3g} (a large copy: "
             f"{limits.bytes_per_s / 1e9:.3g} GB/s): {self.limited_by} is the nearer limit,",
@@ -82,24 +99,31 @@ def measure_limits(device: torch.device, precision: Precision) -> DeviceLimits:
     name = str(dtype).removeprefix("torch.")
     if dtype is torch.float32 and device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
         name = "float32 (TF32)"
-    return DeviceLimits(_flop_per_s(device, dtype), _copied_per_s(device), _MATMUL_SIDE[device.type], name)
+    return DeviceLimits(
+        matmul_flop_per_s=_multiplied_per_s(device, dtype),
+        convolution_flop_per_s=_convolved_per_s(device, dtype),
+        bytes_per_s=_copied_per_s(device),
+        matmul_side=_MATMUL_SIDE[device.type],
+        dtype=name,
+    )
 
 
-def _flop_per_s(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the rate of a square matrix product, by the faster of the two libraries that a training uses.
-
-    The same product is a 1 x 1 convolution: on a CPU the library behind those may be twice as fast as the one behind
-    matrices (oneDNN against MKL on a processor that is not Intel's).
-    """
+def _multiplied_per_s(device: torch.device, dtype: torch.dtype) -> float:
+    """Return the operations a second of a square matrix product."""
     side = _MATMUL_SIDE[device.type]
     first, second = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     product = torch.empty_like(first)
-    picture = first.t().reshape(1, side, side // 32, 32).contiguous(memory_format=torch.channels_last)
-    kernel = second.reshape(side, side, 1, 1).contiguous(memory_format=torch.channels_last)
-    with torch.no_grad():
-        matmul_s = _fastest_s(lambda: torch.mm(first, second, out=product), device)
-        convolution_s = _fastest_s(lambda: F.conv2d(picture, kernel), device)
-    return 2 * side**3 / min(matmul_s, convolution_s)
+    return 2 * side**3 / _fastest_s(lambda: torch.mm(first, second, out=product), device)
+
+
+@torch.no_grad()
+def _convolved_per_s(device: torch.device, dtype: torch.dtype) -> float:
+    """Return the operations a second of a 3 x 3 convolution in the training's memory layout."""
+    images, channels, side = _CONVOLUTION[device.type]
+    inputs = torch.randn(images, channels, side, side, device=device).to(dtype, memory_format=torch.channels_last)
+    kernel = torch.randn(channels, channels, 3, 3, device=device).to(dtype, memory_format=torch.channels_last)
+    flop = 2 * 9 * channels**2 * images * side**2
+    return flop / _fastest_s(lambda: F.conv2d(inputs, kernel, padding=1), device)
 
 
 def _copied_per_s(device: torch.device) -> float:
