@@ -18,7 +18,7 @@ from utils.runtime import Precision
 _MATMUL_SIDE = {"cuda": 8192, "cpu": 2048}
 _CONVOLUTION = {"cuda": (32, 256, 64), "cpu": (8, 64, 64)}  # images, channels in and out, side
 _COPY_BYTES = {"cuda": 2**30, "cpu": 2**28}
-_SECONDS = 0.4  # of measuring each
+_SECONDS = 1.0  # of measuring each: a shared machine has slow moments
 _FEWEST_CALLS = 3
 
 
@@ -94,7 +94,7 @@ class Roofline:
 
 
 def measure_limits(device: torch.device, precision: Precision) -> DeviceLimits:
-    """Time a large matrix product in the training's precision, and a large copy. Takes about a second."""
+    """Time a large matrix product in the training's precision, and a large copy. Takes about three seconds."""
     dtype = precision.dtype or torch.float32
     name = str(dtype).removeprefix("torch.")
     if dtype is torch.float32 and device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":

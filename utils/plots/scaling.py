@@ -123,14 +123,11 @@ def _prediction_panel(axes: Axes, predicted: Sequence[Row]) -> None:
         for row in further:
             text = f"{row['efficiency_model']:.0%}, link: {row['link']}"
             place = (row["processes"], row["images_per_s_model"])
-            is_last = row is further[-1]  # no room to its right
-            look: dict[str, Any] = {"ha": "right" if is_last else "left", "fontsize": 7, "color": "0.3"}
-            axes.annotate(
-                text, place, (4 if is_last else 5, -28 if is_last else -14), textcoords="offset points", **look
-            )
+            axes.annotate(text, place, (5, -14), textcoords="offset points", fontsize=7, color="0.3")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
+    axes.set_xlim(counts[0] / 1.3, counts[-1] * 4.5)  # for what is written beside the last point
     axes.yaxis.set_major_formatter("{x:.4g}")
     axes.set(title="weak scaling: model fitted to what was measured", ylabel="images/s")
     axes.title.set_fontsize(10)
