@@ -1,9 +1,11 @@
 """Measure what more processes bring: the same training on 1, 2, 4, … GPUs (or CPU cores) of this machine.
 
     python benchmark_ddp.py
-    python benchmark_ddp.py --processes 1 4 --scaling both --batch-size 8
+    python benchmark_ddp.py --processes 1 4 --batch-size 8 --predict 8 16 64 --interconnect nvlink4 --network 100gbe
+    python benchmark_ddp.py --data data/processed/dataset.yaml
 
-Start it plainly, without torchrun: it starts the processes itself. Loading is not measured.
+Start it plainly, without torchrun: it starts the processes itself. Without --data one synthetic batch is trained again and
+again. What it says of more devices than it has is a prediction, and marked so.
 """
 
 from __future__ import annotations
@@ -11,26 +13,47 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from utils.config import option, parse_config, to_dict
 from utils.errors import UsageError, UserError, run_script
-from utils.images import write_bytes_atomic
-from utils.plots.speed import plot_scaling
+from utils.files import write_bytes_atomic
+from utils.interconnect import GPUS_PER_NODE, MEASURED, PRESETS, Link
+from utils.measured_loader import training_loader
+from utils.plots.scaling import plot_scaling
 from utils.runtime import (
     PRECISION_CHOICES,
     choose_precision,
+    choose_threads_and_workers,
     environment_report,
     usable_cpu_count,
     visible_gpu_count,
 )
-from utils.scaling import MOST_CPU_PROCESSES, Run, noise_note, process_counts, run_benchmark, scaling_table, summarise
+from utils.scaling import (
+    MOST_CPU_PROCESSES,
+    Run,
+    allreduce_table,
+    median_points,
+    noise_note,
+    process_counts,
+    run_benchmark,
+    scaling_table,
+    summarise,
+)
+from utils.scaling_model import ScalingModel, fit_model, predict, prediction_table, to_record
 from utils.scaling_rank import RankJob
 from utils.synthetic import weights_or_description
 
+SHARES_NOTE = (
+    "Shares of a step's time on the average rank, from ranges measured within the steps; sum: their sum over the step by the",
+    "host's clock. Imbalance: waiting for the last rank. Overlap: gradients' all-reduce that no rank stood still for; net",
+    "overlap: what is left of it after the slow-down of the compute meanwhile, from steps with and without communication.",
+)
 SCALINGS = {"weak": ("weak",), "strong": ("strong",), "both": ("weak", "strong")}
 
 
@@ -40,67 +63,146 @@ class BenchmarkConfig:
 
     model: str = option("yolov8n-seg.yaml", "model to train; what its weights are does not matter")
     batch_size: int = option(16, "images per process (weak scaling) or over all processes (strong scaling)")
-    img_size: int = option(640, "side of the square network input in pixels, a multiple of 32")
+    img_size: int | None = option(
+        None, "side of the square network input in pixels, a multiple of 32; unset: 640 on GPUs, 256 on a CPU"
+    )
     objects_per_image: int = option(20, "labelled objects in each synthetic image")
+    data: str | None = option(None, "data-set YAML: train from it with the trainer's loader", metavar="YAML")
+    num_workers: int | None = option(None, "loader processes per rank with --data; unset: as the trainer chooses")
     steps: int | None = option(None, "training steps measured per run; unset: 20 on GPUs, 5 on a CPU")
     warmup: int | None = option(None, "training steps before them; unset: 5 on GPUs, 2 on a CPU")
     repeats: int = option(3, "rounds over all process counts")
     processes: tuple[int, ...] | None = option(
         None, f"process counts; unset: 1 2 4 ... up to the GPUs, or up to the cores, at most {MOST_CPU_PROCESSES}"
     )
-    scaling: str = option("weak", "which batch stays the same, see --batch-size", choices=tuple(SCALINGS))
+    scaling: str = option("both", "which batch stays the same, see --batch-size", choices=tuple(SCALINGS))
+    predict: tuple[int, ...] = option((8, 16, 64), "device counts to predict (weak scaling)", metavar="N")
+    interconnect: str = option(MEASURED, "link inside a machine that predictions go by", choices=(MEASURED, *PRESETS))
+    network: str = option("100gbe", "link between machines that predictions go by", choices=tuple(PRESETS))
+    gpus_per_node: int = option(GPUS_PER_NODE, "devices of one machine in predictions")
     amp: str = option("auto", "mixed precision", choices=PRECISION_CHOICES)
     device: str = option("auto", "where to train", choices=("auto", "cpu", "cuda"))
     timeout_s: float = option(600.0, "seconds that one run may take", metavar="SECONDS")
     output: str = option("outputs/benchmarks", "folder for the results", metavar="DIR")
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "repeats", "steps", "warmup", "timeout_s"):
+        for name in ("batch_size", "repeats", "steps", "warmup", "timeout_s", "gpus_per_node"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
         if self.objects_per_image < 0:
             raise UsageError(f"--objects-per-image {self.objects_per_image}: must not be negative")
-        if self.img_size < 64 or self.img_size % 32:
+        if self.num_workers is not None and self.num_workers < 0:
+            raise UsageError(f"--num-workers {self.num_workers}: must not be negative")
+        if self.img_size is not None and (self.img_size < 64 or self.img_size % 32):
             raise UsageError(f"--img-size {self.img_size}: must be a multiple of 32 and at least 64")
-        if self.processes is not None and min(self.processes) < 1:
-            raise UsageError(f"--processes {min(self.processes)}: must be at least 1")
+        for name in ("processes", "predict"):
+            if getattr(self, name) is not None and min(getattr(self, name)) < 1:
+                raise UsageError(f"--{name} {min(getattr(self, name))}: must be at least 1")
 
 
 def main() -> int:
     """Run the benchmark; return the exit code."""
     config = parse_config(BenchmarkConfig, "Measure how training scales with the number of processes")
     gpus = 0 if config.device == "cpu" else visible_gpu_count()
+    config = replace(config, img_size=config.img_size or (640 if gpus else 256))
     counts = choose_counts(config, gpus)
     device = torch.device("cuda", 0) if gpus else torch.device("cpu")
+    if config.data:
+        prepare_data(config)
     source, note = weights_or_description(config.model)
-    job = RankJob(
-        model=source,
-        global_batch_size=config.batch_size,
-        img_size=config.img_size,
-        objects_per_image=config.objects_per_image,
-        warmup_steps=config.warmup or (5 if gpus else 2),
-        steps=config.steps or (20 if gpus else 5),
-        amp=config.amp,
-        device=device.type,
-        timeout_s=config.timeout_s,
-    )
-    place = f"up to {max(counts)} x {torch.cuda.get_device_name(0)}" if gpus else "CPU cores, one for each process"
-    precision = choose_precision(config.amp, device).name
-    heading = f"Training {Path(config.model).stem} at {config.img_size} pixels, precision {precision}, on {place}"
+    job = build_job(config, source, device, max(counts))
+    heading = describe(config, counts, device)
     print("\n".join([heading, *([note] if note else [])]), flush=True)
     runs = run_benchmark(job, counts, SCALINGS[config.scaling], config.repeats, announce)
-    rows = summarise(runs)
+    rows, points = summarise(runs), median_points(runs)
+    model = fit_model(rows, points)
+    predicted, notes = make_predictions(config, model, rows)
     noise = noise_note(rows)
-    print("\n".join(["", scaling_table(rows), "", *([noise] if noise else [])]))
+    tables = ["", scaling_table(rows), *SHARES_NOTE, *([noise] if noise else [])]
+    if points:
+        tables += ["", "All-reduce by itself:", allreduce_table(points)]
+    print("\n".join([*tables, "", *notes, prediction_table(predicted)]))
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
-    record = {"config": to_dict(config), "environment": environment_report(), "summary": rows, "runs": runs}
-    write_bytes_atomic(folder / "benchmark_results.json", (json.dumps(record, indent=2) + "\n").encode())
+    record: dict[str, Any] = {
+        "config": to_dict(config),
+        "environment": environment_report(),
+        "summary": rows,
+        "allreduce": points,
+    }
+    record["prediction"] = {**to_record(model, predicted), "notes": notes}
+    write_bytes_atomic(
+        folder / "benchmark_results.json", (json.dumps({**record, "runs": runs}, indent=2) + "\n").encode()
+    )
     write_bytes_atomic(folder / "benchmark_results.csv", to_csv(runs).encode())
-    plot_scaling(rows, heading, folder / "multi_gpu_benchmark.png")
+    plot_scaling(rows, points, predicted, heading, folder / "multi_gpu_benchmark.png")
     names = ("multi_gpu_benchmark.png", "benchmark_results.csv", "benchmark_results.json")
     print(f"Written: {', '.join(str(folder / name) for name in names)}")
     return 0
+
+
+def build_job(config: BenchmarkConfig, model: str, device: torch.device, most_processes: int) -> RankJob:
+    """Return what every rank is told."""
+    is_gpu = device.type == "cuda"
+    workers = config.num_workers
+    if workers is None:
+        workers = choose_threads_and_workers(most_processes, device_type=device.type)[1]
+    return RankJob(
+        model=model,
+        global_batch_size=config.batch_size,
+        img_size=config.img_size or 1,
+        objects_per_image=config.objects_per_image,
+        warmup_steps=config.warmup or (5 if is_gpu else 2),
+        steps=config.steps or (20 if is_gpu else 6),
+        amp=config.amp,
+        device=device.type,
+        timeout_s=config.timeout_s,
+        data=str(Path(config.data).resolve()) if config.data else None,
+        num_workers=workers,
+    )
+
+
+def describe(config: BenchmarkConfig, counts: Sequence[int], device: torch.device) -> str:
+    """Return one line: what is trained, and on what."""
+    is_gpu = device.type == "cuda"
+    place = f"up to {max(counts)} x {torch.cuda.get_device_name(0)}" if is_gpu else "CPU cores, one for each process"
+    source = f"photographs of {config.data}" if config.data else "synthetic images"
+    precision = choose_precision(config.amp, device).name
+    computed_in = "fp32" if precision == "off" else precision
+    return f"Training {Path(config.model).stem} on {source} at {config.img_size} pixels in {computed_in} on {place}"
+
+
+def prepare_data(config: BenchmarkConfig) -> None:
+    """Build the packed photographs once, before several ranks ask for them. Raises UserError for unusable data."""
+    training_loader(config.data or "", config.img_size or 1, 1, 0, pin_memory=False)
+
+
+def make_predictions(
+    config: BenchmarkConfig, model: ScalingModel, rows: Sequence[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the rows of the prediction and the lines that say what it rests on."""
+    network = PRESETS[config.network]
+    inside = model.measured_link if config.interconnect == MEASURED else PRESETS[config.interconnect]
+    notes = ["Model fitted to the measured points; rows marked PREDICTION were not measured (weak scaling):"]
+    if inside is None:
+        inside = network
+        notes.append(f"  one process measures no link, so all go by {link_line(network)}; --interconnect names another")
+    else:
+        notes.append(f"  up to {config.gpus_per_node} devices by {link_line(inside)}")
+        notes.append(f"  beyond, also by {link_line(network)}")
+    if max(row["processes"] for row in rows) > 1:
+        notes.append(
+            f"  {model.overlap:.0%} of the gradients' all-reduce hidden behind the backward pass, by the ranges"
+        )
+    else:
+        notes.append("  one process measures no overlap of all-reduce and backward pass, and none is assumed")
+    predicted = predict(model, rows, sorted(set(config.predict)), inside, network, config.gpus_per_node)
+    return predicted, notes
+
+
+def link_line(link: Link) -> str:
+    """Describe a link."""
+    return f"{link.name}: {link.latency_us:.3g} us a step, {link.gb_per_s:.3g} GB/s ({link.source})"
 
 
 def choose_counts(config: BenchmarkConfig, gpus: int) -> tuple[int, ...]:
@@ -112,7 +214,7 @@ def choose_counts(config: BenchmarkConfig, gpus: int) -> tuple[int, ...]:
     limit, kind = (gpus, "visible GPU(s)") if gpus else (cores, "usable core(s)")
     if max(counts) > limit:
         raise UserError(f"--processes {max(counts)}: this machine has {limit} {kind}, and each process needs its own")
-    if config.scaling != "weak" and max(counts) > config.batch_size:
+    if config.scaling == "strong" and max(counts) > config.batch_size:
         raise UserError(
             f"--batch-size {config.batch_size}: strong scaling cannot share it between {max(counts)} processes"
         )
@@ -127,7 +229,7 @@ def announce(run: Run) -> None:
 
 def to_csv(runs: list[Run]) -> str:
     """Return one line a run, with every single number of it."""
-    columns = [name for name, value in runs[0].items() if not isinstance(value, list)]
+    columns = [name for name, value in runs[0].items() if not isinstance(value, list | dict)]
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()

@@ -2,13 +2,14 @@
 
     python profile_gpu.py --model yolov8m-seg.pt --batch-sizes 4 8 16 32 64
 
-Real training steps on synthetic images: loading is not measured. Without a GPU the CPU is profiled.
+Real training steps on synthetic images: loading is not measured. Without a GPU the CPU is profiled. Then the best batch
+size is compared with what the device can do, and its most expensive operators are named.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,29 +18,34 @@ import torch
 from utils.config import option, parse_config, to_dict
 from utils.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.errors import UsageError, UserError, run_script
-from utils.images import write_bytes_atomic
+from utils.files import write_bytes_atomic
 from utils.logs import format_bytes
 from utils.model import build_model
+from utils.operators import Operator, profile_operators
 from utils.parallel import tune_device
 from utils.plots.speed import plot_profile
 from utils.profiling import (
     BatchProfile,
+    best_profile,
+    forecast_on_cpu,
+    memory_of,
     profile_batch,
-    profile_table,
     profile_until_full,
-    to_record,
-    verdict_lines,
 )
+from utils.profiling_report import memory_table, operator_table, profile_table, to_record, verdict_lines
+from utils.roofline import measure_limits
 from utils.runtime import (
     PRECISION_CHOICES,
     choose_device,
     choose_precision,
+    choose_threads_and_workers,
     environment_report,
     seed_everything,
-    usable_cpu_count,
 )
-from utils.step_timer import build_training
-from utils.synthetic import weights_or_description
+from utils.step_timer import Training, build_training
+from utils.synthetic import synthetic_batch, weights_or_description
+
+PROFILED_STEPS = {"cuda": 3, "cpu": 1}
 
 
 @dataclass(frozen=True)
@@ -50,14 +56,16 @@ class ProfileConfig:
     batch_sizes: tuple[int, ...] = option((4, 8, 16, 32, 64), "batch sizes to try, in ascending order", metavar="N")
     img_size: int = option(640, "side of the square network input in pixels, a multiple of 32")
     objects_per_image: int = option(20, "labelled objects in each synthetic image")
-    steps: int | None = option(None, "training steps measured per batch size; unset: 20 on a GPU, 3 on a CPU")
+    steps: int | None = option(None, "training steps measured per batch size; unset: 20 on a GPU, 4 on a CPU")
     warmup: int | None = option(None, "training steps before them; unset: 5 on a GPU, 1 on a CPU")
     amp: str = option("auto", "mixed precision", choices=PRECISION_CHOICES)
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    threads: int | None = option(None, "compute threads; unset: as many as the trainer takes")
+    trace: bool = option(False, "also write trace.json, steps at the best batch size for chrome://tracing or Perfetto")
     output: str = option("outputs/profiling", "folder for the results", metavar="DIR")
 
     def __post_init__(self) -> None:
-        for name in ("steps", "warmup"):
+        for name in ("steps", "warmup", "threads"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise UsageError(f"--{name} {getattr(self, name)}: must be at least 1")
         if min(self.batch_sizes) < 1:
@@ -76,41 +84,76 @@ def main() -> int:
     is_gpu = device.type == "cuda"
     if is_gpu:
         torch.cuda.set_device(device)
-    torch.set_num_threads(usable_cpu_count())
+    torch.set_num_threads(config.threads or choose_threads_and_workers(1, device_type=device.type)[0])
     seed_everything(0)
     precision = choose_precision(config.amp, device)
+    space = memory_of(device)
     source, note = weights_or_description(config.model)
     model = build_model(source, load_dataset_yaml(DEFAULT_DATASET_YAML).names)
     introduction = [describe(config, device, precision.name), *([note] if note else [])]
     if not is_gpu:
-        introduction.append("No GPU is profiled: memory is the peak of the whole process so far (RSS)")
+        introduction.append(
+            "No GPU is profiled: peak memory is the whole process's so far (RSS), and what it held before the model"
+            " is counted as `process`"
+        )
     print("\n".join(introduction), flush=True)
 
+    training = build_training(model, device, precision)
     measure = partial(
         profile_batch,
-        build_training(model, device, precision),
+        training,
         size_px=config.img_size,
         objects_per_image=config.objects_per_image,
         warmup_steps=config.warmup or (5 if is_gpu else 1),
-        steps=config.steps or (20 if is_gpu else 3),
+        steps=config.steps or (20 if is_gpu else 4),
+        space=space,
     )
-    profiles, too_large = profile_until_full(config.batch_sizes, measure, announce)
+    forecast = {} if is_gpu else {"forecast": forecast_on_cpu}
+    profiles, too_large = profile_until_full(config.batch_sizes, measure, announce, **forecast)
     if not profiles:
-        raise UserError(f"--batch-sizes {too_large}: does not fit at {config.img_size} pixels; try a smaller one")
-    report = [profile_table(profiles), "", *verdict_lines(profiles, too_large)]
-    print("\n".join(["", *report]))
+        failed = too_large.batch_size if too_large else min(config.batch_sizes)
+        raise UserError(f"--batch-sizes {failed}: does not fit at {config.img_size} pixels; try a smaller one")
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
+    best = best_profile(profiles, space.capacity_bytes)
+    operators = find_operators(config, training, best, folder)
+    roofline = best.roofline(measure_limits(device, precision))
+    report = [profile_table(profiles), "", "Memory at the peak, by kind:", memory_table(profiles), ""]
+    report += [*verdict_lines(profiles, too_large, space.capacity_bytes), *roofline.lines(best.batch_size), ""]
+    report += [f"Most expensive operators at batch {best.batch_size}, own time:", operator_table(operators)]
+    print("\n".join(["", *report]))
     environment = environment_report()
     facts = [f"{name}: {value}" for name, value in environment.items()]
     text = "\n".join([*introduction, "Times are ms per step.", "", *report, "", *facts, ""])
     write_bytes_atomic(folder / "profiling_report.txt", text.encode())
-    record = {"config": to_dict(config), "environment": environment, **to_record(profiles, too_large)}
+    record = {
+        "config": to_dict(config),
+        "environment": environment,
+        **to_record(profiles, too_large, space.capacity_bytes),
+        "roofline": {
+            **asdict(roofline),
+            "flop_per_s": roofline.flop_per_s,
+            "of_matmul": roofline.of_matmul,
+            "of_peak": roofline.of_peak,
+            "limited_by": roofline.limited_by,
+        },
+        "operators": [asdict(operator) for operator in operators],
+    }
     write_bytes_atomic(folder / "profile.json", (json.dumps(record, indent=2) + "\n").encode())
-    capacity = torch.cuda.get_device_properties(device).total_memory if is_gpu else None
-    plot_profile(profiles, record["best_batch_size"], introduction[0], capacity, folder / "gpu_profile.png")
-    print(f"Written: {folder / 'gpu_profile.png'}, {folder / 'profiling_report.txt'}, {folder / 'profile.json'}")
+    plot_profile(
+        profiles, best.batch_size, introduction[0], space.capacity_bytes if is_gpu else None, folder / "gpu_profile.png"
+    )
+    names = ("gpu_profile.png", "profiling_report.txt", "profile.json", *(("trace.json",) if config.trace else ()))
+    print(f"Written: {', '.join(str(folder / name) for name in names)}")
     return 0
+
+
+def find_operators(config: ProfileConfig, training: Training, best: BatchProfile, folder: Path) -> list[Operator]:
+    """Profile steps at the best batch size, and write their trace where it is asked for."""
+    classes = training.criterion.num_classes
+    batch = synthetic_batch(best.batch_size, config.img_size, classes, objects_per_image=config.objects_per_image)
+    steps = PROFILED_STEPS[training.engine.device.type]
+    return profile_operators(training, batch, steps, folder / "trace.json" if config.trace else None)
 
 
 def describe(config: ProfileConfig, device: torch.device, precision: str) -> str:
@@ -120,7 +163,8 @@ def describe(config: ProfileConfig, device: torch.device, precision: str) -> str
         place = f"{properties.name} ({format_bytes(properties.total_memory)})"
     else:
         place = f"the CPU ({torch.get_num_threads()} threads)"
-    return f"Training {Path(config.model).stem} at {config.img_size} pixels, precision {precision}, on {place}"
+    computed_in = "fp32" if precision == "off" else precision
+    return f"Training {Path(config.model).stem} at {config.img_size} pixels in {computed_in} on {place}"
 
 
 def announce(profile: BatchProfile) -> None:

@@ -24,12 +24,13 @@ if __package__ in (None, ""):  # started by its path: this folder stands where t
 import numpy as np
 import torch
 
-from benchmarks.train_step_sides import OurSide, Side, TheirSide, training_loader
+from benchmarks.train_step_sides import OurSide, Side, TheirSide
 from utils.config import option, parse_config, to_dict
 from utils.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.errors import UsageError, run_script
 from utils.files import write_text_atomic
 from utils.logs import format_table
+from utils.measured_loader import training_loader
 from utils.model import build_model
 from utils.runtime import (
     PRECISION_CHOICES,

@@ -5,28 +5,18 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from utils.augment import AugmentConfig
-from utils.dataset import (
-    Batch,
-    EpochBatches,
-    EpochLoader,
-    SegmentationDataset,
-    get_dataloader,
-    open_images,
-    read_photos,
-)
-from utils.dataset_yaml import load_dataset_yaml
+from utils.dataset import Batch, EpochLoader
 from utils.host_syncs import count_host_syncs
 from utils.model import YoloModel
+from utils.parallel import tune_device
 from utils.progress import Progress
 from utils.runtime import Precision, prepare_environment
 from utils.step_timer import (
@@ -36,8 +26,6 @@ from utils.step_timer import (
     build_training,
     time_training_steps,
 )
-
-NO_EPOCH = 10**9  # mosaic never ends
 
 
 class Side(Protocol):
@@ -60,7 +48,8 @@ class OurSide:
 
     def phases_ms(self, warmup: int, steps: int) -> np.ndarray:
         """See Side."""
-        return time_training_steps(self.training, self.batch, warmup, steps)
+        with _trainers_switches(self.training.engine.device):
+            return time_training_steps(self.training, self.batch, warmup, steps)
 
     def host_syncs(self) -> dict[str, int]:
         """See Side."""
@@ -76,7 +65,8 @@ class OurSide:
         """Train from the loader; return images/s and the share of the time spent waiting for batches."""
         engine, watched = self.training.engine, _Watched(loader, warmup + steps)
         engine.progress, engine.log_interval = Progress(), len(watched)
-        engine.train_one_epoch(watched, self.training.optimizer, self.training.criterion, None, 1)
+        with _trainers_switches(engine.device):
+            engine.train_one_epoch(watched, self.training.optimizer, self.training.criterion, None, 1)
         if engine.device.type == "cuda":
             torch.cuda.synchronize(engine.device)
         # From the moment the loader is asked for the first batch that counts.
@@ -138,14 +128,18 @@ class TheirSide:
         self.scaler.scale(loss).backward()
 
 
-def training_loader(data: str, img_size: int, batch_size: int, workers: int, pin_memory: bool) -> EpochLoader:
-    """Build the trainer's loader over a data set's training photographs, with its default augmentation."""
-    spec = load_dataset_yaml(Path(data))
-    photos = read_photos(spec, "train")
-    packed = open_images(photos, img_size, spec.root / ".cache", "train", print)
-    dataset = SegmentationDataset(photos, img_size, packed=packed, augment=AugmentConfig(), mosaic_epochs=NO_EPOCH)
-    batches = EpochBatches(len(photos), batch_size, rank=0, world_size=1, seed=0)
-    return get_dataloader(dataset, batches, workers, pin_memory)
+@contextmanager
+def _trainers_switches(device: torch.device) -> Iterator[None]:
+    """Set PyTorch's global switches as our trainer does; the other side shares the process and gets its own back."""
+    matmul, tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    benchmark, deterministic = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
+    tune_device(device, deterministic=False, fixed_shapes=True)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = tf32, benchmark
+        torch.use_deterministic_algorithms(deterministic, warn_only=True)
 
 
 def _their_batch(batch: Batch) -> dict[str, torch.Tensor]:

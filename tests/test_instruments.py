@@ -19,14 +19,26 @@ from PIL import Image
 
 import benchmark_ddp
 import profile_gpu
+from tests.oracle import draw_photos
 from tests.ranks import run_ranks as run_test_ranks
 from utils import scaling, step_timer
 from utils.errors import UsageError, UserError
 from utils.model import build_model
-from utils.profiling import BatchProfile, best_profile, profile_table, profile_until_full, verdict_lines
+from utils.plots.scaling import plot_scaling
+from utils.profiling import (
+    BatchProfile,
+    TooLarge,
+    available_memory_bytes,
+    best_profile,
+    forecast_on_cpu,
+    profile_until_full,
+)
+from utils.profiling_report import missing_lines, profile_table, verdict_lines
 from utils.runtime import choose_precision
+from utils.scaling_model import fit_model
 from utils.scaling_rank import RankJob, _alone
-from utils.step_timer import PHASES, StepTimer, build_training, time_training_steps
+from utils.step_ranges import RANGES
+from utils.step_timer import PHASES, StepTimer, build_training, middle_half, time_training_steps
 from utils.synthetic import synthetic_batch, weights_or_description
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -49,6 +61,22 @@ def profile(batch_size: int, images_per_s: float, reserved_bytes: int | None = N
     shares = dict(zip(PHASES, (0.0, 0.3, 0.1, 0.5, 0.1), strict=True))
     phase_ms = {phase: share * step_ms for phase, share in shares.items()}
     return BatchProfile(batch_size, 3, phase_ms, 0.5, batch_size * 2**20, reserved_bytes)
+
+
+def answer(**values: Any) -> dict[str, Any]:
+    """What a rank that trained two steps of 100 ms might answer."""
+    ranges = {**dict.fromkeys(RANGES, 0.0), "data": 5.0, "forward": 50.0, "backward": 25.0, "communication": 20.0}
+    blank = {
+        "ranges_ms": [list(ranges.values())] * 2,
+        "collectives": [[(4.0, 8), (16.0, 1000)]] * 2,
+        "wall_ms": 200.0,
+        "num_images": 8,
+        "alone_ms": [80.0, 80.0],
+        "allreduces": [{"bytes": 1000, "ms": [20.0]}],
+        "gradient_bytes": 1000,
+        "batch_size": 4,
+    }
+    return {**blank, **values}
 
 
 def run(count: int, repeat: int, images_per_s: float, scaling_kind: str = "weak", **values: Any) -> dict[str, Any]:
@@ -156,8 +184,74 @@ def test_the_sweep_ascends_and_stops_where_memory_ends() -> None:
     profiles, too_large = profile_until_full((32, 8, 4, 16, 8), measure, lambda done: announced.append(done.batch_size))
     assert tried == [4, 8, 16]
     assert announced == [found.batch_size for found in profiles] == [4, 8]
-    assert too_large == 16
+    assert too_large == TooLarge(16, "ran out of memory")
     assert verdict_lines(profiles, too_large)[1] == "Largest that fits: 8 (batch 16 ran out of memory)"
+
+
+@pytest.mark.parametrize(
+    ("words", "ends_the_sweep"), [("CUDNN_STATUS_ALLOC_FAILED", True), ("illegal memory access", False)]
+)
+def test_libraries_that_lack_memory_end_the_sweep_and_nothing_else_does(words: str, ends_the_sweep: bool) -> None:
+    def measure(batch_size: int) -> BatchProfile:
+        if batch_size > 4:
+            raise RuntimeError(f"cuDNN error: {words}")
+        return profile(batch_size, 10.0)
+
+    if not ends_the_sweep:
+        with pytest.raises(RuntimeError, match="illegal"):
+            profile_until_full((4, 8), measure, lambda _: None)
+        return
+    profiles, too_large = profile_until_full((4, 8), measure, lambda _: None)
+    assert len(profiles) == 1
+    assert too_large == TooLarge(8, "ran out of memory")
+
+
+def test_a_batch_beyond_the_machines_memory_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def measure(batch_size: int) -> BatchProfile:
+        tried.append(batch_size)
+        return replace(profile(batch_size, 10.0), allocated_bytes=batch_size * 2**30, memory_bytes={"process": 2**30})
+
+    monkeypatch.setattr("utils.profiling.available_memory_bytes", lambda: 10 * 2**30)
+    profiles, too_large = profile_until_full((4, 8, 32), measure, lambda _: None, forecast_on_cpu)
+    assert tried == [4, 8]  # 8 takes 3 GiB more than 4, 32 would take 21 more than 8
+    assert too_large is not None
+    assert verdict_lines(profiles, too_large)[1] == (
+        "Largest that fits: 8 (batch 32 was not tried: about 21.0 GiB more than batch 8, 10.0 GiB available)"
+    )
+
+
+def test_available_memory_is_read_where_linux_tells_it(tmp_path: Path) -> None:
+    file = tmp_path / "meminfo"
+    file.write_text("MemTotal:       1000 kB\nMemAvailable:    512 kB\n")
+    assert available_memory_bytes(file) == 512 * 1024
+    assert available_memory_bytes(tmp_path / "nothing") is None
+
+
+def test_the_best_batch_leaves_headroom() -> None:
+    profiles = [profile(4, 60.0, 40), profile(8, 97.0, 80), profile(16, 120.0, 95)]
+    assert best_profile(profiles).batch_size == 16
+    assert best_profile(profiles, capacity_bytes=100).batch_size == 8
+    tight = best_profile(profiles, capacity_bytes=42)
+    assert tight.batch_size == 4
+    assert "none leaves 10% of the memory free" in verdict_lines(profiles, None, 42)[0]
+
+
+def test_what_no_tensor_holds_is_said_beyond_a_tenth_of_the_peak() -> None:
+    whole = replace(profile(1, 10.0), allocated_bytes=100, memory_bytes={"weights": 30, "activations": 65})
+    assert missing_lines([whole]) == []
+    lines = missing_lines([replace(whole, allocated_bytes=200, reserved_bytes=300)])
+    assert lines == [
+        "Missing: 105 B at batch 1 (52% of the peak) in no tensor: workspaces of kernels and gaps between blocks"
+    ]
+
+
+def test_the_middle_half_of_the_steps_leaves_out_what_was_disturbed() -> None:
+    steps = np.array([[1.0, 2, 3, 4, 5], [1, 2, 3, 4, 5], [1, 2, 3, 4, 7], [1, 2, 3, 4, 900]])
+    np.testing.assert_allclose(middle_half(steps), [1, 2, 3, 4, 6])
+    np.testing.assert_allclose(middle_half(steps[1:]), steps[2])  # of three the middle one
+    np.testing.assert_allclose(middle_half(steps[:1]), steps[0])
 
 
 def test_the_best_batch_is_the_smallest_near_the_fastest() -> None:
@@ -177,7 +271,7 @@ def test_the_table_shows_reserved_memory_only_where_there_is_any() -> None:
 
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile_gpu, "usable_cpu_count", lambda: 1)
+    monkeypatch.setattr(profile_gpu, "choose_threads_and_workers", lambda *_, **__: (1, 0))
 
 
 def run_main(module: Any, monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
@@ -187,17 +281,20 @@ def run_main(module: Any, monkeypatch: pytest.MonkeyPatch, *arguments: str | Pat
 
 @pytest.mark.usefixtures("one_thread")
 def test_profile_gpu_writes_chart_report_and_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     flags = ("--model", "yolov8n-seg.pt", "--batch-sizes", "2", "1", "--img-size", "64", "--steps", "1")
-    assert run_main(profile_gpu, monkeypatch, *flags, "--device", "cpu", "--output", "out/deep") == 0
-    shown = capsys.readouterr().out
+    assert run_main(profile_gpu, monkeypatch, *flags, "--device", "cpu", "--output", "out/deep", "--trace") == 0
+    shown, noise = capfd.readouterr()
+    assert noise == ""
     assert "on the CPU (1 threads)" in shown
     assert "yolov8n-seg.pt is not here: built with fresh weights from yolov8n-seg.yaml" in shown
-    assert "peak of the whole process so far (RSS)" in shown
+    assert "peak memory is the whole process's so far (RSS)" in shown
     folder = tmp_path / "out" / "deep"
-    assert sorted(file.name for file in folder.iterdir()) == ["gpu_profile.png", "profile.json", "profiling_report.txt"]
+    assert sorted(file.name for file in folder.iterdir()) == [
+        *("gpu_profile.png", "profile.json", "profiling_report.txt", "trace.json")
+    ]
     record = json.loads((folder / "profile.json").read_text())
     assert [found["batch_size"] for found in record["profiles"]] == [1, 2]
     for found in record["profiles"]:
@@ -205,6 +302,16 @@ def test_profile_gpu_writes_chart_report_and_numbers(
         assert found["images_per_s"] == pytest.approx(1000 * found["batch_size"] / found["step_ms"])
         assert found["allocated_bytes"] > 50 * 2**20
         assert found["reserved_bytes"] is None
+        memory = found["memory_bytes"]
+        assert memory["process"] > 2 * sum(size for kind, size in memory.items() if kind != "process")
+        assert memory["optimizer"] == pytest.approx(2 * memory["weights"], rel=0.02)  # AdamW's two moments
+        assert 0.2 < found["readings"]["cpu_util"] < 1.3
+    assert record["profiles"][1]["flop"] == pytest.approx(2 * record["profiles"][0]["flop"], rel=0.01)
+    assert 0 < record["roofline"]["of_peak"] < 1
+    assert len(record["operators"]) == 10
+    assert sum(found["share"] for found in record["operators"]) < 1.0001
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert {"phase: forward", "phase: backward", "aten::convolution_backward"} <= {event["name"] for event in events}
     assert record["best_batch_size"] in (1, 2)
     assert record["largest_batch_size"] == 2
     report = (folder / "profiling_report.txt").read_text()
@@ -234,6 +341,8 @@ def test_a_device_too_small_for_the_smallest_batch_is_one_line(tmp_path: Path, m
         (benchmark_ddp.BenchmarkConfig, {"repeats": 0}, "--repeats 0"),
         (benchmark_ddp.BenchmarkConfig, {"timeout_s": 0.5}, "--timeout-s 0.5"),
         (benchmark_ddp.BenchmarkConfig, {"processes": (1, -2)}, "--processes -2"),
+        (benchmark_ddp.BenchmarkConfig, {"predict": (8, 0)}, "--predict 0"),
+        (benchmark_ddp.BenchmarkConfig, {"num_workers": -1}, "--num-workers -1"),
     ],
 )
 def test_impossible_numbers_are_refused(config: Any, values: dict[str, Any], message: str) -> None:
@@ -251,19 +360,32 @@ def test_process_counts_double_up_to_the_devices(devices: int, counts: tuple[int
     assert scaling.process_counts(devices) == counts
 
 
-def test_a_run_is_split_into_work_waiting_and_communication() -> None:
-    common = {"phase_ms": {}, "gradient_bytes": 10**9, "batch_size": 4}
-    answers = [
-        {**common, "step_ms": [99.0, 101.0], "compute_ms": [60.0], "allreduce_ms": [100.0, 400.0, 90.0]},
-        {**common, "step_ms": [100.0, 100.0], "compute_ms": [80.0], "allreduce_ms": [90.0, 90.0, 200.0]},
-    ]
-    found = scaling.summarise_run(answers)
+def test_a_run_is_split_into_compute_communication_data_and_waiting() -> None:
+    slow = {**dict.fromkeys(RANGES, 0.0), "data": 5.0, "forward": 50.0, "backward": 35.0, "communication": 10.0}
+    late = answer(ranges_ms=[list(slow.values())] * 2, collectives=[[(1.0, 8), (9.0, 1000)]] * 2, alone_ms=[84.0, 86.0])
+    found = scaling.summarise_run([answer(), late])
     assert found["global_batch_size"] == 8
     assert found["images_per_s"] == pytest.approx(80)
-    assert (found["compute_ms"], found["waiting_ms"], found["communication_ms"]) == pytest.approx((70, 10, 20))
-    assert found["imbalance"] == pytest.approx(1 / 7)
-    assert found["allreduce_ms"] == pytest.approx(200)  # the slower rank of each try, then the median
-    assert found["allreduce_gb_per_s"] == pytest.approx(5)  # 2 (2 - 1) / 2 * 1 GB in 0.2 s
+    parts = (found["compute_ms"], found["communication_ms"], found["data_ms"], found["waiting_ms"])
+    assert parts == pytest.approx(
+        (80, 10, 5, 5)
+    )  # the rank that came last spent 1 + 9 in collectives, the other 10 more
+    assert found["ranges_share"] == pytest.approx(1)
+    assert found["imbalance"] == pytest.approx(85 / 80 - 1)
+    assert found["gradient_communication_ms"] == pytest.approx(9)
+    assert (found["other_collectives"], found["other_bytes"]) == (1, 8)
+    assert found["overlap"] == pytest.approx(1 - 9 / 20)
+    # 100 ms with communication, 85 without, 1 + 5 of it in what cannot overlap: 9 of the gradients' 20 ms were not hidden.
+    assert found["net_overlap"] == pytest.approx(1 - 9 / 20)
+
+
+def test_bandwidth_counts_the_slowest_rank() -> None:
+    first = answer(allreduces=[{"bytes": 10**9, "ms": [100.0, 400.0, 90.0]}])
+    second = answer(allreduces=[{"bytes": 10**9, "ms": [90.0, 90.0, 200.0]}])
+    (point,) = scaling.allreduce_points([first, second])
+    assert point["ms"] == pytest.approx(200)  # the slower rank of each try, then the median
+    assert point["gb_per_s"] == pytest.approx(5)
+    assert point["bus_gb_per_s"] == pytest.approx(5)  # 2 (2 - 1) / 2 * 1 GB in 0.2 s
 
 
 def test_speed_up_compares_runs_of_the_same_round() -> None:
@@ -281,31 +403,70 @@ def test_speed_up_compares_runs_of_the_same_round() -> None:
     assert (rows[1]["images_per_s_min"], rows[1]["images_per_s_max"]) == pytest.approx((18, 180))
 
 
-def test_one_process_has_no_all_reduce_in_the_table() -> None:
-    rows = scaling.summarise([run(1, 1, 10.0, allreduce_ms=None, allreduce_gb_per_s=None)])
-    assert scaling.scaling_table(rows).splitlines()[-1].split()[-2:] == ["-", "-"]
+def test_one_process_has_no_overlap_in_the_table() -> None:
+    rows = scaling.summarise([run(1, 1, 10.0, overlap=None, net_overlap=None, ranges_share=1.0)])
+    line = scaling.scaling_table(rows).splitlines()[-1].split()
+    assert line[-3:] == ["100.0%", "-", "-"]
 
 
-def test_noise_larger_than_communication_is_said() -> None:
-    assert scaling.noise_note(scaling.summarise([run(1, 1, 10.0, communication_ms=0.0)])) is None
-    note = scaling.noise_note(scaling.summarise([run(2, 1, 10.0, communication_ms=-3.0)]))
-    assert note is not None
-    assert "repeat on an idle machine" in note
+def test_one_device_alone_gets_a_chart_and_predictions_without_a_measured_link(tmp_path: Path) -> None:
+    rows = scaling.summarise(
+        [
+            {
+                "scaling": "weak",
+                "processes": 1,
+                "repeat": 1,
+                "other_load": None,
+                **scaling.summarise_run([answer(collectives=[[], []], allreduces=[])]),
+            }
+        ]
+    )
+    config = benchmark_ddp.BenchmarkConfig()
+    predicted, notes = benchmark_ddp.make_predictions(config, fit_model(rows, []), rows)
+    assert [row["link"] for row in predicted] == ["-", "100gbe", "100gbe", "100gbe"]
+    assert "one process measures no link" in notes[1]
+    assert "none is assumed" in notes[2]
+    plot_scaling(rows, [], predicted, "one device", tmp_path / "chart.png")
+    with Image.open(tmp_path / "chart.png") as picture:
+        assert picture.size[0] > 1000
+
+
+def test_the_work_of_others_is_noticed() -> None:
+    code = "import time; end = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
+    with scaling.OtherLoad() as quiet:
+        subprocess.run([sys.executable, "-c", code.replace("20", "0.4")], check=True)  # our own child
+    other = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        time.sleep(0.2)
+        with scaling.OtherLoad() as loud:
+            time.sleep(0.8)  # not waited for yet: nobody counts it as ours
+    finally:
+        other.kill()
+        other.wait()
+    assert quiet.share is not None
+    assert loud.share is not None
+    assert loud.share > 0.5 / (os.cpu_count() or 1)
+    rows = [{"other_load": 0.01}, {"other_load": None}]
+    assert scaling.noise_note(rows) is None
+    assert "up to 12% of this machine's cores" in str(scaling.noise_note([*rows, {"other_load": 0.12}]))
 
 
 def test_every_round_runs_every_count_with_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[tuple[int, int]] = []
 
-    def answer(job: RankJob, world_size: int) -> list[dict[str, Any]]:
+    def train(job: RankJob, world_size: int) -> list[dict[str, Any]]:
         started.append((world_size, job.global_batch_size))
-        one = {"step_ms": [1.0], "compute_ms": [1.0], "allreduce_ms": [1.0], "gradient_bytes": 1, "phase_ms": {}}
-        return [{**one, "batch_size": 1}] * world_size
+        return [answer(collectives=[[(20.0, 1000)]] * 2)] * world_size
 
-    monkeypatch.setattr(scaling, "run_ranks", answer)
+    monkeypatch.setattr(scaling, "run_ranks", train)
     job = replace(JOB, global_batch_size=4)
     runs = scaling.run_benchmark(job, (1, 2), ("weak", "strong"), 2, lambda _: None)
-    assert started == [(1, 4), (1, 4), (2, 8), (2, 4)] * 2
+    assert started == [(1, 4), (2, 8), (2, 4)] * 2  # with one process both kinds are the same run
     assert [found["repeat"] for found in runs] == [1] * 4 + [2] * 4
+    assert [found["scaling"] for found in runs] == ["weak", "strong"] * 4
+    started.clear()
+    scaling.run_benchmark(replace(JOB, global_batch_size=1), (1, 2), ("weak", "strong"), 1, lambda _: None)
+    assert started == [(1, 1), (2, 2)]  # one image cannot be shared
 
 
 def test_counts_beyond_the_machine_or_the_batch_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,13 +509,17 @@ def test_steps_without_communication_leave_the_ranks_alone() -> None:
 
 
 def test_benchmark_ddp_trains_on_one_and_two_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(benchmark_ddp, "usable_cpu_count", lambda: 2)
     flags = ("--batch-size", "3", "--img-size", "64", "--steps", "2", "--warmup", "1", "--repeats", "1")
     place = ("--device", "cpu", "--scaling", "strong", "--output", tmp_path / "out")
     assert run_main(benchmark_ddp, monkeypatch, *flags, *place) == 0
-    assert "round 1, strong scaling, 2 process(es):" in capsys.readouterr().out
+    shown, noise = capfd.readouterr()
+    assert "round 1, strong scaling, 2 process(es):" in shown
+    assert "All-reduce by itself:" in shown
+    assert "rows marked PREDICTION were not measured" in shown
+    assert noise == ""
     names = ["benchmark_results.csv", "benchmark_results.json", "multi_gpu_benchmark.png"]
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == names
     record = json.loads((tmp_path / "out" / "benchmark_results.json").read_text())
@@ -363,15 +528,37 @@ def test_benchmark_ddp_trains_on_one_and_two_processes(
     assert alone["global_batch_size"] == together["global_batch_size"] == 3  # dealt out as 2 and 1
     assert (alone["waiting_ms"], alone["communication_ms"], alone["allreduce_ms"]) == (0, 0, None)
     assert len(together["compute_ms_by_rank"]) == 2
+    assert together["gradient_communication_ms"] > 0
+    assert together["other_collectives"] >= 2  # the loss's normalisers and the batch statistics
     assert together["allreduce_gb_per_s"] > 0
-    parts = together["compute_ms"] + together["waiting_ms"] + together["communication_ms"]
-    assert parts == pytest.approx(together["step_ms"])
+    for found in (alone, together):
+        assert found["ranges_share"] == pytest.approx(1, abs=0.05)
+    assert together["allreduces"][0]["bytes"] == 1024
+    rows = record["prediction"]["rows"]
+    assert [(row["processes"], row["kind"]) for row in rows] == [
+        (8, "PREDICTION"),
+        (16, "PREDICTION"),
+        (64, "PREDICTION"),
+    ]
+    assert rows[-1]["link"] == "100gbe"
     with (tmp_path / "out" / "benchmark_results.csv").open() as table:
         rows = list(csv.DictReader(table))
     assert [row["processes"] for row in rows] == ["1", "2"]
     assert float(rows[1]["images_per_s"]) == together["images_per_s"]
     with Image.open(tmp_path / "out" / "multi_gpu_benchmark.png") as picture:
         assert picture.size[0] > 1000
+
+
+def test_the_trainers_loader_can_feed_the_benchmark(tmp_path: Path) -> None:
+    (tmp_path / "images" / "train").mkdir(parents=True)
+    draw_photos(tmp_path / "images" / "train", 5)
+    data = tmp_path / "dataset.yaml"
+    data.write_text("path: .\ntrain: images/train\nval: images/train\nnames: [pole, wire, insulator]\n")
+    (answered,) = scaling.run_ranks(replace(JOB, data=str(data), global_batch_size=2, steps=3), 1)
+    assert answered["num_images"] in (5, 6)  # three batches of an epoch's 2, 2 and 1
+    found = scaling.summarise_run([answered])
+    assert found["data_ms"] > 1  # without loader processes a batch is made while the step waits
+    assert found["ranges_share"] == pytest.approx(1, abs=0.05)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torch import nn
 from tests.ranks import run_ranks
 from utils import distributed
 from utils.engine import TrainingEngine
-from utils.parallel import compile_in_place, tune_device, wrap_for_ranks
+from utils.parallel import bucket_bytes, compile_in_place, gradient_bytes, tune_device, wrap_for_ranks
 from utils.runtime import Precision
 
 CPU = torch.device("cpu")
@@ -120,6 +120,31 @@ def wrapped_buffers() -> list[float]:
     wrap_for_ranks(module, CPU, 0, backend="gloo")
     values: list[float] = module.running_mean.tolist()
     return values
+
+
+def test_a_small_models_gradients_travel_in_several_messages() -> None:
+    mib = 2**20
+    assert [bucket_bytes(size * mib) // mib for size in (2, 12, 80, 1000)] == [1, 1, 10, 25]
+    assert run_ranks(number_of_buckets, 2) == [4, 4]
+
+
+def number_of_buckets() -> int:
+    """Train 4 layers of 1 MiB each; return how many messages their gradients became once DDP knows their order."""
+    module = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(4)))
+    assert gradient_bytes(module) == 4 * 2**20
+    wrapped = wrap_for_ranks(module, CPU, 0, backend="gloo")
+    seen: list[int] = []
+
+    def count(_, bucket):  # type: ignore[no-untyped-def] # DDP reads annotations, and refuses text
+        seen.append(bucket.index())
+        work = distributed.dist.all_reduce(bucket.buffer(), async_op=True)
+        return work.get_future().then(lambda done: done.value()[0])
+
+    wrapped.register_comm_hook(None, count)
+    for _ in range(2):
+        seen.clear()
+        wrapped(torch.ones(1, 512)).sum().backward()
+    return len(seen)
 
 
 def test_the_switches_of_a_gpu_leave_a_cpu_alone() -> None:

@@ -40,11 +40,26 @@ def wrap_for_ranks(
         device_ids=[local_rank] if backend != "gloo" and device.type == "cuda" else None,
         gradient_as_bucket_view=True,
         static_graph=static_graph,
+        bucket_cap_mb=bucket_bytes(gradient_bytes(module)) / 2**20,
         **no_forward_sync,
     )
     if grad_compression != "none":
         wrapped.register_comm_hook(None, _HOOKS[grad_compression])
     return wrapped
+
+
+def gradient_bytes(module: nn.Module) -> int:
+    """Return the size of all gradients: what each optimizer step sends."""
+    return sum(weight.numel() * weight.element_size() for weight in module.parameters() if weight.requires_grad)
+
+
+def bucket_bytes(num_bytes: int) -> int:
+    """Return how large DDP's messages should be for gradients of so many bytes: an eighth, from 1 to 25 MiB.
+
+    DDP's 25 MiB hold the whole of a small model: nothing would be sent before its last gradient is there, and nothing
+    hidden behind the backward pass.
+    """
+    return min(max(num_bytes // 8, 2**20), 25 * 2**20)
 
 
 def compile_in_place(module: nn.Module) -> None:

@@ -5,7 +5,6 @@ The command line names a folder that holds job.json; the answer is rank<N>.json 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import time
@@ -25,13 +24,16 @@ from utils.engine import TrainingEngine
 from utils.errors import UserError
 from utils.images import write_bytes_atomic
 from utils.loss import SegmentationLoss
+from utils.measured_loader import DATA, MarkedLoader, training_loader
 from utils.model import build_model
-from utils.parallel import tune_device
+from utils.parallel import gradient_bytes, tune_device
 from utils.runtime import choose_device, choose_precision, seed_everything
-from utils.step_timer import PHASES, Training, build_training, time_training_steps
+from utils.step_ranges import RangeTimer, StepRanges, timed_collectives
+from utils.step_timer import Repeated, Training, build_training, run_training_steps, time_training_steps
 from utils.synthetic import synthetic_batch
 
 REDUCE_WARMUP, REDUCE_REPEATS = 3, 10
+REDUCE_BYTES = tuple(2**power for power in range(10, 27, 2))  # 1 KiB to 64 MiB; the gradients' own size comes on top
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,17 @@ class RankJob:
     amp: str
     device: str
     timeout_s: float
+    data: str | None = None  # a data-set YAML: train from it; unset: one synthetic batch again and again
+    num_workers: int = 0
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Steps with communication: their ranges, and what the host's clock says of all of them together; images trained."""
+
+    ranges: StepRanges
+    wall_ms: float
+    num_images: int
 
 
 def main() -> None:
@@ -74,48 +87,108 @@ def main() -> None:
 def measure(job: RankJob, ranks: RankInfo, device: torch.device) -> dict[str, Any]:
     """Train with all communication and with none, then time the all-reduce alone. Every rank must reach this.
 
-    Returns ms of each step in `step_ms` and `compute_ms`, the mean `phase_ms` of the former, and `allreduce_ms` for a
-    buffer of `gradient_bytes`; with one process `compute_ms` is `step_ms` and `allreduce_ms` is empty.
+    Returns for the steps with communication `ranges_ms` (steps, 7) and `collectives` as in `StepRanges`, and by the host's
+    clock `wall_ms` of all of them; `alone_ms` of each step without communication (with one process: the same steps); and
+    `allreduces`: bytes and the ms of each repeat.
     """
     seed_everything(0)
     share = len(range(ranks.rank, job.global_batch_size, ranks.world_size))
-    model = build_model(job.model, load_dataset_yaml(DEFAULT_DATASET_YAML).names)
-    batch = synthetic_batch(share, job.img_size, model.nc, objects_per_image=job.objects_per_image, seed=ranks.rank)
+    names = load_dataset_yaml(Path(job.data) if job.data else DEFAULT_DATASET_YAML).names
+    model = build_model(job.model, names)
+    loader: Any = None
+    if job.data:
+        loader = training_loader(
+            job.data,
+            job.img_size,
+            -(-job.global_batch_size // ranks.world_size),
+            job.num_workers,
+            device.type == "cuda",
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+        )
+        batch = next(iter(loader))
+    else:
+        batch = synthetic_batch(share, job.img_size, model.nc, objects_per_image=job.objects_per_image, seed=ranks.rank)
     precision = choose_precision(job.amp, device)
     training = build_training(model, device, precision, local_rank=ranks.local_rank, world_size=ranks.world_size)
-    num_bytes = sum(parameter.numel() * 4 for parameter in model.parameters() if parameter.requires_grad)
+    num_bytes = gradient_bytes(model)
     if ranks.world_size > 1:
-        phases_ms, compute_ms = _time_with_and_without(training, batch, job)
-        allreduce_ms = _time_allreduce(num_bytes, device)
+        found, alone_ms = _time_with_and_without(training, loader, batch, job)
+        sizes = sorted({*REDUCE_BYTES, num_bytes})
+        allreduces = [{"bytes": size, "ms": _time_allreduce(size, device).tolist()} for size in sizes]
     else:
-        phases_ms = time_training_steps(training, batch, job.warmup_steps, job.steps)
-        compute_ms, allreduce_ms = phases_ms.sum(1), np.zeros(0)
+        found = [_time_ranges(training, loader, batch, job, job.steps)]
+        alone_ms, allreduces = found[0].ranges.ranges_ms.sum(1), []
     return {
-        "step_ms": phases_ms.sum(1).tolist(),
-        "compute_ms": compute_ms.tolist(),
-        "phase_ms": dict(zip(PHASES, phases_ms.mean(0).tolist(), strict=True)),
-        "allreduce_ms": allreduce_ms.tolist(),
+        "ranges_ms": np.concatenate([timed.ranges.ranges_ms for timed in found]).tolist(),
+        "collectives": [step for timed in found for step in timed.ranges.collectives],
+        "wall_ms": sum(timed.wall_ms for timed in found),
+        "num_images": sum(timed.num_images for timed in found),
+        "alone_ms": alone_ms.tolist(),
+        "allreduces": allreduces,
         "gradient_bytes": num_bytes,
         "batch_size": share,
     }
 
 
-def _time_with_and_without(training: Training, batch: Batch, job: RankJob) -> tuple[np.ndarray, np.ndarray]:
-    """Return the phases of steps with communication in ms (steps, 5), and the ms of steps without any (steps,).
+def _time_with_and_without(
+    training: Training, loader: Any, batch: Batch, job: RankJob
+) -> tuple[list[Timed], np.ndarray]:
+    """Return the ranges of two halves of steps with communication, and the ms of steps without any (steps,).
 
-    Two halves of each, with the ones without in the middle: a machine that grows slower or faster meanwhile does so
-    for both alike.
+    The ones without lie in the middle: a machine that grows slower or faster meanwhile does so for both alike.
     """
     alone = _alone(training)
-    halves: dict[bool, list[np.ndarray]] = {True: [], False: []}
+    found: list[Timed] = []
+    alone_ms: list[np.ndarray] = []
+    half = -(-job.steps // 2)
     for communicates in (True, False, False, True):
         barrier()
+        if communicates:
+            found.append(_time_ranges(training, loader, batch, job, half))
+            continue
         # The engine's model is DDP: under no_sync its hooks leave the gradients where they are.
-        quiet = contextlib.nullcontext() if communicates else training.engine.model.no_sync()  # type: ignore[operator]
-        with quiet:
-            chosen = training if communicates else alone
-            halves[communicates].append(time_training_steps(chosen, batch, job.warmup_steps, -(-job.steps // 2)))
-    return np.concatenate(halves[True]), np.concatenate(halves[False]).sum(1)
+        with training.engine.model.no_sync():  # type: ignore[operator]
+            alone_ms.append(time_training_steps(alone, batch, job.warmup_steps, half).sum(1))
+    return found, np.concatenate(alone_ms)
+
+
+def _time_ranges(training: Training, loader: Any, batch: Batch, job: RankJob, steps: int) -> Timed:
+    """Train `steps` steps after the warm-up and return what was found."""
+    device = training.engine.device
+    if device.type == "cuda":
+        batch.pin_memory()
+    timer = RangeTimer(device)
+    wall = _WallClock(timer, job.warmup_steps, steps)
+    marked = MarkedLoader(loader or Repeated(batch, 1), job.warmup_steps + steps + 1, wall)
+    with timed_collectives(timer, training.engine.model):
+        run_training_steps(training, marked, wall)
+    ranges = timer.ranges()
+    return Timed(
+        StepRanges(ranges.ranges_ms[-steps:], ranges.collectives[-steps:]),
+        wall.elapsed_ms,
+        sum(marked.num_images[job.warmup_steps : -1]),
+    )
+
+
+class _WallClock:
+    """Passes marks on, and times by the host's clock from the first step that counts to the first that does not."""
+
+    def __init__(self, timer: RangeTimer, warmup_steps: int, steps: int) -> None:
+        self.timer = timer
+        self.elapsed_ms = 0.0
+        self._ends = (warmup_steps, warmup_steps + steps)
+        self._steps = 0
+
+    def mark(self, phase: str) -> None:
+        """See `utils.step_timer.Marker`."""
+        if phase == DATA:
+            if self._steps in self._ends:
+                if self.timer.device.type == "cuda":
+                    torch.cuda.synchronize(self.timer.device)
+                self.elapsed_ms = time.perf_counter() * 1000 - self.elapsed_ms
+            self._steps += 1
+        self.timer.mark(phase)
 
 
 class LocalLoss:

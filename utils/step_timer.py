@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -30,6 +30,13 @@ from utils.runtime import Precision
 PHASES = ("input", "forward", "loss", "backward", "optimizer")
 LEARNING_RATE = 1e-5  # noise must not train the weights to infinity within the measurement
 WEIGHT_DECAY = 5e-4
+
+
+class Marker(Protocol):
+    """Hears when a phase of a step begins."""
+
+    def mark(self, phase: str) -> None:
+        """Begin `phase`."""
 
 
 class StepTimer:
@@ -94,6 +101,7 @@ def build_training(
         precision=precision,
         use_ema=True,
         gradient_clip_val=GRADIENT_CLIP_NORM,
+        static_graph=world_size > 1,
         prepare_batch=prepare_batch,
         tensorboard=False,
     )
@@ -108,35 +116,52 @@ def time_training_steps(training: Training, batch: Batch, warmup_steps: int, ste
     The engine logs its first and last step, which costs a collective; both lie outside what is timed. Every rank must
     reach this when the engine is distributed.
     """
-    engine = training.engine
-    timer = StepTimer(engine.device)
-    if engine.device.type == "cuda":
+    timer = StepTimer(training.engine.device)
+    if training.engine.device.type == "cuda":
         batch.pin_memory()
-    loader = _Repeated(batch, max(warmup_steps, 1) + steps + 1)
+    run_training_steps(training, Repeated(batch, max(warmup_steps, 1) + steps + 1), timer)
+    return timer.phases_ms()[-steps:]
 
-    def timed_input(batch: Batch, device: torch.device) -> tuple[Any, Any]:
-        timer.mark("input")
+
+def run_training_steps(training: Training, loader: Any, marker: Marker) -> None:
+    """Train one epoch of `loader` with the engine's own loop, which tells `marker` where each phase begins.
+
+    Every rank must reach this when the engine is distributed.
+    """
+    engine = training.engine
+
+    def marked_input(batch: Batch, device: torch.device) -> tuple[Any, Any]:
+        marker.mark("input")
         return prepare_batch(batch, device)
 
-    def timed_criterion(outputs: Any, targets: Any) -> Any:
-        timer.mark("loss")
+    def marked_criterion(outputs: Any, targets: Any) -> Any:
+        marker.mark("loss")
         result = training.criterion(outputs, targets)
-        timer.mark("backward")
+        marker.mark("backward")
         return result
 
     engine.progress = Progress()
     engine.log_interval = len(loader)
-    engine.prepare_batch = timed_input
-    hook = engine.model.register_forward_pre_hook(lambda *_: timer.mark("forward"))
+    engine.prepare_batch = marked_input
+    hook = engine.model.register_forward_pre_hook(lambda *_: marker.mark("forward"))
     try:
-        engine.train_one_epoch(loader, training.optimizer, timed_criterion, _OptimizerMark(timer), num_epochs=1)
+        engine.train_one_epoch(loader, training.optimizer, marked_criterion, _OptimizerMark(marker), num_epochs=1)
     finally:
         hook.remove()
         engine.prepare_batch = prepare_batch
-    return timer.phases_ms()[-steps:]
 
 
-class _Repeated:
+def middle_half(phases_ms: np.ndarray) -> np.ndarray:
+    """Return the mean phases (5,) of the half of all steps (steps, 5) whose durations lie in the middle.
+
+    As robust as a median against a step that something else disturbed, and the phases still add up to the step.
+    """
+    order = np.argsort(phases_ms.sum(1), kind="stable")
+    cut = len(order) // 4 if len(order) != 3 else 1
+    return phases_ms[order[cut : len(order) - cut]].mean(0)
+
+
+class Repeated:
     """A loader which yields one batch again and again: loading takes no time."""
 
     def __init__(self, batch: Batch, times: int) -> None:
@@ -153,8 +178,8 @@ class _Repeated:
 class _OptimizerMark:
     """Stands where the engine expects a schedule, which it asks before anything else of the optimizer's step."""
 
-    def __init__(self, timer: StepTimer) -> None:
-        self.timer = timer
+    def __init__(self, marker: Marker) -> None:
+        self.marker = marker
 
     def step_update(self, num_updates: int) -> None:
-        self.timer.mark("optimizer")
+        self.marker.mark("optimizer")
