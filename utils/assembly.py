@@ -19,7 +19,8 @@ from utils.loss import SegmentationLoss, inverse_frequency_weights
 from utils.model import YoloModel, save_deployable
 from utils.optimizer import GRADIENT_CLIP_NORM
 from utils.preview import Curves
-from utils.run_folder import GLOBAL_BATCH_SIZE, OwnedRun, read_config
+from utils.run_folder import GLOBAL_BATCH_SIZE, OwnedRun
+from utils.run_records import read_config
 from utils.run_status import RUNNING
 from utils.runtime import choose_precision
 from utils.schedule import ScheduleSpec, StepSchedule, warmup_steps

@@ -11,8 +11,9 @@ import torch
 from utils.distributed import all_reduce_sum, communication_device, rank
 from utils.logs import RunLog
 from utils.progress import EpochMeter, Progress, batch_line
-from utils.rank_meter import FIELDS, RankMeter, SlowRank, others_ms
+from utils.rank_meter import FIELDS, RankMeter
 from utils.runtime import peak_memory_bytes
+from utils.slow_rank import SlowRank, others_ms
 
 MOST_RANKS_CHARTED = 8  # each with a line of its own in TensorBoard
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from utils.dataset import EpochBatches, SegmentationDataset
 from utils.plots import draw_instances, image_grid, plot_training_curves, save_image
-from utils.run_folder import read_epochs
+from utils.run_records import read_epochs
 from utils.target_masks import MASK_STRIDE
 
 MAX_IMAGES = 16
