@@ -124,6 +124,7 @@ def _curves(state: RunState, columns: int, blocks: str) -> list[str]:
     """Return a sparkline for each loss over the batches and for each measure over the epochs."""
     last = _last_batch(state)
     losses = [name for name, value in last.items() if name not in _NOT_LOSSES and isinstance(value, float)]
+    losses.sort(key=lambda name: name != "loss")  # the sum comes first
     series = {name: [_number(record, name) for record in state.batches] for name in losses}
     of_epochs = ("val_loss", "box_map50_95", "mask_map50_95")
     series |= {name: found for name in of_epochs if (found := [_number(record, name) for record in state.epochs])}
