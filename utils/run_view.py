@@ -168,7 +168,7 @@ def _rank_table(state: RunState) -> list[str]:
     titles = {
         "own ms": ("own_ms", "{:.0f}"),
         "data wait": ("data_wait_share", "{:.0%}"),
-        "CPU cores": ("cpu_cores", "{:.1f}"),
+        "cores": ("cpu_cores", "{:.1f}"),
         "memory": ("rss_bytes", None),
         "GPU": ("gpu_util", "{:.0%}"),
         "GPU mem": ("gpu_memory_bytes", None),
@@ -178,12 +178,14 @@ def _rank_table(state: RunState) -> list[str]:
     }
     shown = {title: spec for title, spec in titles.items() if spec[0] in ranks}
     order = sorted(range(len(own_ms)), key=lambda rank: -own_ms[rank])[:MOST_RANKS]
-    rows = [[str(rank), *(_written(ranks[key][rank], form) for key, form in shown.values())] for rank in sorted(order)]
-    lines = _aligned(["rank", *shown], rows)
-    lines = [
-        line + ("  <- slow" if slow_rank is not None and row[0] == str(slow_rank) else "")
-        for line, row in zip(lines, [[""], *rows], strict=True)
+    rows = [
+        [
+            f"{'slow ' if rank == slow_rank else ''}{rank}",
+            *(_written(ranks[key][rank], form) for key, form in shown.values()),
+        ]
+        for rank in sorted(order)
     ]
+    lines = _aligned(["rank", *shown], rows)
     if len(own_ms) > MOST_RANKS:
         lines.append(f"the slowest {MOST_RANKS} of {len(own_ms)} ranks")
     if isinstance(slow_rank, int) and slow_rank < len(own_ms):
