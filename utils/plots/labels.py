@@ -38,7 +38,8 @@ def plot_label_statistics(
     width = -(-(most + 1) // 40)  # whole numbers of objects a bar
     edges = np.arange(0, most + 1 + width, width) - 0.5
     shown = np.minimum(objects_per_photo, edges[-1] - 0.5)
-    counts.hist(shown, bins=edges.tolist(), color=[_figure_color(4)], rwidth=0.9)
+    heights, _ = np.histogram(shown, bins=edges)
+    counts.bar((edges[:-1] + edges[1:]) / 2, heights, 0.9 * width, color=_figure_color(4))
     beyond = int((objects_per_photo > edges[-1]).sum())
     last = f" (last bar: also {beyond:,} with more)" if beyond else ""
     counts.set(title="objects per photograph", xlabel=f"objects{last}", ylabel="photographs")
