@@ -26,7 +26,8 @@ test: check
 	@$(PYTHON) -m pytest
 
 chaos: setup
-	@$(PYTHON) -m chaos --json outputs/chaos.json
+	@$(PYTHON) -m chaos --json outputs/chaos.json; failed=$$?; \
+	$(PYTHON) -m chaos.namespaces && $(PYTHON) -m chaos.slurm && exit $$failed
 
 clean:
 	rm -rf $(VENV) data/demo models/demo outputs/demo .mypy_cache .ruff_cache .pytest_cache

@@ -24,17 +24,19 @@ MOST_STOP_S = 30.0  # what a launcher waits before it kills
 
 def at_any_moment(setting: Setting) -> Result:
     """R3: SIGTERM while YOLOv8n-seg accumulates, validates or begins an epoch; the same command again, ten times."""
-    return _stop_and_go(setting, setting.count(10, 2), itertools.repeat(0))
+    return _stop_and_go(setting, setting.count(10, 2), itertools.repeat(0), PHASES)
 
 
 def other_workers(setting: Setting) -> Result:
-    """R4: the same, and each start has another number of loader processes."""
-    return _stop_and_go(setting, 3, itertools.cycle((0, 2, 1)))
+    """R4: the same in the middle of longer epochs, and each start has another number of loader processes."""
+    return _stop_and_go(setting, 3, itertools.cycle((0, 2, 1)), ("at random",), photographs=200)
 
 
-def _stop_and_go(setting: Setting, stops: int, workers: Iterator[int]) -> Result:
+def _stop_and_go(
+    setting: Setting, stops: int, workers: Iterator[int], phases: tuple[str, ...], photographs: int = 80
+) -> Result:
     result, rng = Result(), random.Random(setting.seed)
-    data = draw_sample(setting.folder, 80)
+    data = draw_sample(setting.folder, photographs)
     options: dict[str, Any] = {"batch": 1, "epochs": 2 * stops + 2, "accumulate": 2}
     folder, reference = setting.folder / "stopped", setting.folder / "reference"
     # On few cores the trainer would have no loader processes, whatever it is told.
@@ -44,7 +46,7 @@ def _stop_and_go(setting: Setting, stops: int, workers: Iterator[int]) -> Result
     for number in range(stops):
         num_workers = next(workers)
         command = yolo(data, folder, **options, num_workers=num_workers)
-        phase = PHASES[number % len(PHASES)]
+        phase = phases[number % len(phases)]
         with Job(command, folder / f"log-{number}", **environment) as job:
             try:
                 await_training(job, 0)
