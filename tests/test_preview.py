@@ -97,6 +97,17 @@ def test_truth_stands_beside_what_was_surely_found(tmp_path: Path) -> None:
     pictures.finish(tmp_path, lambda *arguments: pytest.fail("nothing new"), epoch=1)
 
 
+@pytest.mark.parametrize(("size_px", "side_px"), [(64, 512), (512, 512), (1280, 640)])
+def test_small_inputs_are_enlarged_and_large_ones_shrunk_with_all_that_is_on_them(size_px: int, side_px: int) -> None:
+    image = np.full((size_px, size_px, 3), 128, np.uint8)
+    masks = np.zeros((1, size_px // 4, size_px // 4), bool)
+    masks[:, size_px // 8 :, size_px // 8 :] = True
+    picture = preview._draw(image, np.array([1]), np.array([[0.0, 0, 1, 1]]) * size_px, masks, None, NAMES)
+    assert picture.shape == (side_px, side_px, 3)
+    assert share_of(picture[side_px // 2 + 8 :, side_px // 2 + 8 :].astype(float), 1) > 0.9
+    assert share_of(picture[: side_px // 2 - 8, side_px // 2 + 8 :].astype(float), 1) < 0.05
+
+
 def test_pictures_are_due_first_last_and_every_few_epochs_on_rank_0_alone() -> None:
     photos = [photo(0)] * 30
 

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import cv2
 import numpy as np
 import torch
 
 from utils.augment import polygon_boxes
 from utils.dataset import EpochBatches, Photo, Sample, SegmentationDataset
 from utils.errors import one_line
+from utils.images import fit_long_side
 from utils.nvml import to_stderr
 from utils.plots import (
     draw_instances,
@@ -27,14 +29,14 @@ from utils.plots import (
 )
 from utils.predict import Detections, prototype_masks
 from utils.run_records import read_epochs
-from utils.target_masks import MASK_STRIDE
 
 MAX_IMAGES = 16
-CELL_PX = 480  # side of a picture in a grid
+CELL_PX = 480  # side of a picture in a grid, at least
+MOST_PX = 640  # side at which instances are drawn, at most
 REDRAW_S = 30.0  # drawing takes half a second, longer than an epoch of a small data set
 VAL_IMAGES = 8
 VAL_CONFIDENCE = 0.25  # what inference.py draws
-VAL_MOST_OBJECTS = 100  # drawn on one picture, the surest first
+VAL_MOST_OBJECTS = 50  # drawn on one picture, the surest first
 VAL_FILE = "val_predictions.jpg"
 
 ShowImage = Callable[[str, np.ndarray, int], None]  # tag, RGB uint8 (H, W, 3), step: RunLog.image
@@ -75,7 +77,7 @@ def save_first_batch(dataset: SegmentationDataset, batches: EpochBatches, names:
         masks = sample.masks[None] == np.arange(1, len(sample.class_ids) + 1)[:, None, None]
         pictures.append(_draw(sample.image, sample.class_ids, sample.boxes, masks, None, names))
     columns = int(np.ceil(np.sqrt(len(pictures))))
-    save_image(path, image_grid(pictures, columns, max(dataset.size_px, CELL_PX)))
+    save_image(path, image_grid(pictures, columns, max(len(picture) for picture in pictures)))
 
 
 class ValidationPictures:
@@ -147,12 +149,19 @@ def _draw(
 ) -> np.ndarray:
     """Draw instances on a network input (S, S, 3), enlarged if it is small, so that their names do not hide them.
 
-    masks: bool (n, S/4, S/4), or n outlines (V, 2) in pixels of the input.
+    A large one is shrunk: the time that a picture takes must not grow with the input. masks: bool (n, S/4, S/4), or n
+    outlines (V, 2) in pixels of the input.
     """
-    factor = -(-CELL_PX // image.shape[0])
-    image = image.repeat(factor, axis=0).repeat(factor, axis=1)
+    size_px = image.shape[0]
+    side_px = size_px * -(-CELL_PX // size_px) if size_px < CELL_PX else min(size_px, MOST_PX)
+    factor = side_px / size_px
+    if factor > 1:
+        image = cv2.resize(image, (side_px, side_px), interpolation=cv2.INTER_NEAREST)
+    else:
+        image = fit_long_side(image, side_px)
     if isinstance(masks, np.ndarray):
-        masks = masks.repeat(MASK_STRIDE * factor, axis=1).repeat(MASK_STRIDE * factor, axis=2)
+        place = ((np.arange(side_px) + 0.5) * masks.shape[-1] / side_px).astype(int)  # the mask's pixel of each
+        masks = masks[:, place[:, None], place[None]]
     else:
         masks = [outline * factor for outline in masks]
     return draw_instances(image, class_ids, boxes * factor, masks, scores, names)
