@@ -24,6 +24,6 @@ cat <<'TEXT'
 Look at:
   models/demo/train_batch0.jpg            what the network was shown
   models/demo/training_curves.png         how it learned
-  outputs/demo/evaluation/                AP per class (metrics.json), curves, confusion matrix
+  outputs/demo/evaluation/                report.html: scores, curves, confusions, worst images; metrics.json
   outputs/demo/predictions/               what it sees now
 TEXT

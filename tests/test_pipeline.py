@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from tests.conftest import PROJECT, TRAIN_FLAGS, TrainedRun, free_port, must_run, run_script, torchrun
+from tests.test_report import check_figures
 
 
 def test_the_console_shows_what_the_guide_shows(trained: TrainedRun) -> None:
@@ -134,6 +135,7 @@ def test_evaluation_writes_metrics_and_coco_predictions(trained: TrainedRun, eva
     entry = predictions[0]
     decoded = coco_mask.decode(entry["segmentation"])
     assert list(decoded.shape[:2]) == entry["segmentation"]["size"]
+    assert check_figures((evaluated / "report.html").read_text(encoding="utf-8"), [metrics]) > 150
     for picture in ("box_pr_curve.png", "mask_pr_curve.png", "confusion_matrix.png"):
         assert (evaluated / picture).stat().st_size > 5000
 
@@ -274,6 +276,11 @@ def test_ultralytics_measures_what_we_measure(tmp_path: Path) -> None:
     values = {"box_map50": box.map50, "box_map50_95": box.map, "mask_map50": mask.map50, "mask_map50_95": mask.map}
     for name, value in values.items():
         assert ours[name] == pytest.approx(value, abs=0.005), name
+    for kind, judged in (("box", box), ("mask", mask)):
+        rows = [ours["per_class"][class_id] for class_id in judged.ap_class_index]
+        assert {row["class_id"] for row in ours["per_class"] if row["num_targets"]} == set(judged.ap_class_index)
+        assert [row[f"{kind}_map50"] for row in rows] == pytest.approx(judged.ap50.tolist(), abs=0.002)
+        assert [row[f"{kind}_map50_95"] for row in rows] == pytest.approx(judged.ap.tolist(), abs=0.002)
 
 
 NETWORK_GUARD = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from utils.logs import format_table
@@ -60,6 +61,23 @@ def judges_table(metrics: dict[str, Any]) -> str:
         for size in SIZES
     ]
     return format_table([f"masks at {metrics['mask_resolution']} resolution", "ours", "faster-coco-eval"], rows)
+
+
+def comparison_table(models: Sequence[dict[str, Any]]) -> str:
+    """Return AP of two models, of all classes and of each, and what the second gains."""
+    rows = []
+    for number, name in enumerate(["all", *(row["name"] for row in models[0]["per_class"])]):
+        found = [model if number == 0 else model["per_class"][number - 1] for model in models]
+        row: list[str | None] = [name]
+        for kind in ("box", "mask"):
+            pair = [one[f"{kind}_map50_95"] for one in found] if found[0]["num_targets"] else []
+            row += [*map(_shown, pair), f"{pair[1] - pair[0]:+.3f}"] if pair else [None] * 3
+        rows.append(row)
+    columns = [
+        f"{kind} mAP50-95, {who}" if who == "A" else who for kind in ("box", "mask") for who in ("A", "B", "B - A")
+    ]
+    about = "".join(f"{letter}: {model['model']}\n" for letter, model in zip("AB", models, strict=True))
+    return about + format_table(["class", *columns], rows)
 
 
 def _shown(value: float | None) -> str | None:

@@ -6,13 +6,16 @@ recall and F1 at the confidence where the smoothed mean F1 is highest. Predictio
 (image id, position within the image), so the order in which ranks deliver their images changes nothing.
 """
 
+from utils.metrics.confidence import CALIBRATION_MIN_CONFIDENCE, calibration, operating_points
 from utils.metrics.matching import (
+    CONFUSION_MIN_SCORE,
     IOU_THRESHOLDS,
     SIZES,
     box_iou,
     confusion_pairs,
     hit_targets,
     match_predictions,
+    pair_whatever_class,
     size_classes,
     sizes_of_predictions,
 )
@@ -20,15 +23,20 @@ from utils.metrics.results import ImageResult, merge_results, pack_results, unpa
 from utils.metrics.summary import precision_recall_curves, summarise, summarise_sizes
 
 __all__ = [
+    "CALIBRATION_MIN_CONFIDENCE",
+    "CONFUSION_MIN_SCORE",
     "IOU_THRESHOLDS",
     "SIZES",
     "ImageResult",
     "box_iou",
+    "calibration",
     "confusion_pairs",
     "hit_targets",
     "match_predictions",
     "merge_results",
+    "operating_points",
     "pack_results",
+    "pair_whatever_class",
     "precision_recall_curves",
     "size_classes",
     "sizes_of_predictions",

@@ -7,6 +7,7 @@ import numpy as np
 IOU_THRESHOLDS = (np.arange(50, 100, 5) / 100).astype(np.float32)  # 0.50, 0.55, ... 0.95
 SIZES = ("small", "medium", "large")
 SIZE_BOUNDS_PX2 = (32.0**2, 96.0**2)  # COCO's: an object is small below the first and large from the second on
+CONFUSION_MIN_SCORE = 0.25  # the confusion matrix leaves out what is less sure
 
 
 def box_iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -70,29 +71,46 @@ def confusion_pairs(
     scores: np.ndarray,
     num_classes: int,
     *,
-    min_score: float = 0.25,
+    min_score: float = CONFUSION_MIN_SCORE,
     min_iou: float = 0.45,
 ) -> np.ndarray:
     """Pair predictions and targets for the confusion matrix, whatever their classes: int64 (k, 2).
 
     iou: (m targets, n predictions). Rows are (predicted class, true class); `num_classes` stands for a missed target
-    in the first column and for background in the second. Predictions above `min_score` choose in descending order of
-    confidence the free target with the highest IoU above `min_iou` (Ultralytics' ConfusionMatrix and its defaults).
+    in the first column and for background in the second. See `pair_whatever_class`.
     """
-    targets = np.asarray(target_class_ids, np.int64)
-    predictions, confidence = np.asarray(predicted_class_ids, np.int64), np.asarray(scores)
-    overlap = np.array(iou, np.float64).reshape(len(targets), len(predictions))
-    confident = np.flatnonzero(confidence > min_score)
-    predicted_for_target = np.full(len(targets), num_classes, np.int64)
-    true_for_prediction = np.full(len(predictions), num_classes, np.int64)
-    for prediction in confident[np.argsort(-confidence[confident], kind="stable")] if len(targets) else ():
-        target = overlap[:, prediction].argmax()
-        if overlap[target, prediction] > min_iou:
-            predicted_for_target[target] = predictions[prediction]
-            true_for_prediction[prediction] = targets[target]
-            overlap[target] = 0
-    false_alarms = confident[true_for_prediction[confident] == num_classes]
+    targets, predictions = np.asarray(target_class_ids, np.int64), np.asarray(predicted_class_ids, np.int64)
+    partner = pair_whatever_class(iou, len(targets), scores, min_score=min_score, min_iou=min_iou)
+    named = np.append(predictions, num_classes)[partner]  # -1, nobody, takes the last
+    unpaired = np.ones(len(predictions), np.bool_)
+    unpaired[partner[partner >= 0]] = False
+    false_alarms = np.flatnonzero(unpaired & (np.asarray(scores) > min_score))
     background = np.full(len(false_alarms), num_classes, np.int64)
     return np.concatenate(
-        [np.stack([predicted_for_target, targets], axis=1), np.stack([predictions[false_alarms], background], axis=1)]
+        [np.stack([named, targets], axis=1), np.stack([predictions[false_alarms], background], axis=1)]
     )
+
+
+def pair_whatever_class(
+    iou: np.ndarray,
+    num_targets: int,
+    scores: np.ndarray,
+    *,
+    min_score: float = CONFUSION_MIN_SCORE,
+    min_iou: float = 0.45,
+) -> np.ndarray:
+    """Return the prediction paired with each target, whatever their classes, -1 for none: int64 (m,).
+
+    iou: (m targets, n predictions). Predictions above `min_score` choose in descending order of confidence the free
+    target with the highest IoU above `min_iou` (Ultralytics' ConfusionMatrix and its defaults).
+    """
+    confidence = np.asarray(scores)
+    overlap = np.array(iou, np.float64).reshape(num_targets, len(confidence))
+    confident = np.flatnonzero(confidence > min_score)
+    partner = np.full(num_targets, -1, np.int64)
+    for prediction in confident[np.argsort(-confidence[confident], kind="stable")] if num_targets else ():
+        target = overlap[:, prediction].argmax()
+        if overlap[target, prediction] > min_iou:
+            partner[target] = prediction
+            overlap[target] = 0
+    return partner

@@ -26,14 +26,18 @@ def draw_instances(
     masks: np.ndarray | Sequence[np.ndarray] | None,
     scores: Sequence[float] | np.ndarray | None,
     names: Sequence[str],
+    *,
+    colors: Sequence[tuple[int, int, int]] | None = None,
+    labels: Sequence[str] | None = None,
 ) -> np.ndarray:
     """Return a copy of a picture with its instances: a tinted mask with an outline, a box, and a label each.
 
     boxes: (n, 4) xyxy in pixels. masks: bool (n, height, width) of the picture's size, or n polygons (k, 2) in pixels.
+    colors: RGB of each instance instead of its class's; labels: their texts instead of class and score, "" for none.
     Raises ValueError when their number or size does not fit.
     """
     canvas = np.ascontiguousarray(image).copy()
-    for what, given in (("boxes", boxes), ("masks", masks), ("scores", scores)):
+    for what, given in (("boxes", boxes), ("masks", masks), ("scores", scores), ("colors", colors), ("labels", labels)):
         if given is not None and len(given) != len(class_ids):
             raise ValueError(f"{len(class_ids)} instances, but {len(given)} {what}")
     line_px = max(1, round(max(image.shape[:2]) / 640))
@@ -41,7 +45,7 @@ def draw_instances(
     # Large ones first, so that small ones stay visible.
     order = sorted(range(len(class_ids)), key=lambda index: -_area(places[index]))
     for index in order:
-        color = class_color(int(class_ids[index]))
+        color = _color(index, class_ids, colors)
         if masks is not None:
             _draw_mask(canvas, masks[index], color, line_px)
         if boxes is not None:
@@ -51,7 +55,9 @@ def draw_instances(
     for index in order[::-1]:
         if _area(places[index]) or boxes is not None:
             text = names[int(class_ids[index])] + (f" {scores[index]:.2f}" if scores is not None else "")
-            taken.append(_draw_label(canvas, text, places[index], class_color(int(class_ids[index])), taken))
+            text = text if labels is None else labels[index]
+            if text:
+                taken.append(_draw_label(canvas, text, places[index], _color(index, class_ids, colors), taken))
     return canvas
 
 
@@ -93,6 +99,12 @@ def save_image(path: Path, image: np.ndarray) -> None:
         raise ValueError(f"{path}: pictures are written as .png or .jpg")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes_atomic(path, data)
+
+
+def _color(
+    index: int, class_ids: Sequence[int] | np.ndarray, colors: Sequence[tuple[int, int, int]] | None
+) -> tuple[int, int, int]:
+    return class_color(int(class_ids[index])) if colors is None else colors[index]
 
 
 def _instance_box(
