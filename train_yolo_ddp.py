@@ -26,7 +26,7 @@ from utils.loss import SegmentationLoss
 from utils.model import YoloModel, build_model, freeze_layers
 from utils.optimizer import build_optimizer
 from utils.parallel import tune_device
-from utils.preview import save_first_batch
+from utils.preview import save_first_pictures
 from utils.run_folder import OwnedRun, resume_arguments
 from utils.run_status import FINISHED, STOPPED
 from utils.runtime import choose_device, choose_threads_and_workers, die_with_parent, seed_everything
@@ -101,9 +101,9 @@ def train(
     val_batches = ShardBatches(len(val_set), 2 * config.batch_size, ranks.rank, ranks.world_size)
     pin_memory = device.type == "cuda"
     if ranks.is_main and not run.resumes:
-        save_first_batch(train_set, batches, names, run.folder / "train_batch0.jpg")
+        save_first_pictures(train_set, batches, names, run.folder)
     optimizer = build_optimizer(model, plan)
-    engine = assembly.build_engine(config, plan, model, device, ranks, names, run)
+    engine = assembly.build_engine(config, plan, model, device, ranks, names, run, val_set.photos)
     engine.train(
         train_loader=get_dataloader(train_set, batches, workers, pin_memory, config.prefetch),
         val_loader=get_dataloader(val_set, val_batches, min(workers, 2), pin_memory, min(config.prefetch, 4)),

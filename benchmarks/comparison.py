@@ -23,7 +23,7 @@ from benchmarks.summary import BY_CLASS, JUDGES, NATIVE, PROJECT, ULTRALYTICS, R
 from utils.dataset_yaml import DatasetSpec, label_file_for, load_dataset_yaml
 from utils.errors import UserError
 from utils.files import write_text_atomic
-from utils.run_folder import read_epochs
+from utils.run_records import read_epochs
 from utils.runtime import PROJECT_FOLDER, cpu_model, package_version
 
 JOB_SCRIPT = PROJECT_FOLDER / "benchmarks" / "ultralytics_job.py"

@@ -39,6 +39,8 @@ def test_the_run_folder_holds_everything_promised(trained: TrainedRun) -> None:
         "config.yaml",
         "training_curves.png",
         "train_batch0.jpg",
+        "labels.png",
+        "val_predictions.jpg",
         "status.json",
     }
     assert expected <= {path.name for path in trained.folder.iterdir()}
@@ -61,6 +63,10 @@ def test_the_run_folder_holds_everything_promised(trained: TrainedRun) -> None:
         assert isinstance(epochs[-1][name], float), name
     assert epochs[1]["train_loss"] < epochs[0]["train_loss"]
     assert yaml.safe_load((trained.folder / "config.yaml").read_text())["img_size"] == 96
+    assert all(len(record["ranks"]["own_ms"]) == 2 for record in records if record["kind"] == "batch")
+    view = must_run("python", "-m", "utils.monitor", trained.folder / "best.pt", COLUMNS="80")
+    assert "finished" in view
+    assert "Epoch 2/2" in view
 
 
 def test_the_same_command_again_does_nothing_and_more_epochs_go_on(trained: TrainedRun, tmp_path: Path) -> None:

@@ -11,15 +11,16 @@ import torch
 from utils import distributed
 from utils.batch_size import probe_batch_size
 from utils.config import to_dict
-from utils.dataset import SegmentationDataset, count_classes, multi_scale_sizes, open_images, read_photos
+from utils.dataset import Photo, SegmentationDataset, count_classes, multi_scale_sizes, open_images, read_photos
 from utils.dataset_yaml import load_dataset_yaml
 from utils.engine import TrainingEngine
 from utils.evaluation import evaluate, headline, prepare_batch
 from utils.loss import SegmentationLoss, inverse_frequency_weights
 from utils.model import YoloModel, save_deployable
 from utils.optimizer import GRADIENT_CLIP_NORM
-from utils.preview import Curves
-from utils.run_folder import GLOBAL_BATCH_SIZE, OwnedRun, read_config
+from utils.preview import Curves, ValidationPictures
+from utils.run_folder import GLOBAL_BATCH_SIZE, OwnedRun
+from utils.run_records import read_config
 from utils.run_status import RUNNING
 from utils.runtime import choose_precision
 from utils.schedule import ScheduleSpec, StepSchedule, warmup_steps
@@ -89,18 +90,24 @@ def build_engine(
     ranks: distributed.RankInfo,
     names: tuple[str, ...],
     run: OwnedRun,
+    val_photos: list[Photo],
 ) -> TrainingEngine:
-    """Tell the general training loop what YOLO needs: its batches, its judge and its deployable file."""
+    """Tell the general training loop what YOLO needs: its batches, its judge, its pictures and its deployable file."""
     precision = choose_precision(config.amp, device)
     criterion = SegmentationLoss(model)  # without class weights: validation losses of all runs compare
 
     def judge(module: torch.nn.Module, loader: Any) -> dict[str, float]:
-        return headline(evaluate(module, loader, names, criterion, device, precision=precision).metrics)
+        epoch = engine.progress.epoch + 1
+        on_image = pictures.observer(epoch, is_last=epoch == config.epochs)
+        found = evaluate(module, loader, names, criterion, device, precision=precision, on_image=on_image)
+        return headline(found.metrics)
 
     curves = Curves(run.folder)
+    pictures = ValidationPictures(val_photos, names, config.val_pictures_every, ranks.rank, ranks.world_size)
 
     def after_epoch(record: dict[str, Any]) -> None:
         curves.draw(is_last=record["epoch"] == config.epochs or engine.progress.stopped_early)
+        pictures.finish(run.folder, engine.log.image, record["epoch"])
         run.say(RUNNING, epoch=record["epoch"], step=record["global_step"])
 
     small_batch = device.type == "cuda" and config.batch_size < SMALL_BATCH_SIZE

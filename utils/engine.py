@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from utils.batch_log import BatchLog
 from utils.checkpoint import atomic_torch_save
 from utils.distributed import (
     all_reduce_sum,
@@ -30,7 +31,6 @@ from utils.distributed import (
     average_tensors,
     cleanup_ddp,
     collective_timeout_s,
-    communication_device,
     join_process_group,
     rank,
 )
@@ -39,7 +39,7 @@ from utils.files import going_on_without
 from utils.guard import NonFiniteGuard, RollBack
 from utils.logs import RunLog
 from utils.parallel import compile_in_place, wrap_for_ranks
-from utils.progress import EpochMeter, Progress, batch_line, epoch_lines
+from utils.progress import EpochMeter, Progress, epoch_lines
 from utils.recovery import Recovery
 from utils.runtime import Precision, StopFlag, choose_precision, peak_memory_bytes
 from utils.stall import StallWatch
@@ -145,6 +145,8 @@ class TrainingEngine:
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision.use_scaler)
         self.is_main = rank() == 0
         self.log = RunLog(self.save_dir, self.is_main, tensorboard)
+        self.batch_log = BatchLog(device, self.world_size)
+        self.rank_meter = self.batch_log.rank_meter
         self.stopped_by_signal = False
         self.guard = NonFiniteGuard(device)
         self.recovery = Recovery(self)
@@ -183,7 +185,7 @@ class TrainingEngine:
         if resume:
             self.recovery.load(optimizer, scheduler)
         progress = self.progress
-        with self.stop_flag, self.stall_watch:
+        with self.stop_flag, self.stall_watch, self.rank_meter:
             epoch_start_s = time.perf_counter()
             while progress.epoch < num_epochs and not progress.stopped_early:
                 if self._agree_to_stop():
@@ -250,7 +252,7 @@ class TrainingEngine:
                         return None
             if position % self.log_interval == 0 or position + 1 == num_batches:
                 to_come = (num_epochs - progress.epoch) * num_batches - position - 1
-                self._log_batch(values, position, meter, (num_batches, to_come))
+                self.batch_log.write(self.log, values, progress, position, meter, (num_batches, to_come))
         record: dict[str, Any] = {f"train_{name}": value for name, value in meter.means().items()}
         record.update(
             epoch=progress.epoch + 1,
@@ -290,8 +292,11 @@ class TrainingEngine:
         # Gradients cross the network once per optimizer step, with its last micro-batch.
         hold = not is_last_of_group and isinstance(self.model, DistributedDataParallel)
         with self.model.no_sync() if hold else contextlib.nullcontext():  # type: ignore[operator,union-attr]
+            if self.sync_batchnorm:
+                self.rank_meter.meet()  # in the first layer
             with self._autocast():
                 outputs = self.model(inputs)
+                self.rank_meter.meet()  # the criterion may ask the other ranks for something
                 loss, values = _named_values(criterion(outputs, targets))
             if not self._has_group_loss(criterion):
                 loss = loss / group_size
@@ -336,6 +341,7 @@ class TrainingEngine:
         for _ in range(skip):
             next(iterator)
         for position in range(start, len(loader)):
+            self.rank_meter.begin()
             waiting_since_s = time.perf_counter()
             batch = next(iterator)
             meter.data_wait_s += time.perf_counter() - waiting_since_s
@@ -406,27 +412,6 @@ class TrainingEngine:
                 self.on_epoch_end(record)
         if self.progress.stopped_early:
             self.log.print(f"  No better {monitor_metric} since epoch {self.progress.best_epoch + 1}: stopping early")
-
-    def _log_batch(
-        self, values: dict[str, torch.Tensor], position: int, meter: EpochMeter, batches: tuple[int, int]
-    ) -> None:
-        """Print and record one batch; `batches` are those of this epoch and those still to come in the whole run.
-
-        Every rank must reach this: the values are means over all ranks.
-        """
-        names = sorted(values)
-        stacked = torch.stack([values[name].detach().float() for name in names])
-        means = (all_reduce_sum(stacked.to(communication_device())) / self.world_size).tolist()
-        if not self.is_main:
-            return
-        reported = dict(zip(names, means, strict=True))
-        images_per_s = meter.num_samples * self.world_size / meter.elapsed_s
-        memory = peak_memory_bytes(self.device)
-        self.log.print(batch_line(position, batches, reported["loss"], meter, images_per_s, memory))
-        step = self.progress.global_step
-        place = {"epoch": self.progress.epoch + 1, "batch": position, "global_step": step}
-        self.log.metrics({"kind": "batch", **place, **reported, "images_per_s": images_per_s})
-        self.log.scalars("batch", {**reported, "images_per_s": images_per_s}, step)
 
     def _reduce_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the mean of a tensor over all ranks. Every rank must reach this."""

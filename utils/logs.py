@@ -246,7 +246,7 @@ def _plain(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, Path) else value
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def parse_record(line: bytes) -> dict[str, Any] | None:
     """Return one line's record, or None for what was cut off."""
     try:
         record = json.loads(line)
@@ -256,7 +256,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_kept(line: bytes, step: int) -> bool:
-    record = _parse(line)
+    record = parse_record(line)
     return record is not None and _step_of(record.get("global_step")) <= step
 
 
@@ -276,4 +276,4 @@ def _drop_half_line(file: Path) -> None:
     complete = data[: data.rfind(b"\n") + 1]
     if len(complete) < len(data):
         ending = data[len(complete) :]
-        write_bytes_atomic(file, data + b"\n" if _parse(ending) is not None else complete)
+        write_bytes_atomic(file, data + b"\n" if parse_record(ending) is not None else complete)

@@ -34,6 +34,25 @@ class Progress:
         self.left_out = [[epoch, group * now + number] for epoch, group in groups for number in range(now)]
 
 
+@dataclass(frozen=True)
+class Lap:
+    """Batches of one rank between two looks at the clock."""
+
+    num_batches: int
+    elapsed_s: float
+    data_wait_s: float
+
+    @property
+    def step_ms(self) -> float:
+        """Mean time of a batch."""
+        return 1000 * self.elapsed_s / max(self.num_batches, 1)
+
+    @property
+    def data_wait_share(self) -> float:
+        """Share of the time that was spent waiting for batches."""
+        return self.data_wait_s / max(self.elapsed_s, 1e-9)
+
+
 class EpochMeter:
     """Sums of one epoch on this rank: values stay on the device until somebody asks for the mean."""
 
@@ -43,6 +62,13 @@ class EpochMeter:
         self.num_batches = 0
         self.data_wait_s = 0.0
         self.start_s = time.perf_counter()
+        self._told = (0, 0.0, 0.0)
+
+    def lap(self) -> Lap:
+        """Return what came since the last call, or since the epoch began."""
+        before = self._told
+        self._told = (self.num_batches, self.elapsed_s, self.data_wait_s)
+        return Lap(self._told[0] - before[0], self._told[1] - before[1], self._told[2] - before[2])
 
     def add(self, values: dict[str, torch.Tensor], num_samples: int) -> None:
         """Add one batch's mean values, weighted by its number of samples."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from types import TracebackType
@@ -15,12 +14,11 @@ from utils.checkpoint import latest_facts
 from utils.config import to_dict
 from utils.errors import UserError
 from utils.files import going_on_without, write_text_atomic
-from utils.logs import METRICS_FILE
+from utils.run_records import CONFIG_FILE, read_config
 from utils.run_status import FAILED, RUNNING, STATUS_FILE, RunLock, write_status
 from utils.runtime import environment_report
 from utils.train_config import TrainConfig, differences
 
-CONFIG_FILE = "config.yaml"
 GLOBAL_BATCH_SIZE = "global_batch_size"  # a fact in each checkpoint's manifest: images per optimizer step
 
 
@@ -116,23 +114,6 @@ class OwnedRun:
             self._lock = None
             raise
         self.say(RUNNING)
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return the resolved options of the run in `folder`, or an empty dictionary."""
-    try:
-        content = yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def read_epochs(folder: Path) -> list[dict[str, Any]]:
-    """Return the epoch records of a run's metrics.jsonl, oldest first."""
-    with (folder / METRICS_FILE).open(encoding="utf-8") as lines:
-        # A line without its end is what a killed run left; the log drops it before it writes on.
-        records = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [record for record in records if record.get("kind") == "epoch"]
 
 
 def _write_config(folder: Path, config: TrainConfig) -> None:

@@ -30,10 +30,12 @@ MAY_DIFFER = {
     "save_dir",
     "tensorboard",
     "save_every_minutes",
+    "val_pictures_every",
 }
 NOT_NEGATIVE = (
     "batch_size",
     "save_every_minutes",
+    "val_pictures_every",
     "num_workers",
     "threads",
     "weight_decay",
@@ -111,6 +113,9 @@ class TrainConfig:
     best_metric: str = option("val_loss", "what chooses best.pt", choices=("val_loss", "mask_map", "box_map"))
     cache: str = option("auto", "packed copy of the photographs at --img-size", choices=("auto", "packed", "none"))
     tensorboard: bool = option(True, "write TensorBoard events")
+    val_pictures_every: int = option(
+        5, "epochs between two pictures of validation predictions beside the truth; 0: none"
+    )
     mosaic: float = option(1.0, "probability of joining four photographs")
     scale: float = option(0.5, "random zoom, +- fraction")
     translate: float = option(0.1, "random shift, +- fraction of the image")

@@ -1,0 +1,95 @@
+"""Shows a running or finished training in the terminal, also over ssh: `python -m utils.monitor models/my_run`.
+
+It reads the run's files and changes none. In a terminal the view is refreshed until the run ends; into a pipe, or with
+`--once`, it is printed once.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils.config import option, parse_config
+from utils.errors import UsageError, UserError, run_script
+from utils.run_records import RunReader
+from utils.run_status import RUNNING
+from utils.run_view import view_lines
+
+GONE_S = 3.0  # a folder that is set aside is replaced at once
+
+
+@dataclass(frozen=True)
+class MonitorConfig:
+    run: str = option("", "run folder; may also stand alone, first", required=True, metavar="RUN")
+    once: bool = option(False, "print the present state and leave")
+    every: float = option(2.0, "seconds between two looks")
+
+    def __post_init__(self) -> None:
+        if not self.every > 0:
+            raise UsageError(f"--every {self.every}: must be above 0")
+
+
+def main() -> int:
+    """Show the run; return 0 once it has ended."""
+    arguments = sys.argv[1:]
+    if arguments and not arguments[0].startswith("-"):
+        arguments = ["--run", *arguments]
+    config = parse_config(MonitorConfig, "Show a running or finished training in the terminal.", arguments)
+    reader = RunReader(_folder_of(config.run))
+    if config.once or not sys.stdout.isatty():
+        print("\n".join(_look(reader, config.run)[0]))
+        return 0
+    try:
+        _watch(reader, config)
+    except KeyboardInterrupt:
+        print()
+    return 0
+
+
+def _folder_of(run: str) -> Path:
+    """Return the run folder meant by a folder or by a file in it."""
+    path = Path(run)
+    return path.parent if path.is_file() else path
+
+
+def _look(reader: RunReader, run: str) -> tuple[list[str], bool]:
+    """Return the view, and whether there will be more to see."""
+    columns, rows = shutil.get_terminal_size()
+    try:
+        state = reader.read()
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{run}: no run there (no config.yaml, status.json or metrics.jsonl); moved, or not yet begun?"
+        ) from error
+    is_unicode = "utf" in (sys.stdout.encoding or "").lower()
+    lines = view_lines(state, columns, time.time(), is_unicode=is_unicode)
+    height = rows - 1 if sys.stdout.isatty() else len(lines)
+    return lines[:height], state.state in (RUNNING, "")
+
+
+def _watch(reader: RunReader, config: MonitorConfig) -> None:
+    """Redraw the view in its place, without clearing what the terminal showed before."""
+    num_lines = 0
+    gone_since_s: float | None = None
+    while True:
+        try:
+            lines, goes_on = _look(reader, config.run)
+            gone_since_s = None
+        except UserError:
+            gone_since_s = gone_since_s or time.monotonic()
+            if not num_lines or time.monotonic() - gone_since_s >= GONE_S:
+                raise
+        else:
+            back = f"\x1b[{num_lines}F" if num_lines else ""
+            print(back + "\n".join(f"{line}\x1b[K" for line in lines) + "\n\x1b[J", end="", flush=True)
+            num_lines = len(lines)
+            if not goes_on:
+                return
+        time.sleep(config.every)
+
+
+if __name__ == "__main__":
+    run_script(main)
