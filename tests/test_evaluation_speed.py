@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.conftest import TrainedRun, must_run, run_script
+from tests.conftest import TrainedRun, must_run
 
 BENCHMARK = ("python", "benchmarks/evaluation.py", "--rounds", "1", "--device", "cpu")
 
@@ -19,11 +19,3 @@ def test_all_numbers_of_processes_judge_the_same(trained: TrainedRun, tmp_path: 
     assert abs(one["mask_map50_95"] - two["mask_map50_95"]) < 1e-6
     assert two["memory_mb"] > one["memory_mb"] > 50
     assert output.splitlines()[-1] == f"ratio {one['seconds'] / two['seconds']:.2f}"
-
-
-def test_what_a_process_complains_of_is_said_in_one_line(trained: TrainedRun, tmp_path: Path) -> None:
-    done = run_script(*BENCHMARK, "--model", tmp_path / "none.pt", "--data", trained.data, "--processes", "1")
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: 1 process(es) failed: ")
-    assert "none.pt" in done.stderr
-    assert len(done.stderr.splitlines()) == 1

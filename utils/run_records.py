@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -155,11 +156,10 @@ def _modified_s(file: Path) -> float | None:
 def _is_alive(pid: int, seen_at: Any) -> bool:
     """Whether this machine's process `pid` runs and is the one that wrote at `seen_at` (ISO 8601), not a later one."""
     try:
-        os.kill(pid, 0)
+        with contextlib.suppress(PermissionError):  # another user's, and alive
+            os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's
-        pass
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
         up_s = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
