@@ -10,7 +10,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torchvision.ops import nms
 
 from utils.images import letterbox
 from utils.loss import anchor_points, decode_boxes
@@ -152,6 +151,8 @@ def _suppress(
         scores, kept = scores.topk(MAX_CANDIDATES)
         anchor, class_ids = anchor[kept], class_ids[kept]
     candidates = boxes[anchor]
+    from torchvision.ops import nms  # takes 1.3 s, for which no wrong option should wait
+
     kept = nms(candidates + class_ids[:, None] * CLASS_OFFSET_PX, scores, iou)[:max_detections]
     return Detections(candidates[kept], scores[kept], class_ids[kept], coefficients[anchor[kept]])
 
