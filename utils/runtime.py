@@ -189,7 +189,7 @@ def choose_precision(requested: str, device: torch.device) -> Precision:
     """Turn `auto`, `bf16`, `fp16` or `off` into a Precision that `device` computes natively.
 
     `auto` is bf16 on GPUs that have it, else fp16. On a CPU it is bf16 only with AMX, which makes a step five times as
-    fast: the 1.35 times of AVX512-BF16 are not worth what bf16 cost in mAP (docs/performance.md).
+    fast: for the 1.35 times of AVX512-BF16 its mAP has been compared on too little data (docs/performance.md).
     """
     import torch
 
