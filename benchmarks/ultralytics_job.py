@@ -93,9 +93,9 @@ def train(job: Json) -> Json:
 
 
 def optimizer_arguments(name: str, num_classes: int) -> Json:
-    """Return what gives Ultralytics the project's optimizer; with `auto` both follow the same rule by themselves."""
+    """Return what gives Ultralytics the project's optimizer; with `auto` each side chooses by itself."""
     if name == "adamw":
-        # The rate which both sides take when they choose AdamW themselves.
+        # The rate which Ultralytics takes when it chooses AdamW itself, and the project when told to use it.
         return {"optimizer": "AdamW", "lr0": round(0.01 / (4 + num_classes), 6), "momentum": 0.9}
     return {"optimizer": {"sgd": "SGD"}.get(name, name)}
 

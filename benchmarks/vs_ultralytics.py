@@ -3,7 +3,7 @@
     python benchmarks/vs_ultralytics.py --epochs 8 --img-size 192 --seeds 0
     python benchmarks/vs_ultralytics.py --data data/processed/dataset.yaml --model yolov8n-seg.pt --epochs 50
 
-Same data, initial weights, epochs, image size, batch, optimizer rule, threads and loader workers; what is left are the
+Same data, initial weights, epochs, image size, batch, threads and loader workers; what is left are the
 defaults of each side. Run it again after an interruption: finished trainings are kept in --output.
 """
 
@@ -51,7 +51,7 @@ class ComparisonConfig:
     batch_size: int = option(16, "images per step")
     seeds: tuple[int, ...] = option((0, 1, 2), "one training of each side per seed")
     optimizer: str = option(
-        "auto", "auto: AdamW, by the same rule on both sides, unless the run is long", choices=("auto", "sgd", "adamw")
+        "auto", "auto: as each side chooses; sgd, adamw: the same for both", choices=("auto", "sgd", "adamw")
     )
     close_mosaic: int | None = option(
         None, "last epochs without mosaic, on both sides; unset: theirs 10, ours 10 but at most half of the run"

@@ -21,12 +21,13 @@ def test_words_and_numbers_that_yaml_misreads_are_understood(tmp_path: Path) -> 
     assert (config.amp, config.sync_bn, config.lr) == ("off", "on", 0.001)
 
 
-def test_the_optimizer_follows_the_length_of_the_run_and_the_rate_given() -> None:
-    short = plan_optimizer(config_of("--epochs", "10"), 1, 1000, 8)
-    assert (short.name, short.lr) == ("adamw", pytest.approx(0.002 * 5 / 12, abs=1e-6))
-    long = plan_optimizer(config_of("--epochs", "1000"), 1, 1000, 8)
-    assert (long.name, long.lr) == ("sgd", 0.01)
-    assert plan_optimizer(config_of("--epochs", "10", "--lr", "0.02"), 1, 1000, 8).name == "sgd"
+def test_the_optimizer_brings_its_own_rate_unless_one_is_given() -> None:
+    for epochs in ("10", "1000"):
+        plan = plan_optimizer(config_of("--epochs", epochs), 1, 1000, 8)
+        assert (plan.name, plan.lr) == ("sgd", 0.01)
+    adamw = plan_optimizer(config_of("--optimizer", "adamw"), 1, 1000, 8)
+    assert (adamw.name, adamw.lr) == ("adamw", pytest.approx(0.002 * 5 / 12, abs=1e-6))
+    assert plan_optimizer(config_of("--optimizer", "adamw", "--lr", "0.02"), 1, 1000, 8).lr == 0.02
 
 
 def test_rate_and_decay_follow_the_effective_batch() -> None:

@@ -15,7 +15,6 @@ from utils.runtime import PRECISION_CHOICES
 from utils.schedule import NOMINAL_BATCH_SIZE, SGD_WARMUP_BIAS_LR, scaled_lr
 
 SGD_LR = 0.01  # for the nominal batch of 64
-SHORT_RUN_STEPS = 10_000  # below this many steps AdamW gets further than SGD
 # A run continues although these differ: they change how it is run, not what is trained.
 MAY_DIFFER = {
     "epochs",
@@ -85,9 +84,7 @@ class TrainConfig:
     class_weights: str = option(
         "none", "weight the class loss; auto: by one over the number of training objects", choices=("none", "auto")
     )
-    optimizer: str = option(
-        "auto", "auto: SGD if --lr is given or the run is long, else AdamW", choices=("auto", "sgd", "adamw")
-    )
+    optimizer: str = option("auto", "auto: SGD, which got further (docs/recipe.md)", choices=("auto", "sgd", "adamw"))
     compile: bool = option(False, "let torch.compile translate the network; needs a C++ compiler, minutes at the start")
     grad_compression: str = option(
         "none", "send gradients as 16-bit numbers, for slow networks", choices=GRAD_COMPRESSION_CHOICES
@@ -183,13 +180,11 @@ def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_cl
     """Choose the optimizer and derive the effective batch, learning rate and weight decay, with lines that explain them.
 
     AdamW's rate is Ultralytics' rule for fine-tuning; weight decay grows with the batch as in YOLOv5. Biases warm up
-    from a high rate only where SGD was asked for by name: an automatic choice begins them at 0, as Ultralytics does.
+    from a high rate with SGD, as in YOLOv8; not with AdamW, whose step is as long as the rate itself.
     """
     global_batch = config.batch_size * world_size * config.accumulate
     total_steps = -(-num_images // global_batch) * config.epochs
-    name = config.optimizer
-    if name == "auto":
-        name = "adamw" if config.lr is None and total_steps < SHORT_RUN_STEPS else "sgd"
+    name = "sgd" if config.optimizer == "auto" else config.optimizer
     base_lr = config.lr if config.lr is not None else SGD_LR if name == "sgd" else round(0.01 / (4 + num_classes), 6)
     lr = scaled_lr(base_lr, config.lr_scale, global_batch)
     weight_decay = config.weight_decay * global_batch / NOMINAL_BATCH_SIZE
@@ -200,7 +195,7 @@ def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_cl
         f"Steps: {num_images} images / {global_batch} = {-(-num_images // global_batch)} per epoch, {total_steps} in all",
     )
     momentum = 0.937 if name == "sgd" else 0.9
-    warmup_bias_lr = SGD_WARMUP_BIAS_LR if config.optimizer == "sgd" else 0.0
+    warmup_bias_lr = SGD_WARMUP_BIAS_LR if name == "sgd" else 0.0
     return OptimizerPlan(name, lr, weight_decay, momentum, warmup_bias_lr, global_batch, arithmetic)
 
 
