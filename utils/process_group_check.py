@@ -27,7 +27,8 @@ def run_ranks(world_size: int, backend: str, folder: Path, timeout_s: float) -> 
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT_FOLDER)}
     if sys.platform.startswith("linux"):
         environment.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
-    code = "from utils.process_group_check import take_part; take_part()"
+    # run_script: a rank that leaves by the interpreter's teardown may abort there, its work done.
+    code = "from utils.errors import run_script; from utils.process_group_check import take_part; run_script(take_part)"
     processes: list[subprocess.Popen[bytes]] = []
     logs: list[TextIO] = []
     deadline_s = time.monotonic() + timeout_s
@@ -36,7 +37,8 @@ def run_ranks(world_size: int, backend: str, folder: Path, timeout_s: float) -> 
             arguments = [str(rank), str(world_size), backend, str(folder / "rendezvous"), str(timeout_s)]
             logs.append(_log_file(folder, rank).open("w", encoding="utf-8"))
             command = [sys.executable, "-c", code, *arguments]
-            processes.append(subprocess.Popen(command, env=environment, stdout=logs[-1], stderr=logs[-1]))
+            place = {"RANK": str(rank)}
+            processes.append(subprocess.Popen(command, env={**environment, **place}, stdout=logs[-1], stderr=logs[-1]))
         return _first_problem(processes, folder, deadline_s)
     finally:
         for process in processes:
