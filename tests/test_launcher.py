@@ -56,6 +56,7 @@ if ranks.is_main:
     Path(os.environ["OUT_FOLDER"], "ports.json").write_text(json.dumps(listening))
 barrier()
 cleanup_ddp()
+os._exit(0)  # as ranks leave, see utils/errors.py
 """
 
 
