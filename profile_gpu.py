@@ -12,6 +12,7 @@ import json
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -122,13 +123,8 @@ def main() -> int:
     report += [*verdict_lines(profiles, too_large, space.capacity_bytes), *roofline.lines(best.batch_size), ""]
     report += [f"Most expensive operators at batch {best.batch_size}, own time:", operator_table(operators)]
     print("\n".join(["", *report]))
-    environment = environment_report()
-    facts = [f"{name}: {value}" for name, value in environment.items()]
-    text = "\n".join([*introduction, "Times are ms per step.", "", *report, "", *facts, ""])
-    write_bytes_atomic(folder / "profiling_report.txt", text.encode())
     record = {
         "config": to_dict(config),
-        "environment": environment,
         **to_record(profiles, too_large, space.capacity_bytes),
         "roofline": {
             **asdict(roofline),
@@ -139,13 +135,22 @@ def main() -> int:
         },
         "operators": [asdict(operator) for operator in operators],
     }
-    write_bytes_atomic(folder / "profile.json", (json.dumps(record, indent=2) + "\n").encode())
+    write_report(folder, [*introduction, "Times are ms per step.", "", *report, ""], record)
     plot_profile(
         profiles, best.batch_size, introduction[0], space.capacity_bytes if is_gpu else None, folder / "gpu_profile.png"
     )
     names = ("gpu_profile.png", "profiling_report.txt", "profile.json", *(("trace.json",) if config.trace else ()))
     print(f"Written: {', '.join(str(folder / name) for name in names)}")
     return 0
+
+
+def write_report(folder: Path, lines: list[str], record: dict[str, Any]) -> None:
+    """Write profiling_report.txt and profile.json, both with the versions and the hardware."""
+    environment = environment_report()
+    text = "\n".join([*lines, *(f"{name}: {value}" for name, value in environment.items()), ""])
+    write_bytes_atomic(folder / "profiling_report.txt", text.encode())
+    content = {"environment": environment, **record}
+    write_bytes_atomic(folder / "profile.json", (json.dumps(content, indent=2) + "\n").encode())
 
 
 def find_operators(config: ProfileConfig, training: Training, best: BatchProfile, folder: Path) -> list[Operator]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -86,10 +85,7 @@ def run_ranks(config: EvaluationSpeedConfig, count: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="benchmark-evaluation-") as name:
         job = Path(name, "job.json")
         job.write_text(json.dumps(asdict(config)), encoding="utf-8")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        launcher = ["torch.distributed.run", f"--nproc_per_node={count}", f"--master_port={port}"]
+        launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
         done = subprocess.run(
             [sys.executable, "-m", *launcher, str(Path(__file__).resolve())],
             env={**os.environ, JOB: str(job), "OMP_NUM_THREADS": "1"},

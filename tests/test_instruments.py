@@ -617,6 +617,7 @@ def test_a_killed_benchmark_leaves_no_rank_behind() -> None:
         parent.kill()
         parent.wait()
     wait_for(lambda: not is_running(int(children[0])), 10)
+    assert not is_running(int(children[0]))
 
 
 def wait_for(condition: Any, timeout_s: float) -> Any:

@@ -68,8 +68,11 @@ def test_a_successor_waits_for_a_dying_owner(tmp_path: Path) -> None:
     successor = start_holder(folder, wait_s=30)
     try:
         time.sleep(0.5)
+        assert successor.poll() is None
         lock.release()
         wait_until_held(successor)
+        with pytest.raises(FolderInUse):
+            RunLock(folder, wait_s=0)
     finally:
         end(successor)
 

@@ -9,10 +9,11 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import torch
+
+from utils.background import BackgroundWatch
 
 # Name of each reading, its unit in the name; `gpu_util` is the share of time (0-1) in which any kernel ran.
 READINGS = ("gpu_util", "gpu_memory_bytes", "gpu_power_w", "gpu_temperature_c", "gpu_clock_mhz")
@@ -55,13 +56,14 @@ class Gpu:
         return found
 
 
-class GpuWatch:
+class GpuWatch(BackgroundWatch):
     """Reads one GPU every second in a thread of its own, so that a slow or hanging driver delays nobody.
 
     Use it as a context manager. A first failure ends the readings and is told once, through `tell`.
     """
 
     def __init__(self, device_index: int, tell: Callable[[str], None], period_s: float = PERIOD_S) -> None:
+        super().__init__("GPU watch", most_wait_s=2 * period_s)  # one that hangs in the driver ends with the process
         self.device_index = device_index
         self.period_s = period_s
         self._tell = tell
@@ -69,21 +71,6 @@ class GpuWatch:
         self._sums: dict[str, float] = {}
         self._count = 0
         self._last: dict[str, float] = {}
-        self._is_over = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> GpuWatch:
-        self._is_over.clear()
-        self._thread = threading.Thread(target=self._watch, name="GPU watch", daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._is_over.set()
-        if self._thread is not None:
-            self._thread.join(timeout=2 * self.period_s)  # one that hangs in the driver ends with the process
 
     def means(self) -> dict[str, float]:
         """Return the means since the last call, or the last reading where there is none newer; empty without NVML."""

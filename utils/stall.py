@@ -4,44 +4,33 @@ from __future__ import annotations
 
 import faulthandler
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
+
+from utils.background import BackgroundWatch
 
 POLL_S = 1.0
 
 
-class StallWatch:
+class StallWatch(BackgroundWatch):
     """Dumps the stacks of all threads when `beat` was not called for `limit_s` seconds; once for each such pause.
 
     The dump goes to stderr and to `stacks-rank<rank>.txt` in `folder`. Use it as a context manager around the work.
     """
 
     def __init__(self, folder: Path, rank: int, limit_s: float) -> None:
+        super().__init__("stall watch")
         self.file = Path(folder) / f"stacks-rank{rank}.txt"
         self.rank = rank
         self.limit_s = limit_s
         self._last_beat_s = time.monotonic()
         self._is_told = False
-        self._is_over = threading.Event()
-        self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> StallWatch:
+    def __enter__(self) -> Self:
         self.beat()
-        self._is_over.clear()
-        self._thread = threading.Thread(target=self._watch, name="stall watch", daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._is_over.set()
-        if self._thread is not None:
-            self._thread.join()
+        return super().__enter__()
 
     def beat(self) -> None:
         """Tell that something was finished."""
