@@ -44,6 +44,7 @@ from utils.recovery import Recovery
 from utils.runtime import Precision, StopFlag, choose_precision, peak_memory_bytes
 from utils.stall import StallWatch
 from utils.sync_bn import convert_sync_batchnorm
+from utils.upload import Upload
 
 STOP_CHECK_STEPS = 10  # optimizer steps between two agreements of the ranks whether to stop
 STALL_SHARE = 0.8  # of the time a collective may take: after that much silence the stacks are shown
@@ -116,6 +117,7 @@ class TrainingEngine:
         self.save_every_s = save_every_s
         self.save_dir = Path(save_dir) / experiment_name
         self.prepare_batch = prepare_batch
+        self.upload = Upload(device)
         self.evaluator = evaluator
         self.save_model = save_model
         self.on_epoch_end = on_epoch_end
@@ -288,7 +290,7 @@ class TrainingEngine:
     def _forward_backward(
         self, batch: Batch, criterion: Any, group_size: int, is_last_of_group: bool
     ) -> tuple[dict[str, torch.Tensor], int]:
-        inputs, targets = self.prepare_batch(batch, self.device)
+        inputs, targets = self.upload(self.prepare_batch, batch)
         # Gradients cross the network once per optimizer step, with its last micro-batch.
         hold = not is_last_of_group and isinstance(self.model, DistributedDataParallel)
         with self.model.no_sync() if hold else contextlib.nullcontext():  # type: ignore[operator,union-attr]

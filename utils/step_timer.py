@@ -26,7 +26,8 @@ from utils.optimizer import GRADIENT_CLIP_NORM
 from utils.progress import Progress
 from utils.runtime import Precision
 
-# input: upload and conversion to float; optimizer: gradient clip, update, moving average of the weights.
+# input: upload and conversion to float, on a GPU what of them the arithmetic waits for; optimizer: gradient clip, update,
+# moving average of the weights.
 PHASES = ("input", "forward", "loss", "backward", "optimizer")
 LEARNING_RATE = 1e-5  # noise must not train the weights to infinity within the measurement
 WEIGHT_DECAY = 5e-4
@@ -50,7 +51,8 @@ class StepTimer:
         """Begin `phase`, one of PHASES, now; on a GPU: where its queue of work stands now."""
         if self.device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
-            event.record(torch.cuda.current_stream(self.device))
+            # Of the stream that computes; "input" begins while another one is current, which uploads.
+            event.record(torch.cuda.default_stream(self.device))
             self._marks.append((phase, event))
         else:
             self._marks.append((phase, time.perf_counter()))
