@@ -39,6 +39,20 @@ def test_grey_stays_grey_and_red_stays_reddish() -> None:
         assert (jitter_colour(red, gains_of(index)).argmax(-1) == 0).all()
 
 
+@pytest.mark.parametrize("gains", [(1.015, 1.7, 0.6), (0.985, 0.3, 1.4), (1.6, 1.2, 1.0)])
+def test_every_level_is_multiplied_rounded_and_stopped_and_hue_is_a_circle(gains: tuple[float, ...]) -> None:
+    hue, saturation, value = np.meshgrid(np.arange(0, 180, 7), np.arange(0, 256, 15), np.arange(0, 256, 15))
+    hsv = np.stack([hue, saturation, value], -1).reshape(1, -1, 3).astype(np.uint8)
+    image = cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)
+    seen = cv2.cvtColor(image, cv2.COLOR_RGB2HSV).astype(float) * gains
+    wanted = np.stack([np.rint(seen[..., 0]) % 180, seen[..., 1].clip(max=255), seen[..., 2].clip(max=255)], -1)
+    if gains[0] > 1.5:
+        wanted[..., 0] = np.floor(seen[..., 0] % 180)
+    wanted_image = cv2.cvtColor(np.rint(wanted).astype(np.uint8), cv2.COLOR_HSV2RGB)
+    gap = np.abs(jitter_colour(image, np.array(gains)).astype(int) - wanted_image.astype(int))
+    assert gap.max() <= 2  # what the conversion back rounds otherwise at a hue of 180 and one of 0
+
+
 def on_device(images: np.ndarray, gains: np.ndarray) -> np.ndarray:
     """Return uint8 (B, H, W, 3) as the device makes it of uint8 (B, H, W, 3) and gains (B, 3)."""
     floats = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255

