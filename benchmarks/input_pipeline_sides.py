@@ -111,7 +111,9 @@ class OurSide:
             "draw_masks": "masks",
             "collate": "collate",
         }
-        return [(self.dataset, "image", "read"), *((our_loader, name, stage) for name, stage in names.items())]
+        packed = self.dataset.packed
+        reading = (self.dataset, "image", "read") if packed is None else (packed, "read", "read")
+        return [reading, *((our_loader, name, stage) for name, stage in names.items())]
 
 
 class TheirSide:

@@ -23,6 +23,7 @@ from utils.augment import (
     polygon_boxes,
     random_view,
     sample_generator,
+    seen_window,
     transform_points,
     visible_outlines,
     warp_into,
@@ -41,12 +42,15 @@ class Pictures:
         self.shapes = shapes
         self.bar = np.array([0.2, 0.3, 0.7, 0.6])  # left, top, right, bottom
 
-    def read(self, position: int) -> np.ndarray:
+    def shape(self, position: int) -> tuple[int, int]:
+        return self.shapes[position]
+
+    def read(self, position: int, rows: range | None = None) -> np.ndarray:
         height, width = self.shapes[position]
         image = np.full((height, width, 3), 60, np.uint8)
         left, top, right, bottom = np.rint(self.bar * (width, height, width, height)).astype(int)
         image[top:bottom, left:right] = COLOURS[position]
-        return image
+        return image if rows is None else image[rows.start : rows.stop]
 
     def photos(self) -> list[Photo]:
         left, top, right, bottom = self.bar
@@ -222,6 +226,32 @@ def test_a_fourth_channel_changes_no_byte_of_the_others(degrees: float) -> None:
         warp_into(three, image, matrix)
         warp_into(four, image, matrix)
         np.testing.assert_array_equal(four[..., :3], three)
+
+
+@pytest.mark.parametrize("degrees", [0, 30])
+def test_what_is_seen_of_an_image_draws_the_same_as_the_whole(degrees: float) -> None:
+    rng = np.random.default_rng(5)
+    image = cv2.resize(rng.integers(0, 256, (9, 12, 3), dtype=np.uint8), (120, 90), interpolation=cv2.INTER_CUBIC)
+    shares, unseen = [], 0
+    for _ in range(60):
+        matrix = compose(
+            random_view(256, 128, AugmentConfig(degrees=degrees), rng), mosaic_matrices([(90, 120)], 128, rng)[0]
+        )
+        rows, columns = seen_window(matrix, (90, 120), 128)
+        whole, part = (np.full((128, 128, 3), FILL, np.uint8) for _ in range(2))
+        warp_into(whole, image, matrix)
+        shares.append(len(rows) * len(columns) / (90 * 120))
+        if not rows:
+            unseen += 1
+            assert (whole == FILL).all()
+            continue
+        window = image[rows.start : rows.stop, columns.start : columns.stop]
+        warp_into(part, window, compose(matrix, np.array([[1, 0, columns.start], [0, 1, rows.start]])))
+        gap = np.abs(whole.astype(int) - part)
+        assert gap.max() <= 8, "more than OpenCV's rounding of a place to a 32nd of a pixel"
+        assert (gap > 0).mean() < 0.001
+    assert unseen
+    assert np.mean(shares) < 0.6
 
 
 def test_compose_applies_the_inner_map_first() -> None:

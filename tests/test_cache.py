@@ -146,6 +146,15 @@ def test_a_damaged_cache_is_built_again(files: list[Path], tmp_path: Path, damag
     )
 
 
+def test_some_rows_are_those_of_the_whole_photograph(files: list[Path], tmp_path: Path) -> None:
+    packed = PackedImages(opened(files, tmp_path / ".cache"))
+    for position in range(len(files)):
+        whole = packed.read(position)
+        assert packed.shape(position) == whole.shape[:2]
+        for rows in (range(1), range(7, 19), range(20, len(whole))):
+            np.testing.assert_array_equal(packed.read(position, rows), whole[rows.start : rows.stop])
+
+
 def test_a_cache_that_shrinks_under_its_reader_is_named(files: list[Path], tmp_path: Path) -> None:
     index = opened(files, tmp_path / ".cache")
     os.truncate(index.pixel_file, int(index.offsets[3]))

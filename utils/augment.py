@@ -102,6 +102,22 @@ def compose(outer: np.ndarray, inner: np.ndarray) -> np.ndarray:
     return np.hstack([outer[:, :2] @ inner[:, :2], outer[:, :2] @ inner[:, 2:] + outer[:, 2:]])
 
 
+def seen_window(matrix: np.ndarray, shape: tuple[int, int], size_px: int) -> tuple[range, range]:
+    """Return the rows and columns of an image of (height, width) that a (2, 3) map shows in a square of `size_px`.
+
+    Some more on each side, so that interpolation finds what it needs; both are empty when nothing is seen.
+    """
+    square = np.array([[0, 0], [size_px, 0], [size_px, size_px], [0, size_px]], np.float64)
+    seen = transform_points(square, cv2.invertAffineTransform(matrix))
+    low = np.floor(seen.min(0)).astype(int) - 2
+    high = np.ceil(seen.max(0)).astype(int) + 2
+    columns, rows = (
+        range(max(start, 0), min(stop, side))
+        for start, stop, side in zip(low.tolist(), high.tolist(), shape[::-1], strict=True)
+    )
+    return (rows, columns) if rows and columns else (range(0), range(0))
+
+
 def warp_into(output: np.ndarray, image: np.ndarray, matrix: np.ndarray) -> None:
     """Draw `image` (H, W, 3) through a (2, 3) map of pixel corners into `output`, touching only what it covers.
 

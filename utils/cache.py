@@ -46,16 +46,22 @@ class PackedImages:
         self.index = index
         self._descriptor: tuple[int, int] | None = None  # (process, file descriptor)
 
-    def read(self, position: int) -> np.ndarray:
-        """Return photograph `position` as RGB uint8 (H, W, 3)."""
+    def shape(self, position: int) -> tuple[int, int]:
+        """Return (height, width) of photograph `position`, without reading it."""
+        height, width = self.index.sizes[position].tolist()
+        return height, width
+
+    def read(self, position: int, rows: range | None = None) -> np.ndarray:
+        """Return photograph `position`, or only some consecutive rows of it, as RGB uint8 (rows, W, 3)."""
         if self._descriptor is None or self._descriptor[0] != os.getpid():
             self._descriptor = (os.getpid(), os.open(self.index.pixel_file, os.O_RDONLY))
-        start, end = (int(offset) for offset in self.index.offsets[position : position + 2])
-        data = os.pread(self._descriptor[1], end - start, start)
-        if len(data) != end - start:
+        height, width = self.shape(position)
+        rows = range(height) if rows is None else rows
+        num_bytes = len(rows) * width * 3
+        data = os.pread(self._descriptor[1], num_bytes, int(self.index.offsets[position]) + rows.start * width * 3)
+        if len(data) != num_bytes:
             raise UserError(f"{self.index.pixel_file}: shorter than its index says; delete the file to build it again")
-        height, width = self.index.sizes[position]
-        return np.frombuffer(data, dtype=np.uint8).reshape(height, width, 3)
+        return np.frombuffer(data, dtype=np.uint8).reshape(len(rows), width, 3)
 
     def __getstate__(self) -> dict[str, object]:
         return {"index": self.index, "_descriptor": None}

@@ -29,6 +29,7 @@ from utils.augment import (
     polygon_boxes,
     random_view,
     sample_generator,
+    seen_window,
     transform_points,
     visible_outlines,
     warp_into,
@@ -187,9 +188,8 @@ class SegmentationDataset(Dataset[Sample]):
         """Draw one photograph, or with `may_mix` perhaps a mosaic of four and pasted objects, through a random view."""
         use_mosaic = may_mix and rng.random() < config.mosaic
         indices = [index, *rng.integers(len(self.photos), size=3).tolist()] if use_mosaic else [index]
-        # A small batch's photographs are averaged down first: drawn at half their size wires would break up.
-        images = [fit_long_side(self.image(position), size_px) for position in indices]
-        shapes = [(image.shape[0], image.shape[1]) for image in images]
+        windows = [self._window_reader(position, size_px) for position in indices]
+        shapes = [shape for shape, _ in windows]
         if use_mosaic:
             view = random_view(2 * size_px, size_px, config, rng)
             placed = mosaic_matrices(shapes, size_px, rng)
@@ -199,14 +199,26 @@ class SegmentationDataset(Dataset[Sample]):
         # Four channels: OpenCV warps them in 60 % of the time that it takes for three.
         canvas = np.full((size_px, size_px, 4), FILL, np.uint8)
         tiles = []
-        for position, image, (height, width), matrix in zip(indices, images, shapes, placed, strict=True):
+        for position, ((height, width), read), matrix in zip(indices, windows, placed, strict=True):
             total = compose(view, matrix)
-            warp_into(canvas, image, total)
+            rows, columns = seen_window(total, (height, width), size_px)
+            if rows:
+                corner = np.array([[1, 0, columns.start], [0, 1, rows.start]])
+                warp_into(canvas, read(rows)[:, columns.start : columns.stop], compose(total, corner))
             of_unit_square = np.hstack([total[:, :2] * (width, height), total[:, 2:]])
             tiles.append((self.photos[position], of_unit_square))
         class_ids, polygons = _visible(tiles, size_px)
         scene = Scene(cv2.cvtColor(canvas, cv2.COLOR_RGBA2RGB), class_ids, polygons)
         return paste_mirrored(scene, config.copy_paste, rng) if may_mix and config.copy_paste else scene
+
+    def _window_reader(self, index: int, size_px: int) -> tuple[tuple[int, int], Callable[[range], np.ndarray]]:
+        """Return (height, width) of a photograph and what reads some of its rows, so that unseen ones are not read."""
+        packed = self.packed
+        if packed is not None and max(packed.shape(index)) <= size_px:
+            return packed.shape(index), lambda rows: packed.read(index, rows)
+        # A small batch's photographs are averaged down first: drawn at half their size wires would break up.
+        image = fit_long_side(self.image(index), size_px)
+        return (image.shape[0], image.shape[1]), lambda rows: image[rows.start : rows.stop]
 
     def _finish(
         self, index: int, image: np.ndarray, class_ids: np.ndarray, polygons: list[np.ndarray], **placement: Any
