@@ -168,7 +168,7 @@ def test_few_cores_for_the_gpus_are_a_warning(monkeypatch: pytest.MonkeyPatch) -
 
 def test_mixed_precision_without_hardware_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "visible_gpu_count", lambda: 0)
-    monkeypatch.setattr("utils.runtime._cpu_has_amx", lambda: False)
+    monkeypatch.setattr("utils.runtime._cpu_has_bf16", lambda: False)
     assert checks.check_mixed_precision().status == "warn"
 
 

@@ -131,7 +131,7 @@ def test_without_cuda_auto_is_the_cpu_and_cuda_an_error(monkeypatch: pytest.Monk
 def test_precision_follows_the_hardware(
     monkeypatch: pytest.MonkeyPatch, requested: str, device: str, has_bf16: bool, expected: tuple[str, object, bool]
 ) -> None:
-    monkeypatch.setattr(runtime, "_cpu_has_amx", lambda: has_bf16)
+    monkeypatch.setattr(runtime, "_cpu_has_bf16", lambda: has_bf16)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
     assert runtime.choose_precision(requested, torch.device(device)) == runtime.Precision(*expected)
 

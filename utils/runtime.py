@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 PROJECT_FOLDER = Path(__file__).resolve().parent.parent
 DEVICE_CHOICES = "auto, cpu, cuda, cuda:N or N"
 PRECISION_CHOICES = ("auto", "bf16", "fp16", "off")
+_CPU_BF16 = ("amx_bf16", "avx512_bf16")  # what multiplies bf16 matrices in hardware
 _GPU_DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA, NVIDIA under WSL, AMD
 STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
 _SAME_KEY_PRESS_S = 0.5
@@ -188,15 +189,15 @@ class Precision:
 def choose_precision(requested: str, device: torch.device) -> Precision:
     """Turn `auto`, `bf16`, `fp16` or `off` into a Precision that `device` computes natively.
 
-    `auto` is bf16 on GPUs that have it, else fp16. On a CPU it is bf16 only with AMX, which makes a step five times as
-    fast: for the 1.35 times of AVX512-BF16 its mAP has been compared on too little data (docs/performance.md).
+    `auto` is bf16 where the hardware multiplies in it: GPUs from Ampere on, CPUs with AMX (about five times the speed of
+    a step) or AVX512-BF16 (1.3 to 1.5 times; what it costs in mAP: docs/performance.md). Else fp16 on a GPU, off on a CPU.
     """
     import torch
 
     if requested not in PRECISION_CHOICES:
         raise UserError(f"--amp {requested}: not one of {', '.join(PRECISION_CHOICES)}")
     is_cpu = device.type == "cpu"
-    has_bf16 = _cpu_has_amx() if is_cpu else torch.cuda.is_bf16_supported(including_emulation=False)
+    has_bf16 = _cpu_has_bf16() if is_cpu else torch.cuda.is_bf16_supported(including_emulation=False)
     name = requested
     if requested == "auto":
         name = "bf16" if has_bf16 else "off" if is_cpu else "fp16"
@@ -208,12 +209,14 @@ def choose_precision(requested: str, device: torch.device) -> Precision:
     return Precision(name, dtype, use_scaler=name == "fp16")
 
 
-def _cpu_has_amx() -> bool:
+def _cpu_has_bf16() -> bool:
     import torch
 
     if hasattr(torch.cpu, "get_capabilities"):
-        return bool(torch.cpu.get_capabilities().get("amx_bf16"))
-    return "amx_bf16" in _read_words(Path("/proc/cpuinfo"))
+        has = torch.cpu.get_capabilities()
+        return any(has.get(name) for name in _CPU_BF16)
+    flags = _read_words(Path("/proc/cpuinfo"))
+    return any(name in flags for name in _CPU_BF16)
 
 
 def seed_everything(seed: int, rank: int = 0) -> None:
