@@ -205,6 +205,29 @@ def test_the_loss_under_autocast_is_computed_in_float32(model: Any) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("dtype", "of_value", "of_gradient"), [(torch.bfloat16, 1e-3, 1e-2), (torch.float16, 1e-6, 1e-3)]
+)
+def test_masks_of_a_network_in_half_precision_lose_no_more_than_its_rounding(
+    model: Any, dtype: torch.dtype, of_value: float, of_gradient: float
+) -> None:
+    targets = targets_of([20, 3, 9], 128, seed=5)
+    rounded = random_outputs(model, 3, 128, 5)
+    names = ("mask_coefficient", "proto")
+    halves = {**rounded, **{name: rounded[name].detach().to(dtype).requires_grad_() for name in names}}
+    wholes = {**rounded, **{name: halves[name].detach().float().requires_grad_() for name in names}}
+    (loss, values), (expected_loss, expected) = (
+        SegmentationLoss(model)(outputs, targets) for outputs in (halves, wholes)
+    )
+    assert float(values["seg"]) == pytest.approx(float(expected["seg"]), rel=of_value)
+    gradients = torch.autograd.grad(loss, [halves[name] for name in names])
+    for gradient, wanted in zip(
+        gradients, torch.autograd.grad(expected_loss, [wholes[name] for name in names]), strict=True
+    ):
+        assert gradient.dtype == dtype
+        assert (gradient.float() - wanted).norm() <= of_gradient * wanted.norm()
+
+
 def test_anchor_points_are_cell_centres_finest_level_first() -> None:
     points, strides = anchor_points([8.0, 16.0], 32, torch.device("cpu"))
     assert points.shape == (16 + 4, 2)

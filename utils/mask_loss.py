@@ -140,10 +140,15 @@ class _MaskError(torch.autograd.Function):
     def forward(
         context: Any, rows: torch.Tensor, prototypes: torch.Tensor, mask_tiles: torch.Tensor, units: _Units
     ) -> torch.Tensor:
-        """Take rows (G, 10, 32), prototypes (B, 32, S, S) and mask_tiles int32 (N, 64)."""
-        tiles = _cut(prototypes).to(rows.dtype)  # (N, 64, 32)
+        """Take rows (G, 10, 32), prototypes (B, 32, S, S) and mask_tiles int32 (N, 64).
+
+        Where the network made its prototypes in bf16, the three products are of bf16 matrices; all else is float32.
+        """
+        # Not in fp16: a gradient divided by a box's area may lie below what that can hold.
+        factor = torch.bfloat16 if prototypes.dtype == torch.bfloat16 else rows.dtype
+        tiles, factor_rows = _cut(prototypes).to(factor), rows.to(factor)  # (N, 64, 32), (G, 10, 32)
         needs_gradient = any(context.needs_input_grad)
-        gradients = [torch.zeros_like(rows), torch.zeros_like(tiles)] if needs_gradient else []
+        gradients = [torch.zeros_like(rows), torch.zeros_like(tiles, dtype=rows.dtype)] if needs_gradient else []
         total = rows.new_zeros(())
         step = UNITS_AT_ONCE[rows.device.type]
         for start in range(0, len(units.group), step):
@@ -151,8 +156,8 @@ class _MaskError(torch.autograd.Function):
             group, tile = units.group[part], units.tile[part]
             weight = (units.row_weight[part, :, None] * units.column_weight[part, None]).flatten(1)  # (u, 64)
             truth = (mask_tiles.index_select(0, tile) == units.value[part, None]).to(weight.dtype)  # (u, 64)
-            unit_rows, unit_tiles = rows.index_select(0, group), tiles.index_select(0, tile)
-            logits = unit_rows @ unit_tiles.mT  # (u, 10, 64)
+            unit_rows, unit_tiles = factor_rows.index_select(0, group), tiles.index_select(0, tile)
+            logits = (unit_rows @ unit_tiles.mT).to(rows.dtype)  # (u, 10, 64)
             slope = logits.sigmoid()
             # BCE = max(x, 0) - t x - log(max(p, 1 - p)); the rows share t, and one logarithm of their product will do.
             # A row that nobody uses has x = 0, and so one half in that product, which doubling takes out again exactly.
@@ -160,9 +165,9 @@ class _MaskError(torch.autograd.Function):
             error = logits.clamp(min=0).sum(1) - truth * logits.sum(1) - certainty.log()
             total += (error * weight).sum()
             if needs_gradient:
-                slope.sub_(truth[:, None]).mul_(weight[:, None])
-                gradients[0].index_add_(0, group, slope @ unit_tiles)
-                gradients[1].index_add_(0, tile, slope.mT @ unit_rows)
+                slope = slope.sub_(truth[:, None]).mul_(weight[:, None]).to(factor)
+                gradients[0].index_add_(0, group, (slope @ unit_tiles).to(rows.dtype))
+                gradients[1].index_add_(0, tile, (slope.mT @ unit_rows).to(rows.dtype))
         context.save_for_backward(prototypes, *gradients)
         return total
 
