@@ -192,7 +192,7 @@ def _clip(points: np.ndarray, owner: np.ndarray, size_px: float) -> tuple[np.nda
 
 
 def _clip_half_plane(points: np.ndarray, owner: np.ndarray, distance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    following = _following(_starts_of(owner), len(owner))
+    following = following_vertex(_starts_of(owner), len(owner))
     inside = distance >= 0
     crosses = inside != inside[following]
     starts, ends = points[crosses], points[following[crosses]]
@@ -225,7 +225,7 @@ def _starts_of(owner: np.ndarray) -> np.ndarray:
     return np.flatnonzero(np.diff(owner, prepend=-1))
 
 
-def _following(starts: np.ndarray, num_vertices: int) -> np.ndarray:
+def following_vertex(starts: np.ndarray, num_vertices: int) -> np.ndarray:
     """Return for each vertex of the joined outlines the row of the next one around its outline."""
     following = np.arange(1, num_vertices + 1)
     following[np.append(starts[1:], num_vertices) - 1] = starts
@@ -240,7 +240,7 @@ def polygon_area(polygon: np.ndarray) -> float:
 def _areas(polygons: list[np.ndarray]) -> np.ndarray:
     points, starts = join_outlines(polygons)
     x, y = points.T
-    following = _following(starts, len(points))
+    following = following_vertex(starts, len(points))
     # Rounded, so that copies of one object keep their order, whatever the last bits of their areas are.
     return (np.abs(np.add.reduceat(x * y[following] - y * x[following], starts)) / 2).round(6)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import cv2
 import numpy as np
 
-from utils.augment import extents, join_outlines, split_outlines
+from utils.augment import extents, following_vertex, join_outlines, split_outlines
 
 MASK_STRIDE = 4  # YOLO's prototypes, and so the masks, are a quarter of the image
 FULL = 255
@@ -33,9 +33,9 @@ def draw_masks(polygons: list[np.ndarray], size_px: int) -> np.ndarray:
     low, high = extents(points, starts)
     first = np.floor(low / MASK_STRIDE).astype(int).clip(0, side)
     sizes = (np.floor(high / MASK_STRIDE).astype(int).clip(-1, side - 1) + 1 - first).clip(0)
-    points, starts = walk(points, starts)
-    corners = np.repeat(first * MASK_STRIDE, np.diff(starts, append=len(points)), axis=0)
-    outlines = split_outlines((np.floor(points) - corners).astype(np.int32), starts)
+    pixels, starts = _without_repeats(*walk(points, starts))
+    corners = _repeat_rows((first * MASK_STRIDE).astype(np.int32), np.diff(starts, append=len(pixels)))
+    outlines = split_outlines(pixels - corners, starts)
     masks = [_shrunk(outline, *size) for outline, size in zip(outlines, sizes.tolist(), strict=True)]
     areas = np.array([np.count_nonzero(mask) for mask in masks])
     for position in np.argsort(-areas, kind="stable").tolist():
@@ -49,13 +49,32 @@ def walk(points: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
     `points` (V, 2) are all vertices, `starts` (m,) where each outline's begin.
     """
-    following = np.arange(1, len(points) + 1)
-    following[np.append(starts[1:], len(points)) - 1] = starts
-    edges = points[following] - points
-    steps = np.ceil(np.hypot(edges[:, 0], edges[:, 1]) * STEPS_PER_PX).astype(int).clip(1, MOST_STEPS)
+    # As complex numbers: NumPy repeats and indexes plain numbers several times faster than rows of two.
+    places = np.ascontiguousarray(points, np.float64).view(np.complex128)[:, 0]
+    edges = places[following_vertex(starts, len(places))] - places
+    steps = np.ceil(np.abs(edges) * STEPS_PER_PX).astype(int).clip(1, MOST_STEPS)
     before = np.concatenate([[0], steps.cumsum()])
     share = (np.arange(before[-1]) - np.repeat(before[:-1], steps)) / np.repeat(steps, steps)
-    return np.repeat(points, steps, axis=0) + share[:, None] * np.repeat(edges, steps, axis=0), before[starts]
+    walked = np.repeat(places, steps) + share * np.repeat(edges, steps)
+    return walked.view(np.float64).reshape(-1, 2), before[starts]
+
+
+def _without_repeats(points: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cut points (V, 2) down to whole pixels int32 and keep one of those that follow each other in the same pixel.
+
+    `starts` (m,) is where each outline begins, before and after. The fill is the same, and takes half the time.
+    """
+    pixels = np.floor(points).astype(np.int32)
+    both = pixels.view(np.int64)[:, 0]  # x and y as one number
+    is_kept = np.append(True, both[1:] != both[:-1])
+    is_kept[starts] = True
+    kept = np.flatnonzero(is_kept)
+    return pixels.take(kept, axis=0), np.searchsorted(kept, starts)
+
+
+def _repeat_rows(pairs: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Do what `np.repeat(pairs, counts, axis=0)` does for int32 (N, 2), in a quarter of the time."""
+    return np.repeat(pairs.view(np.int64)[:, 0], counts).view(np.int32).reshape(-1, 2)
 
 
 def _shrunk(outline: np.ndarray, width: int, height: int) -> np.ndarray:
