@@ -327,7 +327,7 @@ def test_resume_without_a_checkpoint_begins_at_the_beginning(whole: Record, tmp_
     assert_bitwise_equal(whole, train_with_everything(tmp_path, 4, resume=True))
 
 
-@pytest.mark.parametrize(("stop_at", "place"), [(1, (0, 2, 2)), (20, (1, 3, 20)), (33, (2, 0, 34))])
+@pytest.mark.parametrize(("stop_at", "place"), [(1, (0, 1, 1)), (20, (1, 3, 20)), (33, (2, 0, 34))])
 def test_a_stop_and_a_resume_change_nothing(
     whole: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int, place: tuple[int, int, int]
 ) -> None:

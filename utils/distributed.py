@@ -168,16 +168,17 @@ def all_reduce_sum(tensor: torch.Tensor) -> torch.Tensor:
 
 def any_rank(flag: bool) -> bool:
     """Return whether `flag` is true on any rank, the same answer everywhere. Every rank must reach this."""
-    return any_rank_each([flag])[0]
+    return bool(largest_of_each([flag])[0])
 
 
-def any_rank_each(flags: Sequence[bool]) -> list[bool]:
-    """Return, for each flag, whether it is true on any rank, by one collective. Every rank must reach this."""
+def largest_of_each(values: Sequence[float]) -> list[float]:
+    """Return, for each number or flag, the largest over the ranks, by one collective. Every rank must reach this."""
     if not is_distributed():
-        return list(flags)
-    values = torch.tensor([int(flag) for flag in flags], device=communication_device())
-    dist.all_reduce(values, op=dist.ReduceOp.MAX)
-    return [bool(value) for value in values.tolist()]
+        return list(values)
+    largest = torch.tensor([float(value) for value in values], dtype=torch.float64, device=communication_device())
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    found: list[float] = largest.tolist()
+    return found
 
 
 def least_over_ranks(number: int) -> int:

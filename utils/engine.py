@@ -23,15 +23,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from utils.batch_log import BatchLog
+from utils.cadence import Cadence
 from utils.checkpoint import atomic_torch_save
 from utils.distributed import (
     all_reduce_sum,
     any_rank,
-    any_rank_each,
     average_tensors,
     cleanup_ddp,
     collective_timeout_s,
     join_process_group,
+    largest_of_each,
     rank,
 )
 from utils.ema import ModelEMA
@@ -46,7 +47,7 @@ from utils.stall import StallWatch
 from utils.sync_bn import convert_sync_batchnorm
 from utils.upload import Upload
 
-STOP_CHECK_STEPS = 10  # optimizer steps between two agreements of the ranks whether to stop
+STOP_CHECK_STEPS = 10  # optimizer steps, at most, between two agreements of the ranks whether to stop
 STALL_SHARE = 0.8  # of the time a collective may take: after that much silence the stacks are shown
 
 Batch = Any
@@ -125,6 +126,7 @@ class TrainingEngine:
         self.checkpoint_facts = checkpoint_facts or {}
         self.progress = Progress()
         self.stop_flag = StopFlag()
+        self.cadence = Cadence()
 
         raw = model.to(device)
         if distributed and sync_batchnorm:
@@ -190,6 +192,7 @@ class TrainingEngine:
         with self.stop_flag, self.stall_watch, self.rank_meter:
             epoch_start_s = time.perf_counter()
             while progress.epoch < num_epochs and not progress.stopped_early:
+                self.cadence.start(progress.global_step)
                 if self._agree_to_stop():
                     self.recovery.save_if_owed(optimizer, scheduler)
                     break
@@ -248,10 +251,11 @@ class TrainingEngine:
                 self._optimizer_step(optimizer, scheduler)
                 progress.batch = position + 1
                 is_last = progress.batch == num_batches
-                if progress.global_step % STOP_CHECK_STEPS == 0 or is_last:
+                if is_last or progress.global_step % STOP_CHECK_STEPS == 0:
                     self.recovery.require_health()
-                    if not is_last and self._agree_to_stop(lambda: self._save_within_epoch(optimizer, scheduler)):
-                        return None
+                is_due = not is_last and self.cadence.is_due(progress.global_step, STOP_CHECK_STEPS)
+                if is_due and self._agree_to_stop(lambda: self._save_within_epoch(optimizer, scheduler)):
+                    return None
             if position % self.log_interval == 0 or position + 1 == num_batches:
                 to_come = (num_epochs - progress.epoch) * num_batches - position - 1
                 self.batch_log.write(self.log, values, progress, position, meter, (num_batches, to_come))
@@ -352,7 +356,10 @@ class TrainingEngine:
 
     def _agree_to_stop(self, when_due: Callable[[], None] | None = None) -> bool:
         """Return whether any rank was told to stop; else do `when_due` if a checkpoint is. Every rank must reach this."""
-        stops, is_due = any_rank_each([self.stop_flag.is_set, self.recovery.is_due()])
+        step = self.progress.global_step
+        own = [self.stop_flag.is_set, self.recovery.is_due(), self.cadence.own_step_s(step)]
+        stops, is_due, slowest_step_s = largest_of_each(own)
+        self.cadence.agreed(step, slowest_step_s)
         if not stops:
             if is_due and when_due is not None:
                 when_due()
