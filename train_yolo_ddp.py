@@ -30,7 +30,7 @@ from utils.preview import save_first_pictures
 from utils.run_folder import OwnedRun, resume_arguments
 from utils.run_status import FINISHED, STOPPED
 from utils.runtime import choose_device, choose_threads_and_workers, die_with_parent, seed_everything
-from utils.train_config import TrainConfig, batches_per_step, plan_optimizer
+from utils.train_config import GLOBAL_BATCH_SIZE, TrainConfig, batches_per_step, keep_choices, plan_optimizer
 
 
 def main() -> int:
@@ -86,13 +86,15 @@ def train(
     """Train in an open run folder, as a member of the process group; return the exit code."""
     train_set, val_set = datasets
     names = load_dataset_yaml(config.data).names
-    batches_now = batches_per_step(config, ranks.world_size, run.global_batch_size)
+    config, lines = keep_choices(config, run.choices, device)
+    batches_now = batches_per_step(config, ranks.world_size, run.choices)
     if batches_now != config.accumulate:
-        say(f"{batches_now} batches per step now, so that the run keeps its {run.global_batch_size} images per step")
+        images = run.choices[GLOBAL_BATCH_SIZE]
+        lines.append(f"{batches_now} batches per step now, so that the run keeps its {images} images per step")
         config = replace(config, accumulate=batches_now)
     plan = plan_optimizer(config, ranks.world_size, len(train_set), len(names))
     weights = assembly.class_weights(config, train_set, len(names))
-    say("\n".join([*plan.arithmetic, *assembly.weight_lines(weights, names)]))
+    say("\n".join([*lines, *plan.arithmetic, *assembly.weight_lines(weights, names)]))
 
     sizes = multi_scale_sizes(config.img_size) if config.multi_scale else ()
     batches = EpochBatches(

@@ -13,6 +13,8 @@ import yaml
 
 from tests.conftest import PROJECT, TRAIN_FLAGS, TrainedRun, free_port, must_run, run_script, torchrun
 from tests.test_report import check_figures
+from utils.checkpoint import latest_facts
+from utils.runtime import choose_precision
 
 
 def test_the_console_shows_what_the_guide_shows(trained: TrainedRun) -> None:
@@ -78,6 +80,8 @@ def test_the_same_command_again_does_nothing_and_more_epochs_go_on(trained: Trai
     assert "Epoch 3" in again
     assert "Epoch 2\n" not in again
     # One process carries on what two began, from the folder alone.
+    chosen = latest_facts(folder / "checkpoint")
+    assert (chosen["optimizer"], chosen["amp"]) == ("adamw", choose_precision("auto", torch.device("cpu")).name)
     resumed = must_run("python", "train_yolo_ddp.py", "--resume", folder / "last.pt", "--epochs", "4")
     assert "Epoch 4" in resumed
     assert "Epoch 3\n" not in resumed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ from utils.engine import TrainingEngine
 from utils.errors import EXIT_IO, UserError
 from utils.progress import Progress
 from utils.recovery import CannotSave
-from utils.runtime import choose_precision
+from utils.runtime import Precision, choose_precision
 from utils.stall import StallWatch
-from utils.train_config import TrainConfig, batches_per_step
+from utils.train_config import TrainConfig, batches_per_step, keep_choices
 
 CPU = torch.device("cpu")
 BATCHES = 12  # per epoch
+MOMENTUM_SGD = partial(torch.optim.SGD, momentum=0.9)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -37,7 +39,13 @@ class Killed(BaseException):
 
 
 def train(
-    folder: Path, *, epochs: int = 3, resume: bool = False, die_at: int | None = None, **options: Any
+    folder: Path,
+    *,
+    epochs: int = 3,
+    resume: bool = False,
+    die_at: int | None = None,
+    optimizer_type: Any = MOMENTUM_SGD,
+    **options: Any,
 ) -> TrainingEngine:
     """Train a small classifier; `die_at` is the batch, counted over epochs, at which everything ends."""
     torch.manual_seed(0)
@@ -56,7 +64,7 @@ def train(
             raise Killed
         return nn.functional.cross_entropy(outputs, labels)
 
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = optimizer_type(model.parameters(), lr=0.1)
     trainer.train(loader, loader, optimizer, criterion, num_epochs=epochs, resume=resume)
     return trainer
 
@@ -251,14 +259,62 @@ def test_the_place_in_an_epoch_is_counted_in_the_new_batches() -> None:
 
 @pytest.mark.parametrize(("world_size", "expected"), [(4, 1), (2, 2), (1, 4)])
 def test_fewer_ranks_take_more_batches_per_step(world_size: int, expected: int) -> None:
-    assert batches_per_step(TrainConfig(batch_size=8), world_size, 32) == expected
-    assert batches_per_step(TrainConfig(batch_size=8, accumulate=3), world_size, None) == 3
+    assert batches_per_step(TrainConfig(batch_size=8), world_size, {"global_batch_size": 32}) == expected
+    assert batches_per_step(TrainConfig(batch_size=8, accumulate=3), world_size, {}) == 3
 
 
 @pytest.mark.parametrize("world_size", [3, 8])
 def test_a_global_batch_that_cannot_be_kept_is_refused(world_size: int) -> None:
     with pytest.raises(UserError, match=rf"32 images per step, which {world_size} processes with --batch-size 8"):
-        batches_per_step(TrainConfig(batch_size=8), world_size, 32)
+        batches_per_step(TrainConfig(batch_size=8), world_size, {"global_batch_size": 32})
+
+
+# --- what a run chose when it began --------------------------------------------------------------------------------
+
+
+def test_a_run_that_continues_keeps_what_auto_chose_when_it_began() -> None:
+    config = TrainConfig()
+    kept, lines = keep_choices(config, {"optimizer": "adamw", "amp": "off"}, CPU)
+    assert (kept.optimizer, kept.amp, lines) == ("adamw", "off", [])
+    assert keep_choices(config, {}, CPU) == (config, [])
+    foreign = {"optimizer": "lion", "amp": 7}
+    assert keep_choices(config, foreign, CPU) == (config, [])
+    told = TrainConfig(optimizer="sgd", amp="bf16")
+    assert keep_choices(told, {"optimizer": "adamw", "amp": "off"}, CPU) == (told, [])
+
+
+def test_a_precision_that_the_new_machine_has_not_is_told_of() -> None:
+    kept, lines = keep_choices(TrainConfig(), {"amp": "fp16"}, CPU)
+    assert kept.amp == "auto"
+    assert lines == [
+        f"The run began with --amp fp16, which this device has not: it goes on with {choose_precision('auto', CPU).name}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "held"),
+    [
+        (torch.optim.AdamW, torch.optim.SGD, "it holds the state of AdamW"),
+        (torch.optim.SGD, torch.optim.AdamW, "it holds the state of SGD"),
+    ],
+)
+def test_the_state_of_another_optimizer_is_refused(tmp_path: Path, first: Any, second: Any, held: str) -> None:
+    train(tmp_path, epochs=1, optimizer_type=first)
+    with pytest.raises(UserError, match=rf"step-00000012: not a checkpoint of this model.*{held}.*new --save-dir"):
+        train(tmp_path, resume=True, optimizer_type=second)
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "checkpoint", 1, {"weights": torch.zeros(3)})
+    with pytest.raises(UserError, match="step-00000001: not a checkpoint of this model"):
+        train(tmp_path, resume=True)
+
+
+def test_a_run_in_full_precision_may_go_on_with_a_gradient_scaler(tmp_path: Path) -> None:
+    assert train(tmp_path, epochs=1).scaler.state_dict() == {}
+    continued = train(tmp_path, epochs=2, resume=True, precision=Precision("off", None, use_scaler=True))
+    assert continued.progress.epoch == 2
+    assert continued.scaler.get_scale() > 1
 
 
 # --- --batch-size auto ---------------------------------------------------------------------------------------------

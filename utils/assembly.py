@@ -19,13 +19,13 @@ from utils.loss import SegmentationLoss, inverse_frequency_weights
 from utils.model import YoloModel, save_deployable
 from utils.optimizer import GRADIENT_CLIP_NORM
 from utils.preview import Curves, ValidationPictures
-from utils.run_folder import GLOBAL_BATCH_SIZE, OwnedRun
+from utils.run_folder import OwnedRun
 from utils.run_records import read_config
 from utils.run_status import RUNNING
 from utils.runtime import choose_precision
 from utils.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.shared_memory import LoaderPlan, batch_bytes, plan_loader
-from utils.train_config import OptimizerPlan, TrainConfig
+from utils.train_config import GLOBAL_BATCH_SIZE, OptimizerPlan, TrainConfig
 
 SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
 
@@ -135,7 +135,12 @@ def build_engine(
         save_model=partial(save_deployable, img_size=config.img_size, data=config.data),
         on_epoch_end=after_epoch,
         config=to_dict(config),
-        checkpoint_facts={GLOBAL_BATCH_SIZE: plan.global_batch_size, "world_size": ranks.world_size},
+        checkpoint_facts={
+            GLOBAL_BATCH_SIZE: plan.global_batch_size,
+            "world_size": ranks.world_size,
+            "optimizer": plan.name,
+            "amp": precision.name,
+        },
         tensorboard=config.tensorboard,
     )
     return engine

@@ -197,6 +197,12 @@ def from_main(number: int | None) -> int | None:
     return None if agreed == _NO_NUMBER else agreed
 
 
+def text_from_main(text: str) -> str:
+    """Return rank 0's text on every rank. Every rank must reach this."""
+    parts = gather_arrays({"text": np.frombuffer(text.encode(), np.uint8)})
+    return parts[0]["text"].tobytes().decode()
+
+
 def on_main(action: Callable[[], T]) -> T | None:
     """Do something on rank 0 while the others wait; return its result there, None elsewhere. Every rank must reach this.
 

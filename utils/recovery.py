@@ -13,7 +13,7 @@ import torch
 
 from utils.checkpoint import load_latest, remove_all_but_newest, save_checkpoint
 from utils.distributed import any_rank, check_ranks_agree, on_main
-from utils.errors import EXIT_IO, UserError
+from utils.errors import EXIT_IO, UserError, one_line
 from utils.guard import MOST_IN_A_ROW, MOST_ROLLBACKS, Diverged, RollBack, all_finite
 from utils.progress import Progress
 
@@ -132,6 +132,26 @@ class Recovery:
         if found is None:
             return False
         path, state = found
+        try:
+            self._restore(state, optimizer, scheduler)
+        except torch.OutOfMemoryError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise UserError(
+                f"{path}: not a checkpoint of this model and these options ({one_line(error)}); continue it with the "
+                f"version of the project that wrote it, or choose a new --save-dir"
+            ) from error
+        if engine.is_main:
+            engine.log.truncate_after(engine.progress.global_step)
+        place = f"epoch {engine.progress.epoch + 1}, batch {engine.progress.batch}"
+        engine.log.print(f"Resumed from {path} ({place})")
+        return True
+
+    def _restore(self, state: dict[str, Any], optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+        engine = self.engine
+        saved, own = state["optimizer"]["param_groups"][0], optimizer.param_groups[0]
+        if ("betas" in saved) != ("betas" in own):  # PyTorch would take it, and fail at the first step
+            raise ValueError(f"it holds the state of {'AdamW' if 'betas' in saved else 'SGD'}")
         engine.raw_model.load_state_dict(state["model"])
         if engine.ema is not None and state["ema"] is not None:
             engine.ema.module.load_state_dict(state["ema"])
@@ -139,14 +159,10 @@ class Recovery:
         optimizer.load_state_dict(state["optimizer"])
         if state["scheduler"] is not None and hasattr(scheduler, "load_state_dict"):
             scheduler.load_state_dict(state["scheduler"])
-        engine.scaler.load_state_dict(state["scaler"])
+        if state["scaler"]:  # empty from a run that needed none; this device may
+            engine.scaler.load_state_dict(state["scaler"])
         engine.progress = Progress(**state["progress"])
         engine.progress.regroup(state.get("accumulation_steps", engine.accumulation_steps), engine.accumulation_steps)
-        if engine.is_main:
-            engine.log.truncate_after(engine.progress.global_step)
-        place = f"epoch {engine.progress.epoch + 1}, batch {engine.progress.batch}"
-        engine.log.print(f"Resumed from {path} ({place})")
-        return True
 
 
 def _with_room_made(folder: Path, save: Callable[[], object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from types import TracebackType
@@ -18,8 +19,6 @@ from utils.run_records import CONFIG_FILE, read_config
 from utils.run_status import FAILED, RUNNING, STATUS_FILE, RunLock, write_status
 from utils.runtime import environment_report
 from utils.train_config import TrainConfig, differences
-
-GLOBAL_BATCH_SIZE = "global_batch_size"  # a fact in each checkpoint's manifest: images per optimizer step
 
 
 def resume_arguments(argv: list[str]) -> list[str]:
@@ -70,22 +69,22 @@ def open_run_folder(folder: Path, config: TrainConfig) -> tuple[bool, list[str]]
 class OwnedRun:
     """A run's folder while this process works in it: locked, opened, its status kept. Every rank must reach each method.
 
-    `resumes` says on every rank whether an earlier run continues, `global_batch_size` with how many images per optimizer
-    step (None when it does not say, or nothing continues); `notes` (rank 0) is what to tell the user.
+    `resumes` says on every rank whether an earlier run continues, and `choices` what it chose, as far as its newest
+    checkpoint says (empty for a new run); `notes` (rank 0) is what to tell the user.
     """
 
     def __init__(self, config: TrainConfig) -> None:
         self.folder = Path(config.save_dir)
         self.config = config
         self.resumes = False
-        self.global_batch_size: int | None = None
+        self.choices: dict[str, Any] = {}
         self.notes: list[str] = []
         self._lock: RunLock | None = None
 
     def __enter__(self) -> OwnedRun:
         distributed.on_main(self._open)
         self.resumes = distributed.any_rank(self.resumes)
-        self.global_batch_size = distributed.from_main(self.global_batch_size)
+        self.choices = json.loads(distributed.text_from_main(json.dumps(self.choices)))
         return self
 
     def __exit__(
@@ -108,7 +107,7 @@ class OwnedRun:
         try:
             self.resumes, self.notes = open_run_folder(self.folder, self.config)
             if self.resumes:
-                self.global_batch_size = latest_facts(self.folder / "checkpoint").get(GLOBAL_BATCH_SIZE)
+                self.choices = latest_facts(self.folder / "checkpoint")
         except BaseException:
             self._lock.release()
             self._lock = None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from utils.augment import AugmentConfig
 from utils.colour import COLOUR_CHOICES
@@ -11,9 +11,13 @@ from utils.config import option
 from utils.dataset_yaml import DEFAULT_DATASET_YAML
 from utils.errors import UsageError, UserError
 from utils.parallel import GRAD_COMPRESSION_CHOICES
-from utils.runtime import PRECISION_CHOICES
+from utils.runtime import PRECISION_CHOICES, choose_precision
 from utils.schedule import NOMINAL_BATCH_SIZE, SGD_WARMUP_BIAS_LR, scaled_lr
 
+if TYPE_CHECKING:
+    import torch
+
+GLOBAL_BATCH_SIZE = "global_batch_size"  # one of a run's choices: images per optimizer step
 SGD_LR = 0.01  # for the nominal batch of 64
 # A run continues although these differ: they change how it is run, not what is trained.
 MAY_DIFFER = {
@@ -199,13 +203,33 @@ def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_cl
     return OptimizerPlan(name, lr, weight_decay, momentum, warmup_bias_lr, global_batch, arithmetic)
 
 
-def batches_per_step(config: TrainConfig, world_size: int, global_batch_size: int | None) -> int:
+def keep_choices(config: TrainConfig, choices: dict[str, Any], device: torch.device) -> tuple[TrainConfig, list[str]]:
+    """Return the options with `auto` replaced by what the run chose when it began, and lines to tell the user.
+
+    `choices` are those of a run that continues; empty for a new one. Another version, or another machine, might choose
+    otherwise: an optimizer cannot take over the other's state, and a precision should not change on the way.
+    """
+    lines = []
+    if config.optimizer == "auto" and choices.get("optimizer") in ("sgd", "adamw"):
+        config = replace(config, optimizer=choices["optimizer"])
+    began = choices.get("amp")
+    if config.amp == "auto" and began in PRECISION_CHOICES[1:]:
+        try:
+            config = replace(config, amp=choose_precision(began, device).name)
+        except UserError:
+            now = choose_precision("auto", device).name
+            lines.append(f"The run began with --amp {began}, which this device has not: it goes on with {now}")
+    return config, lines
+
+
+def batches_per_step(config: TrainConfig, world_size: int, choices: dict[str, Any]) -> int:
     """Return how many batches each rank takes per optimizer step so that an earlier run's global batch is kept.
 
-    `global_batch_size` is that of the run which continues, None for a new one. With it the order of the samples and the
-    optimizer steps stay what they were, whatever the number of ranks. Raises UserError when that number does not divide it.
+    `choices` are those of the run which continues, empty for a new one. With its global batch the order of the samples and
+    the optimizer steps stay what they were, whatever the number of ranks. Raises UserError when that number does not divide it.
     """
-    if global_batch_size is None:
+    global_batch_size = choices.get(GLOBAL_BATCH_SIZE)
+    if not isinstance(global_batch_size, int) or global_batch_size < 1:
         return config.accumulate
     batches, rest = divmod(global_batch_size, config.batch_size * world_size)
     if rest or not batches:
