@@ -209,8 +209,9 @@ def test_the_loss_under_autocast_is_computed_in_float32(model: Any) -> None:
     ("dtype", "of_value", "of_gradient"), [(torch.bfloat16, 1e-3, 1e-2), (torch.float16, 1e-6, 1e-3)]
 )
 def test_masks_of_a_network_in_half_precision_lose_no_more_than_its_rounding(
-    model: Any, dtype: torch.dtype, of_value: float, of_gradient: float
+    model: Any, dtype: torch.dtype, of_value: float, of_gradient: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(mask_loss.UNITS_AT_ONCE, "cpu", 16)  # whole parts, and a rest
     targets = targets_of([20, 3, 9], 128, seed=5)
     rounded = random_outputs(model, 3, 128, 5)
     names = ("mask_coefficient", "proto")

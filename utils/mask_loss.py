@@ -145,8 +145,8 @@ class _MaskError(torch.autograd.Function):
         Where the network made its prototypes in bf16, the three products are of bf16 matrices; all else is float32.
         """
         # Not in fp16: a gradient divided by a box's area may lie below what that can hold.
-        factor = torch.bfloat16 if prototypes.dtype == torch.bfloat16 else rows.dtype
-        tiles, factor_rows = _cut(prototypes).to(factor), rows.to(factor)  # (N, 64, 32), (G, 10, 32)
+        half = torch.bfloat16 if prototypes.dtype == torch.bfloat16 else rows.dtype
+        tiles = _cut(prototypes).to(half)  # (N, 64, 32)
         needs_gradient = any(context.needs_input_grad)
         gradients = [torch.zeros_like(rows), torch.zeros_like(tiles, dtype=rows.dtype)] if needs_gradient else []
         total = rows.new_zeros(())
@@ -156,7 +156,9 @@ class _MaskError(torch.autograd.Function):
             group, tile = units.group[part], units.tile[part]
             weight = (units.row_weight[part, :, None] * units.column_weight[part, None]).flatten(1)  # (u, 64)
             truth = (mask_tiles.index_select(0, tile) == units.value[part, None]).to(weight.dtype)  # (u, 64)
-            unit_rows, unit_tiles = factor_rows.index_select(0, group), tiles.index_select(0, tile)
+            # On a CPU oneDNN compiles and keeps a bf16 product for every shape it meets: only whole parts have one shape.
+            factor = half if len(group) == step or rows.device.type != "cpu" else rows.dtype
+            unit_rows, unit_tiles = rows.index_select(0, group).to(factor), tiles.index_select(0, tile).to(factor)
             logits = (unit_rows @ unit_tiles.mT).to(rows.dtype)  # (u, 10, 64)
             slope = logits.sigmoid()
             # BCE = max(x, 0) - t x - log(max(p, 1 - p)); the rows share t, and one logarithm of their product will do.
