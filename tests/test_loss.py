@@ -229,6 +229,32 @@ def test_masks_of_a_network_in_half_precision_lose_no_more_than_its_rounding(
         assert (gradient.float() - wanted).norm() <= of_gradient * wanted.norm()
 
 
+class Bf16Products(TorchDispatchMode):
+    """Notes the shapes of all products of bf16 matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[Any, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.bmm.default and args[0].dtype == torch.bfloat16:
+            self.shapes.append((tuple(args[0].shape), tuple(args[1].shape)))
+        return func(*args, **(kwargs or {}))
+
+
+def test_bf16_products_on_a_cpu_have_few_shapes_however_many_objects_there_are(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(mask_loss.UNITS_AT_ONCE, "cpu", 16)
+    with Bf16Products() as products:
+        for seed, counts in enumerate([[3, 1], [20, 7], [11, 0], [5, 30]]):
+            outputs = random_outputs(model, 2, 128, seed)
+            outputs["proto"] = outputs["proto"].detach().bfloat16().requires_grad_()
+            SegmentationLoss(model)(outputs, targets_of(counts, 128, seed))
+    assert len(products.shapes) >= 20
+    assert len(set(products.shapes)) == 3
+
+
 def test_anchor_points_are_cell_centres_finest_level_first() -> None:
     points, strides = anchor_points([8.0, 16.0], 32, torch.device("cpu"))
     assert points.shape == (16 + 4, 2)
