@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from shapely.geometry import Polygon, box
 
+from tests.in_memory import InMemory
 from utils.augment import (
     FILL,
     AugmentConfig,
@@ -35,22 +36,19 @@ STILL = AugmentConfig(mosaic=0, degrees=0, translate=0, scale=0, fliplr=0, flipu
 GEOMETRY_ONLY = AugmentConfig(degrees=20, flipud=0.5, hsv_h=0, hsv_s=0, hsv_v=0)
 
 
-class Pictures:
-    """Photographs in memory, in the place of the packed cache: photo k shows one upright bar of colour k."""
+class Pictures(InMemory):
+    """Photo k shows one upright bar of colour k."""
 
     def __init__(self, shapes: list[tuple[int, int]]) -> None:
         self.shapes = shapes
         self.bar = np.array([0.2, 0.3, 0.7, 0.6])  # left, top, right, bottom
 
-    def shape(self, position: int) -> tuple[int, int]:
-        return self.shapes[position]
-
-    def read(self, position: int, rows: range | None = None) -> np.ndarray:
+    def whole(self, position: int) -> np.ndarray:
         height, width = self.shapes[position]
         image = np.full((height, width, 3), 60, np.uint8)
         left, top, right, bottom = np.rint(self.bar * (width, height, width, height)).astype(int)
         image[top:bottom, left:right] = COLOURS[position]
-        return image if rows is None else image[rows.start : rows.stop]
+        return image
 
     def photos(self) -> list[Photo]:
         left, top, right, bottom = self.bar

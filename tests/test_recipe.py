@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.in_memory import InMemory
 from utils import dataset as dataset_module
 from utils.augment import AugmentConfig, Scene, blend, large_to_small, paste_mirrored, polygon_area, sample_generator
 from utils.config import parse_config, to_dict
@@ -43,7 +44,7 @@ SIZE_PX = 128
 WORST_LABEL = 0.1  # edges are smooth: a thin wire, enlarged, has few pixels of its full colour
 
 
-class Pictures:
+class Pictures(InMemory):
     """Photographs in memory: a pole, a transformer on it, a wire across everything, a box; smaller lies on top."""
 
     def __init__(self, count: int) -> None:
@@ -61,7 +62,7 @@ class Pictures:
         outlines.append(np.array([[0, wire], [1, wire + 0.1], [1, wire + 0.16], [0, wire + 0.06]]))
         return np.array([0, 1, 3, 2]), [outline.astype(np.float32) for outline in outlines]
 
-    def read(self, number: int) -> np.ndarray:
+    def whole(self, number: int) -> np.ndarray:
         image = np.full((120, 160, 3), 60, np.uint8)
         class_ids, polygons = self.photos[number].class_ids, self.photos[number].polygons
         shown = [(polygon * (160, 120)).astype(np.float32) for polygon in polygons]
@@ -310,8 +311,8 @@ def test_a_sample_of_another_size_has_all_its_labels_at_that_size(size_px: int) 
 
 def test_smaller_sizes_average_the_photographs_first() -> None:
     # A comb of lines, one pixel in eight: skipping pixels would make it darker here and lighter there.
-    class Comb:
-        def read(self, _: int) -> np.ndarray:
+    class Comb(InMemory):
+        def whole(self, _: int) -> np.ndarray:
             image = np.zeros((256, 256, 3), np.uint8)
             image[:, ::8] = 240
             return image

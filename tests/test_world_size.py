@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from tests.in_memory import InMemory
 from tests.ranks import run_ranks
 from utils.augment import AugmentConfig
 from utils.dataset import EpochBatches, Photo, SegmentationDataset, collate
@@ -29,7 +30,7 @@ STEPS = 20
 LEARNING_RATE = 2e-5
 
 
-class Drawn:
+class Drawn(InMemory):
     """Photographs in memory, in the place of the packed cache: coloured boxes on noise, as their labels say."""
 
     def __init__(self, photos: list[Photo]) -> None:
@@ -42,7 +43,7 @@ class Drawn:
                 image[y1:y2, x1:x2] = (40 + 90 * class_id, 200 - 80 * class_id, 60)
             self.images.append(image)
 
-    def read(self, position: int) -> np.ndarray:
+    def whole(self, position: int) -> np.ndarray:
         return self.images[position]
 
 
