@@ -104,6 +104,39 @@ def test_without_a_time_checkpoints_are_written_after_epochs_only(
     assert found[1]["progress"]["global_step"] == BATCHES
 
 
+@pytest.mark.parametrize("is_long", [True, False])
+def test_a_kill_in_a_long_validation_loses_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_long: bool
+) -> None:
+    monkeypatch.setattr(engine, "LONG_VALIDATION_S", -1.0 if is_long else 1000.0)
+    whole = train(tmp_path / "whole")
+    validate, steps, count = TrainingEngine.validate, [], 0
+
+    def dies_in_the_second(self: TrainingEngine, *arguments: Any) -> dict[str, Any]:
+        nonlocal count
+        count += 1
+        if count == 2:
+            raise Killed
+        return validate(self, *arguments)
+
+    def counted(self: TrainingEngine, *arguments: Any) -> None:
+        steps.append(self.progress.global_step)
+        take_step(self, *arguments)
+
+    take_step = TrainingEngine._optimizer_step
+    monkeypatch.setattr(TrainingEngine, "validate", dies_in_the_second)
+    with pytest.raises(Killed):
+        train(tmp_path / "killed")
+    monkeypatch.setattr(TrainingEngine, "_optimizer_step", counted)
+    continued = train(tmp_path / "killed", resume=True)
+    assert steps[0] == (2 * BATCHES if is_long else BATCHES)
+    assert continued.progress.history["train_loss"] == whole.progress.history["train_loss"]
+    assert continued.progress.history["val_loss"] == whole.progress.history["val_loss"]
+    assert continued.progress.trained is None
+    for expected, value in zip(weights_of(whole), weights_of(continued), strict=True):
+        np.testing.assert_array_equal(value, expected)
+
+
 def test_the_facts_stand_in_the_manifest(tmp_path: Path) -> None:
     assert latest_facts(tmp_path / "checkpoint") == {}
     train(tmp_path, epochs=1, checkpoint_facts={"global_batch_size": 32})

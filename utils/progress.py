@@ -25,6 +25,7 @@ class Progress:
     best_epoch: int = -1
     stopped_early: bool = False
     left_out: list[list[int]] = field(default_factory=list)  # [epoch, batch] whose steps were undone: never used again
+    trained: dict[str, Any] | None = None  # the record of the current epoch while only its validation is left to do
     history: dict[str, list[float]] = field(default_factory=dict)
 
     def regroup(self, before: int, now: int) -> None:
