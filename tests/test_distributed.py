@@ -44,6 +44,8 @@ def collectives(fail_on_rank: int | None) -> dict[str, Any]:
         "sum": distributed.all_reduce_sum(value).tolist(),
         "value_after": value.tolist(),
         "any": [distributed.any_rank(rank == world_size - 1), distributed.any_rank(False), distributed.any_rank(True)],
+        "largest": distributed.largest_of_each([rank == 0, 0.25 * rank, -rank]),
+        "from_main": [distributed.from_main(value) for value in ({"rank": [rank, None, "x"]}, rank + 7, rank or None)],
         "averaged": [tensor.tolist() for tensor in weights],
         "in_place": weights[0].data_ptr() == expected_address,
     }
@@ -79,6 +81,12 @@ def test_sums_leave_the_argument_alone(answers: list[dict[str, Any]]) -> None:
 
 def test_one_rank_is_enough_for_any_rank(answers: list[dict[str, Any]]) -> None:
     assert [answer["any"] for answer in answers] == [[True, False, True]] * len(answers)
+
+
+def test_the_largest_over_the_ranks_and_what_rank_0_has_are_known_everywhere(answers: list[dict[str, Any]]) -> None:
+    for answer in answers:
+        assert answer["largest"] == [1, 0.25 * (len(answers) - 1), 0]
+        assert answer["from_main"] == [{"rank": [0, None, "x"]}, 7, None]
 
 
 def test_averaging_is_in_place_and_leaves_integers_alone(answers: list[dict[str, Any]]) -> None:

@@ -108,7 +108,7 @@ def test_without_a_time_checkpoints_are_written_after_epochs_only(
 def test_a_kill_in_a_long_validation_loses_no_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_long: bool
 ) -> None:
-    monkeypatch.setattr(engine, "LONG_VALIDATION_S", -1.0 if is_long else 1000.0)
+    monkeypatch.setattr(recovery, "LONG_VALIDATION_S", -1.0 if is_long else 1000.0)
     whole = train(tmp_path / "whole")
     validate, steps, count = TrainingEngine.validate, [], 0
 

@@ -26,7 +26,6 @@ from utils.rendezvous import Meeting, startup_watchdog
 
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_STARTUP_TIMEOUT_S = 900.0
-_NO_NUMBER = 2**62
 
 _made_the_group = False  # by this module, and not by whoever started us
 
@@ -190,17 +189,11 @@ def least_over_ranks(number: int) -> int:
     return int(value.item())
 
 
-def from_main(number: int | None) -> int | None:
-    """Return rank 0's number, 0 or more, or None, on every rank. Every rank must reach this."""
-    value = number if rank() == 0 and number is not None else _NO_NUMBER
-    agreed = least_over_ranks(value)
-    return None if agreed == _NO_NUMBER else agreed
-
-
-def text_from_main(text: str) -> str:
-    """Return rank 0's text on every rank. Every rank must reach this."""
-    parts = gather_arrays({"text": np.frombuffer(text.encode(), np.uint8)})
-    return parts[0]["text"].tobytes().decode()
+def from_main(value: T) -> T:
+    """Return rank 0's value, made of what JSON holds, on every rank. Every rank must reach this."""
+    parts = gather_arrays({"json": np.frombuffer(json.dumps(value).encode(), np.uint8)})
+    found: T = json.loads(parts[0]["json"].tobytes())
+    return found
 
 
 def on_main(action: Callable[[], T]) -> T | None:

@@ -48,7 +48,6 @@ from utils.sync_bn import convert_sync_batchnorm
 from utils.upload import Upload
 
 STOP_CHECK_STEPS = 10  # optimizer steps, at most, between two agreements of the ranks whether to stop
-LONG_VALIDATION_S = 10.0  # launchers and schedulers grant 30 seconds between a stop and a kill
 STALL_SHARE = 0.8  # of the time a collective may take: after that much silence the stacks are shown
 
 Batch = Any
@@ -153,7 +152,6 @@ class TrainingEngine:
         self.batch_log = BatchLog(device, self.world_size)
         self.rank_meter = self.batch_log.rank_meter
         self.stopped_by_signal = False
-        self.last_validation_s = 0.0
         self.guard = NonFiniteGuard(device)
         self.recovery = Recovery(self)
         self.stall_watch = StallWatch(self.save_dir, rank(), STALL_SHARE * collective_timeout_s())
@@ -211,7 +209,8 @@ class TrainingEngine:
                 if record is None:
                     self.recovery.save(optimizer, scheduler, is_last_chance=True)
                     break
-                record.update(self._validate_with_care(record, val_loader, optimizer, criterion, scheduler))
+                with self.recovery.validating(record, optimizer, scheduler):
+                    record.update(self.validate(val_loader, criterion))
                 best_before = progress.best_value, progress.best_epoch
                 self._finish_epoch(record, monitor_metric, higher_is_better, early_stopping_patience)
                 if scheduler is not None and not hasattr(scheduler, "step_update"):
@@ -272,19 +271,6 @@ class TrainingEngine:
             peak_memory_bytes=peak_memory_bytes(self.device),
         )
         return record
-
-    def _validate_with_care(
-        self, record: dict[str, Any], loader: Any, optimizer: torch.optim.Optimizer, criterion: Any, scheduler: Any
-    ) -> dict[str, Any]:
-        """Validate; before a long validation, in which no stop is heard, save what was trained."""
-        if self.progress.trained is None and any_rank(self.last_validation_s > LONG_VALIDATION_S):
-            self.progress.trained = dict(record)
-            self.recovery.save(optimizer, scheduler)
-        start_s = time.perf_counter()
-        found = self.validate(loader, criterion)
-        self.last_validation_s = time.perf_counter() - start_s
-        self.progress.trained = None
-        return found
 
     @torch.no_grad()
     def validate(self, loader: Any, criterion: Any) -> dict[str, Any]:

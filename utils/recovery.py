@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from utils.progress import Progress
 if TYPE_CHECKING:
     from utils.engine import TrainingEngine
 
+LONG_VALIDATION_S = 10.0  # launchers and schedulers grant 30 seconds between a stop and a kill
 MOST_FAILED_SAVES = 3  # in a row: what follows would be lost
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 CURE = "lower --lr, try --amp off, or look at the photographs of these batches"
@@ -39,6 +41,7 @@ class Recovery:
         self.num_rollbacks = 0
         self._num_failed_saves = 0
         self._saved_at_s = time.monotonic()
+        self._last_validation_s = 0.0
         self._suspects: list[list[int]] = []  # [epoch, batch] of the steps that were bad
 
     def require_agreement(self) -> None:
@@ -93,6 +96,18 @@ class Recovery:
         """
         on_main(lambda: self._save(optimizer, scheduler, 1 if is_last_chance else MOST_FAILED_SAVES))
         self._saved_at_s = time.monotonic()
+
+    @contextmanager
+    def validating(self, record: dict[str, Any], optimizer: torch.optim.Optimizer, scheduler: Any) -> Iterator[None]:
+        """Before a validation that will be long, as the last one was, save what was trained: no stop is heard in it."""
+        progress = self.engine.progress
+        if progress.trained is None and any_rank(self._last_validation_s > LONG_VALIDATION_S):
+            progress.trained = dict(record)
+            self.save(optimizer, scheduler)
+        start_s = time.monotonic()
+        yield
+        self._last_validation_s = time.monotonic() - start_s
+        progress.trained = None
 
     def save_if_owed(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
         """Try once more when the last checkpoint could not be written, before the training is left."""

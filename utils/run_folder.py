@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from types import TracebackType
@@ -84,7 +83,7 @@ class OwnedRun:
     def __enter__(self) -> OwnedRun:
         distributed.on_main(self._open)
         self.resumes = distributed.any_rank(self.resumes)
-        self.choices = json.loads(distributed.text_from_main(json.dumps(self.choices)))
+        self.choices = distributed.from_main(self.choices)
         return self
 
     def __exit__(

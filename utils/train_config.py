@@ -215,7 +215,8 @@ def keep_choices(config: TrainConfig, choices: dict[str, Any], device: torch.dev
     began = choices.get("amp")
     if config.amp == "auto" and began in PRECISION_CHOICES[1:]:
         try:
-            config = replace(config, amp=choose_precision(began, device).name)
+            choose_precision(began, device)
+            config = replace(config, amp=began)
         except UserError:
             now = choose_precision("auto", device).name
             lines.append(f"The run began with --amp {began}, which this device has not: it goes on with {now}")
