@@ -20,34 +20,20 @@ from typing import Any
 
 import torch
 
-from utils.config import option, parse_config, to_dict
-from utils.errors import UsageError, UserError, run_script
-from utils.files import write_bytes_atomic
-from utils.interconnect import GPUS_PER_NODE, MEASURED, PRESETS, Link
-from utils.measured_loader import training_loader
-from utils.plots.scaling import plot_scaling
-from utils.runtime import (
-    PRECISION_CHOICES,
-    choose_precision,
-    choose_threads_and_workers,
-    environment_report,
-    usable_cpu_count,
-    visible_gpu_count,
-)
-from utils.scaling import (
-    MOST_CPU_PROCESSES,
-    Run,
-    allreduce_table,
-    median_points,
-    noise_note,
-    process_counts,
-    run_benchmark,
-    scaling_table,
-    summarise,
-)
-from utils.scaling_model import ScalingModel, fit_model, predict, prediction_table, to_record
-from utils.scaling_rank import RankJob
-from utils.synthetic import weights_or_description
+from utils.common.config import Options, option, parse_config, to_dict
+from utils.common.cores import choose_threads_and_workers, usable_cpu_count
+from utils.common.devices import PRECISION_CHOICES, choose_precision, visible_gpu_count
+from utils.common.environment import environment_report
+from utils.common.errors import UserError, run_script
+from utils.common.files import write_bytes_atomic
+from utils.measure.interconnect import GPUS_PER_NODE, MEASURED, PRESETS, Link
+from utils.measure.plots import plot_scaling
+from utils.measure.scaling import MOST_CPU_PROCESSES, Run, process_counts, run_benchmark, summarise
+from utils.measure.scaling_model import ScalingModel, fit_model, predict, prediction_table, to_record
+from utils.measure.scaling_rank import RankJob
+from utils.measure.scaling_report import allreduce_table, median_points, noise_note, scaling_table
+from utils.measure.step_ranges import training_loader
+from utils.yolo.model import weights_or_description
 
 SHARES_NOTE = (
     "Shares of a step's time on the average rank, from ranges measured within the steps; sum: their sum over the step by the",
@@ -58,46 +44,39 @@ SCALINGS = {"weak": ("weak",), "strong": ("strong",), "both": ("weak", "strong")
 
 
 @dataclass(frozen=True)
-class BenchmarkConfig:
+class BenchmarkConfig(Options):
     """Options of `benchmark_ddp.py`."""
 
     model: str = option("yolov8n-seg.yaml", "model to train; what its weights are does not matter")
-    batch_size: int = option(16, "images per process (weak scaling) or over all processes (strong scaling)")
+    batch_size: int = option(16, "images per process (weak scaling) or over all processes (strong scaling)", at_least=1)
     img_size: int | None = option(
-        None, "side of the square network input in pixels, a multiple of 32; unset: 640 on GPUs, 256 on a CPU"
+        None,
+        "side of the square network input in pixels, a multiple of 32; unset: 640 on GPUs, 256 on a CPU",
+        at_least=64,
+        multiple_of=32,
     )
-    objects_per_image: int = option(20, "labelled objects in each synthetic image")
+    objects_per_image: int = option(20, "labelled objects in each synthetic image", at_least=0)
     data: str | None = option(None, "data-set YAML: train from it with the trainer's loader", metavar="YAML")
-    num_workers: int | None = option(None, "loader processes per rank with --data; unset: as the trainer chooses")
-    steps: int | None = option(None, "training steps measured per run; unset: 20 on GPUs, 5 on a CPU")
-    warmup: int | None = option(None, "training steps before them; unset: 5 on GPUs, 2 on a CPU")
-    repeats: int = option(3, "rounds over all process counts")
+    num_workers: int | None = option(
+        None, "loader processes per rank with --data; unset: as the trainer chooses", at_least=0
+    )
+    steps: int | None = option(None, "training steps measured per run; unset: 20 on GPUs, 5 on a CPU", at_least=1)
+    warmup: int | None = option(None, "training steps before them; unset: 5 on GPUs, 2 on a CPU", at_least=1)
+    repeats: int = option(3, "rounds over all process counts", at_least=1)
     processes: tuple[int, ...] | None = option(
-        None, f"process counts; unset: 1 2 4 ... up to the GPUs, or up to the cores, at most {MOST_CPU_PROCESSES}"
+        None,
+        f"process counts; unset: 1 2 4 ... up to the GPUs, or up to the cores, at most {MOST_CPU_PROCESSES}",
+        at_least=1,
     )
     scaling: str = option("both", "which batch stays the same, see --batch-size", choices=tuple(SCALINGS))
-    predict: tuple[int, ...] = option((8, 16, 64), "device counts to predict (weak scaling)", metavar="N")
+    predict: tuple[int, ...] = option((8, 16, 64), "device counts to predict (weak scaling)", metavar="N", at_least=1)
     interconnect: str = option(MEASURED, "link inside a machine that predictions go by", choices=(MEASURED, *PRESETS))
     network: str = option("100gbe", "link between machines that predictions go by", choices=tuple(PRESETS))
-    gpus_per_node: int = option(GPUS_PER_NODE, "devices of one machine in predictions")
+    gpus_per_node: int = option(GPUS_PER_NODE, "devices of one machine in predictions", at_least=1)
     amp: str = option("auto", "mixed precision", choices=PRECISION_CHOICES)
     device: str = option("auto", "where to train", choices=("auto", "cpu", "cuda"))
-    timeout_s: float = option(600.0, "seconds that one run may take", metavar="SECONDS")
+    timeout_s: float = option(600.0, "seconds that one run may take", metavar="SECONDS", at_least=1)
     output: str = option("outputs/benchmarks", "folder for the results", metavar="DIR")
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "repeats", "steps", "warmup", "timeout_s", "gpus_per_node"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
-        if self.objects_per_image < 0:
-            raise UsageError(f"--objects-per-image {self.objects_per_image}: must not be negative")
-        if self.num_workers is not None and self.num_workers < 0:
-            raise UsageError(f"--num-workers {self.num_workers}: must not be negative")
-        if self.img_size is not None and (self.img_size < 64 or self.img_size % 32):
-            raise UsageError(f"--img-size {self.img_size}: must be a multiple of 32 and at least 64")
-        for name in ("processes", "predict"):
-            if getattr(self, name) is not None and min(getattr(self, name)) < 1:
-                raise UsageError(f"--{name} {min(getattr(self, name))}: must be at least 1")
 
 
 def main() -> int:

@@ -16,16 +16,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.config import option, parse_config
-from utils.download import DEFAULT_BASE_URL, Report, download, expand_circuits, open_source
-from utils.errors import EXIT_DONE, UsageError, UserError, run_script
+from utils.common.config import Options, option, parse_config
+from utils.common.errors import EXIT_DONE, UsageError, UserError, run_script
+from utils.data.download import DEFAULT_BASE_URL, Report, download, expand_circuits, open_source
 
 DEFAULT_SAMPLE = 240
 EXIT_KEYBOARD = 130  # the shell's convention: 128 + SIGINT
 
 
 @dataclass(frozen=True)
-class DownloadConfig:
+class DownloadConfig(Options):
     """What to download, from where, and where to put it."""
 
     circuits: tuple[str, ...] = option(("1", "10"), "circuits such as 1 10 13b, or all", metavar="CIRCUIT")
@@ -101,7 +101,7 @@ def _print_report(config: DownloadConfig, report: Report) -> None:
 
 
 def _write_sample(config: DownloadConfig, num_photographs: int) -> int:
-    from utils.sample import write_sample  # draws with cv2, which a download does not need
+    from utils.data.sample import write_sample
 
     write_sample(Path(config.output), num_photographs, config.seed, config.wire_width)
     print(f"{config.output}: {num_photographs:,} drawn photographs\nnext: python parse_labels.py")

@@ -19,37 +19,32 @@ import torch
 from torch import nn
 
 from utils import distributed
-from utils.coco import CocoCollector, judge_files
-from utils.config import option, parse_config
-from utils.dataset import SegmentationDataset, ShardBatches, get_dataloader, read_photos
-from utils.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
+from utils.common.config import Options, option, parse_config
+from utils.common.cores import choose_threads_and_workers
+from utils.common.devices import PRECISION_CHOICES, Precision, choose_device, choose_precision
+from utils.common.errors import UsageError, UserError, run_script
+from utils.common.files import write_text_atomic
+from utils.common.signals import die_with_parent
+from utils.data.dataset import SegmentationDataset, read_photos
+from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
+from utils.data.loader import ShardBatches, batch_bytes, get_dataloader, plan_loader
 from utils.distributed import cleanup_ddp, setup_ddp
-from utils.errors import UsageError, UserError, run_script
-from utils.evaluation import PRECISE, Evaluation, PhotoPixels, evaluate
-from utils.evaluation_tables import class_table, comparison_table, judges_table, size_table
-from utils.files import write_text_atomic
-from utils.loss import SegmentationLoss
-from utils.metrics import calibration, operating_points, precision_recall_curves
-from utils.model import class_names, load_weights, trained_size_px
-from utils.native_masks import sizes_on_disk
+from utils.evaluation.coco import CocoCollector, judge_files
+from utils.evaluation.evaluate import PRECISE, Evaluation, PhotoPixels, evaluate
+from utils.evaluation.metrics import calibration, operating_points, precision_recall_curves
+from utils.evaluation.native_masks import sizes_on_disk
+from utils.evaluation.report import Subject, Viewer, build_page, choose_worst, count_errors, draw_cards
+from utils.evaluation.tables import class_table, comparison_table, judges_table, size_table
 from utils.plots import plot_confusion_matrix, plot_pr_curves
-from utils.report import Subject, Viewer, build_page, choose_worst, count_errors, draw_cards
-from utils.runtime import (
-    PRECISION_CHOICES,
-    Precision,
-    choose_device,
-    choose_precision,
-    choose_threads_and_workers,
-    die_with_parent,
-)
-from utils.shared_memory import batch_bytes, plan_loader
+from utils.yolo.loss import SegmentationLoss
+from utils.yolo.model import class_names, load_weights, trained_size_px
 
 PREFETCH = 4  # batches that each loader process prepares ahead
 METRICS_FILES = ("metrics.json", "compared_metrics.json")
 
 
 @dataclass(frozen=True)
-class EvaluationConfig:
+class EvaluationConfig(Options):
     """Options of `evaluate_model.py`."""
 
     model: str = option(None, "trained model, such as models/epri_distribution_ddp/best.pt", required=True)
@@ -57,8 +52,10 @@ class EvaluationConfig:
     data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML: folders and class names", metavar="YAML")
     split: str = option("val", "which split to judge on", choices=("train", "val", "test"))
     output: str = option("outputs/evaluation", "folder for the results", metavar="DIR")
-    img_size: int | None = option(None, "side of the network input in pixels; unset: as trained")
-    batch_size: int = option(16, "images per process and pass through the network")
+    img_size: int | None = option(
+        None, "side of the network input in pixels; unset: as trained", at_least=32, multiple_of=32
+    )
+    batch_size: int = option(16, "images per process and pass through the network", at_least=1)
     num_workers: int = option(8, "loader processes per process, at most; fewer where the cores do not suffice")
     amp: str = option("off", "mixed precision", choices=PRECISION_CHOICES)
     mask_resolution: str = option(
@@ -74,10 +71,7 @@ class EvaluationConfig:
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
 
     def __post_init__(self) -> None:
-        if self.img_size is not None and (self.img_size < 32 or self.img_size % 32):
-            raise UsageError(f"--img-size {self.img_size}: must be a multiple of 32")
-        if self.batch_size < 1:
-            raise UsageError(f"--batch-size {self.batch_size}: must be at least 1")
+        super().__post_init__()
         if self.coco_eval and not self.predictions:
             raise UsageError("--coco-eval judges predictions.json: leave out --no-predictions")
 

@@ -20,42 +20,38 @@ import cv2
 import numpy as np
 import torch
 
-from utils.ahead import map_ahead
-from utils.config import option, parse_config
-from utils.dataset_yaml import IMAGE_SUFFIXES
-from utils.errors import UsageError, UserError, printable, run_script
-from utils.images import ImageError, read_image
-from utils.model import class_names, load_weights, trained_size_px
+from utils.common.config import Options, option, parse_config
+from utils.common.cores import usable_cpu_count
+from utils.common.devices import choose_device
+from utils.common.errors import UserError, printable, run_script
+from utils.common.threads import map_ahead
+from utils.data.dataset_yaml import IMAGE_SUFFIXES
+from utils.data.images import ImageError, read_image
+from utils.evaluation.prediction_files import PredictionWriter, outline
 from utils.plots import draw_instances, save_image
-from utils.predict import PhotoPrediction, predict_photos
-from utils.prediction_files import PredictionWriter, outline
-from utils.runtime import choose_device, usable_cpu_count
+from utils.yolo.model import class_names, load_weights, trained_size_px
+from utils.yolo.predict import PhotoPrediction, predict_photos
 
 
 @dataclass(frozen=True)
-class InferenceConfig:
+class InferenceConfig(Options):
     """Options of `inference.py`."""
 
     model: str = option(None, "trained model, such as models/epri_distribution_ddp/best.pt", required=True)
     source: str = option(None, "photograph, folder (searched through) or quoted pattern", required=True)
     output: str = option("outputs/predictions", "folder for pictures, labels/ and predictions.json", metavar="DIR")
-    conf: float = option(0.25, "least confidence of a detection")
-    iou: float = option(0.7, "overlap above which the weaker of two detections of a class is dropped")
-    img_size: int | None = option(None, "side of the network input in pixels; unset: as trained")
+    conf: float = option(0.25, "least confidence of a detection", at_least=0, at_most=1)
+    iou: float = option(
+        0.7, "overlap above which the weaker of two detections of a class is dropped", at_least=0, at_most=1
+    )
+    img_size: int | None = option(
+        None, "side of the network input in pixels; unset: as trained", at_least=32, multiple_of=32
+    )
     classes: tuple[str, ...] | None = option(None, "only these classes, by name or number")
-    max_detections: int = option(300, "most detections per photograph")
-    batch_size: int = option(8, "photographs per pass through the network")
+    max_detections: int = option(300, "most detections per photograph", at_least=1)
+    batch_size: int = option(8, "photographs per pass through the network", at_least=1)
     save_crops: bool = option(False, "also write each detection's cut-out to crops/<class>/")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
-
-    def __post_init__(self) -> None:
-        for name in ("conf", "iou"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UsageError(f"--{name} {getattr(self, name)}: must lie between 0 and 1")
-        if self.batch_size < 1:
-            raise UsageError(f"--batch-size {self.batch_size}: must be at least 1")
-        if self.img_size is not None and (self.img_size < 32 or self.img_size % 32):
-            raise UsageError(f"--img-size {self.img_size}: must be a multiple of 32")
 
 
 def main() -> int:

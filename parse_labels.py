@@ -6,44 +6,40 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.config import option, parse_config
-from utils.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
-from utils.errors import UsageError, UserError, run_script
-from utils.parsing.build import BuildOptions, build_dataset
-from utils.parsing.manifest import UNREADABLE_KINDS, report_lines
-from utils.parsing.photograph import EXIF_FRAME_CHOICES, PhotographOptions
-from utils.parsing.split import SPLIT_BY_CHOICES
+from utils.common.config import Options, option, parse_config
+from utils.common.errors import UserError, run_script
+from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
+from utils.data.parsing.build import BuildOptions, build_dataset
+from utils.data.parsing.manifest import UNREADABLE_KINDS, report_lines
+from utils.data.parsing.photograph import EXIF_FRAME_CHOICES, PhotographOptions
+from utils.data.parsing.split import SPLIT_BY_CHOICES
 
 
 @dataclass(frozen=True)
-class ParseConfig:
+class ParseConfig(Options):
     """Options of parse_labels.py."""
 
     config: str | None = option(None, "YAML file with any of these options", metavar="FILE")
     input: str = option("data/raw", "folder with the label CSV and the photographs, in folders or zips", metavar="DIR")
     output: str = option("data/processed", "folder to build; its images and labels folders are managed", metavar="DIR")
-    long_side: int = option(1280, "longer side of the output images in pixels; smaller ones stay as they are")
-    line_width: float = option(6.0, "width of wires drawn as lines, in pixels of the original photograph")
+    long_side: int = option(
+        1280, "longer side of the output images in pixels; smaller ones stay as they are", at_least=16, at_most=16384
+    )
+    line_width: float = option(
+        6.0, "width of wires drawn as lines, in pixels of the original photograph", above=0, at_most=1000
+    )
     split_by: str = option(
         "hash", "what goes to train or val as one: a photograph or a circuit", choices=SPLIT_BY_CHOICES
     )
-    val_fraction: float = option(0.2, "share of the photographs that is held out for validation, between 0 and 1")
+    val_fraction: float = option(
+        0.2, "share of the photographs that is held out for validation, between 0 and 1", above=0, below=1
+    )
     exif_frame: str = option(
         "auto", "pixels the outlines of EXIF-turned photographs were drawn on", choices=EXIF_FRAME_CHOICES
     )
     keep_unlabelled: bool = option(False, "keep photographs without a row in the CSV, as pictures without objects")
-    workers: int = option(0, "threads; 0: all usable cores")
+    workers: int = option(0, "threads; 0: all usable cores", at_least=0)
     strict: bool = option(False, "exit with code 1 when a row, a photograph or a zip cannot be read")
-
-    def __post_init__(self) -> None:
-        if not 16 <= self.long_side <= 16384:
-            raise UsageError(f"--long-side {self.long_side}: must be 16 to 16384 pixels")
-        if not 0 < self.line_width <= 1000:
-            raise UsageError(f"--line-width {self.line_width}: must be above 0 and at most 1000 pixels")
-        if not 0 < self.val_fraction < 1:
-            raise UsageError(f"--val-fraction {self.val_fraction}: must lie between 0 and 1")
-        if self.workers < 0:
-            raise UsageError(f"--workers {self.workers}: must be 0 or more")
 
 
 def main() -> None:

@@ -16,16 +16,17 @@ from typing import Any
 
 import torch
 
-from utils.config import option, parse_config, to_dict
-from utils.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
-from utils.errors import UsageError, UserError, run_script
-from utils.files import write_bytes_atomic
-from utils.logs import format_bytes
-from utils.model import build_model
-from utils.operators import Operator, profile_operators
-from utils.parallel import tune_device
-from utils.plots.speed import plot_profile
-from utils.profiling import (
+from utils.common.config import Options, option, parse_config, to_dict
+from utils.common.cores import choose_threads_and_workers
+from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision, seed_everything, tune_device
+from utils.common.environment import environment_report
+from utils.common.errors import UserError, run_script
+from utils.common.files import write_bytes_atomic
+from utils.common.text import format_bytes
+from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
+from utils.measure.operators import Operator, profile_operators
+from utils.measure.plots import plot_profile
+from utils.measure.profiling import (
     BatchProfile,
     best_profile,
     forecast_on_cpu,
@@ -33,48 +34,36 @@ from utils.profiling import (
     profile_batch,
     profile_until_full,
 )
-from utils.profiling_report import memory_table, operator_table, profile_table, to_record, verdict_lines
-from utils.roofline import measure_limits
-from utils.runtime import (
-    PRECISION_CHOICES,
-    choose_device,
-    choose_precision,
-    choose_threads_and_workers,
-    environment_report,
-    seed_everything,
-)
-from utils.step_timer import Training, build_training
-from utils.synthetic import synthetic_batch, weights_or_description
+from utils.measure.profiling_report import memory_table, operator_table, profile_table, to_record, verdict_lines
+from utils.measure.roofline import measure_limits
+from utils.measure.step_timer import Training, build_training
+from utils.measure.synthetic import synthetic_batch
+from utils.yolo.model import build_model, weights_or_description
 
 PROFILED_STEPS = {"cuda": 3, "cpu": 1}
 
 
 @dataclass(frozen=True)
-class ProfileConfig:
+class ProfileConfig(Options):
     """Options of `profile_gpu.py`."""
 
     model: str = option("yolov8m-seg.pt", "model to train: a .pt file or yolov8{n,s,m,l,x}-seg.yaml")
-    batch_sizes: tuple[int, ...] = option((4, 8, 16, 32, 64), "batch sizes to try, in ascending order", metavar="N")
-    img_size: int = option(640, "side of the square network input in pixels, a multiple of 32")
-    objects_per_image: int = option(20, "labelled objects in each synthetic image")
-    steps: int | None = option(None, "training steps measured per batch size; unset: 20 on a GPU, 4 on a CPU")
-    warmup: int | None = option(None, "training steps before them; unset: 5 on a GPU, 1 on a CPU")
+    batch_sizes: tuple[int, ...] = option(
+        (4, 8, 16, 32, 64), "batch sizes to try, in ascending order", metavar="N", at_least=1
+    )
+    img_size: int = option(
+        640, "side of the square network input in pixels, a multiple of 32", at_least=64, multiple_of=32
+    )
+    objects_per_image: int = option(20, "labelled objects in each synthetic image", at_least=0)
+    steps: int | None = option(
+        None, "training steps measured per batch size; unset: 20 on a GPU, 4 on a CPU", at_least=1
+    )
+    warmup: int | None = option(None, "training steps before them; unset: 5 on a GPU, 1 on a CPU", at_least=1)
     amp: str = option("auto", "mixed precision", choices=PRECISION_CHOICES)
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
-    threads: int | None = option(None, "compute threads; unset: as many as the trainer takes")
+    threads: int | None = option(None, "compute threads; unset: as many as the trainer takes", at_least=1)
     trace: bool = option(False, "also write trace.json, steps at the best batch size for chrome://tracing or Perfetto")
     output: str = option("outputs/profiling", "folder for the results", metavar="DIR")
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "warmup", "threads"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise UsageError(f"--{name} {getattr(self, name)}: must be at least 1")
-        if min(self.batch_sizes) < 1:
-            raise UsageError(f"--batch-sizes {min(self.batch_sizes)}: must be at least 1")
-        if self.objects_per_image < 0:
-            raise UsageError(f"--objects-per-image {self.objects_per_image}: must not be negative")
-        if self.img_size < 64 or self.img_size % 32:
-            raise UsageError(f"--img-size {self.img_size}: must be a multiple of 32 and at least 64")
 
 
 def main() -> int:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from utils.config import option, parse_config
-from utils.dataset_yaml import DEFAULT_DATASET_YAML
-from utils.errors import EXIT_DONE, EXIT_FAILED, UsageError, run_script
-from utils.machine_checks import run_checks
+from utils.common.config import Options, option, parse_config
+from utils.common.errors import EXIT_DONE, EXIT_FAILED, UsageError, run_script
+from utils.data.dataset_yaml import DEFAULT_DATASET_YAML
+from utils.measure.machine_checks import run_checks
 
 
 @dataclass(frozen=True)
-class MachineCheckConfig:
+class MachineCheckConfig(Options):
     data: str = option(str(DEFAULT_DATASET_YAML), "data-set YAML to look for", metavar="FILE")
     timeout_s: float = option(120.0, "seconds the processes may take to train a step together", metavar="SECONDS")
 

@@ -15,22 +15,25 @@ from dataclasses import replace
 import torch
 
 from utils import assembly, distributed
-from utils.config import parse_config
-from utils.dataset import EpochBatches, SegmentationDataset, ShardBatches, get_dataloader, multi_scale_sizes
-from utils.dataset_yaml import load_dataset_yaml
+from utils.common.config import parse_config
+from utils.common.cores import choose_threads_and_workers
+from utils.common.devices import choose_device, seed_everything, tune_device
+from utils.common.errors import EXIT_STOPPED_BY_SIGNAL, UserError, run_script
+from utils.common.signals import die_with_parent
+from utils.data.dataset import SegmentationDataset
+from utils.data.dataset_yaml import load_dataset_yaml
+from utils.data.loader import EpochBatches, ShardBatches, get_dataloader, multi_scale_sizes
 from utils.distributed import cleanup_ddp, setup_ddp
-from utils.engine import TrainingEngine
-from utils.errors import EXIT_STOPPED_BY_SIGNAL, UserError, run_script
-from utils.logs import print_banner
-from utils.loss import SegmentationLoss
-from utils.model import YoloModel, build_model, freeze_layers
-from utils.optimizer import build_optimizer
-from utils.parallel import tune_device
-from utils.preview import save_first_pictures
-from utils.run_folder import OwnedRun, resume_arguments
-from utils.run_status import FINISHED, STOPPED
-from utils.runtime import choose_device, choose_threads_and_workers, die_with_parent, seed_everything
-from utils.train_config import GLOBAL_BATCH_SIZE, TrainConfig, batches_per_step, keep_choices, plan_optimizer
+from utils.engine.loop import TrainingEngine
+from utils.run.folder import OwnedRun, resume_arguments
+from utils.run.log import print_banner
+from utils.run.status import FINISHED, STOPPED
+from utils.train_config import TrainConfig
+from utils.train_plan import GLOBAL_BATCH_SIZE, batches_per_step, keep_choices, plan_optimizer
+from utils.training_pictures import save_first_pictures
+from utils.yolo.loss import SegmentationLoss
+from utils.yolo.model import YoloModel, build_model, freeze_layers
+from utils.yolo.optimizer import build_optimizer
 
 
 def main() -> int:
@@ -117,12 +120,12 @@ def train(
         monitor_metric=config.monitor,
         resume=run.resumes,
     )
-    return conclude(engine, run, say)
+    return conclude(engine, config, run, say)
 
 
-def conclude(engine: TrainingEngine, run: OwnedRun, say: distributed.Say) -> int:
+def conclude(engine: TrainingEngine, config: TrainConfig, run: OwnedRun, say: distributed.Say) -> int:
     """Say how the training ended, to the user and in the run's status; return the exit code."""
-    progress, monitor = engine.progress, run.config.monitor
+    progress, monitor = engine.progress, config.monitor
     place = {"epoch": progress.epoch, "step": progress.global_step}
     if engine.stopped_by_signal:
         run.say(STOPPED, engine.stop_flag.reason or "a signal to another process", **place)

@@ -20,11 +20,11 @@ from typing import Any
 import yaml
 
 from benchmarks.summary import BY_CLASS, JUDGES, NATIVE, PROJECT, ULTRALYTICS, Run
-from utils.dataset_yaml import DatasetSpec, label_file_for, load_dataset_yaml
-from utils.errors import UserError
-from utils.files import write_text_atomic
-from utils.run_records import read_epochs
-from utils.runtime import PROJECT_FOLDER, cpu_model, package_version
+from utils.common.environment import PROJECT_FOLDER, cpu_model, package_version
+from utils.common.errors import UserError
+from utils.common.files import write_text_atomic
+from utils.data.dataset_yaml import DatasetSpec, label_file_for, load_dataset_yaml
+from utils.run.records import read_epochs
 
 JOB_SCRIPT = PROJECT_FOLDER / "benchmarks" / "ultralytics_job.py"
 SCORES = ("mask_map50_95", "mask_map50", "box_map50_95", "box_map50")

@@ -25,38 +25,37 @@ if __package__ in (None, ""):  # started by its path: this folder stands where t
 
 import torch
 
-from utils.config import option, parse_config, to_dict
-from utils.dataset import SegmentationDataset, ShardBatches, get_dataloader, read_photos
-from utils.dataset_yaml import load_dataset_yaml
+from utils.common.config import Options, option, parse_config, to_dict
+from utils.common.devices import choose_device, peak_memory_bytes
+from utils.common.environment import environment_report, prepare_environment
+from utils.common.errors import UserError, run_script
+from utils.common.files import write_text_atomic
+from utils.common.signals import die_with_parent
+from utils.common.text import format_table
+from utils.data.dataset import SegmentationDataset, read_photos
+from utils.data.dataset_yaml import load_dataset_yaml
+from utils.data.loader import ShardBatches, get_dataloader
 from utils.distributed import all_reduce_sum, barrier, cleanup_ddp, read_rank_environment, setup_ddp
-from utils.errors import UsageError, UserError, run_script
-from utils.evaluation import evaluate
-from utils.files import write_text_atomic
-from utils.logs import format_table
-from utils.loss import SegmentationLoss
-from utils.model import class_names, load_weights, trained_size_px
-from utils.runtime import choose_device, die_with_parent, environment_report, peak_memory_bytes, prepare_environment
+from utils.evaluation.evaluate import evaluate
+from utils.yolo.loss import SegmentationLoss
+from utils.yolo.model import class_names, load_weights, trained_size_px
 
 JOB = "EVALUATION_BENCHMARK_JOB"  # in a rank's environment: the file with its options, beside which it answers
 
 
 @dataclass(frozen=True)
-class EvaluationSpeedConfig:
+class EvaluationSpeedConfig(Options):
     """Options of `benchmarks/evaluation.py`."""
 
     model: str = option("models/demo/best.pt", "trained model")
     data: str = option("data/demo/processed/dataset.yaml", "data-set YAML", metavar="YAML")
     split: str = option("val", "which split", choices=("train", "val", "test"))
-    batch_size: int = option(16, "images per process and pass through the network")
-    processes: tuple[int, ...] = option((1, 2), "numbers of processes to compare")
-    rounds: int = option(3, "rounds; the median counts")
-    timeout_s: int = option(600, "longest time a measurement may take, in seconds")
+    batch_size: int = option(16, "images per process and pass through the network", at_least=1)
+    processes: tuple[int, ...] = option((1, 2), "numbers of processes to compare", at_least=1)
+    rounds: int = option(3, "rounds; the median counts", at_least=1)
+    timeout_s: int = option(600, "longest time a measurement may take, in seconds", at_least=1)
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     json: str | None = option(None, "write the results here", metavar="FILE")
-
-    def __post_init__(self) -> None:
-        if min(self.batch_size, self.rounds, self.timeout_s, *self.processes) < 1:
-            raise UsageError("--batch-size, --processes, --rounds and --timeout-s: must be at least 1")
 
 
 def main() -> int:

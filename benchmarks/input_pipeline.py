@@ -24,11 +24,11 @@ if __package__ in (None, ""):  # started by its path: this folder stands where t
 
 from benchmarks.comparison import make_sample
 from benchmarks.input_pipeline_sides import ORIGINAL_LONG_SIDE_PX, OurSide, Side, StageClock, TheirSide, parse_raw
-from utils.config import option, parse_config, to_dict
-from utils.errors import UsageError, UserError, run_script
-from utils.files import write_text_atomic
-from utils.logs import format_table
-from utils.runtime import environment_report, package_version, prepare_environment
+from utils.common.config import Options, option, parse_config, to_dict
+from utils.common.environment import environment_report, package_version, prepare_environment
+from utils.common.errors import UsageError, UserError, run_script
+from utils.common.files import write_text_atomic
+from utils.common.text import format_table
 
 STAGES = ("read", "mosaic and warp", "colour", "outlines", "masks", "collate", "rest")
 SMALL, ORIGINALS = "small files", "originals"
@@ -38,7 +38,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class InputConfig:
+class InputConfig(Options):
     """Options of `benchmarks/input_pipeline.py`."""
 
     data: str | None = option(None, "data-set YAML; unset: made on the spot from the built-in sample", metavar="YAML")
@@ -46,20 +46,18 @@ class InputConfig:
     raw: str | None = option(
         None, "folder as download_data.py leaves it, instead of --originals: parsed here at both sizes", metavar="DIR"
     )
-    sample_images: int = option(160, "photographs of the built-in sample")
-    img_size: int = option(640, "side of the square network input in pixels, a multiple of 32")
-    batch_size: int = option(16, "samples per batch")
-    batches: int = option(4, "batches of each side per round")
-    rounds: int = option(5, "rounds; the median counts")
+    sample_images: int = option(160, "photographs of the built-in sample", at_least=10)
+    img_size: int = option(
+        640, "side of the square network input in pixels, a multiple of 32", at_least=64, multiple_of=32
+    )
+    batch_size: int = option(16, "samples per batch", at_least=1)
+    batches: int = option(4, "batches of each side per round", at_least=1)
+    rounds: int = option(5, "rounds; the median counts", at_least=1)
     output: str = option("outputs/benchmarks/input_pipeline", "folder for sample, caches and results", metavar="DIR")
     json: str | None = option(None, "write the results here; unset: results.json in --output", metavar="FILE")
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("batches", 1), ("rounds", 1), ("sample_images", 10)):
-            if getattr(self, name) < least:
-                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least {least}")
-        if self.img_size < 64 or self.img_size % 32:
-            raise UsageError(f"--img-size {self.img_size}: must be a multiple of 32 and at least 64")
+        super().__post_init__()
         if self.originals and self.raw:
             raise UsageError("--originals and --raw: give one of them")
 
@@ -170,7 +168,7 @@ def measure_conversion(ours: OurSide, config: InputConfig) -> float:
     """Return the CPU ms of a sample's way from uint8 to the float network input: a GPU's work where there is one."""
     import torch
 
-    from utils.evaluation import prepare_images
+    from utils.yolo.inputs import prepare_images
 
     images, device = ours.next_batch().images, torch.device("cpu")
     prepare_images(images, device)

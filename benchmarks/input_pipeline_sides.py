@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-import utils.dataset as our_loader
-from utils.augment import AugmentConfig
-from utils.dataset_yaml import load_dataset_yaml
-from utils.errors import UserError
-from utils.runtime import PROJECT_FOLDER
+import utils.data.dataset as our_loader
+from utils.common.environment import PROJECT_FOLDER
+from utils.common.errors import UserError
+from utils.data.augment import AugmentConfig
+from utils.data.dataset_yaml import load_dataset_yaml
 
 ORIGINAL_LONG_SIDE_PX = 16384  # more than any camera has: parse_labels.py then keeps each photograph's size
 NO_EPOCH = 10**9  # mosaic never ends

@@ -11,8 +11,9 @@ import runpy
 import sys
 from pathlib import Path
 
-from utils.files import write_text_atomic
-from utils.runtime import die_with_parent, prepare_environment
+from utils.common.environment import prepare_environment
+from utils.common.files import write_text_atomic
+from utils.common.signals import die_with_parent
 
 
 def main(usage_file: Path, script: Path, arguments: list[str]) -> int:
@@ -24,7 +25,7 @@ def main(usage_file: Path, script: Path, arguments: list[str]) -> int:
     prepare_environment()
     import torch
 
-    from utils.runtime import peak_memory_bytes
+    from utils.common.devices import peak_memory_bytes
 
     sys.argv = [str(script), *arguments]
     code = 0

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from utils.logs import format_table
+from utils.common.text import format_table
 
 PROJECT, ULTRALYTICS = "project", "ultralytics"
 SIDES = (PROJECT, ULTRALYTICS)

@@ -25,24 +25,18 @@ import numpy as np
 import torch
 
 from benchmarks.train_step_sides import OurSide, Side, TheirSide
-from utils.config import option, parse_config, to_dict
-from utils.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
-from utils.errors import UsageError, run_script
-from utils.files import write_text_atomic
-from utils.logs import format_table
-from utils.measured_loader import training_loader
-from utils.model import build_model
-from utils.runtime import (
-    PRECISION_CHOICES,
-    choose_device,
-    choose_precision,
-    choose_threads_and_workers,
-    environment_report,
-    seed_everything,
-)
-from utils.step_options import keep_freed_memory
-from utils.step_timer import PHASES
-from utils.synthetic import synthetic_batch, weights_or_description
+from utils.common.config import Options, option, parse_config, to_dict
+from utils.common.cores import choose_threads_and_workers
+from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision, keep_freed_memory, seed_everything
+from utils.common.environment import environment_report
+from utils.common.errors import run_script
+from utils.common.files import write_text_atomic
+from utils.common.text import format_table
+from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
+from utils.measure.step_ranges import training_loader
+from utils.measure.step_timer import PHASES
+from utils.measure.synthetic import synthetic_batch
+from utils.yolo.model import build_model, weights_or_description
 
 OURS, THEIRS = "project", "ultralytics"
 
@@ -50,29 +44,23 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class StepConfig:
+class StepConfig(Options):
     """Options of `benchmarks/train_step.py`."""
 
     model: str = option("yolov8n-seg.yaml", "model to train: a .pt file or yolov8{n,s,m,l,x}-seg.yaml")
-    img_size: int = option(640, "side of the square network input in pixels, a multiple of 32")
-    batch_size: int = option(16, "images per step")
-    objects: int = option(20, "labelled objects in each image; without --data")
-    steps: int = option(5, "steps of each side per round")
-    warmup: int = option(1, "steps before them in each round")
-    rounds: int = option(3, "rounds; the median of all steps counts")
+    img_size: int = option(
+        640, "side of the square network input in pixels, a multiple of 32", at_least=64, multiple_of=32
+    )
+    batch_size: int = option(16, "images per step", at_least=1)
+    objects: int = option(20, "labelled objects in each image; without --data", at_least=0)
+    steps: int = option(5, "steps of each side per round", at_least=1)
+    warmup: int = option(1, "steps before them in each round", at_least=1)
+    rounds: int = option(3, "rounds; the median of all steps counts", at_least=1)
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     amp: str = option("auto", "this project's mixed precision", choices=PRECISION_CHOICES)
-    threads: int | None = option(None, "compute threads; unset: as many as the trainer takes")
+    threads: int | None = option(None, "compute threads; unset: as many as the trainer takes", at_least=1)
     data: str | None = option(None, "data-set YAML: its first batch is the batch, and loading is timed", metavar="YAML")
     json: str | None = option(None, "write the results here", metavar="FILE")
-
-    def __post_init__(self) -> None:
-        least = {"batch_size": 1, "objects": 0, "steps": 1, "warmup": 1, "rounds": 1, "threads": 1}
-        for name, lowest in least.items():
-            if getattr(self, name) is not None and getattr(self, name) < lowest:
-                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least {lowest}")
-        if self.img_size < 64 or self.img_size % 32:
-            raise UsageError(f"--img-size {self.img_size}: must be a multiple of 32 and at least 64")
 
 
 def main() -> int:

@@ -13,26 +13,21 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from utils.dataset import Batch, EpochLoader
-from utils.host_syncs import count_host_syncs
-from utils.model import YoloModel
-from utils.parallel import tune_device
-from utils.progress import Progress
-from utils.runtime import Precision, prepare_environment
-from utils.step_timer import (
-    LEARNING_RATE,
-    WEIGHT_DECAY,
-    StepTimer,
-    build_training,
-    time_training_steps,
-)
+from benchmarks.host_syncs import count_host_syncs
+from utils.common.devices import Precision, tune_device
+from utils.common.environment import prepare_environment
+from utils.data.dataset import Batch
+from utils.data.loader import EpochLoader
+from utils.engine.state import Progress
+from utils.measure.step_timer import LEARNING_RATE, WEIGHT_DECAY, StepTimer, build_training, time_training_steps
+from utils.yolo.model import YoloModel
 
 
 class Side(Protocol):
     """A model in training."""
 
     def phases_ms(self, warmup: int, steps: int) -> np.ndarray:
-        """Train so many steps and return the phases of the last `steps` as in `utils.step_timer`: (steps, 5)."""
+        """Train so many steps and return the phases of the last `steps` as in `utils.measure.step_timer`: (steps, 5)."""
 
     def host_syncs(self) -> dict[str, int]:
         """Count the host's waits in one more step."""

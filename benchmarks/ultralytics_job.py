@@ -16,10 +16,12 @@ from typing import Any
 import torch
 
 from benchmarks.summary import BY_CLASS
-from utils.errors import UserError, run_script
-from utils.files import write_bytes_atomic, write_text_atomic
-from utils.model import build_model, load_weights, save_deployable
-from utils.runtime import choose_device, choose_threads_and_workers, prepare_environment, seed_everything
+from utils.common.cores import choose_threads_and_workers
+from utils.common.devices import choose_device, seed_everything
+from utils.common.environment import prepare_environment
+from utils.common.errors import UserError, run_script
+from utils.common.files import write_bytes_atomic, write_text_atomic
+from utils.yolo.model import build_model, load_weights, save_deployable
 
 SCORES = {
     "mask_map50_95": "metrics/mAP50-95(M)",

@@ -31,56 +31,50 @@ from benchmarks.summary import (
     summarise,
     table,
 )
-from utils.config import option, parse_config, to_dict
-from utils.errors import UsageError, run_script
-from utils.files import write_text_atomic
-from utils.runtime import environment_report
+from utils.common.config import Options, option, parse_config, to_dict
+from utils.common.environment import environment_report
+from utils.common.errors import UsageError, run_script
+from utils.common.files import write_text_atomic
 
 
 @dataclass(frozen=True)
-class ComparisonConfig:
+class ComparisonConfig(Options):
     """Options of `benchmarks/vs_ultralytics.py`."""
 
     data: str | None = option(None, "data-set YAML; unset: made on the spot from the built-in sample", metavar="YAML")
-    sample_images: int = option(400, "photographs of that sample, a fifth of them for validation")
+    sample_images: int = option(400, "photographs of that sample, a fifth of them for validation", at_least=10)
     sample_long_side: int = option(1280, "their longer side in pixels, as parse_labels.py would write them")
-    sample_wire_width: int = option(14, "how wide its wires are drawn, in pixels of 1280")
+    sample_wire_width: int = option(14, "how wide its wires are drawn, in pixels of 1280", at_least=1)
     model: str = option("yolov8n-seg.yaml", "a .yaml (random weights of each seed) or a .pt to start from")
-    epochs: int = option(30, "passes over the training images")
-    img_size: int = option(320, "side of the square network input in pixels, a multiple of 32")
-    batch_size: int = option(16, "images per step")
-    seeds: tuple[int, ...] = option((0, 1, 2), "one training of each side per seed")
+    epochs: int = option(30, "passes over the training images", at_least=1)
+    img_size: int = option(
+        320, "side of the square network input in pixels, a multiple of 32", at_least=64, multiple_of=32
+    )
+    batch_size: int = option(16, "images per step", at_least=1)
+    seeds: tuple[int, ...] = option((0, 1, 2), "one training of each side per seed", at_least=0)
     optimizer: str = option(
         "auto", "auto: as each side chooses; sgd, adamw: the same for both", choices=("auto", "sgd", "adamw")
     )
     close_mosaic: int | None = option(
-        None, "last epochs without mosaic, on both sides; unset: theirs 10, ours 10 but at most half of the run"
+        None,
+        "last epochs without mosaic, on both sides; unset: theirs 10, ours 10 but at most half of the run",
+        at_least=0,
     )
     nominal_batch: int = option(
-        64, "images per optimizer step of Ultralytics, which accumulates; equal to --batch-size: as many steps as ours"
+        64,
+        "images per optimizer step of Ultralytics, which accumulates; equal to --batch-size: as many steps as ours",
+        at_least=1,
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     output: str = option("outputs/benchmarks/vs_ultralytics", "folder for weights, logs and results", metavar="DIR")
     json: str | None = option(None, "write the results here; unset: results.json in --output", metavar="FILE")
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("epochs", 1),
-            ("batch_size", 1),
-            ("nominal_batch", 1),
-            ("sample_images", 10),
-            ("sample_wire_width", 1),
-        ):
-            if getattr(self, name) < least:
-                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least {least}")
-        if self.img_size < 64 or self.img_size % 32:
-            raise UsageError(f"--img-size {self.img_size}: must be a multiple of 32 and at least 64")
-        if min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
-            raise UsageError(f"--seeds {' '.join(map(str, self.seeds))}: must be different numbers, 0 or more")
-        if self.close_mosaic is not None and not 0 <= self.close_mosaic <= self.epochs // 2:
-            raise UsageError(
-                f"--close-mosaic {self.close_mosaic}: must lie between 0 and half of --epochs {self.epochs}"
-            )
+        super().__post_init__()
+        if len(set(self.seeds)) < len(self.seeds):
+            raise UsageError(f"--seeds {' '.join(map(str, self.seeds))}: must be different numbers")
+        if self.close_mosaic is not None and self.close_mosaic > self.epochs // 2:
+            raise UsageError(f"--close-mosaic {self.close_mosaic}: must be at most half of --epochs {self.epochs}")
 
 
 def main() -> int:

@@ -20,14 +20,14 @@ from pathlib import Path
 from chaos import theirs
 from chaos.catalogue import SCENARIOS
 from chaos.scenario import HEADER, Result, Scenario, Setting, Skipped, row
-from utils.config import option, parse_config
-from utils.errors import EXIT_DONE, EXIT_FAILED, UsageError, run_script
-from utils.files import write_text_atomic
-from utils.runtime import environment_report, prepare_environment
+from utils.common.config import Options, option, parse_config
+from utils.common.environment import environment_report, prepare_environment
+from utils.common.errors import EXIT_DONE, EXIT_FAILED, UsageError, run_script
+from utils.common.files import write_text_atomic
 
 
 @dataclass(frozen=True)
-class ChaosConfig:
+class ChaosConfig(Options):
     """Options of `python -m chaos`."""
 
     only: tuple[str, ...] = option((), "scenarios to run; unset: all", metavar="ID")

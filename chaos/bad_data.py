@@ -10,8 +10,8 @@ from pathlib import Path
 from chaos.jobs import require, run
 from chaos.scenario import Result, Setting
 from chaos.trainers import difference, draw_sample, tiny, yolo, yolo_environment
-from utils.checkpoint import load_latest
-from utils.guard import all_finite
+from utils.engine.nonfinite import all_finite
+from utils.run.checkpoint import load_latest
 
 NUM_PHOTOS = 100
 

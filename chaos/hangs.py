@@ -14,7 +14,7 @@ from chaos.jobs import Job, TooSlow, require, run
 from chaos.kills import await_training, ranks_of_attempt
 from chaos.scenario import Result, Setting, spread
 from chaos.trainers import LOOPBACK, difference, tiny
-from utils.errors import EXIT_STARTUP_TIMEOUT
+from utils.common.errors import EXIT_STARTUP_TIMEOUT
 
 GROUP_TIMEOUT_S = 10
 MOST_DETECTION_S = GROUP_TIMEOUT_S + 10  # the other rank must notice, say so and end, on a busy machine too
@@ -28,7 +28,7 @@ import os, signal, sys, threading
 import torch
 import torch.distributed as dist
 from utils.distributed import setup_ddp
-from utils.errors import run_script
+from utils.common.errors import run_script
 real, delay_s = dist.init_process_group, float(sys.argv[1])
 def die(): os.kill(os.getpid(), signal.SIGKILL)
 def deadly(*arguments, **options):

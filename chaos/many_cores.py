@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import train_yolo_ddp
-from utils import runtime
-from utils.errors import run_script
+from utils.common import cores
+from utils.common.errors import run_script
 
 CLAIMED_CORES = 64
 
 if __name__ == "__main__":
-    runtime.usable_cpu_count = lambda *_: CLAIMED_CORES
+    cores.usable_cpu_count = lambda *_: CLAIMED_CORES
     run_script(train_yolo_ddp.main)

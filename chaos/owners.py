@@ -10,13 +10,13 @@ from pathlib import Path
 from chaos.jobs import Job, TooSlow
 from chaos.scenario import Result, Setting, spread
 from chaos.trainers import tiny
-from utils.errors import EXIT_LOCKED
+from utils.common.errors import EXIT_LOCKED
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from utils.errors import run_script
-from utils.run_status import RunLock
+from utils.common.errors import run_script
+from utils.run.status import RunLock
 def main():
     lock = RunLock(Path(sys.argv[1]), wait_s=1.0)
     print("held", flush=True)

@@ -16,15 +16,15 @@ import torch
 
 from chaos.jobs import Job, TooSlow
 from chaos.scenario import Result, Setting, spread
-from utils.checkpoint import MANIFEST_FILE, STATE_FILE, load_latest, save_checkpoint, verify
-from utils.errors import UserError
+from utils.common.errors import UserError
+from utils.run.checkpoint import MANIFEST_FILE, STATE_FILE, load_latest, save_checkpoint, verify
 
 # Its own process, started afresh: it saves one number after the other, and all tensors hold that number.
 SAVER = """
 import sys
 from pathlib import Path
 from chaos.saves import state_of
-from utils.checkpoint import save_checkpoint
+from utils.run.checkpoint import save_checkpoint
 folder, first, megabytes = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 for step in range(first, first + 100_000):
     print("saving", step, flush=True)

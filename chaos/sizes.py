@@ -13,7 +13,7 @@ from chaos.jobs import Job, TooSlow, require, run
 from chaos.kills import await_training
 from chaos.scenario import Result, Setting
 from chaos.trainers import place, tiny
-from utils.checkpoint import load_latest
+from utils.run.checkpoint import load_latest
 
 GLOBAL_BATCH, SAMPLES, EPOCHS = 8, 208, 4  # a rank's mean weighs its samples alike only in full batches
 

@@ -24,13 +24,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # started as a 
 import torch
 from torch import nn
 
-from utils.checkpoint import load_latest
+from utils.common.errors import EXIT_STOPPED_BY_SIGNAL, run_script
+from utils.common.files import write_text_atomic
+from utils.common.signals import die_with_parent
 from utils.distributed import RankInfo, cleanup_ddp, on_main, read_rank_environment, setup_ddp
-from utils.engine import TrainingEngine
-from utils.errors import EXIT_STOPPED_BY_SIGNAL, run_script
-from utils.files import write_text_atomic
-from utils.run_status import FINISHED, RUNNING, STOPPED, RunLock, write_status
-from utils.runtime import die_with_parent
+from utils.engine.loop import TrainingEngine
+from utils.run.checkpoint import load_latest
+from utils.run.status import FINISHED, RUNNING, STOPPED, RunLock, write_status
 
 NUM_BATCHES = 8  # of an epoch
 GLOBAL_BATCH_SIZE = 8

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from utils.runtime import prepare_environment
+from utils.common.environment import prepare_environment
 
 EPOCHS, KILLED_AFTER = 4, 2
 

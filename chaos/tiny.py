@@ -14,22 +14,22 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from utils.config import option, parse_config
-from utils.dataset import EpochBatches, EpochLoader, ShardBatches, prepare_worker
+from utils.common.config import Options, option, parse_config
+from utils.common.errors import EXIT_STOPPED_BY_SIGNAL, run_script
+from utils.common.signals import die_with_parent
+from utils.data.loader import EpochBatches, EpochLoader, ShardBatches, prepare_worker
 from utils.distributed import cleanup_ddp, rank, read_rank_environment, setup_ddp
-from utils.engine import TrainingEngine
-from utils.errors import EXIT_STOPPED_BY_SIGNAL, run_script
-from utils.run_folder import OwnedRun
-from utils.run_status import FINISHED, RUNNING, STOPPED
-from utils.runtime import die_with_parent
-from utils.schedule import ScheduleSpec, StepSchedule
+from utils.engine.loop import TrainingEngine
+from utils.engine.schedule import ScheduleSpec, StepSchedule
+from utils.run.folder import OwnedRun
+from utils.run.status import FINISHED, RUNNING, STOPPED
 from utils.train_config import TrainConfig
 
 NUM_CLASSES, HEIGHT, WIDTH = 3, 2, 3
 
 
 @dataclass(frozen=True)
-class TinyConfig:
+class TinyConfig(Options):
     """Options of the tiny training."""
 
     save_dir: str = option("models/tiny", "run folder", metavar="DIR")

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from chaos.jobs import PROJECT, require
-from utils.checkpoint import load_latest
-from utils.errors import UserError
+from utils.common.errors import UserError
+from utils.run.checkpoint import load_latest
 
 LOOPBACK = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
 COMPARED = ("model", "ema", "ema_updates", "optimizer", "scheduler", "scaler", "progress")

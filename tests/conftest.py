@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from utils.runtime import prepare_environment
+from utils.common.environment import prepare_environment
 
 PROJECT = Path(__file__).resolve().parent.parent
 LONGEST_SUITE_S = 30 * 60

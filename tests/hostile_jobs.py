@@ -16,14 +16,15 @@ from typing import Any
 
 import cv2
 
-from utils.dataset import read_photos
-from utils.dataset_yaml import load_dataset_yaml
-from utils.errors import UserError
-from utils.images import ImageError, read_image
-from utils.labels import LabelError, parse_label_text, read_label_csv
-from utils.parsing.build import BuildOptions, build_dataset
-from utils.parsing.outlines import OutlineError, object_ring
-from utils.parsing.photograph import PhotographOptions
+from utils.common.errors import UserError
+from utils.data.dataset import read_photos
+from utils.data.dataset_yaml import load_dataset_yaml
+from utils.data.images import ImageError, read_image
+from utils.data.labels import LabelError
+from utils.data.parsing.build import BuildOptions, build_dataset
+from utils.data.parsing.label_csv import parse_label_text, read_label_csv
+from utils.data.parsing.outlines import OutlineError, object_ring
+from utils.data.parsing.photograph import PhotographOptions
 
 NAMES = ("conductor", "pole")
 opened: list[str] = []

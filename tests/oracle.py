@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from utils.dataset import Photo, Sample, SegmentationDataset
+from utils.data.dataset import Photo, Sample, SegmentationDataset
 
 NAMES = ("pole", "crossarm", "insulator")
 SIZE_PX = 256

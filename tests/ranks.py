@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from utils.common.signals import die_with_parent
 from utils.distributed import cleanup_ddp, setup_ddp
-from utils.runtime import die_with_parent
 
 
 class RankFailed(Exception):

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from utils.config import parse_config
-from utils.train_config import TrainConfig, differences, plan_optimizer
+from utils.common.config import parse_config
+from utils.run.folder import differences
+from utils.train_config import TrainConfig
+from utils.train_plan import plan_optimizer
 
 
 def config_of(*arguments: str) -> TrainConfig:

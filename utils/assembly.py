@@ -9,23 +9,25 @@ from typing import Any
 import torch
 
 from utils import distributed
-from utils.batch_size import probe_batch_size
-from utils.config import to_dict
-from utils.dataset import Photo, SegmentationDataset, count_classes, multi_scale_sizes, open_images, read_photos
-from utils.dataset_yaml import load_dataset_yaml
-from utils.engine import TrainingEngine
-from utils.evaluation import evaluate, headline, prepare_batch
-from utils.loss import SegmentationLoss, inverse_frequency_weights
-from utils.model import YoloModel, save_deployable
-from utils.optimizer import GRADIENT_CLIP_NORM
-from utils.preview import Curves, ValidationPictures
-from utils.run_folder import OwnedRun
-from utils.run_records import read_config
-from utils.run_status import RUNNING
-from utils.runtime import choose_precision
-from utils.schedule import ScheduleSpec, StepSchedule, warmup_steps
-from utils.shared_memory import LoaderPlan, batch_bytes, plan_loader
-from utils.train_config import GLOBAL_BATCH_SIZE, OptimizerPlan, TrainConfig
+from utils.common.config import to_dict
+from utils.common.devices import choose_precision
+from utils.data.dataset import Photo, SegmentationDataset, count_classes, open_images, read_photos
+from utils.data.dataset_yaml import load_dataset_yaml
+from utils.data.loader import LoaderPlan, batch_bytes, multi_scale_sizes, plan_loader
+from utils.engine.loop import TrainingEngine
+from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
+from utils.evaluation.evaluate import evaluate, headline
+from utils.measure.batch_size import probe_batch_size
+from utils.run.folder import OwnedRun
+from utils.run.records import read_config
+from utils.run.status import RUNNING
+from utils.train_config import TrainConfig
+from utils.train_plan import GLOBAL_BATCH_SIZE
+from utils.training_pictures import Curves, ValidationPictures
+from utils.yolo.inputs import prepare_batch
+from utils.yolo.loss import SegmentationLoss, inverse_frequency_weights
+from utils.yolo.model import YoloModel, save_deployable
+from utils.yolo.optimizer import GRADIENT_CLIP_NORM, OptimizerPlan
 
 SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
 

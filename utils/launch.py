@@ -15,10 +15,11 @@ from typing import Any
 
 import yaml
 
-from utils.config import option, parse_config
-from utils.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
-from utils.errors import UserError, run_script
-from utils.runtime import choose_threads_and_workers, visible_gpu_count
+from utils.common.config import Options, option, parse_config
+from utils.common.cores import choose_threads_and_workers
+from utils.common.devices import visible_gpu_count
+from utils.common.errors import UserError, run_script
+from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 
 CPU_PROCESSES = 2
 DEFAULT_WORKERS = 8
@@ -26,7 +27,7 @@ DATA_CURE = "run python download_data.py && python parse_labels.py, or name anot
 
 
 @dataclass(frozen=True)
-class LaunchConfig:
+class LaunchConfig(Options):
     processes: int | None = option(None, "processes on this node; unset: one for each visible GPU, else 2", metavar="N")
     port: int | None = option(None, "port which must be free on this machine", metavar="PORT")
     own_trainer: bool = option(True, "the trainer is train_yolo_ddp.py, which reads dataset.yaml unless told otherwise")

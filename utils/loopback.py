@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
-from utils.rendezvous import LOOPBACK
+from utils.distributed.rendezvous import LOOPBACK
 
 BACKEND = "loopback"
 

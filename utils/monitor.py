@@ -12,24 +12,20 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.config import option, parse_config
-from utils.errors import UsageError, UserError, run_script
-from utils.run_records import RunReader
-from utils.run_status import RUNNING
-from utils.run_view import view_lines
+from utils.common.config import Options, option, parse_config
+from utils.common.errors import UserError, run_script
+from utils.run.records import RunReader
+from utils.run.status import RUNNING
+from utils.run.view import view_lines
 
 GONE_S = 3.0  # a folder that is set aside is replaced at once
 
 
 @dataclass(frozen=True)
-class MonitorConfig:
+class MonitorConfig(Options):
     run: str = option("", "run folder; may also stand alone, first", required=True, metavar="RUN")
     once: bool = option(False, "print the present state and leave")
-    every: float = option(2.0, "seconds between two looks")
-
-    def __post_init__(self) -> None:
-        if not self.every > 0:
-            raise UsageError(f"--every {self.every}: must be above 0")
+    every: float = option(2.0, "seconds between two looks", above=0)
 
 
 def main() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from utils.files import write_bytes_atomic
-from utils.plots.colors import PALETTE, class_color, luminance
+from utils.plots.colors import PALETTE
+from utils.plots.figures import figure_color, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+
 
 _MAX_LEGEND_CLASSES = 20
 _MAX_NUMBERED_CLASSES = 20  # classes up to which the confusion matrix shows its numbers
@@ -35,10 +34,10 @@ def plot_training_curves(records: Iterable[Mapping[str, Any]], path: Path) -> No
         if points:
             panels.append((title, points))
     columns = min(max(1, len(panels)), min((4, 3), key=lambda width: -len(panels) % width))  # few empty places
-    figure, grid = _figure(columns, max(1, math.ceil(len(panels) / columns)), cell_width=3.6, cell_height=2.7)
+    figure, grid = new_figure(columns, max(1, math.ceil(len(panels) / columns)), cell_width=3.6, cell_height=2.7)
     for axes, (title, points) in zip(grid, panels, strict=False):
         for position, (label, (epoch_values, values)) in enumerate(points.items()):
-            color = _figure_color((4, 5, 2)[position % 3])
+            color = figure_color((4, 5, 2)[position % 3])
             marker = "o" if len(values) <= 30 else None  # a run of one epoch is a point
             axes.plot(epoch_values, values, color=color, marker=marker, markersize=3.5, linewidth=1.5, label=label)
         axes.set_title(title, fontsize=10)
@@ -54,21 +53,21 @@ def plot_training_curves(records: Iterable[Mapping[str, Any]], path: Path) -> No
         axes.set_axis_off()
     if not panels:
         grid[0].text(0.5, 0.5, "no epochs yet", ha="center", va="center")
-    _save_figure(figure, path)
+    save_figure(figure, path)
 
 
 def plot_pr_curves(curves: Mapping[str, Any], names: Sequence[str], path: Path, title: str) -> None:
     """Draw precision over recall at IoU 0.5 for each class, and their mean.
 
-    curves: one kind, `box` or `mask`, of what `utils.metrics.precision_recall_curves` returns.
+    curves: one kind, `box` or `mask`, of what `utils.evaluation.metrics.precision_recall_curves` returns.
     """
-    figure, (axes,) = _figure(1, 1, cell_width=9.0, cell_height=5.5)
+    figure, (axes,) = new_figure(1, 1, cell_width=9.0, cell_height=5.5)
     precision, class_ids = np.asarray(curves["precision_at_recall"]), np.asarray(curves["class_ids"])
     scores = np.asarray(curves["average_precision"])[:, 0]
     is_legible = len(class_ids) <= _MAX_LEGEND_CLASSES
     for row, class_id in enumerate(class_ids):
         label = f"{names[class_id]}  {scores[row]:.3f}" if is_legible else None
-        color = _figure_color(class_id) if is_legible else "0.75"
+        color = figure_color(class_id) if is_legible else "0.75"
         style, width = (("-", "--", ":")[class_id // len(PALETTE) % 3], 1.4) if is_legible else ("-", 0.7)
         axes.plot(curves["axis"], precision[row], color=color, linestyle=style, linewidth=width, label=label)
     if len(class_ids):
@@ -79,7 +78,7 @@ def plot_pr_curves(curves: Mapping[str, Any], names: Sequence[str], path: Path, 
         axes.text(0.5, 0.5, "no targets", ha="center", va="center")
     axes.set(title=title, xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02))
     axes.grid(alpha=0.25)
-    _save_figure(figure, path)
+    save_figure(figure, path)
 
 
 def plot_confusion_matrix(matrix: Any, names: Sequence[str], path: Path) -> None:
@@ -92,7 +91,7 @@ def plot_confusion_matrix(matrix: Any, names: Sequence[str], path: Path) -> None
     shares = np.divide(counts, totals, out=np.full_like(counts, np.nan), where=totals > 0)
     is_large = len(names) > _MAX_NUMBERED_CLASSES
     size_inches = max(10.0, 0.17 * len(counts)) if is_large else max(6.5, 0.8 * len(counts))
-    figure, (axes,) = _figure(1, 1, cell_width=size_inches * 1.15, cell_height=size_inches)
+    figure, (axes,) = new_figure(1, 1, cell_width=size_inches * 1.15, cell_height=size_inches)
     picture = axes.imshow(np.ma.masked_invalid(shares), cmap="Blues", vmin=0, vmax=1)
     colorbar = figure.colorbar(picture, ax=axes, fraction=0.04, pad=0.02)
     positions, font_size, title_size = np.arange(len(counts)), 7 if is_large else 9, 8 + 0.5 * size_inches
@@ -110,7 +109,7 @@ def plot_confusion_matrix(matrix: Any, names: Sequence[str], path: Path) -> None
     axes.tick_params(which="minor", length=0)
     if not is_large:
         _write_shares(axes, shares, counts)
-    _save_figure(figure, path)
+    save_figure(figure, path)
 
 
 def _write_shares(axes: Axes, shares: np.ndarray, counts: np.ndarray) -> None:
@@ -155,30 +154,3 @@ def _points(epochs: Sequence[Mapping[str, Any]], name: str) -> tuple[list[float]
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _figure_color(class_id: int) -> tuple[float, ...]:
-    """Return a class's colour for lines on white paper: white becomes grey, yellow darker."""
-    color = np.array(class_color(int(class_id)))
-    if color.min() > 235:
-        color = np.array((120, 120, 120))
-    elif luminance(color) > 190:
-        color = color * 8 // 10
-    return tuple(float(value) / 255 for value in color)
-
-
-def _figure(columns: int, rows: int, *, cell_width: float, cell_height: float) -> tuple[Figure, list[Axes]]:
-    """Make a figure without pyplot, which would keep every figure and choose a backend for the whole process."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(columns * cell_width, rows * cell_height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
-
-
-def _save_figure(figure: Figure, path: Path) -> None:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix.lstrip(".") or "png", dpi=120)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes_atomic(path, buffer.getvalue())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from utils.plots.charts import _figure, _figure_color, _save_figure
+from utils.plots.figures import figure_color, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +28,7 @@ def plot_label_statistics(
     from matplotlib.colors import PowerNorm
     from matplotlib.ticker import MaxNLocator
 
-    figure, (classes, counts, places, sizes) = _figure(2, 2, cell_width=5.6, cell_height=4.4)
+    figure, (classes, counts, places, sizes) = new_figure(2, 2, cell_width=5.6, cell_height=4.4)
     empty = int((objects_per_photo == 0).sum())
     title = f"{len(class_ids):,} objects in {len(objects_per_photo):,} photographs"
     figure.suptitle(title + (f", {empty:,} of them without any" if empty else ""), fontsize=11)
@@ -39,7 +39,7 @@ def plot_label_statistics(
     edges = np.arange(0, most + 1 + width, width) - 0.5
     shown = np.minimum(objects_per_photo, edges[-1] - 0.5)
     heights, _ = np.histogram(shown, bins=edges)
-    counts.bar((edges[:-1] + edges[1:]) / 2, heights, 0.9 * width, color=_figure_color(4))
+    counts.bar((edges[:-1] + edges[1:]) / 2, heights, 0.9 * width, color=figure_color(4))
     beyond = int((objects_per_photo > edges[-1]).sum())
     last = f" (last bar: also {beyond:,} with more)" if beyond else ""
     counts.set(title="objects per photograph", xlabel=f"objects{last}", ylabel="photographs")
@@ -63,7 +63,7 @@ def plot_label_statistics(
         axes.title.set_fontsize(10)
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-    _save_figure(figure, path)
+    save_figure(figure, path)
 
 
 def _class_panel(axes: Axes, class_ids: np.ndarray, names: Sequence[str]) -> None:
@@ -71,7 +71,7 @@ def _class_panel(axes: Axes, class_ids: np.ndarray, names: Sequence[str]) -> Non
     order = np.arange(len(names)) if len(names) <= _MOST_CLASSES else np.argsort(-totals, kind="stable")
     shown, rest = order[:_MOST_CLASSES], order[_MOST_CLASSES:]
     labels = [names[number] for number in shown]
-    values, colors = totals[shown].tolist(), [_figure_color(number) for number in shown]
+    values, colors = totals[shown].tolist(), [figure_color(number) for number in shown]
     if len(rest):
         labels, values, colors = (
             [*labels, f"{len(rest)} more"],

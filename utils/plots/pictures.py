@@ -9,13 +9,12 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from utils.files import write_bytes_atomic
-from utils.images import encode_jpeg, fit_long_side
+from utils.common.files import write_bytes_atomic
+from utils.data.images import encode_jpeg, fit_long_side
 from utils.plots.colors import class_color, luminance
 
 _MASK_TENTHS = 4  # how much of a tinted pixel is the class colour: whole numbers spare 20 megapixels of floats
 _GRID_BACKGROUND = 255
-
 Rectangle = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom excluded
 
 

@@ -1,0 +1,221 @@
+"""The comparison with Ultralytics: its statistics, its records, what it keeps, and where both sides start."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import comparison
+from benchmarks.comparison import Setting, compare, initial_weights, open_data
+from benchmarks.summary import BY_CLASS, SIDES, Run, class_means, class_means_table, ratio, ratio_line, summarise, table
+from benchmarks.ultralytics_job import machine_share, optimizer_arguments, require_same_weights
+from benchmarks.vs_ultralytics import ComparisonConfig
+from tests.conftest import PROJECT, run_script
+from utils.common.config import parse_config
+from utils.common.errors import UserError
+from utils.train_config import TrainConfig
+from utils.train_plan import plan_optimizer
+from utils.yolo.model import build_model, load_weights
+
+NAMES = ("conductor", "pole")
+SETTING = Setting("yolov8n-seg.yaml", 1, 64, 4, "auto", None, "cpu")
+
+
+def make_run(side: str, seed: int, mask: float, **changes: Any) -> Run:
+    scores = {"mask_map50_95": mask, "mask_map50": mask, "box_map50_95": mask + 0.1, "box_map50": mask}
+    scores |= {BY_CLASS: {"conductor": mask / 2, "pole": mask}}  # type: ignore[dict-item]
+    theirs = {**scores, "mask_map50_95": mask + 0.01}
+    judged = {"project": scores, "project_native": {**scores, "mask_map50_95": mask / 2}, "ultralytics": theirs}
+    measured = {
+        "wall_s": 60.0,
+        "epoch_s": 5.0,
+        "images_per_s": 20.0,
+        "peak_memory_bytes": 10**9,
+        "peak_gpu_memory_bytes": None,
+    }
+    return {"side": side, "seed": seed, "scores": judged, **measured, **changes}
+
+
+RUNS = [
+    make_run("project", 0, 0.30),
+    make_run("ultralytics", 0, 0.20),
+    make_run("project", 1, 0.40, wall_s=80.0),
+    make_run("ultralytics", 1, 0.30),
+]
+
+
+def test_mean_and_spread_are_taken_over_the_seeds_of_each_side() -> None:
+    figures = summarise(RUNS)
+    assert figures["project"]["mask_by_project"]["mean"] == pytest.approx(0.35)
+    assert figures["project"]["mask_by_project"]["spread"] == pytest.approx(math.sqrt(0.005))
+    assert figures["project"]["wall_s"]["mean"] == pytest.approx(70)
+    assert figures["ultralytics"]["mask_by_ultralytics"]["mean"] == pytest.approx(0.26)
+    assert figures["ultralytics"]["box_by_project"]["mean"] == pytest.approx(0.35)
+
+
+def test_one_seed_has_no_spread_and_a_missing_side_no_mean() -> None:
+    figures = summarise(RUNS[:1])
+    assert figures["project"]["mask_by_project"] == {"mean": pytest.approx(0.3), "spread": None}
+    assert figures["ultralytics"]["mask_by_project"] == {"mean": None, "spread": None}
+    assert ratio_line(figures) == "ratio nan"
+
+
+def test_the_last_line_is_the_ratio_by_our_evaluator() -> None:
+    assert ratio_line(summarise(RUNS)) == "ratio 1.40"
+    assert ratio(summarise(RUNS), "mask_by_ultralytics") == pytest.approx(0.36 / 0.26)
+
+
+def test_a_ratio_to_nothing_is_not_a_number_and_the_results_stay_valid_json() -> None:
+    figures = summarise([make_run("project", 0, 0.3), make_run("ultralytics", 0, 0.0)])
+    assert ratio_line(figures) == "ratio nan"
+    assert ratio(figures, "mask_by_project") is None
+
+
+def test_classes_are_averaged_over_the_seeds_for_each_judge_and_side() -> None:
+    means = class_means(RUNS)
+    assert means["conductor"]["project"] == {"project": pytest.approx(0.175), "ultralytics": pytest.approx(0.125)}
+    assert list(means["pole"]) == ["project", "project_native", "ultralytics"]
+    line = next(line for line in class_means_table(means).splitlines() if line.startswith("conductor"))
+    assert line.split()[1:4] == ["0.175", "/", "0.125"]
+    half = class_means_table(class_means(RUNS[:1]))
+    assert next(line for line in half.splitlines() if line.startswith("pole")).split()[1:4] == ["0.300", "/", "-"]
+
+
+def test_the_table_shows_gpu_memory_only_where_there_was_a_gpu() -> None:
+    assert "GPU" not in table(summarise(RUNS))
+    on_gpu = table(summarise([make_run(side, 0, 0.3, peak_gpu_memory_bytes=2 * 10**9) for side in SIDES]))
+    line = next(line for line in on_gpu.splitlines() if line.startswith("peak GPU memory"))
+    assert line.split()[-3:] == ["2.0", "2.0", "1.00"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--seeds", "1", "1"], "--seeds 1 1"),
+        (["--img-size", "100"], "--img-size 100"),
+        (["--epochs", "0"], "--epochs 0"),
+        (["--epochs", "9", "--close-mosaic", "5"], "--close-mosaic 5"),
+        (["--sample-image", "20"], "did you mean --sample-images"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_code_2(
+    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        parse_config(ComparisonConfig, "Compare", flags)
+    error = capsys.readouterr().err
+    assert leaving.value.code == 2
+    assert said in error
+    assert len(error.splitlines()) == 1
+
+
+def test_it_starts_by_its_path_from_any_folder(tmp_path: Path) -> None:
+    (tmp_path / "utils").mkdir()
+    (tmp_path / "utils" / "__init__.py").write_text("raise RuntimeError('a stranger')\n")
+    data = tmp_path / "missing.yaml"
+    script = PROJECT / "benchmarks" / "vs_ultralytics.py"
+    done = run_script("env", "-C", tmp_path, sys.executable, script, "--data", data, "--output", tmp_path / "out")
+    assert done.returncode == 1
+    assert str(data) in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.fixture
+def data_yaml(tmp_path: Path) -> Path:
+    for split in ("train", "val"):
+        for kind in ("images", "labels"):
+            (tmp_path / split / kind).mkdir(parents=True)
+        (tmp_path / split / "images" / "a.jpg").write_bytes(b"picture")
+        (tmp_path / split / "labels" / "a.txt").write_text("0 0.1 0.1 0.9 0.1 0.9 0.9\n")
+    file = tmp_path / "dataset.yaml"
+    names = "".join(f"  {index}: {name}\n" for index, name in enumerate(NAMES))
+    file.write_text(f"train: train/images\nval: val/images\nnames:\n{names}")
+    return file
+
+
+def test_both_sides_read_the_same_folders(data_yaml: Path, tmp_path: Path) -> None:
+    data = open_data(data_yaml, tmp_path / "out")
+    assert (data.num_train, data.num_val) == (1, 1)
+    theirs = open_data(data.ultralytics_yaml, tmp_path / "elsewhere")
+    assert theirs.spec.splits == data.spec.splits
+    assert theirs.spec.names == NAMES
+    assert theirs.fingerprint == data.fingerprint
+    (tmp_path / "train" / "labels" / "a.txt").write_text("")
+    assert open_data(data_yaml, tmp_path / "out").fingerprint != data.fingerprint
+
+
+def test_a_finished_training_is_kept_and_other_options_are_another_training(
+    data_yaml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[int] = []
+    start = tmp_path / "init.pt"
+    start.write_bytes(b"weights")
+
+    def train(setting: Setting, data: Any, seed: int, start: Path, home: Path) -> dict[str, Any]:
+        trained.append(setting.epochs)
+        (home / "best.pt").write_bytes(b"trained")
+        return {"best": "best.pt", "train_s": 2.0, "epochs": setting.epochs, "wall_s": 3.0}
+
+    monkeypatch.setattr(comparison, "initial_weights", lambda *_: start)
+    monkeypatch.setattr(comparison, "_train_project", train)
+    monkeypatch.setattr(comparison, "scores", lambda *_: {"mask_map50_95": 0.5})
+    data = open_data(data_yaml, tmp_path / "out")
+    first, was_kept = compare(SETTING, data, 0, "project", tmp_path / "out")
+    again, is_kept = compare(SETTING, data, 0, "project", tmp_path / "out")
+    assert (was_kept, is_kept, trained) == (False, True, [1])
+    assert again == first
+    assert first["images_per_s"] == 0.5
+    accumulating = Setting(**{**vars(SETTING), "nominal_batch": 4})  # of no concern to the project's side
+    assert compare(accumulating, data, 0, "project", tmp_path / "out")[1] is True
+    longer = Setting(**{**vars(SETTING), "epochs": 2})
+    assert compare(longer, data, 0, "project", tmp_path / "out")[1] is False
+    assert compare(SETTING, data, 1, "project", tmp_path / "out")[1] is False
+    assert compare(SETTING, data, 0, "project", tmp_path / "out")[1] is True
+    assert trained == [1, 2, 1]
+    for best in (tmp_path / "out").glob("project-*/best.pt"):
+        best.unlink()
+    assert compare(SETTING, data, 0, "project", tmp_path / "out")[1] is False
+
+
+def test_a_failed_step_is_one_line_that_names_its_log(tmp_path: Path) -> None:
+    missing = tmp_path / "none.pt"
+    log = tmp_path / "evaluate.log"
+    with pytest.raises(UserError, match=r"evaluate_model.py failed \(code 1\).*none.pt.*evaluate.log"):
+        comparison._run(["evaluate_model.py", f"--model={missing}", "--device=cpu"], log)
+    assert not list(tmp_path.glob("*usage*"))
+
+
+def test_both_sides_start_from_the_seeds_weights_and_a_difference_is_refused(data_yaml: Path, tmp_path: Path) -> None:
+    data = open_data(data_yaml, tmp_path / "out")
+    weights = initial_weights(SETTING, data, 3, tmp_path / "out")
+    written_s = weights.stat().st_mtime_ns
+    assert initial_weights(SETTING, data, 3, tmp_path / "out").stat().st_mtime_ns == written_s
+    usage = json.loads((weights.parent / "start-usage.json").read_text())
+    assert usage["peak_memory_bytes"] > 50e6
+    ours = build_model(str(weights), NAMES)
+    assert require_same_weights(str(weights), ours) == len(ours.state_dict()) == 417
+    torch.manual_seed(3)
+    fresh = build_model("yolov8n-seg.yaml", NAMES)
+    for name, tensor in load_weights(str(weights)).state_dict().items():
+        torch.testing.assert_close(fresh.state_dict()[name].half().float(), tensor.float(), msg=name)
+    with torch.no_grad():
+        next(ours.parameters()).add_(1)
+    with pytest.raises(UserError, match="1 of 417 tensors differ"):
+        require_same_weights(str(weights), ours)
+
+
+def test_ultralytics_gets_the_projects_threads_and_adamws_rate() -> None:
+    device, threads, workers = machine_share("cpu")
+    assert device == "cpu"
+    assert threads >= 1
+    assert workers >= 0
+    plan = plan_optimizer(TrainConfig(optimizer="adamw"), 1, 100, 8)
+    theirs = optimizer_arguments("adamw", 8)
+    assert (theirs["lr0"], theirs["momentum"]) == (plan.lr, plan.momentum)
+    assert optimizer_arguments("auto", 8) == {"optimizer": "auto"}

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import TrainedRun, must_run, run_script, torchrun
+from tests.evaluation.test_report import Elements, check_figures
+
+
+def test_native_masks_and_the_second_judge_on_two_ranks(trained: TrainedRun, tmp_path: Path) -> None:
+    flags = ("--mask-resolution", "native", "--coco-eval", "--batch-size", "3", "--output", tmp_path)
+    model = ("--model", trained.folder / "last.pt", "--data", trained.data, "--split", "train")
+    other = ("--compare", trained.folder / "best.pt")
+    printed = must_run(*torchrun(2), "evaluate_model.py", *model, *other, *flags)
+    assert "faster-coco-eval" in printed
+    assert "small (under 32x32 px)" in printed
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    truth = json.loads((tmp_path / "ground_truth.json").read_text())
+    assert metrics["mask_resolution"] == "native"
+    assert len(truth["images"]) == metrics["num_images"]
+    assert len(truth["annotations"]) == metrics["num_targets"]
+    assert [category["name"] for category in truth["categories"]] == [row["name"] for row in metrics["per_class"]]
+    assert sum(size["num_targets"] for size in metrics["by_size"].values()) == metrics["num_targets"]
+    for name in ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95"):
+        assert metrics[name] == pytest.approx(metrics["coco_eval"][name], abs=0.005)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    compared = json.loads((tmp_path / "compared_metrics.json").read_text())
+    assert compared["model"] == str(trained.folder / "best.pt")
+    assert check_figures(page, [metrics, compared]) > 300
+    pictures = [facts for tag, facts in Elements(page).found if tag == "img"]
+    assert len(pictures) == 3 * len(metrics["worst_images"])
+    assert len(page) < 8_000_000
+
+
+def test_a_model_of_other_classes_is_not_compared(trained: TrainedRun, tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    text = trained.data.read_text().replace("train: ", f"train: {trained.processed}/")
+    other.write_text(text.replace("val: ", f"val: {trained.processed}/").replace("pole", "mast"))
+    weights = trained.folder / "last.pt"
+    done = run_script("python", "evaluate_model.py", "--model", weights, "--data", other, "--output", tmp_path / "out")
+    assert done.returncode == 1
+    assert "knows the classes conductor, other_wire, pole" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_second_judge_without_predictions_is_wrong_usage() -> None:
+    done = run_script("python", "evaluate_model.py", "--model", "x.pt", "--coco-eval", "--no-predictions")
+    assert done.returncode == 2
+    assert "--coco-eval judges predictions.json" in done.stderr

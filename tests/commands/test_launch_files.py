@@ -1,0 +1,216 @@
+"""What `launch/` holds, checked against those who will read it: torchrun, the trainer, Kubeflow's rules, bash."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from torch.distributed.run import config_from_args, parse_args
+
+from tests.commands.test_launcher import KUBEFLOW
+from tests.conftest import PROJECT, run_script
+from utils.common.config import parse_config
+from utils.train_config import TrainConfig
+
+BATCH_SCRIPT = PROJECT / "launch" / "slurm.sbatch"
+FAKE_SCONTROL = """#!/bin/sh
+case "$1 $2" in
+    "show hostnames") printf 'node7\\nnode8\\n' ;;
+    "show config") echo "RequeueExit             = $REQUEUE_EXIT" ;;
+    requeue*) echo "$@" >>"$CALLS"; exit "${REQUEUE_FAILS:-0}" ;;
+esac
+"""
+FAKE_SRUN = """#!/bin/sh
+echo "NNODES=$NNODES MASTER=$MASTER_ADDR:$MASTER_PORT" "$@" >>"$CALLS"
+[ -z "$TOLD" ] || touch "$RUN_FOLDER.told"
+exit "${SRUN_CODE:-0}"
+"""
+
+
+@pytest.fixture(scope="module")
+def documents() -> dict[str, dict[str, Any]]:
+    texts = yaml.safe_load_all((PROJECT / "launch" / "trainjob.yaml").read_text(encoding="utf-8"))
+    return {document["kind"]: document for document in texts}
+
+
+def pod_of(documents: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    (job,) = documents["TrainingRuntime"]["spec"]["template"]["spec"]["replicatedJobs"]
+    pod: dict[str, Any] = job["template"]["spec"]["template"]["spec"]
+    return pod
+
+
+def test_the_job_names_its_runtime_and_the_trainer_s_pod(documents: dict[str, dict[str, Any]]) -> None:
+    runtime, job = documents["TrainingRuntime"], documents["TrainJob"]
+    assert job["spec"]["runtimeRef"] == {
+        "apiGroup": "trainer.kubeflow.org",
+        "kind": "TrainingRuntime",
+        "name": runtime["metadata"]["name"],
+    }
+    assert {document["apiVersion"] for document in documents.values()} == {"trainer.kubeflow.org/v1alpha1"}
+    (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    labels = replicated["template"]["metadata"]["labels"]
+    # By this label and the container's name the controller finds where the variables belong.
+    assert labels["trainer.kubeflow.org/trainjob-ancestor-step"] == "trainer"
+    assert (replicated["name"], [container["name"] for container in pod_of(documents)["containers"]]) == (
+        "node",
+        ["node"],
+    )
+    assert "torch" in runtime["spec"]["mlPolicy"]
+
+
+def test_batches_find_room_and_every_mount_has_its_volume(documents: dict[str, dict[str, Any]]) -> None:
+    pod = pod_of(documents)
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    mounts = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert set(mounts.values()) == set(volumes)
+    assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
+
+
+def test_torchrun_takes_the_rest_from_kubeflow_s_variables(
+    documents: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = documents["TrainJob"]["spec"]["trainer"]
+    # Kubeflow refuses a job that sets these itself.
+    assert not {variable["name"] for variable in trainer["env"]} & set(KUBEFLOW)
+    for name, value in KUBEFLOW.items():
+        monkeypatch.setenv(name, value)
+    assert trainer["command"][0] == "torchrun"
+    arguments = parse_args([*trainer["command"][1:], *trainer["args"]])
+    config = config_from_args(arguments)[0]
+    assert (config.min_nodes, config.max_nodes, config.nproc_per_node) == (2, 2, 3)
+    assert (config.rdzv_backend, config.rdzv_endpoint) == ("static", "job-node-0-0.job:29400")
+    assert config.rdzv_configs["rank"] == 1
+    assert "SIGUSR1" in arguments.signals_to_handle.split(",")
+    assert int(arguments.shutdown_timeout) < pod_of(documents)["terminationGracePeriodSeconds"]
+    assert arguments.training_script == "train_yolo_ddp.py"
+    options = parse_config(TrainConfig, "", arguments.training_script_args)
+    mounts = [mount["mountPath"] for mount in pod_of(documents)["containers"][0]["volumeMounts"]]
+    for place in (options.data, options.save_dir):
+        assert any(str(place).startswith(f"{mount}/") for mount in mounts)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> dict[str, str]:
+    """Return the environment of a batch shell whose `srun` and `scontrol` only note what they are asked."""
+    for name, text in {"srun": FAKE_SRUN, "scontrol": FAKE_SCONTROL, "sleep": "#!/bin/sh\n"}.items():
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(text)
+        program.chmod(0o755)
+    (tmp_path / "run").mkdir()
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "MASTER_"))}
+    return {
+        **inherited,
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "CALLS": str(tmp_path / "calls"),
+        "RUN_FOLDER": str(tmp_path / "run"),
+        "REQUEUE_EXIT": "(null)",
+        "TOLD": "",
+        "SLURM_SUBMIT_DIR": "/shared/project",
+        "SLURM_JOB_ID": "71234",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_JOB_NODELIST": "node[7-8]",
+    }
+
+
+def run_batch_script(cluster: dict[str, str], *arguments: str, **extra: str) -> tuple[int, list[str], str]:
+    """Return the script's exit code, what it called, and what it said."""
+    calls = Path(cluster["CALLS"])
+    calls.unlink(missing_ok=True)
+    done = subprocess.run(
+        ["bash", str(BATCH_SCRIPT), *arguments],
+        env={**cluster, **extra},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    return done.returncode, calls.read_text().splitlines(), done.stdout + done.stderr
+
+
+def requeues(calls: list[str]) -> list[str]:
+    return [call for call in calls if call.startswith("requeue ")]
+
+
+def test_several_machines_meet_at_the_job_s_own_port(cluster: dict[str, str]) -> None:
+    code, lines, _ = run_batch_script(cluster, "--epochs", "3", SLURM_JOB_NUM_NODES="2", PROCESSES="4")
+    assert code == 0
+    call = " ".join(lines)  # the shells' program is in it
+    assert call.startswith("NNODES=2:2 MASTER=node7:21234 ")
+    assert "/shared/project/train_ddp.sh 4 --max-restarts 3 --rdzv-id slurm-71234-0" in call
+    assert call.endswith(f"-- --epochs 3 --save-dir {cluster['RUN_FOLDER']}")
+    assert run_batch_script(cluster)[1][0].startswith("NNODES= MASTER=: ")  # one machine meets on its loopback
+
+
+def test_a_stopped_run_returns_to_the_queue_and_others_end(cluster: dict[str, str]) -> None:
+    stopped = {"TOLD": "1", "SRUN_CODE": "1"}
+    code, calls, _ = run_batch_script(cluster, **stopped)
+    assert (code, requeues(calls)) == (75, ["requeue 71234"])
+    for setting in ("75", "70,75", "75,130-140", "1-3,75"):
+        code, calls, _ = run_batch_script(cluster, **stopped, REQUEUE_EXIT=setting)
+        assert (code, requeues(calls)) == (75, [])  # Slurm does it
+    assert requeues(run_batch_script(cluster, **stopped, REQUEUE_EXIT="175")[1]) == ["requeue 71234"]
+    code, calls, words = run_batch_script(cluster, **stopped, SLURM_RESTART_COUNT="7", MAX_REQUEUES="7")
+    assert (code, requeues(calls)) == (1, [])
+    assert "MAX_REQUEUES" in words
+    code, calls, _ = run_batch_script(cluster, SRUN_CODE="1")
+    assert (code, requeues(calls)) == (1, [])
+    code, calls, _ = run_batch_script(cluster, TOLD="1")  # told so late that it was done
+    assert (code, requeues(calls)) == (0, [])
+
+
+def test_the_word_of_an_earlier_start_does_not_count(cluster: dict[str, str]) -> None:
+    Path(cluster["RUN_FOLDER"] + ".told").touch()
+    code, calls, _ = run_batch_script(cluster, SRUN_CODE="2")
+    assert (code, requeues(calls)) == (2, [])  # else a start that fails at once would return for ever
+
+
+def test_the_warning_leaves_time_for_the_launcher_s_own_patience() -> None:
+    text = BATCH_SCRIPT.read_text(encoding="utf-8")
+    directives = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
+    for wanted in ("--requeue", "--open-mode=append", "--ntasks-per-node=1", "--signal=TERM@90"):
+        assert wanted in directives
+    assert "--shutdown-timeout 75" in text
+
+
+def commands_of_the_guide(beginning: str) -> list[list[str]]:
+    """Return the commands of docs/multi_node.md that begin like this, in words."""
+    text = (PROJECT / "docs" / "multi_node.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line.strip().removesuffix("&& break") for line in text.splitlines()]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith(beginning)]
+
+
+def test_the_guide_s_torchrun_command_is_one() -> None:
+    (words,) = commands_of_the_guide("torchrun --")
+    arguments = parse_args(words[1:])
+    config = config_from_args(arguments)[0]
+    assert (config.min_nodes, config.rdzv_backend, config.rdzv_endpoint) == (2, "c10d", "10.0.0.1:29500")
+    parse_config(TrainConfig, "", arguments.training_script_args)
+
+
+def test_the_guide_s_launcher_commands_are_ones(tmp_path: Path) -> None:
+    commands = commands_of_the_guide("NNODES=")
+    assert len(commands) == 3
+    trainer = tmp_path / "stand_in.py"
+    trainer.write_text("")
+    for words in commands:
+        facts = dict(word.split("=") for word in words if "=" in word)
+        rest = [word for word in words if "=" not in word]
+        assert rest[:2] == ["bash", "train_ddp.sh"]
+        done = run_script(*rest, **facts, DRY_RUN="1", TRAIN_SCRIPT=str(trainer), CUDA_VISIBLE_DEVICES="")
+        assert done.returncode == 0, done.stderr
+        launched = shlex.split(done.stdout.splitlines()[-1])
+        parse_config(TrainConfig, "", launched[launched.index(str(trainer)) + 1 :])
+
+
+def test_the_guide_s_network_policy_lets_only_the_job_s_pods_in() -> None:
+    text = (PROJECT / "docs" / "multi_node.md").read_text(encoding="utf-8")
+    policy = yaml.safe_load(text.partition("```yaml")[2].partition("```")[0])
+    pods = {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": "yolo-seg"}}
+    assert policy["spec"]["podSelector"] == pods
+    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": pods}]}]

@@ -1,0 +1,350 @@
+"""Tests of train_ddp.sh and utils/launch.py, with a stand-in trainer and mostly without launching."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROJECT
+from utils import launch
+from utils.common.errors import UserError
+
+SCRIPT = PROJECT / "train_ddp.sh"
+TRAINER = """
+import json, os, subprocess, sys, time
+from pathlib import Path
+
+helper = subprocess.Popen(["sleep", "120"]) if "--hang" in sys.argv else None
+names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS",
+         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"]
+facts = {name: os.environ.get(name) for name in names}
+facts.update(argv=sys.argv[1:], cwd=os.getcwd(), processes=[os.getpid()] + ([helper.pid] if helper else []))
+target = Path(os.environ["OUT_FOLDER"]) / f"rank{os.environ['RANK']}.json"
+target.with_suffix(".tmp").write_text(json.dumps(facts))
+target.with_suffix(".tmp").rename(target)
+if helper:
+    time.sleep(120)
+"""
+
+# In the group, list what this process, its launcher and its fellow listen on: all that the launcher started.
+GROUP_TRAINER = """
+import json, os
+from pathlib import Path
+import torch
+from utils.distributed import barrier, cleanup_ddp, setup_ddp
+
+def sockets(process):
+    links = [os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir() if link.is_symlink()]
+    return {link[8:-1] for link in links if link.startswith("socket:[")}
+
+ranks = setup_ddp(torch.device("cpu"))
+if ranks.is_main:
+    launcher = os.getppid()
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    mine = set().union(*(sockets(process) for process in [launcher, *children]))
+    rows = [line.split() for file in ("tcp", "tcp6") for line in Path(f"/proc/net/{file}").read_text().splitlines()[1:]]
+    listening = [row[1].split(":") for row in rows if row[3] == "0A" and row[9] in mine]
+    Path(os.environ["OUT_FOLDER"], "ports.json").write_text(json.dumps(listening))
+barrier()
+cleanup_ddp()
+os._exit(0)  # as ranks leave, see utils/common/errors.py
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    trainer = tmp_path / "stand_in.py"
+    trainer.write_text(TRAINER)
+    ours = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "DRY_RUN")
+    inherited = {name: value for name, value in os.environ.items() if name not in ours and not name.startswith("PET_")}
+    return {
+        **inherited,
+        "PYTHON": sys.executable,
+        "TRAIN_SCRIPT": str(trainer),
+        "OUT_FOLDER": str(tmp_path),
+        "TMPDIR": str(tmp_path),  # torchrun leaves a log folder behind when it is stopped
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+
+
+def run_script(environment: dict[str, str], *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", str(SCRIPT), *arguments],
+        env={**environment, **extra},
+        cwd=environment["OUT_FOLDER"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def dry_run(environment: dict[str, str], *arguments: str, **extra: str) -> tuple[list[str], list[str]]:
+    """Return (the launcher's words, the trainer's words) of the command that would be run."""
+    done = run_script(environment, *arguments, DRY_RUN="1", **extra)
+    assert done.returncode == 0, done.stderr
+    words = shlex.split(done.stdout.splitlines()[-1])
+    position = words.index(environment["TRAIN_SCRIPT"])
+    return words[:position], words[position + 1 :]
+
+
+def value_after(words: list[str], flag: str) -> str:
+    return words[words.index(flag) + 1]
+
+
+def test_numbers_become_trainer_options_and_trainer_flags_come_last(environment: dict[str, str]) -> None:
+    launcher, trainer = dry_run(
+        environment, "3", "16", "100", "640", "--max-restarts", "5", "--", "--lr", "0.02", "--name", "two words"
+    )
+    assert value_after(launcher, "--nproc-per-node") == "3"
+    assert value_after(launcher, "--max-restarts") == "5"
+    assert trainer == shlex.split("--batch-size 16 --epochs 100 --img-size 640 --lr 0.02 --name 'two words'")
+
+
+def test_without_gpus_two_processes_meet_on_the_loopback(environment: dict[str, str]) -> None:
+    launcher, trainer = dry_run(environment)
+    assert value_after(launcher, "--nproc-per-node") == "2"
+    assert value_after(launcher, "--rdzv-endpoint") == "127.0.0.1:0"
+    assert value_after(launcher, "--local-addr") == "127.0.0.1"
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in launcher
+    assert trainer == []
+
+
+@pytest.mark.parametrize("arguments", [("1", "--master_port=29713"), ("1", "--master-port", "29713")])
+def test_master_port_flag_is_the_rendezvous_port(environment: dict[str, str], arguments: tuple[str, ...]) -> None:
+    launcher, _ = dry_run(environment, *arguments, MASTER_PORT="29999")
+    assert value_after(launcher, "--rdzv-endpoint") == "127.0.0.1:29713"
+
+
+def test_a_user_s_thread_count_stays(environment: dict[str, str]) -> None:
+    launcher, _ = dry_run(environment, "2", OMP_NUM_THREADS="7")
+    assert "OMP_NUM_THREADS=7" in launcher
+
+
+def test_several_machines_with_ranks_use_the_first_as_master(environment: dict[str, str]) -> None:
+    launcher, _ = dry_run(environment, "2", NNODES="3", NODE_RANK="1", MASTER_ADDR="10.0.0.1")
+    found = [value_after(launcher, flag) for flag in ("--nnodes", "--node-rank", "--master-addr", "--master-port")]
+    assert found == ["3", "1", "10.0.0.1", "29500"]
+
+
+def test_elastic_machines_meet_at_the_rendezvous(environment: dict[str, str]) -> None:
+    launcher, _ = dry_run(environment, "2", NNODES="1:4", NODE_RANK="0", MASTER_ADDR="10.0.0.1", MASTER_PORT="29600")
+    found = [value_after(launcher, flag) for flag in ("--nnodes", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-conf")]
+    assert found[:3] == ["1:4", "c10d", "10.0.0.1:29600"]
+    assert "is_host=true" in found[3].split(",")
+
+
+def test_a_lost_machine_is_missed_soon_and_a_user_s_setting_joins_ours(environment: dict[str, str]) -> None:
+    launcher, _ = dry_run(
+        environment, "2", "--rdzv-conf", "last_call_timeout=60", NNODES="2:2", NODE_RANK="1", MASTER_ADDR="10.0.0.1"
+    )
+    assert launcher.count("--rdzv-conf") == 1
+    settings = dict(setting.split("=") for setting in value_after(launcher, "--rdzv-conf").split(","))
+    assert settings == {
+        "keep_alive_interval": "2",
+        "keep_alive_max_attempt": "5",
+        "is_host": "false",
+        "last_call_timeout": "60",
+    }
+
+
+KUBEFLOW = {
+    "PET_NNODES": "2",
+    "PET_NPROC_PER_NODE": "3",
+    "PET_NODE_RANK": "1",
+    "PET_MASTER_ADDR": "job-node-0-0.job",
+    "PET_MASTER_PORT": "29400",
+}
+
+
+def test_kubeflow_s_variables_serve_where_ours_are_unset(environment: dict[str, str]) -> None:
+    flags = ("--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port")
+    launcher, _ = dry_run(environment, **KUBEFLOW)
+    assert [value_after(launcher, flag) for flag in flags] == ["3", "2", "1", "job-node-0-0.job", "29400"]
+    launcher, _ = dry_run(environment, "4", **KUBEFLOW, NNODES="5", NODE_RANK="2", MASTER_ADDR="a", MASTER_PORT="29501")
+    assert [value_after(launcher, flag) for flag in flags] == ["4", "5", "2", "a", "29501"]
+
+
+def test_one_machine_asked_for_is_one_machine_even_in_kubeflow(environment: dict[str, str]) -> None:
+    launcher, _ = dry_run(environment, "2", **KUBEFLOW, NNODES="1")
+    assert value_after(launcher, "--nnodes") == "1"  # else torchrun would take PET_NNODES and wait for the others
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_no_port_of_a_run_on_one_machine_listens_beyond_the_loopback(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    trainer = tmp_path / "stand_in.py"
+    trainer.write_text(GROUP_TRAINER)
+    done = run_script(environment, "2", PYTHONPATH=str(SCRIPT.parent))
+    assert done.returncode == 0, done.stderr
+    ports = json.loads((tmp_path / "ports.json").read_text())
+    assert len(ports) >= 3  # the launcher's store, rank 0's, and one of gloo's for each rank
+    assert {address for address, _ in ports} <= {"0100007F", "0" * 24 + "01000000", "0000000000000000FFFF00000100007F"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra", "message"),
+    [
+        (("four",), {}, "`four` is not a whole number"),
+        (("0",), {}, "`0` is not a whole number"),
+        (("2", "16", "x"), {}, "`x` is not a whole number"),
+        (("1", "2", "3", "4", "5"), {}, "four numbers at most"),
+        (("2", "--epochs", "3"), {}, "--epochs is not a launcher option; trainer options stand after --"),
+        (("2", "--master-port"), {}, "--master-port needs a port"),
+        (("2",), {"MASTER_PORT": "http"}, "MASTER_PORT=http is not a port"),
+        (("2",), {"NNODES": "2"}, "NNODES=2 needs MASTER_ADDR"),
+        (("2",), {"NNODES": "two", "MASTER_ADDR": "a"}, "NNODES=two"),
+        (("2",), {"NNODES": "2", "MASTER_ADDR": "a", "NODE_RANK": "first"}, "NODE_RANK=first"),
+    ],
+)
+def test_wrong_usage_is_named_and_leaves_with_two(
+    environment: dict[str, str], arguments: tuple[str, ...], extra: dict[str, str], message: str
+) -> None:
+    done = run_script(environment, *arguments, **extra)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "usage: bash train_ddp.sh [N] [BATCH] [EPOCHS] [IMG_SIZE]" in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_needs_nothing(environment: dict[str, str], flag: str) -> None:
+    done = run_script(environment, flag, PYTHON="/no/python")
+    assert done.returncode == 0
+    for word in ("TRAIN_SCRIPT", "DRY_RUN", "MASTER_PORT", "NNODES", "NODE_RANK", "MASTER_ADDR"):
+        assert word in done.stdout
+
+
+def test_missing_packages_are_named(environment: dict[str, str], tmp_path: Path) -> None:
+    bare = tmp_path / "bare-python"
+    bare.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S -E "$@"\n')
+    bare.chmod(0o755)
+    done = run_script(environment, "2", PYTHON=str(bare))
+    assert done.returncode == 1
+    assert "lacks torch" in done.stderr
+    assert "pip install -r requirements.txt" in done.stderr
+
+
+def test_missing_interpreter_and_trainer_are_named(environment: dict[str, str]) -> None:
+    assert "no interpreter `/no/python`" in run_script(environment, "2", PYTHON="/no/python").stderr
+    assert "no trainer /no/trainer.py" in run_script(environment, "2", TRAIN_SCRIPT="/no/trainer.py").stderr
+
+
+def test_missing_data_stop_the_launch_with_the_cure(environment: dict[str, str], tmp_path: Path) -> None:
+    data = tmp_path / "mine.yaml"
+    data.write_text("train: train/images\nval: val/images\nnames: [pole]\n")
+    done = run_script(environment, "2", "--", f"--data={data}")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "mine.yaml: train:" in done.stderr
+    assert "python download_data.py && python parse_labels.py" in done.stderr
+
+
+def make_dataset(folder: Path) -> Path:
+    for split in ("train", "val"):
+        (folder / split / "images").mkdir(parents=True)
+        (folder / split / "images" / "a.jpg").write_bytes(b"")
+    data = folder / "data.yaml"
+    data.write_text("train: train/images\nval: val/images\nnames: [pole]\n")
+    return data
+
+
+def test_data_of_the_flags_the_config_file_or_the_default_are_looked_for(tmp_path: Path) -> None:
+    data = make_dataset(tmp_path / "set")
+    config = tmp_path / "config.yaml"
+    config.write_text(f"data: {data}\n")
+    missing = tmp_path / "missing.yaml"
+    launch.require_dataset(["--data", str(missing), "--data", str(data)], missing)  # argparse keeps the last one
+    launch.require_dataset([f"--data={data}"], missing)
+    launch.require_dataset(["--config", str(config)], missing)
+    launch.require_dataset([], data)
+    launch.require_dataset([], None)
+    launch.require_dataset(["--resume", "run"], missing)
+    with pytest.raises(UserError, match=r"missing\.yaml"):
+        launch.require_dataset([], missing)
+    with pytest.raises(UserError, match="--config"):
+        launch.require_dataset(["--config", str(missing)], data)
+
+
+def test_one_process_for_each_gpu_and_never_more() -> None:
+    assert launch.plan_launch(None, [], gpus=4, cores=16) == launch.LaunchPlan(4, 1, "cuda")
+    assert launch.plan_launch(None, [], gpus=0, cores=16) == launch.LaunchPlan(2, 6, "cpu")
+    assert launch.plan_launch(3, ["--device", "cpu"], gpus=1, cores=12) == launch.LaunchPlan(3, 3, "cpu")
+    assert launch.plan_launch(1, ["--num-workers=2"], gpus=1, cores=16) == launch.LaunchPlan(1, 14, "cuda")
+    with pytest.raises(UserError, match=r"8 processes but 4 visible GPU\(s\).*train_ddp\.sh 4.*CUDA_VISIBLE_DEVICES"):
+        launch.plan_launch(8, [], gpus=4)
+
+
+def test_a_port_in_use_is_refused_before_the_launch(environment: dict[str, str]) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        done = run_script(environment, "1", MASTER_PORT=str(port))
+        assert done.returncode == 1
+        assert f"MASTER_PORT={port} cannot be used" in done.stderr
+        assert done.stderr.count("\n") == 1
+    launch.require_free_port(port)
+
+
+def test_ranks_get_their_environment_and_arguments(environment: dict[str, str], tmp_path: Path) -> None:
+    done = run_script(environment, "2", "4", "--", "--name", "a b")
+    assert done.returncode == 0, done.stderr
+    facts = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    for rank, fact in enumerate(facts):
+        assert (fact["RANK"], fact["LOCAL_RANK"], fact["WORLD_SIZE"]) == (str(rank), str(rank), "2")
+        assert fact["argv"] == ["--batch-size", "4", "--name", "a b"]
+        assert fact["MASTER_ADDR"] == "127.0.0.1"
+        assert fact["cwd"] == str(SCRIPT.parent)
+        assert fact["OMP_NUM_THREADS"] == str(launch.plan_launch(2, [], gpus=0).threads)
+        assert fact["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    assert facts[0]["MASTER_PORT"] == facts[1]["MASTER_PORT"]
+
+
+def is_running(process_id: int) -> bool:
+    try:
+        state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("stop", ["ctrl_c", "sigterm"])
+def test_stopping_the_script_leaves_no_process(environment: dict[str, str], tmp_path: Path, stop: str) -> None:
+    command = ["bash", str(SCRIPT), "2", "--", "--hang"]
+    log = (tmp_path / "log").open("w")
+    script = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    files = [tmp_path / "rank0.json", tmp_path / "rank1.json"]
+    try:
+        wait_until(lambda: all(file.is_file() for file in files) or script.poll() is not None, 40)
+        processes = [process for file in files for process in json.loads(file.read_text())["processes"]]
+        assert len(processes) == 4
+        assert all(is_running(process) for process in processes)
+        if stop == "ctrl_c":
+            os.killpg(script.pid, signal.SIGINT)  # what a terminal does
+        else:
+            script.terminate()
+        script.wait(timeout=15)
+        wait_until(lambda: not any(is_running(process) for process in processes), 5)
+        assert not any(is_running(process) for process in processes)
+        assert script.returncode != 0
+    finally:
+        script.kill()
+        log.close()
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < deadline_s:
+        time.sleep(0.05)

@@ -1,0 +1,360 @@
+"""The commands of the quick start, end to end, on the built-in sample and two real processes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from tests.conftest import PROJECT, TRAIN_FLAGS, TrainedRun, free_port, must_run, run_script, torchrun
+from tests.evaluation.test_report import check_figures
+from utils.common.devices import choose_precision
+from utils.run.checkpoint import latest_facts
+
+
+def test_the_console_shows_what_the_guide_shows(trained: TrainedRun) -> None:
+    text = trained.output
+    assert re.search(
+        r"^={66}\nDistributed YOLOv8 Training\n={66}\nWorld Size: 2\nRank: 0\n={66}$", text, re.MULTILINE
+    ), text
+    assert re.search(r"^Epoch 1\n-{60}\n  Batch \[0/\d+\] - Loss: \d+\.\d{4} \| .*images/s", text, re.MULTILINE), text
+    assert re.search(r"^  Average Loss: \d+\.\d{4}$", text, re.MULTILINE)
+    assert re.search(r"^  Time: \d+\.\ds$", text, re.MULTILINE)
+    assert re.search(r"^  Throughput: \d+\.\d batches/sec", text, re.MULTILINE)
+    assert len(re.findall(r"^  ✓ Saved checkpoint \(loss: \d+\.\d{4}\)", text, re.MULTILINE)) == 2
+    assert "Effective batch: 4 images x 2 processes x 1 batches per step = 8" in text
+    assert text.count("Distributed YOLOv8 Training") == 1, "only rank 0 may print"
+
+
+def test_the_run_folder_holds_everything_promised(trained: TrainedRun) -> None:
+    expected = {
+        "best.pt",
+        "last.pt",
+        "checkpoint",
+        "metrics.jsonl",
+        "results.csv",
+        "config.yaml",
+        "training_curves.png",
+        "train_batch0.jpg",
+        "labels.png",
+        "val_predictions.jpg",
+        "status.json",
+    }
+    assert expected <= {path.name for path in trained.folder.iterdir()}
+    status = json.loads((trained.folder / "status.json").read_text())
+    assert (status["state"], status["epoch"]) == ("finished", 2)
+    assert list(trained.folder.rglob("events.out.tfevents*"))
+    records = [json.loads(line) for line in (trained.folder / "metrics.jsonl").read_text().splitlines()]
+    epochs = [record for record in records if record["kind"] == "epoch"]
+    assert [record["epoch"] for record in epochs] == [1, 2]
+    for name in (
+        "train_loss",
+        "val_loss",
+        "box_map50",
+        "mask_map50",
+        "mask_map50_95",
+        "images_per_s",
+        "data_wait_share",
+        "lr",
+    ):
+        assert isinstance(epochs[-1][name], float), name
+    assert epochs[1]["train_loss"] < epochs[0]["train_loss"]
+    assert yaml.safe_load((trained.folder / "config.yaml").read_text())["img_size"] == 96
+    assert all(len(record["ranks"]["own_ms"]) == 2 for record in records if record["kind"] == "batch")
+    view = must_run("python", "-m", "utils.monitor", trained.folder / "best.pt", COLUMNS="80")
+    assert "finished" in view
+    assert "Epoch 2/2" in view
+
+
+def test_the_same_command_again_does_nothing_and_more_epochs_go_on(trained: TrainedRun, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    must_run("cp", "-r", trained.folder, folder)
+    arguments = ("--data", str(trained.data), "--save-dir", str(folder), *TRAIN_FLAGS)
+    again = must_run(*torchrun(2), "train_yolo_ddp.py", *arguments, "--epochs", "3")
+    assert "Resumed from" in again
+    assert "Epoch 3" in again
+    assert "Epoch 2\n" not in again
+    # One process carries on what two began, from the folder alone.
+    chosen = latest_facts(folder / "checkpoint")
+    assert (chosen["optimizer"], chosen["amp"]) == ("adamw", choose_precision("auto", torch.device("cpu")).name)
+    resumed = must_run("python", "train_yolo_ddp.py", "--resume", folder / "last.pt", "--epochs", "4")
+    assert "Epoch 4" in resumed
+    assert "Epoch 3\n" not in resumed
+    assert "2 batches per step now, so that the run keeps its 8 images per step" in resumed
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    epochs = [record for record in records if record["kind"] == "epoch"]
+    assert [record["epoch"] for record in epochs] == [1, 2, 3, 4]
+    steps = [record["global_step"] for record in epochs]
+    assert steps == [steps[0] * epoch for epoch in (1, 2, 3, 4)]
+
+
+def test_another_run_in_the_same_folder_loses_nothing(trained: TrainedRun, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    must_run("cp", "-r", trained.folder, folder)
+    before = (folder / "best.pt").read_bytes()
+    arguments = ("--data", str(trained.data), "--save-dir", str(folder), *TRAIN_FLAGS)
+    output = must_run("python", "train_yolo_ddp.py", *arguments, "--epochs", "1", "--seed", "7")
+    assert "Set the earlier run aside" in output
+    assert (tmp_path / "run-1" / "best.pt").read_bytes() == before
+    assert (folder / "best.pt").read_bytes() != before
+
+
+def test_accelerate_launch_works(trained: TrainedRun, tmp_path: Path) -> None:
+    arguments = ("--data", str(trained.data), "--save-dir", str(tmp_path / "run"), *TRAIN_FLAGS, "--epochs", "1")
+    launch = ("python", "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1")
+    flags = ("--mixed_precision=no", "--dynamo_backend=no", f"--main_process_port={free_port()}")
+    output = must_run(*launch, *flags, "train_yolo_ddp.py", *arguments)
+    assert "World Size: 2" in output
+    assert (tmp_path / "run" / "best.pt").exists()
+
+
+@pytest.fixture(scope="module")
+def evaluated(trained: TrainedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluation")
+    output = must_run(
+        "python", "evaluate_model.py", "--model", trained.folder / "last.pt", "--data", trained.data, "--output", folder
+    )
+    assert "conductor" in output
+    assert "mAP50-95" in output
+    return folder
+
+
+def test_evaluation_writes_metrics_and_coco_predictions(trained: TrainedRun, evaluated: Path) -> None:
+    metrics = json.loads((evaluated / "metrics.json").read_text())
+    names = ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95")
+    assert all(0 <= metrics[name] <= 1 for name in names)
+    num_images = len(list((trained.processed / "val" / "images").iterdir()))
+    assert metrics["num_images"] == num_images
+    assert len(metrics["per_class"]) == 8
+    predictions = json.loads((evaluated / "predictions.json").read_text())
+    assert predictions
+    assert {entry["image_id"] for entry in predictions} <= set(range(num_images))
+    from faster_coco_eval.core import mask as coco_mask
+
+    entry = predictions[0]
+    decoded = coco_mask.decode(entry["segmentation"])
+    assert list(decoded.shape[:2]) == entry["segmentation"]["size"]
+    assert check_figures((evaluated / "report.html").read_text(encoding="utf-8"), [metrics]) > 150
+    for picture in ("box_pr_curve.png", "mask_pr_curve.png", "confusion_matrix.png"):
+        assert (evaluated / picture).stat().st_size > 5000
+
+
+def test_evaluation_gives_the_same_on_two_ranks_as_on_one(trained: TrainedRun, evaluated: Path, tmp_path: Path) -> None:
+    must_run(
+        *torchrun(2),
+        "evaluate_model.py",
+        "--model",
+        trained.folder / "last.pt",
+        "--data",
+        trained.data,
+        "--output",
+        tmp_path,
+        "--batch-size",
+        "3",
+    )
+    one, two = (json.loads((folder / "metrics.json").read_text()) for folder in (evaluated, tmp_path))
+    assert one["num_images"] == two["num_images"]
+    for name in ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95", "val_loss"):
+        assert two[name] == pytest.approx(one[name], abs=1e-4), name
+
+
+def test_inference_writes_pictures_labels_and_json_and_survives_a_broken_photograph(
+    trained: TrainedRun, tmp_path: Path
+) -> None:
+    source = tmp_path / "photos"
+    source.mkdir()
+    photos = sorted((trained.processed / "val" / "images").iterdir())[:2]
+    for photo in photos:
+        (source / photo.name).write_bytes(photo.read_bytes())
+    (source / "broken.jpg").write_bytes(photos[0].read_bytes()[:3000])
+    output = tmp_path / "predictions"
+    flags = ("--source", source, "--output", output, "--conf", "0.0001", "--max-detections", "5", "--save-crops")
+    printed = must_run("python", "inference.py", "--model", trained.folder / "last.pt", *flags)
+    assert "skipped" in printed
+    assert "broken.jpg" in printed
+    entries = json.loads((output / "predictions.json").read_text())
+    assert len(entries) == 2
+    assert all(len(entry["detections"]) <= 5 for entry in entries)
+    assert sum(len(entry["detections"]) for entry in entries) > 0
+    for photo in photos:
+        assert (output / f"{photo.stem}.jpg").exists()
+        for line in (output / "labels" / f"{photo.stem}.txt").read_text().splitlines():
+            values = np.array(line.split()[1:], float)
+            assert len(values) >= 6
+            assert ((values >= 0) & (values <= 1)).all()
+    assert list((output / "crops").rglob("*.jpg"))
+
+
+def test_inference_keeps_only_the_wanted_classes(trained: TrainedRun, tmp_path: Path) -> None:
+    photo = next((trained.processed / "val" / "images").iterdir())
+    flags = ("--source", photo, "--output", tmp_path, "--conf", "0.00001", "--classes", "pole", "6")
+    must_run("python", "inference.py", "--model", trained.folder / "last.pt", *flags)
+    found = {
+        item["class"]
+        for entry in json.loads((tmp_path / "predictions.json").read_text())
+        for item in entry["detections"]
+    }
+    assert found
+    assert found <= {"pole", "transformers"}
+
+
+BAD_INPUT = [
+    (("train_yolo_ddp.py", "--learning-rate", "0.1"), 2, "unknown argument --learning-rate"),
+    (("train_yolo_ddp.py", "--img-size", "100"), 2, "multiple of 32"),
+    (("train_yolo_ddp.py", "--data", "nowhere.yaml"), 1, "nowhere.yaml"),
+    (("train_yolo_ddp.py", "--resume", "nowhere"), 1, "no run to continue"),
+    (("evaluate_model.py", "--model", "nowhere.pt"), 1, "nowhere.pt"),
+    (("evaluate_model.py",), 2, "--model is required"),
+    (("inference.py", "--model", "x.pt", "--source", "nowhere"), 1, "no photographs"),
+]
+
+
+@pytest.mark.parametrize(("command", "code", "words"), BAD_INPUT, ids=[" ".join(case[0]) for case in BAD_INPUT])
+def test_bad_input_gets_one_line_and_a_code(command: tuple[str, ...], code: int, words: str) -> None:
+    done = run_script("python", *command)
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def test_a_broken_label_is_named_with_its_line(trained: TrainedRun, tmp_path: Path) -> None:
+    must_run("cp", "-r", trained.processed, tmp_path / "processed")
+    label = next(path for path in sorted((tmp_path / "processed/train/labels").iterdir()) if path.stat().st_size)
+    lines = label.read_text().splitlines()
+    label.write_text("\n".join([lines[0], "99 0.1 0.1 0.2 0.2 0.3 0.1"]) + "\n")
+    done = run_script(
+        "python",
+        "train_yolo_ddp.py",
+        "--data",
+        tmp_path / "processed/dataset.yaml",
+        *TRAIN_FLAGS,
+        "--save-dir",
+        tmp_path / "run",
+    )
+    assert done.returncode == 1
+    assert f"{label.name}:2" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_ultralytics_measures_what_we_measure(tmp_path: Path) -> None:
+    """Both resize alike here: the photographs already have the network's size, so neither resizes at all."""
+    data, run = tmp_path / "processed" / "dataset.yaml", tmp_path / "run"
+    must_run("python", "download_data.py", "--sample", "40", "--output", tmp_path / "raw")
+    sizes = ("--long-side", "160", "--line-width", "14", "--val-fraction", "0.1")
+    must_run("python", "parse_labels.py", "--input", tmp_path / "raw", "--output", tmp_path / "processed", *sizes)
+    quick = ("--mosaic", "0", "--scale", "0.1", "--translate", "0", "--lr", "0.003", "--optimizer", "adamw")
+    shape = (
+        "--model",
+        "yolov8n-seg.yaml",
+        "--img-size",
+        "160",
+        "--batch-size",
+        "4",
+        "--epochs",
+        "20",
+        "--no-tensorboard",
+    )
+    must_run("python", "train_yolo_ddp.py", "--data", data, "--save-dir", run, *shape, *quick)
+    weights, output = run / "last.pt", tmp_path / "ours"
+    must_run("python", "evaluate_model.py", "--model", weights, "--data", data, "--split", "train", "--output", output)
+    ours = json.loads((output / "metrics.json").read_text())
+    assert ours["mask_map50"] > 0.02, "the model must have learnt something, or the comparison proves nothing"
+    from ultralytics import YOLO
+
+    settings = {
+        "imgsz": 160,
+        "batch": 4,
+        "rect": False,
+        "plots": False,
+        "verbose": False,
+        "workers": 0,
+        "device": "cpu",
+    }
+    theirs = YOLO(weights).val(data=str(data), split="train", project=str(tmp_path / "theirs"), **settings)
+    box, mask = theirs.box, theirs.seg
+    values = {"box_map50": box.map50, "box_map50_95": box.map, "mask_map50": mask.map50, "mask_map50_95": mask.map}
+    for name, value in values.items():
+        assert ours[name] == pytest.approx(value, abs=0.005), name
+    for kind, judged in (("box", box), ("mask", mask)):
+        rows = [ours["per_class"][class_id] for class_id in judged.ap_class_index]
+        assert {row["class_id"] for row in ours["per_class"] if row["num_targets"]} == set(judged.ap_class_index)
+        assert [row[f"{kind}_map50"] for row in rows] == pytest.approx(judged.ap50.tolist(), abs=0.002)
+        assert [row[f"{kind}_map50_95"] for row in rows] == pytest.approx(judged.ap.tolist(), abs=0.002)
+
+
+NETWORK_GUARD = """
+import socket, sys, runpy
+real = socket.socket.connect
+def connect(self, address):
+    if self.family == socket.AF_UNIX or str(address[0]).startswith(("127.", "::1", "localhost")):
+        return real(self, address)
+    raise SystemExit(f"opened a socket to {address}")
+def refuse(host, *rest, **named):
+    if host in (None, "", "localhost", "127.0.0.1", "::1"):
+        return resolve(host, *rest, **named)
+    raise SystemExit(f"looked up {host}")
+resolve = socket.getaddrinfo
+socket.socket.connect = connect
+socket.socket.connect_ex = connect
+socket.getaddrinfo = refuse
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_training_evaluation_and_inference_open_no_socket_to_the_outside(trained: TrainedRun, tmp_path: Path) -> None:
+    guard = tmp_path / "guard.py"
+    guard.write_text(NETWORK_GUARD)
+    weights = str(trained.folder / "last.pt")
+    run = str(tmp_path / "run")
+    commands = [
+        ("train_yolo_ddp.py", "--data", str(trained.data), "--save-dir", run, *TRAIN_FLAGS, "--epochs", "1"),
+        (
+            "evaluate_model.py",
+            "--model",
+            weights,
+            "--data",
+            str(trained.data),
+            "--output",
+            str(tmp_path / "evaluation"),
+        ),
+        (
+            "inference.py",
+            "--model",
+            weights,
+            "--source",
+            str(trained.processed / "val/images"),
+            "--output",
+            str(tmp_path / "out"),
+        ),
+    ]
+    for command in commands:
+        # A user's own proxy and online settings must not matter; the guard ends the process at the first attempt.
+        must_run("python", guard, *command, PYTHONPATH=str(PROJECT))
+    probe = tmp_path / "probe.py"
+    probe.write_text("import urllib.request; urllib.request.urlopen('http://example.org', timeout=3)\n")
+    caught = run_script("python", guard, probe)
+    assert "looked up example.org" in caught.stderr, "the guard itself must be able to fail"
+
+
+@pytest.mark.gpu
+def test_training_on_a_gpu(trained: TrainedRun, tmp_path: Path) -> None:
+    arguments = (
+        "--data",
+        str(trained.data),
+        "--save-dir",
+        str(tmp_path / "run"),
+        *TRAIN_FLAGS,
+        "--epochs",
+        "1",
+        "--device",
+        "cuda",
+    )
+    output = must_run("python", "train_yolo_ddp.py", *arguments)
+    assert "cuda" in output
+    assert torch.cuda.is_available()

@@ -1,0 +1,153 @@
+"""Configuration: default < YAML file < command line, and what is wrong is named in one line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from utils.common.config import Options, nearest, option, parse_config, to_dict
+
+
+@dataclass(frozen=True)
+class Settings(Options):
+    """Every kind of option the scripts use."""
+
+    model: str = option("small", "which model; 100 % of them", choices=("small", "large"))
+    epochs: int = option(3, "passes", at_least=1)
+    lr: float = option(0.01, "learning rate")
+    ema: bool = option(True, "average the weights")
+    sizes: tuple[int, ...] = option((32, 64), "sizes in pixels")
+    seed: int | None = option(None, "seed")
+    config: str | None = option(None, "YAML file")
+
+
+@dataclass(frozen=True)
+class NeedsName(Options):
+    """One option without a usable default."""
+
+    run_name: str = option("", "name", required=True)
+    config: str | None = option(None, "YAML file")
+
+
+def parse(tmp_path: Path, text: str | None, *arguments: str) -> Settings:
+    if text is None:
+        return parse_config(Settings, "test", list(arguments))
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    return parse_config(Settings, "test", ["--config", str(file), *arguments])
+
+
+def complaint(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str | None, *arguments: str) -> str:
+    """Return the one line that a wrong configuration ends in."""
+    with pytest.raises(SystemExit) as leaving:
+        parse(tmp_path, text, *arguments)
+    captured = capsys.readouterr()
+    assert leaving.value.code == 2
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1, captured.err
+    assert captured.err.endswith("\n")
+    return captured.err
+
+
+def test_defaults_then_yaml_then_command_line(tmp_path: Path) -> None:
+    assert parse(tmp_path, None) == Settings()
+    text = "epochs: 5\nlr: 0.5\nema: false\nsizes: [8]\nseed: 7\n"
+    from_file = parse(tmp_path, text)
+    assert (from_file.model, from_file.epochs, from_file.lr) == ("small", 5, 0.5)
+    assert (from_file.ema, from_file.sizes, from_file.seed) == (False, (8,), 7)
+    both = parse(tmp_path, text, "--epochs", "9", "--ema", "--model=large", "--sizes", "1", "2", "3")
+    assert (both.model, both.epochs, both.lr, both.ema, both.sizes) == ("large", 9, 0.5, True, (1, 2, 3))
+
+
+def test_a_default_given_on_the_command_line_still_beats_the_file(tmp_path: Path) -> None:
+    assert parse(tmp_path, "epochs: 5", "--epochs", "3").epochs == 3
+
+
+def test_bool_has_two_flags(tmp_path: Path) -> None:
+    assert parse(tmp_path, None, "--no-ema").ema is False
+    assert parse(tmp_path, "ema: true", "--no-ema").ema is False
+
+
+def test_dashes_in_yaml_keys_and_empty_files_are_fine(tmp_path: Path) -> None:
+    assert parse(tmp_path, "") == Settings(config=str(tmp_path / "run.yaml"))
+    file = tmp_path / "name.yaml"
+    file.write_text("run-name: first\n")
+    assert parse_config(NeedsName, "test", ["--config", str(file)]).run_name == "first"
+
+
+def test_null_in_yaml_unsets_only_what_may_be_unset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse(tmp_path, "seed: null").seed is None
+    assert "epochs: expected int, found None" in complaint(capsys, tmp_path, "epochs: null")
+
+
+def test_whole_floats_count_as_integers_and_integers_as_floats(tmp_path: Path) -> None:
+    settings = parse(tmp_path, "epochs: 4.0\nlr: 1\n")
+    assert (settings.epochs, settings.lr) == (4, 1.0)
+    assert isinstance(settings.epochs, int)
+    assert isinstance(settings.lr, float)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "expected"),
+    [
+        (None, ("--epoch", "3"), "unknown argument --epoch (did you mean --epochs?)"),
+        (None, ("--modle=small",), "unknown argument --modle=small (did you mean --model?)"),
+        (None, ("--epochs", "many"), "many"),
+        (None, ("--model", "huge"), "huge"),
+        (None, ("--epochs", "0"), "--epochs 0: must be at least 1"),
+        (None, ("--no-epochs",), "unknown argument --no-epochs"),
+        (None, ("--config", "absent.yaml"), "--config absent.yaml: No such file"),
+        ("epoch: 3", (), "run.yaml: unknown key epoch (did you mean epochs?)"),
+        ("epochs: many", (), "run.yaml: epochs: expected int, found 'many'"),
+        ("epochs: 1.5", (), "run.yaml: epochs: expected int, found 1.5"),
+        ("epochs: true", (), "run.yaml: epochs: expected int, found True"),
+        ("ema: 1", (), "run.yaml: ema: expected bool, found 1"),
+        ("lr: [1, 2]", (), "run.yaml: lr: expected float"),
+        ("sizes: [1, x]", (), "run.yaml: sizes: expected int, found 'x'"),
+        ("model: huge", (), "run.yaml: model: 'huge' is not one of small, large"),
+        ("epochs: 0", (), "--epochs 0: must be at least 1"),
+        ("- epochs", (), "run.yaml: expected `key: value` lines, found a list"),
+        ("epochs: [1", (), "run.yaml: not valid YAML"),
+        ("epochs: .inf", (), "run.yaml: epochs: expected int, found inf"),
+        ("epochs: .nan", (), "run.yaml: epochs: expected int, found nan"),
+    ],
+)
+def test_what_is_wrong_is_named_in_one_line(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    text: str | None,
+    arguments: tuple[str, ...],
+    expected: str,
+) -> None:
+    assert expected in complaint(capsys, tmp_path, text, *arguments)
+
+
+def test_a_required_option_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        parse_config(NeedsName, "test", [])
+    assert leaving.value.code == 2
+    assert "--run-name is required" in capsys.readouterr().err
+
+
+def test_help_shows_every_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        parse_config(Settings, "test", ["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert leaving.value.code == 0
+    assert "100 % of them (default: small)" in text
+    assert "sizes in pixels (default: 32 64)" in text
+    assert "--ema, --no-ema average the weights (default: True)" in text
+
+
+def test_a_resolved_configuration_survives_the_way_through_yaml(tmp_path: Path) -> None:
+    settings = Settings(model="large", lr=1e-5, ema=False, sizes=(5,), seed=2)
+    assert parse(tmp_path, yaml.safe_dump(to_dict(settings))) == Settings(
+        model="large", lr=1e-5, ema=False, sizes=(5,), seed=2, config=str(tmp_path / "run.yaml")
+    )
+
+
+def test_nothing_near_means_no_advice() -> None:
+    assert nearest("zzz", ["epochs", "model"]) == ""

@@ -1,0 +1,54 @@
+"""How a script leaves: its code, its last words, and no teardown where other ranks' threads could meet it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import PROJECT
+
+SCRIPT = """
+import atexit, sys
+from utils.common.errors import UserError, run_script
+
+class Witness:
+    def __del__(self):
+        print("torn down", flush=True)
+
+witness = Witness()
+atexit.register(print, "cleaned up")
+
+def main():
+    print("unflushed", end=" ")
+    if len(sys.argv) > 1:
+        raise UserError(sys.argv[1])
+    return 75
+
+run_script(main)
+"""
+
+
+def _leave(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name != "RANK"}
+    command = [sys.executable, "-c", SCRIPT, *arguments]
+    place = {**kept, "PYTHONPATH": str(PROJECT), **environment}
+    return subprocess.run(command, env=place, capture_output=True, text=True, check=False)
+
+
+def test_a_rank_leaves_without_the_interpreters_teardown() -> None:
+    done = _leave(RANK="0")
+    assert (done.returncode, done.stdout) == (75, "unflushed cleaned up\n")
+
+
+def test_a_process_on_its_own_is_torn_down_as_usual() -> None:
+    done = _leave()
+    assert (done.returncode, done.stdout) == (75, "unflushed cleaned up\ntorn down\n")
+
+
+@pytest.mark.parametrize(("rank", "line"), [("0", "error: no such file"), ("1", "[rank 1] error: no such file")])
+def test_an_error_is_one_line_from_a_rank(rank: str, line: str) -> None:
+    done = _leave("no such file", RANK=rank)
+    assert (done.returncode, done.stderr.strip()) == (1, line)

@@ -1,0 +1,151 @@
+"""NVML's readings, with a driver that is made up: means, what a GPU lacks, and failures that delay and end nothing."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from utils.common.nvml import READINGS, Gpu, GpuWatch
+
+
+class NVMLError(Exception):
+    pass
+
+
+class NotSupportedError(NVMLError):
+    pass
+
+
+class FakeDriver(SimpleNamespace):
+    """Stands for the module pynvml: one GPU, known by its UUID, whose utilisation follows `utils`."""
+
+    def __init__(self, utils: list[int], fails_at: int | None = None, lacks_power: bool = False) -> None:
+        super().__init__(NVMLError=NVMLError, NVMLError_NotSupported=NotSupportedError)
+        self.NVML_TEMPERATURE_GPU, self.NVML_CLOCK_SM = 0, 1
+        self.utils, self.fails_at, self.lacks_power = utils, fails_at, lacks_power
+        self.reads = self.power_reads = 0
+        self.holds: threading.Event | None = None
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        assert uuid == "GPU-1234"
+        return "handle"
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
+        if self.holds is not None:
+            self.holds.wait(30)
+        if self.reads == self.fails_at:
+            raise NVMLError("GPU is lost")
+        self.reads += 1
+        return SimpleNamespace(gpu=self.utils[(self.reads - 1) % len(self.utils)])
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
+        return SimpleNamespace(used=5 * 2**30)
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        self.power_reads += 1
+        if self.lacks_power:
+            raise NotSupportedError("Not Supported")
+        return 250_500
+
+    def nvmlDeviceGetTemperature(self, handle: str, kind: int) -> int:
+        return 61
+
+    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
+        return 1410
+
+
+Install = Callable[[Any], Any]
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    def put(driver: Any) -> Any:
+        monkeypatch.setitem(sys.modules, "pynvml", driver)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="1234"))
+        return driver
+
+    return put
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.002)
+
+
+def test_a_reading_holds_every_quantity_in_its_unit(install: Install) -> None:
+    install(FakeDriver([93]))
+    assert Gpu(0).read() == {
+        "gpu_util": 0.93,
+        "gpu_memory_bytes": 5 * 2**30,
+        "gpu_power_w": 250.5,
+        "gpu_temperature_c": 61,
+        "gpu_clock_mhz": 1410,
+    }
+    assert tuple(Gpu(0).read()) == READINGS
+
+
+def test_what_a_gpu_does_not_offer_is_left_out_and_not_asked_for_again(install: Install) -> None:
+    driver = install(FakeDriver([50], lacks_power=True))
+    gpu = Gpu(0)
+    for _ in range(3):
+        assert set(gpu.read()) == set(READINGS) - {"gpu_power_w"}
+    assert driver.power_reads == 1
+
+
+def test_a_watch_returns_means_and_then_the_last_ones(install: Install) -> None:
+    driver = install(FakeDriver([20, 60]))
+    said: list[str] = []
+    with GpuWatch(0, said.append, period_s=0.001) as watch:
+        wait_for(lambda: driver.reads >= 20)
+    assert 0.35 < watch.means()["gpu_util"] < 0.45
+    assert 0.35 < watch.means()["gpu_util"] < 0.45  # nothing newer: the same again
+    assert said == []
+
+
+def test_a_failing_driver_is_told_of_once_and_measured_no_more(install: Install) -> None:
+    driver = install(FakeDriver([50], fails_at=2))
+    said: list[str] = []
+    with GpuWatch(0, said.append, period_s=0.001) as watch:
+        wait_for(lambda: said)
+        time.sleep(0.02)
+    assert said == ["GPU 0: utilisation and power are not measured any more: GPU is lost"]
+    assert watch.means() == {}
+    assert driver.reads == 2
+
+
+def test_without_the_package_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # makes the import fail
+    said: list[str] = []
+    with GpuWatch(0, said.append, period_s=0.001) as watch:
+        time.sleep(0.02)
+    assert (watch.means(), said) == ({}, [])
+
+
+def test_a_hanging_driver_delays_neither_a_reading_nor_the_end(install: Install) -> None:
+    driver = install(FakeDriver([50]))
+    driver.holds = threading.Event()
+    began_s = time.monotonic()
+    with GpuWatch(0, print, period_s=0.05) as watch:
+        assert watch.means() == {}
+    assert time.monotonic() - began_s < 5
+    driver.holds.set()
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_says_how_it_is() -> None:
+    pytest.importorskip("pynvml")
+    found = Gpu(0).read()
+    assert 0 <= found["gpu_util"] <= 1
+    assert found["gpu_memory_bytes"] > 2**20

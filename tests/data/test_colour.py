@@ -1,0 +1,109 @@
+"""Colour by the loader and by the device: equal gains, nearly equal pixels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from utils.data.augment import AugmentConfig, draw_gains, jitter_colour, jitter_colours, sample_generator
+from utils.data.dataset import Photo, SegmentationDataset, collate
+from utils.yolo.inputs import prepare_batch
+
+STILL = AugmentConfig(hsv_h=0, hsv_s=0, hsv_v=0)
+CPU = torch.device("cpu")
+
+
+def gains_of(index: int, config: AugmentConfig | None = None) -> np.ndarray:
+    return draw_gains(config or AugmentConfig(), sample_generator(0, 0, index))
+
+
+def test_without_strength_colours_stay_and_with_it_they_change() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (20, 20, 3), dtype=np.uint8)
+    assert jitter_colour(image, gains_of(0, STILL)) is image
+    changed = jitter_colour(image, gains_of(0))
+    assert (changed.shape, changed.dtype) == (image.shape, np.uint8)
+    assert not np.array_equal(changed, image)
+
+
+def test_grey_stays_grey_and_red_stays_reddish() -> None:
+    grey = np.full((2, 2, 3), 100, np.uint8)
+    red = np.full((2, 2, 3), (200, 30, 30), np.uint8)
+    for index in range(20):
+        jittered = jitter_colour(grey, gains_of(index))
+        assert (jittered.max(-1) == jittered.min(-1)).all()
+        assert (jitter_colour(red, gains_of(index)).argmax(-1) == 0).all()
+
+
+@pytest.mark.parametrize("gains", [(1.015, 1.7, 0.6), (0.985, 0.3, 1.4), (1.6, 1.2, 1.0)])
+def test_every_level_is_multiplied_rounded_and_stopped_and_hue_is_a_circle(gains: tuple[float, ...]) -> None:
+    hue, saturation, value = np.meshgrid(np.arange(0, 180, 7), np.arange(0, 256, 15), np.arange(0, 256, 15))
+    hsv = np.stack([hue, saturation, value], -1).reshape(1, -1, 3).astype(np.uint8)
+    image = cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)
+    seen = cv2.cvtColor(image, cv2.COLOR_RGB2HSV).astype(float) * gains
+    wanted = np.stack([np.rint(seen[..., 0]) % 180, seen[..., 1].clip(max=255), seen[..., 2].clip(max=255)], -1)
+    if gains[0] > 1.5:
+        wanted[..., 0] = np.floor(seen[..., 0] % 180)
+    wanted_image = cv2.cvtColor(np.rint(wanted).astype(np.uint8), cv2.COLOR_HSV2RGB)
+    gap = np.abs(jitter_colour(image, np.array(gains)).astype(int) - wanted_image.astype(int))
+    assert gap.max() <= 2  # what the conversion back rounds otherwise at a hue of 180 and one of 0
+
+
+def on_device(images: np.ndarray, gains: np.ndarray) -> np.ndarray:
+    """Return uint8 (B, H, W, 3) as the device makes it of uint8 (B, H, W, 3) and gains (B, 3)."""
+    floats = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
+    changed = jitter_colours(floats, torch.from_numpy(gains).float())
+    assert changed.is_contiguous(memory_format=torch.channels_last)
+    assert 0 <= float(changed.min()) <= float(changed.max()) <= 1
+    return (changed.permute(0, 2, 3, 1) * 255).round().to(torch.uint8).numpy()
+
+
+def test_the_device_changes_colours_as_the_loader_does() -> None:
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(0, 256, (8, 6, 6, 3), dtype=np.uint8)
+    images = np.stack([cv2.resize(image, (64, 64), interpolation=cv2.INTER_CUBIC) for image in coarse])
+    gains = np.stack([gains_of(index) for index in range(8)])
+    by_loader = np.stack([jitter_colour(image, gain) for image, gain in zip(images, gains, strict=True)])
+    gap = np.abs(on_device(images, gains).astype(int) - by_loader.astype(int))
+    assert gap.mean() < 1.5
+    assert gap.max() <= 20  # whole levels of hue are two degrees, which is 17 levels of a colour at most
+    # The control: without the change both are far apart.
+    assert np.abs(images.astype(int) - by_loader.astype(int)).mean() > 10
+
+
+def test_gains_of_one_change_nothing_on_the_device_and_black_and_white_survive() -> None:
+    image = np.random.default_rng(1).integers(0, 256, (1, 16, 16, 3), dtype=np.uint8)
+    image[0, 0, 0], image[0, 0, 1], image[0, 0, 2] = 0, 255, (7, 7, 7)
+    np.testing.assert_array_equal(on_device(image, np.ones((1, 3))), image)
+    darker = on_device(image, np.array([[1.0, 1.7, 0.5]]))
+    assert darker[0, 0, 0].tolist() == [0, 0, 0]
+    assert len(set(darker[0, 0, 1].tolist())) == 1
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> list[Photo]:
+    found = []
+    for number in range(4):
+        file = tmp_path / f"{number}.png"
+        coarse = np.random.default_rng(number).integers(0, 256, (5, 5, 3), dtype=np.uint8)
+        cv2.imwrite(str(file), cv2.resize(coarse, (96, 96), interpolation=cv2.INTER_CUBIC))
+        found.append(Photo(file, np.zeros(0, np.int64), []))
+    return found
+
+
+def test_a_batch_looks_the_same_wherever_its_colours_are_varied(photos: list[Photo]) -> None:
+    def batch(colours_on_device: bool, config: AugmentConfig) -> torch.Tensor:
+        dataset = SegmentationDataset(
+            photos, 96, augment=config, mosaic_epochs=9, seed=3, colours_on_device=colours_on_device
+        )
+        collated = collate([dataset[(1, index)] for index in range(4)])
+        assert (collated.colour_gains is not None) == (colours_on_device and config is not STILL)
+        return prepare_batch(collated, CPU)[0]
+
+    by_loader, by_device = batch(False, AugmentConfig()), batch(True, AugmentConfig())
+    assert float((by_loader - by_device).abs().mean()) < 1.5 / 255
+    torch.testing.assert_close(batch(True, STILL), batch(False, STILL), rtol=0, atol=0)
+    assert float((by_loader - batch(False, STILL)).abs().mean()) > 5 / 255

@@ -1,0 +1,224 @@
+"""Decoding, orientation, shrinking and writing of photographs."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image, ImageOps
+
+from utils.data.images import (
+    ImageError,
+    decode_image,
+    encode_jpeg,
+    exif_orientation,
+    fit_long_side,
+    letterbox,
+    points_upright,
+    read_image,
+    resize_area,
+    upright_size,
+    write_jpeg,
+)
+
+
+def encode(pixels: np.ndarray, kind: str, orientation: int | None = None) -> bytes:
+    stream = io.BytesIO()
+    exif = Image.Exif()
+    if orientation is not None:
+        exif[274] = orientation
+    Image.fromarray(pixels).save(stream, kind, exif=exif)
+    return stream.getvalue()
+
+
+def textured(height: int, width: int) -> np.ndarray:
+    noise = np.random.default_rng(7).integers(0, 255, (height // 20, width // 20, 3), dtype=np.uint8)
+    return cv2.resize(noise, (width, height), interpolation=cv2.INTER_CUBIC)
+
+
+def psnr_db(first: np.ndarray, second: np.ndarray) -> float:
+    return float(10 * np.log10(255**2 / max(1e-9, np.mean((first.astype(float) - second.astype(float)) ** 2))))
+
+
+def test_scaled_decode_equals_the_full_decode_once_shrunk() -> None:
+    data = simplejpeg.encode_jpeg(textured(3000, 4000), quality=92)
+    full, scaled = decode_image(data), decode_image(data, 640)
+    assert full.shape == (3000, 4000, 3)
+    assert scaled.shape == (1500, 2000, 3)
+    assert psnr_db(resize_area(full, 640, 480), resize_area(scaled, 640, 480)) > 40
+
+
+@pytest.mark.parametrize(
+    ("min_long_side_px", "width"), [(None, 4000), (2001, 4000), (1000, 2000), (500, 1000), (9, 500)]
+)
+def test_scaled_decode_leaves_twice_the_pixels_asked_for(min_long_side_px: int | None, width: int) -> None:
+    data = encode_jpeg(np.zeros((300, 4000, 3), np.uint8))
+    assert decode_image(data, min_long_side_px).shape[1] == width
+
+
+def test_thin_wires_survive_shrinking() -> None:
+    image = np.zeros((1600, 1600, 3), np.uint8)
+    cv2.line(image, (0, 200), (1599, 650), (255, 255, 255), 1)
+
+    def share_of_columns_with_the_wire(small: np.ndarray) -> float:
+        return float((small.max(axis=2).max(axis=0) > 8).mean())
+
+    assert share_of_columns_with_the_wire(resize_area(image, 200, 200)) == 1.0
+    linear = cv2.resize(image, (200, 200), interpolation=cv2.INTER_LINEAR)
+    assert share_of_columns_with_the_wire(linear) < 0.8
+
+
+def test_resize_area_handles_growing_and_mixed_sizes() -> None:
+    image = textured(60, 80)
+    assert resize_area(image, 80, 60) is image
+    assert resize_area(image, 160, 120).shape == (120, 160, 3)
+    assert resize_area(image, 40, 120).shape == (120, 40, 3)
+    assert fit_long_side(image, 200) is image
+    assert fit_long_side(image, 40).shape == (30, 40, 3)
+    assert fit_long_side(np.zeros((1, 4000, 3), np.uint8), 100).shape == (1, 100, 3)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_orientation_is_applied_as_other_programs_do(orientation: int, kind: str) -> None:
+    data = encode(textured(40, 60), kind, orientation)
+    expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
+    image = decode_image(data)
+    assert exif_orientation(data) == orientation
+    assert upright_size(data) == (expected.shape[1], expected.shape[0])
+    assert image.shape == expected.shape
+    assert psnr_db(image, expected) > 40 if kind == "JPEG" else np.array_equal(image, expected)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_points_move_with_the_pixels(orientation: int) -> None:
+    stored = np.zeros((40, 60, 3), np.uint8)
+    stored[10, 50] = 255
+    upright = decode_image(encode(stored, "PNG", orientation))
+    height, width = upright.shape[:2]
+    ((x, y),) = points_upright(np.array([[50.5, 10.5]]), orientation, width, height)
+    assert upright[int(y), int(x)].tolist() == [255, 255, 255]
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 77])
+def test_senseless_orientation_means_upright(orientation: int) -> None:
+    assert exif_orientation(encode(textured(40, 60), "JPEG", orientation)) == 1
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "WEBP", "TIFF"])
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.99])
+@pytest.mark.filterwarnings("ignore:Truncated File Read")
+def test_truncated_pictures_are_errors(kind: str, share: float) -> None:
+    data = encode(textured(300, 400), kind)
+    assert decode_image(data).shape == (300, 400, 3)
+    with pytest.raises(ImageError):
+        decode_image(data[: int(len(data) * share)])
+
+
+@pytest.mark.parametrize("min_long_side_px", [None, 100])
+def test_jpeg_without_its_end_is_an_error_at_every_scale(min_long_side_px: int | None) -> None:
+    data = encode_jpeg(textured(800, 800))
+    with pytest.raises(ImageError, match="truncated"):
+        decode_image(data[:-2], min_long_side_px)
+
+
+def test_jpeg_with_wrong_bytes_inside_is_an_error() -> None:
+    data = bytearray(encode_jpeg(textured(800, 800)))
+    for position in range(len(data) // 2, len(data) - 100, 97):
+        data[position] ^= 0x5A
+    with pytest.raises(ImageError, match="corrupt"):
+        decode_image(bytes(data))
+
+
+@pytest.mark.parametrize("data", [b"", b"hello", b"\xff\xd8\xff", b"\xff\xd8\xff\xe0" + bytes(100), bytes(1000)])
+def test_what_is_no_picture_is_an_error(data: bytes) -> None:
+    for function in (decode_image, upright_size, exif_orientation):
+        with pytest.raises(ImageError):
+            function(data)
+
+
+def test_grey_alpha_and_16_bit_become_rgb() -> None:
+    rgb = textured(40, 60)
+    alpha = encode(np.dstack([rgb, np.full((40, 60), 9, np.uint8)]), "PNG")
+    assert np.array_equal(decode_image(alpha), rgb)
+    grey = decode_image(encode(rgb[..., 0], "PNG"))
+    assert np.array_equal(grey, np.repeat(rgb[..., :1], 3, axis=2))
+    assert decode_image(encode(rgb[..., 0], "JPEG")).shape == (40, 60, 3)
+    _, wide = cv2.imencode(".png", rgb[..., 0].astype(np.uint16) * 257)
+    assert np.array_equal(decode_image(wide.tobytes()), grey)
+
+
+def test_cmyk_jpeg_keeps_its_colours() -> None:
+    stream = io.BytesIO()
+    Image.new("CMYK", (64, 48), (20, 200, 90, 30)).save(stream, "JPEG", quality=95)
+    expected = np.asarray(Image.open(io.BytesIO(stream.getvalue())).convert("RGB"))
+    assert np.abs(decode_image(stream.getvalue()).astype(int) - expected).max() <= 4
+
+
+def test_unusual_colour_sampling_is_decoded_another_way() -> None:
+    _, encoded = cv2.imencode(".jpg", textured(96, 96))
+    data = bytearray(encoded.tobytes())
+    data[data.find(b"\xff\xc0") + 11] = 0x31  # luma sampled 3x1, which libjpeg-turbo's converter does not know
+    with pytest.raises(ValueError, match="subsampling level"):
+        simplejpeg.decode_jpeg(bytes(data))
+    assert decode_image(bytes(data)).shape == (96, 96, 3)
+
+
+def png_header(width: int, height: int) -> bytes:
+    body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    data = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
+    return data + struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("size", [(20_001, 20_000), (60_000, 60_000)])
+def test_image_bomb_is_refused_by_its_header(size: tuple[int, int]) -> None:
+    with pytest.raises(ImageError, match="megapixels"):
+        decode_image(png_header(*size))
+
+
+def test_a_large_panorama_is_no_bomb() -> None:
+    assert upright_size(png_header(20_000, 19_999) + bytes(2_000_000)) == (20_000, 19_999)
+
+
+def test_read_image_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "bad.jpg").write_bytes(b"no picture")
+    for name in ("bad.jpg", "missing.jpg"):
+        with pytest.raises(ImageError, match=name):
+            read_image(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "size_px", "shape", "padding"),
+    [(60, 80, 160, (120, 160), (0, 20)), (81, 100, 100, (81, 100), (0, 9)), (100, 33, 64, (64, 21), (21, 0))],
+)
+def test_letterbox_centres_and_maps_points(
+    height: int, width: int, size_px: int, shape: tuple[int, int], padding: tuple[int, int]
+) -> None:
+    canvas, scale, (left, top) = letterbox(np.full((height, width, 3), 200, np.uint8), size_px)
+    assert canvas.shape == (size_px, size_px, 3)
+    assert (left, top) == padding
+    assert scale == size_px / max(height, width)
+    assert (canvas[top : top + shape[0], left : left + shape[1]] == 200).all()
+    assert (canvas == 114).sum() == 3 * (size_px**2 - shape[0] * shape[1])
+
+
+def test_letterbox_need_not_enlarge() -> None:
+    canvas, scale, (left, top) = letterbox(np.zeros((30, 40, 3), np.uint8), 100, fill=7, scale_up=False)
+    assert (scale, left, top) == (1.0, 30, 35)
+    assert (canvas == 0).sum() == 30 * 40 * 3
+
+
+def test_write_jpeg_is_whole_or_absent(tmp_path: Path) -> None:
+    image = textured(60, 80)
+    write_jpeg(tmp_path / "a.jpg", image[:, ::-1][:, ::-1], quality=95)
+    assert psnr_db(read_image(tmp_path / "a.jpg"), image) > 35
+    with pytest.raises(OSError, match="missing"):
+        write_jpeg(tmp_path / "missing" / "a.jpg", image)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jpg"]

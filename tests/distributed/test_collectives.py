@@ -1,0 +1,245 @@
+"""Ranks and collectives: on two and three real processes, and alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.ranks import RankFailed, run_ranks
+from utils import distributed
+from utils.common.errors import UserError
+from utils.common.files import local_rank_first
+from utils.distributed import collectives, process_group
+
+
+def arrays_of(rank: int) -> dict[str, np.ndarray]:
+    """Return arrays whose shapes and kinds differ between ranks; rank 1 has nothing to say in two of them."""
+    count = (3, 0, 2)[rank]
+    return {
+        "scores": np.linspace(0, 1, count, dtype=np.float32) + rank,
+        "hits": np.full((count, 10), rank % 2 == 0),
+        "ids": np.arange(5 * rank + 1, dtype=np.int64),
+        "turned": np.asfortranarray(np.arange(6, dtype=np.int16).reshape(2, 3) * (rank + 1)),
+    }
+
+
+def every_collective(fail_on_rank: int | None) -> dict[str, Any]:
+    rank, world_size = distributed.rank(), distributed.world_size()
+    value = torch.tensor([1.0, 10.0]) * (rank + 1)
+    weights = [torch.full((2, 2), float(rank)), torch.tensor(7, dtype=torch.int64) + rank, torch.arange(3.0) + rank]
+    expected_address = weights[0].data_ptr()
+    distributed.average_tensors(weights)
+    if fail_on_rank == rank:
+        raise ValueError(f"the trouble of rank {rank}")
+    if fail_on_rank is not None:
+        time.sleep(60)
+    return {
+        "place": (rank, world_size, distributed.is_distributed()),
+        "gathered": distributed.gather_arrays(arrays_of(rank)),
+        "sum": distributed.all_reduce_sum(value).tolist(),
+        "value_after": value.tolist(),
+        "any": [distributed.any_rank(rank == world_size - 1), distributed.any_rank(False), distributed.any_rank(True)],
+        "largest": distributed.largest_of_each([rank == 0, 0.25 * rank, -rank]),
+        "from_main": [distributed.from_main(value) for value in ({"rank": [rank, None, "x"]}, rank + 7, rank or None)],
+        "averaged": [tensor.tolist() for tensor in weights],
+        "in_place": weights[0].data_ptr() == expected_address,
+    }
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def answers(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return run_ranks(every_collective, request.param, None)
+
+
+def test_every_rank_knows_its_place(answers: list[dict[str, Any]]) -> None:
+    assert [answer["place"] for answer in answers] == [(rank, len(answers), True) for rank in range(len(answers))]
+
+
+def test_arrays_of_any_shape_reach_every_rank_in_rank_order(answers: list[dict[str, Any]]) -> None:
+    for answer in answers:
+        assert len(answer["gathered"]) == len(answers)
+        for rank, gathered in enumerate(answer["gathered"]):
+            expected = arrays_of(rank)
+            assert gathered.keys() == expected.keys()
+            for name, array in expected.items():
+                assert gathered[name].dtype == array.dtype
+                np.testing.assert_array_equal(gathered[name], array, strict=True)
+                gathered[name][...] = 0  # the result may be changed: it is no view of a message
+
+
+def test_sums_leave_the_argument_alone(answers: list[dict[str, Any]]) -> None:
+    total = len(answers) * (len(answers) + 1) / 2
+    for rank, answer in enumerate(answers):
+        assert answer["sum"] == [total, 10 * total]
+        assert answer["value_after"] == [rank + 1, 10 * (rank + 1)]
+
+
+def test_one_rank_is_enough_for_any_rank(answers: list[dict[str, Any]]) -> None:
+    assert [answer["any"] for answer in answers] == [[True, False, True]] * len(answers)
+
+
+def test_the_largest_over_the_ranks_and_what_rank_0_has_are_known_everywhere(answers: list[dict[str, Any]]) -> None:
+    for answer in answers:
+        assert answer["largest"] == [1, 0.25 * (len(answers) - 1), 0]
+        assert answer["from_main"] == [{"rank": [0, None, "x"]}, 7, None]
+
+
+def test_averaging_is_in_place_and_leaves_integers_alone(answers: list[dict[str, Any]]) -> None:
+    mean = (len(answers) - 1) / 2
+    for rank, answer in enumerate(answers):
+        assert answer["in_place"]
+        assert answer["averaged"] == [[[mean] * 2] * 2, 7 + rank, [mean, mean + 1, mean + 2]]
+
+
+def agreement(changed: str | None) -> str:
+    """Return what the check says on this rank when rank 1 holds another value in one tensor."""
+    tensors = {
+        "weight": torch.arange(6.0).reshape(2, 3).T,
+        "half": torch.tensor([1.5, float("nan"), 2.0]).half(),
+        "count": torch.tensor(3),
+        "empty": torch.zeros(0),
+    }
+    if changed and distributed.rank() == 1:
+        tensors[changed] = torch.nextafter(tensors[changed].float(), torch.tensor(9.0)).to(tensors[changed].dtype) + (
+            changed != "weight"
+        )
+    try:
+        distributed.check_ranks_agree(tensors)
+    except distributed.RankDisagreement as error:
+        return str(error)
+    return "agreed"
+
+
+@pytest.mark.parametrize("changed", ["weight", "half", "count"])
+def test_ranks_that_drifted_apart_are_told_so_on_every_rank(changed: str) -> None:
+    answers = run_ranks(agreement, 2, changed)
+    assert answers[0] == answers[1]
+    assert f"1 of 4 tensors differ between the ranks, the first is {changed}" in answers[0]
+
+
+def test_ranks_with_equal_bits_agree() -> None:
+    assert run_ranks(agreement, 2, None) == ["agreed", "agreed"]
+
+
+def test_a_failing_rank_is_reported_with_its_traceback_and_ends_the_others() -> None:
+    start_s = time.monotonic()
+    with pytest.raises(RankFailed, match=r"(?s)rank 1 raised.*in collectives.*the trouble of rank 1"):
+        run_ranks(every_collective, 2, 1)
+    assert time.monotonic() - start_s < 30
+
+
+def test_ranks_that_hang_are_ended_at_the_time_limit() -> None:
+    with pytest.raises(RankFailed, match=r"not done after 1 s: ranks \[0\]"):
+        run_ranks(time.sleep, 1, 60, timeout_s=1, join=False)
+
+
+def test_a_rank_that_vanishes_is_noticed_at_once() -> None:
+    with pytest.raises(RankFailed, match="rank 0 died without an answer"):
+        run_ranks(os._exit, 1, 3, join=False)
+
+
+def test_without_a_group_every_function_answers_for_one_process() -> None:
+    arrays = arrays_of(0)
+    value = torch.ones(2)
+    assert (distributed.rank(), distributed.world_size(), distributed.is_distributed()) == (0, 1, False)
+    assert distributed.gather_arrays(arrays) == [arrays]
+    assert distributed.all_reduce_sum(value) is value
+    assert [distributed.any_rank(True), distributed.any_rank(False)] == [True, False]
+    distributed.average_tensors([value])
+    assert value.tolist() == [1, 1]
+    distributed.barrier()
+    distributed.cleanup_ddp()
+
+
+def guest() -> tuple[bool, bool]:
+    """Train in a group that another made, and tell what was left of it; then in one of our own."""
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    distributed.setup_ddp(torch.device("cpu"))
+    distributed.cleanup_ddp()
+    left = dist.is_initialized()
+    dist.destroy_process_group()
+    distributed.setup_ddp(torch.device("cpu"))
+    distributed.cleanup_ddp()
+    return left, dist.is_initialized()
+
+
+def test_a_group_made_by_somebody_else_is_theirs_to_end() -> None:
+    assert run_ranks(guest, 1, join=False) == [(True, False)]
+
+
+def test_objects_are_not_gathered() -> None:
+    with pytest.raises(TypeError, match="numeric"):
+        collectives._encode({"names": np.array(["a", None], dtype=object)})
+
+
+@pytest.fixture
+def no_rank_variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_no_rank_variables_mean_a_single_process(no_rank_variables: pytest.MonkeyPatch) -> None:
+    assert distributed.read_rank_environment() == distributed.RankInfo(0, 0, 1, 1)
+    assert distributed.read_rank_environment().is_main
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ({"RANK": "0"}, "LOCAL_RANK, WORLD_SIZE is not set"),
+        ({"WORLD_SIZE": "2"}, "RANK, LOCAL_RANK is not set"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "LOCAL_RANK is not set"),
+    ],
+)
+def test_half_set_rank_variables_are_refused(
+    no_rank_variables: pytest.MonkeyPatch, given: dict[str, str], missing: str
+) -> None:
+    for name, value in given.items():
+        no_rank_variables.setenv(name, value)
+    with pytest.raises(UserError, match=missing):
+        distributed.read_rank_environment()
+
+
+@pytest.mark.parametrize(("rank", "local_rank", "fits"), [(1, 1, True), (2, 0, False), (-1, 0, False), (0, 2, False)])
+def test_ranks_outside_the_world_are_refused(
+    no_rank_variables: pytest.MonkeyPatch, rank: int, local_rank: int, fits: bool
+) -> None:
+    for name, value in {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": 2}.items():
+        no_rank_variables.setenv(name, str(value))
+    if fits:
+        assert distributed.read_rank_environment() == distributed.RankInfo(rank, local_rank, 2, 2)
+    else:
+        with pytest.raises(UserError, match=f"RANK={rank} LOCAL_RANK={local_rank}"):
+            distributed.read_rank_environment()
+
+
+def test_a_wrong_timeout_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_TIMEOUT", "30min")
+    with pytest.raises(UserError, match="NCCL_TIMEOUT=30min"):
+        process_group._seconds_of("NCCL_TIMEOUT", 1.0)
+
+
+def test_one_process_at_a_time_holds_the_machines_lock(tmp_path: Path) -> None:
+    lock_file = tmp_path / "new" / "job.lock"
+    reader, writer = os.pipe()
+    with local_rank_first(lock_file):
+        child = os.fork()
+        if child == 0:
+            try:
+                with local_rank_first(lock_file):
+                    os.write(writer, b"child")
+            finally:
+                os._exit(0)
+        time.sleep(0.2)
+        os.write(writer, b"parent ")
+    os.waitpid(child, 0)
+    assert os.read(reader, 100) == b"parent child"

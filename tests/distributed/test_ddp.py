@@ -1,0 +1,165 @@
+"""DDP's options on two real processes, compilation, and the switches of the device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.ranks import run_ranks
+from utils import distributed
+from utils.common.devices import Precision, tune_device
+from utils.distributed.ddp import bucket_bytes, compile_in_place, gradient_bytes, wrap_for_ranks
+from utils.engine.loop import TrainingEngine
+
+CPU = torch.device("cpu")
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.SiLU(), nn.Linear(16, 3))
+
+
+def train(folder: Path, **options: Any) -> dict[str, np.ndarray]:
+    """Return the weights after some steps on this rank's own data."""
+    model = network()
+    generator = torch.Generator().manual_seed(distributed.rank())
+    batches = [(torch.randn(8, 6, generator=generator), torch.randn(8, 3, generator=generator)) for _ in range(6)]
+    engine = TrainingEngine(
+        model,
+        CPU,
+        distributed=distributed.is_distributed(),
+        world_size=distributed.world_size(),
+        backend="gloo",
+        precision=Precision("off", None, False),
+        save_dir=folder,
+        tensorboard=False,
+        **options,
+    )
+    engine.train_one_epoch(batches, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), nn.MSELoss(), None, 1)
+    return {name: value.numpy().copy() for name, value in model.state_dict().items()}
+
+
+def on_two_ranks(folder: Path) -> dict[str, dict[str, np.ndarray]]:
+    return {
+        "plain": train(folder),
+        "static": train(folder, static_graph=True),
+        "bf16": train(folder, grad_compression="bf16"),
+        "fp16": train(folder, grad_compression="fp16"),
+        "accumulated": train(folder, grad_compression="bf16", accumulation_steps=2),
+    }
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_ranks(on_two_ranks, 2, tmp_path_factory.mktemp("parallel"))
+
+
+@pytest.mark.parametrize("kind", ["plain", "static", "bf16", "fp16", "accumulated"])
+def test_both_ranks_end_with_equal_weights(answers: list[dict[str, Any]], kind: str) -> None:
+    for name, value in answers[0][kind].items():
+        np.testing.assert_array_equal(answers[1][kind][name], value, err_msg=name)
+
+
+def test_a_static_graph_changes_no_bit(answers: list[dict[str, Any]]) -> None:
+    for name, value in answers[0]["plain"].items():
+        np.testing.assert_array_equal(answers[0]["static"][name], value, err_msg=name)
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("bf16", 2e-2), ("fp16", 2e-3)])
+def test_compressed_gradients_cost_some_digits_and_no_more(
+    answers: list[dict[str, Any]], kind: str, tolerance: float
+) -> None:
+    start = {name: value.numpy() for name, value in network().state_dict().items()}
+    moved = {kind: np.concatenate([(answers[0][kind][n] - start[n]).ravel() for n in start]) for kind in answers[0]}
+    gap = np.linalg.norm(moved[kind] - moved["plain"]) / np.linalg.norm(moved["plain"])
+    assert 0 < gap < tolerance
+
+
+def test_a_compiled_module_keeps_its_names_and_its_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def translate(graph: Any, _: Any) -> Any:
+        compiled.append("graph")
+        return graph.forward
+
+    plain, module = network(), network()
+    whole = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self: whole(self, backend=translate))  # no compiler needed
+    compile_in_place(module)
+    inputs = torch.randn(4, 6)
+    torch.testing.assert_close(module(inputs), plain(inputs))
+    assert compiled == ["graph"]
+    assert module.state_dict().keys() == plain.state_dict().keys()
+    assert type(module) is nn.Sequential
+
+
+def test_the_engine_compiles_what_it_trains_and_saves_plain_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[nn.Module] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self: seen.append(self))
+    weights = train(tmp_path, compile_model=True, use_ema=True)
+    assert [type(module) for module in seen] == [nn.Sequential]
+    assert not any("_orig_mod" in name for name in weights)
+
+
+def test_buffers_begin_as_rank_0_has_them() -> None:
+    first, second = run_ranks(wrapped_buffers, 2)
+    assert first == second == [1.0, 1.0]
+
+
+def wrapped_buffers() -> list[float]:
+    module = nn.BatchNorm1d(2)
+    assert module.running_mean is not None
+    module.running_mean.fill_(distributed.rank() + 1.0)
+    wrap_for_ranks(module, CPU, 0, backend="gloo")
+    values: list[float] = module.running_mean.tolist()
+    return values
+
+
+def test_a_small_models_gradients_travel_in_several_messages() -> None:
+    mib = 2**20
+    assert [bucket_bytes(size * mib) // mib for size in (2, 12, 80, 1000)] == [1, 1, 10, 25]
+    assert run_ranks(number_of_buckets, 2) == [4, 4]
+
+
+def number_of_buckets() -> int:
+    """Train 4 layers of 1 MiB each; return how many messages their gradients became once DDP knows their order."""
+    module = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(4)))
+    assert gradient_bytes(module) == 4 * 2**20
+    wrapped = wrap_for_ranks(module, CPU, 0, backend="gloo")
+    seen: list[int] = []
+
+    def count(_, bucket):  # type: ignore[no-untyped-def] # DDP reads annotations, and refuses text
+        seen.append(bucket.index())
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        return work.get_future().then(lambda done: done.value()[0])
+
+    wrapped.register_comm_hook(None, count)
+    for _ in range(2):
+        seen.clear()
+        wrapped(torch.ones(1, 512)).sum().backward()
+    return len(seen)
+
+
+def test_the_switches_of_a_gpu_leave_a_cpu_alone() -> None:
+    before = (torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled())
+    tune_device(CPU, deterministic=True, fixed_shapes=True)
+    assert (torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()) == before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_the_switches_follow_the_wish_for_equal_bits(deterministic: bool) -> None:
+    try:
+        tune_device(torch.device("cuda", 0), deterministic=deterministic, fixed_shapes=True)
+        assert torch.are_deterministic_algorithms_enabled() == deterministic
+        assert torch.backends.cudnn.benchmark != deterministic
+    finally:
+        tune_device(torch.device("cuda", 0), deterministic=False, fixed_shapes=False)

@@ -1,0 +1,164 @@
+"""Non-finite losses: all ranks leave the same steps out, undo what several of them did, and save nothing spoilt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.engine.test_loop import classifier, engine_of, loader_of, plain, points
+from tests.ranks import run_ranks
+from utils import distributed
+from utils.engine.nonfinite import Diverged, NonFiniteGuard, all_finite
+from utils.run.checkpoint import load_latest
+
+NUM_BATCHES = 30
+
+
+def train_with_bad_batches(folder: Path, bad: list[int], *, fused: bool = True, always: bool = False) -> dict[str, Any]:
+    """Train two epochs; the last rank's loss is a NaN at the given batches, counted over the run as it is first seen.
+
+    With `always` those batches are bad whenever they are seen.
+    """
+    model = classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=fused)
+    engine = engine_of(model, folder, use_ema=True, ema_ramp_updates=5, gradient_clip_val=1.0)
+    seen = 0
+
+    def criterion(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        nonlocal seen
+        loss = nn.functional.cross_entropy(outputs, labels)
+        if not outputs.requires_grad:
+            return loss
+        number = engine.progress.epoch * NUM_BATCHES + engine.progress.batch if always else seen
+        seen += 1
+        is_last_rank = distributed.rank() == distributed.world_size() - 1
+        return loss * float("nan") if number in bad and is_last_rank else loss
+
+    count = NUM_BATCHES * 4 // distributed.world_size()
+    loader = loader_of(points(count * distributed.world_size()), 4 // distributed.world_size())
+    problem = ""
+    try:
+        engine.train(loader, loader_of(points(20, seed=1), 4), optimizer, criterion, num_epochs=2)
+    except Diverged as error:
+        problem = str(error)
+    assert engine.ema is not None
+    found = load_latest(folder / "checkpoint")
+    return {
+        "weights": plain(model.state_dict()),
+        "finite": all_finite([*model.state_dict().values(), *engine.ema.module.state_dict().values()]),
+        "saved": found is not None and all_finite(found[1]["model"].values()) and all_finite(found[1]["ema"].values()),
+        "skipped": engine.guard.counts()[0],
+        "rollbacks": engine.recovery.num_rollbacks,
+        "left_out": engine.progress.left_out,
+        "steps": engine.progress.global_step,
+        "problem": problem,
+    }
+
+
+def on_two_ranks(folder: Path) -> dict[str, Any]:
+    return {
+        "two": train_with_bad_batches(folder / "two", [5, 6]),
+        "row": train_with_bad_batches(folder / "row", list(range(35, 41))),
+    }
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_ranks(on_two_ranks, 2, tmp_path_factory.mktemp("guard"))
+
+
+def test_ranks_leave_out_the_steps_that_one_of_them_spoilt(answers: list[dict[str, Any]]) -> None:
+    for answer in answers:
+        assert (answer["two"]["skipped"], answer["two"]["rollbacks"]) == (2, 0)
+        assert answer["two"]["finite"]
+        assert answer["two"]["saved"]
+        for name, value in answers[0]["two"]["weights"].items():
+            np.testing.assert_array_equal(answer["two"]["weights"][name], value)
+
+
+def test_several_bad_steps_in_a_row_are_undone_on_all_ranks(answers: list[dict[str, Any]]) -> None:
+    for answer in answers:
+        row = answer["row"]
+        assert row["rollbacks"] == 1
+        assert row["left_out"] == answers[0]["row"]["left_out"]
+        assert all(epoch == 1 for epoch, _ in row["left_out"])
+        assert len(row["left_out"]) >= 5
+        assert row["finite"]
+        assert row["saved"]
+        for name, value in answers[0]["row"]["weights"].items():
+            np.testing.assert_array_equal(row["weights"][name], value)
+
+
+def test_a_first_step_left_out_leaves_no_garbage_in_the_momentum() -> None:
+    weights = []
+    for begins_badly in (True, False):
+        weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+        optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, nesterov=True, fused=True)
+        guard = NonFiniteGuard(torch.device("cpu"))
+        if begins_badly:
+            weight.grad = torch.full((2,), float("nan"))
+            guard.step(optimizer, weight.grad.norm())
+        for _ in range(2):
+            weight.grad = torch.tensor([0.5, -0.25])
+            guard.step(optimizer, weight.grad.norm())
+        weights.append(weight.detach())
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_step_left_out_changes_neither_weights_nor_momentum(fused: bool) -> None:
+    weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    optimizer = torch.optim.AdamW([weight], lr=0.1, fused=fused)
+    guard = NonFiniteGuard(torch.device("cpu"))
+    weight.grad = torch.tensor([0.5, 0.5])
+    guard.step(optimizer, weight.grad.norm())
+    before, state = weight.detach().clone(), {k: v.clone() for k, v in optimizer.state[weight].items()}
+    assert before.tolist() != [1.0, 2.0]
+    weight.grad = torch.tensor([float("nan"), 0.5])
+    guard.step(optimizer, weight.grad.norm())
+    assert torch.equal(weight, before)
+    for name, value in state.items():
+        assert torch.equal(optimizer.state[weight][name], value), name
+    assert guard.counts() == (1, 1)
+    weight.grad = torch.tensor([0.5, 0.5])
+    guard.step(optimizer, weight.grad.norm())
+    assert not torch.equal(weight, before)
+    assert guard.counts() == (1, 0)
+
+
+def test_without_a_checkpoint_the_end_is_a_clear_line(tmp_path: Path) -> None:
+    answer = train_with_bad_batches(tmp_path, list(range(12)))
+    assert answer["problem"].startswith(
+        "the gradient is not finite at step 10, before the first checkpoint; lower --lr"
+    )
+    assert answer["finite"]
+    assert load_latest(tmp_path / "checkpoint") is None
+    assert Diverged.exit_code == 70
+
+
+def test_batches_that_are_always_bad_are_left_out_after_one_roll_back(tmp_path: Path) -> None:
+    answer = train_with_bad_batches(tmp_path, list(range(35, 40)), always=True)
+    assert (answer["rollbacks"], answer["problem"]) == (1, "")
+    assert [1, 5] in answer["left_out"]
+    assert answer["finite"]
+    assert answer["steps"] == 2 * NUM_BATCHES - len(answer["left_out"])
+
+
+def test_a_training_that_stays_bad_gives_up(tmp_path: Path) -> None:
+    answer = train_with_bad_batches(tmp_path, list(range(NUM_BATCHES, 10_000)))
+    assert "after 3 roll-backs" in answer["problem"]
+    assert answer["saved"]
+
+
+def test_finiteness_is_seen_in_every_kind_of_tensor() -> None:
+    fine = [torch.ones(3), torch.arange(4), torch.zeros(0), torch.ones(2, dtype=torch.float16)]
+    assert all_finite(fine)
+    assert all_finite([])
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        assert not all_finite([*fine, torch.tensor([1.0, bad])])
+        assert not all_finite([torch.tensor([bad], dtype=torch.float16)])

@@ -1,0 +1,396 @@
+"""No work is lost: checkpoints within an epoch, a full disk, the stacks of a stall, another number of ranks."""
+
+from __future__ import annotations
+
+import errno
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from utils import assembly
+from utils.common.config import parse_config
+from utils.common.devices import Precision, choose_precision
+from utils.common.errors import EXIT_IO, UserError
+from utils.data.loader import EpochBatches
+from utils.engine import recovery, stopping
+from utils.engine.loop import TrainingEngine
+from utils.engine.recovery import CannotSave
+from utils.engine.stall import StallWatch
+from utils.engine.state import Progress
+from utils.measure import batch_size
+from utils.measure.batch_size import largest_that_fits, probe_batch_size
+from utils.run.checkpoint import latest_facts, load_latest, save_checkpoint
+from utils.train_config import TrainConfig
+from utils.train_plan import batches_per_step, keep_choices
+
+CPU = torch.device("cpu")
+BATCHES = 12  # per epoch
+MOMENTUM_SGD = partial(torch.optim.SGD, momentum=0.9)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def train(
+    folder: Path,
+    *,
+    epochs: int = 3,
+    resume: bool = False,
+    die_at: int | None = None,
+    optimizer_type: Any = MOMENTUM_SGD,
+    **options: Any,
+) -> TrainingEngine:
+    """Train a small classifier; `die_at` is the batch, counted over epochs, at which everything ends."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    data = TensorDataset(torch.randn(4 * BATCHES, 4), torch.arange(4 * BATCHES) % 2)
+    loader = DataLoader(data, batch_size=4)
+    trainer = TrainingEngine(
+        model=model, device=CPU, use_amp=False, use_ema=True, save_dir=folder, tensorboard=False, **options
+    )
+    seen = 0
+
+    def criterion(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        nonlocal seen
+        seen += outputs.requires_grad
+        if seen == die_at:
+            raise Killed
+        return nn.functional.cross_entropy(outputs, labels)
+
+    optimizer = optimizer_type(model.parameters(), lr=0.1)
+    trainer.train(loader, loader, optimizer, criterion, num_epochs=epochs, resume=resume)
+    return trainer
+
+
+def weights_of(trainer: TrainingEngine) -> list[np.ndarray]:
+    assert trainer.ema is not None
+    modules = (trainer.raw_model, trainer.ema.module)
+    return [value.numpy().copy() for module in modules for value in module.state_dict().values()]
+
+
+# --- checkpoints within an epoch -----------------------------------------------------------------------------------
+
+
+def test_a_kill_within_an_epoch_loses_only_what_followed_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "STOP_CHECK_STEPS", 2)
+    whole = train(tmp_path / "whole")
+    with pytest.raises(Killed):
+        train(tmp_path / "killed", die_at=BATCHES + 8, save_every_s=0.0)
+    found = load_latest(tmp_path / "killed" / "checkpoint")
+    assert found is not None
+    assert found[1]["progress"]["global_step"] == BATCHES + 6
+    continued = train(tmp_path / "killed", resume=True)
+    for expected, value in zip(weights_of(whole), weights_of(continued), strict=True):
+        np.testing.assert_array_equal(value, expected)
+
+
+def test_without_a_time_checkpoints_are_written_after_epochs_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "STOP_CHECK_STEPS", 2)
+    with pytest.raises(Killed):
+        train(tmp_path, die_at=BATCHES + 8)
+    found = load_latest(tmp_path / "checkpoint")
+    assert found is not None
+    assert found[1]["progress"]["global_step"] == BATCHES
+
+
+@pytest.mark.parametrize("is_long", [True, False])
+def test_a_kill_in_a_long_validation_loses_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_long: bool
+) -> None:
+    monkeypatch.setattr(recovery, "LONG_VALIDATION_S", -1.0 if is_long else 1000.0)
+    whole = train(tmp_path / "whole")
+    validate, steps, count = TrainingEngine.validate, [], 0
+
+    def dies_in_the_second(self: TrainingEngine, *arguments: Any) -> dict[str, Any]:
+        nonlocal count
+        count += 1
+        if count == 2:
+            raise Killed
+        return validate(self, *arguments)
+
+    def counted(self: TrainingEngine, *arguments: Any) -> None:
+        steps.append(self.progress.global_step)
+        take_step(self, *arguments)
+
+    take_step = TrainingEngine._optimizer_step
+    monkeypatch.setattr(TrainingEngine, "validate", dies_in_the_second)
+    with pytest.raises(Killed):
+        train(tmp_path / "killed")
+    monkeypatch.setattr(TrainingEngine, "_optimizer_step", counted)
+    continued = train(tmp_path / "killed", resume=True)
+    assert steps[0] == (2 * BATCHES if is_long else BATCHES)
+    assert continued.progress.history["train_loss"] == whole.progress.history["train_loss"]
+    assert continued.progress.history["val_loss"] == whole.progress.history["val_loss"]
+    assert continued.progress.trained is None
+    for expected, value in zip(weights_of(whole), weights_of(continued), strict=True):
+        np.testing.assert_array_equal(value, expected)
+
+
+def test_the_facts_stand_in_the_manifest(tmp_path: Path) -> None:
+    assert latest_facts(tmp_path / "checkpoint") == {}
+    train(tmp_path, epochs=1, checkpoint_facts={"global_batch_size": 32})
+    assert latest_facts(tmp_path / "checkpoint")["global_batch_size"] == 32
+
+
+# --- a disk that takes nothing -------------------------------------------------------------------------------------
+
+
+class FullDisk:
+    """Refuses the given saves, counted from 1, as a full disk does."""
+
+    def __init__(self, refused: set[int]) -> None:
+        self.refused = refused
+        self.count = 0
+
+    def __call__(self, *arguments: Any, **options: Any) -> Path:
+        self.count += 1
+        if self.count in self.refused:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return save_checkpoint(*arguments, **options)
+
+
+def test_training_goes_on_while_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(recovery, "save_checkpoint", FullDisk({2, 3}))
+    train(tmp_path, epochs=4)
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
+    assert [line.count("No space left on device") for line in warnings] == [1, 1]
+    assert "step 24" in warnings[0]
+    assert "1 of 3" in warnings[0]
+    assert "2 of 3" in warnings[1]
+    assert latest_facts(tmp_path / "checkpoint")["step"] == 4 * BATCHES
+
+
+def test_three_failures_in_a_row_end_the_training_and_keep_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "save_checkpoint", FullDisk({2, 3, 4}))
+    with pytest.raises(CannotSave, match=r"no checkpoint at step 48: No space left on device; make room") as caught:
+        train(tmp_path, epochs=6)
+    assert caught.value.exit_code == EXIT_IO == 74
+    assert latest_facts(tmp_path / "checkpoint")["step"] == BATCHES
+
+
+def test_a_stop_that_cannot_be_saved_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "save_checkpoint", FullDisk({1}))
+    monkeypatch.setattr(stopping, "STOP_CHECK_STEPS", 2)
+    trainer_flags: list[TrainingEngine] = []
+    create = TrainingEngine.__init__
+
+    def told_to_stop(self: TrainingEngine, **options: Any) -> None:
+        create(self, **options)
+        trainer_flags.append(self)
+        self.prepare_batch = lambda batch, device: (self.stop_flag.set("test"), batch)[1]
+
+    monkeypatch.setattr(TrainingEngine, "__init__", told_to_stop)
+    with pytest.raises(CannotSave):
+        train(tmp_path)
+
+
+def test_older_checkpoints_make_room_for_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "checkpoint"
+    for step in (1, 2):
+        save_checkpoint(folder, step, {"weights": torch.zeros(3)})
+
+    def save_where_there_is_room(*arguments: Any, **options: Any) -> Path:
+        if (folder / "step-00000001").exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        assert (folder / "step-00000002").exists()
+        return save_checkpoint(*arguments, **options)
+
+    monkeypatch.setattr(recovery, "save_checkpoint", save_where_there_is_room)
+    train(tmp_path, epochs=1)
+    assert latest_facts(folder)["step"] == BATCHES
+
+
+def test_a_best_file_that_was_refused_is_written_by_the_next_good_epoch(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def save_model(path: Path, module: nn.Module, info: dict[str, Any]) -> None:
+        calls.append(path.name)
+        if calls.count("best.pt") == 2 and path.name == "best.pt":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        path.write_text(str(info["epoch"]), encoding="utf-8")
+
+    losses = iter([1.0, 0.5, 0.9, 0.95])
+    trainer = train(tmp_path, epochs=4, save_model=save_model, evaluator=lambda *_: {"val_loss": next(losses)})
+    assert (tmp_path / "best.pt").read_text(encoding="utf-8") == "3"
+    assert (tmp_path / "last.pt").read_text(encoding="utf-8") == "4"
+    assert (trainer.progress.best_value, trainer.progress.best_epoch) == (0.9, 2)
+
+
+# --- stalls --------------------------------------------------------------------------------------------------------
+
+
+def test_a_stall_shows_the_stacks_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with StallWatch(tmp_path, rank=3, limit_s=0.1) as watch:
+        time.sleep(0.5)
+        watch.beat()
+    told = (tmp_path / "stacks-rank3.txt").read_text(encoding="utf-8")
+    assert told.count("[rank 3] no progress for 0 s") == 1
+    assert "test_a_stall_shows_the_stacks_once" in told
+    assert "test_a_stall_shows_the_stacks_once" in capfd.readouterr().err
+
+
+def test_who_goes_on_is_left_alone(tmp_path: Path) -> None:
+    with StallWatch(tmp_path, rank=0, limit_s=0.4) as watch:
+        for _ in watch.watched(range(8)):
+            time.sleep(0.1)
+    assert not watch.file.exists()
+
+
+# --- another number of ranks ---------------------------------------------------------------------------------------
+
+
+def test_with_one_global_batch_the_steps_see_the_same_images_at_any_world_size() -> None:
+    def images_of_steps(world_size: int, batches: int) -> list[set[int]]:
+        per_rank = []
+        for rank in range(world_size):
+            order = EpochBatches(50, 12 // world_size // batches, rank, world_size, 0, (), batches)
+            per_rank.append([{index for _, index, *_ in batch} for batch in order])
+        lengths = {len(order) for order in per_rank}
+        assert len(lengths) == 1
+        steps = lengths.pop() // batches
+        return [
+            set().union(*(order[step * batches + part] for order in per_rank for part in range(batches)))
+            for step in range(steps)
+        ]
+
+    expected = images_of_steps(1, 1)
+    assert set().union(*expected) == set(range(50))
+    for world_size, batches in ((2, 1), (1, 2), (2, 3), (3, 2), (1, 4)):
+        assert images_of_steps(world_size, batches) == expected
+
+
+def test_accumulation_that_leaves_batches_empty_is_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"5 training images cannot fill 2 processes x --accumulate 3; use --accumulate 2"
+    ):
+        EpochBatches(5, 1, 0, 2, 0, (), 3)
+
+
+def test_the_place_in_an_epoch_is_counted_in_the_new_batches() -> None:
+    progress = Progress(epoch=1, batch=6, left_out=[[0, 2], [0, 3], [1, 4]])
+    progress.regroup(2, 4)
+    assert progress.batch == 12
+    assert progress.left_out == [[0, 4], [0, 5], [0, 6], [0, 7], [1, 8], [1, 9], [1, 10], [1, 11]]
+    progress.regroup(4, 2)
+    assert progress.batch == 6
+
+
+@pytest.mark.parametrize(("world_size", "expected"), [(4, 1), (2, 2), (1, 4)])
+def test_fewer_ranks_take_more_batches_per_step(world_size: int, expected: int) -> None:
+    assert batches_per_step(TrainConfig(batch_size=8), world_size, {"global_batch_size": 32}) == expected
+    assert batches_per_step(TrainConfig(batch_size=8, accumulate=3), world_size, {}) == 3
+
+
+@pytest.mark.parametrize("world_size", [3, 8])
+def test_a_global_batch_that_cannot_be_kept_is_refused(world_size: int) -> None:
+    with pytest.raises(UserError, match=rf"32 images per step, which {world_size} processes with --batch-size 8"):
+        batches_per_step(TrainConfig(batch_size=8), world_size, {"global_batch_size": 32})
+
+
+# --- what a run chose when it began --------------------------------------------------------------------------------
+
+
+def test_a_run_that_continues_keeps_what_auto_chose_when_it_began() -> None:
+    config = TrainConfig()
+    kept, lines = keep_choices(config, {"optimizer": "adamw", "amp": "off"}, CPU)
+    assert (kept.optimizer, kept.amp, lines) == ("adamw", "off", [])
+    assert keep_choices(config, {}, CPU) == (config, [])
+    foreign = {"optimizer": "lion", "amp": 7}
+    assert keep_choices(config, foreign, CPU) == (config, [])
+    told = TrainConfig(optimizer="sgd", amp="bf16")
+    assert keep_choices(told, {"optimizer": "adamw", "amp": "off"}, CPU) == (told, [])
+
+
+def test_a_precision_that_the_new_machine_has_not_is_told_of() -> None:
+    kept, lines = keep_choices(TrainConfig(), {"amp": "fp16"}, CPU)
+    assert kept.amp == "auto"
+    assert lines == [
+        f"The run began with --amp fp16, which this device has not: it goes on with {choose_precision('auto', CPU).name}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "held"),
+    [
+        (torch.optim.AdamW, torch.optim.SGD, "it holds the state of AdamW"),
+        (torch.optim.SGD, torch.optim.AdamW, "it holds the state of SGD"),
+    ],
+)
+def test_the_state_of_another_optimizer_is_refused(tmp_path: Path, first: Any, second: Any, held: str) -> None:
+    train(tmp_path, epochs=1, optimizer_type=first)
+    with pytest.raises(UserError, match=rf"step-00000012: not a checkpoint of this model.*{held}.*new --save-dir"):
+        train(tmp_path, resume=True, optimizer_type=second)
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "checkpoint", 1, {"weights": torch.zeros(3)})
+    with pytest.raises(UserError, match="step-00000001: not a checkpoint of this model"):
+        train(tmp_path, resume=True)
+
+
+def test_a_run_in_full_precision_may_go_on_with_a_gradient_scaler(tmp_path: Path) -> None:
+    assert train(tmp_path, epochs=1).scaler.state_dict() == {}
+    continued = train(tmp_path, epochs=2, resume=True, precision=Precision("off", None, use_scaler=True))
+    assert continued.progress.epoch == 2
+    assert continued.scaler.get_scale() > 1
+
+
+# --- --batch-size auto ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 16, 23, 24, 100])
+def test_the_largest_batch_that_fits_is_found(limit: int) -> None:
+    tried: list[int] = []
+
+    def fits(number: int) -> bool:
+        tried.append(number)
+        return number <= limit
+
+    found = largest_that_fits(fits, 640)
+    assert found <= limit < 1.5 * found + 1
+    assert len(tried) == len(set(tried))
+
+
+def test_a_gpu_too_small_for_one_image_is_named() -> None:
+    with pytest.raises(UserError, match="not one image of 640 pixels fits the GPU"):
+        largest_that_fits(lambda _: False, 640)
+
+
+def test_a_cpu_has_a_plain_answer() -> None:
+    assert probe_batch_size(nn.Identity(), CPU, choose_precision("off", CPU), 64) == batch_size.CPU_BATCH_SIZE  # type: ignore[arg-type]
+
+
+def test_auto_is_a_word_for_the_batch_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("batch_size: auto\n", encoding="utf-8")
+    for arguments in (["--batch-size", "auto"], ["--config", str(file)]):
+        assert parse_config(TrainConfig, "", arguments).batch_size == 0
+    with pytest.raises(SystemExit, match="2"):
+        parse_config(TrainConfig, "", ["--batch-size", "many"])
+    assert "invalid int or auto value: 'many'" in capsys.readouterr().err
+
+
+def test_auto_keeps_the_batch_size_of_a_run_that_continues(tmp_path: Path) -> None:
+    config = TrainConfig(batch_size=0, save_dir=str(tmp_path))
+    assert assembly.agree_batch_size(config, 12) == 12
+    (tmp_path / "config.yaml").write_text("batch_size: 24\n", encoding="utf-8")
+    assert assembly.agree_batch_size(config, 12) == 24
+    assert assembly.agree_batch_size(TrainConfig(batch_size=6, save_dir=str(tmp_path)), None) == 6

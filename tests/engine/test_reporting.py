@@ -1,0 +1,101 @@
+"""The line of a batch: what it costs in collectives, whom it names, what it leaves in metrics.jsonl."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.engine.test_loop import classifier, engine_of, loader_of, points
+from tests.ranks import run_ranks
+from utils import distributed
+from utils.engine.meters import FIELDS, EpochMeter
+from utils.engine.reporting import BatchLog
+from utils.engine.state import Progress
+from utils.engine.step import default_prepare_batch
+from utils.run.log import RunLog
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def train_with_a_slow_rank(folder: Path) -> str:
+    """Train one epoch of 31 batches while rank 1 takes 30 ms longer to prepare each; return what this rank prints."""
+
+    def prepare(batch: Any, device: torch.device) -> Any:
+        time.sleep(0.03 if distributed.rank() == 1 else 0.001)
+        return default_prepare_batch(batch, device)
+
+    model = classifier()
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        engine_of(model, folder, prepare_batch=prepare).train(
+            loader_of(points(248), 4),
+            loader_of(points(8), 4),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            nn.CrossEntropyLoss(),
+            num_epochs=1,
+        )
+    return said.getvalue()
+
+
+def test_a_slow_rank_is_named_on_the_console_and_in_the_records(tmp_path: Path) -> None:
+    said, nothing = run_ranks(train_with_a_slow_rank, 2, tmp_path)
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    batches = [record for record in records if record["kind"] == "batch"]
+    assert [record["batch"] for record in batches] == [0, 10, 20, 30]
+    assert [record["slow_rank"] for record in batches] == [None, None, 1, 1]
+    last = batches[-1]
+    fast_ms, slow_ms = last["ranks"]["own_ms"]
+    assert slow_ms > 30 > fast_ms
+    assert last["step_ms"] > 30
+    assert len(last["ranks"]["cpu_cores"]) == len(last["ranks"]["rss_bytes"]) == 2
+    assert not any(name.startswith("gpu") for name in last["ranks"])
+    assert said.count("rank 1 is slow (") == 2
+    assert nothing == ""
+
+
+def count_collectives() -> int:
+    """Log one batch on two ranks; return how many collectives that took."""
+    calls = []
+    original = dist.all_reduce
+
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        calls.append(1)
+        return original(*arguments, **keywords)
+
+    dist.all_reduce = counted
+    batch_log, meter = BatchLog(torch.device("cpu"), 2), EpochMeter()
+    loss = torch.tensor(float(distributed.rank()))
+    meter.add({"loss": loss}, 4)
+    batch_log.write(RunLog(Path(), is_main=False), {"loss": loss}, Progress(), 0, meter, (1, 0))
+    dist.all_reduce = original
+    return len(calls)
+
+
+def test_a_logged_batch_takes_one_collective() -> None:
+    assert run_ranks(count_collectives, 2) == [1, 1]
+
+
+def test_gpu_readings_reach_line_and_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch_log, meter = BatchLog(torch.device("cpu"), 1), EpochMeter()
+    reading = dict(zip(FIELDS, [12.0, 0.0, 1.0, 1e9, 0.931, 5e9, 250.4, 61.0, 1410.0], strict=True))
+    monkeypatch.setattr(batch_log.rank_meter, "lap", lambda share: list(reading.values()))
+    meter.add({"loss": torch.tensor(2.4532)}, 4)
+    with RunLog(tmp_path, is_main=True) as log:
+        batch_log.write(log, {"loss": torch.tensor(2.4532)}, Progress(), 0, meter, (1234, 0))
+    line = capsys.readouterr().out
+    assert line.startswith("  Batch [0/1234] - Loss: 2.4532 | ")
+    assert line.rstrip().endswith(", GPU 93% 250 W 61 °C")
+    record = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert record["ranks"]["gpu_util"] == [pytest.approx(0.931)]
+    assert (record["num_batches"], record["slow_rank"]) == (1234, None)
+    assert abs(record["time_s"] - time.time()) < 60

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.oracle import NAMES, SIZE_PX, Oracle, draw_photos
+from tests.ranks import run_ranks
+from utils import distributed
+from utils.common.files import write_text_atomic
+from utils.data.dataset import Sample, SegmentationDataset, collate
+from utils.data.loader import ShardBatches, get_dataloader
+from utils.evaluation.coco import CocoCollector, judge_files
+from utils.evaluation.evaluate import Evaluation, PhotoPixels, evaluate
+from utils.evaluation.metrics import SIZES
+from utils.evaluation.native_masks import place, sizes_on_disk
+from utils.yolo.inputs import prepare_batch
+from utils.yolo.loss import SegmentationLoss
+from utils.yolo.predict import Detections
+
+NUM_PHOTOS = 37
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Work as the ranks do: on small tensors threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    draw_photos(folder, NUM_PHOTOS)
+    return folder
+
+
+def evaluate_photos(folder: Path, num_photos: int, native: bool = False, **options: Any) -> Evaluation:
+    photos = draw_photos(folder, num_photos)
+    batches = ShardBatches(len(photos), 5, distributed.rank(), distributed.world_size())
+    loader = get_dataloader(SegmentationDataset(photos, SIZE_PX), batches, 0, False)
+    options.setdefault("photo", PhotoPixels(sizes_on_disk(photos), native))
+    model = Oracle(photos)
+    return evaluate(model, loader, NAMES, SegmentationLoss(model), CPU, **options)
+
+
+def several_sets(folder: Path) -> dict[str, Any]:
+    """Evaluate sets of several sizes, also of fewer photographs than ranks: metrics and image ids of each."""
+    found = {f"{count}": evaluate_photos(folder, count) for count in (1, 2, 7, NUM_PHOTOS)}
+    found["native"] = evaluate_photos(folder, 7, native=True)
+    return {
+        name: {**one.metrics, "image_ids": [result.image_id for result in one.results]} for name, one in found.items()
+    }
+
+
+def numbers(value: Any, name: str = "") -> dict[str, float]:
+    """Flatten nested metrics to numbers by path; what is None is left out."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {path: number for key, part in items for path, number in numbers(part, f"{name}/{key}").items()}
+    return {} if isinstance(value, str) or value is None else {name: value}
+
+
+# --- ranks ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> dict[str, Any]:
+    return several_sets(folder)
+
+
+def test_the_set_is_neither_trivial_nor_hopeless(alone: dict[str, Any]) -> None:
+    metrics = alone[str(NUM_PHOTOS)]
+    for name in ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95", "box_f1", "mask_f1"):
+        assert 0.2 < metrics[name] < 0.9, name
+    assert min(metrics["by_size"][size]["num_targets"] for size in SIZES) > 10
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_every_number_is_the_same_on_one_rank_and_on_several(
+    world_size: int, folder: Path, alone: dict[str, Any]
+) -> None:
+    answers = run_ranks(several_sets, world_size, folder)
+    expected = numbers(alone)
+    assert len(expected) > 400
+    for answer in answers:
+        assert numbers(answer) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+        for count in (1, 2, 7, NUM_PHOTOS):
+            assert answer[str(count)]["image_ids"] == list(range(count))
+            assert answer[str(count)]["num_images"] == count
+
+
+def loss_by_rank(folder: Path) -> tuple[float, float]:
+    """Return the validation loss of 7 photographs on all ranks, and that of this rank's share alone."""
+    photos = draw_photos(folder, 7)
+    rank, world_size = distributed.rank(), distributed.world_size()
+    return evaluate_photos(folder, 7).metrics["val_loss"], whole_loss(photos, range(rank, 7, world_size))
+
+
+def whole_loss(photos: list[Any], indices: range) -> float:
+    dataset, model = SegmentationDataset(photos, SIZE_PX), Oracle(photos)
+    images, targets = prepare_batch(collate([dataset[(0, index)] for index in indices]), CPU)
+    sums = SegmentationLoss(model).sums(model(images), targets)
+    return float(sums.normalised(sums.normalisers).sum())
+
+
+def test_validation_loss_of_uneven_shares_is_that_of_one_batch_with_all_images(folder: Path) -> None:
+    answers = run_ranks(loss_by_rank, 3, folder)
+    expected = whole_loss(draw_photos(folder, 7), range(7))
+    assert [loss for loss, _ in answers] == pytest.approx([expected] * 3, rel=1e-6)
+    # The shares differ, so that a mean of the ranks' means would be another number.
+    assert abs(np.mean([own for _, own in answers]) - expected) > 1e-3 * expected
+
+
+# --- sizes and native masks ----------------------------------------------------------------------------------------
+
+
+def test_sizes_divide_the_targets_and_knowing_them_changes_nothing_else(folder: Path, alone: dict[str, Any]) -> None:
+    plain = evaluate_photos(folder, NUM_PHOTOS, photo=None).metrics
+    sized = {name: value for name, value in alone[str(NUM_PHOTOS)].items() if name not in ("by_size", "image_ids")}
+    assert plain == sized
+    by_size = alone[str(NUM_PHOTOS)]["by_size"]
+    assert sum(by_size[size]["num_targets"] for size in SIZES) == plain["num_targets"]
+    assert len({by_size[size]["mask_map50_95"] for size in SIZES}) == len(SIZES)
+
+
+def test_native_results_agree_with_faster_coco_eval(folder: Path, tmp_path: Path) -> None:
+    photos = draw_photos(folder, NUM_PHOTOS)
+    size_of = sizes_on_disk(photos)
+    collector = CocoCollector([photo.file for photo in photos], size_of)
+    pixels = PhotoPixels(size_of, compare=True, on_masks=collector.see_masks)
+    ours = evaluate_photos(folder, NUM_PHOTOS, photo=pixels, on_image=collector.see_image).metrics
+    predictions, ground_truth = collector.gather(NAMES)
+    write_text_atomic(tmp_path / "predictions.json", json.dumps(predictions))
+    write_text_atomic(tmp_path / "ground_truth.json", json.dumps(ground_truth))
+    coco = judge_files(tmp_path / "ground_truth.json", tmp_path / "predictions.json")
+    assert len(ground_truth["annotations"]) == ours["num_targets"] > 100
+    assert len(ground_truth["images"]) == NUM_PHOTOS
+    for name in ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95"):
+        assert 0.2 < ours[name] < 0.9
+        assert ours[name] == pytest.approx(coco[name], abs=0.005), name
+    for size in SIZES:
+        for name in ("box_map50_95", "mask_map50_95"):
+            assert ours["by_size"][size][name] == pytest.approx(coco["by_size"][size][name], abs=0.005), (size, name)
+
+
+def test_coco_files_of_a_split_without_any_detection_can_be_judged(folder: Path, tmp_path: Path) -> None:
+    photos = draw_photos(folder, 1)
+    collector = CocoCollector([photo.file for photo in photos], sizes_on_disk(photos))
+    sample = SegmentationDataset(photos, SIZE_PX)[(0, 0)]
+    nothing = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64), torch.zeros(0, 32))
+    collector.see_image(sample, nothing, torch.zeros(32, SIZE_PX // 4, SIZE_PX // 4))
+    predictions, ground_truth = collector.gather(NAMES)
+    (tmp_path / "p.json").write_text(json.dumps(predictions))
+    (tmp_path / "g.json").write_text(json.dumps(ground_truth))
+    verdict = judge_files(tmp_path / "g.json", tmp_path / "p.json")
+    assert verdict["box_map50"] == verdict["mask_map50_95"] == 0
+
+
+def test_the_photograph_on_disk_decides_the_size_not_the_shrunk_copy(folder: Path) -> None:
+    photos = draw_photos(folder, 2)
+    sample: Sample = SegmentationDataset(photos, 64)[(0, 1)]
+    assert sample.photo_size == (64, 48)  # what was loaded; on disk it has 320 x 240 pixels
+    placement = place(sample, sizes_on_disk(photos)(1))
+    boxes = placement.boxes_to_photo(torch.from_numpy(sample.boxes)).numpy()
+    sizes = [np.ptp(polygon * (320, 240), axis=0) for polygon in photos[1].polygons]
+    np.testing.assert_allclose(
+        sorted((boxes[:, 2:] - boxes[:, :2]).tolist()), sorted(size.tolist() for size in sizes), rtol=1e-4
+    )

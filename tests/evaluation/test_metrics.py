@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import PROJECT
+from utils.evaluation.metrics import (
+    IOU_THRESHOLDS,
+    SIZES,
+    ImageResult,
+    box_iou,
+    confusion_pairs,
+    hit_targets,
+    match_predictions,
+    merge_results,
+    pack_results,
+    precision_recall_curves,
+    size_classes,
+    sizes_of_predictions,
+    summarise,
+    summarise_sizes,
+    unpack_results,
+)
+
+NAMES = ["conductor", "pole", "crossarm", "insulator", "cutouts"]
+
+
+def random_scene(rng: np.random.Generator, num_classes: int) -> dict[str, np.ndarray]:
+    """Targets, and predictions in descending order of confidence: some good, some misnamed, some made up."""
+    num_targets = int(rng.integers(0, 9))
+    corner = rng.random((num_targets, 2)) * 200
+    targets = np.hstack([corner, corner + 20 + rng.random((num_targets, 2)) * 60])
+    target_ids = rng.integers(0, num_classes, num_targets)
+    seen = np.repeat(np.arange(num_targets), rng.integers(0, 4, num_targets))
+    made_up = rng.random((int(rng.integers(0, 5)), 2)) * 200
+    boxes = np.vstack([targets[seen] + rng.normal(0, 4, (len(seen), 4)), np.hstack([made_up, made_up + 50])])
+    ids = np.concatenate([target_ids[seen], rng.integers(0, num_classes, len(made_up))])
+    ids = np.where(rng.random(len(ids)) < 0.15, rng.integers(0, num_classes, len(ids)), ids)
+    scores = np.sort(rng.random(len(ids)).astype(np.float32))[::-1].copy()
+    order = rng.permutation(len(ids))
+    return {
+        "targets": targets.astype(np.float32),
+        "target_ids": target_ids,
+        "boxes": boxes[order].astype(np.float32),
+        "ids": ids[order],
+        "scores": scores,
+    }
+
+
+def result_of(image_id: int, scene: dict[str, np.ndarray], num_classes: int) -> ImageResult:
+    iou = box_iou(scene["targets"], scene["boxes"])
+    target_ids, ids = scene["target_ids"], scene["ids"]
+    return ImageResult(
+        image_id,
+        scene["scores"],
+        ids,
+        match_predictions(iou, target_ids, ids),
+        match_predictions(iou * 0.9, target_ids, ids),
+        target_ids,
+        confusion_pairs(iou, target_ids, ids, scene["scores"], num_classes),
+    )
+
+
+def random_results(seed: int, num_images: int = 12, num_classes: int = 5) -> list[ImageResult]:
+    rng = np.random.default_rng(seed)
+    return [result_of(index, random_scene(rng, num_classes), num_classes) for index in range(num_images)]
+
+
+def one_image(scores: list[float], hits: list[bool], num_targets: int = 1, image_id: int = 0) -> ImageResult:
+    """One class, every prediction the same at all IoU thresholds."""
+    wide = np.repeat(np.array(hits, bool)[:, None], 10, axis=1)
+    ids = np.zeros(len(hits), int)
+    return ImageResult(image_id, np.array(scores), ids, wide, wide, np.zeros(num_targets, int), np.zeros((0, 2), int))
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("YOLO_OFFLINE", "1")
+        patch.setenv("YOLO_AUTOINSTALL", "0")
+        patch.setenv("YOLO_CONFIG_DIR", str(tmp_path_factory.mktemp("ultralytics")))
+        import torch  # noqa: F401  before Ultralytics, which otherwise sets OMP_NUM_THREADS=1
+        import ultralytics.engine.validator
+        import ultralytics.utils.metrics
+
+        yield SimpleNamespace(metrics=ultralytics.utils.metrics, validator=ultralytics.engine.validator.BaseValidator)
+
+
+# --- against Ultralytics -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_step_gives_the_numbers_of_ultralytics(seed: int, reference: Any) -> None:
+    import torch
+
+    rng = np.random.default_rng(seed)
+    num_classes = 3 + seed % 4
+    names = {index: f"class {index}" for index in range(num_classes)}
+    theirs = reference.metrics.SegmentMetrics(names)
+    matrix = reference.metrics.ConfusionMatrix(names)
+    validator = SimpleNamespace(iouv=torch.linspace(0.5, 0.95, 10))
+    results = []
+    for image_id in range(12):
+        scene = random_scene(rng, num_classes)
+        tensors = {name: torch.from_numpy(array) for name, array in scene.items()}
+        result = result_of(image_id, scene, num_classes)
+        results.append(result)
+        iou = reference.metrics.box_iou(tensors["targets"], tensors["boxes"])
+        np.testing.assert_allclose(box_iou(scene["targets"], scene["boxes"]), iou, atol=1e-6)
+        hits = [
+            reference.validator.match_predictions(validator, tensors["ids"], tensors["target_ids"], iou * scale)
+            if len(scene["ids"]) and len(scene["target_ids"])
+            else torch.zeros(len(scene["ids"]), 10, dtype=torch.bool)
+            for scale in (1, 0.9)
+        ]
+        np.testing.assert_array_equal(result.box_hits, hits[0])
+        np.testing.assert_array_equal(result.mask_hits, hits[1])
+        matrix.process_batch(
+            {"cls": tensors["ids"], "conf": tensors["scores"], "bboxes": tensors["boxes"]},
+            {"cls": tensors["target_ids"], "bboxes": tensors["targets"]},
+        )
+        theirs.update_stats(
+            {
+                "tp": hits[0].numpy(),
+                "tp_m": hits[1].numpy(),
+                "conf": scene["scores"],
+                "pred_cls": scene["ids"],
+                "target_cls": scene["target_ids"],
+                "target_img": np.unique(scene["target_ids"]),
+                "im_name": str(image_id),
+            }
+        )
+    theirs.process()
+    ours = summarise(results, list(names.values()))
+    columns = ("precision", "recall", "map50", "map50_95")
+    keys = [f"{kind}_{name}" for kind in ("box", "mask") for name in columns]
+    expected = dict(zip(keys, theirs.mean_results(), strict=True))
+    assert {name: ours[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+    assert ours["box_f1"] == pytest.approx(theirs.box.f1.mean(), abs=1e-6)
+    assert ours["mask_f1"] == pytest.approx(theirs.seg.f1.mean(), abs=1e-6)
+    assert 0.05 < ours["box_map50_95"] < ours["box_map50"] < 1  # the problem is neither empty nor trivial
+    for position, class_id in enumerate(theirs.ap_class_index):
+        row = ours["per_class"][class_id]
+        values = [row[name] for name in expected]
+        assert values == pytest.approx(list(theirs.class_result(position)), abs=1e-6)
+    assert [row["num_targets"] for row in ours["per_class"]] == theirs.nt_per_class.tolist()
+    assert [row["num_images"] for row in ours["per_class"]] == theirs.nt_per_image.tolist()
+    assert ours["confusion_matrix"] == matrix.matrix.astype(int).tolist()
+    curves = precision_recall_curves(results, list(names.values()))
+    assert curves["box"]["class_ids"].tolist() == list(theirs.ap_class_index)
+    for kind, metric in (("box", theirs.box), ("mask", theirs.seg)):
+        for name, attribute in (("precision", "p_curve"), ("recall", "r_curve"), ("f1", "f1_curve")):
+            np.testing.assert_allclose(curves[kind][name], getattr(metric, attribute), atol=1e-6)
+        np.testing.assert_allclose(curves[kind]["precision_at_recall"], metric.prec_values, atol=1e-6)
+        np.testing.assert_allclose(curves[kind]["average_precision"], metric.all_ap, atol=1e-6)
+
+
+# --- one image -----------------------------------------------------------------------------------------------------
+
+
+def test_box_iou_of_known_boxes() -> None:
+    first = [[0, 0, 10, 10], [5, 5, 5, 5]]
+    second = [[0, 0, 10, 10], [5, 0, 15, 10], [20, 20, 30, 30], [5, 5, 5, 5]]
+    np.testing.assert_allclose(box_iou(first, second), [[1, 1 / 3, 0, 0], [0, 0, 0, 0]])
+    assert box_iou(np.zeros((0, 4)), np.zeros((3, 4))).shape == (0, 3)
+
+
+def test_thresholds_are_hit_by_an_iou_equal_to_them() -> None:
+    assert IOU_THRESHOLDS.tolist() == pytest.approx([0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95])
+    for position, percent in enumerate(range(50, 100, 5)):
+        hits = match_predictions(np.array([[percent / 100]]), np.array([0]), np.array([0]))
+        assert hits.sum() == position + 1
+
+
+def test_each_target_is_matched_once_and_the_more_confident_prediction_chooses_first() -> None:
+    iou = np.array([[0.62, 0.91], [0.0, 0.55]])
+    hits = match_predictions(iou, np.array([3, 3]), np.array([3, 3]))
+    assert hits[0].tolist() == [True] * 3 + [False] * 7  # 0.62 takes the first target at 0.50, 0.55 and 0.60
+    # Where the first target is gone the second prediction takes the other one, if it overlaps enough.
+    assert hits[1].tolist() == [True, True, False] + [True] * 6 + [False]
+
+
+def test_a_prediction_of_another_class_hits_nothing_but_is_counted_as_confused() -> None:
+    iou = np.array([[0.9]])
+    assert not match_predictions(iou, np.array([1]), np.array([2])).any()
+    assert confusion_pairs(iou, np.array([1]), np.array([2]), np.array([0.8]), 5).tolist() == [[2, 1]]
+
+
+def test_confusion_pairs_name_misses_and_false_alarms() -> None:
+    iou = np.array([[0.9, 0.0, 0.8, 0.9], [0.1, 0.45, 0.0, 0.0]])
+    scores = np.array([0.9, 0.8, 0.7, 0.25])  # the last is not above 0.25
+    pairs = confusion_pairs(iou, np.array([0, 1]), np.array([0, 1, 0, 0]), scores, 5)
+    assert sorted(pairs.tolist()) == [[0, 0], [0, 5], [1, 5], [5, 1]]  # an IoU of 0.45 is not above 0.45
+    assert confusion_pairs(np.zeros((0, 1)), np.zeros(0), np.array([4]), np.array([0.5]), 5).tolist() == [[4, 5]]
+    assert confusion_pairs(np.zeros((1, 0)), np.array([4]), np.zeros(0), np.zeros(0), 5).tolist() == [[5, 4]]
+
+
+def test_image_result_refuses_arrays_that_do_not_belong_together() -> None:
+    with pytest.raises(ValueError, match="image 7: scores"):
+        ImageResult(7, [0.5, 0.4], [0], np.ones((1, 10)), np.ones((1, 10)), [], [])
+    with pytest.raises(ValueError, match="image 7: box_hits has the shape"):
+        ImageResult(7, [0.5], [0], np.ones((1, 9)), np.ones((1, 10)), [], [])
+
+
+def test_the_matched_target_is_named_at_each_threshold() -> None:
+    iou = np.array([[0.62, 0.91], [0.0, 0.55]])
+    hits = hit_targets(iou, np.array([3, 3]), np.array([3, 3]))
+    assert hits.tolist() == [[0, 0, 0, *[-1] * 7], [1, 1, -1, *[0] * 6, -1]]
+
+
+def test_sizes_begin_at_32_and_96_pixels_squared() -> None:
+    areas = np.array([0, 32**2 - 1, 32**2, 96**2 - 1, 96**2, 1e8])
+    assert [SIZES[number] for number in size_classes(areas)] == ["small"] * 2 + ["medium"] * 2 + ["large"] * 2
+
+
+def test_a_hit_counts_where_its_target_does_and_a_false_alarm_by_its_own_size() -> None:
+    hits = np.full((2, 10), -1)
+    hits[0, :3] = 1
+    sizes = sizes_of_predictions(hits, np.array([0, 2], np.uint8), np.array([1, 0], np.uint8))
+    assert sizes.tolist() == [[2] * 3 + [1] * 7, [0] * 10]
+    assert sizes_of_predictions(hits, np.zeros(0, np.uint8), np.array([1, 0])).tolist() == [[1] * 10, [0] * 10]
+
+
+def test_image_result_refuses_sizes_of_some_only() -> None:
+    with pytest.raises(ValueError, match="image 3: sizes are given for some"):
+        ImageResult(3, [0.5], [0], np.ones((1, 10)), np.ones((1, 10)), [0], [], target_sizes=[1])
+
+
+# --- many images ---------------------------------------------------------------------------------------------------
+
+
+def test_packing_brings_everything_back() -> None:
+    results = [*random_results(1), ImageResult(99, [], [], [], [], [], [])]
+    packed = pack_results(results)
+    assert all(array.dtype != object and array.dtype != bool for array in packed.values())
+    back = unpack_results(packed)
+    assert [result.image_id for result in back] == [result.image_id for result in results]
+    for before, after in zip(results, back, strict=True):
+        for name in ("scores", "class_ids", "box_hits", "mask_hits", "target_class_ids", "box_confusion"):
+            assert getattr(before, name).dtype == getattr(after, name).dtype
+            np.testing.assert_array_equal(getattr(before, name), getattr(after, name))
+    assert unpack_results(pack_results([])) == []
+
+
+def test_incomplete_transfer_is_noticed() -> None:
+    packed = pack_results(random_results(2))
+    packed["scores"] = packed["scores"][:-1]
+    with pytest.raises(ValueError, match="scores has"):
+        unpack_results(packed)
+
+
+def test_merging_keeps_each_image_once_and_refuses_contradictions() -> None:
+    results = random_results(3)
+    merged = merge_results([results[6:], unpack_results(pack_results(results[:8]))])
+    assert [result.image_id for result in merged] == list(range(12))
+    other = one_image([0.5], [True], image_id=4)
+    with pytest.raises(ValueError, match="image 4 was evaluated twice"):
+        merge_results([results, [other]])
+
+
+def test_order_and_owner_of_images_change_nothing_even_when_confidences_tie() -> None:
+    rng = np.random.default_rng(4)
+    results = []
+    for result in random_results(4, num_images=20):
+        coarse = np.round(result.scores, 1)  # many equal confidences
+        results.append(ImageResult(**{**vars(result), "scores": coarse}))
+    expected = summarise(results, NAMES)
+    for num_ranks in (2, 3):
+        shuffled = [results[index] for index in rng.permutation(len(results))]
+        parts = [shuffled[rank::num_ranks] for rank in range(num_ranks)]
+        gathered = [unpack_results(pack_results(part)) for part in reversed(parts)]
+        assert summarise(merge_results(gathered), NAMES) == expected
+        assert summarise(shuffled, NAMES) == expected
+
+
+# --- numbers known by hand -----------------------------------------------------------------------------------------
+
+
+def test_perfect_predictions_score_one() -> None:
+    summary = summarise([one_image([0.9, 0.8], [True, True], num_targets=2)], ["pole"])
+    # The area of 101 samples misses the last half step, where the envelope falls from 1 to 0 (as in Ultralytics).
+    assert [summary["box_map50"], summary["mask_map50_95"]] == pytest.approx([0.995, 0.995])
+    assert summary["box_precision"] == summary["box_recall"] == pytest.approx(1)
+    assert summary["box_f1"] == pytest.approx(1)
+
+
+def test_average_precision_of_a_false_alarm_before_the_hit() -> None:
+    summary = summarise([one_image([0.9, 0.8], [False, True], num_targets=1)], ["pole"])
+    # The envelope is 0.5 up to recall 1, where it falls to 0: 99 full steps of one hundredth and half a step.
+    assert summary["box_map50"] == pytest.approx((99 * 0.5 + 0.25) / 100)
+
+
+def test_classes_without_targets_do_not_count_in_the_means() -> None:
+    good = one_image([0.9], [True])
+    stray = ImageResult(1, [0.8], [1], np.zeros((1, 10)), np.zeros((1, 10)), [], [[1, 3]])
+    missed = ImageResult(2, [], [], [], [], [2, 2], [[3, 2], [3, 2]])
+    summary = summarise([good, stray, missed], ["pole", "crossarm", "insulator"])
+    assert summary["box_map50"] == pytest.approx(0.995 / 2)
+    assert [row["num_targets"] for row in summary["per_class"]] == [1, 0, 2]
+    assert [row["num_images"] for row in summary["per_class"]] == [1, 0, 1]
+    assert [row["box_map50"] for row in summary["per_class"]] == pytest.approx([0.995, 0, 0])
+    assert summary["confusion_matrix"][1][3] == 1
+    assert summary["confusion_matrix"][3][2] == 2
+    assert (summary["num_images"], summary["num_targets"]) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        [],
+        [ImageResult(0, [], [], [], [], [], [])],
+        [ImageResult(0, [], [], [], [], [0, 4], [[5, 0], [5, 4]])],
+        [ImageResult(0, [0.9], [1], np.zeros((1, 10)), np.zeros((1, 10)), [], [[1, 5]])],
+    ],
+    ids=["no images", "empty image", "no predictions", "no targets"],
+)
+def test_nothing_to_measure_gives_zeros_and_valid_json(results: list[ImageResult]) -> None:
+    summary = summarise(results, NAMES)
+    text = json.dumps(summary, allow_nan=False)
+    assert json.loads(text) == summary
+    for name in ("map50", "map50_95", "precision", "recall", "f1"):
+        assert summary[f"box_{name}"] == summary[f"mask_{name}"] == 0
+    curves = precision_recall_curves(results, NAMES)
+    assert curves["box"]["precision_at_recall"].shape == (len(curves["box"]["class_ids"]), 1000)
+    assert all(np.isfinite(curves["mask"][name]).all() for name in ("precision", "recall", "f1"))
+
+
+def sized(result: ImageResult, size: int, **changes: Any) -> ImageResult:
+    """The same with all predictions and targets of one size, unless told otherwise."""
+    whole = np.full((len(result.scores), 10), size)
+    sizes = {"box_sizes": whole, "mask_sizes": whole, "target_sizes": np.full(len(result.target_class_ids), size)}
+    return ImageResult(**{**vars(result), **sizes, **changes})
+
+
+@pytest.mark.parametrize("size", range(3))
+def test_where_all_objects_have_one_size_its_ap_is_the_ap(size: int) -> None:
+    results = [sized(result, size) for result in random_results(5)]
+    whole, by_size = summarise(results, NAMES), summarise_sizes(results, NAMES)
+    expected = {name: whole[name] for name in ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95")}
+    assert by_size[SIZES[size]] == pytest.approx({"num_targets": whole["num_targets"], **expected})
+    nothing = {"num_targets": 0, **dict.fromkeys(expected)}
+    assert [by_size[name] for name in SIZES if name != SIZES[size]] == [nothing, nothing]
+
+
+def test_a_size_is_judged_by_its_own_hits_misses_and_false_alarms() -> None:
+    # A large target is found after a large false alarm, a small one is missed, a medium one is found at once.
+    found = one_image([0.9, 0.8, 0.7], [False, True, True], num_targets=3)
+    places = np.repeat(np.array([[2], [2], [1]]), 10, axis=1)
+    mixed = sized(found, 0, box_sizes=places, mask_sizes=places, target_sizes=[2, 0, 1])
+    by_size = summarise_sizes([mixed], ["pole"])
+    assert by_size["large"]["mask_map50"] == pytest.approx((99 * 0.5 + 0.25) / 100)
+    assert by_size["medium"]["box_map50_95"] == pytest.approx(0.995)
+    assert list(by_size["small"].values()) == [1, 0, 0, 0, 0]  # one target, and nothing found of it
+
+
+def test_sizes_travel_between_ranks() -> None:
+    results = [sized(result, index % 3) for index, result in enumerate(random_results(6))]
+    back = unpack_results(pack_results(results))
+    assert summarise_sizes(merge_results([back[6:], back[:8]]), NAMES) == summarise_sizes(results, NAMES)
+    assert [result.target_sizes.tolist() for result in back] == [result.target_sizes.tolist() for result in results]
+
+
+def test_a_class_id_without_a_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="image 0: class id 7, but there are 5 classes"):
+        summarise([ImageResult(0, [], [], [], [], [7], [])], NAMES)
+
+
+def test_metrics_load_without_torch() -> None:
+    code = "import sys, utils.metrics; sys.exit('torch' in sys.modules or 'ultralytics' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT, timeout=60, check=False).returncode == 0

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from utils.data.dataset import Sample
+from utils.evaluation import native_masks
+from utils.evaluation.evaluate import mask_iou
+from utils.evaluation.native_masks import Region, compare_in_photo, fill_outline, outlines_in_photo, place, target_areas
+from utils.yolo.predict import Detections, photo_masks
+
+PHOTO_SIZE = (400, 300)
+
+
+def whole(region: Region, photo_size: tuple[int, int] = PHOTO_SIZE) -> np.ndarray:
+    full = np.zeros((photo_size[1], photo_size[0]), bool)
+    height, width = region.mask.shape
+    full[region.top : region.top + height, region.left : region.left + width] = region.mask
+    return full
+
+
+def wire(width_px: float, angle: float) -> np.ndarray:
+    """Return the outline of a straight wire, 240 pixels long."""
+    along = np.array([np.cos(angle), np.sin(angle)]) * 120
+    across = np.array([-np.sin(angle), np.cos(angle)]) * width_px / 2
+    return np.array([200.3, 150.7]) + np.array([across - along, across + along, along - across, -along - across])
+
+
+@pytest.fixture
+def scene() -> tuple[Sample, Detections, torch.Tensor]:
+    """Nine overlapping targets and 40 detections on a network input of 128 pixels."""
+    rng = np.random.default_rng(3)
+    centres = rng.uniform([20, 30], [108, 98], (9, 2))
+    turns = np.linspace(0, 2 * np.pi, 20, endpoint=False)
+    circle = np.stack([np.cos(turns), np.sin(turns)], axis=1)
+    polygons = [
+        (centre + circle * rng.uniform(3, 40)).clip([0, 16], [128, 112]).astype(np.float32) for centre in centres
+    ]
+    boxes = np.array([[*polygon.min(0), *polygon.max(0)] for polygon in polygons], np.float32)
+    ids = rng.integers(0, 2, 9)
+    sample = Sample(0, np.zeros((128, 128, 3), np.uint8), ids, boxes, np.zeros((32, 32)), polygons, 1.0, (0, 16))
+    chosen = rng.integers(0, 9, 40)
+    generator = torch.Generator().manual_seed(3)
+    found = Detections(
+        torch.from_numpy(boxes[chosen] + rng.normal(0, 2, (40, 4)).astype(np.float32)),
+        torch.linspace(0.9, 0.1, 40),
+        torch.from_numpy(ids[chosen]),
+        torch.randn(40, 32, generator=generator),
+    )
+    return sample, found, torch.randn(32, 32, 32, generator=generator)
+
+
+# --- outlines ------------------------------------------------------------------------------------------------------
+
+
+def test_a_pixel_belongs_to_an_outline_when_its_centre_lies_inside() -> None:
+    region = fill_outline(np.array([[2.0, 1.0], [5.0, 1.0], [5.0, 3.0], [2.0, 3.0]]), (10, 10))
+    assert (region.left, region.top, region.mask.shape) == (2, 1, (2, 3))
+    assert region.mask.all()
+    shifted = fill_outline(np.array([[2.6, 1.0], [5.4, 1.0], [5.4, 2.4], [2.6, 2.4]]), (10, 10))
+    assert np.argwhere(whole(shifted, (10, 10))).tolist() == [[1, 3], [1, 4]]
+
+
+@pytest.mark.parametrize("angle", [0.0, 0.4, 0.8, 1.3, 1.5707963])
+@pytest.mark.parametrize("width_px", [1.4, 3.0, 6.0])
+def test_wires_keep_their_area_where_drawing_would_widen_them(width_px: float, angle: float) -> None:
+    outline = wire(width_px, angle)
+    area = whole(fill_outline(outline, PHOTO_SIZE)).sum()
+    is_level = angle in (0.0, 1.5707963)  # then only whole rows or columns can be filled
+    assert area == pytest.approx(240 * width_px, rel=0.45 if is_level and width_px < 2 else 0.05)
+    drawn = cv2.fillPoly(np.zeros((300, 400), np.uint8), [np.rint(outline).astype(np.int32)], 1).sum()
+    assert abs(area - 240 * width_px) < abs(float(drawn) - 240 * width_px)
+
+
+def test_a_concave_outline_with_a_hole_follows_the_even_odd_rule() -> None:
+    frame = np.array([[0, 0], [9, 0], [9, 9], [0, 9], [0, 0], [3, 3], [6, 3], [6, 6], [3, 6], [3, 3]], float)
+    mask = whole(fill_outline(frame, (12, 12)), (12, 12))
+    assert mask.sum() == 81 - 9
+    assert not mask[3:6, 3:6].any()
+
+
+def test_outlines_past_the_edge_or_without_any_pixel_centre_still_have_pixels_in_the_photograph() -> None:
+    beyond = fill_outline(np.array([[-5.0, -5.0], [3.0, -5.0], [3.0, 2.0], [-5.0, 2.0]]), (10, 10))
+    assert whole(beyond, (10, 10)).sum() == 6
+    tiny = fill_outline(np.array([[4.6, 7.6], [4.9, 7.6], [4.9, 7.9]]), (10, 10))
+    assert np.argwhere(whole(tiny, (10, 10))).tolist() == [[7, 4]]
+    assert fill_outline(np.array([[10.0, 10.0], [10.0, 10.0], [10.0, 10.0]]), (10, 10)).mask.tolist() == [[True]]
+
+
+# --- overlap -------------------------------------------------------------------------------------------------------
+
+
+def test_overlap_is_that_of_whole_masks_and_the_parts_change_nothing(
+    scene: tuple[Sample, Detections, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample, found, prototypes = scene
+    placement = place(sample, PHOTO_SIZE)
+    masks = photo_masks(prototypes, found, placement)
+    truth = np.stack([whole(fill_outline(outline, PHOTO_SIZE)) for outline in outlines_in_photo(sample, placement)])
+    same_class = sample.class_ids[:, None] == found.class_ids.numpy()
+    iou, areas = compare_in_photo(sample, found, prototypes, placement)
+    np.testing.assert_allclose(
+        iou, np.where(same_class, mask_iou(torch.from_numpy(truth), torch.from_numpy(masks)).numpy(), 0), atol=1e-6
+    )
+    assert iou.max() > 0.3
+    assert areas.tolist() == masks.sum(axis=(1, 2)).tolist()
+    # Objects in front of one another keep their whole outlines.
+    assert truth.sum(axis=0).max() > 1
+
+    monkeypatch.setattr(native_masks, "PIXELS_PER_PART", 1)
+    sizes = []
+    again = compare_in_photo(
+        sample,
+        found,
+        prototypes,
+        placement,
+        lambda _sample, _placement, part, masks: sizes.append((len(part), len(masks))),
+    )
+    assert sizes == [(1, 1)] * 40
+    np.testing.assert_array_equal(again[0], iou)
+    np.testing.assert_array_equal(again[1], areas)
+
+
+def test_masks_are_made_a_few_at_a_time_however_large_the_photograph(
+    scene: tuple[Sample, Detections, torch.Tensor],
+) -> None:
+    sample, found, prototypes = scene
+    for photo_size in ((400, 300), (2000, 1500)):
+        seen: list[tuple[int, ...]] = []
+        compare_in_photo(
+            sample,
+            found,
+            prototypes,
+            place(sample, photo_size),
+            lambda *arguments, seen=seen: seen.append(arguments[-1].shape),
+        )
+        assert sum(shape[0] for shape in seen) == len(found)
+        assert max(np.prod(shape) for shape in seen) <= native_masks.PIXELS_PER_PART
+        assert max(shape[0] for shape in seen) <= native_masks.MAX_PER_PART
+
+
+def test_target_areas_are_counted_in_pixels_of_the_photograph(scene: tuple[Sample, Detections, torch.Tensor]) -> None:
+    sample = scene[0]
+    small, large = (target_areas(sample, place(sample, size)) for size in (PHOTO_SIZE, (800, 600)))
+    np.testing.assert_allclose(large, small * 4, rtol=1e-4)
+    filled = [
+        fill_outline(outline, PHOTO_SIZE).mask.sum() for outline in outlines_in_photo(sample, place(sample, PHOTO_SIZE))
+    ]
+    np.testing.assert_allclose(filled, small, rtol=0.03)

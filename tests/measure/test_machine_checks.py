@@ -1,0 +1,184 @@
+"""Tests of test_ddp.py and the checks behind it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections import namedtuple
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import PROJECT
+from utils.common.errors import UserError
+from utils.measure import machine_checks as checks
+from utils.measure.process_group_check import run_ranks
+
+DiskUsage = namedtuple("DiskUsage", ["total", "used", "free"])
+
+
+def make_dataset(folder: Path, with_labels: bool) -> Path:
+    for split in ("train", "val"):
+        for kind, name in (("images", "a.jpg"), ("labels", "a.txt")):
+            (folder / split / kind).mkdir(parents=True)
+            if kind == "images" or with_labels:
+                (folder / split / kind / name).write_bytes(b"")
+    data = folder / "data.yaml"
+    data.write_text("train: train/images\nval: val/images\nnames: [pole, crossarm]\n")
+    return data
+
+
+def test_the_whole_check_passes_here_with_the_guide_s_lines_in_order(tmp_path: Path) -> None:
+    data = make_dataset(tmp_path, with_labels=True)
+    done = subprocess.run(
+        [sys.executable, "test_ddp.py", "--data", str(data)],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("    ")]
+    assert "CUDA is" in lines[0]
+    assert "NCCL" in lines[1]
+    assert lines[2:4] == ["✓ torch.distributed imported successfully", "✓ SyncBatchNorm conversion successful"]
+    assert lines[4].startswith(("✓ Mixed precision training works", "! Mixed precision is off"))
+    assert "processes trained together over" in lines[5]
+    assert "✓ Data set data.yaml: 1 train, 1 val pictures, 2 classes" in lines
+    assert lines[-1] == "✓ All tests passed!"
+    assert all(line[0] in "✓!" for line in lines)
+
+
+def test_failures_are_counted_and_leave_with_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(PROJECT))
+    import test_ddp
+
+    results = [checks.Result("ok", "good"), checks.Result("warn", "so-so"), checks.Result("fail", "bad", "mend it")]
+    monkeypatch.setattr(test_ddp, "run_checks", lambda data, timeout_s: iter(results))
+    monkeypatch.setattr(sys, "argv", ["test_ddp.py"])
+    assert test_ddp.main() == 1
+    assert capsys.readouterr().out == "✓ good\n! so-so\n✗ bad\n    → mend it\n✗ 1 of 3 checks failed\n"
+
+
+@pytest.mark.parametrize("error", [ImportError("no libX.so"), OSError("disk"), RuntimeError("CUDA"), ValueError("v")])
+def test_what_a_check_raises_becomes_its_reason(error: Exception) -> None:
+    def check_something_odd(number: int) -> checks.Result:
+        raise error
+
+    result = checks.guarded(partial(check_something_odd, 1))
+    assert result.status == "fail"
+    assert result.text == f"something odd: {error}"
+
+
+def test_a_bug_in_a_check_is_not_hidden() -> None:
+    def check_with_a_bug() -> checks.Result:
+        raise TypeError("bug")
+
+    with pytest.raises(TypeError):
+        checks.guarded(check_with_a_bug)
+
+
+def test_a_user_s_mistake_keeps_its_own_cure() -> None:
+    def check_input() -> checks.Result:
+        raise UserError("x is wrong; use y")
+
+    assert checks.guarded(check_input) == checks.Result("fail", "x is wrong; use y")
+
+
+def test_data_set_missing_is_a_warning_and_labels_missing_a_failure(tmp_path: Path) -> None:
+    data = make_dataset(tmp_path / "unlabelled", with_labels=False)
+    unlabelled = checks.check_data(data)
+    assert unlabelled.status == "fail"
+    assert str(tmp_path / "unlabelled" / "train" / "labels" / "a.txt") in unlabelled.text
+    shutil.rmtree(tmp_path / "unlabelled" / "val")
+    missing = checks.check_data(data)
+    assert missing.status == "warn"
+    assert missing.cure == "python download_data.py && python parse_labels.py"
+    with pytest.raises(UserError):
+        checks.check_data(tmp_path / "no.yaml")
+
+
+@pytest.mark.parametrize(
+    ("check", "free_bytes", "status"),
+    [
+        (checks.check_shared_memory, 64 * 2**20, "warn"),
+        (checks.check_shared_memory, 64 * 2**30, "ok"),
+        (checks.check_disk, 2**29, "fail"),
+        (checks.check_disk, 5 * 2**30, "warn"),
+        (checks.check_disk, 50 * 2**30, "ok"),
+    ],
+)
+def test_room_is_judged(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    check: Callable[[Path], checks.Result],
+    free_bytes: int,
+    status: str,
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: DiskUsage(2**50, 0, free_bytes))
+    result = check(tmp_path)
+    assert result.status == status
+    assert bool(result.cure) == (status != "ok")
+
+
+@pytest.mark.parametrize(("version", "status"), [("2.1.0", "fail"), ("2.6.0+cu124", "warn"), ("2.15.0a0+git", "ok")])
+def test_old_pytorch_is_named(monkeypatch: pytest.MonkeyPatch, version: str, status: str) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    result = checks.check_torch()
+    assert result.status == status
+    assert version in result.text
+
+
+def test_without_pytorch_one_failure_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # makes `import torch` fail
+    monkeypatch.setattr(checks, "visible_gpu_count", lambda: 0)
+    results = list(checks.run_checks(make_dataset(tmp_path, with_labels=True), timeout_s=1))
+    failures = [result for result in results if result.status == "fail"]
+    assert len(failures) == 1
+    assert "PyTorch cannot be imported" in failures[0].text
+    assert failures[0].cure == "python -m pip install -r requirements.txt"
+
+
+def test_gpus_are_counted_and_their_absence_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "visible_gpu_count", lambda: 4)
+    assert str(checks.check_cuda()) == "✓ CUDA is available with 4 GPU(s)"
+    monkeypatch.setattr(checks, "visible_gpu_count", lambda: 0)
+    monkeypatch.setattr(torch.version, "cuda", "12.4")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    hidden = checks.check_cuda()
+    assert hidden.status == "warn"
+    assert "training will run on the CPU" in hidden.text
+    assert hidden.cure == "unset CUDA_VISIBLE_DEVICES"
+
+
+def test_few_cores_for_the_gpus_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "visible_gpu_count", lambda: 4)
+    monkeypatch.setattr(checks, "usable_cpu_count", lambda: 8)
+    assert checks.check_cores().status == "warn"
+    monkeypatch.setattr(checks, "usable_cpu_count", lambda: 32)
+    assert checks.check_cores().status == "ok"
+
+
+def test_mixed_precision_without_hardware_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "visible_gpu_count", lambda: 0)
+    monkeypatch.setattr("utils.common.devices._cpu_has_bf16", lambda: False)
+    assert checks.check_mixed_precision().status == "warn"
+
+
+def test_processes_that_do_not_answer_are_stopped_at_the_time_limit(tmp_path: Path) -> None:
+    assert run_ranks(2, "gloo", tmp_path, timeout_s=0.1) == "no answer from rank 0, 1 within the time limit"
+
+
+def test_a_rank_s_error_is_reported_in_one_line(tmp_path: Path) -> None:
+    problem = run_ranks(1, "pigeon", tmp_path, timeout_s=60)
+    assert problem is not None
+    assert problem.startswith("rank 0 left with code 1: ")
+    assert "pigeon" in problem.lower()
+    assert "\n" not in problem

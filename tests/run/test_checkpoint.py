@@ -1,0 +1,277 @@
+"""Resumable checkpoints: what was saved comes back, damage is seen, and no kill leaves a run without one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from utils.common.errors import UserError
+from utils.common.tensor_files import atomic_torch_save
+from utils.run import checkpoint
+from utils.run.checkpoint import load_latest, load_state, save_checkpoint, verify
+
+
+def state_of(step: int, size: int = 1000) -> dict[str, Any]:
+    return {"weights": torch.full((size,), float(step)), "progress": {"step": step, "history": [0.5, None, True]}}
+
+
+def saved(folder: Path, *steps: int, keep: int = 9) -> list[Path]:
+    return [save_checkpoint(folder, step, state_of(step), keep) for step in steps]
+
+
+def flip_a_byte(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def latest_step(folder: Path) -> int | None:
+    found = load_latest(folder)
+    if found is None:
+        return None
+    path, state = found
+    assert path.name.startswith(f"step-{state['progress']['step']:08d}")
+    assert torch.equal(state["weights"], torch.full_like(state["weights"], state["progress"]["step"]))
+    return int(state["progress"]["step"])
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(2, 3, 8, 8)).sum().backward()
+    optimizer.step()
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "half": torch.arange(4).to(torch.bfloat16),
+        "plain": {"list": [1, 2.5, "text", None, True], "tuple": (1, 2), "ordered": OrderedDict(a=1)},
+    }
+    path = save_checkpoint(tmp_path / "new" / "checkpoint", 7, state)
+    assert path == tmp_path / "new" / "checkpoint" / "step-00000007"
+    assert verify(path) is None
+    found = load_latest(path.parent)
+    assert found is not None
+    assert found[0] == path
+    assert found[1].pop("plain") == state.pop("plain")
+    torch.testing.assert_close(found[1], state, rtol=0, atol=0)
+
+
+def test_nothing_saved_is_nothing_found(tmp_path: Path) -> None:
+    assert load_latest(tmp_path / "absent") is None
+    assert load_latest(tmp_path) is None
+
+
+def test_only_the_newest_are_kept_by_number_and_not_by_age(tmp_path: Path) -> None:
+    saved(tmp_path, 9, 100, 20, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000020", "step-00000100"]
+    saved(tmp_path, 101, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000101"]
+
+
+def test_the_same_step_can_be_saved_again(tmp_path: Path) -> None:
+    saved(tmp_path, 5, 5)
+    assert latest_step(tmp_path) == 5
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda path: flip_a_byte(path / "state.pt"), "checksum"),
+        (lambda path: os.truncate(path / "state.pt", 100), "size"),
+        (lambda path: (path / "state.pt").unlink(), "No such file"),
+        (lambda path: (path / "manifest.json").unlink(), "No such file"),
+        (lambda path: (path / "manifest.json").write_text("{}"), "unreadable"),
+        (lambda path: (path / "manifest.json").write_text('{"size'), "unreadable"),
+        (lambda path: (path / "manifest.json").write_text("[]"), "unreadable"),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: Callable[[Path], None], reason: str) -> None:
+    first, second, third = saved(tmp_path, 1, 2, 3)
+    damage(third)
+    assert reason in str(verify(third))
+    assert latest_step(tmp_path) == 2
+    flip_a_byte(second / "state.pt")
+    assert latest_step(tmp_path) == 1
+    flip_a_byte(first / "state.pt")
+    with pytest.raises(UserError, match=r"no readable checkpoint \(step-00000003: .*step-00000001.*remove the folder"):
+        load_latest(tmp_path)
+
+
+class Foreign:
+    """Something that only a real unpickler would bring back."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(Path(os.environ["FOREIGN_FOLDER"]) / "was-run"),)
+
+
+def test_code_in_a_checkpoint_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREIGN_FOLDER", str(tmp_path))
+    path = save_checkpoint(tmp_path, 1, {"model": Foreign()})
+    assert verify(path) is None  # its checksum is right: only the loader can refuse it
+    with pytest.raises(UserError, match=r"state\.pt: not a checkpoint of this trainer"):
+        load_state(path)
+    assert not (tmp_path / "was-run").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 cut off"])
+def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "state.pt").write_bytes(content)
+    with pytest.raises(UserError, match="not a checkpoint of this trainer"):
+        load_state(tmp_path)
+
+
+def test_a_list_is_no_checkpoint(tmp_path: Path) -> None:
+    torch.save([1, 2], tmp_path / "state.pt")
+    with pytest.raises(UserError, match="not a checkpoint of this trainer"):
+        load_state(tmp_path)
+
+
+def test_leftovers_of_a_kill_are_not_taken_for_checkpoints(tmp_path: Path) -> None:
+    (path,) = saved(tmp_path, 1)
+    path.rename(tmp_path / ".tmp-step-00000009-123")
+    (tmp_path / "step-00000010").write_text("a file")
+    assert load_latest(tmp_path) is None
+    saved(tmp_path, 2)
+    assert latest_step(tmp_path) == 2
+
+
+def test_a_failed_save_leaves_the_old_one_and_no_rubbish(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    with pytest.raises(Exception, match="pickle"):
+        save_checkpoint(tmp_path, 2, {"lock": threading.Lock()})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    atomic_torch_save({"value": 1}, tmp_path / "out" / "best.pt")
+    with pytest.raises(Exception, match="pickle"):
+        atomic_torch_save(threading.Lock(), tmp_path / "out" / "best.pt")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["best.pt"]
+    assert torch.load(tmp_path / "out" / "best.pt", weights_only=True) == {"value": 1}
+
+
+# --- kills ---------------------------------------------------------------------------------------------------------
+
+
+def half_a_file(state: Any, file: Any) -> None:
+    file.write(b"half of what would have been")
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_before(name: str, call: int) -> Callable[[], None]:
+    """Return what makes this process die where `checkpoint` makes its `call`-th use of `name`."""
+
+    def arrange() -> None:
+        target, attribute = (checkpoint, name) if hasattr(checkpoint, name) else _owner_of(name)
+        original = getattr(target, attribute)
+        calls = iter(range(1, 1000))
+
+        def deadly(*arguments: Any, **keywords: Any) -> Any:
+            if next(calls) == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*arguments, **keywords)
+
+        setattr(target, attribute, deadly)
+
+    return arrange
+
+
+def _owner_of(name: str) -> tuple[Any, str]:
+    module, attribute = name.split(".")
+    return getattr(checkpoint, module), attribute
+
+
+def in_a_child(action: Callable[[], None], kill_when: Callable[[], bool] | None = None) -> int | None:
+    """Run `action` in a fork of this process, killed as soon as `kill_when` says; return its exit code.
+
+    A fork must not use PyTorch's threads: tensors in `action` stay below 30,000 elements.
+    """
+    process = multiprocessing.get_context("fork").Process(target=action)
+    process.start()
+    if kill_when is not None:
+        deadline_s = time.monotonic() + 20
+        while not kill_when() and time.monotonic() < deadline_s:
+            time.sleep(0.002)
+        process.kill()
+    process.join(timeout=20)
+    try:
+        return process.exitcode
+    finally:
+        process.kill()
+        process.join()
+
+
+KILLS = {
+    "while state.pt is written": lambda: setattr(checkpoint.torch, "save", half_a_file),
+    "before state.pt is flushed": killed_before("tensor_files.flush_file", 1),
+    "before the manifest is flushed": killed_before("tensor_files.flush_file", 2),
+    "before the folder gets its name": killed_before("os.replace", 1),
+    "before the name is flushed": killed_before("tensor_files.flush_folder", 1),
+    "before the old one is removed": killed_before("shutil.rmtree", 2),
+}
+
+
+@pytest.mark.parametrize("moment", KILLS)
+def test_a_kill_at_any_moment_leaves_the_old_or_the_new_checkpoint(tmp_path: Path, moment: str) -> None:
+    saved(tmp_path, 1)
+
+    def save_and_die() -> None:
+        KILLS[moment]()
+        save_checkpoint(tmp_path, 2, state_of(2), keep=1)
+
+    assert in_a_child(save_and_die) == -signal.SIGKILL
+    renamed = list(KILLS).index(moment) >= 4
+    assert latest_step(tmp_path) == (2 if renamed else 1)
+    save_checkpoint(tmp_path, 3, state_of(3), keep=1)
+    assert latest_step(tmp_path) == 3
+
+
+@pytest.mark.parametrize("moment", KILLS)
+def test_a_kill_while_the_same_step_is_saved_again_leaves_it_readable(tmp_path: Path, moment: str) -> None:
+    saved(tmp_path, 1)
+
+    def save_and_die() -> None:
+        KILLS[moment]()
+        save_checkpoint(tmp_path, 1, state_of(1), keep=1)
+
+    in_a_child(save_and_die)
+    assert latest_step(tmp_path) == 1
+
+
+def test_kills_at_random_moments_never_leave_nothing(tmp_path: Path) -> None:
+    (path,) = saved(tmp_path, 0)
+    for attempt in range(5):
+        first = int(path.name.removeprefix("step-")) + 1
+
+        def save_forever(first: int = first) -> None:
+            for step in range(first, first + 10_000):
+                save_checkpoint(tmp_path, step, state_of(step, size=20_000), keep=1)
+
+        def is_time(first: int = first, extra_s: float = 0.003 * attempt) -> bool:
+            if max(int(path.name.removeprefix("step-")) for path in tmp_path.glob("step-*")) < first:
+                return False
+            time.sleep(extra_s)
+            return True
+
+        assert in_a_child(save_forever, kill_when=is_time) == -signal.SIGKILL
+        found = load_latest(tmp_path)
+        assert found is not None
+        path = found[0]
+    assert latest_step(tmp_path) >= 5  # each child had saved something before it died
+
+
+def test_what_a_killed_save_left_behind_is_removed_by_the_next(tmp_path: Path) -> None:
+    leftover = tmp_path / ".tmp-step-00000001-99999"
+    leftover.mkdir()
+    (leftover / "state.pt").write_bytes(b"half")
+    save_checkpoint(tmp_path, 2, state_of(2))
+    assert not leftover.exists()
+    assert latest_step(tmp_path) == 2

@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from utils.common.text import format_bytes, format_duration, format_table
+from utils.run.log import RunLog, print_banner
+
+
+def lines_of(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    with (folder / "results.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def scalar_events(folder: Path, tag: str) -> list[tuple[int, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return [(event.step, pytest.approx(event.value)) for event in events.Scalars(tag)]
+
+
+# --- metrics.jsonl -------------------------------------------------------------------------------------------------
+
+
+def test_every_record_is_on_the_disk_before_the_next_one(tmp_path: Path) -> None:
+    with RunLog(tmp_path / "runs" / "a", is_main=True, tensorboard=False) as log:
+        for step in range(3):
+            log.metrics({"global_step": step, "loss": 0.5})
+            assert lines_of(tmp_path / "runs" / "a")[-1] == {"global_step": step, "loss": 0.5}
+
+
+def test_numbers_of_every_kind_become_json_and_what_is_not_finite_becomes_null(tmp_path: Path) -> None:
+    record = {
+        "nan": math.nan,
+        "nested": {"inf": [1.0, -math.inf]},
+        "numpy": np.float32(0.5),
+        "numpy_nan": np.float64("nan"),
+        "array": np.arange(3),
+        "tensor": torch.tensor(2.5),
+        "flag": np.bool_(True),
+        "path": tmp_path,
+        "name": "Mast – Größe",
+        "none": None,
+    }
+    with RunLog(tmp_path, is_main=True, tensorboard=False) as log:
+        log.metrics(record)
+    text = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8")
+    assert text.count("\n") == 1
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    assert json.loads(text) == {
+        "nan": None,
+        "nested": {"inf": [1.0, None]},
+        "numpy": 0.5,
+        "numpy_nan": None,
+        "array": [0, 1, 2],
+        "tensor": 2.5,
+        "flag": True,
+        "path": str(tmp_path),
+        "name": "Mast – Größe",
+        "none": None,
+    }
+
+
+def test_a_second_run_in_the_same_folder_appends(tmp_path: Path) -> None:
+    for step in (1, 2):
+        with RunLog(tmp_path, is_main=True, tensorboard=False) as log:
+            log.metrics({"global_step": step})
+            log.csv({"epoch": step})
+    assert [line["global_step"] for line in lines_of(tmp_path)] == [1, 2]
+    assert [row["epoch"] for row in rows_of(tmp_path)] == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("ending", "steps"), [('{"global_step": 2, "lo', [1, 3]), ('{"global_step": 2}', [1, 2, 3])], ids=["cut", "whole"]
+)
+def test_a_line_without_its_end_does_not_spoil_the_next(tmp_path: Path, ending: str, steps: list[int]) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"global_step": 1}\n' + ending, encoding="utf-8")
+    with RunLog(tmp_path, is_main=True, tensorboard=False) as log:
+        log.metrics({"global_step": 3})
+    assert [line["global_step"] for line in lines_of(tmp_path)] == steps
+
+
+# --- results.csv ---------------------------------------------------------------------------------------------------
+
+
+def test_csv_gains_columns_keeps_older_rows_and_replaces_an_epoch(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, is_main=True, tensorboard=False)
+    log.csv({"epoch": 1, "train_loss": 2.5})
+    log.csv({"epoch": 2, "train_loss": 2.0, "box_map50": 0.25})
+    log.close()
+    log.csv({"epoch": 2, "train_loss": 1.5, "box_map50": math.nan})
+    header = (tmp_path / "results.csv").read_text(encoding="utf-8").splitlines()[0]
+    assert header == "epoch,train_loss,box_map50"
+    assert rows_of(tmp_path) == [
+        {"epoch": "1", "train_loss": "2.5", "box_map50": ""},
+        {"epoch": "2", "train_loss": "1.5", "box_map50": ""},
+    ]
+
+
+# --- resuming ------------------------------------------------------------------------------------------------------
+
+
+def test_truncation_forgets_later_steps_everywhere(tmp_path: Path) -> None:
+    with RunLog(tmp_path, is_main=True) as log:
+        log.metrics({"kind": "start"})
+        for step in range(1, 7):
+            log.metrics({"kind": "batch", "global_step": step})
+            log.scalars("batch", {"loss": float(step)}, step)
+        for epoch in (1, 2):
+            log.csv({"epoch": epoch, "global_step": 3 * epoch})
+    with (tmp_path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"global_step": 7, "lo')
+    with RunLog(tmp_path, is_main=True) as log:
+        log.truncate_after(4)
+        assert [line.get("global_step") for line in lines_of(tmp_path)] == [None, 1, 2, 3, 4]
+        assert rows_of(tmp_path) == [{"epoch": "1", "global_step": "3"}]
+        for step in (5, 6):
+            log.metrics({"kind": "batch", "global_step": step})
+            log.scalars("batch", {"loss": 10.0 * step}, step)
+        log.csv({"epoch": 2, "global_step": 6})
+    assert [line.get("global_step") for line in lines_of(tmp_path)] == [None, 1, 2, 3, 4, 5, 6]
+    assert [row["global_step"] for row in rows_of(tmp_path)] == ["3", "6"]
+    assert scalar_events(tmp_path, "batch/loss") == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 50), (6, 60)]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["metrics.jsonl", "results.csv", "tensorboard"]
+
+
+def test_truncating_to_the_beginning_empties_the_csv_and_allows_new_rows(tmp_path: Path) -> None:
+    with RunLog(tmp_path, is_main=True, tensorboard=False) as log:
+        log.csv({"epoch": 1, "global_step": 3})
+        log.truncate_after(0)
+        assert rows_of(tmp_path) == []
+        log.csv({"epoch": 1, "global_step": 4})
+        assert rows_of(tmp_path) == [{"epoch": "1", "global_step": "4"}]
+
+
+def test_an_interrupted_truncation_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = RunLog(tmp_path, is_main=True, tensorboard=False)
+    for step in (1, 2):
+        log.metrics({"global_step": step})
+
+    def fail(source: object, target: object) -> None:
+        raise OSError("disk is full")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(OSError, match="disk is full"):
+        log.truncate_after(1)
+    assert [line["global_step"] for line in lines_of(tmp_path)] == [1, 2]
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+# --- ranks, console, TensorBoard -----------------------------------------------------------------------------------
+
+
+def test_other_ranks_write_and_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunLog(tmp_path / "run", is_main=False) as log:
+        log.print("hello")
+        log.metrics({"loss": 1})
+        log.csv({"epoch": 1})
+        log.scalars("train", {"loss": 1.0}, 1)
+        log.image("batch", np.zeros((4, 4, 3), np.uint8), 1)
+        log.truncate_after(0)
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr() == ("", "")
+
+
+def test_an_unused_log_makes_no_folder(tmp_path: Path) -> None:
+    with RunLog(tmp_path / "run", is_main=True) as log:
+        log.truncate_after(5)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_print_puts_each_argument_on_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    RunLog(tmp_path, is_main=True).print("Epoch 1", "-" * 3)
+    assert capsys.readouterr().out == "Epoch 1\n---\n"
+
+
+def test_tensorboard_gets_numbers_pictures_and_figures(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    figure = Figure(figsize=(1, 1))
+    with RunLog(tmp_path, is_main=True) as log:
+        log.scalars("epoch", {"loss": np.float32(0.5), "lr": 1, "kind": "epoch", "bad": math.nan}, 3)
+        log.image("batch", np.zeros((6, 8, 3), np.uint8), 3)
+        log.figure("curves", figure, 3)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert sorted(events.Tags()["scalars"]) == ["epoch/loss", "epoch/lr"]
+    assert [(event.step, event.value) for event in events.Scalars("epoch/loss")] == [(3, 0.5)]
+    picture = events.Images("batch")[0]
+    assert (picture.step, picture.width, picture.height) == (3, 8, 6)
+    assert len(events.Images("curves")) == 1
+
+
+def test_without_tensorboard_the_run_goes_on_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # makes the import fail
+    with RunLog(tmp_path, is_main=True) as log:
+        for step in range(3):
+            log.scalars("train", {"loss": 1.0}, step)
+            log.metrics({"global_step": step})
+    assert capsys.readouterr().out.count("TensorBoard is not installed") == 1
+    assert len(lines_of(tmp_path)) == 3
+    assert not (tmp_path / "tensorboard").exists()
+
+
+def test_banner_is_the_one_of_the_guide_and_only_on_rank_0(capsys: pytest.CaptureFixture[str]) -> None:
+    print_banner(4, 1)
+    assert capsys.readouterr().out == ""
+    print_banner(4, 0)
+    line = "=================================================================="
+    assert capsys.readouterr().out.splitlines() == [
+        line,
+        "Distributed YOLOv8 Training",
+        line,
+        "World Size: 4",
+        "Rank: 0",
+        line,
+    ]
+
+
+# --- text ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (59.4, "59s"),
+        (59.6, "1m 00s"),
+        (185, "3m 05s"),
+        (3599.6, "1h 00m"),
+        (3720, "1h 02m"),
+        (86399, "1d 00h"),
+        (183600, "2d 03h"),
+        (math.nan, "?"),
+        (math.inf, "?"),
+        (-1, "?"),
+    ],
+)
+def test_format_duration(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1024**2 - 1, "1.0 MiB"),
+        (5.1 * 1024**3, "5.1 GiB"),
+        (1024**6, "1024.0 PiB"),
+    ],
+)
+def test_format_bytes(size: float, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+def test_format_table_aligns_numbers_right_and_text_left() -> None:
+    rows = [["pole", 12, 0.5, None], ["background_structure", 1200, np.float32(0.12345), 1.0]]
+    assert format_table(["class", "targets", "mAP50", "F1"], rows).splitlines() == [
+        "class                 targets   mAP50      F1",
+        "--------------------  -------  ------  ------",
+        "pole                       12  0.5000       -",
+        "background_structure     1200  0.1235  1.0000",
+    ]
+    assert format_table(["a", "b"], []) == "a  b\n-  -"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device on which every write fails")
+def test_a_training_nobody_can_hear_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deaf = Path("/dev/full").open("w")  # noqa: SIM115 # closing it fails as well
+    monkeypatch.setattr(sys, "stdout", deaf)
+    with RunLog(tmp_path, is_main=True, tensorboard=False) as log:
+        for step in range(3):
+            log.print("A line for a terminal that is closed")
+            log.metrics({"step": step})
+    monkeypatch.undo()
+    with pytest.raises(OSError, match="No space left"):
+        deaf.close()
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3

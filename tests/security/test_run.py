@@ -1,0 +1,220 @@
+"""A whole run with damaged data and with secrets around: what is wrong is listed, and no secret is written anywhere."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import download_data
+from tests.azure_server import AzureServer, Blob
+from tests.conftest import PROJECT
+from utils.common.errors import DataErrors, UsageError, UserError, run_script
+from utils.data.cache import open_or_build
+from utils.data.dataset import SegmentationDataset, read_photos
+from utils.data.dataset_yaml import load_dataset_yaml
+from utils.data.images import encode_jpeg
+from utils.data.loader import ShardBatches, get_dataloader
+
+SECRET = "hush-4f1d"
+SECRETS = {
+    "AWS_SECRET_ACCESS_KEY": f"{SECRET}-1",
+    "HF_TOKEN": f"{SECRET}-2",
+    "WANDB_API_KEY": f"{SECRET}-3",
+    "DB_PASSWORD": f"{SECRET}-4",
+    "GIT_AUTHOR_EMAIL": f"{SECRET}-5@example.org",
+    "HTTPS_PROXY": f"http://user:{SECRET}-6@127.0.0.1:9",
+    "MY_URL": f"https://user:{SECRET}-7@example.org/?sig={SECRET}-8",
+}
+PIPELINE = """
+import runpy, sys
+commands = [line.split("|") for line in sys.argv[1].splitlines()]
+for command in commands:
+    sys.argv = command
+    try:
+        runpy.run_path(command[0], run_name="__main__")
+    except SystemExit as stop:
+        assert not stop.code, (command, stop.code)
+"""
+
+
+def label(x: int) -> str:
+    corners = [(x, 20), (x + 60, 20), (x + 60, 80), (x, 80)]
+    points = [{"x": left, "y": top} for left, top in corners]
+    return json.dumps({"objects": [{"value": "pole", "polygon": points}]})
+
+
+def write_raw(folder: Path, num_photographs: int) -> None:
+    """Write photographs and labels: of every hundred one photograph is damaged, and two labels."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    rows = []
+    for number in range(num_photographs):
+        name = f"1 ({number}).jpg"
+        image = rng.integers(0, 255, (96, 128, 3), dtype=np.uint8)
+        (folder / name).write_bytes(encode_jpeg(image, 60))
+        rows.append((label(number % 60), name))
+    (folder / "1 (3).jpg").write_bytes((folder / "1 (3).jpg").read_bytes()[:900])
+    (folder / "1 (4).jpg").write_bytes(b"")
+    rows[5] = ("{'objects': [", rows[5][1])
+    rows[6] = ('{"objects": [{"value": "pole", "polygon": []}]}', rows[6][1])
+    rows[7] = ('{"objects": [{"value": "pole", "polygon": [{"x": 1, "y": "two"}]}]}', rows[7][1])
+    with (folder / "labels.csv").open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["Label", "External ID"])
+        writer.writerows(rows)
+
+
+def run_pipeline(*commands: tuple[str, ...]) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", PIPELINE, "\n".join("|".join(command) for command in commands)],
+        cwd=PROJECT,
+        env={**os.environ, **SECRETS, "PYTHONPATH": str(PROJECT)},
+        capture_output=True,
+        text=True,
+        timeout=600,  # a quarter of a minute on an idle machine
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+def test_a_run_on_damaged_data_ends_well_lists_all_and_writes_no_secret(tmp_path: Path) -> None:
+    raw, processed, run = tmp_path / "raw", tmp_path / "processed", tmp_path / "run"
+    write_raw(raw, 24)
+    parse = ("parse_labels.py", "--input", str(raw), "--workers", "1", "--output")
+    data, weights = str(processed / "dataset.yaml"), str(run / "last.pt")
+    train = ("--model", "yolov8n-seg.yaml", "--epochs", "1", "--batch-size", "8", "--img-size", "64", "--device", "cpu")
+    said = run_pipeline(
+        (*parse, str(processed)),
+        (*parse, str(tmp_path / "again")),
+        ("train_yolo_ddp.py", "--data", data, "--save-dir", str(run), *train),
+        ("evaluate_model.py", "--model", weights, "--data", data, "--output", str(tmp_path / "judged")),
+    )
+    assert json.loads((run / "status.json").read_text())["state"] == "finished"
+    manifest = json.loads((processed / "manifest.json").read_text())
+    places = {item["place"]: item["text"] for item in manifest["problems"]}
+    assert set(places) == {"1 (3).jpg", "1 (4).jpg", "labels.csv:7", "labels.csv:8", "labels.csv:9"}
+    assert "empty file" in places["1 (4).jpg"]
+    assert "0 different points" in places["labels.csv:8"]
+    assert all(place in said for place in places)
+    assert (tmp_path / "again" / "manifest.json").read_bytes() == (processed / "manifest.json").read_bytes()
+    assert SECRET not in said
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert {"last.pt", "status.json", "config.yaml", "metrics.jsonl", "state.pt"} <= {file.name for file in files}
+    assert [file for file in files if SECRET.encode() in file.read_bytes()] == []
+    assert any(b"yolov8n-seg.yaml" in file.read_bytes() for file in files), "the search itself must find what is there"
+
+
+def damaged_set(folder: Path) -> Path:
+    """Write a YOLO data set of 100 photographs of which two are damaged, and three labels."""
+    for kind in ("images", "labels"):
+        (folder / kind).mkdir(parents=True)
+    picture = encode_jpeg(np.full((48, 64, 3), 90, np.uint8))
+    for number in range(100):
+        (folder / "images" / f"{number:02}.jpg").write_bytes(picture)
+        (folder / "labels" / f"{number:02}.txt").write_text("0 0.1 0.1 0.5 0.1 0.5 0.5\n")
+    (folder / "data.yaml").write_text("train: images\nval: images\nnames: [pole]\n")
+    return folder / "data.yaml"
+
+
+def test_every_damaged_label_is_listed_and_alike_twice(tmp_path: Path) -> None:
+    file = damaged_set(tmp_path)
+    (tmp_path / "labels" / "07.txt").write_text("0 0.1 0.1\n")
+    (tmp_path / "labels" / "50.txt").write_text("0 0.1 0.1 0.5 0.1 0.5 0.5\n0 nan 0.1 0.5 0.1 0.5 0.5\n")
+    (tmp_path / "labels" / "51.txt").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "labels" / "60.txt").write_text("")  # a picture without objects: right
+    found = []
+    for _ in range(2):
+        with pytest.raises(DataErrors, match=r"3 of 100 label files of `train` cannot be used: .*07") as refused:
+            read_photos(load_dataset_yaml(file), "train")
+        found.append(refused.value.details)
+    assert found[0] == found[1]
+    assert [Path(line.split(": ")[0]).name for line in found[0]] == ["07.txt:1", "50.txt:2", "51.txt"]
+
+
+def test_every_damaged_photograph_is_listed_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = damaged_set(tmp_path)
+    (tmp_path / "images" / "10.jpg").write_bytes(b"")
+    (tmp_path / "images" / "20.jpg").write_bytes((tmp_path / "images" / "20.jpg").read_bytes()[:-20])
+    photos = read_photos(load_dataset_yaml(file), "train")
+
+    def pack() -> None:
+        open_or_build([photo.file for photo in photos], 64, tmp_path / ".cache", "train", lambda _: None)
+
+    for _ in range(2):
+        with pytest.raises(SystemExit) as ended:
+            run_script(pack)
+        assert ended.value.code == 1
+    first, second, message, *again = capsys.readouterr().err.splitlines()
+    assert "10.jpg: unreadable photograph (empty file)" in first
+    assert "20.jpg: unreadable photograph (truncated" in second
+    assert message.startswith("error: 2 of 100 photographs cannot be used")
+    assert again == [first, second, message]
+    assert not list((tmp_path / ".cache").glob("*.u8"))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_without_the_cache_a_damaged_photograph_ends_the_run_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int
+) -> None:
+    file = damaged_set(tmp_path)
+    (tmp_path / "images" / "02.jpg").write_bytes(b"no picture")
+    dataset = SegmentationDataset(read_photos(load_dataset_yaml(file), "train"), 64)
+
+    def load() -> None:
+        for _ in get_dataloader(dataset, ShardBatches(8, 4, 0, 1), workers, pin_memory=False):
+            continue
+
+    with pytest.raises(SystemExit):
+        run_script(load)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert "02.jpg: unreadable photograph (not a picture" in line
+
+
+# --- secrets in an address ---
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--base-url", "https://user:{s}@127.0.0.1:9/x?sig={s}"),
+        ("--base-url", "ftp://user:{s}@127.0.0.1/x?sig={s}"),
+        ("--base-url", "http://user:{s}@example.org/x?sig={s}"),
+        ("--base-url", "https://user:{s}@host:port/?sig={s}"),
+        ("https://user:{s}@127.0.0.1:9/x?sig={s}",),
+        ("--base-ur=https://user:{s}@127.0.0.1:9/x?sig={s}",),
+        ("--base-url", "https://user:{s}@127.0.0.1:9/x?sig={s}", "--sample", "2"),
+    ],
+)
+def test_a_failing_download_shows_no_secret(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("utils.data.download.source.RetryPolicy.wait", lambda *_: None)
+    monkeypatch.setattr("utils.data.download.web._AnnouncedRetry.sleep", lambda *_: None)
+    arguments = [word.format(s=SECRET) for word in words]
+    with pytest.raises((UserError, SystemExit)) as ended:
+        download_data.main([*arguments, "--output", str(tmp_path / "raw")])
+    streams = capsys.readouterr()
+    assert SECRET not in f"{ended.value}{streams.out}{streams.err}"
+    assert isinstance(ended.value, UsageError | UserError) or ended.value.code == 2
+
+
+def test_a_download_keeps_no_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with AzureServer() as server:
+        server.blobs = {"Overhead-Distribution-Labels.csv": Blob(b"Label,External ID\n")}
+        address = server.url.replace("http://", f"http://user:{SECRET}@") + f"?sig={SECRET}"
+        with pytest.raises(UserError, match=r"Circuit1\.zip"):
+            download_data.main(["--base-url", address, "--circuits", "1", "--output", str(tmp_path / "raw")])
+        assert any(SECRET in request.query for request in server.requests)
+    streams = capsys.readouterr()
+    assert SECRET not in streams.out + streams.err
+    assert (tmp_path / "raw" / "download.json").is_file()
+    assert not [file for file in tmp_path.rglob("*") if file.is_file() and SECRET.encode() in file.read_bytes()]

@@ -1,0 +1,292 @@
+"""Hostile .pt and model YAML files: nothing in them runs, and each is refused with one line, in every place that opens one."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import evaluate_model
+import inference
+from tests.hostile import Call, hostile_weights, saved, zipped
+from utils.common.errors import UserError
+from utils.data.images import write_jpeg
+from utils.run.checkpoint import MANIFEST_FILE, STATE_FILE, load_latest
+from utils.yolo.model import build_model, class_names, load_weights, save_deployable, trained_size_px
+from utils.yolo.weights_file import read_weights_file
+
+NAMES = ("pole", "wire")
+KINDS = (
+    "os_system", "exec", "eval_through_getattr", "popen", "hub", "runpy", "nested_pickle", "deep_in_a_dictionary",
+    "persistent_id", "no_data_pkl", "legacy",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm() -> None:
+    """Import what the loaders import, so that the times below are those of the refusal."""
+    build_model("yolov8n-seg.yaml", NAMES)
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("honest") / "best.pt"
+    save_deployable(path, build_model("yolov8n-seg.yaml", NAMES), {}, img_size=96, data="dataset.yaml")
+    return path
+
+
+def resume_from(file: Path, _: pytest.MonkeyPatch) -> None:
+    """Let the file be the state of a checkpoint whose manifest is right."""
+    folder = file.parent / "checkpoint" / "step-00000001"
+    folder.mkdir(parents=True)
+    data = file.read_bytes()
+    (folder / STATE_FILE).write_bytes(data)
+    manifest = {"step": 1, "size_bytes": len(data), "sha256": sha256(data).hexdigest()}
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
+    load_latest(folder.parent)
+
+
+def evaluate_script(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["evaluate_model.py", "--model", str(file), "--device", "cpu"])
+    evaluate_model.main()
+
+
+def inference_script(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photo = file.with_name("photo.jpg")
+    write_jpeg(photo, np.zeros((64, 64, 3), np.uint8))
+    words = ["inference.py", "--model", str(file), "--source", str(photo), "--output", str(file.with_name("out"))]
+    monkeypatch.setattr("sys.argv", [*words, "--device", "cpu"])
+    inference.main()
+
+
+LOADERS: dict[str, Callable[[Path, pytest.MonkeyPatch], Any]] = {
+    "pretrained": lambda file, _: build_model(str(file), NAMES),
+    "resume": resume_from,
+    "evaluate_model.py": evaluate_script,
+    "inference.py": inference_script,
+}
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hostile_file_is_refused_at_once_and_nothing_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, loader: str
+) -> None:
+    marker = tmp_path / "marker"
+    file = tmp_path / f"{kind}.pt"
+    file.write_bytes(hostile_weights(marker)[kind])
+    threads = torch.get_num_threads()
+    start_s = time.process_time()  # of this process: another program on the machine must not fail the test
+    with pytest.raises(UserError) as refused:
+        LOADERS[loader](file, monkeypatch)
+    assert time.process_time() - start_s < 1
+    torch.set_num_threads(threads)
+    assert not marker.exists()
+    message = str(refused.value)
+    assert ("state.pt" if loader == "resume" else file.name) in message
+    assert message.isprintable()
+    assert "weights_only" not in message or "weights_only=True" in message  # PyTorch advises to switch it off
+    assert len(message) < 500
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "no_data_pkl"])
+def test_control_opened_without_care_each_of_them_runs(tmp_path: Path, kind: str) -> None:
+    marker = tmp_path / "marker"
+    file = tmp_path / "hostile.pt"
+    file.write_bytes(hostile_weights(marker)[kind])
+    try:
+        torch.load(file, weights_only=False)
+    except (TypeError, AttributeError, RuntimeError, pickle.UnpicklingError):
+        assert kind in ("persistent_id", "eval_through_getattr")  # they run first and fail afterwards
+    deadline_s = time.monotonic() + 5
+    while not marker.exists() and time.monotonic() < deadline_s:  # Popen does not wait for its child
+        time.sleep(0.01)
+    assert marker.exists()
+
+
+def changed(honest: Path, tmp_path: Path, change: Callable[[Any], None]) -> Path:
+    """Return a copy of an honest file with its model changed as an attacker would: real classes, other contents."""
+    content = torch.load(honest, weights_only=False)
+    change(content["model"])
+    file = tmp_path / "changed.pt"
+    torch.save(content, file)
+    return file
+
+
+def test_an_activation_that_is_code_is_not_evaluated(honest: Path, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    payload = f"open({str(marker)!r}, 'w').close() or __import__('torch').nn.SiLU()"
+    file = changed(honest, tmp_path, lambda model: model.yaml.update(activation=payload))
+    for load in (lambda: build_model(str(file), NAMES), lambda: load_weights(str(file))):
+        with pytest.raises(UserError, match="activation"):
+            load()
+    description = tmp_path / "model.yaml"
+    description.write_text(
+        f"nc: 2\nactivation: {json.dumps(payload)}\nbackbone: [[-1, 1, Conv, [8, 3, 2]]]\nhead: []\n"
+    )
+    with pytest.raises(UserError, match="activation"):
+        build_model(str(description), NAMES)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda model: model.yaml.update(backbone=[[-1, 1, "TorchVision", [512, "resnet18"]]]), "none that is built"),
+        (lambda model: model.yaml.update(backbone=[[-1, 1, "check_yaml", ["http://127.0.0.1:9/x.yaml"]]]), "check_yaml is none"),
+        (lambda model: model.yaml.update(head=[[-1, 1, "DetectionModel", ["http://127.0.0.1:9/x.yaml"]]]), "Model is none"),
+        (lambda model: model.yaml.update(backbone=[[-1, 1, "os.system", ["true"]]]), "none that is built"),
+        (lambda model: model.yaml.update(backbone=[[-1, 10**9, "Conv", [8, 3, 2]]]), "no layer needs: int"),
+        (lambda model: model.yaml.update(nc=10**12), "no layer needs: int"),
+        (lambda model: model.yaml.update(head=_doubling(30)), "more than 20000 items"),
+        (lambda model: setattr(model, "names", {0: "a\x1b[2J", 1: "b"}), "not printable"),
+        (lambda model: setattr(model, "names", {0: "a", 5: "b"}), "not numbered"),
+        (lambda model: setattr(model, "names", {0: "a", 1: "b", 2: "c"}), "do not make a model"),
+        (lambda model: setattr(model, "yaml", None), "lacks the lists"),
+        (lambda model: model.model.pop(3), "do not make a model"),
+    ],
+)  # fmt: skip
+def test_known_classes_with_hostile_contents_are_refused(
+    honest: Path, tmp_path: Path, change: Callable[[Any], None], reason: str
+) -> None:
+    start_s = time.process_time()
+    with pytest.raises(UserError, match=reason) as refused:
+        load_weights(str(changed(honest, tmp_path, change)))
+    assert str(refused.value).isprintable()
+    assert time.process_time() - start_s < 10  # three of these build a network first
+
+
+def _doubling(levels: int) -> list[Any]:
+    nested: list[Any] = []
+    for _ in range(levels):
+        nested = [nested, nested]
+    return nested
+
+
+def test_hooks_and_methods_that_a_file_brings_along_are_left_behind(honest: Path, tmp_path: Path) -> None:
+    def change(model: Any) -> None:
+        model.register_forward_pre_hook(print)
+        model.model[0].forward = model.model[1].forward
+        model.args = {"imgsz": 10**9}
+
+    content = torch.load(honest, weights_only=False)
+    content["model"].model[0].conv.forward_hooks_of_mine = [1]
+    content["model"].args = {"imgsz": 10**9}
+    torch.save(content, tmp_path / "extra.pt")
+    model = load_weights(str(tmp_path / "extra.pt"))
+    assert not hasattr(model.model[0].conv, "forward_hooks_of_mine")
+    assert trained_size_px(model) == 640
+    with pytest.raises(UserError, match=r"builtins\.print"):
+        load_weights(str(changed(honest, tmp_path, change)))
+
+
+def test_a_constructor_named_by_a_file_is_not_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ultralytics.nn import tasks
+
+    def called(*_: object, **__: object) -> None:
+        raise AssertionError("the file chose the arguments of a constructor")
+
+    payload = saved({"model": Call(tasks.SegmentationModel, "http://127.0.0.1:9/evil.yaml")})
+    (tmp_path / "evil.pt").write_bytes(payload)
+    monkeypatch.setattr(tasks.SegmentationModel, "__init__", called)
+    with pytest.raises(UserError):
+        load_weights(str(tmp_path / "evil.pt"))
+    with pytest.raises(AssertionError):  # the control
+        torch.load(tmp_path / "evil.pt", weights_only=False)
+
+
+def test_containers_that_torch_never_writes_are_refused(honest: Path, tmp_path: Path) -> None:
+    bomb, claim, script = tmp_path / "bomb.pt", tmp_path / "claim.pt", tmp_path / "script.pt"
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(50_000_000))
+    data = bytearray(zipped(b"\x80\x02}."))
+    directory = data.index(b"PK\x01\x02")
+    data[directory + 24 : directory + 28] = (2**31).to_bytes(4, "little")
+    claim.write_bytes(bytes(data))
+    torch.jit.script(torch.nn.Linear(1, 1)).save(str(script))
+    for file, reason in ((bomb, "compressed"), (claim, "more than its own size"), (script, "TorchScript")):
+        with pytest.raises(UserError, match=reason):
+            load_weights(str(file))
+    (tmp_path / "empty.pt").touch()
+    (tmp_path / "cut.pt").write_bytes(honest.read_bytes()[:-5000])
+    for name in ("empty.pt", "cut.pt"):
+        with pytest.raises(UserError, match=name):
+            load_weights(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (OrderedDict(weight=torch.zeros(3)), "to convert it load them into a model"),
+        ({"model": {"w": torch.zeros(1)}, "optimizer": {}, "progress": {}}, "best.pt or last.pt"),
+        ([1, 2], "not a segmentation model"),
+    ],
+)
+def test_a_harmless_foreign_file_says_what_to_do(tmp_path: Path, content: Any, words: str) -> None:
+    torch.save(content, tmp_path / "foreign.pt")
+    with pytest.raises(UserError, match=words):
+        load_weights(str(tmp_path / "foreign.pt"))
+
+
+def test_the_old_format_and_foreign_classes_name_their_conversion(tmp_path: Path) -> None:
+    torch.save({"w": torch.zeros(1)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(UserError, match=r"torch\.load\(old, weights_only=True\)"):
+        load_weights(str(tmp_path / "old.pt"))
+    (tmp_path / "yolov5.pt").write_bytes(zipped(b"\x80\x02cmodels.yolo\nSegmentationModel\n."))
+    with pytest.raises(UserError, match=r"models\.yolo\.SegmentationModel.*YOLO\('FILE'\)\.save"):
+        load_weights(str(tmp_path / "yolov5.pt"))
+
+
+def test_a_file_saved_by_ultralytics_itself_loads_without_any_switch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ultralytics import YOLO
+    from ultralytics.utils import IterableSimpleNamespace
+
+    monkeypatch.delenv("ULTRALYTICS_SAFE_LOAD", raising=False)
+    yolo = YOLO("yolov8n-seg.yaml", task="segment")
+    yolo.model.args = IterableSimpleNamespace(imgsz=320, data=Path("coco.yaml"), lr0=np.float64(0.01))
+    yolo.ckpt = {"train_metrics": {"fitness": np.float64(0.5)}, "train_args": {"model": Path("a.pt")}}
+    yolo.save(tmp_path / "theirs.pt")
+    before = set(torch.serialization.get_safe_globals())
+    model = load_weights(str(tmp_path / "theirs.pt"))
+    assert set(torch.serialization.get_safe_globals()) == before
+    assert len(class_names(model)) == 80
+    assert trained_size_px(model) == 320
+    image = torch.rand(1, 3, 64, 64)
+    with torch.no_grad():
+        ours, theirs = model(image)[0], yolo.model.half().float().eval()(image)[0]  # files are in half precision
+    first, second = (output[0] if isinstance(output, tuple) else output for output in (ours, theirs))
+    torch.testing.assert_close(first, second)
+
+
+def test_only_a_bare_official_name_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ultralytics.utils import downloads
+
+    def fetched(*_: object, **__: object) -> None:
+        raise AssertionError("a request was sent")
+
+    monkeypatch.setattr(downloads, "attempt_download_asset", fetched)
+    for source in ("http://127.0.0.1:9/yolov8n-seg.pt", "https://example.org/yolov8m-seg.pt", "nowhere/yolov8n-seg.pt"):
+        with pytest.raises(UserError, match="no such file"):
+            build_model(source, NAMES)
+    with pytest.raises(UserError, match="an address"):
+        build_model("https://someone:hush@example.org/yolov8n-seg.yaml", NAMES)
+
+
+def test_what_is_read_are_tensors_names_and_options(honest: Path) -> None:
+    content = read_weights_file(honest)
+    assert content.names == NAMES
+    assert content.options["imgsz"] == 96
+    assert len(content.state) == 417
+    assert all(isinstance(tensor, torch.Tensor) for tensor in content.state.values())

@@ -1,0 +1,455 @@
+"""The segmentation loss: Ultralytics' numbers on one rank, and one rank's gradients on two and three."""
+
+from __future__ import annotations
+
+import os
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.ranks import run_ranks
+from utils import distributed
+from utils.common.devices import Precision
+from utils.engine.loop import TrainingEngine
+from utils.yolo import mask_loss
+from utils.yolo.inputs import Targets
+from utils.yolo.loss import PARTS, LossGains, SegmentationLoss, anchor_points, complete_iou
+from utils.yolo.model import build_model
+
+NAMES = ("pole", "wire", "insulator")
+BATCH_SIZE_PER_RANK = 2
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def targets_of(counts: list[int], size_px: int, seed: int = 0) -> Targets:
+    """Return `counts[k]` random objects for image k: boxes of all sizes, thin ones too, each filled in the mask."""
+    generator = torch.Generator().manual_seed(seed)
+    number = sum(counts)
+    centre = (0.1 + 0.8 * torch.rand(number, 2, generator=generator)) * size_px
+    half = (0.01 + 0.3 * torch.rand(number, 2, generator=generator) ** 2) * size_px
+    boxes = torch.cat([centre - half, centre + half], 1)
+    boxes[::3] = (boxes[::3] / 4).floor() * 4 + torch.tensor([0, 0, 4, 4])  # some end exactly between two mask pixels
+    boxes = boxes.clamp(0, size_px)
+    masks = torch.zeros(len(counts), size_px // 4, size_px // 4, dtype=torch.int32)
+    batch_index = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    for row, image in enumerate(batch_index.tolist()):
+        x1, y1, x2, y2 = (boxes[row] / 4).round().int().tolist()
+        masks[image, y1:y2, x1:x2] = row - sum(counts[:image]) + 1
+    class_ids = torch.randint(0, len(NAMES), (number,), generator=generator)
+    return Targets(batch_index, class_ids, boxes, masks, size_px)
+
+
+def share_of(targets: Targets, images: slice) -> Targets:
+    """Return the targets of a range of images, as those images' own batch."""
+    chosen = (targets.batch_index >= images.start) & (targets.batch_index < images.stop)
+    return Targets(
+        targets.batch_index[chosen] - images.start,
+        targets.class_ids[chosen],
+        targets.boxes[chosen],
+        targets.masks[images],
+        targets.size_px,
+    )
+
+
+# --- the reference -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.manual_seed(0)
+    return build_model("yolov8n-seg.yaml", NAMES).train()
+
+
+def random_outputs(model: Any, batch_size: int, size_px: int, seed: int) -> dict[str, Any]:
+    """Return outputs in the model's own format, as leaves with widely spread random values."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        outputs = model(torch.zeros(batch_size, 3, size_px, size_px))
+    spread = {"boxes": 2.0, "scores": 1.0, "mask_coefficient": 0.5, "proto": 0.5}
+    for name, scale in spread.items():
+        noise = torch.randn(outputs[name].shape, generator=generator) * scale
+        outputs[name] = (noise - 2 * (name == "scores")).requires_grad_()
+    return outputs
+
+
+def reference_of(model: Any, outputs: dict[str, Any], targets: Targets) -> tuple[torch.Tensor, dict[str, float]]:
+    """Return Ultralytics' loss, summed over the batch, and its parts."""
+    from ultralytics.utils.loss import v8SegmentationLoss
+
+    model.args = types.SimpleNamespace(box=7.5, cls=0.5, dfl=1.5, overlap_mask=True)
+    boxes = targets.boxes
+    centre_and_size = torch.cat([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], 1)
+    batch = {
+        "batch_idx": targets.batch_index.float(),
+        "cls": targets.class_ids.float()[:, None],
+        "bboxes": centre_and_size / targets.size_px,
+        "masks": targets.masks.float(),
+        "img": torch.zeros(len(targets.masks), 3, targets.size_px, targets.size_px),
+    }
+    total, parts = v8SegmentationLoss(model)(outputs, batch)
+    return total.sum(), {name: float(parts[f"{name}_loss"]) for name in PARTS}
+
+
+@pytest.mark.parametrize(
+    ("counts", "seed"),
+    [
+        *[([3, 1, 4], 0), ([5, 0, 12], 1), ([0, 0, 1], 2), ([40, 2, 0], 3), ([0, 0, 0], 4)],
+        *[([7], 5), ([9, 9, 9, 9], 6), ([1, 60], 7), ([2, 3, 5, 7, 11], 8), ([300], 9)],
+    ],
+)
+def test_every_part_and_gradient_equals_ultralytics(model: Any, counts: list[int], seed: int) -> None:
+    size_px = 128
+    targets = targets_of(counts, size_px, seed)
+    outputs = random_outputs(model, len(counts), size_px, seed)
+    loss, values = SegmentationLoss(model, loss_scale=float(len(counts)))(outputs, targets)
+    expected, expected_parts = reference_of(model, outputs, targets)
+    for name in PARTS:
+        assert float(values[name]) == pytest.approx(expected_parts[name], rel=1e-5, abs=1e-7), name
+    assert (expected_parts["box"] > 0) == (sum(counts) > 0)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert float(values["loss"]) == pytest.approx(sum(expected_parts.values()), rel=1e-5)
+    leaves = [outputs[name] for name in ("boxes", "scores", "mask_coefficient", "proto")]
+    ours = torch.autograd.grad(loss, leaves)
+    theirs = torch.autograd.grad(expected, leaves, allow_unused=True)
+    for leaf, gradient, wanted in zip(leaves, ours, theirs, strict=True):
+        wanted = torch.zeros_like(leaf) if wanted is None else wanted
+        assert (gradient - wanted).norm() <= 1e-5 * wanted.norm() + 1e-9
+
+
+@pytest.mark.parametrize("units_at_once", [1, 7, 10**6])
+def test_masks_computed_in_parts_give_the_same_gradient(
+    model: Any, units_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets = targets_of([8, 0, 5], 128, seed=3)
+    outputs = random_outputs(model, 3, 128, 3)
+    leaves = [outputs[name] for name in ("mask_coefficient", "proto")]
+    whole = SegmentationLoss(model)(outputs, targets)
+    expected = torch.autograd.grad(whole[0], leaves)
+    monkeypatch.setitem(mask_loss.UNITS_AT_ONCE, "cpu", units_at_once)
+    parts = SegmentationLoss(model)(outputs, targets)
+    assert float(parts[1]["seg"]) == pytest.approx(float(whole[1]["seg"]), rel=1e-6)
+    for gradient, wanted in zip(torch.autograd.grad(parts[0], leaves), expected, strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_no_tensor_of_the_loss_holds_a_mask_for_each_anchor(model: Any) -> None:
+    class Largest(TorchDispatchMode):
+        numel = 0
+
+        def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+            result = operator(*arguments, **(keywords or {}))
+            sizes = [part.untyped_storage().nbytes() // part.element_size() for part in tensors_in(result)]
+            self.numel = max(self.numel, *sizes, 0)
+            return result
+
+    targets = targets_of([250, 200], 256)
+    outputs = random_outputs(model, 2, 256, 0)
+    with Largest() as largest:
+        loss, _ = SegmentationLoss(model)(outputs, targets)
+        loss.backward()
+        num_anchors = int(SegmentationLoss(model).sums(outputs, targets).normalisers[1])
+    assert num_anchors > 400
+    assert largest.numel < num_anchors * 64 * 64 / 3
+
+
+def tensors_in(result: Any) -> list[torch.Tensor]:
+    parts = result if isinstance(result, list | tuple) else [result]
+    return [part for part in parts if isinstance(part, torch.Tensor)]
+
+
+def test_confident_predictions_have_the_exact_loss(model: Any) -> None:
+    targets = targets_of([6], 128, seed=2)
+    outputs = random_outputs(model, 1, 128, 2)
+    with torch.no_grad():
+        outputs["mask_coefficient"].mul_(12)  # logits of some hundreds
+    _, values = SegmentationLoss(model)(outputs, targets)
+    _, expected = reference_of(model, outputs, targets)
+    assert float(values["seg"]) == pytest.approx(expected["seg"], rel=1e-5)
+
+
+def test_networks_own_outputs_give_ultralytics_numbers(model: Any) -> None:
+    targets = targets_of([5, 0, 9, 3], 128, seed=7)
+    images = torch.rand(4, 3, 128, 128, generator=torch.Generator().manual_seed(0))
+    outputs = model(images)
+    _, values = SegmentationLoss(model)(outputs, targets)
+    _, expected = reference_of(model, outputs, targets)
+    assert {name: float(values[name]) for name in PARTS} == pytest.approx(expected, rel=1e-5)
+
+
+def test_gains_scale_their_own_parts(model: Any) -> None:
+    targets = targets_of([3, 2], 64)
+    outputs = random_outputs(model, 2, 64, 0)
+    _, plain = SegmentationLoss(model)(outputs, targets)
+    _, scaled = SegmentationLoss(model, LossGains(box=15, cls=1.5, dfl=6))(outputs, targets)
+    ratios = {name: float(scaled[name] / plain[name]) for name in PARTS}
+    assert ratios == pytest.approx({"box": 2, "seg": 2, "cls": 3, "dfl": 4})
+
+
+def test_the_loss_under_autocast_is_computed_in_float32(model: Any) -> None:
+    targets = targets_of([3, 2], 64)
+    outputs = random_outputs(model, 2, 64, 0)
+    _, expected = SegmentationLoss(model)(outputs, targets)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, values = SegmentationLoss(model)(outputs, targets)
+    assert loss.dtype == torch.float32
+    assert {name: float(value) for name, value in values.items()} == {
+        name: float(value) for name, value in expected.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("dtype", "of_value", "of_gradient"), [(torch.bfloat16, 1e-3, 1e-2), (torch.float16, 1e-6, 1e-3)]
+)
+def test_masks_of_a_network_in_half_precision_lose_no_more_than_its_rounding(
+    model: Any, dtype: torch.dtype, of_value: float, of_gradient: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(mask_loss.UNITS_AT_ONCE, "cpu", 16)  # whole parts, and a rest
+    targets = targets_of([20, 3, 9], 128, seed=5)
+    rounded = random_outputs(model, 3, 128, 5)
+    names = ("mask_coefficient", "proto")
+    halves = {**rounded, **{name: rounded[name].detach().to(dtype).requires_grad_() for name in names}}
+    wholes = {**rounded, **{name: halves[name].detach().float().requires_grad_() for name in names}}
+    (loss, values), (expected_loss, expected) = (
+        SegmentationLoss(model)(outputs, targets) for outputs in (halves, wholes)
+    )
+    assert float(values["seg"]) == pytest.approx(float(expected["seg"]), rel=of_value)
+    gradients = torch.autograd.grad(loss, [halves[name] for name in names])
+    for gradient, wanted in zip(
+        gradients, torch.autograd.grad(expected_loss, [wholes[name] for name in names]), strict=True
+    ):
+        assert gradient.dtype == dtype
+        assert (gradient.float() - wanted).norm() <= of_gradient * wanted.norm()
+
+
+class Bf16Products(TorchDispatchMode):
+    """Notes the shapes of all products of bf16 matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[Any, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.bmm.default and args[0].dtype == torch.bfloat16:
+            self.shapes.append((tuple(args[0].shape), tuple(args[1].shape)))
+        return func(*args, **(kwargs or {}))
+
+
+def test_bf16_products_on_a_cpu_have_few_shapes_however_many_objects_there_are(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(mask_loss.UNITS_AT_ONCE, "cpu", 16)
+    with Bf16Products() as products:
+        for seed, counts in enumerate([[3, 1], [20, 7], [11, 0], [5, 30]]):
+            outputs = random_outputs(model, 2, 128, seed)
+            outputs["proto"] = outputs["proto"].detach().bfloat16().requires_grad_()
+            SegmentationLoss(model)(outputs, targets_of(counts, 128, seed))
+    assert len(products.shapes) >= 20
+    assert len(set(products.shapes)) == 3
+
+
+def test_anchor_points_are_cell_centres_finest_level_first() -> None:
+    points, strides = anchor_points([8.0, 16.0], 32, torch.device("cpu"))
+    assert points.shape == (16 + 4, 2)
+    assert (points * strides)[:2].tolist() == [[4, 4], [12, 4]]
+    assert (points * strides)[-1].tolist() == [24, 24]
+
+
+def test_complete_iou_of_known_pairs() -> None:
+    first = torch.tensor([[0.0, 0, 2, 2], [0, 0, 2, 2], [0, 0, 2, 2]])
+    second = torch.tensor([[0.0, 0, 2, 2], [1, 0, 3, 2], [4, 0, 6, 2]])
+    # IoU 1, 1/3, 0; centre distance² 0, 1, 16 over the hull's diagonal² 8, 13, 40; equal aspect throughout
+    assert complete_iou(first, second).tolist() == pytest.approx([1, 1 / 3 - 1 / 13, -16 / 40], abs=1e-5)
+
+
+# --- many ranks ----------------------------------------------------------------------------------------------------
+
+SIZE_PX = 64
+SCENES = {"unequal": [2, 0, 4, 9, 2, 3], "one rank empty": [4, 6, 0, 0, 2, 3], "all empty": [0] * 6}
+
+
+def gradient_of(wrapped: nn.Module, model: Any, images: torch.Tensor, targets: Targets) -> tuple[torch.Tensor, float]:
+    """Return the gradient of all parameters as one vector, and the reported loss."""
+    model.zero_grad()
+    loss, values = SegmentationLoss(model)(wrapped(images), targets)
+    loss.backward()
+    gradients = [parameter.grad.reshape(-1) for parameter in model.parameters() if parameter.requires_grad]
+    return torch.cat(gradients), float(values["loss"])
+
+
+def join_world(world_size: int) -> None:
+    """Make a group of the first `world_size` processes; several can follow one another."""
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    prefixed = dist.PrefixStore(f"world of {world_size}", store)
+    dist.init_process_group("gloo", store=prefixed, rank=int(os.environ["RANK"]), world_size=world_size)
+
+
+def frozen_model() -> Any:
+    """Return a network, the same on every rank, whose BatchNorm does not look at the batch.
+
+    Its boxes begin two to three cells wide instead of fifteen, so that they overlap the objects and the score sums
+    are well above 1, below which the normaliser is held at 1.
+    """
+    torch.manual_seed(0)
+    model = build_model("yolov8n-seg.yaml", NAMES).train()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eval()
+    with torch.no_grad():
+        for branch in model.model[-1].cv2:
+            branch[-1].bias.copy_((torch.randn(4, 16) + torch.eye(16)[1] * 6).flatten())
+    return model
+
+
+def compare_with_one_rank() -> dict[str, Any]:
+    """Return, on rank 0, the relative difference of gradient and loss from one rank's, by (world size, scene)."""
+    rank = int(os.environ["RANK"])
+    model = frozen_model()
+    images = torch.rand(6, 3, SIZE_PX, SIZE_PX, generator=torch.Generator().manual_seed(1))
+    alone = {
+        (world_size, scene): gradient_of(
+            model, model, images[: 2 * world_size], targets_of(counts[: 2 * world_size], SIZE_PX)
+        )
+        for world_size in (2, 3)
+        for scene, counts in SCENES.items()
+        if rank == 0
+    }
+    reduce = distributed.all_reduce_sum
+    answers: dict[str, Any] = {}
+    for world_size in (2, 3):
+        if rank >= world_size:
+            continue
+        join_world(world_size)
+        wrapped = DistributedDataParallel(model)
+        share = slice(BATCH_SIZE_PER_RANK * rank, BATCH_SIZE_PER_RANK * (rank + 1))
+        for scene in (*SCENES, "own normalisers"):
+            if scene == "own normalisers":  # each rank divides by its own target count: the usual mistake
+                distributed.all_reduce_sum = lambda tensor, world_size=world_size: tensor * world_size
+            counts = SCENES.get(scene, SCENES["unequal"])
+            targets = share_of(targets_of(counts[: 2 * world_size], SIZE_PX), share)
+            gradient, loss = gradient_of(wrapped, model, images[share], targets)
+            distributed.all_reduce_sum = reduce
+            score_sums = torch.zeros(world_size)
+            with torch.no_grad():
+                score_sums[rank] = SegmentationLoss(model).sums(model(images[share]), targets).normalisers[0]
+            score_sums = reduce(score_sums)
+            mean_loss = float(reduce(torch.tensor([loss]))) / world_size
+            if rank == 0:
+                expected, expected_loss = alone[world_size, scene if scene in SCENES else "unequal"]
+                answers[f"{scene}, {world_size} ranks"] = {
+                    "gradient": float((gradient - expected).norm() / expected.norm()),
+                    "loss": abs(mean_loss - expected_loss) / expected_loss,
+                    "norm": float(expected.norm()),
+                    "score sums": score_sums.tolist(),
+                }
+        dist.destroy_process_group()
+        del wrapped
+    return answers
+
+
+@pytest.fixture(scope="module")
+def comparison() -> dict[str, dict[str, Any]]:
+    return run_ranks(compare_with_one_rank, 3, join=False, timeout_s=120)[0]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("scene", SCENES)
+def test_ranks_together_compute_the_gradient_of_one(
+    comparison: dict[str, dict[str, Any]], scene: str, world_size: int
+) -> None:
+    difference = comparison[f"{scene}, {world_size} ranks"]
+    assert difference["norm"] > 1
+    assert (sum(difference["score sums"]) > 1) == (scene != "all empty")  # else the normaliser does nothing
+    assert difference["gradient"] <= 1e-5
+    assert difference["loss"] <= 1e-5
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_normalisers_of_each_rank_alone_would_be_clearly_wrong(
+    comparison: dict[str, dict[str, Any]], world_size: int
+) -> None:
+    assert comparison[f"own normalisers, {world_size} ranks"]["gradient"] > 1e-2
+
+
+def step_of(counts: list[int], accumulation_steps: int, folder: Path, criterion_type: type) -> torch.Tensor:
+    """Return how one optimizer step of plain descent moves the weights, from 4 images in so many micro-batches."""
+    model = frozen_model()
+    before = torch.cat([parameter.detach().reshape(-1).clone() for parameter in model.parameters()])
+    images = torch.rand(4, 3, SIZE_PX, SIZE_PX, generator=torch.Generator().manual_seed(1))
+    targets = targets_of(counts, SIZE_PX)
+    shares = [slice(start, start + 4 // accumulation_steps) for start in range(0, 4, 4 // accumulation_steps)]
+    engine = TrainingEngine(
+        model,
+        torch.device("cpu"),
+        accumulation_steps=accumulation_steps,
+        precision=Precision("off", None, False),
+        prepare_batch=lambda batch, _: batch,
+        save_dir=folder,
+        tensorboard=False,
+    )
+    batches = [(images[share], share_of(targets, share)) for share in shares]
+    engine.model.train = lambda mode=True: engine.model  # type: ignore[method-assign] # BatchNorm stays frozen
+    engine.train_one_epoch(
+        batches, torch.optim.SGD(model.parameters(), lr=1.0), criterion_type(model, loss_scale=1.0), None, 1
+    )
+    after = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    return after - before
+
+
+class MeanOfBatches:
+    """The usual accumulation: each micro-batch by its own normaliser, then the mean."""
+
+    def __init__(self, model: Any, loss_scale: float) -> None:
+        self.criterion = SegmentationLoss(model, loss_scale=loss_scale)
+
+    def __call__(self, outputs: Any, targets: Targets) -> Any:
+        return self.criterion(outputs, targets)
+
+
+@pytest.mark.parametrize("counts", [[4, 4, 4, 4], [5, 0, 12, 3], [6, 6, 1, 1], [3, 2, 0, 0], [0, 0, 3, 2]], ids=str)
+def test_accumulated_batches_step_nearly_as_one_batch(counts: list[int], tmp_path: Path) -> None:
+    whole = step_of(counts, 1, tmp_path, SegmentationLoss)
+    halves = step_of(counts, 2, tmp_path, SegmentationLoss)
+    assert (halves - whole).norm() <= 0.025 * whole.norm()
+    if counts[:2] != counts[2:]:
+        usual = step_of(counts, 2, tmp_path, MeanOfBatches)
+        assert (usual - whole).norm() > 0.4 * whole.norm()
+
+
+def test_every_group_of_accumulated_batches_begins_anew(tmp_path: Path) -> None:
+    counts = [6, 6, 1, 1]
+    quarters = step_of(counts, 4, tmp_path, SegmentationLoss)
+    whole = step_of(counts, 1, tmp_path, SegmentationLoss)
+    assert (quarters - whole).norm() <= 0.05 * whole.norm()
+    model = frozen_model()
+    criterion = SegmentationLoss(model)
+    outputs, targets = random_outputs(model, 2, SIZE_PX, 0), targets_of([150, 90], SIZE_PX)
+    criterion.begin_group()
+    first = criterion(outputs, targets)[0]
+    criterion(outputs, targets)
+    assert float(criterion.carry) == pytest.approx(0.5)  # type: ignore[arg-type]
+    criterion.begin_group()
+    assert criterion(outputs, targets)[0] == first
+
+
+def test_shares_of_a_batch_add_up_to_the_whole(model: Any) -> None:
+    targets = targets_of([5, 0, 1, 9], SIZE_PX)
+    outputs = random_outputs(model, 4, SIZE_PX, 0)
+    names = ("boxes", "scores", "mask_coefficient", "proto")
+    criterion = SegmentationLoss(model)
+    whole = criterion.sums(outputs, targets)
+    parts = [
+        criterion.sums({name: outputs[name][share] for name in names}, share_of(targets, share))
+        for share in (slice(0, 1), slice(1, 4))
+    ]
+    np.testing.assert_allclose(sum(part.parts for part in parts).detach(), whole.parts.detach(), rtol=1e-5)
+    np.testing.assert_allclose(sum(part.normalisers for part in parts), whole.normalisers, rtol=1e-6)

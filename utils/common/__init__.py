@@ -1,0 +1,1 @@
+"""What any script needs: options, errors, files, this machine. Imports no other room."""

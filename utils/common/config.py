@@ -1,0 +1,238 @@
+"""One frozen dataclass per script becomes its command line and its YAML file.
+
+A value is taken from the command line, else from `--config FILE`, else from the default. An unknown key is refused
+with the nearest one that exists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import operator
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import yaml
+
+from utils.common.errors import EXIT_USAGE, UsageError
+
+T = TypeVar("T")
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: Sequence[Any] | None = None,
+    metavar: str | None = None,
+    required: bool = False,
+    words: Mapping[str, Any] | None = None,
+    may_differ: bool = False,
+    **bounds: float,
+) -> Any:
+    """Declare one option of an `Options` dataclass; the field's annotation gives its type.
+
+    `bool` becomes `--name/--no-name`, `tuple[X, ...]` takes one or more values, `X | None` may be left unset. `words` stand
+    for values, such as `auto` for 0. `bounds` are any of `at_least`, `at_most`, `above`, `below` and `multiple_of`; each
+    number of a tuple must respect them. `may_differ`: a resumed run may change this option.
+    """
+    facts = {"help": help, "choices": choices, "metavar": metavar, "required": required, "words": words or {}}
+    return dataclasses.field(default=default, metadata={**facts, "may_differ": may_differ, "bounds": bounds})
+
+
+_BOUNDS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
+    "multiple_of": ("a multiple of", lambda value, bound: value % bound == 0),
+    "at_least": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "at_most": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Base of a script's options. Raises UsageError when a value breaks the bounds that `option` declares."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value, bounds = getattr(self, field.name), field.metadata["bounds"]
+            for number in value if isinstance(value, tuple | list) else [value]:
+                if number is not None and not all(_BOUNDS[kind][1](number, bound) for kind, bound in bounds.items()):
+                    rule = " and ".join(
+                        f"{text} {bounds[kind]:g}" for kind, (text, _) in _BOUNDS.items() if kind in bounds
+                    )
+                    raise UsageError(
+                        f"--{field.name.replace('_', '-')} {number}: must be {rule}{_example(number, bounds)}"
+                    )
+
+
+def _example(number: float, bounds: Mapping[str, float]) -> str:
+    step = bounds.get("multiple_of")
+    return f", such as {max(bounds.get('at_least', step), round(number / step) * step)}" if step else ""
+
+
+def parse_config(config_class: type[T], description: str, argv: Sequence[str] | None = None) -> T:
+    """Build `config_class` from defaults, the YAML file named by `--config`, and the command line, in that order.
+
+    Leaves with exit code 2 and one line when a flag, key or value is wrong.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = _build_parser(config_class, description)
+    given = vars(parser.parse_args(arguments))
+    try:
+        config_file = given.get("config")
+        from_file = _read_yaml(config_class, Path(config_file)) if config_file else {}
+        values = {**from_file, **given}
+        _require(config_class, values)
+        return config_class(**values)
+    except UsageError as error:
+        parser.error(str(error))
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Return a configuration as plain YAML-able values (tuples become lists)."""
+    values = dataclasses.asdict(config)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """Return ` (did you mean X?)`, or an empty string when nothing is near."""
+    matches = difflib.get_close_matches(word, known, n=1)
+    return f" (did you mean {matches[0]}?)" if matches else ""
+
+
+def without_secrets(text: str) -> str:
+    """Return `text` without the user, password and query of addresses in it."""
+    return re.sub(r"(://[^\s?]*)\?\S+", r"\1?…", re.sub(r"://[^/\s]*@", "://…@", text))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {without_secrets(message)} -- see {self.prog} --help\n")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            self.error(f"unknown argument {unknown[0]}{nearest(unknown[0].split('=')[0], flags)}")
+        return known
+
+
+def _build_parser(config_class: type, description: str) -> argparse.ArgumentParser:
+    parser = _Parser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    for field, kind in _fields(config_class):
+        flag = "--" + field.name.replace("_", "-")
+        help_text = field.metadata["help"].replace("%", "%%")
+        if not field.metadata["required"]:
+            shown = " ".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
+            help_text += f" (default: {shown})"
+        keywords: dict[str, Any] = {"help": help_text}
+        base, is_list, _ = _unpack(kind)
+        if base is bool:
+            keywords["action"] = argparse.BooleanOptionalAction
+        else:
+            keywords.update(
+                type=_reader(base, field.metadata["words"]),
+                choices=field.metadata["choices"],
+                metavar=field.metadata["metavar"],
+            )
+            if is_list:
+                keywords["nargs"] = "+"
+        parser.add_argument(flag, **keywords)
+    return parser
+
+
+def _reader(kind: type, words: Mapping[str, Any]) -> Callable[[str], Any]:
+    """Return what turns a word of the command line into a value."""
+
+    def read(text: str) -> Any:
+        return words[text] if text in words else kind(text)
+
+    read.__name__ = " or ".join([kind.__name__, *words])  # argparse names it where a value is wrong
+    return read
+
+
+def _fields(config_class: type) -> list[tuple[dataclasses.Field[Any], Any]]:
+    kinds = typing.get_type_hints(config_class)
+    return [(field, kinds[field.name]) for field in dataclasses.fields(config_class)]
+
+
+def _unpack(kind: Any) -> tuple[type, bool, bool]:
+    """Split an annotation into (scalar type, is a list, may be None)."""
+    optional = False
+    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
+        members = [member for member in typing.get_args(kind) if member is not type(None)]
+        optional, kind = len(members) < len(typing.get_args(kind)), members[0]
+    if typing.get_origin(kind) is tuple:
+        return typing.get_args(kind)[0], True, optional
+    return kind, False, optional
+
+
+def _require(config_class: type, values: dict[str, Any]) -> None:
+    for field, kind in _fields(config_class):
+        if field.metadata["required"] and field.name not in values:
+            raise UsageError(f"--{field.name.replace('_', '-')} is required")
+        if isinstance(values.get(field.name), list) and _unpack(kind)[1]:
+            values[field.name] = tuple(values[field.name])
+
+
+def _number_or_text(text: str) -> float | str:
+    """Read what YAML 1.1 takes for text although it is a number, such as 1e-3."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _read_yaml(config_class: type, path: Path) -> dict[str, Any]:
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--config {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"--config {path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise UsageError(f"--config {path}: expected `key: value` lines, found a {type(loaded).__name__}")
+    kinds = {field.name: (field, kind) for field, kind in _fields(config_class)}
+    values: dict[str, Any] = {}
+    for key, value in loaded.items():
+        name = str(key).replace("-", "_")
+        if name not in kinds:
+            raise UsageError(f"--config {path}: unknown key {key}{nearest(name, list(kinds))}")
+        values[name] = _checked(path, name, value, *kinds[name])
+    return values
+
+
+def _checked(path: Path, name: str, value: Any, field: dataclasses.Field[Any], kind: Any) -> Any:
+    base, is_list, optional = _unpack(kind)
+    if value is None and optional:
+        return None
+    items = value if is_list and isinstance(value, list) else [value]
+    converted = []
+    for item in items:
+        item = field.metadata["words"].get(item, item) if isinstance(item, str) else item
+        if base is str and isinstance(item, bool) and {"on", "off"} & set(field.metadata["choices"] or ()):
+            item = "on" if item else "off"  # YAML 1.1 reads both words as booleans
+        if base is float and isinstance(item, str):
+            item = _number_or_text(item)
+        is_number = isinstance(item, int | float) and not isinstance(item, bool)
+        fits = {bool: isinstance(item, bool), int: is_number and float(item).is_integer(), float: is_number}
+        if not fits.get(base, isinstance(item, str | int | float) and not isinstance(item, bool)):
+            shown = (
+                repr(item)[:80] if item is None or isinstance(item, str | int | float) else f"a {type(item).__name__}"
+            )
+            raise UsageError(f"--config {path}: {name}: expected {base.__name__}, found {shown}")
+        choices = field.metadata["choices"]
+        if choices and base(item) not in choices:
+            raise UsageError(f"--config {path}: {name}: {item!r} is not one of {', '.join(map(str, choices))}")
+        converted.append(base(item))
+    return tuple(converted) if is_list else converted[0]

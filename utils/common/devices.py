@@ -1,0 +1,169 @@
+"""Devices, precision, seeds, memory, and PyTorch's global switches.
+
+PyTorch is imported inside the functions that need it, so that the launcher can count GPUs cheaply.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from utils.common.cores import read_words
+from utils.common.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+
+DEVICE_CHOICES = "auto, cpu, cuda, cuda:N or N"
+PRECISION_CHOICES = ("auto", "bf16", "fp16", "off")
+_CPU_BF16 = ("amx_bf16", "avx512_bf16")  # what multiplies bf16 matrices in hardware
+_GPU_DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA, NVIDIA under WSL, AMD
+
+
+def visible_gpu_count() -> int:
+    """Count the GPUs PyTorch may use. Does not import PyTorch where there is no driver."""
+    if not any(Path(file).exists() for file in _GPU_DRIVER_FILES):
+        return 0
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def choose_device(requested: str, local_rank: int) -> torch.device:
+    """Turn `auto`, `cpu`, `cuda`, `cuda:N` or `N` into this rank's device.
+
+    Raises UserError when there is no such GPU, or when this node has more ranks than GPUs.
+    """
+    import torch
+
+    ranks = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), local_rank + 1)
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    word = requested.strip().lower()
+    if word == "cpu" or (word == "auto" and not gpus):
+        return torch.device("cpu")
+    if word in ("auto", "cuda"):
+        if not gpus:
+            raise UserError(
+                f"--device {requested}: PyTorch sees no CUDA GPU; use --device cpu or see python test_ddp.py"
+            )
+        if ranks > gpus:
+            raise UserError(
+                f"{ranks} processes but {gpus} visible GPU(s): one GPU takes one process; "
+                f"start {gpus} (bash train_ddp.sh {gpus}) or train with --device cpu"
+            )
+        return torch.device("cuda", local_rank)
+    index = word.removeprefix("cuda:")
+    if not index.isdigit():
+        raise UserError(f"--device {requested}: not one of {DEVICE_CHOICES}")
+    if int(index) >= gpus:
+        raise UserError(f"--device {requested}: PyTorch sees {gpus} GPU(s), numbered from 0")
+    if ranks > 1:
+        raise UserError(
+            f"--device {requested} names one GPU for {ranks} processes; use --device cuda and CUDA_VISIBLE_DEVICES"
+        )
+    return torch.device("cuda", int(index))
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How to train: `dtype` is what autocast computes in (None: no autocast); fp16 needs a gradient scaler."""
+
+    name: str
+    dtype: torch.dtype | None
+    use_scaler: bool
+
+
+def choose_precision(requested: str, device: torch.device) -> Precision:
+    """Turn `auto`, `bf16`, `fp16` or `off` into a Precision that `device` computes natively.
+
+    `auto` is bf16 where the hardware multiplies in it: GPUs from Ampere on, CPUs with AMX (about five times the speed of
+    a step) or AVX512-BF16 (1.3 to 1.5 times; what it costs in mAP: docs/performance.md). Else fp16 on a GPU, off on a CPU.
+    """
+    import torch
+
+    if requested not in PRECISION_CHOICES:
+        raise UserError(f"--amp {requested}: not one of {', '.join(PRECISION_CHOICES)}")
+    is_cpu = device.type == "cpu"
+    has_bf16 = _cpu_has_bf16() if is_cpu else torch.cuda.is_bf16_supported(including_emulation=False)
+    name = requested
+    if requested == "auto":
+        name = "bf16" if has_bf16 else "off" if is_cpu else "fp16"
+    if name == "fp16" and is_cpu:
+        raise UserError("--amp fp16: a CPU does not train in fp16; use --amp auto, bf16 or off")
+    if name == "bf16" and not is_cpu and not has_bf16:
+        raise UserError("--amp bf16: this GPU only emulates bf16; use --amp fp16 or off")
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "off": None}[name]
+    return Precision(name, dtype, use_scaler=name == "fp16")
+
+
+def _cpu_has_bf16() -> bool:
+    import torch
+
+    if hasattr(torch.cpu, "get_capabilities"):
+        has = torch.cpu.get_capabilities()
+        return any(has.get(name) for name in _CPU_BF16)
+    flags = read_words(Path("/proc/cpuinfo"))
+    return any(name in flags for name in _CPU_BF16)
+
+
+def seed_everything(seed: int, rank: int = 0) -> None:
+    """Seed Python, NumPy and PyTorch with `seed + rank`, so that ranks draw different numbers."""
+    import numpy
+    import torch
+
+    random.seed(seed + rank)
+    numpy.random.seed((seed + rank) % 2**32)
+    torch.manual_seed(seed + rank)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the most memory used so far: PyTorch's tensors on a GPU, the whole process on a CPU."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+
+
+def tune_device(device: torch.device, *, deterministic: bool, fixed_shapes: bool) -> None:
+    """Set PyTorch's global switches for a training process.
+
+    TensorFloat-32 for what stays in fp32, and the fastest convolution found by trying where all batches have one shape.
+    With `deterministic` none of that: equal runs then give equal bits on a GPU too, more slowly (on a CPU they always do).
+    On a CPU: memory that tensors have freed is kept for the next ones.
+    """
+    if device.type != "cuda":
+        keep_freed_memory()
+        return
+    torch.set_float32_matmul_precision("highest" if deterministic else "high")
+    torch.backends.cudnn.allow_tf32 = not deterministic
+    torch.backends.cudnn.benchmark = fixed_shapes and not deterministic
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt in glibc's malloc.h
+_LARGEST = 2**31 - 1
+
+
+def keep_freed_memory() -> bool:
+    """Let the C library keep memory that tensors on the CPU have freed, for the next ones; return whether it does.
+
+    By default glibc gives large blocks back to the system at once, and each step gets every activation anew, page by
+    page, filled with zeros. The process does not grow beyond its peak; it only does not shrink. Call it early.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "gnu_get_libc_version"):  # another C library; its mallopt, if any, knows nothing of these
+        return False
+    never = -1
+    return bool(library.mallopt(_MMAP_THRESHOLD, _LARGEST) and library.mallopt(_TRIM_THRESHOLD, never))

@@ -1,0 +1,95 @@
+"""Environment variables that Ultralytics needs, and the versions and hardware that a run records."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import tempfile
+from pathlib import Path
+
+from utils.common.cores import read_words, usable_cpu_count
+from utils.common.devices import visible_gpu_count
+
+PROJECT_FOLDER = Path(__file__).resolve().parent.parent.parent
+
+
+def prepare_environment() -> None:
+    """Make Ultralytics quiet and offline, and keep PyTorch's threads. Call it before Ultralytics is imported.
+
+    Variables that are set already stay as they are.
+    """
+    os.environ.setdefault("YOLO_OFFLINE", "1")
+    os.environ.setdefault("YOLO_AUTOINSTALL", "0")
+    os.environ.setdefault("ULTRALYTICS_SKIP_REQUIREMENTS_CHECKS", "1")
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    if "YOLO_CONFIG_DIR" not in os.environ:
+        os.environ["YOLO_CONFIG_DIR"] = str(_settings_folder())
+    # Ultralytics sets OMP_NUM_THREADS=1 where it is unset; PyTorch reads it once, when it is first imported.
+    import torch  # noqa: F401
+
+
+def _settings_folder() -> Path:
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    cache = Path.home() / ".cache" if "HOME" in os.environ or os.name == "nt" else None
+    candidates = [cache / "yolo-seg-ddp" / "ultralytics"] if cache else []
+    candidates.append(Path(tempfile.gettempdir()) / f"yolo-seg-ddp-{user}" / "ultralytics")
+    for folder in candidates:
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    return Path(tempfile.mkdtemp(prefix="yolo-seg-ddp-"))
+
+
+def environment_report() -> dict[str, str]:
+    """Describe versions and hardware for a run's records. Holds no host or user name."""
+    import torch
+
+    report = {"python": platform.python_version(), "torch": torch.__version__}
+    for package in ("torchvision", "ultralytics"):
+        report[package] = package_version(package) or "not installed"
+    gpus = [torch.cuda.get_device_name(index) for index in range(visible_gpu_count())]
+    report["cuda"] = torch.version.cuda or "none"
+    report["cudnn"] = str(torch.backends.cudnn.version() or "none")
+    report["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if gpus else "none"
+    report["gpus"] = ", ".join(gpus) or "none"
+    report["cpu"] = cpu_model()
+    report["usable_cores"] = str(usable_cpu_count())
+    report["git_revision"] = git_revision()
+    return report
+
+
+def package_version(name: str) -> str | None:
+    """Return an installed package's version without importing it, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def cpu_model() -> str:
+    """Name the processor."""
+    for line in read_words(Path("/proc/cpuinfo"), separator="\n"):
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def git_revision(folder: Path = PROJECT_FOLDER) -> str:
+    """Return the commit of `folder`, with `+changes` where files differ from it, or `unknown`."""
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return commit + ("+changes" if changes else "")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

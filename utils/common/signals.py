@@ -1,0 +1,105 @@
+"""Signals: the flag that stops a training, and processes that end with their parent."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Any
+
+from utils.common.errors import EXIT_DONE
+
+STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
+_SAME_KEY_PRESS_S = 0.5
+
+
+class StopFlag:
+    """Turns SIGTERM, SIGINT, SIGUSR1 and SIGHUP (unless ignored) into a flag which the training loop reads between steps.
+
+    Use it as a context manager; the old handlers come back at its end. Signals reach the main thread only: in another,
+    such as Ray Train's, nothing sets the flag. A second Ctrl-C raises KeyboardInterrupt; one that follows within half a
+    second is the same key press, passed on by the launcher.
+    """
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self.reason = ""
+        self._first_interrupt_s: float | None = None
+        self._old_handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> StopFlag:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        for number in stop_signals():
+            if number.name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # `nohup`: the training shall outlive its terminal
+            self._old_handlers[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._old_handlers.items():
+            # None: the handler was not installed from Python and cannot be put back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._old_handlers.clear()
+
+    def set(self, reason: str) -> None:
+        """Ask for a stop; the first reason is kept."""
+        if not self.is_set:
+            self.reason = reason
+        self.is_set = True
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.set(signal.Signals(number).name)
+        if number != signal.SIGINT:
+            return
+        now_s = time.monotonic()
+        if self._first_interrupt_s is None:
+            self._first_interrupt_s = now_s
+        elif now_s - self._first_interrupt_s > _SAME_KEY_PRESS_S:
+            raise KeyboardInterrupt
+
+
+def heed_only_the_parent() -> None:
+    """Let a StopFlag's signals end this process only if its parent sends them; anybody else's are ignored.
+
+    To be called in a helper process's main thread before it starts others. A process that ignored its parent too would
+    keep it waiting for ever: at its end, Python sends SIGTERM to what it started and waits. Where the system doesn't
+    say who sent a signal (outside Linux), nothing changes.
+    """
+    if not hasattr(signal, "sigwaitinfo"):
+        return
+    numbers = stop_signals()
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # held back in every thread: they reach only who waits for them
+
+    def wait() -> None:
+        while signal.sigwaitinfo(numbers).si_pid != os.getppid():
+            pass
+        os._exit(EXIT_DONE)
+
+    threading.Thread(target=wait, name="stop signals", daemon=True).start()
+
+
+def stop_signals() -> list[signal.Signals]:
+    return [signal.Signals[name] for name in STOP_SIGNALS if name in signal.Signals.__members__]  # Windows lacks one
+
+
+def die_with_parent(*, only_under_torchrun: bool = True) -> bool:
+    """Ask Linux to kill this process when its parent dies, so that a killed launcher leaves no rank behind.
+
+    Returns whether that was arranged. By default it does nothing outside torchrun: `nohup python train_yolo_ddp.py`
+    must outlive its shell.
+    """
+    if not sys.platform.startswith("linux") or (only_under_torchrun and "TORCHELASTIC_RUN_ID" not in os.environ):
+        return False
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG in <linux/prctl.h>
+    parent = os.getppid()
+    arranged = ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL), 0, 0, 0) == 0
+    if os.getppid() != parent:  # it died between the two lines, and no signal will come
+        os.kill(os.getpid(), signal.SIGKILL)
+    return arranged

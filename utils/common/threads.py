@@ -1,0 +1,65 @@
+"""Threads beside the work: a watch in the background, and a map that works a few items ahead."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+AHEAD_PER_THREAD = 4  # results that may wait to be used
+
+
+def map_ahead(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+    """Yield `function(item)` for each item in order, computed on `threads` threads.
+
+    Only a few results wait in memory when whoever uses them is the slower one. What the function raises is raised here,
+    at its item.
+    """
+    waiting: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for item in items:
+                if len(waiting) >= AHEAD_PER_THREAD * threads:
+                    yield waiting.popleft().result()
+                waiting.append(pool.submit(function, item))
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+class BackgroundWatch(ABC):
+    """Runs `_watch` in a daemon thread while used as a context manager; `_watch` returns soon after `_is_over` is set.
+
+    name: of the thread, as stack dumps show it. most_wait_s: how long leaving may wait for the thread; None: until it ends.
+    """
+
+    def __init__(self, name: str, most_wait_s: float | None = None) -> None:
+        self._is_over = threading.Event()
+        self._name = name
+        self._most_wait_s = most_wait_s
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        self._is_over.clear()
+        self._thread = threading.Thread(target=self._watch, name=self._name, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join(self._most_wait_s)
+
+    @abstractmethod
+    def _watch(self) -> None:
+        """What the thread does."""

@@ -1,0 +1,1 @@
+"""From EPRI's zips to a batch. Knows no rank."""

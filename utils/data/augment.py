@@ -1,0 +1,242 @@
+"""Augmentation: mosaic, zoom, flips, mixup, copy-paste and colours, each a function of (seed, epoch, index)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+import torch
+
+from utils.data.polygons import draw_index_map, large_to_small, polygon_boxes, transform_points
+
+FILL = 114  # the grey YOLO pads with
+MIXUP_BETA = 32.0  # both parameters of the beta distribution of the share, as in YOLOv8: 0.5 +- 0.06
+MAX_COVERED = 0.3  # of the box of any object there, for an object to be pasted; YOLOv8's
+MAX_HIDDEN = 0.05  # of an object may lie under others that are not pasted with it
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """Strengths, named and defaulted as in the recipe YOLOv8's weights were trained with."""
+
+    mosaic: float = 1.0  # probability
+    degrees: float = 0.0  # rotation, +- degrees
+    translate: float = 0.1  # +- fraction of the image size
+    scale: float = 0.5  # gain in [1 - scale, 1 + scale]
+    fliplr: float = 0.5  # probability
+    flipud: float = 0.0  # probability
+    hsv_h: float = 0.015  # +- fraction of the hue circle
+    hsv_s: float = 0.7  # +- relative
+    hsv_v: float = 0.4  # +- relative
+    shear: float = 0.0  # +- degrees, along x and along y
+    mixup: float = 0.0  # probability
+    copy_paste: float = 0.0  # probability of each object that has room to be pasted
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A picture in the making: image uint8 (S, S, 3) RGB, and outlines float64 (V, 2) in its pixels with their classes."""
+
+    image: np.ndarray
+    class_ids: list[int]
+    polygons: list[np.ndarray]
+
+
+def sample_generator(seed: int, epoch: int, index: int) -> np.random.Generator:
+    """Return the random numbers that belong to one sample of one epoch."""
+    return np.random.default_rng((seed, epoch, index))
+
+
+def letterbox_matrix(height: int, width: int, size_px: int) -> np.ndarray:
+    """Return the (2, 3) map that centres a (height, width) photograph in a square, touching its border."""
+    scale = size_px / max(height, width)
+    return np.array([[scale, 0, (size_px - width * scale) / 2], [0, scale, (size_px - height * scale) / 2]])
+
+
+def mosaic_matrices(shapes: list[tuple[int, int]], size_px: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Place four photographs of (height, width) around a random centre of a canvas of twice the size.
+
+    Returns one (2, 3) map per photograph, into canvas pixels; each photograph has its long side at `size_px`.
+    """
+    centre_x, centre_y = rng.uniform(size_px / 2, 1.5 * size_px, 2)
+    matrices = []
+    for tile, (height, width) in enumerate(shapes):
+        scale = size_px / max(height, width)
+        left = centre_x - width * scale if tile % 2 == 0 else centre_x
+        top = centre_y - height * scale if tile < 2 else centre_y
+        matrices.append(np.array([[scale, 0, left], [0, scale, top]]))
+    return matrices
+
+
+def random_view(canvas_px: int, size_px: int, config: AugmentConfig, rng: np.random.Generator) -> np.ndarray:
+    """Return a random (2, 3) map from a canvas (its centre stays near the centre) into the (size_px, size_px) output."""
+    angle = math.radians(rng.uniform(-config.degrees, config.degrees))
+    gain = rng.uniform(1 - config.scale, 1 + config.scale)
+    shift_x, shift_y = rng.uniform(0.5 - config.translate, 0.5 + config.translate, 2) * size_px
+    cosine, sine = math.cos(angle) * gain, math.sin(angle) * gain
+    linear = np.array([[cosine, sine], [-sine, cosine]])
+    if rng.random() < config.fliplr:
+        linear[0] *= -1
+        shift_x = size_px - shift_x
+    if rng.random() < config.flipud:
+        linear[1] *= -1
+        shift_y = size_px - shift_y
+    if config.shear:
+        along_x, along_y = np.tan(np.radians(rng.uniform(-config.shear, config.shear, 2)))
+        linear = np.array([[1, along_x], [along_y, 1]]) @ linear
+    offset = np.array([shift_x, shift_y]) - linear @ np.full(2, canvas_px / 2)
+    return np.hstack([linear, offset[:, None]])
+
+
+def compose(outer: np.ndarray, inner: np.ndarray) -> np.ndarray:
+    """Return the (2, 3) map that applies `inner`, then `outer`."""
+    return np.hstack([outer[:, :2] @ inner[:, :2], outer[:, :2] @ inner[:, 2:] + outer[:, 2:]])
+
+
+def seen_window(matrix: np.ndarray, shape: tuple[int, int], size_px: int) -> tuple[range, range]:
+    """Return the rows and columns of an image of (height, width) that a (2, 3) map shows in a square of `size_px`.
+
+    Some more on each side, so that interpolation finds what it needs; both are empty when nothing is seen.
+    """
+    square = np.array([[0, 0], [size_px, 0], [size_px, size_px], [0, size_px]], np.float64)
+    seen = transform_points(square, cv2.invertAffineTransform(matrix))
+    low = np.floor(seen.min(0)).astype(int) - 2
+    high = np.ceil(seen.max(0)).astype(int) + 2
+    columns, rows = (
+        range(max(start, 0), min(stop, side))
+        for start, stop, side in zip(low.tolist(), high.tolist(), shape[::-1], strict=True)
+    )
+    return (rows, columns) if rows and columns else (range(0), range(0))
+
+
+def warp_into(output: np.ndarray, image: np.ndarray, matrix: np.ndarray) -> None:
+    """Draw `image` (H, W, 3) through a (2, 3) map of pixel corners into `output`, touching only what it covers.
+
+    `output` is (S, S, 3), or (S, S, 4), where the fourth channel means nothing.
+    """
+    height, width = image.shape[:2]
+    corners = transform_points(np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float64), matrix)
+    x0, y0 = np.maximum(np.floor(corners.min(0)).astype(int), 0).tolist()
+    x1, y1 = np.minimum(np.ceil(corners.max(0)).astype(int), (output.shape[1], output.shape[0])).tolist()
+    if x1 <= x0 or y1 <= y0:
+        return
+    # OpenCV maps pixel centres; ours maps pixel corners: shift by half a pixel on both sides.
+    centred = matrix.copy()
+    centred[:, 2] += matrix[:, :2] @ np.full(2, 0.5) - 0.5 - np.array([x0, y0])
+    cv2.warpAffine(
+        cv2.cvtColor(image, cv2.COLOR_RGB2RGBA) if output.shape[2] == 4 else image,
+        centred,
+        (x1 - x0, y1 - y0),
+        dst=output[y0:y1, x0:x1],
+        flags=cv2.INTER_LINEAR,
+        borderMode=cv2.BORDER_TRANSPARENT,
+    )
+
+
+def blend(first: Scene, second: Scene, rng: np.random.Generator) -> Scene:
+    """Mix two pictures of one size by a random share near one half and keep the labels of both.
+
+    Mixup (arXiv 1710.09412) as YOLOv8 has it: the share comes from beta(32, 32), and no label is weakened.
+    """
+    share = float(rng.beta(MIXUP_BETA, MIXUP_BETA))
+    image = cv2.addWeighted(first.image, share, second.image, 1 - share, 0)
+    return Scene(image, first.class_ids + second.class_ids, first.polygons + second.polygons)
+
+
+def paste_mirrored(scene: Scene, probability: float, rng: np.random.Generator) -> Scene:
+    """Paste mirror images of objects into the picture where there is room, each with `probability`.
+
+    Copy-paste (arXiv 2012.07177) in YOLOv8's flip mode: an object has room when its mirrored box covers less than 30 %
+    of every box there is. Two rules of our own keep pixels and labels together: as in the masks the smaller object lies
+    on top, and an object comes only with what lies on it.
+    """
+    size_px = scene.image.shape[1]
+    order = large_to_small(scene.polygons)
+    polygons = [scene.polygons[position] for position in order]
+    mirrored = [polygon * (-1, 1) + (size_px, 0) for polygon in polygons]
+    wanted = rng.random(len(polygons)) < probability
+    has_room = (_covered(polygon_boxes(mirrored), polygon_boxes(polygons)) < MAX_COVERED).all(1)
+    owner = draw_index_map(polygons, size_px)
+    chosen = _with_all_on_top(np.flatnonzero(wanted & has_room).tolist(), polygons, owner)
+    if not chosen:
+        return scene
+    is_chosen = np.isin(np.arange(len(polygons) + 1), np.array(chosen) + 1)
+    mirrored_owner = owner[:, ::-1]
+    pasted = is_chosen[mirrored_owner] & (mirrored_owner >= owner)  # a higher number is a smaller object
+    image = cv2.copyTo(cv2.flip(scene.image, 1), pasted.astype(np.uint8), scene.image.copy())
+    class_ids = scene.class_ids + [scene.class_ids[order[position]] for position in chosen]
+    return Scene(image, class_ids, scene.polygons + [mirrored[position] for position in chosen])
+
+
+def _covered(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return which share of each of `others` (M, 4) each of `boxes` (N, 4) covers: (N, M)."""
+    low = np.maximum(boxes[:, None, :2], others[None, :, :2])
+    high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
+    return (high - low).clip(0).prod(-1) / np.maximum((others[:, 2:] - others[:, :2]).prod(-1), 1e-9)
+
+
+def _with_all_on_top(chosen: list[int], polygons: list[np.ndarray], owner: np.ndarray) -> list[int]:
+    """Drop the objects on which something lies that is not chosen, until none is left; `owner` is their index map."""
+    on_top = {}
+    for position in chosen:
+        polygon = polygons[position]
+        left, top = np.floor(polygon.min(0)).astype(int).clip(0)
+        around = owner[
+            top : top + math.ceil(np.ptp(polygon[:, 1])) + 1, left : left + math.ceil(np.ptp(polygon[:, 0])) + 1
+        ]
+        inside = draw_index_map([polygon - (left, top)], max(around.shape))[: around.shape[0], : around.shape[1]]
+        seen = around[inside > 0]
+        counts = np.bincount(seen, minlength=len(polygons) + 1)
+        on_top[position] = set((np.flatnonzero(counts > MAX_HIDDEN * len(seen)) - 1).tolist()) - {position}
+    while True:
+        kept = [position for position in chosen if on_top[position] <= set(chosen)]
+        if len(kept) == len(chosen):
+            return kept
+        chosen = kept
+
+
+COLOUR_CHOICES = ("auto", "loader", "device")
+HUES = 180  # steps of OpenCV's hue circle in 8 bits
+MOST_HUE_GAIN = 255 / (HUES - 1)  # by which the last hue still fits into 8 bits
+
+
+def draw_gains(config: AugmentConfig, rng: np.random.Generator) -> np.ndarray:
+    """Draw the gains of hue, saturation and value: float64 (3,), 1 where the option is 0."""
+    return 1 + rng.uniform(-1, 1, 3) * (config.hsv_h, config.hsv_s, config.hsv_v)
+
+
+def jitter_colour(image: np.ndarray, gains: np.ndarray) -> np.ndarray:
+    """Vary an RGB uint8 image (H, W, 3) by its gains (3,)."""
+    if (gains == 1).all():
+        return image
+    hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV)
+    hue_gain, saturation_gain, value_gain = gains.tolist()
+    if hue_gain > MOST_HUE_GAIN:
+        circle = (np.arange(256) * hue_gain % HUES).astype(np.uint8)
+        hsv[..., 0] = cv2.LUT(hsv[..., 0], circle)
+        hue_gain = 1.0
+    # Rounds and stops at 255, in a sixth of the time of a table for each channel; hues from 180 on begin anew.
+    hsv = cv2.transform(hsv, np.diag([hue_gain, saturation_gain, value_gain]))
+    return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)
+
+
+def jitter_colours(images: torch.Tensor, gains: torch.Tensor) -> torch.Tensor:
+    """Vary RGB images float (B, 3, H, W) in 0..1 by their gains (B, 3), on their device; channels last."""
+    hue_gain, saturation_gain, value_gain = gains.to(images.dtype).T[:, :, None, None, None]
+    red, green, blue = images.split(1, dim=1)
+    value = images.amax(1, keepdim=True)
+    chroma = value - images.amin(1, keepdim=True)
+    divisor = chroma.clamp(min=1e-6)
+    # Sixths of the circle from red, by the largest channel (Smith 1978, "Color gamut transform pairs").
+    from_red = ((green - blue) / divisor) % 6
+    from_green, from_blue = (blue - red) / divisor + 2, (red - green) / divisor + 4
+    hue = torch.where(value == red, from_red, torch.where(value == green, from_green, from_blue))
+    hue = (hue * hue_gain) % 6
+    saturation = (chroma / value.clamp(min=1e-6) * saturation_gain).clamp(max=1)
+    value = (value * value_gain).clamp(max=1)
+    steps = torch.tensor([5.0, 3.0, 1.0], device=images.device, dtype=images.dtype)[:, None, None]
+    position = (steps + hue) % 6
+    changed = value - value * saturation * torch.minimum(position, 4 - position).clamp(0, 1)
+    return changed.contiguous(memory_format=torch.channels_last)

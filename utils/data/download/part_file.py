@@ -1,0 +1,48 @@
+"""A download that is not finished yet, on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from utils.data.download.source import RemoteFile
+
+
+class PartFile:
+    """`target.part` and, beside it, a note of which version of the file its bytes belong to."""
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._note = target.with_name(target.name + ".part.json")
+        self.path = target.with_name(target.name + ".part")
+
+    def usable_bytes(self, remote: RemoteFile) -> int:
+        """Return how many bytes of `remote` are here; anything that belongs to another version is thrown away."""
+        version = {"etag": remote.etag, "size_bytes": remote.size_bytes}
+        if remote.has_strong_etag and self.path.is_file() and self._read_note() == version:
+            size_bytes = self.path.stat().st_size
+            if size_bytes <= remote.size_bytes:
+                return size_bytes
+        self.discard()
+        self._note.write_text(json.dumps(version), encoding="utf-8")
+        return 0
+
+    def discard(self) -> None:
+        """Start from zero."""
+        self._note.unlink(missing_ok=True)
+        self.path.write_bytes(b"")
+
+    def finish(self) -> None:
+        """Give the complete file its own name."""
+        with self.path.open("rb") as stream:
+            os.fsync(stream.fileno())
+        os.replace(self.path, self._target)
+        self._note.unlink(missing_ok=True)
+
+    def _read_note(self) -> Any:
+        try:
+            return json.loads(self._note.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None  # no note, or one cut short: start from zero

@@ -1,0 +1,286 @@
+"""Fills a raw-data folder: the label file and one folder of photographs per circuit."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from utils.common.bounded_zip import BoundedZip
+from utils.common.errors import UserError
+from utils.data.download.archive import Listing, PhotoArchive, choose_photographs, photograph_name
+from utils.data.download.ledger import Entry, Ledger
+from utils.data.download.progress import Progress
+from utils.data.download.source import RemoteFile, RetryPolicy, Source, md5_base64
+
+LABELS_NAME = "Overhead-Distribution-Labels.csv"
+LABELS_SHA256 = "a2b75c6d6aa08e2e7620ca007eb9b6b52546b4ee119f2105ec1ac689bedd3a52"  # as other users of the set saw it
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a download came to. `missing` names the files that the source does not have."""
+
+    num_photographs: int
+    missing: tuple[str, ...]
+    is_unchanged: bool
+    summary: str
+
+
+@dataclass(frozen=True)
+class _CircuitTask:
+    """What is to be done for one circuit. Without a `listing` the whole zip is fetched and then unpacked; with one,
+    `members` are taken out of the zip where it lies. Sizes in bytes: what comes, and what the disk must hold."""
+
+    remote: RemoteFile
+    listing: Listing | None
+    members: tuple[zipfile.ZipInfo, ...]
+    transfer_bytes: int
+    zip_on_disk_bytes: int
+    photographs_on_disk_bytes: int
+
+
+def download(
+    source: Source,
+    output: Path,
+    circuits: Sequence[str],
+    *,
+    max_images: int | None = None,
+    keep_zips: bool = False,
+    retry: RetryPolicy | None = None,
+) -> Report:
+    """Bring the label file and the circuits into `output`, continuing whatever an earlier run left.
+
+    What `download.json` says is complete, and is still there with its sizes, costs no request. A file the source lacks
+    is reported, not raised. Raises UserError when anything else stops the download.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with FileLock(output / ".download.lock", timeout=0):
+            return _Download(source, output, max_images, keep_zips, retry or RetryPolicy()).run(circuits)
+    except Timeout:
+        raise UserError(f"{output}: another download is writing here; wait for it or use another --output") from None
+    except OSError as error:
+        where, why = error.filename or output, error.strerror or type(error).__name__
+        raise UserError(f"{where}: {why}; run the same command again to continue") from error
+
+
+class _Download:
+    def __init__(
+        self, source: Source, output: Path, max_images: int | None, keep_zips: bool, retry: RetryPolicy
+    ) -> None:
+        self._source = source
+        self._output = output
+        self._max_images = max_images
+        self._keep_zips = keep_zips
+        self._retry = retry
+        self._ledger = Ledger(output)
+        self._missing: list[str] = []
+
+    def run(self, circuits: Sequence[str]) -> Report:
+        labels = self._plan_labels()
+        tasks = [task for circuit in circuits if (task := self._plan_circuit(f"Circuit{circuit}.zip"))]
+        zips_bytes = [task.zip_on_disk_bytes for task in tasks]
+        self._check_disk(
+            (labels.size_bytes if labels else 0)
+            + sum(task.photographs_on_disk_bytes for task in tasks)
+            + (sum(zips_bytes) if self._keep_zips else max(zips_bytes, default=0))  # each is deleted before the next
+        )
+        progress = Progress((labels.size_bytes if labels else 0) + sum(task.transfer_bytes for task in tasks))
+        try:
+            if labels:
+                self._get_labels(labels, progress)
+            for task in tasks:
+                self._get_circuit(task, progress)
+        finally:
+            progress.close()
+        entries = [self._ledger.entry(f"Circuit{circuit}.zip") for circuit in circuits]
+        return Report(
+            num_photographs=sum(entry.num_photographs for entry in entries if entry),
+            missing=tuple(self._missing),
+            is_unchanged=not (labels or tasks or self._missing),
+            summary=progress.summary(),
+        )
+
+    def _plan_labels(self) -> RemoteFile | None:
+        entry, target = self._ledger.entry(LABELS_NAME), self._output / LABELS_NAME
+        if entry and entry.url == self._source.shown(LABELS_NAME) and self._ledger.is_in_place(LABELS_NAME):
+            return None
+        remote = self._describe(LABELS_NAME)
+        if remote is None or not target.exists():
+            return remote
+        if target.stat().st_size != remote.size_bytes or (remote.md5 and md5_base64(target) != remote.md5):
+            raise UserError(
+                f"{target}: is there and is not the file at {self._source.shown(LABELS_NAME)}; delete it to get that "
+                "one, or use another --output"
+            )
+        self._record(remote, {LABELS_NAME: remote.size_bytes}, 0)
+        return None
+
+    def _plan_circuit(self, name: str) -> _CircuitTask | None:
+        entry, zip_file = self._ledger.entry(name), self._output / name
+        is_complete = bool(entry and entry.covers(self._max_images) and self._ledger.is_in_place(name))
+        if entry and self._keep_zips:
+            is_complete = is_complete and zip_file.is_file() and zip_file.stat().st_size == entry.size_bytes
+        if entry and is_complete and entry.url == self._source.shown(name):
+            return None
+        remote = self._describe(name)
+        if remote is None or is_complete:  # complete, and the same file at another address
+            return None
+        in_place = self._max_images is not None or (self._source.is_local and not self._keep_zips)
+        if in_place:
+            return self._plan_members(remote)
+        has_zip = self._has_zip(remote)
+        folder_bytes = _folder_bytes(_folder(zip_file))
+        part = zip_file.with_name(zip_file.name + ".part")
+        if folder_bytes and remote.accepts_ranges and not (has_zip or self._keep_zips or part.exists()):
+            task = self._plan_members(remote)
+            if task.transfer_bytes < remote.size_bytes / 2:
+                return task  # most is there: fetch only what is missing
+        arriving_bytes = 0 if has_zip else remote.size_bytes
+        return _CircuitTask(
+            remote=remote,
+            listing=None,
+            members=(),
+            transfer_bytes=arriving_bytes,
+            zip_on_disk_bytes=max(arriving_bytes - (part.stat().st_size if part.exists() else 0), 0),
+            photographs_on_disk_bytes=max(remote.size_bytes - folder_bytes, 0),  # JPEG does not shrink in a zip
+        )
+
+    def _plan_members(self, remote: RemoteFile) -> _CircuitTask:
+        archive = self._archive_in_place(remote)
+        try:
+            listing = archive.listing()
+        finally:
+            archive.close()
+        members = tuple(choose_photographs(listing.photographs, self._max_images))
+        wanted_bytes = _missing_bytes(members, _folder(self._output / remote.name))
+        return _CircuitTask(remote, listing, members, wanted_bytes, 0, wanted_bytes)
+
+    def _describe(self, name: str) -> RemoteFile | None:
+        remote = self._source.describe(name)
+        if remote is None:
+            self._missing.append(name)
+            return None
+        entry = self._ledger.entry(name)
+        if entry and entry.url != self._source.shown(name):
+            if not remote.is_same_content(entry.size_bytes, entry.etag, entry.md5):
+                raise UserError(
+                    f"{self._output}: {name} came from {entry.url}, and {self._source.shown(name)} is another file; "
+                    f"use another --output, or delete {self._output}"
+                )
+            self._ledger.record(name, replace(entry, url=self._source.shown(name)))
+        return remote
+
+    def _get_labels(self, remote: RemoteFile, progress: Progress) -> None:
+        target = self._output / LABELS_NAME
+        remote = self._source.fetch(remote, target, progress)
+        content = target.read_bytes()
+        header = content.partition(b"\n")[0]
+        if b"Label" not in header or b"External ID" not in header:
+            target.unlink()
+            raise UserError(
+                f"{self._source.shown(LABELS_NAME)}: not the label file, its first line lacks the columns `Label` and "
+                "`External ID`; check --base-url"
+            )
+        self._record(remote, {LABELS_NAME: remote.size_bytes}, 0)
+        digest = hashlib.sha256(content).hexdigest()
+        if digest != LABELS_SHA256:
+            progress.note(
+                f"note: {LABELS_NAME} is not the version known so far (SHA-256 {digest[:16]}…); this is no error"
+            )
+
+    def _get_circuit(self, task: _CircuitTask, progress: Progress) -> None:
+        remote, zip_file = task.remote, self._output / task.remote.name
+        if task.listing is not None:
+            self._extract(remote, self._archive_in_place(remote), task.listing, task.members, progress)
+            return
+        if task.transfer_bytes:
+            remote = self._source.fetch(remote, zip_file, progress)
+            self._ledger.record(remote.name, self._entry(remote))
+        archive = PhotoArchive(lambda: BoundedZip(zip_file), str(zip_file))
+        try:
+            listing = archive.listing()
+        finally:
+            archive.close()
+        members = choose_photographs(listing.photographs, None)
+        missing_bytes = _missing_bytes(members, _folder(zip_file))
+        self._check_disk(missing_bytes)
+        unpacking = Progress(missing_bytes)  # its own: these bytes were counted when they came
+        try:
+            self._extract(remote, archive, listing, members, unpacking)
+        finally:
+            unpacking.close()
+        if not self._keep_zips:
+            zip_file.unlink()
+
+    def _extract(
+        self,
+        remote: RemoteFile,
+        archive: PhotoArchive,
+        listing: Listing,
+        members: Sequence[zipfile.ZipInfo],
+        progress: Progress,
+    ) -> None:
+        folder = _folder(self._output / remote.name)
+        folder.mkdir(exist_ok=True)
+        try:
+            num_new = sum(archive.extract(member, folder, progress) for member in members)
+        finally:
+            archive.close()
+        files = {f"{folder.name}/{photograph_name(member)}": member.file_size for member in members}
+        self._record(remote, files, len(members))
+        line = f"{folder.name}: {len(members):,} photographs, {num_new:,} of them new"
+        if listing.num_ignored:
+            line += f"; {listing.num_ignored:,} other files in the archive ignored"
+        if listing.repeated:
+            line += f"; {len(listing.repeated):,} with a name already taken left out, the first {listing.repeated[0]!r}"
+        progress.note(line)
+
+    def _archive_in_place(self, remote: RemoteFile) -> PhotoArchive:
+        retry = None if self._source.is_local else self._retry
+        return PhotoArchive(lambda: self._source.open_zip(remote), self._source.shown(remote.name), retry)
+
+    def _has_zip(self, remote: RemoteFile) -> bool:
+        """Tell whether the whole zip was fetched by an earlier run, or laid there by hand."""
+        zip_file, entry = self._output / remote.name, self._ledger.entry(remote.name)
+        if not zip_file.is_file() or zip_file.stat().st_size != remote.size_bytes:
+            return False
+        if entry and remote.is_same_content(entry.size_bytes, entry.etag, entry.md5):
+            return True
+        return bool(remote.md5) and md5_base64(zip_file) == remote.md5
+
+    def _entry(self, remote: RemoteFile) -> Entry:
+        return Entry(self._source.shown(remote.name), remote.size_bytes, remote.etag, remote.md5)
+
+    def _record(self, remote: RemoteFile, files: dict[str, int], num_photographs: int) -> None:
+        max_images = self._max_images if num_photographs else None
+        entry = replace(self._entry(remote), max_images=max_images, num_photographs=num_photographs, files=files)
+        self._ledger.record(remote.name, replace(entry, is_complete=True))
+
+    def _check_disk(self, needed_bytes: int) -> None:
+        free_bytes = shutil.disk_usage(self._output).free
+        if needed_bytes > free_bytes:
+            raise UserError(
+                f"{self._output}: needs {needed_bytes / 2**30:.1f} GiB, only {free_bytes / 2**30:.1f} GiB are free; "
+                "use --max-images, fewer --circuits or another --output"
+            )
+
+
+def _folder(zip_file: Path) -> Path:
+    return zip_file.with_suffix("")
+
+
+def _folder_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) if folder.is_dir() else 0
+
+
+def _missing_bytes(members: Sequence[zipfile.ZipInfo], folder: Path) -> int:
+    """Return the bytes of the photographs that are not there with their size."""
+    files = ((member.file_size, folder / photograph_name(member)) for member in members)
+    return sum(size for size, file in files if not (file.is_file() and file.stat().st_size == size))

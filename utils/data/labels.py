@@ -1,0 +1,97 @@
+"""YOLO segmentation label files: one object a line, `class x1 y1 x2 y2 ...`, coordinates as fractions of the image."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from utils.common.errors import UserError
+
+MAX_LABEL_FILE_BYTES = 20_000_000
+OUTSIDE_TOLERANCE = 1e-3  # normalised; rounding of other tools' labels, clipped. Farther out is an error
+
+
+class LabelError(UserError):
+    """A label that cannot be read. The message is one line; files are named as `file:line`."""
+
+
+@dataclass(frozen=True)
+class LabelFile:
+    """A YOLO label file: class_ids (N,) int64 and N polygons (V, 2) float32, x and y in 0..1."""
+
+    class_ids: np.ndarray
+    polygons: list[np.ndarray]
+
+
+def format_yolo_label(instances: Iterable[tuple[int, np.ndarray]]) -> str:
+    """Write (class id, polygon (V, 2) normalised) pairs as YOLO-seg text, `class x1 y1 x2 y2 …`, one object a line."""
+    lines = []
+    for class_id, polygon in instances:
+        values = np.clip(np.asarray(polygon, dtype=np.float64), 0.0, 1.0).ravel()
+        lines.append(f"{class_id} " + " ".join(f"{value:.6f}" for value in values) + "\n")
+    return "".join(lines)
+
+
+def read_yolo_label(path: Path, num_classes: int, text: str | None = None) -> LabelFile:
+    """Read a YOLO-seg label file, or `text` in its place; a box row `class cx cy w h` becomes its four corners.
+
+    An empty file is a picture without objects. Raises LabelError naming file and line.
+    """
+    if text is None:
+        text = _read_label_text(path)
+    class_ids: list[int] = []
+    polygons: list[np.ndarray] = []
+    for line_number, line in enumerate(text.splitlines(), start=1):
+        fields = line.split()
+        if not fields:
+            continue
+        try:
+            class_id, polygon = _parse_yolo_row(fields, num_classes)
+        except ValueError as error:
+            raise LabelError(f"{path}:{line_number}: {error}") from error
+        class_ids.append(class_id)
+        polygons.append(polygon)
+    return LabelFile(np.array(class_ids, dtype=np.int64), polygons)
+
+
+def _read_label_text(path: Path) -> str:
+    try:
+        facts = path.stat()
+        if not stat.S_ISREG(facts.st_mode):  # reading a pipe would wait for ever
+            raise LabelError(f"{path}: not a regular file")
+        if facts.st_size > MAX_LABEL_FILE_BYTES:
+            raise LabelError(f"{path}: larger than {MAX_LABEL_FILE_BYTES // 1_000_000} MB, not a label file")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise LabelError(f"{path}: {error.strerror}; run python parse_labels.py again") from error
+    except UnicodeDecodeError as error:
+        raise LabelError(f"{path}: not a text file") from error
+
+
+def _parse_yolo_row(fields: list[str], num_classes: int) -> tuple[int, np.ndarray]:
+    try:
+        values = np.array(fields, dtype=np.float64)
+    except ValueError:
+        raise ValueError(f"not a number in {' '.join(fields)[:60]!r}") from None
+    class_id, coordinates = values[0], values[1:]
+    if not (0 <= class_id < num_classes and class_id == int(class_id)):
+        raise ValueError(f"class {fields[0]} is not one of 0..{num_classes - 1}")
+    if len(coordinates) % 2 or len(coordinates) < 4:
+        raise ValueError(f"{len(coordinates)} coordinates; expected 4 for a box or an even count from 6 for a polygon")
+    outside = ~((coordinates >= -OUTSIDE_TOLERANCE) & (coordinates <= 1 + OUTSIDE_TOLERANCE))  # true for NaN as well
+    if outside.any():
+        raise ValueError(
+            f"coordinate {fields[1 + int(outside.argmax())]} is outside 0..1; normalise by the picture's size"
+        )
+    if len(coordinates) == 4:
+        center, half = coordinates[:2], coordinates[2:] / 2
+        if not (half > 0).all():
+            raise ValueError(f"box of width {fields[3]} and height {fields[4]}; both must be above 0")
+        polygon = center + half * np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]])
+    else:
+        polygon = coordinates.reshape(-1, 2)
+    return int(class_id), np.clip(polygon, 0.0, 1.0).astype(np.float32)

@@ -1,0 +1,202 @@
+"""Which samples form which batch on which rank, and the loader that serves them.
+
+Everything is a function of (seed, epoch): a loader that starts in the middle of an epoch serves the same batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import cv2
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+from utils.common.cores import shared_memory_free_bytes
+from utils.common.errors import UserError
+from utils.common.signals import die_with_parent, heed_only_the_parent
+
+MODEL_STRIDE = 32  # the coarsest level of the network: sides of the input are multiples of it
+SIZE_STREAM = 1  # sets the random numbers of a batch's size apart from those of a sample
+Key = tuple[int, ...]  # (epoch, index), or (epoch, index, size in pixels) where batches differ in size
+
+
+def multi_scale_sizes(size_px: int) -> tuple[int, ...]:
+    """Return the sides that batches may have around `size_px`: within half of it, multiples of 32, at least 64."""
+    low = max(-(-size_px // (2 * MODEL_STRIDE)) * MODEL_STRIDE, 2 * MODEL_STRIDE)
+    return tuple(range(low, size_px * 3 // 2 + 1, MODEL_STRIDE))
+
+
+class EpochBatches(Sampler[list[Key]]):
+    """This rank's batches of an epoch as lists of (epoch, index), or of (epoch, index, size) with `sizes_px`.
+
+    The epoch's order is cut into ceil(N / global batch) groups whose sizes differ by at most one, one for each optimizer
+    step, and each group is dealt out to the ranks and their `batches_per_group` (accumulation): every sample exactly once,
+    the same number of batches on every rank, no tiny last batch, no padding. With one global batch size the groups are
+    the same at any world size and accumulation. A group's size in pixels is drawn out of `sizes_px` by (seed, epoch,
+    number of the group): all ranks agree without a word.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size_per_gpu: int,
+        rank: int,
+        world_size: int,
+        seed: int,
+        sizes_px: tuple[int, ...] = (),
+        batches_per_group: int = 1,
+    ) -> None:
+        if num_samples < world_size:
+            raise UserError(
+                f"{num_samples} training images cannot feed {world_size} processes; start at most {num_samples}"
+            )
+        shares = world_size * batches_per_group
+        if num_samples < shares:
+            raise UserError(
+                f"{num_samples} training images cannot fill {world_size} processes x --accumulate {batches_per_group}; "
+                f"use --accumulate {num_samples // world_size} at most"
+            )
+        self.num_samples, self.rank, self.world_size, self.seed = num_samples, rank, world_size, seed
+        # The second bound leaves no batch without an image where there are next to none; one may then hold one more.
+        self.num_groups = min(-(-num_samples // (batch_size_per_gpu * shares)), num_samples // shares)
+        self.batches_per_group = batches_per_group
+        self.sizes_px = sizes_px
+        self.epoch, self.start_batch = 0, 0
+
+    def __len__(self) -> int:
+        return self.num_groups * self.batches_per_group
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        order = np.random.default_rng((self.seed, self.epoch)).permutation(self.num_samples)
+        groups = np.array_split(order, self.num_groups)
+        shares = self.world_size * self.batches_per_group
+        for number in range(self.start_batch, len(self)):
+            group, part = divmod(number, self.batches_per_group)
+            size = self._size_of(group)
+            share = groups[group][part * self.world_size + self.rank :: shares]
+            yield [(self.epoch, int(index), *size) for index in share]
+
+    def _size_of(self, group: int) -> tuple[int, ...]:
+        if not self.sizes_px:
+            return ()
+        rng = np.random.default_rng((self.seed, self.epoch, group, SIZE_STREAM))
+        return (int(rng.choice(self.sizes_px)),)
+
+
+class ShardBatches(Sampler[list[Key]]):
+    """This rank's share of a split, in order, each image exactly once over all ranks; a share may be empty."""
+
+    def __init__(self, num_samples: int, batch_size: int, rank: int, world_size: int) -> None:
+        self.indices = range(rank, num_samples, world_size)
+        self.batch_size = batch_size
+
+    def __len__(self) -> int:
+        return -(-len(self.indices) // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        for start in range(0, len(self.indices), self.batch_size):
+            yield [(0, index) for index in self.indices[start : start + self.batch_size]]
+
+
+class BatchedDataset(Protocol):
+    """A data set that says how its samples become a batch."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: Key) -> Any: ...
+
+    @property
+    def collate(self) -> Callable[[list[Any]], Any]: ...
+
+
+class EpochLoader(DataLoader[Any]):
+    """A DataLoader that can be told the epoch and the batch to begin with; right with persistent workers too."""
+
+    def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
+        """Choose what the next pass yields. The epoch travels with each index, so running workers need no message."""
+        sampler = self.batch_sampler
+        assert isinstance(sampler, EpochBatches)
+        sampler.epoch, sampler.start_batch = epoch, start_batch
+
+
+def get_dataloader(
+    dataset: BatchedDataset, batches: Sampler[Any], num_workers: int, pin_memory: bool, prefetch: int = 4
+) -> EpochLoader:
+    """Build the loader of one rank. Workers use one OpenCV thread each: the ranks share the cores already."""
+    return EpochLoader(
+        dataset,  # type: ignore[arg-type] # a Dataset in all but name
+        batch_sampler=batches,
+        collate_fn=dataset.collate,
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        persistent_workers=num_workers > 0,
+        prefetch_factor=prefetch if num_workers > 0 else None,
+        worker_init_fn=prepare_worker,
+    )
+
+
+def prepare_worker(worker: int) -> None:
+    """Make a loader process one of several: one thread, deaf to a launcher's stop, and no life without its rank.
+
+    torchrun sends a stop to a rank's whole process group. The rank then still needs batches until all ranks stop at the
+    same step; a loader process that had ended would end the rank with an error. It ends with its rank, at once: left
+    to itself it would notice a killed one up to five seconds later.
+    """
+    heed_only_the_parent()
+    die_with_parent(only_under_torchrun=False)
+    cv2.setNumThreads(0)
+    torch.set_num_threads(1)
+
+
+RESERVE_BYTES = 8 << 20  # for what else lives there: semaphores, NCCL's small segments
+BYTES_PER_PIXEL = 3 + 4 / 16  # RGB, and an int32 mask at a quarter of each side
+CURE = "give the container more: docker run --shm-size=8g, or in Kubernetes an emptyDir of medium: Memory at /dev/shm"
+
+
+@dataclass(frozen=True)
+class LoaderPlan:
+    """How many workers each rank's loader may have, and what to tell the user when that is fewer than asked for."""
+
+    workers: int
+    notes: tuple[str, ...] = ()
+
+
+def batch_bytes(batch_size: int, side_px: int) -> int:
+    """Return what one batch of square pictures takes between two processes."""
+    return round(batch_size * side_px * side_px * BYTES_PER_PIXEL)
+
+
+def needed_bytes(workers: int, prefetch: int, bytes_per_batch: int, num_ranks: int) -> int:
+    """Return what the loaders of a machine's ranks may hold: twice what is prefetched, as validation's batches are
+    twice as large, and one batch more is in use."""
+    return num_ranks * 2 * workers * prefetch * bytes_per_batch
+
+
+def plan_loader(
+    workers: int, prefetch: int, bytes_per_batch: int, num_ranks: int, free_bytes: int | None = None
+) -> LoaderPlan:
+    """Choose as many of `workers` as shared memory has room for; 0 loads in the rank itself and needs none.
+
+    Without this a loader dies at some later batch with `Bus error`. `num_ranks` counts this machine's, which share the
+    memory; `free_bytes` is measured when not given, so call it before any loader starts.
+    """
+    free = shared_memory_free_bytes() if free_bytes is None else free_bytes
+    if free is None or workers < 1:
+        return LoaderPlan(workers)
+    needed = needed_bytes(workers, prefetch, bytes_per_batch, num_ranks)
+    if needed + RESERVE_BYTES <= free:
+        return LoaderPlan(workers)
+    per_worker = needed_bytes(1, prefetch, bytes_per_batch, num_ranks)
+    fitting = max(0, min(workers, (free - RESERVE_BYTES) // per_worker))
+    note = (
+        f"Shared memory: {workers} loader workers in each of {num_ranks} process(es) may need {_megabytes(needed)} in "
+        f"/dev/shm and {_megabytes(free)} are free; {fitting} workers are used. To have all, {CURE}"
+    )
+    return LoaderPlan(fitting, (note,))
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.0f} MB"

@@ -1,0 +1,204 @@
+"""EPRI's label CSV (Labelbox export): rows, objects, class spellings. Literals are parsed, never run."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import hashlib
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from utils.common.errors import UserError, printable
+from utils.data.labels import LabelError
+
+# A photograph's outlines take some 30 kB. JSON needs some 20 times the text in memory; Python's parser needs 500 times
+# (2 GB for four million characters of `[],`, measured), so it is given less.
+MAX_LABEL_CHARACTERS = 4_000_000
+MAX_LITERAL_CHARACTERS = 300_000
+MAX_OBJECTS = 10_000
+MAX_FIELD_CHARACTERS = 25_000_000  # of the CSV: beyond, a quote is missing and the rest of the file is one field
+UNREADABLE_ROW = "unreadable row"
+LABEL_COLUMN, NAME_COLUMN = "Label", "External ID"
+
+# Spellings that differ from the class name by more than case, spaces, hyphens, underscores and a plural s.
+CLASS_ALIASES = {
+    "guy wire": "other_wire",
+    "fuse cutout": "cutouts",
+    "utility pole": "pole",
+    "power pole": "pole",
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something in the data that was skipped or mended. `place` is like `labels.csv:17`; `kind` is for counting."""
+
+    place: str
+    text: str
+    kind: str = "other"
+
+
+@dataclass(frozen=True)
+class LabelRow:
+    """One row of the label CSV, not yet parsed. `line` is where it starts in the file.
+
+    The text is kept compressed: the whole set's would take about a gigabyte.
+    """
+
+    image_name: str
+    line: int
+    packed_text: bytes
+
+    @property
+    def text(self) -> str:
+        return zlib.decompress(self.packed_text).decode()
+
+    @property
+    def digest(self) -> str:
+        return hashlib.blake2b(self.packed_text, digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
+class LabelObject:
+    """One annotated object: `points` (V, 2) float64, x and y in pixels of the original photograph."""
+
+    value: str
+    kind: Literal["polygon", "line"]
+    points: np.ndarray
+
+
+class ClassTable:
+    """Finds the class number of a spelling; the numbering is always the one of dataset.yaml."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        ids = {_spelling_key(name): number for number, name in reversed(list(enumerate(names)))}
+        for spelling, name in CLASS_ALIASES.items():
+            if name in self.names:
+                ids.setdefault(_spelling_key(spelling), self.names.index(name))
+        self._ids = ids
+
+    def find(self, value: str) -> int | None:
+        """Return the class number, or None for a spelling that no class has."""
+        return self.names.index(value) if value in self.names else self._ids.get(_spelling_key(value))
+
+
+def read_label_csv(path: Path, problems: list[Problem]) -> Iterator[LabelRow]:
+    """Yield the rows of EPRI's label CSV in the order of the file.
+
+    Columns are found by name. Rows without a file name are added to `problems`.
+    Raises UserError when the file or one of its columns is missing.
+    """
+    try:
+        # Undecodable bytes become U+FFFD: the row they are in is then reported, not the whole file refused.
+        with path.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
+            csv.field_size_limit(MAX_FIELD_CHARACTERS)  # the default, 128 kB, is less than a busy photograph's outlines
+            yield from _rows(path, csv.reader(stream), problems)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; run python download_data.py") from error
+
+
+def parse_label_text(text: str) -> tuple[list[LabelObject], list[str]]:
+    """Parse one `Label` field, JSON or a Python literal, without running it.
+
+    Returns (objects, complaints about single objects that were left out).
+    Raises LabelError when the field as a whole is unreadable.
+    """
+    if len(text) > MAX_LABEL_CHARACTERS:
+        raise LabelError(
+            f"label of {len(text)} characters, at most {MAX_LABEL_CHARACTERS} are read; is a quote missing?"
+        )
+    content = _parse_literal(text)
+    if not isinstance(content, dict) or not isinstance(content.get("objects"), list):
+        raise LabelError(f"label holds no `objects` list: {text[:40]!r}")
+    if len(content["objects"]) > MAX_OBJECTS:
+        raise LabelError(f"label of {len(content['objects']):,} objects, at most {MAX_OBJECTS:,} are read")
+    objects: list[LabelObject] = []
+    complaints: list[str] = []
+    for number, item in enumerate(content["objects"], start=1):
+        try:
+            objects.append(_parse_object(item))
+        except (ValueError, OverflowError) as error:
+            complaints.append(f"object {number}: {error}")
+        except RecursionError:  # while it is put into words
+            complaints.append(f"object {number}: nested too deeply")
+    return objects, complaints
+
+
+def _spelling_key(value: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", value.lower()).removesuffix("s")
+
+
+def _rows(path: Path, reader: Any, problems: list[Problem]) -> Iterator[LabelRow]:
+    line = 1
+    try:
+        label_index, name_index = _find_columns(path, next(reader, []))
+        line = reader.line_num + 1
+        for fields in reader:
+            name = fields[name_index] if len(fields) > name_index else ""
+            name = re.split(r"[\\/]", name)[-1].strip()
+            if fields and (not name or len(fields) <= label_index):
+                text = f"no `{NAME_COLUMN}` or no `{LABEL_COLUMN}`"
+                problems.append(Problem(f"{path.name}:{line}", text, UNREADABLE_ROW))
+            elif fields:
+                yield LabelRow(name, line, zlib.compress(fields[label_index].encode(), level=1))
+            line = reader.line_num + 1  # a quoted field may span lines: this is where the next row starts
+    except csv.Error as error:
+        raise UserError(f"{path}:{line}: not a CSV row ({error}); download the file again") from error
+
+
+def _find_columns(path: Path, header: list[str]) -> tuple[int, int]:
+    columns = [column.strip() for column in header]
+    for column in (LABEL_COLUMN, NAME_COLUMN):
+        if column not in columns:
+            raise UserError(f"{path}:1: no column `{column}`; found {', '.join(columns)[:200] or 'an empty file'}")
+    return columns.index(LABEL_COLUMN), columns.index(NAME_COLUMN)
+
+
+def _parse_literal(text: str) -> Any:
+    try:
+        try:
+            return json.loads(text)
+        except ValueError:
+            if len(text) > MAX_LITERAL_CHARACTERS:
+                raise ValueError(f"no JSON, and too long for the other: {len(text):,} characters") from None
+            return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError | MemoryError) else str(error)
+        reason = re.sub(r" object at 0x\w+", "", " ".join(reason.split()))  # an address would differ in every run
+        raise LabelError(f"label is neither JSON nor a Python literal ({reason[:120]})") from error
+
+
+def _parse_object(item: Any) -> LabelObject:
+    if not isinstance(item, dict):
+        raise ValueError(f"expected a dictionary, found {str(item)[:40]!r}")
+    value = item.get("value") or item.get("title")
+    if not isinstance(value, str):
+        raise ValueError("has no `value`, the class")
+    value = printable(value)
+    if isinstance(item.get("polygon"), list):
+        return LabelObject(value, "polygon", _parse_points(value, item["polygon"]))
+    if isinstance(item.get("line"), list):
+        return LabelObject(value, "line", _parse_points(value, item["line"]))
+    raise ValueError(f"({value}) has neither `polygon` nor `line`")
+
+
+def _parse_points(value: str, points: list[Any]) -> np.ndarray:
+    numbers = []
+    for point in points:
+        if not isinstance(point, dict):
+            raise ValueError(f"({value}) has a point that is not {{'x': …, 'y': …}}: {str(point)[:40]!r}")
+        for axis in ("x", "y"):
+            number = point.get(axis)
+            if not isinstance(number, int | float) or isinstance(number, bool) or not math.isfinite(number):
+                raise ValueError(f"({value}) has the coordinate {axis}={str(number)[:40]}, not a finite number")
+            numbers.append(float(number))
+    return np.array(numbers, dtype=np.float64).reshape(-1, 2)

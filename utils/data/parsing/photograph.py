@@ -1,0 +1,158 @@
+"""Turns one photograph into its small upright JPEG, and its label rows into YOLO-seg text."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from utils.data.images import (
+    decode_image,
+    encode_jpeg,
+    exif_orientation,
+    is_jpeg,
+    points_upright,
+    resize_area,
+    upright_size,
+)
+from utils.data.labels import format_yolo_label
+from utils.data.parsing.label_csv import ClassTable, LabelObject, parse_label_text
+from utils.data.parsing.outlines import OutlineError, object_ring
+
+JPEG_QUALITY = 95
+SIMPLIFY_OUTPUT_PX = 0.25  # a quarter of an output pixel is below what a mask can show
+FRAME_SLACK = 0.01  # outlines may run this share past the edge and still count as fitting the frame
+EXIF_FRAME_CHOICES = ("auto", "upright", "stored")
+UNUSABLE_OBJECT = "unusable object"
+UNKNOWN_CLASS = "unknown class"
+
+
+@dataclass(frozen=True)
+class PhotographOptions:
+    """What decides the bytes of an output image and its label."""
+
+    class_names: tuple[str, ...]
+    long_side_px: int
+    line_width_px: float
+    exif_frame: str
+
+    def image_fingerprint(self, stamp: str) -> str:
+        return _fingerprint("image-1", stamp, str(self.long_side_px), str(JPEG_QUALITY))
+
+    def label_fingerprint(self, image_fingerprint: str, row_digests: Sequence[str]) -> str:
+        settings = (repr(float(self.line_width_px)), self.exif_frame, *self.class_names)
+        return _fingerprint("label-1", image_fingerprint, *settings, *row_digests)
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """Sizes in pixels; `width` and `height` are the original's after the EXIF orientation is applied."""
+
+    width: int
+    height: int
+    orientation: int
+    output_width: int
+    output_height: int
+
+
+@dataclass
+class LabelResult:
+    """The label text of one photograph, what is in it, and (row number, kind, text) of what was left out."""
+
+    text: str = ""
+    objects: Counter[str] = field(default_factory=Counter)
+    unknown_values: Counter[str] = field(default_factory=Counter)
+    exif_frame: str = ""
+    complaints: list[tuple[int, str, str]] = field(default_factory=list)
+
+
+def build_image(data: bytes, long_side_px: int) -> tuple[bytes, ImageFacts]:
+    """Return the upright JPEG with at most `long_side_px` on its longer side; never enlarges. Raises ImageError.
+
+    A JPEG that is small and upright already is kept byte for byte.
+    """
+    width, height = upright_size(data)
+    orientation = exif_orientation(data)
+    image = decode_image(data, long_side_px)  # also decoded when it is only copied: that is how damage is found
+    scale = min(1.0, long_side_px / max(width, height))
+    output_width, output_height = max(1, round(width * scale)), max(1, round(height * scale))
+    facts = ImageFacts(width, height, orientation, output_width, output_height)
+    if scale == 1.0 and orientation == 1 and is_jpeg(data):
+        return data, facts
+    return encode_jpeg(resize_area(image, output_width, output_height), JPEG_QUALITY), facts
+
+
+def build_label(
+    texts: Sequence[str], facts: ImageFacts, options: PhotographOptions, classes: ClassTable
+) -> LabelResult:
+    """Return the YOLO-seg text of one photograph's label rows. Raises LabelError when a row is unreadable."""
+    result = LabelResult()
+    objects: list[tuple[int, LabelObject]] = []
+    for row, text in enumerate(texts):
+        parsed, complaints = parse_label_text(text)
+        objects += [(row, item) for item in parsed]
+        result.complaints += [(row, UNUSABLE_OBJECT, complaint) for complaint in complaints]
+    if len(texts) > 1:
+        objects = _without_copies(objects)
+    result.exif_frame = choose_exif_frame([item for _, item in objects], facts, options.exif_frame)
+    instances = []
+    for row, item in objects:
+        class_id = classes.find(item.value)
+        if class_id is None:
+            result.unknown_values[item.value] += 1
+            continue
+        try:
+            instances.append((class_id, _normalised_ring(item, facts, result.exif_frame, options)))
+            result.objects[classes.names[class_id]] += 1
+        except OutlineError as error:
+            result.complaints.append((row, UNUSABLE_OBJECT, f"{item.value}: {error}"))
+    for value, count in sorted(result.unknown_values.items()):
+        row = next(row for row, item in objects if item.value == value)
+        result.complaints.append((row, UNKNOWN_CLASS, f"`{value}` ({count} objects) is none of the classes"))
+    result.text = format_yolo_label(instances)
+    return result
+
+
+def choose_exif_frame(objects: Sequence[LabelObject], facts: ImageFacts, exif_frame: str) -> str:
+    """Return which pixels the outlines were drawn on: `upright`, `stored`, or `ambiguous` (then read as upright).
+
+    Whether the labelling tool applied the EXIF orientation is not documented. When only one of the two frames holds
+    the outlines, that is the answer; half turns and mirrored photographs cannot be told apart.
+    """
+    if facts.orientation == 1:
+        return "upright"
+    if exif_frame != "auto":
+        return exif_frame
+    if not objects or facts.orientation < 5 or facts.width == facts.height:
+        return "ambiguous"
+    right, bottom = np.concatenate([item.points for item in objects]).max(axis=0, initial=0.0)
+    slack = FRAME_SLACK * max(facts.width, facts.height)
+    fits_upright = right <= facts.width + slack and bottom <= facts.height + slack
+    fits_stored = right <= facts.height + slack and bottom <= facts.width + slack
+    if fits_upright == fits_stored:
+        return "ambiguous"
+    return "upright" if fits_upright else "stored"
+
+
+def _normalised_ring(item: LabelObject, facts: ImageFacts, frame: str, options: PhotographOptions) -> np.ndarray:
+    points = item.points
+    if frame == "stored":
+        points = points_upright(points, facts.orientation, facts.width, facts.height)
+    tolerance_px = SIMPLIFY_OUTPUT_PX * facts.width / facts.output_width
+    ring = object_ring(item.kind, points, (facts.width, facts.height), options.line_width_px, tolerance_px)
+    return ring / (facts.width, facts.height)
+
+
+def _without_copies(objects: list[tuple[int, LabelObject]]) -> list[tuple[int, LabelObject]]:
+    """Drop objects that an earlier row of the same photograph has already."""
+    unique: dict[tuple[str, str, bytes], tuple[int, LabelObject]] = {}
+    for row, item in objects:
+        unique.setdefault((item.value, item.kind, item.points.tobytes()), (row, item))
+    return list(unique.values())
+
+
+def _fingerprint(*parts: str) -> str:
+    return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()

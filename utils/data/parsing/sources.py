@@ -1,0 +1,199 @@
+"""Finds the label CSV and the photographs, in folders and in zips, and reads their bytes."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+
+from utils.common.bounded_zip import BoundedZip, is_bomb
+from utils.common.errors import UserError, one_line, printable
+from utils.data.dataset_yaml import IMAGE_SUFFIXES
+from utils.data.images import ImageError
+from utils.data.parsing.label_csv import Problem
+
+LABEL_CSV = "Overhead-Distribution-Labels.csv"
+MAX_PHOTOGRAPH_BYTES = 1_000_000_000
+DUPLICATE_PHOTOGRAPH = "duplicate photograph"
+UNREADABLE_ARCHIVE = "unreadable archive"
+UNREADABLE_PHOTOGRAPH = "unreadable photograph"
+
+
+@dataclass(frozen=True)
+class Photograph:
+    """One photograph of the input. `source` is its place below the input folder, through the zip if it is in one."""
+
+    name: str
+    source: str
+    circuit: str
+    file: Path
+    member: str | None
+    size_bytes: int
+    stamp: str  # differs when the bytes differ: the zip's CRC, or the file's time of change
+
+    @property
+    def key(self) -> str:
+        """The name as the label CSV is matched: without case."""
+        return self.name.lower()
+
+
+class PhotographReader:
+    """Reads photographs from several threads. It keeps each zip open: EPRI's have thousands of members to list."""
+
+    def __init__(self) -> None:
+        self._archives: dict[Path, zipfile.ZipFile] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> PhotographReader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for archive in self._archives.values():
+            archive.close()
+
+    def read(self, photograph: Photograph) -> bytes:
+        """Return a photograph's bytes; a zip member's checksum is verified. Raises ImageError."""
+        if photograph.size_bytes > MAX_PHOTOGRAPH_BYTES:
+            raise ImageError(f"{photograph.size_bytes} bytes, more than any photograph")
+        try:
+            if photograph.member is None:
+                return photograph.file.read_bytes()
+            with self._lock:
+                if photograph.file not in self._archives:
+                    self._archives[photograph.file] = BoundedZip(photograph.file)
+                archive = self._archives[photograph.file]
+            member = archive.getinfo(photograph.member)
+            if is_bomb(member):
+                raise ImageError(f"unpacks from {member.compress_size} to {member.file_size} bytes: not a photograph")
+            return archive.read(member)
+        except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, KeyError) as error:
+            # RuntimeError: encrypted members, and NotImplementedError for unknown compression.
+            raise ImageError(f"cannot be read ({one_line(error, 120)})") from error
+
+
+def find_label_csv(folder: Path) -> Path:
+    """Return the label CSV in the input folder: EPRI's by name, or else the only CSV. Raises UserError."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; run python download_data.py, or name another --input")
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".csv" and path.is_file())
+    named = [path for path in files if path.name.lower() == LABEL_CSV.lower()]
+    chosen = named or files
+    if not chosen:
+        raise UserError(f"{folder}: no {LABEL_CSV}; run python download_data.py")
+    if len(chosen) > 1:
+        found = ", ".join(path.name for path in chosen[:5])
+        raise UserError(f"{folder}: which CSV holds the labels? Found {found}; keep one, or call it {LABEL_CSV}")
+    return chosen[0]
+
+
+def find_photographs(folder: Path, problems: list[Problem]) -> dict[str, Photograph]:
+    """Index every photograph below the input folder, extracted or still in a zip at its top, by its `key`.
+
+    Where a photograph is both extracted and in a zip, the file is taken, unless it has another size (a half-finished
+    extraction): then the zip's. Further copies and unreadable zips are added to `problems`.
+    Raises UserError when there is no photograph at all.
+    """
+    found: dict[str, Photograph] = {}
+    for photograph in _in_folders(folder, problems):
+        if photograph.key in found:
+            problems.append(_duplicate(photograph, found[photograph.key]))
+        else:
+            found[photograph.key] = photograph
+    in_zips: set[str] = set()
+    for photograph in _in_archives(folder, problems):
+        kept = found.get(photograph.key)
+        if kept is None or (kept.member is None and kept.size_bytes != photograph.size_bytes):
+            found[photograph.key] = photograph
+        if kept is not None and (photograph.key in in_zips or kept.size_bytes != photograph.size_bytes):
+            problems.append(_duplicate(kept if kept.member is None else photograph, found[photograph.key]))
+        in_zips.add(photograph.key)
+    if not found:
+        raise UserError(f"{folder}: no photographs and no zip with photographs; run python download_data.py")
+    return dict(sorted(found.items()))
+
+
+def _duplicate(ignored: Photograph, kept: Photograph) -> Problem:
+    return Problem(printable(ignored.source), f"ignored, {printable(kept.source)} is used", DUPLICATE_PHOTOGRAPH)
+
+
+def _in_folders(folder: Path, problems: list[Problem]) -> Iterator[Photograph]:
+    """Walk the input folder. A link is followed as long as it stays in it: others may lead to anything of this machine."""
+    root = os.path.realpath(folder)
+    visited: set[str] = set()
+    for place, subfolders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in visited:
+            subfolders[:] = []
+            continue
+        visited.add(real)
+        subfolders[:] = [
+            name
+            for name in sorted(subfolders)
+            if not name.startswith(".") and not _leaves(Path(place, name), root, folder, problems)
+        ]
+        for name in sorted(names):
+            path = Path(place, name)
+            if not is_photograph(name) or _leaves(path, root, folder, problems):
+                continue
+            source = path.relative_to(folder).as_posix()
+            if not path.is_file():
+                problems.append(Problem(printable(source), "not a regular file; skipped", UNREADABLE_PHOTOGRAPH))
+                continue
+            status = path.stat()
+            stamp = f"file {status.st_size} {status.st_mtime_ns}"
+            yield Photograph(name, source, _circuit(source), path, None, status.st_size, stamp)
+
+
+def _leaves(path: Path, root: str, folder: Path, problems: list[Problem]) -> bool:
+    """Report a link that leads out of the input folder."""
+    if not path.is_symlink() or Path(os.path.realpath(path)).is_relative_to(root):
+        return False
+    text = f"a link that leaves {folder}, skipped; put the files there, or let {folder} itself be the link"
+    problems.append(Problem(printable(path.relative_to(folder).as_posix()), text, UNREADABLE_PHOTOGRAPH))
+    return True
+
+
+def _in_archives(folder: Path, problems: list[Problem]) -> Iterator[Photograph]:
+    for path in sorted(folder.iterdir()):
+        if path.suffix.lower() != ".zip" or path.name.startswith(".") or not path.is_file():
+            continue
+        if _leaves(path, os.path.realpath(folder), folder, problems):
+            continue
+        try:
+            with BoundedZip(path) as archive:
+                members = sorted(archive.infolist(), key=lambda member: member.filename)
+        except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+            text = f"not a readable zip ({one_line(error, 120)}); run python download_data.py again"
+            problems.append(Problem(printable(path.name), text, UNREADABLE_ARCHIVE))
+            continue
+        for member in members:
+            inside = PurePosixPath(member.filename)
+            hidden = any(part.startswith((".", "__MACOSX")) for part in inside.parts)
+            if not member.is_dir() and not hidden and is_photograph(inside.name):
+                source = f"{path.name}/{member.filename}"
+                stamp = f"zip {member.file_size} {member.CRC:08x}"
+                yield Photograph(inside.name, source, _circuit(source), path, member.filename, member.file_size, stamp)
+
+
+def is_photograph(name: str) -> bool:
+    """Tell a photograph's file name from others; hidden files (`._1.JPG` of macOS) are none."""
+    return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
+
+
+def _circuit(source: str) -> str:
+    """Name the circuit of a photograph: the folder or zip called `Circuit…`, else the number in `4 (176).JPG`."""
+    *folders, name = PurePosixPath(source).parts
+    for part in folders:
+        match = re.match(r"circuit[ _-]*(\w+)", part, flags=re.IGNORECASE)
+        if match:
+            return f"Circuit{match[1].lower()}"
+    match = re.match(r"(\w+) *\(\d+\)", name)
+    if match:
+        return f"Circuit{match[1].lower()}"
+    return printable(folders[0]) if folders else "unknown"

@@ -1,0 +1,151 @@
+"""Remembers which outputs are finished, so that a killed run continues where it stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import filelock
+
+from utils.common.errors import UserError
+from utils.common.files import write_bytes_atomic
+from utils.data.parsing.photograph import ImageFacts
+from utils.data.parsing.split import SPLITS
+
+STATE_FILE = ".parse_state.jsonl"
+LOCK_FILE = ".parse.lock"
+MANIFEST_FILE = "manifest.json"
+DATASET_FILE = "dataset.yaml"
+KINDS = ("images", "labels")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One finished photograph. The fingerprints say from what and how its two files were made."""
+
+    key: str
+    stem: str
+    split: str
+    image_fingerprint: str
+    label_fingerprint: str
+    image_bytes: int
+    image_digest: str
+    label_digest: str
+    facts: ImageFacts
+    exif_frame: str
+    objects: dict[str, int]
+    unknown_values: dict[str, int]
+    complaints: list[tuple[int, str, str]]
+
+
+class BuildState:
+    """The entries of former runs, and a journal that this run appends to. Only one thread may write to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.entries = {entry.key: entry for entry in _read_entries(folder / STATE_FILE)}
+        self.rewrite(self.entries.values())  # drops the line that a killed run left unfinished
+        self._journal: TextIO = (folder / STATE_FILE).open("a", encoding="utf-8")
+
+    def append(self, entry: Entry) -> None:
+        """Record a finished photograph at once; a kill after this loses nothing."""
+        self._journal.write(_to_line(entry))
+        self._journal.flush()
+
+    def rewrite(self, entries: Iterable[Entry]) -> None:
+        """Replace the whole journal by `entries`."""
+        lines = [_to_line(entry) for entry in sorted(entries, key=lambda entry: entry.key)]
+        write_bytes_atomic(self.folder / STATE_FILE, "".join(lines).encode())
+
+    def close(self) -> None:
+        self._journal.close()
+
+
+@contextmanager
+def open_output(folder: Path) -> Iterator[BuildState]:
+    """Lock an output folder, refuse one with foreign files, and give its state.
+
+    What this made disappears again when the run ends without a single image.
+    Raises UserError.
+    """
+    existed = folder.exists()
+    if not (folder / STATE_FILE).exists() and any(_files_in(folder)):
+        raise UserError(f"{folder}: holds images or labels that parse_labels.py did not make; name another --output")
+    try:
+        for split in SPLITS:
+            for kind in KINDS:
+                (folder / split / kind).mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(folder / LOCK_FILE, timeout=0):
+            state = BuildState(folder)
+            try:
+                yield state
+            finally:
+                state.close()
+                if not any(_files_in(folder)):
+                    _remove_scaffold(folder, existed)
+    except filelock.Timeout as error:
+        raise UserError(f"{folder}: another parse_labels.py is writing here; wait for it to end") from error
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from error
+
+
+def _remove_scaffold(folder: Path, existed: bool) -> None:
+    """Remove what a failed run made and did not fill; whatever else lies there stays."""
+    (folder / STATE_FILE).unlink(missing_ok=True)
+    own = [folder / split / kind for split in SPLITS for kind in KINDS] + [folder / split for split in SPLITS]
+    if not existed:
+        (folder / LOCK_FILE).unlink(missing_ok=True)
+        own.append(folder)
+    for path in own:
+        with suppress(OSError):  # not empty
+            path.rmdir()
+
+
+def remove_unexpected(folder: Path, entries: Iterable[Entry]) -> int:
+    """Remove what no entry accounts for from the four output folders; return how many files that were."""
+    expected = {path for entry in entries for path in output_files(folder, entry.split, entry.stem)}
+    stale = [path for path in _files_in(folder) if path not in expected]
+    for path in stale:
+        path.unlink()
+    return len(stale)
+
+
+def output_files(folder: Path, split: str, stem: str) -> tuple[Path, Path]:
+    """Return the image and the label file of one photograph."""
+    return folder / split / "images" / f"{stem}.jpg", folder / split / "labels" / f"{stem}.txt"
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    for split in SPLITS:
+        for kind in KINDS:
+            if (folder / split / kind).is_dir():
+                yield from (path for path in sorted((folder / split / kind).iterdir()) if not path.is_dir())
+
+
+def _to_line(entry: Entry) -> str:
+    return json.dumps(dataclasses.asdict(entry), sort_keys=True) + "\n"
+
+
+def _read_entries(file: Path) -> Iterator[Entry]:
+    if not file.exists():
+        return
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        entry = _from_line(line)
+        if entry is not None:
+            yield entry
+
+
+def _from_line(line: str) -> Entry | None:
+    """Return None for a line that a kill cut short or another version wrote; its photograph is then built again."""
+    try:
+        values: dict[str, Any] = json.loads(line)
+        values["facts"] = ImageFacts(**values["facts"])
+        values["complaints"] = [(int(row), str(kind), str(text)) for row, kind, text in values["complaints"]]
+        return Entry(**values)
+    except (ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,135 @@
+"""Polygon arithmetic for labels: clipping, areas, boxes and index maps. Coordinates are pixels (x, y)."""
+
+from __future__ import annotations
+
+import itertools
+
+import cv2
+import numpy as np
+
+SHIFT_BITS = 4  # cv2.fillPoly takes fixed-point coordinates: 1/16 of a pixel
+MIN_SIDE_PX = 2.0  # smaller outlines after augmentation teach nothing
+MIN_VISIBLE_FRACTION = 0.01  # of the outline's box area; YOLOv8's threshold for outlines
+
+
+def transform_points(points: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """Map points (N, 2) through a (2, 3) affine."""
+    return points @ matrix[:, :2].T + matrix[:, 2]
+
+
+def visible_outlines(
+    class_ids: np.ndarray, points: np.ndarray, starts: np.ndarray, size_px: int
+) -> tuple[list[int], list[np.ndarray]]:
+    """Clip joined outlines to the (size_px, size_px) output, drop those of which next to nothing is left.
+
+    All outlines of a picture go through each step at once; one by one they cost five times as much.
+    """
+    low, high = extents(points, starts)
+    whole = (high - low).prod(1)
+    lengths = np.diff(starts, append=len(points))
+    owner = np.repeat(np.arange(len(starts)), lengths)
+    is_near = np.repeat(((high > 0) & (low < size_px)).all(axis=1), lengths)
+    points, owner = _clip(points[is_near], owner[is_near], size_px)
+    if len(points) == 0:
+        return [], []
+    starts = _starts_of(owner)
+    kept = owner[starts]
+    low, high = extents(points, starts)
+    sides = high - low
+    # The longer side decides: a level wire is hundreds of pixels long and one high.
+    is_enough = (sides.max(1) > MIN_SIDE_PX) & (sides.prod(1) >= MIN_VISIBLE_FRACTION * whole[kept])
+    is_enough &= np.diff(starts, append=len(points)) >= 3
+    outlines = split_outlines(points, starts)
+    return class_ids[kept[is_enough]].tolist(), [outlines[position] for position in np.flatnonzero(is_enough).tolist()]
+
+
+def clip_polygon(points: np.ndarray, size_px: float) -> np.ndarray:
+    """Clip a polygon (N, 2) to the square [0, size_px]²; the result may be empty (0, 2)."""
+    return _clip(points, np.zeros(len(points), np.int64), size_px)[0]
+
+
+def _clip(points: np.ndarray, owner: np.ndarray, size_px: float) -> tuple[np.ndarray, np.ndarray]:
+    """Clip joined outlines to the square [0, size_px]²; `owner` (V,), ascending, names the outline of each vertex.
+
+    Sutherland and Hodgman 1974. Clamping vertices instead would bend every wire that leaves the picture.
+    """
+    for axis in (0, 1):
+        for limit, sign in ((0.0, 1.0), (size_px, -1.0)):
+            distance = (points[:, axis] - limit) * sign
+            if len(points) and distance.min() < 0:
+                points, owner = _clip_half_plane(points, owner, distance)
+    return points, owner
+
+
+def _clip_half_plane(points: np.ndarray, owner: np.ndarray, distance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    following = following_vertex(_starts_of(owner), len(owner))
+    inside = distance >= 0
+    crosses = inside != inside[following]
+    starts, ends = points[crosses], points[following[crosses]]
+    before, after = distance[crosses], distance[following[crosses]]
+    # Each edge gives its start when inside, then its crossing: interleave the two and keep what is wanted.
+    both = np.repeat(points, 2, axis=0)
+    both[1::2][crosses] = starts + (ends - starts) * (before / (before - after))[:, None]
+    wanted = np.stack([inside, crosses], axis=1).reshape(-1)
+    return both[wanted], np.repeat(owner, 2)[wanted]
+
+
+def join_outlines(polygons: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return all vertices (V, 2) of at least one outline in one array, and the row (N,) where each outline begins."""
+    lengths = [len(polygon) for polygon in polygons]
+    return np.concatenate(polygons), np.cumsum([0, *lengths[:-1]])
+
+
+def split_outlines(points: np.ndarray, starts: np.ndarray) -> list[np.ndarray]:
+    """Return joined outlines one by one, as views."""
+    bounds = [*starts.tolist(), len(points)]
+    return [points[start:end] for start, end in itertools.pairwise(bounds)]
+
+
+def extents(points: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lowest and the highest x, y (N, 2) of each of the joined outlines."""
+    return np.minimum.reduceat(points, starts, axis=0), np.maximum.reduceat(points, starts, axis=0)
+
+
+def _starts_of(owner: np.ndarray) -> np.ndarray:
+    return np.flatnonzero(np.diff(owner, prepend=-1))
+
+
+def following_vertex(starts: np.ndarray, num_vertices: int) -> np.ndarray:
+    """Return for each vertex of the joined outlines the row of the next one around its outline."""
+    following = np.arange(1, num_vertices + 1)
+    following[np.append(starts[1:], num_vertices) - 1] = starts
+    return following
+
+
+def polygon_area(polygon: np.ndarray) -> float:
+    """Return the area inside a simple outline (V, 2)."""
+    return float(_areas([polygon])[0])
+
+
+def _areas(polygons: list[np.ndarray]) -> np.ndarray:
+    points, starts = join_outlines(polygons)
+    x, y = points.T
+    following = following_vertex(starts, len(points))
+    # Rounded, so that copies of one object keep their order, whatever the last bits of their areas are.
+    return (np.abs(np.add.reduceat(x * y[following] - y * x[following], starts)) / 2).round(6)
+
+
+def large_to_small(polygons: list[np.ndarray]) -> np.ndarray:
+    """Return the order in which outlines are drawn: the smallest comes last and so lies on top."""
+    return np.argsort(-_areas(polygons), kind="stable") if polygons else np.zeros(0, np.int64)
+
+
+def polygon_boxes(polygons: list[np.ndarray]) -> np.ndarray:
+    """Return the boxes around outlines, xyxy: (N, 4) float64."""
+    return np.hstack(extents(*join_outlines(polygons))) if polygons else np.zeros((0, 4))
+
+
+def draw_index_map(polygons: list[np.ndarray], size_px: int) -> np.ndarray:
+    """Fill outlines, drawn in the order given, with all pixels they touch: int32 (S, S), 0 is background."""
+    index_map = np.zeros((size_px, size_px), np.int32)
+    for value, polygon in enumerate(polygons, start=1):
+        # fillPoly counts from pixel centres, outlines from pixel corners.
+        fixed = np.rint((polygon - 0.5) * (1 << SHIFT_BITS)).astype(np.int32)
+        cv2.fillPoly(index_map, [fixed], value, lineType=cv2.LINE_8, shift=SHIFT_BITS)
+    return index_map

@@ -1,0 +1,190 @@
+"""Writes the sample as EPRI publishes its photographs: folders per circuit and one CSV, with all of its quirks."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from utils.common.errors import UserError
+from utils.common.files import write_bytes_atomic
+from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
+from utils.data.images import write_jpeg
+from utils.data.sample.canvas import Annotation, along, clip
+from utils.data.sample.scene import SAMPLE_LINE_WIDTH_PX, Scene, draw_scene
+
+LABELS_FILE_NAME = "Overhead-Distribution-Labels.csv"
+_DATASET_NAME = "Built-in sample"
+_CIRCUITS = ("Circuit1", "Circuit10")
+_COLUMNS = ("Label", "External ID", "Dataset Name")
+_PAST_EDGE_PX = 40.0
+_ORIENTATION_TAG = 274  # EXIF 2.32, tag 0x0112
+# Quarter turns against the clock that take the upright picture to the stored one, by EXIF orientation.
+_TURNS = {3: 2, 6: 1, 8: 3}
+# (remainder of index / 12, class) -> another spelling of the class
+_SPELLINGS = {
+    (2, "transformers"): "transformer",
+    (4, "background_structure"): "Background Structure",
+    (7, "other_wire"): "other-wire",
+}
+
+
+@dataclass(frozen=True)
+class SampleReport:
+    """What was written. `objects_per_class` counts the CSV's objects by the class names of dataset.yaml."""
+
+    num_photos: int
+    num_rows: int
+    objects_per_class: dict[str, int]
+
+
+def write_sample(
+    output_dir: Path, num_photos: int = 240, seed: int = 0, wire_width_px: float = SAMPLE_LINE_WIDTH_PX
+) -> SampleReport:
+    """Write drone-like photographs of a distribution line, labelled, in EPRI's raw layout.
+
+    Photograph i, its name, its row and its quirks depend on (seed, i) only: the same call gives the same bytes, and a
+    larger `num_photos` extends a smaller one. Wires are drawn about `wire_width_px` wide, of 1280. Points are pixels of the upright photograph, also where the file is
+    stored turned and says so in its EXIF orientation. By index, the quirks of EPRI's files:
+
+    - every 8th from 0: polygons run up to 40 pixels past the edges (all others end there)
+    - 0, 120, …: a pole's outline touches itself; 1, 121, …: one more pole, with two points only
+    - 3, 123, …: one more row, whose photograph does not exist; 6, 246, …: a photograph without a row
+    - 2, 5, 7 of every 40: EXIF orientation 6, 8, 3
+
+    Raises UserError when `num_photos` or `wire_width_px` is below 1, `seed` negative, or when the folder holds other
+    photographs or labels.
+    """
+    if num_photos < 1:
+        raise UserError(f"num_photos: {num_photos}; ask for at least 1 photograph")
+    if seed < 0:
+        raise UserError(f"seed: {seed}; must not be negative")
+    if not 1 <= wire_width_px <= 40:
+        raise UserError(f"wire_width_px: {wire_width_px}; wires can be drawn 1 to 40 pixels wide")
+    paths = [output_dir / photo_path(index) for index in range(num_photos)]
+    labels_file = output_dir / LABELS_FILE_NAME
+    _refuse_other_data(output_dir, labels_file, set(paths))
+    # Until the new labels are complete there are none: old rows must not describe new photographs.
+    labels_file.unlink(missing_ok=True)
+    counts: Counter[str] = Counter()
+    rows: list[tuple[str, str, str]] = []
+    for index, path in enumerate(paths):
+        scene = draw_scene(seed, index, wire_width_px)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_photo(path, scene.image, seed, index)
+        names = _row_names(path.name, index)
+        annotations = _annotate(scene, index)
+        label = repr({"objects": _label_objects(annotations, scene, seed, index), "classifications": []})
+        rows += [(label, name, _DATASET_NAME) for name in names]
+        counts.update(annotation.name for annotation in annotations * len(names))
+    _write_labels(labels_file, rows)
+    class_names = load_dataset_yaml(DEFAULT_DATASET_YAML).names
+    return SampleReport(num_photos, len(rows), {name: counts[name] for name in class_names})
+
+
+def photo_path(index: int) -> Path:
+    """Return where photograph `index` lies, such as `Circuit10/10 (4).jpg`: every fourth belongs to circuit 10."""
+    circuit = "10" if index % 4 == 3 else "1"
+    suffix = ".jpg" if index % 5 == 2 else ".JPEG" if index % 16 == 9 else ".JPG"
+    return Path(f"Circuit{circuit}") / f"{circuit} ({index + 1}){suffix}"
+
+
+def _refuse_other_data(output_dir: Path, labels_file: Path, expected: set[Path]) -> None:
+    """Raise UserError rather than overwrite, or mix with, anything but an earlier sample of this size."""
+    present = {file for circuit in _CIRCUITS for file in (output_dir / circuit).glob("*") if file.is_file()}
+    if not labels_file.exists():
+        strangers = present
+    elif _DATASET_NAME.encode() not in labels_file.read_bytes():
+        strangers = {labels_file}
+    else:
+        strangers = {file for file in present - expected if not file.name.endswith(".part")}
+    if strangers:
+        raise UserError(f"{min(strangers)}: not part of the sample to be written; choose an empty folder")
+
+
+def _row_names(file_name: str, index: int) -> list[str]:
+    """Return the `External ID` of each of the photograph's rows: none, one, or one more that names no file."""
+    if index % 240 == 6:
+        return []
+    return [file_name, f"10 ({90_000 + index}).JPG"] if index % 120 == 3 else [file_name]
+
+
+def _write_photo(path: Path, image: np.ndarray, seed: int, index: int) -> None:
+    quality = 85 + int(np.random.default_rng((seed, index, 1)).integers(0, 9))
+    orientation = {2: 6, 5: 8, 7: 3}.get(index % 40)
+    if orientation is None:
+        write_jpeg(path, image, quality)
+        return
+    exif = Image.Exif()
+    exif[_ORIENTATION_TAG] = orientation
+    stored = Image.fromarray(np.ascontiguousarray(np.rot90(image, _TURNS[orientation])))
+    buffer = io.BytesIO()
+    stored.save(buffer, format="JPEG", quality=quality, exif=exif)
+    write_bytes_atomic(path, buffer.getvalue())
+
+
+def _annotate(scene: Scene, index: int) -> list[Annotation]:
+    """Apply the quirks of photograph `index` to its outlines."""
+    height_px, width_px = scene.image.shape[:2]
+    margin_px = _PAST_EDGE_PX if index % 8 == 0 else 0.0
+    found = []
+    for annotation in scene.annotations:
+        points = annotation.points
+        if index % 120 == 0 and annotation.name == "pole":
+            points = _touching_itself(points)
+        if not annotation.is_line:
+            points = clip(points, width_px, height_px, margin_px)
+        found.append(Annotation(annotation.name, points, annotation.is_line))
+    if index % 120 == 1:  # the pole again, given up after two points
+        corners = next(annotation.points for annotation in found if annotation.name == "pole")
+        found.append(Annotation("pole", corners[:2]))
+    return found
+
+
+def _touching_itself(outline: np.ndarray) -> np.ndarray:
+    """Notch the left side of a pole, given by its corners against the clock, until it meets the right side."""
+    left_top, left_bottom, right_bottom, right_top = outline
+    touch = along(right_top, right_bottom, 0.4)
+    notch = [along(left_top, left_bottom, 0.39), touch, along(left_top, left_bottom, 0.41)]
+    return np.array([left_top, *notch, left_bottom, right_bottom, touch, right_top])
+
+
+def _label_objects(annotations: list[Annotation], scene: Scene, seed: int, index: int) -> list[dict[str, Any]]:
+    """Return the objects as Labelbox exports them: plain values only, so that `repr` is a Python literal."""
+    height_px, width_px = scene.image.shape[:2]
+    objects = []
+    for number, annotation in enumerate(annotations):
+        points = [{"x": round(float(x), 1), "y": round(float(y), 1)} for x, y in annotation.points]
+        entry = {
+            "featureId": _identifier(f"{seed}/{index}/{number}"),
+            "schemaId": _identifier(annotation.name),
+            "title": annotation.name.replace("_", " ").capitalize(),
+            "value": _SPELLINGS.get((index % 12, annotation.name), annotation.name),
+            "color": f"#{_identifier(annotation.name)[-6:]}",
+            "line" if annotation.is_line else "polygon": points,
+            "instanceURI": "",
+        }
+        if any(point["x"] in (0, width_px) or point["y"] in (0, height_px) for point in points):
+            answer = {"title": "Truncated", "value": "truncated"}
+            entry["classifications"] = [{"title": "Visibility", "value": "visibility", "answer": answer}]
+        objects.append(entry)
+    return objects
+
+
+def _identifier(key: str) -> str:
+    return "ck" + hashlib.sha256(key.encode()).hexdigest()[:23]
+
+
+def _write_labels(path: Path, rows: list[tuple[str, str, str]]) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(_COLUMNS)
+    writer.writerows(rows)
+    write_bytes_atomic(path, text.getvalue().encode("utf-8-sig"))

@@ -1,0 +1,53 @@
+"""Ranks, the process group and collectives: the names most callers need."""
+
+from utils.distributed.collectives import (
+    RankDisagreement,
+    all_reduce_sum,
+    any_rank,
+    average_tensors,
+    barrier,
+    check_ranks_agree,
+    communication_device,
+    from_main,
+    gather_arrays,
+    is_distributed,
+    largest_of_each,
+    least_over_ranks,
+    on_main,
+    rank,
+    world_size,
+)
+from utils.distributed.process_group import (
+    RankInfo,
+    Say,
+    cleanup_ddp,
+    collective_timeout_s,
+    join_process_group,
+    read_rank_environment,
+    setup_ddp,
+)
+
+__all__ = [
+    "RankDisagreement",
+    "RankInfo",
+    "Say",
+    "all_reduce_sum",
+    "any_rank",
+    "average_tensors",
+    "barrier",
+    "check_ranks_agree",
+    "cleanup_ddp",
+    "collective_timeout_s",
+    "communication_device",
+    "from_main",
+    "gather_arrays",
+    "is_distributed",
+    "join_process_group",
+    "largest_of_each",
+    "least_over_ranks",
+    "on_main",
+    "rank",
+    "read_rank_environment",
+    "setup_ddp",
+    "world_size",
+]

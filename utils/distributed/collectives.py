@@ -1,0 +1,181 @@
+"""The collectives this project needs. Each works without a process group too, as one rank.
+
+Only plain numbers are exchanged: no pickled object crosses the network (a pickle is code).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from utils.common.errors import EXIT_FAILED
+
+T = TypeVar("T")
+
+
+class RankDisagreement(RuntimeError):
+    """What must be equal on all ranks is not: a fault of the program or of the hardware, never of the user."""
+
+
+def is_distributed() -> bool:
+    """Whether more than one rank takes part."""
+    return world_size() > 1
+
+
+def rank() -> int:
+    """Return the global rank, 0 without a process group."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    """Return the number of ranks, 1 without a process group."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def communication_device() -> torch.device:
+    """Return the device collectives need their tensors on: the GPU for NCCL, else the CPU."""
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def all_reduce_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the sum of `tensor` over all ranks. Every rank must reach this; the argument is left as it is."""
+    if not is_distributed():
+        return tensor
+    total = tensor.detach().clone()
+    dist.all_reduce(total)
+    return total
+
+
+def any_rank(flag: bool) -> bool:
+    """Return whether `flag` is true on any rank, the same answer everywhere. Every rank must reach this."""
+    return bool(largest_of_each([flag])[0])
+
+
+def largest_of_each(values: Sequence[float]) -> list[float]:
+    """Return, for each number or flag, the largest over the ranks, by one collective. Every rank must reach this."""
+    if not is_distributed():
+        return list(values)
+    largest = torch.tensor([float(value) for value in values], dtype=torch.float64, device=communication_device())
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    found: list[float] = largest.tolist()
+    return found
+
+
+def least_over_ranks(number: int) -> int:
+    """Return the smallest of all ranks' numbers. Every rank must reach this."""
+    if not is_distributed():
+        return number
+    value = torch.tensor([number], device=communication_device())
+    dist.all_reduce(value, op=dist.ReduceOp.MIN)
+    return int(value.item())
+
+
+def from_main(value: T) -> T:
+    """Return rank 0's value, made of what JSON holds, on every rank. Every rank must reach this."""
+    parts = gather_arrays({"json": np.frombuffer(json.dumps(value).encode(), np.uint8)})
+    found: T = json.loads(parts[0]["json"].tobytes())
+    return found
+
+
+def on_main(action: Callable[[], T]) -> T | None:
+    """Do something on rank 0 while the others wait; return its result there, None elsewhere. Every rank must reach this.
+
+    When it raises, the error stays rank 0's to report, and the other ranks leave without a word.
+    """
+    result, error = None, None
+    if rank() == 0:
+        try:
+            result = action()
+        except Exception as raised:  # noqa: BLE001 # the others must hear of it, whatever it is; raised again below
+            error = raised
+    failed = any_rank(error is not None)
+    if error is not None:
+        raise error
+    if failed:
+        raise SystemExit(EXIT_FAILED)
+    return result
+
+
+def barrier() -> None:
+    """Wait until every rank is here."""
+    if is_distributed():
+        any_rank(False)
+
+
+@torch.no_grad()
+def average_tensors(tensors: Iterable[torch.Tensor]) -> None:
+    """Give every rank the mean over ranks of floating-point tensors, in place, by one collective. All must reach this."""
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+    if is_distributed() and floats:
+        mean = all_reduce_sum(torch.cat([tensor.reshape(-1) for tensor in floats])) / world_size()
+        for tensor, part in zip(floats, mean.split([tensor.numel() for tensor in floats]), strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
+@torch.no_grad()
+def check_ranks_agree(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise RankDisagreement on every rank unless all hold the same bits. Every rank must reach this, with equal names.
+
+    One collective over a checksum of each tensor; the tensors stay where they are.
+    """
+    if not is_distributed() or not tensors:
+        return
+    sums = torch.stack([_checksum(tensor) for tensor in tensors.values()]).to(communication_device())
+    extremes = torch.stack([sums, -sums])
+    dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
+    different = (extremes[0] != -extremes[1]).tolist()
+    if any(different):
+        names = [name for name, differs in zip(tensors, different, strict=True) if differs]
+        raise RankDisagreement(
+            f"{len(names)} of {len(different)} tensors differ between the ranks, the first is {names[0]}; nothing was saved"
+        )
+
+
+def _checksum(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the sum of a tensor's bits, read as integers: int64 ()."""
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return (flat.view(torch.int32) if flat.numel() % 4 == 0 else flat).sum(dtype=torch.int64)
+
+
+def gather_arrays(arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+    """Return every rank's dictionary of numeric arrays, in rank order, on every rank. Every rank must reach this.
+
+    Arrays may differ in shape between ranks; object arrays are refused (they would need pickle).
+    """
+    if not is_distributed():
+        return [arrays]
+    payload = _encode(arrays)
+    device = communication_device()
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world_size())]
+    dist.all_gather(sizes, torch.tensor([len(payload)], dtype=torch.int64, device=device))
+    lengths = [int(size.item()) for size in sizes]
+    padded = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
+    padded[: len(payload)] = torch.from_numpy(np.frombuffer(payload, dtype=np.uint8).copy()).to(device)
+    received = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(received, padded)
+    return [_decode(part[:length].cpu().numpy().tobytes()) for part, length in zip(received, lengths, strict=True)]
+
+
+def _encode(arrays: dict[str, np.ndarray]) -> bytes:
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    if any(array.dtype.hasobject for array in contiguous.values()):
+        raise TypeError("only numeric arrays can be gathered")
+    header = json.dumps([[name, array.dtype.str, array.shape] for name, array in contiguous.items()]).encode()
+    return b"".join([len(header).to_bytes(8, "little"), header, *(array.tobytes() for array in contiguous.values())])
+
+
+def _decode(payload: bytes) -> dict[str, np.ndarray]:
+    start = 8 + int.from_bytes(payload[:8], "little")
+    arrays = {}
+    for name, dtype, shape in json.loads(payload[8:start]):
+        count = int(np.prod(shape, dtype=np.int64))
+        arrays[name] = np.frombuffer(payload, dtype=np.dtype(dtype), count=count, offset=start).reshape(shape).copy()
+        start += arrays[name].nbytes
+    return arrays

@@ -1,0 +1,65 @@
+"""DistributedDataParallel and its options, and torch.compile."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+GRAD_COMPRESSION_CHOICES = ("none", "bf16", "fp16")
+_HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+
+# PyTorch 2.13 renamed the option.
+_DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
+_FORWARD_SYNC = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers"
+
+
+def wrap_for_ranks(
+    module: nn.Module,
+    device: torch.device,
+    local_rank: int,
+    *,
+    backend: str | None = None,
+    static_graph: bool = False,
+    grad_compression: str = "none",
+) -> DistributedDataParallel:
+    """Wrap a module for DDP, which gives all ranks the weights and buffers of rank 0. Every rank must reach this.
+
+    `static_graph` promises that every step uses the same parameters in the same order. `grad_compression` halves what
+    crosses the network: gradients travel as bf16 or fp16 and are added up as such.
+    """
+    no_forward_sync: Any = {_FORWARD_SYNC: False}  # statistics are averaged once per optimizer step instead
+    wrapped = DistributedDataParallel(
+        module,
+        device_ids=[local_rank] if backend != "gloo" and device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        static_graph=static_graph,
+        bucket_cap_mb=bucket_bytes(gradient_bytes(module)) / 2**20,
+        **no_forward_sync,
+    )
+    if grad_compression != "none":
+        wrapped.register_comm_hook(None, _HOOKS[grad_compression])
+    return wrapped
+
+
+def gradient_bytes(module: nn.Module) -> int:
+    """Return the size of all gradients: what each optimizer step sends."""
+    return sum(weight.numel() * weight.element_size() for weight in module.parameters() if weight.requires_grad)
+
+
+def bucket_bytes(num_bytes: int) -> int:
+    """Return how large DDP's messages should be for gradients of so many bytes: an eighth, from 1 to 25 MiB.
+
+    DDP's 25 MiB hold the whole of a small model: nothing would be sent before its last gradient is there, and nothing
+    hidden behind the backward pass.
+    """
+    return min(max(num_bytes // 8, 2**20), 25 * 2**20)
+
+
+def compile_in_place(module: nn.Module) -> None:
+    """Let torch.compile translate the module's forward pass; names, weights and type stay those of the plain module."""
+    module.compile()

@@ -1,0 +1,137 @@
+"""How ranks find one another so that a restart never meets the ghosts of the attempt before.
+
+The launcher's key-value store outlives a restart of the ranks, and with it every address the dead ranks left there. A
+new rank that reads one waits for a process that no longer exists. So each rank first proves that it talks to a living
+rank 0: it writes a fresh random token under the next number of a counter, and waits for the answer to that very token.
+Rank 0 answers all tokens with one name, drawn anew at every start, and the group is made of keys below that name.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import TracebackType
+
+import torch.distributed as dist
+
+from utils.common.errors import EXIT_STARTUP_TIMEOUT, UserError
+
+COUNTER = "meeting/counter"
+POLL_S = 0.05
+LOOPBACK = "127.0.0.1"
+
+
+class Meeting:
+    """A store below a name that only the living ranks of this start know; `with Meeting(...) as store:`.
+
+    Rank 0 keeps answering until the block ends, so the block must last until every rank is in the group. With
+    `is_one_machine` a store that rank 0 has to open by itself listens on the loopback interface alone. Raises UserError
+    when the store cannot be reached, or no living rank 0 answers, within `timeout_s`.
+    """
+
+    def __init__(self, rank: int, is_one_machine: bool, timeout_s: float) -> None:
+        self.rank = rank
+        self.timeout_s = timeout_s
+        self.port = int(os.environ["MASTER_PORT"])
+        self.has_launchers_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        on_loopback = is_one_machine and not self.has_launchers_store
+        self.address = LOOPBACK if on_loopback else os.environ["MASTER_ADDR"]
+        self._is_over = threading.Event()
+        self._host: threading.Thread | None = None
+
+    def __enter__(self) -> dist.Store:
+        store = self._open(is_host=self.rank == 0 and not self.has_launchers_store)
+        if self.rank == 0:
+            name = uuid.uuid4().hex
+            # A connection of its own: a request on a shared one could wait behind another.
+            self._host = threading.Thread(target=self._answer, args=(self._open(is_host=False), name), daemon=True)
+            self._host.start()
+        else:
+            name = self._ask(store)
+        return dist.PrefixStore(f"meeting/{name}", store)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over.set()
+        if self._host is not None:
+            self._host.join(timeout=5)
+
+    def _open(self, is_host: bool) -> dist.TCPStore:
+        timeout = timedelta(seconds=self.timeout_s)
+        listener = None
+        try:
+            if is_host:
+                interface = self.address if self.address == LOOPBACK else ""
+                listener = socket.create_server((interface, self.port), backlog=1024)
+            return dist.TCPStore(
+                self.address,
+                self.port,
+                is_master=is_host,
+                timeout=timeout,
+                wait_for_workers=False,
+                master_listen_fd=None if listener is None else listener.detach(),
+            )
+        except (OSError, dist.DistNetworkError, dist.DistStoreError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"MASTER_ADDR={self.address} MASTER_PORT={self.port}: {reason}") from error
+
+    def _ask(self, store: dist.Store) -> str:
+        token = uuid.uuid4().hex
+        store.set(f"meeting/token/{store.add(COUNTER, 1)}", token)
+        answer = f"meeting/answer/{token}"
+        deadline_s = time.monotonic() + self.timeout_s
+        while not store.check([answer]):
+            if time.monotonic() > deadline_s:
+                raise UserError(
+                    f"rank {self.rank}: rank 0 did not answer within {self.timeout_s:.0f} s; "
+                    f"did it start, and can every machine reach {self.address}:{self.port}?"
+                )
+            time.sleep(POLL_S)
+        return store.get(answer).decode()
+
+    def _answer(self, store: dist.Store, name: str) -> None:
+        """Answer every token, those of dead ranks too: nobody reads theirs."""
+        seen, waiting = 0, set[int]()
+        while not self._is_over.wait(POLL_S):
+            count = store.add(COUNTER, 0)
+            waiting |= set(range(seen + 1, count + 1))
+            seen = count
+            # A number may still lack its token: its rank is between the two, or died there.
+            for number in [number for number in waiting if store.check([f"meeting/token/{number}"])]:
+                store.set(f"meeting/answer/{store.get(f'meeting/token/{number}').decode()}", name)
+                waiting.remove(number)
+
+
+@contextmanager
+def startup_watchdog(timeout_s: float) -> Iterator[None]:
+    """End this process with code 76 and a dump of all its threads when the block takes longer than `timeout_s`.
+
+    For waits that no time limit of PyTorch covers, such as connecting to a rank that is gone.
+    """
+    timer = threading.Timer(timeout_s, _give_up, (timeout_s,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _give_up(timeout_s: float) -> None:
+    rank = os.environ.get("RANK", "0")
+    print(
+        f"[rank {rank}] error: the ranks did not come together within {timeout_s:.0f} s; where each thread stands:",
+        file=sys.stderr,
+        flush=True,
+    )
+    faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+    os._exit(EXIT_STARTUP_TIMEOUT)

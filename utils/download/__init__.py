@@ -1,7 +1,0 @@
-"""The download step: from a server or a folder to `data/raw`, resumable and safe to repeat."""
-
-from utils.download.address import DEFAULT_BASE_URL, expand_circuits, open_source
-from utils.download.raw_data import Report, download
-from utils.download.source import RetryPolicy
-
-__all__ = ["DEFAULT_BASE_URL", "Report", "RetryPolicy", "download", "expand_circuits", "open_source"]

@@ -1,0 +1,175 @@
+"""What the loop measures: one epoch's means and speed, and each rank's own time and machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from utils.common.errors import to_stderr
+from utils.common.nvml import READINGS, GpuWatch
+from utils.distributed import all_reduce_sum, communication_device, gather_arrays
+
+FIELDS = ("own_ms", "data_wait_share", "cpu_cores", "rss_bytes", *READINGS)  # of each rank, since the last log
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class RankMeter:
+    """Measures this rank. Use it as a context manager while a training runs: then the GPU is watched too.
+
+    Call `begin` before each wait for a batch and `meet` before the ranks first meet: neither waits for the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.is_cuda = device.type == "cuda"
+        self._begun: Any = None
+        self._pairs: list[tuple[Any, Any]] = []  # CUDA events not yet read
+        self._own_ms: list[float] = []
+        self._cpu = time.process_time(), time.perf_counter()
+        self._gpu = GpuWatch(device.index or 0, to_stderr) if self.is_cuda else None
+
+    def __enter__(self) -> RankMeter:
+        if self._gpu is not None:
+            self._gpu.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._gpu is not None:
+            self._gpu.__exit__(kind, error, trace)
+
+    def begin(self) -> None:
+        """Mark the beginning of a batch: all that was launched before is not counted to it."""
+        self._begun = self._now()
+
+    def meet(self) -> None:
+        """Mark the place where this rank will first wait for the others."""
+        if self._begun is None:
+            return
+        if self.is_cuda:
+            self._pairs.append((self._begun, self._now()))
+        else:
+            self._own_ms.append((self._now() - self._begun) * 1000)
+        self._begun = None
+
+    def lap(self, data_wait_share: float) -> list[float]:
+        """Return FIELDS since the last lap; NaN is what is not known."""
+        while self._pairs and self._pairs[0][1].query():  # what the device has not reached yet belongs to the next lap
+            first, second = self._pairs.pop(0)
+            self._own_ms.append(first.elapsed_time(second))
+        own_ms = statistics.fmean(self._own_ms) if self._own_ms else math.nan
+        self._own_ms = []
+        before_s, since_s = self._cpu
+        self._cpu = time.process_time(), time.perf_counter()
+        cpu_cores = (self._cpu[0] - before_s) / max(self._cpu[1] - since_s, 1e-9)
+        gpu = self._gpu.means() if self._gpu is not None else {}
+        known = {"own_ms": own_ms, "data_wait_share": data_wait_share, "cpu_cores": cpu_cores, "rss_bytes": rss_bytes()}
+        return [{**known, **gpu}.get(name, math.nan) for name in FIELDS]
+
+    def _now(self) -> Any:
+        if not self.is_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def rss_bytes() -> float:
+    """Return the memory this process holds now, without its loader processes; NaN where the system does not say."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return float(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
+    return math.nan
+
+
+@dataclass(frozen=True)
+class Lap:
+    """Batches of one rank between two looks at the clock."""
+
+    num_batches: int
+    elapsed_s: float
+    data_wait_s: float
+
+    @property
+    def step_ms(self) -> float:
+        """Mean time of a batch."""
+        return 1000 * self.elapsed_s / max(self.num_batches, 1)
+
+    @property
+    def data_wait_share(self) -> float:
+        """Share of the time that was spent waiting for batches."""
+        return self.data_wait_s / max(self.elapsed_s, 1e-9)
+
+
+class EpochMeter:
+    """Sums of one epoch on this rank: values stay on the device until somebody asks for the mean."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, torch.Tensor] = {}
+        self.num_samples = 0
+        self.num_batches = 0
+        self.data_wait_s = 0.0
+        self.start_s = time.perf_counter()
+        self._told = (0, 0.0, 0.0)
+
+    def lap(self) -> Lap:
+        """Return what came since the last call, or since the epoch began."""
+        before = self._told
+        self._told = (self.num_batches, self.elapsed_s, self.data_wait_s)
+        return Lap(self._told[0] - before[0], self._told[1] - before[1], self._told[2] - before[2])
+
+    def add(self, values: dict[str, torch.Tensor], num_samples: int) -> None:
+        """Add one batch's mean values, weighted by its number of samples."""
+        for name, value in values.items():
+            weighted = value.detach().double() * num_samples
+            self.sums[name] = self.sums[name] + weighted if name in self.sums else weighted
+        self.num_samples += num_samples
+        self.num_batches += 1
+
+    def means(self) -> dict[str, float]:
+        """Return the means over all ranks. Every rank must reach this."""
+        names = sorted(self.sums)
+        sums = torch.stack([self.sums[name] for name in names]).tolist() if names else []
+        local: dict[str, np.ndarray] = {
+            "names": np.frombuffer(json.dumps(names).encode(), np.uint8),
+            "sums": np.array([*sums, self.num_samples], np.float64),
+        }
+        total: dict[str, float] = {}
+        num_samples = 0.0
+        for part in gather_arrays(local):  # a rank whose share is empty has no names to offer
+            *values, count = part["sums"].tolist()
+            num_samples += count
+            for name, value in zip(json.loads(part["names"].tobytes()), values, strict=True):
+                total[name] = total.get(name, 0.0) + value
+        return {name: value / num_samples for name, value in total.items()}
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the epoch began on this rank."""
+        return time.perf_counter() - self.start_s
+
+    def speed(self, num_batches: int, world_size: int) -> dict[str, float]:
+        """Return the epoch's time and throughput over all ranks. Every rank must reach this.
+
+        `batches_per_s` counts every rank's batches, as the guide's sample output does.
+        """
+        seconds = self.elapsed_s
+        local = torch.tensor([self.num_samples, self.data_wait_s], dtype=torch.float64, device=communication_device())
+        num_samples, data_wait_s = all_reduce_sum(local).tolist()
+        return {
+            "epoch_time_s": seconds,
+            "images_per_s": num_samples / seconds,
+            "batches_per_s": num_batches * world_size / seconds,
+            "data_wait_share": data_wait_s / world_size / seconds,
+        }

@@ -1,0 +1,80 @@
+"""Steps whose gradient is not a number: left out on all ranks alike, counted, and in the end undone.
+
+After the all-reduce every rank holds the same gradient, so all come to the same verdict without asking one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from utils.common.errors import EXIT_DIVERGED, UserError
+
+MOST_IN_A_ROW = 5  # bad steps after which the weights themselves are suspected
+MOST_ROLLBACKS = 3
+
+
+class Diverged(UserError):
+    """The training cannot go on."""
+
+    exit_code = EXIT_DIVERGED
+
+
+class RollBack(Exception):  # a way out of the loop, not an error
+    """Raised on every rank when the last steps must be undone."""
+
+
+class NonFiniteGuard:
+    """Leaves out optimizer steps with a non-finite gradient. With a fused optimizer the host does not wait for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._skipped = torch.zeros((), device=device)
+        self._in_a_row = torch.zeros((), device=device)
+        self.told = 0  # skipped steps the user knows of
+
+    def step(self, optimizer: torch.optim.Optimizer, gradient_norm: torch.Tensor) -> None:
+        """Let the optimizer take its step, unless the gradient's norm () is infinite or not a number."""
+        is_bad = (~torch.isfinite(gradient_norm)).float().to(self._skipped.device)
+        self._skipped += is_bad
+        self._in_a_row = (self._in_a_row + 1) * is_bad
+        # With dampening, momentum that begins with zeros would be another training.
+        if all(group.get("fused") and not group.get("dampening") for group in optimizer.param_groups):
+            _begin_momentum(optimizer)
+            # As torch.amp.GradScaler does it: where this is 1 the kernels leave weights and state alone.
+            optimizer.found_inf = is_bad  # type: ignore[attr-defined]
+            optimizer.step()
+            del optimizer.found_inf  # type: ignore[attr-defined]
+        elif not is_bad.item():
+            optimizer.step()
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many steps were left out so far, and how many of them just now in a row. Waits for the device."""
+        skipped, in_a_row = torch.stack([self._skipped, self._in_a_row]).tolist()
+        return int(skipped), int(in_a_row)
+
+    def forget_row(self) -> None:
+        """Begin to count anew after a roll-back."""
+        self._in_a_row.zero_()
+
+
+def _begin_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Give SGD the zeros it would begin with: when its first step is left out, PyTorch leaves the buffers unwritten."""
+    if not isinstance(optimizer, torch.optim.SGD):
+        return
+    for group in optimizer.param_groups:
+        if not group["momentum"]:
+            continue
+        for weight in group["params"]:
+            if weight.grad is not None and optimizer.state[weight].get("momentum_buffer") is None:
+                optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+
+
+def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """Return whether no floating-point tensor holds an infinity or a NaN. Waits for the device once."""
+    floats = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    if not floats:
+        return True
+    # A maximum is a NaN as soon as one element is, and infinite as soon as one is.
+    largest = torch._foreach_norm([tensor.detach() for tensor in floats], torch.inf)
+    return bool(torch.isfinite(torch.stack([value.float() for value in largest])).all())

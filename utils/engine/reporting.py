@@ -1,0 +1,146 @@
+"""What the loop prints and records: a line every ten batches, with all ranks, and the lines of an epoch."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from typing import Any
+
+import torch
+
+from utils.common.devices import peak_memory_bytes
+from utils.common.text import format_bytes, format_duration
+from utils.distributed import all_reduce_sum, communication_device, rank
+from utils.engine.meters import FIELDS, EpochMeter, RankMeter
+from utils.engine.state import Progress
+from utils.run.log import RunLog
+from utils.run.slow_rank import SlowRank, others_ms
+
+MOST_RANKS_CHARTED = 8  # each with a line of its own in TensorBoard
+Ranks = dict[str, list[float]]  # by the names of FIELDS: one value for each rank
+
+
+class BatchLog:
+    """Tells of a batch on the console, in metrics.jsonl and in TensorBoard."""
+
+    def __init__(self, device: torch.device, world_size: int) -> None:
+        self.device = device
+        self.world_size = world_size
+        self.rank_meter = RankMeter(device)
+        self._slow_rank = SlowRank()
+
+    def write(
+        self,
+        log: RunLog,
+        values: dict[str, torch.Tensor],
+        progress: Progress,
+        position: int,
+        meter: EpochMeter,
+        batches: tuple[int, int],
+    ) -> None:
+        """Print and record one batch; `batches` are those of this epoch and those still to come in the whole run.
+
+        Every rank must reach this: the values are means over all ranks.
+        """
+        lap = meter.lap()
+        names = sorted(values)
+        sums = self._gather([values[name] for name in names], self.rank_meter.lap(lap.data_wait_share))
+        reported = {name: total / self.world_size for name, total in zip(names, sums, strict=False)}
+        ranks = _by_name(sums[len(names) :])
+        if not log.is_main:
+            return
+        slow_rank = self._slow_rank.judge(ranks["own_ms"], lap.step_ms, lap.num_batches)
+        images_per_s = meter.num_samples * self.world_size / meter.elapsed_s
+        line = batch_line(position, batches, reported["loss"], meter, images_per_s, peak_memory_bytes(self.device))
+        log.print(", ".join([line, *_gpu_words(ranks), *_slow_words(slow_rank, ranks)]))
+        speeds = {
+            "images_per_s": images_per_s,
+            "step_ms": lap.step_ms,
+            "data_wait_share": statistics.fmean(ranks["data_wait_share"]),
+        }
+        place = {"epoch": progress.epoch + 1, "batch": position, "global_step": progress.global_step}
+        measured = {name: found for name, found in ranks.items() if not all(map(math.isnan, found))}
+        log.metrics(
+            {
+                "kind": "batch",
+                **place,
+                **reported,
+                **speeds,
+                "num_batches": batches[0],
+                "time_s": round(time.time(), 1),
+                "slow_rank": slow_rank,
+                "ranks": measured,
+            }
+        )
+        log.scalars("batch", {**reported, **speeds}, progress.global_step)
+        log.scalars("ranks", _charted(measured), progress.global_step)
+
+    def _gather(self, values: list[torch.Tensor], mine: list[float]) -> list[float]:
+        """Return the values' sums over ranks, then every rank's `mine`: each rank adds to places of its own."""
+        of_ranks = torch.zeros(self.world_size, len(mine))
+        of_ranks[rank() if self.world_size > 1 else 0] = torch.tensor(mine)
+        place = communication_device()
+        stacked = torch.stack([value.detach().float() for value in values])
+        return all_reduce_sum(torch.cat([stacked.to(place), of_ranks.flatten().to(place)])).tolist()
+
+
+def _by_name(values: list[float]) -> Ranks:
+    return {name: values[number :: len(FIELDS)] for number, name in enumerate(FIELDS)}
+
+
+def _known(values: list[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]
+
+
+def _gpu_words(ranks: Ranks) -> list[str]:
+    """Say how busy the GPUs are, what they draw together, and how warm the warmest is."""
+    busy, power, warm = (_known(ranks[name]) for name in ("gpu_util", "gpu_power_w", "gpu_temperature_c"))
+    words = [f"GPU {statistics.fmean(busy):.0%}"] if busy else []
+    words += [f"{sum(power):.0f} W"] if power else []
+    return [" ".join([*words, *([f"{max(warm):.0f} °C"] if warm else [])])] if words else []
+
+
+def _slow_words(slow_rank: int | None, ranks: Ranks) -> list[str]:
+    if slow_rank is None:
+        return []
+    own_ms = ranks["own_ms"]
+    return [f"rank {slow_rank} is slow ({own_ms[slow_rank]:.0f} ms, others {others_ms(own_ms, slow_rank):.0f} ms)"]
+
+
+def _charted(ranks: Ranks) -> dict[str, float]:
+    """Return what TensorBoard shows of the ranks: each one's own time, the rest summed up."""
+    charted = {f"own_ms/{number}": value for number, value in enumerate(ranks.get("own_ms", [])[:MOST_RANKS_CHARTED])}
+    for name, values in ranks.items():
+        known = _known(values)
+        charted[f"{name}_max"] = max(known)
+        charted[f"{name}_mean"] = statistics.fmean(known)
+    return charted
+
+
+def batch_line(
+    position: int, batches: tuple[int, int], loss: float, meter: EpochMeter, images_per_s: float, memory_bytes: int
+) -> str:
+    """Return the console line of one batch; `batches` are those of the epoch and those still to come in the run."""
+    per_batch_s = meter.elapsed_s / max(meter.num_batches, 1)
+    return (
+        f"  Batch [{position}/{batches[0]}] - Loss: {loss:.4f} | {images_per_s:.1f} images/s, "
+        f"data wait {meter.data_wait_s / meter.elapsed_s:.0%}, {format_bytes(memory_bytes)}, "
+        f"{format_duration(batches[1] * per_batch_s)} left"
+    )
+
+
+def epoch_lines(record: dict[str, Any], best_metric: str | None) -> list[str]:
+    """Return the console lines that close an epoch; `best_metric` is named when this epoch is the best by it."""
+    shown = [
+        name for name in ("val_loss", "box_map50", "box_map50_95", "mask_map50", "mask_map50_95") if name in record
+    ]
+    return [
+        f"  Average Loss: {record['train_loss']:.4f}",
+        f"  Time: {record['epoch_time_s']:.1f}s",
+        f"  Throughput: {record['batches_per_s']:.1f} batches/sec ({record['images_per_s']:.1f} images/s, "
+        f"data wait {record['data_wait_share']:.0%})",
+        *([f"  Validation: {', '.join(f'{name} {record[name]:.4f}' for name in shown)}"] if shown else []),
+        f"  ✓ Saved checkpoint (loss: {record['train_loss']:.4f})"
+        + (f", best {best_metric} so far" if best_metric else ""),
+    ]

@@ -1,0 +1,73 @@
+"""Learning rate, momentum and accumulation as pure functions of the optimizer step: nothing to save, nothing to resume."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class ScheduleSpec:
+    """Linear warm-up, then one half cosine down to `final_lr_fraction` of the peak, over `total_steps` optimizer steps.
+
+    During warm-up the bias group starts at `warmup_bias_lr` and momentum at `warmup_momentum` (YOLOv5's recipe, which
+    YOLOv8 kept): biases may move at once while the rest is still small. SGD's is `SGD_WARMUP_BIAS_LR`.
+    """
+
+    lr: float
+    total_steps: int
+    warmup_steps: int = 0
+    final_lr_fraction: float = 0.01
+    momentum: float = 0.937
+    warmup_momentum: float = 0.8
+    warmup_bias_lr: float = 0.0
+
+    def lr_at(self, step: int, is_bias: bool = False) -> float:
+        """Return the learning rate used by optimizer step `step` (counted from 0)."""
+        if step < self.warmup_steps:
+            start = self.warmup_bias_lr if is_bias else 0.0
+            return start + (self.cosine_at(step) - start) * (step + 1) / self.warmup_steps
+        return self.cosine_at(step)
+
+    def cosine_at(self, step: int) -> float:
+        """Return the learning rate of the cosine alone."""
+        progress = min(max(step / max(self.total_steps, 1), 0.0), 1.0)
+        fraction = self.final_lr_fraction + (1 - self.final_lr_fraction) * (1 + math.cos(math.pi * progress)) / 2
+        return self.lr * fraction
+
+    def momentum_at(self, step: int) -> float:
+        """Return SGD's momentum (Adam's beta1) for optimizer step `step`."""
+        if step >= self.warmup_steps:
+            return self.momentum
+        return self.warmup_momentum + (self.momentum - self.warmup_momentum) * (step + 1) / self.warmup_steps
+
+
+class StepSchedule:
+    """Sets an optimizer's learning rate and momentum from a `ScheduleSpec` before each step.
+
+    A group may carry `lr_multiplier`; a group named `bias` follows the bias warm-up.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, spec: ScheduleSpec) -> None:
+        self.optimizer = optimizer
+        self.spec = spec
+
+    def step_update(self, num_updates: int) -> None:
+        """Prepare the optimizer for its step number `num_updates` (counted from 0)."""
+        for group in self.optimizer.param_groups:
+            lr = self.spec.lr_at(num_updates, is_bias=group.get("name") == "bias")
+            group["lr"] = lr * group.get("lr_multiplier", 1.0)
+            if "momentum" in group:
+                group["momentum"] = self.spec.momentum_at(num_updates)
+            elif "betas" in group:
+                group["betas"] = (self.spec.momentum_at(num_updates), group["betas"][1])
+
+
+def warmup_steps(warmup_epochs: float, steps_per_epoch: int, num_epochs: int) -> int:
+    """Return warm-up length in optimizer steps: `warmup_epochs`, but never more than a tenth of a short run.
+
+    YOLOv8 warms up for 3 of 300 epochs or more; a 10-epoch run that spent 3 of them so would waste a third of itself.
+    """
+    return min(round(warmup_epochs * steps_per_epoch), max(steps_per_epoch * num_epochs // 10, 1))

@@ -1,0 +1,1 @@
+"""What a model finds, and how good it is."""

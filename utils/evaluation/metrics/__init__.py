@@ -1,0 +1,46 @@
+"""Detection and instance-segmentation metrics, built from per-image results that merge across ranks by image id.
+
+Everything follows the definitions of Ultralytics 8.4 (`utils/metrics.py`, `engine/validator.py`), so that numbers can
+be compared: greedy one-to-one matching in the order of confidence, 101-point average precision (COCO), precision,
+recall and F1 at the confidence where the smoothed mean F1 is highest. Predictions of equal confidence are ordered by
+(image id, position within the image), so the order in which ranks deliver their images changes nothing.
+"""
+
+from utils.evaluation.metrics.confidence import CALIBRATION_MIN_CONFIDENCE, calibration, operating_points
+from utils.evaluation.metrics.matching import (
+    CONFUSION_MIN_SCORE,
+    IOU_THRESHOLDS,
+    SIZES,
+    box_iou,
+    confusion_pairs,
+    hit_targets,
+    match_predictions,
+    pair_whatever_class,
+    size_classes,
+    sizes_of_predictions,
+)
+from utils.evaluation.metrics.results import ImageResult, merge_results, pack_results, unpack_results
+from utils.evaluation.metrics.summary import precision_recall_curves, summarise, summarise_sizes
+
+__all__ = [
+    "CALIBRATION_MIN_CONFIDENCE",
+    "CONFUSION_MIN_SCORE",
+    "IOU_THRESHOLDS",
+    "SIZES",
+    "ImageResult",
+    "box_iou",
+    "calibration",
+    "confusion_pairs",
+    "hit_targets",
+    "match_predictions",
+    "merge_results",
+    "operating_points",
+    "pack_results",
+    "pair_whatever_class",
+    "precision_recall_curves",
+    "size_classes",
+    "sizes_of_predictions",
+    "summarise",
+    "summarise_sizes",
+    "unpack_results",
+]

@@ -1,0 +1,108 @@
+"""What one image adds to the metrics, and how that travels between ranks and merges by image id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+
+from utils.evaluation.metrics.matching import IOU_THRESHOLDS
+
+
+@dataclass(frozen=True, eq=False)
+class ImageResult:
+    """What one image adds to the metrics. `n` predictions in descending order of confidence, `m` targets.
+
+    box_hits, mask_hits: whether a prediction matched a target of its class at each of IOU_THRESHOLDS.
+    box_confusion: pairs (predicted class, true class), see `confusion_pairs`.
+    box_sizes, mask_sizes, target_sizes: positions in SIZES, see `sizes_of_predictions`; all empty where sizes are not
+    asked for. Raises ValueError when shapes disagree.
+    """
+
+    image_id: int
+    scores: np.ndarray  # (n,) float32, 0-1
+    class_ids: np.ndarray  # (n,) int64
+    box_hits: np.ndarray  # (n, 10) bool
+    mask_hits: np.ndarray  # (n, 10) bool
+    target_class_ids: np.ndarray  # (m,) int64
+    box_confusion: np.ndarray  # (k, 2) int64
+    box_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (n, 10) uint8
+    mask_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (n, 10) uint8
+    target_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (m,) uint8
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "image_id", int(self.image_id))
+        for name, (dtype, width, _) in _ARRAYS.items():
+            array: np.ndarray = np.asarray(getattr(self, name), dtype=dtype)
+            array = array.reshape(-1, width) if width and array.size == 0 else array
+            if array.shape[1:] != ((width,) if width else ()) or array.ndim == 0:
+                raise ValueError(f"image {self.image_id}: {name} has the shape {array.shape}")
+            object.__setattr__(self, name, array)
+        if not len(self.scores) == len(self.class_ids) == len(self.box_hits) == len(self.mask_hits):
+            raise ValueError(f"image {self.image_id}: scores, class_ids, box_hits and mask_hits differ in length")
+        sized = (len(self.box_sizes), len(self.mask_sizes), len(self.target_sizes))
+        if sized not in ((0, 0, 0), (len(self.scores), len(self.scores), len(self.target_class_ids))):
+            raise ValueError(f"image {self.image_id}: sizes are given for some predictions or targets, not for all")
+
+
+_HITS = len(IOU_THRESHOLDS)
+_ARRAYS: dict[str, tuple[type, int, str]] = {  # name: (dtype, columns or 0 for one dimension, what a row is)
+    "scores": (np.float32, 0, "predictions"),
+    "class_ids": (np.int64, 0, "predictions"),
+    "box_hits": (np.bool_, _HITS, "predictions"),
+    "mask_hits": (np.bool_, _HITS, "predictions"),
+    "target_class_ids": (np.int64, 0, "targets"),
+    "box_confusion": (np.int64, 2, "pairs"),
+    "box_sizes": (np.uint8, _HITS, "sized_predictions"),
+    "mask_sizes": (np.uint8, _HITS, "sized_predictions"),
+    "target_sizes": (np.uint8, 0, "sized_targets"),
+}
+
+
+def pack_results(results: Iterable[ImageResult]) -> dict[str, np.ndarray]:
+    """Flatten results into arrays that ranks can exchange as tensors: ids, counts per image, and joined values.
+
+    Booleans travel as uint8 (a dtype that every backend moves).
+    """
+    results = list(results)
+    packed = {"image_ids": np.array([result.image_id for result in results], np.int64)}
+    for name, (dtype, width, rows) in _ARRAYS.items():
+        packed[f"num_{rows}"] = np.array([len(getattr(result, name)) for result in results], np.int64)
+        empty: np.ndarray = np.zeros((0, width) if width else 0, dtype)
+        joined = np.concatenate([empty, *(getattr(result, name) for result in results)])
+        packed[name] = joined.astype(np.uint8) if dtype is np.bool_ else joined
+    return packed
+
+
+def unpack_results(packed: dict[str, np.ndarray]) -> list[ImageResult]:
+    """Undo `pack_results`. Raises ValueError when lengths disagree, as after an incomplete transfer."""
+    image_ids = packed["image_ids"].tolist()
+    columns: dict[str, list[np.ndarray]] = {}
+    for name, (_, _, rows) in _ARRAYS.items():
+        counts = packed[f"num_{rows}"]
+        if len(counts) != len(image_ids) or counts.sum() != len(packed[name]):
+            raise ValueError(f"packed results: {name} has {len(packed[name])} rows, {counts.sum()} were announced")
+        columns[name] = np.split(packed[name], np.cumsum(counts)[:-1]) if len(counts) else []
+    return [
+        ImageResult(image_id, **{name: column[index] for name, column in columns.items()})
+        for index, image_id in enumerate(image_ids)
+    ]
+
+
+def merge_results(parts: Iterable[Iterable[ImageResult]]) -> list[ImageResult]:
+    """Join the results of several ranks: sorted by image id, each image exactly once.
+
+    An image that arrives twice with the same content is kept once; with different content it raises ValueError.
+    """
+    merged: dict[int, ImageResult] = {}
+    for part in parts:
+        for result in part:
+            known = merged.setdefault(result.image_id, result)
+            if known is not result and not _is_same(known, result):
+                raise ValueError(f"image {result.image_id} was evaluated twice, with different results")
+    return [merged[image_id] for image_id in sorted(merged)]
+
+
+def _is_same(first: ImageResult, second: ImageResult) -> bool:
+    return all(np.array_equal(getattr(first, f.name), getattr(second, f.name)) for f in fields(ImageResult))

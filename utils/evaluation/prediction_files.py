@@ -1,0 +1,97 @@
+"""What predictions of photographs look like on disk: JSON with outlines, YOLO label text, cut-outs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from types import TracebackType
+
+import cv2
+import numpy as np
+
+from utils.data.images import write_jpeg
+from utils.yolo.predict import Detections
+
+
+class PredictionWriter:
+    """Writes `labels/<key>.txt` per photograph and streams `predictions.json`, which appears whole when all is done."""
+
+    def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
+        self.folder = folder
+        self.names = names
+        (folder / "labels").mkdir(parents=True, exist_ok=True)
+        self._temporary = folder / f".predictions.tmp-{os.getpid()}"
+        self._file = self._temporary.open("w", encoding="utf-8")
+        self._num_images = 0
+
+    def __enter__(self) -> PredictionWriter:
+        self._file.write("[")
+        return self
+
+    def add(
+        self,
+        file: Path,
+        key: str,
+        shape: tuple[int, ...],
+        found: Detections,
+        boxes: np.ndarray,
+        outlines: list[list[np.ndarray]],
+    ) -> None:
+        """Record one photograph of `shape` (H, W, 3): boxes (n, 4) xyxy and each detection's outlines, in its pixels."""
+        height, width = shape[:2]
+        class_ids, scores = found.class_ids.tolist(), found.scores.tolist()
+        detections = [
+            {
+                "class_id": class_id,
+                "class": self.names[class_id],
+                "confidence": round(score, 5),
+                "box_xyxy": [round(float(value), 2) for value in box],
+                "polygons": [part.reshape(-1).tolist() for part in parts],
+            }
+            for class_id, score, box, parts in zip(class_ids, scores, boxes, outlines, strict=True)
+        ]
+        entry = {"file": str(file), "width": width, "height": height, "detections": detections}
+        self._file.write((",\n" if self._num_images else "\n") + json.dumps(entry))
+        self._num_images += 1
+        lines = [
+            f"{class_id} " + " ".join(f"{value:.6f}" for value in (parts[0] / (width, height)).clip(0, 1).reshape(-1))
+            for class_id, parts in zip(class_ids, outlines, strict=True)
+            if parts
+        ]
+        (self.folder / "labels" / f"{key}.txt").write_text("\n".join(lines) + "\n" * bool(lines), encoding="utf-8")
+
+    def save_crops(self, key: str, photo: np.ndarray, found: Detections, boxes: np.ndarray) -> None:
+        """Write each detection's box as crops/<class>/<key>_<number>.jpg."""
+        for number, (class_id, box) in enumerate(zip(found.class_ids.tolist(), boxes, strict=True)):
+            x1, y1 = np.floor(box[:2]).astype(int)
+            x2, y2 = np.ceil(box[2:]).astype(int)
+            cut = photo[y1 : max(y2, y1 + 1), x1 : max(x2, x1 + 1)]
+            if cut.size:
+                folder = self.folder / "crops" / _folder_name(self.names[class_id], class_id)
+                folder.mkdir(parents=True, exist_ok=True)
+                write_jpeg(folder / f"{key}_{number}.jpg", np.ascontiguousarray(cut))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.write("\n]\n")
+        self._file.close()
+        if kind is None:
+            os.replace(self._temporary, self.folder / "predictions.json")
+        else:
+            self._temporary.unlink()
+
+
+def _folder_name(class_name: str, class_id: int) -> str:
+    """Return a class's name as one folder's: a foreign model may call its classes `../x`, an honest one `bus/truck`."""
+    safe = re.sub(r"[^\w \-+().]", "_", class_name)[:60].strip(" .")
+    return safe if safe == class_name else f"{safe}-{class_id}"
+
+
+def outline(mask: np.ndarray) -> list[np.ndarray]:
+    """Return a mask's outer outlines, largest first, as int32 (V, 2) xy pixels; none for an empty mask."""
+    contours, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
+    parts = [contour[:, 0] for contour in contours if len(contour) >= 3]
+    return sorted(parts, key=lambda part: -cv2.contourArea(part))

@@ -1,0 +1,158 @@
+"""The images with the most errors, drawn with truth and prediction: a bounded number of pictures and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from utils.common.devices import Precision
+from utils.data.cache import load_photo
+from utils.data.dataset import Sample, SegmentationDataset
+from utils.data.images import encode_jpeg
+from utils.evaluation.evaluate import AP_IOU
+from utils.evaluation.metrics import CONFUSION_MIN_SCORE, ImageResult, box_iou, pair_whatever_class
+from utils.evaluation.native_masks import outlines_in_photo, place
+from utils.plots import draw_instances
+from utils.yolo.inputs import prepare_images
+from utils.yolo.predict import Detections, detect, photo_masks, raw_outputs
+
+MAX_IMAGES = 12
+MAX_BYTES = 4_000_000  # of all JPEG files together; base64 makes them a third larger
+LONG_SIDE_PX = 640
+JPEG_QUALITY = 80
+KINDS_OF_ERROR = ("missed", "false", "confused")
+# Okabe and Ito's sky blue, vermillion and yellow, told apart by colour-blind people too.
+RIGHT, WRONG, CONFUSED = (86, 180, 233), (213, 94, 0), (240, 228, 66)
+
+
+@dataclass(frozen=True)
+class Viewer:
+    """A model and its network inputs, to look at single images again just as they were evaluated."""
+
+    model: nn.Module
+    strides: list[float]
+    dataset: SegmentationDataset
+    names: tuple[str, ...]
+    device: torch.device
+    precision: Precision
+    in_photo: bool  # whether boxes are compared in the photographs' pixels
+
+
+@dataclass(frozen=True)
+class Card:
+    """One image of the gallery: what is wrong with it, and JPEG bytes of truth and of each model's predictions."""
+
+    errors: dict[str, Any]
+    truth: bytes
+    predictions: list[bytes]
+
+
+def count_errors(results: Sequence[ImageResult], num_classes: int) -> list[dict[str, int]]:
+    """Count each image's errors as the confusion matrix does: `image_id`, `num_targets`, `missed`, `false`, `confused`."""
+    counted = []
+    for result in results:
+        predicted, true = result.box_confusion.T
+        is_missed, is_false = predicted == num_classes, true == num_classes
+        counted.append(
+            {
+                "image_id": result.image_id,
+                "num_targets": len(result.target_class_ids),
+                "missed": int(is_missed.sum()),
+                "false": int(is_false.sum()),
+                "confused": int(((predicted != true) & ~is_missed & ~is_false).sum()),
+            }
+        )
+    return counted
+
+
+def choose_worst(errors: Sequence[dict[str, int]], most: int = MAX_IMAGES) -> list[dict[str, int]]:
+    """Choose the images with the most errors: in turn those of all kinds together, missed, false and confused."""
+    rankings = [
+        sorted((row for row in errors if _sum(row, kinds)), key=lambda row: (-_sum(row, kinds), row["image_id"]))
+        for kinds in (KINDS_OF_ERROR, *((kind,) for kind in KINDS_OF_ERROR))
+    ]
+    chosen: dict[int, dict[str, int]] = {}
+    for place_in_ranking in range(most):
+        for ranking in rankings:
+            if place_in_ranking < len(ranking) and len(chosen) < most:
+                row = ranking[place_in_ranking]
+                chosen.setdefault(row["image_id"], row)
+    return sorted(chosen.values(), key=lambda row: (-_sum(row, KINDS_OF_ERROR), row["image_id"]))
+
+
+def draw_cards(worst: Sequence[dict[str, Any]], viewers: Sequence[Viewer], max_bytes: int = MAX_BYTES) -> list[Card]:
+    """Draw the chosen images with the predictions of each model, as many as fit into `max_bytes`."""
+    cards: list[Card] = []
+    for errors in worst:
+        pictures = [draw_image(viewer, errors["image_id"]) for viewer in viewers]
+        card = Card(errors, pictures[0][0], [prediction for _, prediction in pictures])
+        max_bytes -= len(card.truth) + sum(map(len, card.predictions))
+        if max_bytes < 0:
+            break
+        cards.append(card)
+    return cards
+
+
+def draw_image(viewer: Viewer, index: int) -> tuple[bytes, bytes]:
+    """Draw an image's truth and the predictions that the confusion matrix counts; return both as JPEG.
+
+    Only what is wrong has a name on it; the confidence is the prediction's.
+    """
+    sample = viewer.dataset[(0, index)]
+    found, prototypes = _look(viewer, sample)
+    photo = load_photo(viewer.dataset.photos[index].file, LONG_SIDE_PX)
+    placement = place(sample, (photo.shape[1], photo.shape[0]))
+    truth, boxes = torch.from_numpy(sample.boxes), found.boxes.cpu()
+    if viewer.in_photo:
+        truth, boxes = placement.boxes_to_photo(truth), placement.boxes_to_photo(boxes)
+    scores, class_ids = found.scores.cpu().numpy(), found.class_ids.cpu().numpy()
+    partner = pair_whatever_class(box_iou(truth.numpy(), boxes.numpy()), len(sample.class_ids), scores)
+    of_prediction = np.full(len(found), -1)
+    of_prediction[partner[partner >= 0]] = np.flatnonzero(partner >= 0)
+
+    colors, labels = _marks(sample.class_ids, partner, class_ids, viewer.names)
+    outlines = outlines_in_photo(sample, placement)
+    drawn_truth = draw_instances(
+        photo, sample.class_ids, None, outlines, None, viewer.names, colors=colors, labels=labels
+    )
+    confident_names = [
+        f"{viewer.names[class_id]} {score:.2f}" for class_id, score in zip(class_ids, scores, strict=True)
+    ]
+    colors, labels = _marks(class_ids, of_prediction, sample.class_ids, viewer.names)
+    labels = [name if label else "" for name, label in zip(confident_names, labels, strict=True)]
+    masks = photo_masks(prototypes, found, placement)
+    drawn = draw_instances(photo, class_ids, None, masks, None, viewer.names, colors=colors, labels=labels)
+    return encode_jpeg(drawn_truth, JPEG_QUALITY), encode_jpeg(drawn, JPEG_QUALITY)
+
+
+def _marks(
+    class_ids: np.ndarray, partner: np.ndarray, their_class_ids: np.ndarray, names: Sequence[str]
+) -> tuple[list[tuple[int, int, int]], list[str]]:
+    """Return a colour for each instance by what became of it, and its class's name if that is wrong, else no text."""
+    colors, labels = [], []
+    for class_id, other in zip(class_ids.tolist(), partner.tolist(), strict=True):
+        is_right = other >= 0 and their_class_ids[other] == class_id
+        colors.append(RIGHT if is_right else WRONG if other < 0 else CONFUSED)
+        labels.append("" if is_right else names[class_id])
+    return colors, labels
+
+
+@torch.no_grad()
+def _look(viewer: Viewer, sample: Sample) -> tuple[Detections, torch.Tensor]:
+    """Return one image's detections that the confusion matrix counts, and its prototypes (32, h, w)."""
+    viewer.model.eval()
+    images = prepare_images(torch.from_numpy(sample.image[None]), viewer.device)
+    dtype = viewer.precision.dtype
+    with torch.autocast(viewer.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
+        outputs = raw_outputs(viewer.model, images)
+    limits: dict[str, Any] = {"confidence": CONFUSION_MIN_SCORE, "iou": AP_IOU, "multi_label": True}
+    return detect(outputs, viewer.strides, images.shape[-1], **limits)[0], outputs["proto"][0]
+
+
+def _sum(row: dict[str, int], kinds: Sequence[str]) -> int:
+    return sum(row[kind] for kind in kinds)

@@ -1,0 +1,287 @@
+"""report.html: one file with everything in it, that may load nothing else and run nothing but its own script."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from utils.evaluation.report.charts import (
+    MAX_COLOURED,
+    Line,
+    class_style,
+    confusion_chart,
+    curve_chart,
+    reliability_chart,
+)
+from utils.evaluation.report.gallery import CONFUSED, KINDS_OF_ERROR, RIGHT, WRONG, Card
+from utils.evaluation.report.markup import Markup, element, joined
+from utils.evaluation.report.tables import (
+    KINDS,
+    MODEL_LETTERS,
+    class_table,
+    confusions_table,
+    headline,
+    size_table,
+    threshold_table,
+)
+
+HERE = Path(__file__).resolve().parent
+CURVES = (
+    ("precision_at_recall", "Precision over recall at IoU 0.5", "recall", "precision"),
+    ("f1", "F1 over confidence", "confidence", "F1"),
+    ("precision", "Precision over confidence", "confidence", "precision"),
+    ("recall", "Recall over confidence", "confidence", "recall"),
+)
+SECTIONS = {
+    "classes": "Classes",
+    "curves": "Curves",
+    "thresholds": "Thresholds",
+    "confusion": "Confusion",
+    "sizes": "Sizes",
+    "calibration": "Calibration",
+    "worst": "Worst images",
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One evaluated model: what metrics.json holds of it, and `utils.evaluation.metrics.precision_recall_curves`."""
+
+    metrics: dict[str, Any]
+    curves: dict[str, Any]
+
+
+def build_page(subjects: Sequence[Subject], cards: Sequence[Card]) -> str:
+    """Return the page for one model, or for two: the first is the one looked at, the second the one compared with it.
+
+    cards: the gallery, in the order of metrics.json's `worst_images`.
+    """
+    style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("title", f"Evaluation of {subjects[0].metrics['model']}"),
+        element("link", rel="icon", href="data:,"),
+        element("style", Markup(style)),
+    )
+    body = element("body", *_body(subjects, cards), element("script", Markup(script)))
+    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
+
+
+def _body(subjects: Sequence[Subject], cards: Sequence[Card]) -> list[Markup]:
+    models = [subject.metrics for subject in subjects]
+    links = element(
+        "nav", *(element("a", label, href=f"#{name}") for name, label in SECTIONS.items()), aria_label="Sections"
+    )
+    choice = [
+        element(
+            "label",
+            element("input", type="radio", name="kind", id=f"show-{kind}", checked=kind == "mask"),
+            plural.capitalize(),
+        )
+        for kind, plural in KINDS.items()
+    ]
+    content = {
+        "classes": _both("", lambda kind: class_table(models, kind)),
+        "curves": _curves(subjects),
+        "thresholds": [
+            element(
+                "p",
+                "The confidence from which on keeping detections gives a class's highest F1 at IoU 0.5, and what that gives on this split. Chosen on the same images, so a little flattering; few objects make it uncertain.",
+                class_="note",
+            ),
+            *_both("", lambda kind: threshold_table(models, kind)),
+        ],
+        "confusion": _confusion(models),
+        "sizes": [
+            element("p", "By an object's area in pixels of the photograph on disk (COCO's bounds).", class_="note"),
+            *_both("", lambda kind: size_table(models, kind)),
+        ],
+        "calibration": _calibration(models),
+        "worst": _gallery(cards, len(models)),
+    }
+    titles = {
+        **SECTIONS,
+        "confusion": "Confusion matrix",
+        "sizes": "AP by object size",
+        "thresholds": "Best threshold of each class",
+    }
+    return [
+        element("header", element("h1", "Evaluation"), *_about(models)),
+        element("div", element("fieldset", *choice, aria_label="What is judged"), links, class_="switch"),
+        element(
+            "main",
+            headline(models),
+            *(element("section", element("h2", titles[name]), *parts, id=name) for name, parts in content.items()),
+        ),
+        element("dialog", element("form", element("button", "Close"), method="dialog"), aria_label="A larger picture"),
+        element(
+            "footer",
+            "Every score and count here is also in metrics.json beside this file (model B's in compared_metrics.json). Greedy matching and 101-point AP as in Ultralytics 8.4; a class that the split lacks has no score.",
+        ),
+    ]
+
+
+def _about(models: Sequence[dict[str, Any]]) -> list[Markup]:
+    lines = []
+    for letter, metrics in zip(MODEL_LETTERS, models, strict=False):
+        name = f"Model {letter} " if len(models) > 1 else "Model "
+        lines.append(
+            element("p", name, element("b", metrics["model"]), f", input {metrics['img_size']} px", class_="about")
+        )
+    metrics = models[0]
+    where = "in the photographs' pixels" if metrics["mask_resolution"] == "native" else "at a quarter of the input"
+    words = (" · split ", element("b", metrics["split"]), f" · masks compared {where}")
+    return [*lines, element("p", "Data ", element("b", metrics["data"]), *words, class_="about")]
+
+
+def _both(class_: str, make: Any) -> list[Markup]:
+    """Return something for masks and for boxes; the page shows the one that is chosen."""
+    return [element("div", make(kind), class_=f"kind-{kind} {class_}".strip()) for kind in KINDS]
+
+
+def _curves(subjects: Sequence[Subject]) -> list[Markup]:
+    names = [row["name"] for row in subjects[0].metrics["per_class"]]
+    class_ids = subjects[0].curves["mask"]["class_ids"].tolist()
+    buttons = []
+    for class_id in class_ids:
+        style = class_style(class_id, len(names)) or None
+        swatch = element(
+            "svg", element("line", x1=0, y1=4, x2=22, y2=4, style=style), viewBox="0 0 22 8", aria_hidden="true"
+        )
+        buttons.append(
+            element("button", swatch, names[class_id], type="button", data_class=class_id, aria_pressed="false")
+        )
+    hint = "The thick line is the mean of the classes; a click on a class brings its curves out."
+    if len(subjects) > 1:
+        hint += " Dashed is model B; its classes appear when chosen."
+    many = " many" if len(names) > MAX_COLOURED else ""
+    return [
+        element("p", hint, class_="note"),
+        element("div", *buttons, class_="legend", role="group", aria_label="Classes"),
+        *_both("charts" + many, lambda kind: joined(*(_curve(subjects, names, kind, *curve) for curve in CURVES))),
+    ]
+
+
+def _curve(
+    subjects: Sequence[Subject], names: Sequence[str], kind: str, field: str, title: str, x_name: str, y_name: str
+) -> Markup:
+    lines = []
+    for model, subject in enumerate(subjects):
+        curves = subject.curves[kind]
+        letter = f" {MODEL_LETTERS[model]}" if len(subjects) > 1 else ""
+        for class_id, values in zip(curves["class_ids"].tolist(), curves[field], strict=True):
+            lines.append(Line(names[class_id] + letter, values, class_id, model))
+        if len(curves["class_ids"]):
+            lines.append(Line(f"mean{letter}", curves[field].mean(axis=0), None, model))
+    mark = subjects[0].metrics[f"{kind}_best_confidence"] if x_name == "confidence" else None
+    return curve_chart(f"{title}, {KINDS[kind]}", x_name, y_name, lines, len(names), mark)
+
+
+def _confusion(models: Sequence[dict[str, Any]]) -> list[Markup]:
+    names = [row["name"] for row in models[0]["per_class"]]
+    words = "Boxes above confidence 0.25 and IoU 0.45, in shares of the true class (columns); rows are predictions. The last row is missed, the last column false alarms."
+    parts = [
+        element("p", words, class_="note"),
+        element("ol", *(element("li", name) for name in names), class_="labels", hidden=True),
+    ]
+    for letter, metrics in zip(MODEL_LETTERS, models, strict=False):
+        if len(models) > 1:
+            parts.append(element("h3", f"Model {letter}"))
+        chart = confusion_chart(metrics["confusion_matrix"], names)
+        parts.append(element("div", chart, class_="scroll", tabindex="0", role="region", aria_label="Confusion matrix"))
+        if metrics is models[0]:
+            parts += [element("h3", "The most frequent confusions"), confusions_table(metrics)]
+    return parts
+
+
+def _calibration(models: Sequence[dict[str, Any]]) -> list[Markup]:
+    words = "How often detections of a confidence are right (IoU 0.5). On the dashed line a confidence means what it says; bars below it: the model is too sure. The grey bars at the bottom show how many detections there are. Below 0.05 nothing is counted."
+
+    def charts(kind: str) -> Markup:
+        parts = []
+        for letter, metrics in zip(MODEL_LETTERS, models, strict=False):
+            found = metrics["calibration"][kind]
+            title = f"Reliability, {KINDS[kind]}" + (f", model {letter}" if len(models) > 1 else "")
+            if found["error"] is None:
+                parts.append(element("p", f"{title}: no detections"))
+                continue
+            title += f": expected calibration error {found['error']:.3f}, mean confidence minus precision {found['excess']:+.3f}".replace(
+                "-", "−"
+            )
+            parts.append(reliability_chart(f"{title}, {found['num_detections']} detections", found))
+        return joined(*parts)
+
+    return [element("p", words, class_="note"), *_both("charts", charts)]
+
+
+def _gallery(cards: Sequence[Card], num_models: int) -> list[Markup]:
+    if not cards:
+        return [element("p", "No image has an error: nothing missed, false or confused above confidence 0.25.")]
+    keys = [
+        joined(element("span", class_="key", style=f"background:rgb{color}"), label)
+        for color, label in (
+            (RIGHT, "found with its class, "),
+            (WRONG, "missed (truth) or false (prediction), "),
+            (CONFUSED, "taken for another class"),
+        )
+    ]
+    words = f"The {len(cards)} images with the most errors, as the confusion matrix counts them. Only what is wrong has a name on it. "
+    orders = {"all": "most errors", **{kind: f"most {kind}" for kind in KINDS_OF_ERROR}}
+    buttons = [
+        element("button", label, type="button", data_by=name, aria_pressed=str(name == "all").lower())
+        for name, label in orders.items()
+    ]
+    articles = [_article(position, card, num_models) for position, card in enumerate(cards)]
+    return [
+        element("p", words, *keys, class_="note"),
+        element("div", "Order:", *buttons, class_="order", role="group", aria_label="Order of the images"),
+        element("div", *articles, class_="gallery"),
+    ]
+
+
+def _article(position: int, card: Card, num_models: int) -> Markup:
+    errors = card.errors
+    counts = {kind: errors[kind] for kind in KINDS_OF_ERROR}
+    facts = [
+        joined(element("span", str(count), data_key=f"worst_images.{position}.{kind}", data_value=count), f" {kind}, ")
+        for kind, count in counts.items()
+    ]
+    total = element(
+        "span",
+        str(errors["num_targets"]),
+        data_key=f"worst_images.{position}.num_targets",
+        data_value=errors["num_targets"],
+    )
+    in_words = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    pictures = [_picture(card.truth, "Truth", f"{errors['file']} with its {errors['num_targets']} true objects")]
+    for model, picture in enumerate(card.predictions):
+        name = f"Prediction of model {MODEL_LETTERS[model]}" if num_models > 1 else "Prediction"
+        words = f"{errors['file']} with predictions" + ("" if model else f": {in_words}")
+        pictures.append(_picture(picture, name, words))
+    letter = "model A: " if num_models > 1 else ""
+    return element(
+        "article",
+        element("h3", errors["file"]),
+        element("p", letter, *facts, "of ", total, " objects", class_="note"),
+        element("div", *pictures, class_="pair"),
+        data_all=sum(counts.values()),
+        **{f"data_{kind}": count for kind, count in counts.items()},
+    )
+
+
+def _picture(jpeg: bytes, caption: str, alt: str) -> Markup:
+    source = Markup("data:image/jpeg;base64," + base64.b64encode(jpeg).decode())
+    return element(
+        "figure",
+        element("figcaption", caption),
+        element("button", element("img", src=source, alt=alt), type="button", class_="zoom"),
+    )

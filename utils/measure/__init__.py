@@ -1,0 +1,1 @@
+"""Behind test_ddp.py, profile_gpu.py and benchmark_ddp.py."""

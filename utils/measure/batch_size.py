@@ -1,0 +1,60 @@
+"""`--batch-size auto`: how many images a GPU takes, found by training on more and more of them."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable
+
+import torch
+
+from utils.common.devices import Precision
+from utils.common.errors import UserError
+from utils.measure.step_timer import build_training, time_training_steps
+from utils.measure.synthetic import synthetic_batch
+from utils.yolo.model import YoloModel
+
+CPU_BATCH_SIZE = 16  # a CPU is not faster with more, and its memory is everybody's
+MEMORY_SHARE = 0.85  # of what is free: communication and crowded photographs need the rest
+LARGEST = 1024
+OBJECTS_PER_IMAGE = 60
+_STEPS = 2
+
+
+def probe_batch_size(model: YoloModel, device: torch.device, precision: Precision, img_size: int) -> int:
+    """Return how many images of `img_size` pixels this process's device takes in a training step, with some room left.
+
+    The model stays as it is. Call before the process group exists: each rank probes by itself. Raises UserError when
+    not even one image fits.
+    """
+    if device.type != "cuda":
+        return CPU_BATCH_SIZE
+    return largest_that_fits(lambda batch_size: _fits(model, device, precision, img_size, batch_size), img_size)
+
+
+def largest_that_fits(fits: Callable[[int], bool], img_size: int) -> int:
+    """Return the largest of 1, 2, 3, 4, 6, 8, 12, 16, … that fits, supposing that what exceeds a misfit does not fit."""
+    found, step = 0, 1
+    while step <= LARGEST and fits(step):
+        found, step = step, step * 2
+    if not found:
+        raise UserError(f"--batch-size auto: not one image of {img_size} pixels fits the GPU; use a smaller --img-size")
+    between = found + found // 2
+    return between if 1 < found < LARGEST and fits(between) else found
+
+
+def _fits(model: YoloModel, device: torch.device, precision: Precision, img_size: int, batch_size: int) -> bool:
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    free_bytes = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    try:
+        training = build_training(copy.deepcopy(model), device, precision)
+        batch = synthetic_batch(batch_size, img_size, model.nc, objects_per_image=OBJECTS_PER_IMAGE)
+        time_training_steps(training, batch, warmup_steps=1, steps=_STEPS)
+        return torch.cuda.max_memory_reserved(device) <= MEMORY_SHARE * free_bytes
+    except torch.OutOfMemoryError:
+        return False
+    finally:
+        training = batch = None  # type: ignore[assignment] # before the next, larger attempt
+        gc.collect()
+        torch.cuda.empty_cache()

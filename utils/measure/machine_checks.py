@@ -1,0 +1,292 @@
+"""The checks behind `python test_ddp.py`: is this machine ready to train, and if not, what mends it?
+
+Every check is a function that returns one Result. PyTorch is imported inside the checks, so that a machine without it
+gets a cure instead of a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from utils.common.cores import choose_threads_and_workers, shared_memory_free_bytes, usable_cpu_count
+from utils.common.devices import choose_precision, visible_gpu_count
+from utils.common.environment import PROJECT_FOLDER, package_version
+from utils.common.errors import UserError
+from utils.data.dataset_yaml import label_file_for, load_dataset_yaml
+from utils.measure.process_group_check import run_ranks
+
+MIN_PYTHON = (3, 11)
+MIN_TORCH = (2, 4)
+SAFE_TORCH = (2, 10)  # CVE-2026-24747: before it, torch.load(weights_only=True) can be made to corrupt memory
+INSTALL_CURE = "python -m pip install -r requirements.txt"
+DATA_CURE = "python download_data.py && python parse_labels.py"
+GIB = 1024**3
+_DEFAULT_BATCH_BYTES = 16 * 640 * 640 * 3  # 16 pictures as uint8, the trainer's default batch and size
+_MARKS = {"ok": "✓", "warn": "!", "fail": "✗"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the report. A warning does not stop training from working; a failure does."""
+
+    status: Literal["ok", "warn", "fail"]
+    text: str
+    cure: str = ""
+
+    def __str__(self) -> str:
+        line = f"{_MARKS[self.status]} {self.text}"
+        return f"{line}\n    → {self.cure}" if self.cure else line
+
+
+def run_checks(data: str | Path, timeout_s: float) -> Iterator[Result]:
+    """Yield the checks' results as they come, PyTorch's first."""
+    torch_result = guarded(check_torch)
+    if torch_result.status == "fail":
+        yield torch_result
+    else:
+        for check in (check_cuda, check_nccl, check_distributed, check_sync_batch_norm, check_mixed_precision):
+            yield guarded(check)
+        yield guarded(partial(check_process_group, timeout_s))
+        yield torch_result
+    for check in (check_python, check_ultralytics, check_opencv, check_cores, check_shared_memory, check_disk):
+        yield guarded(check)
+    yield guarded(partial(check_data, data))
+
+
+def guarded(check: Callable[[], Result]) -> Result:
+    """Run a check; what libraries and the system raise becomes a failed Result with its reason."""
+    try:
+        return check()
+    except UserError as error:
+        return Result("fail", str(error))  # it names its own cure
+    except (ImportError, OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
+        function = check.func if isinstance(check, partial) else check
+        name = getattr(function, "__name__", "check").removeprefix("check_").replace("_", " ")
+        reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        return Result("fail", f"{name}: {reason}", "python -m torch.utils.collect_env shows what is installed")
+
+
+# --- PyTorch -------------------------------------------------------------------------------------------------------
+
+
+def check_torch() -> Result:
+    """Is PyTorch there, and new enough?"""
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # OSError: a shared library of its own is missing
+        return Result("fail", f"PyTorch cannot be imported: {error}", INSTALL_CURE)
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    text = f"PyTorch {torch.__version__}"
+    if version < MIN_TORCH:
+        return Result("fail", f"{text} is older than {_dotted(MIN_TORCH)}", INSTALL_CURE)
+    if version < SAFE_TORCH:
+        return Result("warn", f"{text}: open only checkpoints you trust", f"PyTorch {_dotted(SAFE_TORCH)} or newer")
+    return Result("ok", text)
+
+
+def check_cuda() -> Result:
+    """Can PyTorch use a GPU? Training on the CPU works too, so its absence is only a warning."""
+    import torch
+
+    gpus = visible_gpu_count()
+    if gpus:
+        return Result("ok", f"CUDA is available with {gpus} GPU(s)")
+    if torch.version.cuda is None and torch.version.hip is None:
+        reason, cure = "this PyTorch is built without CUDA", "pick a CUDA build at https://pytorch.org/get-started"
+    elif os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        reason, cure = "CUDA_VISIBLE_DEVICES hides every GPU", "unset CUDA_VISIBLE_DEVICES"
+    elif shutil.which("nvidia-smi"):
+        reason = "PyTorch cannot use the driver"
+        cure = f"run nvidia-smi; this PyTorch needs a driver for CUDA {torch.version.cuda}"
+    else:
+        reason, cure = "no NVIDIA driver found", "in a container: start it with --gpus all"
+    return Result("warn", f"CUDA is not available: training will run on the CPU ({reason})", cure)
+
+
+def check_nccl() -> Result:
+    """Which NCCL does PyTorch bring?"""
+    import torch
+    import torch.distributed
+
+    if torch.distributed.is_available() and torch.distributed.is_nccl_available():
+        return Result("ok", f"NCCL version: {torch.cuda.nccl.version()}")
+    if visible_gpu_count() > 1:
+        return Result("fail", "this PyTorch has no NCCL, which several GPUs need", INSTALL_CURE)
+    return Result("warn", "this PyTorch has no NCCL: processes will talk over gloo")
+
+
+def check_distributed() -> Result:
+    """Is torch.distributed built in, with gloo?"""
+    import torch.distributed
+
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        return Result("fail", "this PyTorch is built without torch.distributed", INSTALL_CURE)
+    return Result("ok", "torch.distributed imported successfully")
+
+
+def check_sync_batch_norm() -> Result:
+    """Does the conversion reach a nested BatchNorm and keep its statistics?"""
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(nn.BatchNorm2d(4)))
+    model(torch.randn(2, 3, 8, 8))  # so that the running mean is not zero any more
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    converted = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    is_converted = any(isinstance(module, nn.SyncBatchNorm) for module in converted.modules())
+    if not is_converted or any(not torch.equal(before[name], value) for name, value in converted.state_dict().items()):
+        return Result("fail", "SyncBatchNorm conversion changes the model", INSTALL_CURE)
+    return Result("ok", "SyncBatchNorm conversion successful")
+
+
+def check_mixed_precision() -> Result:
+    """Does a small net learn under autocast, as the trainer would run it here?"""
+    import torch
+    from torch import nn
+
+    device = torch.device("cuda", 0) if visible_gpu_count() else torch.device("cpu")
+    precision = choose_precision("auto", device)
+    if precision.dtype is None:
+        return Result("warn", "Mixed precision is off: this CPU has no bf16 arithmetic, training uses float32")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        inputs = torch.randn(16, 3, 16, 16).to(device)
+        model = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 1)
+        ).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    scaler = torch.amp.GradScaler(device.type, enabled=precision.use_scaler)
+    losses = []
+    for _ in range(10):
+        with torch.autocast(device.type, dtype=precision.dtype):
+            loss = (model(inputs).float() - 1).square().mean()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    if not losses[-1] < losses[0]:  # also catches NaN
+        return Result("fail", f"Mixed precision ({precision.name}): loss went from {losses[0]:.4g} to {losses[-1]:.4g}")
+    return Result("ok", f"Mixed precision training works ({precision.name} on {device.type})")
+
+
+# --- several processes ---------------------------------------------------------------------------------------------
+
+
+def check_process_group(timeout_s: float) -> Result:
+    """Start one process for each GPU (two without GPUs or with one), and let them take a DDP step together."""
+    gpus = visible_gpu_count()
+    world_size, backend = (gpus, "nccl") if gpus > 1 else (2, "gloo")
+    with tempfile.TemporaryDirectory(prefix="test_ddp_") as folder:
+        problem = run_ranks(world_size, backend, Path(folder), timeout_s)
+    if problem is None:
+        return Result("ok", f"{world_size} processes trained together over {backend}")
+    cure = (
+        "run again with NCCL_DEBUG=INFO; try NCCL_P2P_DISABLE=1"
+        if backend == "nccl"
+        else ("look for a firewall on the loopback interface, or a slow machine: python test_ddp.py --timeout-s 300")
+    )
+    return Result("fail", f"{world_size} processes over {backend}: {problem}", cure)
+
+
+# --- the rest of the machine ---------------------------------------------------------------------------------------
+
+
+def check_python() -> Result:
+    """Is the interpreter new enough?"""
+    version = sys.version_info[:3]
+    if version < MIN_PYTHON:
+        return Result("fail", f"Python {_dotted(version)}", f"a virtual environment with Python {_dotted(MIN_PYTHON)}")
+    return Result("ok", f"Python {_dotted(version)}")
+
+
+def check_ultralytics() -> Result:
+    """Is Ultralytics installed? It brings the YOLOv8 model; it is not imported here."""
+    version = package_version("ultralytics")
+    if version is None:
+        return Result("fail", "Ultralytics is not installed", INSTALL_CURE)
+    return Result("ok", f"Ultralytics {version}")
+
+
+def check_opencv() -> Result:
+    """Can OpenCV be imported, and does it read back a JPEG it wrote?"""
+    import numpy
+
+    try:
+        import cv2
+    except ImportError as error:
+        reason = str(error).splitlines()[0]
+        cure = "apt-get install libgl1 libglib2.0-0, or pip install opencv-python-headless in place of opencv-python"
+        return Result("fail", f"OpenCV cannot be imported: {reason}", cure if ".so" in reason else INSTALL_CURE)
+    picture = numpy.full((16, 16, 3), 128, numpy.uint8)
+    _, encoded = cv2.imencode(".jpg", picture)
+    decoded = cv2.imdecode(encoded, cv2.IMREAD_COLOR)
+    if decoded is None or abs(int(decoded.mean()) - 128) > 2:
+        return Result("fail", "OpenCV does not read back its own JPEG", INSTALL_CURE)
+    return Result("ok", f"OpenCV {cv2.__version__}")
+
+
+def check_cores() -> Result:
+    """Are there cores enough to load pictures for every GPU?"""
+    cores, gpus = usable_cpu_count(), visible_gpu_count()
+    threads, workers = choose_threads_and_workers(max(gpus, 1), device_type="cuda" if gpus else "cpu")
+    text = f"{cores} usable CPU core(s)"
+    if gpus and cores < 4 * gpus:
+        return Result("warn", f"{text} for {gpus} GPU(s): loading may hold training up", "four or more cores per GPU")
+    return Result("ok", f"{text}: {threads} thread(s) and {workers} loader worker(s) for each process")
+
+
+def check_shared_memory(folder: Path = Path("/dev/shm")) -> Result:
+    """Is there room for the batches which loader workers hand over?"""
+    free_bytes = shared_memory_free_bytes(folder)
+    if free_bytes is None:
+        return Result("ok", "Shared memory is not limited here")
+    gpus = visible_gpu_count()
+    _, workers = choose_threads_and_workers(max(gpus, 1), device_type="cuda" if gpus else "cpu")
+    prefetched = 2 * workers * max(gpus, 1)
+    need_bytes = max(GIB // 4, 2 * prefetched * _DEFAULT_BATCH_BYTES)
+    text = f"{free_bytes / GIB:.1f} GiB of shared memory"
+    if free_bytes < need_bytes:
+        cure = f"docker run --shm-size={2 * need_bytes // GIB + 1}g (or --ipc=host), or train with --num-workers 0"
+        return Result("warn", f"{text}: loader workers may need {need_bytes / GIB:.1f} GiB", cure)
+    return Result("ok", text)
+
+
+def check_disk(folder: Path = PROJECT_FOLDER) -> Result:
+    """Is there room for checkpoints?"""
+    free_gib = shutil.disk_usage(folder).free / GIB
+    text = f"{free_gib:.1f} GiB of disk free"
+    if free_gib < 1:
+        return Result("fail", f"{text}: checkpoints would not fit", "free at least 1 GiB")
+    if free_gib < 10:
+        return Result("warn", f"{text}: checkpoints fit, a large data set does not", "free 10 GiB or more")
+    return Result("ok", text)
+
+
+def check_data(data: str | Path) -> Result:
+    """Are there training and validation pictures, and labels beside them? Missing pictures are only a warning."""
+    spec = load_dataset_yaml(data)
+    try:
+        counts = {split: spec.image_files(split) for split in ("train", "val")}
+    except UserError as error:
+        return Result("warn", f"No data set yet: {str(error).split(';')[0]}", DATA_CURE)
+    for split, files in counts.items():
+        sample = files[:: max(1, len(files) // 200)]
+        if not any(label_file_for(file).is_file() for file in sample):
+            expected = label_file_for(files[0])
+            return Result("fail", f"No labels for the {split} pictures, such as {expected}", "python parse_labels.py")
+    numbers = ", ".join(f"{len(files)} {split}" for split, files in counts.items())
+    return Result("ok", f"Data set {spec.yaml_file.name}: {numbers} pictures, {len(spec.names)} classes")
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,268 @@
+"""Speed and memory of training at several batch sizes on one device, and what follows from them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from utils.common.devices import peak_memory_bytes
+from utils.common.errors import to_stderr
+from utils.common.nvml import GpuWatch
+from utils.common.text import format_bytes
+from utils.data.dataset import Batch
+from utils.distributed.ddp import gradient_bytes
+from utils.measure.roofline import DeviceLimits, Roofline
+from utils.measure.step_timer import PHASES, Repeated, Training, middle_half, run_training_steps, time_training_steps
+from utils.measure.synthetic import synthetic_batch
+from utils.measure.tensor_memory import TensorMemory, optimizer_tensors
+
+BEST_WITHIN = 0.03  # a smaller batch this close to the fastest one is the better choice
+HEADROOM = 0.10  # of the device's memory: communication and crowded photographs need it
+PROCESS = "process"  # on a CPU: what the process held before there was a model
+_SAMPLE_S = 0.1
+_OUT_OF_MEMORY = ("out of memory", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")  # said by a RuntimeError
+
+
+@dataclass(frozen=True)
+class Space:
+    """What memory a device has, and what a CPU's process held of it before there was a model (0 on a GPU)."""
+
+    capacity_bytes: int | None
+    process_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class BatchProfile:
+    """One batch size: milliseconds per step, phase by phase, and the memory of its peak by kind.
+
+    Times are means over the half of the steps whose durations lie in the middle. `allocated_bytes` is the most that
+    tensors took on a GPU, and the process's peak so far (RSS) on a CPU, where `reserved_bytes`, what PyTorch holds of the
+    GPU, is None. `memory_bytes`: the tensors alive when they took the most. `gradient_bytes`: all gradients. `flop`, `bytes_moved`: of one step, the latter
+    if each operator reads and writes its tensors once. `readings`: means over the timed steps.
+    """
+
+    batch_size: int
+    steps: int
+    phase_ms: dict[str, float]
+    step_ms_std: float
+    allocated_bytes: int
+    reserved_bytes: int | None
+    memory_bytes: dict[str, int] = field(default_factory=dict)
+    gradient_bytes: int = 0
+    flop: int = 0
+    bytes_moved: int = 0
+    readings: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def step_ms(self) -> float:
+        """Duration of a step."""
+        return sum(self.phase_ms.values())
+
+    @property
+    def images_per_s(self) -> float:
+        """Images trained per second."""
+        return self.batch_size / self.step_ms * 1000
+
+    @property
+    def held_bytes(self) -> int:
+        """What a further process could not have."""
+        return self.reserved_bytes if self.reserved_bytes is not None else self.allocated_bytes
+
+    @property
+    def unexplained_bytes(self) -> int:
+        """The peak less all kinds of memory that were found."""
+        return self.allocated_bytes - sum(self.memory_bytes.values())
+
+    def roofline(self, limits: DeviceLimits) -> Roofline:
+        """Compare with what the device can do."""
+        return Roofline(self.flop, self.bytes_moved, self.step_ms / 1000, limits)
+
+
+@dataclass(frozen=True)
+class TooLarge:
+    """The batch size at which a sweep ended, and why."""
+
+    batch_size: int
+    reason: str
+
+
+Measure = Callable[[int], BatchProfile]
+
+
+def profile_batch(
+    training: Training,
+    batch_size: int,
+    size_px: int,
+    objects_per_image: int,
+    warmup_steps: int,
+    steps: int,
+    space: Space,
+) -> BatchProfile:
+    """Train on a synthetic batch and return its profile. Raises torch.OutOfMemoryError when a GPU cannot hold it."""
+    device = training.engine.device
+    batch = synthetic_batch(batch_size, size_px, training.criterion.num_classes, objects_per_image=objects_per_image)
+    time_training_steps(training, batch, warmup_steps, 1)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what a smaller batch, or a search for the fastest kernel, reserved is not this one's
+        torch.cuda.reset_peak_memory_stats(device)
+    with _Utilisation(device) as utilisation:
+        phases_ms = time_training_steps(training, batch, 1, steps)
+    allocated_bytes = peak_memory_bytes(device)
+    reserved_bytes = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
+    memory, flop = observe_step(training, batch)
+    before = {PROCESS: space.process_bytes} if space.process_bytes else {}
+    return BatchProfile(
+        batch_size=batch_size,
+        steps=len(phases_ms),
+        phase_ms=dict(zip(PHASES, middle_half(phases_ms).tolist(), strict=True)),
+        step_ms_std=float(phases_ms.sum(1).std()),
+        allocated_bytes=allocated_bytes,
+        reserved_bytes=reserved_bytes,
+        memory_bytes={**before, **memory.peak},
+        gradient_bytes=gradient_bytes(training.engine.raw_model),
+        flop=flop,
+        bytes_moved=memory.bytes_moved,
+        readings=utilisation.readings,
+    )
+
+
+def observe_step(training: Training, batch: Batch) -> tuple[TensorMemory, int]:
+    """Train one step while looking at every operator; return the memory by kind and the floating-point operations."""
+    engine = training.engine
+    weights = list(engine.raw_model.parameters())
+    averages = [] if engine.ema is None else [*engine.ema.module.parameters(), *engine.ema.module.buffers()]
+    known = {
+        "weights": [*weights, *engine.raw_model.buffers()],
+        "averaged weights": averages,
+        "optimizer": optimizer_tensors(training.optimizer),
+        "input": [],
+    }
+    memory = TensorMemory(engine.device, known)
+    flops = FlopCounterMode(display=False)
+    with ExitStack() as stack:
+        for hook in memory.watch_gradients(weight for weight in weights if weight.requires_grad):
+            stack.callback(hook.remove)
+        stack.enter_context(flops)
+        stack.enter_context(memory)
+        run_training_steps(training, Repeated(batch, 1), memory)
+    return memory, flops.get_total_flops()
+
+
+class _Utilisation:
+    """How busy the device is inside the context: NVML's readings of a GPU, the process's own CPU time on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.readings: dict[str, float] = {}
+        index = device.index if device.index is not None else 0
+        self._watch = GpuWatch(index, to_stderr, _SAMPLE_S) if device.type == "cuda" else None
+        self._start_s = (0.0, 0.0)
+
+    def __enter__(self) -> _Utilisation:
+        if self._watch is not None:
+            self._watch.__enter__()
+        self._start_s = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._watch is not None:
+            torch.cuda.synchronize(self.device)
+            self.readings = self._watch.means()
+            self._watch.__exit__(None, None, None)
+            return
+        elapsed_s = time.perf_counter() - self._start_s[0]
+        self.readings = {"cpu_util": (time.process_time() - self._start_s[1]) / elapsed_s / torch.get_num_threads()}
+
+
+def profile_until_full(
+    batch_sizes: Iterable[int],
+    measure: Measure,
+    on_profile: Callable[[BatchProfile], None],
+    forecast: Callable[[Sequence[BatchProfile], int], str | None] = lambda profiles, batch_size: None,
+) -> tuple[list[BatchProfile], TooLarge | None]:
+    """Measure ascending batch sizes until memory runs out; return the profiles and what no longer fitted.
+
+    `forecast` may say why a batch size must not be tried.
+    """
+    profiles: list[BatchProfile] = []
+    for batch_size in sorted(set(batch_sizes)):
+        reason = forecast(profiles, batch_size)
+        if reason:
+            return profiles, TooLarge(batch_size, reason)
+        try:
+            profiles.append(measure(batch_size))
+        except RuntimeError as error:  # torch.OutOfMemoryError is one too
+            if not any(words in str(error) for words in _OUT_OF_MEMORY):
+                raise
+            too_large = TooLarge(batch_size, "ran out of memory")
+        else:
+            on_profile(profiles[-1])
+            continue
+        gc.collect()  # here the exception, and with it every tensor of the failed step, is gone
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return profiles, too_large
+    return profiles, None
+
+
+def forecast_on_cpu(profiles: Sequence[BatchProfile], batch_size: int) -> str | None:
+    """Say why a batch would exhaust this machine's memory, which ends processes instead of raising; else None.
+
+    From the second batch on: what an image took so far, against what the system says is available.
+    """
+    available_bytes = available_memory_bytes()
+    if not profiles or available_bytes is None:
+        return None
+    last = profiles[-1]
+    fixed_bytes = sum(last.memory_bytes.get(kind, 0) for kind in (PROCESS, "weights", "averaged weights", "optimizer"))
+    per_image = (last.allocated_bytes - fixed_bytes) / last.batch_size
+    more_bytes = per_image * (batch_size - last.batch_size)
+    if more_bytes < available_bytes * (1 - HEADROOM):
+        return None
+    return f"was not tried: about {format_bytes(more_bytes)} more than batch {last.batch_size}, {format_bytes(available_bytes)} available"
+
+
+def available_memory_bytes(file: Path = Path("/proc/meminfo")) -> int | None:
+    """Return what Linux says new work could have without swapping; None elsewhere."""
+    if not file.is_file():
+        return None
+    for line in file.read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    return None
+
+
+def memory_of(device: torch.device) -> Space:
+    """Return what memory the device has. Call before a model is built."""
+    if device.type == "cuda":
+        return Space(torch.cuda.get_device_properties(device).total_memory)
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if sys.platform != "win32" else None
+    return Space(pages, peak_memory_bytes(device))
+
+
+def best_profile(profiles: Sequence[BatchProfile], capacity_bytes: int | None = None) -> BatchProfile:
+    """Return the smallest batch whose images/s lie within 3 % of the fastest one's, among those that leave headroom.
+
+    Without any that leaves headroom, the smallest batch of all.
+    """
+    roomy = [profile for profile in profiles if leaves_headroom(profile, capacity_bytes)]
+    if not roomy:
+        return min(profiles, key=lambda profile: profile.batch_size)
+    enough = (1 - BEST_WITHIN) * max(profile.images_per_s for profile in roomy)
+    return min((profile for profile in roomy if profile.images_per_s >= enough), key=lambda profile: profile.batch_size)
+
+
+def leaves_headroom(profile: BatchProfile, capacity_bytes: int | None) -> bool:
+    """Return whether a tenth of the device's memory stays free."""
+    return capacity_bytes is None or profile.held_bytes <= (1 - HEADROOM) * capacity_bytes

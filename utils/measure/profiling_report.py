@@ -1,0 +1,117 @@
+"""What `profile_gpu.py` says of its profiles: tables, the verdict, plain values for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from utils.common.text import format_bytes, format_table
+from utils.measure.operators import Operator
+from utils.measure.profiling import BEST_WITHIN, HEADROOM, BatchProfile, TooLarge, best_profile, leaves_headroom
+from utils.measure.step_timer import PHASES
+
+ADDS_UP_WITHIN = 0.10  # of the peak
+
+
+def verdict_lines(
+    profiles: Sequence[BatchProfile], too_large: TooLarge | None, capacity_bytes: int | None = None
+) -> list[str]:
+    """Say which batch is the best, and which the largest that fits."""
+    best = best_profile(profiles, capacity_bytes)
+    largest = max(profile.batch_size for profile in profiles)
+    fits = f"batch {too_large.batch_size} {too_large.reason}" if too_large else "none of those tried ran out of memory"
+    room = f"with at least {HEADROOM:.0%} of the memory free"
+    if not leaves_headroom(best, capacity_bytes):
+        room = f"none leaves {HEADROOM:.0%} of the memory free: try a smaller one"
+    return [
+        f"Best: --batch-size {best.batch_size} ({best.images_per_s:.1f} images/s; "
+        f"the smallest batch within {BEST_WITHIN:.0%} of the fastest, {room})",
+        f"Largest that fits: {largest} ({fits})",
+    ]
+
+
+def profile_table(profiles: Sequence[BatchProfile]) -> str:
+    """Lay the profiles out as a table; times are ms per step."""
+    memory = ("tensors", "reserved") if profiles[0].reserved_bytes is not None else ("peak RSS",)
+    readings = {
+        "cpu_util": ("CPU busy", "{:.0%}"),
+        "gpu_util": ("GPU busy", "{:.0%}"),
+        "gpu_power_w": ("power W", "{:.0f}"),
+        "gpu_temperature_c": ("temp. C", "{:.0f}"),
+    }
+    shown = {name: look for name, look in readings.items() if any(name in profile.readings for profile in profiles)}
+    titles = ("images/s", "ms/step", "std", *PHASES, *memory, *(title for title, _ in shown.values()))
+    rows = []
+    for profile in profiles:
+        sizes = [profile.allocated_bytes, profile.reserved_bytes][: len(memory)]
+        values = [profile.images_per_s, profile.step_ms, profile.step_ms_std, *profile.phase_ms.values()]
+        cells = [*(f"{value:.1f}" for value in values), *(format_bytes(size or 0) for size in sizes)]
+        cells += [
+            form.format(profile.readings[name]) if name in profile.readings else "-"
+            for name, (_, form) in shown.items()
+        ]
+        rows.append([profile.batch_size, *(cell.rjust(9) for cell in cells)])
+    return format_table(["batch", *(title.rjust(9) for title in titles)], rows)
+
+
+def memory_table(profiles: Sequence[BatchProfile]) -> str:
+    """Lay out the memory by kind at the peak of each batch size, and say whether it adds up."""
+    kinds = list(profiles[0].memory_bytes)
+    rows = []
+    for profile in profiles:
+        share = sum(profile.memory_bytes.values()) / profile.allocated_bytes
+        sizes = [*(profile.memory_bytes[kind] for kind in kinds), profile.allocated_bytes]
+        cells = [*(format_bytes(size).rjust(9) for size in sizes), f"{share:.0%}".rjust(9)]
+        rows.append([profile.batch_size, *cells])
+    table = format_table(["batch", *(title.rjust(9) for title in (*kinds, "peak", "explained"))], rows)
+    gradients = (
+        f"Gradients take {format_bytes(profiles[0].gradient_bytes)} when all are there, at the end of the backward pass; "
+        "by then the activations are freed"
+    )
+    return "\n".join([table, gradients, *missing_lines(profiles)])
+
+
+def missing_lines(profiles: Sequence[BatchProfile]) -> list[str]:
+    """Say what the kinds of memory leave unexplained, where that is more than a tenth of the peak."""
+    missing = [
+        f"{format_bytes(profile.unexplained_bytes)} at batch {profile.batch_size} "
+        f"({profile.unexplained_bytes / profile.allocated_bytes:.0%} of the peak)"
+        for profile in profiles
+        if abs(profile.unexplained_bytes) > ADDS_UP_WITHIN * profile.allocated_bytes
+    ]
+    what = "workspaces of kernels and gaps between blocks"
+    if profiles[0].reserved_bytes is None:
+        what = "workspaces and compiled kernels of the CPU's library, threads, gaps between blocks in the C heap"
+    return [f"Missing: {', '.join(missing)} in no tensor: {what}"] if missing else []
+
+
+def to_record(
+    profiles: Sequence[BatchProfile], too_large: TooLarge | None, capacity_bytes: int | None = None
+) -> dict[str, Any]:
+    """Return profiles and verdict as plain values for JSON."""
+    return {
+        "best_batch_size": best_profile(profiles, capacity_bytes).batch_size,
+        "largest_batch_size": max(profile.batch_size for profile in profiles),
+        "out_of_memory_at": too_large.batch_size if too_large else None,
+        "ended_because": too_large.reason if too_large else None,
+        "capacity_bytes": capacity_bytes,
+        "profiles": [
+            {
+                **asdict(profile),
+                "step_ms": profile.step_ms,
+                "images_per_s": profile.images_per_s,
+                "unexplained_bytes": profile.unexplained_bytes,
+            }
+            for profile in profiles
+        ],
+    }
+
+
+def operator_table(operators: Sequence[Operator]) -> str:
+    """Lay out the most expensive operators."""
+    rows = [
+        [found.name, f"{found.calls:.0f}".rjust(10), f"{found.ms:.1f}".rjust(11), f"{found.share:.1%}".rjust(7)]
+        for found in operators
+    ]
+    return format_table(["operator", "calls/step", "own ms/step", "share".rjust(7)], rows)

@@ -1,0 +1,246 @@
+"""One rank of the scaling benchmark, started by `utils.measure.rank_processes` alone.
+
+The command line names a folder that holds job.json; the answer is rank<N>.json beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from utils.common.devices import choose_device, choose_precision, seed_everything, tune_device
+from utils.common.errors import UserError
+from utils.data.dataset import Batch
+from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
+from utils.data.images import write_bytes_atomic
+from utils.distributed import RankInfo, barrier, read_rank_environment
+from utils.distributed.ddp import gradient_bytes
+from utils.engine.loop import TrainingEngine
+from utils.measure.step_ranges import DATA, MarkedLoader, RangeTimer, StepRanges, timed_collectives, training_loader
+from utils.measure.step_timer import Repeated, Training, build_training, run_training_steps, time_training_steps
+from utils.measure.synthetic import synthetic_batch
+from utils.yolo.loss import SegmentationLoss
+from utils.yolo.model import build_model
+
+REDUCE_WARMUP, REDUCE_REPEATS = 3, 10
+REDUCE_BYTES = tuple(2**power for power in range(10, 27, 2))  # 1 KiB to 64 MiB; the gradients' own size comes on top
+
+
+@dataclass(frozen=True)
+class RankJob:
+    """What every rank of one run is told. `global_batch_size` is dealt out as evenly as it goes."""
+
+    model: str
+    global_batch_size: int
+    img_size: int
+    objects_per_image: int
+    warmup_steps: int
+    steps: int
+    amp: str
+    device: str
+    timeout_s: float
+    data: str | None = None  # a data-set YAML: train from it; unset: one synthetic batch again and again
+    num_workers: int = 0
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Steps with communication: their ranges, and what the host's clock says of all of them together; images trained."""
+
+    ranges: StepRanges
+    wall_ms: float
+    num_images: int
+
+
+def main() -> None:
+    """Be one rank."""
+    folder = Path(sys.argv[1])
+    job = RankJob(**json.loads((folder / "job.json").read_text(encoding="utf-8")))
+    ranks = read_rank_environment()
+    torch.set_num_threads(1)  # alike for every number of processes, or one process would own all the cores
+    device = choose_device(job.device, ranks.local_rank)
+    tune_device(device, deterministic=False, fixed_shapes=True)
+    try:
+        _join(folder, job, ranks, device)
+        answer = measure(job, ranks, device)
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"{job.global_batch_size} images over {ranks.world_size} process(es) do not fit the GPU; "
+            "use a smaller --batch-size"
+        ) from error
+    # Not after a failure: leaving the group may wait for the others, and the benchmark would learn of it late.
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    write_bytes_atomic(folder / f"rank{ranks.rank}.json", json.dumps(answer).encode())
+
+
+def measure(job: RankJob, ranks: RankInfo, device: torch.device) -> dict[str, Any]:
+    """Train with all communication and with none, then time the all-reduce alone. Every rank must reach this.
+
+    Returns for the steps with communication `ranges_ms` (steps, 7) and `collectives` as in `StepRanges`, and by the host's
+    clock `wall_ms` of all of them; `alone_ms` of each step without communication (with one process: the same steps); and
+    `allreduces`: bytes and the ms of each repeat.
+    """
+    seed_everything(0)
+    share = len(range(ranks.rank, job.global_batch_size, ranks.world_size))
+    names = load_dataset_yaml(Path(job.data) if job.data else DEFAULT_DATASET_YAML).names
+    model = build_model(job.model, names)
+    loader: Any = None
+    if job.data:
+        loader = training_loader(
+            job.data,
+            job.img_size,
+            -(-job.global_batch_size // ranks.world_size),
+            job.num_workers,
+            device.type == "cuda",
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+        )
+        batch = next(iter(loader))
+    else:
+        batch = synthetic_batch(share, job.img_size, model.nc, objects_per_image=job.objects_per_image, seed=ranks.rank)
+    precision = choose_precision(job.amp, device)
+    training = build_training(model, device, precision, local_rank=ranks.local_rank, world_size=ranks.world_size)
+    num_bytes = gradient_bytes(model)
+    if ranks.world_size > 1:
+        found, alone_ms = _time_with_and_without(training, loader, batch, job)
+        sizes = sorted({*REDUCE_BYTES, num_bytes})
+        allreduces = [{"bytes": size, "ms": _time_allreduce(size, device).tolist()} for size in sizes]
+    else:
+        found = [_time_ranges(training, loader, batch, job, job.steps)]
+        alone_ms, allreduces = found[0].ranges.ranges_ms.sum(1), []
+    return {
+        "ranges_ms": np.concatenate([timed.ranges.ranges_ms for timed in found]).tolist(),
+        "collectives": [step for timed in found for step in timed.ranges.collectives],
+        "wall_ms": sum(timed.wall_ms for timed in found),
+        "num_images": sum(timed.num_images for timed in found),
+        "alone_ms": alone_ms.tolist(),
+        "allreduces": allreduces,
+        "gradient_bytes": num_bytes,
+        "batch_size": share,
+    }
+
+
+def _time_with_and_without(
+    training: Training, loader: Any, batch: Batch, job: RankJob
+) -> tuple[list[Timed], np.ndarray]:
+    """Return the ranges of two halves of steps with communication, and the ms of steps without any (steps,).
+
+    The ones without lie in the middle: a machine that grows slower or faster meanwhile does so for both alike.
+    """
+    alone = _alone(training)
+    found: list[Timed] = []
+    alone_ms: list[np.ndarray] = []
+    half = -(-job.steps // 2)
+    for communicates in (True, False, False, True):
+        barrier()
+        if communicates:
+            found.append(_time_ranges(training, loader, batch, job, half))
+            continue
+        # The engine's model is DDP: under no_sync its hooks leave the gradients where they are.
+        with training.engine.model.no_sync():  # type: ignore[operator]
+            alone_ms.append(time_training_steps(alone, batch, job.warmup_steps, half).sum(1))
+    return found, np.concatenate(alone_ms)
+
+
+def _time_ranges(training: Training, loader: Any, batch: Batch, job: RankJob, steps: int) -> Timed:
+    """Train `steps` steps after the warm-up and return what was found."""
+    device = training.engine.device
+    if device.type == "cuda":
+        batch.pin_memory()
+    timer = RangeTimer(device)
+    wall = _WallClock(timer, job.warmup_steps, steps)
+    marked = MarkedLoader(loader or Repeated(batch, 1), job.warmup_steps + steps + 1, wall)
+    with timed_collectives(timer, training.engine.model):
+        run_training_steps(training, marked, wall)
+    ranges = timer.ranges()
+    return Timed(
+        StepRanges(ranges.ranges_ms[-steps:], ranges.collectives[-steps:]),
+        wall.elapsed_ms,
+        sum(marked.num_images[job.warmup_steps : -1]),
+    )
+
+
+class _WallClock:
+    """Passes marks on, and times by the host's clock from the first step that counts to the first that does not."""
+
+    def __init__(self, timer: RangeTimer, warmup_steps: int, steps: int) -> None:
+        self.timer = timer
+        self.elapsed_ms = 0.0
+        self._ends = (warmup_steps, warmup_steps + steps)
+        self._steps = 0
+
+    def mark(self, phase: str) -> None:
+        """See `utils.measure.step_timer.Marker`."""
+        if phase == DATA:
+            if self._steps in self._ends:
+                if self.timer.device.type == "cuda":
+                    torch.cuda.synchronize(self.timer.device)
+                self.elapsed_ms = time.perf_counter() * 1000 - self.elapsed_ms
+            self._steps += 1
+        self.timer.mark(phase)
+
+
+class LocalLoss:
+    """The training loss of one rank by itself: the same arithmetic, its normalisers not reduced over the ranks."""
+
+    def __init__(self, criterion: SegmentationLoss) -> None:
+        self.criterion = criterion
+
+    def __call__(self, outputs: Any, targets: Any) -> torch.Tensor:
+        """Return the loss to differentiate."""
+        sums = self.criterion.sums(outputs, targets)
+        return sums.normalised(sums.normalisers).sum() * self.criterion.loss_scale
+
+
+def _alone(training: Training) -> Training:
+    """Return the same training without any communication: no gradients, no normalisers, no batch statistics."""
+    engine = training.engine
+    alone = TrainingEngine(
+        model=engine.raw_model,
+        device=engine.device,
+        precision=engine.precision,
+        use_ema=True,
+        gradient_clip_val=engine.gradient_clip_val,
+        tensorboard=False,
+    )
+    alone.log = engine.log
+    return Training(alone, training.optimizer, LocalLoss(training.criterion))
+
+
+def _time_allreduce(num_bytes: int, device: torch.device) -> np.ndarray:
+    """Sum a float32 buffer of `num_bytes` over all ranks several times; return the ms of each."""
+    buffer = torch.zeros(num_bytes // 4, device=device)
+    durations_ms = []
+    for _ in range(REDUCE_WARMUP + REDUCE_REPEATS):
+        barrier()  # its answer is read on the host, so the device is idle after it
+        start_s = time.perf_counter()
+        dist.all_reduce(buffer)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        durations_ms.append((time.perf_counter() - start_s) * 1000)
+    return np.array(durations_ms[REDUCE_WARMUP:])
+
+
+def _join(folder: Path, job: RankJob, ranks: RankInfo, device: torch.device) -> None:
+    """Meet the other ranks through a file: no port that could be taken, nothing that listens on the network."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if ranks.world_size > 1:
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            init_method=f"file://{folder.resolve() / 'rendezvous'}",
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            timeout=timedelta(seconds=job.timeout_s),
+            device_id=device if device.type == "cuda" else None,
+        )

@@ -1,0 +1,63 @@
+"""The scaling benchmark as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Any
+
+from utils.common.text import aligned, format_bytes
+from utils.measure.scaling import STEP_PARTS, Run
+
+MOST_OTHER_LOAD = 0.05
+
+
+def noise_note(rows: Iterable[dict[str, Any]]) -> str | None:
+    """Return a line about other processes that took part in the measurement, or None."""
+    most = max((row["other_load"] for row in rows if row["other_load"] is not None), default=0.0)
+    if most <= MOST_OTHER_LOAD:
+        return None
+    return (
+        f"Other processes took up to {most:.0%} of this machine's cores meanwhile, which lowers the efficiency shown: "
+        "repeat on an idle machine"
+    )
+
+
+def scaling_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Lay the summary out as a table; the parts of a step are shares of its time."""
+    header = ["scaling", "processes", "batch", "images/s", "speed-up", "efficiency", "ms/step"]
+    header += [*STEP_PARTS.values(), "sum", "overlap", "net overlap"]
+    lines = []
+    for row in rows:
+        shares = [row[name] / row["step_ms"] for name in STEP_PARTS]
+        cells = [f"{row['images_per_s']:.1f}", f"{row['speed_up']:.2f}x", f"{row['efficiency']:.0%}"]
+        cells += [f"{row['step_ms']:.1f}", *(f"{share:.1%}" for share in [*shares, row["ranges_share"]])]
+        cells += ["-" if row[name] is None else f"{row[name]:.0%}" for name in ("overlap", "net_overlap")]
+        lines.append([row["scaling"], row["processes"], row["global_batch_size"], *cells])
+    return aligned(header, lines, 3)
+
+
+def allreduce_table(points: Sequence[dict[str, Any]]) -> str:
+    """Lay out the all-reduces that were timed by themselves."""
+    lines = [
+        [
+            point["processes"],
+            *(format_bytes(point["bytes"]), f"{point['ms']:.3f}"),
+            *(f"{point['gb_per_s']:.2f}", f"{point['bus_gb_per_s']:.2f}"),
+        ]
+        for point in points
+    ]
+    return aligned(["processes", "message", "ms", "algorithm GB/s", "bus GB/s"], lines, 1)
+
+
+def median_points(runs: Iterable[Run]) -> list[dict[str, Any]]:
+    """Return one all-reduce for each count and size: the medians over the runs."""
+    by_key: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for run in runs:
+        for point in run["allreduces"]:
+            by_key.setdefault((point["processes"], point["bytes"]), []).append(point)
+    names = ("ms", "gb_per_s", "bus_gb_per_s")
+    return [
+        {"processes": count, "bytes": size, **{name: median(point[name] for point in points) for name in names}}
+        for (count, size), points in sorted(by_key.items())
+    ]

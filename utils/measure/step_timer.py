@@ -1,0 +1,188 @@
+"""Times the phases of real training steps: the engine's own loop runs, and its hooks say where each phase begins.
+
+On a GPU the times are CUDA events on the stream the work is queued on, so nothing waits for the clock; on a CPU they
+are `perf_counter`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from utils.common.devices import Precision
+from utils.data.dataset import Batch
+from utils.engine.loop import TrainingEngine
+from utils.engine.state import Progress
+from utils.run.log import RunLog
+from utils.yolo.inputs import prepare_batch
+from utils.yolo.loss import SegmentationLoss
+from utils.yolo.model import YoloModel
+from utils.yolo.optimizer import GRADIENT_CLIP_NORM, parameter_groups
+
+# input: upload and conversion to float, on a GPU what of them the arithmetic waits for; optimizer: gradient clip, update,
+# moving average of the weights.
+PHASES = ("input", "forward", "loss", "backward", "optimizer")
+LEARNING_RATE = 1e-5  # noise must not train the weights to infinity within the measurement
+WEIGHT_DECAY = 5e-4
+
+
+class Marker(Protocol):
+    """Hears when a phase of a step begins."""
+
+    def mark(self, phase: str) -> None:
+        """Begin `phase`."""
+
+
+class StepTimer:
+    """Collects the moments at which phases begin; a phase lasts until the next mark."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._marks: list[tuple[str, Any]] = []
+
+    def mark(self, phase: str) -> None:
+        """Begin `phase`, one of PHASES, now; on a GPU: where its queue of work stands now."""
+        if self.device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            # Of the stream that computes; "input" begins while another one is current, which uploads.
+            event.record(torch.cuda.default_stream(self.device))
+            self._marks.append((phase, event))
+        else:
+            self._marks.append((phase, time.perf_counter()))
+
+    def phases_ms(self) -> np.ndarray:
+        """Return the milliseconds of every complete step's phases, float64 (steps, 5). Waits for the GPU.
+
+        The last step is complete only once the next one has begun. Raises ValueError when a step lacks a phase.
+        """
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        moments = [moment for _, moment in self._marks]
+        durations = [self._between_ms(first, second) for first, second in itertools.pairwise(moments)]
+        num_steps = len(durations) // len(PHASES)
+        found = [phase for phase, _ in self._marks[: num_steps * len(PHASES)]]
+        if found != [*PHASES] * num_steps:
+            raise ValueError(f"the phases of a step are {', '.join(PHASES)}, but {', '.join(found)} were marked")
+        return np.array(durations[: len(found)], np.float64).reshape(num_steps, len(PHASES))
+
+    def _between_ms(self, first: Any, second: Any) -> float:
+        return first.elapsed_time(second) if self.device.type == "cuda" else (second - first) * 1000
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model with everything that one step of its training needs."""
+
+    engine: TrainingEngine
+    optimizer: torch.optim.Optimizer
+    criterion: Any
+
+
+def build_training(
+    model: YoloModel, device: torch.device, precision: Precision, *, local_rank: int = 0, world_size: int = 1
+) -> Training:
+    """Set up the trainer's engine as `train_yolo_ddp.py` does by default: channels last, clip, EMA, DDP; with AdamW,
+    which takes more memory than the default SGD.
+
+    The one difference: BatchNorm keeps each rank's own statistics, whatever the batch size.
+    """
+    model = model.to(device, memory_format=torch.channels_last)
+    engine = TrainingEngine(
+        model=model,
+        device=device,
+        distributed=world_size > 1,
+        local_rank=local_rank,
+        world_size=world_size,
+        backend="nccl" if device.type == "cuda" else "gloo",
+        precision=precision,
+        use_ema=True,
+        gradient_clip_val=GRADIENT_CLIP_NORM,
+        static_graph=world_size > 1,
+        prepare_batch=prepare_batch,
+        tensorboard=False,
+    )
+    engine.log = RunLog(Path(), is_main=False)  # a measurement prints no batches and writes no metrics.jsonl
+    optimizer = torch.optim.AdamW(parameter_groups(model, WEIGHT_DECAY), lr=LEARNING_RATE, fused=True)
+    return Training(engine, optimizer, SegmentationLoss(model))
+
+
+def time_training_steps(training: Training, batch: Batch, warmup_steps: int, steps: int) -> np.ndarray:
+    """Train `steps` steps on `batch` after `warmup_steps` (at least 1); return their phases in ms: (steps, 5).
+
+    The engine logs its first and last step, which costs a collective; both lie outside what is timed. Every rank must
+    reach this when the engine is distributed.
+    """
+    timer = StepTimer(training.engine.device)
+    if training.engine.device.type == "cuda":
+        batch.pin_memory()
+    run_training_steps(training, Repeated(batch, max(warmup_steps, 1) + steps + 1), timer)
+    return timer.phases_ms()[-steps:]
+
+
+def run_training_steps(training: Training, loader: Any, marker: Marker) -> None:
+    """Train one epoch of `loader` with the engine's own loop, which tells `marker` where each phase begins.
+
+    Every rank must reach this when the engine is distributed.
+    """
+    engine = training.engine
+
+    def marked_input(batch: Batch, device: torch.device) -> tuple[Any, Any]:
+        marker.mark("input")
+        return prepare_batch(batch, device)
+
+    def marked_criterion(outputs: Any, targets: Any) -> Any:
+        marker.mark("loss")
+        result = training.criterion(outputs, targets)
+        marker.mark("backward")
+        return result
+
+    engine.progress = Progress()
+    engine.log_interval = len(loader)
+    engine.prepare_batch = marked_input
+    hook = engine.model.register_forward_pre_hook(lambda *_: marker.mark("forward"))
+    try:
+        engine.train_one_epoch(loader, training.optimizer, marked_criterion, _OptimizerMark(marker), num_epochs=1)
+    finally:
+        hook.remove()
+        engine.prepare_batch = prepare_batch
+
+
+def middle_half(phases_ms: np.ndarray) -> np.ndarray:
+    """Return the mean phases (5,) of the half of all steps (steps, 5) whose durations lie in the middle.
+
+    As robust as a median against a step that something else disturbed, and the phases still add up to the step.
+    """
+    order = np.argsort(phases_ms.sum(1), kind="stable")
+    cut = len(order) // 4 if len(order) != 3 else 1
+    return phases_ms[order[cut : len(order) - cut]].mean(0)
+
+
+class Repeated:
+    """A loader which yields one batch again and again: loading takes no time."""
+
+    def __init__(self, batch: Batch, times: int) -> None:
+        self.batch = batch
+        self.times = times
+
+    def __len__(self) -> int:
+        return self.times
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter([self.batch] * self.times)
+
+
+class _OptimizerMark:
+    """Stands where the engine expects a schedule, which it asks before anything else of the optimizer's step."""
+
+    def __init__(self, marker: Marker) -> None:
+        self.marker = marker
+
+    def step_update(self, num_updates: int) -> None:
+        self.marker.mark("optimizer")

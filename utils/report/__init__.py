@@ -1,6 +1,0 @@
-"""report.html of an evaluation: headline, classes, curves, thresholds, confusion, sizes, calibration, worst images."""
-
-from utils.report.gallery import Viewer, choose_worst, count_errors, draw_cards
-from utils.report.page import Subject, build_page
-
-__all__ = ["Subject", "Viewer", "build_page", "choose_worst", "count_errors", "draw_cards"]

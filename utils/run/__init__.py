@@ -1,0 +1,1 @@
+"""A run's folder: lock, status, checkpoints, log."""

@@ -1,0 +1,138 @@
+"""Resumable checkpoints: atomic, verified, the last few kept. Tensors and plain values only, so nothing is unpickled.
+
+checkpoint/step-00000420/state.pt       torch.save of plain containers and tensors
+checkpoint/step-00000420/manifest.json  size and SHA-256 of state.pt, written last
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from utils.common import tensor_files
+from utils.common.errors import UserError, one_line
+
+STATE_FILE = "state.pt"
+MANIFEST_FILE = "manifest.json"
+
+
+def save_checkpoint(
+    folder: Path, step: int, state: dict[str, Any], keep: int = 2, facts: Mapping[str, Any] | None = None
+) -> Path:
+    """Write `state` as `folder/step-<step>` so that a kill at any moment leaves either the old or the new one.
+
+    Everything goes into a temporary folder beside the final one, is flushed to the disk, then renamed. Older
+    checkpoints beyond the newest `keep` are removed after that. `facts` stand in the manifest, to be known without
+    loading the state. Call on one rank only.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    final = _free_name(folder / f"step-{step:08d}")
+    temporary = folder / f".tmp-{final.name}-{os.getpid()}"
+    for leftover in folder.glob(".tmp-step-*"):  # of a process that was killed while it saved
+        shutil.rmtree(leftover, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        state_file = temporary / STATE_FILE
+        tensor_files.write_tensors(state, state_file)
+        manifest = {
+            **(facts or {}),
+            "step": step,
+            "size_bytes": state_file.stat().st_size,
+            "sha256": _sha256(state_file),
+        }
+        with (temporary / MANIFEST_FILE).open("w", encoding="utf-8") as file:
+            json.dump(manifest, file)
+            tensor_files.flush_file(file)
+        os.replace(temporary, final)
+        tensor_files.flush_folder(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    for old in _checkpoints(folder)[keep:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def latest_facts(folder: Path) -> dict[str, Any]:
+    """Return the newest readable manifest, which also holds the `facts` that were saved; empty without a checkpoint."""
+    for candidate in _checkpoints(folder):
+        try:
+            manifest = json.loads((candidate / MANIFEST_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(manifest, dict):
+            return manifest
+    return {}
+
+
+def load_latest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """Return the newest checkpoint that passes its checksum, with its state on the CPU; None when there is none.
+
+    A damaged checkpoint is passed over for the one before it. Raises UserError when all are damaged.
+    """
+    candidates = _checkpoints(folder)
+    reasons = []
+    for candidate in candidates:
+        problem = verify(candidate)
+        if problem is None:
+            return candidate, load_state(candidate)
+        reasons.append(f"{candidate.name}: {problem}")
+    if candidates:
+        raise UserError(f"{folder}: no readable checkpoint ({'; '.join(reasons)}); remove the folder to start afresh")
+    return None
+
+
+def verify(checkpoint: Path) -> str | None:
+    """Return why a checkpoint cannot be trusted, or None when it can."""
+    state_file, manifest_file = checkpoint / STATE_FILE, checkpoint / MANIFEST_FILE
+    try:
+        manifest = json.loads(manifest_file.read_text(encoding="utf-8"))
+        if state_file.stat().st_size != manifest["size_bytes"]:
+            return "state.pt has another size than its manifest says"
+        return None if _sha256(state_file) == manifest["sha256"] else "state.pt does not match its checksum"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"unreadable ({error})"
+
+
+def load_state(checkpoint: Path) -> dict[str, Any]:
+    """Load a checkpoint's state onto the CPU; refuses anything but tensors and plain values."""
+    try:
+        state = torch.load(checkpoint / STATE_FILE, map_location="cpu", weights_only=True)
+    except Exception as error:  # a file that is not ours can be wrong in any way
+        raise UserError(f"{checkpoint / STATE_FILE}: not a checkpoint of this trainer ({one_line(error)})") from error
+    if not isinstance(state, dict):
+        raise UserError(f"{checkpoint / STATE_FILE}: not a checkpoint of this trainer")
+    return state
+
+
+def remove_all_but_newest(folder: Path) -> int:
+    """Make room on a full disk: keep the newest checkpoint that is sound, remove the others; return how many went."""
+    candidates = _checkpoints(folder)
+    kept = next((candidate for candidate in candidates if verify(candidate) is None), None)
+    others = [candidate for candidate in candidates if candidate != kept] if kept else []
+    for other in others:
+        shutil.rmtree(other, ignore_errors=True)
+    return len(others)
+
+
+def _free_name(wanted: Path) -> Path:
+    """Number a step that is saved once more: removing the earlier one first would leave a moment without either."""
+    name, number = wanted, 1
+    while name.exists():
+        name, number = wanted.with_name(f"{wanted.name}-{number:02d}"), number + 1
+    return name
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted((path for path in folder.glob("step-*") if path.is_dir()), reverse=True)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,73 @@
+"""Who works in a run's folder, and how that work stands: a lock for one owner, and `status.json` for launchers.
+
+The lock is the kernel's (flock): it is gone with its process, however that ends, and nothing is left to clean up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from utils.common.errors import EXIT_LOCKED, UserError
+from utils.common.files import write_text_atomic
+
+STATUS_FILE = "status.json"
+RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
+WAIT_FOR_OWNER_S = 60.0  # a predecessor may still be dying
+
+
+class FolderInUse(UserError):
+    """Another process trains in this folder."""
+
+    exit_code = EXIT_LOCKED
+
+
+class RunLock:
+    """Holds a run's folder for this process until `release`, or until the process ends.
+
+    The lock file stands beside the folder, `.<name>.lock`, because the folder itself may be renamed. Raises FolderInUse,
+    which names the owner, when the folder is still taken after `wait_s`.
+    """
+
+    def __init__(self, folder: Path, wait_s: float = WAIT_FOR_OWNER_S) -> None:
+        folder = Path(folder).absolute()
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        self._owner_file = folder.with_name(f".{folder.name}.owner.json")
+        self._lock = FileLock(str(folder.with_name(f".{folder.name}.lock")), timeout=wait_s)
+        try:
+            self._lock.acquire()
+        except Timeout as timeout:
+            raise FolderInUse(
+                f"{folder}: {_owner_of(self._owner_file)} trains there; wait for it, or choose another --save-dir"
+            ) from timeout
+        owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}
+        write_text_atomic(self._owner_file, json.dumps(owner) + "\n")
+
+    def release(self) -> None:
+        """Let the next process in."""
+        self._owner_file.unlink(missing_ok=True)
+        self._lock.release()
+
+
+def write_status(folder: Path, state: str, reason: str = "", **facts: Any) -> None:
+    """Write `status.json`: one of the states above, why, and facts such as epoch and step. Complete or not at all."""
+    content = {"state": state, "reason": reason, **facts, "pid": os.getpid(), "host": socket.gethostname()}
+    write_text_atomic(folder / STATUS_FILE, json.dumps({**content, "updated": _now()}, indent=2) + "\n")
+
+
+def _owner_of(file: Path) -> str:
+    try:
+        owner = json.loads(file.read_text(encoding="utf-8"))
+        return f"process {owner['pid']} on {owner['host']} (since {owner['since']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

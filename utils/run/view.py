@@ -1,0 +1,265 @@
+"""A run's state as lines of text, for terminals of 80 columns or more."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from utils.common.errors import printable
+from utils.common.text import format_bytes, format_duration
+from utils.run.records import Record, RunState
+from utils.run.slow_rank import others_ms
+
+MIN_COLUMNS = 40
+MOST_COLUMNS = 120
+MOST_EPOCHS = 6  # rows of the table
+MOST_RANKS = 12
+RECENT_EPOCHS = 3  # from which the time to come is reckoned
+_NOT_LOSSES = ("epoch", "batch", "global_step", "images_per_s", "step_ms", "data_wait_share", "num_batches", "time_s")
+_EPOCH_COLUMNS = {
+    "train loss": "train_loss",
+    "val loss": "val_loss",
+    "box mAP": "box_map50_95",
+    "mask mAP": "mask_map50_95",
+    "images/s": "images_per_s",
+    "data wait": "data_wait_share",
+    "time": "total_epoch_time_s",
+}
+_BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.-=+*#@"
+_BEST = {"val_loss": "val_loss", "mask_map": "mask_map50_95", "box_map": "box_map50_95"}
+
+
+def view_lines(state: RunState, columns: int, now_s: float, *, is_unicode: bool = True) -> list[str]:
+    """Return the whole view, no line longer than `columns`."""
+    columns = min(max(columns, MIN_COLUMNS), MOST_COLUMNS)
+    blocks = _BLOCKS if is_unicode else _ASCII
+    sections = [
+        _heading(state, now_s),
+        _place(state, columns, blocks),
+        _curves(state, columns, blocks),
+        _epoch_table(state),
+        _rank_table(state),
+    ]
+    lines = [line for section in sections if section for line in [*section, ""]][:-1]
+    if not is_unicode:
+        lines = [line.replace("°", "").encode("ascii", "replace").decode() for line in lines]
+    return [line[:columns].rstrip() for line in lines]
+
+
+def sparkline(values: Sequence[float], width: int, blocks: str = _BLOCKS) -> str:
+    """Return values as a line of blocks, lowest to highest, each the mean of its share of them."""
+    values = [value for value in values if math.isfinite(value)]
+    if not values:
+        return ""
+    width = min(width, len(values))
+    edges = [round(number * len(values) / width) for number in range(width + 1)]
+    means = [statistics.fmean(values[start:end]) for start, end in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    if high <= low:
+        return blocks[len(blocks) // 2] * width
+    return "".join(blocks[min(int((mean - low) / (high - low) * len(blocks)), len(blocks) - 1)] for mean in means)
+
+
+def remaining_s(state: RunState) -> float:
+    """Return the seconds the run still needs, NaN where that is unknown; the first epoch leaves validation out."""
+    last, epochs = _last_batch(state), state.config.get("epochs")
+    if not isinstance(epochs, int) or not (last or state.epochs):
+        return math.nan
+    done, share, _ = _position(state)
+    times = [_number(record, "total_epoch_time_s") for record in state.epochs[-RECENT_EPOCHS:]]
+    known = [value for value in times if math.isfinite(value)]
+    epoch_s = statistics.fmean(known) if known else _number(last, "step_ms") / 1000 * _number(last, "num_batches")
+    return (epochs - done - share) * epoch_s
+
+
+def _heading(state: RunState, now_s: float) -> list[str]:
+    name, config = printable(str(state.folder), 60), state.config
+    trouble = state.trouble(now_s)
+    reason = printable(str(state.status.get("reason") or ""), 200)
+    if trouble:
+        told = f"LOOKS DEAD: {trouble}"
+    elif state.state == "running":
+        told = f"running, last written {format_duration(state.silent_s(now_s))} ago"
+    else:
+        told = (state.state or "no status.json") + (f": {reason}" if reason else "")
+    ranks = len(_last_batch(state).get("ranks", {}).get("own_ms", [])) or None
+    facts = [
+        printable(str(config["model"])) if "model" in config else None,
+        f"{config['img_size']} px" if "img_size" in config else None,
+        f"batch {config.get('batch_size')} x {ranks} {'rank' if ranks == 1 else 'ranks'}" if ranks else None,
+        f"seed {config['seed']}" if "seed" in config else None,
+    ]
+    return [name, told, ", ".join(fact for fact in facts if fact)]
+
+
+def _place(state: RunState, columns: int, blocks: str) -> list[str]:
+    last = _last_batch(state)
+    done, share, batch = _position(state)
+    epochs = state.config.get("epochs")
+    if not (last or state.epochs) or not isinstance(epochs, int):
+        return ["no batch yet: the data set is read, or the first step is being prepared"]
+    is_over = state.state == "finished"
+    of_all = 1.0 if is_over else min((done + share) / epochs, 1.0)
+    bar_width = 20
+    full, empty = (blocks[-1], "░") if blocks == _BLOCKS else ("#", ".")
+    bar = full * round(of_all * bar_width) + empty * (bar_width - round(of_all * bar_width))
+    trained_s = sum(value for value in (_number(record, "total_epoch_time_s") for record in state.epochs) if value > 0)
+    step = (last or state.epochs[-1]).get("global_step", "?")
+    present = f"Epoch {min(done + 1, epochs)}/{epochs}, batch {batch}" if batch else f"Epoch {done}/{epochs}"
+    left = f"{format_duration(trained_s)} in all" if is_over else f"{format_duration(remaining_s(state))} left"
+    speed = [
+        f"{_number(last, 'images_per_s'):.1f} images/s",
+        f"{_number(last, 'step_ms'):.0f} ms/batch",
+        f"data wait {_number(last, 'data_wait_share'):.0%}",
+        *_device_words(last.get("ranks", {})),
+    ]
+    lines = [f"{present}, step {step}  {bar} {of_all:.0%}, {left}"]
+    return [*lines, ", ".join(word for word in speed if "nan" not in word)] if last else lines
+
+
+def _curves(state: RunState, columns: int, blocks: str) -> list[str]:
+    """Return a sparkline for each loss over the batches and for each measure over the epochs."""
+    last = _last_batch(state)
+    losses = [name for name, value in last.items() if name not in _NOT_LOSSES and isinstance(value, float)]
+    losses.sort(key=lambda name: name != "loss")  # the sum comes first
+    series = {name: [_number(record, name) for record in state.batches] for name in losses}
+    of_epochs = ("val_loss", "box_map50_95", "mask_map50_95")
+    series |= {name: found for name in of_epochs if (found := [_number(record, name) for record in state.epochs])}
+    lines = []
+    for name, values in series.items():
+        known = [value for value in values if math.isfinite(value)]
+        if known:
+            line = sparkline(known, columns - 26, blocks)
+            lines.append(f"{printable(name, 14):<14} {known[-1]:>9.4f}  {line}")
+    return lines
+
+
+def _epoch_table(state: RunState) -> list[str]:
+    if not state.epochs:
+        return []
+    best = _best_epoch(state)
+    shown = [record for record in state.epochs[-MOST_EPOCHS:] if record is not best]
+    if best is not None:
+        shown = sorted([*shown, best], key=lambda record: _number(record, "epoch"))[-MOST_EPOCHS - 1 :]
+        if best not in shown:
+            shown = [best, *shown[1:]]
+    columns = {title: key for title, key in _EPOCH_COLUMNS.items() if any(key in record for record in shown)}
+    rows = [
+        [
+            str(record.get("epoch", "?")) + ("*" if record is best else " "),
+            *(_cell(record, key) for key in columns.values()),
+        ]
+        for record in shown
+    ]
+    note = ["* the best, kept as best.pt"] if best is not None else []
+    return [*_aligned(["epoch ", *columns], rows), *note]
+
+
+def _rank_table(state: RunState) -> list[str]:
+    last = _last_batch(state)
+    ranks: Mapping[str, Sequence[Any]] = last.get("ranks") or {}
+    own_ms = [_value(value) for value in ranks.get("own_ms", [])]
+    if not own_ms:
+        return []
+    slow_rank = last.get("slow_rank")
+    titles = {
+        "own ms": ("own_ms", "{:.0f}"),
+        "data wait": ("data_wait_share", "{:.0%}"),
+        "cores": ("cpu_cores", "{:.1f}"),
+        "memory": ("rss_bytes", None),
+        "GPU": ("gpu_util", "{:.0%}"),
+        "GPU mem": ("gpu_memory_bytes", None),
+        "W": ("gpu_power_w", "{:.0f}"),
+        "°C": ("gpu_temperature_c", "{:.0f}"),
+        "MHz": ("gpu_clock_mhz", "{:.0f}"),
+    }
+    shown = {title: spec for title, spec in titles.items() if spec[0] in ranks}
+    order = sorted(range(len(own_ms)), key=lambda rank: -own_ms[rank])[:MOST_RANKS]
+    rows = [
+        [
+            f"{'slow ' if rank == slow_rank else ''}{rank}",
+            *(_written(ranks[key][rank], form) for key, form in shown.values()),
+        ]
+        for rank in sorted(order)
+    ]
+    lines = _aligned(["rank", *shown], rows)
+    if len(own_ms) > MOST_RANKS:
+        lines.append(f"the slowest {MOST_RANKS} of {len(own_ms)} ranks")
+    if isinstance(slow_rank, int) and slow_rank < len(own_ms):
+        lines.append(
+            f"rank {slow_rank} holds the others up: {own_ms[slow_rank]:.0f} ms a batch on its own, "
+            f"they {others_ms(own_ms, slow_rank):.0f} ms"
+        )
+    return lines
+
+
+def _last_batch(state: RunState) -> Record:
+    return state.batches[-1] if state.batches else {}
+
+
+def _position(state: RunState) -> tuple[int, float, str]:
+    """Return the epochs done, the share of the present one, and its batch in words."""
+    done = int(_number(state.epochs[-1], "epoch")) if state.epochs else 0
+    last = _last_batch(state)
+    if not last or _number(last, "epoch") <= done:
+        return done, 0.0, ""
+    batch, batches = _number(last, "batch") + 1, _number(last, "num_batches")
+    if not math.isfinite(batches):
+        return done, 0.0, f"{batch:.0f}"
+    return done, batch / batches, f"{batch:.0f}/{batches:.0f}"
+
+
+def _best_epoch(state: RunState) -> Record | None:
+    key = _BEST.get(str(state.config.get("best_metric", "val_loss")), "val_loss")
+    known = [record for record in state.epochs if math.isfinite(_number(record, key))]
+    if not known:
+        return None
+    choose = min if key == "val_loss" else max
+    return choose(known, key=lambda record: _number(record, key))
+
+
+def _device_words(ranks: Mapping[str, Sequence[Any]]) -> list[str]:
+    words = []
+    for name, form, join in (
+        ("gpu_util", "GPU {:.0%}", statistics.fmean),
+        ("gpu_power_w", "{:.0f} W", sum),
+        ("gpu_temperature_c", "{:.0f} °C", max),
+    ):
+        known = [value for value in map(_value, ranks.get(name, [])) if math.isfinite(value)]
+        if known:
+            words.append(form.format(join(known)))
+    return words
+
+
+def _cell(record: Record, key: str) -> str:
+    value = _number(record, key)
+    if not math.isfinite(value):
+        return "-"
+    if key == "data_wait_share":
+        return f"{value:.0%}"
+    if key == "total_epoch_time_s":
+        return format_duration(value)
+    return f"{value:.1f}" if key == "images_per_s" else f"{value:.4f}"
+
+
+def _written(value: Any, form: str | None) -> str:
+    number = _value(value)
+    if not math.isfinite(number):
+        return "-"
+    return format_bytes(number) if form is None else form.format(number)
+
+
+def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]]
+
+
+def _number(record: Record, key: str) -> float:
+    return _value(record.get(key))
+
+
+def _value(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

@@ -1,0 +1,79 @@
+"""The arithmetic that follows from the trainer's options: optimizer, learning rate, batches per step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from utils.common.devices import PRECISION_CHOICES, choose_precision
+from utils.common.errors import UserError
+from utils.train_config import TrainConfig
+from utils.yolo.optimizer import NOMINAL_BATCH_SIZE, SGD_LR, SGD_WARMUP_BIAS_LR, OptimizerPlan, scaled_lr
+
+if TYPE_CHECKING:
+    import torch
+
+
+GLOBAL_BATCH_SIZE = "global_batch_size"  # one of a run's choices: images per optimizer step
+
+
+def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_classes: int) -> OptimizerPlan:
+    """Choose the optimizer and derive the effective batch, learning rate and weight decay, with lines that explain them.
+
+    AdamW's rate is Ultralytics' rule for fine-tuning; weight decay grows with the batch as in YOLOv5. Biases warm up
+    from a high rate with SGD, as in YOLOv8; not with AdamW, whose step is as long as the rate itself.
+    """
+    global_batch = config.batch_size * world_size * config.accumulate
+    total_steps = -(-num_images // global_batch) * config.epochs
+    name = "sgd" if config.optimizer == "auto" else config.optimizer
+    base_lr = config.lr if config.lr is not None else SGD_LR if name == "sgd" else round(0.01 / (4 + num_classes), 6)
+    lr = scaled_lr(base_lr, config.lr_scale, global_batch)
+    weight_decay = config.weight_decay * global_batch / NOMINAL_BATCH_SIZE
+    arithmetic = (
+        f"Effective batch: {config.batch_size} images x {world_size} processes x {config.accumulate} batches per step = {global_batch}",
+        f"Learning rate: {base_lr:g} x {lr / base_lr:g} ({config.lr_scale} scaling) = {lr:g} ({name.upper() if name == 'sgd' else 'AdamW'})",
+        f"Weight decay: {config.weight_decay:g} x {global_batch}/{NOMINAL_BATCH_SIZE} = {weight_decay:g}",
+        f"Steps: {num_images} images / {global_batch} = {-(-num_images // global_batch)} per epoch, {total_steps} in all",
+    )
+    momentum = 0.937 if name == "sgd" else 0.9
+    warmup_bias_lr = SGD_WARMUP_BIAS_LR if name == "sgd" else 0.0
+    return OptimizerPlan(name, lr, weight_decay, momentum, warmup_bias_lr, global_batch, arithmetic)
+
+
+def keep_choices(config: TrainConfig, choices: dict[str, Any], device: torch.device) -> tuple[TrainConfig, list[str]]:
+    """Return the options with `auto` replaced by what the run chose when it began, and lines to tell the user.
+
+    `choices` are those of a run that continues; empty for a new one. Another version, or another machine, might choose
+    otherwise: an optimizer cannot take over the other's state, and a precision should not change on the way.
+    """
+    lines = []
+    if config.optimizer == "auto" and choices.get("optimizer") in ("sgd", "adamw"):
+        config = replace(config, optimizer=choices["optimizer"])
+    began = choices.get("amp")
+    if config.amp == "auto" and began in PRECISION_CHOICES[1:]:
+        try:
+            choose_precision(began, device)
+            config = replace(config, amp=began)
+        except UserError:
+            now = choose_precision("auto", device).name
+            lines.append(f"The run began with --amp {began}, which this device has not: it goes on with {now}")
+    return config, lines
+
+
+def batches_per_step(config: TrainConfig, world_size: int, choices: dict[str, Any]) -> int:
+    """Return how many batches each rank takes per optimizer step so that an earlier run's global batch is kept.
+
+    `choices` are those of the run which continues, empty for a new one. With its global batch the order of the samples and
+    the optimizer steps stay what they were, whatever the number of ranks. Raises UserError when that number does not divide it.
+    """
+    global_batch_size = choices.get(GLOBAL_BATCH_SIZE)
+    if not isinstance(global_batch_size, int) or global_batch_size < 1:
+        return config.accumulate
+    batches, rest = divmod(global_batch_size, config.batch_size * world_size)
+    if rest or not batches:
+        raise UserError(
+            f"{config.save_dir}: trains with {global_batch_size} images per step, which {world_size} processes with "
+            f"--batch-size {config.batch_size} cannot make; start a number of processes that divides "
+            f"{global_batch_size // config.batch_size}, or choose a new --save-dir"
+        )
+    return batches

@@ -1,0 +1,160 @@
+"""Pictures of a training: what it learns from, what the network is shown, what it finds, and how it is getting on.
+
+A picture is never worth a training: what goes wrong while one is made is told in one line, and the training goes on.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+
+from utils.common.errors import one_line, to_stderr
+from utils.data.dataset import Photo, Sample, SegmentationDataset
+from utils.data.images import fit_long_side
+from utils.data.loader import EpochBatches
+from utils.data.polygons import polygon_boxes
+from utils.plots import draw_instances, image_grid, plot_label_statistics, plot_training_curves, save_image
+from utils.run.records import read_epochs
+from utils.yolo.predict import Detections, prototype_masks
+
+MAX_IMAGES = 16
+CELL_PX = 480  # side of a picture in a grid, at least
+MOST_PX = 640  # side at which instances are drawn, at most
+REDRAW_S = 30.0  # drawing takes half a second, longer than an epoch of a small data set
+VAL_IMAGES = 8
+VAL_CONFIDENCE = 0.25  # what inference.py draws
+VAL_MOST_OBJECTS = 50  # drawn on one picture, the surest first
+VAL_FILE = "val_predictions.jpg"
+ShowImage = Callable[[str, np.ndarray, int], None]  # tag, RGB uint8 (H, W, 3), step: RunLog.image
+
+
+@contextmanager
+def going_on_without_picture(name: str) -> Iterator[None]:
+    """Let the training go on whatever happens in this block: a full disk, a font that is missing."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 # see above; a fault of the data meets the loader as well
+        to_stderr(f"{name} was not drawn: {type(error).__name__}: {one_line(error)}")
+
+
+def save_first_pictures(
+    dataset: SegmentationDataset, batches: EpochBatches, names: tuple[str, ...], folder: Path
+) -> None:
+    """Draw `labels.png` and `train_batch0.jpg` into the folder of a new run."""
+    with going_on_without_picture("labels.png"):
+        save_label_statistics(dataset.photos, names, folder / "labels.png")
+    with going_on_without_picture("train_batch0.jpg"):
+        save_first_batch(dataset, batches, names, folder / "train_batch0.jpg")
+
+
+def save_label_statistics(photos: list[Photo], names: tuple[str, ...], path: Path) -> None:
+    """Draw what the photographs' labels hold: classes, numbers, places and sizes."""
+    class_ids = [np.zeros(0, np.int64), *(photo.class_ids for photo in photos)]
+    boxes = polygon_boxes([polygon for photo in photos for polygon in photo.polygons])
+    counts = np.array([len(photo.class_ids) for photo in photos])
+    plot_label_statistics(np.concatenate(class_ids), boxes, counts, names, path)
+
+
+def save_first_batch(dataset: SegmentationDataset, batches: EpochBatches, names: tuple[str, ...], path: Path) -> None:
+    """Draw up to 16 samples of the first batch of the first epoch, masks as the loss sees them."""
+    pictures = []
+    for key in next(iter(batches))[:MAX_IMAGES]:
+        sample = dataset[key]
+        masks = sample.masks[None] == np.arange(1, len(sample.class_ids) + 1)[:, None, None]
+        pictures.append(_draw(sample.image, sample.class_ids, sample.boxes, masks, None, names))
+    columns = int(np.ceil(np.sqrt(len(pictures))))
+    save_image(path, image_grid(pictures, columns, max(len(picture) for picture in pictures)))
+
+
+class ValidationPictures:
+    """Truth and predictions side by side, `val_predictions.jpg`, for the same few photographs every `every` epochs.
+
+    They come out of the validation that takes place anyway: `observer` gives what `evaluate` should call for each image.
+    """
+
+    def __init__(self, photos: list[Photo], names: tuple[str, ...], every: int, rank: int, world_size: int) -> None:
+        self.names = names
+        self.every = every
+        # Of rank 0's share only, and rather photographs that show something.
+        mine = range(0, len(photos), world_size) if rank == 0 and every else range(0)
+        telling = [index for index in mine if len(photos[index].class_ids)] or list(mine)
+        picked = np.linspace(0, len(telling) - 1, min(VAL_IMAGES, len(telling))).round().astype(int)
+        self._wanted = {telling[place] for place in picked}
+        self._pairs: list[np.ndarray] = []
+
+    def observer(self, epoch: int, is_last: bool) -> Callable[[Sample, Detections, torch.Tensor], None] | None:
+        """Return what draws the images of this epoch (counted from 1), or None when none are due here."""
+        self._pairs = []
+        is_due = self._wanted and (epoch == 1 or epoch % self.every == 0 or is_last)
+        return self._take if is_due else None
+
+    def finish(self, folder: Path, show: ShowImage, epoch: int) -> None:
+        """Write what was drawn since `observer`, if anything, to the run's folder and to TensorBoard."""
+        if self._pairs:
+            with going_on_without_picture(VAL_FILE):
+                captions = [side for _ in self._pairs[::2] for side in ("truth", f"epoch {epoch}")]
+                grid = image_grid(self._pairs, 4, CELL_PX, captions)
+                self._pairs = []
+                save_image(folder / VAL_FILE, grid)
+                show("validation", grid, epoch)
+
+    def _take(self, sample: Sample, found: Detections, prototypes: torch.Tensor) -> None:
+        if sample.index not in self._wanted:
+            return
+        with going_on_without_picture(VAL_FILE):
+            sure = torch.nonzero(found.scores >= VAL_CONFIDENCE)[:VAL_MOST_OBJECTS, 0]
+            kept = Detections(found.boxes[sure], found.scores[sure], found.class_ids[sure], found.coefficients[sure])
+            masks = prototype_masks(prototypes, kept, sample.image.shape[0]).cpu().numpy()
+            truth = _draw(sample.image, sample.class_ids, sample.boxes, sample.polygons, None, self.names)
+            class_ids, boxes, scores = (part.cpu().numpy() for part in (kept.class_ids, kept.boxes, kept.scores))
+            self._pairs += [truth, _draw(sample.image, class_ids, boxes, masks, scores, self.names)]
+
+
+class Curves:
+    """`training_curves.png` of a run: drawn after its first epoch here, its last, and in between every half minute."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._drawn_s = -math.inf
+
+    def draw(self, is_last: bool) -> None:
+        """Draw the run's epochs, unless they were drawn just now."""
+        if is_last or time.monotonic() - self._drawn_s >= REDRAW_S:
+            with going_on_without_picture("training_curves.png"):
+                plot_training_curves(read_epochs(self.folder), self.folder / "training_curves.png")
+            self._drawn_s = time.monotonic()
+
+
+def _draw(
+    image: np.ndarray,
+    class_ids: np.ndarray,
+    boxes: np.ndarray,
+    masks: np.ndarray | list[np.ndarray],
+    scores: np.ndarray | None,
+    names: tuple[str, ...],
+) -> np.ndarray:
+    """Draw instances on a network input (S, S, 3), enlarged if it is small, so that their names do not hide them.
+
+    A large one is shrunk: the time that a picture takes must not grow with the input. masks: bool (n, S/4, S/4), or n
+    outlines (V, 2) in pixels of the input.
+    """
+    size_px = image.shape[0]
+    side_px = size_px * -(-CELL_PX // size_px) if size_px < CELL_PX else min(size_px, MOST_PX)
+    factor = side_px / size_px
+    if factor > 1:
+        image = cv2.resize(image, (side_px, side_px), interpolation=cv2.INTER_NEAREST)
+    else:
+        image = fit_long_side(image, side_px)
+    if isinstance(masks, np.ndarray):
+        place = ((np.arange(side_px) + 0.5) * masks.shape[-1] / side_px).astype(int)  # the mask's pixel of each
+        masks = masks[:, place[:, None], place[None]]
+    else:
+        masks = [outline * factor for outline in masks]
+    return draw_instances(image, class_ids, boxes * factor, masks, scores, names)

@@ -1,0 +1,1 @@
+"""The YOLO segmentation network, its loss and its predictions."""

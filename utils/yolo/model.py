@@ -1,0 +1,211 @@
+"""YOLOv8 segmentation models: built from a YAML or a .pt file, grouped for the optimizer, saved for deployment."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import logging
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import nn
+
+from utils.common.environment import package_version, prepare_environment
+from utils.common.errors import UsageError, UserError, one_line
+from utils.common.tensor_files import atomic_torch_save
+from utils.distributed.sync_bn import revert_sync_batchnorm
+from utils.yolo.weights_file import ForeignFile, checked_architecture, read_weights_file
+
+YoloModel = Any  # ultralytics.nn.tasks.SegmentationModel, which carries no types
+OFFICIAL_WEIGHTS = tuple(f"yolov8{size}-seg.pt" for size in "nsmlx")
+MAX_INPUT_PX = 16_384
+LAYER_MODULES = ("torch.nn.modules.", "ultralytics.nn.modules.")
+
+
+def build_model(source: str, names: tuple[str, ...]) -> YoloModel:
+    """Build a YOLOv8-seg model for the classes `names`.
+
+    `source` is `yolov8n-seg.yaml` (fresh weights), a local .pt file, or an official `yolov8n-seg.pt` which Ultralytics
+    fetches if it is not there. From a .pt the classifier's rows are kept for classes of the same name. In training the
+    model returns a dictionary: boxes (B, 64, A), scores (B, classes, A), mask_coefficient (B, 32, A),
+    proto (B, 32, S/4, S/4), feats. Call before the optimizer, the EMA and DDP, alike on every rank.
+    """
+    if source.endswith((".yaml", ".yml")):
+        try:
+            model = _build_network(_read_description(source), len(names))
+        except UserError:
+            raise
+        except Exception as error:  # a description may be wrong in as many ways as a program
+            raise UserError(f"--model {source}: not a model description: {one_line(error)}") from error
+        model.names = dict(enumerate(names))
+    else:
+        pretrained = load_weights(source)
+        model = _build_network(copy.deepcopy(pretrained.yaml), len(names))
+        model.names = dict(enumerate(names))  # before loading: rows are matched by name
+        model.load(pretrained, verbose=False)
+    model.nc = len(names)
+    model.task = "segment"
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    model.model[-1].dfl.conv.weight.requires_grad_(False)  # the fixed 0, 1, 2, … of the distribution's bins
+    return model
+
+
+def load_weights(source: str) -> YoloModel:
+    """Load a segmentation model from a .pt file in Ultralytics' format: float32, in evaluation mode.
+
+    Nothing of the file is run (utils/yolo/weights_file.py). Raises UserError naming the file and the way out.
+    """
+    path = Path(source)
+    if not path.exists():
+        if source not in OFFICIAL_WEIGHTS:
+            raise UserError(
+                f"{source}: no such file; name a .pt file, one of {', '.join(OFFICIAL_WEIGHTS)}, or yolov8n-seg.yaml"
+            )
+        _fetch_official(path)
+    content = read_weights_file(path)
+    try:
+        with torch.random.fork_rng(devices=[]):  # what is drawn here the file's weights replace
+            model = _build_network(content.architecture, len(content.names))
+        model.load_state_dict({name: tensor.float() for name, tensor in content.state.items()})
+    except Exception as error:  # a description may be wrong in as many ways as a program
+        raise UserError(
+            f"{path}: its weights and its network description do not make a model ({one_line(error)}); "
+            "a fused or pruned model must be saved again as it was trained"
+        ) from error
+    model.names = dict(enumerate(content.names))
+    model.args = content.options
+    model.task = "segment"
+    return model.float().eval()
+
+
+def trained_size_px(model: YoloModel) -> int:
+    """Return the side of the square input that a loaded model was trained with; 640 where its file does not say."""
+    size_px = model.args.get("imgsz", 640)
+    return size_px if isinstance(size_px, int) and 32 <= size_px <= MAX_INPUT_PX and size_px % 32 == 0 else 640
+
+
+def class_names(model: YoloModel) -> tuple[str, ...]:
+    """Return the classes a loaded model predicts, in order."""
+    names = model.names
+    return tuple(names[index] for index in range(len(names))) if isinstance(names, dict) else tuple(names)
+
+
+def freeze_layers(model: YoloModel, num_layers: int) -> None:
+    """Keep the first `num_layers` layers as they are: no gradients, and their BatchNorm statistics stay too.
+
+    Call before the optimizer and DDP are built. The head always trains. `model.train()` would set BatchNorm counting
+    again, so a hook on the whole model, which survives the conversion to synchronised BatchNorm, undoes that before
+    each forward pass.
+    """
+    most = len(model.model) - 1
+    if num_layers > most:
+        raise UsageError(f"--freeze {num_layers}: the model has {most} layers before its head, which must train")
+    if num_layers < 1:
+        return
+    for layer in model.model[:num_layers]:
+        layer.requires_grad_(False)
+    model.register_forward_pre_hook(partial(_keep_frozen, num_layers))
+
+
+def _keep_frozen(num_layers: int, model: YoloModel, _: Any) -> None:
+    for layer in model.model[:num_layers]:
+        if layer.training:
+            layer.eval()
+
+
+def save_deployable(path: Path, module: nn.Module, info: dict[str, Any], *, img_size: int, data: str) -> None:
+    """Write a file which `YOLO(path)` of Ultralytics opens for predict, val and export, atomically, in half precision."""
+    deployed: YoloModel = copy.deepcopy(module).cpu().eval()
+    deployed = revert_sync_batchnorm(deployed).half().to(memory_format=torch.contiguous_format)
+    deployed.criterion = None
+    deployed._forward_pre_hooks.clear()  # code of ours, which no other program could load
+    deployed.args = {"task": "segment", "imgsz": img_size, "data": data}
+    content = {
+        "epoch": -1,
+        "best_fitness": None,
+        "model": deployed,
+        "ema": None,
+        "updates": None,
+        "optimizer": None,
+        "train_args": {"task": "segment", "imgsz": img_size, "data": data, "single_cls": False},
+        "train_metrics": {name: float(value) for name, value in info.get("metrics", {}).items()},
+        "date": datetime.datetime.now(datetime.UTC).isoformat(),
+        "version": package_version("ultralytics"),
+        "trained_epochs": info.get("epoch"),
+        "resize": "area-v1",
+    }
+    atomic_torch_save(content, path)
+
+
+def _build_network(architecture: dict[str, Any], num_classes: int) -> YoloModel:
+    """Build a checked network description. Raises ForeignFile for layers that are none."""
+    tasks = _ultralytics_tasks()
+    for _, _, name, _ in architecture["backbone"] + architecture["head"]:
+        place, _, last = name.rpartition(".")
+        layer = getattr(nn, last, None) if place == "nn" else getattr(tasks, name, None)
+        # Ultralytics would call any name of its module; some fetch files.
+        if not (
+            isinstance(layer, type) and issubclass(layer, nn.Module) and layer.__module__.startswith(LAYER_MODULES)
+        ):
+            raise ForeignFile(f"its layer {name} is none that is built here")
+    return tasks.SegmentationModel(architecture, ch=3, nc=num_classes, verbose=False)
+
+
+def _read_description(source: str) -> dict[str, Any]:
+    """Return the checked content of a model YAML, given as a file or as the name of one that Ultralytics brings."""
+    tasks = _ultralytics_tasks()
+    if re.match(r"[A-Za-z]{2,}:/", source):  # Ultralytics would fetch it
+        raise UserError("--model: an address, not a file; copy the file here")
+    try:
+        description = tasks.yaml_model_load(source)
+        return {**checked_architecture(description), "yaml_file": source}
+    except FileNotFoundError as error:
+        raise UserError(f"--model {source}: no such model description; try yolov8n-seg.yaml") from error
+    except (yaml.YAMLError, OSError, TypeError, AttributeError) as error:
+        raise UserError(f"--model {source}: not a model description ({one_line(error)})") from error
+
+
+def _fetch_official(path: Path) -> None:
+    from ultralytics.utils.downloads import attempt_download_asset
+
+    try:
+        attempt_download_asset(str(path))
+    except Exception as error:  # no network, a proxy's refusal, a missing release: the cure is the same
+        raise UserError(_offline_line(path)) from error
+    if not path.exists():
+        raise UserError(_offline_line(path))
+
+
+def _offline_line(path: Path) -> str:
+    scratch = path.with_suffix(".yaml").name
+    return f"{path.name} could not be fetched; copy the file here, or train from scratch with --model {scratch}"
+
+
+def _ultralytics_tasks() -> Any:
+    """Import Ultralytics with the network, its automatic installer and its chatter off."""
+    prepare_environment()
+    from ultralytics.nn import tasks
+    from ultralytics.utils import LOGGER
+
+    LOGGER.setLevel(logging.ERROR)
+    return tasks
+
+
+def weights_or_description(model: str) -> tuple[str, str | None]:
+    """Return the source to build `model` from and, if that is another one, a line that says so.
+
+    The speed of a training step does not depend on what the weights are, so official weights are not fetched.
+    """
+    path = Path(model)
+    if path.name not in OFFICIAL_WEIGHTS or path.exists():
+        return model, None
+    description = path.with_suffix(".yaml").name
+    return (
+        description,
+        f"{model} is not here: built with fresh weights from {description}, which train at the same speed",
+    )

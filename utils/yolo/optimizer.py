@@ -1,0 +1,62 @@
+"""The optimizer of YOLO: parameter groups, learning rate and weight decay scaled to the batch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+NOMINAL_BATCH_SIZE = 64  # the batch YOLOv8's learning rate, weight decay and gradient clip were tuned for
+SGD_LR = 0.01  # for the nominal batch
+SGD_WARMUP_BIAS_LR = 0.1  # YOLOv8's warmup_bias_lr, which its automatic choice of the optimizer sets to 0
+GRADIENT_CLIP_NORM = 10.0  # YOLOv8's; it bounds the gradient of the nominal batch of 64
+
+
+@dataclass(frozen=True)
+class OptimizerPlan:
+    """The optimizer and the numbers derived for it. `lr` and `weight_decay` are those really used."""
+
+    name: str
+    lr: float
+    weight_decay: float
+    momentum: float
+    warmup_bias_lr: float
+    global_batch_size: int
+    arithmetic: tuple[str, ...]
+
+
+def build_optimizer(model: torch.nn.Module, plan: OptimizerPlan) -> torch.optim.Optimizer:
+    """Build SGD with Nesterov momentum or AdamW over the weights, the normalisations and the biases; fused updates."""
+    groups = parameter_groups(model, plan.weight_decay)
+    if plan.name == "sgd":
+        return torch.optim.SGD(groups, lr=plan.lr, momentum=plan.momentum, nesterov=True, fused=True)
+    return torch.optim.AdamW(groups, lr=plan.lr, betas=(plan.momentum, 0.999), fused=True)
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Split trainable parameters into weights (decayed), normalisation and biases (not decayed)."""
+    weights: list[nn.Parameter] = []
+    norms: list[nn.Parameter] = []
+    biases: list[nn.Parameter] = []
+    for module in model.modules():
+        is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm | nn.GroupNorm | nn.LayerNorm)
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.requires_grad:
+                (biases if name == "bias" else norms if is_norm else weights).append(parameter)
+    return [
+        {"params": weights, "weight_decay": weight_decay, "name": "weight"},
+        {"params": norms, "weight_decay": 0.0, "name": "norm"},
+        {"params": biases, "weight_decay": 0.0, "name": "bias"},
+    ]
+
+
+def scaled_lr(lr: float, rule: str, global_batch_size: int) -> float:
+    """Scale a learning rate given for the nominal batch of 64 to another batch by `none`, `linear` or `sqrt`.
+
+    Linear: Goyal et al. 2017, section 2.1; square root: usual for Adam (Malladi et al. 2022).
+    """
+    ratio = global_batch_size / NOMINAL_BATCH_SIZE
+    return lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[rule]
