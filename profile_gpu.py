@@ -24,6 +24,7 @@ from utils.common.errors import UserError, run_script
 from utils.common.files import write_bytes_atomic
 from utils.common.text import format_bytes
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
+from utils.engine import TrainingEngine
 from utils.measure.operators import Operator, profile_operators
 from utils.measure.plots import plot_profile
 from utils.measure.profiling import (
@@ -36,7 +37,7 @@ from utils.measure.profiling import (
 )
 from utils.measure.profiling_report import memory_table, operator_table, profile_table, to_record, verdict_lines
 from utils.measure.roofline import measure_limits
-from utils.measure.step_timer import Training, build_training
+from utils.measure.step_timer import build_training, criterion_of
 from utils.measure.synthetic import synthetic_batch
 from utils.yolo.model import build_model, weights_or_description
 
@@ -88,10 +89,10 @@ def main() -> int:
         )
     print("\n".join(introduction), flush=True)
 
-    training = build_training(model, device, precision)
+    engine = build_training(model, device, precision)
     measure = partial(
         profile_batch,
-        training,
+        engine,
         size_px=config.img_size,
         objects_per_image=config.objects_per_image,
         warmup_steps=config.warmup or (5 if is_gpu else 1),
@@ -106,7 +107,7 @@ def main() -> int:
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     best = best_profile(profiles, space.capacity_bytes)
-    operators = find_operators(config, training, best, folder)
+    operators = find_operators(config, engine, best, folder)
     roofline = best.roofline(measure_limits(device, precision))
     report = [profile_table(profiles), "", "Memory at the peak, by kind:", memory_table(profiles), ""]
     report += [*verdict_lines(profiles, too_large, space.capacity_bytes), *roofline.lines(best.batch_size), ""]
@@ -142,12 +143,12 @@ def write_report(folder: Path, lines: list[str], record: dict[str, Any]) -> None
     write_bytes_atomic(folder / "profile.json", (json.dumps(content, indent=2) + "\n").encode())
 
 
-def find_operators(config: ProfileConfig, training: Training, best: BatchProfile, folder: Path) -> list[Operator]:
+def find_operators(config: ProfileConfig, engine: TrainingEngine, best: BatchProfile, folder: Path) -> list[Operator]:
     """Profile steps at the best batch size, and write their trace where it is asked for."""
-    classes = training.criterion.num_classes
+    classes = criterion_of(engine).num_classes
     batch = synthetic_batch(best.batch_size, config.img_size, classes, objects_per_image=config.objects_per_image)
-    steps = PROFILED_STEPS[training.engine.device.type]
-    return profile_operators(training, batch, steps, folder / "trace.json" if config.trace else None)
+    steps = PROFILED_STEPS[engine.device.type]
+    return profile_operators(engine, batch, steps, folder / "trace.json" if config.trace else None)
 
 
 def describe(config: ProfileConfig, device: torch.device, precision: str) -> str:

@@ -17,21 +17,20 @@ import torch
 from utils import assembly, distributed
 from utils.common.config import parse_config
 from utils.common.cores import choose_threads_and_workers
-from utils.common.devices import choose_device, seed_everything, tune_device
+from utils.common.devices import choose_device, choose_precision, seed_everything, tune_device
 from utils.common.errors import EXIT_STOPPED_BY_SIGNAL, UserError, run_script
 from utils.common.signals import die_with_parent
 from utils.data.dataset import SegmentationDataset
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.loader import EpochBatches, ShardBatches, get_dataloader, multi_scale_sizes
 from utils.distributed import cleanup_ddp, setup_ddp
-from utils.engine.loop import TrainingEngine
+from utils.engine import TrainingEngine
 from utils.run.folder import OwnedRun, resume_arguments
 from utils.run.log import print_banner
 from utils.run.status import FINISHED, STOPPED
 from utils.train_config import TrainConfig
-from utils.train_plan import GLOBAL_BATCH_SIZE, batches_per_step, keep_choices, plan_optimizer
+from utils.train_plan import GLOBAL_BATCH_SIZE, batches_per_step, keep_choices, plan_optimizer, run_choices
 from utils.training_pictures import save_first_pictures
-from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import YoloModel, build_model, freeze_layers
 from utils.yolo.optimizer import build_optimizer
 
@@ -108,16 +107,15 @@ def train(
     if ranks.is_main and not run.resumes:
         save_first_pictures(train_set, batches, names, run.folder)
     optimizer = build_optimizer(model, plan)
-    engine = assembly.build_engine(config, plan, model, device, ranks, names, run, val_set.photos)
+    task = assembly.Segmentation(config, model, names, run, val_set.photos, weights)
+    options = assembly.engine_options(config, device)
+    facts = run_choices(plan, choose_precision(config.amp, device), ranks.world_size)
+    engine = TrainingEngine(model, device, options, task=task, run=run.folder, facts=facts)
     engine.train(
         train_loader=get_dataloader(train_set, batches, workers, pin_memory, config.prefetch),
         val_loader=get_dataloader(val_set, val_batches, min(workers, 2), pin_memory, min(config.prefetch, 4)),
         optimizer=optimizer,
-        criterion=SegmentationLoss(model, class_weights=weights),
         scheduler=assembly.build_schedule(config, plan, optimizer, len(batches)),
-        num_epochs=config.epochs,
-        early_stopping_patience=config.patience or None,
-        monitor_metric=config.monitor,
         resume=run.resumes,
     )
     return conclude(engine, config, run, say)

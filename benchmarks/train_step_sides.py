@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -37,31 +38,31 @@ class OurSide:
     """The trainer's engine with everything it does between two batches, on one batch again and again."""
 
     def __init__(self, model: YoloModel, batch: Batch, device: torch.device, precision: Precision) -> None:
-        self.training = build_training(model, device, precision)
-        self.training.engine.model.train()
+        self.engine = build_training(model, device, precision)
+        self.engine.model.train()
         self.batch = batch
 
     def phases_ms(self, warmup: int, steps: int) -> np.ndarray:
         """See Side."""
-        with _trainers_switches(self.training.engine.device):
-            return time_training_steps(self.training, self.batch, warmup, steps)
+        with _trainers_switches(self.engine.device):
+            return time_training_steps(self.engine, self.batch, warmup, steps)
 
     def host_syncs(self) -> dict[str, int]:
         """See Side."""
-        engine = self.training.engine
 
         def step() -> None:
-            engine._forward_backward(self.batch, self.training.criterion, 1, True)
-            engine._optimizer_step(self.training.optimizer, None)
+            self.engine.step.forward_backward(self.batch)
+            self.engine.step.update()
 
-        return count_host_syncs(step, engine.device)
+        return count_host_syncs(step, self.engine.device)
 
     def end_to_end(self, loader: EpochLoader, warmup: int, steps: int) -> tuple[float, float]:
         """Train from the loader; return images/s and the share of the time spent waiting for batches."""
-        engine, watched = self.training.engine, _Watched(loader, warmup + steps)
-        engine.progress, engine.log_interval = Progress(), len(watched)
+        engine, watched = self.engine, _Watched(loader, warmup + steps)
+        engine.state.progress = Progress()
+        engine.options = replace(engine.options, epochs=1, log_interval=len(watched))
         with _trainers_switches(engine.device):
-            engine.train_one_epoch(watched, self.training.optimizer, self.training.criterion, None, 1)
+            engine.train_one_epoch(watched)
         if engine.device.type == "cuda":
             torch.cuda.synchronize(engine.device)
         # From the moment the loader is asked for the first batch that counts.

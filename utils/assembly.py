@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from utils import distributed
-from utils.common.config import to_dict
 from utils.common.devices import choose_precision
-from utils.data.dataset import Photo, SegmentationDataset, count_classes, open_images, read_photos
+from utils.data.dataset import Batch, Photo, SegmentationDataset, count_classes, open_images, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.loader import LoaderPlan, batch_bytes, multi_scale_sizes, plan_loader
-from utils.engine.loop import TrainingEngine
+from utils.engine import EngineOptions, Epoch, Task
 from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.evaluation.evaluate import evaluate, headline
 from utils.measure.batch_size import probe_batch_size
@@ -22,9 +20,8 @@ from utils.run.folder import OwnedRun
 from utils.run.records import read_config
 from utils.run.status import RUNNING
 from utils.train_config import TrainConfig
-from utils.train_plan import GLOBAL_BATCH_SIZE
 from utils.training_pictures import Curves, ValidationPictures
-from utils.yolo.inputs import prepare_batch
+from utils.yolo.inputs import Targets, prepare_batch
 from utils.yolo.loss import SegmentationLoss, inverse_frequency_weights
 from utils.yolo.model import YoloModel, save_deployable
 from utils.yolo.optimizer import GRADIENT_CLIP_NORM, OptimizerPlan
@@ -84,68 +81,69 @@ def plan_workers(config: TrainConfig, workers: int, local_world_size: int) -> Lo
     return plan_loader(workers, config.prefetch, batch_bytes(config.batch_size, side_px), local_world_size)
 
 
-def build_engine(
-    config: TrainConfig,
-    plan: OptimizerPlan,
-    model: YoloModel,
-    device: torch.device,
-    ranks: distributed.RankInfo,
-    names: tuple[str, ...],
-    run: OwnedRun,
-    val_photos: list[Photo],
-) -> TrainingEngine:
-    """Tell the general training loop what YOLO needs: its batches, its judge, its pictures and its deployable file."""
-    precision = choose_precision(config.amp, device)
-    criterion = SegmentationLoss(model)  # without class weights: validation losses of all runs compare
+class Segmentation(Task):
+    """YOLO segmentation: its batches, its loss and metrics, its pictures and its deployable files."""
 
-    def judge(module: torch.nn.Module, loader: Any) -> dict[str, float]:
-        epoch = engine.progress.epoch + 1
-        on_image = pictures.observer(epoch, is_last=epoch == config.epochs)
-        found = evaluate(module, loader, names, criterion, device, precision=precision, on_image=on_image)
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: YoloModel,
+        names: tuple[str, ...],
+        run: OwnedRun,
+        val_photos: list[Photo],
+        weights: torch.Tensor | None,
+    ) -> None:
+        super().__init__(SegmentationLoss(model, class_weights=weights))
+        self.config = config
+        self.names = names
+        self.run = run
+        self.val_criterion = SegmentationLoss(model)  # without class weights, so that all runs' losses compare
+        self.curves = Curves(run.folder)
+        ranks = distributed.rank(), distributed.world_size()
+        self.pictures = ValidationPictures(val_photos, names, config.val_pictures_every, *ranks)
+
+    def prepare(self, batch: Batch, device: torch.device) -> tuple[torch.Tensor, Targets]:
+        """Return images float (B, 3, S, S) from 0 to 1 and their targets, on the device."""
+        return prepare_batch(batch, device)
+
+    def evaluate(self, model: torch.nn.Module, loader: Any, epoch: Epoch) -> dict[str, float]:
+        """Return the validation loss and the mean average precisions over all ranks."""
+        on_image = self.pictures.observer(epoch.number, epoch.is_last)
+        found = evaluate(
+            model, loader, self.names, self.val_criterion, epoch.device, precision=epoch.precision, on_image=on_image
+        )
         return headline(found.metrics)
 
-    curves = Curves(run.folder)
-    pictures = ValidationPictures(val_photos, names, config.val_pictures_every, ranks.rank, ranks.world_size)
+    def save(self, path: Path, model: torch.nn.Module, info: dict[str, Any]) -> None:
+        """Write a file that Ultralytics opens."""
+        save_deployable(path, model, info, img_size=self.config.img_size, data=self.config.data)
 
-    def after_epoch(record: dict[str, Any]) -> None:
-        curves.draw(is_last=record["epoch"] == config.epochs or engine.progress.stopped_early)
-        pictures.finish(run.folder, engine.log.image, record["epoch"])
-        run.say(RUNNING, epoch=record["epoch"], step=record["global_step"])
+    def after_epoch(self, record: dict[str, Any], epoch: Epoch) -> None:
+        """Draw curves and validation pictures, and update the run's status."""
+        self.curves.draw(epoch.is_last)
+        self.pictures.finish(self.run.folder, epoch.log.image, epoch.number)
+        self.run.say(RUNNING, epoch=epoch.number, step=record["global_step"])
 
+
+def engine_options(config: TrainConfig, device: torch.device) -> EngineOptions:
+    """Return the engine's part of the trainer's options."""
     small_batch = device.type == "cuda" and config.batch_size < SMALL_BATCH_SIZE
-    engine = TrainingEngine(
-        model=model,
-        device=device,
-        distributed=ranks.world_size > 1,
-        local_rank=device.index or 0,
-        world_size=ranks.world_size,
-        backend="nccl" if device.type == "cuda" else "gloo",
-        precision=precision,
-        use_ema=config.ema,
-        ema_decay=config.ema_decay,
-        ema_ramp_updates=config.ema_ramp,
-        gradient_clip_val=GRADIENT_CLIP_NORM,
-        accumulation_steps=config.accumulate,
+    return EngineOptions(
+        epochs=config.epochs,
+        precision=config.amp,
+        accumulate=config.accumulate,
+        clip_norm=GRADIENT_CLIP_NORM,
+        ema_decay=config.ema_decay if config.ema else None,
+        ema_ramp=config.ema_ramp,
         sync_batchnorm=config.sync_bn == "on" or (config.sync_bn == "auto" and small_batch),
         static_graph=config.accumulate == 1,
         grad_compression=config.grad_compression,
-        compile_model=config.compile,
+        compile=config.compile,
+        monitor=config.monitor,
+        patience=config.patience,
         save_every_s=config.save_every_minutes * 60 or None,
-        save_dir=run.folder,
-        prepare_batch=prepare_batch,
-        evaluator=judge,
-        save_model=partial(save_deployable, img_size=config.img_size, data=config.data),
-        on_epoch_end=after_epoch,
-        config=to_dict(config),
-        checkpoint_facts={
-            GLOBAL_BATCH_SIZE: plan.global_batch_size,
-            "world_size": ranks.world_size,
-            "optimizer": plan.name,
-            "amp": precision.name,
-        },
         tensorboard=config.tensorboard,
     )
-    return engine
 
 
 def build_schedule(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from utils.common.devices import PRECISION_CHOICES, choose_precision
+from utils.common.devices import PRECISION_CHOICES, Precision, choose_precision
 from utils.common.errors import UserError
 from utils.train_config import TrainConfig
 from utils.yolo.optimizer import NOMINAL_BATCH_SIZE, SGD_LR, SGD_WARMUP_BIAS_LR, OptimizerPlan, scaled_lr
@@ -38,6 +38,16 @@ def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_cl
     momentum = 0.937 if name == "sgd" else 0.9
     warmup_bias_lr = SGD_WARMUP_BIAS_LR if name == "sgd" else 0.0
     return OptimizerPlan(name, lr, weight_decay, momentum, warmup_bias_lr, global_batch, arithmetic)
+
+
+def run_choices(plan: OptimizerPlan, precision: Precision, world_size: int) -> dict[str, Any]:
+    """Return what a resumed run must keep although it may be started elsewhere: written into each manifest."""
+    return {
+        GLOBAL_BATCH_SIZE: plan.global_batch_size,
+        "world_size": world_size,
+        "optimizer": plan.name,
+        "amp": precision.name,
+    }
 
 
 def keep_choices(config: TrainConfig, choices: dict[str, Any], device: torch.device) -> tuple[TrainConfig, list[str]]:

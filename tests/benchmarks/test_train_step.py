@@ -18,10 +18,10 @@ from benchmarks import train_step
 from benchmarks.host_syncs import count_host_syncs
 from tests.oracle import draw_photos
 from utils.common.devices import Precision, choose_precision, keep_freed_memory
+from utils.engine import TrainingEngine
 from utils.engine.ema import ModelEMA
-from utils.measure.step_timer import Training, build_training
+from utils.measure.step_timer import build_training
 from utils.measure.synthetic import synthetic_batch
-from utils.yolo.loss import SegmentationLoss
 from utils.yolo.mask_loss import GROUP_SIZE, find_positives
 from utils.yolo.model import build_model
 
@@ -94,29 +94,26 @@ def test_waits_add_up_by_operator() -> None:
 
 
 @pytest.fixture(scope="module")
-def training() -> Training:
+def engine() -> TrainingEngine:
     torch.manual_seed(0)
     trained = build_training(build_model("yolov8n-seg.yaml", NAMES), CPU, choose_precision("auto", CPU))
-    trained.engine.model.train()
+    trained.model.train()
     return trained
 
 
 @pytest.mark.parametrize("objects", [0, 1, 12])
 @pytest.mark.parametrize("accumulated", [1, 2])
-def test_a_step_of_the_engine_waits_at_most_twice(training: Training, objects: int, accumulated: int) -> None:
-    engine, criterion = training.engine, SegmentationLoss(training.engine.raw_model)
+def test_a_step_of_the_engine_waits_at_most_twice(engine: TrainingEngine, objects: int, accumulated: int) -> None:
     batch = synthetic_batch(2, 64, len(NAMES), objects_per_image=objects)
 
     def step() -> None:
-        engine._forward_backward(batch, criterion, 1, True)
-        engine._optimizer_step(training.optimizer, None)
+        engine.step.forward_backward(batch)
+        engine.step.update()
 
     step()  # the first one also builds what later ones reuse
-    engine.accumulation_steps = accumulated
-    if accumulated > 1:
-        criterion.begin_group()
+    engine.state.accumulate = accumulated
     found = count_host_syncs(step)
-    engine.accumulation_steps = 1
+    engine.state.accumulate = 1
     assert 0 < sum(found.values()) <= MOST_SYNCS, found
 
 
@@ -188,9 +185,9 @@ def test_freed_memory_is_kept_on_linux_and_training_gives_the_same_numbers() -> 
     def losses() -> list[float]:
         torch.manual_seed(0)
         trained = build_training(build_model("yolov8n-seg.yaml", NAMES), CPU, Precision("off", None, False))
-        trained.engine.model.train()
+        trained.model.train()
         batch = synthetic_batch(1, 64, len(NAMES), objects_per_image=3)
-        return [float(trained.engine._forward_backward(batch, trained.criterion, 1, True)[0]["loss"]) for _ in range(2)]
+        return [float(trained.step.forward_backward(batch)[0]["loss"]) for _ in range(2)]
 
     before = losses()
     assert keep_freed_memory() == (sys.platform.startswith("linux") and os.confstr("CS_GNU_LIBC_VERSION") is not None)

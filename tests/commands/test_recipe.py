@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from utils.data.loader import EpochBatches, get_dataloader, multi_scale_sizes
 from utils.data.polygons import large_to_small, polygon_area
 from utils.data.target_masks import MASK_STRIDE
 from utils.distributed.sync_bn import convert_sync_batchnorm
-from utils.engine.loop import TrainingEngine
+from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
 from utils.measure.synthetic import synthetic_batch
 from utils.run.folder import differences
 from utils.train_config import TrainConfig
@@ -353,16 +352,19 @@ def trained(folder: Path, num_frozen: int, use_ema: bool) -> tuple[Any, dict[str
     model = build_model("yolov8n-seg.yaml", NAMES)
     freeze_layers(model, num_frozen)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    engine = TrainingEngine(
-        model,
-        torch.device("cpu"),
-        use_ema=use_ema,
-        save_dir=folder,
-        prepare_batch=prepare_batch,
-        evaluator=lambda *_: {"val_loss": 0.0},
-        save_model=partial(save_deployable, img_size=64, data="data.yaml"),
-        tensorboard=False,
-    )
+
+    class WithoutEvaluation(Task):
+        def prepare(self, batch: Batch, device: torch.device) -> Any:
+            return prepare_batch(batch, device)
+
+        def evaluate(self, model: torch.nn.Module, loader: Any, epoch: Epoch) -> dict[str, float]:
+            return {"val_loss": 0.0}
+
+        def save(self, path: Path, model: torch.nn.Module, info: dict[str, Any]) -> None:
+            save_deployable(path, model, info, img_size=64, data="data.yaml")
+
+    options = EngineOptions(ema_decay=0.9999 if use_ema else None, tensorboard=False)
+    engine = TrainingEngine(model, torch.device("cpu"), options, task=WithoutEvaluation(), run=folder)
     batches: list[Batch] = [synthetic_batch(2, 64, len(NAMES), seed=seed, objects_per_image=4) for seed in range(3)]
     optimizer = torch.optim.SGD(parameter_groups(model, 5e-4), lr=0.01, momentum=0.9)
     engine.train(batches, None, optimizer, SegmentationLoss(model), num_epochs=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,13 @@ from torch.utils.data import DataLoader
 
 from tests.in_memory import InMemory
 from tests.ranks import run_ranks
-from utils.common.devices import Precision
 from utils.data.augment import AugmentConfig
 from utils.data.dataset import Photo, SegmentationDataset, collate
 from utils.data.loader import EpochBatches
 from utils.distributed import RankInfo
 from utils.distributed import rank as current_rank
-from utils.engine.loop import TrainingEngine
-from utils.yolo.inputs import prepare_batch
+from utils.engine import EngineOptions, TrainingEngine
+from utils.measure.step_timer import SegmentationStep
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import build_model
 from utils.yolo.optimizer import parameter_groups
@@ -73,23 +71,13 @@ def train_some_steps(world_size: int, sync_batchnorm: bool) -> dict[str, np.ndar
     batches = EpochBatches(len(dataset), GLOBAL_BATCH // world_size, ranks.rank, world_size, seed=1)
     model = build_model("yolov8n-seg.yaml", ("one", "two"))
     optimizer = torch.optim.SGD(parameter_groups(model, 5e-4), lr=LEARNING_RATE, momentum=0.9, nesterov=True)
-    engine = TrainingEngine(
-        model=model,
-        device=torch.device("cpu"),
-        distributed=world_size > 1,
-        world_size=world_size,
-        backend="gloo",
-        precision=Precision("off", None, False),
-        gradient_clip_val=10.0,
-        sync_batchnorm=sync_batchnorm,
-        prepare_batch=prepare_batch,
-        save_dir=tempfile.mkdtemp(),
-        tensorboard=False,
-    )
+    options = EngineOptions(epochs=1, precision="off", clip_norm=10.0, sync_batchnorm=sync_batchnorm, quiet=True)
+    engine = TrainingEngine(model, torch.device("cpu"), options, task=SegmentationStep())
+    engine.begin(optimizer, SegmentationLoss(model))
     loader: Any = DataLoader(dataset, batch_sampler=batches, collate_fn=collate)  # type: ignore[arg-type]
-    engine.train_one_epoch(loader, optimizer, SegmentationLoss(model), None, 1)
+    engine.train_one_epoch(loader)
     assert engine.progress.global_step == STEPS
-    return {name: value.numpy().copy() for name, value in engine.raw_model.state_dict().items()}
+    return {name: value.numpy().copy() for name, value in engine.state.model.state_dict().items()}
 
 
 def difference(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> float:

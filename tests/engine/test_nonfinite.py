@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.engine.test_loop import classifier, engine_of, loader_of, plain, points
+from tests.engine.small import classifier, engine_of, loader_of, plain, points
 from tests.ranks import run_ranks
 from utils import distributed
 from utils.engine.nonfinite import Diverged, NonFiniteGuard, all_finite
@@ -26,7 +26,7 @@ def train_with_bad_batches(folder: Path, bad: list[int], *, fused: bool = True, 
     """
     model = classifier()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=fused)
-    engine = engine_of(model, folder, use_ema=True, ema_ramp_updates=5, gradient_clip_val=1.0)
+    engine = engine_of(model, folder, ema_decay=0.9999, ema_ramp=5, clip_norm=1.0)
     seen = 0
 
     def criterion(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -46,13 +46,13 @@ def train_with_bad_batches(folder: Path, bad: list[int], *, fused: bool = True, 
         engine.train(loader, loader_of(points(20, seed=1), 4), optimizer, criterion, num_epochs=2)
     except Diverged as error:
         problem = str(error)
-    assert engine.ema is not None
+    assert engine.state.ema is not None
     found = load_latest(folder / "checkpoint")
     return {
         "weights": plain(model.state_dict()),
-        "finite": all_finite([*model.state_dict().values(), *engine.ema.module.state_dict().values()]),
+        "finite": all_finite([*model.state_dict().values(), *engine.state.ema.module.state_dict().values()]),
         "saved": found is not None and all_finite(found[1]["model"].values()) and all_finite(found[1]["ema"].values()),
-        "skipped": engine.guard.counts()[0],
+        "skipped": engine.step.guard.counts()[0],
         "rollbacks": engine.recovery.num_rollbacks,
         "left_out": engine.progress.left_out,
         "steps": engine.progress.global_step,

@@ -14,16 +14,17 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.engine.small import ScriptedTask
 from utils import assembly
 from utils.common.config import parse_config
 from utils.common.devices import Precision, choose_precision
 from utils.common.errors import EXIT_IO, UserError
 from utils.data.loader import EpochBatches
-from utils.engine import recovery, stopping
-from utils.engine.loop import TrainingEngine
+from utils.engine import EngineOptions, TrainingEngine, loop, recovery, stopping
 from utils.engine.recovery import CannotSave
 from utils.engine.stall import StallWatch
 from utils.engine.state import Progress
+from utils.engine.step import Step
 from utils.measure import batch_size
 from utils.measure.batch_size import largest_that_fits, probe_batch_size
 from utils.run.checkpoint import latest_facts, load_latest, save_checkpoint
@@ -56,7 +57,7 @@ def train(
     data = TensorDataset(torch.randn(4 * BATCHES, 4), torch.arange(4 * BATCHES) % 2)
     loader = DataLoader(data, batch_size=4)
     trainer = TrainingEngine(
-        model=model, device=CPU, use_amp=False, use_ema=True, save_dir=folder, tensorboard=False, **options
+        model, CPU, EngineOptions(precision="off", ema_decay=0.9999, tensorboard=False), run=folder, **options
     )
     seen = 0
 
@@ -73,8 +74,7 @@ def train(
 
 
 def weights_of(trainer: TrainingEngine) -> list[np.ndarray]:
-    assert trainer.ema is not None
-    modules = (trainer.raw_model, trainer.ema.module)
+    modules = trainer.state.modules().values()
     return [value.numpy().copy() for module in modules for value in module.state_dict().values()]
 
 
@@ -122,27 +122,27 @@ def test_a_kill_in_a_long_validation_loses_no_step(
             raise Killed
         return validate(self, *arguments)
 
-    def counted(self: TrainingEngine, *arguments: Any) -> None:
-        steps.append(self.progress.global_step)
-        take_step(self, *arguments)
+    def counted(self: Step) -> None:
+        steps.append(self.state.progress.global_step)
+        take_step(self)
 
-    take_step = TrainingEngine._optimizer_step
+    take_step = Step.update
     monkeypatch.setattr(TrainingEngine, "validate", dies_in_the_second)
     with pytest.raises(Killed):
         train(tmp_path / "killed")
-    monkeypatch.setattr(TrainingEngine, "_optimizer_step", counted)
+    monkeypatch.setattr(Step, "update", counted)
     continued = train(tmp_path / "killed", resume=True)
     assert steps[0] == (2 * BATCHES if is_long else BATCHES)
     assert continued.progress.history["train_loss"] == whole.progress.history["train_loss"]
     assert continued.progress.history["val_loss"] == whole.progress.history["val_loss"]
-    assert continued.progress.trained is None
+    assert continued.progress.record_awaiting_validation is None
     for expected, value in zip(weights_of(whole), weights_of(continued), strict=True):
         np.testing.assert_array_equal(value, expected)
 
 
 def test_the_facts_stand_in_the_manifest(tmp_path: Path) -> None:
     assert latest_facts(tmp_path / "checkpoint") == {}
-    train(tmp_path, epochs=1, checkpoint_facts={"global_batch_size": 32})
+    train(tmp_path, epochs=1, facts={"global_batch_size": 32})
     assert latest_facts(tmp_path / "checkpoint")["global_batch_size"] == 32
 
 
@@ -189,15 +189,13 @@ def test_three_failures_in_a_row_end_the_training_and_keep_the_last_checkpoint(
 def test_a_stop_that_cannot_be_saved_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "save_checkpoint", FullDisk({1}))
     monkeypatch.setattr(stopping, "STOP_CHECK_STEPS", 2)
-    trainer_flags: list[TrainingEngine] = []
-    create = TrainingEngine.__init__
+    train_one_epoch = TrainingEngine.train_one_epoch
 
-    def told_to_stop(self: TrainingEngine, **options: Any) -> None:
-        create(self, **options)
-        trainer_flags.append(self)
-        self.prepare_batch = lambda batch, device: (self.stop_flag.set("test"), batch)[1]
+    def stopped(self: TrainingEngine, loader: Any) -> Any:
+        self.stop_flag.set("test")
+        return train_one_epoch(self, loader)
 
-    monkeypatch.setattr(TrainingEngine, "__init__", told_to_stop)
+    monkeypatch.setattr(TrainingEngine, "train_one_epoch", stopped)
     with pytest.raises(CannotSave):
         train(tmp_path)
 
@@ -221,14 +219,14 @@ def test_older_checkpoints_make_room_for_the_new_one(tmp_path: Path, monkeypatch
 def test_a_best_file_that_was_refused_is_written_by_the_next_good_epoch(tmp_path: Path) -> None:
     calls: list[str] = []
 
-    def save_model(path: Path, module: nn.Module, info: dict[str, Any]) -> None:
-        calls.append(path.name)
-        if calls.count("best.pt") == 2 and path.name == "best.pt":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        path.write_text(str(info["epoch"]), encoding="utf-8")
+    class Refused(ScriptedTask):
+        def save(self, path: Path, model: nn.Module, info: dict[str, Any]) -> None:
+            calls.append(path.name)
+            if calls.count("best.pt") == 2 and path.name == "best.pt":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            path.write_text(str(info["epoch"]), encoding="utf-8")
 
-    losses = iter([1.0, 0.5, 0.9, 0.95])
-    trainer = train(tmp_path, epochs=4, save_model=save_model, evaluator=lambda *_: {"val_loss": next(losses)})
+    trainer = train(tmp_path, epochs=4, task=Refused("val_loss", [1.0, 0.5, 0.9, 0.95]))
     assert (tmp_path / "best.pt").read_text(encoding="utf-8") == "3"
     assert (tmp_path / "last.pt").read_text(encoding="utf-8") == "4"
     assert (trainer.progress.best_value, trainer.progress.best_epoch) == (0.9, 2)
@@ -346,11 +344,29 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
         train(tmp_path, resume=True)
 
 
-def test_a_run_in_full_precision_may_go_on_with_a_gradient_scaler(tmp_path: Path) -> None:
-    assert train(tmp_path, epochs=1).scaler.state_dict() == {}
-    continued = train(tmp_path, epochs=2, resume=True, precision=Precision("off", None, use_scaler=True))
+def test_a_run_in_full_precision_resumes_with_a_gradient_scaler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train(tmp_path, epochs=1).state.scaler.state_dict() == {}
+    monkeypatch.setattr(loop, "choose_precision", lambda *_: Precision("off", None, use_scaler=True))
+    continued = train(tmp_path, epochs=2, resume=True)
     assert continued.progress.epoch == 2
-    assert continued.scaler.get_scale() > 1
+    assert continued.state.scaler.get_scale() > 1
+
+
+def test_a_checkpoint_of_an_earlier_version_resumes(tmp_path: Path) -> None:
+    """Until version 0.1 the record of an epoch that awaits its validation was called `trained`."""
+    whole = train(tmp_path / "whole", epochs=2)
+    train(tmp_path / "old", epochs=1)
+    found = load_latest(tmp_path / "old" / "checkpoint")
+    assert found is not None
+    state = found[1]
+    state["progress"]["trained"] = state["progress"].pop("record_awaiting_validation")
+    del state["options"]
+    save_checkpoint(tmp_path / "old" / "checkpoint", BATCHES + 1, {**state, "config": {}})
+    continued = train(tmp_path / "old", epochs=2, resume=True)
+    for expected, value in zip(weights_of(whole), weights_of(continued), strict=True):
+        np.testing.assert_array_equal(value, expected)
 
 
 # --- --batch-size auto ---------------------------------------------------------------------------------------------

@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.engine.test_loop import classifier, engine_of, loader_of, points
+from tests.engine.small import classifier, engine_of, loader_of, points
 from tests.ranks import run_ranks
 from utils import distributed
+from utils.engine import Task
 from utils.engine.meters import FIELDS, EpochMeter
 from utils.engine.reporting import BatchLog
 from utils.engine.state import Progress
-from utils.engine.step import default_prepare_batch
 from utils.run.log import RunLog
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -29,13 +29,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def train_with_a_slow_rank(folder: Path) -> str:
     """Train one epoch of 31 batches while rank 1 takes 30 ms longer to prepare each; return what this rank prints."""
 
-    def prepare(batch: Any, device: torch.device) -> Any:
-        time.sleep(0.03 if distributed.rank() == 1 else 0.001)
-        return default_prepare_batch(batch, device)
+    class Slow(Task):
+        def prepare(self, batch: Any, device: torch.device) -> Any:
+            time.sleep(0.03 if distributed.rank() == 1 else 0.001)
+            return super().prepare(batch, device)
 
     model = classifier()
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        engine_of(model, folder, prepare_batch=prepare).train(
+        engine_of(model, folder, task=Slow()).train(
             loader_of(points(248), 4),
             loader_of(points(8), 4),
             torch.optim.SGD(model.parameters(), lr=0.1),

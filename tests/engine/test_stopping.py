@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from utils.engine import stopping
-from utils.engine.stopping import Cadence
-
-MOST_STEPS = 10
+from utils.engine.stopping import StopAgreement
 
 
 class Clock:
@@ -20,18 +18,19 @@ class Clock:
         return self.now_s
 
 
-def agreements(monkeypatch: pytest.MonkeyPatch, step_s: list[float], slowest_s: float | None = None) -> list[int]:
+def agreements(monkeypatch: pytest.MonkeyPatch, step_s: list[float], slowest_s: float = 0.0) -> list[int]:
     """Return the steps after which one rank, whose steps take `step_s`, comes to agree (with a rank of `slowest_s`)."""
     clock = Clock()
     monkeypatch.setattr(stopping, "time", clock)
-    own = Cadence()
+    monkeypatch.setattr(stopping, "largest_of_each", lambda own: [*own[:2], max(own[2], slowest_s)])
+    own = StopAgreement()
     own.start(0)
     found = []
     for step, seconds in enumerate(step_s, start=1):
         clock.now_s += seconds
-        if own.is_due(step, MOST_STEPS):
+        if own.is_due(step):
             found.append(step)
-            own.agreed(step, slowest_s or own.own_step_s(step))
+            own.agree(step, False, False)
     return found
 
 
@@ -60,9 +59,11 @@ def test_all_ranks_follow_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_comes_between_epochs_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(stopping, "time", clock)
-    own = Cadence()
-    own.agreed(7, 0.1)
+    own = StopAgreement()
+    own.start(6)
+    clock.now_s += 0.1
+    own.agree(7, False, False)
     clock.now_s += 500  # validation
     own.start(12)
-    own.agreed(12, own.own_step_s(12))
-    assert [step for step in range(13, 31) if own.is_due(step, MOST_STEPS)] == [20, 30]
+    own.agree(12, False, False)
+    assert [step for step in range(13, 31) if own.is_due(step)] == [20, 30]

@@ -154,7 +154,7 @@ def test_a_step_without_all_phases_is_refused() -> None:
 def test_real_steps_are_timed_and_leave_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     training = build_training(build_model(JOB.model, ("a", "b")), CPU, choose_precision("off", CPU))
-    before = next(training.engine.raw_model.parameters()).detach().clone()
+    before = next(training.state.model.parameters()).detach().clone()
     batch = synthetic_batch(1, 64, 2, objects_per_image=3)
     start_s = time.perf_counter()
     phases_ms = time_training_steps(training, batch, 1, 2)
@@ -162,8 +162,8 @@ def test_real_steps_are_timed_and_leave_no_files(tmp_path: Path, monkeypatch: py
     assert phases_ms.shape == (2, 5)
     assert (phases_ms > 0).all()
     assert phases_ms.sum() < elapsed_ms
-    assert training.engine.progress.global_step == 4  # the warm-up step, two timed ones, and the one that ends them
-    assert not torch.equal(next(training.engine.raw_model.parameters()), before)
+    assert training.progress.global_step == 4  # the warm-up step, two timed ones, and the one that ends them
+    assert not torch.equal(next(training.state.model.parameters()), before)
     assert time_training_steps(training, batch, 1, 1).shape == (1, 5)  # it can be asked again
     assert list(tmp_path.iterdir()) == []
 
@@ -492,12 +492,12 @@ def weights_after_each_kind_of_step() -> list[np.ndarray]:
     """Train a step with communication, then one without; return a weight after each."""
     model = build_model(JOB.model, ("a", "b"))
     weight = next(model.parameters())
-    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    training = build_training(model, CPU, choose_precision("off", CPU), local_rank=rank, world_size=world_size)
+    rank = torch.distributed.get_rank()
+    training = build_training(model, CPU, choose_precision("off", CPU))
     batch = synthetic_batch(1, 64, 2, objects_per_image=3, seed=rank)
     time_training_steps(training, batch, 1, 1)
     after = [weight.detach().numpy().copy()]
-    with training.engine.model.no_sync():  # type: ignore[operator]
+    with training.model.no_sync():  # type: ignore[operator]
         time_training_steps(_alone(training), batch, 1, 1)
     return [*after, weight.detach().numpy().copy()]
 

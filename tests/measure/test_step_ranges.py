@@ -49,13 +49,13 @@ def test_the_last_to_arrive_waits_for_the_transfer_alone() -> None:
 
 def train_with_ranges() -> dict[str, Any]:
     """Train two steps that count, with a slow input on rank 1; return what the timer found."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
     reduce = dist.all_reduce
     model = build_model("yolov8n-seg.yaml", ("a", "b"))
-    training = build_training(model, CPU, choose_precision("off", CPU), local_rank=rank, world_size=world_size)
+    training = build_training(model, CPU, choose_precision("off", CPU))
     timer = RangeTimer(CPU)
     loader = MarkedLoader(Repeated(synthetic_batch(1 + rank, 96, 2, objects_per_image=3), 1), 3, timer)
-    with timed_collectives(timer, training.engine.model):
+    with timed_collectives(timer, training.model):
         run_training_steps(training, loader, timer)
     found = timer.ranges()
     assert dist.all_reduce is reduce  # put back

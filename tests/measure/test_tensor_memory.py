@@ -77,7 +77,7 @@ def test_a_training_steps_memory_and_operations() -> None:
     batch = synthetic_batch(2, 64, 2, objects_per_image=3)
     observe_step(training, batch)  # the optimizer's state comes to be
     memory, flop = observe_step(training, batch)
-    weights = sum(weight.numel() * 4 for weight in training.engine.raw_model.parameters())
+    weights = sum(weight.numel() * 4 for weight in training.state.model.parameters())
     assert memory.peak["weights"] == pytest.approx(weights, rel=0.02)  # and the running statistics
     assert memory.peak["averaged weights"] == memory.peak["weights"]
     assert memory.peak["optimizer"] == pytest.approx(2 * weights, rel=0.02)

@@ -17,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.ranks import run_ranks
 from utils import distributed
-from utils.common.devices import Precision
-from utils.engine.loop import TrainingEngine
+from utils.engine import EngineOptions, TrainingEngine
 from utils.yolo import mask_loss
 from utils.yolo.inputs import Targets
 from utils.yolo.loss import PARTS, LossGains, SegmentationLoss, anchor_points, complete_iou
@@ -387,20 +386,13 @@ def step_of(counts: list[int], accumulation_steps: int, folder: Path, criterion_
     images = torch.rand(4, 3, SIZE_PX, SIZE_PX, generator=torch.Generator().manual_seed(1))
     targets = targets_of(counts, SIZE_PX)
     shares = [slice(start, start + 4 // accumulation_steps) for start in range(0, 4, 4 // accumulation_steps)]
-    engine = TrainingEngine(
-        model,
-        torch.device("cpu"),
-        accumulation_steps=accumulation_steps,
-        precision=Precision("off", None, False),
-        prepare_batch=lambda batch, _: batch,
-        save_dir=folder,
-        tensorboard=False,
-    )
+    options = EngineOptions(accumulate=accumulation_steps, precision="off", quiet=True)
+    engine = TrainingEngine(model, torch.device("cpu"), options, run=folder)
+    engine.task.prepare = lambda batch, _: batch  # type: ignore[method-assign]
     batches = [(images[share], share_of(targets, share)) for share in shares]
     engine.model.train = lambda mode=True: engine.model  # type: ignore[method-assign] # BatchNorm stays frozen
-    engine.train_one_epoch(
-        batches, torch.optim.SGD(model.parameters(), lr=1.0), criterion_type(model, loss_scale=1.0), None, 1
-    )
+    engine.begin(torch.optim.SGD(model.parameters(), lr=1.0), criterion_type(model, loss_scale=1.0))
+    engine.train_one_epoch(batches)
     after = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
     return after - before
 
@@ -436,7 +428,7 @@ def test_every_group_of_accumulated_batches_begins_anew(tmp_path: Path) -> None:
     criterion.begin_group()
     first = criterion(outputs, targets)[0]
     criterion(outputs, targets)
-    assert float(criterion.carry) == pytest.approx(0.5)  # type: ignore[arg-type]
+    assert float(criterion.gradient_rescale) == pytest.approx(0.5)
     criterion.begin_group()
     assert criterion(outputs, targets)[0] == first
 

@@ -9,6 +9,7 @@ import ctypes
 import os
 import random
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,6 +78,12 @@ class Precision:
     name: str
     dtype: torch.dtype | None
     use_scaler: bool
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[None]:
+        """Return the context in which forward passes and losses are computed."""
+        import torch
+
+        return nullcontext() if self.dtype is None else torch.autocast(device.type, self.dtype)
 
 
 def choose_precision(requested: str, device: torch.device) -> Precision:

@@ -1,5 +1,7 @@
 """The training loop, for any task."""
 
 from utils.engine.loop import TrainingEngine
+from utils.engine.options import EngineOptions
+from utils.engine.task import Epoch, Task
 
-__all__ = ["TrainingEngine"]
+__all__ = ["EngineOptions", "Epoch", "Task", "TrainingEngine"]

@@ -31,7 +31,7 @@ class NonFiniteGuard:
     def __init__(self, device: torch.device) -> None:
         self._skipped = torch.zeros((), device=device)
         self._in_a_row = torch.zeros((), device=device)
-        self.told = 0  # skipped steps the user knows of
+        self.num_reported = 0  # skipped steps that the log has reported
 
     def step(self, optimizer: torch.optim.Optimizer, gradient_norm: torch.Tensor) -> None:
         """Let the optimizer take its step, unless the gradient's norm () is infinite or not a number."""

@@ -130,6 +130,14 @@ def batch_line(
     )
 
 
+def report_epoch(log: RunLog, record: dict[str, Any], numbers: dict[str, float], best_metric: str | None) -> None:
+    """Write a finished epoch to metrics.jsonl, results.csv, TensorBoard and the console."""
+    log.metrics({"kind": "epoch", **record})
+    log.csv(numbers)
+    log.scalars("epoch", numbers, record["epoch"])
+    log.print(*epoch_lines(record, best_metric))
+
+
 def epoch_lines(record: dict[str, Any], best_metric: str | None) -> list[str]:
     """Return the console lines that close an epoch; `best_metric` is named when this epoch is the best by it."""
     shown = [

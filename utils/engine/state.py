@@ -1,27 +1,82 @@
-"""The state of a training run: what a checkpoint holds."""
+"""The state of a training run: all that a checkpoint holds."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import torch
+from torch import nn
+
+from utils.engine.ema import ModelEMA
 
 
 @dataclass
 class Progress:
-    """Everything the loop counts; with the weights and the optimizer it is all that a resumed run needs."""
+    """What the loop counts."""
 
     epoch: int = 0  # epochs completed
-    batch: int = 0  # batches of the current epoch already used by every rank
+    batch: int = 0  # batches of the current epoch that every rank has used
     global_step: int = 0  # optimizer steps taken
     best_value: float | None = None
     best_epoch: int = -1
     stopped_early: bool = False
-    left_out: list[list[int]] = field(default_factory=list)  # [epoch, batch] whose steps were undone: never used again
-    trained: dict[str, Any] | None = None  # the record of the current epoch while only its validation is left to do
+    left_out: list[list[int]] = field(default_factory=list)  # [epoch, batch] after a roll-back: never used again
+    record_awaiting_validation: dict[str, Any] | None = None  # of the current epoch when only its validation remains
     history: dict[str, list[float]] = field(default_factory=dict)
 
     def regroup(self, before: int, now: int) -> None:
-        """Count batches of a run that took `before` of them per optimizer step as batches of one that takes `now`."""
+        """Convert counts of a run with `before` batches per optimizer step to one with `now`."""
         self.batch = self.batch // before * now
         groups = sorted({(epoch, batch // before) for epoch, batch in self.left_out})
         self.left_out = [[epoch, group * now + number] for epoch, group in groups for number in range(now)]
+
+
+@dataclass
+class TrainState:
+    """Weights, moving average, optimizer, scheduler, gradient scaler and progress. Checkpoints hold nothing else."""
+
+    model: nn.Module  # the raw module, not its DDP wrapper
+    ema: ModelEMA | None
+    scaler: torch.amp.GradScaler
+    accumulate: int  # batches per optimizer step: the unit in which `progress.batch` moves
+    progress: Progress = field(default_factory=Progress)
+    optimizer: torch.optim.Optimizer = field(init=False)  # set when training begins
+    scheduler: Any = None
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return the modules by the names of their parts of a checkpoint."""
+        return {"model": self.model, **({"ema": self.ema.module} if self.ema else {})}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return tensors and plain values; the tensors are those in use, not copies."""
+        return {
+            "model": self.model.state_dict(),
+            "ema": self.ema.module.state_dict() if self.ema else None,
+            "ema_updates": self.ema.updates if self.ema else 0,
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict() if hasattr(self.scheduler, "state_dict") else None,
+            "scaler": self.scaler.state_dict(),
+            "progress": asdict(self.progress),
+            "accumulation_steps": self.accumulate,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned, also by an earlier version or with another `accumulate`."""
+        saved, own = state["optimizer"]["param_groups"][0], self.optimizer.param_groups[0]
+        if ("betas" in saved) != ("betas" in own):  # PyTorch would accept it and fail at the first step
+            raise ValueError(f"it holds the state of {'AdamW' if 'betas' in saved else 'SGD'}")
+        self.model.load_state_dict(state["model"])
+        if self.ema is not None and state["ema"] is not None:
+            self.ema.module.load_state_dict(state["ema"])
+            self.ema.updates = state["ema_updates"]
+        self.optimizer.load_state_dict(state["optimizer"])
+        if state["scheduler"] is not None and hasattr(self.scheduler, "load_state_dict"):
+            self.scheduler.load_state_dict(state["scheduler"])
+        if state["scaler"]:  # empty from a run without a scaler; this device may need one
+            self.scaler.load_state_dict(state["scaler"])
+        progress = dict(state["progress"])
+        if "trained" in progress:  # the field's name in checkpoints of versions before 0.2
+            progress["record_awaiting_validation"] = progress.pop("trained")
+        self.progress = Progress(**progress)
+        self.progress.regroup(state.get("accumulation_steps", self.accumulate), self.accumulate)

@@ -1,26 +1,116 @@
-"""One training step."""
+"""One training step: forward, loss and backward of each batch, then the optimizer's update."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+import math
+from typing import Protocol
 
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-Batch = Any
-PrepareBatch = Callable[[Batch, torch.device], tuple[Any, Any]]
-
-
-def default_prepare_batch(batch: Batch, device: torch.device) -> tuple[Any, Any]:
-    """Move an `(inputs, targets)` pair of tensors to the device."""
-    inputs, targets = batch
-    return inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
-
-
-def _named_values(result: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    loss, values = result if isinstance(result, tuple) else (result, {})
-    return loss, {"loss": loss, **values}
+from utils.common.devices import Precision
+from utils.distributed import average_tensors
+from utils.engine.meters import RankMeter
+from utils.engine.nonfinite import NonFiniteGuard
+from utils.engine.options import EngineOptions
+from utils.engine.state import TrainState
+from utils.engine.task import AccumulatingLoss, Batch, Task, batch_length, named_values
+from utils.engine.upload import Upload
 
 
-def _batch_length(inputs: Any) -> int:
-    return len(next(iter(inputs.values()))) if isinstance(inputs, dict) else len(inputs)
+class Marker(Protocol):
+    """An instrument that is called where a phase of a step begins: input, forward, loss, backward, optimizer."""
+
+    def mark(self, phase: str) -> None:
+        """Begin `phase`."""
+
+
+class NoMarker:
+    """The marker of an ordinary training: does nothing."""
+
+    def mark(self, phase: str) -> None:
+        """Begin `phase`."""
+
+
+class Step:
+    """The steps of one rank. `model` is what is called: the module of `state`, or its DDP wrapper."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        state: TrainState,
+        task: Task,
+        options: EngineOptions,
+        precision: Precision,
+        rank_meter: RankMeter,
+    ) -> None:
+        self.model = model
+        self.state = state
+        self.task = task
+        self.precision = precision
+        self.rank_meter = rank_meter
+        self.device = rank_meter.device
+        self.is_distributed = isinstance(model, DistributedDataParallel)
+        self.syncs_batchnorm = self.is_distributed and options.sync_batchnorm
+        self.clip_norm = math.inf if options.clip_norm is None else options.clip_norm
+        self.upload = Upload(self.device)
+        self.guard = NonFiniteGuard(self.device)
+        self.marker: Marker = NoMarker()
+
+    def forward_backward(
+        self, batch: Batch, group_size: int = 1, *, is_first: bool = True, is_last: bool = True
+    ) -> tuple[dict[str, torch.Tensor], int]:
+        """Add a batch's gradients; return its values to report and its number of samples.
+
+        The batch is one of `group_size` of an optimizer step. The last one sends the gradients over the network.
+        """
+        grouped = self._accumulating_loss()
+        if grouped is not None and is_first:
+            grouped.begin_group()
+        self.marker.mark("input")
+        inputs, targets = self.upload(self.task.prepare, batch)
+        hold = not is_last and self.is_distributed
+        with self.model.no_sync() if hold else contextlib.nullcontext():  # type: ignore[operator]
+            if self.syncs_batchnorm:
+                self.rank_meter.meet()  # the first BatchNorm waits for the other ranks
+            with self.precision.autocast(self.device):
+                self.marker.mark("forward")
+                outputs = self.model(inputs)
+                self.rank_meter.meet()  # the loss may wait for the other ranks
+                self.marker.mark("loss")
+                loss, values = named_values(self.task.loss(outputs, targets))
+            self.marker.mark("backward")
+            if grouped is None:
+                loss = loss / group_size
+            elif gradients := [weight.grad for weight in self.state.model.parameters() if weight.grad is not None]:
+                torch._foreach_mul_(gradients, grouped.gradient_rescale)
+            self.state.scaler.scale(loss).backward()
+        return values, batch_length(inputs)
+
+    def update(self) -> None:
+        """Take the optimizer's step with the gradients so far, then update statistics and moving average."""
+        state = self.state
+        self.marker.mark("optimizer")
+        if hasattr(state.scheduler, "step_update"):
+            state.scheduler.step_update(state.progress.global_step)
+        state.scaler.unscale_(state.optimizer)
+        norm = nn.utils.clip_grad_norm_(state.model.parameters(), self.clip_norm, foreach=True)
+        if state.scaler.is_enabled():  # the scaler skips steps with a non-finite gradient, and lowers its scale
+            state.scaler.step(state.optimizer)
+            state.scaler.update()
+        else:
+            self.guard.step(state.optimizer, norm)
+        state.optimizer.zero_grad(set_to_none=True)
+        if self.is_distributed and not self.syncs_batchnorm:
+            # Statistics of frozen layers are equal on all ranks and stay bitwise as they are.
+            training = (module for module in state.model.modules() if module.training)
+            average_tensors(buffer for module in training for buffer in module.buffers(recurse=False))
+        if state.ema is not None:
+            state.ema.update(state.model)
+        state.progress.global_step += 1
+
+    def _accumulating_loss(self) -> AccumulatingLoss | None:
+        criterion = self.task.criterion
+        return criterion if self.state.accumulate > 1 and isinstance(criterion, AccumulatingLoss) else None

@@ -48,13 +48,13 @@ def _fits(model: YoloModel, device: torch.device, precision: Precision, img_size
     torch.cuda.reset_peak_memory_stats(device)
     free_bytes = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     try:
-        training = build_training(copy.deepcopy(model), device, precision)
+        engine = build_training(copy.deepcopy(model), device, precision)
         batch = synthetic_batch(batch_size, img_size, model.nc, objects_per_image=OBJECTS_PER_IMAGE)
-        time_training_steps(training, batch, warmup_steps=1, steps=_STEPS)
+        time_training_steps(engine, batch, warmup_steps=1, steps=_STEPS)
         return torch.cuda.max_memory_reserved(device) <= MEMORY_SHARE * free_bytes
     except torch.OutOfMemoryError:
         return False
     finally:
-        training = batch = None  # type: ignore[assignment] # before the next, larger attempt
+        engine = batch = None  # type: ignore[assignment] # before the next, larger attempt
         gc.collect()
         torch.cuda.empty_cache()

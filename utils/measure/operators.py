@@ -11,7 +11,8 @@ import torch
 from torch.profiler import ProfilerActivity, record_function
 
 from utils.data.dataset import Batch
-from utils.measure.step_timer import Repeated, Training, run_training_steps
+from utils.engine import TrainingEngine
+from utils.measure.step_timer import Repeated, run_training_steps
 
 MOST = 10
 
@@ -26,7 +27,7 @@ class Operator:
     share: float
 
 
-def profile_operators(training: Training, batch: Batch, steps: int, trace: Path | None = None) -> list[Operator]:
+def profile_operators(engine: TrainingEngine, batch: Batch, steps: int, trace: Path | None = None) -> list[Operator]:
     """Train `steps` steps under the profiler; return the most expensive operators, the first one first.
 
     On a GPU the time is that of the kernels which an operator launches. `trace` is written for chrome://tracing or
@@ -35,15 +36,15 @@ def profile_operators(training: Training, batch: Batch, steps: int, trace: Path 
     os.environ["KINETO_LOG_LEVEL"] = (
         "99"  # else the profiler's library writes its stages to stderr (at Ultralytics' 5 too)
     )
-    is_gpu = training.engine.device.type == "cuda"
+    is_gpu = engine.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])]
     ranges = _Ranges()
-    run_training_steps(training, Repeated(batch, 2), ranges)  # what only a first step does stays out
+    run_training_steps(engine, Repeated(batch, 2), ranges)  # what only a first step does stays out
     with torch.profiler.profile(activities=activities, record_shapes=trace is not None) as profiler:
-        run_training_steps(training, Repeated(batch, steps), ranges)
+        run_training_steps(engine, Repeated(batch, steps), ranges)
         ranges.end()
         if is_gpu:
-            torch.cuda.synchronize(training.engine.device)
+            torch.cuda.synchronize(engine.device)
     if trace is not None:
         temporary = trace.with_name(f".{os.getpid()}-{trace.name}")
         try:

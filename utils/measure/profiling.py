@@ -21,8 +21,16 @@ from utils.common.nvml import GpuWatch
 from utils.common.text import format_bytes
 from utils.data.dataset import Batch
 from utils.distributed.ddp import gradient_bytes
+from utils.engine import TrainingEngine
 from utils.measure.roofline import DeviceLimits, Roofline
-from utils.measure.step_timer import PHASES, Repeated, Training, middle_half, run_training_steps, time_training_steps
+from utils.measure.step_timer import (
+    PHASES,
+    Repeated,
+    criterion_of,
+    middle_half,
+    run_training_steps,
+    time_training_steps,
+)
 from utils.measure.synthetic import synthetic_batch
 from utils.measure.tensor_memory import TensorMemory, optimizer_tensors
 
@@ -100,7 +108,7 @@ Measure = Callable[[int], BatchProfile]
 
 
 def profile_batch(
-    training: Training,
+    engine: TrainingEngine,
     batch_size: int,
     size_px: int,
     objects_per_image: int,
@@ -109,17 +117,17 @@ def profile_batch(
     space: Space,
 ) -> BatchProfile:
     """Train on a synthetic batch and return its profile. Raises torch.OutOfMemoryError when a GPU cannot hold it."""
-    device = training.engine.device
-    batch = synthetic_batch(batch_size, size_px, training.criterion.num_classes, objects_per_image=objects_per_image)
-    time_training_steps(training, batch, warmup_steps, 1)
+    device = engine.device
+    batch = synthetic_batch(batch_size, size_px, criterion_of(engine).num_classes, objects_per_image=objects_per_image)
+    time_training_steps(engine, batch, warmup_steps, 1)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what a smaller batch, or a search for the fastest kernel, reserved is not this one's
         torch.cuda.reset_peak_memory_stats(device)
     with _Utilisation(device) as utilisation:
-        phases_ms = time_training_steps(training, batch, 1, steps)
+        phases_ms = time_training_steps(engine, batch, 1, steps)
     allocated_bytes = peak_memory_bytes(device)
     reserved_bytes = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
-    memory, flop = observe_step(training, batch)
+    memory, flop = observe_step(engine, batch)
     before = {PROCESS: space.process_bytes} if space.process_bytes else {}
     return BatchProfile(
         batch_size=batch_size,
@@ -129,22 +137,22 @@ def profile_batch(
         allocated_bytes=allocated_bytes,
         reserved_bytes=reserved_bytes,
         memory_bytes={**before, **memory.peak},
-        gradient_bytes=gradient_bytes(training.engine.raw_model),
+        gradient_bytes=gradient_bytes(engine.state.model),
         flop=flop,
         bytes_moved=memory.bytes_moved,
         readings=utilisation.readings,
     )
 
 
-def observe_step(training: Training, batch: Batch) -> tuple[TensorMemory, int]:
+def observe_step(engine: TrainingEngine, batch: Batch) -> tuple[TensorMemory, int]:
     """Train one step while looking at every operator; return the memory by kind and the floating-point operations."""
-    engine = training.engine
-    weights = list(engine.raw_model.parameters())
-    averages = [] if engine.ema is None else [*engine.ema.module.parameters(), *engine.ema.module.buffers()]
+    state = engine.state
+    weights = list(state.model.parameters())
+    averages = [] if state.ema is None else [*state.ema.module.parameters(), *state.ema.module.buffers()]
     known = {
-        "weights": [*weights, *engine.raw_model.buffers()],
+        "weights": [*weights, *state.model.buffers()],
         "averaged weights": averages,
-        "optimizer": optimizer_tensors(training.optimizer),
+        "optimizer": optimizer_tensors(state.optimizer),
         "input": [],
     }
     memory = TensorMemory(engine.device, known)
@@ -154,7 +162,7 @@ def observe_step(training: Training, batch: Batch) -> tuple[TensorMemory, int]:
             stack.callback(hook.remove)
         stack.enter_context(flops)
         stack.enter_context(memory)
-        run_training_steps(training, Repeated(batch, 1), memory)
+        run_training_steps(engine, Repeated(batch, 1), memory)
     return memory, flops.get_total_flops()
 
 

@@ -24,9 +24,16 @@ from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.data.images import write_bytes_atomic
 from utils.distributed import RankInfo, barrier, read_rank_environment
 from utils.distributed.ddp import gradient_bytes
-from utils.engine.loop import TrainingEngine
+from utils.engine import TrainingEngine
 from utils.measure.step_ranges import DATA, MarkedLoader, RangeTimer, StepRanges, timed_collectives, training_loader
-from utils.measure.step_timer import Repeated, Training, build_training, run_training_steps, time_training_steps
+from utils.measure.step_timer import (
+    Repeated,
+    SegmentationStep,
+    build_training,
+    criterion_of,
+    run_training_steps,
+    time_training_steps,
+)
 from utils.measure.synthetic import synthetic_batch
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import build_model
@@ -109,14 +116,14 @@ def measure(job: RankJob, ranks: RankInfo, device: torch.device) -> dict[str, An
     else:
         batch = synthetic_batch(share, job.img_size, model.nc, objects_per_image=job.objects_per_image, seed=ranks.rank)
     precision = choose_precision(job.amp, device)
-    training = build_training(model, device, precision, local_rank=ranks.local_rank, world_size=ranks.world_size)
+    engine = build_training(model, device, precision)
     num_bytes = gradient_bytes(model)
     if ranks.world_size > 1:
-        found, alone_ms = _time_with_and_without(training, loader, batch, job)
+        found, alone_ms = _time_with_and_without(engine, loader, batch, job)
         sizes = sorted({*REDUCE_BYTES, num_bytes})
         allreduces = [{"bytes": size, "ms": _time_allreduce(size, device).tolist()} for size in sizes]
     else:
-        found = [_time_ranges(training, loader, batch, job, job.steps)]
+        found = [_time_ranges(engine, loader, batch, job, job.steps)]
         alone_ms, allreduces = found[0].ranges.ranges_ms.sum(1), []
     return {
         "ranges_ms": np.concatenate([timed.ranges.ranges_ms for timed in found]).tolist(),
@@ -131,37 +138,37 @@ def measure(job: RankJob, ranks: RankInfo, device: torch.device) -> dict[str, An
 
 
 def _time_with_and_without(
-    training: Training, loader: Any, batch: Batch, job: RankJob
+    engine: TrainingEngine, loader: Any, batch: Batch, job: RankJob
 ) -> tuple[list[Timed], np.ndarray]:
     """Return the ranges of two halves of steps with communication, and the ms of steps without any (steps,).
 
     The ones without lie in the middle: a machine that grows slower or faster meanwhile does so for both alike.
     """
-    alone = _alone(training)
+    alone = _alone(engine)
     found: list[Timed] = []
     alone_ms: list[np.ndarray] = []
     half = -(-job.steps // 2)
     for communicates in (True, False, False, True):
         barrier()
         if communicates:
-            found.append(_time_ranges(training, loader, batch, job, half))
+            found.append(_time_ranges(engine, loader, batch, job, half))
             continue
         # The engine's model is DDP: under no_sync its hooks leave the gradients where they are.
-        with training.engine.model.no_sync():  # type: ignore[operator]
+        with engine.model.no_sync():  # type: ignore[operator]
             alone_ms.append(time_training_steps(alone, batch, job.warmup_steps, half).sum(1))
     return found, np.concatenate(alone_ms)
 
 
-def _time_ranges(training: Training, loader: Any, batch: Batch, job: RankJob, steps: int) -> Timed:
+def _time_ranges(engine: TrainingEngine, loader: Any, batch: Batch, job: RankJob, steps: int) -> Timed:
     """Train `steps` steps after the warm-up and return what was found."""
-    device = training.engine.device
+    device = engine.device
     if device.type == "cuda":
         batch.pin_memory()
     timer = RangeTimer(device)
     wall = _WallClock(timer, job.warmup_steps, steps)
     marked = MarkedLoader(loader or Repeated(batch, 1), job.warmup_steps + steps + 1, wall)
-    with timed_collectives(timer, training.engine.model):
-        run_training_steps(training, marked, wall)
+    with timed_collectives(timer, engine.model):
+        run_training_steps(engine, marked, wall)
     ranges = timer.ranges()
     return Timed(
         StepRanges(ranges.ranges_ms[-steps:], ranges.collectives[-steps:]),
@@ -202,19 +209,13 @@ class LocalLoss:
         return sums.normalised(sums.normalisers).sum() * self.criterion.loss_scale
 
 
-def _alone(training: Training) -> Training:
+def _alone(engine: TrainingEngine) -> TrainingEngine:
     """Return the same training without any communication: no gradients, no normalisers, no batch statistics."""
-    engine = training.engine
     alone = TrainingEngine(
-        model=engine.raw_model,
-        device=engine.device,
-        precision=engine.precision,
-        use_ema=True,
-        gradient_clip_val=engine.gradient_clip_val,
-        tensorboard=False,
+        engine.state.model, engine.device, engine.options, task=SegmentationStep(), distributed=False
     )
-    alone.log = engine.log
-    return Training(alone, training.optimizer, LocalLoss(training.criterion))
+    alone.begin(engine.state.optimizer, LocalLoss(criterion_of(engine)))
+    return alone
 
 
 def _time_allreduce(num_bytes: int, device: torch.device) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Times the phases of real training steps: the engine's own loop runs, and its hooks say where each phase begins.
+"""Times the phases of real training steps: the engine's own loop runs, and its marker says where each phase begins.
 
 On a GPU the times are CUDA events on the stream the work is queued on, so nothing waits for the clock; on a CPU they
 are `perf_counter`.
@@ -9,18 +9,17 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from utils.common.devices import Precision
 from utils.data.dataset import Batch
-from utils.engine.loop import TrainingEngine
+from utils.engine import EngineOptions, Task, TrainingEngine
 from utils.engine.state import Progress
-from utils.run.log import RunLog
+from utils.engine.step import Marker, NoMarker
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import YoloModel
@@ -31,13 +30,6 @@ from utils.yolo.optimizer import GRADIENT_CLIP_NORM, parameter_groups
 PHASES = ("input", "forward", "loss", "backward", "optimizer")
 LEARNING_RATE = 1e-5  # noise must not train the weights to infinity within the measurement
 WEIGHT_DECAY = 5e-4
-
-
-class Marker(Protocol):
-    """Hears when a phase of a step begins."""
-
-    def mark(self, phase: str) -> None:
-        """Begin `phase`."""
 
 
 class StepTimer:
@@ -76,82 +68,62 @@ class StepTimer:
         return first.elapsed_time(second) if self.device.type == "cuda" else (second - first) * 1000
 
 
-@dataclass(frozen=True)
-class Training:
-    """A model with everything that one step of its training needs."""
+class SegmentationStep(Task):
+    """What one step of a YOLO training needs."""
 
-    engine: TrainingEngine
-    optimizer: torch.optim.Optimizer
-    criterion: Any
+    def prepare(self, batch: Batch, device: torch.device) -> tuple[Any, Any]:
+        """See Task."""
+        return prepare_batch(batch, device)
 
 
-def build_training(
-    model: YoloModel, device: torch.device, precision: Precision, *, local_rank: int = 0, world_size: int = 1
-) -> Training:
+def criterion_of(engine: TrainingEngine) -> SegmentationLoss:
+    """Return the loss of an engine that `build_training` made."""
+    criterion = engine.task.criterion
+    assert isinstance(criterion, SegmentationLoss)
+    return criterion
+
+
+def build_training(model: YoloModel, device: torch.device, precision: Precision) -> TrainingEngine:
     """Set up the trainer's engine as `train_yolo_ddp.py` does by default: channels last, clip, EMA, DDP; with AdamW,
     which takes more memory than the default SGD.
 
     The one difference: BatchNorm keeps each rank's own statistics, whatever the batch size.
     """
     model = model.to(device, memory_format=torch.channels_last)
-    engine = TrainingEngine(
-        model=model,
-        device=device,
-        distributed=world_size > 1,
-        local_rank=local_rank,
-        world_size=world_size,
-        backend="nccl" if device.type == "cuda" else "gloo",
-        precision=precision,
-        use_ema=True,
-        gradient_clip_val=GRADIENT_CLIP_NORM,
-        static_graph=world_size > 1,
-        prepare_batch=prepare_batch,
-        tensorboard=False,
+    options = EngineOptions(
+        precision=precision.name, ema_decay=0.9999, clip_norm=GRADIENT_CLIP_NORM, static_graph=True, quiet=True
     )
-    engine.log = RunLog(Path(), is_main=False)  # a measurement prints no batches and writes no metrics.jsonl
+    engine = TrainingEngine(model, device, options, task=SegmentationStep())
     optimizer = torch.optim.AdamW(parameter_groups(model, WEIGHT_DECAY), lr=LEARNING_RATE, fused=True)
-    return Training(engine, optimizer, SegmentationLoss(model))
+    engine.begin(optimizer, SegmentationLoss(model))
+    return engine
 
 
-def time_training_steps(training: Training, batch: Batch, warmup_steps: int, steps: int) -> np.ndarray:
+def time_training_steps(engine: TrainingEngine, batch: Batch, warmup_steps: int, steps: int) -> np.ndarray:
     """Train `steps` steps on `batch` after `warmup_steps` (at least 1); return their phases in ms: (steps, 5).
 
     The engine logs its first and last step, which costs a collective; both lie outside what is timed. Every rank must
     reach this when the engine is distributed.
     """
-    timer = StepTimer(training.engine.device)
-    if training.engine.device.type == "cuda":
+    timer = StepTimer(engine.device)
+    if engine.device.type == "cuda":
         batch.pin_memory()
-    run_training_steps(training, Repeated(batch, max(warmup_steps, 1) + steps + 1), timer)
+    run_training_steps(engine, Repeated(batch, max(warmup_steps, 1) + steps + 1), timer)
     return timer.phases_ms()[-steps:]
 
 
-def run_training_steps(training: Training, loader: Any, marker: Marker) -> None:
+def run_training_steps(engine: TrainingEngine, loader: Any, marker: Marker) -> None:
     """Train one epoch of `loader` with the engine's own loop, which tells `marker` where each phase begins.
 
     Every rank must reach this when the engine is distributed.
     """
-    engine = training.engine
-
-    def marked_input(batch: Batch, device: torch.device) -> tuple[Any, Any]:
-        marker.mark("input")
-        return prepare_batch(batch, device)
-
-    def marked_criterion(outputs: Any, targets: Any) -> Any:
-        marker.mark("loss")
-        result = training.criterion(outputs, targets)
-        marker.mark("backward")
-        return result
-
-    engine.progress = Progress()
-    engine.log_interval = len(loader)
-    engine.prepare_batch = marked_input
-    hook = engine.model.register_forward_pre_hook(lambda *_: marker.mark("forward"))
+    engine.state.progress = Progress()
+    engine.options = replace(engine.options, epochs=1, log_interval=len(loader))
+    engine.step.marker = marker
     try:
-        engine.train_one_epoch(loader, training.optimizer, marked_criterion, _OptimizerMark(marker), num_epochs=1)
+        engine.train_one_epoch(loader)
     finally:
-        hook.remove()
-        engine.prepare_batch = prepare_batch
+        engine.step.marker = NoMarker()
 
 
 def middle_half(phases_ms: np.ndarray) -> np.ndarray:
@@ -176,13 +148,3 @@ class Repeated:
 
     def __iter__(self) -> Iterator[Batch]:
         return iter([self.batch] * self.times)
-
-
-class _OptimizerMark:
-    """Stands where the engine expects a schedule, which it asks before anything else of the optimizer's step."""
-
-    def __init__(self, marker: Marker) -> None:
-        self.marker = marker
-
-    def step_update(self, num_updates: int) -> None:
-        self.marker.mark("optimizer")

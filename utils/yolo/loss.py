@@ -73,7 +73,7 @@ class SegmentationLoss:
         self.gains = gains or LossGains()
         self.loss_scale = loss_scale
         self.class_weights = class_weights
-        self.carry: torch.Tensor | None = None
+        self.gradient_rescale = torch.ones(())
         self._group: torch.Tensor | None = None  # normalisers (2,) of the micro-batches so far
         self._is_in_group = False
         self._points: dict[tuple[int, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}  # by input size
@@ -81,8 +81,8 @@ class SegmentationLoss:
     def begin_group(self) -> None:
         """Begin the micro-batches of one optimizer step.
 
-        From here on the caller sums gradients without dividing, and multiplies those it has by `carry`, a tensor (), after
-        each call and before the backward pass.
+        From here on the caller sums gradients without dividing, and multiplies those it has by `gradient_rescale`, a
+        tensor (), after each call and before the backward pass.
         """
         self._group = None
         self._is_in_group = True
@@ -101,7 +101,7 @@ class SegmentationLoss:
         if self._is_in_group:
             before = torch.zeros_like(normalisers) if self._group is None else self._group
             self._group = before + normalisers
-            self.carry = (before.clamp(min=1) / self._group.clamp(min=1))[0]
+            self.gradient_rescale = (before.clamp(min=1) / self._group.clamp(min=1))[0]
             parts = sums.normalised(self._group) * distributed.world_size()
         return parts.sum() * self.loss_scale, values
 

@@ -1,0 +1,72 @@
+"""Options of the training engine, and the keywords of the TrainingEngine guide that set them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How to train. Plain values: every checkpoint records them."""
+
+    epochs: int = 100
+    precision: str = "auto"  # auto, bf16, fp16 or off
+    accumulate: int = 1  # batches per optimizer step
+    clip_norm: float | None = None  # the gradient's largest norm; None: no clipping
+    ema_decay: float | None = None  # decay of the weights' moving average; None: no average
+    ema_ramp: float = 2000.0  # optimizer steps over which the decay is reached
+    sync_batchnorm: bool = False  # BatchNorm statistics over all ranks
+    static_graph: bool = False  # every step uses the same parameters in the same order, which lets DDP do less
+    grad_compression: str = "none"  # none, bf16 or fp16: how gradients travel between ranks
+    compile: bool = False  # torch.compile
+    monitor: str = "val_loss"  # the reported value that chooses best.pt
+    higher_is_better: bool | None = None  # None: yes if the name of `monitor` contains "acc" or "map"
+    patience: int | None = None  # stop after this many epochs without a better `monitor`; None or 0: never
+    save_best: bool = True  # write best.pt
+    save_last: bool = True  # write last.pt
+    save_every_s: float | None = None  # write a checkpoint within an epoch when the last one is older than this
+    log_interval: int = 10  # batches between two log lines
+    tensorboard: bool = True
+    quiet: bool = False  # print nothing and write no metrics
+
+    @property
+    def monitors_a_score(self) -> bool:
+        """Whether a higher value of `monitor` is better."""
+        if self.higher_is_better is not None:
+            return self.higher_is_better
+        return any(word in self.monitor.lower() for word in ("acc", "map"))
+
+
+GUIDE_EMA_DECAY = 0.9999
+# Names in the TrainingEngine guide, with ours.
+_GUIDE_NAMES = {
+    "gradient_clip_val": "clip_norm",
+    "num_epochs": "epochs",
+    "monitor_metric": "monitor",
+    "early_stopping_patience": "patience",
+}
+_FACTS_OF_THE_GROUP = ("local_rank", "world_size", "backend")  # the process group knows them already
+
+
+def with_keywords(options: EngineOptions, keywords: dict[str, Any]) -> EngineOptions:
+    """Return `options` changed by keywords: fields of EngineOptions, or the guide's names for them.
+
+    `use_amp` and `use_ema` are switches: `use_ema=True` without `ema_decay` averages with a decay of 0.9999. Raises
+    TypeError for an unknown keyword.
+    """
+    values = {_GUIDE_NAMES.get(name, name): value for name, value in keywords.items()}
+    if "use_amp" in values:
+        values["precision"] = "auto" if values.pop("use_amp") else "off"
+    if "use_ema" in values:
+        decay = values.get("ema_decay", options.ema_decay or GUIDE_EMA_DECAY)
+        values["ema_decay"] = decay if values.pop("use_ema") else None
+    return replace(options, **values)
+
+
+def read_keywords(options: EngineOptions, run: str | Path, keywords: dict[str, Any]) -> tuple[EngineOptions, Path]:
+    """Return the options and the run folder after the keywords of TrainingEngine's constructor."""
+    rest = {name: value for name, value in keywords.items() if name not in _FACTS_OF_THE_GROUP}
+    folder = Path(rest.pop("save_dir", run)) / rest.pop("experiment_name", "")
+    return with_keywords(options, rest), folder

@@ -1,0 +1,102 @@
+"""What is trained: how batches, loss, evaluation and files look. The engine calls a Task; its defaults serve a classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from utils.common.devices import Precision
+from utils.common.tensor_files import atomic_torch_save
+from utils.engine.meters import EpochMeter
+from utils.run.log import RunLog
+
+Batch = Any
+NamedValues = dict[str, torch.Tensor]
+
+
+@runtime_checkable
+class AccumulatingLoss(Protocol):
+    """A criterion that normalises over all batches of an optimizer step, such as `utils.yolo.loss.SegmentationLoss`.
+
+    The engine calls `begin_group()` before the first batch of each step. After each call it multiplies the gradients so
+    far by `gradient_rescale`, a tensor (), and adds the new ones without dividing by the number of batches.
+    """
+
+    @property
+    def gradient_rescale(self) -> torch.Tensor: ...
+
+    def begin_group(self) -> None: ...
+
+    def __call__(self, outputs: Any, targets: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The epoch that a task evaluates or follows up."""
+
+    number: int  # counted from 1
+    is_last: bool  # no epoch follows, as far as is known
+    device: torch.device
+    precision: Precision
+    log: RunLog
+
+
+class Task:
+    """Override what differs from a classifier. Every rank calls `prepare`, `loss` and `evaluate`; rank 0 the others."""
+
+    criterion: Callable[[Any, Any], Any] | None = None
+
+    def __init__(self, criterion: Callable[[Any, Any], Any] | None = None) -> None:
+        self.criterion = criterion
+
+    def prepare(self, batch: Batch, device: torch.device) -> tuple[Any, Any]:
+        """Return a batch of the loader as (inputs, targets) on the device. Here: the batch is such a pair of tensors."""
+        inputs, targets = batch
+        return inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+
+    def loss(self, outputs: Any, targets: Any) -> torch.Tensor | tuple[torch.Tensor, NamedValues]:
+        """Return the batch's mean loss (), or (loss, {name: value ()}); a value named `loss` replaces it in reports.
+
+        Here: the criterion's, given to the constructor or to `TrainingEngine.train`.
+        """
+        if self.criterion is None:
+            raise TypeError("no loss: give train() a criterion, or override Task.loss")
+        result: torch.Tensor | tuple[torch.Tensor, NamedValues] = self.criterion(outputs, targets)
+        return result
+
+    def evaluate(self, model: nn.Module, loader: Any, epoch: Epoch) -> dict[str, Any]:
+        """Evaluate a module, not wrapped, on this rank's share; return named values, equal on every rank.
+
+        Here: the means over all ranks of what `loss` returns, each named `val_<name>`.
+        """
+        model.eval()
+        meter = EpochMeter()
+        for batch in loader:
+            inputs, targets = self.prepare(batch, epoch.device)
+            with epoch.precision.autocast(epoch.device):
+                values = named_values(self.loss(model(inputs), targets))[1]
+            meter.add(values, batch_length(inputs))
+        return {f"val_{name}": value for name, value in meter.means().items()}
+
+    def save(self, path: Path, model: nn.Module, info: dict[str, Any]) -> None:
+        """Write best.pt or last.pt: the module to deploy, with facts about the run. Here: its state dict."""
+        atomic_torch_save({"model_state_dict": model.state_dict(), **info}, path)
+
+    def after_epoch(self, record: dict[str, Any], epoch: Epoch) -> None:
+        """Follow up a finished epoch, whose reported values are `record`. Here: nothing."""
+
+
+def named_values(result: torch.Tensor | tuple[torch.Tensor, NamedValues]) -> tuple[torch.Tensor, NamedValues]:
+    """Split what `Task.loss` returned into the loss to differentiate and the values to report."""
+    loss, values = result if isinstance(result, tuple) else (result, {})
+    return loss, {"loss": loss, **values}
+
+
+def batch_length(inputs: Any) -> int:
+    """Return the number of samples in a tensor, a list, or a dictionary of them."""
+    return len(next(iter(inputs.values()))) if isinstance(inputs, dict) else len(inputs)
