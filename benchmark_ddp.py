@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from utils.common.config import Options, option, parse_config, to_dict
+from utils.common.config import INPUT_SIZE, Options, option, parse_config, to_dict
 from utils.common.cores import choose_threads_and_workers, usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_precision, visible_gpu_count
 from utils.common.environment import environment_report
@@ -52,8 +52,7 @@ class BenchmarkConfig(Options):
     img_size: int | None = option(
         None,
         "side of the square network input in pixels, a multiple of 32; unset: 640 on GPUs, 256 on a CPU",
-        at_least=64,
-        multiple_of=32,
+        **INPUT_SIZE,
     )
     objects_per_image: int = option(20, "labelled objects in each synthetic image", at_least=0)
     data: str | None = option(None, "data-set YAML: train from it with the trainer's loader", metavar="YAML")

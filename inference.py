@@ -20,7 +20,7 @@ import cv2
 import numpy as np
 import torch
 
-from utils.common.config import Options, option, parse_config
+from utils.common.config import FRACTION, Options, option, parse_config
 from utils.common.cores import usable_cpu_count
 from utils.common.devices import choose_device
 from utils.common.errors import UserError, printable, run_script
@@ -40,10 +40,8 @@ class InferenceConfig(Options):
     model: str = option(None, "trained model, such as models/epri_distribution_ddp/best.pt", required=True)
     source: str = option(None, "photograph, folder (searched through) or quoted pattern", required=True)
     output: str = option("outputs/predictions", "folder for pictures, labels/ and predictions.json", metavar="DIR")
-    conf: float = option(0.25, "least confidence of a detection", at_least=0, at_most=1)
-    iou: float = option(
-        0.7, "overlap above which the weaker of two detections of a class is dropped", at_least=0, at_most=1
-    )
+    conf: float = option(0.25, "least confidence of a detection", **FRACTION)
+    iou: float = option(0.7, "overlap above which the weaker of two detections of a class is dropped", **FRACTION)
     img_size: int | None = option(
         None, "side of the network input in pixels; unset: as trained", at_least=32, multiple_of=32
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from utils.common.config import Options, option, parse_config, to_dict
+from utils.common.config import INPUT_SIZE, Options, option, parse_config, to_dict
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision, seed_everything, tune_device
 from utils.common.environment import environment_report
@@ -52,9 +52,7 @@ class ProfileConfig(Options):
     batch_sizes: tuple[int, ...] = option(
         (4, 8, 16, 32, 64), "batch sizes to try, in ascending order", metavar="N", at_least=1
     )
-    img_size: int = option(
-        640, "side of the square network input in pixels, a multiple of 32", at_least=64, multiple_of=32
-    )
+    img_size: int = option(640, "side of the square network input in pixels, a multiple of 32", **INPUT_SIZE)
     objects_per_image: int = option(20, "labelled objects in each synthetic image", at_least=0)
     steps: int | None = option(
         None, "training steps measured per batch size; unset: 20 on a GPU, 4 on a CPU", at_least=1

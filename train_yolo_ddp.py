@@ -49,11 +49,11 @@ def main() -> int:
     seed_everything(config.seed)
     tune_device(device, deterministic=config.deterministic, fixed_shapes=not config.multi_scale)
 
-    # Everything slow or likely to fail comes before the process group: no rank waits in a collective meanwhile.
+    # Everything slow or likely to fail comes before the process group, so that no rank waits in a collective for it.
     spec = load_dataset_yaml(config.data)
     say = print if ranks.is_main else _quiet
     on_device = config.colour == "device" or (config.colour == "auto" and device.type == "cuda")
-    train_set, val_set = (assembly.open_dataset(config, split, on_device, say) for split in ("train", "val"))
+    train_set, val_set = (assembly.open_dataset(config, spec, split, on_device, say) for split in ("train", "val"))
     model = build_model(config.model, spec.names).to(memory_format=torch.channels_last)
     freeze_layers(model, config.freeze)
     found = assembly.find_batch_size(config, model, device)
@@ -65,7 +65,7 @@ def main() -> int:
             loading = assembly.plan_workers(config, workers, ranks.local_world_size)
             place = f"Device: {device}, {threads} threads and {loading.workers} loader workers per process"
             say("\n".join([*run.notes, *loading.notes, place]))
-            return train(config, run, ranks, device, model, (train_set, val_set), loading.workers, say)
+            return train(config, run, device, model, spec.names, (train_set, val_set), loading.workers, say)
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"GPU {device.index}: --batch-size {config.batch_size} at {config.img_size} pixels does not fit its memory; "
@@ -78,38 +78,36 @@ def main() -> int:
 def train(
     config: TrainConfig,
     run: OwnedRun,
-    ranks: distributed.RankInfo,
     device: torch.device,
     model: YoloModel,
+    names: tuple[str, ...],
     datasets: tuple[SegmentationDataset, SegmentationDataset],
     workers: int,
     say: distributed.Say,
 ) -> int:
     """Train in an open run folder, as a member of the process group; return the exit code."""
     train_set, val_set = datasets
-    names = load_dataset_yaml(config.data).names
+    rank, world_size = distributed.rank(), distributed.world_size()
     config, lines = keep_choices(config, run.choices, device)
-    batches_now = batches_per_step(config, ranks.world_size, run.choices)
+    batches_now = batches_per_step(config, world_size, run.choices)
     if batches_now != config.accumulate:
         images = run.choices[GLOBAL_BATCH_SIZE]
-        lines.append(f"{batches_now} batches per step now, so that the run keeps its {images} images per step")
+        lines.append(f"{batches_now} batches per step, so that the run keeps its {images} images per step")
         config = replace(config, accumulate=batches_now)
-    plan = plan_optimizer(config, ranks.world_size, len(train_set), len(names))
+    plan = plan_optimizer(config, world_size, len(train_set), len(names))
     weights = assembly.class_weights(config, train_set, len(names))
     say("\n".join([*lines, *plan.arithmetic, *assembly.weight_lines(weights, names)]))
 
     sizes = multi_scale_sizes(config.img_size) if config.multi_scale else ()
-    batches = EpochBatches(
-        len(train_set), config.batch_size, ranks.rank, ranks.world_size, config.seed, sizes, config.accumulate
-    )
-    val_batches = ShardBatches(len(val_set), 2 * config.batch_size, ranks.rank, ranks.world_size)
+    batches = EpochBatches(len(train_set), config.batch_size, rank, world_size, config.seed, sizes, config.accumulate)
+    val_batches = ShardBatches(len(val_set), 2 * config.batch_size, rank, world_size)
     pin_memory = device.type == "cuda"
-    if ranks.is_main and not run.resumes:
+    if rank == 0 and not run.resumes:
         save_first_pictures(train_set, batches, names, run.folder)
     optimizer = build_optimizer(model, plan)
     task = assembly.Segmentation(config, model, names, run, val_set.photos, weights)
     options = assembly.engine_options(config, device)
-    facts = run_choices(plan, choose_precision(config.amp, device), ranks.world_size)
+    facts = run_choices(plan, choose_precision(config.amp, device), world_size)
     engine = TrainingEngine(model, device, options, task=task, run=run.folder, facts=facts)
     engine.train(
         train_loader=get_dataloader(train_set, batches, workers, pin_memory, config.prefetch),
@@ -122,7 +120,7 @@ def train(
 
 
 def conclude(engine: TrainingEngine, config: TrainConfig, run: OwnedRun, say: distributed.Say) -> int:
-    """Say how the training ended, to the user and in the run's status; return the exit code."""
+    """Report how the training ended, on the console and in the run's status; return the exit code."""
     progress, monitor = engine.progress, config.monitor
     place = {"epoch": progress.epoch, "step": progress.global_step}
     if engine.stopped_by_signal:

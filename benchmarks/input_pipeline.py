@@ -24,7 +24,7 @@ if __package__ in (None, ""):  # started by its path: this folder stands where t
 
 from benchmarks.comparison import make_sample
 from benchmarks.input_pipeline_sides import ORIGINAL_LONG_SIDE_PX, OurSide, Side, StageClock, TheirSide, parse_raw
-from utils.common.config import Options, option, parse_config, to_dict
+from utils.common.config import INPUT_SIZE, Options, option, parse_config, to_dict
 from utils.common.environment import environment_report, package_version, prepare_environment
 from utils.common.errors import UsageError, UserError, run_script
 from utils.common.files import write_text_atomic
@@ -47,9 +47,7 @@ class InputConfig(Options):
         None, "folder as download_data.py leaves it, instead of --originals: parsed here at both sizes", metavar="DIR"
     )
     sample_images: int = option(160, "photographs of the built-in sample", at_least=10)
-    img_size: int = option(
-        640, "side of the square network input in pixels, a multiple of 32", at_least=64, multiple_of=32
-    )
+    img_size: int = option(640, "side of the square network input in pixels, a multiple of 32", **INPUT_SIZE)
     batch_size: int = option(16, "samples per batch", at_least=1)
     batches: int = option(4, "batches of each side per round", at_least=1)
     rounds: int = option(5, "rounds; the median counts", at_least=1)

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks.train_step_sides import OurSide, Side, TheirSide
-from utils.common.config import Options, option, parse_config, to_dict
+from utils.common.config import INPUT_SIZE, Options, option, parse_config, to_dict
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision, keep_freed_memory, seed_everything
 from utils.common.environment import environment_report
@@ -48,9 +48,7 @@ class StepConfig(Options):
     """Options of `benchmarks/train_step.py`."""
 
     model: str = option("yolov8n-seg.yaml", "model to train: a .pt file or yolov8{n,s,m,l,x}-seg.yaml")
-    img_size: int = option(
-        640, "side of the square network input in pixels, a multiple of 32", at_least=64, multiple_of=32
-    )
+    img_size: int = option(640, "side of the square network input in pixels, a multiple of 32", **INPUT_SIZE)
     batch_size: int = option(16, "images per step", at_least=1)
     objects: int = option(20, "labelled objects in each image; without --data", at_least=0)
     steps: int = option(5, "steps of each side per round", at_least=1)

@@ -31,7 +31,7 @@ from benchmarks.summary import (
     summarise,
     table,
 )
-from utils.common.config import Options, option, parse_config, to_dict
+from utils.common.config import INPUT_SIZE, Options, option, parse_config, to_dict
 from utils.common.environment import environment_report
 from utils.common.errors import UsageError, run_script
 from utils.common.files import write_text_atomic
@@ -47,9 +47,7 @@ class ComparisonConfig(Options):
     sample_wire_width: int = option(14, "how wide its wires are drawn, in pixels of 1280", at_least=1)
     model: str = option("yolov8n-seg.yaml", "a .yaml (random weights of each seed) or a .pt to start from")
     epochs: int = option(30, "passes over the training images", at_least=1)
-    img_size: int = option(
-        320, "side of the square network input in pixels, a multiple of 32", at_least=64, multiple_of=32
-    )
+    img_size: int = option(320, "side of the square network input in pixels, a multiple of 32", **INPUT_SIZE)
     batch_size: int = option(16, "images per step", at_least=1)
     seeds: tuple[int, ...] = option((0, 1, 2), "one training of each side per seed", at_least=0)
     optimizer: str = option(

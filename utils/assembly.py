@@ -1,4 +1,4 @@
-"""Builds the parts of a YOLOv8-seg training from its options: photographs, engine, schedule."""
+"""Builds the parts of a YOLO segmentation training from the trainer's options: data sets, task, schedule."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from utils import distributed
 from utils.common.devices import choose_precision
 from utils.data.dataset import Batch, Photo, SegmentationDataset, count_classes, open_images, read_photos
-from utils.data.dataset_yaml import load_dataset_yaml
+from utils.data.dataset_yaml import DatasetSpec
 from utils.data.loader import LoaderPlan, batch_bytes, multi_scale_sizes, plan_loader
 from utils.engine import EngineOptions, Epoch, Task
 from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
@@ -29,9 +29,10 @@ from utils.yolo.optimizer import GRADIENT_CLIP_NORM, OptimizerPlan
 SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
 
 
-def open_dataset(config: TrainConfig, split: str, colours_on_device: bool, say: distributed.Say) -> SegmentationDataset:
-    """Read a split's labels and open, or build, its packed copy; augmented if it is `train`."""
-    spec = load_dataset_yaml(config.data)
+def open_dataset(
+    config: TrainConfig, spec: DatasetSpec, split: str, colours_on_device: bool, say: distributed.Say
+) -> SegmentationDataset:
+    """Read a split's labels and open, or build, its packed cache. The split `train` is augmented."""
     photos = read_photos(spec, split)
     packed = None if config.cache == "none" else open_images(photos, config.img_size, spec.root / ".cache", split, say)
     return SegmentationDataset(
@@ -46,14 +47,14 @@ def open_dataset(config: TrainConfig, split: str, colours_on_device: bool, say: 
 
 
 def class_weights(config: TrainConfig, train_set: SegmentationDataset, num_classes: int) -> torch.Tensor | None:
-    """Return the weights of `--class-weights`. Every rank has read all labels, so all find the same."""
+    """Return the class weights of `--class-weights`, float32 (classes,). Every rank reads all labels, so all agree."""
     if config.class_weights == "none":
         return None
     return inverse_frequency_weights(count_classes(train_set.photos, num_classes))
 
 
 def weight_lines(weights: torch.Tensor | None, names: tuple[str, ...]) -> list[str]:
-    """Say how the classes are weighted, if they are."""
+    """Return a line that shows the class weights, if there are any."""
     if weights is None:
         return []
     return ["Class weights: " + ", ".join(f"{name} {w:.3g}" for name, w in zip(names, weights.tolist(), strict=True))]

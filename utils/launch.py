@@ -1,7 +1,7 @@
-"""Decides how `train_ddp.sh` starts a run, and refuses one that cannot work before any process is started.
+"""Plans how `train_ddp.sh` starts a run; refuses a run that cannot work before any process starts.
 
 `python -m utils.launch [--processes N] -- TRAINER FLAGS` prints `PROCESSES THREADS DEVICE`. It starts in a tenth of a
-second because PyTorch is imported only where there is a GPU driver.
+second because it imports PyTorch only where there is a GPU driver.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DATA_CURE = "run python download_data.py && python parse_labels.py, or name anot
 class LaunchConfig(Options):
     processes: int | None = option(None, "processes on this node; unset: one for each visible GPU, else 2", metavar="N")
     port: int | None = option(None, "port which must be free on this machine", metavar="PORT")
-    own_trainer: bool = option(True, "the trainer is train_yolo_ddp.py, which reads dataset.yaml unless told otherwise")
+    own_trainer: bool = option(True, "the trainer is train_yolo_ddp.py, which reads dataset.yaml by default")
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ def main() -> None:
 def plan_launch(
     processes: int | None, trainer_arguments: Sequence[str], gpus: int, cores: int | None = None
 ) -> LaunchPlan:
-    """Choose processes and threads so that every process gets its own GPU, and all of them fit the cores.
+    """Choose processes and threads: one GPU for each process, and no more threads than cores.
 
-    Raises UserError when more processes are asked for than there are GPUs.
+    Raises UserError when there are fewer GPUs than requested processes.
     """
     device = "cpu" if trainer_setting(trainer_arguments, "device") == "cpu" or not gpus else "cuda"
     if processes is None:
@@ -75,10 +75,10 @@ def plan_launch(
 
 
 def require_dataset(trainer_arguments: Sequence[str], default_data: Path | None) -> None:
-    """Raise UserError unless the data set which the trainer will read has training and validation images."""
+    """Raise UserError unless the trainer's data set has training and validation images."""
     data_file = trainer_setting(trainer_arguments, "data")
     if data_file is None and any(argument.split("=")[0] == "--resume" for argument in trainer_arguments):
-        return  # the run that is resumed knows its data set
+        return  # the resumed run's config.yaml names its data set
     if data_file is None and default_data is None:
         return
     spec = load_dataset_yaml(str(data_file or default_data))
@@ -100,7 +100,7 @@ def require_free_port(port: int) -> None:
 
 
 def trainer_setting(trainer_arguments: Sequence[str], name: str) -> Any:
-    """Return what the trainer will read for `name`: its flag, else the key in its `--config` file, else None."""
+    """Return the trainer's value of an option: its flag, else the key in its `--config` file, else None."""
     flag = "--" + name.replace("_", "-")
     value: Any = _last_value(trainer_arguments, flag)
     config_file = _last_value(trainer_arguments, "--config")

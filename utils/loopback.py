@@ -1,9 +1,9 @@
-"""torchrun for one machine, all of whose ports are out of the network's reach.
+"""torchrun for one machine, without any port that the network can reach.
 
     python -m utils.loopback --rdzv-backend loopback --rdzv-endpoint 127.0.0.1:0 --nproc-per-node 2 train_yolo_ddp.py
 
-PyTorch's key-value store listens on every interface and asks nobody for a password: whoever reaches it can write the
-addresses that the ranks connect to. The one opened here is the c10d rendezvous on a socket of the loopback interface.
+PyTorch's key-value store listens on every interface, without a password: anybody who reaches it can change the addresses
+that the ranks connect to. This rendezvous opens the same store on the loopback interface alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BACKEND = "loopback"
 
 
 class LoopbackBackend(C10dRendezvousBackend):
-    """c10d under the name it is asked for by, as the registry demands."""
+    """c10d under the name by which the registry looks it up."""
 
     @property
     def name(self) -> str:

@@ -1,7 +1,7 @@
 """Shows a running or finished training in the terminal, also over ssh: `python -m utils.monitor models/my_run`.
 
-It reads the run's files and changes none. In a terminal the view is refreshed until the run ends; into a pipe, or with
-`--once`, it is printed once.
+It reads the run's files and changes none. In a terminal it refreshes the view until the run ends. Into a pipe, or with
+`--once`, it prints the view once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from utils.run.records import RunReader
 from utils.run.status import RUNNING
 from utils.run.view import view_lines
 
-GONE_S = 3.0  # a folder that is set aside is replaced at once
+GONE_S = 3.0  # a folder may be missing this long: a new run renames the old one first
 
 
 @dataclass(frozen=True)
 class MonitorConfig(Options):
-    run: str = option("", "run folder; may also stand alone, first", required=True, metavar="RUN")
-    once: bool = option(False, "print the present state and leave")
-    every: float = option(2.0, "seconds between two looks", above=0)
+    run: str = option("", "run folder; may be the first argument, without --run", required=True, metavar="RUN")
+    once: bool = option(False, "print the current state and exit")
+    every: float = option(2.0, "seconds between two updates", above=0)
 
 
 def main() -> int:
@@ -52,13 +52,13 @@ def _folder_of(run: str) -> Path:
 
 
 def _look(reader: RunReader, run: str) -> tuple[list[str], bool]:
-    """Return the view, and whether there will be more to see."""
+    """Return the view, and whether the run continues."""
     columns, rows = shutil.get_terminal_size()
     try:
         state = reader.read()
     except FileNotFoundError as error:
         raise UserError(
-            f"{run}: no run there (no config.yaml, status.json or metrics.jsonl); moved, or not yet begun?"
+            f"{run}: no run there (no config.yaml, status.json or metrics.jsonl); was it moved, or has it not started yet?"
         ) from error
     is_unicode = "utf" in (sys.stdout.encoding or "").lower()
     lines = view_lines(state, columns, time.time(), is_unicode=is_unicode)
@@ -67,12 +67,12 @@ def _look(reader: RunReader, run: str) -> tuple[list[str], bool]:
 
 
 def _watch(reader: RunReader, config: MonitorConfig) -> None:
-    """Redraw the view in its place, without clearing what the terminal showed before."""
+    """Redraw the view in place; keep what the terminal showed before it."""
     num_lines = 0
     gone_since_s: float | None = None
     while True:
         try:
-            lines, goes_on = _look(reader, config.run)
+            lines, continues = _look(reader, config.run)
             gone_since_s = None
         except UserError:
             gone_since_s = gone_since_s or time.monotonic()
@@ -82,7 +82,7 @@ def _watch(reader: RunReader, config: MonitorConfig) -> None:
             back = f"\x1b[{num_lines}F" if num_lines else ""
             print(back + "\n".join(f"{line}\x1b[K" for line in lines) + "\n\x1b[J", end="", flush=True)
             num_lines = len(lines)
-            if not goes_on:
+            if not continues:
                 return
         time.sleep(config.every)
 

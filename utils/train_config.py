@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from utils.common.config import Options, option
+from utils.common.config import FRACTION, INPUT_SIZE, Options, option
 from utils.common.devices import PRECISION_CHOICES
 from utils.data.augment import COLOUR_CHOICES, AugmentConfig
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML
@@ -14,7 +14,7 @@ from utils.yolo.optimizer import NOMINAL_BATCH_SIZE, SGD_LR
 
 @dataclass(frozen=True)
 class TrainConfig(Options):
-    """Options of the trainer; every one can also stand in a YAML file given with --config."""
+    """Options of the trainer. A YAML file given with --config may hold any of them."""
 
     model: str = option("yolov8m-seg.pt", "yolov8{n,s,m,l,x}-seg.pt, a local .pt, or yolov8n-seg.yaml (from scratch)")
     data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML: folders and class names", metavar="YAML")
@@ -25,9 +25,7 @@ class TrainConfig(Options):
         words={"auto": 0},
         at_least=0,
     )
-    img_size: int = option(
-        640, "side of the square network input in pixels, a multiple of 32", at_least=64, multiple_of=32
-    )
+    img_size: int = option(640, "side of the square network input in pixels, a multiple of 32", **INPUT_SIZE)
     lr: float | None = option(
         None,
         f"peak learning rate at batch {NOMINAL_BATCH_SIZE}; unset: {SGD_LR} for SGD, 0.002 * 5 / (4 + classes) for AdamW",
@@ -35,11 +33,11 @@ class TrainConfig(Options):
     )
     weight_decay: float = option(5e-4, f"weight decay at batch {NOMINAL_BATCH_SIZE}", at_least=0)
     num_workers: int = option(
-        8, "loader processes per GPU, at most; fewer where the cores do not suffice", at_least=0, may_differ=True
+        8, "most loader processes per GPU; fewer where there are not enough cores", at_least=0, may_differ=True
     )
     prefetch: int = option(4, "batches each loader process prepares ahead", at_least=1, may_differ=True)
     threads: int = option(
-        0, "compute threads per process; 0: the cores which the loader processes leave", at_least=0, may_differ=True
+        0, "compute threads per process; 0: the cores that the loader processes leave", at_least=0, may_differ=True
     )
     save_dir: str = option("models/epri_distribution_ddp", "run folder", metavar="DIR", may_differ=True)
     resume: str | None = option(None, "continue this run: its folder, or its last.pt", metavar="RUN", may_differ=True)
@@ -47,26 +45,33 @@ class TrainConfig(Options):
         None, "YAML file with any of these options; the command line wins", metavar="FILE", may_differ=True
     )
     save_every_minutes: float = option(
-        15.0, "a checkpoint within the epoch when the last is so old; 0: after epochs only", at_least=0, may_differ=True
+        15.0,
+        "minutes after which a checkpoint is written within an epoch; 0: only after epochs",
+        at_least=0,
+        may_differ=True,
     )
     accumulate: int = option(1, "batches per optimizer step", at_least=1)
-    freeze: int = option(
-        0, "layers to leave as they are, counted from the input; 10: the backbone of YOLOv8", at_least=0
-    )
-    multi_scale: bool = option(False, "another input size for each batch, within half of --img-size")
+    freeze: int = option(0, "freeze this many layers, counted from the input; 10: YOLOv8's backbone", at_least=0)
+    multi_scale: bool = option(False, "random input size for each batch, 0.5 to 1.5 times --img-size")
     class_weights: str = option(
-        "none", "weight the class loss; auto: by one over the number of training objects", choices=("none", "auto")
+        "none",
+        "weights of the class loss; auto: inverse to each class's number of training objects",
+        choices=("none", "auto"),
     )
-    optimizer: str = option("auto", "auto: SGD, which got further (docs/recipe.md)", choices=("auto", "sgd", "adamw"))
-    compile: bool = option(False, "let torch.compile translate the network; needs a C++ compiler, minutes at the start")
+    optimizer: str = option("auto", "auto: SGD (docs/recipe.md says why)", choices=("auto", "sgd", "adamw"))
+    compile: bool = option(
+        False, "compile the network with torch.compile; needs a C++ compiler and takes minutes at the start"
+    )
     grad_compression: str = option(
-        "none", "send gradients as 16-bit numbers, for slow networks", choices=GRAD_COMPRESSION_CHOICES
+        "none", "send gradients between ranks as 16-bit numbers, for slow networks", choices=GRAD_COMPRESSION_CHOICES
     )
-    deterministic: bool = option(False, "equal runs give equal bits on GPUs too, more slowly; on a CPU they always do")
+    deterministic: bool = option(
+        False, "bitwise equal results on GPUs too, but slower; CPU runs are always deterministic"
+    )
     amp: str = option("auto", "mixed precision", choices=PRECISION_CHOICES)
-    ema: bool = option(True, "judge and save the moving average of the weights")
-    ema_decay: float = option(0.9999, "decay of the moving average", at_least=0, at_most=1)
-    ema_ramp: float = option(2000.0, "optimizer steps over which that decay is reached")
+    ema: bool = option(True, "evaluate and save the moving average of the weights")
+    ema_decay: float = option(0.9999, "decay of the moving average", **FRACTION)
+    ema_ramp: float = option(2000.0, "optimizer steps over which the decay is reached")
     sync_bn: str = option(
         "auto",
         "batch statistics over all GPUs; auto: on GPUs with fewer than 16 images each",
@@ -77,10 +82,10 @@ class TrainConfig(Options):
     )
     warmup_epochs: float = option(3.0, "linear warm-up, at most a tenth of the run", at_least=0)
     patience: int = option(
-        100, "stop after so many epochs without a better --best-metric; 0: never", at_least=0, may_differ=True
+        100, "stop after this many epochs without a better --best-metric; 0: never", at_least=0, may_differ=True
     )
-    close_mosaic: int = option(10, "last epochs without mosaic, at most half of the run", at_least=0)
-    seed: int = option(0, "everything random follows from it", at_least=0)
+    close_mosaic: int = option(10, "number of last epochs without mosaic, at most half of the run", at_least=0)
+    seed: int = option(0, "random seed", at_least=0)
     device: str = option("auto", "auto, cpu, cuda or cuda:N", may_differ=True)
     best_metric: str = option("val_loss", "what chooses best.pt", choices=("val_loss", "mask_map", "box_map"))
     cache: str = option(
@@ -89,24 +94,30 @@ class TrainConfig(Options):
     tensorboard: bool = option(True, "write TensorBoard events", may_differ=True)
     val_pictures_every: int = option(
         5,
-        "epochs between two pictures of validation predictions beside the truth; 0: none",
+        "epochs between two pictures of validation predictions beside the labels; 0: none",
         at_least=0,
         may_differ=True,
     )
-    mosaic: float = option(1.0, "probability of joining four photographs", at_least=0, at_most=1)
-    scale: float = option(0.5, "random zoom, +- fraction", at_least=0, at_most=1)
-    translate: float = option(0.1, "random shift, +- fraction of the image", at_least=0, at_most=1)
+    mosaic: float = option(1.0, "probability of a mosaic of four photographs", **FRACTION)
+    scale: float = option(0.5, "random zoom, +- fraction", **FRACTION)
+    translate: float = option(0.1, "random shift, +- fraction of the image", **FRACTION)
     degrees: float = option(0.0, "random rotation, +- degrees", at_least=0)
     shear: float = option(0.0, "random shear along both axes, +- degrees", at_least=0, below=45)
-    fliplr: float = option(0.5, "probability of a left-right flip", at_least=0, at_most=1)
-    flipud: float = option(0.0, "probability of an up-down flip", at_least=0, at_most=1)
-    colour: str = option("auto", "who varies the colours; auto: the device if it is a GPU", choices=COLOUR_CHOICES)
-    hsv_h: float = option(0.015, "random hue, +- fraction", at_least=0, at_most=1)
-    hsv_s: float = option(0.7, "random saturation, +- fraction", at_least=0, at_most=1)
-    hsv_v: float = option(0.4, "random brightness, +- fraction", at_least=0, at_most=1)
-    mixup: float = option(0.0, "probability of mixing two pictures; ends with mosaic", at_least=0, at_most=1)
+    fliplr: float = option(0.5, "probability of a left-right flip", **FRACTION)
+    flipud: float = option(0.0, "probability of an up-down flip", **FRACTION)
+    colour: str = option(
+        "auto",
+        "where colours are varied; auto: on the device if it is a GPU, else in the loader",
+        choices=COLOUR_CHOICES,
+    )
+    hsv_h: float = option(0.015, "random hue, +- fraction", **FRACTION)
+    hsv_s: float = option(0.7, "random saturation, +- fraction", **FRACTION)
+    hsv_v: float = option(0.4, "random brightness, +- fraction", **FRACTION)
+    mixup: float = option(0.0, "probability of mixup of two pictures; off in epochs without mosaic", **FRACTION)
     copy_paste: float = option(
-        0.0, "probability of pasting each object mirrored, where there is room; ends with mosaic", at_least=0, at_most=1
+        0.0,
+        "probability of pasting a mirrored copy of each object where there is room; off in epochs without mosaic",
+        **FRACTION,
     )
 
     @property

@@ -51,10 +51,10 @@ def run_choices(plan: OptimizerPlan, precision: Precision, world_size: int) -> d
 
 
 def keep_choices(config: TrainConfig, choices: dict[str, Any], device: torch.device) -> tuple[TrainConfig, list[str]]:
-    """Return the options with `auto` replaced by what the run chose when it began, and lines to tell the user.
+    """Return the options with `auto` replaced by what the run chose when it began, and lines for the console.
 
-    `choices` are those of a run that continues; empty for a new one. Another version, or another machine, might choose
-    otherwise: an optimizer cannot take over the other's state, and a precision should not change on the way.
+    `choices` are those of the resumed run; empty for a new one. Another version or machine might choose differently, but
+    an optimizer cannot load another optimizer's state, and a run should keep its precision.
     """
     lines = []
     if config.optimizer == "auto" and choices.get("optimizer") in ("sgd", "adamw"):
@@ -66,15 +66,15 @@ def keep_choices(config: TrainConfig, choices: dict[str, Any], device: torch.dev
             config = replace(config, amp=began)
         except UserError:
             now = choose_precision("auto", device).name
-            lines.append(f"The run began with --amp {began}, which this device has not: it goes on with {now}")
+            lines.append(f"The run began with --amp {began}, which this device does not support; continuing with {now}")
     return config, lines
 
 
 def batches_per_step(config: TrainConfig, world_size: int, choices: dict[str, Any]) -> int:
-    """Return how many batches each rank takes per optimizer step so that an earlier run's global batch is kept.
+    """Return how many batches each rank takes per optimizer step so that a resumed run keeps its global batch.
 
-    `choices` are those of the run which continues, empty for a new one. With its global batch the order of the samples and
-    the optimizer steps stay what they were, whatever the number of ranks. Raises UserError when that number does not divide it.
+    `choices` are those of the resumed run; empty for a new one. With an equal global batch, the order of the samples and
+    the optimizer steps do not depend on the number of ranks. Raises UserError when that number does not divide it.
     """
     global_batch_size = choices.get(GLOBAL_BATCH_SIZE)
     if not isinstance(global_batch_size, int) or global_batch_size < 1:
@@ -83,7 +83,7 @@ def batches_per_step(config: TrainConfig, world_size: int, choices: dict[str, An
     if rest or not batches:
         raise UserError(
             f"{config.save_dir}: trains with {global_batch_size} images per step, which {world_size} processes with "
-            f"--batch-size {config.batch_size} cannot make; start a number of processes that divides "
+            f"--batch-size {config.batch_size} cannot make up; start a number of processes that divides "
             f"{global_batch_size // config.batch_size}, or choose a new --save-dir"
         )
     return batches

@@ -1,6 +1,6 @@
-"""Pictures of a training: what it learns from, what the network is shown, what it finds, and how it is getting on.
+"""Pictures of a training run: label statistics, a training batch, validation predictions and curves.
 
-A picture is never worth a training: what goes wrong while one is made is told in one line, and the training goes on.
+An error while a picture is drawn is printed in one line; the training continues.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ CELL_PX = 480  # side of a picture in a grid, at least
 MOST_PX = 640  # side at which instances are drawn, at most
 REDRAW_S = 30.0  # drawing takes half a second, longer than an epoch of a small data set
 VAL_IMAGES = 8
-VAL_CONFIDENCE = 0.25  # what inference.py draws
-VAL_MOST_OBJECTS = 50  # drawn on one picture, the surest first
+VAL_CONFIDENCE = 0.25  # as in inference.py
+VAL_MOST_OBJECTS = 50  # drawn on one picture, the most confident first
 VAL_FILE = "val_predictions.jpg"
 ShowImage = Callable[[str, np.ndarray, int], None]  # tag, RGB uint8 (H, W, 3), step: RunLog.image
 
 
 @contextmanager
 def going_on_without_picture(name: str) -> Iterator[None]:
-    """Let the training go on whatever happens in this block: a full disk, a font that is missing."""
+    """Print any error of this block and continue: a full disk, a missing font."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 # see above; a fault of the data meets the loader as well
+    except Exception as error:  # noqa: BLE001 # see above; the loader raises faults of the data too
         to_stderr(f"{name} was not drawn: {type(error).__name__}: {one_line(error)}")
 
 
@@ -55,7 +55,7 @@ def save_first_pictures(
 
 
 def save_label_statistics(photos: list[Photo], names: tuple[str, ...], path: Path) -> None:
-    """Draw what the photographs' labels hold: classes, numbers, places and sizes."""
+    """Draw statistics of the labels: classes, counts, positions and sizes."""
     class_ids = [np.zeros(0, np.int64), *(photo.class_ids for photo in photos)]
     boxes = polygon_boxes([polygon for photo in photos for polygon in photo.polygons])
     counts = np.array([len(photo.class_ids) for photo in photos])
@@ -74,29 +74,29 @@ def save_first_batch(dataset: SegmentationDataset, batches: EpochBatches, names:
 
 
 class ValidationPictures:
-    """Truth and predictions side by side, `val_predictions.jpg`, for the same few photographs every `every` epochs.
+    """Labels and predictions side by side, `val_predictions.jpg`, for the same few photographs every `every` epochs.
 
-    They come out of the validation that takes place anyway: `observer` gives what `evaluate` should call for each image.
+    `evaluate` calls what `observer` returns for each image, so the pictures need no extra forward pass.
     """
 
     def __init__(self, photos: list[Photo], names: tuple[str, ...], every: int, rank: int, world_size: int) -> None:
         self.names = names
         self.every = every
-        # Of rank 0's share only, and rather photographs that show something.
+        # From rank 0's share only; photographs with objects first.
         mine = range(0, len(photos), world_size) if rank == 0 and every else range(0)
-        telling = [index for index in mine if len(photos[index].class_ids)] or list(mine)
-        picked = np.linspace(0, len(telling) - 1, min(VAL_IMAGES, len(telling))).round().astype(int)
-        self._wanted = {telling[place] for place in picked}
+        labelled = [index for index in mine if len(photos[index].class_ids)] or list(mine)
+        picked = np.linspace(0, len(labelled) - 1, min(VAL_IMAGES, len(labelled))).round().astype(int)
+        self._wanted = {labelled[place] for place in picked}
         self._pairs: list[np.ndarray] = []
 
     def observer(self, epoch: int, is_last: bool) -> Callable[[Sample, Detections, torch.Tensor], None] | None:
-        """Return what draws the images of this epoch (counted from 1), or None when none are due here."""
+        """Return the function that draws this epoch's images (epochs count from 1), or None when none are due on this rank."""
         self._pairs = []
         is_due = self._wanted and (epoch == 1 or epoch % self.every == 0 or is_last)
         return self._take if is_due else None
 
     def finish(self, folder: Path, show: ShowImage, epoch: int) -> None:
-        """Write what was drawn since `observer`, if anything, to the run's folder and to TensorBoard."""
+        """Write the images drawn since `observer`, if any, to the run folder and to TensorBoard."""
         if self._pairs:
             with going_on_without_picture(VAL_FILE):
                 captions = [side for _ in self._pairs[::2] for side in ("truth", f"epoch {epoch}")]
@@ -118,14 +118,14 @@ class ValidationPictures:
 
 
 class Curves:
-    """`training_curves.png` of a run: drawn after its first epoch here, its last, and in between every half minute."""
+    """Draws `training_curves.png` after the first and the last epoch of this process, and at most every half minute between."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._drawn_s = -math.inf
 
     def draw(self, is_last: bool) -> None:
-        """Draw the run's epochs, unless they were drawn just now."""
+        """Draw the run's epochs, unless that was done less than half a minute ago."""
         if is_last or time.monotonic() - self._drawn_s >= REDRAW_S:
             with going_on_without_picture("training_curves.png"):
                 plot_training_curves(read_epochs(self.folder), self.folder / "training_curves.png")
@@ -140,10 +140,9 @@ def _draw(
     scores: np.ndarray | None,
     names: tuple[str, ...],
 ) -> np.ndarray:
-    """Draw instances on a network input (S, S, 3), enlarged if it is small, so that their names do not hide them.
+    """Draw instances on a network input (S, S, 3). masks: bool (n, S/4, S/4), or n outlines (V, 2) in pixels of the input.
 
-    A large one is shrunk: the time that a picture takes must not grow with the input. masks: bool (n, S/4, S/4), or n
-    outlines (V, 2) in pixels of the input.
+    A small input is enlarged, so that class names do not hide the objects. A large one is shrunk, which bounds the time.
     """
     size_px = image.shape[0]
     side_px = size_px * -(-CELL_PX // size_px) if size_px < CELL_PX else min(size_px, MOST_PX)
@@ -153,7 +152,9 @@ def _draw(
     else:
         image = fit_long_side(image, side_px)
     if isinstance(masks, np.ndarray):
-        place = ((np.arange(side_px) + 0.5) * masks.shape[-1] / side_px).astype(int)  # the mask's pixel of each
+        place = ((np.arange(side_px) + 0.5) * masks.shape[-1] / side_px).astype(
+            int
+        )  # the mask pixel of each picture pixel
         masks = masks[:, place[:, None], place[None]]
     else:
         masks = [outline * factor for outline in masks]
