@@ -24,8 +24,8 @@ import yaml
 from utils.common.errors import EXIT_USAGE, UsageError
 
 T = TypeVar("T")
-FRACTION = {"at_least": 0, "at_most": 1}  # bounds of a share or a probability
-INPUT_SIZE = {"at_least": 64, "multiple_of": 32}  # bounds of the network input's side in pixels
+FRACTION: dict[str, Any] = {"at_least": 0, "at_most": 1}  # bounds of a share or a probability
+INPUT_SIZE: dict[str, Any] = {"at_least": 64, "multiple_of": 32}  # bounds of the network input's side in pixels
 
 
 def option(

@@ -14,8 +14,8 @@ from torch import nn
 class ModelEMA:
     """Keeps `ema = decay * ema + (1 - decay) * model` over all floating-point weights and buffers.
 
-    The decay ramps up, `decay * (1 - exp(-updates / ramp_updates))`, so that early, useless weights are soon forgotten
-    (YOLOv5's recipe, ramp 2000). Every rank updates its own copy from equal weights, so all copies stay equal.
+    The decay ramps up, `decay * (1 - exp(-updates / ramp_updates))`, so that the average soon forgets the first
+    weights (YOLOv5's recipe, ramp 2000). Every rank updates its own copy from equal weights, so all copies stay equal.
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.9999, ramp_updates: float = 2000.0) -> None:
@@ -52,10 +52,10 @@ class ModelEMA:
             torch._foreach_copy_(kept, counted)
 
     def _pair_up(self, model: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any], str]]:
-        """Return for each tensor of the state the dictionaries that hold it here and in `model`, and its name there.
+        """Return, for each tensor of the state, the dictionaries that hold it here and in `model`, and its name in them.
 
-        Walking through the modules takes longer than the arithmetic, so it is done once. The dictionaries are kept
-        rather than the tensors: a move to another device or `load_state_dict` may put new tensors into them.
+        Walking the modules takes longer than the arithmetic, so it is done once. The dictionaries are kept instead of the
+        tensors, because a move to another device or `load_state_dict` may replace the tensors.
         """
         own, others = list(_state_places(self.module)), list(_state_places(model))
         return [(mine, theirs, name) for (mine, name), (theirs, _) in zip(own, others, strict=True)]

@@ -25,9 +25,9 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class RankMeter:
-    """Measures this rank. Use it as a context manager while a training runs: then the GPU is watched too.
+    """Measures this rank. Inside its context it also reads the GPU's utilisation, power and temperature.
 
-    Call `begin` before each wait for a batch and `meet` before the ranks first meet: neither waits for the device.
+    Call `begin` before each wait for a batch and `meet` before the step's first collective. Neither waits for the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -51,11 +51,11 @@ class RankMeter:
             self._gpu.__exit__(kind, error, trace)
 
     def begin(self) -> None:
-        """Mark the beginning of a batch: all that was launched before is not counted to it."""
+        """Mark the beginning of a batch; work launched before is not counted."""
         self._begun = self._now()
 
     def meet(self) -> None:
-        """Mark the place where this rank will first wait for the others."""
+        """Mark the point where this rank first waits for the others."""
         if self._begun is None:
             return
         if self.is_cuda:
@@ -65,8 +65,10 @@ class RankMeter:
         self._begun = None
 
     def lap(self, data_wait_share: float) -> list[float]:
-        """Return FIELDS since the last lap; NaN is what is not known."""
-        while self._pairs and self._pairs[0][1].query():  # what the device has not reached yet belongs to the next lap
+        """Return FIELDS since the last lap; NaN where a value is unknown."""
+        while (
+            self._pairs and self._pairs[0][1].query()
+        ):  # events that the device has not reached belong to the next lap
             first, second = self._pairs.pop(0)
             self._own_ms.append(first.elapsed_time(second))
         own_ms = statistics.fmean(self._own_ms) if self._own_ms else math.nan
@@ -87,7 +89,7 @@ class RankMeter:
 
 
 def rss_bytes() -> float:
-    """Return the memory this process holds now, without its loader processes; NaN where the system does not say."""
+    """Return this process's resident memory, without its loader processes; NaN where the system does not report it."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return float(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
     return math.nan
@@ -95,7 +97,7 @@ def rss_bytes() -> float:
 
 @dataclass(frozen=True)
 class Lap:
-    """Batches of one rank between two looks at the clock."""
+    """Batches of one rank between two calls of `EpochMeter.lap`."""
 
     num_batches: int
     elapsed_s: float
@@ -108,12 +110,12 @@ class Lap:
 
     @property
     def data_wait_share(self) -> float:
-        """Share of the time that was spent waiting for batches."""
+        """Share of the time spent waiting for batches."""
         return self.data_wait_s / max(self.elapsed_s, 1e-9)
 
 
 class EpochMeter:
-    """Sums of one epoch on this rank: values stay on the device until somebody asks for the mean."""
+    """Sums of one epoch on this rank. Values stay on the device until `means` reads them."""
 
     def __init__(self) -> None:
         self.sums: dict[str, torch.Tensor] = {}
@@ -121,13 +123,13 @@ class EpochMeter:
         self.num_batches = 0
         self.data_wait_s = 0.0
         self.start_s = time.perf_counter()
-        self._told = (0, 0.0, 0.0)
+        self._last_lap = (0, 0.0, 0.0)
 
     def lap(self) -> Lap:
-        """Return what came since the last call, or since the epoch began."""
-        before = self._told
-        self._told = (self.num_batches, self.elapsed_s, self.data_wait_s)
-        return Lap(self._told[0] - before[0], self._told[1] - before[1], self._told[2] - before[2])
+        """Return the batches since the last call, or since the epoch began."""
+        before = self._last_lap
+        self._last_lap = (self.num_batches, self.elapsed_s, self.data_wait_s)
+        return Lap(self._last_lap[0] - before[0], self._last_lap[1] - before[1], self._last_lap[2] - before[2])
 
     def add(self, values: dict[str, torch.Tensor], num_samples: int) -> None:
         """Add one batch's mean values, weighted by its number of samples."""
@@ -147,7 +149,7 @@ class EpochMeter:
         }
         total: dict[str, float] = {}
         num_samples = 0.0
-        for part in gather_arrays(local):  # a rank whose share is empty has no names to offer
+        for part in gather_arrays(local):  # a rank with an empty share has no names
             *values, count = part["sums"].tolist()
             num_samples += count
             for name, value in zip(json.loads(part["names"].tobytes()), values, strict=True):

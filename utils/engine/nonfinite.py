@@ -1,6 +1,6 @@
-"""Steps whose gradient is not a number: left out on all ranks alike, counted, and in the end undone.
+"""Steps with a non-finite gradient: skipped on all ranks, counted, and rolled back when they continue.
 
-After the all-reduce every rank holds the same gradient, so all come to the same verdict without asking one another.
+After the all-reduce every rank holds the same gradient, so all ranks skip the same steps without communication.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ MOST_ROLLBACKS = 3
 
 
 class Diverged(UserError):
-    """The training cannot go on."""
+    """Training cannot continue."""
 
     exit_code = EXIT_DIVERGED
 
 
-class RollBack(Exception):  # a way out of the loop, not an error
+class RollBack(Exception):  # leaves the loop; not an error
     """Raised on every rank when the last steps must be undone."""
 
 
 class NonFiniteGuard:
-    """Leaves out optimizer steps with a non-finite gradient. With a fused optimizer the host does not wait for it."""
+    """Skips optimizer steps with a non-finite gradient. With a fused optimizer the host does not wait for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._skipped = torch.zeros((), device=device)
@@ -34,14 +34,14 @@ class NonFiniteGuard:
         self.num_reported = 0  # skipped steps that the log has reported
 
     def step(self, optimizer: torch.optim.Optimizer, gradient_norm: torch.Tensor) -> None:
-        """Let the optimizer take its step, unless the gradient's norm () is infinite or not a number."""
+        """Take the optimizer's step unless the gradient's norm () is infinite or NaN."""
         is_bad = (~torch.isfinite(gradient_norm)).float().to(self._skipped.device)
         self._skipped += is_bad
         self._in_a_row = (self._in_a_row + 1) * is_bad
-        # With dampening, momentum that begins with zeros would be another training.
+        # With dampening, momentum that starts at zero would give another result.
         if all(group.get("fused") and not group.get("dampening") for group in optimizer.param_groups):
             _begin_momentum(optimizer)
-            # As torch.amp.GradScaler does it: where this is 1 the kernels leave weights and state alone.
+            # As torch.amp.GradScaler does: where this is 1, the kernels change neither weights nor state.
             optimizer.found_inf = is_bad  # type: ignore[attr-defined]
             optimizer.step()
             del optimizer.found_inf  # type: ignore[attr-defined]
@@ -49,17 +49,17 @@ class NonFiniteGuard:
             optimizer.step()
 
     def counts(self) -> tuple[int, int]:
-        """Return how many steps were left out so far, and how many of them just now in a row. Waits for the device."""
+        """Return the number of skipped steps, and how many of the last steps in a row. Waits for the device."""
         skipped, in_a_row = torch.stack([self._skipped, self._in_a_row]).tolist()
         return int(skipped), int(in_a_row)
 
     def forget_row(self) -> None:
-        """Begin to count anew after a roll-back."""
+        """Reset the row after a roll-back."""
         self._in_a_row.zero_()
 
 
 def _begin_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Give SGD the zeros it would begin with: when its first step is left out, PyTorch leaves the buffers unwritten."""
+    """Give SGD momentum buffers of zeros: when its first step is skipped, PyTorch leaves new ones uninitialised."""
     if not isinstance(optimizer, torch.optim.SGD):
         return
     for group in optimizer.param_groups:
@@ -75,6 +75,6 @@ def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
     floats = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
     if not floats:
         return True
-    # A maximum is a NaN as soon as one element is, and infinite as soon as one is.
+    # The maximum is NaN or infinite as soon as one element is.
     largest = torch._foreach_norm([tensor.detach() for tensor in floats], torch.inf)
     return bool(torch.isfinite(torch.stack([value.float() for value in largest])).all())

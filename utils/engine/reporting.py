@@ -1,4 +1,4 @@
-"""What the loop prints and records: a line every ten batches, with all ranks, and the lines of an epoch."""
+"""What the loop prints and records: a line every ten batches, with facts of every rank, and the lines of an epoch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Ranks = dict[str, list[float]]  # by the names of FIELDS: one value for each ran
 
 
 class BatchLog:
-    """Tells of a batch on the console, in metrics.jsonl and in TensorBoard."""
+    """Logs a batch on the console, in metrics.jsonl and in TensorBoard."""
 
     def __init__(self, device: torch.device, world_size: int) -> None:
         self.device = device
@@ -39,9 +39,9 @@ class BatchLog:
         meter: EpochMeter,
         batches: tuple[int, int],
     ) -> None:
-        """Print and record one batch; `batches` are those of this epoch and those still to come in the whole run.
+        """Log one batch; `batches` counts those of this epoch and those that remain in the run.
 
-        Every rank must reach this: the values are means over all ranks.
+        Every rank must reach this: the logged values are means over all ranks, gathered by one collective.
         """
         lap = meter.lap()
         names = sorted(values)
@@ -77,7 +77,7 @@ class BatchLog:
         log.scalars("ranks", _charted(measured), progress.global_step)
 
     def _gather(self, values: list[torch.Tensor], mine: list[float]) -> list[float]:
-        """Return the values' sums over ranks, then every rank's `mine`: each rank adds to places of its own."""
+        """Return the sums of `values` over ranks, then every rank's `mine`, by one all-reduce."""
         of_ranks = torch.zeros(self.world_size, len(mine))
         of_ranks[rank() if self.world_size > 1 else 0] = torch.tensor(mine)
         place = communication_device()
@@ -94,7 +94,7 @@ def _known(values: list[float]) -> list[float]:
 
 
 def _gpu_words(ranks: Ranks) -> list[str]:
-    """Say how busy the GPUs are, what they draw together, and how warm the warmest is."""
+    """Return the GPUs' mean utilisation, total power and highest temperature as text."""
     busy, power, warm = (_known(ranks[name]) for name in ("gpu_util", "gpu_power_w", "gpu_temperature_c"))
     words = [f"GPU {statistics.fmean(busy):.0%}"] if busy else []
     words += [f"{sum(power):.0f} W"] if power else []
@@ -109,7 +109,7 @@ def _slow_words(slow_rank: int | None, ranks: Ranks) -> list[str]:
 
 
 def _charted(ranks: Ranks) -> dict[str, float]:
-    """Return what TensorBoard shows of the ranks: each one's own time, the rest summed up."""
+    """Return the values for TensorBoard: each rank's own time; mean and maximum of the others."""
     charted = {f"own_ms/{number}": value for number, value in enumerate(ranks.get("own_ms", [])[:MOST_RANKS_CHARTED])}
     for name, values in ranks.items():
         known = _known(values)
@@ -121,7 +121,7 @@ def _charted(ranks: Ranks) -> dict[str, float]:
 def batch_line(
     position: int, batches: tuple[int, int], loss: float, meter: EpochMeter, images_per_s: float, memory_bytes: int
 ) -> str:
-    """Return the console line of one batch; `batches` are those of the epoch and those still to come in the run."""
+    """Return the console line of one batch; `batches` counts those of the epoch and those that remain in the run."""
     per_batch_s = meter.elapsed_s / max(meter.num_batches, 1)
     return (
         f"  Batch [{position}/{batches[0]}] - Loss: {loss:.4f} | {images_per_s:.1f} images/s, "
@@ -139,7 +139,7 @@ def report_epoch(log: RunLog, record: dict[str, Any], numbers: dict[str, float],
 
 
 def epoch_lines(record: dict[str, Any], best_metric: str | None) -> list[str]:
-    """Return the console lines that close an epoch; `best_metric` is named when this epoch is the best by it."""
+    """Return the console lines that close an epoch; `best_metric` is given when this epoch is the best by it."""
     shown = [
         name for name in ("val_loss", "box_map50", "box_map50_95", "mask_map50", "mask_map50_95") if name in record
     ]

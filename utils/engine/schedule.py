@@ -1,4 +1,4 @@
-"""Learning rate, momentum and accumulation as pure functions of the optimizer step: nothing to save, nothing to resume."""
+"""Learning rate and momentum as pure functions of the optimizer step: a checkpoint need not hold them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ScheduleSpec:
     """Linear warm-up, then one half cosine down to `final_lr_fraction` of the peak, over `total_steps` optimizer steps.
 
     During warm-up the bias group starts at `warmup_bias_lr` and momentum at `warmup_momentum` (YOLOv5's recipe, which
-    YOLOv8 kept): biases may move at once while the rest is still small. SGD's is `SGD_WARMUP_BIAS_LR`.
+    YOLOv8 kept). For SGD `warmup_bias_lr` is `SGD_WARMUP_BIAS_LR`.
     """
 
     lr: float
@@ -32,7 +32,7 @@ class ScheduleSpec:
         return self.cosine_at(step)
 
     def cosine_at(self, step: int) -> float:
-        """Return the learning rate of the cosine alone."""
+        """Return the learning rate without warm-up."""
         progress = min(max(step / max(self.total_steps, 1), 0.0), 1.0)
         fraction = self.final_lr_fraction + (1 - self.final_lr_fraction) * (1 + math.cos(math.pi * progress)) / 2
         return self.lr * fraction
@@ -66,8 +66,8 @@ class StepSchedule:
 
 
 def warmup_steps(warmup_epochs: float, steps_per_epoch: int, num_epochs: int) -> int:
-    """Return warm-up length in optimizer steps: `warmup_epochs`, but never more than a tenth of a short run.
+    """Return the length of the warm-up in optimizer steps: `warmup_epochs`, but at most a tenth of the run.
 
-    YOLOv8 warms up for 3 of 300 epochs or more; a 10-epoch run that spent 3 of them so would waste a third of itself.
+    YOLOv8 warms up for 3 of 300 epochs; without the bound a 10-epoch run would spend a third of its steps on it.
     """
     return min(round(warmup_epochs * steps_per_epoch), max(steps_per_epoch * num_epochs // 10, 1))

@@ -1,4 +1,4 @@
-"""Says where every thread stands when a training makes no progress: before the process group gives up, and the rank with it."""
+"""Writes the stacks of all threads when a training makes no progress, before the process group times out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POLL_S = 1.0
 
 
 class StallWatch(BackgroundWatch):
-    """Dumps the stacks of all threads when `beat` was not called for `limit_s` seconds; once for each such pause.
+    """Dumps the stacks of all threads when `beat` was not called for `limit_s` seconds, once per pause.
 
     The dump goes to stderr and to `stacks-rank<rank>.txt` in `folder`. Use it as a context manager around the work.
     """
@@ -26,25 +26,25 @@ class StallWatch(BackgroundWatch):
         self.rank = rank
         self.limit_s = limit_s
         self._last_beat_s = time.monotonic()
-        self._is_told = False
+        self._is_dumped = False
 
     def __enter__(self) -> Self:
         self.beat()
         return super().__enter__()
 
     def beat(self) -> None:
-        """Tell that something was finished."""
+        """Report progress."""
         self._last_beat_s = time.monotonic()
-        self._is_told = False
+        self._is_dumped = False
 
     def watched(self, batches: Iterable[Any]) -> Watched:
-        """Return the same batches; each that is taken counts as progress."""
+        """Return an iterable of the same batches that calls `beat` for each."""
         return Watched(self, batches)
 
     def _watch(self) -> None:
         while not self._is_over.wait(min(POLL_S, self.limit_s / 4)):
-            if not self._is_told and time.monotonic() - self._last_beat_s > self.limit_s:
-                self._is_told = True
+            if not self._is_dumped and time.monotonic() - self._last_beat_s > self.limit_s:
+                self._is_dumped = True
                 self._dump()
 
     def _dump(self) -> None:
@@ -61,7 +61,7 @@ class StallWatch(BackgroundWatch):
 
 
 class Watched:
-    """An iterable of batches whose every item is a beat of the watch."""
+    """An iterable of batches that calls the watch's `beat` for each."""
 
     def __init__(self, watch: StallWatch, batches: Iterable[Any]) -> None:
         self._watch = watch

@@ -1,7 +1,7 @@
-"""Brings batches onto a GPU on a stream of its own, beside the arithmetic of the step before.
+"""Copies batches to a GPU on a second CUDA stream, while the previous step still computes.
 
-The host is ahead of the GPU from the loss on: while the backward pass runs, the next batch is copied from page-locked
-memory and made ready. On a CPU there is nothing to overlap.
+From the loss on, the host is ahead of the GPU: while the backward pass runs, the next batch is copied from page-locked
+memory and prepared. On a CPU nothing overlaps.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 
 
 class Upload:
-    """Calls a function `prepare(batch, device)` so that what it queues does not wait for the work queued before."""
+    """Calls `prepare(batch, device)` on the second stream, so that its work does not wait for the step before."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def __call__(self, prepare: Callable[[Any, torch.device], Any], batch: Any) -> Any:
-        """Return what `prepare` returns; work queued on the current stream from here on finds it ready."""
+        """Return what `prepare` returns. The current stream waits for it."""
         if self._stream is None:
             return prepare(batch, self.device)
         computing = torch.cuda.current_stream(self.device)
@@ -28,7 +28,7 @@ class Upload:
             prepared = prepare(batch, self.device)
         computing.wait_stream(self._stream)
         for tensor in tensors_in(prepared):
-            tensor.record_stream(computing)  # else its memory could be the next batch's before the step is over
+            tensor.record_stream(computing)  # else its memory could be reused by the next batch before the step ends
         return prepared
 
 
