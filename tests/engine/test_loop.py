@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from tests.engine.small import ScriptedTask, classifier, engine_of, loader_of, points
+from tests.engine.small import CPU, ScriptedTask, classifier, engine_of, loader_of, points
 from utils.common.errors import UserError
-from utils.engine import Epoch, Task, TrainingEngine
+from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -262,3 +262,49 @@ def test_what_is_missing_or_unknown_is_named(tmp_path: Path) -> None:
     model = classifier()
     with pytest.raises(TypeError, match="criterion"):
         engine_of(model, tmp_path).train(loader_of(points(8), 4), None, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_the_keywords_of_the_training_engine_guide_set_the_options(tmp_path: Path) -> None:
+    keywords = {
+        "distributed": False,
+        "local_rank": 0,
+        "world_size": 1,
+        "backend": "gloo",
+        "use_amp": False,
+        "use_ema": True,
+        "ema_decay": 0.99,
+        "gradient_clip_val": 1.0,
+        "log_interval": 100,
+        "save_dir": tmp_path,
+        "experiment_name": "mine",
+        "tensorboard": False,
+    }
+    model = classifier()
+    engine = TrainingEngine(model=model, device=CPU, **keywords)
+    assert engine.log.run_dir == tmp_path / "mine"
+    assert engine.options == EngineOptions(
+        precision="off", ema_decay=0.99, clip_norm=1.0, log_interval=100, tensorboard=False
+    )
+    history = engine.train(
+        train_loader=loader_of(points(8), 4),
+        val_loader=loader_of(points(8), 4),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        criterion=nn.CrossEntropyLoss(),
+        scheduler=None,
+        num_epochs=2,
+        save_best=True,
+        save_last=False,
+        early_stopping_patience=5,
+        monitor_metric="train_loss",
+    )
+    assert len(history["val_loss"]) == 2
+    assert {path.name for path in (tmp_path / "mine").glob("*.pt")} == {"best.pt"}
+
+
+@pytest.mark.parametrize(
+    ("keywords", "decay"), [({}, None), ({"use_ema": False, "ema_decay": 0.9}, None), ({"use_ema": True}, 0.9999)]
+)
+def test_the_moving_average_is_a_switch_in_the_guide(
+    tmp_path: Path, keywords: dict[str, Any], decay: float | None
+) -> None:
+    assert engine_of(classifier(), tmp_path, **keywords).options.ema_decay == decay

@@ -321,7 +321,7 @@ def test_a_precision_that_the_new_machine_has_not_is_told_of() -> None:
     kept, lines = keep_choices(TrainConfig(), {"amp": "fp16"}, CPU)
     assert kept.amp == "auto"
     assert lines == [
-        f"The run began with --amp fp16, which this device has not: it goes on with {choose_precision('auto', CPU).name}"
+        f"The run began with --amp fp16, which this device does not support; continuing with {choose_precision('auto', CPU).name}"
     ]
 
 
