@@ -294,7 +294,7 @@ class TrainingEngine:
 
     def _report(self, record: dict[str, Any], is_best: bool) -> None:
         monitor = self.options.monitor
-        report_epoch(self.log, record, _numbers(record), monitor if is_best else None)
+        report_epoch(self.log, record, _numbers(record), monitor, is_best)
         if self.is_main:
             with going_on_without("what follows an epoch"):
                 self.task.after_epoch(record, self._epoch(record["epoch"]))

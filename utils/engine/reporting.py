@@ -130,25 +130,23 @@ def batch_line(
     )
 
 
-def report_epoch(log: RunLog, record: dict[str, Any], numbers: dict[str, float], best_metric: str | None) -> None:
+def report_epoch(log: RunLog, record: dict[str, Any], numbers: dict[str, float], monitor: str, is_best: bool) -> None:
     """Write a finished epoch to metrics.jsonl, results.csv, TensorBoard and the console."""
     log.metrics({"kind": "epoch", **record})
     log.csv(numbers)
     log.scalars("epoch", numbers, record["epoch"])
-    log.print(*epoch_lines(record, best_metric))
+    log.print(*epoch_lines(record, monitor, is_best))
 
 
-def epoch_lines(record: dict[str, Any], best_metric: str | None) -> list[str]:
-    """Return the console lines that close an epoch; `best_metric` is given when this epoch is the best by it."""
-    shown = [
-        name for name in ("val_loss", "box_map50", "box_map50_95", "mask_map50", "mask_map50_95") if name in record
-    ]
+def epoch_lines(record: dict[str, Any], monitor: str, is_best: bool) -> list[str]:
+    """Return the console lines that close an epoch; `is_best`: the best so far by `monitor`."""
+    names = dict.fromkeys(("val_loss", "box_map50", "box_map50_95", "mask_map50", "mask_map50_95", monitor))
+    shown = [name for name in names if name in record and not name.startswith("train_")]
     return [
         f"  Average Loss: {record['train_loss']:.4f}",
         f"  Time: {record['epoch_time_s']:.1f}s",
         f"  Throughput: {record['batches_per_s']:.1f} batches/sec ({record['images_per_s']:.1f} images/s, "
         f"data wait {record['data_wait_share']:.0%})",
         *([f"  Validation: {', '.join(f'{name} {record[name]:.4f}' for name in shown)}"] if shown else []),
-        f"  ✓ Saved checkpoint (loss: {record['train_loss']:.4f})"
-        + (f", best {best_metric} so far" if best_metric else ""),
+        f"  ✓ Saved checkpoint (loss: {record['train_loss']:.4f})" + (f", best {monitor} so far" if is_best else ""),
     ]
