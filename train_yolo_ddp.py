@@ -128,9 +128,9 @@ def conclude(engine: TrainingEngine, config: TrainConfig, run: OwnedRun, say: di
     progress, monitor = engine.progress, config.monitor
     place = {"epoch": progress.epoch, "step": progress.global_step}
     if engine.stopped_by_signal:
-        run.say(STOPPED, engine.stop_flag.reason or "a signal to another process", **place)
+        run.set_status(STOPPED, engine.stop_flag.reason or "a signal to another process", **place)
         return EXIT_STOPPED_BY_SIGNAL
-    run.say(FINISHED, "stopped early" if progress.stopped_early else "", **place)
+    run.set_status(FINISHED, "stopped early" if progress.stopped_early else "", **place)
     if progress.best_value is None:
         best = f"absent: {monitor} was never a number"
     else:

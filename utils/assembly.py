@@ -74,8 +74,8 @@ def agree_batch_size(config: TrainConfig, found: int | None) -> int:
     """Return the batch size of all ranks: as given, else an earlier run's, else the least found. Every rank must reach this."""
     if found is None:
         return config.batch_size
-    earlier = distributed.from_main(read_config(Path(config.save_dir)).get("batch_size"))
-    return earlier or distributed.least_over_ranks(found)
+    earlier = distributed.broadcast_from_main(read_config(Path(config.save_dir)).get("batch_size"))
+    return earlier or distributed.min_over_ranks(found)
 
 
 def plan_workers(config: TrainConfig, workers: int, local_world_size: int) -> LoaderPlan:
@@ -110,7 +110,7 @@ def build_engine(
     def after_epoch(record: dict[str, Any]) -> None:
         curves.draw(is_last=record["epoch"] == config.epochs or engine.progress.stopped_early)
         pictures.finish(run.folder, engine.log.image, record["epoch"])
-        run.say(RUNNING, epoch=record["epoch"], step=record["global_step"])
+        run.set_status(RUNNING, epoch=record["epoch"], step=record["global_step"])
 
     small_batch = device.type == "cuda" and config.batch_size < SMALL_BATCH_SIZE
     engine = TrainingEngine(

@@ -22,7 +22,7 @@ import numpy as np
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import DataErrors, UserError
 from utils.common.files import local_rank_first, write_text_atomic
-from utils.common.threads import map_ahead
+from utils.common.threads import ordered_map
 from utils.data.images import ImageError, fit_long_side, read_image
 
 ALGORITHM = "area-v1"  # changes whenever the stored pixels would: old caches are then built again
@@ -113,7 +113,7 @@ def _build(
     every = max(len(files) // 5, 500)
     try:
         # Decoded on all cores; few photographs wait in memory when the disk is the slower one.
-        images = map_ahead(lambda file: _load(file, long_side_px), files, usable_cpu_count())
+        images = ordered_map(lambda file: _load(file, long_side_px), files, usable_cpu_count())
         with temporary.open("wb") as output:
             for done, image in enumerate(images, start=1):
                 if isinstance(image, str):

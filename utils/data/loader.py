@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from utils.common.cores import shared_memory_free_bytes
 from utils.common.errors import UserError
-from utils.common.signals import die_with_parent, heed_only_the_parent
+from utils.common.signals import die_with_parent, ignore_signals_except_from_parent
 
 MODEL_STRIDE = 32  # the coarsest level of the network: sides of the input are multiples of it
 SIZE_STREAM = 1  # sets the random numbers of a batch's size apart from those of a sample
@@ -145,7 +145,7 @@ def prepare_worker(worker: int) -> None:
     same step; a loader process that had ended would end the rank with an error. It ends with its rank, at once: left
     to itself it would notice a killed one up to five seconds later.
     """
-    heed_only_the_parent()
+    ignore_signals_except_from_parent()
     die_with_parent(only_under_torchrun=False)
     cv2.setNumThreads(0)
     torch.set_num_threads(1)

@@ -55,10 +55,10 @@ def all_reduce_sum(tensor: torch.Tensor) -> torch.Tensor:
 
 def any_rank(flag: bool) -> bool:
     """Return whether `flag` is true on any rank, the same answer everywhere. Every rank must reach this."""
-    return bool(largest_of_each([flag])[0])
+    return bool(max_over_ranks([flag])[0])
 
 
-def largest_of_each(values: Sequence[float]) -> list[float]:
+def max_over_ranks(values: Sequence[float]) -> list[float]:
     """Return, for each number or flag, the largest over the ranks, by one collective. Every rank must reach this."""
     if not is_distributed():
         return list(values)
@@ -68,7 +68,7 @@ def largest_of_each(values: Sequence[float]) -> list[float]:
     return found
 
 
-def least_over_ranks(number: int) -> int:
+def min_over_ranks(number: int) -> int:
     """Return the smallest of all ranks' numbers. Every rank must reach this."""
     if not is_distributed():
         return number
@@ -77,14 +77,14 @@ def least_over_ranks(number: int) -> int:
     return int(value.item())
 
 
-def from_main(value: T) -> T:
+def broadcast_from_main(value: T) -> T:
     """Return rank 0's value, made of what JSON holds, on every rank. Every rank must reach this."""
     parts = gather_arrays({"json": np.frombuffer(json.dumps(value).encode(), np.uint8)})
     found: T = json.loads(parts[0]["json"].tobytes())
     return found
 
 
-def on_main(action: Callable[[], T]) -> T | None:
+def run_on_main(action: Callable[[], T]) -> T | None:
     """Do something on rank 0 while the others wait; return its result there, None elsewhere. Every rank must reach this.
 
     When it raises, the error stays rank 0's to report, and the other ranks leave without a word.

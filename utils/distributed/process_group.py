@@ -15,7 +15,7 @@ import torch.distributed as dist
 from utils.common.errors import UserError
 from utils.distributed.collectives import barrier
 from utils.distributed.launchers import variables_from_launcher
-from utils.distributed.rendezvous import Meeting, startup_watchdog
+from utils.distributed.rendezvous import Rendezvous, startup_watchdog
 
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_STARTUP_TIMEOUT_S = 900.0
@@ -80,7 +80,7 @@ def setup_ddp(device: torch.device, ranks: RankInfo | None = None) -> RankInfo:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: nothing listens on a real interface
     startup_s = _seconds_of("INIT_TIMEOUT", DEFAULT_STARTUP_TIMEOUT_S)
     is_one_machine = ranks.local_world_size == ranks.world_size
-    with startup_watchdog(startup_s), Meeting(ranks.rank, is_one_machine, startup_s) as store:
+    with startup_watchdog(startup_s), Rendezvous(ranks.rank, is_one_machine, startup_s) as store:
         dist.init_process_group(
             backend="nccl" if device.type == "cuda" else "gloo",
             store=store,

@@ -24,13 +24,13 @@ import torch.distributed as dist
 
 from utils.common.errors import EXIT_STARTUP_TIMEOUT, UserError
 
-COUNTER = "meeting/counter"
+COUNTER = "rendezvous/counter"
 POLL_S = 0.05
 LOOPBACK = "127.0.0.1"
 
 
-class Meeting:
-    """A store below a name that only the living ranks of this start know; `with Meeting(...) as store:`.
+class Rendezvous:
+    """A store below a name that only the living ranks of this start know; `with Rendezvous(...) as store:`.
 
     Rank 0 keeps answering until the block ends, so the block must last until every rank is in the group. With
     `is_one_machine` a store that rank 0 has to open by itself listens on the loopback interface alone. Raises UserError
@@ -56,7 +56,7 @@ class Meeting:
             self._host.start()
         else:
             name = self._ask(store)
-        return dist.PrefixStore(f"meeting/{name}", store)
+        return dist.PrefixStore(f"rendezvous/{name}", store)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -86,8 +86,8 @@ class Meeting:
 
     def _ask(self, store: dist.Store) -> str:
         token = uuid.uuid4().hex
-        store.set(f"meeting/token/{store.add(COUNTER, 1)}", token)
-        answer = f"meeting/answer/{token}"
+        store.set(f"rendezvous/token/{store.add(COUNTER, 1)}", token)
+        answer = f"rendezvous/answer/{token}"
         deadline_s = time.monotonic() + self.timeout_s
         while not store.check([answer]):
             if time.monotonic() > deadline_s:
@@ -106,8 +106,8 @@ class Meeting:
             waiting |= set(range(seen + 1, count + 1))
             seen = count
             # A number may still lack its token: its rank is between the two, or died there.
-            for number in [number for number in waiting if store.check([f"meeting/token/{number}"])]:
-                store.set(f"meeting/answer/{store.get(f'meeting/token/{number}').decode()}", name)
+            for number in [number for number in waiting if store.check([f"rendezvous/token/{number}"])]:
+                store.set(f"rendezvous/answer/{store.get(f'rendezvous/token/{number}').decode()}", name)
                 waiting.remove(number)
 
 

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from utils.common.devices import Precision, choose_precision, peak_memory_bytes
-from utils.common.files import going_on_without
+from utils.common.files import warn_on_write_error
 from utils.common.signals import StopFlag
 from utils.common.tensor_files import atomic_torch_save
 from utils.distributed import (
@@ -33,7 +33,7 @@ from utils.distributed import (
     cleanup_ddp,
     collective_timeout_s,
     join_process_group,
-    largest_of_each,
+    max_over_ranks,
     rank,
 )
 from utils.distributed.ddp import compile_in_place, wrap_for_ranks
@@ -354,7 +354,7 @@ class TrainingEngine:
         """Return whether any rank was told to stop; else do `when_due` if a checkpoint is. Every rank must reach this."""
         step = self.progress.global_step
         own = [self.stop_flag.is_set, self.recovery.is_due(), self.cadence.own_step_s(step)]
-        stops, is_due, slowest_step_s = largest_of_each(own)
+        stops, is_due, slowest_step_s = max_over_ranks(own)
         self.cadence.agreed(step, slowest_step_s)
         if not stops:
             if is_due and when_due is not None:
@@ -401,7 +401,7 @@ class TrainingEngine:
         info = {"epoch": record["epoch"], "metrics": {k: v for k, v in record.items() if isinstance(v, int | float)}}
         for wanted, name in ((save_last, "last.pt"), (save_best, "best.pt")):
             if wanted:
-                with going_on_without(str(self.save_dir / name)):
+                with warn_on_write_error(str(self.save_dir / name)):
                     self.save_model(self.save_dir / name, self.evaluation_model, info)
                     best_stands |= name == "best.pt"
         return best_stands
@@ -413,7 +413,7 @@ class TrainingEngine:
         self.log.scalars("epoch", numbers, record["epoch"])
         self.log.print(*epoch_lines(record, monitor_metric if is_best else None))
         if self.is_main and self.on_epoch_end is not None:
-            with going_on_without("what is told after an epoch"):
+            with warn_on_write_error("what is told after an epoch"):
                 self.on_epoch_end(record)
         if self.progress.stopped_early:
             self.log.print(f"  No better {monitor_metric} since epoch {self.progress.best_epoch + 1}: stopping early")

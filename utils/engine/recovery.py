@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from utils.common.errors import EXIT_IO, UserError, one_line
-from utils.distributed import any_rank, check_ranks_agree, on_main
+from utils.distributed import any_rank, check_ranks_agree, run_on_main
 from utils.engine.nonfinite import MOST_IN_A_ROW, MOST_ROLLBACKS, Diverged, RollBack, all_finite
 from utils.engine.state import Progress
 from utils.run.checkpoint import load_latest, remove_all_but_newest, save_checkpoint
@@ -94,7 +94,7 @@ class Recovery:
         A disk that cannot take it is told of, and the training goes on with the checkpoint before. Raises CannotSave
         when that happens several times in a row, or at the last chance to save what was trained.
         """
-        on_main(lambda: self._save(optimizer, scheduler, 1 if is_last_chance else MOST_FAILED_SAVES))
+        run_on_main(lambda: self._save(optimizer, scheduler, 1 if is_last_chance else MOST_FAILED_SAVES))
         self._saved_at_s = time.monotonic()
 
     @contextmanager

@@ -14,7 +14,7 @@ from utils import distributed
 from utils.common.config import to_dict
 from utils.common.environment import environment_report
 from utils.common.errors import UserError
-from utils.common.files import going_on_without, write_text_atomic
+from utils.common.files import warn_on_write_error, write_text_atomic
 from utils.run.checkpoint import latest_facts
 from utils.run.records import CONFIG_FILE, read_config
 from utils.run.status import FAILED, RUNNING, STATUS_FILE, RunLock, write_status
@@ -91,9 +91,9 @@ class OwnedRun:
         self._lock: RunLock | None = None
 
     def __enter__(self) -> OwnedRun:
-        distributed.on_main(self._open)
+        distributed.run_on_main(self._open)
         self.resumes = distributed.any_rank(self.resumes)
-        self.choices = distributed.from_main(self.choices)
+        self.choices = distributed.broadcast_from_main(self.choices)
         return self
 
     def __exit__(
@@ -102,13 +102,13 @@ class OwnedRun:
         if self._lock is None:
             return
         if error is not None:
-            self.say(FAILED, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            self.set_status(FAILED, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
         self._lock.release()
 
-    def say(self, state: str, reason: str = "", **facts: Any) -> None:
+    def set_status(self, state: str, reason: str = "", **facts: Any) -> None:
         """Write the run's status; only rank 0 has one to write."""
         if self._lock is not None:
-            with going_on_without(str(self.folder / STATUS_FILE)):
+            with warn_on_write_error(str(self.folder / STATUS_FILE)):
                 write_status(self.folder, state, reason, **facts)
 
     def _open(self) -> None:
@@ -121,7 +121,7 @@ class OwnedRun:
             self._lock.release()
             self._lock = None
             raise
-        self.say(RUNNING)
+        self.set_status(RUNNING)
 
 
 def _write_config(folder: Path, config: RunOptions) -> None:

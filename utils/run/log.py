@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from utils.common.files import going_on_without, write_bytes_atomic
+from utils.common.files import warn_on_write_error, write_bytes_atomic
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,7 +65,7 @@ class RunLog:
         if not self.is_main:
             return
         line = json.dumps(_plain(record), ensure_ascii=False, allow_nan=False) + "\n"
-        with going_on_without(str(self.run_dir / METRICS_FILE)):
+        with warn_on_write_error(str(self.run_dir / METRICS_FILE)):
             if self._metrics is None:
                 self.run_dir.mkdir(parents=True, exist_ok=True)
                 _drop_half_line(self.run_dir / METRICS_FILE)
@@ -79,7 +79,7 @@ class RunLog:
             return
         plain = _plain(row)
         epoch = str(plain.get("epoch", ""))
-        with going_on_without(str(self.run_dir / RESULTS_FILE)):
+        with warn_on_write_error(str(self.run_dir / RESULTS_FILE)):
             self.run_dir.mkdir(parents=True, exist_ok=True)
             rows = self._read_rows()
             rows[:] = [old for old in rows if not epoch or str(old.get("epoch", "")) != epoch]
@@ -88,7 +88,7 @@ class RunLog:
 
     def scalars(self, prefix: str, values: Mapping[str, Any], step: int) -> None:
         """Write every number of `values` to TensorBoard as `prefix/name`; anything else is passed over."""
-        with going_on_without(str(self.run_dir / TENSORBOARD_FOLDER)):
+        with warn_on_write_error(str(self.run_dir / TENSORBOARD_FOLDER)):
             writer = self._open_writer()
             if writer is None:
                 return
@@ -131,7 +131,7 @@ class RunLog:
         """Close the files. A later record opens them again."""
         for stream, name in ((self._metrics, METRICS_FILE), (self._writer, TENSORBOARD_FOLDER)):
             if stream is not None:
-                with going_on_without(str(self.run_dir / name)):
+                with warn_on_write_error(str(self.run_dir / name)):
                     stream.close()
         self._metrics = self._writer = self._rows = None
 

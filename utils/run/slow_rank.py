@@ -19,7 +19,7 @@ class SlowRank:
         self._suspect: int | None = None
         self._laps = 0
 
-    def judge(self, own_ms: Sequence[float], step_ms: float, num_batches: int) -> int | None:
+    def update(self, own_ms: Sequence[float], step_ms: float, num_batches: int) -> int | None:
         """Return the slow rank, or None; `own_ms` are all ranks' times in a lap of `num_batches`."""
         if num_batches >= SLOW_BATCHES:
             found = _stands_out(own_ms, step_ms)
