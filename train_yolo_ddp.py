@@ -52,7 +52,7 @@ def main() -> int:
 
     # Everything slow or likely to fail comes before the process group: no rank waits in a collective meanwhile.
     spec = load_dataset_yaml(config.data)
-    say = print if ranks.is_main else _quiet
+    say = distributed.main_printer(ranks.rank)
     on_device = config.colour == "device" or (config.colour == "auto" and device.type == "cuda")
     train_set, val_set = (assembly.open_dataset(config, split, on_device, say) for split in ("train", "val"))
     model = build_model(config.model, spec.names).to(memory_format=torch.channels_last)
@@ -139,10 +139,6 @@ def conclude(engine: TrainingEngine, config: TrainConfig, run: OwnedRun, say: di
         f"\nTraining complete after {progress.epoch} epochs: {run.folder / 'best.pt'} ({best}), {run.folder / 'last.pt'}"
     )
     return 0
-
-
-def _quiet(*_: object) -> None:
-    """Say nothing: only rank 0 talks."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ranks, the process group and collectives: the names most callers need."""
+"""Ranks, the process group and collectives: the names that most callers need."""
 
 from utils.distributed.collectives import (
     RankDisagreement,
@@ -23,6 +23,7 @@ from utils.distributed.process_group import (
     cleanup_ddp,
     collective_timeout_s,
     join_process_group,
+    main_printer,
     read_rank_environment,
     setup_ddp,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "gather_arrays",
     "is_distributed",
     "join_process_group",
+    "main_printer",
     "max_over_ranks",
     "min_over_ranks",
     "rank",

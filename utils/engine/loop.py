@@ -36,7 +36,7 @@ from utils.distributed import (
     max_over_ranks,
     rank,
 )
-from utils.distributed.ddp import compile_in_place, wrap_for_ranks
+from utils.distributed.ddp import wrap_for_ranks
 from utils.distributed.sync_bn import convert_sync_batchnorm
 from utils.engine.ema import ModelEMA
 from utils.engine.meters import EpochMeter
@@ -138,7 +138,7 @@ class TrainingEngine:
             )
         self.ema = ModelEMA(raw, ema_decay, ema_ramp_updates) if use_ema else None
         if compile_model:
-            compile_in_place(raw)  # after the copy: the average is only judged, and never compiled
+            raw.compile()  # after the copy: the average is only judged, and never compiled
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision.use_scaler)
         self.is_main = rank() == 0
         self.log = RunLog(self.save_dir, self.is_main, tensorboard)
