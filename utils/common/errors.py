@@ -18,6 +18,7 @@ EXIT_LOCKED = 73  # EX_CANTCREAT: another process uses the same run folder
 EXIT_IO = 74  # EX_IOERR: checkpoints cannot be written
 EXIT_STOPPED_BY_SIGNAL = 75  # EX_TEMPFAIL: a checkpoint is saved; launchers may start the run again
 EXIT_STARTUP_TIMEOUT = 76  # not all ranks joined in time; launchers may try again
+EXIT_KEYBOARD = 130  # the shell's convention: 128 + SIGINT
 
 MAX_DETAILS = 1000  # lines of a DataErrors that are printed
 
@@ -83,7 +84,7 @@ def run_script(main: Callable[[], int | None]) -> None:
         code = error.exit_code
     except KeyboardInterrupt:
         print("stopped by the keyboard", file=sys.stderr, flush=True)
-        code = 130  # the shell's convention: 128 + SIGINT
+        code = EXIT_KEYBOARD
     except BrokenPipeError:
         # `script | head` closed our output: redirect stdout so that the interpreter's last flush cannot fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -25,6 +25,7 @@ MAX_LABEL_CHARACTERS = 4_000_000
 MAX_LITERAL_CHARACTERS = 300_000
 MAX_OBJECTS = 10_000
 MAX_FIELD_CHARACTERS = 25_000_000  # of the CSV: beyond, a quote is missing and the rest of the file is one field
+LABEL_CSV = "Overhead-Distribution-Labels.csv"
 UNREADABLE_ROW = "unreadable row"
 LABEL_COLUMN, NAME_COLUMN = "Label", "External ID"
 

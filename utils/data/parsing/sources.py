@@ -16,9 +16,8 @@ from utils.common.bounded_zip import BoundedZip, is_bomb
 from utils.common.errors import UserError, one_line, printable
 from utils.data.dataset_yaml import IMAGE_SUFFIXES
 from utils.data.images import ImageError
-from utils.data.parsing.label_csv import Problem
+from utils.data.parsing.label_csv import LABEL_CSV, Problem
 
-LABEL_CSV = "Overhead-Distribution-Labels.csv"
 MAX_PHOTOGRAPH_BYTES = 1_000_000_000
 DUPLICATE_PHOTOGRAPH = "duplicate photograph"
 UNREADABLE_ARCHIVE = "unreadable archive"

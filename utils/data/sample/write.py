@@ -16,16 +16,15 @@ from PIL import Image
 from utils.common.errors import UserError
 from utils.common.files import write_bytes_atomic
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
-from utils.data.images import write_jpeg
+from utils.data.images import EXIF_ORIENTATION_TAG, write_jpeg
+from utils.data.parsing.label_csv import LABEL_CSV
 from utils.data.sample.canvas import Annotation, along, clip
 from utils.data.sample.scene import SAMPLE_LINE_WIDTH_PX, Scene, draw_scene
 
-LABELS_FILE_NAME = "Overhead-Distribution-Labels.csv"
 _DATASET_NAME = "Built-in sample"
 _CIRCUITS = ("Circuit1", "Circuit10")
 _COLUMNS = ("Label", "External ID", "Dataset Name")
 _PAST_EDGE_PX = 40.0
-_ORIENTATION_TAG = 274  # EXIF 2.32, tag 0x0112
 # Quarter turns against the clock that take the upright picture to the stored one, by EXIF orientation.
 _TURNS = {3: 2, 6: 1, 8: 3}
 # (remainder of index / 12, class) -> another spelling of the class
@@ -69,7 +68,7 @@ def write_sample(
     if not 1 <= wire_width_px <= 40:
         raise UserError(f"wire_width_px: {wire_width_px}; wires can be drawn 1 to 40 pixels wide")
     paths = [output_dir / photo_path(index) for index in range(num_photos)]
-    labels_file = output_dir / LABELS_FILE_NAME
+    labels_file = output_dir / LABEL_CSV
     _refuse_other_data(output_dir, labels_file, set(paths))
     # Until the new labels are complete there are none: old rows must not describe new photographs.
     labels_file.unlink(missing_ok=True)
@@ -123,7 +122,7 @@ def _write_photo(path: Path, image: np.ndarray, seed: int, index: int) -> None:
         write_jpeg(path, image, quality)
         return
     exif = Image.Exif()
-    exif[_ORIENTATION_TAG] = orientation
+    exif[EXIF_ORIENTATION_TAG] = orientation
     stored = Image.fromarray(np.ascontiguousarray(np.rot90(image, _TURNS[orientation])))
     buffer = io.BytesIO()
     stored.save(buffer, format="JPEG", quality=quality, exif=exif)
