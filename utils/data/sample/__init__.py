@@ -1,4 +1,4 @@
-"""The built-in sample: drone-like photographs of a distribution line with every class, in EPRI's raw layout."""
+"""The built-in sample: drawn photographs of a distribution line with every class, in EPRI's raw layout."""
 
 from utils.data.parsing.label_csv import LABEL_CSV
 from utils.data.sample.scene import SAMPLE_LINE_WIDTH_PX
