@@ -1,7 +1,7 @@
 """Builds a script's command line and reads its YAML file from one frozen dataclass of options.
 
-The command line overrides `--config FILE`, which overrides the defaults. An unknown key is an error that names the nearest
-known one.
+The command line overrides `--config FILE`, which overrides the defaults. An unknown key is an error that names the
+nearest known one.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def option(
 ) -> Any:
     """Declare one option of an `Options` dataclass; the field's annotation gives its type.
 
-    `bool` becomes `--name/--no-name`, `tuple[X, ...]` takes one or more values, `X | None` may be left unset. `words` maps
-    words to values, such as `auto` to 0. `bounds` are any of `at_least`, `at_most`, `above`, `below` and `multiple_of`; they
-    apply to each number of a tuple. `may_differ`: a resumed run may change this option.
+    `bool` becomes `--name/--no-name`, `tuple[X, ...]` takes one or more values, `X | None` may be left unset. `words`
+    maps words to values, such as `auto` to 0. `bounds` are any of `at_least`, `at_most`, `above`, `below` and
+    `multiple_of`; they apply to each number of a tuple. `may_differ`: a resumed run may change this option.
     """
     facts = {"help": help, "choices": choices, "metavar": metavar, "required": required, "words": words or {}}
     return dataclasses.field(default=default, metadata={**facts, "may_differ": may_differ, "bounds": bounds})

@@ -57,8 +57,8 @@ def choose_threads_and_workers(
 ) -> tuple[int, int]:
     """Return (compute threads, loader workers) for each of this node's ranks.
 
-    `requested_workers` is an upper limit. Ranks x (threads + workers) does not exceed the usable cores, with two exceptions:
-    more ranks than cores, and a GPU rank, which gets at least one thread and, unless 0 are requested, one worker.
+    `requested_workers` is an upper limit. Ranks x (threads + workers) does not exceed the usable cores, except
+    with more ranks than cores. A GPU rank gets at least one thread and, unless 0 are requested, one worker.
     """
     share = (cores or usable_cpu_count()) // max(1, local_world_size)
     if device_type == "cpu":

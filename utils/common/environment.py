@@ -26,7 +26,7 @@ def prepare_environment() -> None:
     os.environ.setdefault("MPLBACKEND", "Agg")
     if "YOLO_CONFIG_DIR" not in os.environ:
         os.environ["YOLO_CONFIG_DIR"] = str(_settings_folder())
-    # Ultralytics sets OMP_NUM_THREADS=1 if it is unset. PyTorch reads it only once, when it is imported: so import it first.
+    # Ultralytics sets OMP_NUM_THREADS=1 if it is unset. PyTorch reads it only when imported: import it first.
     import torch  # noqa: F401
 
 

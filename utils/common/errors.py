@@ -101,8 +101,8 @@ def _last_line(error: UserError) -> str:
 def _exit(code: int) -> NoReturn:
     """Exit with `code`; a rank of several skips the interpreter's teardown.
 
-    A thread of the process group may still release a tensor then, and it needs the interpreter for that. Without it, C++
-    aborts with `terminate called without an active exception` (-6) after all work is done.
+    A thread of the process group may still release a tensor then, and it needs the interpreter for that. Without it,
+    C++ aborts with `terminate called without an active exception` (-6) after all work is done.
     """
     if "RANK" not in os.environ:
         sys.exit(code)

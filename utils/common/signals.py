@@ -18,11 +18,11 @@ _SAME_KEY_PRESS_S = 0.5
 
 
 class StopFlag:
-    """Turns SIGTERM, SIGINT, SIGUSR1 and SIGHUP (unless ignored) into a flag that the training loop reads between steps.
+    """Turns SIGTERM, SIGINT, SIGUSR1 and SIGHUP (unless ignored) into a flag, which the loop reads between steps.
 
-    Use it as a context manager; at its end it restores the old handlers. Python handles signals in the main thread only:
-    in another thread, such as Ray Train's, no signal sets the flag. A second Ctrl-C raises KeyboardInterrupt, except within
-    half a second: then it is the same key press, forwarded by the launcher.
+    Use it as a context manager; at its end it restores the old handlers. Python handles signals in the main thread
+    only: in another thread, such as Ray Train's, no signal sets the flag. A second Ctrl-C raises KeyboardInterrupt,
+    except within half a second: then it is the same key press, forwarded by the launcher.
     """
 
     def __init__(self) -> None:
@@ -68,8 +68,8 @@ class StopFlag:
 def ignore_signals_except_from_parent() -> None:
     """Ignore a StopFlag's signals unless this process's parent sends them; those end the process.
 
-    Call it in a helper process's main thread before it starts others. Signals of the parent must work: at its end, Python
-    sends SIGTERM to its children and waits for them. Does nothing where the system does not tell the sender (outside Linux).
+    Call it in a helper process's main thread before it starts others. Signals of the parent must work: at its end,
+    Python sends SIGTERM to its children and waits for them. Does nothing outside Linux, where the sender is unknown.
     """
     if not hasattr(signal, "sigwaitinfo"):
         return
@@ -92,7 +92,7 @@ def stop_signals() -> list[signal.Signals]:
 def die_with_parent(*, only_under_torchrun: bool = True) -> bool:
     """Ask Linux to kill this process when its parent dies, so that no rank outlives a killed launcher.
 
-    Returns whether Linux will do so. By default only under torchrun: `nohup python train_yolo_ddp.py` must outlive its shell.
+    Returns whether Linux will do so. By default only under torchrun: `nohup python train_yolo_ddp.py` must survive.
     """
     if not sys.platform.startswith("linux") or (only_under_torchrun and "TORCHELASTIC_RUN_ID" not in os.environ):
         return False

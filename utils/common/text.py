@@ -8,7 +8,7 @@ from typing import Any
 
 
 def format_duration(duration_s: float) -> str:
-    """Return a duration in its two largest units: `42s`, `3m 05s`, `1h 02m`, `2d 03h`; `?` if negative or not finite."""
+    """Return a duration in its two largest units: `42s`, `3m 05s`, `1h 02m`, `2d 03h`; `?` if below 0 or not finite."""
     if not math.isfinite(duration_s) or duration_s < 0:
         return "?"
     seconds = round(duration_s)

@@ -1,4 +1,4 @@
-"""A map that computes a few results ahead on threads, and the base of classes that watch something in the background."""
+"""A map that computes a few results ahead on threads, and a base class for background threads."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], threa
 
 
 class BackgroundWatch(ABC):
-    """Runs `_watch` in a daemon thread while used as a context manager; `_watch` must return soon after `_is_over` is set.
+    """Context manager that runs `_watch` in a daemon thread; `_watch` must return soon after `_is_over` is set.
 
-    `name` is the thread's name in stack dumps. `max_wait_s` limits how long `__exit__` waits for the thread; None: no limit.
+    `name` is the thread's name in stack dumps. `__exit__` waits `max_wait_s` at most for it; None: no limit.
     """
 
     def __init__(self, name: str, max_wait_s: float | None = None) -> None:

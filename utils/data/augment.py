@@ -154,8 +154,8 @@ def paste_mirrored(scene: Scene, probability: float, rng: np.random.Generator) -
     """Paste mirrored objects into the image where there is room, each with `probability`.
 
     Copy-paste (arXiv 2012.07177) in YOLOv8's flip mode: an object has room if its mirrored box covers less than 30 % of
-    every object's box. Two additional rules keep pixels and labels consistent: the smaller object lies on top, as in the
-    masks, and an object is pasted only together with the objects on top of it.
+    every object's box. Two additional rules keep pixels and labels consistent: the smaller object lies on top, as in
+    the masks, and an object is pasted only together with the objects on top of it.
     """
     size_px = scene.image.shape[1]
     order = large_to_small(scene.polygons)

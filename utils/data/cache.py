@@ -3,8 +3,8 @@
     .cache/<split>-<size>-<fingerprint>.u8    uint8 RGB pixels, one photograph after the other
     .cache/<split>-<size>-<fingerprint>.json  offsets and sizes, written last: without it the .u8 is ignored
 
-`os.pread` reads the pixels: the page cache holds one copy per machine, and a cold read is eight times as fast as through a
-memory map.
+`os.pread` reads the pixels: the page cache holds one copy per machine, and a cold read is eight times as fast as
+through a memory map.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CacheIndex:
 
 
 class PackedImages:
-    """Random access to the packed photographs. Opens the file in each process at the first read, so it works after a fork."""
+    """Random access to the packed photographs. Each process opens the file at its first read."""
 
     def __init__(self, index: CacheIndex) -> None:
         self.index = index
@@ -69,7 +69,7 @@ class PackedImages:
 def open_or_build(
     files: Sequence[Path], long_side_px: int, folder: Path, name: str, announce: Callable[[str], None] = print
 ) -> CacheIndex | None:
-    """Return the packed cache of `files` at `long_side_px`; build it if needed. None if the disk is too full or read-only.
+    """Return the packed cache of `files` at `long_side_px`; build it if needed. None if the disk has no room.
 
     The first process on a machine builds it while the others wait. A changed file, size or algorithm gives another
     fingerprint and another cache. Photographs are never enlarged.

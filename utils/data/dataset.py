@@ -54,7 +54,7 @@ class Sample:
     """One network input with its targets, all in pixels of the (S, S) input.
 
     image uint8 (S, S, 3) RGB; class_ids int64 (N,); boxes float32 (N, 4) xyxy; masks int32 (S/4, S/4): 0 is background,
-    k + 1 the k-th instance (smaller instances lie on top). `scale` and `pad` (left, top) map the photograph into the input.
+    k + 1 the k-th instance (smaller instances lie on top). `scale` and `pad` (left, top) map the photograph to it.
     """
 
     index: int
@@ -279,7 +279,7 @@ class SegmentationDataset(Dataset[Sample]):
 
 
 def _visible(tiles: list[tuple[Photo, np.ndarray]], size_px: int) -> tuple[list[int], list[np.ndarray]]:
-    """Return classes and outlines of the visible objects of photographs with their (2, 3) maps from normalised points."""
+    """Return classes and outlines of visible objects; each photograph has a (2, 3) map from normalised points."""
     tiles = [(photo, matrix) for photo, matrix in tiles if photo.polygons]
     if not tiles:
         return [], []

@@ -45,9 +45,9 @@ class ImageError(ValueError):
 def decode_image(data: bytes, min_long_side_px: int | None = None) -> np.ndarray:
     """Decode an image to upright RGB uint8 (height, width, 3).
 
-    `min_long_side_px` is the long side to which the caller will shrink the image. A JPEG is then decoded at the smallest
-    scale of 1, 1/2, 1/4, 1/8 with a long side of at least twice that, so that `resize_area` has pixels to average (43-46 dB
-    PSNR against the full decode; 34-36 dB at 1.07x).
+    `min_long_side_px` is the long side to which the caller will shrink the image. A JPEG is then decoded at the
+    smallest scale of 1, 1/2, 1/4, 1/8 with a long side of at least twice that, so that `resize_area` has pixels to
+    average (43-46 dB PSNR against the full decode; 34-36 dB at 1.07x).
     Raises ImageError for data that is truncated, corrupt, not an image or larger than MAX_IMAGE_PIXELS.
     """
     _, _, orientation = _read_header(data)
@@ -103,8 +103,8 @@ def points_upright(points: np.ndarray, orientation: int, width: int, height: int
 def resize_area(image: np.ndarray, width_px: int, height_px: int) -> np.ndarray:
     """Shrink by area averaging, enlarge linearly; return the same array if the size does not change.
 
-    Area averaging keeps thin wires: from 5472 to 640 pixels, wires one to three pixels wide keep 100 % of their length, but
-    only about 50 % with INTER_LINEAR, which skips source pixels. Training, validation and prediction must shrink alike.
+    Area averaging keeps thin wires: from 5472 to 640 pixels, wires one to three pixels wide keep 100 % of their length,
+    but only about 50 % with INTER_LINEAR, which skips source pixels. Train, validate and predict with it.
     """
     height, width = image.shape[:2]
     smaller = (min(width, width_px), min(height, height_px))

@@ -38,9 +38,9 @@ class EpochBatches(Sampler[list[Key]]):
     """This rank's batches of an epoch as lists of (epoch, index), or of (epoch, index, size) with `sizes_px`.
 
     The shuffled epoch is split into ceil(N / global batch) groups whose sizes differ by at most one, one group for each
-    optimizer step. Each group is split into `batches_per_group` (accumulation) batches for each rank: every sample exactly
-    once, the same number of batches on every rank, no tiny last batch, no padding. Groups depend on the global batch size
-    only, not on world size and accumulation. A group's size in pixels is drawn from `sizes_px` by (seed, epoch, group).
+    optimizer step. Each group is split into `batches_per_group` (accumulation) batches for each rank: every sample
+    exactly once, the same number of batches on every rank, no tiny last batch, no padding. Groups depend on the global
+    batch size only, not on world size and accumulation. A group's size in pixels depends on (seed, epoch, group).
     """
 
     def __init__(
@@ -145,8 +145,8 @@ def get_dataloader(
 def prepare_worker(worker: int) -> None:
     """Prepare a loader process: one thread, no reaction to stop signals, and an end together with its rank.
 
-    torchrun sends stop signals to a rank's loader processes too. They must continue, because the rank needs batches until
-    all ranks stop at the same step. Without `die_with_parent` a worker notices a killed rank up to five seconds later.
+    torchrun sends stop signals to a rank's loader processes too. They must continue, because the rank needs batches
+    until all ranks stop at the same step. A worker alone would notice a killed rank up to five seconds late.
     """
     ignore_signals_except_from_parent()
     die_with_parent(only_under_torchrun=False)
@@ -168,15 +168,15 @@ def batch_bytes(batch_size: int, side_px: int) -> int:
 
 
 def needed_bytes(workers: int, prefetch: int, bytes_per_batch: int, num_ranks: int) -> int:
-    """Return the shared memory of all loaders of a machine: twice the prefetched batches, because validation batches are
-    twice as large, and one more batch is in use."""
+    """Return the shared memory of all loaders of a machine: twice the prefetched batches, because validation batches
+    are twice as large, and one more batch is in use."""
     return num_ranks * 2 * workers * prefetch * bytes_per_batch
 
 
 def plan_loader(
     workers: int, prefetch: int, bytes_per_batch: int, num_ranks: int, free_bytes: int | None = None
 ) -> LoaderPlan:
-    """Reduce `workers` to the number that fits into shared memory; 0 workers, which load in the rank itself, always fit.
+    """Reduce `workers` to the number that fits into shared memory; 0 means loading in the rank itself.
 
     With too many a worker dies with `Bus error` at some batch. `num_ranks` is the number of ranks on this machine.
     `free_bytes` is measured by default, so call this before any loader starts.

@@ -129,7 +129,7 @@ def polygon_boxes(polygons: list[np.ndarray]) -> np.ndarray:
 
 
 def draw_index_map(polygons: list[np.ndarray], size_px: int) -> np.ndarray:
-    """Draw filled outlines in order, with all pixels they touch: int32 (S, S), 0 is background, k + 1 the k-th outline."""
+    """Fill outlines in order, with all pixels they touch: int32 (S, S), 0 is background, k + 1 the k-th outline."""
     index_map = np.zeros((size_px, size_px), np.int32)
     for value, polygon in enumerate(polygons, start=1):
         # In fillPoly integers are pixel centres, in outlines pixel corners.

@@ -1,7 +1,7 @@
 """Target masks at a quarter of the input size, drawn by the rules that evaluation uses for its ground truth.
 
-As Ultralytics' validator does: round outlines down to whole pixels, fill them with their edge, shrink linearly; a pixel of
-several objects belongs to the one with the fewest pixels. Training with other rules gave worse results: docs/design.md.
+As Ultralytics' validator does: round outlines down to whole pixels, fill them with their edge, shrink linearly; a pixel
+of several objects belongs to the one with the fewest pixels. Other rules gave worse results: docs/design.md.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MAX_STEPS = 4096  # points per edge
 def draw_masks(polygons: list[np.ndarray], size_px: int) -> np.ndarray:
     """Draw outlines (pixels of the (S, S) input) at a quarter of the size: int32 (S/4, S/4).
 
-    0 is background, k + 1 the k-th outline; smaller ones lie on top. An outline too small for any pixel gets the pixel that
-    it covers most, unless a smaller outline has it.
+    0 is background, k + 1 the k-th outline; smaller ones lie on top. An outline too small for any pixel gets the pixel
+    that it covers most, unless a smaller outline has it.
     """
     side = size_px // MASK_STRIDE
     index_map = np.zeros((side, side), np.int32)
@@ -44,7 +44,7 @@ def draw_masks(polygons: list[np.ndarray], size_px: int) -> np.ndarray:
 
 
 def densify(points: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Insert points into the edges of closed joined outlines, at most 1 / STEPS_PER_PX apart; return joined outlines."""
+    """Insert points into the edges of joined outlines, at most 1 / STEPS_PER_PX apart; return joined outlines."""
     # As complex numbers, which NumPy repeats and indexes several times faster than rows of two.
     places = np.ascontiguousarray(points, np.float64).view(np.complex128)[:, 0]
     edges = places[following_vertex(starts, len(places))] - places

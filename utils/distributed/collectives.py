@@ -85,7 +85,7 @@ def broadcast_from_main(value: T) -> T:
 
 
 def run_on_main(action: Callable[[], T]) -> T | None:
-    """Run `action` on rank 0 while the others wait; return its result there, None elsewhere. Every rank must reach this.
+    """Run `action` on rank 0 and return its result; the others wait and return None. Every rank must reach this.
 
     When `action` raises, rank 0 raises the error and the other ranks exit without a message.
     """

@@ -29,8 +29,8 @@ def wrap_for_ranks(
 ) -> DistributedDataParallel:
     """Wrap a module in DDP, which copies rank 0's weights and buffers to all ranks. Every rank must reach this.
 
-    `static_graph` promises that every step uses the same parameters in the same order. `grad_compression` sends and sums
-    gradients as bf16 or fp16, half the bytes.
+    `static_graph` promises that every step uses the same parameters in the same order. `grad_compression` sends and
+    sums gradients as bf16 or fp16, half the bytes.
     """
     no_forward_sync: Any = {_FORWARD_SYNC: False}  # the engine averages BatchNorm statistics once per optimizer step
     wrapped = DistributedDataParallel(
@@ -54,6 +54,6 @@ def gradient_bytes(module: nn.Module) -> int:
 def bucket_bytes(num_bytes: int) -> int:
     """Return DDP's bucket size for gradients of `num_bytes`: an eighth of them, from 1 to 25 MiB.
 
-    DDP's default of 25 MiB can hold all gradients of a small model: sending would then begin only after the backward pass.
+    DDP's default of 25 MiB can hold all gradients of a small model: they would be sent only after the backward pass.
     """
     return min(max(num_bytes // 8, 2**20), 25 * 2**20)

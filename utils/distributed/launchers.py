@@ -15,8 +15,8 @@ FIRST_PORT, NUM_PORTS = 20000, 10000  # below the ports that systems use for out
 def variables_from_launcher(environment: Mapping[str, str]) -> dict[str, str]:
     """Return RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; {} for a single process.
 
-    Reads the variables of the `srun` step: a shell of `salloc` or `sbatch` has SLURM_NTASKS of the whole allocation even
-    for a single process. Raises UserError on several machines when MASTER_ADDR is not set.
+    Reads the variables of the `srun` step: a shell of `salloc` or `sbatch` has SLURM_NTASKS of the whole allocation
+    even for a single process. Raises UserError on several machines when MASTER_ADDR is not set.
     """
     if _number(environment, "SLURM_STEP_NUM_TASKS") > 1:
         found = _from_slurm(environment)

@@ -46,8 +46,8 @@ def main_printer(rank: int) -> Say:
 def read_rank_environment() -> RankInfo:
     """Read RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; without any of them this is the only process.
 
-    Under `srun` or `mpirun` it first sets torchrun's variables in the environment from theirs. Raises UserError when only
-    some are set: a guess could start N independent trainings.
+    Under `srun` or `mpirun` it first sets torchrun's variables in the environment from theirs. Raises UserError when
+    only some are set: a guess could start N independent trainings.
     """
     required = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     if not any(name in os.environ for name in required):
@@ -70,8 +70,8 @@ def read_rank_environment() -> RankInfo:
 def setup_ddp(device: torch.device, ranks: RankInfo | None = None) -> RankInfo:
     """Join the process group: NCCL for a CUDA device, gloo for the CPU. Does nothing for a single process.
 
-    `NCCL_TIMEOUT` limits a collective (seconds, default 300). `INIT_TIMEOUT` limits the start of all ranks (seconds, default
-    900); after it the process exits with code 76. An existing group, such as Ray Train's, is used. Errors are not caught.
+    `NCCL_TIMEOUT` limits a collective (seconds, default 300). `INIT_TIMEOUT` limits the start of all ranks (seconds,
+    default 900); after it the process exits with code 76. An existing group, such as Ray Train's, is used.
     """
     global _made_the_group
     ranks = ranks or read_rank_environment()
@@ -103,7 +103,7 @@ def collective_timeout_s() -> float:
 
 
 def join_process_group(rank: int, world_size: int, backend: str | None = None) -> None:
-    """Join the process group as `rank` of `world_size`, without torchrun's variables. Does nothing if already in a group.
+    """Join the process group as `rank` of `world_size`, without torchrun's variables, unless already in a group.
 
     The default `backend` is NCCL if there is a GPU, else gloo.
     """

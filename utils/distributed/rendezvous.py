@@ -1,9 +1,9 @@
 """A rendezvous of ranks that is safe after a restart.
 
 The launcher's key-value store outlives a restart of the ranks and keeps the addresses of the dead ones. A new rank that
-reads such an address waits for a process that no longer exists. So each rank writes a random token under the next number of
-a counter and waits for the answer to this token, which only a living rank 0 gives. Rank 0 answers with a random name of this
-start, and the process group uses only keys below that name.
+reads such an address waits for a process that no longer exists. So each rank writes a random token under the next
+number of a counter and waits for the answer to this token, which only a living rank 0 gives. Rank 0 answers with a
+random name of this start, and the process group uses only keys below that name.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Rendezvous:
     """`with Rendezvous(...) as store:` gives a store whose keys only the ranks of this start use.
 
     Rank 0 answers until the block ends, so every rank must have joined the group before. With `is_one_machine` a store
-    that rank 0 itself opens listens on the loopback interface only. Raises UserError when the store is not reachable, or
-    rank 0 does not answer, within `timeout_s`.
+    that rank 0 itself opens listens on the loopback interface only. Raises UserError when the store is not reachable,
+    or rank 0 does not answer, within `timeout_s`.
     """
 
     def __init__(self, rank: int, is_one_machine: bool, timeout_s: float) -> None:

@@ -55,8 +55,8 @@ def run_folder_of(resume: str) -> Path:
 def open_run_folder(folder: Path, config: RunOptions) -> tuple[bool, list[str]]:
     """Prepare the run folder; return whether it resumes an earlier run, and lines to print. Rank 0 only.
 
-    Resumes if the options are the same. Otherwise renames the earlier run's folder and starts a new run. Raises UserError if
-    `--resume` is given and the options differ.
+    Resumes if the options are the same. Otherwise renames the earlier run's folder and starts a new run. Raises
+    UserError if `--resume` is given and the options differ.
     """
     lines: list[str] = []
     earlier = read_config(folder)
@@ -89,8 +89,8 @@ def differences(config: Any, earlier: dict[str, Any]) -> list[str]:
 class OwnedRun:
     """Locks and opens a run's folder, and keeps its status.json. Every rank must reach each method.
 
-    On every rank `resumes` tells whether an earlier run is resumed, and `choices` holds the facts of its newest checkpoint
-    (empty for a new run). On rank 0 `notes` are lines to print.
+    On every rank `resumes` tells whether an earlier run is resumed, and `choices` holds the facts of its newest
+    checkpoint (empty for a new run). On rank 0 `notes` are lines to print.
     """
 
     def __init__(self, config: RunOptions) -> None:

@@ -31,8 +31,8 @@ class FolderInUse(UserError):
 class RunLock:
     """Holds a run's folder for this process until `release`, or until the process ends.
 
-    The lock file is `.<name>.lock` beside the folder, because the folder may be renamed. Raises FolderInUse, which names
-    the owner, when another process still holds the lock after `wait_s`.
+    The lock file is `.<name>.lock` beside the folder, because the folder may be renamed. Raises FolderInUse, which
+    names the owner, when another process still holds the lock after `wait_s`.
     """
 
     def __init__(self, folder: Path, wait_s: float = WAIT_FOR_OWNER_S) -> None:

@@ -1,7 +1,7 @@
 """Extracts photographs from an untrusted zip, local or on a server.
 
-Writes only regular members with an image suffix, by file name without folders, into one folder. Each photograph is written
-atomically. Photographs that an earlier run extracted, with the right CRC-32, are kept.
+Writes only regular members with an image suffix, by file name without folders, into one folder. Each photograph is
+written atomically. Photographs that an earlier run extracted, with the right CRC-32, are kept.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ FAILURES = (
 
 @dataclass(frozen=True)
 class Listing:
-    """An archive's photographs. `num_ignored` counts other files; `repeated` lists photographs with the name of an earlier
-    one, compared without case; they are skipped."""
+    """An archive's photographs. `num_ignored` counts other files; `repeated` lists photographs with the name of an
+    earlier one, compared without case; they are skipped."""
 
     photographs: tuple[zipfile.ZipInfo, ...]
     num_ignored: int
@@ -118,8 +118,8 @@ class PhotoArchive:
 def list_photographs(archive: zipfile.ZipFile, shown: str) -> Listing:
     """Separate an archive's photographs from its other members.
 
-    Raises UserError, before anything is written, for too many members, a path that leaves the folder, a link or device, an
-    encrypted member, and a zip bomb.
+    Raises UserError, before anything is written, for too many members, a path that leaves the folder, a link or device,
+    an encrypted member, and a zip bomb.
     """
     members = archive.infolist()
     if len(members) > MAX_MEMBERS:
@@ -147,7 +147,7 @@ def list_photographs(archive: zipfile.ZipFile, shown: str) -> Listing:
 def choose_photographs(photographs: Iterable[zipfile.ZipInfo], max_images: int | None) -> list[zipfile.ZipInfo]:
     """Return `max_images` photographs, or all if it is None, in the archive's order.
 
-    Chooses by the hash of the name, because neighbours show the same pole. A larger number includes a smaller one's choice.
+    Chooses by the hash of the name, because neighbours show the same pole. A larger number only adds photographs.
     """
     members = sorted(photographs, key=lambda member: member.header_offset)
     if max_images is None:
@@ -157,7 +157,7 @@ def choose_photographs(photographs: Iterable[zipfile.ZipInfo], max_images: int |
 
 
 def photograph_name(member: zipfile.ZipInfo) -> str:
-    """Return a member's file name without folders, also if they are separated by backslashes (some Windows programs)."""
+    """Return a member's file name without folders; some Windows programs separate them by backslashes."""
     return member.filename.replace("\\", "/").rpartition("/")[2]
 
 

@@ -17,8 +17,8 @@ LEDGER_NAME = "download.json"
 class Entry:
     """One downloaded object: the label file or a circuit's zip.
 
-    `url` has no user, password or query. `files` maps paths relative to the raw-data folder to sizes in bytes; it is empty
-    until the object is complete. `max_images` is None if all photographs were requested.
+    `url` has no user, password or query. `files` maps paths relative to the raw-data folder to sizes in bytes; it is
+    empty until the object is complete. `max_images` is None if all photographs were requested.
     """
 
     url: str

@@ -56,8 +56,8 @@ def download(
 ) -> Report:
     """Download the label file and the circuits into `output`, continuing an earlier run.
 
-    Makes no request for objects that are complete in `download.json` and whose files still exist with their sizes. Files
-    that the source does not have are listed in the report. Raises UserError when anything else stops the download.
+    Makes no request for objects that are complete in `download.json` and whose files still exist with their sizes.
+    Files that the source does not have are listed in the report. Raises UserError when the download stops.
     """
     try:
         output.mkdir(parents=True, exist_ok=True)

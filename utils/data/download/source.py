@@ -66,7 +66,7 @@ class Source(Protocol):
         """Return a file's size, ETag and MD5; None if the source does not have it."""
 
     def fetch(self, remote: RemoteFile, target: Path, progress: Progress) -> RemoteFile:
-        """Download a whole file to `target`, verified and atomically; return its description at the end of the transfer."""
+        """Download a whole file to `target`, verified and atomically; return its latest description."""
 
     def open_zip(self, remote: RemoteFile) -> zipfile.ZipFile:
         """Open an archive at its source, without downloading all of it."""

@@ -1,8 +1,8 @@
 """A source at an https address: Azure Blob storage or a mirror of it. Broken transfers continue where they stopped.
 
-Azure supports `Range: bytes=a-b`, not suffix ranges, and open ranges `bytes=a-` only in newer API versions, so requests give
-both ends (Microsoft, "Specifying the range header for Blob service operations").
-An address may have a secret in its query (a SAS token) or before the @: messages and files never contain them.
+Azure supports `Range: bytes=a-b`, not suffix ranges, and open ranges `bytes=a-` only in newer API versions, so requests
+give both ends (Microsoft, "Specifying the range header for Blob service operations").
+An address may have a secret in its query (a SAS token) or before the @: messages and files never contain it.
 """
 
 from __future__ import annotations

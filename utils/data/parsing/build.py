@@ -1,4 +1,4 @@
-"""Builds `{train,val}/{images,labels}` from raw photographs and labels: parallel, resumable, reproducible to the byte."""
+"""Builds `{train,val}/{images,labels}` from raw photographs and labels: parallel, resumable, reproducible."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Job:
 def build_dataset(input_folder: Path, output_folder: Path, options: BuildOptions, num_workers: int) -> dict[str, Any]:
     """Build or complete the processed data set and return its manifest; `num_workers` 0 means all usable cores.
 
-    Removes all other files from the four output folders. Raises UserError when the input is missing or nothing is usable.
+    Removes all other files from the four output folders. Raises UserError without usable input.
     """
     if output_folder.resolve().is_relative_to(input_folder.resolve()):
         raise UserError(f"--output {output_folder} lies inside --input {input_folder}; name a folder beside it")

@@ -19,8 +19,8 @@ import numpy as np
 from utils.common.errors import UserError, printable
 from utils.data.labels import LabelError
 
-# A photograph's outlines have about 30 kB. Parsing JSON needs about 20 times the text in memory, Python's parser 500 times
-# (measured: 2 GB for four million characters of `[],`), so its limit is lower.
+# A photograph's outlines have about 30 kB. Parsing JSON needs about 20 times the text in memory, Python's parser 500
+# times (measured: 2 GB for four million characters of `[],`), so its limit is lower.
 MAX_LABEL_CHARACTERS = 4_000_000
 MAX_LITERAL_CHARACTERS = 300_000
 MAX_OBJECTS = 10_000

@@ -50,7 +50,7 @@ def manifest_bytes(manifest: dict[str, Any]) -> bytes:
 
 
 def dataset_yaml_text(manifest: dict[str, Any]) -> str:
-    """Return the text of dataset.yaml. Without `path` its paths are relative to its folder, so the folder can be moved."""
+    """Return the text of dataset.yaml. Its paths are relative to its folder, so the folder can be moved."""
     options = ", ".join(f"{name} {value}" for name, value in manifest["options"].items())
     names = yaml.safe_dump({"names": dict(enumerate(manifest["classes"]))}, allow_unicode=True, sort_keys=False)
     return (

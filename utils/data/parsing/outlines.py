@@ -16,8 +16,8 @@ from shapely.geometry.polygon import orient
 MIN_PART_AREA_PX = 1.0  # smaller parts, in pixels of the original photograph, are dropped
 MAX_RINGS = 50  # parts and holes of an object; the smallest of more are dropped
 MAX_COORDINATE_PX = 1e6
-# Drawn outlines have tens of vertices and cross themselves a few times. Without limits 20,000 points in a zigzag, or 4,000
-# random ones, took a minute and a half.
+# Drawn outlines have tens of vertices and cross themselves a few times. Without limits 20,000 points in a zigzag, or
+# 4,000 random ones, took a minute and a half.
 MAX_POINTS = 20_000
 MAX_LINE_POINTS = 2_000  # after simplification; buffering takes quadratic time
 MAX_CROSSINGS = 12_000
@@ -38,8 +38,8 @@ def object_ring(
     """Return the part of an object inside a photograph of `size` (width, height) as one ring (V, 2).
 
     The first vertex is not repeated at the end. A polygon that crosses itself is repaired. A line becomes a strip of
-    `line_width_px` with flat ends. More than DENSE_VERTICES points are simplified with `tolerance_px`. Raises OutlineError
-    when nothing visible is left.
+    `line_width_px` with flat ends. More than DENSE_VERTICES points are simplified with `tolerance_px`. Raises
+    OutlineError when nothing visible is left.
     """
     if len(points) and np.abs(points).max() > MAX_COORDINATE_PX:
         raise OutlineError(f"{kind} has the coordinate {np.abs(points).max():g}, far outside any photograph")
@@ -109,7 +109,7 @@ def _line_shape(points: np.ndarray, line_width_px: float, tolerance_px: float) -
 
 
 def _estimated_crossings(points: np.ndarray) -> float:
-    """Return the number of crossings of the segments between points (V, 2), for many segments an estimate from a sample."""
+    """Return the number of crossings of the segments between points (V, 2); for many segments, an estimate."""
     starts, ends = points[:-1], points[1:]
     num_segments = len(starts)
     num_chosen = min(num_segments, max(50, 400_000 // num_segments))

@@ -120,8 +120,8 @@ def build_label(
 def choose_exif_frame(objects: Sequence[LabelObject], facts: ImageFacts, exif_frame: str) -> str:
     """Return the frame of the outlines: `upright`, `stored`, or `ambiguous` (then treated as upright).
 
-    It is not documented whether the labelling tool applied the EXIF orientation. `auto` chooses the frame that contains the
-    outlines if only one does; for half turns and mirrored photographs both do.
+    It is not documented whether the labelling tool applied the EXIF orientation. `auto` chooses the frame that contains
+    the outlines if only one does; for half turns and mirrored photographs both do.
     """
     if facts.orientation == 1:
         return "upright"

@@ -94,8 +94,8 @@ def find_label_csv(folder: Path) -> Path:
 def find_photographs(folder: Path, problems: list[Problem]) -> dict[str, Photograph]:
     """Return all photographs below the input folder, and in zips directly in it, by `key`.
 
-    If a photograph is both a file and in a zip, the file is used, unless its size differs (an incomplete extraction). Other
-    copies and unreadable zips are added to `problems`. Raises UserError when there is no photograph.
+    If a photograph is both a file and in a zip, the file is used, unless its size differs (an incomplete extraction).
+    Other copies and unreadable zips are added to `problems`. Raises UserError when there is no photograph.
     """
     found: dict[str, Photograph] = {}
     for photograph in _in_folders(folder, problems):

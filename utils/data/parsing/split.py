@@ -18,10 +18,9 @@ SPLIT_BY_CHOICES = ("hash", "circuit")
 def assign_splits(photographs: Iterable[Photograph], split_by: str, val_fraction: float) -> dict[str, str]:
     """Return `train` or `val` for each photograph's key, the same in every run and on every machine.
 
-    `hash`: by a hash of the file name only, so that adding photographs moves none. Exception: if one of the two splits is
-    empty and there are two or more photographs, the one with the smallest hash moves to it.
-    `circuit`: whole circuits, because photographs of a circuit show the same poles. Raises UserError for fewer than two
-    circuits.
+    `hash`: by a hash of the file name only, so that adding photographs moves none. Exception: if one of the two splits
+    is empty and there are two or more photographs, the one with the smallest hash moves to it.
+    `circuit`: whole circuits, because photographs of a circuit show the same poles. Raises UserError for one only.
     """
     chosen = list(photographs)
     if split_by == "circuit":

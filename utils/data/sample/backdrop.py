@@ -203,7 +203,7 @@ def _paint_buildings(canvas: Canvas, rng: np.random.Generator, horizon_px: int) 
 
 
 def _paint_house(canvas: Canvas, rng: np.random.Generator, frame: Frame) -> np.ndarray:
-    """Paint a house or shed one unit wide, with the lower left corner of its front at the origin; return its outline."""
+    """Paint a house or shed one unit wide, the lower left corner of its front at the origin; return its outline."""
     is_shed = rng.random() < 0.25
     wall, roof = vary(rng, _WALLS[rng.integers(len(_WALLS))]), vary(rng, _ROOFS[rng.integers(len(_ROOFS))])
     height, deep, rise = rng.uniform(0.32, 0.46), rng.uniform(0.3, 0.48), rng.uniform(0.2, 0.32)

@@ -49,7 +49,7 @@ class Frame:
 
 
 class Canvas:
-    """A photograph that is painted back to front: RGB uint8 (height, width, 3). `sun`: -1 from the left, 1 from the right."""
+    """A photograph, painted back to front: RGB uint8 (height, width, 3). `sun`: -1 is at the left, 1 at the right."""
 
     def __init__(self, width_px: int, height_px: int, sun: Literal[-1, 1]) -> None:
         self.image = np.zeros((height_px, width_px, 3), np.uint8)

@@ -1,7 +1,7 @@
 """The hardware of a distribution line. Each function paints one part and returns its outline in the photograph.
 
-Parts are drawn in a `Frame` with a unit of one pixel at scale 1. Their sizes fit a photograph 1280 pixels wide, taken a few
-metres from the pole top.
+Parts are drawn in a `Frame` with a unit of one pixel at scale 1. Their sizes fit a photograph 1280 pixels wide, taken a
+few metres from the pole top.
 """
 
 from __future__ import annotations

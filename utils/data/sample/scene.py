@@ -157,8 +157,8 @@ def _wire_path(
 ) -> np.ndarray:
     """Return a wire (n, 2) from edge to edge over its support, or only to the left (-1) or right (1) of it.
 
-    It sags on both sides as a parabola, an approximation of a catenary. `sag` is the drop at a distance of the photograph's
-    width from the support, as a share of that width.
+    It sags on both sides as a parabola, an approximation of a catenary. `sag` is the drop at a distance of the
+    photograph's width from the support, as a share of that width.
     """
     x, y = float(support[0]), float(support[1])
     width = canvas.width_px

@@ -49,17 +49,18 @@ def write_sample(
 ) -> SampleReport:
     """Write labelled drawn photographs of a distribution line in EPRI's raw layout.
 
-    Photograph i, its name, row and irregularities depend only on (seed, i): the same call gives the same bytes, and a larger
-    `num_photos` extends a smaller one. Wires are about `wire_width_px` wide in a photograph of 1280 pixels. Points are pixels
-    of the upright photograph, also if its file has an EXIF orientation. Irregularities of EPRI's files, by index:
+    Photograph i, its name, row and irregularities depend only on (seed, i): the same call gives the same bytes, and a
+    larger `num_photos` extends a smaller one. Wires are about `wire_width_px` wide in a photograph of 1280 pixels.
+    Points are pixels of the upright photograph, also if its file has an EXIF orientation. Irregularities of EPRI's
+    files, by index:
 
     - every 8th from 0: polygons extend up to 40 pixels beyond the edges (in others they end there)
     - 0, 120, …: a pole's outline touches itself; 1, 121, …: another pole with only two points
     - 3, 123, …: another row, whose photograph does not exist; 6, 246, …: a photograph without a row
     - 2, 5, 7 of every 40: EXIF orientation 6, 8, 3
 
-    Raises UserError when `num_photos`, `seed` or `wire_width_px` is out of range, or when the folder holds other photographs
-    or labels.
+    Raises UserError when `num_photos`, `seed` or `wire_width_px` is out of range, or when the folder holds other
+    photographs or labels.
     """
     if num_photos < 1:
         raise UserError(f"num_photos: {num_photos}; ask for at least 1 photograph")
