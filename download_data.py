@@ -39,7 +39,9 @@ class DownloadConfig(Options):
     sample: int | None = option(
         None, f"write the built-in sample of N photographs ({DEFAULT_SAMPLE} without N) instead", metavar="[N]"
     )
-    wire_width: float = option(14.0, "how wide the sample's wires are drawn, in pixels of 1280", metavar="PX")
+    wire_width: float = option(
+        14.0, "width of the sample's wires, in pixels of a photograph 1280 pixels wide", metavar="PX"
+    )
     seed: int = option(0, "seed of the built-in sample")
     config: str | None = option(None, "YAML file with any of these options", metavar="FILE")
 

@@ -176,6 +176,7 @@ def _unpack(kind: Any) -> tuple[type, bool, bool]:
 
 
 def _require(config_class: type, values: dict[str, Any]) -> None:
+    """Raise UsageError for a missing option; convert lists to tuples in place."""
     for field, kind in _fields(config_class):
         if field.metadata["required"] and field.name not in values:
             raise UsageError(f"--{field.name.replace('_', '-')} is required")

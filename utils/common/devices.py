@@ -23,6 +23,8 @@ DEVICE_CHOICES = "auto, cpu, cuda, cuda:N or N"
 PRECISION_CHOICES = ("auto", "bf16", "fp16", "off")
 _CPU_BF16 = ("amx_bf16", "avx512_bf16")  # CPU features that multiply bf16 matrices in hardware
 _GPU_DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA, NVIDIA under WSL, AMD
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt in glibc's malloc.h
+_LARGEST = 2**31 - 1  # of a C int
 
 
 def visible_gpu_count() -> int:
@@ -146,10 +148,6 @@ def tune_device(device: torch.device, *, deterministic: bool, fixed_shapes: bool
     torch.backends.cudnn.allow_tf32 = not deterministic
     torch.backends.cudnn.benchmark = fixed_shapes and not deterministic
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
-
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt in glibc's malloc.h
-_LARGEST = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:

@@ -61,9 +61,7 @@ class GpuWatch(BackgroundWatch):
     """
 
     def __init__(self, device_index: int, warn: Callable[[str], None], period_s: float = PERIOD_S) -> None:
-        super().__init__(
-            "GPU watch", max_wait_s=2 * period_s
-        )  # a thread that hangs in the driver ends with the process
+        super().__init__("GPU watch", max_wait_s=2 * period_s)  # a thread that hangs ends with the process
         self.device_index = device_index
         self.period_s = period_s
         self._warn = warn

@@ -43,7 +43,7 @@ class BackgroundWatch(ABC):
     def __init__(self, name: str, max_wait_s: float | None = None) -> None:
         self._is_over = threading.Event()
         self._name = name
-        self._most_wait_s = max_wait_s
+        self._max_wait_s = max_wait_s
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -57,7 +57,7 @@ class BackgroundWatch(ABC):
     ) -> None:
         self._is_over.set()
         if self._thread is not None:
-            self._thread.join(self._most_wait_s)
+            self._thread.join(self._max_wait_s)
 
     @abstractmethod
     def _watch(self) -> None:

@@ -64,7 +64,7 @@ def open_run_folder(folder: Path, config: RunOptions) -> tuple[bool, list[str]]:
     resumes = bool(earlier) and not changed and any((folder / "checkpoint").glob("step-*"))
     if config.resume and changed:
         raise UserError(
-            f"--resume {config.resume}: would change {'; '.join(changed)}; leave that out, or start a new --save-dir"
+            f"--resume {config.resume}: other options than that run's: {'; '.join(changed)}; remove them, or use another --save-dir"
         )
     if folder.exists() and any(folder.iterdir()) and not resumes:
         aside = _free_name(folder)

@@ -22,7 +22,7 @@ from utils.run.status import RUNNING, STATUS_FILE
 
 CONFIG_FILE = "config.yaml"
 MAX_BATCHES = 4000  # batch records kept for the curves
-MAX_SILENCE_S = 300.0  # a run that writes nothing for longer looks dead, unless it has paused for as long before
+MAX_SILENCE_S = 300.0  # a run that writes nothing for longer, and for three times its longest pause, looks dead
 MAX_PAUSE_S = 1800.0  # a longer pause between records was the time between two processes of the run
 Record = dict[str, Any]
 

@@ -168,7 +168,7 @@ def _parse_literal(text: str) -> Any:
             return json.loads(text)
         except ValueError:
             if len(text) > MAX_LITERAL_CHARACTERS:
-                raise ValueError(f"no JSON, and too long for the other: {len(text):,} characters") from None
+                raise ValueError(f"not JSON, and too long for a Python literal: {len(text):,} characters") from None
             return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError | MemoryError) else str(error)
