@@ -1,9 +1,9 @@
-"""Download the raw data: EPRI's label file and circuits, a mirror of them, a local folder, or the built-in sample.
+"""Download the raw data, EPRI's label file and circuits, from the publisher, a mirror or a folder; or write the sample.
 
     python download_data.py                              # labels, circuits 1 and 10 (tens of GB)
     python download_data.py --max-images 50              # 50 photographs per circuit, without the rest of the zips
     python download_data.py --circuits 1 10 13b          # these circuits; `--circuits all` takes every one
-    python download_data.py --base-url /mnt/epri         # a folder, or an https address, laid out the same
+    python download_data.py --base-url /mnt/epri         # a folder, or an https address, with the same files
     python download_data.py --sample                     # 240 drawn photographs, no network
 
 Run the same command again after any interruption. The photographs are EPRI's, licence CC BY-SA 4.0.
@@ -17,16 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from utils.common.config import Options, option, parse_config
-from utils.common.errors import EXIT_DONE, UsageError, UserError, run_script
+from utils.common.errors import EXIT_DONE, EXIT_KEYBOARD, UsageError, UserError, run_script
 from utils.data.download import DEFAULT_BASE_URL, Report, download, expand_circuits, open_source
 
 DEFAULT_SAMPLE = 240
-EXIT_KEYBOARD = 130  # the shell's convention: 128 + SIGINT
 
 
 @dataclass(frozen=True)
 class DownloadConfig(Options):
-    """What to download, from where, and where to put it."""
+    """Options of download_data.py."""
 
     circuits: tuple[str, ...] = option(("1", "10"), "circuits such as 1 10 13b, or all", metavar="CIRCUIT")
     base_url: str = option(
@@ -40,13 +39,15 @@ class DownloadConfig(Options):
     sample: int | None = option(
         None, f"write the built-in sample of N photographs ({DEFAULT_SAMPLE} without N) instead", metavar="[N]"
     )
-    wire_width: float = option(14.0, "how wide the sample's wires are drawn, in pixels of 1280", metavar="PX")
+    wire_width: float = option(
+        14.0, "width of the sample's wires, in pixels of a photograph 1280 pixels wide", metavar="PX"
+    )
     seed: int = option(0, "seed of the built-in sample")
     config: str | None = option(None, "YAML file with any of these options", metavar="FILE")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Download, or write the sample; return the exit code."""
+    """Download the data, or write the sample; return the exit code."""
     config = parse_config(
         DownloadConfig, "Download the raw data.", with_sample_size(sys.argv[1:] if argv is None else argv)
     )
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def with_sample_size(arguments: Sequence[str]) -> list[str]:
-    """Give a bare `--sample` its number."""
+    """Insert the default number after a `--sample` without one."""
     completed: list[str] = []
     for index, argument in enumerate(arguments):
         completed.append(argument)

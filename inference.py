@@ -24,7 +24,7 @@ from utils.common.config import FRACTION, Options, option, parse_config
 from utils.common.cores import usable_cpu_count
 from utils.common.devices import choose_device
 from utils.common.errors import UserError, printable, run_script
-from utils.common.threads import map_ahead
+from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import IMAGE_SUFFIXES
 from utils.data.images import ImageError, read_image
 from utils.evaluation.prediction_files import PredictionWriter, outline
@@ -113,7 +113,7 @@ def _batches(files: list[Path], size_px: int, batch_size: int) -> Iterator[list[
         except (ImageError, OSError) as error:
             return *item, error
 
-    stream = map_ahead(read, unique_keys(files), usable_cpu_count())
+    stream = ordered_map(read, unique_keys(files), usable_cpu_count())
     while batch := list(itertools.islice(stream, batch_size)):
         yield batch
 

@@ -21,29 +21,29 @@ class ParseConfig(Options):
 
     config: str | None = option(None, "YAML file with any of these options", metavar="FILE")
     input: str = option("data/raw", "folder with the label CSV and the photographs, in folders or zips", metavar="DIR")
-    output: str = option("data/processed", "folder to build; its images and labels folders are managed", metavar="DIR")
+    output: str = option(
+        "data/processed", "output folder; other files in its images and labels folders are removed", metavar="DIR"
+    )
     long_side: int = option(
-        1280, "longer side of the output images in pixels; smaller ones stay as they are", at_least=16, at_most=16384
+        1280, "longer side of the output images in pixels; smaller images keep their size", at_least=16, at_most=16384
     )
     line_width: float = option(
         6.0, "width of wires drawn as lines, in pixels of the original photograph", above=0, at_most=1000
     )
-    split_by: str = option(
-        "hash", "what goes to train or val as one: a photograph or a circuit", choices=SPLIT_BY_CHOICES
-    )
-    val_fraction: float = option(
-        0.2, "share of the photographs that is held out for validation, between 0 and 1", above=0, below=1
-    )
+    split_by: str = option("hash", "split train and val by photograph (hash) or by circuit", choices=SPLIT_BY_CHOICES)
+    val_fraction: float = option(0.2, "share of the photographs for validation, between 0 and 1", above=0, below=1)
     exif_frame: str = option(
-        "auto", "pixels the outlines of EXIF-turned photographs were drawn on", choices=EXIF_FRAME_CHOICES
+        "auto",
+        "whether outlines of EXIF-rotated photographs refer to upright or stored pixels",
+        choices=EXIF_FRAME_CHOICES,
     )
-    keep_unlabelled: bool = option(False, "keep photographs without a row in the CSV, as pictures without objects")
+    keep_unlabelled: bool = option(False, "keep photographs without a row in the CSV, as images without objects")
     workers: int = option(0, "threads; 0: all usable cores", at_least=0)
     strict: bool = option(False, "exit with code 1 when a row, a photograph or a zip cannot be read")
 
 
 def main() -> None:
-    """Build the data set and print what is in it and what was left out."""
+    """Build the data set and print what it contains and what was skipped."""
     config = parse_config(ParseConfig, "Turn raw photographs and label rows into a YOLO-seg data set.")
     options = BuildOptions(
         photograph=PhotographOptions(

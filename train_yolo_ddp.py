@@ -51,7 +51,7 @@ def main() -> int:
 
     # Everything slow or likely to fail comes before the process group, so that no rank waits in a collective for it.
     spec = load_dataset_yaml(config.data)
-    say = print if ranks.is_main else _quiet
+    say = distributed.main_printer(ranks.rank)
     on_device = config.colour == "device" or (config.colour == "auto" and device.type == "cuda")
     train_set, val_set = (assembly.open_dataset(config, spec, split, on_device, say) for split in ("train", "val"))
     model = build_model(config.model, spec.names).to(memory_format=torch.channels_last)
@@ -124,9 +124,9 @@ def conclude(engine: TrainingEngine, config: TrainConfig, run: OwnedRun, say: di
     progress, monitor = engine.progress, config.monitor
     place = {"epoch": progress.epoch, "step": progress.global_step}
     if engine.stopped_by_signal:
-        run.say(STOPPED, engine.stop_flag.reason or "a signal to another process", **place)
+        run.set_status(STOPPED, engine.stop_flag.reason or "a signal to another process", **place)
         return EXIT_STOPPED_BY_SIGNAL
-    run.say(FINISHED, "stopped early" if progress.stopped_early else "", **place)
+    run.set_status(FINISHED, "stopped early" if progress.stopped_early else "", **place)
     if progress.best_value is None:
         best = f"absent: {monitor} was never a number"
     else:
@@ -135,10 +135,6 @@ def conclude(engine: TrainingEngine, config: TrainConfig, run: OwnedRun, say: di
         f"\nTraining complete after {progress.epoch} epochs: {run.folder / 'best.pt'} ({best}), {run.folder / 'last.pt'}"
     )
     return 0
-
-
-def _quiet(*_: object) -> None:
-    """Say nothing: only rank 0 talks."""
 
 
 if __name__ == "__main__":

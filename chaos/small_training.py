@@ -27,7 +27,7 @@ from torch import nn
 from utils.common.errors import EXIT_STOPPED_BY_SIGNAL, run_script
 from utils.common.files import write_text_atomic
 from utils.common.signals import die_with_parent
-from utils.distributed import RankInfo, cleanup_ddp, on_main, read_rank_environment, setup_ddp
+from utils.distributed import RankInfo, cleanup_ddp, read_rank_environment, run_on_main, setup_ddp
 from utils.engine.loop import TrainingEngine
 from utils.run.checkpoint import load_latest
 from utils.run.status import FINISHED, RUNNING, STOPPED, RunLock, write_status
@@ -67,8 +67,8 @@ def main() -> int:
     torch.set_num_threads(1)
     setup_ddp(torch.device("cpu"), ranks)
     try:
-        lock = on_main(lambda: RunLock(options.folder))  # held until the process ends
-        on_main(lambda: _note_start(options.folder, ranks.world_size))
+        lock = run_on_main(lambda: RunLock(options.folder))  # held until the process ends
+        run_on_main(lambda: _note_start(options.folder, ranks.world_size))
         code = train(options, ranks)
         if lock is not None:
             lock.release()
@@ -111,7 +111,7 @@ def train(options: argparse.Namespace, ranks: RankInfo) -> int:
     if engine.stopped_by_signal:
         say(STOPPED, step=step)
         return EXIT_STOPPED_BY_SIGNAL
-    on_main(lambda: _write_result(options.folder, ranks.world_size))
+    run_on_main(lambda: _write_result(options.folder, ranks.world_size))
     say(FINISHED, step=step)
     return 0
 

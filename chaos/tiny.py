@@ -141,7 +141,7 @@ def train(config: TinyConfig, model: nn.Module, device: torch.device, run: Owned
         log_interval=1,
         save_dir=run.folder,
         prepare_batch=attacked.prepare,
-        on_epoch_end=lambda record: run.say(RUNNING, epoch=record["epoch"], step=record["global_step"]),
+        on_epoch_end=lambda record: run.set_status(RUNNING, epoch=record["epoch"], step=record["global_step"]),
         tensorboard=False,
     )
     attacked.engine = engine
@@ -155,7 +155,7 @@ def train(config: TinyConfig, model: nn.Module, device: torch.device, run: Owned
         resume=run.resumes,
     )
     state = STOPPED if engine.stopped_by_signal else FINISHED
-    run.say(state, epoch=engine.progress.epoch, step=engine.progress.global_step)
+    run.set_status(state, epoch=engine.progress.epoch, step=engine.progress.global_step)
     return EXIT_STOPPED_BY_SIGNAL if engine.stopped_by_signal else 0
 
 

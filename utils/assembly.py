@@ -72,8 +72,8 @@ def agree_batch_size(config: TrainConfig, found: int | None) -> int:
     """Return the batch size of all ranks: as given, else an earlier run's, else the least found. Every rank must reach this."""
     if found is None:
         return config.batch_size
-    earlier = distributed.from_main(read_config(Path(config.save_dir)).get("batch_size"))
-    return earlier or distributed.least_over_ranks(found)
+    earlier = distributed.broadcast_from_main(read_config(Path(config.save_dir)).get("batch_size"))
+    return earlier or distributed.min_over_ranks(found)
 
 
 def plan_workers(config: TrainConfig, workers: int, local_world_size: int) -> LoaderPlan:
@@ -123,7 +123,7 @@ class Segmentation(Task):
         """Draw curves and validation pictures, and update the run's status."""
         self.curves.draw(epoch.is_last)
         self.pictures.finish(self.run.folder, epoch.log.image, epoch.number)
-        self.run.say(RUNNING, epoch=epoch.number, step=record["global_step"])
+        self.run.set_status(RUNNING, epoch=epoch.number, step=record["global_step"])
 
 
 def engine_options(config: TrainConfig, device: torch.device) -> EngineOptions:

@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 import torch
 
-from utils.common.errors import one_line, to_stderr
+from utils.common.errors import one_line, print_warning
 from utils.data.dataset import Photo, Sample, SegmentationDataset
 from utils.data.images import fit_long_side
 from utils.data.loader import EpochBatches
@@ -41,7 +41,7 @@ def going_on_without_picture(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 # see above; the loader raises faults of the data too
-        to_stderr(f"{name} was not drawn: {type(error).__name__}: {one_line(error)}")
+        print_warning(f"{name} was not drawn: {type(error).__name__}: {one_line(error)}")
 
 
 def save_first_pictures(

@@ -653,7 +653,7 @@ def test_other_files_repeated_names_and_resource_forks(tmp_path: Path, capsys: p
     assert (tmp_path / "raw" / "Circuit1" / "1 (1).JPG").read_bytes() == b"first"
     line = capsys.readouterr().err
     assert "2 other files in the archive ignored" in line
-    assert "1 with a name already taken left out, the first '1 (1).jpg'" in line
+    assert "1 with a repeated name skipped, the first '1 (1).jpg'" in line
 
 
 def test_link_in_the_circuit_folder_is_replaced_not_followed(tmp_path: Path) -> None:

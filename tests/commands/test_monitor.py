@@ -46,8 +46,8 @@ def write_run(folder: Path, records: list[dict[str, Any]], state: str = "running
 
 def view(folder: Path, columns: int = 80, later_s: float = 0.0, is_unicode: bool = True) -> str:
     state = RunReader(folder).read()
-    assert state.last_sign_s is not None
-    lines = view_lines(state, columns, state.last_sign_s + later_s, is_unicode=is_unicode)
+    assert state.last_write_s is not None
+    lines = view_lines(state, columns, state.last_write_s + later_s, is_unicode=is_unicode)
     assert max(map(len, lines)) <= columns
     return "\n".join(lines)
 
@@ -80,7 +80,7 @@ def test_a_running_run_shows_place_speed_losses_epochs_and_the_slow_rank(tmp_pat
     marked = [line for line in lines if line.startswith("slow ")]
     assert [line.split()[1:4] for line in marked] == [["1", "240", "30%"]]
     assert marked[0].endswith(" 1200")  # the last column is still seen
-    assert "rank 1 holds the others up: 240 ms a batch on its own, they 151 ms" in text
+    assert "rank 1 slows the others down: 240 ms per batch, the others 151 ms (median)" in text
     assert "data wait  cores     memory  GPU  GPU mem    W  °C   MHz" in text
 
 

@@ -26,9 +26,10 @@ from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, label_file_for, load_d
 from utils.data.images import encode_jpeg, read_image, upright_size
 from utils.data.labels import read_yolo_label
 from utils.data.parsing.build import BuildOptions, build_dataset
+from utils.data.parsing.label_csv import LABEL_CSV
 from utils.data.parsing.manifest import report_lines
 from utils.data.parsing.photograph import PhotographOptions
-from utils.data.parsing.sources import LABEL_CSV, Photograph
+from utils.data.parsing.sources import Photograph
 from utils.data.parsing.split import assign_splits, output_stems
 from utils.data.parsing.state import LOCK_FILE
 

@@ -16,7 +16,7 @@ from PIL import Image
 from utils.common.errors import UserError
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.data.images import exif_orientation, read_image, upright_size
-from utils.data.sample import LABELS_FILE_NAME, SAMPLE_LINE_WIDTH_PX, SampleReport, write_sample
+from utils.data.sample import LABEL_CSV, SAMPLE_LINE_WIDTH_PX, SampleReport, write_sample
 from utils.data.sample.canvas import Frame, area, clip
 from utils.data.sample.scene import draw_scene
 
@@ -34,7 +34,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:
-    text = (folder / LABELS_FILE_NAME).read_text(encoding="utf-8-sig")
+    text = (folder / LABEL_CSV).read_text(encoding="utf-8-sig")
     return list(csv.DictReader(io.StringIO(text)))
 
 
@@ -63,7 +63,7 @@ def test_a_larger_sample_extends_a_smaller_one(tmp_path: Path) -> None:
     write_sample(tmp_path / "four", 4)
     write_sample(tmp_path / "six", 6)
     four, six = files_of(tmp_path / "four"), files_of(tmp_path / "six")
-    labels_four, labels_six = four.pop(LABELS_FILE_NAME), six.pop(LABELS_FILE_NAME)
+    labels_four, labels_six = four.pop(LABEL_CSV), six.pop(LABEL_CSV)
     assert len(four) == 4
     assert len(six) == 6
     assert {name: six[name] for name in four} == four
@@ -91,7 +91,7 @@ def test_wires_are_lines_and_all_else_polygons(sample: tuple[Path, SampleReport]
 
 def test_labels_begin_with_a_byte_order_mark_and_hold_python_literals(sample: tuple[Path, SampleReport]) -> None:
     folder, _ = sample
-    assert (folder / LABELS_FILE_NAME).read_bytes().startswith(b"\xef\xbb\xbfLabel,External ID,")
+    assert (folder / LABEL_CSV).read_bytes().startswith(b"\xef\xbb\xbfLabel,External ID,")
     labels = [row["Label"] for row in rows_of(folder)]
     assert all(label.startswith("{'objects': [{'featureId': '") for label in labels)
     assert all(set(ast.literal_eval(label)) == {"objects", "classifications"} for label in labels)
@@ -192,8 +192,8 @@ def test_another_folders_photographs_and_labels_are_never_overwritten(tmp_path: 
         write_sample(tmp_path, 2)
     assert photo.read_bytes() == b"not ours"
     photo.unlink()
-    (tmp_path / LABELS_FILE_NAME).write_text("Label,External ID\n", encoding="utf-8")
-    with pytest.raises(UserError, match=LABELS_FILE_NAME):
+    (tmp_path / LABEL_CSV).write_text("Label,External ID\n", encoding="utf-8")
+    with pytest.raises(UserError, match=LABEL_CSV):
         write_sample(tmp_path, 2)
     assert not list(tmp_path.glob("Circuit*/*"))
 

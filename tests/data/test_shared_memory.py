@@ -15,8 +15,8 @@ from tests.conftest import PROJECT
 from utils import assembly
 from utils.data.dataset import Photo, SegmentationDataset, collate
 from utils.data.loader import (
-    CURE,
     RESERVE_BYTES,
+    SHARED_MEMORY_ADVICE,
     EpochBatches,
     LoaderPlan,
     batch_bytes,
@@ -59,7 +59,7 @@ def test_the_note_names_both_sizes_and_the_cure() -> None:
     (note,) = plan_loader(8, 4, batch_bytes(16, 640), 2, 64_000_000).notes
     assert "8 loader workers in each of 2 process(es) may need 2,726 MB" in note
     assert "64 MB are free; 0 workers are used" in note
-    assert "--shm-size" in CURE
+    assert "--shm-size" in SHARED_MEMORY_ADVICE
     assert "medium: Memory" in note
     assert "\n" not in note
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from utils.data.dataset import Sample
-from utils.data.target_masks import MASK_STRIDE, draw_masks, walk
+from utils.data.target_masks import MASK_STRIDE, densify, draw_masks
 from utils.evaluation.evaluate import truth_masks
 
 SIZE_PX = 640
@@ -89,7 +89,7 @@ def test_the_smallest_lies_on_top_whatever_the_order() -> None:
 
 def test_walking_keeps_every_outline_closed_and_fine() -> None:
     outlines = [np.array([[0.0, 0], [10, 0], [10, 3]]), np.array([[5.0, 5], [5, 9]])]
-    points, starts = walk(np.concatenate(outlines), np.array([0, 3]))
+    points, starts = densify(np.concatenate(outlines), np.array([0, 3]))
     assert starts.tolist() == [0, 40 + 12 + 42]
     for walked, outline in zip(np.split(points, starts[1:]), outlines, strict=True):
         assert np.array_equal(walked[0], outline[0])

@@ -46,8 +46,10 @@ def every_collective(fail_on_rank: int | None) -> dict[str, Any]:
         "sum": distributed.all_reduce_sum(value).tolist(),
         "value_after": value.tolist(),
         "any": [distributed.any_rank(rank == world_size - 1), distributed.any_rank(False), distributed.any_rank(True)],
-        "largest": distributed.largest_of_each([rank == 0, 0.25 * rank, -rank]),
-        "from_main": [distributed.from_main(value) for value in ({"rank": [rank, None, "x"]}, rank + 7, rank or None)],
+        "largest": distributed.max_over_ranks([rank == 0, 0.25 * rank, -rank]),
+        "from_main": [
+            distributed.broadcast_from_main(value) for value in ({"rank": [rank, None, "x"]}, rank + 7, rank or None)
+        ],
         "averaged": [tensor.tolist() for tensor in weights],
         "in_place": weights[0].data_ptr() == expected_address,
     }

@@ -14,7 +14,7 @@ from torch import nn
 from tests.ranks import run_ranks
 from utils import distributed
 from utils.common.devices import Precision, tune_device
-from utils.distributed.ddp import bucket_bytes, compile_in_place, gradient_bytes, wrap_for_ranks
+from utils.distributed.ddp import bucket_bytes, gradient_bytes, wrap_for_ranks
 from utils.engine.loop import TrainingEngine
 
 CPU = torch.device("cpu")
@@ -91,7 +91,7 @@ def test_a_compiled_module_keeps_its_names_and_its_type(monkeypatch: pytest.Monk
     plain, module = network(), network()
     whole = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda self: whole(self, backend=translate))  # no compiler needed
-    compile_in_place(module)
+    module.compile()
     inputs = torch.randn(4, 6)
     torch.testing.assert_close(module(inputs), plain(inputs))
     assert compiled == ["graph"]

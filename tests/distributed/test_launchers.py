@@ -97,5 +97,5 @@ def test_slurm_s_short_form() -> None:
     assert tasks_of_nodes("2(x3),1") == [2, 2, 2, 1]
     assert tasks_of_nodes("4") == [4]
     assert tasks_of_nodes("two") == []
-    with pytest.raises(UserError, match="SLURM_STEP_TASKS_PER_NODE=2 says nothing of node SLURM_NODEID=1"):
+    with pytest.raises(UserError, match="SLURM_STEP_TASKS_PER_NODE=2 does not list node SLURM_NODEID=1"):
         variables_from_launcher({**SLURM_TASK, "SLURM_STEP_TASKS_PER_NODE": "2"})

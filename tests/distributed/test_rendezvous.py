@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from tests.conftest import PROJECT, free_port, run_script
 from utils.common.errors import EXIT_STARTUP_TIMEOUT, UserError
-from utils.distributed.rendezvous import COUNTER, Meeting
+from utils.distributed.rendezvous import COUNTER, Rendezvous
 
 # Rank 1 kills itself once, in the middle of its work; the restarted ranks must meet and add up.
 RESTARTED = """
@@ -49,7 +49,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dist.TCPStore:
 
 
 def meet(rank: int, found: dict[int, str], all_here: threading.Barrier) -> None:
-    with Meeting(rank, True, timeout_s=10) as meeting:
+    with Rendezvous(rank, True, timeout_s=10) as meeting:
         all_here.wait(timeout=20)
         if rank == 0:
             meeting.set("name", "this start")
@@ -59,9 +59,9 @@ def meet(rank: int, found: dict[int, str], all_here: threading.Barrier) -> None:
 
 def test_ranks_meet_among_the_keys_of_dead_ones(store: dist.TCPStore) -> None:
     for number, token in ((1, "dead-a"), (3, "dead-b")):  # the rank of number 2 died before it wrote its token
-        store.set(f"meeting/token/{number}", token)
+        store.set(f"rendezvous/token/{number}", token)
     store.add(COUNTER, 3)
-    store.set("meeting/answer/dead-a", "an earlier start")
+    store.set("rendezvous/answer/dead-a", "an earlier start")
     found: dict[int, str] = {}
     all_here = threading.Barrier(3)  # as the group is: rank 0 answers until everybody has come
     threads = [threading.Thread(target=meet, args=(rank, found, all_here)) for rank in (2, 1, 0)]
@@ -74,14 +74,17 @@ def test_ranks_meet_among_the_keys_of_dead_ones(store: dist.TCPStore) -> None:
 
 
 def test_every_start_has_a_name_of_its_own(store: dist.TCPStore) -> None:
-    with Meeting(0, True, timeout_s=5) as first:
+    with Rendezvous(0, True, timeout_s=5) as first:
         first.set("address", "old")
-    with Meeting(0, True, timeout_s=5) as second:
+    with Rendezvous(0, True, timeout_s=5) as second:
         assert not second.check(["address"])
 
 
 def test_a_rank_whose_rank_0_never_comes_says_so(store: dist.TCPStore) -> None:
-    with pytest.raises(UserError, match=r"rank 1: rank 0 did not answer within 0 s.*127.0.0.1"), Meeting(1, True, 0.3):
+    with (
+        pytest.raises(UserError, match=r"rank 1: rank 0 did not answer within 0 s.*127.0.0.1"),
+        Rendezvous(1, True, 0.3),
+    ):
         pytest.fail("there is nobody to meet")
 
 
@@ -92,12 +95,12 @@ def test_rank_0_s_own_store_listens_on_loopback_alone_and_a_taken_port_is_named(
     monkeypatch.setenv("MASTER_ADDR", socket.gethostname())
     monkeypatch.setenv("MASTER_PORT", str(port))
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
-    with Meeting(0, True, timeout_s=5) as store:
+    with Rendezvous(0, True, timeout_s=5) as store:
         store.set("key", "value")
         listening = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         assert f"0100007F:{port:04X}" in listening
         assert f"00000000:{port:04X}" not in listening
-        with pytest.raises(UserError, match=f"MASTER_PORT={port}"), Meeting(0, True, timeout_s=5):
+        with pytest.raises(UserError, match=f"MASTER_PORT={port}"), Rendezvous(0, True, timeout_s=5):
             pytest.fail("two hosts on one port")
 
 
@@ -106,7 +109,7 @@ def test_a_start_that_hangs_ends_with_its_own_code_and_the_stack() -> None:
     start_s = time.monotonic()
     done = run_script("python", "-c", program, timeout_s=25)
     assert done.returncode == EXIT_STARTUP_TIMEOUT == 76
-    assert "did not come together within 0 s" in done.stderr
+    assert "not all ranks joined within 0 s" in done.stderr
     assert 'File "<string>", line 4' in done.stderr
     assert time.monotonic() - start_s < 20
 

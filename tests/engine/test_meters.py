@@ -73,12 +73,12 @@ def test_on_a_gpu_only_what_the_device_has_done_is_read(monkeypatch: pytest.Monk
 
 def test_a_rank_is_slow_once_it_was_so_in_two_laps() -> None:
     slow_rank = SlowRank()
-    assert slow_rank.judge([100, 150, 101], 300, 10) is None
-    assert slow_rank.judge([100, 150, 101], 300, 10) == 1
-    assert slow_rank.judge([100, 150, 101], 300, 1) == 1  # too short a lap to change anything
-    assert slow_rank.judge([100, 101, 150], 300, 10) is None  # another one: perhaps chance
-    assert slow_rank.judge([100, 101, 150], 300, 10) == 2
-    assert slow_rank.judge([100, 101, 110], 300, 10) is None
+    assert slow_rank.update([100, 150, 101], 300, 10) is None
+    assert slow_rank.update([100, 150, 101], 300, 10) == 1
+    assert slow_rank.update([100, 150, 101], 300, 1) == 1  # too short a lap to change anything
+    assert slow_rank.update([100, 101, 150], 300, 10) is None  # another one: perhaps chance
+    assert slow_rank.update([100, 101, 150], 300, 10) == 2
+    assert slow_rank.update([100, 101, 110], 300, 10) is None
 
 
 @pytest.mark.parametrize(
@@ -88,4 +88,4 @@ def test_a_rank_is_slow_once_it_was_so_in_two_laps() -> None:
 )
 def test_nobody_is_slow(own_ms: list[float], step_ms: float) -> None:
     slow_rank = SlowRank()
-    assert [slow_rank.judge(own_ms, step_ms, 10) for _ in range(3)] == [None] * 3
+    assert [slow_rank.update(own_ms, step_ms, 10) for _ in range(3)] == [None] * 3

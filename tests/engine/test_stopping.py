@@ -22,7 +22,7 @@ def agreements(monkeypatch: pytest.MonkeyPatch, step_s: list[float], slowest_s: 
     """Return the steps after which one rank, whose steps take `step_s`, comes to agree (with a rank of `slowest_s`)."""
     clock = Clock()
     monkeypatch.setattr(stopping, "time", clock)
-    monkeypatch.setattr(stopping, "largest_of_each", lambda own: [*own[:2], max(own[2], slowest_s)])
+    monkeypatch.setattr(stopping, "max_over_ranks", lambda own: [*own[:2], max(own[2], slowest_s)])
     own = StopAgreement()
     own.start(0)
     found = []

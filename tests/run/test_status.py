@@ -156,7 +156,7 @@ def fail_on_main() -> str:
         raise UserError("only rank 0 reports this")
 
     try:
-        distributed.on_main(action)
+        distributed.run_on_main(action)
     except UserError as error:
         return str(error)
     except SystemExit as leaving:

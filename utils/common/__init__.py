@@ -1,1 +1,1 @@
-"""What any script needs: options, errors, files, this machine. Imports no other room."""
+"""Options, errors, files, text and facts about this machine. Imports nothing else from `utils`."""

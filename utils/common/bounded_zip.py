@@ -1,27 +1,27 @@
-"""Zip archives that nobody vouches for: bounds on their directory, and on what a member may unpack to."""
+"""Untrusted zip archives: limits on the size of their directory and on the size of an unpacked member."""
 
 from __future__ import annotations
 
 import zipfile
 
 MAX_MEMBERS = 100_000
-MAX_DIRECTORY_BYTES = 16_000_000  # 100,000 members have 15 MB; read, each byte of it takes ten
+MAX_DIRECTORY_BYTES = 16_000_000  # 100,000 members take 15 MB; parsed, each byte takes ten bytes of memory
 MAX_MEMBER_BYTES = 200_000_000  # EPRI's largest photographs are about 20 MB
-MAX_RATIO = 200  # a JPEG shrinks by a few per cent; a bomb by a factor of 1,000
+MAX_RATIO = 200  # a JPEG shrinks by a few per cent, a zip bomb by a factor of 1,000
 
 
 class TooManyMembers(zipfile.BadZipFile):
-    """A directory that is not read. The message says how large it is."""
+    """The directory is too large to be read. The message says how large."""
 
 
 class BoundedZip(zipfile.ZipFile):
-    """A zip whose directory is measured before it is read: a few bytes can claim millions of members.
+    """A zip whose directory size is checked before it is read: a small file can claim millions of members.
 
     Raises TooManyMembers on opening.
     """
 
-    def _RealGetContents(self) -> None:  # what ZipFile calls to read its directory
-        end = zipfile._EndRecData(self.fp)  # type: ignore[attr-defined] # finds the same record as ZipFile will
+    def _RealGetContents(self) -> None:  # ZipFile calls this to read its directory
+        end = zipfile._EndRecData(self.fp)  # type: ignore[attr-defined] # ZipFile finds the directory by the same call
         if end is not None:
             size_bytes, num_members = end[5], end[4]
             if size_bytes > MAX_DIRECTORY_BYTES or num_members > MAX_MEMBERS:
@@ -30,5 +30,5 @@ class BoundedZip(zipfile.ZipFile):
 
 
 def is_bomb(member: zipfile.ZipInfo) -> bool:
-    """Tell whether a member is too large, or shrinks too well, for a photograph."""
+    """Return whether a member is larger, or compressed more, than any photograph."""
     return member.file_size > MAX_MEMBER_BYTES or member.file_size > MAX_RATIO * max(member.compress_size, 1)

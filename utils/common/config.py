@@ -1,7 +1,7 @@
-"""One frozen dataclass per script becomes its command line and its YAML file.
+"""Builds a script's command line and reads its YAML file from one frozen dataclass of options.
 
-A value is taken from the command line, else from `--config FILE`, else from the default. An unknown key is refused
-with the nearest one that exists.
+The command line overrides `--config FILE`, which overrides the defaults. An unknown key is an error that names the
+nearest known one.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def option(
 ) -> Any:
     """Declare one option of an `Options` dataclass; the field's annotation gives its type.
 
-    `bool` becomes `--name/--no-name`, `tuple[X, ...]` takes one or more values, `X | None` may be left unset. `words` stand
-    for values, such as `auto` for 0. `bounds` are any of `at_least`, `at_most`, `above`, `below` and `multiple_of`; each
-    number of a tuple must respect them. `may_differ`: a resumed run may change this option.
+    `bool` becomes `--name/--no-name`, `tuple[X, ...]` takes one or more values, `X | None` may be left unset. `words`
+    maps words to values, such as `auto` to 0. `bounds` are any of `at_least`, `at_most`, `above`, `below` and
+    `multiple_of`; they apply to each number of a tuple. `may_differ`: a resumed run may change this option.
     """
     facts = {"help": help, "choices": choices, "metavar": metavar, "required": required, "words": words or {}}
     return dataclasses.field(default=default, metadata={**facts, "may_differ": may_differ, "bounds": bounds})
@@ -60,7 +60,7 @@ _BOUNDS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """Base of a script's options. Raises UsageError when a value breaks the bounds that `option` declares."""
+    """Base of a script's options. Raises UsageError when a value is outside the bounds of its `option`."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -81,9 +81,9 @@ def _example(number: float, bounds: Mapping[str, float]) -> str:
 
 
 def parse_config(config_class: type[T], description: str, argv: Sequence[str] | None = None) -> T:
-    """Build `config_class` from defaults, the YAML file named by `--config`, and the command line, in that order.
+    """Build `config_class` from the command line `argv` and the YAML file of its `--config`.
 
-    Leaves with exit code 2 and one line when a flag, key or value is wrong.
+    Prints one line and exits with code 2 when a flag, key or value is wrong.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = _build_parser(config_class, description)
@@ -99,19 +99,19 @@ def parse_config(config_class: type[T], description: str, argv: Sequence[str] | 
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Return a configuration as plain YAML-able values (tuples become lists)."""
+    """Return a configuration as plain values for YAML (tuples become lists)."""
     values = dataclasses.asdict(config)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """Return ` (did you mean X?)`, or an empty string when nothing is near."""
+    """Return ` (did you mean X?)` with the most similar known word, or an empty string."""
     matches = difflib.get_close_matches(word, known, n=1)
     return f" (did you mean {matches[0]}?)" if matches else ""
 
 
 def without_secrets(text: str) -> str:
-    """Return `text` without the user, password and query of addresses in it."""
+    """Return `text` without the user, password and query of its URLs."""
     return re.sub(r"(://[^\s?]*)\?\S+", r"\1?…", re.sub(r"://[^/\s]*@", "://…@", text))
 
 
@@ -152,12 +152,12 @@ def _build_parser(config_class: type, description: str) -> argparse.ArgumentPars
 
 
 def _reader(kind: type, words: Mapping[str, Any]) -> Callable[[str], Any]:
-    """Return what turns a word of the command line into a value."""
+    """Return a function that turns a word of the command line into a value."""
 
     def read(text: str) -> Any:
         return words[text] if text in words else kind(text)
 
-    read.__name__ = " or ".join([kind.__name__, *words])  # argparse names it where a value is wrong
+    read.__name__ = " or ".join([kind.__name__, *words])  # argparse prints this name when a value is wrong
     return read
 
 
@@ -178,6 +178,7 @@ def _unpack(kind: Any) -> tuple[type, bool, bool]:
 
 
 def _require(config_class: type, values: dict[str, Any]) -> None:
+    """Raise UsageError for a missing option; convert lists to tuples in place."""
     for field, kind in _fields(config_class):
         if field.metadata["required"] and field.name not in values:
             raise UsageError(f"--{field.name.replace('_', '-')} is required")
@@ -186,7 +187,7 @@ def _require(config_class: type, values: dict[str, Any]) -> None:
 
 
 def _number_or_text(text: str) -> float | str:
-    """Read what YAML 1.1 takes for text although it is a number, such as 1e-3."""
+    """Read numbers that YAML 1.1 reads as text, such as 1e-3."""
     try:
         return float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""How many CPU cores this process may use, and how ranks share them. Imports no PyTorch."""
+"""The CPU cores this process may use, and how ranks share them. Imports no PyTorch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 def usable_cpu_count(
     cgroup_folder: Path = Path("/sys/fs/cgroup"), membership_file: Path = Path("/proc/self/cgroup")
 ) -> int:
-    """Count the cores this process may really use: its affinity, cut by the container's CPU quota (at least 1)."""
+    """Return the number of cores of this process: its affinity, limited by the container's CPU quota (at least 1)."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
@@ -21,7 +21,7 @@ def usable_cpu_count(
 
 
 def _cgroup_quotas(cgroup_folder: Path, membership_file: Path) -> list[float]:
-    """Read every CPU quota on the way up from our own group: cgroup v2's `cpu.max`, v1's `cpu.cfs_*`."""
+    """Return the CPU quotas, in cores, of our cgroup and its parents: `cpu.max` (v2) or `cpu.cfs_*` (v1)."""
     quotas = []
     for folder in _cgroup_folders(cgroup_folder, membership_file):
         words = read_words(folder / "cpu.max")
@@ -45,6 +45,7 @@ def _cgroup_folders(cgroup_folder: Path, membership_file: Path) -> list[Path]:
 
 
 def read_words(file: Path, separator: str | None = None) -> list[str]:
+    """Return the words of a text file, or an empty list when it cannot be read."""
     try:
         return file.read_text(encoding="utf-8").split(separator)
     except (OSError, UnicodeDecodeError):
@@ -54,14 +55,14 @@ def read_words(file: Path, separator: str | None = None) -> list[str]:
 def choose_threads_and_workers(
     local_world_size: int, requested_workers: int = 8, device_type: str = "cpu", cores: int | None = None
 ) -> tuple[int, int]:
-    """Share the usable cores: return (compute threads, loader workers) for each of this node's ranks.
+    """Return (compute threads, loader workers) for each of this node's ranks.
 
-    `requested_workers` is a ceiling. Ranks x (threads + workers) stays within the cores; the exceptions are more ranks
-    than cores, and a GPU rank, which always keeps one thread and, unless 0 are asked for, one worker.
+    `requested_workers` is an upper limit. Ranks x (threads + workers) does not exceed the usable cores, except
+    with more ranks than cores. A GPU rank gets at least one thread and, unless 0 are requested, one worker.
     """
     share = (cores or usable_cpu_count()) // max(1, local_world_size)
     if device_type == "cpu":
-        # On a CPU the arithmetic takes most of the time: a loader process earns its core from the fourth core on.
+        # Training on a CPU needs most cores for the model: one loader worker for every four cores.
         workers = min(requested_workers, share // 4)
     else:
         workers = min(requested_workers, max(1, share - 1))
@@ -69,5 +70,5 @@ def choose_threads_and_workers(
 
 
 def shared_memory_free_bytes(folder: Path = Path("/dev/shm")) -> int | None:
-    """Return what is free where loader workers hand over batches, or None where there is no such place."""
+    """Return the free bytes of the shared memory that loader workers use, or None if the system has none."""
     return shutil.disk_usage(folder).free if folder.is_dir() else None

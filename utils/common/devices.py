@@ -1,6 +1,6 @@
-"""Devices, precision, seeds, memory, and PyTorch's global switches.
+"""Devices, precision, seeds, memory, and PyTorch's global settings.
 
-PyTorch is imported inside the functions that need it, so that the launcher can count GPUs cheaply.
+Functions import PyTorch themselves, so that the launcher can count GPUs without it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from utils.common.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-
 DEVICE_CHOICES = "auto, cpu, cuda, cuda:N or N"
 PRECISION_CHOICES = ("auto", "bf16", "fp16", "off")
-_CPU_BF16 = ("amx_bf16", "avx512_bf16")  # what multiplies bf16 matrices in hardware
+_CPU_BF16 = ("amx_bf16", "avx512_bf16")  # CPU features that multiply bf16 matrices in hardware
 _GPU_DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA, NVIDIA under WSL, AMD
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt in glibc's malloc.h
+_LARGEST = 2**31 - 1  # of a C int
 
 
 def visible_gpu_count() -> int:
-    """Count the GPUs PyTorch may use. Does not import PyTorch where there is no driver."""
+    """Return the number of GPUs PyTorch can use. Does not import PyTorch where there is no driver."""
     if not any(Path(file).exists() for file in _GPU_DRIVER_FILES):
         return 0
     import torch
@@ -73,7 +74,7 @@ def choose_device(requested: str, local_rank: int) -> torch.device:
 
 @dataclass(frozen=True)
 class Precision:
-    """How to train: `dtype` is what autocast computes in (None: no autocast); fp16 needs a gradient scaler."""
+    """A training precision: autocast's `dtype` (None: no autocast), and whether gradients need a scaler (fp16)."""
 
     name: str
     dtype: torch.dtype | None
@@ -87,10 +88,10 @@ class Precision:
 
 
 def choose_precision(requested: str, device: torch.device) -> Precision:
-    """Turn `auto`, `bf16`, `fp16` or `off` into a Precision that `device` computes natively.
+    """Turn `auto`, `bf16`, `fp16` or `off` into a Precision that `device` supports in hardware, else raise UserError.
 
-    `auto` is bf16 where the hardware multiplies in it: GPUs from Ampere on, CPUs with AMX (about five times the speed of
-    a step) or AVX512-BF16 (1.3 to 1.5 times; what it costs in mAP: docs/performance.md). Else fp16 on a GPU, off on a CPU.
+    `auto` is bf16 if the hardware supports it: GPUs from Ampere on, CPUs with AMX (a step is about five times as fast)
+    or AVX512-BF16 (1.3 to 1.5 times as fast). Otherwise fp16 on a GPU, off on a CPU. Cost in mAP: docs/performance.md.
     """
     import torch
 
@@ -130,7 +131,7 @@ def seed_everything(seed: int, rank: int = 0) -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory used so far: PyTorch's tensors on a GPU, the whole process on a CPU."""
+    """Return the peak memory so far: of PyTorch's tensors on a GPU, of the whole process on a CPU."""
     if device.type == "cuda":
         import torch
 
@@ -142,11 +143,10 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def tune_device(device: torch.device, *, deterministic: bool, fixed_shapes: bool) -> None:
-    """Set PyTorch's global switches for a training process.
+    """Set PyTorch's global settings for a training process.
 
-    TensorFloat-32 for what stays in fp32, and the fastest convolution found by trying where all batches have one shape.
-    With `deterministic` none of that: equal runs then give equal bits on a GPU too, more slowly (on a CPU they always do).
-    On a CPU: memory that tensors have freed is kept for the next ones.
+    GPU: TensorFloat-32 for fp32 operations, and cuDNN's benchmark mode if all batches have the same shape. With
+    `deterministic` neither: slower, but equal runs give equal bits (on a CPU they always do). CPU: `keep_freed_memory`.
     """
     if device.type != "cuda":
         keep_freed_memory()
@@ -157,20 +157,16 @@ def tune_device(device: torch.device, *, deterministic: bool, fixed_shapes: bool
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
 
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt in glibc's malloc.h
-_LARGEST = 2**31 - 1
-
-
 def keep_freed_memory() -> bool:
-    """Let the C library keep memory that tensors on the CPU have freed, for the next ones; return whether it does.
+    """Make glibc keep freed memory for later tensors on the CPU; return whether it does. Call it early.
 
-    By default glibc gives large blocks back to the system at once, and each step gets every activation anew, page by
-    page, filled with zeros. The process does not grow beyond its peak; it only does not shrink. Call it early.
+    By default glibc returns large blocks to the system at once, and the kernel must zero every page again in each step.
+    The peak memory stays the same, but the process does not shrink below it.
     """
     if not sys.platform.startswith("linux"):
         return False
     library = ctypes.CDLL(None)
-    if not hasattr(library, "gnu_get_libc_version"):  # another C library; its mallopt, if any, knows nothing of these
+    if not hasattr(library, "gnu_get_libc_version"):  # another C library has no such parameters
         return False
     never = -1
     return bool(library.mallopt(_MMAP_THRESHOLD, _LARGEST) and library.mallopt(_TRIM_THRESHOLD, never))

@@ -1,4 +1,4 @@
-"""Environment variables that Ultralytics needs, and the versions and hardware that a run records."""
+"""Environment variables for Ultralytics, and the versions and hardware that a run records."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PROJECT_FOLDER = Path(__file__).resolve().parent.parent.parent
 
 
 def prepare_environment() -> None:
-    """Make Ultralytics quiet and offline, and keep PyTorch's threads. Call it before Ultralytics is imported.
+    """Make Ultralytics quiet and offline, and keep PyTorch's thread count. Call it before Ultralytics is imported.
 
-    Variables that are set already stay as they are.
+    Does not change variables that are already set.
     """
     os.environ.setdefault("YOLO_OFFLINE", "1")
     os.environ.setdefault("YOLO_AUTOINSTALL", "0")
@@ -26,7 +26,7 @@ def prepare_environment() -> None:
     os.environ.setdefault("MPLBACKEND", "Agg")
     if "YOLO_CONFIG_DIR" not in os.environ:
         os.environ["YOLO_CONFIG_DIR"] = str(_settings_folder())
-    # Ultralytics sets OMP_NUM_THREADS=1 where it is unset; PyTorch reads it once, when it is first imported.
+    # Ultralytics sets OMP_NUM_THREADS=1 if it is unset. PyTorch reads it only when imported: import it first.
     import torch  # noqa: F401
 
 
@@ -46,7 +46,7 @@ def _settings_folder() -> Path:
 
 
 def environment_report() -> dict[str, str]:
-    """Describe versions and hardware for a run's records. Holds no host or user name."""
+    """Return versions and hardware for a run's records, without host or user names."""
     import torch
 
     report = {"python": platform.python_version(), "torch": torch.__version__}
@@ -72,7 +72,7 @@ def package_version(name: str) -> str | None:
 
 
 def cpu_model() -> str:
-    """Name the processor."""
+    """Return the processor's name."""
     for line in read_words(Path("/proc/cpuinfo"), separator="\n"):
         key, _, value = line.partition(":")
         if key.strip() == "model name":
@@ -81,7 +81,7 @@ def cpu_model() -> str:
 
 
 def git_revision(folder: Path = PROJECT_FOLDER) -> str:
-    """Return the commit of `folder`, with `+changes` where files differ from it, or `unknown`."""
+    """Return the commit of `folder`, followed by `+changes` if tracked files differ from it; or `unknown`."""
     try:
         commit = _git(folder, "rev-parse", "HEAD")
         changes = _git(folder, "status", "--porcelain", "--untracked-files=no")

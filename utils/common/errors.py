@@ -1,4 +1,4 @@
-"""Errors a user can mend, and the one place where a script turns them into a line and an exit code."""
+"""Errors that a user can fix, exit codes, and `run_script`, which prints an error as one line and exits."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-MOST_DETAILS = 1000  # lines about single files before an error; more come from one cause
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_DIVERGED = 70  # the training is beyond help with these options
-EXIT_LOCKED = 73  # EX_CANTCREAT: another process works in the same run folder
+EXIT_DIVERGED = 70  # the training diverges with these options
+EXIT_LOCKED = 73  # EX_CANTCREAT: another process uses the same run folder
 EXIT_IO = 74  # EX_IOERR: checkpoints cannot be written
-EXIT_STOPPED_BY_SIGNAL = 75  # EX_TEMPFAIL: launchers may start the run again
-EXIT_STARTUP_TIMEOUT = 76  # the ranks did not come together: worth another try
+EXIT_STOPPED_BY_SIGNAL = 75  # EX_TEMPFAIL: a checkpoint is saved; launchers may start the run again
+EXIT_STARTUP_TIMEOUT = 76  # not all ranks joined in time; launchers may try again
+EXIT_KEYBOARD = 130  # the shell's convention: 128 + SIGINT
+
+MAX_DETAILS = 1000  # lines of a DataErrors that are printed
 
 
 class UserError(Exception):
-    """Something the user can mend. The message is one line: the value, the place and the fix."""
+    """An error that the user can fix. The message is one line: the value, the place and the fix."""
 
     exit_code = EXIT_FAILED
 
 
 class DataErrors(UserError):
-    """Several files that cannot be used. `details`, one line each, are printed before the message, by rank 0 alone."""
+    """Several files cannot be used. Rank 0 prints `details`, one line each, before the message."""
 
     def __init__(self, message: str, details: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -41,25 +43,31 @@ class UsageError(UserError):
     exit_code = EXIT_USAGE
 
 
-# PyTorch frames a refusal in paragraphs, one of which tells the user to switch the protection off.
+# PyTorch wraps the reason in paragraphs of advice; one of them tells the user to load without protection.
 _PYTORCH_ADVICE = re.compile(
     r"Weights only load failed.*?trusted source\.|WeightsUnpickler error: |(Please file an issue|Check the documentation).*"
 )
 
 
 def one_line(error: BaseException, most_characters: int = 200) -> str:
-    """Return a foreign error's words on one printable line, without PyTorch's advice around them."""
+    """Return an error's message as one printable line, without PyTorch's advice."""
     text = _PYTORCH_ADVICE.sub("", " ".join(str(error).split())).strip() or type(error).__name__
     return printable(text, most_characters)
 
 
 def printable(text: str, most_characters: int = 80) -> str:
-    """Return `text` short enough and free of what would break a line of a report or confuse a terminal."""
+    """Return `text`, escaped if it holds unprintable characters (line breaks, terminal codes), and cut to length."""
     return (text if text.isprintable() else ascii(text)[1:-1])[:most_characters]
 
 
+def print_warning(line: str) -> None:
+    """Print a warning on stderr. A closed terminal raises nothing."""
+    with contextlib.suppress(OSError):
+        print(f"WARNING: {line}", file=sys.stderr, flush=True)
+
+
 def run_script(main: Callable[[], int | None]) -> None:
-    """Run a script's `main` and leave with its exit code; a UserError becomes one line on stderr.
+    """Run a script's `main` and exit with its code; print a UserError as one line on stderr.
 
     Any other exception is a bug and keeps its traceback.
     """
@@ -69,43 +77,37 @@ def run_script(main: Callable[[], int | None]) -> None:
         rank = os.environ.get("RANK", "0")
         where = "" if rank == "0" else f"[rank {rank}] "
         if isinstance(error, DataErrors) and rank == "0":
-            more = len(error.details) - MOST_DETAILS
-            shown = [*error.details[:MOST_DETAILS], *([f"… and {more} more"] if more > 0 else [])]
+            more = len(error.details) - MAX_DETAILS
+            shown = [*error.details[:MAX_DETAILS], *([f"… and {more} more"] if more > 0 else [])]
             print(*shown, sep="\n", file=sys.stderr)
         print(f"{where}error: {_last_line(error)}", file=sys.stderr, flush=True)
         code = error.exit_code
     except KeyboardInterrupt:
         print("stopped by the keyboard", file=sys.stderr, flush=True)
-        code = 130  # the shell's convention: 128 + SIGINT
+        code = EXIT_KEYBOARD
     except BrokenPipeError:
-        # `script | head` closed our output: point stdout elsewhere so that the interpreter's last flush cannot fail.
+        # `script | head` closed our output: redirect stdout so that the interpreter's last flush cannot fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_DONE
-    _leave(code or EXIT_DONE)
+    _exit(code or EXIT_DONE)
 
 
 def _last_line(error: UserError) -> str:
-    """Return the message alone: a loader's worker passes its error on at the end of a traceback."""
+    """Return the message alone: PyTorch re-raises a loader worker's error with its traceback in front."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return re.sub(r"^[\w.]+(Error|Errors): ", "", lines[-1]) if len(lines) > 1 else lines[0]
 
 
-def _leave(code: int) -> NoReturn:
-    """End the process; one of several ranks does so without the interpreter's teardown.
+def _exit(code: int) -> NoReturn:
+    """Exit with `code`; a rank of several skips the interpreter's teardown.
 
-    A thread of the process group may still be letting go of a tensor then. It needs the interpreter for that, and C++
-    answers its refusal with `terminate called without an active exception`: an abort (-6) after the work is done.
+    A thread of the process group may still release a tensor then, and it needs the interpreter for that. Without it,
+    C++ aborts with `terminate called without an active exception` (-6) after all work is done.
     """
     if "RANK" not in os.environ:
         sys.exit(code)
-    atexit._run_exitfuncs()  # what the interpreter would do next: end loader workers, close logs
+    atexit._run_exitfuncs()  # as the interpreter does: ends loader workers, closes logs
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads it any more
+        with contextlib.suppress(OSError, ValueError):  # closed, or a pipe without a reader
             stream.flush()
     os._exit(code)
-
-
-def to_stderr(line: str) -> None:
-    """Print a warning; a closed terminal is no reason to stop."""
-    with contextlib.suppress(OSError):
-        print(f"WARNING: {line}", file=sys.stderr, flush=True)

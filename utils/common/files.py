@@ -1,10 +1,8 @@
-"""Files that appear complete or not at all."""
+"""Atomic writes, write errors as warnings, and a lock for work that one process per machine does."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +10,11 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from utils.common.errors import print_warning
+
 
 def write_bytes_atomic(path: Path, data: bytes) -> None:
-    """Write a file so that it appears complete or not at all, whoever else writes it at the same time."""
+    """Write a file atomically: readers see the old or the whole new content, also while others write it."""
     temporary = path.with_name(f".{os.getpid()}-{threading.get_ident()}.{path.name[-80:]}.part")
     try:
         temporary.write_bytes(data)
@@ -24,22 +24,22 @@ def write_bytes_atomic(path: Path, data: bytes) -> None:
 
 
 def write_text_atomic(path: Path, text: str) -> None:
-    """Write UTF-8 text so that it appears complete or not at all."""
+    """Write a file of UTF-8 text atomically."""
     write_bytes_atomic(path, text.encode("utf-8"))
 
 
 @contextmanager
-def going_on_without(what: str) -> Iterator[None]:
-    """Let the work go on when the disk refuses what is written in this block; say so on stderr."""
+def warn_on_write_error(what: str) -> Iterator[None]:
+    """Print a warning instead of raising when this block raises OSError, for example on a full disk."""
     try:
         yield
     except OSError as error:
-        print(f"WARNING: {what} was not written: {error.strerror or error}", file=sys.stderr, flush=True)
+        print_warning(f"{what} was not written: {error.strerror or error}")
 
 
-@contextlib.contextmanager
+@contextmanager
 def local_rank_first(lock_file: Path) -> Iterator[None]:
-    """Let one process per machine do a job first (the others find it done), without needing a process group."""
+    """Run the block in one process of this machine at a time: the first does the work, the others find it done."""
     lock_file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(str(lock_file)):
         yield

@@ -1,6 +1,6 @@
-"""What NVIDIA's management library (NVML) says of one GPU: utilisation, memory, power, temperature, clock.
+"""Reads a GPU's utilisation, memory, power, temperature and clock from NVIDIA's management library (NVML).
 
-The package is nvidia-ml-py (`import pynvml`). Where it is missing nothing is measured and nothing is said.
+The package is nvidia-ml-py (`import pynvml`). Without it nothing is measured, and no warning is printed.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import torch
 
 from utils.common.threads import BackgroundWatch
 
-# Name of each reading, its unit in the name; `gpu_util` is the share of time (0-1) in which any kernel ran.
+# `gpu_util` is the share of time (0-1) in which any kernel ran.
 READINGS = ("gpu_util", "gpu_memory_bytes", "gpu_power_w", "gpu_temperature_c", "gpu_clock_mhz")
-PERIOD_S = 1.0  # the driver itself averages utilisation over up to a second
+PERIOD_S = 1.0  # the driver averages utilisation over up to a second
 
 
 class Gpu:
-    """One GPU as NVML sees it. Raises ImportError without the package, else what NVML raises (RuntimeError's kin or not).
+    """One GPU in NVML. Raises ImportError without the package, and any error of NVML.
 
-    device_index counts as PyTorch does, within CUDA_VISIBLE_DEVICES; NVML counts all GPUs, so the UUID is what they share.
+    `device_index` is PyTorch's, within CUDA_VISIBLE_DEVICES. NVML numbers all GPUs, so the UUID identifies the GPU.
     """
 
     def __init__(self, device_index: int) -> None:
@@ -34,7 +34,7 @@ class Gpu:
         self._unsupported: set[str] = set()
 
     def read(self) -> dict[str, float]:
-        """Return what this GPU offers of READINGS; a few milliseconds at most, the power being the slowest."""
+        """Return the READINGS that this GPU supports. Takes a few milliseconds at most."""
         nvml, handle = self._nvml, self._handle
         calls: dict[str, Callable[[], float]] = {
             "gpu_util": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
@@ -49,29 +49,29 @@ class Gpu:
                 continue
             try:
                 found[name] = float(call())
-            except nvml.NVMLError_NotSupported:  # a slice of a GPU (MIG) has no power of its own
+            except nvml.NVMLError_NotSupported:  # for example the power of a MIG slice
                 self._unsupported.add(name)
         return found
 
 
 class GpuWatch(BackgroundWatch):
-    """Reads one GPU every second in a thread of its own, so that a slow or hanging driver delays nobody.
+    """Reads one GPU every `period_s` in a thread, so that a slow or hanging driver does not delay the training.
 
-    Use it as a context manager. A first failure ends the readings and is told once, through `tell`.
+    Use it as a context manager. The first error ends the readings and is passed to `warn`.
     """
 
-    def __init__(self, device_index: int, tell: Callable[[str], None], period_s: float = PERIOD_S) -> None:
-        super().__init__("GPU watch", most_wait_s=2 * period_s)  # one that hangs in the driver ends with the process
+    def __init__(self, device_index: int, warn: Callable[[str], None], period_s: float = PERIOD_S) -> None:
+        super().__init__("GPU watch", max_wait_s=2 * period_s)  # a thread that hangs ends with the process
         self.device_index = device_index
         self.period_s = period_s
-        self._tell = tell
+        self._warn = warn
         self._lock = threading.Lock()
         self._sums: dict[str, float] = {}
         self._count = 0
         self._last: dict[str, float] = {}
 
     def means(self) -> dict[str, float]:
-        """Return the means since the last call, or the last reading where there is none newer; empty without NVML."""
+        """Return the means since the last call, or its means again if there is no newer reading; empty without NVML."""
         with self._lock:
             if self._count:
                 self._last = {name: total / self._count for name, total in self._sums.items()}
@@ -85,11 +85,11 @@ class GpuWatch(BackgroundWatch):
                 self._add(gpu.read())
                 self._is_over.wait(self.period_s)
         except ImportError:
-            return  # not installed: nothing to measure with
-        except Exception as error:  # noqa: BLE001 # whatever a driver comes up with, the training goes on
+            return  # pynvml is not installed
+        except Exception as error:  # noqa: BLE001 # no error of the driver may end the training
             with self._lock:
                 self._last, self._sums, self._count = {}, {}, 0
-            self._tell(f"GPU {self.device_index}: utilisation and power are not measured any more: {error}")
+            self._warn(f"GPU {self.device_index}: utilisation and power are not measured any more: {error}")
 
     def _add(self, reading: dict[str, float]) -> None:
         with self._lock:

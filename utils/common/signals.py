@@ -1,4 +1,4 @@
-"""Signals: the flag that stops a training, and processes that end with their parent."""
+"""Signals: a flag that stops the training, and helper processes that end with their parent."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SAME_KEY_PRESS_S = 0.5
 
 
 class StopFlag:
-    """Turns SIGTERM, SIGINT, SIGUSR1 and SIGHUP (unless ignored) into a flag which the training loop reads between steps.
+    """Turns SIGTERM, SIGINT, SIGUSR1 and SIGHUP (unless ignored) into a flag, which the loop reads between steps.
 
-    Use it as a context manager; the old handlers come back at its end. Signals reach the main thread only: in another,
-    such as Ray Train's, nothing sets the flag. A second Ctrl-C raises KeyboardInterrupt; one that follows within half a
-    second is the same key press, passed on by the launcher.
+    Use it as a context manager; at its end it restores the old handlers. Python handles signals in the main thread
+    only: in another thread, such as Ray Train's, no signal sets the flag. A second Ctrl-C raises KeyboardInterrupt,
+    except within half a second: then it is the same key press, forwarded by the launcher.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class StopFlag:
             return self
         for number in stop_signals():
             if number.name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN:
-                continue  # `nohup`: the training shall outlive its terminal
+                continue  # `nohup`: the training must outlive its terminal
             self._old_handlers[number] = signal.signal(number, self._receive)
         return self
 
@@ -49,7 +49,7 @@ class StopFlag:
         self._old_handlers.clear()
 
     def set(self, reason: str) -> None:
-        """Ask for a stop; the first reason is kept."""
+        """Request a stop. The first reason is kept."""
         if not self.is_set:
             self.reason = reason
         self.is_set = True
@@ -65,17 +65,16 @@ class StopFlag:
             raise KeyboardInterrupt
 
 
-def heed_only_the_parent() -> None:
-    """Let a StopFlag's signals end this process only if its parent sends them; anybody else's are ignored.
+def ignore_signals_except_from_parent() -> None:
+    """Ignore a StopFlag's signals unless this process's parent sends them; those end the process.
 
-    To be called in a helper process's main thread before it starts others. A process that ignored its parent too would
-    keep it waiting for ever: at its end, Python sends SIGTERM to what it started and waits. Where the system doesn't
-    say who sent a signal (outside Linux), nothing changes.
+    Call it in a helper process's main thread before it starts others. Signals of the parent must work: at its end,
+    Python sends SIGTERM to its children and waits for them. Does nothing outside Linux, where the sender is unknown.
     """
     if not hasattr(signal, "sigwaitinfo"):
         return
     numbers = stop_signals()
-    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # held back in every thread: they reach only who waits for them
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # in all threads; only `sigwaitinfo` receives them
 
     def wait() -> None:
         while signal.sigwaitinfo(numbers).si_pid != os.getppid():
@@ -86,20 +85,20 @@ def heed_only_the_parent() -> None:
 
 
 def stop_signals() -> list[signal.Signals]:
-    return [signal.Signals[name] for name in STOP_SIGNALS if name in signal.Signals.__members__]  # Windows lacks one
+    """Return the signals of STOP_SIGNALS that this system has."""
+    return [signal.Signals[name] for name in STOP_SIGNALS if name in signal.Signals.__members__]
 
 
 def die_with_parent(*, only_under_torchrun: bool = True) -> bool:
-    """Ask Linux to kill this process when its parent dies, so that a killed launcher leaves no rank behind.
+    """Ask Linux to kill this process when its parent dies, so that no rank outlives a killed launcher.
 
-    Returns whether that was arranged. By default it does nothing outside torchrun: `nohup python train_yolo_ddp.py`
-    must outlive its shell.
+    Returns whether Linux will do so. By default only under torchrun: `nohup python train_yolo_ddp.py` must survive.
     """
     if not sys.platform.startswith("linux") or (only_under_torchrun and "TORCHELASTIC_RUN_ID" not in os.environ):
         return False
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG in <linux/prctl.h>
     parent = os.getppid()
     arranged = ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL), 0, 0, 0) == 0
-    if os.getppid() != parent:  # it died between the two lines, and no signal will come
+    if os.getppid() != parent:  # the parent died before the call: no signal will come
         os.kill(os.getpid(), signal.SIGKILL)
     return arranged

@@ -1,4 +1,4 @@
-"""Files of tensors, written completely and flushed to the disk, or not at all."""
+"""Atomic torch.save, flushed to the disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def atomic_torch_save(content: Any, path: Path) -> None:
-    """Write a .pt file so that a kill leaves either the old or the new one."""
+    """Write a .pt file; after a kill at any moment it holds the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
@@ -22,7 +22,7 @@ def atomic_torch_save(content: Any, path: Path) -> None:
 
 
 class _Disk:
-    """A file that remembers why it could not be written: torch.save turns that into an error of its own."""
+    """A file that keeps its OSError: torch.save replaces it by a RuntimeError without the reason."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -40,11 +40,11 @@ class _Disk:
 
 
 def write_tensors(content: Any, path: Path) -> None:
-    """Write a file of tensors to the disk itself. Raises OSError when that fails, whatever PyTorch makes of it."""
+    """Write a .pt file and flush it to the disk. Raises OSError, with its reason, when the disk refuses."""
     with path.open("wb") as file:
         disk = _Disk(file)
         try:
-            torch.save(content, disk)  # type: ignore[arg-type] # all it needs are write and flush
+            torch.save(content, disk)  # type: ignore[arg-type] # it needs only write and flush
         except RuntimeError as error:
             if disk.error is not None:
                 raise disk.error from error

@@ -1,4 +1,4 @@
-"""Threads beside the work: a watch in the background, and a map that works a few items ahead."""
+"""A map that computes a few results ahead on threads, and a base class for background threads."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from typing import Self, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-AHEAD_PER_THREAD = 4  # results that may wait to be used
+MAX_WAITING_PER_THREAD = 4  # results that may be computed before they are used
 
 
-def map_ahead(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
     """Yield `function(item)` for each item in order, computed on `threads` threads.
 
-    Only a few results wait in memory when whoever uses them is the slower one. What the function raises is raised here,
-    at its item.
+    At most MAX_WAITING_PER_THREAD x `threads` results wait in memory. An error of `function` is raised at its item.
     """
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:
             for item in items:
-                if len(waiting) >= AHEAD_PER_THREAD * threads:
+                if len(waiting) >= MAX_WAITING_PER_THREAD * threads:
                     yield waiting.popleft().result()
                 waiting.append(pool.submit(function, item))
             while waiting:
@@ -36,15 +35,15 @@ def map_ahead(function: Callable[[Item], Result], items: Iterable[Item], threads
 
 
 class BackgroundWatch(ABC):
-    """Runs `_watch` in a daemon thread while used as a context manager; `_watch` returns soon after `_is_over` is set.
+    """Context manager that runs `_watch` in a daemon thread; `_watch` must return soon after `_is_over` is set.
 
-    name: of the thread, as stack dumps show it. most_wait_s: how long leaving may wait for the thread; None: until it ends.
+    `name` is the thread's name in stack dumps. `__exit__` waits `max_wait_s` at most for it; None: no limit.
     """
 
-    def __init__(self, name: str, most_wait_s: float | None = None) -> None:
+    def __init__(self, name: str, max_wait_s: float | None = None) -> None:
         self._is_over = threading.Event()
         self._name = name
-        self._most_wait_s = most_wait_s
+        self._max_wait_s = max_wait_s
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -58,8 +57,8 @@ class BackgroundWatch(ABC):
     ) -> None:
         self._is_over.set()
         if self._thread is not None:
-            self._thread.join(self._most_wait_s)
+            self._thread.join(self._max_wait_s)
 
     @abstractmethod
     def _watch(self) -> None:
-        """What the thread does."""
+        """Do the thread's work."""

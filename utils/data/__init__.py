@@ -1,1 +1,1 @@
-"""From EPRI's zips to a batch. Knows no rank."""
+"""From EPRI's zips to training batches. Does not import `utils.distributed`."""

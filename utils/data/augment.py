@@ -1,4 +1,4 @@
-"""Augmentation: mosaic, zoom, flips, mixup, copy-paste and colours, each a function of (seed, epoch, index)."""
+"""Augmentation: mosaic, random view (zoom, shift, flips), mixup, copy-paste and colours."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ import torch
 
 from utils.data.polygons import draw_index_map, large_to_small, polygon_boxes, transform_points
 
-FILL = 114  # the grey YOLO pads with
-MIXUP_BETA = 32.0  # both parameters of the beta distribution of the share, as in YOLOv8: 0.5 +- 0.06
-MAX_COVERED = 0.3  # of the box of any object there, for an object to be pasted; YOLOv8's
-MAX_HIDDEN = 0.05  # of an object may lie under others that are not pasted with it
+FILL = 114  # YOLO's grey padding
+
+MIXUP_BETA = 32.0  # both parameters of the beta distribution of the share: 0.5 +- 0.06, as in YOLOv8
+MAX_COVERED = 0.3  # largest share of any object's box that a pasted object may cover, as in YOLOv8
+MAX_HIDDEN = 0.05  # largest share of a pasted object that may lie under objects that are not pasted with it
+
+COLOUR_CHOICES = ("auto", "loader", "device")
+HUES = 180  # steps of OpenCV's hue circle in 8 bits
+MAX_HUE_GAIN = 255 / (HUES - 1)  # with a larger gain hues overflow 8 bits
 
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """Strengths, named and defaulted as in the recipe YOLOv8's weights were trained with."""
+    """Strengths, with names and defaults of the recipe that trained YOLOv8's weights."""
 
     mosaic: float = 1.0  # probability
     degrees: float = 0.0  # rotation, +- degrees
@@ -37,7 +42,7 @@ class AugmentConfig:
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture in the making: image uint8 (S, S, 3) RGB, and outlines float64 (V, 2) in its pixels with their classes."""
+    """An image, uint8 (S, S, 3) RGB, with the class ids and outlines, float64 (V, 2) pixels, of its objects."""
 
     image: np.ndarray
     class_ids: list[int]
@@ -45,12 +50,12 @@ class Scene:
 
 
 def sample_generator(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """Return the random numbers that belong to one sample of one epoch."""
+    """Return the random number generator of one sample in one epoch."""
     return np.random.default_rng((seed, epoch, index))
 
 
 def letterbox_matrix(height: int, width: int, size_px: int) -> np.ndarray:
-    """Return the (2, 3) map that centres a (height, width) photograph in a square, touching its border."""
+    """Return the (2, 3) map that fits a (height, width) photograph into a square, centred."""
     scale = size_px / max(height, width)
     return np.array([[scale, 0, (size_px - width * scale) / 2], [0, scale, (size_px - height * scale) / 2]])
 
@@ -58,7 +63,7 @@ def letterbox_matrix(height: int, width: int, size_px: int) -> np.ndarray:
 def mosaic_matrices(shapes: list[tuple[int, int]], size_px: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Place four photographs of (height, width) around a random centre of a canvas of twice the size.
 
-    Returns one (2, 3) map per photograph, into canvas pixels; each photograph has its long side at `size_px`.
+    Returns one (2, 3) map per photograph into canvas pixels, where its long side is `size_px`.
     """
     centre_x, centre_y = rng.uniform(size_px / 2, 1.5 * size_px, 2)
     matrices = []
@@ -71,7 +76,7 @@ def mosaic_matrices(shapes: list[tuple[int, int]], size_px: int, rng: np.random.
 
 
 def random_view(canvas_px: int, size_px: int, config: AugmentConfig, rng: np.random.Generator) -> np.ndarray:
-    """Return a random (2, 3) map from a canvas (its centre stays near the centre) into the (size_px, size_px) output."""
+    """Return a random (2, 3) map from a canvas into the (size_px, size_px) output; the centre stays near the centre."""
     angle = math.radians(rng.uniform(-config.degrees, config.degrees))
     gain = rng.uniform(1 - config.scale, 1 + config.scale)
     shift_x, shift_y = rng.uniform(0.5 - config.translate, 0.5 + config.translate, 2) * size_px
@@ -96,9 +101,9 @@ def compose(outer: np.ndarray, inner: np.ndarray) -> np.ndarray:
 
 
 def seen_window(matrix: np.ndarray, shape: tuple[int, int], size_px: int) -> tuple[range, range]:
-    """Return the rows and columns of an image of (height, width) that a (2, 3) map shows in a square of `size_px`.
+    """Return the rows and columns of a (height, width) image that are visible through a (2, 3) map in a square.
 
-    Some more on each side, so that interpolation finds what it needs; both are empty when nothing is seen.
+    Includes two pixels more on each side for interpolation. Both are empty if nothing is visible.
     """
     square = np.array([[0, 0], [size_px, 0], [size_px, size_px], [0, size_px]], np.float64)
     seen = transform_points(square, cv2.invertAffineTransform(matrix))
@@ -112,9 +117,9 @@ def seen_window(matrix: np.ndarray, shape: tuple[int, int], size_px: int) -> tup
 
 
 def warp_into(output: np.ndarray, image: np.ndarray, matrix: np.ndarray) -> None:
-    """Draw `image` (H, W, 3) through a (2, 3) map of pixel corners into `output`, touching only what it covers.
+    """Draw `image` (H, W, 3) through a (2, 3) map of pixel corners into `output`; leave all other pixels unchanged.
 
-    `output` is (S, S, 3), or (S, S, 4), where the fourth channel means nothing.
+    `output` is (S, S, 3) or (S, S, 4); the fourth channel is ignored.
     """
     height, width = image.shape[:2]
     corners = transform_points(np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float64), matrix)
@@ -122,7 +127,7 @@ def warp_into(output: np.ndarray, image: np.ndarray, matrix: np.ndarray) -> None
     x1, y1 = np.minimum(np.ceil(corners.max(0)).astype(int), (output.shape[1], output.shape[0])).tolist()
     if x1 <= x0 or y1 <= y0:
         return
-    # OpenCV maps pixel centres; ours maps pixel corners: shift by half a pixel on both sides.
+    # OpenCV maps pixel centres, `matrix` pixel corners: shift by half a pixel on both sides.
     centred = matrix.copy()
     centred[:, 2] += matrix[:, :2] @ np.full(2, 0.5) - 0.5 - np.array([x0, y0])
     cv2.warpAffine(
@@ -136,9 +141,9 @@ def warp_into(output: np.ndarray, image: np.ndarray, matrix: np.ndarray) -> None
 
 
 def blend(first: Scene, second: Scene, rng: np.random.Generator) -> Scene:
-    """Mix two pictures of one size by a random share near one half and keep the labels of both.
+    """Mix two images of equal size with a random share near one half and keep the labels of both.
 
-    Mixup (arXiv 1710.09412) as YOLOv8 has it: the share comes from beta(32, 32), and no label is weakened.
+    Mixup (arXiv 1710.09412) as in YOLOv8: the share is drawn from beta(32, 32), and all labels keep their full weight.
     """
     share = float(rng.beta(MIXUP_BETA, MIXUP_BETA))
     image = cv2.addWeighted(first.image, share, second.image, 1 - share, 0)
@@ -146,11 +151,11 @@ def blend(first: Scene, second: Scene, rng: np.random.Generator) -> Scene:
 
 
 def paste_mirrored(scene: Scene, probability: float, rng: np.random.Generator) -> Scene:
-    """Paste mirror images of objects into the picture where there is room, each with `probability`.
+    """Paste mirrored objects into the image where there is room, each with `probability`.
 
-    Copy-paste (arXiv 2012.07177) in YOLOv8's flip mode: an object has room when its mirrored box covers less than 30 %
-    of every box there is. Two rules of our own keep pixels and labels together: as in the masks the smaller object lies
-    on top, and an object comes only with what lies on it.
+    Copy-paste (arXiv 2012.07177) in YOLOv8's flip mode: an object has room if its mirrored box covers less than 30 % of
+    every object's box. Two additional rules keep pixels and labels consistent: the smaller object lies on top, as in
+    the masks, and an object is pasted only together with the objects on top of it.
     """
     size_px = scene.image.shape[1]
     order = large_to_small(scene.polygons)
@@ -164,21 +169,21 @@ def paste_mirrored(scene: Scene, probability: float, rng: np.random.Generator) -
         return scene
     is_chosen = np.isin(np.arange(len(polygons) + 1), np.array(chosen) + 1)
     mirrored_owner = owner[:, ::-1]
-    pasted = is_chosen[mirrored_owner] & (mirrored_owner >= owner)  # a higher number is a smaller object
+    pasted = is_chosen[mirrored_owner] & (mirrored_owner >= owner)  # a larger number is a smaller object
     image = cv2.copyTo(cv2.flip(scene.image, 1), pasted.astype(np.uint8), scene.image.copy())
     class_ids = scene.class_ids + [scene.class_ids[order[position]] for position in chosen]
     return Scene(image, class_ids, scene.polygons + [mirrored[position] for position in chosen])
 
 
 def _covered(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return which share of each of `others` (M, 4) each of `boxes` (N, 4) covers: (N, M)."""
+    """Return the share of each of `others` (M, 4) that each of `boxes` (N, 4) covers: (N, M)."""
     low = np.maximum(boxes[:, None, :2], others[None, :, :2])
     high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
     return (high - low).clip(0).prod(-1) / np.maximum((others[:, 2:] - others[:, :2]).prod(-1), 1e-9)
 
 
 def _with_all_on_top(chosen: list[int], polygons: list[np.ndarray], owner: np.ndarray) -> list[int]:
-    """Drop the objects on which something lies that is not chosen, until none is left; `owner` is their index map."""
+    """Drop objects that lie under an object that is not chosen, until there are none; `owner` is the index map."""
     on_top = {}
     for position in chosen:
         polygon = polygons[position]
@@ -197,39 +202,34 @@ def _with_all_on_top(chosen: list[int], polygons: list[np.ndarray], owner: np.nd
         chosen = kept
 
 
-COLOUR_CHOICES = ("auto", "loader", "device")
-HUES = 180  # steps of OpenCV's hue circle in 8 bits
-MOST_HUE_GAIN = 255 / (HUES - 1)  # by which the last hue still fits into 8 bits
-
-
 def draw_gains(config: AugmentConfig, rng: np.random.Generator) -> np.ndarray:
-    """Draw the gains of hue, saturation and value: float64 (3,), 1 where the option is 0."""
+    """Draw random gains of hue, saturation and value: float64 (3,); 1 where the option is 0."""
     return 1 + rng.uniform(-1, 1, 3) * (config.hsv_h, config.hsv_s, config.hsv_v)
 
 
 def jitter_colour(image: np.ndarray, gains: np.ndarray) -> np.ndarray:
-    """Vary an RGB uint8 image (H, W, 3) by its gains (3,)."""
+    """Multiply hue, saturation and value of an RGB uint8 image (H, W, 3) by `gains` (3,)."""
     if (gains == 1).all():
         return image
     hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV)
     hue_gain, saturation_gain, value_gain = gains.tolist()
-    if hue_gain > MOST_HUE_GAIN:
+    if hue_gain > MAX_HUE_GAIN:
         circle = (np.arange(256) * hue_gain % HUES).astype(np.uint8)
         hsv[..., 0] = cv2.LUT(hsv[..., 0], circle)
         hue_gain = 1.0
-    # Rounds and stops at 255, in a sixth of the time of a table for each channel; hues from 180 on begin anew.
+    # Rounds and saturates at 255, six times as fast as a table for each channel; hues from 180 on wrap around.
     hsv = cv2.transform(hsv, np.diag([hue_gain, saturation_gain, value_gain]))
     return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)
 
 
 def jitter_colours(images: torch.Tensor, gains: torch.Tensor) -> torch.Tensor:
-    """Vary RGB images float (B, 3, H, W) in 0..1 by their gains (B, 3), on their device; channels last."""
+    """Do the same for RGB images float (B, 3, H, W) in 0..1, gains (B, 3), on their device; returns channels last."""
     hue_gain, saturation_gain, value_gain = gains.to(images.dtype).T[:, :, None, None, None]
     red, green, blue = images.split(1, dim=1)
     value = images.amax(1, keepdim=True)
     chroma = value - images.amin(1, keepdim=True)
     divisor = chroma.clamp(min=1e-6)
-    # Sixths of the circle from red, by the largest channel (Smith 1978, "Color gamut transform pairs").
+    # Hue in sixths of the circle, 0 is red, from the largest channel (Smith 1978, "Color gamut transform pairs").
     from_red = ((green - blue) / divisor) % 6
     from_green, from_blue = (blue - red) / divisor + 2, (red - green) / divisor + 4
     hue = torch.where(value == red, from_red, torch.where(value == green, from_green, from_blue))

@@ -1,10 +1,10 @@
-"""A split's photographs, resized once and packed into one file that every process on a machine shares.
+"""The packed cache: a split's photographs, resized once, in one file that all processes of a machine share.
 
     .cache/<split>-<size>-<fingerprint>.u8    uint8 RGB pixels, one photograph after the other
-    .cache/<split>-<size>-<fingerprint>.json  offsets and sizes, written last: without it the .u8 does not count
+    .cache/<split>-<size>-<fingerprint>.json  offsets and sizes, written last: without it the .u8 is ignored
 
-Pixels are read with `os.pread`: one copy per machine in the page cache, nothing held by the workers, and a cold read is
-eight times faster than through a memory map.
+`os.pread` reads the pixels: the page cache holds one copy per machine, and a cold read is eight times as fast as
+through a memory map.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import numpy as np
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import DataErrors, UserError
 from utils.common.files import local_rank_first, write_text_atomic
-from utils.common.threads import map_ahead
+from utils.common.threads import ordered_map
 from utils.data.images import ImageError, fit_long_side, read_image
 
-ALGORITHM = "area-v1"  # changes whenever the stored pixels would: old caches are then built again
+ALGORITHM = "area-v1"  # change it when the stored pixels change: it invalidates old caches
 MIN_FREE_FRACTION = 1.2
 
 
 @dataclass(frozen=True)
 class CacheIndex:
-    """Where each photograph lies in the pixel file: `offsets` int64 (N + 1,), `sizes` int32 (N, 2) as (height, width)."""
+    """Positions in the pixel file: `offsets` int64 (N + 1,) in bytes, `sizes` int32 (N, 2) as (height, width)."""
 
     pixel_file: Path
     offsets: np.ndarray
@@ -39,19 +39,19 @@ class CacheIndex:
 
 
 class PackedImages:
-    """Random access to the packed photographs; opens the file when first used, so that it can cross a fork."""
+    """Random access to the packed photographs. Each process opens the file at its first read."""
 
     def __init__(self, index: CacheIndex) -> None:
         self.index = index
         self._descriptor: tuple[int, int] | None = None  # (process, file descriptor)
 
     def shape(self, position: int) -> tuple[int, int]:
-        """Return (height, width) of photograph `position`, without reading it."""
+        """Return (height, width) of photograph `position` from the index."""
         height, width = self.index.sizes[position].tolist()
         return height, width
 
     def read(self, position: int, rows: range | None = None) -> np.ndarray:
-        """Return photograph `position`, or only some consecutive rows of it, as RGB uint8 (rows, W, 3)."""
+        """Return photograph `position`, or some consecutive rows of it, as RGB uint8 (rows, W, 3)."""
         if self._descriptor is None or self._descriptor[0] != os.getpid():
             self._descriptor = (os.getpid(), os.open(self.index.pixel_file, os.O_RDONLY))
         height, width = self.shape(position)
@@ -69,10 +69,10 @@ class PackedImages:
 def open_or_build(
     files: Sequence[Path], long_side_px: int, folder: Path, name: str, announce: Callable[[str], None] = print
 ) -> CacheIndex | None:
-    """Return the packed cache of `files` at `long_side_px`, building it if need be; None when the disk is too full.
+    """Return the packed cache of `files` at `long_side_px`; build it if needed. None if the disk has no room.
 
-    The first process on the machine builds, the others wait for the lock and find it done. Any changed file, size or
-    algorithm gives another fingerprint and so another file. Photographs are never enlarged.
+    The first process on a machine builds it while the others wait. A changed file, size or algorithm gives another
+    fingerprint and another cache. Photographs are never enlarged.
     """
     key = _fingerprint(files, long_side_px)
     pixel_file = folder / f"{name}-{long_side_px}-{key}.u8"
@@ -112,8 +112,7 @@ def _build(
     sizes, offsets, problems = [], [0], []
     every = max(len(files) // 5, 500)
     try:
-        # Decoded on all cores; few photographs wait in memory when the disk is the slower one.
-        images = map_ahead(lambda file: _load(file, long_side_px), files, usable_cpu_count())
+        images = ordered_map(lambda file: _load(file, long_side_px), files, usable_cpu_count())
         with temporary.open("wb") as output:
             for done, image in enumerate(images, start=1):
                 if isinstance(image, str):
@@ -140,18 +139,18 @@ def load_photo(file: Path, long_side_px: int) -> np.ndarray:
     return fit_long_side(read_image(file, long_side_px), long_side_px)
 
 
-def unreadable(file: Path, error: ImageError) -> str:
-    """Put a photograph that cannot be read into a line with the way out."""
+def unreadable_message(file: Path, error: ImageError) -> str:
+    """Return a one-line message about a photograph that cannot be read."""
     reason = str(error).removeprefix(f"{file}: ")
     return f"{file}: unreadable photograph ({reason}); remove it or run python parse_labels.py again"
 
 
 def _load(file: Path, long_side_px: int) -> np.ndarray | str:
-    """Return a photograph, or why there is none."""
+    """Return a photograph, or the message why it cannot be read."""
     try:
         return load_photo(file, long_side_px)
     except ImageError as error:
-        return unreadable(file, error)
+        return unreadable_message(file, error)
 
 
 def _load_index(pixel_file: Path, index_file: Path, num_photographs: int) -> CacheIndex | None:
@@ -161,11 +160,11 @@ def _load_index(pixel_file: Path, index_file: Path, num_photographs: int) -> Cac
         is_whole = pixel_file.stat().st_size == index.offsets[-1] and _is_consistent(index, num_photographs)
         return index if is_whole else None
     except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError):
-        return None  # absent or damaged: built again
+        return None  # missing or damaged: build it again
 
 
 def _is_consistent(index: CacheIndex, num_photographs: int) -> bool:
-    """Tell whether each photograph has as many bytes as its size says: the folder may have come with the data set."""
+    """Return whether offsets and sizes match; the folder may come from an untrusted data set."""
     if index.offsets.shape != (num_photographs + 1,) or index.sizes.shape != (num_photographs, 2):
         return False
     num_bytes = index.sizes.astype(np.int64).prod(axis=1) * 3

@@ -1,4 +1,4 @@
-"""Photographs and labels as training samples: a sample is a function of (seed, epoch, index)."""
+"""Photographs and labels as training samples. A sample depends only on (seed, epoch, index)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from utils.data.augment import (
     seen_window,
     warp_into,
 )
-from utils.data.cache import PackedImages, load_photo, open_or_build, unreadable
+from utils.data.cache import PackedImages, load_photo, open_or_build, unreadable_message
 from utils.data.dataset_yaml import DatasetSpec, label_file_for
-from utils.data.images import ImageError, fit_long_side, letterbox
+from utils.data.images import ImageError, fit_long_side, letterbox, scaled_size
 from utils.data.labels import LabelError, read_yolo_label
 from utils.data.loader import Key
 from utils.data.polygons import large_to_small, polygon_boxes, transform_points, visible_outlines
@@ -42,7 +42,7 @@ NO_GAINS = (1.0, 1.0, 1.0)
 
 @dataclass(frozen=True)
 class Photo:
-    """One photograph's file and labels; polygons are float32 (V, 2) normalised xy, y down."""
+    """A photograph's file and labels; polygons are float32 (V, 2), normalised x, y."""
 
     file: Path
     class_ids: np.ndarray
@@ -54,7 +54,7 @@ class Sample:
     """One network input with its targets, all in pixels of the (S, S) input.
 
     image uint8 (S, S, 3) RGB; class_ids int64 (N,); boxes float32 (N, 4) xyxy; masks int32 (S/4, S/4): 0 is background,
-    k + 1 the k-th instance (smaller instances lie on top). `scale` and `pad` (left, top) map the photograph into it.
+    k + 1 the k-th instance (smaller instances lie on top). `scale` and `pad` (left, top) map the photograph to it.
     """
 
     index: int
@@ -66,13 +66,13 @@ class Sample:
     scale: float = 1.0
     pad: tuple[int, int] = (0, 0)
     photo_size: tuple[int, int] = (0, 0)
-    colour_gains: tuple[float, ...] = NO_GAINS  # still to be applied, on the device
+    colour_gains: tuple[float, ...] = NO_GAINS  # to be applied on the device
 
 
 def read_photos(spec: DatasetSpec, split: str) -> list[Photo]:
     """Read a split's labels. A missing label file means a photograph without objects.
 
-    Raises DataErrors (file:line), which lists every label file that cannot be used.
+    Raises DataErrors, which lists every unusable label file as file:line.
     """
     photos: list[Photo] = []
     problems: list[str] = []
@@ -100,28 +100,28 @@ def _read_photo(spec: DatasetSpec, file: Path) -> Photo:
 
 
 def count_classes(photos: list[Photo], num_classes: int) -> np.ndarray:
-    """Return how many objects of each class the photographs show: int64 (num_classes,)."""
+    """Return the number of objects of each class: int64 (num_classes,)."""
     class_ids = [np.zeros(0, np.int64), *(photo.class_ids for photo in photos)]
     return np.bincount(np.concatenate(class_ids), minlength=num_classes)
 
 
 @dataclass
 class Batch:
-    """Samples as tensors: images uint8 (B, S, S, 3) RGB; the N targets of all images in one row each."""
+    """Samples as tensors: images uint8 (B, S, S, 3) RGB, and a row for each of the N targets of all images."""
 
     images: torch.Tensor
-    batch_index: torch.Tensor  # int64 (N,), ascending: which image
+    batch_index: torch.Tensor  # int64 (N,), ascending: the target's image
     class_ids: torch.Tensor  # int64 (N,)
     boxes: torch.Tensor  # float32 (N, 4) xyxy pixels
     masks: torch.Tensor  # int32 (B, S/4, S/4): k + 1 is the image's k-th target row
-    colour_gains: torch.Tensor | None  # float32 (B, 3), where colours are left to the device
+    colour_gains: torch.Tensor | None  # float32 (B, 3), if colours are to be changed on the device
     samples: list[Sample]
 
     def __len__(self) -> int:
         return len(self.images)
 
     def pin_memory(self) -> Batch:
-        """Copy the tensors to page-locked memory (called by the loader)."""
+        """Copy the tensors to page-locked memory. Called by the DataLoader."""
         for name in ("images", "batch_index", "class_ids", "boxes", "masks", "colour_gains"):
             if getattr(self, name) is not None:
                 setattr(self, name, getattr(self, name).pin_memory())
@@ -129,7 +129,7 @@ class Batch:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the samples' pixels out: between processes they travel once, as tensors in shared memory."""
+        """Pickle without the samples' pixels: the batch's tensors already carry them, in shared memory."""
         nothing = np.zeros(0, np.uint8)
         samples = [replace(sample, image=nothing, masks=nothing) for sample in self.samples]
         return {**vars(self), "samples": samples}
@@ -139,7 +139,7 @@ class Batch:
         self._share_pixels()
 
     def _share_pixels(self) -> None:
-        """Let each sample's image and masks be views of the batch's."""
+        """Make each sample's image and masks views of the batch's tensors."""
         pixels = zip(self.samples, self.images.numpy(), self.masks.numpy(), strict=True)
         self.samples = [replace(sample, image=image, masks=masks) for sample, image, masks in pixels]
 
@@ -149,7 +149,7 @@ def collate(samples: list[Sample]) -> Batch:
     counts = torch.tensor([len(sample.class_ids) for sample in samples])
     gains = [sample.colour_gains for sample in samples]
     return Batch(
-        # In a loader's worker this stacks straight into the memory that the processes share.
+        # In a loader worker `default_collate` writes directly into shared memory.
         images=default_collate([torch.from_numpy(sample.image) for sample in samples]),
         batch_index=torch.repeat_interleave(torch.arange(len(samples)), counts),
         class_ids=torch.from_numpy(np.concatenate([sample.class_ids for sample in samples])),
@@ -161,10 +161,10 @@ def collate(samples: list[Sample]) -> Batch:
 
 
 class SegmentationDataset(Dataset[Sample]):
-    """Photographs of one split as network inputs of `size_px`; indexed by (epoch, index) or (epoch, index, size_px).
+    """The samples of a split at `size_px`; indexed by (epoch, index) or (epoch, index, size_px).
 
-    With `augment` None samples are letterboxed, else augmented; `mosaic_epochs` is the first epoch without mosaic. With
-    `colours_on_device` a sample brings its colour gains along instead of having them applied.
+    Samples are letterboxed if `augment` is None, else augmented. Mosaic, mixup and copy-paste end before epoch
+    `mosaic_epochs`. With `colours_on_device` a sample has its colour gains instead of changed colours.
     """
 
     def __init__(
@@ -199,20 +199,20 @@ class SegmentationDataset(Dataset[Sample]):
         return self._augmented(epoch, index, size_px, self.augment)
 
     def image(self, index: int) -> np.ndarray:
-        """Return a photograph as RGB uint8 (H, W, 3), its long side at most the data set's `size_px`."""
+        """Return a photograph as RGB uint8 (H, W, 3) with a long side of at most `self.size_px`."""
         if self.packed is not None:
             return self.packed.read(index)
         file = self.photos[index].file
         try:
             return load_photo(file, self.size_px)
         except ImageError as error:
-            raise UserError(unreadable(file, error)) from error
+            raise UserError(unreadable_message(file, error)) from error
 
     def _letterboxed(self, index: int, size_px: int) -> Sample:
         photo, image = self.photos[index], self.image(index)
         height, width = image.shape[:2]
         canvas, scale, pad = letterbox(image, size_px)
-        resized = np.array([max(round(width * scale), 1), max(round(height * scale), 1)])
+        resized = np.array(scaled_size(width, height, scale))
         polygons = [polygon * resized + np.array(pad) for polygon in photo.polygons]
         return self._finish(index, canvas, photo.class_ids, polygons, scale=scale, pad=pad, photo_size=(width, height))
 
@@ -226,12 +226,11 @@ class SegmentationDataset(Dataset[Sample]):
         gains = draw_gains(config, rng)
         class_ids = np.array(scene.class_ids, np.int64)
         if self.colours_on_device:
-            left_to_do = tuple(gains.tolist())
-            return self._finish(index, scene.image, class_ids, scene.polygons, colour_gains=left_to_do)
+            return self._finish(index, scene.image, class_ids, scene.polygons, colour_gains=tuple(gains.tolist()))
         return self._finish(index, jitter_colour(scene.image, gains), class_ids, scene.polygons)
 
     def _scene(self, index: int, size_px: int, may_mix: bool, config: AugmentConfig, rng: np.random.Generator) -> Scene:
-        """Draw one photograph, or with `may_mix` perhaps a mosaic of four and pasted objects, through a random view."""
+        """Draw a photograph in a random view; with `may_mix` possibly a mosaic of four, and pasted objects."""
         use_mosaic = may_mix and rng.random() < config.mosaic
         indices = [index, *rng.integers(len(self.photos), size=3).tolist()] if use_mosaic else [index]
         windows = [self._window_reader(position, size_px) for position in indices]
@@ -242,7 +241,7 @@ class SegmentationDataset(Dataset[Sample]):
         else:
             view = random_view(size_px, size_px, config, rng)
             placed = [letterbox_matrix(*shapes[0], size_px)]
-        # Four channels: OpenCV warps them in 60 % of the time that it takes for three.
+        # Four channels: OpenCV needs 60 % of the time that it needs for three.
         canvas = np.full((size_px, size_px, 4), FILL, np.uint8)
         tiles = []
         for position, ((height, width), read), matrix in zip(indices, windows, placed, strict=True):
@@ -258,18 +257,18 @@ class SegmentationDataset(Dataset[Sample]):
         return paste_mirrored(scene, config.copy_paste, rng) if may_mix and config.copy_paste else scene
 
     def _window_reader(self, index: int, size_px: int) -> tuple[tuple[int, int], Callable[[range], np.ndarray]]:
-        """Return (height, width) of a photograph and what reads some of its rows, so that unseen ones are not read."""
+        """Return a photograph's (height, width) and a function that reads some of its rows."""
         packed = self.packed
         if packed is not None and max(packed.shape(index)) <= size_px:
             return packed.shape(index), lambda rows: packed.read(index, rows)
-        # A small batch's photographs are averaged down first: drawn at half their size wires would break up.
+        # Shrink by area averaging first: warping to a much smaller size would break up thin wires.
         image = fit_long_side(self.image(index), size_px)
         return (image.shape[0], image.shape[1]), lambda rows: image[rows.start : rows.stop]
 
     def _finish(
         self, index: int, image: np.ndarray, class_ids: np.ndarray, polygons: list[np.ndarray], **placement: Any
     ) -> Sample:
-        """Order the instances from large to small, so that small ones lie on top of the mask, and draw it."""
+        """Sort the instances from large to small and draw the masks, where small ones lie on top."""
         size_px = image.shape[0]
         order = large_to_small(polygons)
         polygons = [polygons[position] for position in order]
@@ -280,7 +279,7 @@ class SegmentationDataset(Dataset[Sample]):
 
 
 def _visible(tiles: list[tuple[Photo, np.ndarray]], size_px: int) -> tuple[list[int], list[np.ndarray]]:
-    """Return classes and outlines of what is seen of photographs, each with its (2, 3) map from the unit square."""
+    """Return classes and outlines of visible objects; each photograph has a (2, 3) map from normalised points."""
     tiles = [(photo, matrix) for photo, matrix in tiles if photo.polygons]
     if not tiles:
         return [], []
@@ -293,6 +292,6 @@ def _visible(tiles: list[tuple[Photo, np.ndarray]], size_px: int) -> tuple[list[
 def open_images(
     photos: list[Photo], size_px: int, folder: Path, split: str, announce: Callable[[str], None]
 ) -> PackedImages | None:
-    """Open (or build) the packed cache of a split; None when the disk has no room for it."""
+    """Open or build a split's packed cache; None if the disk has no room for it."""
     index = open_or_build([photo.file for photo in photos], size_px, folder, split, announce)
     return PackedImages(index) if index is not None else None

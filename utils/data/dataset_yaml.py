@@ -1,4 +1,4 @@
-"""Reads the YOLO data-set description: where the images are and what the classes are called."""
+"""Reads a YOLO data-set YAML: image folders and class names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """A data set as its YAML file describes it. `splits` maps `train`, `val`, … to image folders or list files."""
+    """The content of a data-set YAML. `splits` maps `train`, `val` and `test` to image folders or list files."""
 
     yaml_file: Path
     root: Path
@@ -29,13 +29,13 @@ class DatasetSpec:
     splits: dict[str, tuple[Path, ...]]
 
     def holds(self, path: Path) -> bool:
-        """Tell whether a path, all links followed, lies in the data set's root."""
+        """Return whether a path, after following links, is inside the data set's root."""
         return Path(os.path.realpath(path)).is_relative_to(self.root)
 
     def problem_with(self, path: Path) -> str:
-        """Say why a file may not be opened; an empty string when it may, or when there is none."""
+        """Return why a file may not be opened; an empty string if it may, or if it does not exist."""
         if not self.holds(path):
-            return f"lies outside {self.root}, or is a link that leaves it; let `path` name a folder that holds both"
+            return f"lies outside {self.root}, or is a link that leaves it; set `path` to a folder that contains both"
         try:
             return "" if stat.S_ISREG(path.stat().st_mode) else "not a regular file"
         except FileNotFoundError:
@@ -44,7 +44,7 @@ class DatasetSpec:
             return str(error.strerror).lower()
 
     def image_files(self, split: str) -> list[Path]:
-        """List a split's images, sorted. Raises UserError when the split is missing or empty."""
+        """Return a split's images, sorted. Raises UserError when the split is missing or empty."""
         if split not in self.splits:
             raise UserError(f"{self.yaml_file}: no split `{split}`; it has {', '.join(self.splits) or 'none'}")
         files = sorted({file for source in self.splits[split] for file in _list_images(self, split, source)})
@@ -55,7 +55,7 @@ class DatasetSpec:
 
 
 def load_dataset_yaml(path: str | Path) -> DatasetSpec:
-    """Read a data-set YAML. Relative paths are taken from the YAML file's own folder.
+    """Read a data-set YAML. Relative paths are relative to the YAML file's folder.
 
     Raises UserError naming the file and the key that is wrong.
     """
@@ -68,7 +68,7 @@ def load_dataset_yaml(path: str | Path) -> DatasetSpec:
         raise UserError(f"{file}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise UserError(f"{file}: expected keys `path`, `train`, `val` and `names`")
-    _refuse_odd_paths(file, content)
+    _check_paths(file, content)
     root = (file.parent / str(content.get("path") or ".")).resolve()
     splits = {}
     for split in ("train", "val", "test"):
@@ -79,13 +79,13 @@ def load_dataset_yaml(path: str | Path) -> DatasetSpec:
 
 
 def _source(root: Path, entry: str) -> Path:
-    """Return what a split's entry names. Roboflow writes `../train/images` and means `train/images`."""
+    """Return the path of a split's entry. Roboflow writes `../train/images` for `train/images`."""
     inside = root / entry.removeprefix("../")
     return inside if entry.startswith("../") and not (root / entry).exists() and inside.exists() else root / entry
 
 
 def label_file_for(image_file: Path) -> Path:
-    """Return the label text beside an image: the last folder called `images` becomes `labels` (YOLO's convention)."""
+    """Return an image's label file: the last folder named `images` becomes `labels` (YOLO's convention)."""
     parts = list(image_file.parts)
     for position in range(len(parts) - 2, -1, -1):
         if parts[position] == "images":
@@ -94,7 +94,7 @@ def label_file_for(image_file: Path) -> Path:
     return Path(*parts).with_suffix(".txt")
 
 
-def _refuse_odd_paths(file: Path, content: dict[str, Any]) -> None:
+def _check_paths(file: Path, content: dict[str, Any]) -> None:
     for key in ("path", "train", "val", "test"):
         entries = content.get(key) if isinstance(content.get(key), list) else [content.get(key)]
         for entry in entries or ():
@@ -121,7 +121,7 @@ def _list_images(spec: DatasetSpec, split: str, source: Path) -> Iterator[Path]:
     if not spec.holds(source):
         raise UserError(
             f"{spec.yaml_file}: {split}: {printable(str(source))} lies outside {spec.root}; "
-            "let `path` name a folder that holds it"
+            "set `path` to a folder that contains it"
         )
     if source.is_dir():
         yield from _images_below(spec, source)
@@ -132,7 +132,7 @@ def _list_images(spec: DatasetSpec, split: str, source: Path) -> Iterator[Path]:
 
 
 def _images_below(spec: DatasetSpec, folder: Path) -> Iterator[Path]:
-    """Walk a folder without following linked folders. The kind of each entry comes with its name, at no cost."""
+    """Yield the images below a folder without following linked folders."""
     with os.scandir(folder) as entries:
         for entry in entries:
             path = folder / entry.name
@@ -146,7 +146,7 @@ def _images_below(spec: DatasetSpec, folder: Path) -> Iterator[Path]:
 
 
 def _listed_images(spec: DatasetSpec, list_file: Path) -> Iterator[Path]:
-    """Return the images that a list file names, one a line, relative to the list's own folder."""
+    """Yield the images of a list file: one path a line, relative to the list's folder."""
     try:
         if list_file.stat().st_size > MAX_LIST_BYTES:
             raise UserError(f"{list_file}: larger than {MAX_LIST_BYTES // 1_000_000} MB, not a list of images")

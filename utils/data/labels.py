@@ -1,4 +1,4 @@
-"""YOLO segmentation label files: one object a line, `class x1 y1 x2 y2 ...`, coordinates as fractions of the image."""
+"""YOLO segmentation label files: one object a line, `class x1 y1 x2 y2 ...`, coordinates in 0..1 of the image."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from utils.common.errors import UserError
 
 MAX_LABEL_FILE_BYTES = 20_000_000
-OUTSIDE_TOLERANCE = 1e-3  # normalised; rounding of other tools' labels, clipped. Farther out is an error
+OUTSIDE_TOLERANCE = 1e-3  # fraction of the image; rounding errors up to this are clipped, more is an error
 
 
 class LabelError(UserError):
-    """A label that cannot be read. The message is one line; files are named as `file:line`."""
+    """A label cannot be read. The message is one line and names `file:line`."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class LabelFile:
 
 
 def format_yolo_label(instances: Iterable[tuple[int, np.ndarray]]) -> str:
-    """Write (class id, polygon (V, 2) normalised) pairs as YOLO-seg text, `class x1 y1 x2 y2 …`, one object a line."""
+    """Return (class id, normalised polygon (V, 2)) pairs as YOLO-seg text, one object a line."""
     lines = []
     for class_id, polygon in instances:
         values = np.clip(np.asarray(polygon, dtype=np.float64), 0.0, 1.0).ravel()
@@ -37,9 +37,9 @@ def format_yolo_label(instances: Iterable[tuple[int, np.ndarray]]) -> str:
 
 
 def read_yolo_label(path: Path, num_classes: int, text: str | None = None) -> LabelFile:
-    """Read a YOLO-seg label file, or `text` in its place; a box row `class cx cy w h` becomes its four corners.
+    """Read a YOLO-seg label file, or `text` instead. A box row `class cx cy w h` becomes a polygon of four corners.
 
-    An empty file is a picture without objects. Raises LabelError naming file and line.
+    An empty file means an image without objects. Raises LabelError with file and line.
     """
     if text is None:
         text = _read_label_text(path)
@@ -61,7 +61,7 @@ def read_yolo_label(path: Path, num_classes: int, text: str | None = None) -> La
 def _read_label_text(path: Path) -> str:
     try:
         facts = path.stat()
-        if not stat.S_ISREG(facts.st_mode):  # reading a pipe would wait for ever
+        if not stat.S_ISREG(facts.st_mode):  # reading a pipe would block
             raise LabelError(f"{path}: not a regular file")
         if facts.st_size > MAX_LABEL_FILE_BYTES:
             raise LabelError(f"{path}: larger than {MAX_LABEL_FILE_BYTES // 1_000_000} MB, not a label file")
@@ -82,7 +82,7 @@ def _parse_yolo_row(fields: list[str], num_classes: int) -> tuple[int, np.ndarra
         raise ValueError(f"class {fields[0]} is not one of 0..{num_classes - 1}")
     if len(coordinates) % 2 or len(coordinates) < 4:
         raise ValueError(f"{len(coordinates)} coordinates; expected 4 for a box or an even count from 6 for a polygon")
-    outside = ~((coordinates >= -OUTSIDE_TOLERANCE) & (coordinates <= 1 + OUTSIDE_TOLERANCE))  # true for NaN as well
+    outside = ~((coordinates >= -OUTSIDE_TOLERANCE) & (coordinates <= 1 + OUTSIDE_TOLERANCE))  # also true for NaN
     if outside.any():
         raise ValueError(
             f"coordinate {fields[1 + int(outside.argmax())]} is outside 0..1; normalise by the picture's size"

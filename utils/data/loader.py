@@ -1,6 +1,6 @@
-"""Which samples form which batch on which rank, and the loader that serves them.
+"""The batches of each rank, their loader, and the number of loader workers that fit into shared memory.
 
-Everything is a function of (seed, epoch): a loader that starts in the middle of an epoch serves the same batches.
+Batches depend only on (seed, epoch): a loader that starts in the middle of an epoch gives the same remaining batches.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ from torch.utils.data import DataLoader, Sampler
 
 from utils.common.cores import shared_memory_free_bytes
 from utils.common.errors import UserError
-from utils.common.signals import die_with_parent, heed_only_the_parent
+from utils.common.signals import die_with_parent, ignore_signals_except_from_parent
 
-MODEL_STRIDE = 32  # the coarsest level of the network: sides of the input are multiples of it
-SIZE_STREAM = 1  # sets the random numbers of a batch's size apart from those of a sample
-Key = tuple[int, ...]  # (epoch, index), or (epoch, index, size in pixels) where batches differ in size
+Key = tuple[int, ...]  # (epoch, index), or (epoch, index, size in pixels) if batches differ in size
+
+MODEL_STRIDE = 32  # of the network's coarsest level; input sides are multiples of it
+SIZE_STREAM = 1  # separates the random numbers of a batch's size from those of its samples
+
+RESERVE_BYTES = 8 << 20  # of shared memory for semaphores and NCCL's small segments
+BYTES_PER_PIXEL = 3 + 4 / 16  # RGB, and an int32 mask at a quarter of each side
+SHARED_MEMORY_ADVICE = "run docker with --shm-size=8g, or in Kubernetes mount an emptyDir of medium: Memory at /dev/shm"
 
 
 def multi_scale_sizes(size_px: int) -> tuple[int, ...]:
-    """Return the sides that batches may have around `size_px`: within half of it, multiples of 32, at least 64."""
+    """Return the input sides for `--multi-scale`: multiples of 32 from 0.5 to 1.5 times `size_px`, at least 64."""
     low = max(-(-size_px // (2 * MODEL_STRIDE)) * MODEL_STRIDE, 2 * MODEL_STRIDE)
     return tuple(range(low, size_px * 3 // 2 + 1, MODEL_STRIDE))
 
@@ -32,11 +37,10 @@ def multi_scale_sizes(size_px: int) -> tuple[int, ...]:
 class EpochBatches(Sampler[list[Key]]):
     """This rank's batches of an epoch as lists of (epoch, index), or of (epoch, index, size) with `sizes_px`.
 
-    The epoch's order is cut into ceil(N / global batch) groups whose sizes differ by at most one, one for each optimizer
-    step, and each group is dealt out to the ranks and their `batches_per_group` (accumulation): every sample exactly once,
-    the same number of batches on every rank, no tiny last batch, no padding. With one global batch size the groups are
-    the same at any world size and accumulation. A group's size in pixels is drawn out of `sizes_px` by (seed, epoch,
-    number of the group): all ranks agree without a word.
+    The shuffled epoch is split into ceil(N / global batch) groups whose sizes differ by at most one, one group for each
+    optimizer step. Each group is split into `batches_per_group` (accumulation) batches for each rank: every sample
+    exactly once, the same number of batches on every rank, no tiny last batch, no padding. Groups depend on the global
+    batch size only, not on world size and accumulation. A group's size in pixels depends on (seed, epoch, group).
     """
 
     def __init__(
@@ -60,7 +64,7 @@ class EpochBatches(Sampler[list[Key]]):
                 f"use --accumulate {num_samples // world_size} at most"
             )
         self.num_samples, self.rank, self.world_size, self.seed = num_samples, rank, world_size, seed
-        # The second bound leaves no batch without an image where there are next to none; one may then hold one more.
+        # The second bound avoids empty batches in tiny data sets; a batch may then hold one image more.
         self.num_groups = min(-(-num_samples // (batch_size_per_gpu * shares)), num_samples // shares)
         self.batches_per_group = batches_per_group
         self.sizes_px = sizes_px
@@ -87,7 +91,7 @@ class EpochBatches(Sampler[list[Key]]):
 
 
 class ShardBatches(Sampler[list[Key]]):
-    """This rank's share of a split, in order, each image exactly once over all ranks; a share may be empty."""
+    """This rank's share of a split, in order, as batches. Each image is on exactly one rank; a share may be empty."""
 
     def __init__(self, num_samples: int, batch_size: int, rank: int, world_size: int) -> None:
         self.indices = range(rank, num_samples, world_size)
@@ -102,7 +106,7 @@ class ShardBatches(Sampler[list[Key]]):
 
 
 class BatchedDataset(Protocol):
-    """A data set that says how its samples become a batch."""
+    """A data set with its own collate function."""
 
     def __len__(self) -> int: ...
 
@@ -113,10 +117,10 @@ class BatchedDataset(Protocol):
 
 
 class EpochLoader(DataLoader[Any]):
-    """A DataLoader that can be told the epoch and the batch to begin with; right with persistent workers too."""
+    """A DataLoader whose epoch and first batch can be set, also with persistent workers."""
 
     def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
-        """Choose what the next pass yields. The epoch travels with each index, so running workers need no message."""
+        """Set epoch and first batch of the next iteration. Workers get the epoch with each index."""
         sampler = self.batch_sampler
         assert isinstance(sampler, EpochBatches)
         sampler.epoch, sampler.start_batch = epoch, start_batch
@@ -125,9 +129,9 @@ class EpochLoader(DataLoader[Any]):
 def get_dataloader(
     dataset: BatchedDataset, batches: Sampler[Any], num_workers: int, pin_memory: bool, prefetch: int = 4
 ) -> EpochLoader:
-    """Build the loader of one rank. Workers use one OpenCV thread each: the ranks share the cores already."""
+    """Build the loader of one rank."""
     return EpochLoader(
-        dataset,  # type: ignore[arg-type] # a Dataset in all but name
+        dataset,  # type: ignore[arg-type] # has all methods of a Dataset
         batch_sampler=batches,
         collate_fn=dataset.collate,
         num_workers=num_workers,
@@ -139,49 +143,43 @@ def get_dataloader(
 
 
 def prepare_worker(worker: int) -> None:
-    """Make a loader process one of several: one thread, deaf to a launcher's stop, and no life without its rank.
+    """Prepare a loader process: one thread, no reaction to stop signals, and an end together with its rank.
 
-    torchrun sends a stop to a rank's whole process group. The rank then still needs batches until all ranks stop at the
-    same step; a loader process that had ended would end the rank with an error. It ends with its rank, at once: left
-    to itself it would notice a killed one up to five seconds later.
+    torchrun sends stop signals to a rank's loader processes too. They must continue, because the rank needs batches
+    until all ranks stop at the same step. A worker alone would notice a killed rank up to five seconds late.
     """
-    heed_only_the_parent()
+    ignore_signals_except_from_parent()
     die_with_parent(only_under_torchrun=False)
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
 
 
-RESERVE_BYTES = 8 << 20  # for what else lives there: semaphores, NCCL's small segments
-BYTES_PER_PIXEL = 3 + 4 / 16  # RGB, and an int32 mask at a quarter of each side
-CURE = "give the container more: docker run --shm-size=8g, or in Kubernetes an emptyDir of medium: Memory at /dev/shm"
-
-
 @dataclass(frozen=True)
 class LoaderPlan:
-    """How many workers each rank's loader may have, and what to tell the user when that is fewer than asked for."""
+    """The number of workers for each rank's loader, and notes to print if it is less than requested."""
 
     workers: int
     notes: tuple[str, ...] = ()
 
 
 def batch_bytes(batch_size: int, side_px: int) -> int:
-    """Return what one batch of square pictures takes between two processes."""
+    """Return the shared memory of one batch of square images."""
     return round(batch_size * side_px * side_px * BYTES_PER_PIXEL)
 
 
 def needed_bytes(workers: int, prefetch: int, bytes_per_batch: int, num_ranks: int) -> int:
-    """Return what the loaders of a machine's ranks may hold: twice what is prefetched, as validation's batches are
-    twice as large, and one batch more is in use."""
+    """Return the shared memory of all loaders of a machine: twice the prefetched batches, because validation batches
+    are twice as large, and one more batch is in use."""
     return num_ranks * 2 * workers * prefetch * bytes_per_batch
 
 
 def plan_loader(
     workers: int, prefetch: int, bytes_per_batch: int, num_ranks: int, free_bytes: int | None = None
 ) -> LoaderPlan:
-    """Choose as many of `workers` as shared memory has room for; 0 loads in the rank itself and needs none.
+    """Reduce `workers` to the number that fits into shared memory; 0 means loading in the rank itself.
 
-    Without this a loader dies at some later batch with `Bus error`. `num_ranks` counts this machine's, which share the
-    memory; `free_bytes` is measured when not given, so call it before any loader starts.
+    With too many a worker dies with `Bus error` at some batch. `num_ranks` is the number of ranks on this machine.
+    `free_bytes` is measured by default, so call this before any loader starts.
     """
     free = shared_memory_free_bytes() if free_bytes is None else free_bytes
     if free is None or workers < 1:
@@ -193,7 +191,7 @@ def plan_loader(
     fitting = max(0, min(workers, (free - RESERVE_BYTES) // per_worker))
     note = (
         f"Shared memory: {workers} loader workers in each of {num_ranks} process(es) may need {_megabytes(needed)} in "
-        f"/dev/shm and {_megabytes(free)} are free; {fitting} workers are used. To have all, {CURE}"
+        f"/dev/shm and {_megabytes(free)} are free; {fitting} workers are used. To use all, {SHARED_MEMORY_ADVICE}"
     )
     return LoaderPlan(fitting, (note,))
 

@@ -1,4 +1,7 @@
-"""Polygon arithmetic for labels: clipping, areas, boxes and index maps. Coordinates are pixels (x, y)."""
+"""Polygon arithmetic for labels: clipping, areas, boxes and index maps. Coordinates are pixels (x, y).
+
+"Joined outlines" are the vertices (V, 2) of several outlines in one array, with the row (N,) where each begins.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ import cv2
 import numpy as np
 
 SHIFT_BITS = 4  # cv2.fillPoly takes fixed-point coordinates: 1/16 of a pixel
-MIN_SIDE_PX = 2.0  # smaller outlines after augmentation teach nothing
-MIN_VISIBLE_FRACTION = 0.01  # of the outline's box area; YOLOv8's threshold for outlines
+MIN_SIDE_PX = 2.0  # of the longer side of an augmented outline; smaller ones are dropped
+MIN_VISIBLE_FRACTION = 0.01  # of the area of an outline's box, as in YOLOv8
 
 
 def transform_points(points: np.ndarray, matrix: np.ndarray) -> np.ndarray:
@@ -20,9 +23,9 @@ def transform_points(points: np.ndarray, matrix: np.ndarray) -> np.ndarray:
 def visible_outlines(
     class_ids: np.ndarray, points: np.ndarray, starts: np.ndarray, size_px: int
 ) -> tuple[list[int], list[np.ndarray]]:
-    """Clip joined outlines to the (size_px, size_px) output, drop those of which next to nothing is left.
+    """Clip joined outlines to the (size_px, size_px) image and drop those of which almost nothing is left.
 
-    All outlines of a picture go through each step at once; one by one they cost five times as much.
+    Processes all outlines of an image at once, five times as fast as one by one.
     """
     low, high = extents(points, starts)
     whole = (high - low).prod(1)
@@ -36,7 +39,7 @@ def visible_outlines(
     kept = owner[starts]
     low, high = extents(points, starts)
     sides = high - low
-    # The longer side decides: a level wire is hundreds of pixels long and one high.
+    # The longer side: a horizontal wire is hundreds of pixels long and one high.
     is_enough = (sides.max(1) > MIN_SIDE_PX) & (sides.prod(1) >= MIN_VISIBLE_FRACTION * whole[kept])
     is_enough &= np.diff(starts, append=len(points)) >= 3
     outlines = split_outlines(points, starts)
@@ -49,9 +52,9 @@ def clip_polygon(points: np.ndarray, size_px: float) -> np.ndarray:
 
 
 def _clip(points: np.ndarray, owner: np.ndarray, size_px: float) -> tuple[np.ndarray, np.ndarray]:
-    """Clip joined outlines to the square [0, size_px]²; `owner` (V,), ascending, names the outline of each vertex.
+    """Clip joined outlines to the square [0, size_px]²; `owner` (V,), ascending, is the outline of each vertex.
 
-    Sutherland and Hodgman 1974. Clamping vertices instead would bend every wire that leaves the picture.
+    Sutherland and Hodgman 1974. Clamping vertices instead would bend wires at the border.
     """
     for axis in (0, 1):
         for limit, sign in ((0.0, 1.0), (size_px, -1.0)):
@@ -67,7 +70,7 @@ def _clip_half_plane(points: np.ndarray, owner: np.ndarray, distance: np.ndarray
     crosses = inside != inside[following]
     starts, ends = points[crosses], points[following[crosses]]
     before, after = distance[crosses], distance[following[crosses]]
-    # Each edge gives its start when inside, then its crossing: interleave the two and keep what is wanted.
+    # Each edge yields its start if inside, then its crossing: interleave both and keep those that exist.
     both = np.repeat(points, 2, axis=0)
     both[1::2][crosses] = starts + (ends - starts) * (before / (before - after))[:, None]
     wanted = np.stack([inside, crosses], axis=1).reshape(-1)
@@ -75,19 +78,19 @@ def _clip_half_plane(points: np.ndarray, owner: np.ndarray, distance: np.ndarray
 
 
 def join_outlines(polygons: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return all vertices (V, 2) of at least one outline in one array, and the row (N,) where each outline begins."""
+    """Join at least one outline: return all vertices (V, 2) and the row (N,) where each outline begins."""
     lengths = [len(polygon) for polygon in polygons]
     return np.concatenate(polygons), np.cumsum([0, *lengths[:-1]])
 
 
 def split_outlines(points: np.ndarray, starts: np.ndarray) -> list[np.ndarray]:
-    """Return joined outlines one by one, as views."""
+    """Return joined outlines as a list of views."""
     bounds = [*starts.tolist(), len(points)]
     return [points[start:end] for start, end in itertools.pairwise(bounds)]
 
 
 def extents(points: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lowest and the highest x, y (N, 2) of each of the joined outlines."""
+    """Return the minimum and the maximum x, y (N, 2) of each joined outline."""
     return np.minimum.reduceat(points, starts, axis=0), np.maximum.reduceat(points, starts, axis=0)
 
 
@@ -96,7 +99,7 @@ def _starts_of(owner: np.ndarray) -> np.ndarray:
 
 
 def following_vertex(starts: np.ndarray, num_vertices: int) -> np.ndarray:
-    """Return for each vertex of the joined outlines the row of the next one around its outline."""
+    """Return for each vertex of joined outlines the row of the next vertex of its outline."""
     following = np.arange(1, num_vertices + 1)
     following[np.append(starts[1:], num_vertices) - 1] = starts
     return following
@@ -111,12 +114,12 @@ def _areas(polygons: list[np.ndarray]) -> np.ndarray:
     points, starts = join_outlines(polygons)
     x, y = points.T
     following = following_vertex(starts, len(points))
-    # Rounded, so that copies of one object keep their order, whatever the last bits of their areas are.
+    # Rounded, so that copies of an object keep their order despite rounding errors.
     return (np.abs(np.add.reduceat(x * y[following] - y * x[following], starts)) / 2).round(6)
 
 
 def large_to_small(polygons: list[np.ndarray]) -> np.ndarray:
-    """Return the order in which outlines are drawn: the smallest comes last and so lies on top."""
+    """Return the indices that sort outlines by area, largest first: drawn in this order, small ones lie on top."""
     return np.argsort(-_areas(polygons), kind="stable") if polygons else np.zeros(0, np.int64)
 
 
@@ -126,10 +129,10 @@ def polygon_boxes(polygons: list[np.ndarray]) -> np.ndarray:
 
 
 def draw_index_map(polygons: list[np.ndarray], size_px: int) -> np.ndarray:
-    """Fill outlines, drawn in the order given, with all pixels they touch: int32 (S, S), 0 is background."""
+    """Fill outlines in order, with all pixels they touch: int32 (S, S), 0 is background, k + 1 the k-th outline."""
     index_map = np.zeros((size_px, size_px), np.int32)
     for value, polygon in enumerate(polygons, start=1):
-        # fillPoly counts from pixel centres, outlines from pixel corners.
+        # In fillPoly integers are pixel centres, in outlines pixel corners.
         fixed = np.rint((polygon - 0.5) * (1 << SHIFT_BITS)).astype(np.int32)
         cv2.fillPoly(index_map, [fixed], value, lineType=cv2.LINE_8, shift=SHIFT_BITS)
     return index_map

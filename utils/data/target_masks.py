@@ -1,8 +1,7 @@
-"""Masks to learn from, drawn exactly as the truth that judges them: at a quarter of the input.
+"""Target masks at a quarter of the input size, drawn by the rules that evaluation uses for its ground truth.
 
-Ultralytics' validator, and ours, cut outlines down to whole pixels, fill them with their edge and shrink linearly; of a
-pixel that several share, the object with the fewest pixels is the owner. Other rules were tried, and a network trained
-by them measured worse: see docs/design.md.
+As Ultralytics' validator does: round outlines down to whole pixels, fill them with their edge, shrink linearly; a pixel
+of several objects belongs to the one with the fewest pixels. Other rules gave worse results: docs/design.md.
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ import numpy as np
 
 from utils.data.polygons import extents, following_vertex, join_outlines, split_outlines
 
-MASK_STRIDE = 4  # YOLO's prototypes, and so the masks, are a quarter of the image
+MASK_STRIDE = 4  # input pixels per mask pixel, that of YOLO's prototypes
 FULL = 255
 HALF = 128
-STEPS_PER_PX = 4  # how finely an outline is walked before its points are cut down to whole pixels
-MOST_STEPS = 4096  # per edge
+STEPS_PER_PX = 4  # points per pixel on an outline's edges before rounding to whole pixels
+MAX_STEPS = 4096  # points per edge
 
 
 def draw_masks(polygons: list[np.ndarray], size_px: int) -> np.ndarray:
-    """Draw outlines (pixels of the input (S, S)) at a quarter of the size: int32 (S/4, S/4).
+    """Draw outlines (pixels of the (S, S) input) at a quarter of the size: int32 (S/4, S/4).
 
-    0 is background, k + 1 the k-th outline; smaller ones lie on top. An outline too small for any pixel gets the one
-    it covers most, so that there is something to learn, unless another lies on it.
+    0 is background, k + 1 the k-th outline; smaller ones lie on top. An outline too small for any pixel gets the pixel
+    that it covers most, unless a smaller outline has it.
     """
     side = size_px // MASK_STRIDE
     index_map = np.zeros((side, side), np.int32)
@@ -33,10 +32,10 @@ def draw_masks(polygons: list[np.ndarray], size_px: int) -> np.ndarray:
     low, high = extents(points, starts)
     first = np.floor(low / MASK_STRIDE).astype(int).clip(0, side)
     sizes = (np.floor(high / MASK_STRIDE).astype(int).clip(-1, side - 1) + 1 - first).clip(0)
-    pixels, starts = _without_repeats(*walk(points, starts))
+    pixels, starts = _without_repeats(*densify(points, starts))
     corners = _repeat_rows((first * MASK_STRIDE).astype(np.int32), np.diff(starts, append=len(pixels)))
     outlines = split_outlines(pixels - corners, starts)
-    masks = [_shrunk(outline, *size) for outline, size in zip(outlines, sizes.tolist(), strict=True)]
+    masks = [_small_mask(outline, *size) for outline, size in zip(outlines, sizes.tolist(), strict=True)]
     areas = np.array([np.count_nonzero(mask) for mask in masks])
     for position in np.argsort(-areas, kind="stable").tolist():
         (left, top), (width, height) = first[position].tolist(), sizes[position].tolist()
@@ -44,15 +43,12 @@ def draw_masks(polygons: list[np.ndarray], size_px: int) -> np.ndarray:
     return index_map
 
 
-def walk(points: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Put points between the vertices of closed outlines, at most 1 / STEPS_PER_PX apart; return them as they came.
-
-    `points` (V, 2) are all vertices, `starts` (m,) where each outline's begin.
-    """
-    # As complex numbers: NumPy repeats and indexes plain numbers several times faster than rows of two.
+def densify(points: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Insert points into the edges of joined outlines, at most 1 / STEPS_PER_PX apart; return joined outlines."""
+    # As complex numbers, which NumPy repeats and indexes several times faster than rows of two.
     places = np.ascontiguousarray(points, np.float64).view(np.complex128)[:, 0]
     edges = places[following_vertex(starts, len(places))] - places
-    steps = np.ceil(np.abs(edges) * STEPS_PER_PX).astype(int).clip(1, MOST_STEPS)
+    steps = np.ceil(np.abs(edges) * STEPS_PER_PX).astype(int).clip(1, MAX_STEPS)
     before = np.concatenate([[0], steps.cumsum()])
     share = (np.arange(before[-1]) - np.repeat(before[:-1], steps)) / np.repeat(steps, steps)
     walked = np.repeat(places, steps) + share * np.repeat(edges, steps)
@@ -60,9 +56,9 @@ def walk(points: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _without_repeats(points: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Cut points (V, 2) down to whole pixels int32 and keep one of those that follow each other in the same pixel.
+    """Round joined outlines down to whole pixels int32 and drop consecutive repeats; return joined outlines.
 
-    `starts` (m,) is where each outline begins, before and after. The fill is the same, and takes half the time.
+    Filling them gives the same mask in half the time.
     """
     pixels = np.floor(points).astype(np.int32)
     both = pixels.view(np.int64)[:, 0]  # x and y as one number
@@ -73,17 +69,17 @@ def _without_repeats(points: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray
 
 
 def _repeat_rows(pairs: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Do what `np.repeat(pairs, counts, axis=0)` does for int32 (N, 2), in a quarter of the time."""
+    """Return `np.repeat(pairs, counts, axis=0)` for int32 (N, 2), four times as fast."""
     return np.repeat(pairs.view(np.int64)[:, 0], counts).view(np.int32).reshape(-1, 2)
 
 
-def _shrunk(outline: np.ndarray, width: int, height: int) -> np.ndarray:
-    """Fill an outline int32 (V, 2), in input pixels from the corner of its window, and shrink it: bool (height, width)."""
+def _small_mask(outline: np.ndarray, width: int, height: int) -> np.ndarray:
+    """Fill an outline int32 (V, 2), in input pixels relative to its window, and shrink it: bool (height, width)."""
     if not width or not height:
         return np.zeros((height, width), bool)
     fine = np.zeros((height * MASK_STRIDE, width * MASK_STRIDE), np.uint8)
     cv2.fillPoly(fine, [outline], FULL)
-    # By four, linear interpolation looks at the middle 2 x 2 of 4 x 4 pixels: nothing outside the window matters.
+    # Shrinking by four, linear interpolation averages the middle 2 x 2 of 4 x 4 pixels: none outside the window.
     mask = cv2.resize(fine, (width, height), interpolation=cv2.INTER_LINEAR) >= HALF
     if not mask.any():
         covered = cv2.resize(fine, (width, height), interpolation=cv2.INTER_AREA)

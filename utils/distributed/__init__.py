@@ -1,4 +1,4 @@
-"""Ranks, the process group and collectives: the names most callers need."""
+"""Ranks, the process group and collectives: the names that most callers need."""
 
 from utils.distributed.collectives import (
     RankDisagreement,
@@ -6,15 +6,15 @@ from utils.distributed.collectives import (
     any_rank,
     average_tensors,
     barrier,
+    broadcast_from_main,
     check_ranks_agree,
     communication_device,
-    from_main,
     gather_arrays,
     is_distributed,
-    largest_of_each,
-    least_over_ranks,
-    on_main,
+    max_over_ranks,
+    min_over_ranks,
     rank,
+    run_on_main,
     world_size,
 )
 from utils.distributed.process_group import (
@@ -23,6 +23,7 @@ from utils.distributed.process_group import (
     cleanup_ddp,
     collective_timeout_s,
     join_process_group,
+    main_printer,
     read_rank_environment,
     setup_ddp,
 )
@@ -35,19 +36,20 @@ __all__ = [
     "any_rank",
     "average_tensors",
     "barrier",
+    "broadcast_from_main",
     "check_ranks_agree",
     "cleanup_ddp",
     "collective_timeout_s",
     "communication_device",
-    "from_main",
     "gather_arrays",
     "is_distributed",
     "join_process_group",
-    "largest_of_each",
-    "least_over_ranks",
-    "on_main",
+    "main_printer",
+    "max_over_ranks",
+    "min_over_ranks",
     "rank",
     "read_rank_environment",
+    "run_on_main",
     "setup_ddp",
     "world_size",
 ]

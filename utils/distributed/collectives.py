@@ -1,6 +1,6 @@
-"""The collectives this project needs. Each works without a process group too, as one rank.
+"""The collectives of this project. Without a process group each works as on a single rank.
 
-Only plain numbers are exchanged: no pickled object crosses the network (a pickle is code).
+They send plain numbers and JSON only, never pickled objects: unpickling can run code.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ T = TypeVar("T")
 
 
 class RankDisagreement(RuntimeError):
-    """What must be equal on all ranks is not: a fault of the program or of the hardware, never of the user."""
+    """Values that must be equal on all ranks differ: a bug or a hardware fault, never a user's error."""
 
 
 def is_distributed() -> bool:
-    """Whether more than one rank takes part."""
+    """Return whether there is more than one rank."""
     return world_size() > 1
 
 
@@ -38,14 +38,14 @@ def world_size() -> int:
 
 
 def communication_device() -> torch.device:
-    """Return the device collectives need their tensors on: the GPU for NCCL, else the CPU."""
+    """Return the device that collectives need their tensors on: the GPU for NCCL, else the CPU."""
     if dist.is_initialized() and dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
 def all_reduce_sum(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the sum of `tensor` over all ranks. Every rank must reach this; the argument is left as it is."""
+    """Return the sum of `tensor` over all ranks. Every rank must reach this. Does not change `tensor`."""
     if not is_distributed():
         return tensor
     total = tensor.detach().clone()
@@ -54,12 +54,12 @@ def all_reduce_sum(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def any_rank(flag: bool) -> bool:
-    """Return whether `flag` is true on any rank, the same answer everywhere. Every rank must reach this."""
-    return bool(largest_of_each([flag])[0])
+    """Return on every rank whether `flag` is true on any rank. Every rank must reach this."""
+    return bool(max_over_ranks([flag])[0])
 
 
-def largest_of_each(values: Sequence[float]) -> list[float]:
-    """Return, for each number or flag, the largest over the ranks, by one collective. Every rank must reach this."""
+def max_over_ranks(values: Sequence[float]) -> list[float]:
+    """Return the maximum over all ranks of each number or flag, by one collective. Every rank must reach this."""
     if not is_distributed():
         return list(values)
     largest = torch.tensor([float(value) for value in values], dtype=torch.float64, device=communication_device())
@@ -68,8 +68,8 @@ def largest_of_each(values: Sequence[float]) -> list[float]:
     return found
 
 
-def least_over_ranks(number: int) -> int:
-    """Return the smallest of all ranks' numbers. Every rank must reach this."""
+def min_over_ranks(number: int) -> int:
+    """Return the minimum of `number` over all ranks. Every rank must reach this."""
     if not is_distributed():
         return number
     value = torch.tensor([number], device=communication_device())
@@ -77,23 +77,23 @@ def least_over_ranks(number: int) -> int:
     return int(value.item())
 
 
-def from_main(value: T) -> T:
-    """Return rank 0's value, made of what JSON holds, on every rank. Every rank must reach this."""
+def broadcast_from_main(value: T) -> T:
+    """Return rank 0's value, which must be valid JSON, on every rank. Every rank must reach this."""
     parts = gather_arrays({"json": np.frombuffer(json.dumps(value).encode(), np.uint8)})
     found: T = json.loads(parts[0]["json"].tobytes())
     return found
 
 
-def on_main(action: Callable[[], T]) -> T | None:
-    """Do something on rank 0 while the others wait; return its result there, None elsewhere. Every rank must reach this.
+def run_on_main(action: Callable[[], T]) -> T | None:
+    """Run `action` on rank 0 and return its result; the others wait and return None. Every rank must reach this.
 
-    When it raises, the error stays rank 0's to report, and the other ranks leave without a word.
+    When `action` raises, rank 0 raises the error and the other ranks exit without a message.
     """
     result, error = None, None
     if rank() == 0:
         try:
             result = action()
-        except Exception as raised:  # noqa: BLE001 # the others must hear of it, whatever it is; raised again below
+        except Exception as raised:  # noqa: BLE001 # raised below, after the other ranks know
             error = raised
     failed = any_rank(error is not None)
     if error is not None:
@@ -104,14 +104,14 @@ def on_main(action: Callable[[], T]) -> T | None:
 
 
 def barrier() -> None:
-    """Wait until every rank is here."""
+    """Wait until every rank has reached this."""
     if is_distributed():
         any_rank(False)
 
 
 @torch.no_grad()
 def average_tensors(tensors: Iterable[torch.Tensor]) -> None:
-    """Give every rank the mean over ranks of floating-point tensors, in place, by one collective. All must reach this."""
+    """Replace floating-point tensors by their mean over the ranks, by one collective. Every rank must reach this."""
     floats = [tensor for tensor in tensors if tensor.is_floating_point()]
     if is_distributed() and floats:
         mean = all_reduce_sum(torch.cat([tensor.reshape(-1) for tensor in floats])) / world_size()
@@ -123,7 +123,7 @@ def average_tensors(tensors: Iterable[torch.Tensor]) -> None:
 def check_ranks_agree(tensors: Mapping[str, torch.Tensor]) -> None:
     """Raise RankDisagreement on every rank unless all hold the same bits. Every rank must reach this, with equal names.
 
-    One collective over a checksum of each tensor; the tensors stay where they are.
+    Compares a checksum of each tensor, by one collective.
     """
     if not is_distributed() or not tensors:
         return
@@ -147,7 +147,7 @@ def _checksum(tensor: torch.Tensor) -> torch.Tensor:
 def gather_arrays(arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
     """Return every rank's dictionary of numeric arrays, in rank order, on every rank. Every rank must reach this.
 
-    Arrays may differ in shape between ranks; object arrays are refused (they would need pickle).
+    Arrays may differ in shape between ranks. Raises TypeError for object arrays: they would need pickle.
     """
     if not is_distributed():
         return [arrays]

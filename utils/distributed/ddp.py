@@ -1,4 +1,4 @@
-"""DistributedDataParallel and its options, and torch.compile."""
+"""DistributedDataParallel and its options."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def wrap_for_ranks(
     static_graph: bool = False,
     grad_compression: str = "none",
 ) -> DistributedDataParallel:
-    """Wrap a module for DDP, which gives all ranks the weights and buffers of rank 0. Every rank must reach this.
+    """Wrap a module in DDP, which copies rank 0's weights and buffers to all ranks. Every rank must reach this.
 
-    `static_graph` promises that every step uses the same parameters in the same order. `grad_compression` halves what
-    crosses the network: gradients travel as bf16 or fp16 and are added up as such.
+    `static_graph` promises that every step uses the same parameters in the same order. `grad_compression` sends and
+    sums gradients as bf16 or fp16, half the bytes.
     """
-    no_forward_sync: Any = {_FORWARD_SYNC: False}  # statistics are averaged once per optimizer step instead
+    no_forward_sync: Any = {_FORWARD_SYNC: False}  # the engine averages BatchNorm statistics once per optimizer step
     wrapped = DistributedDataParallel(
         module,
         device_ids=[local_rank] if backend != "gloo" and device.type == "cuda" else None,
@@ -47,19 +47,13 @@ def wrap_for_ranks(
 
 
 def gradient_bytes(module: nn.Module) -> int:
-    """Return the size of all gradients: what each optimizer step sends."""
+    """Return the size of all gradients, which each optimizer step sends."""
     return sum(weight.numel() * weight.element_size() for weight in module.parameters() if weight.requires_grad)
 
 
 def bucket_bytes(num_bytes: int) -> int:
-    """Return how large DDP's messages should be for gradients of so many bytes: an eighth, from 1 to 25 MiB.
+    """Return DDP's bucket size for gradients of `num_bytes`: an eighth of them, from 1 to 25 MiB.
 
-    DDP's 25 MiB hold the whole of a small model: nothing would be sent before its last gradient is there, and nothing
-    hidden behind the backward pass.
+    DDP's default of 25 MiB can hold all gradients of a small model: they would be sent only after the backward pass.
     """
     return min(max(num_bytes // 8, 2**20), 25 * 2**20)
-
-
-def compile_in_place(module: nn.Module) -> None:
-    """Let torch.compile translate the module's forward pass; names, weights and type stay those of the plain module."""
-    module.compile()

@@ -1,4 +1,4 @@
-"""The ranks' places as launchers other than torchrun tell them: Slurm's `srun` and Open MPI's `mpirun`, under torchrun's names."""
+"""Translates the rank variables of Slurm's `srun` and Open MPI's `mpirun` to torchrun's names."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from utils.common.errors import UserError
 from utils.distributed.rendezvous import LOOPBACK
 
 DEFAULT_PORT = 29500  # torchrun's
-FIRST_PORT, NUM_PORTS = 20000, 10000  # below the range that systems hand out for outgoing connections
+FIRST_PORT, NUM_PORTS = 20000, 10000  # below the ports that systems use for outgoing connections
 
 
 def variables_from_launcher(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; {} for a lone process.
+    """Return RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; {} for a single process.
 
-    A shell of `salloc` or `sbatch` describes the whole allocation in SLURM_NTASKS: only what `srun` says of the step a
-    process belongs to tells whether it has companions. On several machines MASTER_ADDR must be set already.
+    Reads the variables of the `srun` step: a shell of `salloc` or `sbatch` has SLURM_NTASKS of the whole allocation
+    even for a single process. Raises UserError on several machines when MASTER_ADDR is not set.
     """
     if _number(environment, "SLURM_STEP_NUM_TASKS") > 1:
         found = _from_slurm(environment)
@@ -39,10 +39,10 @@ def _from_slurm(environment: Mapping[str, str]) -> dict[str, str]:
     node = _number(environment, "SLURM_NODEID")
     if not node < len(per_node):
         raise UserError(
-            f"SLURM_STEP_TASKS_PER_NODE={environment.get('SLURM_STEP_TASKS_PER_NODE')} says nothing of node "
+            f"SLURM_STEP_TASKS_PER_NODE={environment.get('SLURM_STEP_TASKS_PER_NODE')} does not list node "
             f"SLURM_NODEID={environment.get('SLURM_NODEID')}; launch with srun, or with torchrun"
         )
-    # Every step of every job has a port of its own, as far as ten thousand of them go.
+    # A port for each step of each job; with NUM_PORTS of them, two jobs on a node hardly ever share one.
     port = FIRST_PORT + (_number(environment, "SLURM_JOB_ID") + 101 * _number(environment, "SLURM_STEP_ID")) % NUM_PORTS
     return {
         "RANK": environment["SLURM_PROCID"],
@@ -64,7 +64,7 @@ def _from_open_mpi(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def tasks_of_nodes(text: str) -> list[int]:
-    """Read Slurm's short form of the tasks on each node: `2(x3),1` is [2, 2, 2, 1]; what is not one is []."""
+    """Parse Slurm's list of tasks on each node: `2(x3),1` is [2, 2, 2, 1]. Returns [] for anything else."""
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)

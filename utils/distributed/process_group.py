@@ -1,4 +1,4 @@
-"""This process's rank, and joining and leaving the process group."""
+"""This process's rank, printing on rank 0, and joining and leaving the process group."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import torch.distributed as dist
 from utils.common.errors import UserError
 from utils.distributed.collectives import barrier
 from utils.distributed.launchers import variables_from_launcher
-from utils.distributed.rendezvous import Meeting, startup_watchdog
+from utils.distributed.rendezvous import Rendezvous, startup_watchdog
 
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_STARTUP_TIMEOUT_S = 900.0
-_made_the_group = False  # by this module, and not by whoever started us
-Say = Callable[[str], None]  # prints on rank 0, does nothing elsewhere
+Say = Callable[[str], None]  # prints its text on rank 0, does nothing on other ranks
+_made_the_group = False  # whether this module made the process group, or the program that called it
 
 
 @dataclass(frozen=True)
 class RankInfo:
-    """A process's place among the ranks, as its launcher's environment variables give it."""
+    """A process's rank, from its launcher's environment variables."""
 
     rank: int = 0
     local_rank: int = 0
@@ -34,16 +34,20 @@ class RankInfo:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the one process that writes files and talks to the console (global rank 0)."""
+        """Whether this is global rank 0, the only one that writes files and prints."""
         return self.rank == 0
+
+
+def main_printer(rank: int) -> Say:
+    """Return `print` for rank 0, and a function that does nothing for every other rank."""
+    return print if rank == 0 else lambda text: None
 
 
 def read_rank_environment() -> RankInfo:
     """Read RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; without any of them this is the only process.
 
-    Where none is set but `srun` or `mpirun` started several tasks, their variables are first given torchrun's names, in
-    the environment: everything that follows reads those. Raises UserError when only some are set: guessing would start
-    N silent, independent trainings.
+    Under `srun` or `mpirun` it first sets torchrun's variables in the environment from theirs. Raises UserError when
+    only some are set: a guess could start N independent trainings.
     """
     required = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     if not any(name in os.environ for name in required):
@@ -64,23 +68,22 @@ def read_rank_environment() -> RankInfo:
 
 
 def setup_ddp(device: torch.device, ranks: RankInfo | None = None) -> RankInfo:
-    """Join the process group: NCCL for a CUDA device, gloo for the CPU; nothing to do for a single process.
+    """Join the process group: NCCL for a CUDA device, gloo for the CPU. Does nothing for a single process.
 
-    `NCCL_TIMEOUT` (seconds) sets how long a collective may take, else 300 s; `INIT_TIMEOUT` how long the ranks may take
-    to come together, else 900 s, after which the process ends with code 76. A group that somebody else has made, such
-    as Ray Train, is used as it is. An error here is fatal on purpose.
+    `NCCL_TIMEOUT` limits a collective (seconds, default 300). `INIT_TIMEOUT` limits the start of all ranks (seconds,
+    default 900); after it the process exits with code 76. An existing group, such as Ray Train's, is used.
     """
     global _made_the_group
     ranks = ranks or read_rank_environment()
     if dist.is_initialized() or (ranks.world_size == 1 and "RANK" not in os.environ):
         return ranks
+    is_one_machine = ranks.local_world_size == ranks.world_size
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    elif ranks.local_world_size == ranks.world_size and Path("/sys/class/net/lo").exists():
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: nothing listens on a real interface
+    elif is_one_machine and Path("/sys/class/net/lo").exists():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # do not listen on a network interface
     startup_s = _seconds_of("INIT_TIMEOUT", DEFAULT_STARTUP_TIMEOUT_S)
-    is_one_machine = ranks.local_world_size == ranks.world_size
-    with startup_watchdog(startup_s), Meeting(ranks.rank, is_one_machine, startup_s) as store:
+    with startup_watchdog(startup_s), Rendezvous(ranks.rank, is_one_machine, startup_s) as store:
         dist.init_process_group(
             backend="nccl" if device.type == "cuda" else "gloo",
             store=store,
@@ -95,14 +98,14 @@ def setup_ddp(device: torch.device, ranks: RankInfo | None = None) -> RankInfo:
 
 
 def collective_timeout_s() -> float:
-    """Return how long a collective may take, in seconds: `NCCL_TIMEOUT`, else 300."""
+    """Return the time limit of a collective in seconds: `NCCL_TIMEOUT`, default 300."""
     return _seconds_of("NCCL_TIMEOUT", DEFAULT_TIMEOUT_S)
 
 
 def join_process_group(rank: int, world_size: int, backend: str | None = None) -> None:
-    """Join a process group from explicit facts instead of torchrun's variables; nothing to do when already a member.
+    """Join the process group as `rank` of `world_size`, without torchrun's variables, unless already in a group.
 
-    Without a `backend`: NCCL where there is a GPU, else gloo.
+    The default `backend` is NCCL if there is a GPU, else gloo.
     """
     global _made_the_group
     if not dist.is_initialized():
@@ -113,7 +116,7 @@ def join_process_group(rank: int, world_size: int, backend: str | None = None) -
 
 
 def cleanup_ddp() -> None:
-    """Leave the process group, if `setup_ddp` or `join_process_group` made one; another's is theirs to end."""
+    """Leave the process group if `setup_ddp` or `join_process_group` made it."""
     global _made_the_group
     if _made_the_group and dist.is_initialized():
         dist.destroy_process_group()

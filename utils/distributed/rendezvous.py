@@ -1,9 +1,9 @@
-"""How ranks find one another so that a restart never meets the ghosts of the attempt before.
+"""A rendezvous of ranks that is safe after a restart.
 
-The launcher's key-value store outlives a restart of the ranks, and with it every address the dead ranks left there. A
-new rank that reads one waits for a process that no longer exists. So each rank first proves that it talks to a living
-rank 0: it writes a fresh random token under the next number of a counter, and waits for the answer to that very token.
-Rank 0 answers all tokens with one name, drawn anew at every start, and the group is made of keys below that name.
+The launcher's key-value store outlives a restart of the ranks and keeps the addresses of the dead ones. A new rank that
+reads such an address waits for a process that no longer exists. So each rank writes a random token under the next
+number of a counter and waits for the answer to this token, which only a living rank 0 gives. Rank 0 answers with a
+random name of this start, and the process group uses only keys below that name.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ import torch.distributed as dist
 
 from utils.common.errors import EXIT_STARTUP_TIMEOUT, UserError
 
-COUNTER = "meeting/counter"
+COUNTER = "rendezvous/counter"
 POLL_S = 0.05
 LOOPBACK = "127.0.0.1"
 
 
-class Meeting:
-    """A store below a name that only the living ranks of this start know; `with Meeting(...) as store:`.
+class Rendezvous:
+    """`with Rendezvous(...) as store:` gives a store whose keys only the ranks of this start use.
 
-    Rank 0 keeps answering until the block ends, so the block must last until every rank is in the group. With
-    `is_one_machine` a store that rank 0 has to open by itself listens on the loopback interface alone. Raises UserError
-    when the store cannot be reached, or no living rank 0 answers, within `timeout_s`.
+    Rank 0 answers until the block ends, so every rank must have joined the group before. With `is_one_machine` a store
+    that rank 0 itself opens listens on the loopback interface only. Raises UserError when the store is not reachable,
+    or rank 0 does not answer, within `timeout_s`.
     """
 
     def __init__(self, rank: int, is_one_machine: bool, timeout_s: float) -> None:
@@ -51,12 +51,12 @@ class Meeting:
         store = self._open(is_host=self.rank == 0 and not self.has_launchers_store)
         if self.rank == 0:
             name = uuid.uuid4().hex
-            # A connection of its own: a request on a shared one could wait behind another.
+            # A second connection: on a shared one a request could wait for another request.
             self._host = threading.Thread(target=self._answer, args=(self._open(is_host=False), name), daemon=True)
             self._host.start()
         else:
             name = self._ask(store)
-        return dist.PrefixStore(f"meeting/{name}", store)
+        return dist.PrefixStore(f"rendezvous/{name}", store)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -86,8 +86,8 @@ class Meeting:
 
     def _ask(self, store: dist.Store) -> str:
         token = uuid.uuid4().hex
-        store.set(f"meeting/token/{store.add(COUNTER, 1)}", token)
-        answer = f"meeting/answer/{token}"
+        store.set(f"rendezvous/token/{store.add(COUNTER, 1)}", token)
+        answer = f"rendezvous/answer/{token}"
         deadline_s = time.monotonic() + self.timeout_s
         while not store.check([answer]):
             if time.monotonic() > deadline_s:
@@ -99,23 +99,23 @@ class Meeting:
         return store.get(answer).decode()
 
     def _answer(self, store: dist.Store, name: str) -> None:
-        """Answer every token, those of dead ranks too: nobody reads theirs."""
+        """Answer every token, also those of dead ranks, which nobody reads."""
         seen, waiting = 0, set[int]()
         while not self._is_over.wait(POLL_S):
             count = store.add(COUNTER, 0)
             waiting |= set(range(seen + 1, count + 1))
             seen = count
-            # A number may still lack its token: its rank is between the two, or died there.
-            for number in [number for number in waiting if store.check([f"meeting/token/{number}"])]:
-                store.set(f"meeting/answer/{store.get(f'meeting/token/{number}').decode()}", name)
+            # A number may have no token yet: its rank is about to write it, or has died.
+            for number in [number for number in waiting if store.check([f"rendezvous/token/{number}"])]:
+                store.set(f"rendezvous/answer/{store.get(f'rendezvous/token/{number}').decode()}", name)
                 waiting.remove(number)
 
 
 @contextmanager
 def startup_watchdog(timeout_s: float) -> Iterator[None]:
-    """End this process with code 76 and a dump of all its threads when the block takes longer than `timeout_s`.
+    """Print the stacks of all threads and exit with code 76 when the block takes longer than `timeout_s`.
 
-    For waits that no time limit of PyTorch covers, such as connecting to a rank that is gone.
+    For waits that PyTorch does not limit, such as connecting to a dead rank.
     """
     timer = threading.Timer(timeout_s, _give_up, (timeout_s,))
     timer.daemon = True
@@ -129,7 +129,7 @@ def startup_watchdog(timeout_s: float) -> Iterator[None]:
 def _give_up(timeout_s: float) -> None:
     rank = os.environ.get("RANK", "0")
     print(
-        f"[rank {rank}] error: the ranks did not come together within {timeout_s:.0f} s; where each thread stands:",
+        f"[rank {rank}] error: not all ranks joined within {timeout_s:.0f} s; stacks of all threads:",
         file=sys.stderr,
         flush=True,
     )

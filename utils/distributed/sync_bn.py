@@ -1,4 +1,4 @@
-"""BatchNorm whose statistics span all ranks, for devices that torch.nn.SyncBatchNorm refuses (it takes CUDA only)."""
+"""Synchronised BatchNorm for the CPU: torch.nn.SyncBatchNorm works on CUDA only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 class _AllReduceSum(torch.autograd.Function):
-    """Sum over ranks whose gradient is also summed over ranks (each rank's input reaches every rank's output)."""
+    """Sum over ranks. Its gradient is summed over ranks too: each rank's input affects every rank's output."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
@@ -28,7 +28,7 @@ class _AllReduceSum(torch.autograd.Function):
 class GlooSyncBatchNorm2d(nn.BatchNorm2d):
     """BatchNorm2d over the batches of all ranks, by a differentiable all-reduce of (sum, sum of squares, count).
 
-    Input and output (B, C, H, W). Batches may differ in size between ranks. Statistics are summed in float64.
+    Input and output (B, C, H, W). Batches may differ in size between ranks.
     In evaluation, or with one rank, this is plain BatchNorm2d.
     """
 
@@ -37,7 +37,7 @@ class GlooSyncBatchNorm2d(nn.BatchNorm2d):
         if not (self.training and dist.is_initialized() and dist.get_world_size() > 1):
             return super().forward(input)
         values = input.float()
-        # In double: the variance is a small difference of two large sums.
+        # float64: the variance is a small difference of two large sums.
         count = values.new_full((1,), values.numel() / values.shape[1], dtype=torch.float64)
         sums = [values.sum((0, 2, 3), dtype=torch.float64), values.square().sum((0, 2, 3), dtype=torch.float64)]
         statistics = torch.cat([*sums, count])
@@ -66,9 +66,9 @@ class GlooSyncBatchNorm2d(nn.BatchNorm2d):
 
 
 def convert_sync_batchnorm(module: nn.Module, device: torch.device) -> nn.Module:
-    """Replace every BatchNorm by a synchronised one, in place, keeping the same Parameter objects.
+    """Replace every BatchNorm by a synchronised one, in place.
 
-    An optimizer built before the conversion therefore stays valid.
+    The Parameter objects stay the same, so an optimizer that was built before stays valid.
     """
     if device.type == "cuda":
         return nn.SyncBatchNorm.convert_sync_batchnorm(module)
@@ -76,7 +76,7 @@ def convert_sync_batchnorm(module: nn.Module, device: torch.device) -> nn.Module
 
 
 def revert_sync_batchnorm(module: nn.Module) -> nn.Module:
-    """Replace every synchronised BatchNorm by a plain BatchNorm2d, in place: what a deployed file must hold."""
+    """Replace every synchronised BatchNorm by a plain BatchNorm2d, in place, as a deployable file needs."""
     return _swap(module, (nn.SyncBatchNorm, GlooSyncBatchNorm2d), nn.BatchNorm2d)
 
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from utils.common.devices import choose_precision, peak_memory_bytes
 from utils.common.errors import UserError
-from utils.common.files import going_on_without
+from utils.common.files import warn_on_write_error
 from utils.common.signals import StopFlag
 from utils.distributed import (
     all_reduce_sum,
@@ -31,7 +31,7 @@ from utils.distributed import (
     rank,
     world_size,
 )
-from utils.distributed.ddp import compile_in_place, wrap_for_ranks
+from utils.distributed.ddp import wrap_for_ranks
 from utils.distributed.sync_bn import convert_sync_batchnorm
 from utils.engine.ema import ModelEMA
 from utils.engine.meters import EpochMeter
@@ -86,7 +86,7 @@ class TrainingEngine:
         decay = self.options.ema_decay
         ema = ModelEMA(raw, decay, self.options.ema_ramp) if decay is not None else None
         if self.options.compile:
-            compile_in_place(raw)  # after the copy for the average, which is only evaluated
+            raw.compile()  # after the copy for the average, which is only evaluated
         scaler = torch.amp.GradScaler(device.type, enabled=self.precision.use_scaler)
         self.state = TrainState(raw, ema, scaler, self.options.accumulate)
         self.log = RunLog(folder, self.is_main and not self.options.quiet, self.options.tensorboard)
@@ -287,7 +287,7 @@ class TrainingEngine:
         for wanted, name in ((self.options.save_last, "last.pt"), (wants_best, "best.pt")):
             if wanted:
                 path = self.log.run_dir / name
-                with going_on_without(str(path)):
+                with warn_on_write_error(str(path)):
                     self.task.save(path, self.evaluation_model, info)
                     has_best |= name == "best.pt"
         return has_best
@@ -296,7 +296,7 @@ class TrainingEngine:
         monitor = self.options.monitor
         report_epoch(self.log, record, _numbers(record), monitor, is_best)
         if self.is_main:
-            with going_on_without("what follows an epoch"):
+            with warn_on_write_error("what follows an epoch"):
                 self.task.after_epoch(record, self._epoch(record["epoch"]))
         if self.progress.stopped_early:
             self.log.print(f"  No better {monitor} since epoch {self.progress.best_epoch + 1}: stopping early")

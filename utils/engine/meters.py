@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from utils.common.errors import to_stderr
+from utils.common.errors import print_warning
 from utils.common.nvml import READINGS, GpuWatch
 from utils.distributed import all_reduce_sum, communication_device, gather_arrays
 
@@ -37,7 +37,7 @@ class RankMeter:
         self._pairs: list[tuple[Any, Any]] = []  # CUDA events not yet read
         self._own_ms: list[float] = []
         self._cpu = time.process_time(), time.perf_counter()
-        self._gpu = GpuWatch(device.index or 0, to_stderr) if self.is_cuda else None
+        self._gpu = GpuWatch(device.index or 0, print_warning) if self.is_cuda else None
 
     def __enter__(self) -> RankMeter:
         if self._gpu is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from utils.common.errors import EXIT_IO, UserError, one_line
-from utils.distributed import any_rank, check_ranks_agree, on_main
+from utils.distributed import any_rank, check_ranks_agree, run_on_main
 from utils.engine.nonfinite import MOST_IN_A_ROW, MOST_ROLLBACKS, Diverged, NonFiniteGuard, RollBack, all_finite
 from utils.engine.options import EngineOptions
 from utils.engine.state import TrainState
@@ -104,7 +104,7 @@ class Recovery:
         When the disk refuses it, rank 0 prints a warning and training continues with the checkpoint before. Raises
         CannotSave when that happens several times in a row, or at the last chance to save.
         """
-        on_main(lambda: self._save(1 if is_last_chance else MOST_FAILED_SAVES))
+        run_on_main(lambda: self._save(1 if is_last_chance else MOST_FAILED_SAVES))
         self._saved_at_s = time.monotonic()
 
     def save_if_owed(self) -> None:

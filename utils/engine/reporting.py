@@ -50,7 +50,7 @@ class BatchLog:
         ranks = _by_name(sums[len(names) :])
         if not log.is_main:
             return
-        slow_rank = self._slow_rank.judge(ranks["own_ms"], lap.step_ms, lap.num_batches)
+        slow_rank = self._slow_rank.update(ranks["own_ms"], lap.step_ms, lap.num_batches)
         images_per_s = meter.num_samples * self.world_size / meter.elapsed_s
         line = batch_line(position, batches, reported["loss"], meter, images_per_s, peak_memory_bytes(self.device))
         log.print(", ".join([line, *_gpu_words(ranks), *_slow_words(slow_rank, ranks)]))

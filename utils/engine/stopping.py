@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from utils.distributed import largest_of_each
+from utils.distributed import max_over_ranks
 
 STOP_CHECK_STEPS = 10  # optimizer steps, at most, between two agreements
 LONGEST_S = 2.0  # between two agreements, unless a single step takes longer
@@ -39,7 +39,7 @@ class StopAgreement:
         """Return whether any rank wants to stop, and whether any wants to save. Every rank must reach this."""
         num_steps = step - self._last_step
         own_step_s = (time.perf_counter() - self._last_s) / num_steps if num_steps else 0.0
-        stops, saves, slowest_step_s = largest_of_each([wants_stop, save_is_due, own_step_s])
+        stops, saves, slowest_step_s = max_over_ranks([wants_stop, save_is_due, own_step_s])
         self._step_s = slowest_step_s or self._step_s
         self.start(step)
         return bool(stops), bool(saves)

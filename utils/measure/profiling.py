@@ -16,7 +16,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from utils.common.devices import peak_memory_bytes
-from utils.common.errors import to_stderr
+from utils.common.errors import print_warning
 from utils.common.nvml import GpuWatch
 from utils.common.text import format_bytes
 from utils.data.dataset import Batch
@@ -173,7 +173,7 @@ class _Utilisation:
         self.device = device
         self.readings: dict[str, float] = {}
         index = device.index if device.index is not None else 0
-        self._watch = GpuWatch(index, to_stderr, _SAMPLE_S) if device.type == "cuda" else None
+        self._watch = GpuWatch(index, print_warning, _SAMPLE_S) if device.type == "cuda" else None
         self._start_s = (0.0, 0.0)
 
     def __enter__(self) -> _Utilisation:

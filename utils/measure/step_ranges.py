@@ -22,6 +22,7 @@ from utils.data.augment import AugmentConfig
 from utils.data.dataset import Batch, SegmentationDataset, open_images, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.loader import EpochBatches, EpochLoader, get_dataloader
+from utils.distributed import main_printer
 from utils.distributed.ddp import gradient_bytes
 from utils.measure.step_timer import PHASES, Marker, StepTimer
 
@@ -151,15 +152,10 @@ def training_loader(
     """
     spec = load_dataset_yaml(Path(data))
     photos = read_photos(spec, "train")
-    say = print if rank == 0 else _say_nothing
-    packed = open_images(photos, img_size, spec.root / ".cache", "train", say)
+    packed = open_images(photos, img_size, spec.root / ".cache", "train", main_printer(rank))
     dataset = SegmentationDataset(photos, img_size, packed=packed, augment=AugmentConfig(), mosaic_epochs=_NO_EPOCH)
     batches = EpochBatches(len(photos), batch_size, rank=rank, world_size=world_size, seed=0)
     return get_dataloader(dataset, batches, workers, pin_memory)
-
-
-def _say_nothing(*_: str) -> None:
-    """Leave the announcements to rank 0."""
 
 
 class MarkedLoader:

@@ -1,4 +1,4 @@
-"""Resumable checkpoints: atomic, verified, the last few kept. Tensors and plain values only, so nothing is unpickled.
+"""Resumable checkpoints of tensors and plain values: written atomically, verified when loaded, the newest few kept.
 
 checkpoint/step-00000420/state.pt       torch.save of plain containers and tensors
 checkpoint/step-00000420/manifest.json  size and SHA-256 of state.pt, written last
@@ -26,16 +26,15 @@ MANIFEST_FILE = "manifest.json"
 def save_checkpoint(
     folder: Path, step: int, state: dict[str, Any], keep: int = 2, facts: Mapping[str, Any] | None = None
 ) -> Path:
-    """Write `state` as `folder/step-<step>` so that a kill at any moment leaves either the old or the new one.
+    """Write `state` as `folder/step-<step>`, then remove all but the newest `keep` checkpoints. Call on one rank only.
 
-    Everything goes into a temporary folder beside the final one, is flushed to the disk, then renamed. Older
-    checkpoints beyond the newest `keep` are removed after that. `facts` stand in the manifest, to be known without
-    loading the state. Call on one rank only.
+    Writes a temporary folder, flushes it to the disk and renames it: a kill at any moment leaves a complete checkpoint.
+    `facts` go into the manifest, where `latest_facts` reads them without loading the state.
     """
     folder.mkdir(parents=True, exist_ok=True)
     final = _free_name(folder / f"step-{step:08d}")
     temporary = folder / f".tmp-{final.name}-{os.getpid()}"
-    for leftover in folder.glob(".tmp-step-*"):  # of a process that was killed while it saved
+    for leftover in folder.glob(".tmp-step-*"):  # of a process that was killed while saving
         shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir()
     try:
@@ -60,7 +59,7 @@ def save_checkpoint(
 
 
 def latest_facts(folder: Path) -> dict[str, Any]:
-    """Return the newest readable manifest, which also holds the `facts` that were saved; empty without a checkpoint."""
+    """Return the newest readable manifest with the `facts` saved in it; empty without a checkpoint."""
     for candidate in _checkpoints(folder):
         try:
             manifest = json.loads((candidate / MANIFEST_FILE).read_text(encoding="utf-8"))
@@ -72,9 +71,9 @@ def latest_facts(folder: Path) -> dict[str, Any]:
 
 
 def load_latest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Return the newest checkpoint that passes its checksum, with its state on the CPU; None when there is none.
+    """Return the newest checkpoint with a correct checksum and its state on the CPU; None when there is no checkpoint.
 
-    A damaged checkpoint is passed over for the one before it. Raises UserError when all are damaged.
+    Skips damaged checkpoints. Raises UserError when all are damaged.
     """
     candidates = _checkpoints(folder)
     reasons = []
@@ -89,22 +88,22 @@ def load_latest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
 
 
 def verify(checkpoint: Path) -> str | None:
-    """Return why a checkpoint cannot be trusted, or None when it can."""
+    """Return what is wrong with a checkpoint's files, or None when size and checksum are correct."""
     state_file, manifest_file = checkpoint / STATE_FILE, checkpoint / MANIFEST_FILE
     try:
         manifest = json.loads(manifest_file.read_text(encoding="utf-8"))
         if state_file.stat().st_size != manifest["size_bytes"]:
-            return "state.pt has another size than its manifest says"
+            return "state.pt and its manifest differ in size"
         return None if _sha256(state_file) == manifest["sha256"] else "state.pt does not match its checksum"
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"unreadable ({error})"
 
 
 def load_state(checkpoint: Path) -> dict[str, Any]:
-    """Load a checkpoint's state onto the CPU; refuses anything but tensors and plain values."""
+    """Load a checkpoint's state onto the CPU. Raises UserError if it holds more than tensors and plain values."""
     try:
         state = torch.load(checkpoint / STATE_FILE, map_location="cpu", weights_only=True)
-    except Exception as error:  # a file that is not ours can be wrong in any way
+    except Exception as error:  # a foreign file can raise anything
         raise UserError(f"{checkpoint / STATE_FILE}: not a checkpoint of this trainer ({one_line(error)})") from error
     if not isinstance(state, dict):
         raise UserError(f"{checkpoint / STATE_FILE}: not a checkpoint of this trainer")
@@ -112,7 +111,7 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def remove_all_but_newest(folder: Path) -> int:
-    """Make room on a full disk: keep the newest checkpoint that is sound, remove the others; return how many went."""
+    """Remove all checkpoints but the newest undamaged one, for room on a full disk; return how many were removed."""
     candidates = _checkpoints(folder)
     kept = next((candidate for candidate in candidates if verify(candidate) is None), None)
     others = [candidate for candidate in candidates if candidate != kept] if kept else []
@@ -122,7 +121,7 @@ def remove_all_but_newest(folder: Path) -> int:
 
 
 def _free_name(wanted: Path) -> Path:
-    """Number a step that is saved once more: removing the earlier one first would leave a moment without either."""
+    """Append a number if the step was saved before: replacing it would leave a moment without a checkpoint."""
     name, number = wanted, 1
     while name.exists():
         name, number = wanted.with_name(f"{wanted.name}-{number:02d}"), number + 1

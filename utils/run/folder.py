@@ -1,4 +1,4 @@
-"""The folder of one training run: what was asked, on what it ran, and whether it continues an earlier run."""
+"""The folder of a training run: its options, its lock and status, and whether it continues an earlier run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from utils import distributed
 from utils.common.config import to_dict
 from utils.common.environment import environment_report
 from utils.common.errors import UserError
-from utils.common.files import going_on_without, write_text_atomic
+from utils.common.files import warn_on_write_error, write_text_atomic
 from utils.run.checkpoint import latest_facts
 from utils.run.records import CONFIG_FILE, read_config
 from utils.run.status import FAILED, RUNNING, STATUS_FILE, RunLock, write_status
 
 
 class RunOptions(Protocol):
-    """What a run folder needs of a script's options, which are an `Options` dataclass."""
+    """The fields that a run folder needs in a script's `Options` dataclass."""
 
     @property
     def save_dir(self) -> str: ...
@@ -31,7 +31,7 @@ class RunOptions(Protocol):
 
 
 def resume_arguments(argv: list[str]) -> list[str]:
-    """Turn `--resume RUN` into that run's own options, which the rest of the command line then overrides."""
+    """Add the options of the run of `--resume RUN`; the rest of the command line overrides them."""
     for position, argument in enumerate(argv):
         if argument == "--resume" and position + 1 < len(argv):
             run = run_folder_of(argv[position + 1])
@@ -44,7 +44,7 @@ def resume_arguments(argv: list[str]) -> list[str]:
 
 
 def run_folder_of(resume: str) -> Path:
-    """Return the run folder meant by a folder or a file in it. Raises UserError when it holds no run."""
+    """Return the run folder of a path to it or to a file in it. Raises UserError when it holds no run."""
     path = Path(resume)
     folder = path.parent if path.is_file() or path.suffix == ".pt" else path
     if not (folder / CONFIG_FILE).is_file() or not any((folder / "checkpoint").glob("step-*")):
@@ -53,9 +53,10 @@ def run_folder_of(resume: str) -> Path:
 
 
 def open_run_folder(folder: Path, config: RunOptions) -> tuple[bool, list[str]]:
-    """Prepare the run folder; return whether an earlier run continues, and lines to tell the user. Rank 0 only.
+    """Prepare the run folder; return whether it resumes an earlier run, and lines to print. Rank 0 only.
 
-    The same options again continue the run. Other options set the old folder aside under a new name: nothing is lost.
+    Resumes if the options are the same. Otherwise renames the earlier run's folder and starts a new run. Raises
+    UserError if `--resume` is given and the options differ.
     """
     lines: list[str] = []
     earlier = read_config(folder)
@@ -63,7 +64,7 @@ def open_run_folder(folder: Path, config: RunOptions) -> tuple[bool, list[str]]:
     resumes = bool(earlier) and not changed and any((folder / "checkpoint").glob("step-*"))
     if config.resume and changed:
         raise UserError(
-            f"--resume {config.resume}: would change {'; '.join(changed)}; leave that out, or start a new --save-dir"
+            f"--resume {config.resume}: other options than that run's: {'; '.join(changed)}; remove them, or use another --save-dir"
         )
     if folder.exists() and any(folder.iterdir()) and not resumes:
         aside = _free_name(folder)
@@ -75,11 +76,21 @@ def open_run_folder(folder: Path, config: RunOptions) -> tuple[bool, list[str]]:
     return resumes, lines
 
 
-class OwnedRun:
-    """A run's folder while this process works in it: locked, opened, its status kept. Every rank must reach each method.
+def differences(config: Any, earlier: dict[str, Any]) -> list[str]:
+    """Return the options in which `config` differs from `earlier`, the resolved options of another run.
 
-    `resumes` says on every rank whether an earlier run continues, and `choices` what it chose, as far as its newest
-    checkpoint says (empty for a new run); `notes` (rank 0) is what to tell the user.
+    An option that is missing in `earlier` had its default there. Ignores options that `may_differ`.
+    """
+    compared = [field for field in fields(config) if not field.metadata["may_differ"]]
+    values = [(field.name, earlier.get(field.name, field.default), getattr(config, field.name)) for field in compared]
+    return [f"{name} {before} -> {now}" for name, before, now in values if before != now]
+
+
+class OwnedRun:
+    """Locks and opens a run's folder, and keeps its status.json. Every rank must reach each method.
+
+    On every rank `resumes` tells whether an earlier run is resumed, and `choices` holds the facts of its newest
+    checkpoint (empty for a new run). On rank 0 `notes` are lines to print.
     """
 
     def __init__(self, config: RunOptions) -> None:
@@ -91,9 +102,9 @@ class OwnedRun:
         self._lock: RunLock | None = None
 
     def __enter__(self) -> OwnedRun:
-        distributed.on_main(self._open)
+        distributed.run_on_main(self._open)
         self.resumes = distributed.any_rank(self.resumes)
-        self.choices = distributed.from_main(self.choices)
+        self.choices = distributed.broadcast_from_main(self.choices)
         return self
 
     def __exit__(
@@ -102,13 +113,13 @@ class OwnedRun:
         if self._lock is None:
             return
         if error is not None:
-            self.say(FAILED, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            self.set_status(FAILED, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
         self._lock.release()
 
-    def say(self, state: str, reason: str = "", **facts: Any) -> None:
-        """Write the run's status; only rank 0 has one to write."""
+    def set_status(self, state: str, reason: str = "", **facts: Any) -> None:
+        """Write status.json, on rank 0 only."""
         if self._lock is not None:
-            with going_on_without(str(self.folder / STATUS_FILE)):
+            with warn_on_write_error(str(self.folder / STATUS_FILE)):
                 write_status(self.folder, state, reason, **facts)
 
     def _open(self) -> None:
@@ -121,7 +132,7 @@ class OwnedRun:
             self._lock.release()
             self._lock = None
             raise
-        self.say(RUNNING)
+        self.set_status(RUNNING)
 
 
 def _write_config(folder: Path, config: RunOptions) -> None:
@@ -138,13 +149,3 @@ def _free_name(folder: Path) -> Path:
     while folder.with_name(f"{folder.name}-{number}").exists():
         number += 1
     return folder.with_name(f"{folder.name}-{number}")
-
-
-def differences(config: Any, earlier: dict[str, Any]) -> list[str]:
-    """Return what makes `config` another run than the one whose resolved options are `earlier`.
-
-    An option that the earlier run had not yet heard of stood at its default there.
-    """
-    compared = [field for field in fields(config) if not field.metadata["may_differ"]]
-    values = [(field.name, earlier.get(field.name, field.default), getattr(config, field.name)) for field in compared]
-    return [f"{name} {before} -> {now}" for name, before, now in values if before != now]

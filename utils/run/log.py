@@ -1,6 +1,6 @@
-"""What a run tells the world: the console on rank 0, metrics.jsonl (the contract), and results.csv and TensorBoard.
+"""A run's output: console lines, metrics.jsonl, results.csv and TensorBoard.
 
-A RunLog exists on every rank; only rank 0's writes anything.
+Every rank has a RunLog; only rank 0's prints and writes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from utils.common.files import going_on_without, write_bytes_atomic
+from utils.common.files import warn_on_write_error, write_bytes_atomic
 
 if TYPE_CHECKING:
     import numpy as np
     from matplotlib.figure import Figure
-
 
 METRICS_FILE = "metrics.jsonl"
 RESULTS_FILE = "results.csv"
@@ -30,10 +29,10 @@ _BANNER_WIDTH = 66
 
 
 class RunLog:
-    """Writes one run's records below `run_dir`, which is made when the first record arrives; appends to an older run.
+    """Writes a run's records into `run_dir`, created with the first record. Appends to the records of a resumed run.
 
-    metrics.jsonl: one JSON object a line, each line complete on the disk at once; NaN and infinity become null.
-    results.csv: a table of the epochs. tensorboard/: event files, unless `tensorboard` is off or not installed.
+    metrics.jsonl: one JSON object a line, written at once; NaN and infinity become null.
+    results.csv: a table of the epochs. tensorboard/: event files, unless `tensorboard` is False or it is not installed.
     """
 
     def __init__(self, run_dir: Path, is_main: bool, tensorboard: bool = True) -> None:
@@ -54,32 +53,32 @@ class RunLog:
         self.close()
 
     def print(self, *lines: str) -> None:
-        """Print lines on rank 0, at once. A training goes on when nobody can hear it any more."""
+        """Print lines on rank 0 and flush. Write errors are ignored."""
         if self.is_main:
-            # The terminal was closed (EIO), the reader of a pipe has ended (EPIPE), the disk of a log is full (ENOSPC).
+            # Closed terminal (EIO), pipe without a reader (EPIPE), full disk under a log file (ENOSPC).
             with contextlib.suppress(OSError):
                 print(*lines, sep="\n", flush=True)
 
     def metrics(self, record: Mapping[str, Any]) -> None:
-        """Append one record to metrics.jsonl. Numbers of NumPy and PyTorch (this waits for the GPU) become plain."""
+        """Append one record to metrics.jsonl. Converts NumPy and PyTorch numbers, which waits for the GPU."""
         if not self.is_main:
             return
         line = json.dumps(_plain(record), ensure_ascii=False, allow_nan=False) + "\n"
-        with going_on_without(str(self.run_dir / METRICS_FILE)):
+        with warn_on_write_error(str(self.run_dir / METRICS_FILE)):
             if self._metrics is None:
                 self.run_dir.mkdir(parents=True, exist_ok=True)
-                _drop_half_line(self.run_dir / METRICS_FILE)
+                _drop_partial_line(self.run_dir / METRICS_FILE)
                 self._metrics = (self.run_dir / METRICS_FILE).open("a", encoding="utf-8")
             self._metrics.write(line)
-            self._metrics.flush()  # what a full disk refuses stays in the buffer for the next flush
+            self._metrics.flush()  # if the disk is full, the line stays in the buffer for the next flush
 
     def csv(self, row: Mapping[str, Any]) -> None:
-        """Add one epoch to results.csv; new names become new columns. A row replaces an older one of its `epoch`."""
+        """Write one epoch to results.csv, replacing an older row of the same `epoch`. New names become new columns."""
         if not self.is_main:
             return
         plain = _plain(row)
         epoch = str(plain.get("epoch", ""))
-        with going_on_without(str(self.run_dir / RESULTS_FILE)):
+        with warn_on_write_error(str(self.run_dir / RESULTS_FILE)):
             self.run_dir.mkdir(parents=True, exist_ok=True)
             rows = self._read_rows()
             rows[:] = [old for old in rows if not epoch or str(old.get("epoch", "")) != epoch]
@@ -87,8 +86,8 @@ class RunLog:
             self._write_rows()
 
     def scalars(self, prefix: str, values: Mapping[str, Any], step: int) -> None:
-        """Write every number of `values` to TensorBoard as `prefix/name`; anything else is passed over."""
-        with going_on_without(str(self.run_dir / TENSORBOARD_FOLDER)):
+        """Write the numbers in `values` to TensorBoard as `prefix/name`; skip everything else."""
+        with warn_on_write_error(str(self.run_dir / TENSORBOARD_FOLDER)):
             writer = self._open_writer()
             if writer is None:
                 return
@@ -109,9 +108,9 @@ class RunLog:
             writer.add_figure(tag, figure, step, close=False)
 
     def truncate_after(self, step: int) -> None:
-        """Forget what was logged beyond `step`, where a resumed run begins again, so that no step appears twice.
+        """Remove records after `step`, from which a run resumes, so that no step appears twice.
 
-        Drops the lines of metrics.jsonl and results.csv with a larger `global_step`; TensorBoard hides such events.
+        Removes the lines of metrics.jsonl and results.csv with a larger `global_step`; TensorBoard hides such events.
         """
         if not self.is_main:
             return
@@ -131,7 +130,7 @@ class RunLog:
         """Close the files. A later record opens them again."""
         for stream, name in ((self._metrics, METRICS_FILE), (self._writer, TENSORBOARD_FOLDER)):
             if stream is not None:
-                with going_on_without(str(self.run_dir / name)):
+                with warn_on_write_error(str(self.run_dir / name)):
                     stream.close()
         self._metrics = self._writer = self._rows = None
 
@@ -152,7 +151,7 @@ class RunLog:
         write_bytes_atomic(self.run_dir / RESULTS_FILE, buffer.getvalue().encode())
 
     def _open_writer(self) -> Any:
-        """Return TensorBoard's writer, or None where there is none."""
+        """Return TensorBoard's writer, or None without TensorBoard."""
         if self._writer is None and self._wants_tensorboard:
             try:
                 from torch.utils.tensorboard import SummaryWriter
@@ -174,7 +173,7 @@ def print_banner(world_size: int, rank: int) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Turn a record into what JSON holds; NaN and infinity become None."""
+    """Convert a record to JSON types; NaN and infinity become None."""
     if hasattr(value, "tolist"):  # NumPy's and PyTorch's numbers and arrays
         value = value.tolist()
     if isinstance(value, float):
@@ -187,7 +186,7 @@ def _plain(value: Any) -> Any:
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
-    """Return one line's record, or None for what was cut off."""
+    """Return the record of one line, or None if the line is incomplete."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -201,15 +200,15 @@ def _is_kept(line: bytes, step: int) -> bool:
 
 
 def _step_of(value: Any) -> float:
-    """Return a record's step; what has none belongs to the beginning and is always kept."""
+    """Return a record's step; minus infinity without one, so that the record is always kept."""
     try:
         return float(value)
     except (TypeError, ValueError):
         return -math.inf
 
 
-def _drop_half_line(file: Path) -> None:
-    """Remove the rest of a line that a killed run left unfinished, so that the next record begins a line."""
+def _drop_partial_line(file: Path) -> None:
+    """Remove an incomplete last line, left by a killed run. A complete record without its line end is kept."""
     if not file.is_file():
         return
     data = file.read_bytes()

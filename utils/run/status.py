@@ -1,6 +1,6 @@
-"""Who works in a run's folder, and how that work stands: a lock for one owner, and `status.json` for launchers.
+"""The lock of a run's folder, and `status.json`, the run's state for launchers.
 
-The lock is the kernel's (flock): it is gone with its process, however that ends, and nothing is left to clean up.
+The lock is the kernel's (flock): it disappears with its process, however that ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from utils.common.files import write_text_atomic
 
 STATUS_FILE = "status.json"
 RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
-WAIT_FOR_OWNER_S = 60.0  # a predecessor may still be dying
+WAIT_FOR_OWNER_S = 60.0  # the previous process of the run may still be ending
 
 
 class FolderInUse(UserError):
@@ -31,8 +31,8 @@ class FolderInUse(UserError):
 class RunLock:
     """Holds a run's folder for this process until `release`, or until the process ends.
 
-    The lock file stands beside the folder, `.<name>.lock`, because the folder itself may be renamed. Raises FolderInUse,
-    which names the owner, when the folder is still taken after `wait_s`.
+    The lock file is `.<name>.lock` beside the folder, because the folder may be renamed. Raises FolderInUse, which
+    names the owner, when another process still holds the lock after `wait_s`.
     """
 
     def __init__(self, folder: Path, wait_s: float = WAIT_FOR_OWNER_S) -> None:
@@ -50,13 +50,13 @@ class RunLock:
         write_text_atomic(self._owner_file, json.dumps(owner) + "\n")
 
     def release(self) -> None:
-        """Let the next process in."""
+        """Release the folder for the next process."""
         self._owner_file.unlink(missing_ok=True)
         self._lock.release()
 
 
 def write_status(folder: Path, state: str, reason: str = "", **facts: Any) -> None:
-    """Write `status.json`: one of the states above, why, and facts such as epoch and step. Complete or not at all."""
+    """Write status.json atomically: the state, its reason, and facts such as epoch and step."""
     content = {"state": state, "reason": reason, **facts, "pid": os.getpid(), "host": socket.gethostname()}
     write_text_atomic(folder / STATUS_FILE, json.dumps({**content, "updated": _now()}, indent=2) + "\n")
 

@@ -1,4 +1,4 @@
-"""A run's state as lines of text, for terminals of 80 columns or more."""
+"""Formats a run's state as lines of text for a terminal."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from utils.run.records import Record, RunState
 from utils.run.slow_rank import others_ms
 
 MIN_COLUMNS = 40
-MOST_COLUMNS = 120
-MOST_EPOCHS = 6  # rows of the table
-MOST_RANKS = 12
-RECENT_EPOCHS = 3  # from which the time to come is reckoned
+MAX_COLUMNS = 120
+MAX_EPOCHS = 6  # rows of the epoch table
+MAX_RANKS = 12
+RECENT_EPOCHS = 3  # whose mean duration predicts the remaining time
+
+_BEST = {"val_loss": "val_loss", "mask_map": "mask_map50_95", "box_map": "box_map50_95"}
+_BAR_WIDTH = 20
 _NOT_LOSSES = ("epoch", "batch", "global_step", "images_per_s", "step_ms", "data_wait_share", "num_batches", "time_s")
 _EPOCH_COLUMNS = {
     "train loss": "train_loss",
@@ -29,16 +32,15 @@ _EPOCH_COLUMNS = {
     "time": "total_epoch_time_s",
 }
 _BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.-=+*#@"
-_BEST = {"val_loss": "val_loss", "mask_map": "mask_map50_95", "box_map": "box_map50_95"}
 
 
 def view_lines(state: RunState, columns: int, now_s: float, *, is_unicode: bool = True) -> list[str]:
     """Return the whole view, no line longer than `columns`."""
-    columns = min(max(columns, MIN_COLUMNS), MOST_COLUMNS)
+    columns = min(max(columns, MIN_COLUMNS), MAX_COLUMNS)
     blocks = _BLOCKS if is_unicode else _ASCII
     sections = [
         _heading(state, now_s),
-        _place(state, columns, blocks),
+        _progress(state, blocks),
         _curves(state, columns, blocks),
         _epoch_table(state),
         _rank_table(state),
@@ -50,7 +52,7 @@ def view_lines(state: RunState, columns: int, now_s: float, *, is_unicode: bool 
 
 
 def sparkline(values: Sequence[float], width: int, blocks: str = _BLOCKS) -> str:
-    """Return values as a line of blocks, lowest to highest, each the mean of its share of them."""
+    """Return values as a line of at most `width` blocks; each shows the mean of consecutive values."""
     values = [value for value in values if math.isfinite(value)]
     if not values:
         return ""
@@ -64,7 +66,7 @@ def sparkline(values: Sequence[float], width: int, blocks: str = _BLOCKS) -> str
 
 
 def remaining_s(state: RunState) -> float:
-    """Return the seconds the run still needs, NaN where that is unknown; the first epoch leaves validation out."""
+    """Return the seconds until the run ends, NaN if unknown. Before the first epoch ends, validation is not counted."""
     last, epochs = _last_batch(state), state.config.get("epochs")
     if not isinstance(epochs, int) or not (last or state.epochs):
         return math.nan
@@ -80,11 +82,11 @@ def _heading(state: RunState, now_s: float) -> list[str]:
     trouble = state.trouble(now_s)
     reason = printable(str(state.status.get("reason") or ""), 200)
     if trouble:
-        told = f"LOOKS DEAD: {trouble}"
+        status = f"LOOKS DEAD: {trouble}"
     elif state.state == "running":
-        told = f"running, last written {format_duration(state.silent_s(now_s))} ago"
+        status = f"running, last written {format_duration(state.silent_s(now_s))} ago"
     else:
-        told = (state.state or "no status.json") + (f": {reason}" if reason else "")
+        status = (state.state or "no status.json") + (f": {reason}" if reason else "")
     ranks = len(_last_batch(state).get("ranks", {}).get("own_ms", [])) or None
     facts = [
         printable(str(config["model"])) if "model" in config else None,
@@ -92,23 +94,22 @@ def _heading(state: RunState, now_s: float) -> list[str]:
         f"batch {config.get('batch_size')} x {ranks} {'rank' if ranks == 1 else 'ranks'}" if ranks else None,
         f"seed {config['seed']}" if "seed" in config else None,
     ]
-    return [name, told, ", ".join(fact for fact in facts if fact)]
+    return [name, status, ", ".join(fact for fact in facts if fact)]
 
 
-def _place(state: RunState, columns: int, blocks: str) -> list[str]:
+def _progress(state: RunState, blocks: str) -> list[str]:
     last = _last_batch(state)
     done, share, batch = _position(state)
     epochs = state.config.get("epochs")
     if not (last or state.epochs) or not isinstance(epochs, int):
-        return ["no batch yet: the data set is read, or the first step is being prepared"]
+        return ["no batch yet: reading the data set or preparing the first step"]
     is_over = state.state == "finished"
-    of_all = 1.0 if is_over else min((done + share) / epochs, 1.0)
-    bar_width = 20
+    share_done = 1.0 if is_over else min((done + share) / epochs, 1.0)
     full, empty = (blocks[-1], "░") if blocks == _BLOCKS else ("#", ".")
-    bar = full * round(of_all * bar_width) + empty * (bar_width - round(of_all * bar_width))
+    bar = (full * round(share_done * _BAR_WIDTH)).ljust(_BAR_WIDTH, empty)
     trained_s = sum(value for value in (_number(record, "total_epoch_time_s") for record in state.epochs) if value > 0)
     step = (last or state.epochs[-1]).get("global_step", "?")
-    present = f"Epoch {min(done + 1, epochs)}/{epochs}, batch {batch}" if batch else f"Epoch {done}/{epochs}"
+    position = f"Epoch {min(done + 1, epochs)}/{epochs}, batch {batch}" if batch else f"Epoch {done}/{epochs}"
     left = f"{format_duration(trained_s)} in all" if is_over else f"{format_duration(remaining_s(state))} left"
     speed = [
         f"{_number(last, 'images_per_s'):.1f} images/s",
@@ -116,15 +117,15 @@ def _place(state: RunState, columns: int, blocks: str) -> list[str]:
         f"data wait {_number(last, 'data_wait_share'):.0%}",
         *_device_words(last.get("ranks", {})),
     ]
-    lines = [f"{present}, step {step}  {bar} {of_all:.0%}, {left}"]
+    lines = [f"{position}, step {step}  {bar} {share_done:.0%}, {left}"]
     return [*lines, ", ".join(word for word in speed if "nan" not in word)] if last else lines
 
 
 def _curves(state: RunState, columns: int, blocks: str) -> list[str]:
-    """Return a sparkline for each loss over the batches and for each measure over the epochs."""
+    """Return a sparkline for each loss over the batches and each metric over the epochs."""
     last = _last_batch(state)
     losses = [name for name, value in last.items() if name not in _NOT_LOSSES and isinstance(value, float)]
-    losses.sort(key=lambda name: name != "loss")  # the sum comes first
+    losses.sort(key=lambda name: name != "loss")  # the total first
     series = {name: [_number(record, name) for record in state.batches] for name in losses}
     of_epochs = ("val_loss", "box_map50_95", "mask_map50_95")
     series |= {name: found for name in of_epochs if (found := [_number(record, name) for record in state.epochs])}
@@ -141,9 +142,9 @@ def _epoch_table(state: RunState) -> list[str]:
     if not state.epochs:
         return []
     best = _best_epoch(state)
-    shown = [record for record in state.epochs[-MOST_EPOCHS:] if record is not best]
+    shown = [record for record in state.epochs[-MAX_EPOCHS:] if record is not best]
     if best is not None:
-        shown = sorted([*shown, best], key=lambda record: _number(record, "epoch"))[-MOST_EPOCHS - 1 :]
+        shown = sorted([*shown, best], key=lambda record: _number(record, "epoch"))[-MAX_EPOCHS - 1 :]
         if best not in shown:
             shown = [best, *shown[1:]]
     columns = {title: key for title, key in _EPOCH_COLUMNS.items() if any(key in record for record in shown)}
@@ -154,7 +155,7 @@ def _epoch_table(state: RunState) -> list[str]:
         ]
         for record in shown
     ]
-    note = ["* the best, kept as best.pt"] if best is not None else []
+    note = ["* best epoch, saved as best.pt"] if best is not None else []
     return [*_aligned(["epoch ", *columns], rows), *note]
 
 
@@ -177,21 +178,21 @@ def _rank_table(state: RunState) -> list[str]:
         "MHz": ("gpu_clock_mhz", "{:.0f}"),
     }
     shown = {title: spec for title, spec in titles.items() if spec[0] in ranks}
-    order = sorted(range(len(own_ms)), key=lambda rank: -own_ms[rank])[:MOST_RANKS]
+    order = sorted(range(len(own_ms)), key=lambda rank: -own_ms[rank])[:MAX_RANKS]
     rows = [
         [
             f"{'slow ' if rank == slow_rank else ''}{rank}",
-            *(_written(ranks[key][rank], form) for key, form in shown.values()),
+            *(_formatted(ranks[key][rank], form) for key, form in shown.values()),
         ]
         for rank in sorted(order)
     ]
     lines = _aligned(["rank", *shown], rows)
-    if len(own_ms) > MOST_RANKS:
-        lines.append(f"the slowest {MOST_RANKS} of {len(own_ms)} ranks")
+    if len(own_ms) > MAX_RANKS:
+        lines.append(f"the slowest {MAX_RANKS} of {len(own_ms)} ranks")
     if isinstance(slow_rank, int) and slow_rank < len(own_ms):
         lines.append(
-            f"rank {slow_rank} holds the others up: {own_ms[slow_rank]:.0f} ms a batch on its own, "
-            f"they {others_ms(own_ms, slow_rank):.0f} ms"
+            f"rank {slow_rank} slows the others down: {own_ms[slow_rank]:.0f} ms per batch, "
+            f"the others {others_ms(own_ms, slow_rank):.0f} ms (median)"
         )
     return lines
 
@@ -201,7 +202,7 @@ def _last_batch(state: RunState) -> Record:
 
 
 def _position(state: RunState) -> tuple[int, float, str]:
-    """Return the epochs done, the share of the present one, and its batch in words."""
+    """Return the number of finished epochs, the finished share of the current one, and its batch as text."""
     done = int(_number(state.epochs[-1], "epoch")) if state.epochs else 0
     last = _last_batch(state)
     if not last or _number(last, "epoch") <= done:
@@ -245,7 +246,7 @@ def _cell(record: Record, key: str) -> str:
     return f"{value:.1f}" if key == "images_per_s" else f"{value:.4f}"
 
 
-def _written(value: Any, form: str | None) -> str:
+def _formatted(value: Any, form: str | None) -> str:
     number = _value(value)
     if not math.isfinite(number):
         return "-"

@@ -1,4 +1,4 @@
-"""Turns what the command line names, an address and circuits, into a source and a list."""
+"""Turns `--base-url` into a source and `--circuits` into a list."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CIRCUIT_CANDIDATES = tuple(f"{number}{letter}" for number in range(1, 31) for le
 
 
 def open_source(base_url: str, retry: RetryPolicy | None = None) -> Source:
-    """Open an https address, a file:// address or a local folder. Raises UserError when it is none of them."""
+    """Open an https address, a file:// address or a local folder. Raises UserError for anything else."""
     parts = urlsplit(base_url)
     if parts.scheme in ("http", "https"):
         return HttpSource(base_url, retry or RetryPolicy())
@@ -30,10 +30,9 @@ def open_source(base_url: str, retry: RetryPolicy | None = None) -> Source:
 
 
 def expand_circuits(source: Source, circuits: Sequence[str]) -> list[str]:
-    """Check the circuits asked for; `all` becomes those that the source has.
+    """Check the requested circuits; replace `all` by those that the source has.
 
-    A folder is listed. A server cannot be, without credentials: it is asked for Circuit1 to Circuit30, each also with
-    the letters a and b.
+    A server cannot be listed without credentials, so it is asked for Circuit1 to Circuit30, each also with a and b.
     """
     names = [circuit.lower() for circuit in circuits]
     for name in names:

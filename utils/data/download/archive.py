@@ -1,7 +1,7 @@
-"""Takes photographs out of a zip that nobody vouches for, whether it lies here or on a server.
+"""Extracts photographs from an untrusted zip, local or on a server.
 
-Only regular members with an image suffix are written, under their last name, straight into one folder. Extraction is
-atomic per photograph and continues where an earlier run was killed: what is there with the right CRC-32 is kept.
+Writes only regular members with an image suffix, by file name without folders, into one folder. Each photograph is
+written atomically. Photographs that an earlier run extracted, with the right CRC-32, are kept.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ FAILURES = (
 
 @dataclass(frozen=True)
 class Listing:
-    """What an archive holds. `num_ignored` counts the files that are no photographs, `repeated` names the photographs
-    whose name, compared without case, was already taken by an earlier one."""
+    """An archive's photographs. `num_ignored` counts other files; `repeated` lists photographs with the name of an
+    earlier one, compared without case; they are skipped."""
 
     photographs: tuple[zipfile.ZipInfo, ...]
     num_ignored: int
@@ -49,8 +49,10 @@ class Listing:
 
 
 class PhotoArchive:
-    """One archive. `open_zip` is called again after every failure, at most `max_attempts` times in a row; give no
-    `retry` when the archive is local and trying again is no use. `shown` is how messages call the archive."""
+    """An archive that is opened again after a failure, up to `retry.max_attempts` times; `retry` None: no retries.
+
+    `shown` is the archive's name in messages.
+    """
 
     def __init__(self, open_zip: Callable[[], zipfile.ZipFile], shown: str, retry: RetryPolicy | None = None) -> None:
         self._open_zip = open_zip
@@ -59,11 +61,11 @@ class PhotoArchive:
         self._zip: zipfile.ZipFile | None = None
 
     def listing(self) -> Listing:
-        """Read the directory. Raises UserError when the archive is unreadable or holds anything hostile."""
+        """Read the directory. Raises UserError when the archive is unreadable or unsafe."""
         return self._try("its directory", lambda archive: list_photographs(archive, self._shown))
 
     def extract(self, member: zipfile.ZipInfo, folder: Path, progress: Progress) -> bool:
-        """Write one photograph; False when it was already there. Raises UserError when it cannot be read."""
+        """Write one photograph; return False if it was already there. Raises UserError when it cannot be read."""
         start = progress.position
         target = folder / photograph_name(member)
         if _is_extracted(member, target):
@@ -107,17 +109,17 @@ class PhotoArchive:
                 self._retry.wait(num_failures)
 
     def _unreadable(self, what: str, error: Exception) -> str:
-        # The error's own words may hold the address with its query: only its type is named.
+        # The error's message may contain the URL with its secret query: print only its type.
         if self._retry is None:
-            return f"{self._shown}: {what} is damaged ({type(error).__name__}); delete this zip and get it again"
+            return f"{self._shown}: {what} is damaged ({type(error).__name__}); delete this zip and download it again"
         return f"{self._shown}: {what} cannot be read ({type(error).__name__}); run the same command again to continue"
 
 
 def list_photographs(archive: zipfile.ZipFile, shown: str) -> Listing:
-    """Sort an archive's members into photographs and others.
+    """Separate an archive's photographs from its other members.
 
-    Raises UserError, before anything is written, on too many members, a path that leaves the folder, a link or device,
-    an encrypted member, and a photograph that is too large or shrinks too well.
+    Raises UserError, before anything is written, for too many members, a path that leaves the folder, a link or device,
+    an encrypted member, and a zip bomb.
     """
     members = archive.infolist()
     if len(members) > MAX_MEMBERS:
@@ -130,7 +132,9 @@ def list_photographs(archive: zipfile.ZipFile, shown: str) -> Listing:
         name = photograph_name(member)
         if member.is_dir():
             continue
-        if name.startswith(".") or not name.lower().endswith(IMAGE_SUFFIXES):  # "._1.jpg": macOS's resource forks
+        if name.startswith(".") or not name.lower().endswith(
+            IMAGE_SUFFIXES
+        ):  # such as "._1.jpg", macOS's resource forks
             num_ignored += 1
         elif name.lower() in photographs:
             repeated.append(name)
@@ -141,9 +145,9 @@ def list_photographs(archive: zipfile.ZipFile, shown: str) -> Listing:
 
 
 def choose_photographs(photographs: Iterable[zipfile.ZipInfo], max_images: int | None) -> list[zipfile.ZipInfo]:
-    """Return `max_images` photographs spread over the circuit, in the archive's order; all when it is None.
+    """Return `max_images` photographs, or all if it is None, in the archive's order.
 
-    Neighbours show the same pole, so the names are drawn by their hash. A larger number adds to a smaller one's choice.
+    Chooses by the hash of the name, because neighbours show the same pole. A larger number only adds photographs.
     """
     members = sorted(photographs, key=lambda member: member.header_offset)
     if max_images is None:
@@ -153,7 +157,7 @@ def choose_photographs(photographs: Iterable[zipfile.ZipInfo], max_images: int |
 
 
 def photograph_name(member: zipfile.ZipInfo) -> str:
-    """Return a member's last name; some Windows programs put backslashes between folders."""
+    """Return a member's file name without folders; some Windows programs separate them by backslashes."""
     return member.filename.replace("\\", "/").rpartition("/")[2]
 
 
@@ -192,9 +196,9 @@ def _is_extracted(member: zipfile.ZipInfo, target: Path) -> bool:
 
 
 def _write_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path, progress: Progress) -> None:
-    """Write one member in one step. zipfile never yields more than the size checked above, and checks the CRC-32."""
+    """Write one member atomically. zipfile never reads more than the checked size, and checks the CRC-32."""
     part = target.with_name(f".{target.name}.part")
-    part.unlink(missing_ok=True)  # never write through a link that lies there
+    part.unlink(missing_ok=True)  # it could be a link
     try:
         with archive.open(member) as source, part.open("xb") as sink:
             while chunk := source.read(CHUNK_BYTES):

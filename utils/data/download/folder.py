@@ -1,4 +1,4 @@
-"""A local folder laid out as the publisher's container: the label file and one zip per circuit."""
+"""A source in a local folder with the publisher's layout: the label file and one zip per circuit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from utils.data.download.source import CHUNK_BYTES, RemoteFile, md5_base64
 
 
 class FolderSource:
-    """Reads from a folder. Archives are opened where they lie, so nothing is copied twice."""
+    """Reads from a folder. Opens archives there, without copying them."""
 
     is_local = True
 
@@ -28,7 +28,7 @@ class FolderSource:
         return str(self._folder / name)
 
     def describe(self, name: str) -> RemoteFile | None:
-        """Return a file's size; the time it was changed stands in for the ETag."""
+        """Return a file's size, and an ETag made of its size and modification time."""
         file = self._folder / name
         if not file.is_file():
             return None
@@ -36,7 +36,7 @@ class FolderSource:
         return RemoteFile(name, facts.st_size, f'"{facts.st_size:x}-{facts.st_mtime_ns:x}"', "", accepts_ranges=True)
 
     def fetch(self, remote: RemoteFile, target: Path, progress: Progress) -> RemoteFile:
-        """Copy a file and compare the copy's MD5 with the original's. Raises UserError when they differ."""
+        """Copy a file and compare the MD5 sums. Raises UserError when they differ."""
         origin = self._folder / remote.name
         if target.exists() and target.samefile(origin):
             progress.move_to(progress.position + remote.size_bytes)
@@ -57,7 +57,7 @@ class FolderSource:
         return BoundedZip(self._folder / remote.name)
 
     def circuit_names(self, candidates: tuple[str, ...]) -> list[str]:
-        """List the circuits whose zip is in the folder, in natural order; `candidates` is not needed here."""
+        """Return the circuits whose zip is in the folder, in natural order; ignores `candidates`."""
         found = [re.fullmatch(r"Circuit(\d+)([a-z]?)\.zip", file.name) for file in self._folder.glob("Circuit*.zip")]
         keys = sorted((int(match[1]), match[2]) for match in found if match)
         return [f"{number}{letter}" for number, letter in keys]

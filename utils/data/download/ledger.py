@@ -1,4 +1,4 @@
-"""`download.json`: what lies in a raw-data folder and where it came from, so that a second run can do nothing."""
+"""`download.json`: the files in a raw-data folder and their origin, so that a repeated run skips them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ LEDGER_NAME = "download.json"
 
 @dataclass(frozen=True)
 class Entry:
-    """One object that was downloaded.
+    """One downloaded object: the label file or a circuit's zip.
 
-    `url` has no user, password or query. `files` maps paths relative to the raw-data folder to sizes in bytes, and is
-    empty until the object is complete. `max_images` is None when every photograph was asked for.
+    `url` has no user, password or query. `files` maps paths relative to the raw-data folder to sizes in bytes; it is
+    empty until the object is complete. `max_images` is None if all photographs were requested.
     """
 
     url: str
@@ -31,14 +31,14 @@ class Entry:
     files: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def covers(self, max_images: int | None) -> bool:
-        """Tell whether what was downloaded includes what is asked for now."""
+        """Return whether the download includes the photographs requested now."""
         return self.is_complete and (
             self.max_images is None or (max_images is not None and max_images <= self.max_images)
         )
 
 
 class Ledger:
-    """The entries of one raw-data folder by object name. Raises UserError when the file is not what we wrote."""
+    """The entries of a raw-data folder by object name. Raises UserError when the file is damaged."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -54,16 +54,16 @@ class Ledger:
                 ) from error
 
     def entry(self, name: str) -> Entry | None:
-        """Return what is known of an object."""
+        """Return an object's entry, or None."""
         return self._entries.get(name)
 
     def is_in_place(self, name: str) -> bool:
-        """Tell whether every file of a complete object is still there with its size."""
+        """Return whether an object is complete and all its files still exist with their sizes."""
         entry = self._entries.get(name)
         return entry is not None and entry.is_complete and all(map(self._has_size, entry.files.items()))
 
     def record(self, name: str, entry: Entry) -> None:
-        """Note an object, on disk in one step."""
+        """Set an object's entry and write the file atomically."""
         self._entries[name] = entry
         objects = {name: dataclasses.asdict(entry) for name, entry in sorted(self._entries.items())}
         part = self._file.with_name(LEDGER_NAME + ".part")

@@ -1,4 +1,4 @@
-"""A download that is not finished yet, on disk."""
+"""An unfinished download on disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from utils.data.download.source import RemoteFile
 
 
 class PartFile:
-    """`target.part` and, beside it, a note of which version of the file its bytes belong to."""
+    """`target.part`, and `target.part.json` with the version of the file that its bytes belong to."""
 
     def __init__(self, target: Path) -> None:
         self._target = target
@@ -19,7 +19,7 @@ class PartFile:
         self.path = target.with_name(target.name + ".part")
 
     def usable_bytes(self, remote: RemoteFile) -> int:
-        """Return how many bytes of `remote` are here; anything that belongs to another version is thrown away."""
+        """Return the number of bytes of `remote` on disk; discard bytes of another version."""
         version = {"etag": remote.etag, "size_bytes": remote.size_bytes}
         if remote.has_strong_etag and self.path.is_file() and self._read_note() == version:
             size_bytes = self.path.stat().st_size
@@ -30,12 +30,12 @@ class PartFile:
         return 0
 
     def discard(self) -> None:
-        """Start from zero."""
+        """Remove all bytes."""
         self._note.unlink(missing_ok=True)
         self.path.write_bytes(b"")
 
     def finish(self) -> None:
-        """Give the complete file its own name."""
+        """Flush the complete file and rename it to `target`."""
         with self.path.open("rb") as stream:
             os.fsync(stream.fileno())
         os.replace(self.path, self._target)
@@ -45,4 +45,4 @@ class PartFile:
         try:
             return json.loads(self._note.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return None  # no note, or one cut short: start from zero
+            return None  # no note, or an incomplete one

@@ -1,4 +1,4 @@
-"""Says how far a download is, and how fast it was."""
+"""Prints a download's progress and speed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress:
-    """One moving line on a terminal; otherwise a line about every ten seconds. Everything goes to stderr.
+    """A progress bar on a terminal, otherwise a line about every ten seconds; on stderr.
 
-    `position` counts the bytes that are in place, those of an earlier run included; `received_bytes` only those that
-    this run moved.
+    `position` counts all bytes on disk, including those of an earlier run; `received_bytes` only those of this run.
     """
 
     def __init__(self, total_bytes: int) -> None:
@@ -28,7 +27,7 @@ class Progress:
             self._bar = tqdm(total=total_bytes, unit="B", unit_scale=True, dynamic_ncols=True, leave=False)
 
     def advance(self, num_bytes: int) -> None:
-        """Count bytes that have just arrived."""
+        """Count received bytes."""
         self.position += num_bytes
         self.received_bytes += num_bytes
         now = time.monotonic()
@@ -39,7 +38,7 @@ class Progress:
             self._print_line()
 
     def move_to(self, position: int) -> None:
-        """Set the position without counting bytes: forwards over what is there, back over what must come again."""
+        """Set the position without counting bytes: forwards over existing bytes, back when bytes are received again."""
         if self._bar is not None:
             self._bar.initial += position - self.position
             self._bar.n = position
@@ -47,20 +46,20 @@ class Progress:
         self.position = position
 
     def note(self, line: str) -> None:
-        """Print a line without tearing the moving one."""
+        """Print a line without disturbing the progress bar."""
         if self._bar is not None:
             self._bar.write(line, file=sys.stderr)
         else:
             print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Take the moving line away."""
+        """Remove the progress bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
     def summary(self) -> str:
-        """Return what this run moved, such as `42.9 MB in 1.2 s (35.7 MB/s)`."""
+        """Return the size and speed of this run, such as `42.9 MB in 1.2 s (35.7 MB/s)`."""
         seconds = max(time.monotonic() - self._started, 1e-3)
         megabytes = self.received_bytes / 1e6
         return f"{megabytes:.1f} MB in {seconds:.1f} s ({megabytes / seconds:.1f} MB/s)"

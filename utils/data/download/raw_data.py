@@ -17,14 +17,14 @@ from utils.data.download.archive import Listing, PhotoArchive, choose_photograph
 from utils.data.download.ledger import Entry, Ledger
 from utils.data.download.progress import Progress
 from utils.data.download.source import RemoteFile, RetryPolicy, Source, md5_base64
+from utils.data.parsing.label_csv import LABEL_CSV
 
-LABELS_NAME = "Overhead-Distribution-Labels.csv"
-LABELS_SHA256 = "a2b75c6d6aa08e2e7620ca007eb9b6b52546b4ee119f2105ec1ac689bedd3a52"  # as other users of the set saw it
+LABELS_SHA256 = "a2b75c6d6aa08e2e7620ca007eb9b6b52546b4ee119f2105ec1ac689bedd3a52"  # of the only version known to us
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a download came to. `missing` names the files that the source does not have."""
+    """The result of a download. `missing` lists files that the source does not have."""
 
     num_photographs: int
     missing: tuple[str, ...]
@@ -34,8 +34,8 @@ class Report:
 
 @dataclass(frozen=True)
 class _CircuitTask:
-    """What is to be done for one circuit. Without a `listing` the whole zip is fetched and then unpacked; with one,
-    `members` are taken out of the zip where it lies. Sizes in bytes: what comes, and what the disk must hold."""
+    """The work for one circuit. Without a `listing` the whole zip is downloaded and extracted; with one, `members` are
+    extracted from the zip at its source. `transfer_bytes` are downloaded, the others are needed on the disk."""
 
     remote: RemoteFile
     listing: Listing | None
@@ -54,10 +54,10 @@ def download(
     keep_zips: bool = False,
     retry: RetryPolicy | None = None,
 ) -> Report:
-    """Bring the label file and the circuits into `output`, continuing whatever an earlier run left.
+    """Download the label file and the circuits into `output`, continuing an earlier run.
 
-    What `download.json` says is complete, and is still there with its sizes, costs no request. A file the source lacks
-    is reported, not raised. Raises UserError when anything else stops the download.
+    Makes no request for objects that are complete in `download.json` and whose files still exist with their sizes.
+    Files that the source does not have are listed in the report. Raises UserError when the download stops.
     """
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,9 @@ class _Download:
         self._check_disk(
             (labels.size_bytes if labels else 0)
             + sum(task.photographs_on_disk_bytes for task in tasks)
-            + (sum(zips_bytes) if self._keep_zips else max(zips_bytes, default=0))  # each is deleted before the next
+            + (
+                sum(zips_bytes) if self._keep_zips else max(zips_bytes, default=0)
+            )  # otherwise each is deleted before the next
         )
         progress = Progress((labels.size_bytes if labels else 0) + sum(task.transfer_bytes for task in tasks))
         try:
@@ -108,18 +110,18 @@ class _Download:
         )
 
     def _plan_labels(self) -> RemoteFile | None:
-        entry, target = self._ledger.entry(LABELS_NAME), self._output / LABELS_NAME
-        if entry and entry.url == self._source.shown(LABELS_NAME) and self._ledger.is_in_place(LABELS_NAME):
+        entry, target = self._ledger.entry(LABEL_CSV), self._output / LABEL_CSV
+        if entry and entry.url == self._source.shown(LABEL_CSV) and self._ledger.is_in_place(LABEL_CSV):
             return None
-        remote = self._describe(LABELS_NAME)
+        remote = self._describe(LABEL_CSV)
         if remote is None or not target.exists():
             return remote
         if target.stat().st_size != remote.size_bytes or (remote.md5 and md5_base64(target) != remote.md5):
             raise UserError(
-                f"{target}: is there and is not the file at {self._source.shown(LABELS_NAME)}; delete it to get that "
-                "one, or use another --output"
+                f"{target}: differs from {self._source.shown(LABEL_CSV)}; delete it to download that file, or use "
+                "another --output"
             )
-        self._record(remote, {LABELS_NAME: remote.size_bytes}, 0)
+        self._record(remote, {LABEL_CSV: remote.size_bytes}, 0)
         return None
 
     def _plan_circuit(self, name: str) -> _CircuitTask | None:
@@ -130,7 +132,7 @@ class _Download:
         if entry and is_complete and entry.url == self._source.shown(name):
             return None
         remote = self._describe(name)
-        if remote is None or is_complete:  # complete, and the same file at another address
+        if remote is None or is_complete:  # complete: the same file at another address
             return None
         in_place = self._max_images is not None or (self._source.is_local and not self._keep_zips)
         if in_place:
@@ -141,7 +143,7 @@ class _Download:
         if folder_bytes and remote.accepts_ranges and not (has_zip or self._keep_zips or part.exists()):
             task = self._plan_members(remote)
             if task.transfer_bytes < remote.size_bytes / 2:
-                return task  # most is there: fetch only what is missing
+                return task  # most photographs exist: fetch only the missing ones
         arriving_bytes = 0 if has_zip else remote.size_bytes
         return _CircuitTask(
             remote=remote,
@@ -178,21 +180,21 @@ class _Download:
         return remote
 
     def _get_labels(self, remote: RemoteFile, progress: Progress) -> None:
-        target = self._output / LABELS_NAME
+        target = self._output / LABEL_CSV
         remote = self._source.fetch(remote, target, progress)
         content = target.read_bytes()
         header = content.partition(b"\n")[0]
         if b"Label" not in header or b"External ID" not in header:
             target.unlink()
             raise UserError(
-                f"{self._source.shown(LABELS_NAME)}: not the label file, its first line lacks the columns `Label` and "
+                f"{self._source.shown(LABEL_CSV)}: not the label file, its first line lacks the columns `Label` and "
                 "`External ID`; check --base-url"
             )
-        self._record(remote, {LABELS_NAME: remote.size_bytes}, 0)
+        self._record(remote, {LABEL_CSV: remote.size_bytes}, 0)
         digest = hashlib.sha256(content).hexdigest()
         if digest != LABELS_SHA256:
             progress.note(
-                f"note: {LABELS_NAME} is not the version known so far (SHA-256 {digest[:16]}…); this is no error"
+                f"note: {LABEL_CSV} is another version than the known one (SHA-256 {digest[:16]}…); this is no error"
             )
 
     def _get_circuit(self, task: _CircuitTask, progress: Progress) -> None:
@@ -211,7 +213,7 @@ class _Download:
         members = choose_photographs(listing.photographs, None)
         missing_bytes = _missing_bytes(members, _folder(zip_file))
         self._check_disk(missing_bytes)
-        unpacking = Progress(missing_bytes)  # its own: these bytes were counted when they came
+        unpacking = Progress(missing_bytes)  # not `progress`, which has already counted these bytes
         try:
             self._extract(remote, archive, listing, members, unpacking)
         finally:
@@ -239,7 +241,7 @@ class _Download:
         if listing.num_ignored:
             line += f"; {listing.num_ignored:,} other files in the archive ignored"
         if listing.repeated:
-            line += f"; {len(listing.repeated):,} with a name already taken left out, the first {listing.repeated[0]!r}"
+            line += f"; {len(listing.repeated):,} with a repeated name skipped, the first {listing.repeated[0]!r}"
         progress.note(line)
 
     def _archive_in_place(self, remote: RemoteFile) -> PhotoArchive:
@@ -247,7 +249,7 @@ class _Download:
         return PhotoArchive(lambda: self._source.open_zip(remote), self._source.shown(remote.name), retry)
 
     def _has_zip(self, remote: RemoteFile) -> bool:
-        """Tell whether the whole zip was fetched by an earlier run, or laid there by hand."""
+        """Return whether the whole zip is already here, from an earlier run or copied by the user."""
         zip_file, entry = self._output / remote.name, self._ledger.entry(remote.name)
         if not zip_file.is_file() or zip_file.stat().st_size != remote.size_bytes:
             return False
@@ -281,6 +283,6 @@ def _folder_bytes(folder: Path) -> int:
 
 
 def _missing_bytes(members: Sequence[zipfile.ZipInfo], folder: Path) -> int:
-    """Return the bytes of the photographs that are not there with their size."""
+    """Return the total size of the photographs that do not exist in `folder` with their size."""
     files = ((member.file_size, folder / photograph_name(member)) for member in members)
     return sum(size for size, file in files if not (file.is_file() and file.stat().st_size == size))

@@ -1,8 +1,8 @@
-"""An https address: Azure Blob storage or a mirror of it. Broken transfers continue where they stopped.
+"""A source at an https address: Azure Blob storage or a mirror of it. Broken transfers continue where they stopped.
 
-Azure's manners (Microsoft, "Specifying the range header for Blob service operations"): `Range: bytes=a-b` is answered,
-suffix ranges are not, and open ranges `bytes=a-` only by newer API versions, so both ends are always given here.
-An address may carry a secret in its query (a SAS token) or before the @: neither ever reaches a message or a file.
+Azure supports `Range: bytes=a-b`, not suffix ranges, and open ranges `bytes=a-` only in newer API versions, so requests
+give both ends (Microsoft, "Specifying the range header for Blob service operations").
+An address may have a secret in its query (a SAS token) or before the @: messages and files never contain it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from utils.data.download.source import CHUNK_BYTES, RemoteFile, RetryPolicy, md5
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 BUSY_STATUSES = (408, 429, 500, 502, 503, 504)
 MAX_RETRY_AFTER_S = 120
-ZIP_DIRECTORY_BYTES = 1 << 20  # one read holds about 7,000 entries; a larger directory costs one read more
+ZIP_DIRECTORY_BYTES = 1 << 20  # about 7,000 entries; a larger directory needs a second request
 
 
 class HttpSource:
-    """Reads from `base_url`; a query at its end (a SAS token) is sent with every request and never shown."""
+    """Reads from `base_url`. Sends its query (a SAS token) with every request and never prints it."""
 
     is_local = False
 
@@ -44,7 +44,7 @@ class HttpSource:
         self._retry = retry
         self._timeout_s = (retry.connect_timeout_s, retry.read_timeout_s)
         self._session = _Session()
-        self._session.headers["Accept-Encoding"] = "identity"  # so that Content-Length is the file's own length
+        self._session.headers["Accept-Encoding"] = "identity"  # so that Content-Length is the file's size
         again = _AnnouncedRetry(
             total=retry.max_attempts - 1,
             backoff_factor=retry.backoff_s,
@@ -62,14 +62,14 @@ class HttpSource:
         return f"{self._base.scheme}://{_host_and_port(self._base)}{self._path(name)}"
 
     def describe(self, name: str) -> RemoteFile | None:
-        """Ask for a file with HEAD. Raises UserError on any answer but 200 and 404."""
+        """Send a HEAD request. Raises UserError for any status but 200 and 404."""
         with self._request("HEAD", name, {}) as response:
             if response.status_code == 404:
                 return None
             self._refuse(response, name)
             headers = response.headers
             if not headers.get("Content-Length", "").isdigit():
-                raise UserError(f"{self.shown(name)}: the server does not say how long it is; try another --base-url")
+                raise UserError(f"{self.shown(name)}: the server sends no Content-Length; try another --base-url")
             return RemoteFile(
                 name=name,
                 size_bytes=int(headers["Content-Length"]),
@@ -79,7 +79,7 @@ class HttpSource:
             )
 
     def fetch(self, remote: RemoteFile, target: Path, progress: Progress) -> RemoteFile:
-        """Download to `target`, continuing `target.part` when its ETag still holds. Raises UserError after
+        """Download to `target`, continuing `target.part` if its ETag is still valid. Raises UserError after
         `max_attempts` failures without a new byte, or when the MD5 is wrong twice."""
         start = progress.position
         part = PartFile(target)
@@ -113,8 +113,8 @@ class HttpSource:
                     remote = self._describe_again(remote.name)
 
     def open_zip(self, remote: RemoteFile) -> zipfile.ZipFile:
-        """Open an archive by range requests, all tied to its ETag. Raises remotezip's and zipfile's errors."""
-        open_remote: Any = _BoundedRemoteZip  # RemoteZip carries no types
+        """Open an archive by range requests for one ETag. Raises remotezip's and zipfile's errors."""
+        open_remote: Any = _BoundedRemoteZip  # RemoteZip has no type hints
         return open_remote(  # type: ignore[no-any-return]
             self._url(remote.name),
             initial_buffer_size=ZIP_DIRECTORY_BYTES,
@@ -126,11 +126,11 @@ class HttpSource:
         )
 
     def circuit_names(self, candidates: tuple[str, ...]) -> list[str]:
-        """Ask for each candidate's zip; a container cannot be listed without credentials."""
+        """Return the candidates whose zip exists; a container cannot be listed without credentials."""
         return [circuit for circuit in candidates if self.describe(f"Circuit{circuit}.zip")]
 
     def _receive(self, remote: RemoteFile, part: Path, offset: int, start: int, progress: Progress) -> None:
-        """Append to `part` what is missing after `offset`. Raises _TransferBroken when less than all of it came."""
+        """Append the bytes after `offset` to `part`. Raises _TransferBroken when the transfer ends early."""
         if offset == remote.size_bytes:
             return
         headers = {"If-Match": remote.etag} if remote.has_strong_etag else {}
@@ -141,7 +141,7 @@ class HttpSource:
                 raise _FileChanged("the file changed on the server")
             self._refuse(response, remote.name)
             if response.status_code != 206:
-                offset = 0  # the server sends everything, whatever was asked for
+                offset = 0  # the server ignores the range and sends the whole file
                 progress.move_to(start)
             elif _range_start(response) != offset:
                 raise _FileChanged("the server sent another range than asked for")
@@ -152,7 +152,7 @@ class HttpSource:
     def _describe_again(self, name: str) -> RemoteFile:
         remote = self.describe(name)
         if remote is None:
-            raise UserError(f"{self.shown(name)}: it vanished from the server during the download")
+            raise UserError(f"{self.shown(name)}: it disappeared from the server during the download")
         return remote
 
     def _request(self, method: str, name: str, headers: dict[str, str]) -> requests.Response:
@@ -161,7 +161,7 @@ class HttpSource:
                 method, self._url(name), headers=headers, stream=True, timeout=self._timeout_s, allow_redirects=True
             )
         except requests.RequestException as error:
-            # The error's own words hold the whole address, secrets included: `from None` keeps them out of sight.
+            # The error's message contains the URL with its secrets: `from None` hides it.
             raise UserError(
                 f"{self.shown(name)}: {_reason(error)}; check the network, name a mirror or a folder with --base-url, "
                 "or take the built-in sample with --sample"
@@ -171,7 +171,7 @@ class HttpSource:
         status = response.status_code
         if status < 400:
             return
-        if status in (401, 403, 409):  # Azure says 409 when public access is switched off
+        if status in (401, 403, 409):  # Azure's status if public access is off: 409
             fix = "the publisher may ask to accept its terms first and hand out another address: give it to --base-url"
         elif status == 404:
             fix = "check --base-url"
@@ -189,7 +189,7 @@ class HttpSource:
 
 
 def checked_url(url: str, place: str = "--base-url") -> SplitResult:
-    """Split an address. Raises UsageError unless it is https, or http to this machine; `place` says where it stood."""
+    """Split an address. Raises UsageError unless it is https, or http to this machine; `place` is its source."""
     parts = urlsplit(url)
     try:
         shown = f"{parts.scheme}://{_host_and_port(parts)}"
@@ -203,20 +203,20 @@ def checked_url(url: str, place: str = "--base-url") -> SplitResult:
 
 
 class _BoundedRemoteZip(RemoteZip, BoundedZip):
-    """A remote zip whose directory is measured before it is fetched."""
+    """A remote zip whose directory size is checked before it is fetched."""
 
 
 class _TransferBroken(Exception):
-    """Less came than was asked for; what did come is kept."""
+    """The transfer ended early. The received bytes are kept."""
 
 
 class _FileChanged(_TransferBroken):
-    """What was kept belongs to another version of the file."""
+    """The kept bytes belong to another version of the file."""
 
 
 class _Session(requests.Session):
     def get_redirect_target(self, resp: requests.Response) -> str | None:
-        """Return where a redirect leads. Raises UserError when it leaves https."""
+        """Return the target of a redirect. Raises UserError if it is not https."""
         target = super().get_redirect_target(resp)
         if target:
             checked_url(urljoin(resp.url, target), "a redirect to")
@@ -225,23 +225,23 @@ class _Session(requests.Session):
 
 class _AnnouncedRetry(Retry):
     def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
-        """Return how long the server asks to wait, in seconds, within reason."""
+        """Return the server's Retry-After in seconds, at most MAX_RETRY_AFTER_S."""
         seconds = super().get_retry_after(response)
         return None if seconds is None else min(seconds, MAX_RETRY_AFTER_S)
 
     def sleep(self, response: BaseHTTPResponse | None = None) -> None:
-        """Say why nothing moves before waiting as Retry-After or the back-off asks."""
+        """Print the reason, then wait for Retry-After or the back-off time."""
         why = f"the server answers {response.status}" if response else "the server cannot be reached"
         tqdm.write(f"{why}, asking again ({len(self.history)})", file=sys.stderr)
         super().sleep(response)
 
 
 def _append(response: requests.Response, part: Path, offset: int, end: int, progress: Progress) -> int:
-    """Write the body behind `offset` and return the size reached. Raises _FileChanged when it runs past `end`."""
+    """Write the body after `offset` and return the file's size. Raises _FileChanged when it exceeds `end`."""
     size_bytes = offset
     with part.open("ab" if offset else "wb") as sink:
         try:
-            # read1 hands over what has come, however little: nothing is lost when the connection breaks next.
+            # read1 returns whatever has arrived, so that nothing is lost when the connection breaks.
             while chunk := response.raw.read1(CHUNK_BYTES):
                 size_bytes += len(chunk)
                 if size_bytes > end:
@@ -250,7 +250,7 @@ def _append(response: requests.Response, part: Path, offset: int, end: int, prog
                 progress.advance(len(chunk))
         except HTTPError as error:
             silent = isinstance(error, ReadTimeoutError)
-            raise _TransferBroken("the server fell silent" if silent else "the connection broke off") from None
+            raise _TransferBroken("the server stopped sending" if silent else "the connection broke off") from None
     return size_bytes
 
 
@@ -265,11 +265,11 @@ def _host_and_port(parts: SplitResult) -> str:
 
 
 def _reason(error: requests.RequestException) -> str:
-    """Put a transfer error into words that hold nothing of the address."""
+    """Return a message about a transfer error that does not contain the address."""
     if isinstance(error, requests.exceptions.SSLError):
         return "the server's certificate was not accepted"
     if isinstance(error, requests.Timeout):
-        return "the server was silent too long"
+        return "the server did not answer in time"
     if isinstance(error, requests.ConnectionError):
         return "the server cannot be reached"
     return f"the transfer failed ({type(error).__name__})"

@@ -1,4 +1,4 @@
-"""Raw photographs and labels in, `{train,val}/{images,labels}` out: parallel, resumable, the same bytes every time."""
+"""Builds `{train,val}/{images,labels}` from raw photographs and labels: parallel, resumable, reproducible."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ DUPLICATE_ROW = "duplicate row"
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Everything that decides what is in the output folder."""
+    """The options that affect the output folder."""
 
     photograph: PhotographOptions
     split_by: str
@@ -67,7 +67,7 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class Job:
-    """One photograph to build: where to, from which rows, and what a former run left."""
+    """One photograph to build, its label rows, its output name and split, and its entry from an earlier run."""
 
     photograph: Photograph
     rows: tuple[LabelRow, ...]
@@ -80,8 +80,7 @@ class Job:
 def build_dataset(input_folder: Path, output_folder: Path, options: BuildOptions, num_workers: int) -> dict[str, Any]:
     """Build or complete the processed data set and return its manifest; `num_workers` 0 means all usable cores.
 
-    The four output folders belong to this function: files in them that are not of this data set are removed.
-    Raises UserError when the input is missing or nothing in it is usable.
+    Removes all other files from the four output folders. Raises UserError without usable input.
     """
     if output_folder.resolve().is_relative_to(input_folder.resolve()):
         raise UserError(f"--output {output_folder} lies inside --input {input_folder}; name a folder beside it")
@@ -99,7 +98,7 @@ def build_dataset(input_folder: Path, output_folder: Path, options: BuildOptions
         ]
         entries = _build_all(jobs, state, options.photograph, num_workers or usable_cpu_count(), problems)
         if not entries:
-            worst = by_severity(problems)[0]  # each job left either an entry or a problem
+            worst = by_severity(problems)[0]  # a job yields an entry or a problem
             raise UserError(f"{input_folder}: none of {len(jobs)} photographs is usable; {worst.place}: {worst.text}")
         usable = [chosen[entry.key] for entry in entries]
         final_splits = assign_splits(usable, options.split_by, options.val_fraction)
@@ -117,7 +116,7 @@ def build_dataset(input_folder: Path, output_folder: Path, options: BuildOptions
 def _rows_by_key(
     csv_file: Path, photographs: dict[str, Photograph], keep_unlabelled: bool, problems: list[Problem]
 ) -> dict[str, tuple[LabelRow, ...]]:
-    """Return the rows of each photograph to build, in the order of the keys. Raises UserError when there is none."""
+    """Return the rows of each photograph to build, sorted by key. Raises UserError when there is none."""
     rows: dict[str, tuple[LabelRow, ...]] = {}
     for row in read_label_csv(csv_file, problems):
         key, place = row.image_name.lower(), f"{csv_file.name}:{row.line}"
@@ -145,13 +144,13 @@ def _rows_by_key(
 def _build_all(
     jobs: list[Job], state: BuildState, options: PhotographOptions, num_threads: int, problems: list[Problem]
 ) -> list[Entry]:
-    """Build every photograph; return the usable ones, by key. Decoding and resizing release Python's lock."""
+    """Build all photographs in threads; return the entries of the usable ones, sorted by key."""
     classes = ClassTable(options.class_names)
     entries: list[Entry] = []
-    # A manifest must not describe a folder that is half of one data set and half of another.
+    # Until the build is complete, the folder mixes two data sets, which no manifest describes.
     (state.folder / MANIFEST_FILE).unlink(missing_ok=True)
     opencv_threads = cv2.getNumThreads()
-    cv2.setNumThreads(1)  # one photograph a thread: OpenCV's own threads would only contend
+    cv2.setNumThreads(1)  # a photograph per thread; more OpenCV threads would only compete for cores
     pool = ThreadPoolExecutor(num_threads)
     try:
         with PhotographReader() as reader:
@@ -166,7 +165,7 @@ def _build_all(
                     if state.entries.get(result.key) != result:
                         state.append(result)
             finally:
-                pool.shutdown(cancel_futures=True)  # waits for the photographs in hand
+                pool.shutdown(cancel_futures=True)  # waits for the photographs in progress
     finally:
         cv2.setNumThreads(opencv_threads)
     return sorted(entries, key=lambda entry: entry.key)
@@ -199,7 +198,7 @@ def _build_one(
 
 
 def _keep_image(job: Job, folder: Path, image_fingerprint: str) -> Entry | None:
-    """Return the former entry when its image is still valid, moved to this run's split if need be."""
+    """Return the earlier entry if its image is still valid; move the image to this run's split if needed."""
     previous = job.previous
     if previous is None or previous.image_fingerprint != image_fingerprint or previous.stem != job.stem:
         return None
@@ -234,7 +233,7 @@ def _entry(
 
 
 def _move(folder: Path, entry: Entry, split: str) -> Entry:
-    """Bring a finished photograph to its final side, when others turned out unusable and tipped the balance."""
+    """Move a photograph's files to its final split, which can change when other photographs are unusable."""
     if split != entry.split:
         sources, targets = output_files(folder, entry.split, entry.stem), output_files(folder, split, entry.stem)
         for source, target in zip(sources, targets, strict=True):

@@ -1,4 +1,4 @@
-"""EPRI's label CSV (Labelbox export): rows, objects, class spellings. Literals are parsed, never run."""
+"""Reads EPRI's label CSV (a Labelbox export): rows, objects, class spellings. Never evaluates it as code."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ import numpy as np
 from utils.common.errors import UserError, printable
 from utils.data.labels import LabelError
 
-# A photograph's outlines take some 30 kB. JSON needs some 20 times the text in memory; Python's parser needs 500 times
-# (2 GB for four million characters of `[],`, measured), so it is given less.
+# A photograph's outlines have about 30 kB. Parsing JSON needs about 20 times the text in memory, Python's parser 500
+# times (measured: 2 GB for four million characters of `[],`), so its limit is lower.
 MAX_LABEL_CHARACTERS = 4_000_000
 MAX_LITERAL_CHARACTERS = 300_000
 MAX_OBJECTS = 10_000
-MAX_FIELD_CHARACTERS = 25_000_000  # of the CSV: beyond, a quote is missing and the rest of the file is one field
+MAX_FIELD_CHARACTERS = 25_000_000  # a longer CSV field is the rest of the file after a missing quote
+LABEL_CSV = "Overhead-Distribution-Labels.csv"
 UNREADABLE_ROW = "unreadable row"
 LABEL_COLUMN, NAME_COLUMN = "Label", "External ID"
 
@@ -39,7 +40,7 @@ CLASS_ALIASES = {
 
 @dataclass(frozen=True)
 class Problem:
-    """Something in the data that was skipped or mended. `place` is like `labels.csv:17`; `kind` is for counting."""
+    """Something in the data that was skipped or repaired. `place` is like `labels.csv:17`; `kind` is for counting."""
 
     place: str
     text: str
@@ -48,9 +49,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class LabelRow:
-    """One row of the label CSV, not yet parsed. `line` is where it starts in the file.
+    """One unparsed row of the label CSV. `line` is its first line in the file.
 
-    The text is kept compressed: the whole set's would take about a gigabyte.
+    The text is compressed, because all texts of the data set take about a gigabyte.
     """
 
     image_name: str
@@ -76,7 +77,7 @@ class LabelObject:
 
 
 class ClassTable:
-    """Finds the class number of a spelling; the numbering is always the one of dataset.yaml."""
+    """Finds the class id of a spelling, in the numbering of dataset.yaml."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
@@ -87,30 +88,28 @@ class ClassTable:
         self._ids = ids
 
     def find(self, value: str) -> int | None:
-        """Return the class number, or None for a spelling that no class has."""
+        """Return the class id, or None for an unknown spelling."""
         return self.names.index(value) if value in self.names else self._ids.get(_spelling_key(value))
 
 
 def read_label_csv(path: Path, problems: list[Problem]) -> Iterator[LabelRow]:
-    """Yield the rows of EPRI's label CSV in the order of the file.
+    """Yield the rows of EPRI's label CSV in the order of the file. Adds rows without a file name to `problems`.
 
-    Columns are found by name. Rows without a file name are added to `problems`.
-    Raises UserError when the file or one of its columns is missing.
+    Raises UserError when the file or one of its two columns is missing.
     """
     try:
-        # Undecodable bytes become U+FFFD: the row they are in is then reported, not the whole file refused.
+        # Undecodable bytes become U+FFFD: only their row is reported as a problem.
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
-            csv.field_size_limit(MAX_FIELD_CHARACTERS)  # the default, 128 kB, is less than a busy photograph's outlines
+            csv.field_size_limit(MAX_FIELD_CHARACTERS)  # the default of 128 kB is too small
             yield from _rows(path, csv.reader(stream), problems)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; run python download_data.py") from error
 
 
 def parse_label_text(text: str) -> tuple[list[LabelObject], list[str]]:
-    """Parse one `Label` field, JSON or a Python literal, without running it.
+    """Parse one `Label` field, JSON or a Python literal.
 
-    Returns (objects, complaints about single objects that were left out).
-    Raises LabelError when the field as a whole is unreadable.
+    Returns (objects, messages about skipped objects). Raises LabelError when the whole field is unreadable.
     """
     if len(text) > MAX_LABEL_CHARACTERS:
         raise LabelError(
@@ -128,7 +127,7 @@ def parse_label_text(text: str) -> tuple[list[LabelObject], list[str]]:
             objects.append(_parse_object(item))
         except (ValueError, OverflowError) as error:
             complaints.append(f"object {number}: {error}")
-        except RecursionError:  # while it is put into words
+        except RecursionError:  # raised by repr, for the message
             complaints.append(f"object {number}: nested too deeply")
     return objects, complaints
 
@@ -150,7 +149,7 @@ def _rows(path: Path, reader: Any, problems: list[Problem]) -> Iterator[LabelRow
                 problems.append(Problem(f"{path.name}:{line}", text, UNREADABLE_ROW))
             elif fields:
                 yield LabelRow(name, line, zlib.compress(fields[label_index].encode(), level=1))
-            line = reader.line_num + 1  # a quoted field may span lines: this is where the next row starts
+            line = reader.line_num + 1  # the first line of the next row: a quoted field may span lines
     except csv.Error as error:
         raise UserError(f"{path}:{line}: not a CSV row ({error}); download the file again") from error
 
@@ -169,11 +168,11 @@ def _parse_literal(text: str) -> Any:
             return json.loads(text)
         except ValueError:
             if len(text) > MAX_LITERAL_CHARACTERS:
-                raise ValueError(f"no JSON, and too long for the other: {len(text):,} characters") from None
+                raise ValueError(f"not JSON, and too long for a Python literal: {len(text):,} characters") from None
             return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError | MemoryError) else str(error)
-        reason = re.sub(r" object at 0x\w+", "", " ".join(reason.split()))  # an address would differ in every run
+        reason = re.sub(r" object at 0x\w+", "", " ".join(reason.split()))  # an address differs in every run
         raise LabelError(f"label is neither JSON nor a Python literal ({reason[:120]})") from error
 
 

@@ -1,4 +1,4 @@
-"""What a processed data set says about itself: manifest.json, dataset.yaml, and the table at the end of a run."""
+"""The processed data set's manifest.json and dataset.yaml, and the report that parse_labels.py prints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_manifest(
     options: dict[str, Any],
     class_names: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the manifest as plain values, in an order that depends on the data alone."""
+    """Return the manifest as plain values, in an order that depends only on the data."""
     records = [_record(entry, photographs[entry.key]) for entry in entries]
     listed = sorted(set(problems), key=_problem_order)
     return {
@@ -45,12 +45,12 @@ def make_manifest(
 
 
 def manifest_bytes(manifest: dict[str, Any]) -> bytes:
-    """Return the file's bytes: the same input gives the same file."""
+    """Return the bytes of manifest.json."""
     return (json.dumps(manifest, indent=1) + "\n").encode("ascii")
 
 
 def dataset_yaml_text(manifest: dict[str, Any]) -> str:
-    """Return a dataset.yaml that stays right when the folder is moved: without `path`, its own folder is meant."""
+    """Return the text of dataset.yaml. Its paths are relative to its folder, so the folder can be moved."""
     options = ", ".join(f"{name} {value}" for name, value in manifest["options"].items())
     names = yaml.safe_dump({"names": dict(enumerate(manifest["classes"]))}, allow_unicode=True, sort_keys=False)
     return (
@@ -63,7 +63,7 @@ def dataset_yaml_text(manifest: dict[str, Any]) -> str:
 
 
 def report_lines(manifest: dict[str, Any], num_problems: int = 20) -> list[str]:
-    """Return the report of a run: photographs, objects per class and split, and what was left out."""
+    """Return the report of a run: photographs and objects per class and split, and what was skipped."""
     counts = manifest["counts"]
     rows = [("photographs", counts["photographs"]), ("  without objects", counts["without_objects"])]
     rows += [(name, counts["objects"][name]) for name in manifest["classes"]]
@@ -124,14 +124,13 @@ def _counts(
 
 
 def _fingerprint(records: list[dict[str, Any]], class_names: Sequence[str]) -> str:
-    """Name the data set by what a training run sees of it: files, sides, pixels, labels and classes."""
-    seen = [[record["split"], record["file"], record["digest"], record["label_digest"]] for record in records]
-    content = json.dumps([list(class_names), seen]).encode()
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+    """Return a hash of what training reads: splits, file names, pixels, labels and classes."""
+    content = [[record["split"], record["file"], record["digest"], record["label_digest"]] for record in records]
+    return hashlib.blake2b(json.dumps([list(class_names), content]).encode(), digest_size=16).hexdigest()
 
 
 def by_severity(problems: Iterable[Problem]) -> list[Problem]:
-    """Sort problems: what could not be read, the rest, and last what EPRI's set is known to have plenty of."""
+    """Sort problems: unreadable inputs, others, and last those that are frequent in EPRI's data set."""
     return sorted(problems, key=lambda problem: (_severity(problem.kind), _problem_order(problem)))
 
 

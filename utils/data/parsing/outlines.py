@@ -1,4 +1,4 @@
-"""Turns annotated polygons and polylines into one closed ring each, inside the photograph.
+"""Converts an annotated polygon or polyline to one closed ring inside the photograph.
 
 Coordinates are pixels of the photograph, x to the right and y down; the photograph covers 0..width and 0..height.
 """
@@ -13,15 +13,15 @@ from shapely.geometry import LineString, Polygon
 from shapely.geometry.base import BaseGeometry
 from shapely.geometry.polygon import orient
 
-MIN_PART_AREA_PX = 1.0  # parts below one pixel of the original photograph cannot be seen
-MAX_RINGS = 50  # only a scribble has more parts and holes; the smallest are left out
+MIN_PART_AREA_PX = 1.0  # smaller parts, in pixels of the original photograph, are dropped
+MAX_RINGS = 50  # parts and holes of an object; the smallest of more are dropped
 MAX_COORDINATE_PX = 1e6
-# A drawn outline has tens of vertices and crosses itself a few times. Without bounds 20,000 points in a zigzag took a
-# minute and a half, and 4,000 random ones as long.
+# Drawn outlines have tens of vertices and cross themselves a few times. Without limits 20,000 points in a zigzag, or
+# 4,000 random ones, took a minute and a half.
 MAX_POINTS = 20_000
-MAX_LINE_POINTS = 2_000  # once simplified: drawing the strip takes time as their square
+MAX_LINE_POINTS = 2_000  # after simplification; buffering takes quadratic time
 MAX_CROSSINGS = 12_000
-DENSE_VERTICES = 100  # hand-drawn outlines have fewer and stay exactly as drawn
+DENSE_VERTICES = 100  # outlines with more are simplified; hand-drawn ones have fewer
 
 
 class OutlineError(ValueError):
@@ -37,9 +37,9 @@ def object_ring(
 ) -> np.ndarray:
     """Return the part of an object inside a photograph of `size` (width, height) as one ring (V, 2).
 
-    The first vertex is not repeated at the end. A polygon that crosses itself is repaired; an open line is drawn
-    `line_width_px` wide with flat ends. Of more than DENSE_VERTICES points, those within `tolerance_px` of a straight
-    edge are left out. Raises OutlineError when nothing visible is left.
+    The first vertex is not repeated at the end. A polygon that crosses itself is repaired. A line becomes a strip of
+    `line_width_px` with flat ends. More than DENSE_VERTICES points are simplified with `tolerance_px`. Raises
+    OutlineError when nothing visible is left.
     """
     if len(points) and np.abs(points).max() > MAX_COORDINATE_PX:
         raise OutlineError(f"{kind} has the coordinate {np.abs(points).max():g}, far outside any photograph")
@@ -57,8 +57,8 @@ def object_ring(
 def join_rings(rings: list[np.ndarray]) -> np.ndarray:
     """Join rings into one by bridges of zero width between nearest vertices.
 
-    One object must be one row of a YOLO file, and a row holds one ring. Each bridge is walked there and back, so that
-    parts stay apart and holes stay holes under the even-odd rule (cv2.fillPoly), but for the pixels of the bridge.
+    A row of a YOLO file holds one ring. The ring passes each bridge in both directions, so that under the even-odd rule
+    (cv2.fillPoly) parts stay separate and holes stay holes, except for the pixels of the bridge.
     """
     joined, *waiting = rings
     bridges = [_bridge(joined, ring) for ring in waiting]
@@ -90,7 +90,7 @@ def _polygon(points: np.ndarray, tolerance_px: float) -> BaseGeometry:
         points = points[:-1]
     if len(points) < 3:
         raise OutlineError(f"polygon of {len(points)} different points, needs 3")
-    # "structure" keeps what an outline covers twice; the default would punch a hole there.
+    # "structure" keeps areas that the outline covers twice; the default makes them holes.
     shape = shapely.make_valid(Polygon(points), method="structure", keep_collapsed=False)
     return shape.simplify(tolerance_px) if len(points) > DENSE_VERTICES else shape
 
@@ -101,15 +101,15 @@ def _line_shape(points: np.ndarray, line_width_px: float, tolerance_px: float) -
         raise OutlineError(f"line of {len(points)} different points, needs 2")
     line = LineString(points)
     if len(points) > DENSE_VERTICES:
-        line = line.simplify(tolerance_px)  # the centre line, not the result, so that the width stays exact
+        line = line.simplify(tolerance_px)  # before buffering, so that the width stays exact
         if shapely.get_num_coordinates(line) > MAX_LINE_POINTS:
             raise OutlineError(f"line of {shapely.get_num_coordinates(line):,} corners, more than {MAX_LINE_POINTS:,}")
-    # Mitred joins keep the vertex count low; the limit turns the spike of a sharp turn into a bevel.
+    # Mitre joins need few vertices; the limit turns the spike of a sharp turn into a bevel.
     return line.buffer(line_width_px / 2, cap_style="flat", join_style="mitre", mitre_limit=2.0)
 
 
 def _estimated_crossings(points: np.ndarray) -> float:
-    """Return how often the segments between points (V, 2) cross: counted for short outlines, for long ones sampled."""
+    """Return the number of crossings of the segments between points (V, 2); for many segments, an estimate."""
     starts, ends = points[:-1], points[1:]
     num_segments = len(starts)
     num_chosen = min(num_segments, max(50, 400_000 // num_segments))

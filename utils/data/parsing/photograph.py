@@ -1,4 +1,4 @@
-"""Turns one photograph into its small upright JPEG, and its label rows into YOLO-seg text."""
+"""Converts one photograph to a small upright JPEG, and its label rows to YOLO-seg text."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from utils.data.images import (
     is_jpeg,
     points_upright,
     resize_area,
+    scaled_size,
     upright_size,
 )
 from utils.data.labels import format_yolo_label
@@ -23,8 +24,8 @@ from utils.data.parsing.label_csv import ClassTable, LabelObject, parse_label_te
 from utils.data.parsing.outlines import OutlineError, object_ring
 
 JPEG_QUALITY = 95
-SIMPLIFY_OUTPUT_PX = 0.25  # a quarter of an output pixel is below what a mask can show
-FRAME_SLACK = 0.01  # outlines may run this share past the edge and still count as fitting the frame
+SIMPLIFY_OUTPUT_PX = 0.25  # less than a mask can show
+FRAME_SLACK = 0.01  # an outline fits a frame if it exceeds it by at most this share of the longer side
 EXIF_FRAME_CHOICES = ("auto", "upright", "stored")
 UNUSABLE_OBJECT = "unusable object"
 UNKNOWN_CLASS = "unknown class"
@@ -32,7 +33,7 @@ UNKNOWN_CLASS = "unknown class"
 
 @dataclass(frozen=True)
 class PhotographOptions:
-    """What decides the bytes of an output image and its label."""
+    """The options that affect the bytes of an output image and its label."""
 
     class_names: tuple[str, ...]
     long_side_px: int
@@ -49,7 +50,7 @@ class PhotographOptions:
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """Sizes in pixels; `width` and `height` are the original's after the EXIF orientation is applied."""
+    """Sizes in pixels; `width` and `height` are those of the original, upright."""
 
     width: int
     height: int
@@ -60,7 +61,7 @@ class ImageFacts:
 
 @dataclass
 class LabelResult:
-    """The label text of one photograph, what is in it, and (row number, kind, text) of what was left out."""
+    """A photograph's label text, its contents, and (row index, kind, text) of everything skipped."""
 
     text: str = ""
     objects: Counter[str] = field(default_factory=Counter)
@@ -70,15 +71,15 @@ class LabelResult:
 
 
 def build_image(data: bytes, long_side_px: int) -> tuple[bytes, ImageFacts]:
-    """Return the upright JPEG with at most `long_side_px` on its longer side; never enlarges. Raises ImageError.
+    """Return the upright JPEG with a longer side of at most `long_side_px`; never enlarge. Raises ImageError.
 
-    A JPEG that is small and upright already is kept byte for byte.
+    A JPEG that is already small and upright keeps its bytes.
     """
     width, height = upright_size(data)
     orientation = exif_orientation(data)
-    image = decode_image(data, long_side_px)  # also decoded when it is only copied: that is how damage is found
+    image = decode_image(data, long_side_px)  # also if its bytes are kept: decoding finds damage
     scale = min(1.0, long_side_px / max(width, height))
-    output_width, output_height = max(1, round(width * scale)), max(1, round(height * scale))
+    output_width, output_height = scaled_size(width, height, scale)
     facts = ImageFacts(width, height, orientation, output_width, output_height)
     if scale == 1.0 and orientation == 1 and is_jpeg(data):
         return data, facts
@@ -88,7 +89,7 @@ def build_image(data: bytes, long_side_px: int) -> tuple[bytes, ImageFacts]:
 def build_label(
     texts: Sequence[str], facts: ImageFacts, options: PhotographOptions, classes: ClassTable
 ) -> LabelResult:
-    """Return the YOLO-seg text of one photograph's label rows. Raises LabelError when a row is unreadable."""
+    """Return the YOLO-seg label of a photograph's rows. Raises LabelError when a row is unreadable."""
     result = LabelResult()
     objects: list[tuple[int, LabelObject]] = []
     for row, text in enumerate(texts):
@@ -117,10 +118,10 @@ def build_label(
 
 
 def choose_exif_frame(objects: Sequence[LabelObject], facts: ImageFacts, exif_frame: str) -> str:
-    """Return which pixels the outlines were drawn on: `upright`, `stored`, or `ambiguous` (then read as upright).
+    """Return the frame of the outlines: `upright`, `stored`, or `ambiguous` (then treated as upright).
 
-    Whether the labelling tool applied the EXIF orientation is not documented. When only one of the two frames holds
-    the outlines, that is the answer; half turns and mirrored photographs cannot be told apart.
+    It is not documented whether the labelling tool applied the EXIF orientation. `auto` chooses the frame that contains
+    the outlines if only one does; for half turns and mirrored photographs both do.
     """
     if facts.orientation == 1:
         return "upright"
@@ -147,7 +148,7 @@ def _normalised_ring(item: LabelObject, facts: ImageFacts, frame: str, options: 
 
 
 def _without_copies(objects: list[tuple[int, LabelObject]]) -> list[tuple[int, LabelObject]]:
-    """Drop objects that an earlier row of the same photograph has already."""
+    """Drop objects that also are in an earlier row of the photograph."""
     unique: dict[tuple[str, str, bytes], tuple[int, LabelObject]] = {}
     for row, item in objects:
         unique.setdefault((item.value, item.kind, item.points.tobytes()), (row, item))

@@ -1,4 +1,4 @@
-"""Finds the label CSV and the photographs, in folders and in zips, and reads their bytes."""
+"""Finds the label CSV and the photographs, in folders and zips, and reads photographs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from utils.common.bounded_zip import BoundedZip, is_bomb
 from utils.common.errors import UserError, one_line, printable
 from utils.data.dataset_yaml import IMAGE_SUFFIXES
 from utils.data.images import ImageError
-from utils.data.parsing.label_csv import Problem
+from utils.data.parsing.label_csv import LABEL_CSV, Problem
 
-LABEL_CSV = "Overhead-Distribution-Labels.csv"
 MAX_PHOTOGRAPH_BYTES = 1_000_000_000
 DUPLICATE_PHOTOGRAPH = "duplicate photograph"
 UNREADABLE_ARCHIVE = "unreadable archive"
@@ -27,7 +26,7 @@ UNREADABLE_PHOTOGRAPH = "unreadable photograph"
 
 @dataclass(frozen=True)
 class Photograph:
-    """One photograph of the input. `source` is its place below the input folder, through the zip if it is in one."""
+    """One photograph of the input. `source` is its path below the input folder, including its zip if it is in one."""
 
     name: str
     source: str
@@ -35,16 +34,16 @@ class Photograph:
     file: Path
     member: str | None
     size_bytes: int
-    stamp: str  # differs when the bytes differ: the zip's CRC, or the file's time of change
+    stamp: str  # changes with the bytes: size, and CRC in the zip or modification time
 
     @property
     def key(self) -> str:
-        """The name as the label CSV is matched: without case."""
+        """The name in lower case, to match the label CSV."""
         return self.name.lower()
 
 
 class PhotographReader:
-    """Reads photographs from several threads. It keeps each zip open: EPRI's have thousands of members to list."""
+    """Reads photographs, also from several threads. Keeps zips open, because listing thousands of members is slow."""
 
     def __init__(self) -> None:
         self._archives: dict[Path, zipfile.ZipFile] = {}
@@ -58,7 +57,7 @@ class PhotographReader:
             archive.close()
 
     def read(self, photograph: Photograph) -> bytes:
-        """Return a photograph's bytes; a zip member's checksum is verified. Raises ImageError."""
+        """Return a photograph's bytes; verify the checksum of a zip member. Raises ImageError."""
         if photograph.size_bytes > MAX_PHOTOGRAPH_BYTES:
             raise ImageError(f"{photograph.size_bytes} bytes, more than any photograph")
         try:
@@ -78,7 +77,7 @@ class PhotographReader:
 
 
 def find_label_csv(folder: Path) -> Path:
-    """Return the label CSV in the input folder: EPRI's by name, or else the only CSV. Raises UserError."""
+    """Return the label CSV in the input folder: the one with EPRI's name, else the only CSV. Raises UserError."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; run python download_data.py, or name another --input")
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".csv" and path.is_file())
@@ -93,11 +92,10 @@ def find_label_csv(folder: Path) -> Path:
 
 
 def find_photographs(folder: Path, problems: list[Problem]) -> dict[str, Photograph]:
-    """Index every photograph below the input folder, extracted or still in a zip at its top, by its `key`.
+    """Return all photographs below the input folder, and in zips directly in it, by `key`.
 
-    Where a photograph is both extracted and in a zip, the file is taken, unless it has another size (a half-finished
-    extraction): then the zip's. Further copies and unreadable zips are added to `problems`.
-    Raises UserError when there is no photograph at all.
+    If a photograph is both a file and in a zip, the file is used, unless its size differs (an incomplete extraction).
+    Other copies and unreadable zips are added to `problems`. Raises UserError when there is no photograph.
     """
     found: dict[str, Photograph] = {}
     for photograph in _in_folders(folder, problems):
@@ -123,7 +121,7 @@ def _duplicate(ignored: Photograph, kept: Photograph) -> Problem:
 
 
 def _in_folders(folder: Path, problems: list[Problem]) -> Iterator[Photograph]:
-    """Walk the input folder. A link is followed as long as it stays in it: others may lead to anything of this machine."""
+    """Yield the photographs in the input folder. Follows links only inside it: others could expose any file."""
     root = os.path.realpath(folder)
     visited: set[str] = set()
     for place, subfolders, names in os.walk(folder, followlinks=True):
@@ -151,7 +149,7 @@ def _in_folders(folder: Path, problems: list[Problem]) -> Iterator[Photograph]:
 
 
 def _leaves(path: Path, root: str, folder: Path, problems: list[Problem]) -> bool:
-    """Report a link that leads out of the input folder."""
+    """Return whether a path is a link to outside the input folder, and add it to `problems`."""
     if not path.is_symlink() or Path(os.path.realpath(path)).is_relative_to(root):
         return False
     text = f"a link that leaves {folder}, skipped; put the files there, or let {folder} itself be the link"
@@ -182,12 +180,12 @@ def _in_archives(folder: Path, problems: list[Problem]) -> Iterator[Photograph]:
 
 
 def is_photograph(name: str) -> bool:
-    """Tell a photograph's file name from others; hidden files (`._1.JPG` of macOS) are none."""
+    """Return whether a file name is a photograph's; hidden files, such as `._1.JPG` of macOS, are not."""
     return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
 
 
 def _circuit(source: str) -> str:
-    """Name the circuit of a photograph: the folder or zip called `Circuit…`, else the number in `4 (176).JPG`."""
+    """Return a photograph's circuit: from a folder or zip named `Circuit…`, else from the name `4 (176).JPG`."""
     *folders, name = PurePosixPath(source).parts
     for part in folders:
         match = re.match(r"circuit[ _-]*(\w+)", part, flags=re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""Decides which photographs train and which judge, and what their files are called."""
+"""Assigns photographs to train or val and gives their files names."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ SPLIT_BY_CHOICES = ("hash", "circuit")
 def assign_splits(photographs: Iterable[Photograph], split_by: str, val_fraction: float) -> dict[str, str]:
     """Return `train` or `val` for each photograph's key, the same in every run and on every machine.
 
-    `hash`: by a hash of the file name alone, so adding photographs moves none. One exception: with two or more
-    photographs neither side stays empty; the one with the smallest hash then changes sides.
-    `circuit`: whole circuits, because photographs of one circuit show the same poles. Raises UserError when there are
-    fewer than two circuits.
+    `hash`: by a hash of the file name only, so that adding photographs moves none. Exception: if one of the two splits
+    is empty and there are two or more photographs, the one with the smallest hash moves to it.
+    `circuit`: whole circuits, because photographs of a circuit show the same poles. Raises UserError for one only.
     """
     chosen = list(photographs)
     if split_by == "circuit":
@@ -36,7 +35,7 @@ def assign_splits(photographs: Iterable[Photograph], split_by: str, val_fraction
 
 
 def output_stems(photographs: Iterable[Photograph]) -> dict[str, str]:
-    """Return a file name without suffix for each photograph's key: its own, made safe and unique without case."""
+    """Return a safe file name without suffix for each photograph's key, unique also without case."""
     chosen = list(photographs)
     stems = {photograph.key: _safe(_stem(photograph.name)) for photograph in chosen}
     shared = Counter(stem.lower() for stem in stems.values())
@@ -47,7 +46,7 @@ def output_stems(photographs: Iterable[Photograph]) -> dict[str, str]:
 
 
 def _held_out_circuits(sizes: Counter[str], val_fraction: float) -> set[str]:
-    """Take circuits in the order of their hash while that brings the held-out share nearer to `val_fraction`."""
+    """Take circuits in the order of their hash if that brings the share nearer to `val_fraction`."""
     if len(sizes) < 2:
         found = ", ".join(sizes) or "none"
         raise UserError(f"--split-by circuit needs photographs of two circuits, found {found}; use --split-by hash")
@@ -67,9 +66,9 @@ def _stem(name: str) -> str:
 
 
 def _safe(stem: str) -> str:
-    """Keep letters, digits and ` _-+().`; other characters mean something to a shell or to some file system."""
+    """Replace all but letters, digits and ` _-+().`: other characters are special to a shell or a file system."""
     safe = re.sub(r"[^\w \-+().]", "_", stem.encode("utf-8", "replace").decode())[:120]
-    safe = safe.encode()[:200].decode(errors="ignore").strip(" .")  # file systems allow 255 bytes with what is added
+    safe = safe.encode()[:200].decode(errors="ignore").strip(" .")  # file systems allow 255 bytes, including the suffix
     return safe or "photograph"
 
 

@@ -1,4 +1,4 @@
-"""Remembers which outputs are finished, so that a killed run continues where it stopped."""
+"""The journal of finished photographs, from which a killed run resumes, and the output folder's lock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS = ("images", "labels")
 
 @dataclass(frozen=True)
 class Entry:
-    """One finished photograph. The fingerprints say from what and how its two files were made."""
+    """One finished photograph. The fingerprints identify the inputs and options of its two files."""
 
     key: str
     stem: str
@@ -44,16 +44,16 @@ class Entry:
 
 
 class BuildState:
-    """The entries of former runs, and a journal that this run appends to. Only one thread may write to it."""
+    """The entries of earlier runs, and the journal to which this run appends. Only one thread may write it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.entries = {entry.key: entry for entry in _read_entries(folder / STATE_FILE)}
-        self.rewrite(self.entries.values())  # drops the line that a killed run left unfinished
+        self.rewrite(self.entries.values())  # drops an incomplete line of a killed run
         self._journal: TextIO = (folder / STATE_FILE).open("a", encoding="utf-8")
 
     def append(self, entry: Entry) -> None:
-        """Record a finished photograph at once; a kill after this loses nothing."""
+        """Write a finished photograph's entry and flush it."""
         self._journal.write(_to_line(entry))
         self._journal.flush()
 
@@ -68,10 +68,9 @@ class BuildState:
 
 @contextmanager
 def open_output(folder: Path) -> Iterator[BuildState]:
-    """Lock an output folder, refuse one with foreign files, and give its state.
+    """Lock an output folder and yield its state. If the run ends without an image, remove what it created.
 
-    What this made disappears again when the run ends without a single image.
-    Raises UserError.
+    Raises UserError when the folder holds images or labels of another program, is locked, or cannot be written.
     """
     existed = folder.exists()
     if not (folder / STATE_FILE).exists() and any(_files_in(folder)):
@@ -95,7 +94,7 @@ def open_output(folder: Path) -> Iterator[BuildState]:
 
 
 def _remove_scaffold(folder: Path, existed: bool) -> None:
-    """Remove what a failed run made and did not fill; whatever else lies there stays."""
+    """Remove the empty folders and the state of a failed run; leave all other files."""
     (folder / STATE_FILE).unlink(missing_ok=True)
     own = [folder / split / kind for split in SPLITS for kind in KINDS] + [folder / split for split in SPLITS]
     if not existed:
@@ -107,7 +106,7 @@ def _remove_scaffold(folder: Path, existed: bool) -> None:
 
 
 def remove_unexpected(folder: Path, entries: Iterable[Entry]) -> int:
-    """Remove what no entry accounts for from the four output folders; return how many files that were."""
+    """Remove files without an entry from the four output folders; return their number."""
     expected = {path for entry in entries for path in output_files(folder, entry.split, entry.stem)}
     stale = [path for path in _files_in(folder) if path not in expected]
     for path in stale:
@@ -141,7 +140,7 @@ def _read_entries(file: Path) -> Iterator[Entry]:
 
 
 def _from_line(line: str) -> Entry | None:
-    """Return None for a line that a kill cut short or another version wrote; its photograph is then built again."""
+    """Return None for an incomplete line or one of another version; its photograph is then built again."""
     try:
         values: dict[str, Any] = json.loads(line)
         values["facts"] = ImageFacts(**values["facts"])

@@ -1,4 +1,4 @@
-"""What lies behind and around the line: sky, ground, trees, buildings; and the light, haze and grain of a camera."""
+"""Paints the surroundings of the line (sky, ground, trees, buildings) and the light, haze and grain of a camera."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from utils.data.sample.canvas import Annotation, Canvas, Colour, Frame, ellipse, shade, vary
 
 _TILE_PX = 1024
-# Dark to light; noise picks the place between the two.
+# The darkest and the lightest colour; noise chooses between them.
 _GROUNDS: dict[str, tuple[Colour, Colour]] = {
     "meadow": ((70, 92, 40), (152, 168, 90)),
     "dry grass": ((128, 112, 66), (196, 180, 124)),
@@ -24,7 +24,7 @@ _WINDOW: Colour = (62, 78, 96)
 
 
 def paint_backdrop(canvas: Canvas, rng: np.random.Generator) -> list[Annotation]:
-    """Paint everything behind the line, out of focus and hazy; return the background structures."""
+    """Paint everything behind the line, blurred and hazy; return the background structures."""
     kind = str(rng.choice(list(_GROUNDS)))
     looks_down = kind == "forest" or rng.random() < 0.4
     horizon_px = 0 if looks_down else round(canvas.height_px * rng.uniform(0.3, 0.62))
@@ -50,7 +50,7 @@ def paint_backdrop(canvas: Canvas, rng: np.random.Generator) -> list[Annotation]
 
 
 def paint_branch(canvas: Canvas, rng: np.random.Generator) -> np.ndarray:
-    """Paint a leafy branch in front of everything, reaching in from the left or right edge; return its outline."""
+    """Paint a leafy branch in the foreground, from the left or right edge; return its outline."""
     side = 1 if rng.random() < 0.5 else -1
     root = Frame(0 if side > 0 else canvas.width_px, canvas.height_px * rng.uniform(0.15, 0.95))
     length_px, rise_px = rng.uniform(130, 330), rng.uniform(-150, 60)
@@ -72,7 +72,7 @@ def paint_branch(canvas: Canvas, rng: np.random.Generator) -> np.ndarray:
 
 
 def finish(canvas: Canvas, rng: np.random.Generator) -> None:
-    """Apply light across the picture, colour cast, slight blur and sensor grain, in place."""
+    """Apply uneven light, colour cast, slight blur and sensor noise, in place."""
     image, height, width = canvas.image, canvas.height_px, canvas.width_px
     across = np.linspace(-0.5, 0.5, 40)[None, :] * canvas.sun
     down = np.linspace(-0.5, 0.5, 30)[:, None]
@@ -132,7 +132,7 @@ def _paint_crowns(canvas: Canvas, rng: np.random.Generator) -> None:
 
 
 def _paint_fields(canvas: Canvas, rng: np.random.Generator, horizon_px: int) -> None:
-    """Tint a few strips of land and rule their furrows towards one vanishing point."""
+    """Tint a few strips of land and draw furrows towards a vanishing point."""
     width, height = canvas.width_px, canvas.height_px
     vanishing = np.array([width * rng.uniform(-0.2, 1.2), horizon_px - (20 if horizon_px else 3000)])
     edges = np.sort(rng.uniform(-1.2, 2.2, 5)) * width
@@ -189,7 +189,7 @@ def _paint_bush(canvas: Canvas, rng: np.random.Generator, x_px: float, y_px: flo
 
 
 def _paint_buildings(canvas: Canvas, rng: np.random.Generator, horizon_px: int) -> list[Annotation]:
-    """Paint one or two buildings, left and right, so that the pole in the middle hides little of them."""
+    """Paint one or two buildings, at the left and right, where the pole hides little of them."""
     buildings = []
     sides = rng.permutation([0.17, 0.83])[: 1 + int(rng.random() < 0.45)]
     for side in sides:
@@ -203,12 +203,12 @@ def _paint_buildings(canvas: Canvas, rng: np.random.Generator, horizon_px: int) 
 
 
 def _paint_house(canvas: Canvas, rng: np.random.Generator, frame: Frame) -> np.ndarray:
-    """Paint a house or shed one unit wide, its front's lower left corner at the origin; return its silhouette."""
+    """Paint a house or shed one unit wide, the lower left corner of its front at the origin; return its outline."""
     is_shed = rng.random() < 0.25
     wall, roof = vary(rng, _WALLS[rng.integers(len(_WALLS))]), vary(rng, _ROOFS[rng.integers(len(_ROOFS))])
     height, deep, rise = rng.uniform(0.32, 0.46), rng.uniform(0.3, 0.48), rng.uniform(0.2, 0.32)
     foot, back = (1 + deep, -0.1), (1 + deep, -height - 0.04)
-    if is_shed:  # a flat roof seen from above: the ridge lies at the back
+    if is_shed:  # a flat roof seen from above: the ridge is at the back
         rise, peak, ridge = 0.14, (1 + deep, -height - 0.14), (deep * 0.8, -height - 0.14)
     else:
         peak, ridge = (1 + deep * 0.5, -height - rise), (deep * 0.4, -height - rise)
@@ -243,7 +243,7 @@ def _paint_windows(canvas: Canvas, frame: Frame, number: int, height: float, tri
 
 
 def _crop_noise(rng: np.random.Generator, width_px: int, height_px: int, zoom: float) -> np.ndarray:
-    """Cut a random piece of the noise, enlarged by about `zoom`, to uint8 (height_px, width_px)."""
+    """Return a random piece of the noise, enlarged by about `zoom`, as uint8 (height_px, width_px)."""
     across = min(_TILE_PX, round(width_px / zoom))
     down = min(_TILE_PX, max(2, round(height_px / zoom)))
     left, top = rng.integers(0, _TILE_PX - across + 1), rng.integers(0, _TILE_PX - down + 1)
@@ -253,7 +253,7 @@ def _crop_noise(rng: np.random.Generator, width_px: int, height_px: int, zoom: f
 
 @functools.cache
 def _noise() -> np.ndarray:
-    """Return fractal noise, uint8 (_TILE_PX, _TILE_PX), about 128 in the mean: the same in every process."""
+    """Return fractal noise, uint8 (_TILE_PX, _TILE_PX), with a mean of about 128, the same in every process."""
     rng = np.random.default_rng(20220501)
     total = np.zeros((_TILE_PX, _TILE_PX), np.float32)
     for octave in range(1, 10):
@@ -265,6 +265,6 @@ def _noise() -> np.ndarray:
 
 @functools.cache
 def _grain() -> np.ndarray:
-    """Return sensor noise, uint8 (1500, 1500, 3) about 128, deviation 40."""
+    """Return sensor noise, uint8 (1500, 1500, 3), mean 128, standard deviation 40."""
     noise = np.random.default_rng(20220502).standard_normal((1500, 1500, 3), dtype=np.float32)
     return np.clip(128 + 40 * noise, 0, 255).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Drawing with sub-pixel corners and soft edges, and the frames in which parts of a scene are laid out.
+"""Anti-aliased drawing with sub-pixel vertices, and coordinate frames for the parts of a scene.
 
 Points are float arrays (n, 2) of x right, y down, in pixels of the upright photograph; colours are RGB, 0 to 255.
 """
@@ -19,7 +19,7 @@ _FAR_PX = 4000.0
 
 
 class Annotation(NamedTuple):
-    """What an annotator drew: a class of dataset.yaml, points (n, 2), and whether they are an open line."""
+    """An annotated object: a class of dataset.yaml, points (n, 2), and whether they are an open line."""
 
     name: str
     points: np.ndarray
@@ -28,7 +28,7 @@ class Annotation(NamedTuple):
 
 @dataclass(frozen=True)
 class Frame:
-    """A part's own coordinates: `origin` in the photograph, size of one unit in pixels, clockwise turn."""
+    """A part's coordinate frame: its origin in the photograph, pixels per unit, and clockwise rotation."""
 
     x_px: float
     y_px: float
@@ -36,27 +36,27 @@ class Frame:
     angle_deg: float = 0.0
 
     def place(self, points: np.ndarray | Sequence[tuple[float, float]]) -> np.ndarray:
-        """Return local points (n, 2) in pixels of the photograph."""
+        """Convert local points (n, 2) to pixels of the photograph."""
         cosine = math.cos(math.radians(self.angle_deg)) * self.scale
         sine = math.sin(math.radians(self.angle_deg)) * self.scale
         turned = np.asarray(points, dtype=np.float64) @ np.array([[cosine, sine], [-sine, cosine]])
         return turned + np.array([self.x_px, self.y_px])
 
     def child(self, x: float, y: float, angle_deg: float = 0.0, scale: float = 1.0) -> Frame:
-        """Return a frame whose origin is the local point (x, y), turned and scaled further."""
+        """Return a frame with its origin at the local point (x, y), rotated and scaled relative to this one."""
         (origin,) = self.place([(x, y)])
         return Frame(origin[0], origin[1], self.scale * scale, self.angle_deg + angle_deg)
 
 
 class Canvas:
-    """A photograph being painted, back to front: RGB uint8 (height, width, 3) and the side the sun stands on."""
+    """A photograph, painted back to front: RGB uint8 (height, width, 3). `sun`: -1 is at the left, 1 at the right."""
 
     def __init__(self, width_px: int, height_px: int, sun: Literal[-1, 1]) -> None:
         self.image = np.zeros((height_px, width_px, 3), np.uint8)
         self.width_px, self.height_px, self.sun = width_px, height_px, sun
 
     def fill(self, outlines: np.ndarray | list[np.ndarray], colour: Colour) -> None:
-        """Fill one outline, or many at once by the even-odd rule."""
+        """Fill one outline, or several at once by the even-odd rule."""
         many = outlines if isinstance(outlines, list) else [outlines]
         cv2.fillPoly(self.image, [_fixed_point(outline) for outline in many], colour, cv2.LINE_AA, _SHIFT)
 
@@ -66,40 +66,40 @@ class Canvas:
         cv2.polylines(self.image, [_fixed_point(points)], False, colour, width, cv2.LINE_AA, _SHIFT)
 
     def round_body(self, left: np.ndarray, right: np.ndarray, colour: Colour, num_strips: int = 9) -> np.ndarray:
-        """Fill between two sides, each (n, 2), shaded like a cylinder lit by the sun; return the outline (2n, 2)."""
+        """Fill the area between two sides, each (n, 2), shaded like a cylinder; return its outline (2n, 2)."""
         for step in range(num_strips):
             start = step / num_strips
-            # Each strip reaches to the far side, so that soft edges leave no seam between neighbours.
+            # Each strip extends to the far side, so that anti-aliased edges leave no seams.
             near = left + (right - left) * start
             self.fill(np.concatenate([near, right[::-1]]), shade(colour, _cylinder_light(start, self.sun)))
         return np.concatenate([left, right[::-1]])
 
 
 def shade(colour: Colour, factor: float) -> Colour:
-    """Return the colour, lighter or darker."""
+    """Return the colour multiplied by `factor`, within 0..255."""
     red, green, blue = (float(min(255.0, max(0.0, channel * factor))) for channel in colour)
     return red, green, blue
 
 
 def vary(rng: np.random.Generator, colour: Colour, amount: float = 0.08) -> Colour:
-    """Return the colour with its brightness and each channel changed at random by about `amount`."""
+    """Return the colour with brightness and channels changed randomly by about `amount`."""
     red, green, blue = np.array(colour) * (1 + rng.uniform(-amount, amount) + rng.normal(0, amount / 6, 3))
     return shade((red, green, blue), 1.0)
 
 
 def ellipse(centre_x: float, centre_y: float, radius_x: float, radius_y: float, num_points: int = 20) -> np.ndarray:
-    """Return the corners (num_points, 2) of an ellipse."""
+    """Return the vertices (num_points, 2) of an ellipse."""
     angles = np.linspace(0, 2 * math.pi, num_points, endpoint=False)
     return np.stack([centre_x + radius_x * np.cos(angles), centre_y + radius_y * np.sin(angles)], axis=1)
 
 
 def along(start: np.ndarray, end: np.ndarray, fraction: float) -> np.ndarray:
-    """Return the point, or points, a fraction of the way from start to end."""
+    """Return the point or points at `fraction` of the way from start to end."""
     return start + (end - start) * fraction
 
 
 def clip(outline: np.ndarray, width_px: float, height_px: float, margin_px: float = 0.0) -> np.ndarray:
-    """Cut a polygon at the photograph's edges moved outwards by the margin; may return an empty array (0, 2).
+    """Clip a polygon to the photograph's edges moved outwards by the margin; may return an empty array (0, 2).
 
     Sutherland and Hodgman, "Reentrant polygon clipping", CACM 17 (1974).
     """

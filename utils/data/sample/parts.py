@@ -1,7 +1,7 @@
 """The hardware of a distribution line. Each function paints one part and returns its outline in the photograph.
 
-Parts are drawn in a `Frame` whose unit is one pixel at scale 1; the sizes here are those of a photograph 1280 pixels
-wide taken a few metres from the pole top.
+Parts are drawn in a `Frame` with a unit of one pixel at scale 1. Their sizes fit a photograph 1280 pixels wide, taken a
+few metres from the pole top.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def paint_crossarm(canvas: Canvas, rng: np.random.Generator, frame: Frame, left:
 
 
 def porcelain(rng: np.random.Generator) -> Colour:
-    """Choose what a photograph's insulators are made of: brown or white ceramic, or green glass."""
+    """Choose the colour of a photograph's insulators: brown or white ceramic, or green glass."""
     return vary(rng, _PORCELAINS[rng.choice(len(_PORCELAINS), p=_PORCELAIN_SHARES)], 0.1)
 
 
@@ -166,7 +166,7 @@ def paint_cable(canvas: Canvas, path: np.ndarray, width_px: float) -> None:
 
 
 def paint_jumper(canvas: Canvas, start: np.ndarray, end: np.ndarray) -> None:
-    """Paint a thin slack lead between two points; nobody annotates these."""
+    """Paint a thin slack lead between two points, which is not annotated."""
     slack = (abs(end[0] - start[0]) + abs(end[1] - start[1])) * 0.16
     parts = np.linspace(0, 1, 9)[:, None]
     canvas.line(start + (end - start) * parts + np.sin(parts * math.pi) * (0, slack), (48, 48, 50), 3)

@@ -1,4 +1,4 @@
-"""One photograph: a pole top with its hardware and wires in front of a backdrop, and what an annotator would draw."""
+"""Draws one photograph, a pole top with hardware and wires in front of a backdrop, and its annotations."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from utils.data.sample import parts
 from utils.data.sample.backdrop import finish, paint_backdrop, paint_branch
 from utils.data.sample.canvas import Annotation, Canvas, Frame, area, clip
 
-SAMPLE_LINE_WIDTH_PX = 14  # how wide the sample's wires are drawn unless told: the line width to parse its labels with
+SAMPLE_LINE_WIDTH_PX = 14  # default width of the sample's wires; use it as --line-width of parse_labels.py
 _SIZES = ((1280, 960), (1280, 720), (960, 1280))
 _SIZE_SHARES = (0.70, 0.15, 0.15)
 _ARM_Y = 70.0  # below the pole top
 _MIN_WIRE_GAP_PX = 46.0
-_MIN_VISIBLE_SHARE = 0.2  # nobody outlines a sliver at the edge
+_MIN_VISIBLE_SHARE = 0.2  # less visible objects are not annotated
 
 
 @dataclass(frozen=True)
 class Scene:
-    """An upright photograph, RGB uint8 (height, width, 3), and its annotations, which may run past the edges."""
+    """An upright photograph, RGB uint8 (height, width, 3), and its annotations, which may extend beyond the edges."""
 
     image: np.ndarray
     annotations: list[Annotation]
@@ -29,7 +29,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class _Rig:
-    """Where the pole and its arms stand. `insulators` are feet on the first arms, in order of painting."""
+    """Positions of the pole, its arms and the feet of its insulators, in order of painting."""
 
     pole: Frame
     arms: list[tuple[Frame, float, float]]  # frame, left and right end along x
@@ -38,7 +38,7 @@ class _Rig:
 
 
 def draw_scene(seed: int, index: int, wire_width_px: float = SAMPLE_LINE_WIDTH_PX) -> Scene:
-    """Draw photograph `index` with wires about `wire_width_px` wide: a pure function of its arguments."""
+    """Draw photograph `index` with wires about `wire_width_px` wide. Depends only on its arguments."""
     rng = np.random.default_rng((seed, index))
     width_px, height_px = _SIZES[rng.choice(len(_SIZES), p=_SIZE_SHARES)]
     sun: Literal[-1, 1] = 1 if rng.random() < 0.5 else -1
@@ -52,7 +52,7 @@ def draw_scene(seed: int, index: int, wire_width_px: float = SAMPLE_LINE_WIDTH_P
     annotations += _paint_insulators_and_conductors(canvas, rng, rig, wire_width_px)
     if rng.random() < 0.3:
         branch = Annotation("vegetation", paint_branch(canvas, rng))
-        # A class that nobody asked for turns up now and then: readers must report it, not stumble over it.
+        # Sometimes an unknown class is annotated, which parse_labels.py must report.
         annotations += [branch] if rng.random() < 0.06 else []
     finish(canvas, rng)
     return Scene(canvas.image, [seen for drawn in annotations for seen in _outline_by_hand(drawn, canvas, rng)])
@@ -69,7 +69,7 @@ def _plan_rig(canvas: Canvas, rng: np.random.Generator) -> _Rig:
     )
     layout = rng.choice(["flat", "delta", "double"], p=[0.45, 0.3, 0.25])
     spacing = rng.uniform(165, 205)
-    # Seen from the side, wires of neighbouring insulators lie one above the other only if the arm looks tilted.
+    # The arm must be tilted so that wires of neighbouring insulators do not overlap.
     needed_deg = float(np.degrees(np.arcsin(min(0.42, _MIN_WIRE_GAP_PX / (spacing * scale)))))
     tilt_deg = max(rng.uniform(9, 17), needed_deg) * (1 if rng.random() < 0.5 else -1)
     if layout == "flat":
@@ -157,8 +157,8 @@ def _wire_path(
 ) -> np.ndarray:
     """Return a wire (n, 2) from edge to edge over its support, or only to the left (-1) or right (1) of it.
 
-    On both sides it leaves the support falling and flattens towards mid-span: the parabola that stands for a catenary.
-    `sag` is the fall at the far edge as a share of the photograph's width.
+    It sags on both sides as a parabola, an approximation of a catenary. `sag` is the drop at a distance of the
+    photograph's width from the support, as a share of that width.
     """
     x, y = float(support[0]), float(support[1])
     width = canvas.width_px
@@ -175,7 +175,7 @@ def _length_past_edge(canvas: Canvas, frame: Frame) -> float:
 
 
 def _outline_by_hand(drawn: Annotation, canvas: Canvas, rng: np.random.Generator) -> list[Annotation]:
-    """Return what an annotator makes of an object: small errors, nothing for a sliver, one line per visible stretch."""
+    """Simulate an annotator: small errors, no annotation of barely visible objects, one line per visible stretch."""
     points = drawn.points + rng.normal(0, 0.8, drawn.points.shape)
     if drawn.is_line:
         return [Annotation(drawn.name, stretch, True) for stretch in _visible_stretches(points, canvas.height_px)]
@@ -185,7 +185,7 @@ def _outline_by_hand(drawn: Annotation, canvas: Canvas, rng: np.random.Generator
 
 
 def _visible_stretches(path: np.ndarray, height_px: int) -> list[np.ndarray]:
-    """Cut a wire (n, 2), ordered by x, where it leaves the photograph above or below."""
+    """Split a wire (n, 2), sorted by x, where it leaves the photograph at the top or bottom."""
     if ((path[:, 1] >= 0) & (path[:, 1] < height_px)).all():
         return [path]
     x = np.linspace(path[0, 0], path[-1, 0], 240)

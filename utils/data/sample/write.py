@@ -1,4 +1,4 @@
-"""Writes the sample as EPRI publishes its photographs: folders per circuit and one CSV, with all of its quirks."""
+"""Writes the sample in EPRI's raw layout: a folder per circuit and one CSV, with the irregularities of EPRI's files."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from PIL import Image
 from utils.common.errors import UserError
 from utils.common.files import write_bytes_atomic
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
-from utils.data.images import write_jpeg
+from utils.data.images import EXIF_ORIENTATION_TAG, write_jpeg
+from utils.data.parsing.label_csv import LABEL_CSV
 from utils.data.sample.canvas import Annotation, along, clip
 from utils.data.sample.scene import SAMPLE_LINE_WIDTH_PX, Scene, draw_scene
 
-LABELS_FILE_NAME = "Overhead-Distribution-Labels.csv"
 _DATASET_NAME = "Built-in sample"
 _CIRCUITS = ("Circuit1", "Circuit10")
 _COLUMNS = ("Label", "External ID", "Dataset Name")
 _PAST_EDGE_PX = 40.0
-_ORIENTATION_TAG = 274  # EXIF 2.32, tag 0x0112
-# Quarter turns against the clock that take the upright picture to the stored one, by EXIF orientation.
+# Counterclockwise quarter turns from the upright to the stored image, by EXIF orientation.
 _TURNS = {3: 2, 6: 1, 8: 3}
-# (remainder of index / 12, class) -> another spelling of the class
+# (index % 12, class) -> another spelling of the class
 _SPELLINGS = {
     (2, "transformers"): "transformer",
     (4, "background_structure"): "Background Structure",
@@ -38,7 +37,7 @@ _SPELLINGS = {
 
 @dataclass(frozen=True)
 class SampleReport:
-    """What was written. `objects_per_class` counts the CSV's objects by the class names of dataset.yaml."""
+    """The written sample. `objects_per_class` counts the CSV's objects by class name of dataset.yaml."""
 
     num_photos: int
     num_rows: int
@@ -48,18 +47,19 @@ class SampleReport:
 def write_sample(
     output_dir: Path, num_photos: int = 240, seed: int = 0, wire_width_px: float = SAMPLE_LINE_WIDTH_PX
 ) -> SampleReport:
-    """Write drone-like photographs of a distribution line, labelled, in EPRI's raw layout.
+    """Write labelled drawn photographs of a distribution line in EPRI's raw layout.
 
-    Photograph i, its name, its row and its quirks depend on (seed, i) only: the same call gives the same bytes, and a
-    larger `num_photos` extends a smaller one. Wires are drawn about `wire_width_px` wide, of 1280. Points are pixels of the upright photograph, also where the file is
-    stored turned and says so in its EXIF orientation. By index, the quirks of EPRI's files:
+    Photograph i, its name, row and irregularities depend only on (seed, i): the same call gives the same bytes, and a
+    larger `num_photos` extends a smaller one. Wires are about `wire_width_px` wide in a photograph of 1280 pixels.
+    Points are pixels of the upright photograph, also if its file has an EXIF orientation. Irregularities of EPRI's
+    files, by index:
 
-    - every 8th from 0: polygons run up to 40 pixels past the edges (all others end there)
-    - 0, 120, …: a pole's outline touches itself; 1, 121, …: one more pole, with two points only
-    - 3, 123, …: one more row, whose photograph does not exist; 6, 246, …: a photograph without a row
+    - every 8th from 0: polygons extend up to 40 pixels beyond the edges (in others they end there)
+    - 0, 120, …: a pole's outline touches itself; 1, 121, …: another pole with only two points
+    - 3, 123, …: another row, whose photograph does not exist; 6, 246, …: a photograph without a row
     - 2, 5, 7 of every 40: EXIF orientation 6, 8, 3
 
-    Raises UserError when `num_photos` or `wire_width_px` is below 1, `seed` negative, or when the folder holds other
+    Raises UserError when `num_photos`, `seed` or `wire_width_px` is out of range, or when the folder holds other
     photographs or labels.
     """
     if num_photos < 1:
@@ -69,9 +69,9 @@ def write_sample(
     if not 1 <= wire_width_px <= 40:
         raise UserError(f"wire_width_px: {wire_width_px}; wires can be drawn 1 to 40 pixels wide")
     paths = [output_dir / photo_path(index) for index in range(num_photos)]
-    labels_file = output_dir / LABELS_FILE_NAME
+    labels_file = output_dir / LABEL_CSV
     _refuse_other_data(output_dir, labels_file, set(paths))
-    # Until the new labels are complete there are none: old rows must not describe new photographs.
+    # Old rows must not describe new photographs: no label file until the new one is complete.
     labels_file.unlink(missing_ok=True)
     counts: Counter[str] = Counter()
     rows: list[tuple[str, str, str]] = []
@@ -90,14 +90,14 @@ def write_sample(
 
 
 def photo_path(index: int) -> Path:
-    """Return where photograph `index` lies, such as `Circuit10/10 (4).jpg`: every fourth belongs to circuit 10."""
+    """Return the path of photograph `index`, such as `Circuit10/10 (4).jpg`; every fourth belongs to circuit 10."""
     circuit = "10" if index % 4 == 3 else "1"
     suffix = ".jpg" if index % 5 == 2 else ".JPEG" if index % 16 == 9 else ".JPG"
     return Path(f"Circuit{circuit}") / f"{circuit} ({index + 1}){suffix}"
 
 
 def _refuse_other_data(output_dir: Path, labels_file: Path, expected: set[Path]) -> None:
-    """Raise UserError rather than overwrite, or mix with, anything but an earlier sample of this size."""
+    """Raise UserError if the folder holds anything but a sample of at most this size."""
     present = {file for circuit in _CIRCUITS for file in (output_dir / circuit).glob("*") if file.is_file()}
     if not labels_file.exists():
         strangers = present
@@ -110,7 +110,7 @@ def _refuse_other_data(output_dir: Path, labels_file: Path, expected: set[Path])
 
 
 def _row_names(file_name: str, index: int) -> list[str]:
-    """Return the `External ID` of each of the photograph's rows: none, one, or one more that names no file."""
+    """Return the `External ID` of the photograph's rows: none, one, or two, of which the second names no file."""
     if index % 240 == 6:
         return []
     return [file_name, f"10 ({90_000 + index}).JPG"] if index % 120 == 3 else [file_name]
@@ -123,7 +123,7 @@ def _write_photo(path: Path, image: np.ndarray, seed: int, index: int) -> None:
         write_jpeg(path, image, quality)
         return
     exif = Image.Exif()
-    exif[_ORIENTATION_TAG] = orientation
+    exif[EXIF_ORIENTATION_TAG] = orientation
     stored = Image.fromarray(np.ascontiguousarray(np.rot90(image, _TURNS[orientation])))
     buffer = io.BytesIO()
     stored.save(buffer, format="JPEG", quality=quality, exif=exif)
@@ -131,7 +131,7 @@ def _write_photo(path: Path, image: np.ndarray, seed: int, index: int) -> None:
 
 
 def _annotate(scene: Scene, index: int) -> list[Annotation]:
-    """Apply the quirks of photograph `index` to its outlines."""
+    """Apply the irregularities of photograph `index` to its annotations."""
     height_px, width_px = scene.image.shape[:2]
     margin_px = _PAST_EDGE_PX if index % 8 == 0 else 0.0
     found = []
@@ -142,14 +142,14 @@ def _annotate(scene: Scene, index: int) -> list[Annotation]:
         if not annotation.is_line:
             points = clip(points, width_px, height_px, margin_px)
         found.append(Annotation(annotation.name, points, annotation.is_line))
-    if index % 120 == 1:  # the pole again, given up after two points
+    if index % 120 == 1:  # the pole again, with only two points
         corners = next(annotation.points for annotation in found if annotation.name == "pole")
         found.append(Annotation("pole", corners[:2]))
     return found
 
 
 def _touching_itself(outline: np.ndarray) -> np.ndarray:
-    """Notch the left side of a pole, given by its corners against the clock, until it meets the right side."""
+    """Notch the left side of a pole up to its right side; `outline` is its four corners, counterclockwise."""
     left_top, left_bottom, right_bottom, right_top = outline
     touch = along(right_top, right_bottom, 0.4)
     notch = [along(left_top, left_bottom, 0.39), touch, along(left_top, left_bottom, 0.41)]
@@ -157,7 +157,7 @@ def _touching_itself(outline: np.ndarray) -> np.ndarray:
 
 
 def _label_objects(annotations: list[Annotation], scene: Scene, seed: int, index: int) -> list[dict[str, Any]]:
-    """Return the objects as Labelbox exports them: plain values only, so that `repr` is a Python literal."""
+    """Return the objects in Labelbox's export format, as plain values, so that `repr` is a Python literal."""
     height_px, width_px = scene.image.shape[:2]
     objects = []
     for number, annotation in enumerate(annotations):
