@@ -29,12 +29,12 @@ from utils.data.dataset import SegmentationDataset, read_photos
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.data.loader import ShardBatches, batch_bytes, get_dataloader, plan_loader
 from utils.distributed import cleanup_ddp, setup_ddp
-from utils.evaluation.coco import CocoCollector, judge_files
-from utils.evaluation.evaluate import PRECISE, Evaluation, PhotoPixels, evaluate
+from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
+from utils.evaluation.evaluate import FULL_PRECISION, Evaluation, PhotoPixels, evaluate
 from utils.evaluation.metrics import calibration, operating_points, precision_recall_curves
 from utils.evaluation.native_masks import sizes_on_disk
 from utils.evaluation.report import Subject, Viewer, build_page, choose_worst, count_errors, draw_cards
-from utils.evaluation.tables import class_table, comparison_table, judges_table, size_table
+from utils.evaluation.tables import class_table, coco_comparison_table, comparison_table, size_table
 from utils.plots import plot_confusion_matrix, plot_pr_curves
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import class_names, load_weights, trained_size_px
@@ -162,7 +162,7 @@ def get_loader(
 
 def precision_of(config: EvaluationConfig, device: torch.device) -> Precision:
     """Return the precision that `--amp` asks for; by default none of it."""
-    return choose_precision(config.amp, device) if config.amp != "off" else PRECISE
+    return choose_precision(config.amp, device) if config.amp != "off" else FULL_PRECISION
 
 
 def write_results(
@@ -182,7 +182,9 @@ def write_results(
         for candidate, evaluation in zip(candidates, evaluations, strict=True)
     ]
     if config.coco_eval:
-        metrics[0]["coco_eval"] = judge_files(folder / "ground_truth.json", folder / "predictions.json")
+        metrics[0]["coco_eval"] = evaluate_with_faster_coco_eval(
+            folder / "ground_truth.json", folder / "predictions.json"
+        )
     if len(metrics) < len(METRICS_FILES):  # an earlier comparison's
         (folder / METRICS_FILES[1]).unlink(missing_ok=True)
     for file_name, content in zip(METRICS_FILES, metrics, strict=False):
@@ -249,7 +251,7 @@ def print_results(models: Sequence[dict[str, Any]], output: str) -> None:
     print(class_table(metrics))
     print(f"\n{size_table(metrics)}\n")
     if "coco_eval" in metrics:
-        print(f"{judges_table(metrics)}\n")
+        print(f"{coco_comparison_table(metrics)}\n")
     if len(models) > 1:
         print(f"{comparison_table(models)}\n")
     print(f"Validation loss: {metrics['val_loss']:.4f}")

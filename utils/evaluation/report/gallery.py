@@ -15,7 +15,7 @@ from utils.data.cache import load_photo
 from utils.data.dataset import Sample, SegmentationDataset
 from utils.data.images import encode_jpeg
 from utils.evaluation.evaluate import AP_IOU
-from utils.evaluation.metrics import CONFUSION_MIN_SCORE, ImageResult, box_iou, pair_whatever_class
+from utils.evaluation.metrics import CONFUSION_MIN_SCORE, ImageResult, box_iou, pair_ignoring_class
 from utils.evaluation.native_masks import outlines_in_photo, place
 from utils.plots import draw_instances
 from utils.yolo.inputs import prepare_images
@@ -111,7 +111,7 @@ def draw_image(viewer: Viewer, index: int) -> tuple[bytes, bytes]:
     if viewer.in_photo:
         truth, boxes = placement.boxes_to_photo(truth), placement.boxes_to_photo(boxes)
     scores, class_ids = found.scores.cpu().numpy(), found.class_ids.cpu().numpy()
-    partner = pair_whatever_class(box_iou(truth.numpy(), boxes.numpy()), len(sample.class_ids), scores)
+    partner = pair_ignoring_class(box_iou(truth.numpy(), boxes.numpy()), len(sample.class_ids), scores)
     of_prediction = np.full(len(found), -1)
     of_prediction[partner[partner >= 0]] = np.flatnonzero(partner >= 0)
 
