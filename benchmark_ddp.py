@@ -1,11 +1,11 @@
-"""Measure what more processes bring: the same training on 1, 2, 4, … GPUs (or CPU cores) of this machine.
+"""Measure how training scales: the same training on 1, 2, 4, … GPUs (or CPU cores) of this machine.
 
     python benchmark_ddp.py
     python benchmark_ddp.py --processes 1 4 --batch-size 8 --predict 8 16 64 --interconnect nvlink4 --network 100gbe
     python benchmark_ddp.py --data data/processed/dataset.yaml
 
-Start it plainly, without torchrun: it starts the processes itself. Without --data one synthetic batch is trained again and
-again. What it says of more devices than it has is a prediction, and marked so.
+Start it without torchrun: it starts the processes itself. Without --data every step trains on the same synthetic batch.
+Speeds for more devices than the machine has are predictions and are marked as such.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from utils.measure.step_ranges import training_loader
 from utils.yolo.model import weights_or_description
 
 SHARES_NOTE = (
-    "Shares of a step's time on the average rank, from ranges measured within the steps; sum: their sum over the step by the",
-    "host's clock. Imbalance: waiting for the last rank. Overlap: gradients' all-reduce that no rank stood still for; net",
-    "overlap: what is left of it after the slow-down of the compute meanwhile, from steps with and without communication.",
+    "Shares of a step's time, mean over the ranks, from ranges measured within the steps. Sum: their sum divided by the step's",
+    "time on the host's clock. Imbalance: waiting for the slowest rank. Overlap: share of the gradients' all-reduce during which",
+    "no rank waited. Net overlap: the same minus the slow-down of compute, from steps with and without communication.",
 )
 SCALINGS = {"weak": ("weak",), "strong": ("strong",), "both": ("weak", "strong")}
 
@@ -47,7 +47,7 @@ SCALINGS = {"weak": ("weak",), "strong": ("strong",), "both": ("weak", "strong")
 class BenchmarkConfig(Options):
     """Options of `benchmark_ddp.py`."""
 
-    model: str = option("yolov8n-seg.yaml", "model to train; what its weights are does not matter")
+    model: str = option("yolov8n-seg.yaml", "model to train; its weights do not matter")
     batch_size: int = option(16, "images per process (weak scaling) or over all processes (strong scaling)", at_least=1)
     img_size: int | None = option(
         None,
@@ -55,26 +55,32 @@ class BenchmarkConfig(Options):
         **INPUT_SIZE,
     )
     objects_per_image: int = option(20, "labelled objects in each synthetic image", at_least=0)
-    data: str | None = option(None, "data-set YAML: train from it with the trainer's loader", metavar="YAML")
+    data: str | None = option(None, "data-set YAML: train on it with the trainer's loader", metavar="YAML")
     num_workers: int | None = option(
-        None, "loader processes per rank with --data; unset: as the trainer chooses", at_least=0
+        None, "loader processes per rank with --data; unset: as many as the trainer uses", at_least=0
     )
-    steps: int | None = option(None, "training steps measured per run; unset: 20 on GPUs, 5 on a CPU", at_least=1)
-    warmup: int | None = option(None, "training steps before them; unset: 5 on GPUs, 2 on a CPU", at_least=1)
-    repeats: int = option(3, "rounds over all process counts", at_least=1)
+    steps: int | None = option(None, "training steps measured per run; unset: 20 on GPUs, 6 on a CPU", at_least=1)
+    warmup: int | None = option(
+        None, "training steps before the measured ones; unset: 5 on GPUs, 2 on a CPU", at_least=1
+    )
+    repeats: int = option(3, "how often every process count is measured", at_least=1)
     processes: tuple[int, ...] | None = option(
         None,
         f"process counts; unset: 1 2 4 ... up to the GPUs, or up to the cores, at most {MOST_CPU_PROCESSES}",
         at_least=1,
     )
-    scaling: str = option("both", "which batch stays the same, see --batch-size", choices=tuple(SCALINGS))
+    scaling: str = option(
+        "both", "weak: the same batch per process; strong: the same batch over all processes", choices=tuple(SCALINGS)
+    )
     predict: tuple[int, ...] = option((8, 16, 64), "device counts to predict (weak scaling)", metavar="N", at_least=1)
-    interconnect: str = option(MEASURED, "link inside a machine that predictions go by", choices=(MEASURED, *PRESETS))
-    network: str = option("100gbe", "link between machines that predictions go by", choices=tuple(PRESETS))
-    gpus_per_node: int = option(GPUS_PER_NODE, "devices of one machine in predictions", at_least=1)
+    interconnect: str = option(
+        MEASURED, "link between the GPUs of a machine, for predictions", choices=(MEASURED, *PRESETS)
+    )
+    network: str = option("100gbe", "link between machines, for predictions", choices=tuple(PRESETS))
+    gpus_per_node: int = option(GPUS_PER_NODE, "devices per machine, for predictions", at_least=1)
     amp: str = option("auto", "mixed precision", choices=PRECISION_CHOICES)
     device: str = option("auto", "where to train", choices=("auto", "cpu", "cuda"))
-    timeout_s: float = option(600.0, "seconds that one run may take", metavar="SECONDS", at_least=1)
+    timeout_s: float = option(600.0, "time limit of one run in seconds", metavar="SECONDS", at_least=1)
     output: str = option("outputs/benchmarks", "folder for the results", metavar="DIR")
 
 
@@ -120,7 +126,7 @@ def main() -> int:
 
 
 def build_job(config: BenchmarkConfig, model: str, device: torch.device, most_processes: int) -> RankJob:
-    """Return what every rank is told."""
+    """Return the job that every rank runs."""
     is_gpu = device.type == "cuda"
     workers = config.num_workers
     if workers is None:
@@ -141,7 +147,7 @@ def build_job(config: BenchmarkConfig, model: str, device: torch.device, most_pr
 
 
 def describe(config: BenchmarkConfig, counts: Sequence[int], device: torch.device) -> str:
-    """Return one line: what is trained, and on what."""
+    """Return one line with the model, the data, the input size, the precision and the devices."""
     is_gpu = device.type == "cuda"
     place = f"up to {max(counts)} x {torch.cuda.get_device_name(0)}" if is_gpu else "CPU cores, one for each process"
     source = f"photographs of {config.data}" if config.data else "synthetic images"
@@ -151,40 +157,40 @@ def describe(config: BenchmarkConfig, counts: Sequence[int], device: torch.devic
 
 
 def prepare_data(config: BenchmarkConfig) -> None:
-    """Build the packed photographs once, before several ranks ask for them. Raises UserError for unusable data."""
+    """Build the packed photographs once, before several ranks need them. Raises UserError for unusable data."""
     training_loader(config.data or "", config.img_size or 1, 1, 0, pin_memory=False)
 
 
 def make_predictions(
     config: BenchmarkConfig, model: ScalingModel, rows: Sequence[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the rows of the prediction and the lines that say what it rests on."""
+    """Return the rows of the prediction, and lines that state its assumptions."""
     network = PRESETS[config.network]
     inside = model.measured_link if config.interconnect == MEASURED else PRESETS[config.interconnect]
     notes = ["Model fitted to the measured points; rows marked PREDICTION were not measured (weak scaling):"]
     if inside is None:
         inside = network
-        notes.append(f"  one process measures no link, so all go by {link_line(network)}; --interconnect names another")
-    else:
-        notes.append(f"  up to {config.gpus_per_node} devices by {link_line(inside)}")
-        notes.append(f"  beyond, also by {link_line(network)}")
-    if max(row["processes"] for row in rows) > 1:
         notes.append(
-            f"  {model.overlap:.0%} of the gradients' all-reduce hidden behind the backward pass, by the ranges"
+            f"  one process measures no link, so all predictions assume {link_line(network)}; choose another with --interconnect"
         )
     else:
-        notes.append("  one process measures no overlap of all-reduce and backward pass, and none is assumed")
+        notes.append(f"  up to {config.gpus_per_node} devices: {link_line(inside)}")
+        notes.append(f"  more devices: also {link_line(network)}")
+    if max(row["processes"] for row in rows) > 1:
+        notes.append(f"  {model.overlap:.0%} of the gradients' all-reduce overlaps the backward pass (measured)")
+    else:
+        notes.append("  one process measures no overlap of all-reduce and backward pass; none is assumed")
     predicted = predict(model, rows, sorted(set(config.predict)), inside, network, config.gpus_per_node)
     return predicted, notes
 
 
 def link_line(link: Link) -> str:
-    """Describe a link."""
+    """Return a link's name, latency, bandwidth and source."""
     return f"{link.name}: {link.latency_us:.3g} us a step, {link.gb_per_s:.3g} GB/s ({link.source})"
 
 
 def choose_counts(config: BenchmarkConfig, gpus: int) -> tuple[int, ...]:
-    """Return the process counts in ascending order. Raises UserError for what this machine cannot run."""
+    """Return the process counts in ascending order. Raises UserError for counts that this machine cannot run."""
     if config.device == "cuda" and not gpus:
         raise UserError("--device cuda: PyTorch sees no CUDA GPU; use --device cpu or see python test_ddp.py")
     cores = usable_cpu_count()
@@ -200,13 +206,13 @@ def choose_counts(config: BenchmarkConfig, gpus: int) -> tuple[int, ...]:
 
 
 def announce(run: Run) -> None:
-    """Say that a run is done."""
+    """Print the speed of a run."""
     where = f"round {run['repeat']}, {run['scaling']} scaling, {run['processes']} process(es)"
     print(f"  {where}: {run['images_per_s']:.1f} images/s", flush=True)
 
 
 def to_csv(runs: list[Run]) -> str:
-    """Return one line a run, with every single number of it."""
+    """Return a CSV with one line per run and its scalar values."""
     columns = [name for name, value in runs[0].items() if not isinstance(value, list | dict)]
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, columns, extrasaction="ignore", lineterminator="\n")

@@ -1,4 +1,4 @@
-"""Measure a trained model on a split: report.html, metrics.json, COCO-format files.
+"""Evaluate a trained model on a split of a data set; write report.html, metrics.json and COCO files.
 
 python evaluate_model.py --model models/epri_distribution_ddp/best.pt
 python evaluate_model.py --model models/epri_distribution_ddp/best.pt --mask-resolution native --coco-eval
@@ -29,12 +29,12 @@ from utils.data.dataset import SegmentationDataset, read_photos
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.data.loader import ShardBatches, batch_bytes, get_dataloader, plan_loader
 from utils.distributed import cleanup_ddp, setup_ddp
-from utils.evaluation.coco import CocoCollector, judge_files
-from utils.evaluation.evaluate import PRECISE, Evaluation, PhotoPixels, evaluate
+from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
+from utils.evaluation.evaluate import FULL_PRECISION, Evaluation, PhotoPixels, evaluate
 from utils.evaluation.metrics import calibration, operating_points, precision_recall_curves
 from utils.evaluation.native_masks import sizes_on_disk
 from utils.evaluation.report import Subject, Viewer, build_page, choose_worst, count_errors, draw_cards
-from utils.evaluation.tables import class_table, comparison_table, judges_table, size_table
+from utils.evaluation.tables import class_table, coco_comparison_table, comparison_table, size_table
 from utils.plots import plot_confusion_matrix, plot_pr_curves
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import class_names, load_weights, trained_size_px
@@ -48,37 +48,37 @@ class EvaluationConfig(Options):
     """Options of `evaluate_model.py`."""
 
     model: str = option(None, "trained model, such as models/epri_distribution_ddp/best.pt", required=True)
-    compare: str | None = option(None, "a second model, shown beside the first in report.html", metavar="MODEL")
+    compare: str | None = option(None, "a second model, shown next to the first in report.html", metavar="MODEL")
     data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML: folders and class names", metavar="YAML")
-    split: str = option("val", "which split to judge on", choices=("train", "val", "test"))
+    split: str = option("val", "split to evaluate on", choices=("train", "val", "test"))
     output: str = option("outputs/evaluation", "folder for the results", metavar="DIR")
     img_size: int | None = option(
-        None, "side of the network input in pixels; unset: as trained", at_least=32, multiple_of=32
+        None, "side of the network input in pixels; unset: as in training", at_least=32, multiple_of=32
     )
-    batch_size: int = option(16, "images per process and pass through the network", at_least=1)
-    num_workers: int = option(8, "loader processes per process, at most; fewer where the cores do not suffice")
+    batch_size: int = option(16, "images per process and forward pass", at_least=1)
+    num_workers: int = option(8, "loader processes per process, at most; fewer if there are too few cores")
     amp: str = option("off", "mixed precision", choices=PRECISION_CHOICES)
     mask_resolution: str = option(
         "proto",
-        "where masks are compared: proto, a quarter of the input, as Ultralytics does; native, in the photograph's "
-        "pixels, boxes too",
+        "resolution at which masks are compared: proto, a quarter of the input, as in Ultralytics; native, the "
+        "photograph's own pixels, for boxes too",
         choices=("proto", "native"),
     )
     predictions: bool = option(True, "write predictions.json (COCO format, masks at the photographs' size)")
     coco_eval: bool = option(
-        False, "write ground_truth.json too and let faster-coco-eval judge both (its masks are always native)"
+        False, "also write ground_truth.json and compute AP with faster-coco-eval (masks always at native resolution)"
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.coco_eval and not self.predictions:
-            raise UsageError("--coco-eval judges predictions.json: leave out --no-predictions")
+            raise UsageError("--coco-eval reads predictions.json: leave out --no-predictions")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model to measure, with the split as its network inputs."""
+    """A model to evaluate, with the split at its input size."""
 
     path: str
     model: nn.Module
@@ -88,7 +88,7 @@ class Candidate:
 
 def main() -> int:
     """Evaluate; return the exit code."""
-    config = parse_config(EvaluationConfig, "Measure a trained model on a split of a data set")
+    config = parse_config(EvaluationConfig, "Evaluate a trained model on a split of a data set")
     ranks = distributed.read_rank_environment()
     die_with_parent()
     device = choose_device(config.device, ranks.local_rank)
@@ -113,7 +113,7 @@ def main() -> int:
         collector = CocoCollector([photo.file for photo in photos], size_of)
         evaluations = []
         for candidate, loader in zip(candidates, loaders, strict=True):
-            is_main = candidate is candidates[0]  # the files for other programs are about --model alone
+            is_main = candidate is candidates[0]  # the COCO files are written for --model alone
             on_masks = collector.see_masks if config.predictions and is_main else None
             evaluation = evaluate(
                 candidate.model,
@@ -139,7 +139,7 @@ def main() -> int:
 
 
 def check_classes(path: str, names: tuple[str, ...], data: str, expected: tuple[str, ...]) -> None:
-    """Raise UserError when a model was trained on other classes."""
+    """Raise UserError if a model was trained on other classes than the data set's."""
     if names != expected:
         raise UserError(f"{path} knows the classes {', '.join(names)} but {data} has {', '.join(expected)}")
 
@@ -151,7 +151,7 @@ def get_loader(
     workers: int,
     device: torch.device,
 ) -> Any:
-    """Return the loader of this rank's share of the images; rank 0 says what had to give way."""
+    """Return the loader of this rank's share of the images; rank 0 prints what the machine's limits changed."""
     batches = ShardBatches(len(dataset), config.batch_size, ranks.rank, ranks.world_size)
     bytes_per_batch = batch_bytes(config.batch_size, dataset.size_px)
     loading = plan_loader(workers, PREFETCH, bytes_per_batch, ranks.local_world_size)
@@ -161,8 +161,8 @@ def get_loader(
 
 
 def precision_of(config: EvaluationConfig, device: torch.device) -> Precision:
-    """Return the precision that `--amp` asks for; by default none of it."""
-    return choose_precision(config.amp, device) if config.amp != "off" else PRECISE
+    """Return the precision that `--amp` asks for; by default float32."""
+    return choose_precision(config.amp, device) if config.amp != "off" else FULL_PRECISION
 
 
 def write_results(
@@ -172,7 +172,7 @@ def write_results(
     names: tuple[str, ...],
     files: dict[str, Any],
 ) -> list[dict[str, Any]]:
-    """Write the COCO files, have them judged if asked to, write metrics and pictures; return the metrics of each model."""
+    """Write COCO files, metrics and figures; with --coco-eval also compute COCO's AP. Return each model's metrics."""
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     for file_name, content in files.items():
@@ -182,8 +182,10 @@ def write_results(
         for candidate, evaluation in zip(candidates, evaluations, strict=True)
     ]
     if config.coco_eval:
-        metrics[0]["coco_eval"] = judge_files(folder / "ground_truth.json", folder / "predictions.json")
-    if len(metrics) < len(METRICS_FILES):  # an earlier comparison's
+        metrics[0]["coco_eval"] = evaluate_with_faster_coco_eval(
+            folder / "ground_truth.json", folder / "predictions.json"
+        )
+    if len(metrics) < len(METRICS_FILES):  # left by an earlier --compare
         (folder / METRICS_FILES[1]).unlink(missing_ok=True)
     for file_name, content in zip(METRICS_FILES, metrics, strict=False):
         write_text_atomic(folder / file_name, json.dumps(content, indent=2) + "\n")
@@ -198,7 +200,7 @@ def write_results(
 def metrics_of(
     config: EvaluationConfig, candidate: Candidate, evaluation: Evaluation, names: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Return what metrics.json holds of a model."""
+    """Return the content of a model's metrics.json."""
     photos = candidate.dataset.photos
     worst = choose_worst(count_errors(evaluation.results, len(names)))
     return {
@@ -221,7 +223,7 @@ def write_page(
     metrics: Sequence[dict[str, Any]],
     device: torch.device,
 ) -> None:
-    """Write report.html. The few images that it shows are looked at a second time: none is kept from the first."""
+    """Write report.html. The model runs a second time on the few images that it shows; none were kept."""
     names = class_names(candidates[0].model)
     viewers = [
         Viewer(
@@ -244,12 +246,12 @@ def write_page(
 
 
 def print_results(models: Sequence[dict[str, Any]], output: str) -> None:
-    """Print AP by class and by size, what the other judge says, the compared model, and where everything lies."""
+    """Print AP by class and by size, faster-coco-eval's AP, the compared model's AP, and where the files are."""
     metrics = models[0]
     print(class_table(metrics))
     print(f"\n{size_table(metrics)}\n")
     if "coco_eval" in metrics:
-        print(f"{judges_table(metrics)}\n")
+        print(f"{coco_comparison_table(metrics)}\n")
     if len(models) > 1:
         print(f"{comparison_table(models)}\n")
     print(f"Validation loss: {metrics['val_loss']:.4f}")

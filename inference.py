@@ -1,10 +1,10 @@
-"""Find the classes of a trained model in photographs: annotated pictures, JSON and YOLO labels.
+"""Find objects in photographs with a trained model; write annotated pictures, JSON and YOLO labels.
 
     python inference.py --model models/epri_distribution_ddp/best.pt --source data/processed/val/images \
         --output outputs/predictions
 
-Photographs are read a few ahead on all cores, so memory does not grow with their number. One that cannot be read is
-reported and passed over. To deploy elsewhere, open the same file with Ultralytics: `YOLO("best.pt").export(...)`.
+A few photographs are read ahead on all cores, so memory does not grow with their number. Unreadable photographs are
+reported and skipped. To deploy elsewhere, open the same model file with Ultralytics: `YOLO("best.pt").export(...)`.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ class InferenceConfig(Options):
     """Options of `inference.py`."""
 
     model: str = option(None, "trained model, such as models/epri_distribution_ddp/best.pt", required=True)
-    source: str = option(None, "photograph, folder (searched through) or quoted pattern", required=True)
+    source: str = option(None, "photograph, folder (with its subfolders) or quoted pattern", required=True)
     output: str = option("outputs/predictions", "folder for pictures, labels/ and predictions.json", metavar="DIR")
-    conf: float = option(0.25, "least confidence of a detection", **FRACTION)
-    iou: float = option(0.7, "overlap above which the weaker of two detections of a class is dropped", **FRACTION)
+    conf: float = option(0.25, "minimum confidence of a detection", **FRACTION)
+    iou: float = option(0.7, "IoU above which the less confident of two detections of a class is dropped", **FRACTION)
     img_size: int | None = option(
-        None, "side of the network input in pixels; unset: as trained", at_least=32, multiple_of=32
+        None, "side of the network input in pixels; unset: as in training", at_least=32, multiple_of=32
     )
-    classes: tuple[str, ...] | None = option(None, "only these classes, by name or number")
-    max_detections: int = option(300, "most detections per photograph", at_least=1)
-    batch_size: int = option(8, "photographs per pass through the network", at_least=1)
-    save_crops: bool = option(False, "also write each detection's cut-out to crops/<class>/")
+    classes: tuple[str, ...] | None = option(None, "find only these classes, by name or number")
+    max_detections: int = option(300, "maximum number of detections per photograph", at_least=1)
+    batch_size: int = option(8, "photographs per forward pass", at_least=1)
+    save_crops: bool = option(False, "also write a cut-out of each detection to crops/<class>/")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
 
 
 def main() -> int:
-    """Predict; return 1 if no photograph at all could be read."""
-    config = parse_config(InferenceConfig, "Find the classes of a trained model in photographs")
+    """Predict; return the exit code: 1 if no photograph could be read."""
+    config = parse_config(InferenceConfig, "Find objects in photographs with a trained model")
     device = choose_device(config.device, 0)
     if device.type == "cpu":
         torch.set_num_threads(usable_cpu_count())
@@ -95,7 +95,7 @@ def write_results(
     names: tuple[str, ...],
     config: InferenceConfig,
 ) -> None:
-    """Write one photograph's labels, picture and, if asked for, cut-outs."""
+    """Write one photograph's labels, picture and, with --save-crops, cut-outs."""
     found, masks, boxes = prediction.found, prediction.masks, prediction.boxes
     writer.add(file, key, photo.shape, found, boxes, [outline(mask) for mask in masks])
     picture = draw_instances(photo, prediction.class_ids, boxes, masks, found.scores.cpu().numpy(), names)
@@ -105,7 +105,7 @@ def write_results(
 
 
 def _batches(files: list[Path], size_px: int, batch_size: int) -> Iterator[list[tuple[Path, str, Any]]]:
-    """Yield (file, key, photograph, or why it cannot be read), so many at a time."""
+    """Yield lists of `batch_size` (file, key, photograph), with the exception in place of an unreadable photograph."""
 
     def read(item: tuple[Path, str]) -> tuple[Path, str, Any]:
         try:
@@ -119,7 +119,7 @@ def _batches(files: list[Path], size_px: int, batch_size: int) -> Iterator[list[
 
 
 def list_photos(source: str) -> list[Path]:
-    """Return the photographs a file, folder or pattern names, sorted. Raises UserError when there are none."""
+    """Return the photographs that a file, folder or pattern names, sorted. Raises UserError if there are none."""
     path = Path(source)
     if path.is_file():
         return [path]
@@ -131,7 +131,7 @@ def list_photos(source: str) -> list[Path]:
 
 
 def unique_keys(files: list[Path]) -> Iterator[tuple[Path, str]]:
-    """Pair each file with a name for its results that no other has, however folders repeat their names."""
+    """Yield each file with a unique name for its results: its stem, with a number if the stem occurred before."""
     seen: dict[str, int] = {}
     for file in files:
         number = seen[file.stem.lower()] = seen.get(file.stem.lower(), -1) + 1
@@ -139,7 +139,7 @@ def unique_keys(files: list[Path]) -> Iterator[tuple[Path, str]]:
 
 
 def wanted_classes(classes: tuple[str, ...] | None, names: tuple[str, ...]) -> tuple[int, ...] | None:
-    """Turn class names or numbers into numbers. Raises UserError for a class the model does not know."""
+    """Turn class names or numbers into numbers. Raises UserError for a class that the model does not have."""
     if classes is None:
         return None
     known = {**{name: index for index, name in enumerate(names)}, **{str(index): index for index in range(len(names))}}

@@ -1,9 +1,9 @@
-"""Measure how fast one device trains, and with how much memory, at several batch sizes.
+"""Measure the training speed and memory of one device at several batch sizes.
 
     python profile_gpu.py --model yolov8m-seg.pt --batch-sizes 4 8 16 32 64
 
-Real training steps on synthetic images: loading is not measured. Without a GPU the CPU is profiled. Then the best batch
-size is compared with what the device can do, and its most expensive operators are named.
+The steps are real training steps on synthetic images, so data loading is not measured. Without a GPU the CPU is
+profiled. The best batch size is compared with the device's limits, and its most expensive operators are listed.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from utils.measure.operators import Operator, profile_operators
 from utils.measure.plots import plot_profile
 from utils.measure.profiling import (
     BatchProfile,
+    Space,
+    TooLarge,
     best_profile,
     forecast_on_cpu,
     memory_of,
@@ -41,7 +43,7 @@ from utils.measure.step_timer import build_training, criterion_of
 from utils.measure.synthetic import synthetic_batch
 from utils.yolo.model import build_model, weights_or_description
 
-PROFILED_STEPS = {"cuda": 3, "cpu": 1}
+PROFILED_STEPS = {"cuda": 3, "cpu": 1}  # for the table of operators
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,13 @@ class ProfileConfig(Options):
     steps: int | None = option(
         None, "training steps measured per batch size; unset: 20 on a GPU, 4 on a CPU", at_least=1
     )
-    warmup: int | None = option(None, "training steps before them; unset: 5 on a GPU, 1 on a CPU", at_least=1)
+    warmup: int | None = option(
+        None, "training steps before the measured ones; unset: 5 on a GPU, 1 on a CPU", at_least=1
+    )
     amp: str = option("auto", "mixed precision", choices=PRECISION_CHOICES)
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
-    threads: int | None = option(None, "compute threads; unset: as many as the trainer takes", at_least=1)
-    trace: bool = option(False, "also write trace.json, steps at the best batch size for chrome://tracing or Perfetto")
+    threads: int | None = option(None, "compute threads; unset: as many as the trainer uses", at_least=1)
+    trace: bool = option(False, "also write trace.json: steps at the best batch size, for chrome://tracing or Perfetto")
     output: str = option("outputs/profiling", "folder for the results", metavar="DIR")
 
 
@@ -70,8 +74,7 @@ def main() -> int:
     config = parse_config(ProfileConfig, "Measure the speed and memory of training at several batch sizes")
     device = choose_device(config.device, 0)
     tune_device(device, deterministic=False, fixed_shapes=True)
-    is_gpu = device.type == "cuda"
-    if is_gpu:
+    if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.set_num_threads(config.threads or choose_threads_and_workers(1, device_type=device.type)[0])
     seed_everything(0)
@@ -80,7 +83,7 @@ def main() -> int:
     source, note = weights_or_description(config.model)
     model = build_model(source, load_dataset_yaml(DEFAULT_DATASET_YAML).names)
     introduction = [describe(config, device, precision.name), *([note] if note else [])]
-    if not is_gpu:
+    if device.type == "cpu":
         introduction.append(
             "No GPU is profiled: peak memory is the whole process's so far (RSS), and what it held before the model"
             " is counted as `process`"
@@ -88,20 +91,7 @@ def main() -> int:
     print("\n".join(introduction), flush=True)
 
     engine = build_training(model, device, precision)
-    measure = partial(
-        profile_batch,
-        engine,
-        size_px=config.img_size,
-        objects_per_image=config.objects_per_image,
-        warmup_steps=config.warmup or (5 if is_gpu else 1),
-        steps=config.steps or (20 if is_gpu else 4),
-        space=space,
-    )
-    forecast = {} if is_gpu else {"forecast": forecast_on_cpu}
-    profiles, too_large = profile_until_full(config.batch_sizes, measure, announce, **forecast)
-    if not profiles:
-        failed = too_large.batch_size if too_large else min(config.batch_sizes)
-        raise UserError(f"--batch-sizes {failed}: does not fit at {config.img_size} pixels; try a smaller one")
+    profiles, too_large = measure_batch_sizes(config, engine, space)
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     best = best_profile(profiles, space.capacity_bytes)
@@ -125,15 +115,41 @@ def main() -> int:
     }
     write_report(folder, [*introduction, "Times are ms per step.", "", *report, ""], record)
     plot_profile(
-        profiles, best.batch_size, introduction[0], space.capacity_bytes if is_gpu else None, folder / "gpu_profile.png"
+        profiles,
+        best.batch_size,
+        introduction[0],
+        space.capacity_bytes if device.type == "cuda" else None,
+        folder / "gpu_profile.png",
     )
     names = ("gpu_profile.png", "profiling_report.txt", "profile.json", *(("trace.json",) if config.trace else ()))
     print(f"Written: {', '.join(str(folder / name) for name in names)}")
     return 0
 
 
+def measure_batch_sizes(
+    config: ProfileConfig, engine: TrainingEngine, space: Space
+) -> tuple[list[BatchProfile], TooLarge | None]:
+    """Measure the batch sizes until one does not fit. Raises UserError if the first does not."""
+    is_gpu = engine.device.type == "cuda"
+    measure = partial(
+        profile_batch,
+        engine,
+        size_px=config.img_size,
+        objects_per_image=config.objects_per_image,
+        warmup_steps=config.warmup or (5 if is_gpu else 1),
+        steps=config.steps or (20 if is_gpu else 4),
+        space=space,
+    )
+    forecast = {} if is_gpu else {"forecast": forecast_on_cpu}
+    profiles, too_large = profile_until_full(config.batch_sizes, measure, announce, **forecast)
+    if not profiles:
+        failed = too_large.batch_size if too_large else min(config.batch_sizes)
+        raise UserError(f"--batch-sizes {failed}: does not fit at {config.img_size} pixels; try a smaller one")
+    return profiles, too_large
+
+
 def write_report(folder: Path, lines: list[str], record: dict[str, Any]) -> None:
-    """Write profiling_report.txt and profile.json, both with the versions and the hardware."""
+    """Write profiling_report.txt and profile.json, each with versions and hardware."""
     environment = environment_report()
     text = "\n".join([*lines, *(f"{name}: {value}" for name, value in environment.items()), ""])
     write_bytes_atomic(folder / "profiling_report.txt", text.encode())
@@ -142,7 +158,7 @@ def write_report(folder: Path, lines: list[str], record: dict[str, Any]) -> None
 
 
 def find_operators(config: ProfileConfig, engine: TrainingEngine, best: BatchProfile, folder: Path) -> list[Operator]:
-    """Profile steps at the best batch size, and write their trace where it is asked for."""
+    """Profile the operators of steps at the best batch size; with --trace also write their trace."""
     classes = criterion_of(engine).num_classes
     batch = synthetic_batch(best.batch_size, config.img_size, classes, objects_per_image=config.objects_per_image)
     steps = PROFILED_STEPS[engine.device.type]
@@ -150,7 +166,7 @@ def find_operators(config: ProfileConfig, engine: TrainingEngine, best: BatchPro
 
 
 def describe(config: ProfileConfig, device: torch.device, precision: str) -> str:
-    """Return one line: what is profiled, and on which device."""
+    """Return one line with the model, the input size, the precision and the device."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         place = f"{properties.name} ({format_bytes(properties.total_memory)})"
@@ -161,7 +177,7 @@ def describe(config: ProfileConfig, device: torch.device, precision: str) -> str
 
 
 def announce(profile: BatchProfile) -> None:
-    """Say that a batch size is done."""
+    """Print the speed at a batch size."""
     print(f"  batch {profile.batch_size}: {profile.images_per_s:.1f} images/s", flush=True)
 
 

@@ -1,8 +1,8 @@
-"""Checks whether this machine is ready to train: one line a check, with the cure where one is needed.
+"""Checks whether this machine is ready to train: one line per check, with the fix if there is a problem.
 
     python test_ddp.py
 
-Leaves with 0 when nothing failed; warnings (no GPU, no data yet) do not fail. Writes nothing but temporary files.
+Exits with 0 if no check failed; warnings (no GPU, no data yet) are not failures. Writes only temporary files.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from utils.measure.machine_checks import run_checks
 
 @dataclass(frozen=True)
 class MachineCheckConfig(Options):
-    data: str = option(str(DEFAULT_DATASET_YAML), "data-set YAML to look for", metavar="FILE")
-    timeout_s: float = option(120.0, "seconds the processes may take to train a step together", metavar="SECONDS")
+    """Options of `test_ddp.py`."""
+
+    data: str = option(str(DEFAULT_DATASET_YAML), "data-set YAML to check", metavar="FILE")
+    timeout_s: float = option(120.0, "time limit for the training step of several processes", metavar="SECONDS")
 
 
 def main() -> int:
+    """Run the checks; return the exit code."""
     config = parse_config(MachineCheckConfig, "Check whether this machine is ready to train.")
     if config.timeout_s <= 0:
         raise UsageError(f"--timeout-s {config.timeout_s:g}: must be above 0")

@@ -1,4 +1,4 @@
-"""Trains and judges one side of the comparison at a time, each step in a process of its own.
+"""Trains and evaluates one side of the comparison at a time, each step in a process of its own.
 
 A finished step lies in a folder named after everything that decides its outcome; it is not done twice.
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.summary import BY_CLASS, JUDGES, NATIVE, PROJECT, ULTRALYTICS, Run
+from benchmarks.summary import BY_CLASS, EVALUATORS, NATIVE, PROJECT, ULTRALYTICS, Run
 from utils.common.environment import PROJECT_FOLDER, cpu_model, package_version
 from utils.common.errors import UserError
 from utils.common.files import write_text_atomic
@@ -100,7 +100,7 @@ def open_data(yaml_file: Path, folder: Path) -> Data:
 
 
 def compare(setting: Setting, data: Data, seed: int, side: str, folder: Path) -> tuple[Run, bool]:
-    """Train `side` with `seed` and judge its best.pt by both evaluators; return the run and whether it was kept.
+    """Train `side` with `seed` and evaluate its best.pt with all EVALUATORS; return the run and whether it was kept.
 
     Kept means that an equal, finished training was found in `folder`. Raises UserError when a step fails.
     """
@@ -129,7 +129,7 @@ def compare(setting: Setting, data: Data, seed: int, side: str, folder: Path) ->
         _write_json(answer_file, {"options": options, **answer})
     training = _read_json(answer_file)
     best = (home / training["best"]).resolve()  # stored relative, so that the folder may be moved
-    training["scores"] = {judge: scores(setting, data, best, judge, home) for judge in JUDGES}
+    training["scores"] = {evaluator: scores(setting, data, best, evaluator, home) for evaluator in EVALUATORS}
     return {"side": side, "seed": seed, **training}, is_kept
 
 
@@ -148,17 +148,17 @@ def initial_weights(setting: Setting, data: Data, seed: int, folder: Path) -> Pa
     return weights.resolve()
 
 
-def scores(setting: Setting, data: Data, weights: Path, judge: str, home: Path) -> dict[str, float]:
-    """Return the AP of a weights file by one of JUDGES, over all classes and by class, from `home` if it is there already."""
+def scores(setting: Setting, data: Data, weights: Path, evaluator: str, home: Path) -> dict[str, float]:
+    """Return the AP of a weights file by one of EVALUATORS, over all classes and by class, from `home` if it is there already."""
     key = {"weights": _digest([weights]), "source": source_digest(), **_versions()}
-    output = home / f"by-{judge}-{_short(key)}"
+    output = home / f"by-{evaluator}-{_short(key)}"
     answer_file = output.with_suffix(".json")
     if not answer_file.exists():
         size = {"img_size": setting.img_size, "batch_size": setting.batch_size, "device": setting.device}
-        if judge != ULTRALYTICS:
+        if evaluator != ULTRALYTICS:
             flags = [f"--{name.replace('_', '-')}={value}" for name, value in size.items()]
             where = [f"--model={weights}", f"--data={data.yaml_file}", f"--output={output}", "--no-predictions"]
-            where += ["--mask-resolution=native"] if judge == NATIVE else []
+            where += ["--mask-resolution=native"] if evaluator == NATIVE else []
             _run(["evaluate_model.py", *where, *flags], output.with_suffix(".log"))
             found = _read_json(output / "metrics.json")
             found[BY_CLASS] = {line["name"]: line["mask_map50_95"] for line in found["per_class"]}

@@ -11,15 +11,15 @@ from utils.common.text import format_table
 PROJECT, ULTRALYTICS = "project", "ultralytics"
 SIDES = (PROJECT, ULTRALYTICS)
 NATIVE = "project_native"
-JUDGES = {
+EVALUATORS = {
     PROJECT: "our evaluator",
     NATIVE: "ours, in the photographs' pixels",
     ULTRALYTICS: "their evaluator",
 }
 BY_CLASS = "mask_map50_95_by_class"
 _TITLES = {
-    **{f"mask_by_{judge}": f"mask mAP50-95 ({title})" for judge, title in JUDGES.items()},
-    **{f"box_by_{judge}": f"box mAP50-95 ({title})" for judge, title in JUDGES.items()},
+    **{f"mask_by_{evaluator}": f"mask mAP50-95 ({title})" for evaluator, title in EVALUATORS.items()},
+    **{f"box_by_{evaluator}": f"box mAP50-95 ({title})" for evaluator, title in EVALUATORS.items()},
     "wall_s": "wall time, s",
     "epoch_s": "whole epoch with validation, s",
     "images_per_s": "images/s",
@@ -56,28 +56,28 @@ def table(figures: Figures) -> str:
 
 
 def class_means(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return each class's mask AP50-95, the mean over the seeds, as {class: {judge: {side: mean}}}."""
+    """Return each class's mask AP50-95, the mean over the seeds, as {class: {evaluator: {side: mean}}}."""
     names = runs[0]["scores"][PROJECT][BY_CLASS]
     return {
         name: {
-            judge: {
+            evaluator: {
                 side: statistics.fmean(values)
                 for side in SIDES
-                if (values := [run["scores"][judge][BY_CLASS][name] for run in runs if run["side"] == side])
+                if (values := [run["scores"][evaluator][BY_CLASS][name] for run in runs if run["side"] == side])
             }
-            for judge in JUDGES
+            for evaluator in EVALUATORS
         }
         for name in names
     }
 
 
 def class_means_table(means: dict[str, dict[str, dict[str, float]]]) -> str:
-    """Lay the classes' means out, ours / theirs for each judge."""
+    """Lay the classes' means out, ours / theirs for each evaluator."""
     rows = [
-        [name, *(" / ".join(_mean_of(by[judge], side) for side in SIDES) for judge in JUDGES)]
+        [name, *(" / ".join(_mean_of(by[evaluator], side) for side in SIDES) for evaluator in EVALUATORS)]
         for name, by in means.items()
     ]
-    return format_table(["mask mAP50-95: ours / theirs", *JUDGES.values()], rows)
+    return format_table(["mask mAP50-95: ours / theirs", *EVALUATORS.values()], rows)
 
 
 def _mean_of(by_side: dict[str, float], side: str) -> str:
@@ -93,8 +93,8 @@ def ratio_line(figures: Figures) -> str:
 def _figures(run: Run) -> dict[str, float | None]:
     gpu_bytes = run["peak_gpu_memory_bytes"]
     return {
-        **{f"mask_by_{judge}": run["scores"][judge]["mask_map50_95"] for judge in JUDGES},
-        **{f"box_by_{judge}": run["scores"][judge]["box_map50_95"] for judge in JUDGES},
+        **{f"mask_by_{evaluator}": run["scores"][evaluator]["mask_map50_95"] for evaluator in EVALUATORS},
+        **{f"box_by_{evaluator}": run["scores"][evaluator]["box_map50_95"] for evaluator in EVALUATORS},
         "wall_s": run["wall_s"],
         "epoch_s": run["epoch_s"],
         "images_per_s": run["images_per_s"],

@@ -1,6 +1,6 @@
 """One piece of work for Ultralytics, in a process of its own: `ultralytics_job.py JOB.json ANSWER.json`.
 
-The job names an `action`: `start` writes initial weights, `train` trains from them, `val` judges a file.
+The job names an `action`: `start` writes initial weights, `train` trains from them, `val` evaluates a file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ Json = dict[str, Any]
 def main() -> None:
     """Do the job that the command line names."""
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    actions: dict[str, Callable[[Json], Json]] = {"start": write_initial_weights, "train": train, "val": judge}
+    actions: dict[str, Callable[[Json], Json]] = {
+        "start": write_initial_weights,
+        "train": train,
+        "val": run_ultralytics_validator,
+    }
     answer = actions[job["action"]](job)
     write_text_atomic(Path(sys.argv[2]), json.dumps(answer, indent=2) + "\n")
 
@@ -102,7 +106,7 @@ def optimizer_arguments(name: str, num_classes: int) -> Json:
     return {"optimizer": {"sgd": "SGD"}.get(name, name)}
 
 
-def judge(job: Json) -> Json:
+def run_ultralytics_validator(job: Json) -> Json:
     """Return Ultralytics' own scores of a weights file, as its `val()` gives them; a class without objects scores 0."""
     device, threads, workers = machine_share(job["device"])
     yolo = _open(job["weights"])
@@ -143,7 +147,7 @@ class EpochClock:
         self.num_epochs += 1
 
     def end_of_epoch(self, _: Any) -> None:
-        """Note a whole epoch. Ultralytics calls this once more after the last, when it has judged its best weights."""
+        """Note a whole epoch. Ultralytics calls this once more after the last, when it has evaluated its best weights."""
         if len(self.epochs_s) < self.num_epochs:
             self.epochs_s.append(time.perf_counter() - self._start_s)
 

@@ -1,4 +1,4 @@
-"""Train with this project and with Ultralytics, alike and in turn, and let both evaluators judge both results.
+"""Train with this project and with Ultralytics, alike and in turn, and let both evaluators measure both results.
 
     python benchmarks/vs_ultralytics.py --epochs 8 --img-size 192 --seeds 0
     python benchmarks/vs_ultralytics.py --data data/processed/dataset.yaml --model yolov8n-seg.pt --epochs 50
@@ -118,8 +118,8 @@ def _sample(config: ComparisonConfig, folder: Path) -> Path:
 
 
 def announce(run: Run, is_kept: bool) -> None:
-    """Say that a training is done and judged."""
-    by_us, by_them = (run["scores"][judge] for judge in SIDES)
+    """Say that a training is done and evaluated."""
+    by_us, by_them = (run["scores"][evaluator] for evaluator in SIDES)
     print(
         f"  seed {run['seed']}, {run['side']}: mask mAP50-95 {by_us['mask_map50_95']:.4f} "
         f"(by their evaluator {by_them['mask_map50_95']:.4f}), {run['wall_s']:.0f} s, "

@@ -166,11 +166,11 @@ def test_a_target_with_many_anchors_gets_as_many_groups_as_it_needs() -> None:
     target_index[1, 5] = 1
     boxes = torch.tensor([[[0.0, 0, 9, 8], [0, 0, 0, 0]], [[0, 0, 1, 1], [12.5, 4, 16, 12]]])  # prototype pixels
     found = find_positives(foreground, target_index, boxes, side=16)
-    assert found.owner.tolist() == [0, 0, 0, 3]
-    assert found.filled.tolist() == [GROUP_SIZE, GROUP_SIZE, 23 - 2 * GROUP_SIZE, 1]
+    assert found.group_target.tolist() == [0, 0, 0, 3]
+    assert found.group_length.tolist() == [GROUP_SIZE, GROUP_SIZE, 23 - 2 * GROUP_SIZE, 1]
     assert sorted(found.slot.tolist()) == [*range(23), 3 * GROUP_SIZE]
-    assert found.group.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert found.tile.tolist() == [0, 1] * 3 + [4 + 1, 4 + 3]  # two by two tiles in each image
+    assert found.unit_group.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert found.unit_tile.tolist() == [0, 1] * 3 + [4 + 1, 4 + 3]  # two by two tiles in each image
 
 
 def test_a_box_without_a_single_pixel_costs_nothing() -> None:
@@ -178,7 +178,7 @@ def test_a_box_without_a_single_pixel_costs_nothing() -> None:
     boxes = torch.tensor([[[3.1, 2, 3.9, 9]]])  # between two columns
     found = find_positives(foreground, torch.zeros(1, 4, dtype=torch.int64), boxes, side=16)
     assert len(found.slot) == 4
-    assert len(found.group) == 0
+    assert len(found.unit_group) == 0
 
 
 def test_freed_memory_is_kept_on_linux_and_training_gives_the_same_numbers() -> None:

@@ -15,7 +15,7 @@ from utils import distributed
 from utils.common.files import write_text_atomic
 from utils.data.dataset import Sample, SegmentationDataset, collate
 from utils.data.loader import ShardBatches, get_dataloader
-from utils.evaluation.coco import CocoCollector, judge_files
+from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
 from utils.evaluation.evaluate import Evaluation, PhotoPixels, evaluate
 from utils.evaluation.metrics import SIZES
 from utils.evaluation.native_masks import place, sizes_on_disk
@@ -141,7 +141,7 @@ def test_native_results_agree_with_faster_coco_eval(folder: Path, tmp_path: Path
     predictions, ground_truth = collector.gather(NAMES)
     write_text_atomic(tmp_path / "predictions.json", json.dumps(predictions))
     write_text_atomic(tmp_path / "ground_truth.json", json.dumps(ground_truth))
-    coco = judge_files(tmp_path / "ground_truth.json", tmp_path / "predictions.json")
+    coco = evaluate_with_faster_coco_eval(tmp_path / "ground_truth.json", tmp_path / "predictions.json")
     assert len(ground_truth["annotations"]) == ours["num_targets"] > 100
     assert len(ground_truth["images"]) == NUM_PHOTOS
     for name in ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95"):
@@ -161,8 +161,8 @@ def test_coco_files_of_a_split_without_any_detection_can_be_judged(folder: Path,
     predictions, ground_truth = collector.gather(NAMES)
     (tmp_path / "p.json").write_text(json.dumps(predictions))
     (tmp_path / "g.json").write_text(json.dumps(ground_truth))
-    verdict = judge_files(tmp_path / "g.json", tmp_path / "p.json")
-    assert verdict["box_map50"] == verdict["mask_map50_95"] == 0
+    metrics = evaluate_with_faster_coco_eval(tmp_path / "g.json", tmp_path / "p.json")
+    assert metrics["box_map50"] == metrics["mask_map50_95"] == 0
 
 
 def test_the_photograph_on_disk_decides_the_size_not_the_shrunk_copy(folder: Path) -> None:

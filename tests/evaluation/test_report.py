@@ -18,7 +18,7 @@ from tests.oracle import NAMES, SIZE_PX, Oracle, draw_photos
 from utils.data.dataset import SegmentationDataset
 from utils.data.images import decode_image, encode_jpeg
 from utils.data.loader import ShardBatches, get_dataloader
-from utils.evaluation.evaluate import PRECISE, PhotoPixels, evaluate
+from utils.evaluation.evaluate import FULL_PRECISION, PhotoPixels, evaluate
 from utils.evaluation.metrics import calibration, operating_points, precision_recall_curves, summarise
 from utils.evaluation.native_masks import sizes_on_disk
 from utils.evaluation.report import Subject, Viewer, build_page, choose_worst, count_errors, draw_cards
@@ -192,7 +192,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Viewer, list[Any]]
     loader = get_dataloader(dataset, ShardBatches(len(photos), 5, 0, 1), 0, False)
     criterion = SegmentationLoss(model)
     found = evaluate(model, loader, NAMES, criterion, CPU, photo=PhotoPixels(sizes_on_disk(photos)))
-    return Viewer(model, criterion.strides, dataset, NAMES, CPU, PRECISE, False), found.results
+    return Viewer(model, criterion.strides, dataset, NAMES, CPU, FULL_PRECISION, False), found.results
 
 
 def test_the_errors_of_all_images_are_those_of_the_confusion_matrix(judged: tuple[Viewer, list[Any]]) -> None:

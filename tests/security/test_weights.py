@@ -142,18 +142,18 @@ def test_an_activation_that_is_code_is_not_evaluated(honest: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda model: model.yaml.update(backbone=[[-1, 1, "TorchVision", [512, "resnet18"]]]), "none that is built"),
-        (lambda model: model.yaml.update(backbone=[[-1, 1, "check_yaml", ["http://127.0.0.1:9/x.yaml"]]]), "check_yaml is none"),
-        (lambda model: model.yaml.update(head=[[-1, 1, "DetectionModel", ["http://127.0.0.1:9/x.yaml"]]]), "Model is none"),
-        (lambda model: model.yaml.update(backbone=[[-1, 1, "os.system", ["true"]]]), "none that is built"),
-        (lambda model: model.yaml.update(backbone=[[-1, 10**9, "Conv", [8, 3, 2]]]), "no layer needs: int"),
-        (lambda model: model.yaml.update(nc=10**12), "no layer needs: int"),
+        (lambda model: model.yaml.update(backbone=[[-1, 1, "TorchVision", [512, "resnet18"]]]), "is not supported"),
+        (lambda model: model.yaml.update(backbone=[[-1, 1, "check_yaml", ["http://127.0.0.1:9/x.yaml"]]]), "check_yaml is not supported"),
+        (lambda model: model.yaml.update(head=[[-1, 1, "DetectionModel", ["http://127.0.0.1:9/x.yaml"]]]), "Model is not supported"),
+        (lambda model: model.yaml.update(backbone=[[-1, 1, "os.system", ["true"]]]), "is not supported"),
+        (lambda model: model.yaml.update(backbone=[[-1, 10**9, "Conv", [8, 3, 2]]]), "no layer takes: int"),
+        (lambda model: model.yaml.update(nc=10**12), "no layer takes: int"),
         (lambda model: model.yaml.update(head=_doubling(30)), "more than 20000 items"),
         (lambda model: setattr(model, "names", {0: "a\x1b[2J", 1: "b"}), "not printable"),
         (lambda model: setattr(model, "names", {0: "a", 5: "b"}), "not numbered"),
-        (lambda model: setattr(model, "names", {0: "a", 1: "b", 2: "c"}), "do not make a model"),
+        (lambda model: setattr(model, "names", {0: "a", 1: "b", 2: "c"}), "do not fit its network description"),
         (lambda model: setattr(model, "yaml", None), "lacks the lists"),
-        (lambda model: model.model.pop(3), "do not make a model"),
+        (lambda model: model.model.pop(3), "do not fit its network description"),
     ],
 )  # fmt: skip
 def test_known_classes_with_hostile_contents_are_refused(

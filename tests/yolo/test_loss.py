@@ -30,6 +30,11 @@ BATCH_SIZE_PER_RANK = 2
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.fixture(autouse=True)
+def terms_of_yolov8(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mask_loss, "EXTRA_TERMS", ())
+
+
 def targets_of(counts: list[int], size_px: int, seed: int = 0) -> Targets:
     """Return `counts[k]` random objects for image k: boxes of all sizes, thin ones too, each filled in the mask."""
     generator = torch.Generator().manual_seed(seed)

@@ -1,1 +1,1 @@
-"""What a model finds, and how good it is."""
+"""Evaluation of a trained model: metrics, COCO files, prediction files, report.html."""

@@ -1,4 +1,4 @@
-"""COCO's files of a split (ground_truth.json, predictions.json) and faster-coco-eval's verdict on them."""
+"""COCO files of a split (ground_truth.json, predictions.json), and their AP by faster-coco-eval."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Entry = dict[str, Any]
 
 
 class CocoCollector:
-    """Collects detections and, if wanted, the truth while a split is evaluated, then joins what all ranks have.
+    """Collects detections and, if wanted, labels while a split is evaluated; then `gather` joins those of all ranks.
 
-    `see_masks` and `see_image` are made for `utils.evaluation.evaluate.PhotoPixels.on_masks` and `evaluate`'s `on_image`.
-    Everything is in pixels of the photographs, which are known by their position in `files`.
+    Pass `see_masks` as `PhotoPixels.on_masks` and `see_image` as `on_image` (utils/evaluation/evaluate.py). Coordinates
+    are pixels of the photographs; an image's id is its position in `files`.
     """
 
     def __init__(self, files: list[Path], size_of: Callable[[int], tuple[int, int]]) -> None:
@@ -36,7 +36,7 @@ class CocoCollector:
         self.annotations: list[Entry] = []
 
     def see_masks(self, sample: Sample, placement: Placement, found: Detections, masks: np.ndarray) -> None:
-        """Take some of an image's detections with their masks, bool (k, H, W)."""
+        """Add some of an image's detections with their masks, bool (k, H, W)."""
         boxes = placement.boxes_to_photo(found.boxes).cpu().numpy()
         for class_id, score, box, mask in zip(
             found.class_ids.tolist(), found.scores.tolist(), boxes, masks, strict=True
@@ -46,7 +46,7 @@ class CocoCollector:
             self.detections.append({**entry, **shape, "file_name": self.files[sample.index].name})
 
     def see_image(self, sample: Sample, detections: Detections, prototypes: torch.Tensor) -> None:
-        """Take an image's truth: each object's full outline, filled."""
+        """Add an image's labels; an object's mask is its whole outline, filled."""
         width, height = self.size_of(sample.index)
         placement = place(sample, (width, height))
         file_name = self.files[sample.index].name
@@ -70,7 +70,7 @@ class CocoCollector:
         images = sorted(_joined(self.images), key=lambda image: image["id"])
         annotations = sorted(_joined(self.annotations), key=lambda annotation: annotation["image_id"])
         categories = [{"id": class_id, "name": name} for class_id, name in enumerate(names)]
-        # COCO's tools take an annotation with the id 0 for none.
+        # COCO's tools treat an annotation with id 0 as missing.
         numbered = [{"id": number, **annotation} for number, annotation in enumerate(annotations, start=1)]
         return detections, {"images": images, "categories": categories, "annotations": numbered}
 
@@ -85,25 +85,25 @@ def encode_mask(mask: np.ndarray) -> Entry:
     }
 
 
-def judge_files(ground_truth: Path, predictions: Path) -> Entry:
-    """Let faster-coco-eval judge two files; name its figures as ours are named, None where it has none.
+def evaluate_with_faster_coco_eval(ground_truth: Path, predictions: Path) -> Entry:
+    """Return faster-coco-eval's AP of two COCO files, under this project's names; None where it gives none.
 
-    `<kind>_map50`, `<kind>_map50_95`, and `by_size` with `<kind>_map50_95`. It looks at an image's 100 most confident
-    detections of each class, and knows a detection's size by its box or by its mask, as the kind goes.
+    The names are `<kind>_map50`, `<kind>_map50_95`, and `by_size` with `<kind>_map50_95`. It uses an image's 100 most
+    confident detections of each class. A detection's size is its box's area for boxes, its mask's area for masks.
     """
     truth = COCO(str(ground_truth))
     found = json.loads(predictions.read_text(encoding="utf-8"))
-    verdict: Entry = {"by_size": {size: {} for size in SIZES}}
+    metrics: Entry = {"by_size": {size: {} for size in SIZES}}
     for kind, iou_type in (("box", "bbox"), ("mask", "segm")):
-        # Its size of a detection is the box's wherever a box is given, so for masks none is.
+        # It takes a detection's size from the box if there is one, so the boxes are left out for masks.
         entries = [{name: entry[name] for name in entry if kind == "box" or name != "bbox"} for entry in found]
-        judge = COCOeval_faster(truth, truth.loadRes(entries), iou_type)
-        judge.run()
-        figures = {name: None if value < 0 else float(value) for name, value in judge.stats_as_dict.items()}
-        verdict[f"{kind}_map50"], verdict[f"{kind}_map50_95"] = figures["AP_50"], figures["AP_all"]
+        coco_evaluator = COCOeval_faster(truth, truth.loadRes(entries), iou_type)
+        coco_evaluator.run()
+        stats = {name: None if value < 0 else float(value) for name, value in coco_evaluator.stats_as_dict.items()}
+        metrics[f"{kind}_map50"], metrics[f"{kind}_map50_95"] = stats["AP_50"], stats["AP_all"]
         for size in SIZES:
-            verdict["by_size"][size][f"{kind}_map50_95"] = figures[f"AP_{size}"]
-    return verdict
+            metrics["by_size"][size][f"{kind}_map50_95"] = stats[f"AP_{size}"]
+    return metrics
 
 
 def _xywh(box: np.ndarray) -> list[float]:

@@ -1,7 +1,7 @@
-"""evaluate(model, loader): the one judge, used by the trainer, `evaluate_model.py` and the benchmarks, on one rank or many.
+"""Loss and AP of a model on a split, for the trainer, `evaluate_model.py` and the benchmarks, on one rank or many.
 
-Each rank judges its share of the images; the partial results are gathered and merged by image id, so every image counts
-exactly once and every rank ends with the same numbers.
+Each rank evaluates its share of the images. The partial results are gathered and merged by image id, so every image
+counts exactly once and every rank returns the same numbers.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import PARTS, SegmentationLoss
 from utils.yolo.predict import Detections, Placement, detect, prototype_masks, raw_outputs
 
-AP_CONFIDENCE = 0.001  # low enough that the whole precision-recall curve is seen
-AP_IOU = 0.7
-OUTLINE_POINTS = 1000  # Ultralytics' number; the cut to whole pixels makes it matter
-PRECISE = Precision("off", None, False)
+AP_CONFIDENCE = 0.001  # so low that the precision-recall curve is complete; Ultralytics' value
+AP_IOU = 0.7  # of non-maximum suppression; Ultralytics' value
+OUTLINE_POINTS = 1000  # per target; Ultralytics' value, which matters because points are cut to whole pixels
+FULL_PRECISION = Precision("off", None, False)
 OnImage = Callable[[Sample, Detections, torch.Tensor], None]
 
 
 @dataclass(frozen=True)
 class PhotoPixels:
-    """What to measure in the photographs' own pixels, beside what the network's input shows.
+    """What to measure in pixels of the photographs on disk.
 
-    size_of: width and height of photograph `index`; knowing them gives AP by object size. compare: whether boxes and
-    masks are compared there, as predictions are written: enlarged, and cut to the photograph. on_masks: sees all masks
-    at that size, a few at a time.
+    size_of: returns width and height of photograph `index`, from which follows AP by object size. compare: whether IoU
+    is computed on boxes and masks enlarged to the photograph, instead of on the network's input. on_masks: is called
+    with all enlarged masks, a few at a time.
     """
 
     size_of: Callable[[int], tuple[int, int]]
@@ -60,7 +60,7 @@ class PhotoPixels:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a pass over a split gave: headline values by name, and every image's partial result."""
+    """The result of a pass over a split: metrics by name, and the partial result of every image."""
 
     metrics: dict[str, Any]
     results: list[ImageResult]
@@ -74,15 +74,15 @@ def evaluate(
     criterion: SegmentationLoss,
     device: torch.device,
     *,
-    precision: Precision = PRECISE,
+    precision: Precision = FULL_PRECISION,
     on_image: OnImage | None = None,
     photo: PhotoPixels | None = None,
 ) -> Evaluation:
     """Measure loss and box and mask AP over all ranks' shares. Every rank must reach this.
 
     The validation loss is the sum of all images' loss terms over the sum of their normalisers, so it depends neither on
-    the batch size nor on the number of ranks. `on_image(sample, detections, prototypes (32, h, w))` sees each image.
-    With `photo` the metrics also hold `by_size` (see `summarise_sizes`).
+    the batch size nor on the number of ranks. `on_image(sample, detections, prototypes (32, h, w))` is called for each
+    image. With `photo` the metrics also contain `by_size` (see `summarise_sizes`).
     """
     was_training = model.training
     model.eval()
@@ -98,7 +98,7 @@ def evaluate(
             outputs, criterion.strides, images.shape[-1], confidence=AP_CONFIDENCE, iou=AP_IOU, multi_label=True
         )
         for sample, detections, prototypes in zip(batch.samples, found, outputs["proto"], strict=True):
-            local.append(judge(sample, detections, prototypes, len(names), photo))
+            local.append(compute_image_result(sample, detections, prototypes, len(names), photo))
             if on_image is not None:
                 on_image(sample, detections, prototypes)
     model.train(was_training)
@@ -110,16 +110,17 @@ def evaluate(
 
 
 def headline(metrics: dict[str, Any]) -> dict[str, float]:
-    """Keep the single numbers of an evaluation: what a training log holds of it."""
+    """Return the metrics that are single numbers, for the training log."""
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
 
-def judge(
+def compute_image_result(
     sample: Sample, detections: Detections, prototypes: torch.Tensor, num_classes: int, photo: PhotoPixels | None = None
 ) -> ImageResult:
     """Compare one image's detections with its labels.
 
-    Boxes in input pixels and masks at prototype resolution, or both in the photograph's pixels if `photo` says so.
+    Boxes are compared in input pixels and masks at prototype resolution; with `photo.compare` both in the photograph's
+    pixels.
     """
     scores, class_ids = detections.scores.cpu().numpy(), detections.class_ids.cpu().numpy()
     sizes: dict[str, np.ndarray] = {}
@@ -154,7 +155,7 @@ def judge(
 def _compare(
     sample: Sample, detections: Detections, prototypes: torch.Tensor, placement: Placement, photo: PhotoPixels
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return IoU of boxes and of masks (m, n), compared where `photo` says, and the masks' areas (n,) in the photograph."""
+    """Return IoU of boxes and of masks (m, n), compared as `photo` asks, and the masks' areas (n,) in photograph pixels."""
     if photo.compare:
         truth = placement.boxes_to_photo(torch.from_numpy(sample.boxes)).numpy()
         box_overlap = box_iou(truth, placement.boxes_to_photo(detections.boxes).cpu().numpy())
@@ -169,7 +170,7 @@ def _compare(
 def _compare_at_input(
     sample: Sample, detections: Detections, prototypes: torch.Tensor
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return IoU of boxes (input pixels) and of masks (prototype resolution), (m, n), and the masks' areas (n,), input."""
+    """Return IoU of boxes (input pixels) and masks (prototype pixels), (m, n), and the masks' areas (n,) in input pixels."""
     masks = prototype_masks(prototypes, detections, sample.image.shape[0])
     overlap = mask_iou(torch.from_numpy(truth_masks(sample)).to(masks.device), masks).cpu().numpy()
     areas = masks.flatten(1).sum(1).cpu().numpy().astype(np.float64) * MASK_STRIDE**2
@@ -177,10 +178,10 @@ def _compare_at_input(
 
 
 def truth_masks(sample: Sample) -> np.ndarray:
-    """Draw a sample's outlines as Ultralytics' validator does, so that the figures compare: bool (m, S/4, S/4).
+    """Draw a sample's masks as Ultralytics' validator does, so that scores are comparable: bool (m, S/4, S/4).
 
-    Outlines become 1000 points cut down to whole pixels, are filled at full size and shrunk by linear interpolation; a
-    pixel shared by several belongs to the smallest. The cut moves edges by half a pixel, which matters for thin wires.
+    An outline becomes 1000 points cut to whole pixels, which moves edges by half a pixel: enough to matter for thin
+    wires. It is filled at full size and shrunk by linear interpolation. A pixel in several masks belongs to the smallest.
     """
     size_px = sample.image.shape[0]
     side = size_px // MASK_STRIDE
@@ -189,7 +190,7 @@ def truth_masks(sample: Sample) -> np.ndarray:
     drawn = []
     for polygon in sample.polygons:
         full = np.zeros((size_px, size_px), np.uint8)
-        cv2.fillPoly(full, [_walk(polygon, OUTLINE_POINTS).astype(np.int32)], 1)
+        cv2.fillPoly(full, [_add_points(polygon, OUTLINE_POINTS).astype(np.int32)], 1)
         drawn.append(cv2.resize(full, (side, side)) > 0)
         areas.append(drawn[-1].sum())
     for position in np.argsort(-np.array(areas), kind="stable"):
@@ -197,8 +198,8 @@ def truth_masks(sample: Sample) -> np.ndarray:
     return owner[None] == np.arange(len(drawn))[:, None, None]
 
 
-def _walk(polygon: np.ndarray, num_points: int) -> np.ndarray:
-    """Return a closed outline's vertices with points evenly spread between them, `num_points` in all: (P, 2)."""
+def _add_points(polygon: np.ndarray, num_points: int) -> np.ndarray:
+    """Return a closed outline's vertices and points spread evenly between them, `num_points` in all: (P, 2)."""
     closed = np.concatenate([polygon, polygon[:1]])
     numbers = np.arange(len(closed), dtype=np.float64)
     position = np.sort(np.append(np.linspace(0, len(closed) - 1, max(num_points - len(closed), 0)), numbers))
@@ -208,7 +209,7 @@ def _walk(polygon: np.ndarray, num_points: int) -> np.ndarray:
 def mask_iou(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Return the IoU of boolean masks (m, h, w) and (n, h, w) on one device: float32 (m, n)."""
     a, b = first.flatten(1).float(), second.flatten(1).float()
-    shared = a @ b.T  # exact: counts of pixels stay below 2**24
+    shared = a @ b.T  # exact: pixel counts are below 2**24
     return shared / (a.sum(1)[:, None] + b.sum(1)[None] - shared).clamp(min=1e-7)
 
 

@@ -1,7 +1,7 @@
-"""Masks in the photographs' own pixels: predictions enlarged, truth filled from the full outlines, their overlap.
+"""Masks in the photographs' own pixels: predictions enlarged, labels filled from their outlines, and their IoU.
 
-Every object is its whole outline, also where another lies in front of it. Only a handful of detections is enlarged at a
-time, and a target is kept as the cut-out around it, so memory depends on neither the number of detections nor targets.
+An object's mask is its whole outline, even where another object covers it. A few detections are enlarged at a time, and
+a target is stored as the region around it, so memory does not grow with the number of detections.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ from utils.data.dataset import Photo, Sample
 from utils.data.images import upright_size
 from utils.yolo.predict import Detections, Placement, photo_masks
 
-PIXELS_PER_PART = (
-    20_000_000  # how many mask pixels are made at a time: 16 detections at 1280 x 960, one at 20 megapixels
-)
-MAX_PER_PART = 16
+PIXELS_PER_PART = 20_000_000  # mask pixels made at a time: 16 detections at 1280 x 960, one at 20 megapixels
+MAX_PER_PART = 16  # detections
 OnMasks = Callable[[Sample, Placement, Detections, np.ndarray], None]
 
 
 @dataclass(frozen=True)
 class Region:
-    """A mask cut to its surroundings: bool (h, w), its upper left pixel at (left, top) of the photograph."""
+    """A mask cut to its bounding box: bool (h, w), its upper left pixel at (left, top) of the photograph."""
 
     left: int
     top: int
@@ -35,12 +33,12 @@ class Region:
 
 
 def sizes_on_disk(photos: list[Photo]) -> Callable[[int], tuple[int, int]]:
-    """Return a function that knows width and height of photograph `index`, upright, as its file has it."""
+    """Return a function from an index to the width and height of that photograph's file, upright."""
     return cache(lambda index: upright_size(photos[index].file.read_bytes()))
 
 
 def place(sample: Sample, photo_size: tuple[int, int]) -> Placement:
-    """Tell how a photograph of (width, height) pixels on disk lies in a sample, which may hold it pre-shrunk."""
+    """Return where a photograph of (width, height) pixels on disk lies in a sample's input."""
     size_px = sample.image.shape[0]
     return Placement(size_px, size_px / max(photo_size), sample.pad, photo_size)
 
@@ -58,16 +56,16 @@ def target_areas(sample: Sample, placement: Placement) -> np.ndarray:
 
 
 def fill_outline(outline: np.ndarray, photo_size: tuple[int, int]) -> Region:
-    """Fill an outline (V, 2) in pixels: a pixel belongs to it when its centre lies inside (even-odd rule).
+    """Fill an outline (V, 2) in pixels: a pixel belongs to it if its centre lies inside (even-odd rule).
 
-    No drawing routine: those colour the edge's pixels too, which doubles a wire of one pixel. An outline without any
-    centre inside becomes the pixels of its corners, so that it can be found at all.
+    OpenCV's drawing also fills the pixels on the edge, which would double the width of a one-pixel wire. An outline that
+    contains no centre becomes the pixels of its corners, so that it is not empty.
     """
     width, height = photo_size
     low = np.floor(outline.min(0)).astype(int).clip(0, (width - 1, height - 1))
     high = np.ceil(outline.max(0)).astype(int).clip(low + 1, (width, height))
     (left, top), (columns, rows) = low.tolist(), (high - low).tolist()
-    toggles = np.zeros((rows, columns + 1), np.int32)  # how many edges are crossed just before each pixel of a row
+    toggles = np.zeros((rows, columns + 1), np.int32)  # edges crossed just before each pixel of a row
     centres = np.arange(top, top + rows) + 0.5
     for (x1, y1), (x2, y2) in zip(outline, np.roll(outline, -1, axis=0), strict=True):
         first, last = np.searchsorted(centres, sorted((y1, y2)))
@@ -84,7 +82,7 @@ def fill_outline(outline: np.ndarray, photo_size: tuple[int, int]) -> Region:
 def photo_mask_parts(
     prototypes: torch.Tensor, detections: Detections, placement: Placement
 ) -> Iterator[tuple[slice, Detections, np.ndarray]]:
-    """Yield a few detections at a time: their positions, themselves, and their masks bool (k, H, W) in the photograph."""
+    """Yield a few detections at a time: their positions, the detections, and masks bool (k, H, W) in photograph pixels."""
     width, height = placement.photo_size
     count = max(1, min(MAX_PER_PART, PIXELS_PER_PART // (width * height)))
     for start in range(0, len(detections), count):
@@ -104,7 +102,7 @@ def compare_in_photo(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the masks' IoU (m, n), 0 between different classes, and the predictions' areas (n,), in photograph pixels.
 
-    `on_masks(sample, placement, some detections, their masks (k, H, W))` sees the masks while they are there.
+    `on_masks(sample, placement, some detections, their masks (k, H, W))` is called for each few detections.
     """
     truth = [fill_outline(outline, placement.photo_size) for outline in outlines_in_photo(sample, placement)]
     boxes = placement.boxes_to_photo(detections.boxes).cpu().numpy()
@@ -125,7 +123,7 @@ def compare_in_photo(
 
 
 def _shared_pixels(region: Region, mask: np.ndarray, bounds: np.ndarray) -> int:
-    """Count the pixels in both a region and a mask (H, W) that is empty outside of `bounds` (xyxy)."""
+    """Count the pixels in both a region and a mask (H, W) that is empty outside `bounds` (xyxy)."""
     height, width = region.mask.shape
     x1, y1 = max(bounds[0], region.left), max(bounds[1], region.top)
     x2, y2 = min(bounds[2], region.left + width), min(bounds[3], region.top + height)

@@ -1,4 +1,4 @@
-"""What predictions of photographs look like on disk: JSON with outlines, YOLO label text, cut-outs."""
+"""Predictions on disk: predictions.json with outlines, YOLO label files, cut-outs of the detections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from utils.yolo.predict import Detections
 
 
 class PredictionWriter:
-    """Writes `labels/<key>.txt` per photograph and streams `predictions.json`, which appears whole when all is done."""
+    """Writes `labels/<key>.txt` for each photograph, and `predictions.json`, which appears complete at the end."""
 
     def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
         self.folder = folder
@@ -39,7 +39,7 @@ class PredictionWriter:
         boxes: np.ndarray,
         outlines: list[list[np.ndarray]],
     ) -> None:
-        """Record one photograph of `shape` (H, W, 3): boxes (n, 4) xyxy and each detection's outlines, in its pixels."""
+        """Add a photograph of `shape` (H, W, 3): boxes (n, 4) xyxy and each detection's outlines, in its pixels."""
         height, width = shape[:2]
         class_ids, scores = found.class_ids.tolist(), found.scores.tolist()
         detections = [
@@ -85,7 +85,7 @@ class PredictionWriter:
 
 
 def _folder_name(class_name: str, class_id: int) -> str:
-    """Return a class's name as one folder's: a foreign model may call its classes `../x`, an honest one `bus/truck`."""
+    """Return a folder name for a class, whose name may be `bus/truck`, or `../x` in a hostile model file."""
     safe = re.sub(r"[^\w \-+().]", "_", class_name)[:60].strip(" .")
     return safe if safe == class_name else f"{safe}-{class_id}"
 

@@ -1,4 +1,4 @@
-"""The tables that `evaluate_model.py` prints."""
+"""The text tables that `evaluate_model.py` prints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLUMNS = {
 
 
 def class_table(metrics: dict[str, Any]) -> str:
-    """Return one row for all and one per class; a class that the split lacks has no score, rather than one of zero."""
+    """Return one row for all classes and one per class; a class without objects in the split has no scores."""
     rows = [
         [
             row.get("name", "all"),
@@ -45,8 +45,8 @@ def size_table(metrics: dict[str, Any]) -> str:
     return format_table(["size", "objects", *_APS.values()], rows)
 
 
-def judges_table(metrics: dict[str, Any]) -> str:
-    """Return our AP beside faster-coco-eval's: over all sizes, then AP 0.5:0.95 of each size."""
+def coco_comparison_table(metrics: dict[str, Any]) -> str:
+    """Return this project's AP beside faster-coco-eval's, for all objects and by size."""
     coco = metrics["coco_eval"]
     rows = [
         [f"{kind} {label}", _shown(metrics[f"{kind}_{name}"]), _shown(coco[f"{kind}_{name}"])]
@@ -64,7 +64,7 @@ def judges_table(metrics: dict[str, Any]) -> str:
 
 
 def comparison_table(models: Sequence[dict[str, Any]]) -> str:
-    """Return AP of two models, of all classes and of each, and what the second gains."""
+    """Return AP of two models, over all classes and by class, and the difference B - A."""
     rows = []
     for number, name in enumerate(["all", *(row["name"] for row in models[0]["per_class"])]):
         found = [model if number == 0 else model["per_class"][number - 1] for model in models]

@@ -1,6 +1,6 @@
-"""Figures of a run (matplotlib) and instances drawn on photographs (OpenCV).
+"""Figures of a run (matplotlib), and instances drawn on photographs (OpenCV).
 
-Pictures are RGB uint8 of shape (height, width, 3). Files appear complete or not at all; nothing is printed.
+Pictures are RGB uint8 (height, width, 3). Files are written atomically.
 """
 
 from __future__ import annotations

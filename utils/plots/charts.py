@@ -1,4 +1,4 @@
-"""Charts of a run, drawn with matplotlib, which is imported when the first one is."""
+"""Training curves, precision-recall curves and confusion matrix, drawn with matplotlib (imported on first use)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-_MAX_LEGEND_CLASSES = 20
-_MAX_NUMBERED_CLASSES = 20  # classes up to which the confusion matrix shows its numbers
+_MAX_LEGEND_CLASSES = 20  # with more classes, their curves are grey and have no legend
+_MAX_NUMBERED_CLASSES = 20  # with more classes, the confusion matrix shows no numbers
 
 
 def plot_training_curves(records: Iterable[Mapping[str, Any]], path: Path) -> None:
-    """Draw the epoch records of metrics.jsonl as small multiples; what a record lacks is left out.
+    """Draw the epoch records of metrics.jsonl, one panel for each metric that they contain.
 
-    One panel for the loss and one for each of its parts (`train_<part>`, `val_<part>`), for box and mask mAP, for the
-    learning rate and for the speed. Records without `epoch` are passed over.
+    Panels: the loss, each of its parts (`train_<part>`, `val_<part>`), box mAP, mask mAP, learning rate, images per
+    second. Records without `epoch` are ignored.
     """
     epochs = [record for record in records if _is_number(record.get("epoch"))]
     panels = []
@@ -33,12 +33,12 @@ def plot_training_curves(records: Iterable[Mapping[str, Any]], path: Path) -> No
         points = {label: found for label, found in points.items() if found[0]}
         if points:
             panels.append((title, points))
-    columns = min(max(1, len(panels)), min((4, 3), key=lambda width: -len(panels) % width))  # few empty places
+    columns = min(max(1, len(panels)), min((4, 3), key=lambda width: -len(panels) % width))  # fewest empty panels
     figure, grid = new_figure(columns, max(1, math.ceil(len(panels) / columns)), cell_width=3.6, cell_height=2.7)
     for axes, (title, points) in zip(grid, panels, strict=False):
         for position, (label, (epoch_values, values)) in enumerate(points.items()):
             color = figure_color((4, 5, 2)[position % 3])
-            marker = "o" if len(values) <= 30 else None  # a run of one epoch is a point
+            marker = "o" if len(values) <= 30 else None  # a single epoch is only visible as a point
             axes.plot(epoch_values, values, color=color, marker=marker, markersize=3.5, linewidth=1.5, label=label)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("epoch", fontsize=8)
@@ -59,7 +59,7 @@ def plot_training_curves(records: Iterable[Mapping[str, Any]], path: Path) -> No
 def plot_pr_curves(curves: Mapping[str, Any], names: Sequence[str], path: Path, title: str) -> None:
     """Draw precision over recall at IoU 0.5 for each class, and their mean.
 
-    curves: one kind, `box` or `mask`, of what `utils.evaluation.metrics.precision_recall_curves` returns.
+    curves: the `box` or `mask` entry of `utils.evaluation.metrics.precision_recall_curves`.
     """
     figure, (axes,) = new_figure(1, 1, cell_width=9.0, cell_height=5.5)
     precision, class_ids = np.asarray(curves["precision_at_recall"]), np.asarray(curves["class_ids"])
@@ -82,9 +82,10 @@ def plot_pr_curves(curves: Mapping[str, Any], names: Sequence[str], path: Path, 
 
 
 def plot_confusion_matrix(matrix: Any, names: Sequence[str], path: Path) -> None:
-    """Draw a confusion matrix (nc + 1, nc + 1), normalised by column: what became of the targets of each class.
+    """Draw a confusion matrix (nc + 1, nc + 1), normalised by column.
 
-    Rows: predicted, the last is missed; columns: true, the last is background. A column without any is left blank.
+    Rows are predicted classes, the last one missed; columns are true classes, the last one background. A column without
+    entries stays blank.
     """
     counts = np.asarray(matrix, dtype=np.float64)
     totals = counts.sum(axis=0, keepdims=True)
@@ -121,7 +122,7 @@ def _write_shares(axes: Axes, shares: np.ndarray, counts: np.ndarray) -> None:
 
 
 def _training_panels(epochs: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, str]]]:
-    """Return (title, {label: record key}) of every panel that could be drawn."""
+    """Return (title, {label: record key}) of every possible panel."""
     keys = dict.fromkeys(key for record in epochs for key in record)
     parts = dict.fromkeys(
         key.partition("_")[2]

@@ -1,4 +1,4 @@
-"""One colour for each class, in charts and on photographs."""
+"""The colour of each class, in charts and on photographs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# Okabe and Ito's eight colours, told apart by colour-blind people too (jfly.uni-koeln.de/color, 2008); their black,
-# which is lost on dark photographs, is white here. Further classes take darker, then lighter shades of the same.
+# Okabe and Ito's eight colours, which colour-blind people can distinguish (jfly.uni-koeln.de/color, 2008). Their black
+# is white here, because black is invisible on dark photographs. Further classes get darker, then lighter shades.
 PALETTE = (
     (230, 159, 0),
     (86, 180, 233),
@@ -21,7 +21,7 @@ PALETTE = (
 
 
 def class_color(class_id: int) -> tuple[int, int, int]:
-    """Return a class's RGB colour; the first eight are the colour-blind-safe ones of Okabe and Ito."""
+    """Return a class's RGB colour. From the 25th class on, colours repeat."""
     red, green, blue = PALETTE[class_id % len(PALETTE)]
     shade = class_id // len(PALETTE) % 3
     if shade == 1:

@@ -1,4 +1,4 @@
-"""Figures without pyplot, and how they are saved."""
+"""Makes and saves matplotlib figures without pyplot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def figure_color(class_id: int) -> tuple[float, ...]:
-    """Return a class's colour for lines on white paper: white becomes grey, yellow darker."""
+    """Return a class's colour, RGB 0-1, for a white background: white becomes grey, light colours darker."""
     color = np.array(class_color(int(class_id)))
     if color.min() > 235:
         color = np.array((120, 120, 120))
@@ -27,7 +27,7 @@ def figure_color(class_id: int) -> tuple[float, ...]:
 
 
 def new_figure(columns: int, rows: int, *, cell_width: float, cell_height: float) -> tuple[Figure, list[Axes]]:
-    """Make a figure without pyplot, which would keep every figure and choose a backend for the whole process."""
+    """Make a figure and its axes, cell sizes in inches. pyplot would keep every figure and set the process's backend."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -37,6 +37,7 @@ def new_figure(columns: int, rows: int, *, cell_width: float, cell_height: float
 
 
 def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure atomically, in the format of the file's ending."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix.lstrip(".") or "png", dpi=120)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a data set's labels hold, in one figure."""
+"""A figure with the statistics of a data set's labels."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from utils.plots.figures import figure_color, new_figure, save_figure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MOST_CLASSES = 30  # bars; more are summed up
-_SMALLEST_SHARE = 1e-3  # of the photograph's side: where the axes of sizes begin
-_BINS = 48
+_MOST_CLASSES = 30  # bars; the other classes are summed in one more bar
+_SMALLEST_SHARE = 1e-3  # of the photograph's side: lower end of the size axes
+_BINS = 48  # along each axis of a 2D histogram
 
 
 def plot_label_statistics(
     class_ids: np.ndarray, boxes: np.ndarray, objects_per_photo: np.ndarray, names: Sequence[str], path: Path
 ) -> None:
-    """Draw the objects of each class, how many a photograph holds, where they lie and how large they are.
+    """Draw histograms: objects per class, objects per photograph, centres and sizes of objects.
 
     class_ids int (N,); boxes float (N, 4) xyxy as shares of the photograph; objects_per_photo int (photographs,).
     """
@@ -35,7 +35,7 @@ def plot_label_statistics(
     _class_panel(classes, class_ids, names)
 
     most = max(int(np.percentile(objects_per_photo, 99)), 1) if len(objects_per_photo) else 1
-    width = -(-(most + 1) // 40)  # whole numbers of objects a bar
+    width = -(-(most + 1) // 40)  # objects per bar, a whole number
     edges = np.arange(0, most + 1 + width, width) - 0.5
     shown = np.minimum(objects_per_photo, edges[-1] - 0.5)
     heights, _ = np.histogram(shown, bins=edges)

@@ -1,4 +1,4 @@
-"""Instances drawn on photographs, and photographs arranged and written, with OpenCV."""
+"""Draws instances on photographs, arranges pictures in a grid and writes them, with OpenCV."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from utils.common.files import write_bytes_atomic
 from utils.data.images import encode_jpeg, fit_long_side
 from utils.plots.colors import class_color, luminance
 
-_MASK_TENTHS = 4  # how much of a tinted pixel is the class colour: whole numbers spare 20 megapixels of floats
+_MASK_TENTHS = 4  # tenths of the class colour in a tinted pixel; an integer, so that no float picture is needed
 _GRID_BACKGROUND = 255
 Rectangle = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom excluded
 
@@ -29,11 +29,11 @@ def draw_instances(
     colors: Sequence[tuple[int, int, int]] | None = None,
     labels: Sequence[str] | None = None,
 ) -> np.ndarray:
-    """Return a copy of a picture with its instances: a tinted mask with an outline, a box, and a label each.
+    """Return a copy of a picture with instances drawn on it: tinted mask with outline, box, and label of each.
 
     boxes: (n, 4) xyxy in pixels. masks: bool (n, height, width) of the picture's size, or n polygons (k, 2) in pixels.
-    colors: RGB of each instance instead of its class's; labels: their texts instead of class and score, "" for none.
-    Raises ValueError when their number or size does not fit.
+    colors: RGB of each instance, instead of its class's colour. labels: text of each, instead of class and score; "" for
+    none. Raises ValueError if a number of entries or a mask's size does not match.
     """
     canvas = np.ascontiguousarray(image).copy()
     for what, given in (("boxes", boxes), ("masks", masks), ("scores", scores), ("colors", colors), ("labels", labels)):
@@ -41,7 +41,7 @@ def draw_instances(
             raise ValueError(f"{len(class_ids)} instances, but {len(given)} {what}")
     line_px = max(1, round(max(image.shape[:2]) / 640))
     places = [_instance_box(index, boxes, masks, image.shape) for index in range(len(class_ids))]
-    # Large ones first, so that small ones stay visible.
+    # Large instances first, so that small ones stay visible.
     order = sorted(range(len(class_ids)), key=lambda index: -_area(places[index]))
     for index in order:
         color = _color(index, class_ids, colors)
@@ -65,7 +65,7 @@ def image_grid(
 ) -> np.ndarray:
     """Arrange pictures in rows, each shrunk to fit into `cell_px` by `cell_px` and centred, captions below.
 
-    The cells are as high as the highest picture after shrinking. Raises ValueError when captions do not match.
+    Cells are as high as the highest shrunk picture. Raises ValueError if the number of captions differs.
     """
     if captions is not None and len(captions) != len(images):
         raise ValueError(f"{len(images)} pictures, but {len(captions)} captions")
@@ -88,7 +88,7 @@ def image_grid(
 
 
 def save_image(path: Path, image: np.ndarray) -> None:
-    """Write a picture as PNG or JPEG, by the file's ending. Raises ValueError for any other ending."""
+    """Write a picture as PNG or JPEG, by the file's ending. Raises ValueError for other endings."""
     suffix = path.suffix.lower()
     if suffix in (".jpg", ".jpeg"):
         data = encode_jpeg(image)
@@ -109,7 +109,7 @@ def _color(
 def _instance_box(
     index: int, boxes: np.ndarray | None, masks: np.ndarray | Sequence[np.ndarray] | None, shape: tuple[int, ...]
 ) -> Rectangle:
-    """Return the instance's rectangle inside the picture, from its box, else from its mask."""
+    """Return an instance's rectangle, clipped to the picture: its box, or else the bounds of its mask."""
     height, width = shape[:2]
     if boxes is not None:
         left, top, right, bottom = (float(value) for value in boxes[index])
@@ -152,7 +152,7 @@ def _draw_mask(canvas: np.ndarray, mask: np.ndarray, color: tuple[int, int, int]
         return
     inside = mask[top:bottom, left:right]
     part = canvas[top:bottom, left:right]
-    tint = np.array(color, np.uint16) * _MASK_TENTHS + 5  # 5: rounds to the nearest
+    tint = np.array(color, np.uint16) * _MASK_TENTHS + 5  # + 5 rounds to nearest
     part[inside] = (part[inside].astype(np.uint16) * (10 - _MASK_TENTHS) + tint) // 10
     outlines, _ = cv2.findContours(inside.astype(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE)
     cv2.drawContours(canvas, outlines, -1, color, line_px, cv2.LINE_AA, offset=(left, top))
@@ -161,12 +161,12 @@ def _draw_mask(canvas: np.ndarray, mask: np.ndarray, color: tuple[int, int, int]
 def _draw_label(
     canvas: np.ndarray, text: str, place: Rectangle, color: tuple[int, int, int], taken: Sequence[Rectangle]
 ) -> Rectangle:
-    """Write a label beside `place`, inside the picture and, where possible, clear of the labels in `taken`."""
+    """Write a label next to `place`, inside the picture and, if possible, not over the labels in `taken`."""
     height, width = canvas.shape[:2]
     font_scale = max(0.4, max(height, width) / 1900)
     text_width, text_height, below, weight = _text_size(text, font_scale)
     pad = max(2, round(4 * font_scale))
-    if text_width + 2 * pad > width:  # a long name on a small picture
+    if text_width + 2 * pad > width:  # the text is wider than the picture
         font_scale *= width / (text_width + 2 * pad + 1)
         text_width, text_height, below, weight = _text_size(text, font_scale)
         pad = 1
@@ -190,7 +190,7 @@ def _draw_label(
 
 
 def _draw_caption(canvas: np.ndarray, text: str, place: Rectangle) -> None:
-    """Write black text, centred in `place`; a long one is cut and ends in dots."""
+    """Write black text centred in `place`; text that is too long is cut and ends in dots."""
     left, top, right, bottom = place
     font_scale = (bottom - top) / 36
     while len(text) > 4 and _text_size(text, font_scale)[0] > right - left:

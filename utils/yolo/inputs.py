@@ -1,4 +1,4 @@
-"""A batch of the loader as inputs and targets of the network on its device."""
+"""Turns a batch of the loader into the network's input and the loss's targets, on the device."""
 
 from __future__ import annotations
 
@@ -10,13 +10,29 @@ from utils.data.augment import jitter_colours
 from utils.data.dataset import Batch
 
 
+@dataclass(frozen=True)
+class Targets:
+    """The true objects of a batch, on the model's device; the tensors are those of `utils.data.dataset.Batch`.
+
+    size_px: side of the input. most_objects: the largest number of objects in an image; if None, the loss reads it from
+    the device, which costs a host synchronisation.
+    """
+
+    batch_index: torch.Tensor
+    class_ids: torch.Tensor
+    boxes: torch.Tensor
+    masks: torch.Tensor
+    size_px: int
+    most_objects: int | None = None
+
+
 def prepare_images(images: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Turn uint8 (B, S, S, 3) into float (B, 3, S, S) in 0..1 on the device, channels last without a copy."""
+    """Turn uint8 (B, S, S, 3) into float32 (B, 3, S, S) in 0..1 on the device, in channels-last memory format."""
     return images.to(device, non_blocking=True).permute(0, 3, 1, 2).float().div_(255)
 
 
 def prepare_batch(batch: Batch, device: torch.device) -> tuple[torch.Tensor, Targets]:
-    """Return the network input (B, 3, S, S) and the loss's targets, on the device."""
+    """Return the network's input (B, 3, S, S) and the loss's targets, on the device. Colours are jittered there."""
     images = prepare_images(batch.images, device)
     if batch.colour_gains is not None:
         images = jitter_colours(images, batch.colour_gains.to(device, non_blocking=True))
@@ -29,18 +45,3 @@ def prepare_batch(batch: Batch, device: torch.device) -> tuple[torch.Tensor, Tar
         most_objects=max((len(sample.class_ids) for sample in batch.samples), default=0),
     )
     return images, targets
-
-
-@dataclass(frozen=True)
-class Targets:
-    """What a batch should predict: rows as in `utils.data.dataset.Batch`, on the model's device, size in pixels.
-
-    `most_objects` is the largest number of objects of an image; unset, the loss has to ask the device.
-    """
-
-    batch_index: torch.Tensor
-    class_ids: torch.Tensor
-    boxes: torch.Tensor
-    masks: torch.Tensor
-    size_px: int
-    most_objects: int | None = None

@@ -1,16 +1,16 @@
-"""YOLOv8's segmentation loss with globally reduced normalisers: N ranks compute the gradient of one.
+"""YOLOv8's segmentation loss, with normalisers summed over all ranks: N ranks compute the gradient of one.
 
 Task-aligned assignment (TOOD, arXiv 2108.07755, section 3.2), complete IoU (arXiv 1911.08287, eq. 8-11), distribution
 focal loss (arXiv 2006.04388, eq. 6), class BCE, and mask BCE inside each target's box divided by the box's area
 (YOLACT, arXiv 1904.02689). Gains and constants are those YOLOv8's released weights were trained with.
 
-What is exact: the gradient of one batch equals that of the same images on one rank, for any split over the ranks.
+The gradient of a batch equals that of the same images on one rank, however they are split over the ranks.
 
 Under accumulation the sums of a group of micro-batches are divided by the normalisers of the whole group: whenever a
 micro-batch adds to them, the gradient so far is scaled down to match (`begin_group`, `carry`). Exact for box, class and
-distribution; the mask part has a normaliser of its own (positive anchors instead of scores) and follows as far as the
-mean score per anchor is alike. Two micro-batches against one batch of both: within 0.025 of the gradient's norm, where
-the usual mean over micro-batches is off by up to 0.5 when their object counts differ (tests/yolo/test_loss.py).
+distribution. The mask part is normalised by positive anchors instead of scores, so it is exact only if the mean score per
+anchor is equal in all micro-batches. Two micro-batches differ from one batch of both by at most 0.025 of the gradient's
+norm; the usual mean over micro-batches differs by up to 0.5 when object counts differ (tests/yolo/test_loss.py).
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class LossSums:
 
 
 class SegmentationLoss:
-    """`criterion(outputs, targets)` for the engine: outputs are the training dictionary of a YOLOv8-seg model.
+    """The engine's `criterion(outputs, targets)`; outputs is the dictionary that a YOLOv8-seg model returns in training.
 
     The returned loss is `loss_scale` times the reported one. YOLOv8's optimizer settings expect gradients summed over a
-    nominal batch of 64 images, hence the default. `class_weights` float32 (classes,) multiply the class part.
+    nominal batch of 64 images, hence the default of 64. `class_weights` float32 (classes,) multiply the class part.
     """
 
     def __init__(
@@ -133,8 +133,8 @@ class SegmentationLoss:
         if self.class_weights is not None and self.class_weights.device != logits.device:
             self.class_weights = self.class_weights.to(logits.device)  # once, not at every step
         cls = F.binary_cross_entropy_with_logits(logits, assigned.scores, weight=self.class_weights, reduction="sum")
-        # Without any positive the rows below are empty, and yet every output is part of the graph: each parameter gets
-        # its gradient of zero, which DDP would otherwise wait for.
+        # Without positives the rows below are empty, but every output stays in the graph: each parameter then gets a
+        # gradient of zero, for which DDP would otherwise wait.
         positive_bins = bins.transpose(1, 2)[image, anchor].float()  # (P, 4 * bins)
         weight = assigned.strength[image, anchor]
         cell_boxes = target_boxes[image, found.target] / strides[anchor]
@@ -165,7 +165,7 @@ class SegmentationLoss:
 def inverse_frequency_weights(counts: np.ndarray) -> torch.Tensor | None:
     """Return class weights 1/count with mean 1, from how many objects each class has: float32 (classes,).
 
-    Classes without objects get the mean of the others: Ultralytics' `cls_pw=1`. None when there are no objects.
+    Classes without objects get the mean of the others, as with Ultralytics' `cls_pw=1`. None if there are no objects.
     """
     is_present = counts > 0
     if not is_present.any():
@@ -183,7 +183,7 @@ def decode_boxes(bins: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
 
 
 def _decode_all(bins: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-    """Do what `decode_boxes` does from bins as the network lays them out, (B, 4 * bins, A): (B, A, 4)."""
+    """Decode boxes as `decode_boxes` does, from bins in the network's layout (B, 4 * bins, A): (B, A, 4)."""
     distribution = bins.unflatten(1, (4, -1)).softmax(2)  # (B, 4, bins, A)
     distances = torch.arange(distribution.shape[2], dtype=bins.dtype, device=bins.device) @ distribution  # (B, 4, A)
     low, high = distances.transpose(1, 2).split(2, -1)
@@ -203,14 +203,14 @@ def anchor_points(strides: list[float], size_px: int, device: torch.device) -> t
 
 
 def _pad_targets(targets: Targets, batch_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return class ids (B, M), boxes (B, M, 4) and which of them are real (B, M), M the largest count (at least 1)."""
+    """Return class ids (B, M), boxes (B, M, 4) and which of them are real (B, M). M is the largest count, at least 1."""
     index = targets.batch_index
     counts = torch.zeros(batch_size, dtype=torch.int64, device=index.device)
     counts.scatter_add_(0, index, torch.ones_like(index))
     slot = torch.arange(len(index), device=index.device) - (counts.cumsum(0) - counts)[index]
     most = targets.most_objects
     if most is None:
-        most = int(counts.max())  # a host synchronisation, which a loader that counts beforehand saves
+        most = int(counts.max())  # a host synchronisation, unless the loader has counted
     most = max(most, 1)
     class_ids = torch.zeros(batch_size, most, dtype=torch.int64, device=index.device)
     boxes = torch.zeros(batch_size, most, 4, device=index.device)

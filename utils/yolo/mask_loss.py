@@ -1,81 +1,88 @@
-"""The mask part of the loss: cross-entropy inside each target's box, computed only there and in bounded memory.
+"""The mask part of the loss: the BCE inside each positive anchor's target box, divided by the box's area.
 
-The prototypes are cut into tiles, and a target's positive anchors, which share its box and its outline, are put into
-groups. One unit of work is a group on one of the tiles that its box touches. Units are computed a fixed number at a
-time, gradient included, so memory does not grow with the number of objects.
+`mask_loss` is fast and bounded in memory. `mask_loss_by_autograd` is the same in plain PyTorch. The fast one works so:
+
+1. The prototypes (B, 32, S, S) are cut into tiles of 8 x 8 pixels.
+2. The positive anchors of one target share its box and its mask, so they form groups of up to 10 rows.
+3. A unit is one group on one tile that its box touches; its logits are one matrix product, (10, 32) @ (32, 64).
+4. Units are computed a fixed number at a time, so memory does not grow with the number of objects.
+5. The forward pass also computes the gradient, so no logits are kept for the backward pass.
+
+To add a term, such as Dice, write a function like `bce` and list it in `EXTRA_TERMS`: slower, but autograd finds its gradient.
+To change the error of a pixel in the fast computation, change `pixel_error`, and `bce` with it.
+
+Letters: B images, M targets per image (padded), A anchors, P positive anchors, G groups, U units, u units computed at once,
+S side of the prototypes, N = B * (S / 8)^2 tiles.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
-TILE = 8  # side of a tile in prototype pixels; the input is a multiple of 32 pixels, so tiles fit
-GROUP_SIZE = 10  # a target takes its 10 best anchors, seldom more
-# Units at a time: on a CPU what they need stays in the cache, on a GPU each kernel has enough to do.
+TILE = 8  # side of a tile in prototype pixels; S is a multiple of 8 because the input is a multiple of 32
+GROUP_SIZE = 10  # rows of a group; the assigner gives a target its 10 best anchors, seldom more
+# Units computed at once: few enough for a CPU's cache, enough to fill a GPU with each kernel.
 UNITS_AT_ONCE = {"cpu": 256, "cuda": 16384}
+# (logits, truth, weight), float32 (P, S, S) each -> the term of each anchor (P,)
+MaskTerm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Positives:
-    """The P anchors that answer for a target, and the mask work that follows from them; all int64.
+    """The positive anchors, their groups and the units of work: int64 indices."""
 
-    image, anchor, target (P,); slot (P,) is the anchor's row among those of all G groups. owner (G,) is the number of
-    the group's target in 0..B * M, filled (G,) how many of its rows are used; group and tile (U,) are the units of work.
-    """
-
-    image: torch.Tensor
-    anchor: torch.Tensor
-    target: torch.Tensor
-    slot: torch.Tensor
-    owner: torch.Tensor
-    filled: torch.Tensor
-    group: torch.Tensor
-    tile: torch.Tensor
+    image: torch.Tensor  # (P,)
+    anchor: torch.Tensor  # (P,) in 0..A-1
+    target: torch.Tensor  # (P,) in 0..M-1, within the image
+    slot: torch.Tensor  # (P,) the anchor's row among the G * 10 rows of all groups
+    group_target: torch.Tensor  # (G,) in 0..B*M-1
+    group_length: torch.Tensor  # (G,) how many of the group's rows are used
+    unit_group: torch.Tensor  # (U,) in 0..G-1
+    unit_tile: torch.Tensor  # (U,) in 0..N-1: image by image, row by row
 
 
 def find_positives(
     foreground: torch.Tensor, target_index: torch.Tensor, mask_boxes: torch.Tensor, side: int
 ) -> Positives:
-    """List the positive anchors and the tiles their masks touch.
+    """List the positive anchors, their groups, and the tiles that each group's box touches.
 
-    foreground bool and target_index int64 (B, A); mask_boxes (B, M, 4) xyxy in prototype pixels, of which there are
-    side * side. Costs one host synchronisation.
+    foreground bool and target_index int64 (B, A); mask_boxes (B, M, 4) xyxy in prototype pixels; side is S. Costs one
+    host synchronisation.
     """
-    device = foreground.device
+    most_targets = mask_boxes.shape[1]
     first_tile, num_tiles = _touched_tiles(mask_boxes, side)  # (B, M, 2) each: x and y
-    per_target = torch.zeros(mask_boxes.shape[:2], dtype=torch.int64, device=device)
-    per_target.scatter_add_(1, target_index, foreground.long())
-    num_groups = (per_target + GROUP_SIZE - 1) // GROUP_SIZE  # (B, M)
-    num_units = num_groups * num_tiles.prod(-1)
-    # The step's second and last host synchronisation: everything from here on has a known size.
-    totals = torch.stack([per_target.sum(), num_groups.sum(), num_units.sum()]).tolist()
+    anchors_per_target = torch.zeros(mask_boxes.shape[:2], dtype=torch.int64, device=foreground.device)
+    anchors_per_target.scatter_add_(1, target_index, foreground.long())
+    groups_per_target = (anchors_per_target + GROUP_SIZE - 1) // GROUP_SIZE  # (B, M)
+    units_per_target = groups_per_target * num_tiles.prod(-1)
+    # The step's second and last host synchronisation: from here on every size is known.
+    totals = torch.stack([anchors_per_target.sum(), groups_per_target.sum(), units_per_target.sum()]).tolist()
     num_positives, total_groups, total_units = totals
+    anchors_per_target, groups_per_target = anchors_per_target.flatten(), groups_per_target.flatten()
 
     image, anchor = torch.nonzero_static(foreground, size=num_positives).unbind(1)
     target = target_index[image, anchor]
-    number, order = (image * mask_boxes.shape[1] + target).sort(stable=True)
-    per_target, num_groups = per_target.flatten(), num_groups.flatten()
-    rank = torch.arange(num_positives, device=device) - _starts(per_target)[number]
-    group = _starts(num_groups)[number] + rank // GROUP_SIZE
+    number, order = (image * most_targets + target).sort(stable=True)  # by target, which is in 0..B*M-1
+    rank = torch.arange(num_positives, device=order.device) - _starts(anchors_per_target)[number]
+    group = _starts(groups_per_target)[number] + rank // GROUP_SIZE
     slot = torch.empty_like(order).scatter_(0, order, group * GROUP_SIZE + rank % GROUP_SIZE)
 
-    owner = torch.arange(len(num_groups), device=device).repeat_interleave(num_groups, output_size=total_groups)
-    number_of_group = torch.arange(total_groups, device=device) - _starts(num_groups)[owner]
-    filled = (per_target[owner] - number_of_group * GROUP_SIZE).clamp(max=GROUP_SIZE)
+    group_target, position = _runs(groups_per_target, total_groups)
+    group_length = (anchors_per_target[group_target] - position * GROUP_SIZE).clamp(max=GROUP_SIZE)
 
-    first_tile, num_tiles = first_tile.flatten(0, 1)[owner], num_tiles.flatten(0, 1)[owner]  # (G, 2)
-    per_group = num_tiles.prod(-1)
-    unit_group = torch.arange(total_groups, device=device).repeat_interleave(per_group, output_size=total_units)
-    within = torch.arange(total_units, device=device) - _starts(per_group)[unit_group]
+    first_tile, num_tiles = first_tile.flatten(0, 1)[group_target], num_tiles.flatten(0, 1)[group_target]  # (G, 2)
+    unit_group, position = _runs(num_tiles.prod(-1), total_units)
     columns = num_tiles[unit_group, 0]
-    column = first_tile[unit_group, 0] + within % columns
-    row = first_tile[unit_group, 1] + within // columns
+    column = first_tile[unit_group, 0] + position % columns
+    row = first_tile[unit_group, 1] + position // columns
     tiles_per_side = side // TILE
-    tile = (owner[unit_group] // mask_boxes.shape[1] * tiles_per_side + row) * tiles_per_side + column
-    return Positives(image, anchor, target, slot, owner, filled, unit_group, tile)
+    unit_tile = (group_target[unit_group] // most_targets * tiles_per_side + row) * tiles_per_side + column
+    return Positives(image, anchor, target, slot, group_target, group_length, unit_group, unit_tile)
 
 
 def mask_loss(
@@ -85,56 +92,105 @@ def mask_loss(
     mask_boxes: torch.Tensor,
     positives: Positives,
 ) -> torch.Tensor:
-    """Sum over the positive anchors of the mean BCE inside the target's box, over the box's share of the picture: ().
+    """Return the sum over the positive anchors of the BCE inside the target's box, divided by the box's area: ().
 
-    prototypes (B, 32, S, S) in any precision; coefficients float32 (P, 32); masks int32 (B, S, S), k + 1 where an image's k-th target is;
-    mask_boxes (B, M, 4) xyxy in prototype pixels.
+    prototypes (B, 32, S, S) in any precision; coefficients float32 (P, 32); masks int32 (B, S, S), k + 1 where an
+    image's k-th target is; mask_boxes (B, M, 4) xyxy in prototype pixels.
     """
-    owner = positives.owner
-    rows = coefficients.new_zeros(len(owner) * GROUP_SIZE, coefficients.shape[1])
-    rows = rows.index_copy(0, positives.slot, coefficients).unflatten(0, (len(owner), GROUP_SIZE))
-    units = _units(mask_boxes.flatten(0, 1)[owner], owner % mask_boxes.shape[1] + 1, positives, prototypes.shape[-1])
-    loss: torch.Tensor = _MaskError.apply(rows, prototypes, _cut(masks[:, None])[..., 0], units)
+    target = positives.group_target
+    rows = coefficients.new_zeros(len(target) * GROUP_SIZE, coefficients.shape[1])
+    rows = rows.index_copy(0, positives.slot, coefficients).unflatten(0, (len(target), GROUP_SIZE))
+    boxes, values = mask_boxes.flatten(0, 1)[target], target % mask_boxes.shape[1] + 1
+    units = _units(boxes, values, positives, prototypes.shape[-1])
+    loss: torch.Tensor = _TiledMaskError.apply(rows, prototypes, _cut(masks[:, None])[..., 0], units)
+    for gain, term in EXTRA_TERMS:
+        loss = loss + gain * mask_loss_by_autograd(prototypes, coefficients, masks, mask_boxes, positives, term)
     return loss
+
+
+def bce(logits: torch.Tensor, truth: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return the weighted sum of the BCE over each anchor's pixels: (P,)."""
+    return (F.binary_cross_entropy_with_logits(logits, truth, reduction="none") * weight).sum((1, 2))
+
+
+EXTRA_TERMS: tuple[tuple[float, MaskTerm], ...] = ()  # (gain, term), added to the BCE; none in YOLOv8
+
+
+def mask_loss_by_autograd(
+    prototypes: torch.Tensor,
+    coefficients: torch.Tensor,
+    masks: torch.Tensor,
+    mask_boxes: torch.Tensor,
+    positives: Positives,
+    term: MaskTerm = bce,
+) -> torch.Tensor:
+    """Return the sum of `term` over the positive anchors: (). The arguments are those of `mask_loss`.
+
+    With `bce` this is the reference for `mask_loss`. Autograd keeps several float32 (P, S, S) tensors.
+    """
+    image, target = positives.image, positives.target
+    x1, y1, x2, y2 = mask_boxes[image, target][..., None, None].unbind(1)  # (P, 1, 1) each
+    pixel = torch.arange(prototypes.shape[-1], device=prototypes.device)
+    row, column = pixel[:, None], pixel[None]
+    inside = (column >= x1) & (column < x2) & (row >= y1) & (row < y2)  # (P, S, S)
+    weight = inside / ((x2 - x1) * (y2 - y1)).clamp(min=1e-9)
+    truth = (masks[image] == target[:, None, None] + 1).to(weight.dtype)
+    logits = torch.einsum("pc,pchw->phw", coefficients, prototypes[image].to(coefficients.dtype))
+    return term(logits, truth, weight).sum()
+
+
+def pixel_error(
+    logits: torch.Tensor, truth: torch.Tensor, weight: torch.Tensor, unused_factor: torch.Tensor, with_gradient: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the weighted BCE summed over u units: (), and its derivative by the logits (u, 10, 64) or None.
+
+    logits (u, 10, 64); truth (u, 64), 1 where the target's mask is, else 0; weight (u, 64); unused_factor (u, 1).
+    The derivative of an unused row is not 0, but reaches nothing: its coefficients are 0 and belong to no anchor.
+    """
+    probability = logits.sigmoid()
+    # BCE = max(x, 0) - t x - log(max(p, 1 - p)). The rows share t, so one logarithm of their product is enough. An
+    # unused row has x = 0 and multiplies the product by one half, which unused_factor undoes exactly.
+    certainty = torch.maximum(probability, 1 - probability).prod(1) * unused_factor  # (u, 64)
+    error = logits.clamp(min=0).sum(1) - truth * logits.sum(1) - certainty.log()
+    total = (error * weight).sum()
+    if not with_gradient:
+        return total, None
+    return total, probability.sub_(truth[:, None]).mul_(weight[:, None])  # in place: (p - t) * weight
 
 
 @dataclass(frozen=True)
 class _Units:
-    """The units of work: group, tile and number in the mask (U,); what each row and column counts (U, 8) each.
+    """What `_TiledMaskError` needs of each unit. A pixel's weight is its row's times its column's."""
 
-    A pixel's weight is row times column: one over the box's area inside the box, else 0. That is the mean over all
-    pixels divided by the box's share of them. unused_factor (G, 1) is 2 to the power of a group's rows without an anchor.
-    """
-
-    group: torch.Tensor
-    tile: torch.Tensor
-    value: torch.Tensor
-    row_weight: torch.Tensor
-    column_weight: torch.Tensor
-    unused_factor: torch.Tensor
+    group: torch.Tensor  # int64 (U,)
+    tile: torch.Tensor  # int64 (U,)
+    value: torch.Tensor  # int64 (U,): the target's value in the mask
+    row_weight: torch.Tensor  # (U, 8): one over the box's area for rows inside the box, else 0
+    column_weight: torch.Tensor  # (U, 8): 1 for columns inside the box, else 0
+    unused_factor: torch.Tensor  # (G, 1): 2 to the power of the group's unused rows, see `pixel_error`
 
 
 def _units(boxes: torch.Tensor, values: torch.Tensor, positives: Positives, side: int) -> _Units:
-    """Say where in each unit's tile the box of its group (G, 4) lies; values (G,) are the targets' numbers in the mask."""
-    group, tile = positives.group, positives.tile
-    per_side = side // TILE
-    of_unit = boxes[group]
+    """Weight the pixels of each unit's tile by its group's box (G, 4); values (G,) are the targets' values in the mask."""
+    group, tile = positives.unit_group, positives.unit_tile
+    tiles_per_side = side // TILE
+    unit_boxes = boxes[group]
     within = torch.arange(TILE, device=tile.device)
-    columns = (tile % per_side * TILE)[:, None] + within  # (U, 8)
-    rows = (tile // per_side % per_side * TILE)[:, None] + within
-    area = (of_unit[:, 2:] - of_unit[:, :2]).prod(-1, keepdim=True)
+    columns = (tile % tiles_per_side * TILE)[:, None] + within  # (U, 8)
+    rows = (tile // tiles_per_side % tiles_per_side * TILE)[:, None] + within
+    area = (unit_boxes[:, 2:] - unit_boxes[:, :2]).prod(-1, keepdim=True)
     return _Units(
         group=group,
         tile=tile,
         value=values[group],
-        row_weight=((rows >= of_unit[:, 1:2]) & (rows < of_unit[:, 3:4])) / area,
-        column_weight=((columns >= of_unit[:, 0:1]) & (columns < of_unit[:, 2:3])).to(boxes.dtype),
-        unused_factor=(GROUP_SIZE - positives.filled)[:, None].to(boxes.dtype).exp2(),
+        row_weight=((rows >= unit_boxes[:, 1:2]) & (rows < unit_boxes[:, 3:4])) / area,
+        column_weight=((columns >= unit_boxes[:, 0:1]) & (columns < unit_boxes[:, 2:3])).to(boxes.dtype),
+        unused_factor=(GROUP_SIZE - positives.group_length)[:, None].to(boxes.dtype).exp2(),
     )
 
 
-class _MaskError(torch.autograd.Function):
-    """Weighted BCE summed over all units. The gradient is computed on the way, and only scaled in `backward`."""
+class _TiledMaskError(torch.autograd.Function):
+    """Sum `pixel_error` over all units. `forward` computes the gradient too, `backward` only scales it."""
 
     @staticmethod
     def forward(
@@ -142,32 +198,28 @@ class _MaskError(torch.autograd.Function):
     ) -> torch.Tensor:
         """Take rows (G, 10, 32), prototypes (B, 32, S, S) and mask_tiles int32 (N, 64).
 
-        Where the network made its prototypes in bf16, the three products are of bf16 matrices; all else is float32.
+        If the prototypes are bf16, the three matrix products are of bf16 matrices; everything else is float32.
         """
-        # Not in fp16: a gradient divided by a box's area may lie below what that can hold.
+        # Never fp16: a gradient divided by a box's area may be too small for it.
         half = torch.bfloat16 if prototypes.dtype == torch.bfloat16 else rows.dtype
         tiles = _cut(prototypes).to(half)  # (N, 64, 32)
-        needs_gradient = any(context.needs_input_grad)
-        gradients = [torch.zeros_like(rows), torch.zeros_like(tiles, dtype=rows.dtype)] if needs_gradient else []
+        with_gradient = any(context.needs_input_grad)
+        gradients = [torch.zeros_like(rows), torch.zeros_like(tiles, dtype=rows.dtype)] if with_gradient else []
         total = rows.new_zeros(())
         step = UNITS_AT_ONCE[rows.device.type]
         for start in range(0, len(units.group), step):
             part = slice(start, start + step)
-            group, tile = units.group[part], units.tile[part]
+            group, tile = units.group[part], units.tile[part]  # (u,)
             weight = (units.row_weight[part, :, None] * units.column_weight[part, None]).flatten(1)  # (u, 64)
             truth = (mask_tiles.index_select(0, tile) == units.value[part, None]).to(weight.dtype)  # (u, 64)
-            # On a CPU oneDNN compiles and keeps a bf16 product for every shape it meets: only whole parts have one shape.
+            # On a CPU oneDNN compiles and keeps a bf16 product for each new shape: only full parts, all of one shape, use it.
             factor = half if len(group) == step or rows.device.type != "cpu" else rows.dtype
             unit_rows, unit_tiles = rows.index_select(0, group).to(factor), tiles.index_select(0, tile).to(factor)
             logits = (unit_rows @ unit_tiles.mT).to(rows.dtype)  # (u, 10, 64)
-            slope = logits.sigmoid()
-            # BCE = max(x, 0) - t x - log(max(p, 1 - p)); the rows share t, and one logarithm of their product will do.
-            # A row that nobody uses has x = 0, and so one half in that product, which doubling takes out again exactly.
-            certainty = torch.maximum(slope, 1 - slope).prod(1) * units.unused_factor[group]  # (u, 64)
-            error = logits.clamp(min=0).sum(1) - truth * logits.sum(1) - certainty.log()
-            total += (error * weight).sum()
-            if needs_gradient:
-                slope = slope.sub_(truth[:, None]).mul_(weight[:, None]).to(factor)
+            error, slope = pixel_error(logits, truth, weight, units.unused_factor[group], with_gradient)
+            total += error
+            if slope is not None:
+                slope = slope.to(factor)
                 gradients[0].index_add_(0, group, (slope @ unit_tiles).to(rows.dtype))
                 gradients[1].index_add_(0, tile, (slope.mT @ unit_rows).to(rows.dtype))
         context.save_for_backward(prototypes, *gradients)
@@ -191,7 +243,7 @@ def _in_tiles(maps: torch.Tensor) -> torch.Tensor:
 
 
 def _cut(maps: torch.Tensor) -> torch.Tensor:
-    """Cut maps (B, C, S, S) into tiles, image by image and row by row: (B * (S / 8)^2, 64, C)."""
+    """Cut maps (B, C, S, S) into tiles, image by image and row by row: (N, 64, C)."""
     return _in_tiles(maps).reshape(-1, TILE * TILE, maps.shape[1])
 
 
@@ -210,3 +262,9 @@ def _touched_tiles(boxes: torch.Tensor, side: int) -> tuple[torch.Tensor, torch.
 def _starts(counts: torch.Tensor) -> torch.Tensor:
     """Return where each of consecutive runs of the given lengths begins."""
     return counts.cumsum(0) - counts
+
+
+def _runs(counts: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return, for `total` elements in consecutive runs of the given lengths, each one's run and position in it: (total,)."""
+    run = torch.arange(len(counts), device=counts.device).repeat_interleave(counts, output_size=total)
+    return run, torch.arange(total, device=counts.device) - _starts(counts)[run]

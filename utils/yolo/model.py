@@ -1,4 +1,4 @@
-"""YOLOv8 segmentation models: built from a YAML or a .pt file, grouped for the optimizer, saved for deployment."""
+"""YOLOv8 segmentation models: built from a YAML or a .pt file, partly frozen, saved for deployment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from utils.common.tensor_files import atomic_torch_save
 from utils.distributed.sync_bn import revert_sync_batchnorm
 from utils.yolo.weights_file import ForeignFile, checked_architecture, read_weights_file
 
-YoloModel = Any  # ultralytics.nn.tasks.SegmentationModel, which carries no types
+YoloModel = Any  # ultralytics.nn.tasks.SegmentationModel, which has no type annotations
 OFFICIAL_WEIGHTS = tuple(f"yolov8{size}-seg.pt" for size in "nsmlx")
 MAX_INPUT_PX = 16_384
 LAYER_MODULES = ("torch.nn.modules.", "ultralytics.nn.modules.")
@@ -29,17 +29,17 @@ LAYER_MODULES = ("torch.nn.modules.", "ultralytics.nn.modules.")
 def build_model(source: str, names: tuple[str, ...]) -> YoloModel:
     """Build a YOLOv8-seg model for the classes `names`.
 
-    `source` is `yolov8n-seg.yaml` (fresh weights), a local .pt file, or an official `yolov8n-seg.pt` which Ultralytics
-    fetches if it is not there. From a .pt the classifier's rows are kept for classes of the same name. In training the
+    `source` is `yolov8n-seg.yaml` (fresh weights), a local .pt file, or an official `yolov8n-seg.pt`, which Ultralytics
+    downloads if it is missing. The classifier keeps a .pt file's weights for classes of the same name. In training the
     model returns a dictionary: boxes (B, 64, A), scores (B, classes, A), mask_coefficient (B, 32, A),
-    proto (B, 32, S/4, S/4), feats. Call before the optimizer, the EMA and DDP, alike on every rank.
+    proto (B, 32, S/4, S/4), feats. Call it on every rank, before the optimizer, the EMA and DDP.
     """
     if source.endswith((".yaml", ".yml")):
         try:
             model = _build_network(_read_description(source), len(names))
         except UserError:
             raise
-        except Exception as error:  # a description may be wrong in as many ways as a program
+        except Exception as error:  # an invalid description can raise anything
             raise UserError(f"--model {source}: not a model description: {one_line(error)}") from error
         model.names = dict(enumerate(names))
     else:
@@ -58,7 +58,7 @@ def build_model(source: str, names: tuple[str, ...]) -> YoloModel:
 def load_weights(source: str) -> YoloModel:
     """Load a segmentation model from a .pt file in Ultralytics' format: float32, in evaluation mode.
 
-    Nothing of the file is run (utils/yolo/weights_file.py). Raises UserError naming the file and the way out.
+    No code of the file is run (utils/yolo/weights_file.py). Raises UserError that names the file and the fix.
     """
     path = Path(source)
     if not path.exists():
@@ -69,13 +69,13 @@ def load_weights(source: str) -> YoloModel:
         _fetch_official(path)
     content = read_weights_file(path)
     try:
-        with torch.random.fork_rng(devices=[]):  # what is drawn here the file's weights replace
+        with torch.random.fork_rng(devices=[]):  # the file's weights replace the random ones
             model = _build_network(content.architecture, len(content.names))
         model.load_state_dict({name: tensor.float() for name, tensor in content.state.items()})
-    except Exception as error:  # a description may be wrong in as many ways as a program
+    except Exception as error:  # an invalid description can raise anything
         raise UserError(
-            f"{path}: its weights and its network description do not make a model ({one_line(error)}); "
-            "a fused or pruned model must be saved again as it was trained"
+            f"{path}: its weights do not fit its network description ({one_line(error)}); "
+            "save a fused or pruned model again as it was trained"
         ) from error
     model.names = dict(enumerate(content.names))
     model.args = content.options
@@ -83,8 +83,23 @@ def load_weights(source: str) -> YoloModel:
     return model.float().eval()
 
 
+def weights_or_description(model: str) -> tuple[str, str | None]:
+    """Return the source to build `model` from and, if it differs from `model`, a line that says so.
+
+    The speed of a training step does not depend on the weights' values, so official weights are not downloaded.
+    """
+    path = Path(model)
+    if path.name not in OFFICIAL_WEIGHTS or path.exists():
+        return model, None
+    description = path.with_suffix(".yaml").name
+    return (
+        description,
+        f"{model} is not here: built with fresh weights from {description}, which train at the same speed",
+    )
+
+
 def trained_size_px(model: YoloModel) -> int:
-    """Return the side of the square input that a loaded model was trained with; 640 where its file does not say."""
+    """Return the side of the square input that a loaded model was trained with; 640 if its file does not say."""
     size_px = model.args.get("imgsz", 640)
     return size_px if isinstance(size_px, int) and 32 <= size_px <= MAX_INPUT_PX and size_px % 32 == 0 else 640
 
@@ -96,11 +111,11 @@ def class_names(model: YoloModel) -> tuple[str, ...]:
 
 
 def freeze_layers(model: YoloModel, num_layers: int) -> None:
-    """Keep the first `num_layers` layers as they are: no gradients, and their BatchNorm statistics stay too.
+    """Freeze the first `num_layers` layers: no gradients, and no updates of their BatchNorm statistics.
 
-    Call before the optimizer and DDP are built. The head always trains. `model.train()` would set BatchNorm counting
-    again, so a hook on the whole model, which survives the conversion to synchronised BatchNorm, undoes that before
-    each forward pass.
+    Call it before the optimizer and DDP are built. The head always trains. `model.train()` would switch the statistics'
+    updates on again, so a hook switches them off before each forward pass; it stands on the whole model because the
+    conversion to synchronised BatchNorm replaces layers.
     """
     most = len(model.model) - 1
     if num_layers > most:
@@ -123,7 +138,7 @@ def save_deployable(path: Path, module: nn.Module, info: dict[str, Any], *, img_
     deployed: YoloModel = copy.deepcopy(module).cpu().eval()
     deployed = revert_sync_batchnorm(deployed).half().to(memory_format=torch.contiguous_format)
     deployed.criterion = None
-    deployed._forward_pre_hooks.clear()  # code of ours, which no other program could load
+    deployed._forward_pre_hooks.clear()  # code of this project, which other programs cannot load
     deployed.args = {"task": "segment", "imgsz": img_size, "data": data}
     content = {
         "epoch": -1,
@@ -143,23 +158,23 @@ def save_deployable(path: Path, module: nn.Module, info: dict[str, Any], *, img_
 
 
 def _build_network(architecture: dict[str, Any], num_classes: int) -> YoloModel:
-    """Build a checked network description. Raises ForeignFile for layers that are none."""
+    """Build the network of a checked description. Raises ForeignFile for names that are not layers."""
     tasks = _ultralytics_tasks()
     for _, _, name, _ in architecture["backbone"] + architecture["head"]:
         place, _, last = name.rpartition(".")
         layer = getattr(nn, last, None) if place == "nn" else getattr(tasks, name, None)
-        # Ultralytics would call any name of its module; some fetch files.
+        # Ultralytics would call any name of its module; some of them download files.
         if not (
             isinstance(layer, type) and issubclass(layer, nn.Module) and layer.__module__.startswith(LAYER_MODULES)
         ):
-            raise ForeignFile(f"its layer {name} is none that is built here")
+            raise ForeignFile(f"its layer {name} is not supported")
     return tasks.SegmentationModel(architecture, ch=3, nc=num_classes, verbose=False)
 
 
 def _read_description(source: str) -> dict[str, Any]:
-    """Return the checked content of a model YAML, given as a file or as the name of one that Ultralytics brings."""
+    """Return the checked content of a model YAML, given as a file or by the name of one that Ultralytics ships."""
     tasks = _ultralytics_tasks()
-    if re.match(r"[A-Za-z]{2,}:/", source):  # Ultralytics would fetch it
+    if re.match(r"[A-Za-z]{2,}:/", source):  # Ultralytics would download it
         raise UserError("--model: an address, not a file; copy the file here")
     try:
         description = tasks.yaml_model_load(source)
@@ -175,7 +190,7 @@ def _fetch_official(path: Path) -> None:
 
     try:
         attempt_download_asset(str(path))
-    except Exception as error:  # no network, a proxy's refusal, a missing release: the cure is the same
+    except Exception as error:  # no network, a proxy, a missing release: the fix is the same
         raise UserError(_offline_line(path)) from error
     if not path.exists():
         raise UserError(_offline_line(path))
@@ -187,25 +202,10 @@ def _offline_line(path: Path) -> str:
 
 
 def _ultralytics_tasks() -> Any:
-    """Import Ultralytics with the network, its automatic installer and its chatter off."""
+    """Import Ultralytics with downloads, automatic installs and log messages off."""
     prepare_environment()
     from ultralytics.nn import tasks
     from ultralytics.utils import LOGGER
 
     LOGGER.setLevel(logging.ERROR)
     return tasks
-
-
-def weights_or_description(model: str) -> tuple[str, str | None]:
-    """Return the source to build `model` from and, if that is another one, a line that says so.
-
-    The speed of a training step does not depend on what the weights are, so official weights are not fetched.
-    """
-    path = Path(model)
-    if path.name not in OFFICIAL_WEIGHTS or path.exists():
-        return model, None
-    description = path.with_suffix(".yaml").name
-    return (
-        description,
-        f"{model} is not here: built with fresh weights from {description}, which train at the same speed",
-    )

@@ -1,4 +1,4 @@
-"""The optimizer of YOLO: parameter groups, learning rate and weight decay scaled to the batch."""
+"""The optimizer for YOLO: its settings, its parameter groups, the learning rate for another batch size."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import nn
 
 NOMINAL_BATCH_SIZE = 64  # the batch YOLOv8's learning rate, weight decay and gradient clip were tuned for
 SGD_LR = 0.01  # for the nominal batch
-SGD_WARMUP_BIAS_LR = 0.1  # YOLOv8's warmup_bias_lr, which its automatic choice of the optimizer sets to 0
-GRADIENT_CLIP_NORM = 10.0  # YOLOv8's; it bounds the gradient of the nominal batch of 64
+SGD_WARMUP_BIAS_LR = 0.1  # YOLOv8's warmup_bias_lr; with `optimizer=auto` Ultralytics sets it to 0
+GRADIENT_CLIP_NORM = 10.0  # YOLOv8's limit for the gradient of the nominal batch
 
 
 @dataclass(frozen=True)
 class OptimizerPlan:
-    """The optimizer and the numbers derived for it. `lr` and `weight_decay` are those really used."""
+    """The optimizer and its settings as used, scaled to the batch. `arithmetic`: lines that explain them."""
 
     name: str
     lr: float
@@ -29,7 +29,7 @@ class OptimizerPlan:
 
 
 def build_optimizer(model: torch.nn.Module, plan: OptimizerPlan) -> torch.optim.Optimizer:
-    """Build SGD with Nesterov momentum or AdamW over the weights, the normalisations and the biases; fused updates."""
+    """Build SGD with Nesterov momentum or AdamW over `parameter_groups`, with fused updates."""
     groups = parameter_groups(model, plan.weight_decay)
     if plan.name == "sgd":
         return torch.optim.SGD(groups, lr=plan.lr, momentum=plan.momentum, nesterov=True, fused=True)

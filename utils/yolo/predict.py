@@ -1,4 +1,4 @@
-"""From a model's raw outputs to detections with masks; the same for training's validation, evaluation and inference."""
+"""Turns a model's raw outputs into detections with masks, alike in validation, evaluation and inference."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from utils.data.images import letterbox
+from utils.yolo.inputs import prepare_images
 from utils.yolo.loss import anchor_points, decode_boxes
 
-MAX_CANDIDATES = 30_000  # per image, before suppression; YOLO's limit
-CLASS_OFFSET_PX = 7680  # shifts each class's boxes apart, so that one suppression serves all classes
+MAX_CANDIDATES = 30_000  # per image, before non-maximum suppression; YOLOv8's limit
+CLASS_OFFSET_PX = 7680  # between the boxes of different classes, so that one suppression keeps the classes apart
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Detections:
 
 @dataclass(frozen=True)
 class Placement:
-    """How a photograph of (width, height) pixels lies in the square network input: scale, then (left, top) padding."""
+    """Where a photograph of (width, height) pixels lies in the square input: scaled, then padded by (left, top)."""
 
     size_px: int
     scale: float
@@ -54,7 +55,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class PhotoPrediction:
-    """What was found in a photograph: masks bool (n, H, W) and boxes float32 (n, 4) xyxy in its own pixels."""
+    """The detections of a photograph, with masks bool (n, H, W) and boxes float32 (n, 4) xyxy in its pixels."""
 
     found: Detections
     masks: np.ndarray
@@ -70,15 +71,15 @@ class PhotoPrediction:
 def predict_photos(
     model: nn.Module, photos: list[np.ndarray], size_px: int, device: torch.device, **limits: Any
 ) -> Iterator[PhotoPrediction]:
-    """Find objects in photographs, RGB uint8 (H, W, 3) of any sizes, in one pass; `limits` are those of `detect`.
+    """Find objects in photographs, RGB uint8 (H, W, 3) of any sizes, in one forward pass; `limits` are those of `detect`.
 
-    Masks have the photograph's size, so each photograph's are made only when it is asked for.
+    Masks have the photograph's size and are made one photograph at a time, when the iterator reaches it.
     """
     if not photos:
         return
     placed = [letterbox(photo, size_px) for photo in photos]
-    images = torch.from_numpy(np.stack([canvas for canvas, _, _ in placed])).to(device)
-    outputs = raw_outputs(model, images.permute(0, 3, 1, 2).float().div_(255))
+    images = torch.from_numpy(np.stack([canvas for canvas, _, _ in placed]))
+    outputs = raw_outputs(model, prepare_images(images, device))
     strides = [float(stride) for stride in model.stride]  # type: ignore[union-attr]
     for position, found in enumerate(detect(outputs, strides, size_px, **limits)):
         (height, width), (_, scale, pad) = photos[position].shape[:2], placed[position]
@@ -96,7 +97,7 @@ def raw_outputs(model: nn.Module, images: torch.Tensor) -> dict[str, torch.Tenso
 def decode(outputs: dict[str, torch.Tensor], strides: list[float], size_px: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return boxes (B, A, 4) xyxy in input pixels and class probabilities (B, A, classes), in float32.
 
-    Decoded here and not by the model's head: under bf16 autocast the head's coordinates are rounded to whole pixels.
+    The model's own decoding is not used: under bf16 autocast it rounds coordinates to whole pixels.
     """
     bins = outputs["boxes"].float().transpose(1, 2)
     points, stride_column = anchor_points(strides, size_px, bins.device)
@@ -114,10 +115,10 @@ def detect(
     multi_label: bool = False,
     classes: tuple[int, ...] | None = None,
 ) -> list[Detections]:
-    """Suppress overlapping boxes per class and return each image's detections.
+    """Suppress overlapping boxes of the same class and return each image's detections.
 
-    `multi_label` lets one anchor speak for several classes, which is how AP is measured. There is no time limit: every
-    image is finished.
+    `multi_label` lets one anchor give detections of several classes, as AP is measured. Unlike in Ultralytics, there is
+    no time limit.
     """
     boxes, probabilities = decode(outputs, strides, size_px)
     coefficients = outputs["mask_coefficient"].float().transpose(1, 2)
@@ -151,7 +152,7 @@ def _suppress(
         scores, kept = scores.topk(MAX_CANDIDATES)
         anchor, class_ids = anchor[kept], class_ids[kept]
     candidates = boxes[anchor]
-    from torchvision.ops import nms  # takes 1.3 s, for which no wrong option should wait
+    from torchvision.ops import nms  # takes 1.3 s: a wrong option is reported before
 
     kept = nms(candidates + class_ids[:, None] * CLASS_OFFSET_PX, scores, iou)[:max_detections]
     return Detections(candidates[kept], scores[kept], class_ids[kept], coefficients[anchor[kept]])
@@ -165,7 +166,7 @@ def prototype_masks(prototypes: torch.Tensor, detections: Detections, size_px: i
 
 
 def photo_masks(prototypes: torch.Tensor, detections: Detections, placement: Placement) -> np.ndarray:
-    """Return masks in photograph pixels, cut to their boxes: bool (n, H, W). Done in chunks to bound memory."""
+    """Return masks in photograph pixels, cut to their boxes: bool (n, H, W). Made 16 at a time to bound memory."""
     width, height = placement.photo_size
     result = np.zeros((len(detections), height, width), bool)
     logits = (detections.coefficients @ prototypes.float().flatten(1)).view(-1, *prototypes.shape[1:])

@@ -1,8 +1,8 @@
-"""Opens .pt files in Ultralytics' format without running anything they hold.
+"""Reads .pt files in Ultralytics' format without running any code that they contain.
 
-Such a file is a pickle: read the usual way it can run any code, and even a restricted reader builds layers with
-arguments of the file's choosing. Here every class in it becomes an empty shell. Out of the shells only tensors, class
-names and the description of the network are taken; the network itself is built from that description, once checked.
+Such a file is a pickle. The usual reader runs any code in it, and even a restricted reader builds layers with arguments
+that the file chooses. Here every class in the file becomes an empty shell. Only tensors, class names and the network's
+description are taken from the shells; the description is checked before a network is built from it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from utils.common.bounded_zip import BoundedZip
 from utils.common.errors import UserError, one_line
 
 MODEL_CLASS = "ultralytics.nn.tasks.SegmentationModel"
-# What Ultralytics' files name besides tensors: layers, and what describes a training.
+# The names in Ultralytics' files besides tensors: layers and settings of the training.
 KNOWN_GLOBALS = re.compile(
     r"(torch\.nn\.modules|ultralytics\.nn\.modules|ultralytics\.nn\.tasks)(\.\w+)+"
     r"|ultralytics\.(yolo\.)?utils(\.(loss|tal|__init__))?\.\w+"
     r"|numpy\.(dtype|(_core|core)\.multiarray\.scalar|dtypes\.\w+)"
     r"|pathlib\.(_local\.)?(Posix|Windows)Path"
-    r"|builtins\.getattr"  # becomes a shell like all others, so it reads nothing
+    r"|builtins\.getattr"  # becomes a shell too, so it reads nothing
 )
 MAX_NAMES = 10_000
 MAX_LAYERS, MAX_REPEATS, MAX_LAYER_NUMBER = 1000, 100, 100_000
@@ -46,14 +46,14 @@ ARCHITECTURE_KEYS = (
     "end2end",
 )
 LAYER_NAME = re.compile(r"(nn\.)?[A-Za-z][A-Za-z0-9_]*")
-ACTIVATION = re.compile(r"(torch\.)?nn\.[A-Za-z0-9]+\([\w\s.,=+-]*\)")  # no name can be called but nn's own
+ACTIVATION = re.compile(r"(torch\.)?nn\.[A-Za-z0-9]+\([\w\s.,=+-]*\)")  # a call of one of nn's names
 FETCHES_WEIGHTS = ("TorchVision",)  # a layer that would download its weights
 TO_CONVERT = "only if you trust the file: python -c \"from ultralytics import YOLO; YOLO('FILE').save('converted.pt')\""
 
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """What a .pt file holds: the checked network description, class names, tensors, and its training options."""
+    """The content of a .pt file: the checked network description, class names, tensors and training options."""
 
     architecture: dict[str, Any]
     names: tuple[str, ...]
@@ -62,11 +62,11 @@ class WeightsFile:
 
 
 class ForeignFile(ValueError):
-    """A file that is not opened. The message is the reason and, where there is one, the way out."""
+    """The file is not accepted. The message gives the reason and, if there is one, the fix."""
 
 
 class _Shell:
-    """Stands in for a class of a .pt file: takes any arguments, keeps the state, does nothing."""
+    """Replaces a class of a .pt file: accepts any arguments, keeps the state, does nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.content: dict[str, Any] = {}
@@ -81,17 +81,17 @@ class _Shell:
 
 
 def read_weights_file(path: Path) -> WeightsFile:
-    """Read a segmentation model's file. Raises UserError: one line with the file, what is wrong and the way out."""
+    """Read a segmentation model's file. Raises UserError: one line with the file, the problem and the fix."""
     try:
         return _read(path)
     except ForeignFile as error:
         raise UserError(f"{path}: {error}") from error
-    except Exception as error:  # every way a foreign file can be wrong ends in one line
+    except Exception as error:  # whatever is wrong with the file, the user gets one line
         raise UserError(f"{path}: not a model this trainer can open ({one_line(error)})") from error
 
 
 def _read(path: Path) -> WeightsFile:
-    _refuse_container(path)
+    _check_container(path)
     with _shells_for(path) as shells:
         content = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(content, dict):
@@ -117,8 +117,8 @@ def _not_a_model(content: dict[Any, Any], model: Any) -> str:
     )
 
 
-def _refuse_container(path: Path) -> None:
-    """Let only files through that are laid out as `torch.save` does: uncompressed records, a pickle among them."""
+def _check_container(path: Path) -> None:
+    """Raise ForeignFile unless the file has the layout of `torch.save`: uncompressed records, one of them a pickle."""
     if not path.is_file():
         raise ForeignFile("not a file")
     if not zipfile.is_zipfile(path):
@@ -136,14 +136,14 @@ def _refuse_container(path: Path) -> None:
     if sum(member.file_size for member in members) > path.stat().st_size:
         raise ForeignFile("claims to hold more than its own size; not opened")
     if "data.pkl" not in records:
-        raise ForeignFile("holds no data.pkl, so it is no model; use a *-seg.pt file")
+        raise ForeignFile("holds no data.pkl, so it is not a model; use a *-seg.pt file")
 
 
 @contextmanager
 def _shells_for(path: Path) -> Iterator[dict[str, type[_Shell]]]:
-    """Have every class that a file names unpickled as a shell of its own; refuse names that no YOLO file needs.
+    """Make torch.load unpickle every class of the file as a shell. Raises ForeignFile for names that no YOLO file needs.
 
-    What other code in this process declared safe does not count meanwhile.
+    Classes that other code in this process declared safe are not safe meanwhile.
     """
     allowed_before = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
@@ -164,9 +164,9 @@ def _shells_for(path: Path) -> Iterator[dict[str, type[_Shell]]]:
 
 
 def _tensors(module: Any, prefix: str, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a shell's parameters and buffers under the names that the real module gives them."""
+    """Yield a shell's parameters and buffers under the names in the real module's state_dict."""
     if not isinstance(module, _Shell):
-        return  # a place that was set to None
+        return  # a submodule that was set to None
     if depth > MAX_DEPTH:
         raise ForeignFile(f"has modules nested deeper than {MAX_DEPTH}; not opened")
     unsaved = module.content.get("_non_persistent_buffers_set") or ()
@@ -193,8 +193,8 @@ def checked_names(names: Any) -> tuple[str, ...]:
 def checked_architecture(description: Any) -> dict[str, Any]:
     """Return the part of a network description (a model YAML) that builds layers. Raises ForeignFile.
 
-    Ultralytics evaluates the activation as Python, and a layer may be any name of its module: neither may be more than
-    it should be, whether it comes from a .pt file or from a YAML file.
+    Ultralytics evaluates the activation as Python and calls any name of its module as a layer, so both are checked,
+    whether they come from a .pt file or from a YAML file.
     """
     if not isinstance(description, dict) or not all(
         isinstance(description.get(key), list) for key in ("backbone", "head")
@@ -206,7 +206,7 @@ def checked_architecture(description: Any) -> dict[str, Any]:
     if activation is not None:
         if not isinstance(activation, str) or not ACTIVATION.fullmatch(activation):
             raise ForeignFile(
-                f"its activation {ascii(activation)[:60] if isinstance(activation, str) else ''} is more than a layer such as nn.SiLU()"
+                f"its activation {ascii(activation)[:60] if isinstance(activation, str) else ''} is not a layer such as nn.SiLU()"
             )
         architecture["activation"] = activation
     layers = architecture["backbone"] + architecture["head"]
@@ -218,16 +218,16 @@ def checked_architecture(description: Any) -> dict[str, Any]:
         ):
             raise ForeignFile(f"its layer {str(layer)[:60]!r} is not [from, repeats, module, arguments]")
         if not isinstance(layer[2], str) or not LAYER_NAME.fullmatch(layer[2]) or layer[2] in FETCHES_WEIGHTS:
-            raise ForeignFile(f"its layer {str(layer[2])[:60]!r} is none that is built here")
+            raise ForeignFile(f"its layer {str(layer[2])[:60]!r} is not supported")
         if not 1 <= layer[1] <= MAX_REPEATS:
-            raise ForeignFile(f"its layer {layer[2]} is repeated {layer[1]} times; 1 to {MAX_REPEATS} are built")
+            raise ForeignFile(f"its layer {layer[2]} is repeated {layer[1]} times; 1 to {MAX_REPEATS} are allowed")
     return architecture
 
 
 def _plain(value: Any, budget: list[int]) -> Any:
-    """Copy numbers, words, lists and dictionaries. Raises ForeignFile for anything else, and for absurd numbers.
+    """Copy numbers, strings, lists and dictionaries. Raises ForeignFile for anything else and for too large numbers.
 
-    `budget` counts items down: a list that holds another ten times, ten levels deep, is short in a file only.
+    `budget` counts down the items left: lists that contain the same list many times are short in the file alone.
     """
     budget[0] -= 1
     if budget[0] < 0:
@@ -240,7 +240,7 @@ def _plain(value: Any, budget: list[int]) -> Any:
         return value
     if value is None or (isinstance(value, str) and len(value) <= 100):
         return value
-    raise ForeignFile(f"its network description holds what no layer needs: {type(value).__name__}")
+    raise ForeignFile(f"its network description holds a value that no layer takes: {type(value).__name__}")
 
 
 def _plain_options(options: Any) -> dict[str, Any]:

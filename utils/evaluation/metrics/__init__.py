@@ -1,9 +1,9 @@
-"""Detection and instance-segmentation metrics, built from per-image results that merge across ranks by image id.
+"""Detection and instance-segmentation metrics, from per-image results that are merged across ranks by image id.
 
-Everything follows the definitions of Ultralytics 8.4 (`utils/metrics.py`, `engine/validator.py`), so that numbers can
-be compared: greedy one-to-one matching in the order of confidence, 101-point average precision (COCO), precision,
-recall and F1 at the confidence where the smoothed mean F1 is highest. Predictions of equal confidence are ordered by
-(image id, position within the image), so the order in which ranks deliver their images changes nothing.
+The definitions are those of Ultralytics 8.4 (`utils/metrics.py`, `engine/validator.py`), so that scores are comparable:
+greedy one-to-one matching in descending confidence; 101-point average precision (COCO); precision, recall and F1 at the
+confidence with the highest smoothed mean F1. Predictions of equal confidence are ordered by (image id, position within
+the image), so scores do not depend on the order in which ranks deliver images.
 """
 
 from utils.evaluation.metrics.confidence import CALIBRATION_MIN_CONFIDENCE, calibration, operating_points
@@ -15,7 +15,7 @@ from utils.evaluation.metrics.matching import (
     confusion_pairs,
     hit_targets,
     match_predictions,
-    pair_whatever_class,
+    pair_ignoring_class,
     size_classes,
     sizes_of_predictions,
 )
@@ -36,7 +36,7 @@ __all__ = [
     "merge_results",
     "operating_points",
     "pack_results",
-    "pair_whatever_class",
+    "pair_ignoring_class",
     "precision_recall_curves",
     "size_classes",
     "sizes_of_predictions",

@@ -1,4 +1,4 @@
-"""What a detection's confidence is worth: calibration, and the best threshold of each class."""
+"""Calibration of the detections' confidence, and the best confidence threshold of each class."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from utils.evaluation.metrics.results import ImageResult, merge_results, pack_results
+from utils.evaluation.metrics.results import ImageResult, merge_results, pack_results, pool_predictions
 from utils.evaluation.metrics.summary import KINDS
 
 CALIBRATION_BINS = 10
-# Below lie hundreds of candidates an image that nobody keeps; counted in, they alone would decide the error.
+# Below it are hundreds of candidates per image that nobody uses; they would dominate the calibration error.
 CALIBRATION_MIN_CONFIDENCE = 0.05
 
 
 def calibration(results: Iterable[ImageResult]) -> dict[str, dict[str, Any]]:
-    """Compare confidences with how often detections are right, a hit at IoU 0.5: for `box` and `mask` a dict.
+    """Compare confidence with precision at IoU 0.5; return a dict for `box` and one for `mask`.
 
     `bins`: ten equal parts of 0 to 1 (the first from CALIBRATION_MIN_CONFIDENCE), each with `low`, `high`,
     `num_detections`, mean `confidence` and `precision`, both None in an empty bin. `error`: the expected calibration
-    error, the bins' |confidence - precision| averaged over detections (Guo et al. 2017; for detections Küppers et al.
-    2020); `excess`: mean confidence minus precision over all, above 0 where the model is too sure. Both None without
-    detections.
+    error, |confidence - precision| of the bins averaged over detections (Guo et al. 2017; for detection Küppers et al.
+    2020). `excess`: mean confidence minus precision over all detections, above 0 for an overconfident model. Both are
+    None without detections.
     """
     packed = pack_results(merge_results([results]))
     scores = packed["scores"].astype(np.float64)
@@ -54,32 +54,29 @@ def calibration(results: Iterable[ImageResult]) -> dict[str, dict[str, Any]]:
 
 
 def operating_points(results: Iterable[ImageResult], names: Sequence[str]) -> dict[str, list[dict[str, Any] | None]]:
-    """Find for each class the confidence from which on keeping detections gives the highest F1 at IoU 0.5.
+    """Find for each class the confidence threshold with the highest F1 at IoU 0.5.
 
     For `box` and `mask` a list over all classes: `threshold` (keep confidence >= it), `precision`, `recall`, `f1`,
-    `num_hits`, `num_false`, `num_missed`; None for a class without targets or without any hit. These are counted, not
-    read off interpolated curves. Of equal F1 the highest threshold is taken.
+    `num_hits`, `num_false`, `num_missed`; None for a class without targets or without any hit. The values are counted,
+    not read off interpolated curves. Of several thresholds with equal F1 the highest is taken.
     """
-    packed = pack_results(merge_results([results]))
-    order = np.argsort(-packed["scores"], kind="stable")
-    scores, predicted = packed["scores"][order].astype(np.float64), packed["class_ids"][order]
-    num_targets = np.bincount(packed["target_class_ids"], minlength=len(names))
+    pool = pool_predictions(merge_results([results]))
+    is_of_class = [pool["class_ids"] == class_id for class_id in range(len(names))]
+    num_targets = np.bincount(pool["target_class_ids"], minlength=len(names)).tolist()
     return {
         kind: [
-            _best_point(
-                scores[predicted == class_id], packed[f"{kind}_hits"][order, 0][predicted == class_id], int(number)
-            )
-            for class_id, number in enumerate(num_targets)
+            _best_point(pool["scores"][chosen], pool[f"{kind}_hits"][chosen, 0], number)
+            for chosen, number in zip(is_of_class, num_targets, strict=True)
         ]
         for kind in KINDS
     }
 
 
 def _best_point(scores: np.ndarray, hits: np.ndarray, num_targets: int) -> dict[str, Any] | None:
-    """Choose among the thresholds of one class; its predictions (p,) come in descending order of confidence."""
+    """Return the best threshold of one class from its predictions (p,) in descending order of confidence."""
     if not num_targets or not hits.any():
         return None
-    is_last_of_equals = np.append(scores[1:] != scores[:-1], True)  # a threshold keeps all that are equally sure
+    is_last_of_equals = np.append(scores[1:] != scores[:-1], True)  # a threshold keeps all of equal confidence
     num_hits = hits.cumsum()
     num_kept = np.arange(1, len(hits) + 1)
     f1 = np.where(is_last_of_equals, 2 * num_hits / (num_kept + num_targets), -1)

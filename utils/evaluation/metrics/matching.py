@@ -1,4 +1,4 @@
-"""One image: which predictions hit which targets, and how large is what."""
+"""Matching within one image: which predictions hit which targets, and in which size class they count."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 
 IOU_THRESHOLDS = (np.arange(50, 100, 5) / 100).astype(np.float32)  # 0.50, 0.55, ... 0.95
 SIZES = ("small", "medium", "large")
-SIZE_BOUNDS_PX2 = (32.0**2, 96.0**2)  # COCO's: an object is small below the first and large from the second on
-CONFUSION_MIN_SCORE = 0.25  # the confusion matrix leaves out what is less sure
+SIZE_BOUNDS_PX2 = (32.0**2, 96.0**2)  # COCO's: small below the first, large from the second on
+CONFUSION_MIN_SCORE = 0.25  # the confusion matrix ignores less confident predictions
 
 
 def box_iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -21,15 +21,15 @@ def box_iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def match_predictions(iou: np.ndarray, target_class_ids: np.ndarray, predicted_class_ids: np.ndarray) -> np.ndarray:
-    """Decide which predictions hit a target: bool (n, 10), one column for each of IOU_THRESHOLDS; see `hit_targets`."""
+    """Return which predictions hit a target: bool (n, 10), one column for each of IOU_THRESHOLDS; see `hit_targets`."""
     return hit_targets(iou, target_class_ids, predicted_class_ids) >= 0
 
 
 def hit_targets(iou: np.ndarray, target_class_ids: np.ndarray, predicted_class_ids: np.ndarray) -> np.ndarray:
     """Return the target that each prediction hits, -1 for none: int64 (n, 10), a column for each of IOU_THRESHOLDS.
 
-    iou: (m targets, n predictions), predictions in descending order of confidence. At each threshold the predictions
-    choose in that order: each takes the free target of its class with the highest IoU, if that reaches the threshold.
+    iou: (m targets, n predictions), predictions in descending order of confidence. At each threshold, in that order,
+    each prediction takes the free target of its class with the highest IoU, if that IoU reaches the threshold.
     """
     targets, predictions = np.asarray(target_class_ids), np.asarray(predicted_class_ids)
     hits = np.full((len(predictions), len(IOU_THRESHOLDS)), -1, dtype=np.int64)
@@ -54,10 +54,9 @@ def size_classes(areas: np.ndarray) -> np.ndarray:
 
 
 def sizes_of_predictions(hits: np.ndarray, target_sizes: np.ndarray, own_sizes: np.ndarray) -> np.ndarray:
-    """Return in which size each prediction counts, at each IoU threshold: uint8 (n, 10).
+    """Return the size class in which each prediction counts, at each IoU threshold: uint8 (n, 10).
 
-    A hit counts where its target does, a false alarm where its own size puts it: then no prediction is held against a
-    size it has nothing to do with (COCO's rule, cocoeval's `areaRng`).
+    A hit counts in its target's size class, a false positive in its own (COCO's rule, cocoeval's `areaRng`).
     hits: (n, 10) from `hit_targets`; target_sizes (m,) and own_sizes (n,) from `size_classes`.
     """
     own = np.repeat(np.asarray(own_sizes, np.uint8)[:, None], hits.shape[1], axis=1)
@@ -74,14 +73,14 @@ def confusion_pairs(
     min_score: float = CONFUSION_MIN_SCORE,
     min_iou: float = 0.45,
 ) -> np.ndarray:
-    """Pair predictions and targets for the confusion matrix, whatever their classes: int64 (k, 2).
+    """Pair predictions and targets of any classes for the confusion matrix: int64 (k, 2).
 
-    iou: (m targets, n predictions). Rows are (predicted class, true class); `num_classes` stands for a missed target
-    in the first column and for background in the second. See `pair_whatever_class`.
+    iou: (m targets, n predictions). Rows are (predicted class, true class); `num_classes` means a missed target in the
+    first column and background in the second. See `pair_ignoring_class`.
     """
     targets, predictions = np.asarray(target_class_ids, np.int64), np.asarray(predicted_class_ids, np.int64)
-    partner = pair_whatever_class(iou, len(targets), scores, min_score=min_score, min_iou=min_iou)
-    named = np.append(predictions, num_classes)[partner]  # -1, nobody, takes the last
+    partner = pair_ignoring_class(iou, len(targets), scores, min_score=min_score, min_iou=min_iou)
+    named = np.append(predictions, num_classes)[partner]  # -1, no partner, picks the last
     unpaired = np.ones(len(predictions), np.bool_)
     unpaired[partner[partner >= 0]] = False
     false_alarms = np.flatnonzero(unpaired & (np.asarray(scores) > min_score))
@@ -91,7 +90,7 @@ def confusion_pairs(
     )
 
 
-def pair_whatever_class(
+def pair_ignoring_class(
     iou: np.ndarray,
     num_targets: int,
     scores: np.ndarray,
@@ -99,10 +98,10 @@ def pair_whatever_class(
     min_score: float = CONFUSION_MIN_SCORE,
     min_iou: float = 0.45,
 ) -> np.ndarray:
-    """Return the prediction paired with each target, whatever their classes, -1 for none: int64 (m,).
+    """Return the prediction paired with each target, of any class, -1 for none: int64 (m,).
 
-    iou: (m targets, n predictions). Predictions above `min_score` choose in descending order of confidence the free
-    target with the highest IoU above `min_iou` (Ultralytics' ConfusionMatrix and its defaults).
+    iou: (m targets, n predictions). In descending order of confidence, each prediction above `min_score` takes the free
+    target with the highest IoU, if above `min_iou` (Ultralytics' ConfusionMatrix and its defaults).
     """
     confidence = np.asarray(scores)
     overlap = np.array(iou, np.float64).reshape(num_targets, len(confidence))

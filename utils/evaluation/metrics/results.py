@@ -1,4 +1,4 @@
-"""What one image adds to the metrics, and how that travels between ranks and merges by image id."""
+"""The partial result of one image; packing for the exchange between ranks, merging by image id."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from utils.evaluation.metrics.matching import IOU_THRESHOLDS
 
 @dataclass(frozen=True, eq=False)
 class ImageResult:
-    """What one image adds to the metrics. `n` predictions in descending order of confidence, `m` targets.
+    """The matches of one image: `n` predictions in descending order of confidence, `m` targets.
 
     box_hits, mask_hits: whether a prediction matched a target of its class at each of IOU_THRESHOLDS.
     box_confusion: pairs (predicted class, true class), see `confusion_pairs`.
-    box_sizes, mask_sizes, target_sizes: positions in SIZES, see `sizes_of_predictions`; all empty where sizes are not
-    asked for. Raises ValueError when shapes disagree.
+    box_sizes, mask_sizes, target_sizes: positions in SIZES, see `sizes_of_predictions`; all empty if AP by size is not
+    wanted. Raises ValueError if shapes disagree.
     """
 
     image_id: int
@@ -63,7 +63,7 @@ _ARRAYS: dict[str, tuple[type, int, str]] = {  # name: (dtype, columns or 0 for 
 def pack_results(results: Iterable[ImageResult]) -> dict[str, np.ndarray]:
     """Flatten results into arrays that ranks can exchange as tensors: ids, counts per image, and joined values.
 
-    Booleans travel as uint8 (a dtype that every backend moves).
+    Booleans become uint8, which every backend can send.
     """
     results = list(results)
     packed = {"image_ids": np.array([result.image_id for result in results], np.int64)}
@@ -76,7 +76,7 @@ def pack_results(results: Iterable[ImageResult]) -> dict[str, np.ndarray]:
 
 
 def unpack_results(packed: dict[str, np.ndarray]) -> list[ImageResult]:
-    """Undo `pack_results`. Raises ValueError when lengths disagree, as after an incomplete transfer."""
+    """Undo `pack_results`. Raises ValueError if lengths disagree, for example after an incomplete transfer."""
     image_ids = packed["image_ids"].tolist()
     columns: dict[str, list[np.ndarray]] = {}
     for name, (_, _, rows) in _ARRAYS.items():
@@ -90,10 +90,20 @@ def unpack_results(packed: dict[str, np.ndarray]) -> list[ImageResult]:
     ]
 
 
+def pool_predictions(results: Iterable[ImageResult]) -> dict[str, np.ndarray]:
+    """Pack results, with the predictions of all images in descending order of confidence (float64 `scores`)."""
+    packed = pack_results(results)
+    order = np.argsort(-packed["scores"], kind="stable")
+    for name, (_, _, rows) in _ARRAYS.items():
+        if rows in ("predictions", "sized_predictions") and len(packed[name]):
+            packed[name] = packed[name][order]
+    return {**packed, "scores": packed["scores"].astype(np.float64)}
+
+
 def merge_results(parts: Iterable[Iterable[ImageResult]]) -> list[ImageResult]:
     """Join the results of several ranks: sorted by image id, each image exactly once.
 
-    An image that arrives twice with the same content is kept once; with different content it raises ValueError.
+    Of an image that occurs twice with equal results one is kept. Raises ValueError if its results differ.
     """
     merged: dict[int, ImageResult] = {}
     for part in parts:

@@ -1,4 +1,4 @@
-"""The numbers of a data set from its images' results: AP, precision, recall, F1, confusion matrix, AP by size."""
+"""The metrics of a data set from its images' results: AP, precision, recall, F1, confusion matrix, AP by size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from utils.evaluation.metrics.matching import IOU_THRESHOLDS, SIZES
-from utils.evaluation.metrics.results import ImageResult, merge_results, pack_results
+from utils.evaluation.metrics.results import ImageResult, merge_results, pool_predictions
 
 KINDS = ("box", "mask")
 _CURVE_POINTS = 1000
@@ -32,16 +32,18 @@ class _Curves:
 def summarise(results: Iterable[ImageResult], names: Sequence[str]) -> dict[str, Any]:
     """Return the metrics of a data set as plain numbers, lists and dicts, ready for JSON and free of NaN.
 
-    For `box` and `mask`: `_map50`, `_map50_95`, and `_precision`, `_recall`, `_f1` at `_best_confidence`. These are
-    means over the classes that have targets. `per_class` lists every class; one without targets has zeros and
-    `num_targets` 0. `confusion_matrix` has nc + 1 rows (predicted, last: missed) and columns (true, last: background).
-    Without images, targets or predictions the values are 0.
-    Raises ValueError when a class id has no name or an image appears twice with different results.
+    For `box` and `mask`: `<kind>_map50`, `<kind>_map50_95`, and `<kind>_precision`, `_recall`, `_f1` at
+    `<kind>_best_confidence`. These are means over the classes that have targets. `per_class` lists every class; one
+    without targets has zeros and `num_targets` 0. `confusion_matrix` has nc + 1 rows (predicted, last: missed) and
+    columns (true, last: background). Without images, targets or predictions the values are 0.
+    Raises ValueError if a class id has no name or an image occurs twice with different results.
     """
     images = merge_results([results])
     num_classes = len(names)
     _check_class_ids(images, num_classes)
-    pool, class_ids, num_targets = _pool(images, num_classes)
+    pool = pool_predictions(images)
+    num_targets = np.bincount(pool["target_class_ids"], minlength=num_classes)
+    class_ids = np.flatnonzero(num_targets)
     num_images = np.zeros(num_classes, np.int64)
     confusion = np.zeros((num_classes + 1, num_classes + 1), np.int64)
     for image in images:
@@ -53,7 +55,7 @@ def summarise(results: Iterable[ImageResult], names: Sequence[str]) -> dict[str,
         for index, name in enumerate(names)
     ]
     for kind in KINDS:
-        curves = _class_curves(pool[kind], pool["scores"], pool["class_ids"], class_ids, num_targets)
+        curves = _class_curves(pool, kind, class_ids, num_targets)
         values = _values_of_classes(curves)
         for name, value_k in values.items():
             summary[f"{kind}_{name}"] = float(value_k.mean()) if len(class_ids) else 0.0
@@ -68,25 +70,23 @@ def summarise(results: Iterable[ImageResult], names: Sequence[str]) -> dict[str,
 def summarise_sizes(results: Iterable[ImageResult], names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return AP for small, medium and large targets: for each of SIZES `num_targets` and `<kind>_map50`, `_map50_95`.
 
-    Means over the classes that have targets of that size; None where no class has. The results must hold sizes.
+    Means over the classes that have targets of that size; None if there are none. The results must contain sizes.
     Raises ValueError as `summarise` does.
     """
     images = merge_results([results])
     _check_class_ids(images, len(names))
-    packed = pack_results(images)
-    order = np.argsort(-packed["scores"], kind="stable")
-    predicted = packed["class_ids"][order]
+    pool = pool_predictions(images)
     answer: dict[str, dict[str, Any]] = {}
     for position, size in enumerate(SIZES):
-        is_mine = packed["target_sizes"] == position
-        num_targets = np.bincount(packed["target_class_ids"][is_mine], minlength=len(names))
+        is_of_size = pool["target_sizes"] == position
+        num_targets = np.bincount(pool["target_class_ids"][is_of_size], minlength=len(names))
         values: dict[str, Any] = {"num_targets": int(num_targets.sum())}
         for kind in KINDS:
-            hits, counted = packed[f"{kind}_hits"][order], packed[f"{kind}_sizes"][order] == position
+            hits, counted = pool[f"{kind}_hits"], pool[f"{kind}_sizes"] == position
             table = np.array(
                 [
                     [
-                        _average_precision(hits[(predicted == class_id) & counted[:, column], column], number)
+                        _average_precision(hits[(pool["class_ids"] == class_id) & counted[:, column], column], number)
                         for column in range(len(IOU_THRESHOLDS))
                     ]
                     for class_id, number in enumerate(num_targets)
@@ -100,7 +100,7 @@ def summarise_sizes(results: Iterable[ImageResult], names: Sequence[str]) -> dic
 
 
 def precision_recall_curves(results: Iterable[ImageResult], names: Sequence[str]) -> dict[str, Any]:
-    """Return the curves to plot: for each of `box` and `mask` a dict about the k classes that have targets.
+    """Return the curves to plot: for `box` and for `mask` a dict with the curves of the k classes that have targets.
 
     `class_ids` (k,), `axis` (1000,) from 0 to 1, `precision_at_recall` (k, 1000) at IoU 0.5 over recall,
     `average_precision` (k, 10), `precision`, `recall` and `f1` (k, 1000) over confidence, `best_confidence`.
@@ -108,11 +108,13 @@ def precision_recall_curves(results: Iterable[ImageResult], names: Sequence[str]
     """
     images = merge_results([results])
     _check_class_ids(images, len(names))
-    pool, class_ids, num_targets = _pool(images, len(names))
+    pool = pool_predictions(images)
+    num_targets = np.bincount(pool["target_class_ids"], minlength=len(names))
+    class_ids = np.flatnonzero(num_targets)
     axis = _confidence_axis()
     answer: dict[str, Any] = {}
     for kind in KINDS:
-        curves = _class_curves(pool[kind], pool["scores"], pool["class_ids"], class_ids, num_targets)
+        curves = _class_curves(pool, kind, class_ids, num_targets)
         arrays = {field.name: getattr(curves, field.name) for field in fields(curves) if field.name != "best"}
         best_confidence = float(axis[curves.best])
         answer[kind] = {"class_ids": class_ids, "axis": axis, **arrays, "best_confidence": best_confidence}
@@ -121,7 +123,7 @@ def precision_recall_curves(results: Iterable[ImageResult], names: Sequence[str]
 
 def _check_class_ids(images: list[ImageResult], num_classes: int) -> None:
     for image in images:
-        # In the confusion pairs, `num_classes` stands for missed or background.
+        # In the confusion pairs, `num_classes` means missed or background.
         for ids, limit in (
             (image.class_ids, num_classes),
             (image.target_class_ids, num_classes),
@@ -131,36 +133,20 @@ def _check_class_ids(images: list[ImageResult], num_classes: int) -> None:
                 raise ValueError(f"image {image.image_id}: class id {ids.max()}, but there are {num_classes} classes")
 
 
-def _pool(images: list[ImageResult], num_classes: int) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """Join all predictions in descending order of confidence; return them, the classes with targets, and counts."""
-    packed = pack_results(images)
-    order = np.argsort(-packed["scores"], kind="stable")
-    pool = {
-        "scores": packed["scores"][order].astype(np.float64),
-        "class_ids": packed["class_ids"][order],
-        "box": packed["box_hits"][order],
-        "mask": packed["mask_hits"][order],
-    }
-    num_targets = np.bincount(packed["target_class_ids"], minlength=num_classes)
-    return pool, np.flatnonzero(num_targets), num_targets
-
-
-def _class_curves(
-    hits: np.ndarray, scores: np.ndarray, predicted: np.ndarray, class_ids: np.ndarray, num_targets: np.ndarray
-) -> _Curves:
-    """Compute the curves of `class_ids` from predictions in descending order of confidence."""
-    axis = _confidence_axis()
+def _class_curves(pool: dict[str, np.ndarray], kind: str, class_ids: np.ndarray, num_targets: np.ndarray) -> _Curves:
+    """Compute the curves of `class_ids` from the result of `pool_predictions`."""
+    hits, scores, axis = pool[f"{kind}_hits"], pool["scores"], _confidence_axis()
     average_precision = np.zeros((len(class_ids), len(IOU_THRESHOLDS)))
     precision, recall, precision_at_recall = (np.zeros((len(class_ids), len(axis))) for _ in range(3))
     for row, class_id in enumerate(class_ids):
-        mine = predicted == class_id
+        mine = pool["class_ids"] == class_id
         if not mine.any():
             continue
         hit_counts = hits[mine].cumsum(axis=0, dtype=np.int64)  # (p, 10): among the first 1, 2, ... p predictions
         recalls = hit_counts / num_targets[class_id]
         precisions = hit_counts / np.arange(1, len(hit_counts) + 1)[:, None]
-        # np.interp wants a rising axis, and confidence falls: both are negated. Above the highest confidence there
-        # is no prediction: nothing is found (recall 0) and nothing is wrong (precision 1).
+        # np.interp needs an ascending axis and the confidences descend, so both are negated. Above the highest
+        # confidence there is no prediction: recall is 0 and precision 1.
         recall[row] = np.interp(-axis, -scores[mine], recalls[:, 0], left=0)
         precision[row] = np.interp(-axis, -scores[mine], precisions[:, 0], left=1)
         for column in range(len(IOU_THRESHOLDS)):
@@ -182,7 +168,7 @@ def _average_precision(hits: np.ndarray, num_targets: int) -> float:
 
 
 def _precision_envelope(recall: np.ndarray, precision: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (recalls, highest precision at that recall or beyond), closed at both ends: 0 beyond the last recall."""
+    """Return (recalls, highest precision at that recall or above), with end points; 0 above the last recall."""
     steps = np.concatenate([[0.0], recall, [recall[-1], 1.0]])
     heights = np.concatenate([[1.0], precision, [0.0, 0.0]])
     return steps, np.maximum.accumulate(heights[::-1])[::-1]
@@ -195,7 +181,7 @@ def _area_101(steps: np.ndarray, envelope: np.ndarray) -> float:
 
 
 def _smooth(curve: np.ndarray) -> np.ndarray:
-    """Average over a window of about `_SMOOTHING` of the curve's length (odd), the ends extended by their values."""
+    """Average over an odd window of about `_SMOOTHING` times the curve's length, with the end values repeated."""
     half = round(len(curve) * _SMOOTHING * 2) // 4
     padded = np.pad(curve, half, mode="edge")
     return np.convolve(padded, np.full(2 * half + 1, 1 / (2 * half + 1)), mode="valid")

@@ -1,6 +1,6 @@
-"""The report's charts as SVG: curves over all classes, reliability diagram, confusion matrix.
+"""The report's charts as SVG: curves of all classes, reliability diagram, confusion matrix.
 
-Colours that depend on the colour scheme are CSS classes (report.css); report.js adds the values under the pointer.
+Colours that depend on the colour scheme are CSS classes (report.css). report.js shows the values under the pointer.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from utils.evaluation.report.markup import Markup, element, joined
 from utils.plots.colors import PALETTE
 from utils.plots.figures import figure_color
 
-WIDTH, HEIGHT = 460, 310  # of a chart, in its own units
-LEFT, TOP, RIGHT, BOTTOM = 46, 12, 448, 268  # of the axes
-POINTS = 101  # of a curve: a step of 0.01, as average precision samples recall
-MAX_COLOURED = 20  # classes up to which each has a colour; more are grey until chosen
+WIDTH, HEIGHT = 460, 310  # of a chart, in SVG units
+LEFT, TOP, RIGHT, BOTTOM = 46, 12, 448, 268  # of the axes; report.js has the same numbers
+POINTS = 101  # per curve: steps of 0.01, as in 101-point AP
+MAX_COLOURED = 20  # with more classes than this, lines are grey until selected
 _DASHES = ("", "6 3", "2 3")
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve over 0 to 1: `values` (1000,) in 0 to 1. class_id None: the mean. model: 0, or 1 for the compared one."""
+    """A curve over 0 to 1: `values` (1000,) in 0 to 1. class_id None: the mean. model: 0 for A, 1 for B."""
 
     name: str
     values: np.ndarray
@@ -33,7 +33,7 @@ class Line:
 
 
 def class_style(class_id: int, num_classes: int) -> str:
-    """Return the CSS that gives a class's line its colour and dashes; nothing where classes are too many to tell."""
+    """Return the CSS for the colour and dashes of a class's line; "" with more than MAX_COLOURED classes."""
     if num_classes > MAX_COLOURED:
         return ""
     red, green, blue = (round(255 * part) for part in figure_color(class_id))
@@ -44,7 +44,7 @@ def class_style(class_id: int, num_classes: int) -> str:
 def curve_chart(
     title: str, x_name: str, y_name: str, lines: Sequence[Line], num_classes: int, mark: float | None = None
 ) -> Markup:
-    """Draw curves, the means on top; `mark` is a vertical line at that x."""
+    """Draw curves, with the means on top and a vertical line at x = `mark`."""
     drawn = [_polyline(line, num_classes) for line in sorted(lines, key=lambda line: line.class_id is None)]
     if mark is not None:
         x = f"{_x(mark):.1f}"
@@ -55,7 +55,7 @@ def curve_chart(
 
 
 def reliability_chart(title: str, calibration: Mapping[str, Any]) -> Markup:
-    """Draw precision over confidence in bins, the line of perfect calibration, and how many detections each bin has."""
+    """Draw precision over confidence in bins, the line of perfect calibration, and the number of detections per bin."""
     most = max((row["num_detections"] for row in calibration["bins"]), default=0)
     parts = []
     for row in calibration["bins"]:
@@ -83,7 +83,7 @@ def reliability_chart(title: str, calibration: Mapping[str, Any]) -> Markup:
 
 
 def confusion_chart(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> Markup:
-    """Draw a confusion matrix (nc + 1, nc + 1) in shares of its columns, with numbers where there is room for them."""
+    """Draw a confusion matrix (nc + 1, nc + 1) normalised by column, with numbers up to MAX_COLOURED classes."""
     counts = np.asarray(matrix, np.int64)
     totals = counts.sum(axis=0)
     is_large = len(names) > MAX_COLOURED
@@ -126,7 +126,7 @@ def confusion_chart(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> Ma
                 ),
             ]
     width, height = left + side + (8 if is_large else round(left * 0.5)), top + side + 8
-    label = "Confusion matrix; the table of the most frequent confusions below has its largest entries"
+    label = "Confusion matrix; the table below lists its largest off-diagonal entries"
     view = {"viewBox": f"0 0 {width} {height}", "role": "img", "aria_label": label}
     style = f"width:{width}px;min-width:{min(width, 1200) if is_large else min(width, 560)}px"
     return element("svg", *parts, class_="confusion", style=f"{style};font-size:{size}px", **view)

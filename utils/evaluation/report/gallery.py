@@ -1,4 +1,4 @@
-"""The images with the most errors, drawn with truth and prediction: a bounded number of pictures and bytes."""
+"""The images with the most errors, drawn with labels and predictions; their number and bytes are limited."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from utils.data.cache import load_photo
 from utils.data.dataset import Sample, SegmentationDataset
 from utils.data.images import encode_jpeg
 from utils.evaluation.evaluate import AP_IOU
-from utils.evaluation.metrics import CONFUSION_MIN_SCORE, ImageResult, box_iou, pair_whatever_class
+from utils.evaluation.metrics import CONFUSION_MIN_SCORE, ImageResult, box_iou, pair_ignoring_class
 from utils.evaluation.native_masks import outlines_in_photo, place
 from utils.plots import draw_instances
 from utils.yolo.inputs import prepare_images
@@ -26,13 +26,13 @@ MAX_BYTES = 4_000_000  # of all JPEG files together; base64 makes them a third l
 LONG_SIDE_PX = 640
 JPEG_QUALITY = 80
 KINDS_OF_ERROR = ("missed", "false", "confused")
-# Okabe and Ito's sky blue, vermillion and yellow, told apart by colour-blind people too.
+# Okabe and Ito's sky blue, vermillion and yellow, which colour-blind people can distinguish.
 RIGHT, WRONG, CONFUSED = (86, 180, 233), (213, 94, 0), (240, 228, 66)
 
 
 @dataclass(frozen=True)
 class Viewer:
-    """A model and its network inputs, to look at single images again just as they were evaluated."""
+    """A model and its inputs, to run single images again as in the evaluation."""
 
     model: nn.Module
     strides: list[float]
@@ -45,7 +45,7 @@ class Viewer:
 
 @dataclass(frozen=True)
 class Card:
-    """One image of the gallery: what is wrong with it, and JPEG bytes of truth and of each model's predictions."""
+    """One image of the gallery: its errors, and JPEG bytes with the labels and with each model's predictions."""
 
     errors: dict[str, Any]
     truth: bytes
@@ -53,7 +53,7 @@ class Card:
 
 
 def count_errors(results: Sequence[ImageResult], num_classes: int) -> list[dict[str, int]]:
-    """Count each image's errors as the confusion matrix does: `image_id`, `num_targets`, `missed`, `false`, `confused`."""
+    """Count each image's errors as in the confusion matrix: `image_id`, `num_targets`, `missed`, `false`, `confused`."""
     counted = []
     for result in results:
         predicted, true = result.box_confusion.T
@@ -71,7 +71,7 @@ def count_errors(results: Sequence[ImageResult], num_classes: int) -> list[dict[
 
 
 def choose_worst(errors: Sequence[dict[str, int]], most: int = MAX_IMAGES) -> list[dict[str, int]]:
-    """Choose the images with the most errors: in turn those of all kinds together, missed, false and confused."""
+    """Choose images in turn from four rankings: by all errors, by missed, by false and by confused; most errors first."""
     rankings = [
         sorted((row for row in errors if _sum(row, kinds)), key=lambda row: (-_sum(row, kinds), row["image_id"]))
         for kinds in (KINDS_OF_ERROR, *((kind,) for kind in KINDS_OF_ERROR))
@@ -86,7 +86,7 @@ def choose_worst(errors: Sequence[dict[str, int]], most: int = MAX_IMAGES) -> li
 
 
 def draw_cards(worst: Sequence[dict[str, Any]], viewers: Sequence[Viewer], max_bytes: int = MAX_BYTES) -> list[Card]:
-    """Draw the chosen images with the predictions of each model, as many as fit into `max_bytes`."""
+    """Draw the images with the predictions of each model, as many as fit into `max_bytes`."""
     cards: list[Card] = []
     for errors in worst:
         pictures = [draw_image(viewer, errors["image_id"]) for viewer in viewers]
@@ -99,19 +99,19 @@ def draw_cards(worst: Sequence[dict[str, Any]], viewers: Sequence[Viewer], max_b
 
 
 def draw_image(viewer: Viewer, index: int) -> tuple[bytes, bytes]:
-    """Draw an image's truth and the predictions that the confusion matrix counts; return both as JPEG.
+    """Draw an image's labels and the predictions that the confusion matrix counts; return both as JPEG.
 
-    Only what is wrong has a name on it; the confidence is the prediction's.
+    Only errors have a name on them; a wrong prediction's name is followed by its confidence.
     """
     sample = viewer.dataset[(0, index)]
-    found, prototypes = _look(viewer, sample)
+    found, prototypes = _predict(viewer, sample)
     photo = load_photo(viewer.dataset.photos[index].file, LONG_SIDE_PX)
     placement = place(sample, (photo.shape[1], photo.shape[0]))
     truth, boxes = torch.from_numpy(sample.boxes), found.boxes.cpu()
     if viewer.in_photo:
         truth, boxes = placement.boxes_to_photo(truth), placement.boxes_to_photo(boxes)
     scores, class_ids = found.scores.cpu().numpy(), found.class_ids.cpu().numpy()
-    partner = pair_whatever_class(box_iou(truth.numpy(), boxes.numpy()), len(sample.class_ids), scores)
+    partner = pair_ignoring_class(box_iou(truth.numpy(), boxes.numpy()), len(sample.class_ids), scores)
     of_prediction = np.full(len(found), -1)
     of_prediction[partner[partner >= 0]] = np.flatnonzero(partner >= 0)
 
@@ -133,7 +133,7 @@ def draw_image(viewer: Viewer, index: int) -> tuple[bytes, bytes]:
 def _marks(
     class_ids: np.ndarray, partner: np.ndarray, their_class_ids: np.ndarray, names: Sequence[str]
 ) -> tuple[list[tuple[int, int, int]], list[str]]:
-    """Return a colour for each instance by what became of it, and its class's name if that is wrong, else no text."""
+    """Return each instance's colour by its kind of error, and its class name if it is an error, else ""."""
     colors, labels = [], []
     for class_id, other in zip(class_ids.tolist(), partner.tolist(), strict=True):
         is_right = other >= 0 and their_class_ids[other] == class_id
@@ -143,8 +143,8 @@ def _marks(
 
 
 @torch.no_grad()
-def _look(viewer: Viewer, sample: Sample) -> tuple[Detections, torch.Tensor]:
-    """Return one image's detections that the confusion matrix counts, and its prototypes (32, h, w)."""
+def _predict(viewer: Viewer, sample: Sample) -> tuple[Detections, torch.Tensor]:
+    """Return the detections of an image that the confusion matrix counts, and its prototypes (32, h, w)."""
     viewer.model.eval()
     images = prepare_images(torch.from_numpy(sample.image[None]), viewer.device)
     dtype = viewer.precision.dtype

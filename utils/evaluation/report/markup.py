@@ -1,4 +1,4 @@
-"""HTML written so that no text can become markup: what is not `Markup` is escaped, always."""
+"""HTML in which no text can become markup: everything that is not `Markup` is escaped."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import html
 
 from utils.common.errors import printable
 
-MOST_CHARACTERS = 1000  # of one piece of text: a hostile name stays a nuisance
+MOST_CHARACTERS = 1000  # of one text; names in a model file can be of any length
 _EMPTY = {"br", "circle", "img", "input", "line", "link", "meta", "polyline", "rect"}
 
 
 class Markup(str):
-    """HTML that goes into the page as it stands."""
+    """HTML that is inserted into the page unchanged."""
 
     __slots__ = ()
 
 
 def escaped(text: str) -> Markup:
-    """Return text as HTML that shows it; what cannot be printed (control characters, half surrogates) is spelt out."""
+    """Return text as escaped HTML; unprintable characters (control characters, lone surrogates) become escape codes."""
     return text if isinstance(text, Markup) else Markup(html.escape(printable(text, MOST_CHARACTERS)))
 
 
 def element(name: str, /, *children: str, **attributes: str | int | float | bool | None) -> Markup:
-    """Return an element. Attributes: `class_` is class, `data_key` data-key; True has no value, None and False are left out."""
+    """Return an element. `class_` becomes class and `data_key` data-key; None and False omit an attribute, True gives it no value."""
     shown = "".join(
         f" {key.rstrip('_').replace('_', '-')}"
         + ("" if value is True else f'="{escaped(value if isinstance(value, str) else str(value))}"')
@@ -34,5 +34,5 @@ def element(name: str, /, *children: str, **attributes: str | int | float | bool
 
 
 def joined(*parts: str) -> Markup:
-    """Return several pieces, one after the other."""
+    """Return the parts concatenated, each escaped if it is not Markup."""
     return Markup("".join(escaped(part) for part in parts))

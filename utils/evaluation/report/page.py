@@ -1,4 +1,4 @@
-"""report.html: one file with everything in it, that may load nothing else and run nothing but its own script."""
+"""Builds report.html: a single file that loads nothing else and runs only its own script (content security policy)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from utils.evaluation.report.tables import (
     MODEL_LETTERS,
     class_table,
     confusions_table,
-    headline,
+    headline_cards,
     size_table,
     threshold_table,
 )
@@ -49,16 +49,16 @@ SECTIONS = {
 
 @dataclass(frozen=True)
 class Subject:
-    """One evaluated model: what metrics.json holds of it, and `utils.evaluation.metrics.precision_recall_curves`."""
+    """One evaluated model: the content of its metrics.json, and the result of `metrics.precision_recall_curves`."""
 
     metrics: dict[str, Any]
     curves: dict[str, Any]
 
 
 def build_page(subjects: Sequence[Subject], cards: Sequence[Card]) -> str:
-    """Return the page for one model, or for two: the first is the one looked at, the second the one compared with it.
+    """Return the page for one model, or for two: model A and model B, with which it is compared.
 
-    cards: the gallery, in the order of metrics.json's `worst_images`.
+    cards: the images of the gallery, in the order of metrics.json's `worst_images`.
     """
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -95,14 +95,18 @@ def _body(subjects: Sequence[Subject], cards: Sequence[Card]) -> list[Markup]:
         "thresholds": [
             element(
                 "p",
-                "The confidence from which on keeping detections gives a class's highest F1 at IoU 0.5, and what that gives on this split. Chosen on the same images, so a little flattering; few objects make it uncertain.",
+                "The confidence threshold that gives a class its highest F1 at IoU 0.5, and the scores at that threshold. Threshold and scores come from the same images, so the scores are slightly optimistic. For classes with few objects they are uncertain.",
                 class_="note",
             ),
             *_both("", lambda kind: threshold_table(models, kind)),
         ],
         "confusion": _confusion(models),
         "sizes": [
-            element("p", "By an object's area in pixels of the photograph on disk (COCO's bounds).", class_="note"),
+            element(
+                "p",
+                "Size classes by the object's area in pixels of the photograph on disk (COCO's bounds).",
+                class_="note",
+            ),
             *_both("", lambda kind: size_table(models, kind)),
         ],
         "calibration": _calibration(models),
@@ -116,16 +120,16 @@ def _body(subjects: Sequence[Subject], cards: Sequence[Card]) -> list[Markup]:
     }
     return [
         element("header", element("h1", "Evaluation"), *_about(models)),
-        element("div", element("fieldset", *choice, aria_label="What is judged"), links, class_="switch"),
+        element("div", element("fieldset", *choice, aria_label="Masks or boxes"), links, class_="switch"),
         element(
             "main",
-            headline(models),
+            headline_cards(models),
             *(element("section", element("h2", titles[name]), *parts, id=name) for name, parts in content.items()),
         ),
-        element("dialog", element("form", element("button", "Close"), method="dialog"), aria_label="A larger picture"),
+        element("dialog", element("form", element("button", "Close"), method="dialog"), aria_label="Enlarged picture"),
         element(
             "footer",
-            "Every score and count here is also in metrics.json beside this file (model B's in compared_metrics.json). Greedy matching and 101-point AP as in Ultralytics 8.4; a class that the split lacks has no score.",
+            "Every score and count on this page is also in metrics.json next to this file (model B: compared_metrics.json). Greedy matching and 101-point AP as in Ultralytics 8.4. Classes without objects in the split have no scores.",
         ),
     ]
 
@@ -144,7 +148,7 @@ def _about(models: Sequence[dict[str, Any]]) -> list[Markup]:
 
 
 def _both(class_: str, make: Any) -> list[Markup]:
-    """Return something for masks and for boxes; the page shows the one that is chosen."""
+    """Return one element for masks and one for boxes; the page shows the selected one."""
     return [element("div", make(kind), class_=f"kind-{kind} {class_}".strip()) for kind in KINDS]
 
 
@@ -160,9 +164,9 @@ def _curves(subjects: Sequence[Subject]) -> list[Markup]:
         buttons.append(
             element("button", swatch, names[class_id], type="button", data_class=class_id, aria_pressed="false")
         )
-    hint = "The thick line is the mean of the classes; a click on a class brings its curves out."
+    hint = "The thick line is the mean over the classes. Click a class to highlight its curves."
     if len(subjects) > 1:
-        hint += " Dashed is model B; its classes appear when chosen."
+        hint += " Dashed lines are model B; its curves for a class appear when the class is selected."
     many = " many" if len(names) > MAX_COLOURED else ""
     return [
         element("p", hint, class_="note"),
@@ -188,7 +192,7 @@ def _curve(
 
 def _confusion(models: Sequence[dict[str, Any]]) -> list[Markup]:
     names = [row["name"] for row in models[0]["per_class"]]
-    words = "Boxes above confidence 0.25 and IoU 0.45, in shares of the true class (columns); rows are predictions. The last row is missed, the last column false alarms."
+    words = "Boxes with confidence above 0.25, matched at IoU above 0.45. Columns are true classes, rows are predicted classes; percentages are of the column. The last row counts missed objects, the last column false positives."
     parts = [
         element("p", words, class_="note"),
         element("ol", *(element("li", name) for name in names), class_="labels", hidden=True),
@@ -204,7 +208,7 @@ def _confusion(models: Sequence[dict[str, Any]]) -> list[Markup]:
 
 
 def _calibration(models: Sequence[dict[str, Any]]) -> list[Markup]:
-    words = "How often detections of a confidence are right (IoU 0.5). On the dashed line a confidence means what it says; bars below it: the model is too sure. The grey bars at the bottom show how many detections there are. Below 0.05 nothing is counted."
+    words = "Precision (IoU 0.5) of the detections in each confidence range. On the dashed line confidence equals precision; bars below it show overconfidence. The grey bars at the bottom show the number of detections. Detections below confidence 0.05 are not counted."
 
     def charts(kind: str) -> Markup:
         parts = []
@@ -225,16 +229,21 @@ def _calibration(models: Sequence[dict[str, Any]]) -> list[Markup]:
 
 def _gallery(cards: Sequence[Card], num_models: int) -> list[Markup]:
     if not cards:
-        return [element("p", "No image has an error: nothing missed, false or confused above confidence 0.25.")]
+        return [
+            element(
+                "p",
+                "No image has an error: no object is missed or confused and no detection is false above confidence 0.25.",
+            )
+        ]
     keys = [
         joined(element("span", class_="key", style=f"background:rgb{color}"), label)
         for color, label in (
-            (RIGHT, "found with its class, "),
-            (WRONG, "missed (truth) or false (prediction), "),
-            (CONFUSED, "taken for another class"),
+            (RIGHT, "correct, "),
+            (WRONG, "missed (labels) or false (prediction), "),
+            (CONFUSED, "confused with another class"),
         )
     ]
-    words = f"The {len(cards)} images with the most errors, as the confusion matrix counts them. Only what is wrong has a name on it. "
+    words = f"The {len(cards)} images with the most errors, as counted in the confusion matrix. Only errors have a name on them. "
     orders = {"all": "most errors", **{kind: f"most {kind}" for kind in KINDS_OF_ERROR}}
     buttons = [
         element("button", label, type="button", data_by=name, aria_pressed=str(name == "all").lower())
@@ -262,7 +271,7 @@ def _article(position: int, card: Card, num_models: int) -> Markup:
         data_value=errors["num_targets"],
     )
     in_words = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    pictures = [_picture(card.truth, "Truth", f"{errors['file']} with its {errors['num_targets']} true objects")]
+    pictures = [_picture(card.truth, "Labels", f"{errors['file']} with its {errors['num_targets']} labelled objects")]
     for model, picture in enumerate(card.predictions):
         name = f"Prediction of model {MODEL_LETTERS[model]}" if num_models > 1 else "Prediction"
         words = f"{errors['file']} with predictions" + ("" if model else f": {in_words}")

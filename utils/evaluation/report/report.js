@@ -2,7 +2,7 @@
 (() => {
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 
-  // Tables: a click on a heading sorts, numbers from the largest, words from A; again turns round. Missing values stay last.
+  // Tables: a click on a heading sorts, numbers descending, words ascending; a second click reverses. Missing values stay last.
   const words = new Intl.Collator(undefined, { numeric: true });
   const valueOf = (cell) => (cell.dataset.value !== undefined ? Number(cell.dataset.value) : cell.textContent.trim());
   const isMissing = (value) => value === "–" || value === "";
@@ -28,7 +28,7 @@
     });
   }
 
-  // A box beside the pointer.
+  // The tooltip beside the pointer.
   const tip = document.createElement("div");
   tip.className = "tip";
   tip.hidden = true;
@@ -42,7 +42,7 @@
   }
   const hideTip = () => { tip.hidden = true; };
 
-  // Curves: the values at the pointer, the highest eight.
+  // Curves: show the values at the pointer, at most eight classes. The axes are those of charts.py.
   const axes = { left: 46, right: 448, top: 12, bottom: 268 };
   for (const svg of all("svg.curves")) {
     const cursor = svg.querySelector(".cursor");
@@ -68,7 +68,7 @@
     svg.addEventListener("pointerleave", () => { cursor.setAttribute("visibility", "hidden"); hideTip(); });
   }
 
-  // A click on a class of a legend brings out its curves in all charts.
+  // A click on a class in the legend highlights its curves in all charts.
   const lit = new Set();
   for (const button of all(".legend button[data-class]")) {
     button.addEventListener("click", () => {
@@ -80,15 +80,15 @@
     });
   }
 
-  // Confusion matrix and bars: what stands behind a cell.
+  // Confusion matrix and reliability bars: show a cell's values.
   for (const svg of all("svg.confusion")) {
     const names = all(".labels li", svg.closest("section")).map((label) => label.textContent);
     svg.addEventListener("pointermove", (event) => {
       const { r, c, n } = event.target.dataset;
       if (n === undefined) { hideTip(); return; }
       const isMissed = Number(r) === names.length, isBackground = Number(c) === names.length;
-      const truth = isBackground ? "nothing there" : `truly ${names[c]}`;
-      showTip(event, `${n} × ${isMissed ? "missed" : `predicted ${names[r]}`}\n${truth}`);
+      const truth = isBackground ? "true class: background" : `true class: ${names[c]}`;
+      showTip(event, `${n} × ${isMissed ? "missed" : `predicted: ${names[r]}`}\n${truth}`);
     });
     svg.addEventListener("pointerleave", hideTip);
   }
@@ -97,7 +97,7 @@
     mark.addEventListener("pointerleave", hideTip);
   }
 
-  // Gallery: a click on a picture shows it larger; the buttons change the order.
+  // Gallery: a click on a picture enlarges it; the buttons change the order.
   const dialog = document.querySelector("dialog");
   for (const button of all(".zoom")) {
     button.addEventListener("click", () => {

@@ -1,6 +1,6 @@
-"""The report's tables and headline: every figure straight from the metrics, of one model or of two side by side.
+"""The report's tables and main metrics, of one model or of two side by side.
 
-A cell that shows a metric names it in `data-key` and holds it unrounded in `data-value`.
+An element that shows a metric has its key in `data-key` and its unrounded value in `data-value`.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ POINT_COLUMNS = {
     "recall": ("Recall", 3),
     "num_hits": ("Found", 0),
     "num_missed": ("Missed", 0),
-    "num_false": ("False alarms", 0),
+    "num_false": ("False positives", 0),
 }
 MAX_CONFUSIONS = 20
 Metrics = dict[str, Any]
 
 
 def value_at(metrics: Metrics, key: str) -> Any:
-    """Return what stands at a dotted key, such as `per_class.3.mask_map50`; None below a None."""
+    """Return the value at a dotted key, such as `per_class.3.mask_map50`; None if a parent is None."""
     value: Any = metrics
     for step in key.split("."):
         value = None if value is None else value[int(step)] if isinstance(value, list) else value[step]
     return value
 
 
-def headline(models: Sequence[Metrics]) -> Markup:
-    """Return the cards with the numbers that are looked at first."""
+def headline_cards(models: Sequence[Metrics]) -> Markup:
+    """Return the cards with the main metrics at the top of the page."""
     best = "at the confidence of the best mean F1"
     cards = [_card(models, f"Mean AP50-95, {KINDS[kind]}", f"{kind}_map50_95") for kind in KINDS]
     cards += [_card(models, f"Mean AP50, {KINDS[kind]}", f"{kind}_map50") for kind in KINDS]
@@ -56,7 +56,7 @@ def headline(models: Sequence[Metrics]) -> Markup:
 
 
 def class_table(models: Sequence[Metrics], kind: str) -> Markup:
-    """Return the scores of all classes together and of each; a class that the split lacks has none."""
+    """Return the scores over all classes and of each class; a class without objects has none."""
     counts = {"num_images": "Images", "num_targets": "Objects"}
     head = [_heading("Class", is_name=True)]
     head += [heading for label in SCORES.values() for heading in _score_headings(label, len(models))]
@@ -74,7 +74,7 @@ def class_table(models: Sequence[Metrics], kind: str) -> Markup:
 
 
 def size_table(models: Sequence[Metrics], kind: str) -> Markup:
-    """Return AP by the size of the objects."""
+    """Return AP by object size."""
     head = [_heading("Size", is_name=True), _heading("Objects")]
     scores = {name: SCORES[name] for name in ("map50_95", "map50")}
     head += [heading for label in scores.values() for heading in _score_headings(label, len(models))]
@@ -87,7 +87,7 @@ def size_table(models: Sequence[Metrics], kind: str) -> Markup:
 
 
 def threshold_table(models: Sequence[Metrics], kind: str) -> Markup:
-    """Return each class's best threshold and what it gives; with two models the other's beside it."""
+    """Return each class's best threshold and the scores there, of one model or of two side by side."""
     head = [_heading("Class", is_name=True)]
     letters = [f" {letter}" for letter in MODEL_LETTERS] if len(models) > 1 else [""]
     head += [_heading(label + letter) for label, _ in POINT_COLUMNS.values() for letter in letters]
@@ -102,9 +102,9 @@ def threshold_table(models: Sequence[Metrics], kind: str) -> Markup:
 
 
 def confusions_table(metrics: Metrics) -> Markup:
-    """Return the largest entries off the diagonal of the confusion matrix."""
+    """Return the largest off-diagonal entries of the confusion matrix."""
     matrix, names = metrics["confusion_matrix"], [row["name"] for row in metrics["per_class"]]
-    predicted, true = [*names, "missed"], [*names, "nothing there"]
+    predicted, true = [*names, "missed"], [*names, "background"]
     totals = [sum(row[column] for row in matrix) for column in range(len(matrix))]
     entries = [
         (count, row, column)
@@ -135,7 +135,7 @@ def confusions_table(metrics: Metrics) -> Markup:
 
 
 def table(caption: str, head: Iterable[str], rows: Iterable[str], total: Markup | None = None) -> Markup:
-    """Return a table that sorts, in a box of its own that scrolls where the window is narrow."""
+    """Return a sortable table, in an element that scrolls if the window is narrow."""
     parts = [element("thead", element("tr", *head)), element("tbody", *rows)]
     parts += [element("tfoot", total)] if total else []
     inside = element("table", *parts, class_="sortable", aria_label=caption)
@@ -143,7 +143,7 @@ def table(caption: str, head: Iterable[str], rows: Iterable[str], total: Markup 
 
 
 def number_cell(metrics: Metrics, key: str, digits: int, *, model: int = 0, is_bar: bool = False) -> Markup:
-    """Return the cell of one metric."""
+    """Return the table cell of one metric, with a dash for None."""
     value = value_at(metrics, key)
     if value is None:
         return element("td", NOTHING, class_="none", data_key=key, data_model=model or None)
@@ -164,17 +164,17 @@ def _score_cells(models: Sequence[Metrics], key: str, has_targets: bool) -> list
 
 
 def _difference(tag: str, models: Sequence[Metrics], key: str, sign: int = 1, digits: int = 3) -> Markup:
-    """Return B minus A; sign: 1 where more is better, -1 where less is, 0 where neither."""
+    """Return an element with B minus A. sign: 1 if higher is better, -1 if lower is better, 0 if neither."""
     first, second = (value_at(metrics, key) for metrics in models)
     if first is None or second is None:
         return element(tag, NOTHING, class_="none")
     difference = second - first
     if round(difference, digits) == 0:
         return element(tag, f"±{0:.{digits}f}", class_="same", data_value=json.dumps(difference))
-    judged = "" if sign == 0 else "better" if sign * difference > 0 else "worse"
+    direction = "" if sign == 0 else "better" if sign * difference > 0 else "worse"
     arrow = "▲" if difference > 0 else "▼"
     text = f"{arrow} {difference:+.{digits}f}".replace("-", "−")
-    return element(tag, text, class_=judged or None, data_value=json.dumps(difference))
+    return element(tag, text, class_=direction or None, data_value=json.dumps(difference))
 
 
 def _card(

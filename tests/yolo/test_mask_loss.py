@@ -1,0 +1,106 @@
+"""The tiled mask loss against plain PyTorch: the same loss and the same gradients of prototypes and coefficients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from utils.yolo import mask_loss as module
+from utils.yolo.mask_loss import find_positives, mask_loss, mask_loss_by_autograd
+
+SIDE = 32  # of the prototypes, in pixels
+Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def bce_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EXTRA_TERMS", ())
+
+
+def boxes_of(name: str) -> torch.Tensor:
+    """Return target boxes (2, 3, 4), xyxy in prototype pixels."""
+    overlapping = torch.tensor([[4.0, 4, 20, 20], [10, 2, 30.5, 17.25], [12, 12, 14, 15]])
+    boxes = {
+        "overlapping": overlapping,
+        "partly outside": torch.tensor([[-6.0, -3, 9, 40], [25.5, 20, 51, 33], [-9, -9, -1, -1]]),
+        "tiny": torch.tensor([[3.2, 5.1, 3.9, 9.0], [7.9, 7.9, 8.1, 8.1], [15.0, 0, 16, 31]]),
+    }[name]
+    return torch.stack([boxes, overlapping.flip(0)])
+
+
+def case_of(name: str, num_anchors: int) -> tuple[Case, module.Positives]:
+    """Return the tensors of a batch of two images, and its positive anchors; the later target hides the earlier."""
+    generator = torch.Generator().manual_seed(0)
+    boxes = boxes_of(name)
+    masks = torch.zeros(2, SIDE, SIDE, dtype=torch.int32)
+    for image, its_boxes in enumerate(boxes.clamp(0, SIDE).round().int().tolist()):
+        for number, (x1, y1, x2, y2) in enumerate(its_boxes, start=1):
+            masks[image, y1:y2, x1 : (x1 + x2 + 1) // 2] = number  # the left half of the box
+    foreground = torch.zeros(2, 60, dtype=torch.bool)
+    foreground.view(-1)[torch.randperm(120, generator=generator)[:num_anchors]] = True
+    target_index = torch.randint(0, 3, (2, 60), generator=generator)
+    prototypes = torch.randn(2, 32, SIDE, SIDE, generator=generator).requires_grad_()
+    coefficients = torch.randn(num_anchors, 32, generator=generator).requires_grad_()
+    found = find_positives(foreground, target_index, boxes, SIDE)
+    return (prototypes, coefficients, masks, boxes), found
+
+
+@pytest.mark.parametrize("units_at_once", [7, 256])
+@pytest.mark.parametrize("num_anchors", [1, 20, 90])  # 90: a target has more than one group
+@pytest.mark.parametrize("name", ["overlapping", "partly outside", "tiny"])
+def test_loss_and_gradients_equal_those_of_autograd(
+    name: str, num_anchors: int, units_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(module.UNITS_AT_ONCE, "cpu", units_at_once)
+    case, found = case_of(name, num_anchors)
+    loss, expected = mask_loss(*case, found), mask_loss_by_autograd(*case, found)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    gradients = torch.autograd.grad(loss * 3, case[:2])
+    for gradient, wanted in zip(gradients, torch.autograd.grad(expected * 3, case[:2]), strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5 * (1 + float(wanted.abs().max())))
+
+
+def test_a_batch_without_positives_has_a_loss_and_gradients_of_zero() -> None:
+    case, found = case_of("overlapping", 0)
+    for loss in (mask_loss(*case, found), mask_loss_by_autograd(*case, found)):
+        assert loss.item() == 0
+        assert [float(part.abs().sum()) for part in torch.autograd.grad(loss, case[:2])] == [0, 0]
+
+
+def test_zero_logits_cost_log_two_for_each_pixel_over_the_area_of_the_box() -> None:
+    prototypes, masks = torch.zeros(1, 32, SIDE, SIDE), torch.zeros(1, SIDE, SIDE, dtype=torch.int32)
+    boxes = torch.tensor([[[4.0, 4, 8, 12], [-4, 0, 4, 4]]])  # inside; half of it outside
+    foreground, target_index = torch.ones(1, 2, dtype=torch.bool), torch.tensor([[0, 1]])
+    found = find_positives(foreground, target_index, boxes, SIDE)
+    for function in (mask_loss, mask_loss_by_autograd):
+        loss = function(prototypes, torch.zeros(2, 32), masks, boxes, found)
+        assert loss.item() == pytest.approx(1.5 * math.log(2))
+
+
+def dice(logits: torch.Tensor, truth: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    probability = logits.sigmoid()
+    shared = (probability * truth * weight).sum((1, 2))
+    return 1 - 2 * shared / ((probability + truth) * weight).sum((1, 2))
+
+
+def test_an_extra_term_is_added_with_its_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks = torch.zeros(1, SIDE, SIDE, dtype=torch.int32)
+    masks[0, 4:8, 4:8] = 1
+    boxes = torch.tensor([[[2.0, 4, 8, 8]]])
+    found = find_positives(torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 2, dtype=torch.int64), boxes, SIDE)
+    prototypes = torch.zeros(1, 32, SIDE, SIDE)
+    prototypes[0, 0] = torch.where(masks[0] == 1, 50.0, -50.0)
+    coefficients = torch.zeros(2, 32)
+    coefficients[:, 0] = torch.tensor([1.0, 0])  # a perfect prediction, and one half everywhere
+    coefficients.requires_grad_()
+    monkeypatch.setattr(module, "EXTRA_TERMS", ((0.5, dice),))
+    loss = mask_loss(prototypes, coefficients, masks, boxes, found)
+    dice_of_a_half = 2 * 8 / (12 + 16)  # of 24 pixels, 16 are the target's
+    assert loss.item() == pytest.approx(math.log(2) + 0.5 * (1 - dice_of_a_half), abs=1e-6)
+    (gradient,) = torch.autograd.grad(loss, coefficients)
+    bce_slope = -50 / 2  # the derivative of log(1 + exp(-50 c)) at c = 0, on the mean over the box
+    assert gradient[1, 0] < bce_slope  # both terms push towards the truth
