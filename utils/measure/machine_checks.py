@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,7 @@ from utils.common.devices import choose_precision, visible_gpu_count
 from utils.common.environment import PROJECT_FOLDER, package_version
 from utils.common.errors import UserError
 from utils.data.dataset_yaml import label_file_for, load_dataset_yaml
-from utils.measure.process_group_check import run_ranks
+from utils.measure.process_group_check import check_common_step
 
 MIN_PYTHON = (3, 11)
 MIN_TORCH = (2, 4)
@@ -186,16 +185,14 @@ def check_process_group(timeout_s: float) -> Result:
     """Start one process for each GPU (two without GPUs or with one), and let them take a DDP step together."""
     gpus = visible_gpu_count()
     world_size, backend = (gpus, "nccl") if gpus > 1 else (2, "gloo")
-    with tempfile.TemporaryDirectory(prefix="test_ddp_") as folder:
-        problem = run_ranks(world_size, backend, Path(folder), timeout_s)
-    if problem is None:
-        return Result("ok", f"{world_size} processes trained together over {backend}")
-    cure = (
-        "run again with NCCL_DEBUG=INFO; try NCCL_P2P_DISABLE=1"
-        if backend == "nccl"
-        else ("look for a firewall on the loopback interface, or a slow machine: python test_ddp.py --timeout-s 300")
-    )
-    return Result("fail", f"{world_size} processes over {backend}: {problem}", cure)
+    try:
+        check_common_step(world_size, backend, timeout_s)
+    except UserError as error:
+        cure = "look for a firewall on the loopback interface, or a slow machine: python test_ddp.py --timeout-s 300"
+        if backend == "nccl":
+            cure = "run again with NCCL_DEBUG=INFO; try NCCL_P2P_DISABLE=1"
+        return Result("fail", f"{world_size} processes over {backend}: {error}", cure)
+    return Result("ok", f"{world_size} processes trained together over {backend}")
 
 
 # --- the rest of the machine ---------------------------------------------------------------------------------------

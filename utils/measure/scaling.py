@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,6 +19,7 @@ from utils.measure.step_ranges import DATA, RANGES, split_collectives
 from utils.measure.step_timer import PHASES
 
 MOST_CPU_PROCESSES = 8
+_RANK_CODE = "from utils.measure.scaling_rank import main; run_script(main)"
 
 # What a step's time is made of.
 STEP_PARTS = {
@@ -64,11 +65,17 @@ def run_benchmark(
                 if found is None or count > 1:  # with one process both kinds are the same
                     batch_size = job.global_batch_size * (count if scaling == "weak" else 1)
                     with OtherLoad() as others:
-                        answers = run_ranks(replace(job, global_batch_size=batch_size), count)
+                        answers = run_job(replace(job, global_batch_size=batch_size), count)
                     found = {**summarise_run(answers), "other_load": others.share}
                 runs.append({"scaling": scaling, "processes": count, "repeat": repeat + 1, **found})
                 on_run(runs[-1])
     return runs
+
+
+def run_job(job: RankJob, world_size: int) -> list[dict[str, Any]]:
+    """Run a job on `world_size` ranks; return the result of `scaling_rank.measure` of each. Raises UserError."""
+    advice = "raise --timeout-s, or lower --steps or --batch-size"
+    return run_ranks(_RANK_CODE, world_size, asdict(job), job.timeout_s, timeout_advice=advice)
 
 
 def summarise_run(answers: Sequence[dict[str, Any]]) -> Run:

@@ -1,15 +1,9 @@
-"""One rank of the scaling benchmark, started by `utils.measure.rank_processes` alone.
-
-The command line names a folder that holds job.json; the answer is rank<N>.json beside it.
-"""
+"""One rank of the scaling benchmark; `utils.measure.scaling.run_job` starts it."""
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +15,10 @@ from utils.common.devices import choose_device, choose_precision, seed_everythin
 from utils.common.errors import UserError
 from utils.data.dataset import Batch
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
-from utils.data.images import write_bytes_atomic
 from utils.distributed import RankInfo, barrier, read_rank_environment
 from utils.distributed.ddp import gradient_bytes
 from utils.engine.loop import TrainingEngine
+from utils.measure.rank_processes import join_ranks, read_job, write_answer
 from utils.measure.step_ranges import DATA, MarkedLoader, RangeTimer, StepRanges, timed_collectives, training_loader
 from utils.measure.step_timer import Repeated, Training, build_training, run_training_steps, time_training_steps
 from utils.measure.synthetic import synthetic_batch
@@ -63,14 +57,14 @@ class Timed:
 
 def main() -> None:
     """Be one rank."""
-    folder = Path(sys.argv[1])
-    job = RankJob(**json.loads((folder / "job.json").read_text(encoding="utf-8")))
+    job = RankJob(**read_job())
     ranks = read_rank_environment()
     torch.set_num_threads(1)  # alike for every number of processes, or one process would own all the cores
     device = choose_device(job.device, ranks.local_rank)
     tune_device(device, deterministic=False, fixed_shapes=True)
     try:
-        _join(folder, job, ranks, device)
+        if ranks.world_size > 1:
+            join_ranks(device, job.timeout_s)
         answer = measure(job, ranks, device)
     except torch.OutOfMemoryError as error:
         raise UserError(
@@ -80,7 +74,7 @@ def main() -> None:
     # Not after a failure: leaving the group may wait for the others, and the benchmark would learn of it late.
     if dist.is_initialized():
         dist.destroy_process_group()
-    write_bytes_atomic(folder / f"rank{ranks.rank}.json", json.dumps(answer).encode())
+    write_answer(answer)
 
 
 def measure(job: RankJob, ranks: RankInfo, device: torch.device) -> dict[str, Any]:
@@ -229,18 +223,3 @@ def _time_allreduce(num_bytes: int, device: torch.device) -> np.ndarray:
             torch.cuda.synchronize(device)
         durations_ms.append((time.perf_counter() - start_s) * 1000)
     return np.array(durations_ms[REDUCE_WARMUP:])
-
-
-def _join(folder: Path, job: RankJob, ranks: RankInfo, device: torch.device) -> None:
-    """Meet the other ranks through a file: no port that could be taken, nothing that listens on the network."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    if ranks.world_size > 1:
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            init_method=f"file://{folder.resolve() / 'rendezvous'}",
-            rank=ranks.rank,
-            world_size=ranks.world_size,
-            timeout=timedelta(seconds=job.timeout_s),
-            device_id=device if device.type == "cuda" else None,
-        )
