@@ -36,18 +36,25 @@ def format_bytes(num_bytes: float) -> str:
     return f"{size:.1f} {units[-1]}"
 
 
-def format_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Align columns, two spaces apart: numbers to the right (floats with four decimals), text to the left."""
+def format_table(
+    header: Sequence[str], rows: Iterable[Sequence[Any]], *, right_from: int | None = None, has_rule: bool = True
+) -> str:
+    """Align columns, two spaces apart: numbers to the right (floats with four decimals), text to the left.
+
+    Columns from number `right_from` on are aligned to the right whatever they hold. `has_rule`: underline the header.
+    """
     rows = [list(row) for row in rows]
     cells = [[_cell(value) for value in row] for row in rows]
     align: list[Callable[[str, int], str]] = []
     for column in range(len(header)):
         values = [row[column] for row in rows if row[column] is not None]
-        align.append(str.rjust if values and all(_is_number(value) for value in values) else str.ljust)
+        is_right = right_from is not None and column >= right_from
+        align.append(str.rjust if is_right or (values and all(map(_is_number, values))) else str.ljust)
     widths = [max(len(line[column]) for line in [list(header), *cells]) for column in range(len(header))]
+    rule = [["-" * width for width in widths]] if has_rule else []
     lines = [
         "  ".join(place(text, width) for place, text, width in zip(align, line, widths, strict=True)).rstrip()
-        for line in [list(header), ["-" * width for width in widths], *cells]
+        for line in [list(header), *rule, *cells]
     ]
     return "\n".join(lines)
 
@@ -60,17 +67,3 @@ def _cell(value: Any) -> str:
 
 def _is_number(value: Any) -> bool:
     return hasattr(value, "__float__") and not isinstance(value, bool)
-
-
-def aligned(header: Sequence[str], rows: Sequence[Sequence[Any]], num_plain: int) -> str:
-    """Return a table whose columns, from the one numbered `num_plain` on, are texts set to the right."""
-    columns = list(zip(header, *rows, strict=True))
-    widths = [max(len(str(cell)) for cell in column) for column in columns]
-    padded = [
-        [
-            str(cell).rjust(width) if number >= num_plain else cell
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        for row in (header, *rows)
-    ]
-    return format_table(padded[0], padded[1:])

@@ -51,8 +51,8 @@ def profile_table(profiles: Sequence[BatchProfile]) -> str:
             form.format(profile.readings[name]) if name in profile.readings else "-"
             for name, (_, form) in shown.items()
         ]
-        rows.append([profile.batch_size, *(cell.rjust(9) for cell in cells)])
-    return format_table(["batch", *(title.rjust(9) for title in titles)], rows)
+        rows.append([profile.batch_size, *cells])
+    return format_table(["batch", *(title.rjust(9) for title in titles)], rows, right_from=1)
 
 
 def memory_table(profiles: Sequence[BatchProfile]) -> str:
@@ -62,9 +62,9 @@ def memory_table(profiles: Sequence[BatchProfile]) -> str:
     for profile in profiles:
         share = sum(profile.memory_bytes.values()) / profile.allocated_bytes
         sizes = [*(profile.memory_bytes[kind] for kind in kinds), profile.allocated_bytes]
-        cells = [*(format_bytes(size).rjust(9) for size in sizes), f"{share:.0%}".rjust(9)]
-        rows.append([profile.batch_size, *cells])
-    table = format_table(["batch", *(title.rjust(9) for title in (*kinds, "peak", "explained"))], rows)
+        rows.append([profile.batch_size, *map(format_bytes, sizes), f"{share:.0%}"])
+    titles = (title.rjust(9) for title in (*kinds, "peak", "explained"))
+    table = format_table(["batch", *titles], rows, right_from=1)
     gradients = (
         f"Gradients take {format_bytes(profiles[0].gradient_bytes)} when all are there, at the end of the backward pass; "
         "by then the activations are freed"
@@ -110,8 +110,5 @@ def to_record(
 
 def operator_table(operators: Sequence[Operator]) -> str:
     """Lay out the most expensive operators."""
-    rows = [
-        [found.name, f"{found.calls:.0f}".rjust(10), f"{found.ms:.1f}".rjust(11), f"{found.share:.1%}".rjust(7)]
-        for found in operators
-    ]
-    return format_table(["operator", "calls/step", "own ms/step", "share".rjust(7)], rows)
+    rows = [[found.name, f"{found.calls:.0f}", f"{found.ms:.1f}", f"{found.share:.1%}"] for found in operators]
+    return format_table(["operator", "calls/step", "own ms/step", "share".rjust(7)], rows, right_from=1)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from utils.common.text import aligned
+from utils.common.text import format_table
 from utils.distributed.ddp import bucket_bytes
 from utils.measure.interconnect import GPUS_PER_NODE, Link, fit_link, link_for
 
@@ -142,7 +142,7 @@ def prediction_table(found: Sequence[dict[str, Any]]) -> str:
             ]
         )
     header = ["processes", "kind", "link", "measured images/s", "model images/s", "difference", "ms/step", "efficiency"]
-    return aligned(header, lines, 3)
+    return format_table(header, lines, right_from=3)
 
 
 def to_record(model: ScalingModel, found: Sequence[dict[str, Any]]) -> dict[str, Any]:

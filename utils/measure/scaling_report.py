@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
-from utils.common.text import aligned, format_bytes
+from utils.common.text import format_bytes, format_table
 from utils.measure.scaling import STEP_PARTS, Run
 
 MOST_OTHER_LOAD = 0.05
@@ -34,7 +34,7 @@ def scaling_table(rows: Sequence[dict[str, Any]]) -> str:
         cells += [f"{row['step_ms']:.1f}", *(f"{share:.1%}" for share in [*shares, row["ranges_share"]])]
         cells += ["-" if row[name] is None else f"{row[name]:.0%}" for name in ("overlap", "net_overlap")]
         lines.append([row["scaling"], row["processes"], row["global_batch_size"], *cells])
-    return aligned(header, lines, 3)
+    return format_table(header, lines, right_from=3)
 
 
 def allreduce_table(points: Sequence[dict[str, Any]]) -> str:
@@ -47,7 +47,7 @@ def allreduce_table(points: Sequence[dict[str, Any]]) -> str:
         ]
         for point in points
     ]
-    return aligned(["processes", "message", "ms", "algorithm GB/s", "bus GB/s"], lines, 1)
+    return format_table(["processes", "message", "ms", "algorithm GB/s", "bus GB/s"], lines, right_from=1)
 
 
 def median_points(runs: Iterable[Run]) -> list[dict[str, Any]]:
