@@ -9,7 +9,7 @@ from pathlib import Path
 
 from chaos.jobs import require, run
 from chaos.scenario import Result, Setting
-from chaos.trainers import difference, draw_sample, tiny, yolo, yolo_environment
+from chaos.trainers import difference, draw_sample, small, yolo, yolo_environment
 from utils.engine.nonfinite import all_finite
 from utils.run.checkpoint import load_latest
 
@@ -23,7 +23,7 @@ def bad_losses(setting: Setting) -> Result:
     cases = [(",".join(map(str, steps)), len(steps), steps[-1] == 60) for steps in in_a_row]
     for steps, least_skipped, rolls_back in cases:
         folder = setting.folder / steps.replace(",", "-")
-        code = run(tiny(folder, epochs=6, samples=160, nan_steps=steps), folder / "log")
+        code = run(small(folder, epochs=6, samples=160, nan_steps=steps), folder / "log")
         records = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
         skipped = max((record["skipped"] for record in records if record["kind"] == "skip"), default=0)
         found = load_latest(folder / "run" / "checkpoint")

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from chaos.jobs import Job, TooSlow, require, run
 from chaos.kills import await_training, ranks_of_attempt
 from chaos.scenario import Result, Setting, spread
-from chaos.trainers import LOOPBACK, difference, tiny
+from chaos.trainers import LOOPBACK, difference, small
 from utils.common.errors import EXIT_STARTUP_TIMEOUT
 
 GROUP_TIMEOUT_S = 10
@@ -46,12 +46,12 @@ def standing_still(setting: Setting) -> Result:
     detections: list[float] = []
     recoveries: list[float] = []
     reference = setting.folder / "reference"
-    require(tiny(reference, epochs=8), reference / "log")
+    require(small(reference, epochs=8), reference / "log")
     launcher = [*LOOPBACK, "--max-restarts=3"]
     for number in range(setting.count(5, 1)):
         folder = setting.folder / str(number)
         problems = []
-        with Job(tiny(folder, epochs=8, launcher=launcher), folder / "log", NCCL_TIMEOUT=str(GROUP_TIMEOUT_S)) as job:
+        with Job(small(folder, epochs=8, launcher=launcher), folder / "log", NCCL_TIMEOUT=str(GROUP_TIMEOUT_S)) as job:
             try:
                 detected_s, recovered_s = _stop_a_rank(job, rng)
                 detections.append(detected_s)
@@ -127,7 +127,7 @@ def long_validation(setting: Setting) -> Result:
     for number in range(setting.count(2, 1)):
         folder = setting.folder / str(number)
         batches = 2
-        command = tiny(folder, epochs=1, val_samples=8 * batches, validation_s=3 * timeout_s / batches)
+        command = small(folder, epochs=1, val_samples=8 * batches, validation_s=3 * timeout_s / batches)
         code = run(command, folder / "log", NCCL_TIMEOUT=str(timeout_s))
         result.trial("validation", f"exit code {code}" if code else "")
     result.figures = {"group timeout": f"{timeout_s} s", "validation": f"{3 * timeout_s} s"}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from chaos.jobs import POLL_S, Job, Process, TooSlow, require
 from chaos.scenario import Result, Setting, spread
-from chaos.trainers import LOOPBACK, difference, draw_sample, status, tiny, yolo, yolo_environment
+from chaos.trainers import LOOPBACK, difference, draw_sample, small, status, yolo, yolo_environment
 
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 BATCH_LINE = "  Batch ["
@@ -83,12 +83,12 @@ def default_rendezvous(setting: Setting) -> Result:
     result, rng = Result(), random.Random(setting.seed)
     recoveries: list[float] = []
     reference = setting.folder / "reference"
-    require(tiny(reference, epochs=8), reference / "log")
+    require(small(reference, epochs=8), reference / "log")
     for name, launcher in (("c10d", LOOPBACK), ("static", ("--master-addr=127.0.0.1",))):
         for number in range(setting.count(10, 1)):
             folder = setting.folder / f"{name}-{number}"
             port = [] if name == "c10d" else [f"--master-port={_free_port()}"]
-            command = tiny(folder, launcher=[*launcher, *port, "--max-restarts=3"], epochs=8)
+            command = small(folder, launcher=[*launcher, *port, "--max-restarts=3"], epochs=8)
             result.trial(name, _killed_once(command, folder, reference, rng, recoveries))
     result.figures = {"recovery": spread(recoveries)}
     return result
@@ -112,7 +112,7 @@ def killed_launcher(setting: Setting) -> Result:
     result, times = Result(), []
     for number in range(setting.count(10, 1)):
         folder = setting.folder / str(number)
-        with Job(tiny(folder, epochs=1000, num_workers=1), folder / "log") as job:
+        with Job(small(folder, epochs=1000, num_workers=1), folder / "log") as job:
             await_training(job, 0)
             family = job.family()
             assert len(family) >= 5, "a launcher, two ranks, two loader processes"

@@ -104,12 +104,12 @@ class TwoMachines:
             "PET_LOG_DIR": str(self.folder / f"ranks{machine}"),
         }
         torchrun = [sys.executable, "-m", "torch.distributed.run"]
-        return self.start(machine, [*torchrun, str(TRAINER), "--folder", str(self.run)], **facts)
+        return self.start(machine, [*torchrun, str(TRAINER), "--save-dir", str(self.run)], **facts)
 
     def script(self, processes: str, machine: int) -> list[str]:
         """Return the command line of train_ddp.sh."""
         options = ["--max-restarts", "3", "--log-dir", str(self.folder / f"ranks{machine}")]
-        return ["bash", str(PROJECT / "train_ddp.sh"), processes, *options, "--", "--folder", str(self.run)]
+        return ["bash", str(PROJECT / "train_ddp.sh"), processes, *options, "--", "--save-dir", str(self.run)]
 
     @property
     def run(self) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from chaos.jobs import Job, TooSlow
 from chaos.scenario import Result, Setting, spread
-from chaos.trainers import tiny
+from chaos.trainers import small
 from utils.common.errors import EXIT_LOCKED
 
 HOLDER = """
@@ -70,8 +70,8 @@ def _one_wins(first: Job, second: Job) -> str:
 
 def _second_trainer(folder: Path) -> str:
     """Start one training beside another that lasts longer than a start waits for its folder (a minute)."""
-    alone = [sys.executable, str(Path(__file__).with_name("tiny.py")), f"--save-dir={folder / 'run'}"]
-    with Job(tiny(folder, epochs=100_000), folder / "log-owner") as owner:
+    alone = [sys.executable, str(Path(__file__).with_name("small_training.py")), f"--save-dir={folder / 'run'}"]
+    with Job(small(folder, epochs=100_000), folder / "log-owner") as owner:
         owner.wait_until(lambda: "Batch [" in owner.output(), "a batch", 120)
         with Job(alone, folder / "log-second") as second:
             try:

@@ -12,10 +12,10 @@ from pathlib import Path
 from chaos.jobs import Job, TooSlow, require, run
 from chaos.kills import await_training
 from chaos.scenario import Result, Setting
-from chaos.trainers import place, tiny
+from chaos.trainers import place, small
 from utils.run.checkpoint import load_latest
 
-GLOBAL_BATCH, SAMPLES, EPOCHS = 8, 208, 4  # a rank's mean weighs its samples alike only in full batches
+SAMPLES, EPOCHS = 208, 4  # a rank's mean weighs its samples alike only in full batches
 
 
 def seen_samples(run_folder: Path, split: str) -> dict[int, Counter[int]]:
@@ -68,8 +68,7 @@ def other_world_size(setting: Setting) -> Result:
 
 
 def _command(folder: Path, ranks: int) -> list[str]:
-    batch_size = GLOBAL_BATCH // ranks
-    return [*tiny(folder, ranks=ranks, batch_size=batch_size, samples=SAMPLES, epochs=EPOCHS), "--sync-bn"]
+    return [*small(folder, ranks=ranks, samples=SAMPLES, epochs=EPOCHS), "--sync-bn"]
 
 
 def _last_loss(folder: Path) -> float:
@@ -87,7 +86,7 @@ def odd_lengths(setting: Setting) -> Result:
     for samples, val_samples in cases:
         folder = setting.folder / f"{samples}-{val_samples}"
         name = f"{samples} and {val_samples}"
-        command = tiny(folder, samples=samples, val_samples=val_samples, epochs=2)
+        command = small(folder, samples=samples, val_samples=val_samples, epochs=2)
         try:
             code = run(command, folder / "log", timeout_s=60)
         except TooSlow as error:

@@ -195,13 +195,13 @@ def plain_srun(reference: str) -> dict[str, Any]:
     with small_cluster(requeues_code_75=False) as cluster:
         for num_nodes in (1, 2):
             folder = cluster.folder / f"run{num_nodes}"
-            command = [sys.executable, str(TRAINER), "--folder", str(folder)]
+            command = [sys.executable, str(TRAINER), "--save-dir", str(folder)]
             options = [f"--nodes={num_nodes}", "--ntasks=2", "--immediate=60"]
             cluster.ask("srun", *options, *command, MASTER_ADDR="127.0.0.1")
             _require_same(folder, reference)
         alone = cluster.folder / "alone"
         script = cluster.folder / "alone.sh"
-        script.write_text(f"#!/bin/sh\nexec {sys.executable} {TRAINER} --folder {alone} --epochs 1 --step-s 0\n")
+        script.write_text(f"#!/bin/sh\nexec {sys.executable} {TRAINER} --save-dir {alone} --epochs 1 --step-s 0\n")
         cluster.ask("sbatch", "--wait", "--ntasks=2", "--output=job.log", str(script))
         require(result_of(alone)["world_size"] == 1, "a process in the batch shell took itself for one of two")
         return {}
@@ -220,7 +220,7 @@ def reference_hash() -> str:
     """Return the hash of the training on one machine with two processes, without Slurm."""
     with tempfile.TemporaryDirectory(prefix="reference-") as name:
         folder = Path(name)
-        options = ["--log-dir", str(folder / "ranks"), "--", "--folder", str(folder / "run"), "--step-s", "0"]
+        options = ["--log-dir", str(folder / "ranks"), "--", "--save-dir", str(folder / "run"), "--step-s", "0"]
         command = ["bash", str(PROJECT / "train_ddp.sh"), "2", *options]
         done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False)
         require(done.returncode == 0, done.stderr[-2000:])

@@ -10,7 +10,7 @@ from pathlib import Path
 from chaos.jobs import Job, Process
 from chaos.kills import await_training
 from chaos.scenario import Result, Setting
-from chaos.trainers import status, tiny
+from chaos.trainers import small, status
 
 WARM_UP = 0.2  # of the time; what is held then is the measure
 MOST_GROWTH = 0.05
@@ -32,7 +32,7 @@ def soak(setting: Setting) -> Result:
     minutes = 0.5 if setting.quick else setting.minutes
     folder = setting.folder
     history: list[Holdings] = []
-    with Job(tiny(folder, epochs=1_000_000, num_workers=1, step_s=0.005), folder / "log") as job:
+    with Job(small(folder, epochs=1_000_000, num_workers=1, step_s=0.005), folder / "log") as job:
         await_training(job, 0)
         end_s = time.monotonic() + 60 * minutes
         while time.monotonic() < end_s and job.popen.poll() is None:

@@ -15,7 +15,7 @@ from typing import Any
 from chaos.jobs import POLL_S, PROJECT, Job, TooSlow, require
 from chaos.kills import await_training
 from chaos.scenario import Result, Setting, spread
-from chaos.trainers import difference, draw_sample, place, status, tiny, yolo, yolo_environment
+from chaos.trainers import difference, draw_sample, place, small, status, yolo, yolo_environment
 
 PHASES = ("at random", "at random", "in validation", "at an epoch's start", "at random")
 MOST_SAVING_S = 5.0  # from the signal to a checkpoint that stands
@@ -96,7 +96,7 @@ def second_signal(setting: Setting) -> Result:
         time.sleep(0.01)
         job.process.send(signal.SIGTERM)
 
-    return _signal_tiny(setting, setting.count(10, 1), send, is_graceful=True)
+    return _signal_small(setting, setting.count(10, 1), send, is_graceful=True)
 
 
 def ctrl_c(setting: Setting) -> Result:
@@ -114,7 +114,7 @@ def ctrl_c(setting: Setting) -> Result:
     for name, send in (("once", once), ("three times", three_times)):
         folder = setting.folder / name
         folder.mkdir()
-        part = _signal_tiny(replace(setting, folder=folder), setting.count(5, 1), send, is_graceful=name == "once")
+        part = _signal_small(replace(setting, folder=folder), setting.count(5, 1), send, is_graceful=name == "once")
         result.trials += part.trials
         result.failures += [f"{name} {failure}" for failure in part.failures]
         result.figures.update({f"{name}, {key}": value for key, value in part.figures.items()})
@@ -137,16 +137,16 @@ def _signal(job: Job, run: Path, send: Callable[[Job], None]) -> tuple[str, floa
     return problem, saved_s, time.monotonic() - start_s
 
 
-def _signal_tiny(setting: Setting, count: int, send: Callable[[Job], None], *, is_graceful: bool) -> Result:
-    """Signal a tiny training, look at what it left, run it to its end and compare."""
+def _signal_small(setting: Setting, count: int, send: Callable[[Job], None], *, is_graceful: bool) -> Result:
+    """Signal a small training, look at what it left, run it to its end and compare."""
     result, rng = Result(), random.Random(setting.seed)
     saves: list[float] = []
     ends: list[float] = []
     reference = setting.folder / "reference"
-    require(tiny(reference, num_workers=1), reference / "log")
+    require(small(reference, num_workers=1), reference / "log")
     for number in range(count):
         folder = setting.folder / str(number)
-        command = tiny(folder, num_workers=1)
+        command = small(folder, num_workers=1)
         with Job(command, folder / "log") as job:
             try:
                 await_training(job, 0)

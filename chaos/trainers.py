@@ -1,4 +1,4 @@
-"""The two trainings that are attacked: the real one on a few drawn photographs, and a tiny model in the same engine."""
+"""The two trainings that are attacked: the real one on a few drawn photographs, and a small network in the same engine."""
 
 from __future__ import annotations
 
@@ -53,11 +53,12 @@ def yolo_environment(**more: str) -> dict[str, str]:
     return {"PYTHON": sys.executable, **more}
 
 
-def tiny(folder: Path, *, ranks: int = 2, launcher: Sequence[str] = LOOPBACK, **options: Any) -> list[str]:
-    """Return the command that trains the tiny model (chaos/tiny.py) under plain torchrun."""
+def small(folder: Path, *, ranks: int = 2, launcher: Sequence[str] = LOOPBACK, **options: Any) -> list[str]:
+    """Return the command that trains the small network (chaos/small_training.py) under plain torchrun."""
     start = [sys.executable, "-m", "torch.distributed.run", *launcher, f"--nproc-per-node={ranks}"]
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    script = str(PROJECT / "chaos" / "tiny.py")
+    chosen = {"epochs": 4, "step_s": 0.02, **options}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in chosen.items()]
+    script = str(PROJECT / "chaos" / "small_training.py")
     return [*start, f"--log-dir={folder / 'logs'}", script, f"--save-dir={folder / 'run'}", *flags]
 
 
