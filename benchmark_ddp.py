@@ -28,7 +28,7 @@ from utils.common.errors import UserError, run_script
 from utils.common.files import write_bytes_atomic
 from utils.measure.interconnect import GPUS_PER_NODE, MEASURED, PRESETS, Link
 from utils.measure.plots import plot_scaling
-from utils.measure.scaling import MOST_CPU_PROCESSES, Run, process_counts, run_benchmark, summarise
+from utils.measure.scaling import MAX_CPU_PROCESSES, Run, process_counts, run_benchmark, summarise
 from utils.measure.scaling_model import ScalingModel, fit_model, predict, prediction_table, to_record
 from utils.measure.scaling_rank import RankJob
 from utils.measure.scaling_report import allreduce_table, median_points, noise_note, scaling_table
@@ -65,7 +65,7 @@ class BenchmarkConfig(Options):
     repeats: int = option(3, "rounds over all process counts", at_least=1)
     processes: tuple[int, ...] | None = option(
         None,
-        f"process counts; unset: 1 2 4 ... up to the GPUs, or up to the cores, at most {MOST_CPU_PROCESSES}",
+        f"process counts; unset: 1 2 4 ... up to the GPUs, or up to the cores, at most {MAX_CPU_PROCESSES}",
         at_least=1,
     )
     scaling: str = option("both", "which batch stays the same, see --batch-size", choices=tuple(SCALINGS))
@@ -162,7 +162,9 @@ def make_predictions(
     """Return the rows of the prediction and the lines that say what it rests on."""
     network = PRESETS[config.network]
     inside = model.measured_link if config.interconnect == MEASURED else PRESETS[config.interconnect]
-    notes = ["Model fitted to the measured points; rows marked PREDICTION were not measured (weak scaling):"]
+    notes = [
+        "Prediction (weak scaling) by a model fitted to the runs above, on this machine; rows marked PREDICTION were not measured:"
+    ]
     if inside is None:
         inside = network
         notes.append(f"  one process measures no link, so all go by {link_line(network)}; --interconnect names another")
@@ -189,7 +191,7 @@ def choose_counts(config: BenchmarkConfig, gpus: int) -> tuple[int, ...]:
     if config.device == "cuda" and not gpus:
         raise UserError("--device cuda: PyTorch sees no CUDA GPU; use --device cpu or see python test_ddp.py")
     cores = usable_cpu_count()
-    counts = config.processes or process_counts(gpus or min(cores, MOST_CPU_PROCESSES))
+    counts = config.processes or process_counts(gpus or min(cores, MAX_CPU_PROCESSES))
     limit, kind = (gpus, "visible GPU(s)") if gpus else (cores, "usable core(s)")
     if max(counts) > limit:
         raise UserError(f"--processes {max(counts)}: this machine has {limit} {kind}, and each process needs its own")

@@ -1,10 +1,10 @@
-"""Measure what more processes bring to an evaluation: one thread each on a CPU, one device each on GPUs.
+"""Measure the speed-up of an evaluation on several processes: one thread each on a CPU, one device each on GPUs.
 
     python benchmarks/evaluation.py --model models/demo/best.pt --data data/demo/processed/dataset.yaml
 
-Each process evaluates its share of the same photographs, without loader processes, and the partial results are merged, as in
-`evaluate_model.py`; start-up, decoding into the page cache and the written files are not timed. The numbers of processes
-take turns. The last line is the speed-up of the most processes over one.
+Each process evaluates its share of the same photographs, without loader processes, and the partial results are merged, as
+in `evaluate_model.py`. Start-up, a first pass that fills the caches, and writing files are not timed. Each round measures
+every number of processes. The last line is the speed-up of the most processes over the fewest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-if __package__ in (None, ""):  # started by its path: this folder stands where the project's should
+if __package__ in (None, ""):  # started by its path: Python would search this folder instead of the project's
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import torch
@@ -58,7 +58,7 @@ class EvaluationSpeedConfig(Options):
 
 def main() -> int:
     """Measure every number of processes in turn; return the exit code."""
-    config = parse_config(EvaluationSpeedConfig, "Measure what more processes bring to an evaluation")
+    config = parse_config(EvaluationSpeedConfig, "Measure the speed-up of an evaluation on several processes")
     counts = sorted(set(config.processes))
     times: dict[int, list[dict[str, Any]]] = {count: [] for count in counts}
     for _ in range(config.rounds):
@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def measure() -> None:
-    """Be one rank: evaluate once to fill the caches, then once more with the clock running."""
+    """Be one rank: evaluate once to fill the caches, then a second time, which is timed."""
     prepare_environment()
     config, ranks = EvaluationSpeedConfig(**read_job()), read_rank_environment()
     device = choose_device(config.device, ranks.local_rank)
@@ -99,7 +99,7 @@ def measure() -> None:
 
 
 def summarise(count: int, mine: list[dict[str, Any]], fewest: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return one row: medians over the rounds, and the speed-up against the fewest processes of the same round."""
+    """Return one row: medians over the rounds, and the speed-up over the fewest processes of the same round."""
     return {
         "processes": count,
         "images/s": statistics.median(run["images"] / run["seconds"] for run in mine),
