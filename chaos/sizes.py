@@ -1,4 +1,4 @@
-"""Runs that go on with another number of ranks, and data sets that fit none."""
+"""Runs that continue with another number of ranks, and data sets whose size the batch does not divide."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chaos.scenario import Result, Setting
 from chaos.trainers import place, small
 from utils.run.checkpoint import load_latest
 
-SAMPLES, EPOCHS = 208, 4  # a rank's mean weighs its samples alike only in full batches
+SAMPLES, EPOCHS = 208, 4  # only full batches: each rank averages over its own samples
 
 
 def seen_samples(run_folder: Path, split: str) -> dict[int, Counter[int]]:
@@ -30,7 +30,7 @@ def seen_samples(run_folder: Path, split: str) -> dict[int, Counter[int]]:
 
 
 def uneven(run_folder: Path, split: str, samples: int, epochs: int) -> str:
-    """Say what is wrong unless every sample was used exactly once in each epoch."""
+    """Return what is wrong; empty when every sample was used exactly once in each epoch."""
     seen = seen_samples(run_folder, split)
     expected = Counter(range(samples))
     wrong = [epoch for epoch in range(epochs) if seen.get(epoch, Counter()) != expected]
@@ -38,7 +38,7 @@ def uneven(run_folder: Path, split: str, samples: int, epochs: int) -> str:
 
 
 def other_world_size(setting: Setting) -> Result:
-    """R5: stopped on 2 ranks, continued on 1, stopped, continued on 2, with one global batch."""
+    """R5: stop a run on 2 ranks, continue it on 1, stop it, and finish it on 2, with the same global batch size."""
     result, rng, losses = Result(), random.Random(setting.seed), []
     reference = setting.folder / "reference"
     require(_command(reference, 2), reference / "log")
@@ -78,7 +78,7 @@ def _last_loss(folder: Path) -> float:
 
 
 def odd_lengths(setting: Setting) -> Result:
-    """R21: data sets that no batch divides: no hang, no sample twice, and a clear word when there are too few."""
+    """R21: data sets of odd sizes: no hang, each sample once, and a clear error when there are too few samples."""
     result = Result()
     cases = (
         [(2, 1), (3, 2), (9, 7), (1, 1)] if setting.quick else [(2, 1), (3, 2), (5, 1), (7, 3), (9, 7), (33, 5), (1, 1)]
@@ -93,8 +93,8 @@ def odd_lengths(setting: Setting) -> Result:
             result.trial(name, str(error))
             continue
         if samples < 2:
-            told = "1 training images cannot feed 2 processes" in (folder / "log").read_text()
-            result.trial(name, "" if code and told else "was not refused")
+            is_refused = "1 training images cannot feed 2 processes" in (folder / "log").read_text()
+            result.trial(name, "" if code and is_refused else "was not refused")
             continue
         problems = [uneven(folder / "run", "train", samples, 2), uneven(folder / "run", "val", val_samples, 2)]
         result.trial(name, f"exit code {code}" if code else "", *problems)
