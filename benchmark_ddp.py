@@ -5,7 +5,7 @@
     python benchmark_ddp.py --data data/processed/dataset.yaml
 
 Start it plainly, without torchrun: it starts the processes itself. Without --data one synthetic batch is trained again and
-again. What it says of more devices than it has is a prediction, and marked so.
+again. Results for more devices than this machine has are predictions of a fitted model, and marked so.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class BenchmarkConfig(Options):
     )
     scaling: str = option("both", "which batch stays the same, see --batch-size", choices=tuple(SCALINGS))
     predict: tuple[int, ...] = option((8, 16, 64), "device counts to predict (weak scaling)", metavar="N", at_least=1)
-    interconnect: str = option(MEASURED, "link inside a machine that predictions go by", choices=(MEASURED, *PRESETS))
-    network: str = option("100gbe", "link between machines that predictions go by", choices=tuple(PRESETS))
-    gpus_per_node: int = option(GPUS_PER_NODE, "devices of one machine in predictions", at_least=1)
+    interconnect: str = option(MEASURED, "link inside a machine, for predictions", choices=(MEASURED, *PRESETS))
+    network: str = option("100gbe", "link between machines, for predictions", choices=tuple(PRESETS))
+    gpus_per_node: int = option(GPUS_PER_NODE, "devices in each machine, for predictions", at_least=1)
     amp: str = option("auto", "mixed precision", choices=PRECISION_CHOICES)
     device: str = option("auto", "where to train", choices=("auto", "cpu", "cuda"))
     timeout_s: float = option(600.0, "seconds that one run may take", metavar="SECONDS", at_least=1)
@@ -159,7 +159,7 @@ def prepare_data(config: BenchmarkConfig) -> None:
 def make_predictions(
     config: BenchmarkConfig, model: ScalingModel, rows: Sequence[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the rows of the prediction and the lines that say what it rests on."""
+    """Return the rows of the prediction and the lines that state its assumptions."""
     network = PRESETS[config.network]
     inside = model.measured_link if config.interconnect == MEASURED else PRESETS[config.interconnect]
     notes = [
@@ -167,23 +167,25 @@ def make_predictions(
     ]
     if inside is None:
         inside = network
-        notes.append(f"  one process measures no link, so all go by {link_line(network)}; --interconnect names another")
-    else:
-        notes.append(f"  up to {config.gpus_per_node} devices by {link_line(inside)}")
-        notes.append(f"  beyond, also by {link_line(network)}")
-    if max(row["processes"] for row in rows) > 1:
         notes.append(
-            f"  {model.overlap:.0%} of the gradients' all-reduce hidden behind the backward pass, by the ranges"
+            f"  a single process measures no link, so all use {link_line(network)}; --interconnect chooses another"
         )
     else:
-        notes.append("  one process measures no overlap of all-reduce and backward pass, and none is assumed")
+        notes.append(f"  link up to {config.gpus_per_node} devices: {link_line(inside)}")
+        notes.append(f"  link between machines, if it is slower: {link_line(network)}")
+    if max(row["processes"] for row in rows) > 1:
+        notes.append(
+            f"  {model.overlap:.0%} of the gradients' all-reduce hidden behind the backward pass, as measured above"
+        )
+    else:
+        notes.append("  a single process measures no overlap of all-reduce and backward pass; none is assumed")
     predicted = predict(model, rows, sorted(set(config.predict)), inside, network, config.gpus_per_node)
     return predicted, notes
 
 
 def link_line(link: Link) -> str:
     """Describe a link."""
-    return f"{link.name}: {link.latency_us:.3g} us a step, {link.gb_per_s:.3g} GB/s ({link.source})"
+    return f"{link.name} ({link.latency_us:.3g} us a step, {link.gb_per_s:.3g} GB/s; {link.source})"
 
 
 def choose_counts(config: BenchmarkConfig, gpus: int) -> tuple[int, ...]:

@@ -97,4 +97,4 @@ def _count_on_gpu(function: Callable[[], Any]) -> dict[str, int]:
             function()
     finally:
         torch.cuda.set_sync_debug_mode(before)
-    return dict(Counter(f"{said.filename}:{said.lineno}" for said in caught if _GPU_MESSAGE in str(said.message)))
+    return dict(Counter(f"{entry.filename}:{entry.lineno}" for entry in caught if _GPU_MESSAGE in str(entry.message)))

@@ -36,7 +36,7 @@ Json = dict[str, Any]
 def main() -> None:
     """Do the job of the file on the command line and write its answer."""
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    actions: dict[str, Callable[[Json], Json]] = {"start": write_initial_weights, "train": train, "val": judge}
+    actions: dict[str, Callable[[Json], Json]] = {"start": write_initial_weights, "train": train, "val": evaluate}
     answer = actions[job["action"]](job)
     write_text_atomic(Path(sys.argv[2]), json.dumps(answer, indent=2) + "\n")
 
@@ -102,7 +102,7 @@ def optimizer_arguments(name: str, num_classes: int) -> Json:
     return {"optimizer": {"sgd": "SGD"}.get(name, name)}
 
 
-def judge(job: Json) -> Json:
+def evaluate(job: Json) -> Json:
     """Return the scores of a weights file by Ultralytics' `val()`; a class without objects scores 0."""
     device, threads, workers = machine_share(job["device"])
     yolo = _open(job["weights"])

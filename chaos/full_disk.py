@@ -44,12 +44,12 @@ def filled_and_emptied(setting: Setting) -> Result:
     return result
 
 
-def _after_the_stop(folder: Path, code: int, said: str) -> list[str]:
+def _after_the_stop(folder: Path, code: int, output: str) -> list[str]:
     epoch, _, step = place(folder)
     leftovers = [path.name for path in folder.rglob("*") if ".tmp" in path.name]
     return [
         "" if code else "exit code 0 although nothing could be saved",
-        "" if "exitcode  : 74" in said else "no exit code 74",
+        "" if "exitcode  : 74" in output else "no exit code 74",
         "" if step and epoch < EPOCHS else f"the newest checkpoint is of epoch {epoch}",
         "" if _epochs_logged(folder) >= epoch + 2 else "the training did not continue",
         "" if "No space left on device" in str(status(folder).get("reason")) else "status.json does not say why",

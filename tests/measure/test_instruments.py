@@ -424,7 +424,7 @@ def test_one_device_alone_gets_a_chart_and_predictions_without_a_measured_link(t
     config = benchmark_ddp.BenchmarkConfig()
     predicted, notes = benchmark_ddp.make_predictions(config, fit_model(rows, []), rows)
     assert [row["link"] for row in predicted] == ["-", "100gbe", "100gbe", "100gbe"]
-    assert "one process measures no link" in notes[1]
+    assert "a single process measures no link" in notes[1]
     assert "none is assumed" in notes[2]
     plot_scaling(rows, [], predicted, "one device", tmp_path / "chart.png")
     with Image.open(tmp_path / "chart.png") as picture:

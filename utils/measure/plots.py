@@ -240,7 +240,7 @@ def _prediction_panel(axes: Axes, predicted: Sequence[Row]) -> None:
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_xlim(counts[0] / 1.3, counts[-1] * 4.5)  # space for the text beside the last point
     axes.yaxis.set_major_formatter("{x:.4g}")
-    axes.set(title="weak scaling: model fitted to what was measured", ylabel="images/s")
+    axes.set(title="weak scaling: measured, and predicted by a fitted model", ylabel="images/s")
     axes.title.set_fontsize(10)
     axes.set_xlabel("processes", fontsize=9)
     axes.tick_params(labelsize=8)

@@ -129,7 +129,7 @@ def _time_with_and_without(
 ) -> tuple[list[Timed], np.ndarray]:
     """Return the ranges of two halves of steps with communication, and the ms of steps without, (steps,).
 
-    The steps without communication run between the two halves, so that a drift of the machine's speed affects both alike.
+    The steps without communication run between the two halves: a drift of the machine's speed affects both kinds alike.
     """
     alone = _alone(training)
     found: list[Timed] = []

@@ -88,10 +88,9 @@ class Training:
 def build_training(
     model: YoloModel, device: torch.device, precision: Precision, *, local_rank: int = 0, world_size: int = 1
 ) -> Training:
-    """Set up the trainer's engine as `train_yolo_ddp.py` does by default: channels last, clip, EMA, DDP; with AdamW,
-    which takes more memory than the default SGD.
+    """Set up the trainer's engine with the defaults of `train_yolo_ddp.py`: channels last, clip, EMA, DDP.
 
-    The one difference: BatchNorm keeps each rank's own statistics, whatever the batch size.
+    Two differences: AdamW, which needs more memory than the default SGD; and each rank keeps its own BatchNorm statistics.
     """
     model = model.to(device, memory_format=torch.channels_last)
     engine = TrainingEngine(
@@ -179,7 +178,7 @@ class Repeated:
 
 
 class _OptimizerMark:
-    """Stands where the engine expects a schedule, which it asks before anything else of the optimizer's step."""
+    """A schedule that sets no rate: the engine calls it first in the optimizer's step, which marks that phase."""
 
     def __init__(self, marker: Marker) -> None:
         self.marker = marker
