@@ -4,8 +4,8 @@
     python benchmark_ddp.py --processes 1 4 --batch-size 8 --predict 8 16 64 --interconnect nvlink4 --network 100gbe
     python benchmark_ddp.py --data data/processed/dataset.yaml
 
-Start it without torchrun: it starts the processes itself. Without --data every step trains on the same synthetic batch.
-Speeds for more devices than the machine has are predictions and are marked as such.
+Start it plainly, without torchrun: it starts the processes itself. Without --data one synthetic batch is trained again and
+again. Results for more devices than this machine has are predictions of a fitted model, and marked so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from utils.common.errors import UserError, run_script
 from utils.common.files import write_bytes_atomic
 from utils.measure.interconnect import GPUS_PER_NODE, MEASURED, PRESETS, Link
 from utils.measure.plots import plot_scaling
-from utils.measure.scaling import MOST_CPU_PROCESSES, Run, process_counts, run_benchmark, summarise
+from utils.measure.scaling import MAX_CPU_PROCESSES, Run, process_counts, run_benchmark, summarise
 from utils.measure.scaling_model import ScalingModel, fit_model, predict, prediction_table, to_record
 from utils.measure.scaling_rank import RankJob
 from utils.measure.scaling_report import allreduce_table, median_points, noise_note, scaling_table
@@ -66,7 +66,7 @@ class BenchmarkConfig(Options):
     repeats: int = option(3, "how often every process count is measured", at_least=1)
     processes: tuple[int, ...] | None = option(
         None,
-        f"process counts; unset: 1 2 4 ... up to the GPUs, or up to the cores, at most {MOST_CPU_PROCESSES}",
+        f"process counts; unset: 1 2 4 ... up to the GPUs, or up to the cores, at most {MAX_CPU_PROCESSES}",
         at_least=1,
     )
     scaling: str = option(
@@ -164,29 +164,33 @@ def prepare_data(config: BenchmarkConfig) -> None:
 def make_predictions(
     config: BenchmarkConfig, model: ScalingModel, rows: Sequence[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the rows of the prediction, and lines that state its assumptions."""
+    """Return the rows of the prediction and the lines that state its assumptions."""
     network = PRESETS[config.network]
     inside = model.measured_link if config.interconnect == MEASURED else PRESETS[config.interconnect]
-    notes = ["Model fitted to the measured points; rows marked PREDICTION were not measured (weak scaling):"]
+    notes = [
+        "Prediction (weak scaling) by a model fitted to the runs above, on this machine; rows marked PREDICTION were not measured:"
+    ]
     if inside is None:
         inside = network
         notes.append(
-            f"  one process measures no link, so all predictions assume {link_line(network)}; choose another with --interconnect"
+            f"  a single process measures no link, so all use {link_line(network)}; --interconnect chooses another"
         )
     else:
-        notes.append(f"  up to {config.gpus_per_node} devices: {link_line(inside)}")
-        notes.append(f"  more devices: also {link_line(network)}")
+        notes.append(f"  link up to {config.gpus_per_node} devices: {link_line(inside)}")
+        notes.append(f"  link between machines, if it is slower: {link_line(network)}")
     if max(row["processes"] for row in rows) > 1:
-        notes.append(f"  {model.overlap:.0%} of the gradients' all-reduce overlaps the backward pass (measured)")
+        notes.append(
+            f"  {model.overlap:.0%} of the gradients' all-reduce hidden behind the backward pass, as measured above"
+        )
     else:
-        notes.append("  one process measures no overlap of all-reduce and backward pass; none is assumed")
+        notes.append("  a single process measures no overlap of all-reduce and backward pass; none is assumed")
     predicted = predict(model, rows, sorted(set(config.predict)), inside, network, config.gpus_per_node)
     return predicted, notes
 
 
 def link_line(link: Link) -> str:
-    """Return a link's name, latency, bandwidth and source."""
-    return f"{link.name}: {link.latency_us:.3g} us a step, {link.gb_per_s:.3g} GB/s ({link.source})"
+    """Describe a link."""
+    return f"{link.name} ({link.latency_us:.3g} us a step, {link.gb_per_s:.3g} GB/s; {link.source})"
 
 
 def choose_counts(config: BenchmarkConfig, gpus: int) -> tuple[int, ...]:
@@ -194,7 +198,7 @@ def choose_counts(config: BenchmarkConfig, gpus: int) -> tuple[int, ...]:
     if config.device == "cuda" and not gpus:
         raise UserError("--device cuda: PyTorch sees no CUDA GPU; use --device cpu or see python test_ddp.py")
     cores = usable_cpu_count()
-    counts = config.processes or process_counts(gpus or min(cores, MOST_CPU_PROCESSES))
+    counts = config.processes or process_counts(gpus or min(cores, MAX_CPU_PROCESSES))
     limit, kind = (gpus, "visible GPU(s)") if gpus else (cores, "usable core(s)")
     if max(counts) > limit:
         raise UserError(f"--processes {max(counts)}: this machine has {limit} {kind}, and each process needs its own")

@@ -18,7 +18,7 @@ from utils import assembly, distributed
 from utils.common.config import parse_config
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device, choose_precision, seed_everything, tune_device
-from utils.common.errors import EXIT_STOPPED_BY_SIGNAL, UserError, run_script
+from utils.common.errors import UserError, run_script
 from utils.common.signals import die_with_parent
 from utils.data.dataset import SegmentationDataset
 from utils.data.dataset_yaml import load_dataset_yaml
@@ -27,7 +27,6 @@ from utils.distributed import cleanup_ddp, setup_ddp
 from utils.engine import TrainingEngine
 from utils.run.folder import OwnedRun, resume_arguments
 from utils.run.log import print_banner
-from utils.run.status import FINISHED, STOPPED
 from utils.train_config import TrainConfig
 from utils.train_plan import GLOBAL_BATCH_SIZE, batches_per_step, keep_choices, plan_optimizer, run_choices
 from utils.training_pictures import save_first_pictures
@@ -122,11 +121,11 @@ def train(
 def conclude(engine: TrainingEngine, config: TrainConfig, run: OwnedRun, say: distributed.Say) -> int:
     """Report how the training ended, on the console and in the run's status; return the exit code."""
     progress, monitor = engine.progress, config.monitor
-    place = {"epoch": progress.epoch, "step": progress.global_step}
-    if engine.stopped_by_signal:
-        run.set_status(STOPPED, engine.stop_flag.reason or "a signal to another process", **place)
-        return EXIT_STOPPED_BY_SIGNAL
-    run.set_status(FINISHED, "stopped early" if progress.stopped_early else "", **place)
+    stopped_by = engine.stop_flag.reason or "a signal to another process" if engine.stopped_by_signal else ""
+    reason = "stopped early" if progress.stopped_early else ""
+    code = run.conclude(stopped_by, reason, epoch=progress.epoch, step=progress.global_step)
+    if stopped_by:
+        return code
     if progress.best_value is None:
         best = f"absent: {monitor} was never a number"
     else:
@@ -134,7 +133,7 @@ def conclude(engine: TrainingEngine, config: TrainConfig, run: OwnedRun, say: di
     say(
         f"\nTraining complete after {progress.epoch} epochs: {run.folder / 'best.pt'} ({best}), {run.folder / 'last.pt'}"
     )
-    return 0
+    return code
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Long measurements that back the figures of the README; nothing else imports this package."""
+"""Long measurements behind the figures of the README. Nothing else imports this package, except its tests."""

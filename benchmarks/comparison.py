@@ -1,6 +1,6 @@
-"""Trains and evaluates one side of the comparison at a time, each step in a process of its own.
+"""Train and evaluate one side of the comparison at a time, each step in its own process.
 
-A finished step lies in a folder named after everything that decides its outcome; it is not done twice.
+A finished step is kept in a folder whose name is a hash of all its inputs, and is not repeated.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Setting:
-    """What both sides are given alike. `close_mosaic` None leaves each side its own default.
+    """Options that both sides get. With `close_mosaic` None each side uses its own default.
 
-    `nominal_batch` is Ultralytics' alone: it accumulates gradients up to that many images before a step.
+    `nominal_batch` is for Ultralytics only, which accumulates gradients over that many images before a step.
     """
 
     model: str
@@ -51,7 +51,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Data:
-    """One data set as both sides read it: the same images, in a YAML with absolute paths for Ultralytics."""
+    """One data set for both sides: the same images, with a YAML of absolute paths for Ultralytics."""
 
     yaml_file: Path
     ultralytics_yaml: Path
@@ -62,9 +62,9 @@ class Data:
 
 
 def make_sample(folder: Path, num_images: int, long_side_px: int, wire_width_px: int = 14) -> Path:
-    """Draw the built-in sample and parse it, unless that is done; return its data-set YAML.
+    """Draw and parse the built-in sample, unless it exists; return its data-set YAML.
 
-    Photographs larger than the network's input are shrunk by each side in its own way.
+    Each side itself shrinks photographs that are larger than the network's input.
     """
     thin = "" if wire_width_px == 14 else f"-wires{wire_width_px}px"
     processed = folder / f"sample-{num_images}-{long_side_px}px{thin}"
@@ -83,7 +83,7 @@ def make_sample(folder: Path, num_images: int, long_side_px: int, wire_width_px:
 
 
 def open_data(yaml_file: Path, folder: Path) -> Data:
-    """Read the data set's description and write Ultralytics' copy of it into `folder`."""
+    """Read the data-set YAML and write Ultralytics' copy of it into `folder`."""
     spec = load_dataset_yaml(yaml_file)
     files = {split: spec.image_files(split) for split in ("train", "val")}
     digest = hashlib.sha256()
@@ -102,7 +102,7 @@ def open_data(yaml_file: Path, folder: Path) -> Data:
 def compare(setting: Setting, data: Data, seed: int, side: str, folder: Path) -> tuple[Run, bool]:
     """Train `side` with `seed` and evaluate its best.pt with all EVALUATORS; return the run and whether it was kept.
 
-    Kept means that an equal, finished training was found in `folder`. Raises UserError when a step fails.
+    Kept means that `folder` already held a finished training with the same inputs. Raises UserError when a step fails.
     """
     start = initial_weights(setting, data, seed, folder)
     options = {
@@ -120,7 +120,7 @@ def compare(setting: Setting, data: Data, seed: int, side: str, folder: Path) ->
     answer_file = home / "training.json"
     is_kept = answer_file.exists() and (home / _read_json(answer_file)["best"]).exists()
     if not is_kept:
-        if home.exists():  # an unfinished training would continue, and its time would say nothing
+        if home.exists():  # an unfinished training would resume, and its time would be wrong
             shutil.rmtree(home)
         home.mkdir(parents=True)
         train = _train_project if side == PROJECT else _train_ultralytics
@@ -134,7 +134,7 @@ def compare(setting: Setting, data: Data, seed: int, side: str, folder: Path) ->
 
 
 def initial_weights(setting: Setting, data: Data, seed: int, folder: Path) -> Path:
-    """Return the file from which both sides start for this seed; it is written once, in half precision."""
+    """Return the weights file with which both sides start for this seed; it is written once, in half precision."""
     key = {"model": setting.model, "seed": seed, "names": data.spec.names, "img_size": setting.img_size, **_versions()}
     if Path(setting.model).is_file():
         key["digest"] = _digest([Path(setting.model)])
@@ -149,7 +149,7 @@ def initial_weights(setting: Setting, data: Data, seed: int, folder: Path) -> Pa
 
 
 def scores(setting: Setting, data: Data, weights: Path, evaluator: str, home: Path) -> dict[str, float]:
-    """Return the AP of a weights file by one of EVALUATORS, over all classes and by class, from `home` if it is there already."""
+    """Return the AP of a weights file by one of EVALUATORS, in all and by class; reuse a result in `home`."""
     key = {"weights": _digest([weights]), "source": source_digest(), **_versions()}
     output = home / f"by-{evaluator}-{_short(key)}"
     answer_file = output.with_suffix(".json")
@@ -170,7 +170,7 @@ def scores(setting: Setting, data: Data, weights: Path, evaluator: str, home: Pa
 
 
 def source_digest() -> str:
-    """Return a digest of the code that decides what the project's side trains and measures."""
+    """Return a digest of the code that affects the training and evaluation of the project's side."""
     return _digest([*sorted((PROJECT_FOLDER / "utils").rglob("*.py")), *sorted(PROJECT_FOLDER.glob("*.py"))])
 
 
@@ -207,7 +207,7 @@ def _train_ultralytics(setting: Setting, data: Data, seed: int, start: Path, hom
 
 
 def _ultralytics_job(job: Json, home: Path, name: str) -> tuple[Json, float, Json]:
-    """Let a process of its own do a job for Ultralytics; return (answer, wall time in s, memory)."""
+    """Run benchmarks/ultralytics_job.py in its own process; return (answer, wall time in s, memory)."""
     job_file, answer_file = home / f"{name}-job.json", home / f"{name}-answer.json"
     _write_json(job_file, job)
     command = [str(JOB_SCRIPT), str(job_file.resolve()), str(answer_file.resolve())]
@@ -216,10 +216,10 @@ def _ultralytics_job(job: Json, home: Path, name: str) -> tuple[Json, float, Jso
 
 
 def _run(arguments: list[str], log_file: Path, usage_file: Path | None = None) -> tuple[float, Json]:
-    """Run one of the project's scripts to its end; return (wall time in s, memory). Raises UserError when it fails."""
+    """Run one of the project's scripts; return (wall time in s, memory). Raises UserError when it fails."""
     usage_file = (usage_file or log_file.with_name(f"{log_file.stem}-usage.json")).resolve()
     script = (PROJECT_FOLDER / arguments[0]).resolve()
-    # -P: what lies where the user happens to stand is not ours.
+    # -P: Python does not search the current folder, which may hold another `utils`.
     command = [sys.executable, "-P", "-m", "benchmarks.measured", str(usage_file), str(script), *arguments[1:]]
     environment = {**os.environ, "PYTHONPATH": str(PROJECT_FOLDER)}
     start_s = time.perf_counter()
@@ -227,7 +227,7 @@ def _run(arguments: list[str], log_file: Path, usage_file: Path | None = None) -
         code = subprocess.run(command, env=environment, stdout=log, stderr=log, check=False).returncode
     if code:
         lines = log_file.read_text(encoding="utf-8", errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
         raise UserError(f"{script.name} failed (code {code}): {last.removeprefix('error: ')}; see {log_file}")
     return time.perf_counter() - start_s, _read_json(usage_file)
 

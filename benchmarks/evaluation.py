@@ -1,46 +1,44 @@
-"""Measure what more processes bring to an evaluation: one thread each on a CPU, one device each on GPUs.
+"""Measure the speed-up of an evaluation on several processes: one thread each on a CPU, one device each on GPUs.
 
     python benchmarks/evaluation.py --model models/demo/best.pt --data data/demo/processed/dataset.yaml
 
-Each process evaluates its share of the same photographs, without loader processes, and the partial results are merged, as in
-`evaluate_model.py`; start-up, decoding into the page cache and the written files are not timed. The numbers of processes
-take turns. The last line is the speed-up of the most processes over one.
+Each process evaluates its share of the same photographs, without loader processes, and the partial results are merged, as
+in `evaluate_model.py`. Start-up, a first pass that fills the caches, and writing files are not timed. Each round measures
+every number of processes. The last line is the speed-up of the most processes over the fewest.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-if __package__ in (None, ""):  # started by its path: this folder stands where the project's should
+if __package__ in (None, ""):  # started by its path: Python would search this folder instead of the project's
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import torch
+import torch.distributed as dist
 
 from utils.common.config import Options, option, parse_config, to_dict
 from utils.common.devices import choose_device, peak_memory_bytes
 from utils.common.environment import environment_report, prepare_environment
-from utils.common.errors import UserError, run_script
+from utils.common.errors import run_script
 from utils.common.files import write_text_atomic
-from utils.common.signals import die_with_parent
 from utils.common.text import format_table
 from utils.data.dataset import SegmentationDataset, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.loader import ShardBatches, get_dataloader
-from utils.distributed import all_reduce_sum, barrier, cleanup_ddp, read_rank_environment, setup_ddp
+from utils.distributed import all_reduce_sum, barrier, read_rank_environment
 from utils.evaluation.evaluate import evaluate
+from utils.measure.rank_processes import join_ranks, read_job, run_ranks, write_answer
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import class_names, load_weights, trained_size_px
 
-JOB = "EVALUATION_BENCHMARK_JOB"  # in a rank's environment: the file with its options, beside which it answers
+RANK_CODE = "from benchmarks.evaluation import measure; run_script(measure)"
 
 
 @dataclass(frozen=True)
@@ -59,16 +57,13 @@ class EvaluationSpeedConfig(Options):
 
 
 def main() -> int:
-    """Measure, or be one of the measured; return the exit code."""
-    prepare_environment()
-    if JOB in os.environ:
-        return measure(Path(os.environ[JOB]))
-    config = parse_config(EvaluationSpeedConfig, "Measure what more processes bring to an evaluation")
+    """Measure every number of processes in turn; return the exit code."""
+    config = parse_config(EvaluationSpeedConfig, "Measure the speed-up of an evaluation on several processes")
     counts = sorted(set(config.processes))
     times: dict[int, list[dict[str, Any]]] = {count: [] for count in counts}
     for _ in range(config.rounds):
         for count in counts:
-            times[count].append(run_ranks(config, count))
+            times[count].append(run_ranks(RANK_CODE, count, asdict(config), config.timeout_s)[0])
     rows = [summarise(count, times[count], times[counts[0]]) for count in counts]
     print(format_table(list(rows[0]), [[_cell(value) for value in row.values()] for row in rows]))
     ratio = rows[-1]["speed-up"]
@@ -79,32 +74,10 @@ def main() -> int:
     return 0
 
 
-def run_ranks(config: EvaluationSpeedConfig, count: int) -> dict[str, Any]:
-    """Evaluate once on `count` processes. Raises UserError with the last words of the one that failed."""
-    with tempfile.TemporaryDirectory(prefix="benchmark-evaluation-") as name:
-        job = Path(name, "job.json")
-        job.write_text(json.dumps(asdict(config)), encoding="utf-8")
-        launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
-        done = subprocess.run(
-            [sys.executable, "-m", *launcher, str(Path(__file__).resolve())],
-            env={**os.environ, JOB: str(job), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=config.timeout_s,
-            check=False,
-        )
-        if done.returncode:
-            errors = [line for line in done.stderr.splitlines() if "error: " in line.lower()]
-            raise UserError(f"{count} process(es) failed: {(errors or done.stderr.splitlines() or ['?'])[0]}")
-        answer: dict[str, Any] = json.loads(Path(name, "answer.json").read_text(encoding="utf-8"))
-        return answer
-
-
-def measure(job: Path) -> int:
-    """Be one rank: evaluate once to fill caches, once to be timed; rank 0 writes what all took."""
-    config = EvaluationSpeedConfig(**json.loads(job.read_text(encoding="utf-8")))
-    ranks = read_rank_environment()
-    die_with_parent()
+def measure() -> None:
+    """Be one rank: evaluate once to fill the caches, then a second time, which is timed."""
+    prepare_environment()
+    config, ranks = EvaluationSpeedConfig(**read_job()), read_rank_environment()
     device = choose_device(config.device, ranks.local_rank)
     torch.set_num_threads(1 if device.type == "cpu" else torch.get_num_threads())
     model = load_weights(config.model).to(device, memory_format=torch.channels_last)
@@ -112,30 +85,21 @@ def measure(job: Path) -> int:
     batches = ShardBatches(len(dataset), config.batch_size, ranks.rank, ranks.world_size)
     loader = get_dataloader(dataset, batches, 0, device.type == "cuda")
     criterion = SegmentationLoss(model)
-    setup_ddp(device, ranks)
-    try:
-        for _ in range(2):
-            barrier()
-            start_s = time.perf_counter()
-            evaluation = evaluate(model, loader, class_names(model), criterion, device)
-            barrier()
-            seconds = time.perf_counter() - start_s
-        memory_mb = all_reduce_sum(torch.tensor([peak_memory_bytes(device) / 1e6], device=device))
-        answer = {
-            "seconds": seconds,
-            "memory_mb": memory_mb.item(),
-            "images": evaluation.metrics["num_images"],
-            "mask_map50_95": evaluation.metrics["mask_map50_95"],
-        }
-        if ranks.is_main:
-            write_text_atomic(job.with_name("answer.json"), json.dumps(answer))
-    finally:
-        cleanup_ddp()
-    return 0
+    join_ranks(device, config.timeout_s)
+    for _ in range(2):
+        barrier()
+        start_s = time.perf_counter()
+        evaluation = evaluate(model, loader, class_names(model), criterion, device)
+        barrier()
+        seconds = time.perf_counter() - start_s
+    memory_mb = all_reduce_sum(torch.tensor([peak_memory_bytes(device) / 1e6], device=device)).item()
+    found = {"images": evaluation.metrics["num_images"], "mask_map50_95": evaluation.metrics["mask_map50_95"]}
+    write_answer({"seconds": seconds, "memory_mb": memory_mb, **found})
+    dist.destroy_process_group()
 
 
 def summarise(count: int, mine: list[dict[str, Any]], fewest: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return one row: medians over the rounds, and the speed-up against the fewest processes of the same round."""
+    """Return one row: medians over the rounds, and the speed-up over the fewest processes of the same round."""
     return {
         "processes": count,
         "images/s": statistics.median(run["images"] / run["seconds"] for run in mine),

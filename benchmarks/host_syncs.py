@@ -1,8 +1,8 @@
-"""Counts what makes the host wait for the device: each such wait leaves the device idle until new work arrives.
+"""Count how often the host waits for the device. Each such wait leaves the device idle until new work arrives.
 
-On a GPU PyTorch itself says where it waits. Without one, what would wait there is counted: values read back, results
-whose size depends on values, and tensors made out of Python numbers, which are copied to the device and waited for.
-Then everything that `function` touches is taken for the device's.
+On a GPU, PyTorch itself reports each wait. On a CPU, operations that would wait on a GPU are counted: values read back,
+results whose size depends on values, and tensors made from Python numbers, which are copied to the device. All tensors
+then count as the device's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Operators, without overload, whose result's shape or value the host must know before it can go on.
+# Operators, without overload, whose result's shape or value the host must know before it can continue.
 _WAITING = frozenset(
     {
         *("_local_scalar_dense", "equal", "is_nonzero", "lift_fresh"),
@@ -25,15 +25,15 @@ _WAITING = frozenset(
     }
 )
 _WAITING_FOR_MASKS = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
-# Methods that bring a tensor to the host without an operator of their own where it is there already.
+# Methods that copy a tensor to the host; for a CPU tensor they call no operator.
 _READING = {torch.Tensor.tolist: "tolist", torch.Tensor.cpu: "cpu", torch.Tensor.numpy: "numpy"}
 _GPU_MESSAGE = "synchronizing CUDA operation"
 
 
 def count_host_syncs(function: Callable[[], Any], device: torch.device | None = None) -> dict[str, int]:
-    """Call `function` and return how often the host waits in it: by operator, or on a GPU by line of code.
+    """Call `function`; return the number of its waits by operator, or on a GPU by line of code.
 
-    `device` is where it computes; unset: the CPU.
+    `device` is the one that it computes on; unset: the CPU.
     """
     if device is not None and device.type == "cuda":
         return _count_on_gpu(function)
@@ -72,7 +72,7 @@ class _Methods(TorchFunctionMode):
         if name is None:
             return method(*arguments, **(keywords or {}))
         self.found[name] += 1
-        self.operators.is_counting = False  # what it is made of is the same wait
+        self.operators.is_counting = False  # the operators it calls belong to the same wait
         try:
             return method(*arguments, **(keywords or {}))
         finally:
@@ -97,4 +97,4 @@ def _count_on_gpu(function: Callable[[], Any]) -> dict[str, int]:
             function()
     finally:
         torch.cuda.set_sync_debug_mode(before)
-    return dict(Counter(f"{said.filename}:{said.lineno}" for said in caught if _GPU_MESSAGE in str(said.message)))
+    return dict(Counter(f"{entry.filename}:{entry.lineno}" for entry in caught if _GPU_MESSAGE in str(entry.message)))

@@ -1,12 +1,12 @@
-"""Compare how many training samples one core makes ready: this project's loader and Ultralytics', on the same files.
+"""Compare how many training samples one core prepares: this project's loader and Ultralytics', on the same files.
 
     python benchmarks/input_pipeline.py
     python benchmarks/input_pipeline.py --raw data/raw --output /tmp/input_pipeline
     python benchmarks/input_pipeline.py --data data/processed/dataset.yaml --originals data/originals/dataset.yaml
 
-One process, one thread, CPU time, both sides in turn; each with the augmentation it trains with by default. Small
-files: each side reads what parse_labels.py wrote. Originals: Ultralytics decodes the cameras' files at every visit, as
-it does unless told otherwise; this project shrinks them once. The last line is the ratio on small files with colour.
+One process, one thread, CPU time, both sides in turn, each with its default training augmentation. Small files: each side
+reads the images that parse_labels.py wrote. Originals: Ultralytics decodes the camera's file for every sample, which is its
+default; this project shrinks each file once. The last line is the ratio on small files with colour jitter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-if __package__ in (None, ""):  # started by its path: this folder stands where the project's should
+if __package__ in (None, ""):  # started by its path: Python would search this folder instead of the project's
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from benchmarks.comparison import make_sample
@@ -41,10 +41,10 @@ Json = dict[str, Any]
 class InputConfig(Options):
     """Options of `benchmarks/input_pipeline.py`."""
 
-    data: str | None = option(None, "data-set YAML; unset: made on the spot from the built-in sample", metavar="YAML")
+    data: str | None = option(None, "data-set YAML; unset: the built-in sample", metavar="YAML")
     originals: str | None = option(None, "data-set YAML whose images are the cameras' files", metavar="YAML")
     raw: str | None = option(
-        None, "folder as download_data.py leaves it, instead of --originals: parsed here at both sizes", metavar="DIR"
+        None, "folder written by download_data.py, instead of --originals: parsed here at both sizes", metavar="DIR"
     )
     sample_images: int = option(160, "photographs of the built-in sample", at_least=10)
     img_size: int = option(640, "side of the square network input in pixels, a multiple of 32", **INPUT_SIZE)
@@ -61,7 +61,7 @@ class InputConfig(Options):
 
 
 def main() -> int:
-    """Compare; return the exit code."""
+    """Run the comparison; return the exit code."""
     config = parse_config(InputConfig, "Compare the CPU time of a training sample here and with Ultralytics")
     use_one_thread()
     folder = Path(config.output).resolve()
@@ -86,7 +86,7 @@ def main() -> int:
 
 
 def use_one_thread() -> None:
-    """Leave one thread to OpenCV and to PyTorch, in this process."""
+    """Let OpenCV and PyTorch use one thread each in this process."""
     prepare_environment()
     import cv2
     import torch
@@ -96,7 +96,7 @@ def use_one_thread() -> None:
 
 
 def choose_data(config: InputConfig, folder: Path) -> list[tuple[str, Path, Path]]:
-    """Return (case, our YAML, their YAML) of what is to be compared."""
+    """Return (case, our YAML, their YAML) of each comparison."""
     small = Path(config.data) if config.data else make_sample(folder, config.sample_images, config.img_size)
     cases = [(SMALL, small, small)]
     if config.originals:
@@ -110,7 +110,7 @@ def choose_data(config: InputConfig, folder: Path) -> list[tuple[str, Path, Path
 def measure_case(
     config: InputConfig, name: str, our_data: Path, their_data: Path, folder: Path, has_colour: bool
 ) -> Json:
-    """Measure both sides in turn on one data set, print the table and return everything that was found."""
+    """Measure both sides in turn on one data set, print the table and return all results."""
     ours = OurSide(our_data, folder / "cache" / name.replace(" ", "-"), config.img_size, config.batch_size, has_colour)
     theirs = TheirSide(their_data, config.img_size, config.batch_size, has_colour)
     if len(ours.dataset) != len(theirs.dataset):
@@ -122,7 +122,7 @@ def measure_case(
     rounds: dict[str, list[float]] = {who: [] for who in sides}
     with theirs.counting_decodes() as decoded:
         for number in range(config.rounds):
-            # Who comes first takes turns, so that a machine that changes its pace favours neither.
+            # The sides take turns in going first, so that a drift of the machine's speed favours neither.
             for who in list(sides)[:: 1 if number % 2 == 0 else -1]:
                 rounds[who].append(cpu_ms_per_sample(sides[who], config))
     medians = {who: statistics.median(values) for who, values in rounds.items()}
@@ -146,7 +146,7 @@ def measure_case(
 
 
 def cpu_ms_per_sample(side: Side, config: InputConfig) -> float:
-    """Return the CPU time of this process for a sample of `side`, over a round."""
+    """Return the CPU ms of this process per sample of `side`, over one round."""
     start_s = time.process_time()
     for _ in range(config.batches):
         side.next_batch()
@@ -154,7 +154,7 @@ def cpu_ms_per_sample(side: Side, config: InputConfig) -> float:
 
 
 def measure_stages(side: Side, config: InputConfig) -> dict[str, float]:
-    """Return the CPU ms of a sample by stage, over a round of its own: the clock costs a little itself."""
+    """Return the CPU ms per sample and stage, over a separate round because timing the stages costs time itself."""
     clock = StageClock()
     with clock.watching([*side.stages(), (side, "next_batch", "rest")]):
         for _ in range(config.batches):
@@ -163,7 +163,7 @@ def measure_stages(side: Side, config: InputConfig) -> dict[str, float]:
 
 
 def measure_conversion(ours: OurSide, config: InputConfig) -> float:
-    """Return the CPU ms of a sample's way from uint8 to the float network input: a GPU's work where there is one."""
+    """Return the CPU ms per sample of the conversion from uint8 to float input, which a GPU does where there is one."""
     import torch
 
     from utils.yolo.inputs import prepare_images
@@ -177,7 +177,7 @@ def measure_conversion(ours: OurSide, config: InputConfig) -> float:
 
 
 def print_case(record: Json) -> None:
-    """Print the CPU time of a sample, by stage and in total."""
+    """Print the CPU time per sample, by stage and in total."""
     ours, theirs = (record["stages_cpu_ms_per_sample"][who] for who in ("ours", "theirs"))
     total = record["cpu_ms_per_sample"]
     rows = [[stage, f"{ours[stage]:.2f}", f"{theirs[stage]:.2f}"] for stage in STAGES]

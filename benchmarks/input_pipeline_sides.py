@@ -1,4 +1,4 @@
-"""The two loaders that `input_pipeline.py` compares, behind one face: the next batch, and where its time goes."""
+"""The two loaders that `input_pipeline.py` compares, with one interface: the next batch, and functions to time."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from utils.data.augment import AugmentConfig
 from utils.data.dataset_yaml import load_dataset_yaml
 
 ORIGINAL_LONG_SIDE_PX = 16384  # more than any camera has: parse_labels.py then keeps each photograph's size
-NO_EPOCH = 10**9  # mosaic never ends
+MANY_EPOCHS = 10**9  # the measurement never reaches the epochs without mosaic
 COLOUR = ("hsv_h", "hsv_s", "hsv_v")
 
 
 @dataclass
 class StageClock:
-    """CPU seconds of this thread by stage; a stage inside another counts for itself only."""
+    """CPU seconds of this thread by stage. Time in a nested stage does not count for the outer one."""
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     _inner: list[float] = field(default_factory=list)
 
     def timed(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `function`, with its time booked under `stage`."""
+        """Return `function` wrapped so that its time is added to `stage`."""
 
         def run(*arguments: Any, **options: Any) -> Any:
             start_s = time.thread_time()
@@ -60,7 +60,7 @@ class StageClock:
 
 
 class Side(Protocol):
-    """One loader; batches follow each other in the order of the files, over and over."""
+    """One loader. Its batches follow the order of the files and start again at the end."""
 
     warm_up_samples: int
 
@@ -84,13 +84,13 @@ class OurSide:
             raise UserError(f"{cache_folder}: no room for the packed cache; free some or choose another --output")
         config = AugmentConfig() if has_colour else AugmentConfig(**dict.fromkeys(COLOUR, 0.0))
         self.dataset = our_loader.SegmentationDataset(
-            photos, img_size, packed=packed, augment=config, mosaic_epochs=NO_EPOCH
+            photos, img_size, packed=packed, augment=config, mosaic_epochs=MANY_EPOCHS
         )
         self.batch_size, self.position = batch_size, 0
         self.warm_up_samples = len(photos)
 
     def next_batch(self) -> our_loader.Batch:
-        """Return the next batch; each pass over the files is an epoch with random numbers of its own."""
+        """Return the next batch. Each pass over the files is an epoch with its own random numbers."""
         positions = range(self.position, self.position + self.batch_size)
         self.position = positions.stop
         samples = [self.dataset[divmod(position, len(self.dataset))] for position in positions]
@@ -119,11 +119,11 @@ class OurSide:
 class TheirSide:
     """Ultralytics' training data set with its default settings, photographs read from their files.
 
-    It leaves a `labels.cache` beside the folder of the labels.
+    It writes a `labels.cache` beside the folder of the labels.
     """
 
     def __init__(self, data: Path, img_size: int, batch_size: int, has_colour: bool) -> None:
-        # What it has to say of its settings and files is not part of the measurement.
+        # Do not print its settings and files.
         os.environ.setdefault("YOLO_VERBOSE", "False")
         import cv2
         import ultralytics.data.base as reader
@@ -140,8 +140,8 @@ class TheirSide:
         self.reader: Any = reader
         self.dataset = cast(Any, build_yolo_dataset(config, folders, batch_size, description, mode="train"))
         self.batch_size, self.position = batch_size, 0
-        # Mosaic takes three of its four photographs from the last few that were read. In the order of the files one
-        # photograph is then read for each sample, as in a data set that is larger than this memory.
+        # Mosaic takes three of its four photographs from a buffer of those read last. In file order, one photograph is
+        # read per sample, as in a data set that is larger than the buffer.
         self.warm_up_samples: int = self.dataset.max_buffer_length
 
     def next_batch(self) -> Any:
@@ -174,7 +174,7 @@ class TheirSide:
 
     @contextmanager
     def counting_decodes(self) -> Iterator[list[int]]:
-        """Yield a list that grows by one for each image file that is decoded in the block."""
+        """Yield a list that grows by one entry for each image file decoded inside the block."""
         counted: list[int] = []
         read = self.reader.imread
 
@@ -190,7 +190,7 @@ class TheirSide:
 
 
 def parse_raw(raw: Path, folder: Path, long_side_px: int | None) -> Path:
-    """Let parse_labels.py build a data set in `folder` unless it is there; return its YAML. None: its default size."""
+    """Run parse_labels.py to build a data set in `folder`, unless it exists; return its YAML. None: the default size."""
     data = folder / "dataset.yaml"
     if not data.exists():
         size = [] if long_side_px is None else ["--long-side", str(long_side_px)]
@@ -198,6 +198,6 @@ def parse_raw(raw: Path, folder: Path, long_side_px: int | None) -> Path:
         command = [sys.executable, str(script), "--input", str(raw), "--output", str(folder), *size]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            reason = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            reason = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
             raise UserError(f"parse_labels.py failed (code {done.returncode}): {reason.removeprefix('error: ')}")
     return data

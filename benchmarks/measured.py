@@ -1,6 +1,6 @@
-"""Runs a script and writes down how much memory its process took: the same measure for whatever is compared.
+"""Run a script and write its process's peak memory to a file, in the same way for both sides of a comparison.
 
-`python -m benchmarks.measured USAGE.json SCRIPT [ARGUMENTS]`, with the project's folder on PYTHONPATH. The file appears
+`python -m benchmarks.measured USAGE.json SCRIPT [ARGUMENTS]`, with the project's folder on PYTHONPATH. The file is written
 only when the script succeeds.
 """
 
@@ -17,9 +17,9 @@ from utils.common.signals import die_with_parent
 
 
 def main(usage_file: Path, script: Path, arguments: list[str]) -> int:
-    """Run `script` as if it were started itself; return its exit code.
+    """Run `script` as the main program; return its exit code.
 
-    Memory is this process's own: loader workers, where there are any, come on top.
+    The memory is that of this process alone, without loader workers.
     """
     die_with_parent(only_under_torchrun=False)
     prepare_environment()

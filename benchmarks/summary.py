@@ -1,4 +1,4 @@
-"""What the runs of the comparison say together: means, spreads, the ratio, a table."""
+"""Summarise the runs of the comparison: means, spreads, the ratio, tables."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ratio(figures: Figures, name: str) -> float | None:
 
 
 def table(figures: Figures) -> str:
-    """Lay the figures out, a line for each: mean ± spread."""
+    """Return the figures as a table, one row each: mean ± spread."""
     rows = [
         [title, *(_shown(figures[side][name]) for side in SIDES), _shown_ratio(figures, name)]
         for name, title in _TITLES.items()
@@ -72,7 +72,7 @@ def class_means(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def class_means_table(means: dict[str, dict[str, dict[str, float]]]) -> str:
-    """Lay the classes' means out, ours / theirs for each evaluator."""
+    """Return the classes' means as a table: ours / theirs for each evaluator."""
     rows = [
         [name, *(" / ".join(_mean_of(by[evaluator], side) for side in SIDES) for evaluator in EVALUATORS)]
         for name, by in means.items()

@@ -4,9 +4,10 @@
     python benchmarks/train_step.py --objects 60 --img-size 640 --batch-size 4
     python benchmarks/train_step.py --data data/processed/dataset.yaml
 
-Each side steps as its trainer does by default; on a CPU Ultralytics computes in float32, this project in bf16 where the
-processor has it. The *ceiling* is this project's speed on one batch that lies ready; with --data its loader feeds the
-same steps, and the quotient says what loading costs. The last line is this project's images/s over Ultralytics'.
+Each side takes steps as its trainer does by default. On a CPU, Ultralytics computes in float32, and this project in bf16
+where the processor supports it. The *ceiling* is this project's speed on one batch that is already in memory. With --data
+its loader feeds the same steps, and the speed is also printed as a share of the ceiling. The last line is this project's
+images/s divided by Ultralytics'.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-if __package__ in (None, ""):  # started by its path: this folder stands where the project's should
+if __package__ in (None, ""):  # started by its path: Python would search this folder instead of the project's
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import numpy as np
@@ -57,12 +58,12 @@ class StepConfig(Options):
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     amp: str = option("auto", "this project's mixed precision", choices=PRECISION_CHOICES)
     threads: int | None = option(None, "compute threads; unset: as many as the trainer takes", at_least=1)
-    data: str | None = option(None, "data-set YAML: its first batch is the batch, and loading is timed", metavar="YAML")
+    data: str | None = option(None, "data-set YAML: train on its first batch, and time loading too", metavar="YAML")
     json: str | None = option(None, "write the results here", metavar="FILE")
 
 
 def main() -> int:
-    """Measure; return the exit code."""
+    """Run the measurement; return the exit code."""
     config = parse_config(StepConfig, "Time training steps of this project and of Ultralytics")
     device = choose_device(config.device, 0)
     if device.type == "cuda":
@@ -115,10 +116,10 @@ def main() -> int:
 
 
 def measure(sides: dict[str, Side], num_images: int, config: StepConfig) -> dict[str, Json]:
-    """Let the sides train in turn; return the medians of each: ms by phase and per step, images/s, host syncs."""
+    """Train with both sides in turn; return each side's medians: ms per phase and step, images/s, host syncs."""
     steps: dict[str, list[np.ndarray]] = {name: [] for name in sides}
     for number in range(config.rounds):
-        # Who comes first takes turns, so that a machine that warms up favours neither.
+        # The sides take turns in going first, so that a drift of the machine's speed favours neither.
         for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
             steps[name].append(sides[name].phases_ms(config.warmup, config.steps))
     figures: dict[str, Json] = {}
@@ -139,14 +140,14 @@ def measure(sides: dict[str, Side], num_images: int, config: StepConfig) -> dict
 
 
 def report(figures: dict[str, Json]) -> str:
-    """Lay the figures out, a line for each side; times are ms per step."""
+    """Return the figures as a table, one row per side; times are ms per step."""
     header = ["", *PHASES, "step", "loss share", "host syncs", "images/s"]
     rows = []
     for name, found in figures.items():
         times = [*found["phase_ms"].values(), found["step_ms"]]
         last = [f"{found['loss_share']:.1%}", found["host_syncs"], f"{found['images_per_s']:.1f}"]
         rows.append([name, *(f"{value:.1f}" for value in times), *last])
-    ceiling = f"Ceiling, one batch that lies ready: {figures[OURS]['images_per_s']:.1f} images/s"
+    ceiling = f"Ceiling, one batch that is already in memory: {figures[OURS]['images_per_s']:.1f} images/s"
     return f"{format_table(header, rows)}\n{ceiling}"
 
 

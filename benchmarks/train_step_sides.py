@@ -28,14 +28,14 @@ class Side(Protocol):
     """A model in training."""
 
     def phases_ms(self, warmup: int, steps: int) -> np.ndarray:
-        """Train so many steps and return the phases of the last `steps` as in `utils.measure.step_timer`: (steps, 5)."""
+        """Train `warmup` + `steps` steps; return the ms of the PHASES of `steps` steps, (steps, 5)."""
 
     def host_syncs(self) -> dict[str, int]:
-        """Count the host's waits in one more step."""
+        """Count the host's waits in one further step."""
 
 
 class OurSide:
-    """The trainer's engine with everything it does between two batches, on one batch again and again."""
+    """The trainer's engine with all that it does between two batches; every step uses the same batch."""
 
     def __init__(self, model: YoloModel, batch: Batch, device: torch.device, precision: Precision) -> None:
         self.engine = build_training(model, device, precision)
@@ -65,14 +65,14 @@ class OurSide:
             engine.train_one_epoch(watched)
         if engine.device.type == "cuda":
             torch.cuda.synchronize(engine.device)
-        # From the moment the loader is asked for the first batch that counts.
+        # From the request for the first measured batch on.
         elapsed_s = time.perf_counter() - watched.asked_s[warmup]
         waited_s = sum(watched.given_s[warmup:]) - sum(watched.asked_s[warmup:])
         return sum(watched.num_images[warmup:]) / elapsed_s, waited_s / elapsed_s
 
 
 class TheirSide:
-    """Ultralytics' model, loss, optimizer, clip and moving average, with AMP where it trains with it: on a GPU."""
+    """Ultralytics' model, loss, optimizer, clip and moving average, with AMP on a GPU, which is its default."""
 
     def __init__(self, model: YoloModel, batch: Batch, device: torch.device) -> None:
         prepare_environment()
@@ -84,7 +84,7 @@ class TheirSide:
         self.model.args = SimpleNamespace(box=7.5, cls=0.5, dfl=1.5, overlap_mask=True)
         self.batch = _their_batch(batch)
         self.amp = device.type == "cuda"
-        # Its own methods, on what they look at of a trainer.
+        # Ultralytics' own methods, called with the few attributes of a trainer that they use.
         rule = {"name": "AdamW", "lr": LEARNING_RATE, "momentum": 0.9, "decay": WEIGHT_DECAY}
         trainer: Any = SimpleNamespace(model=self.model, ema=ModelEMA(self.model), device=device)
         trainer.scaler = torch.amp.GradScaler(device.type, enabled=self.amp)
@@ -102,7 +102,7 @@ class TheirSide:
         return timer.phases_ms()[-steps:]
 
     def host_syncs(self) -> dict[str, int]:
-        """See Side. On a CPU without the optimizer: it reads its counters, which on a GPU it leaves to the kernel."""
+        """See Side. On a CPU without the optimizer, which reads its step counters there but not on a GPU."""
         step = self._step if self.device.type == "cuda" else self._gradients
         return count_host_syncs(lambda: step(StepTimer(self.device)), self.device)
 
@@ -126,7 +126,7 @@ class TheirSide:
 
 @contextmanager
 def _trainers_switches(device: torch.device) -> Iterator[None]:
-    """Set PyTorch's global switches as our trainer does; the other side shares the process and gets its own back."""
+    """Set PyTorch's global switches as our trainer does, then restore them: the other side runs in the same process."""
     matmul, tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     benchmark, deterministic = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
     tune_device(device, deterministic=False, fixed_shapes=True)
@@ -139,7 +139,7 @@ def _trainers_switches(device: torch.device) -> Iterator[None]:
 
 
 def _their_batch(batch: Batch) -> dict[str, torch.Tensor]:
-    """Return what Ultralytics' loader would give for the same pictures and objects."""
+    """Return the batch that Ultralytics' loader would make of the same images and objects."""
     low, high = batch.boxes.split(2, 1)
     return {
         "img": batch.images.permute(0, 3, 1, 2).contiguous(),
@@ -151,7 +151,7 @@ def _their_batch(batch: Batch) -> dict[str, torch.Tensor]:
 
 
 class _Watched:
-    """A loader's first `num_batches` batches, over as many epochs as they need, with when each was asked for and came."""
+    """Yields a loader's first `num_batches` batches, over several epochs if needed, and notes request and arrival times."""
 
     def __init__(self, loader: EpochLoader, num_batches: int) -> None:
         self.loader = loader

@@ -1,6 +1,6 @@
-"""One piece of work for Ultralytics, in a process of its own: `ultralytics_job.py JOB.json ANSWER.json`.
+"""Do one job with Ultralytics in its own process: `ultralytics_job.py JOB.json ANSWER.json`.
 
-The job names an `action`: `start` writes initial weights, `train` trains from them, `val` evaluates a file.
+The job's `action` is `start` (write initial weights), `train` (train from them) or `val` (evaluate a weights file).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Json = dict[str, Any]
 
 
 def main() -> None:
-    """Do the job that the command line names."""
+    """Do the job of the file on the command line and write its answer."""
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     actions: dict[str, Callable[[Json], Json]] = {
         "start": write_initial_weights,
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def write_initial_weights(job: Json) -> Json:
-    """Write the file both trainers start from: the model of `job["model"]` with the random weights of the seed."""
+    """Write the weights with which both trainers start: `job["model"]`, initialised with the job's seed."""
     seed_everything(job["seed"])
     model = build_model(job["model"], tuple(job["names"]))
     save_deployable(Path(job["weights"]), model, {}, img_size=job["img_size"], data=job["data"])
@@ -54,14 +54,14 @@ def write_initial_weights(job: Json) -> Json:
 
 
 def train(job: Json) -> Json:
-    """Train with Ultralytics; return what it did. Raises UserError unless it really starts from the given weights."""
+    """Train with Ultralytics; return times and settings. Raises UserError unless it starts from the given weights."""
     device, threads, workers = machine_share(job["device"])
     yolo = _open(job["weights"])
     clock = EpochClock()
     facts: Json = {"threads": threads, "workers": workers}
 
     def begin(trainer: Any) -> None:
-        torch.set_num_threads(threads)  # select_device("cpu") leaves it one core fewer than there are
+        torch.set_num_threads(threads)  # select_device("cpu") takes one core away
         facts["num_transferred"] = require_same_weights(job["weights"], trainer.model)
         facts["optimizer"] = type(trainer.optimizer).__name__
         facts["lr"] = max(group["initial_lr"] for group in trainer.optimizer.param_groups)
@@ -99,15 +99,15 @@ def train(job: Json) -> Json:
 
 
 def optimizer_arguments(name: str, num_classes: int) -> Json:
-    """Return what gives Ultralytics the project's optimizer; with `auto` each side chooses by itself."""
+    """Return Ultralytics' arguments for the project's optimizer; with `auto` each side chooses its own."""
     if name == "adamw":
-        # The rate which Ultralytics takes when it chooses AdamW itself, and the project when told to use it.
+        # The learning rate of both sides for AdamW: Ultralytics' when it chooses AdamW itself.
         return {"optimizer": "AdamW", "lr0": round(0.01 / (4 + num_classes), 6), "momentum": 0.9}
     return {"optimizer": {"sgd": "SGD"}.get(name, name)}
 
 
 def run_ultralytics_validator(job: Json) -> Json:
-    """Return Ultralytics' own scores of a weights file, as its `val()` gives them; a class without objects scores 0."""
+    """Return the scores of a weights file by Ultralytics' `val()`; a class without objects scores 0."""
     device, threads, workers = machine_share(job["device"])
     yolo = _open(job["weights"])
     yolo.add_callback("on_val_start", lambda _: torch.set_num_threads(threads))
@@ -129,7 +129,7 @@ def run_ultralytics_validator(job: Json) -> Json:
 
 
 class EpochClock:
-    """Adds up the seconds of the epochs' training parts, and notes those of whole epochs with validation."""
+    """Sums the seconds of the epochs' training parts, and records those of whole epochs with validation."""
 
     def __init__(self) -> None:
         self.total_s = 0.0
@@ -147,13 +147,13 @@ class EpochClock:
         self.num_epochs += 1
 
     def end_of_epoch(self, _: Any) -> None:
-        """Note a whole epoch. Ultralytics calls this once more after the last, when it has evaluated its best weights."""
+        """Record a whole epoch. Ultralytics calls this once more at the end, after evaluating its best weights."""
         if len(self.epochs_s) < self.num_epochs:
             self.epochs_s.append(time.perf_counter() - self._start_s)
 
 
 def require_same_weights(weights: str, model: torch.nn.Module) -> int:
-    """Return how many tensors `model` shares with the file: all of them. Raises UserError when one differs."""
+    """Return the number of tensors of `model`. Raises UserError unless all equal those of the file."""
     wanted = load_weights(weights).state_dict()
     found = {name: tensor.detach().float().cpu() for name, tensor in model.state_dict().items()}
     different = [name for name, tensor in wanted.items() if name not in found or not torch.equal(found[name], tensor)]
@@ -166,7 +166,7 @@ def require_same_weights(weights: str, model: torch.nn.Module) -> int:
 
 
 def machine_share(requested: str) -> tuple[str | int, int, int]:
-    """Return the device as Ultralytics wants it, compute threads and loader workers: what the project would take."""
+    """Return the device in Ultralytics' form, and the compute threads and loader workers that the project would use."""
     device = choose_device(requested, 0)
     threads, workers = choose_threads_and_workers(1, device_type=device.type)
     return ("cpu" if device.type == "cpu" else device.index or 0), threads, workers
@@ -178,7 +178,7 @@ def _open(weights: str) -> Any:
     from ultralytics import YOLO
     from ultralytics.utils import USER_CONFIG_DIR
 
-    # Before reading a data set it looks for this font and would fetch it; nothing is drawn here.
+    # Before reading a data set, Ultralytics looks for this font and would download it. Nothing is drawn here.
     font = USER_CONFIG_DIR / "Arial.ttf"
     if not font.exists():
         source = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"

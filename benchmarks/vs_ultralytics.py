@@ -1,10 +1,10 @@
-"""Train with this project and with Ultralytics, alike and in turn, and let both evaluators measure both results.
+"""Train with this project and with Ultralytics in turn, and evaluate both results with both evaluators.
 
     python benchmarks/vs_ultralytics.py --epochs 8 --img-size 192 --seeds 0
     python benchmarks/vs_ultralytics.py --data data/processed/dataset.yaml --model yolov8n-seg.pt --epochs 50
 
-Same data, initial weights, epochs, image size, batch, threads and loader workers; what is left are the
-defaults of each side. Run it again after an interruption: finished trainings are kept in --output.
+Both sides get the same data, initial weights, epochs, image size, batch size, threads and loader workers. Everything else
+is each side's default. After an interruption run the command again: finished trainings are kept in --output.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-if __package__ in (None, ""):  # started by its path: this folder stands where the project's should
+if __package__ in (None, ""):  # started by its path: Python would search this folder instead of the project's
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from benchmarks.comparison import Setting, compare, make_sample, open_data
@@ -41,7 +41,7 @@ from utils.common.files import write_text_atomic
 class ComparisonConfig(Options):
     """Options of `benchmarks/vs_ultralytics.py`."""
 
-    data: str | None = option(None, "data-set YAML; unset: made on the spot from the built-in sample", metavar="YAML")
+    data: str | None = option(None, "data-set YAML; unset: the built-in sample", metavar="YAML")
     sample_images: int = option(400, "photographs of that sample, a fifth of them for validation", at_least=10)
     sample_long_side: int = option(1280, "their longer side in pixels, as parse_labels.py would write them")
     sample_wire_width: int = option(14, "how wide its wires are drawn, in pixels of 1280", at_least=1)
@@ -76,7 +76,7 @@ class ComparisonConfig(Options):
 
 
 def main() -> int:
-    """Compare; return the exit code."""
+    """Run the comparison; return the exit code."""
     config = parse_config(ComparisonConfig, "Train with this project and with Ultralytics and compare the results")
     folder = Path(config.output).resolve()
     results = Path(config.json).resolve() if config.json else folder / "results.json"
@@ -100,7 +100,7 @@ def main() -> int:
     )
     runs: list[Run] = []
     for position, seed in enumerate(config.seeds):
-        # Who comes first takes turns, so that a machine that warms up favours neither.
+        # The sides take turns in going first, so that a drift of the machine's speed favours neither.
         for side in SIDES if position % 2 == 0 else SIDES[::-1]:
             run, is_kept = compare(setting, data, seed, side, folder)
             runs.append(run)
@@ -118,7 +118,7 @@ def _sample(config: ComparisonConfig, folder: Path) -> Path:
 
 
 def announce(run: Run, is_kept: bool) -> None:
-    """Say that a training is done and evaluated."""
+    """Print the scores of a finished training."""
     by_us, by_them = (run["scores"][evaluator] for evaluator in SIDES)
     print(
         f"  seed {run['seed']}, {run['side']}: mask mAP50-95 {by_us['mask_map50_95']:.4f} "
@@ -131,7 +131,7 @@ def announce(run: Run, is_kept: bool) -> None:
 def write_results(
     file: Path, config: ComparisonConfig, num_train: int, num_val: int, runs: list[Run], figures: Figures
 ) -> None:
-    """Write everything measured so far: a long comparison that is cut short leaves what it has."""
+    """Write all results so far, so that an interrupted comparison keeps them."""
     record: dict[str, Any] = {
         "config": to_dict(config),
         "environment": environment_report(),

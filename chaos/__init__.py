@@ -1,1 +1,1 @@
-"""Attacks on real trainings, and what is left of them: `python -m chaos`, `make chaos`, docs/reliability.md."""
+"""Attacks on the trainings of this project: kills, hangs, signals, full disks, damaged files, lost machines."""

@@ -1,8 +1,8 @@
-"""Attack the project's trainings and report what they survived.
+"""Attack the project's trainings and report which attacks they survive.
 
-python -m chaos                          # everything: most of an hour on two cores
+python -m chaos                          # all scenarios: most of an hour on two cores
 python -m chaos --quick --only R1 R6     # a few trials of two scenarios
-python -m chaos --ultralytics            # some of the same questions put to Ultralytics
+python -m chaos --ultralytics            # three similar attacks on Ultralytics' trainer
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class ChaosConfig(Options):
     """Options of `python -m chaos`."""
 
     only: tuple[str, ...] = option((), "scenarios to run; unset: all", metavar="ID")
-    quick: bool = option(False, "a few trials of each")
-    trials: int = option(0, "at most so many trials of each kind; 0: as many as each scenario wants")
+    quick: bool = option(False, "only a few trials of each scenario")
+    trials: int = option(0, "at most this many trials of each kind; 0: each scenario's own number")
     ultralytics: bool = option(False, "attack Ultralytics' trainer instead")
-    seed: int = option(0, "of the moments and the victims")
+    seed: int = option(0, "seed of the random moments and victims")
     minutes: float = option(10.0, "length of the soak (R25)")
-    json: str | None = option(None, "where to write the results", metavar="FILE")
+    json: str | None = option(None, "write the results here", metavar="FILE")
     keep: bool = option(False, "keep the folders of the attacked runs")
 
 
 def main() -> int:
     """Run the scenarios one after another; return 1 when a trial failed."""
-    config = parse_config(ChaosConfig, "Attack the project's trainings and report what they survived")
+    config = parse_config(ChaosConfig, "Attack the project's trainings and report which attacks they survive")
     prepare_environment()
     known = theirs.SCENARIOS if config.ultralytics else SCENARIOS
     unknown = set(config.only) - {scenario.name for scenario in known}
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def attack(scenario: Scenario, config: ChaosConfig, root: Path) -> Result:
-    """Run one scenario in a folder of its own, print its row, and what failed below it."""
+    """Run one scenario in its own folder; print its row of the table, then its failures."""
     folder = root / scenario.name
     folder.mkdir()
     start_s = time.monotonic()
@@ -73,7 +73,7 @@ def attack(scenario: Scenario, config: ChaosConfig, root: Path) -> Result:
         result = scenario.attack(Setting(folder, config.quick, config.seed, config.minutes, config.trials))
     except Skipped as reason:
         result = Result(skipped=str(reason))
-    except Exception:  # noqa: BLE001 # whatever broke a scenario, the others still run; it counts as failed
+    except Exception:  # noqa: BLE001 # it counts as failed, and the other scenarios still run
         result = Result()
         result.trial("the scenario", traceback.format_exc())
     result.figures["seconds"] = round(time.monotonic() - start_s)
@@ -82,7 +82,7 @@ def attack(scenario: Scenario, config: ChaosConfig, root: Path) -> Result:
 
 
 def write_results(config: ChaosConfig, known: tuple[Scenario, ...], results: dict[str, Result]) -> None:
-    """Write what there is so far, so that a long run that is cut short is not lost."""
+    """Write all results so far, so that an interrupted run keeps them."""
     if config.json is None:
         return
     entries = [
@@ -96,6 +96,6 @@ def write_results(config: ChaosConfig, known: tuple[Scenario, ...], results: dic
 
 
 if __name__ == "__main__":
-    # Ended from outside, the suite still ends what it has started: each job is killed on the way out.
+    # SIGTERM becomes SystemExit, so that every running job is killed before the suite exits.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     run_script(main)

@@ -1,4 +1,4 @@
-"""Numbers that are none, and photographs and labels that cannot be read."""
+"""Losses that are NaN, and photographs and labels that cannot be read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from chaos.jobs import require, run
 from chaos.scenario import Result, Setting
-from chaos.trainers import difference, draw_sample, tiny, yolo, yolo_environment
+from chaos.trainers import difference, draw_sample, small, yolo, yolo_environment
 from utils.engine.nonfinite import all_finite
 from utils.run.checkpoint import load_latest
 
@@ -17,32 +17,32 @@ NUM_PHOTOS = 100
 
 
 def bad_losses(setting: Setting) -> Result:
-    """R19: one rank's loss is a NaN: two steps are left out; a row that lasts when the ranks look is undone too."""
+    """R19: one rank's loss is NaN. All ranks skip a few such steps; many in a row cause a roll-back to a checkpoint."""
     result = Result()
-    in_a_row = (range(5, 7), range(50, 56), range(55, 61))  # the ranks look every ten steps
+    in_a_row = (range(5, 7), range(50, 56), range(55, 61))  # the ranks check every ten steps
     cases = [(",".join(map(str, steps)), len(steps), steps[-1] == 60) for steps in in_a_row]
     for steps, least_skipped, rolls_back in cases:
         folder = setting.folder / steps.replace(",", "-")
-        code = run(tiny(folder, epochs=6, samples=160, nan_steps=steps), folder / "log")
+        code = run(small(folder, epochs=6, samples=160, nan_steps=steps), folder / "log")
         records = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
         skipped = max((record["skipped"] for record in records if record["kind"] == "skip"), default=0)
         found = load_latest(folder / "run" / "checkpoint")
         assert found is not None
         parts = [*found[1]["model"].values(), *found[1]["ema"].values()]
-        told = "Rolled back from" in (folder / "log").read_text()
+        did_roll_back = "Rolled back from" in (folder / "log").read_text()
         result.trial(
             f"NaN at {steps}",
             f"exit code {code}" if code else "",
             "" if all_finite(parts) else "a checkpoint holds a NaN",
-            "" if told == rolls_back else "no roll-back" if rolls_back else "rolled back",
-            # What was left out before the roll-back is told before it, and dropped from the log with it.
-            "" if rolls_back or skipped >= least_skipped else f"{skipped} steps left out",
+            "" if did_roll_back == rolls_back else "no roll-back" if rolls_back else "rolled back",
+            # A roll-back also removes the records of skipped steps from the log.
+            "" if rolls_back or skipped >= least_skipped else f"{skipped} steps skipped",
         )
     return result
 
 
 def bad_photographs(setting: Setting) -> Result:
-    """R20: photographs cut off, empty, or no photographs at all, and senseless labels."""
+    """R20: photographs that are cut off, empty or random bytes."""
     result, rng = Result(), random.Random(setting.seed)
     data = draw_sample(setting.folder / "whole", 12)
     raw, processed = setting.folder / "raw", setting.folder / "processed"
@@ -55,9 +55,9 @@ def bad_photographs(setting: Setting) -> Result:
         photo.write_bytes((content[: len(content) // 3], b"", rng.randbytes(5000))[number % 3])
     parsing = setting.folder / "parse.log"
     require([sys.executable, "parse_labels.py", "--input", raw, "--output", processed, "--long-side=128"], parsing)
-    told = parsing.read_text() + "".join(file.read_text() for file in processed.glob("*.json"))
+    reports = parsing.read_text() + "".join(file.read_text() for file in processed.glob("*.json"))
     for photo in victims:
-        result.trial("photograph", "" if photo.name in told else f"{photo.name} is named nowhere")
+        result.trial("photograph", "" if photo.name in reports else f"{photo.name} is not named")
     folders = [setting.folder / name for name in ("first", "second")]
     codes = [_train(processed / "dataset.yaml", folder) for folder in folders]
     problem = difference(folders[0] / "run", folders[1] / "run") if codes == [0, 0] else f"exit codes {codes}"
@@ -68,7 +68,7 @@ def bad_photographs(setting: Setting) -> Result:
 
 
 def _damaged_later(folder: Path, data: Path) -> str:
-    """Cut a photograph off that was parsed whole: the trainer must name it, whatever it then does."""
+    """Cut off a photograph after parsing: the trainer must name it, whether or not it continues."""
     photo = sorted((data.parent / "train" / "images").iterdir())[0]
     photo.write_bytes(photo.read_bytes()[:500])
     code = _train(data, folder)

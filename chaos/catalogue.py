@@ -1,4 +1,4 @@
-"""All attacks on this project's trainers, in the order in which they run."""
+"""All attacks on this project's trainings, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ SCENARIOS = (
     Scenario(
         "R1",
         "SIGKILL of a random rank of YOLOv8n-seg, again and again in one job",
-        "exit 0, one restart for each kill, bitwise",
+        "exit 0, one restart for each kill, result bitwise equal",
         kills.random_kills,
     ),
     Scenario(
         "R2",
         "SIGKILL of a rank under plain torchrun, c10d and static rendezvous",
-        "back at the first restart, bitwise",
+        "training again at the first restart, bitwise equal",
         kills.default_rendezvous,
     ),
     Scenario(
         "R3",
         "SIGTERM while YOLOv8n-seg accumulates, validates, begins an epoch",
-        "stopped with a checkpoint each time; the end bitwise",
+        "stopped with a checkpoint each time; result bitwise equal",
         stops.at_any_moment,
     ),
-    Scenario("R4", "the same, resumed with 0, 2, 1 loader processes", "bitwise", stops.other_workers),
+    Scenario("R4", "the same, resumed with 0, 2, 1 loader processes", "bitwise equal", stops.other_workers),
     Scenario(
         "R5",
         "2 ranks, then 1, then 2, one global batch",
@@ -34,54 +34,64 @@ SCENARIOS = (
     Scenario(
         "R6",
         "SIGKILL while a checkpoint is saved",
-        "the old or the new one loads, the next save clears up",
+        "the old or the new one loads, the next save removes leftovers",
         saves.kills_while_saving,
     ),
     Scenario(
         "R7",
-        "a disk that fills while YOLOv8n-seg is trained, and is emptied",
-        "goes on, stops with the reason, the last checkpoint loads; then bitwise",
+        "a disk that becomes full while YOLOv8n-seg trains, and is enlarged",
+        "continues, then stops with the reason; the last checkpoint loads; resumed: bitwise equal",
         full_disk.filled_and_emptied,
     ),
     Scenario(
         "R8",
         "random bytes of a checkpoint flipped, or its end cut off",
-        "seen, and the one before is loaded",
+        "detected, and the one before is loaded",
         saves.damage,
     ),
     Scenario(
         "R9",
         f"SIGSTOP of a rank, NCCL_TIMEOUT={hangs.GROUP_TIMEOUT_S}",
-        f"seen within {hangs.MOST_DETECTION_S} s, bitwise",
+        f"detected within {hangs.MAX_DETECTION_S} s, bitwise equal",
         hangs.standing_still,
     ),
     Scenario(
         "R10",
         f"a peer dies inside the group's start, INIT_TIMEOUT={hangs.START_TIMEOUT_S}",
-        "exit 76 in time, or 1 at once",
+        "exit 76 within the timeout, or 1 at once",
         hangs.death_at_the_start,
     ),
     Scenario(
         "R11",
         "SIGTERM to the launcher, and again 10 ms later",
-        "stopped with a checkpoint within 5 s, bitwise",
+        "stopped with a checkpoint within 5 s, bitwise equal",
         stops.second_signal,
     ),
-    Scenario("R12", "Ctrl-C once; three times", "stopped with a checkpoint; out; both bitwise", stops.ctrl_c),
+    Scenario(
+        "R12",
+        "Ctrl-C once; three times",
+        "once: stopped with a checkpoint; three times: ended; both bitwise equal when resumed",
+        stops.ctrl_c,
+    ),
     Scenario("R13", "SIGKILL of the launcher", "no process left after 2 s", kills.killed_launcher),
-    Scenario("R19", "a NaN in one rank's loss", "left out on all ranks, or undone; exit 0", bad_data.bad_losses),
+    Scenario("R19", "NaN in one rank's loss", "skipped on all ranks, or rolled back; exit 0", bad_data.bad_losses),
     Scenario(
         "R20",
-        "photographs cut off, empty or nonsense",
+        "photographs that are cut off, empty or random bytes",
         "each is named; two trainings without them are equal",
         bad_data.bad_photographs,
     ),
-    Scenario("R21", "data sets that no batch divides", "no hang, each sample once", sizes.odd_lengths),
-    Scenario("R22", "validation of three times the group's timeout, on all ranks", "no timeout", hangs.long_validation),
+    Scenario("R21", "data sets whose size the batch does not divide", "no hang, each sample once", sizes.odd_lengths),
+    Scenario(
+        "R22",
+        "validation that takes three times the group's timeout, on all ranks",
+        "no timeout",
+        hangs.long_validation,
+    ),
     Scenario(
         "R23",
         "two runs in one folder at once",
-        "one wins, the other exits 73 and names it; nothing to clear up",
+        "one trains, the other exits 73 and names it; no cleanup needed",
         owners.two_in_one_folder,
     ),
     Scenario("R25", "a long training", "memory, files, threads, shared memory grow by at most 5 %", soak.soak),

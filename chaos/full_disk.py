@@ -1,4 +1,4 @@
-"""A run folder on a file system that is too small: training goes on, and what was saved before stays."""
+"""A run folder on a file system that is too small: training continues for a while, and earlier checkpoints stay valid."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ TIMEOUT_S = 600
 
 
 def filled_and_emptied(setting: Setting) -> Result:
-    """R7: train where one checkpoint fits, look at what is left, make room, and give the same command again."""
+    """R7: train where only one checkpoint fits, check the folder, enlarge the disk, and run the same command again."""
     if os.geteuid() != 0:
-        raise Skipped("a file system of its own takes root")
+        raise Skipped("mounting a file system needs root")
     result = Result()
     data = draw_sample(setting.folder, 16)
     reference = setting.folder / "reference"
@@ -44,14 +44,14 @@ def filled_and_emptied(setting: Setting) -> Result:
     return result
 
 
-def _after_the_stop(folder: Path, code: int, said: str) -> list[str]:
+def _after_the_stop(folder: Path, code: int, output: str) -> list[str]:
     epoch, _, step = place(folder)
     leftovers = [path.name for path in folder.rglob("*") if ".tmp" in path.name]
     return [
         "" if code else "exit code 0 although nothing could be saved",
-        "" if "exitcode  : 74" in said else "no exit code 74",
+        "" if "exitcode  : 74" in output else "no exit code 74",
         "" if step and epoch < EPOCHS else f"the newest checkpoint is of epoch {epoch}",
-        "" if _epochs_logged(folder) >= epoch + 2 else "the training did not go on",
+        "" if _epochs_logged(folder) >= epoch + 2 else "the training did not continue",
         "" if "No space left on device" in str(status(folder).get("reason")) else "status.json does not say why",
         f"half-written {leftovers[0]}" if leftovers else "",
     ]

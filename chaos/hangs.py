@@ -1,4 +1,4 @@
-"""Ranks that do not die but stand still, die while the others wait for them, or are slow for a good reason."""
+"""Ranks that hang, that die while the others wait for them at the start, or that need long for a valid reason."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import torch.distributed as dist
 from chaos.jobs import Job, TooSlow, require, run
 from chaos.kills import await_training, ranks_of_attempt
 from chaos.scenario import Result, Setting, spread
-from chaos.trainers import LOOPBACK, difference, tiny
+from chaos.trainers import LOOPBACK, difference, small
 from utils.common.errors import EXIT_STARTUP_TIMEOUT
 
 GROUP_TIMEOUT_S = 10
-MOST_DETECTION_S = GROUP_TIMEOUT_S + 10  # the other rank must notice, say so and end, on a busy machine too
-# torchrun gives a rank that does not hear SIGTERM 30 s; its --shutdown-timeout is not for this case (2.15).
-MOST_RECOVERY_S = 90
+MAX_DETECTION_S = GROUP_TIMEOUT_S + 10  # in which the other rank must notice the hang and exit, even on a busy machine
+# torchrun waits 30 s for a rank that does not react to SIGTERM; --shutdown-timeout does not apply here (PyTorch 2.15).
+MAX_RECOVERY_S = 90
 START_TIMEOUT_S = 20
 
-# One of two ranks, of which rank 1 dies inside `init_process_group`: at its beginning, or a moment later.
+# A rank of two. Rank 1 dies inside `init_process_group`: at once (a negative delay), or after a delay.
 PEER = """
 import os, signal, sys, threading
 import torch
@@ -41,25 +41,25 @@ run_script(lambda: setup_ddp(torch.device("cpu")) and 0)
 
 
 def standing_still(setting: Setting) -> Result:
-    """R9: SIGSTOP for a random rank; the others have `NCCL_TIMEOUT` seconds of patience."""
+    """R9: a random rank gets SIGSTOP; the others wait `NCCL_TIMEOUT` seconds for it."""
     result, rng = Result(), random.Random(setting.seed)
     detections: list[float] = []
     recoveries: list[float] = []
     reference = setting.folder / "reference"
-    require(tiny(reference, epochs=8), reference / "log")
+    require(small(reference, epochs=8), reference / "log")
     launcher = [*LOOPBACK, "--max-restarts=3"]
     for number in range(setting.count(5, 1)):
         folder = setting.folder / str(number)
         problems = []
-        with Job(tiny(folder, epochs=8, launcher=launcher), folder / "log", NCCL_TIMEOUT=str(GROUP_TIMEOUT_S)) as job:
+        with Job(small(folder, epochs=8, launcher=launcher), folder / "log", NCCL_TIMEOUT=str(GROUP_TIMEOUT_S)) as job:
             try:
                 detected_s, recovered_s = _stop_a_rank(job, rng)
                 detections.append(detected_s)
                 recoveries.append(recovered_s)
                 code = job.wait(300)
                 problems.append(f"exit code {code}" if code else difference(folder / "run", reference / "run"))
-                problems.append(f"detected after {detected_s:.0f} s" if detected_s > MOST_DETECTION_S else "")
-                problems.append(f"recovered after {recovered_s:.0f} s" if recovered_s > MOST_RECOVERY_S else "")
+                problems.append(f"detected after {detected_s:.0f} s" if detected_s > MAX_DETECTION_S else "")
+                problems.append(f"recovered after {recovered_s:.0f} s" if recovered_s > MAX_RECOVERY_S else "")
             except TooSlow as error:
                 problems.append(str(error))
         result.trial("hang", *problems)
@@ -80,14 +80,14 @@ def _stop_a_rank(job: Job, rng: random.Random) -> tuple[float, float]:
 
 
 def death_at_the_start(setting: Setting) -> Result:
-    """R10: a peer dies inside the process group's start; nobody waits for ever."""
+    """R10: a peer dies while the process group starts; the other rank must not wait forever."""
     result, rng, times = Result(), random.Random(setting.seed), []
     codes: dict[int, int] = {}
     for number in range(setting.count(10, 2)):
         folder = setting.folder / str(number)
         delay_s = -1.0 if number % 2 == 0 else rng.uniform(0, 0.02)
         code, seconds = _one_start(folder, delay_s)
-        while code == 0:  # the start was over before the death
+        while code == 0:  # the group had started before the peer died
             delay_s /= 2
             code, seconds = _one_start(folder, delay_s)
         times.append(seconds)
@@ -97,13 +97,13 @@ def death_at_the_start(setting: Setting) -> Result:
             f"exit code {code}" if code not in (1, EXIT_STARTUP_TIMEOUT) else "",
             f"ended after {seconds:.0f} s" if seconds > START_TIMEOUT_S + 15 else "",
         )
-    told = ", ".join(f"{code}: {count}" for code, count in sorted(codes.items()))
-    result.figures = {"exit codes": told, "start to exit": spread(times)}
+    counts = ", ".join(f"{code}: {count}" for code, count in sorted(codes.items()))
+    result.figures = {"exit codes": counts, "start to exit": spread(times)}
     return result
 
 
 def _one_start(folder: Path, delay_s: float) -> tuple[int, float]:
-    """Start two ranks; return rank 0's exit code and how long it lived in seconds, 999 for one that never ended."""
+    """Start two ranks; return rank 0's exit code and its lifetime in seconds, (-1, 999) if it did not end."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     shared |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "INIT_TIMEOUT": str(START_TIMEOUT_S)}
@@ -121,13 +121,13 @@ def _one_start(folder: Path, delay_s: float) -> tuple[int, float]:
 
 
 def long_validation(setting: Setting) -> Result:
-    """R22: every rank's share of the validation takes three times the group's timeout."""
+    """R22: each rank's share of the validation takes three times the group's timeout."""
     result = Result()
     timeout_s = 4
     for number in range(setting.count(2, 1)):
         folder = setting.folder / str(number)
         batches = 2
-        command = tiny(folder, epochs=1, val_samples=8 * batches, validation_s=3 * timeout_s / batches)
+        command = small(folder, epochs=1, val_samples=8 * batches, validation_s=3 * timeout_s / batches)
         code = run(command, folder / "log", NCCL_TIMEOUT=str(timeout_s))
         result.trial("validation", f"exit code {code}" if code else "")
     result.figures = {"group timeout": f"{timeout_s} s", "validation": f"{3 * timeout_s} s"}

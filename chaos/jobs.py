@@ -1,4 +1,4 @@
-"""Processes that an attack starts, owns and kills: a command, its descendants, and its output in a file."""
+"""Start a command, find its descendants, read its output from a file, and kill all of them in the end."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from pathlib import Path
 from types import TracebackType
 
 PROJECT = Path(__file__).resolve().parent.parent
-# What an outer launcher, or the shell of a user, must not hand on to a training under attack.
-INHERITED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NNODES")
+# Variables of an outer launcher or shell that an attacked training must not inherit.
+NOT_INHERITED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NNODES")
 POLL_S = 0.02
-REFERENCE_TIMEOUT_S = 900.0  # for a command that nobody attacks
+REFERENCE_TIMEOUT_S = 900.0  # for a command that is not attacked
 
 
 class TooSlow(Exception):
-    """Something did not happen in time; the message tells what, and ends with the job's last lines."""
+    """Something did not happen in time. The message says what, and ends with the job's last lines."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process by number and start time: numbers are used again."""
+    """A process, identified by number and start time, because the system reuses numbers."""
 
     pid: int
     started: str
 
     def is_alive(self) -> bool:
-        """Return whether it still runs; one that only waits for its parent to notice its death does not."""
+        """Return whether it still runs; a zombie does not."""
         facts = _facts(self.pid)
         return facts is not None and facts[0] not in "ZX" and facts[2] == self.started
 
     def send(self, number: int) -> None:
-        """Send a signal, unless it is gone already."""
+        """Send a signal, unless the process has ended."""
         if self.is_alive():
             os.kill(self.pid, number)
 
     def environment(self) -> dict[str, str]:
-        """Return the environment it was started with; empty when it is gone."""
+        """Return the environment it was started with; empty when it has ended."""
         try:
             content = Path(f"/proc/{self.pid}/environ").read_bytes().decode(errors="replace")
         except OSError:
@@ -49,10 +49,10 @@ class Process:
 
 
 class Job:
-    """A running command; leaving the block kills it and everything below it."""
+    """A running command. Leaving the `with` block kills it and all its descendants."""
 
     def __init__(self, command: Sequence[str | Path], log_file: Path, **environment: str) -> None:
-        inherited = {name: value for name, value in os.environ.items() if name not in INHERITED}
+        inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
         log_file.parent.mkdir(parents=True, exist_ok=True)
         self.log_file = log_file
         with log_file.open("ab") as log:
@@ -81,7 +81,7 @@ class Job:
         self.popen.wait(timeout=30)
 
     def family(self) -> list[Process]:
-        """Return the command and all its descendants, those that were seen earlier and are orphans by now included."""
+        """Return the command and its living descendants, including orphans that an earlier call found."""
         parents: dict[int, list[int]] = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and (facts := _facts(int(entry.name))) is not None:
@@ -94,7 +94,7 @@ class Job:
         return [process for process in self._known if process.is_alive()]
 
     def ranks(self) -> dict[int, Process]:
-        """Return the living ranks by number: direct children of the launcher that were given one."""
+        """Return the living ranks by number: children of the launcher with RANK in their environment."""
         found = {}
         for process in self.family():
             facts = _facts(process.pid)
@@ -103,18 +103,18 @@ class Job:
         return found
 
     def output(self) -> str:
-        """Return all it has printed so far, stdout and stderr in one."""
+        """Return its stdout and stderr so far, as one text."""
         return self.log_file.read_text(encoding="utf-8", errors="replace")
 
     def wait(self, timeout_s: float) -> int:
-        """Return its exit code; raises TooSlow."""
+        """Wait for its end and return the exit code. Raises TooSlow."""
         try:
             return self.popen.wait(timeout=timeout_s)
         except subprocess.TimeoutExpired as error:
             raise TooSlow(f"still running after {timeout_s:.0f} s {self._last_lines()}") from error
 
     def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float) -> float:
-        """Wait for a condition and return the seconds that took; raises TooSlow, also when the job ends before."""
+        """Wait for a condition and return the seconds. Raises TooSlow, also when the job ends first."""
         start_s = time.monotonic()
         while not condition():
             if self.popen.poll() is not None and not condition():
@@ -129,13 +129,13 @@ class Job:
 
 
 def run(command: Sequence[str | Path], log_file: Path, *, timeout_s: float = 300, **environment: str) -> int:
-    """Run a command to its end and return its exit code; raises TooSlow, and leaves no process behind."""
+    """Run a command and return its exit code. Leaves no process behind. Raises TooSlow."""
     with Job(command, log_file, **environment) as job:
         return job.wait(timeout_s)
 
 
 def require(command: Sequence[str | Path], log_file: Path, **environment: str) -> None:
-    """Run a command that has to succeed."""
+    """Run a command. Raises RuntimeError when it fails."""
     code = run(command, log_file, timeout_s=REFERENCE_TIMEOUT_S, **environment)
     if code:
         raise RuntimeError(f"{' '.join(map(str, command))[:200]} ended with {code}; see {log_file}")
@@ -147,7 +147,7 @@ def _process(pid: int) -> Process:
 
 
 def _facts(pid: int) -> tuple[str, int, str] | None:
-    """Return (state, parent, start time) of a process from /proc, None when it is gone."""
+    """Return (state, parent, start time) of a process from /proc, None when it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""Ranks and launchers are killed with SIGKILL; the launcher's restarts must carry the training to the same end."""
+"""SIGKILL for ranks and launchers. After the launcher's restarts the result must be the same as without a kill."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from pathlib import Path
 
 from chaos.jobs import POLL_S, Job, Process, TooSlow, require
 from chaos.scenario import Result, Setting, spread
-from chaos.trainers import LOOPBACK, difference, draw_sample, status, tiny, yolo, yolo_environment
+from chaos.trainers import LOOPBACK, difference, draw_sample, small, status, yolo, yolo_environment
 
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 BATCH_LINE = "  Batch ["
-START_TIMEOUT_S = 240.0  # imports on a busy machine
-MOST_RECOVERY_S = 20.0  # what is promised on an idle machine
+START_TIMEOUT_S = 240.0  # imports are slow on a busy machine
+MAX_RECOVERY_S = 20.0  # the goal on an idle machine
 
 
 def ranks_of_attempt(job: Job, attempt: int, world_size: int) -> list[Process]:
-    """Return the living ranks of one start by the launcher, all or none."""
+    """Return the living ranks of the launcher's start number `attempt` (from 0); empty unless all of them live."""
     found = [rank for rank in job.ranks().values() if rank.environment().get(ATTEMPT) == str(attempt)]
     return found if len(found) == world_size else []
 
 
 def await_training(job: Job, attempt: int, world_size: int = 2) -> float:
-    """Wait until the ranks of an attempt train, and return how long that took in seconds."""
+    """Wait until the ranks of start number `attempt` train; return the seconds."""
     start_s = time.monotonic()
     job.wait_until(lambda: bool(ranks_of_attempt(job, attempt, world_size)), f"start {attempt}", START_TIMEOUT_S)
-    before = len(job.output())  # the ranks of the attempt before are gone and print no more
+    before = len(job.output())  # earlier ranks have ended and print nothing more
     job.wait_until(lambda: BATCH_LINE in job.output()[before:], f"a batch of start {attempt}", START_TIMEOUT_S)
     return time.monotonic() - start_s
 
 
 def kill_again_and_again(job: Job, kills: int, window_s: float, rng: random.Random) -> list[float]:
-    """Kill a random rank at a random moment of each start; return the seconds from each kill to the next batch."""
+    """Kill a random rank at a random moment after each start; return the seconds from each kill to the next batch."""
     recoveries = []
     await_training(job, 0)
     for attempt in range(kills):
@@ -49,7 +49,7 @@ def kill_again_and_again(job: Job, kills: int, window_s: float, rng: random.Rand
 
 
 def random_kills(setting: Setting) -> Result:
-    """R1: YOLOv8n-seg under train_ddp.sh, one rank killed at a random moment, again and again in one job."""
+    """R1: YOLOv8n-seg under train_ddp.sh; after each start, a random rank is killed at a random moment."""
     result, rng = Result(), random.Random(setting.seed)
     kills = setting.count(20, 2)
     epochs, window_s = (60, 2.5) if kills > 3 else (12, 2.0)
@@ -68,27 +68,27 @@ def random_kills(setting: Setting) -> Result:
             problem = str(error)
         starts = job.output().count("Distributed YOLOv8 Training")
     problem = problem or (f"exit code {code}" if code else difference(folder / "run", reference / "run"))
-    # Each start says its banner once: as many restarts as kills, none for nothing.
-    in_the_end = [problem, "" if starts == kills + 1 else f"{starts} starts for {kills} kills"]
+    # Each start prints the banner once, so this counts the restarts: one per kill, and no other.
+    at_the_end = [problem, "" if starts == kills + 1 else f"{starts} starts for {kills} kills"]
     for number in range(kills):
         lost = number >= len(recoveries)
-        result.trial("kill", "no recovery" if lost else "", *(in_the_end if number == kills - 1 else []))
-    slow = sum(seconds > MOST_RECOVERY_S for seconds in recoveries)
-    result.figures = {"restarts": starts - 1, "recovery": spread(recoveries), f"above {MOST_RECOVERY_S:.0f} s": slow}
+        result.trial("kill", "no recovery" if lost else "", *(at_the_end if number == kills - 1 else []))
+    slow = sum(seconds > MAX_RECOVERY_S for seconds in recoveries)
+    result.figures = {"restarts": starts - 1, "recovery": spread(recoveries), f"above {MAX_RECOVERY_S:.0f} s": slow}
     return result
 
 
 def default_rendezvous(setting: Setting) -> Result:
-    """R2: plain torchrun in its default environment, both kinds of rendezvous; one kill, one restart."""
+    """R2: plain torchrun in its default environment, with both kinds of rendezvous; one kill, one restart."""
     result, rng = Result(), random.Random(setting.seed)
     recoveries: list[float] = []
     reference = setting.folder / "reference"
-    require(tiny(reference, epochs=8), reference / "log")
+    require(small(reference, epochs=8), reference / "log")
     for name, launcher in (("c10d", LOOPBACK), ("static", ("--master-addr=127.0.0.1",))):
         for number in range(setting.count(10, 1)):
             folder = setting.folder / f"{name}-{number}"
             port = [] if name == "c10d" else [f"--master-port={_free_port()}"]
-            command = tiny(folder, launcher=[*launcher, *port, "--max-restarts=3"], epochs=8)
+            command = small(folder, launcher=[*launcher, *port, "--max-restarts=3"], epochs=8)
             result.trial(name, _killed_once(command, folder, reference, rng, recoveries))
     result.figures = {"recovery": spread(recoveries)}
     return result
@@ -97,7 +97,7 @@ def default_rendezvous(setting: Setting) -> Result:
 def _killed_once(
     command: Sequence[str], folder: Path, reference: Path, rng: random.Random, recoveries: list[float]
 ) -> str:
-    # An empty value would count as set: the variable has to be absent, as it is in a user's shell.
+    # The variable must be absent, as in a user's shell: an empty value would count as set.
     with Job(["env", "--unset=TORCH_DISABLE_SHARE_RDZV_TCP_STORE", *command], folder / "log") as job:
         try:
             recoveries += kill_again_and_again(job, 1, 1.0, rng)
@@ -108,11 +108,11 @@ def _killed_once(
 
 
 def killed_launcher(setting: Setting) -> Result:
-    """R13: the launcher dies and can end nobody: its ranks and their loader processes have to go by themselves."""
+    """R13: SIGKILL of the launcher, which then ends no rank: ranks and loader processes must end by themselves."""
     result, times = Result(), []
     for number in range(setting.count(10, 1)):
         folder = setting.folder / str(number)
-        with Job(tiny(folder, epochs=1000, num_workers=1), folder / "log") as job:
+        with Job(small(folder, epochs=1000, num_workers=1), folder / "log") as job:
             await_training(job, 0)
             family = job.family()
             assert len(family) >= 5, "a launcher, two ranks, two loader processes"

@@ -1,4 +1,4 @@
-"""Processes that a scenario owns, their descendants, and what a small training left in its folder."""
+"""Helpers of the scenarios on several machines: environments, process trees, and the results of small trainings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAUNCHERS_NAMES = (
 
 
 class ScenarioFailed(AssertionError):
-    """What had to come true did not."""
+    """A condition of a scenario did not hold."""
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
@@ -60,23 +60,23 @@ def descendants(process_id: int) -> list[int]:
 
 
 def kill_tree(process: subprocess.Popen[bytes], *, itself: bool = True) -> None:
-    """End a process of ours and all below it, as a power cut would; without `itself` only what it started."""
+    """Kill a process and all its descendants; with `itself=False` only the descendants."""
     victims = descendants(process.pid)
     if itself and process.poll() is None:
         process.kill()
     for victim in victims:
         try:
             os.kill(victim, signal.SIGKILL)
-        except ProcessLookupError:  # gone with its parent
+        except ProcessLookupError:  # it ended with its parent
             continue
     if itself:
         process.wait()
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float, what: str | Callable[[], str]) -> float:
-    """Wait for something to come true and return the seconds it took. Raises ScenarioFailed after `timeout_s`.
+    """Wait for a condition and return the seconds. Raises ScenarioFailed after `timeout_s`.
 
-    `what` is awaited; a function is asked for it only then, when logs have come to their end.
+    `what` names the condition in the error; a function is called only then, so that it can quote the latest logs.
     """
     start_s = time.monotonic()
     while not condition():
@@ -87,7 +87,7 @@ def wait_until(condition: Callable[[], Any], timeout_s: float, what: str | Calla
 
 
 def step_of(folder: Path) -> int:
-    """Return the optimizer step that the run's status names, 0 before there is one."""
+    """Return the optimizer step in the run's status; 0 if there is none."""
     try:
         return int(json.loads((folder / "status.json").read_text(encoding="utf-8")).get("step", 0))
     except OSError:
@@ -95,7 +95,7 @@ def step_of(folder: Path) -> int:
 
 
 def starts_of(folder: Path) -> list[dict[str, Any]]:
-    """Return the starts of a small training, first to last."""
+    """Return the lines of `starts.jsonl` of a small training."""
     try:
         return [json.loads(line) for line in (folder / "starts.jsonl").read_text(encoding="utf-8").splitlines()]
     except OSError:
@@ -103,7 +103,7 @@ def starts_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    """Return what a finished small training left. Raises ScenarioFailed when it did not finish."""
+    """Return `result.json` of a small training. Raises ScenarioFailed when it did not finish."""
     file = folder / "result.json"
     if not file.is_file():
         raise ScenarioFailed(f"{folder} holds no result")

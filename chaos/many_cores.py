@@ -1,4 +1,4 @@
-"""The trainer on a machine that claims more cores, so that it starts the loader processes it is told to."""
+"""The trainer with a pretended number of cores, so that it starts as many loader processes as asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two machines on one: network namespaces joined by a cable, each with a hostname of its own. Needs root on Linux.
+"""Two virtual machines: network namespaces with a cable between them, each with its own hostname. Needs root on Linux.
 
 python -m chaos.namespaces [TRIALS]
 """
@@ -35,7 +35,7 @@ from chaos.small_training import NUM_BATCHES
 NAMES = ("node0", "node1")
 PORT = "29400"
 TOTAL_STEPS = 8 * NUM_BATCHES
-PATIENCE_S = 150.0
+TIMEOUT_S = 150.0
 LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp
 CONNECT = """
 import socket, sys
@@ -48,7 +48,7 @@ for port in sys.argv[2:]:
 
 
 def reason_to_skip() -> str:
-    """Return why two machines cannot be made here, or nothing."""
+    """Return why two machines cannot be made here; empty when they can."""
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         return "needs root on Linux"
     missing = [name for name in ("ip", "unshare", "hostname") if shutil.which(name) is None]
@@ -64,7 +64,7 @@ def reason_to_skip() -> str:
 
 @dataclass
 class TwoMachines:
-    """Both machines, the folder they share, and what runs on them; see `two_machines`."""
+    """Both machines, their shared folder and their running processes; see `two_machines`."""
 
     folder: Path
     namespaces: tuple[str, str]
@@ -73,7 +73,7 @@ class TwoMachines:
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self, machine: int, command: list[str], **environment: str) -> subprocess.Popen[bytes]:
-        """Start a command on a machine; the process returned is the command itself. Its output goes to `log<n>`."""
+        """Start a command on a machine and return its process. Its output goes to `log<machine>`."""
         on_machine = ["ip", "netns", "exec", self.namespaces[machine], "unshare", "--uts", "--", "sh", "-c"]
         become = ['hostname "$0"; exec "$@"', NAMES[machine]]
         with (self.folder / f"log{machine}").open("ab") as log:
@@ -84,16 +84,16 @@ class TwoMachines:
         return process
 
     def launch(self, machine: int, nodes: str = "2", **environment: str) -> subprocess.Popen[bytes]:
-        """Start train_ddp.sh on a machine as one of two, with one process."""
+        """Start train_ddp.sh with one process on one of the two machines."""
         facts = {"NNODES": nodes, "MASTER_ADDR": NAMES[0], "MASTER_PORT": PORT, **environment}
         return self.start(machine, self.script("1", machine), **facts)
 
     def launch_numbered(self, machine: int) -> subprocess.Popen[bytes]:
-        """Start train_ddp.sh with the machine's number: the static rendezvous."""
+        """Start train_ddp.sh with NODE_RANK, which selects the static rendezvous."""
         return self.launch(machine, NODE_RANK=str(machine))
 
     def launch_as_kubeflow(self, machine: int) -> subprocess.Popen[bytes]:
-        """Start plain torchrun as Kubeflow Trainer does, with nothing but variables."""
+        """Start plain torchrun as Kubeflow Trainer does, configured by environment variables only."""
         facts = {
             "PET_NNODES": "2",
             "PET_NPROC_PER_NODE": "1",
@@ -104,24 +104,24 @@ class TwoMachines:
             "PET_LOG_DIR": str(self.folder / f"ranks{machine}"),
         }
         torchrun = [sys.executable, "-m", "torch.distributed.run"]
-        return self.start(machine, [*torchrun, str(TRAINER), "--folder", str(self.run)], **facts)
+        return self.start(machine, [*torchrun, str(TRAINER), "--save-dir", str(self.run)], **facts)
 
     def script(self, processes: str, machine: int) -> list[str]:
         """Return the command line of train_ddp.sh."""
         options = ["--max-restarts", "3", "--log-dir", str(self.folder / f"ranks{machine}")]
-        return ["bash", str(PROJECT / "train_ddp.sh"), processes, *options, "--", "--folder", str(self.run)]
+        return ["bash", str(PROJECT / "train_ddp.sh"), processes, *options, "--", "--save-dir", str(self.run)]
 
     @property
     def run(self) -> Path:
-        """The training's folder, which both machines see."""
+        """The run folder, which both machines see."""
         return self.folder / "run"
 
     def unplug(self, machine: int) -> None:
-        """Take a machine off the network: nobody hears of the end of its connections."""
+        """Take a machine off the network, so that its connections end without notice."""
         _ip("-n", self.namespaces[machine], "link", "set", self.cables[machine], "down")
 
-    def finish(self, process: subprocess.Popen[bytes], timeout_s: float = PATIENCE_S) -> None:
-        """Wait until a command ends well."""
+    def finish(self, process: subprocess.Popen[bytes], timeout_s: float = TIMEOUT_S) -> None:
+        """Wait until a process ends. Raises ScenarioFailed unless its exit code is 0."""
         wait_until(lambda: process.poll() is not None, timeout_s, "the end of the training")
         require(process.returncode == 0, f"exit code {process.returncode}: {self.last_words()}")
 
@@ -135,7 +135,7 @@ Launch = Callable[[TwoMachines, int], "subprocess.Popen[bytes]"]
 
 @contextmanager
 def two_machines() -> Iterator[TwoMachines]:
-    """Make two namespaces with a cable between them; at the end nothing of them is left, nor of what ran there."""
+    """Make two namespaces with a cable between them; at the end remove them and kill all their processes."""
     mark = os.getpid()
     names = (f"chaos{mark}a", f"chaos{mark}b")
     cables = (f"cha{mark}"[:15], f"chb{mark}"[:15])
@@ -165,13 +165,13 @@ def two_machines() -> Iterator[TwoMachines]:
 
 
 def one_machine_out_of_reach() -> dict[str, Any]:
-    """Train on one machine while the other tries every port that listens there; return the result's hash, too."""
+    """Train on one machine while the other tries to reach all its listening ports; return the result's hash, too."""
     with two_machines() as machines:
         training = machines.start(0, machines.script("2", 0))
-        # The net must hold water: a port that is open on purpose has to be found.
+        # To test the scan itself: it must find this port, which is open on purpose.
         opened = machines.start(0, [sys.executable, "-m", "http.server", "29999", "--bind", machines.addresses[0]])
         wait_until(
-            lambda: step_of(machines.run) >= NUM_BATCHES, PATIENCE_S, lambda: f"an epoch; {machines.last_words()}"
+            lambda: step_of(machines.run) >= NUM_BATCHES, TIMEOUT_S, lambda: f"an epoch; {machines.last_words()}"
         )
         ports = _listening_ports(machines.namespaces[0])
         reached = _reachable_ports(machines, ports)
@@ -184,7 +184,7 @@ def one_machine_out_of_reach() -> dict[str, Any]:
 
 
 def undisturbed(reference: str) -> dict[str, Any]:
-    """Train on both machines; the same bits as on one."""
+    """Train on both machines; the result must equal that of one machine bitwise."""
     with two_machines() as machines:
         start_s = time.monotonic()
         training = [machines.launch(number) for number in (0, 1)]
@@ -195,7 +195,7 @@ def undisturbed(reference: str) -> dict[str, Any]:
 
 
 def lost_and_replaced(reference: str, launch: Launch = TwoMachines.launch) -> dict[str, Any]:
-    """Kill the second machine's launcher and rank, start it again; the same bits in the end."""
+    """Kill the second machine's launcher and rank and start it again; the result must be bitwise equal."""
     with two_machines() as machines:
         first, second = (launch(machines, number) for number in (0, 1))
         _wait_for_the_middle(machines)
@@ -204,7 +204,7 @@ def lost_and_replaced(reference: str, launch: Launch = TwoMachines.launch) -> di
         starts, back_s = len(starts_of(machines.run)), time.monotonic()
         second = launch(machines, 1)
         wait_until(
-            lambda: len(starts_of(machines.run)) > starts, PATIENCE_S, lambda: f"a start; {machines.last_words()}"
+            lambda: len(starts_of(machines.run)) > starts, TIMEOUT_S, lambda: f"a start; {machines.last_words()}"
         )
         recovery_s = time.monotonic() - back_s
         for process in (first, second):
@@ -214,9 +214,10 @@ def lost_and_replaced(reference: str, launch: Launch = TwoMachines.launch) -> di
 
 
 def lost_for_good(*, silently: bool = False) -> dict[str, Any]:
-    """Lose the second machine of an elastic pair; the first one goes on alone to the end.
+    """Lose the second machine of an elastic pair; the first one must finish alone.
 
-    Its connections are closed, as by a kill or a reboot; or `silently` not: then only the group's time limit tells.
+    Normally the lost machine's connections are closed, as by a kill or a reboot. With `silently` they are not, and only
+    the group's timeout reveals the loss.
     """
     limit = {"NCCL_TIMEOUT": "10"} if silently else {}
     with two_machines() as machines:
@@ -229,19 +230,19 @@ def lost_for_good(*, silently: bool = False) -> dict[str, Any]:
         require([start["world_size"] for start in starts] == [2], f"not one start of two: {starts}")
 
         def what() -> str:
-            return f"going on alone; {machines.last_words()}"
+            return f"a start on one machine; {machines.last_words()}"
 
-        recovery_s = wait_until(lambda: len(starts_of(machines.run)) > 1, PATIENCE_S, what)
+        recovery_s = wait_until(lambda: len(starts_of(machines.run)) > 1, TIMEOUT_S, what)
         machines.finish(first)
         result, last = result_of(machines.run), starts_of(machines.run)[-1]
-        require(last["world_size"] == 1, f"went on with {last['world_size']} ranks")
-        require(last["step"] >= step, f"went on from step {last['step']}, lost at {step}")
+        require(last["world_size"] == 1, f"continued with {last['world_size']} ranks")
+        require(last["step"] >= step, f"continued from step {last['step']}, lost at {step}")
         require(result["step"] == TOTAL_STEPS, f"ended at step {result['step']} of {TOTAL_STEPS}")
         return {"seconds from the loss to training": round(recovery_s, 1)}
 
 
 def lost_meeting_place(reference: str) -> dict[str, Any]:
-    """Kill all that a loop around train_ddp.sh runs on the machine where the others meet; both loops start it anew."""
+    """Kill what a shell loop around train_ddp.sh runs on the rendezvous machine; both machines' loops start it again."""
     with two_machines() as machines:
         loop = 'for attempt in 1 2 3 4 5; do "$@" && exit 0; sleep 1; done; exit 1'
         facts = {"NNODES": "2", "MASTER_ADDR": NAMES[0], "MASTER_PORT": PORT}
@@ -256,7 +257,7 @@ def lost_meeting_place(reference: str) -> dict[str, Any]:
         def what() -> str:
             return f"a new start; {machines.last_words()}"
 
-        recovery_s = wait_until(lambda: len(starts_of(machines.run)) > starts, PATIENCE_S, what)
+        recovery_s = wait_until(lambda: len(starts_of(machines.run)) > starts, TIMEOUT_S, what)
         for process in loops:
             machines.finish(process)
         _require_same(machines, reference)
@@ -264,7 +265,7 @@ def lost_meeting_place(reference: str) -> dict[str, Any]:
 
 
 def run(trials: int = 1) -> dict[str, Any]:
-    """Run every scenario `trials` times; return what was tried, how often it went well, and the figures."""
+    """Run every scenario `trials` times; return the report of `run_trials`."""
     reference: list[str] = []
 
     def out_of_reach() -> dict[str, Any]:
@@ -283,7 +284,7 @@ def run(trials: int = 1) -> dict[str, Any]:
             reference[0], TwoMachines.launch_as_kubeflow
         ),
         "R15 elastic, second machine lost for good": lost_for_good,
-        "R15 the same without a word, time limit 10 s": lambda: lost_for_good(silently=True),
+        "R15 the same, connections not closed, timeout 10 s": lambda: lost_for_good(silently=True),
         "R16 first machine lost, a loop on both": lambda: lost_meeting_place(reference[0]),
     }
     what = "two machines (network namespaces): out of reach, lost, replaced, alone"
@@ -292,12 +293,12 @@ def run(trials: int = 1) -> dict[str, Any]:
 
 def _wait_for_the_middle(machines: TwoMachines) -> None:
     wait_until(
-        lambda: step_of(machines.run) >= 2 * NUM_BATCHES, PATIENCE_S, lambda: f"two epochs; {machines.last_words()}"
+        lambda: step_of(machines.run) >= 2 * NUM_BATCHES, TIMEOUT_S, lambda: f"two epochs; {machines.last_words()}"
     )
 
 
 def _kill(machines: TwoMachines, process: subprocess.Popen[bytes], *, itself: bool = True) -> int:
-    """Kill what runs on a machine, in the middle of the training; return the step of the newest checkpoint then."""
+    """Kill what runs on a machine in the middle of the training; return the step of the newest checkpoint at that time."""
     step = step_of(machines.run)
     kill_tree(process, itself=itself)
     require(not (machines.run / "result.json").exists(), "the training was over before the kill")

@@ -1,4 +1,4 @@
-"""Two runs that want one folder."""
+"""Two trainings with the same run folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from chaos.jobs import Job, TooSlow
 from chaos.scenario import Result, Setting, spread
-from chaos.trainers import tiny
+from chaos.trainers import small
 from utils.common.errors import EXIT_LOCKED
 
 HOLDER = """
@@ -26,7 +26,7 @@ run_script(main)
 
 
 def two_in_one_folder(setting: Setting) -> Result:
-    """R23: two owners start together; one wins; after its SIGKILL the next start needs nothing."""
+    """R23: two processes start in one folder; one gets the lock. After its SIGKILL the next start needs no cleanup."""
     result, times = Result(), []
     folder = setting.folder / "run"
     for number in range(setting.count(10, 2)):
@@ -51,15 +51,15 @@ def _holder(folder: Path) -> list[str]:
 
 
 def _one_wins(first: Job, second: Job) -> str:
-    """Wait until one of two has given up; kill the other."""
+    """Wait until one of the two has exited, then kill the other; return what is wrong."""
     deadline_s = time.monotonic() + 60
     while first.popen.poll() is None and second.popen.poll() is None:
         if time.monotonic() > deadline_s:
-            return "both went on"
+            return "both continued"
         time.sleep(0.05)
     loser, winner = (first, second) if first.popen.poll() is not None else (second, first)
     if loser.popen.returncode != EXIT_LOCKED:
-        return f"the loser left with {loser.popen.returncode}"
+        return f"the loser exited with {loser.popen.returncode}"
     if "held" not in winner.output() or winner.popen.poll() is not None:
         return "nobody won"
     named = f"process {winner.popen.pid} on " in loser.output()
@@ -69,9 +69,9 @@ def _one_wins(first: Job, second: Job) -> str:
 
 
 def _second_trainer(folder: Path) -> str:
-    """Start one training beside another that lasts longer than a start waits for its folder (a minute)."""
-    alone = [sys.executable, str(Path(__file__).with_name("tiny.py")), f"--save-dir={folder / 'run'}"]
-    with Job(tiny(folder, epochs=100_000), folder / "log-owner") as owner:
+    """Start a training in the folder of another one, which runs longer than the start waits for the lock (a minute)."""
+    alone = [sys.executable, str(Path(__file__).with_name("small_training.py")), f"--save-dir={folder / 'run'}"]
+    with Job(small(folder, epochs=100_000), folder / "log-owner") as owner:
         owner.wait_until(lambda: "Batch [" in owner.output(), "a batch", 120)
         with Job(alone, folder / "log-second") as second:
             try:

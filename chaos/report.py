@@ -1,4 +1,4 @@
-"""Repeats scenarios and counts: what a scenario returns are its figures, what it raises is why it did not pass."""
+"""Repeat trials and count those that pass. A trial returns its figures and raises ScenarioFailed when it fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Trial = Callable[[], dict[str, Any]]
 
 
 def run_trials(name: str, what: str, trials: int, trial_of: dict[str, Trial], skipped: str = "") -> dict[str, Any]:
-    """Run each named trial `trials` times; `skipped` is the reason why none can be. Only ScenarioFailed counts as a failure."""
+    """Run each named trial `trials` times and return a report. `skipped` is the reason to run none, if there is one."""
     report: dict[str, Any] = {"id": name, "what": what, "trials": 0, "passes": 0, "figures": {}, "skipped": skipped}
     for title, trial in {} if skipped else trial_of.items():
         outcomes = []

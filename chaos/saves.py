@@ -1,4 +1,4 @@
-"""Checkpoints whose writer is killed, and checkpoints that are damaged afterwards."""
+"""Checkpoints whose writing process is killed, and checkpoints that are damaged afterwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chaos.scenario import Result, Setting, spread
 from utils.common.errors import UserError
 from utils.run.checkpoint import MANIFEST_FILE, STATE_FILE, load_latest, save_checkpoint, verify
 
-# Its own process, started afresh: it saves one number after the other, and all tensors hold that number.
+# A separate process that saves one step after the other; all tensors hold the step's number.
 SAVER = """
 import sys
 from pathlib import Path
@@ -33,13 +33,13 @@ for step in range(first, first + 100_000):
 
 
 def state_of(step: int, megabytes: float = 0.1) -> dict[str, Any]:
-    """Return a state in which every number tells the step."""
+    """Return a state whose tensors are filled with the step, or with its negative."""
     count = int(megabytes * 1e6 / 8)
     return {"model": torch.full((count,), float(step)), "optimizer": torch.full((count,), -float(step)), "step": step}
 
 
 def whole_step(folder: Path) -> int:
-    """Return the step of the newest checkpoint that loads; -1 when there is none, or when it is a mixture."""
+    """Return the step of the newest checkpoint that loads; -1 if there is none, or if it mixes several steps."""
     try:
         found = load_latest(folder)
     except UserError:
@@ -52,7 +52,7 @@ def whole_step(folder: Path) -> int:
 
 
 def kills_while_saving(setting: Setting) -> Result:
-    """R6: a process that does nothing but save is killed at a random moment of a save."""
+    """R6: a process that saves all the time is killed at a random moment of a save."""
     result, rng = Result(), random.Random(setting.seed)
     folder = setting.folder / "checkpoint"
     first, leftovers, save_s = 1, 0, 0.05
@@ -89,7 +89,7 @@ def kills_while_saving(setting: Setting) -> Result:
 
 
 def damage(setting: Setting) -> Result:
-    """R8: random bytes of the newest checkpoint are flipped, or its end is cut off."""
+    """R8: a random byte of the newest checkpoint is changed, or its end is cut off."""
     result, rng = Result(), random.Random(setting.seed)
     folder = setting.folder / "checkpoint"
     for step in (1, 2):
@@ -103,17 +103,17 @@ def damage(setting: Setting) -> Result:
         harmless += is_harmless
         found = verify(newest)
         expected = 2 if is_harmless else 1
-        undetected = f"{how} was not seen" if (found is None) != is_harmless else ""
+        undetected = f"{how} was not detected" if (found is None) != is_harmless else ""
         step = whole_step(folder)
         result.trial(how, undetected, "" if step == expected else f"step {step} was loaded instead of {expected}")
         shutil.rmtree(newest)
         shutil.copytree(whole, newest)
-    result.figures = {"flips that leave the meaning of the manifest as it was": harmless}
+    result.figures = {"flips that do not change the manifest's meaning": harmless}
     return result
 
 
 def _damage(checkpoint: Path, number: int, rng: random.Random) -> tuple[str, bool]:
-    """Damage one file; return how, and whether its meaning is what it was."""
+    """Damage one file; return how, and whether its meaning stayed the same."""
     file = checkpoint / (MANIFEST_FILE if number % 10 == 9 else STATE_FILE)
     data = bytearray(file.read_bytes())
     position = rng.randrange(len(data))
@@ -128,7 +128,7 @@ def _damage(checkpoint: Path, number: int, rng: random.Random) -> tuple[str, boo
 
 
 def _meaning(manifest: Path) -> Any:
-    """Return what verification reads in a manifest: its own step number is not used."""
+    """Return what verification reads of a manifest, which is not its step; None if it cannot be read."""
     try:
         content = json.loads(manifest.read_text())
         return content["size_bytes"], content["sha256"]

@@ -1,4 +1,4 @@
-"""What one attack is, what came of it, and how results are shown."""
+"""Scenarios, their settings and results, and the table of results."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from pathlib import Path
 Figure = float | int | str
 
 
-class Skipped(Exception):  # the means are missing, nothing failed
+class Skipped(Exception):  # no Error in the name: nothing failed
     """A scenario cannot run on this machine; the message says why."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How much to do: `quick` is a few trials each. `folder` is the scenario's own, empty."""
+    """How to run a scenario. `folder` is its own, and empty; `quick` means a few trials; `minutes` is the soak's length."""
 
     folder: Path
     quick: bool = False
     seed: int = 0
     minutes: float = 10.0
-    most_trials: int = 0  # 0: as many as each scenario wants
+    max_trials: int = 0  # 0: no limit
 
     def count(self, full: int, quick: int) -> int:
-        """Return the number of trials."""
+        """Return the number of trials: `full` or `quick`, at most `max_trials`."""
         wanted = quick if self.quick else full
-        return min(wanted, self.most_trials) if self.most_trials else wanted
+        return min(wanted, self.max_trials) if self.max_trials else wanted
 
 
 @dataclass
 class Result:
-    """Trials, how many passed, and what was measured. Each failure is one line."""
+    """A scenario's trials, its failures (one line each) and what it measured."""
 
     trials: int = 0
     failures: list[str] = field(default_factory=list)
@@ -40,11 +40,11 @@ class Result:
 
     @property
     def passes(self) -> int:
-        """Trials without a failure; a failed trial may have left several lines, but counts once."""
+        """Number of trials without a failure. A trial with several failures counts once."""
         return self.trials - len({line.split(":")[0] for line in self.failures})
 
     def trial(self, name: str, *problems: str) -> None:
-        """Count one trial, failed when any of `problems` is not empty."""
+        """Count one trial; each of `problems` that is not empty is a failure."""
         self.trials += 1
         name = f"{self.trials} {name}".replace(":", "")
         self.failures += [f"{name}: {problem}" for problem in problems if problem]
@@ -52,7 +52,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One attack; `attack(setting)` makes its trials."""
+    """One attack; `attack(setting)` runs its trials."""
 
     name: str
     what: str
@@ -61,7 +61,7 @@ class Scenario:
 
 
 def spread(values: list[float], unit: str = "s") -> str:
-    """Return the median and the largest of some measurements as text."""
+    """Return the median and the maximum of some values as text."""
     if not values:
         return "none"
     ordered = sorted(values)

@@ -1,4 +1,4 @@
-"""Runs that go on with another number of ranks, and data sets that fit none."""
+"""Runs that continue with another number of ranks, and data sets whose size the batch does not divide."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from chaos.jobs import Job, TooSlow, require, run
 from chaos.kills import await_training
 from chaos.scenario import Result, Setting
-from chaos.trainers import place, tiny
+from chaos.trainers import place, small
 from utils.run.checkpoint import load_latest
 
-GLOBAL_BATCH, SAMPLES, EPOCHS = 8, 208, 4  # a rank's mean weighs its samples alike only in full batches
+SAMPLES, EPOCHS = 208, 4  # only full batches: each rank averages over its own samples
 
 
 def seen_samples(run_folder: Path, split: str) -> dict[int, Counter[int]]:
@@ -30,7 +30,7 @@ def seen_samples(run_folder: Path, split: str) -> dict[int, Counter[int]]:
 
 
 def uneven(run_folder: Path, split: str, samples: int, epochs: int) -> str:
-    """Say what is wrong unless every sample was used exactly once in each epoch."""
+    """Return what is wrong; empty when every sample was used exactly once in each epoch."""
     seen = seen_samples(run_folder, split)
     expected = Counter(range(samples))
     wrong = [epoch for epoch in range(epochs) if seen.get(epoch, Counter()) != expected]
@@ -38,7 +38,7 @@ def uneven(run_folder: Path, split: str, samples: int, epochs: int) -> str:
 
 
 def other_world_size(setting: Setting) -> Result:
-    """R5: stopped on 2 ranks, continued on 1, stopped, continued on 2, with one global batch."""
+    """R5: stop a run on 2 ranks, continue it on 1, stop it, and finish it on 2, with the same global batch size."""
     result, rng, losses = Result(), random.Random(setting.seed), []
     reference = setting.folder / "reference"
     require(_command(reference, 2), reference / "log")
@@ -68,8 +68,7 @@ def other_world_size(setting: Setting) -> Result:
 
 
 def _command(folder: Path, ranks: int) -> list[str]:
-    batch_size = GLOBAL_BATCH // ranks
-    return [*tiny(folder, ranks=ranks, batch_size=batch_size, samples=SAMPLES, epochs=EPOCHS), "--sync-bn"]
+    return [*small(folder, ranks=ranks, samples=SAMPLES, epochs=EPOCHS), "--sync-bn"]
 
 
 def _last_loss(folder: Path) -> float:
@@ -79,7 +78,7 @@ def _last_loss(folder: Path) -> float:
 
 
 def odd_lengths(setting: Setting) -> Result:
-    """R21: data sets that no batch divides: no hang, no sample twice, and a clear word when there are too few."""
+    """R21: data sets of odd sizes: no hang, each sample once, and a clear error when there are too few samples."""
     result = Result()
     cases = (
         [(2, 1), (3, 2), (9, 7), (1, 1)] if setting.quick else [(2, 1), (3, 2), (5, 1), (7, 3), (9, 7), (33, 5), (1, 1)]
@@ -87,15 +86,15 @@ def odd_lengths(setting: Setting) -> Result:
     for samples, val_samples in cases:
         folder = setting.folder / f"{samples}-{val_samples}"
         name = f"{samples} and {val_samples}"
-        command = tiny(folder, samples=samples, val_samples=val_samples, epochs=2)
+        command = small(folder, samples=samples, val_samples=val_samples, epochs=2)
         try:
             code = run(command, folder / "log", timeout_s=60)
         except TooSlow as error:
             result.trial(name, str(error))
             continue
         if samples < 2:
-            told = "1 training images cannot feed 2 processes" in (folder / "log").read_text()
-            result.trial(name, "" if code and told else "was not refused")
+            is_refused = "1 training images cannot feed 2 processes" in (folder / "log").read_text()
+            result.trial(name, "" if code and is_refused else "was not refused")
             continue
         problems = [uneven(folder / "run", "train", samples, 2), uneven(folder / "run", "val", val_samples, 2)]
         result.trial(name, f"exit code {code}" if code else "", *problems)

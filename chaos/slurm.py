@@ -1,4 +1,4 @@
-"""A Slurm cluster on one machine, its own daemons and nothing of the system's, and jobs that are stopped. Needs root.
+"""A Slurm cluster on one machine, with its own daemons and configuration, and jobs that are stopped. Needs root.
 
 apt-get install -y --no-install-recommends slurm-wlm munge slurm-client
 python -m chaos.slurm [TRIALS]
@@ -34,7 +34,7 @@ from chaos.report import Trial, print_report, run_trials
 from chaos.small_training import NUM_BATCHES
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "scontrol", "scancel", "sinfo", "srun")
-PATIENCE_S = 150.0
+TIMEOUT_S = 150.0
 TOTAL_STEPS = 8 * NUM_BATCHES
 CONFIGURATION = """
 ClusterName=small
@@ -67,7 +67,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def reason_to_skip() -> str:
-    """Return why no cluster can be started here, or nothing."""
+    """Return why no cluster can be started here; empty when it can."""
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         return "needs root on Linux"
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -77,28 +77,28 @@ def reason_to_skip() -> str:
 
 @dataclass
 class SmallCluster:
-    """Two virtual nodes, and what the jobs leave in `folder`; see `small_cluster`."""
+    """Two virtual nodes, and the jobs' files in `folder`; see `small_cluster`."""
 
     folder: Path
     daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
     def run(self) -> Path:
-        """The training's folder."""
+        """The run folder."""
         return self.folder / "run"
 
     def environment(self, **extra: str) -> dict[str, str]:
-        """Return the environment in which Slurm's commands find this cluster."""
+        """Return an environment with which Slurm's commands find this cluster."""
         path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
         return clean_environment(SLURM_CONF=str(self.folder / "slurm.conf"), PATH=path, **extra)
 
     def start_daemon(self, *command: str) -> None:
-        """Start a program that stays in the foreground, and own it."""
+        """Start a program in the foreground; `small_cluster` kills it at the end."""
         with (self.folder / "daemons.log").open("ab") as log:
             self.daemons.append(subprocess.Popen(command, env=self.environment(), stdout=log, stderr=log))
 
     def ask(self, *command: str, **environment: str) -> str:
-        """Run one of Slurm's commands; return what it said. Raises ScenarioFailed when it fails."""
+        """Run one of Slurm's commands; return its output. Raises ScenarioFailed when it fails."""
         done = subprocess.run(
             command, env=self.environment(**environment), cwd=self.folder, capture_output=True, text=True, check=False
         )
@@ -107,19 +107,19 @@ class SmallCluster:
         return done.stdout.strip()
 
     def submit(self, *options: str, num_nodes: int = 1, step_s: float = 0.1) -> str:
-        """Hand in the project's own batch script with a small training of two processes; return the job's number."""
+        """Submit launch/slurm.sbatch with a small training of two processes; return the job's number."""
         facts = {
             "PROJECT": str(PROJECT),
             "RUN_FOLDER": str(self.run),
             "PROCESSES": str(2 // num_nodes),
-            "MASTER_ADDR": "127.0.0.1",  # the names of virtual nodes mean nothing to the network
+            "MASTER_ADDR": "127.0.0.1",  # the names of virtual nodes cannot be resolved
         }
         script = str(PROJECT / "launch" / "slurm.sbatch")
         ours = ["--parsable", f"--nodes={num_nodes}", "--output=job.log"]
         return self.ask("sbatch", *ours, *options, script, "--step-s", str(step_s), **facts)
 
     def fact_of(self, job: str, name: str) -> str:
-        """Return one fact about a job as scontrol tells it."""
+        """Return one fact about a job, as printed by scontrol."""
         words = self.ask("scontrol", "show", "job", job).split()
         return next(word.partition("=")[2] for word in words if word.startswith(f"{name}="))
 
@@ -131,14 +131,14 @@ class SmallCluster:
 
 @contextmanager
 def small_cluster(*, requeues_code_75: bool) -> Iterator[SmallCluster]:
-    """Start munge and Slurm with a key, ports and folders of their own; at the end none of their processes is left."""
+    """Start munge and Slurm with their own key, ports and folders; at the end kill all their processes."""
     cluster = SmallCluster(Path(tempfile.mkdtemp(prefix="small-cluster-")))
     try:
         _configure(cluster, requeues_code_75)
         _start(cluster)
         yield cluster
     finally:
-        # A step's keeper is nobody's child: slurmd lets it live on without itself. It ends with its job.
+        # slurmstepd is not a child of slurmd and outlives it. It ends with its job.
         subprocess.run(
             ["scancel", "--full", "--signal=KILL", "--user=root"],
             env=cluster.environment(),
@@ -152,14 +152,14 @@ def small_cluster(*, requeues_code_75: bool) -> Iterator[SmallCluster]:
 
 
 def stopped_while_running(reference: str, *, by: str) -> dict[str, Any]:
-    """Stop a running job once, by `requeue`, `signal` (exit 75) or `limit`; it returns and ends with the same bits."""
+    """Stop a running job once, by `requeue`, `signal` (exit 75) or `limit`; it must be requeued and end bitwise equal."""
     with small_cluster(requeues_code_75=by == "signal") as cluster:
-        # Slurm looks every half minute, so the signal comes 30 to 60 s after the start; training takes 77 s.
+        # Slurm checks limits every 30 s, so the signal comes 30 to 60 s after the start; training takes 77 s.
         limit = ["--time=2", "--signal=TERM@60"] if by == "limit" else []
         job = cluster.submit(*limit, step_s=1.2 if by == "limit" else 0.1)
         reached = NUM_BATCHES if by == "limit" else 2 * NUM_BATCHES
         wait_until(
-            lambda: step_of(cluster.run) >= reached, PATIENCE_S, lambda: f"step {reached}; {cluster.last_words()}"
+            lambda: step_of(cluster.run) >= reached, TIMEOUT_S, lambda: f"step {reached}; {cluster.last_words()}"
         )
         if by == "requeue":
             cluster.ask("scontrol", "requeue", job)
@@ -169,46 +169,46 @@ def stopped_while_running(reference: str, *, by: str) -> dict[str, Any]:
         def what() -> str:
             return f"the second start; {cluster.last_words()}"
 
-        recovery_s = wait_until(lambda: len(starts_of(cluster.run)) > 1, PATIENCE_S, what)
+        recovery_s = wait_until(lambda: len(starts_of(cluster.run)) > 1, TIMEOUT_S, what)
         _require_end(cluster, job, reference)
         starts = starts_of(cluster.run)
-        # The last start, because a limit may also strike before the first checkpoint of a slow one.
+        # The last start, because the limit may also end a slow start before its first checkpoint.
         step = starts[-1]["step"]
-        require(step >= reached, f"went on from step {step}")
-        return {"starts": len(starts), "went on from step": step, "seconds to go on": round(recovery_s, 1)}
+        require(step >= reached, f"continued from step {step}")
+        return {"starts": len(starts), "continued from step": step, "seconds to continue": round(recovery_s, 1)}
 
 
 def stopped_at_the_start(reference: str) -> dict[str, Any]:
-    """Stop a job before its training can answer; it returns all the same."""
+    """Stop a job before its training can react to the signal; it must be requeued all the same."""
     with small_cluster(requeues_code_75=False) as cluster:
         job = cluster.submit()
-        wait_until(lambda: "Starting 2 process(es)" in cluster.last_words(), PATIENCE_S, "the launcher's first word")
+        wait_until(lambda: "Starting 2 process(es)" in cluster.last_words(), TIMEOUT_S, "the launcher's first line")
         cluster.ask("scancel", "--signal=TERM", job)
         require(not starts_of(cluster.run), "the training had begun")
         _require_end(cluster, job, reference)
-        require(int(cluster.fact_of(job, "Restarts")) == 1, "did not return once")
+        require(int(cluster.fact_of(job, "Restarts")) == 1, "was not requeued exactly once")
         return {}
 
 
 def plain_srun(reference: str) -> dict[str, Any]:
-    """Start two tasks with srun, without torchrun: on one node and on two; and one in the batch shell, which stays alone."""
+    """Start two tasks with srun, without torchrun, on one node and on two; and one process in the batch shell, alone."""
     with small_cluster(requeues_code_75=False) as cluster:
         for num_nodes in (1, 2):
             folder = cluster.folder / f"run{num_nodes}"
-            command = [sys.executable, str(TRAINER), "--folder", str(folder)]
+            command = [sys.executable, str(TRAINER), "--save-dir", str(folder)]
             options = [f"--nodes={num_nodes}", "--ntasks=2", "--immediate=60"]
             cluster.ask("srun", *options, *command, MASTER_ADDR="127.0.0.1")
             _require_same(folder, reference)
         alone = cluster.folder / "alone"
         script = cluster.folder / "alone.sh"
-        script.write_text(f"#!/bin/sh\nexec {sys.executable} {TRAINER} --folder {alone} --epochs 1 --step-s 0\n")
+        script.write_text(f"#!/bin/sh\nexec {sys.executable} {TRAINER} --save-dir {alone} --epochs 1 --step-s 0\n")
         cluster.ask("sbatch", "--wait", "--ntasks=2", "--output=job.log", str(script))
-        require(result_of(alone)["world_size"] == 1, "a process in the batch shell took itself for one of two")
+        require(result_of(alone)["world_size"] == 1, "a process in the batch shell trained as one of two")
         return {}
 
 
 def undisturbed(reference: str, *, num_nodes: int) -> dict[str, Any]:
-    """Run the batch script to its end on one virtual node or on two."""
+    """Run the batch script undisturbed on one virtual node or on two."""
     with small_cluster(requeues_code_75=False) as cluster:
         job = cluster.submit(num_nodes=num_nodes)
         _require_end(cluster, job, reference)
@@ -217,10 +217,10 @@ def undisturbed(reference: str, *, num_nodes: int) -> dict[str, Any]:
 
 
 def reference_hash() -> str:
-    """Return the hash of the training on one machine with two processes, without Slurm."""
+    """Train with two processes on this machine without Slurm; return the result's hash."""
     with tempfile.TemporaryDirectory(prefix="reference-") as name:
         folder = Path(name)
-        options = ["--log-dir", str(folder / "ranks"), "--", "--folder", str(folder / "run"), "--step-s", "0"]
+        options = ["--log-dir", str(folder / "ranks"), "--", "--save-dir", str(folder / "run"), "--step-s", "0"]
         command = ["bash", str(PROJECT / "train_ddp.sh"), "2", *options]
         done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False)
         require(done.returncode == 0, done.stderr[-2000:])
@@ -228,7 +228,7 @@ def reference_hash() -> str:
 
 
 def run(trials: int = 1) -> dict[str, Any]:
-    """Run every scenario `trials` times; return what was tried, how often it went well, and the figures."""
+    """Run every scenario `trials` times; return the report of `run_trials`."""
     reason = reason_to_skip()
     reference = "" if reason else reference_hash()
     trial_of: dict[str, Trial] = {
@@ -248,7 +248,7 @@ def _configure(cluster: SmallCluster, requeues_code_75: bool) -> None:
         folder=cluster.folder,
         host=socket.gethostname().partition(".")[0],
         ports=_free_ports(),
-        requeue_delay_s=5,  # a requeued job waits for as long as a credential lives: 120 s unless told
+        requeue_delay_s=5,  # a requeued job waits as long as a credential is valid; the default is 120 s
         requeue_exit="RequeueExit=75" if requeues_code_75 else "",
     )
     (cluster.folder / "slurm.conf").write_text(text)
@@ -285,7 +285,7 @@ def _start(cluster: SmallCluster) -> None:
 
 
 def _free_ports() -> list[int]:
-    """Return three free ports, the last two neighbours."""
+    """Return three free ports; the last two are consecutive."""
     while True:
         with ExitStack() as held:
             probes = [held.enter_context(socket.socket()) for _ in range(3)]
@@ -300,7 +300,7 @@ def _free_ports() -> list[int]:
 
 
 def _end_steps(cluster: SmallCluster) -> None:
-    """End the keepers of steps, and what they keep: processes in whose environment this cluster's folder stands."""
+    """Kill slurmstepd and its children: all processes with this cluster's folder in their environment."""
     mark = f"SLURM_CONF={cluster.folder}/".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -315,7 +315,7 @@ def _require_end(cluster: SmallCluster, job: str, reference: str) -> None:
         return cluster.fact_of(job, "JobState")
 
     over = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL")
-    wait_until(lambda: state() in over, 3 * PATIENCE_S, lambda: f"the end of the job; {cluster.last_words()}")
+    wait_until(lambda: state() in over, 3 * TIMEOUT_S, lambda: f"the end of the job; {cluster.last_words()}")
     require(state() == "COMPLETED", f"{state()}: {cluster.last_words()}")
     _require_same(cluster.run, reference)
 

@@ -1,123 +1,220 @@
-"""A training of a few seconds on the project's own engine, for everything that interrupts one.
+"""Train a small network for a few seconds in the project's own engine, and misbehave on demand.
 
-    bash train_ddp.sh 2 -- --folder outputs/small            with TRAIN_SCRIPT=chaos/small_training.py
+    TRAIN_SCRIPT=chaos/small_training.py bash train_ddp.sh 2 -- --save-dir outputs/small
 
-Ranks, rendezvous, lock, status, checkpoints, signals and exit codes are those of train_yolo_ddp.py; only model and data
-are small. The folder gets `starts.jsonl`, one line for each start, and in the end `result.json` with a hash over
-weights, average and optimizer.
+Ranks, rendezvous, run folder, checkpoints, signals and exit codes are those of train_yolo_ddp.py; only model and data are
+small. The run folder also gets `starts.jsonl`, one line per start; `samples-<rank>.jsonl`, one line per batch; and at the
+end `result.json` with a hash of weights, averaged weights and optimizer.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # started as a file, it finds the project
+if __package__ in (None, ""):  # started by its path: Python would search this folder instead of the project's
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
-from utils.common.errors import EXIT_STOPPED_BY_SIGNAL, run_script
+from utils.common.config import Options, option, parse_config
+from utils.common.errors import run_script
 from utils.common.files import write_text_atomic
 from utils.common.signals import die_with_parent
+from utils.data.loader import EpochBatches, EpochLoader, ShardBatches, prepare_worker
 from utils.distributed import RankInfo, cleanup_ddp, read_rank_environment, run_on_main, setup_ddp
-from utils.engine.loop import TrainingEngine
+from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
+from utils.engine.schedule import ScheduleSpec, StepSchedule
 from utils.run.checkpoint import load_latest
-from utils.run.status import FINISHED, RUNNING, STOPPED, RunLock, write_status
+from utils.run.folder import OwnedRun
+from utils.run.status import RUNNING
 
-NUM_BATCHES = 8  # of an epoch
-GLOBAL_BATCH_SIZE = 8
-SEED = 3
+NUM_SAMPLES, GLOBAL_BATCH_SIZE = 61, 8  # the last batches of an epoch are smaller
+NUM_BATCHES = -(-NUM_SAMPLES // GLOBAL_BATCH_SIZE)  # of an epoch
+NUM_CLASSES, HEIGHT, WIDTH, CHANNELS = 3, 2, 3, 16
+LEARNING_RATE = 0.05
 
 
-class SmallLoader:
-    """Batches that depend on (seed, epoch, index) alone, dealt out to the ranks; each takes `step_s` to come."""
+@dataclass(frozen=True)
+class SmallConfig(Options):
+    """Options of the small training."""
 
-    def __init__(self, rank: int, world_size: int, step_s: float) -> None:
-        self.rank, self.world_size, self.step_s = rank, world_size, step_s
-        self.epoch, self.start = 0, 0
+    save_dir: str = option("models/small", "run folder", metavar="DIR", may_differ=True)
+    epochs: int = option(8, "passes over the samples", may_differ=True)
+    samples: int = option(NUM_SAMPLES, "training samples")
+    val_samples: int = option(9, "validation samples")
+    accumulate: int = option(1, "batches per optimizer step")
+    num_workers: int = option(0, "loader processes per rank", may_differ=True)
+    sync_bn: bool = option(False, "batch statistics over all ranks")
+    step_s: float = option(0.1, "seconds to wait before each training batch", may_differ=True)
+    validation_s: float = option(0.0, "seconds to wait before each validation batch", may_differ=True)
+    nan_steps: str = option(
+        "", "batches, counted from the start of the process, at which the last rank's loss is NaN", may_differ=True
+    )
+
+    @property
+    def resume(self) -> None:
+        """A run is resumed by the same command; there is no option for it."""
+
+
+class SmallImages(Dataset[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]):
+    """Random images of a few classes: a function of (epoch, index), as the project's own samples are."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
 
     def __len__(self) -> int:
-        return NUM_BATCHES
+        return self.count
 
-    def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
-        self.epoch, self.start = epoch, start_batch
+    def __getitem__(self, key: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        epoch, index = key
+        generator = torch.Generator().manual_seed(1000 * epoch + index)
+        label = index % NUM_CLASSES
+        image = torch.randn(1, HEIGHT, WIDTH, generator=generator) + label
+        return image, torch.tensor(label), torch.tensor([epoch, index])
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        order = torch.randperm(NUM_BATCHES * GLOBAL_BATCH_SIZE, generator=_generator(self.epoch))
-        for batch in order.view(NUM_BATCHES, GLOBAL_BATCH_SIZE)[self.start :]:
-            time.sleep(self.step_s)
-            mine = batch[self.rank :: self.world_size].tolist()
-            inputs = torch.stack([torch.randn(8, generator=_generator(index)) for index in mine])
-            yield inputs, inputs.sum(dim=1, keepdim=True).sin()
+
+class SmallTask(Task):
+    """What the engine calls for a batch and after an epoch; the place of all delays and NaNs."""
+
+    def __init__(self, config: SmallConfig, run: OwnedRun, ranks: RankInfo) -> None:
+        super().__init__()
+        self.config, self.run = config, run
+        self.log = (run.folder / f"samples-{ranks.rank}.jsonl").open("a", encoding="utf-8")
+        steps = [int(number) for number in config.nan_steps.split(",") if number]
+        self.nan_steps = steps if ranks.rank == ranks.world_size - 1 else []
+        self.num_batches = self.val_epoch = 0
+
+    def prepare(self, batch: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log the samples and wait; return inputs float32 (B, 1, H, W) and labels int64 (B,)."""
+        images, labels, keys = batch  # keys int64 (B, 2): epoch and index
+        split = "train" if torch.is_grad_enabled() else "val"
+        epoch = int(keys[0, 0]) if split == "train" else self.val_epoch
+        facts = {"split": split, "epoch": epoch, "indices": keys[:, 1].tolist()}
+        self.log.write(json.dumps(facts) + "\n")
+        self.log.flush()
+        time.sleep(self.config.step_s if split == "train" else self.config.validation_s)
+        return images.to(device), labels.to(device)
+
+    def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss (); NaN at this rank's `nan_steps`."""
+        loss = nn.functional.cross_entropy(outputs, labels)
+        if not outputs.requires_grad:
+            return loss
+        self.num_batches += 1
+        return loss * float("nan") if self.num_batches in self.nan_steps else loss
+
+    def evaluate(self, model: nn.Module, loader: Any, epoch: Epoch) -> dict[str, Any]:
+        """Note the epoch for `prepare`."""
+        self.val_epoch = epoch.number - 1
+        return super().evaluate(model, loader, epoch)
+
+    def after_epoch(self, record: dict[str, Any], epoch: Epoch) -> None:
+        """Write the step into the run's status."""
+        self.run.set_status(RUNNING, epoch=record["epoch"], step=record["global_step"])
 
 
 def main() -> int:
-    """Train, or go on; return the exit code."""
-    options = _parse()
+    """Start or resume the training; return the exit code."""
+    config = parse_config(SmallConfig, "Train a small network for a few seconds")
     ranks = read_rank_environment()
     die_with_parent()
     torch.set_num_threads(1)
     setup_ddp(torch.device("cpu"), ranks)
     try:
-        lock = run_on_main(lambda: RunLock(options.folder))  # held until the process ends
-        run_on_main(lambda: _note_start(options.folder, ranks.world_size))
-        code = train(options, ranks)
-        if lock is not None:
-            lock.release()
-        return code
+        with OwnedRun(config) as run:
+            run_on_main(lambda: note_start(run, ranks.world_size))
+            return train(config, run, ranks)
     finally:
         cleanup_ddp()
 
 
-def train(options: argparse.Namespace, ranks: RankInfo) -> int:
-    """Run the engine to the end or to a signal, with the run's status kept; return the exit code."""
+def train(config: SmallConfig, run: OwnedRun, ranks: RankInfo) -> int:
+    """Train to the end or to a signal; return the exit code.
 
-    def say(state: str, **facts: Any) -> None:
-        if ranks.is_main:
-            write_status(options.folder, state, **facts)
-
-    torch.manual_seed(SEED)
-    model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.SiLU(), nn.Linear(32, 1))
-    engine = TrainingEngine(
-        model,
-        torch.device("cpu"),
-        distributed=ranks.world_size > 1,
-        world_size=ranks.world_size,
-        use_amp=False,
-        use_ema=True,
-        save_dir=options.folder,
+    A checkpoint holds momentum, schedule, batch statistics and averaged weights.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, CHANNELS, 3, padding=1),  # 2 x 3 values per channel: BatchNorm works with a single sample
+        nn.BatchNorm2d(CHANNELS),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(CHANNELS * HEIGHT * WIDTH, NUM_CLASSES),
+    )
+    task = SmallTask(config, run, ranks)
+    batch_size = max(GLOBAL_BATCH_SIZE // (ranks.world_size * config.accumulate), 1)
+    batches = EpochBatches(
+        config.samples, batch_size, ranks.rank, ranks.world_size, seed=0, batches_per_group=config.accumulate
+    )
+    val_batches = ShardBatches(config.val_samples, batch_size, ranks.rank, ranks.world_size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
+    steps = len(batches) // config.accumulate * config.epochs
+    options = EngineOptions(
+        epochs=config.epochs,
+        precision="off",
+        accumulate=config.accumulate,
+        clip_norm=1.0,
+        ema_decay=0.9999,
+        ema_ramp=20,
+        sync_batchnorm=config.sync_bn,
+        log_interval=1,
         tensorboard=False,
-        on_epoch_end=lambda record: say(RUNNING, step=record["global_step"]),
     )
+    engine = TrainingEngine(model, torch.device("cpu"), options, task=task, run=run.folder)
     engine.train(
-        SmallLoader(ranks.rank, ranks.world_size, options.step_s),
-        SmallLoader(ranks.rank, ranks.world_size, 0),
-        torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
-        nn.functional.mse_loss,
-        num_epochs=options.epochs,
-        save_best=False,
-        save_last=False,
-        resume=True,
+        build_loader(config.samples, batches, config.num_workers),
+        build_loader(config.val_samples, val_batches, 0),
+        optimizer,
+        scheduler=StepSchedule(optimizer, ScheduleSpec(LEARNING_RATE, steps, warmup_steps=3)),
+        resume=run.resumes,
     )
-    step = engine.progress.global_step
-    if engine.stopped_by_signal:
-        say(STOPPED, step=step)
-        return EXIT_STOPPED_BY_SIGNAL
-    run_on_main(lambda: _write_result(options.folder, ranks.world_size))
-    say(FINISHED, step=step)
-    return 0
+    if not engine.stopped_by_signal:
+        run_on_main(lambda: write_result(run.folder, ranks.world_size))
+    stopped_by = engine.stop_flag.reason or "a signal to another process" if engine.stopped_by_signal else ""
+    return run.conclude(stopped_by, epoch=engine.progress.epoch, step=engine.progress.global_step)
+
+
+def build_loader(count: int, batches: Any, num_workers: int) -> EpochLoader:
+    """Return a loader of (images, labels, indices)."""
+    return EpochLoader(
+        SmallImages(count),  # type: ignore[arg-type] # indexed by (epoch, index)
+        batch_sampler=batches,
+        num_workers=num_workers,
+        persistent_workers=num_workers > 0,
+        worker_init_fn=prepare_worker,
+    )
+
+
+def note_start(run: OwnedRun, world_size: int) -> None:
+    """Add a line to `starts.jsonl`, and the step of the newest checkpoint to the run's status."""
+    step = run.choices.get("step", 0)
+    run.set_status(RUNNING, step=step)
+    facts = {"time_s": time.time(), "world_size": world_size, "step": step, "pid": os.getpid()}
+    with (run.folder / "starts.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(facts) + "\n")
+
+
+def write_result(folder: Path, world_size: int) -> None:
+    """Write `result.json`: the last checkpoint's hash and step."""
+    found = load_latest(folder / "checkpoint")
+    assert found is not None, "a finished training has a checkpoint"
+    state = found[1]
+    content = {name: state[name] for name in ("model", "ema", "ema_updates", "optimizer")}
+    result = {"hash": hash_of(content), "step": state["progress"]["global_step"], "world_size": world_size}
+    write_text_atomic(folder / "result.json", json.dumps(result) + "\n")
 
 
 def hash_of(value: Any) -> str:
-    """Return a SHA-256 over nested plain values and tensors, bit by bit."""
+    """Return a SHA-256 over nested plain values and the bits of tensors."""
     digest = hashlib.sha256()
     _feed(digest, value)
     return digest.hexdigest()
@@ -136,37 +233,6 @@ def _feed(digest: Any, value: Any) -> None:
             _feed(digest, item)
     else:
         digest.update(repr(value).encode())
-
-
-def _write_result(folder: Path, world_size: int) -> None:
-    found = load_latest(folder / "checkpoint")
-    assert found is not None, "a finished training has a checkpoint"
-    state = found[1]
-    content = {name: state[name] for name in ("model", "ema", "ema_updates", "optimizer")}
-    result = {"hash": hash_of(content), "step": state["progress"]["global_step"], "world_size": world_size}
-    write_text_atomic(folder / "result.json", json.dumps(result) + "\n")
-
-
-def _note_start(folder: Path, world_size: int) -> None:
-    found = load_latest(folder / "checkpoint")
-    step = found[1]["progress"]["global_step"] if found else 0
-    facts = {"time_s": time.time(), "world_size": world_size, "step": step, "pid": os.getpid()}
-    folder.mkdir(parents=True, exist_ok=True)
-    write_status(folder, RUNNING, step=step)
-    with (folder / "starts.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(facts) + "\n")
-
-
-def _generator(number: int) -> torch.Generator:
-    return torch.Generator().manual_seed(1000 * SEED + number)
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train a small network for a few seconds.")
-    parser.add_argument("--folder", "--save-dir", type=Path, required=True, help="the run's folder")
-    parser.add_argument("--epochs", type=int, default=8, help=f"epochs of {NUM_BATCHES} steps")
-    parser.add_argument("--step-s", type=float, default=0.1, help="seconds to wait for each batch")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A training that goes on and on: what it holds of the machine must not grow."""
+"""A long training: the resources that it holds must not grow."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from chaos.jobs import Job, Process
 from chaos.kills import await_training
 from chaos.scenario import Result, Setting
-from chaos.trainers import status, tiny
+from chaos.trainers import small, status
 
-WARM_UP = 0.2  # of the time; what is held then is the measure
-MOST_GROWTH = 0.05
+WARM_UP = 0.2  # share of the time after which the reference is taken
+MAX_GROWTH = 0.05
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """What the ranks and their loader processes hold together."""
+    """Resources of all ranks and loader processes together."""
 
     memory_mib: float
     files: int
@@ -27,12 +27,12 @@ class Holdings:
 
 
 def soak(setting: Setting) -> Result:
-    """R25: many short epochs with loader processes, validation and a checkpoint each."""
+    """R25: many short epochs with loader processes, each with validation and a checkpoint."""
     result = Result()
     minutes = 0.5 if setting.quick else setting.minutes
     folder = setting.folder
     history: list[Holdings] = []
-    with Job(tiny(folder, epochs=1_000_000, num_workers=1, step_s=0.005), folder / "log") as job:
+    with Job(small(folder, epochs=1_000_000, num_workers=1, step_s=0.005), folder / "log") as job:
         await_training(job, 0)
         end_s = time.monotonic() + 60 * minutes
         while time.monotonic() < end_s and job.popen.poll() is None:
@@ -43,11 +43,11 @@ def soak(setting: Setting) -> Result:
     warm = history[int(WARM_UP * len(history))]
     last = history[-max(len(history) // 10, 1) :]
     grown = min(entry.memory_mib for entry in last) / warm.memory_mib - 1
-    result.trial("memory", f"grew by {grown:.1%}" if grown > MOST_GROWTH else "")
+    result.trial("memory", f"grew by {grown:.1%}" if grown > MAX_GROWTH else "")
     for name in ("files", "threads", "shared_segments"):
-        # The smallest of the last: a checkpoint or a batch in flight holds a few for a moment.
+        # The minimum of the last measurements: saving a checkpoint holds a few more for a moment.
         before, after = getattr(warm, name), min(getattr(entry, name) for entry in last)
-        result.trial(name, f"{before} became {after}" if after > before * (1 + MOST_GROWTH) else "")
+        result.trial(name, f"{before} became {after}" if after > before * (1 + MAX_GROWTH) else "")
     result.figures = {
         "minutes": minutes,
         "epochs": int(status(folder / "run").get("epoch", 0)),

@@ -1,7 +1,7 @@
-"""One training with Ultralytics, as deterministic as it can be asked to be: `python -m chaos.their_run HOW DATA FOLDER`.
+"""One training with Ultralytics in its deterministic mode: `python -m chaos.their_run HOW DATA FOLDER`.
 
-HOW is `whole`, `killed` (SIGKILL by its own hand once the second of four epochs is saved), `resumed`, or `saves`: after
-the first epoch it does nothing but save.
+HOW is `whole`; `killed` (it sends itself SIGKILL after saving the second of four epochs); `resumed`; or `saves` (after the
+first epoch it only saves, again and again).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def main(how: str, data: str, folder: Path) -> None:
 
 
 def die(trainer: Any) -> None:
-    """End this process without warning after the second epoch's checkpoint was written whole: the best case."""
+    """Kill this process after the second epoch's checkpoint is complete, which is the best case for a resume."""
     if trainer.epoch == KILLED_AFTER - 1:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def save_for_ever(trainer: Any) -> None:
-    """Save the same state again and again, by the trainer's own method."""
+    """Save the same state again and again with the trainer's own method."""
     for number in range(100_000):
         print("saving", number, flush=True)
         trainer.save_model()

@@ -1,4 +1,4 @@
-"""Three of the questions put to Ultralytics: is a resumed run the same run, and what is left of a damaged checkpoint?"""
+"""Three attacks on Ultralytics' trainer: does a resumed run equal an undisturbed one, and is damage detected?"""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _num_equal(first: Path, second: Path) -> tuple[int, int]:
 
 
 def resumed(setting: Setting) -> Result:
-    """Kill a run when epoch 2 of 4 stands, resume it, compare with one left alone; two left alone are the control."""
+    """Kill a run after epoch 2 of 4, resume it and compare with an undisturbed run; two undisturbed ones are the control."""
     result = Result()
     data = draw_sample(setting.folder, 16)
     whole = setting.folder / "whole"
@@ -54,7 +54,7 @@ def resumed(setting: Setting) -> Result:
 
 
 def kills_while_saving(setting: Setting) -> Result:
-    """Kill a trainer that saves at a random moment of a save, and open what is there."""
+    """Kill a trainer at a random moment of a save, then open the checkpoint."""
     result, rng, durations = Result(), random.Random(setting.seed), []
     data = draw_sample(setting.folder, 16)
     folder = setting.folder / "saves"
@@ -73,7 +73,7 @@ def kills_while_saving(setting: Setting) -> Result:
 
 
 def damage(setting: Setting) -> Result:
-    """Flip a random byte of last.pt, or cut its end off: is it noticed when the file is opened?"""
+    """Change a random byte of last.pt or cut its end off: does opening the file raise an error?"""
     result, rng = Result(), random.Random(setting.seed)
     data = draw_sample(setting.folder, 16)
     folder = setting.folder / "whole"
@@ -89,7 +89,7 @@ def damage(setting: Setting) -> Result:
             content[position] ^= rng.randrange(1, 256)
             how = "flip"
         file.write_bytes(content)
-        result.trial(how, "" if _problem(folder) else f"at {position} not noticed")
+        result.trial(how, "" if _problem(folder) else f"at {position} not detected")
     result.figures = {"size": f"{len(whole) / 1e6:.1f} MB"}
     return result
 
@@ -97,13 +97,13 @@ def damage(setting: Setting) -> Result:
 def _problem(folder: Path) -> str:
     try:
         _weights(folder)
-    except Exception as error:  # noqa: BLE001 # whatever the damage makes of the file
+    except Exception as error:  # noqa: BLE001 # damage can cause any error
         return f"{type(error).__name__} {' '.join(str(error).split())[:100]}"
     return ""
 
 
 SCENARIOS = (
-    Scenario("U1", "killed after epoch 2 of 4, resume=True", "bitwise as one left alone", resumed),
+    Scenario("U1", "killed after epoch 2 of 4, resume=True", "bitwise equal to an undisturbed run", resumed),
     Scenario("U6", "SIGKILL while a checkpoint is saved", "last.pt opens", kills_while_saving),
-    Scenario("U8", "random bytes of last.pt flipped, or its end cut off", "noticed", damage),
+    Scenario("U8", "random bytes of last.pt flipped, or its end cut off", "detected", damage),
 )

@@ -1,4 +1,4 @@
-"""The two trainings that are attacked: the real one on a few drawn photographs, and a tiny model in the same engine."""
+"""Commands of the attacked trainings, YOLOv8n-seg on a small sample and a small network, and comparison of their runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from utils.run.checkpoint import load_latest
 
 LOOPBACK = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
 COMPARED = ("model", "ema", "ema_updates", "optimizer", "scheduler", "scaler", "progress")
-OF_THE_CLOCK = "history"  # epochs' times stand there beside their losses
+NOT_COMPARED = "history"  # holds the epochs' times
 
 
 def draw_sample(folder: Path, num_photos: int, **choices: object) -> Path:
@@ -49,20 +49,21 @@ def yolo(
 
 
 def yolo_environment(**more: str) -> dict[str, str]:
-    """Return the variables `train_ddp.sh` needs to use this very interpreter."""
+    """Return the environment variables with which `train_ddp.sh` uses this interpreter."""
     return {"PYTHON": sys.executable, **more}
 
 
-def tiny(folder: Path, *, ranks: int = 2, launcher: Sequence[str] = LOOPBACK, **options: Any) -> list[str]:
-    """Return the command that trains the tiny model (chaos/tiny.py) under plain torchrun."""
+def small(folder: Path, *, ranks: int = 2, launcher: Sequence[str] = LOOPBACK, **options: Any) -> list[str]:
+    """Return the command that trains the small network (chaos/small_training.py) under plain torchrun."""
     start = [sys.executable, "-m", "torch.distributed.run", *launcher, f"--nproc-per-node={ranks}"]
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    script = str(PROJECT / "chaos" / "tiny.py")
+    chosen = {"epochs": 4, "step_s": 0.02, **options}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in chosen.items()]
+    script = str(PROJECT / "chaos" / "small_training.py")
     return [*start, f"--log-dir={folder / 'logs'}", script, f"--save-dir={folder / 'run'}", *flags]
 
 
 def status(run: Path) -> dict[str, Any]:
-    """Return a run's status.json, empty when there is none."""
+    """Return a run's status.json; empty if there is none."""
     try:
         content = json.loads((run / "status.json").read_text())
     except OSError:
@@ -71,14 +72,14 @@ def status(run: Path) -> dict[str, Any]:
 
 
 def place(run: Path) -> tuple[int, int, int]:
-    """Return (epoch, batch, optimizer step) of a run's newest checkpoint; zeros when there is none."""
+    """Return (epoch, batch, optimizer step) of a run's newest checkpoint; zeros if there is none."""
     found = load_latest(run / "checkpoint")
     progress = found[1]["progress"] if found else {"epoch": 0, "batch": 0, "global_step": 0}
     return progress["epoch"], progress["batch"], progress["global_step"]
 
 
 def difference(run: Path, reference: Path) -> str:
-    """Say what of two runs' newest checkpoints is not the same to the bit; empty when everything is."""
+    """Return how two runs' newest checkpoints differ; empty when they are bitwise equal."""
     try:
         states = [load_latest(folder / "checkpoint") for folder in (run, reference)]
     except UserError as error:
@@ -89,7 +90,7 @@ def difference(run: Path, reference: Path) -> str:
         {name: value for part in COMPARED for name, value in _flat(part, found[1][part])} for found in states if found
     )
     if first.keys() != second.keys():
-        return f"the checkpoints hold different things: {sorted(first.keys() ^ second.keys())[:3]}"
+        return f"the checkpoints hold different values: {sorted(first.keys() ^ second.keys())[:3]}"
     names = [name for name in first if not _is_same(first[name], second[name])]
     return f"{len(names)} of {len(first)} values differ, the first is {names[0]}" if names else ""
 
@@ -97,7 +98,7 @@ def difference(run: Path, reference: Path) -> str:
 def _flat(name: str, value: Any) -> list[tuple[str, Any]]:
     items: list[tuple[Any, Any]]
     if isinstance(value, dict):
-        items = [(key, part) for key, part in value.items() if key != OF_THE_CLOCK]
+        items = [(key, part) for key, part in value.items() if key != NOT_COMPARED]
     elif isinstance(value, list | tuple):
         items = list(enumerate(value))
     else:
@@ -114,7 +115,7 @@ def _is_same(first: Any, second: Any) -> bool:
 
 
 def _bits_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Compare bits, so that a NaN equals itself and -0 differs from 0."""
+    """Compare bits: a NaN equals itself, and -0 differs from 0."""
     if not first.numel():
         return True
     one, two = (tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (first, second))

@@ -1,4 +1,8 @@
-"""Runs a function in real processes that form one gloo group, for the tests of everything distributed."""
+"""Runs a function in real processes that form one gloo group, for the tests of everything distributed.
+
+It differs from `utils.measure.rank_processes`: it calls a Python function, and forks from a server that has imported
+PyTorch already, which saves two seconds per call in some thirty tests.
+"""
 
 from __future__ import annotations
 

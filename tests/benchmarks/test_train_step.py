@@ -220,7 +220,7 @@ def test_the_script_times_both_sides(
         assert set(side["phase_ms"]) == {"input", "forward", "loss", "backward", "optimizer"}
         assert min(side["phase_ms"].values()) > 0
         assert 0 < side["loss_share"] < 1
-    assert any(line.startswith("Ceiling, one batch that lies ready:") for line in lines)
+    assert any(line.startswith("Ceiling, one batch that is already in memory:") for line in lines)
 
 
 def test_loading_is_measured_against_the_ceiling(

@@ -51,7 +51,7 @@ def state(**changes: Any) -> dict[str, Any]:
         ({"model": {"weight": torch.tensor([-0.0, float("nan")])}}, "model.weight"),
         ({"model": {"weight": torch.tensor([0.0, float("nan")]).double()}}, "model.weight"),
         ({"ema": {"weight": torch.tensor([1.0, 1.0 + 2**-23])}}, "ema.weight"),
-        ({"optimizer": {"state": {}, "param_groups": [{"lr": 0.1}]}}, "different things"),
+        ({"optimizer": {"state": {}, "param_groups": [{"lr": 0.1}]}}, "different values"),
         ({"progress": {"epoch": 2, "best_value": float("nan"), "history": {}}}, "progress.epoch"),
         ({"ema_updates": 4}, "ema_updates"),
     ],

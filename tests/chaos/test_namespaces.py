@@ -29,7 +29,7 @@ def test_no_port_of_a_run_on_one_machine_can_be_reached_from_another(one_machine
 @needs_machines
 def test_a_machine_that_was_lost_is_replaced_and_not_a_bit_differs(one_machine: dict[str, Any]) -> None:
     figures = namespaces.lost_and_replaced(one_machine["hash"])  # compares the hashes itself
-    assert 0 < figures["seconds from its return to training"] < namespaces.PATIENCE_S
+    assert 0 < figures["seconds from its return to training"] < namespaces.TIMEOUT_S
 
 
 @needs_machines

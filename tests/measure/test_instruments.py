@@ -424,7 +424,7 @@ def test_one_device_alone_gets_a_chart_and_predictions_without_a_measured_link(t
     config = benchmark_ddp.BenchmarkConfig()
     predicted, notes = benchmark_ddp.make_predictions(config, fit_model(rows, []), rows)
     assert [row["link"] for row in predicted] == ["-", "100gbe", "100gbe", "100gbe"]
-    assert "one process measures no link" in notes[1]
+    assert "a single process measures no link" in notes[1]
     assert "none is assumed" in notes[2]
     plot_scaling(rows, [], predicted, "one device", tmp_path / "chart.png")
     with Image.open(tmp_path / "chart.png") as picture:
@@ -458,7 +458,7 @@ def test_every_round_runs_every_count_with_its_batch(monkeypatch: pytest.MonkeyP
         started.append((world_size, job.global_batch_size))
         return [answer(collectives=[[(20.0, 1000)]] * 2)] * world_size
 
-    monkeypatch.setattr(scaling, "run_ranks", train)
+    monkeypatch.setattr(scaling, "run_job", train)
     job = replace(JOB, global_batch_size=4)
     runs = scaling.run_benchmark(job, (1, 2), ("weak", "strong"), 2, lambda _: None)
     assert started == [(1, 4), (2, 8), (2, 4)] * 2  # with one process both kinds are the same run
@@ -554,7 +554,7 @@ def test_the_trainers_loader_can_feed_the_benchmark(tmp_path: Path) -> None:
     draw_photos(tmp_path / "images" / "train", 5)
     data = tmp_path / "dataset.yaml"
     data.write_text("path: .\ntrain: images/train\nval: images/train\nnames: [pole, wire, insulator]\n")
-    (answered,) = rank_processes.run_ranks(replace(JOB, data=str(data), global_batch_size=2, steps=3), 1)
+    (answered,) = scaling.run_job(replace(JOB, data=str(data), global_batch_size=2, steps=3), 1)
     assert answered["num_images"] in (5, 6)  # three batches of an epoch's 2, 2 and 1
     found = scaling.summarise_run([answered])
     assert found["data_ms"] > 1  # without loader processes a batch is made while the step waits
@@ -582,30 +582,30 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
         ("Traceback\n  File ...\nRuntimeError: NCCL error: no route", "RuntimeError: NCCL error: no route"),
         ("[rank 1] error: no GPU", "no GPU"),
         ("Killed", "Killed"),
-        ("", "it said nothing"),
+        ("", "it printed nothing"),
     ],
 )
 def test_a_failing_rank_is_one_line_and_ends_the_others(
     started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, says: str, reason: str
 ) -> None:
     code = f"import os, sys, time; os.environ['RANK'] == '1' or time.sleep(60); sys.stderr.write({says!r}); sys.exit(1)"
-    monkeypatch.setattr(rank_processes, "_RANK_CODE", code)
+    monkeypatch.setattr(scaling, "_RANK_CODE", code)
     with pytest.raises(UserError) as caught:
-        rank_processes.run_ranks(JOB, 2)
+        scaling.run_job(JOB, 2)
     assert str(caught.value) == f"rank 1 of 2 process(es) failed (code 1): {reason}"
     assert [process.returncode for process in started] == [-9, 1]
 
 
 def test_ranks_that_take_too_long_are_ended(started: list[subprocess.Popen[bytes]]) -> None:
     with pytest.raises(UserError, match=r"rank 0, 1 of 2 process\(es\) not done after 0.3 s; raise --timeout-s"):
-        rank_processes.run_ranks(replace(JOB, timeout_s=0.3), 2)
+        scaling.run_job(replace(JOB, timeout_s=0.3), 2)
     assert [process.returncode for process in started] == [-9, -9]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ties a process to its parent")
 def test_a_killed_benchmark_leaves_no_rank_behind() -> None:
     job = asdict(replace(JOB, steps=100_000, timeout_s=600))
-    code = f"from utils.measure.rank_processes import RankJob, run_ranks; run_ranks(RankJob(**{job!r}), 1)"
+    code = f"from utils.measure.scaling import RankJob, run_job; run_job(RankJob(**{job!r}), 1)"
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=PROJECT)
     children_file = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
     try:

@@ -16,7 +16,7 @@ import torch
 from tests.conftest import PROJECT
 from utils.common.errors import UserError
 from utils.measure import machine_checks as checks
-from utils.measure.process_group_check import run_ranks
+from utils.measure.process_group_check import check_common_step
 
 DiskUsage = namedtuple("DiskUsage", ["total", "used", "free"])
 
@@ -172,13 +172,11 @@ def test_mixed_precision_without_hardware_is_a_warning(monkeypatch: pytest.Monke
     assert checks.check_mixed_precision().status == "warn"
 
 
-def test_processes_that_do_not_answer_are_stopped_at_the_time_limit(tmp_path: Path) -> None:
-    assert run_ranks(2, "gloo", tmp_path, timeout_s=0.1) == "no answer from rank 0, 1 within the time limit"
+def test_processes_that_do_not_answer_are_stopped_at_the_time_limit() -> None:
+    with pytest.raises(UserError, match=r"^rank 0, 1 of 2 process\(es\) not done after 0.1 s$"):
+        check_common_step(2, "gloo", timeout_s=0.1)
 
 
-def test_a_rank_s_error_is_reported_in_one_line(tmp_path: Path) -> None:
-    problem = run_ranks(1, "pigeon", tmp_path, timeout_s=60)
-    assert problem is not None
-    assert problem.startswith("rank 0 left with code 1: ")
-    assert "pigeon" in problem.lower()
-    assert "\n" not in problem
+def test_a_rank_s_error_is_reported_in_one_line() -> None:
+    with pytest.raises(UserError, match=r"(?i)^rank 0 of 1 process\(es\) failed \(code 1\): \w+Error: .*pigeon.*$"):
+        check_common_step(1, "pigeon", timeout_s=60)

@@ -12,7 +12,7 @@ from torch import nn
 
 from utils.common import nvml
 from utils.common.devices import choose_precision
-from utils.measure.operators import MOST, most_expensive
+from utils.measure.operators import MAX_OPERATORS, most_expensive
 from utils.measure.profiling import observe_step
 from utils.measure.roofline import DeviceLimits, Roofline, measure_limits
 from utils.measure.step_timer import build_training
@@ -120,7 +120,9 @@ def test_operators_are_ranked_by_their_own_time() -> None:
     operators = [event(f"aten::op{number}", 100.0 * number) for number in range(1, 15)]
     noise = [event("phase: forward", 9e9), event("autograd::engine::evaluate_function: X", 9e9)]
     found = most_expensive([*operators, *noise], 2, is_gpu=False)
-    assert [operator.name for operator in found] == [f"aten::op{number}" for number in range(14, 14 - MOST, -1)]
+    assert [operator.name for operator in found] == [
+        f"aten::op{number}" for number in range(14, 14 - MAX_OPERATORS, -1)
+    ]
     assert found[0].ms == pytest.approx(0.7)  # 1400 us in two steps
     assert found[0].calls == 2
     assert found[0].share == pytest.approx(14 / 105)

@@ -36,10 +36,12 @@ def format_bytes(num_bytes: float) -> str:
     return f"{size:.1f} {units[-1]}"
 
 
-def format_table(header: Sequence[str], rows: Iterable[Sequence[Any]], right_from: int | None = None) -> str:
+def format_table(
+    header: Sequence[str], rows: Iterable[Sequence[Any]], *, right_from: int | None = None, has_rule: bool = True
+) -> str:
     """Align columns, two spaces apart: numbers to the right (floats with four decimals), text to the left.
 
-    Columns from index `right_from` on are aligned to the right, text too.
+    Columns from number `right_from` on are aligned to the right whatever they hold. `has_rule`: underline the header.
     """
     rows = [list(row) for row in rows]
     cells = [[_cell(value) for value in row] for row in rows]
@@ -49,9 +51,10 @@ def format_table(header: Sequence[str], rows: Iterable[Sequence[Any]], right_fro
         is_right = right_from is not None and column >= right_from
         align.append(str.rjust if is_right or (values and all(map(_is_number, values))) else str.ljust)
     widths = [max(len(line[column]) for line in [list(header), *cells]) for column in range(len(header))]
+    rule = [["-" * width for width in widths]] if has_rule else []
     lines = [
         "  ".join(place(text, width) for place, text, width in zip(align, line, widths, strict=True)).rstrip()
-        for line in [list(header), ["-" * width for width in widths], *cells]
+        for line in [list(header), *rule, *cells]
     ]
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""`--batch-size auto`: how many images a GPU takes, found by training on more and more of them."""
+"""`--batch-size auto`: find the largest batch that fits the GPU, by training with growing batches."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from utils.measure.step_timer import build_training, time_training_steps
 from utils.measure.synthetic import synthetic_batch
 from utils.yolo.model import YoloModel
 
-CPU_BATCH_SIZE = 16  # a CPU is not faster with more, and its memory is everybody's
-MEMORY_SHARE = 0.85  # of what is free: communication and crowded photographs need the rest
+CPU_BATCH_SIZE = 16  # a CPU is not faster with more, and other processes share its memory
+MEMORY_SHARE = 0.85  # of the free memory: communication and photographs with many objects need the rest
 LARGEST = 1024
 OBJECTS_PER_IMAGE = 60
 _STEPS = 2
 
 
 def probe_batch_size(model: YoloModel, device: torch.device, precision: Precision, img_size: int) -> int:
-    """Return how many images of `img_size` pixels this process's device takes in a training step, with some room left.
+    """Return the batch size of `img_size`-pixel images that fits this process's device in a training step.
 
-    The model stays as it is. Call before the process group exists: each rank probes by itself. Raises UserError when
-    not even one image fits.
+    Some memory is left free. The model is not changed. Call this before the process group exists: each rank probes its
+    own device. Raises UserError when not even one image fits.
     """
     if device.type != "cuda":
         return CPU_BATCH_SIZE
@@ -33,7 +33,7 @@ def probe_batch_size(model: YoloModel, device: torch.device, precision: Precisio
 
 
 def largest_that_fits(fits: Callable[[int], bool], img_size: int) -> int:
-    """Return the largest of 1, 2, 3, 4, 6, 8, 12, 16, … that fits, supposing that what exceeds a misfit does not fit."""
+    """Return the largest of 1, 2, 3, 4, 6, 8, 12, 16, … that fits. Sizes above one that does not fit are not tried."""
     found, step = 0, 1
     while step <= LARGEST and fits(step):
         found, step = step, step * 2

@@ -1,8 +1,8 @@
-"""How long an all-reduce takes: the cost of a ring, fitted to measurements or taken from what makers promise.
+"""Estimate the time of an all-reduce, from measurements or from a link's data sheet.
 
-A ring over n ranks takes 2 (n - 1) steps; each costs a latency, alpha, and moves 1/n of the message (Thakur,
-Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, 2005, section 4.5). Bus bandwidth is
-nccl-tests' 2 (n - 1) / n * bytes / time: it approaches that of the slowest link and does not depend on n.
+A ring over n ranks takes 2 (n - 1) steps. Each step costs a latency and moves 1/n of the message (Thakur, Rabenseifner,
+Gropp: Optimization of Collective Communication Operations in MPICH, 2005, section 4.5). Bus bandwidth is defined as in
+nccl-tests, 2 (n - 1) / n * bytes / time. It approaches the bandwidth of the slowest link and does not depend on n.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-# Of a link's nominal bandwidth in one direction: NCCL reckons with at most 235 GB/s on A100's NVLink, which has 300
-# (NCCL, src/graph/tuning.cc). Taken for every link.
+# Share of a link's nominal bandwidth in one direction that NCCL reaches: it assumes at most 235 of 300 GB/s for the
+# NVLink of an A100 (NCCL, src/graph/tuning.cc). Applied to every link.
 ACHIEVABLE = 0.78
 GPUS_PER_NODE = 8
 MEASURED = "measured"
@@ -22,7 +22,7 @@ MEASURED = "measured"
 
 @dataclass(frozen=True)
 class Link:
-    """What connects neighbours of the ring: latency of a step, and the bus bandwidth an all-reduce reaches."""
+    """The connection between neighbours of a ring: latency per step, and the bus bandwidth that an all-reduce reaches."""
 
     name: str
     latency_us: float
@@ -30,44 +30,42 @@ class Link:
     source: str
 
     def allreduce_ms(self, num_ranks: int, num_bytes: float, messages: int = 1) -> float:
-        """Return the milliseconds to sum `num_bytes` in all over `num_ranks`, in so many messages one after another."""
+        """Return the milliseconds to sum `num_bytes` over `num_ranks`, split into `messages` sent one after another."""
         if num_ranks < 2:
             return 0.0
         steps = 2 * (num_ranks - 1)
         return messages * steps * self.latency_us / 1e3 + steps / num_ranks * num_bytes / (self.gb_per_s * 1e6)
 
 
-def _preset(name: str, latency_us: float, nominal_gb_per_s: float, source: str) -> tuple[str, Link]:
-    return name, Link(name, latency_us, ACHIEVABLE * nominal_gb_per_s, source)
-
-
-# Latencies: a step of NCCL's ring with its Simple protocol over NVLink 3.4, PCIe 5.7, network 9.6 us (NCCL,
-# src/graph/tuning.cc, hwLat). Nominal bandwidths: one direction.
-PRESETS = dict(
-    [
-        _preset("nvlink3", 3.4, 300, "NVIDIA A100 data sheet: NVLink 600 GB/s in both directions together"),
-        _preset("nvlink4", 3.4, 450, "NVIDIA H100 data sheet: NVLink 900 GB/s in both directions together"),
-        _preset("nvlink5", 3.4, 900, "NVIDIA B200 data sheet: NVLink 1800 GB/s in both directions together"),
-        _preset("pcie4", 5.7, 31.5, "PCI-SIG: 16 GT/s x 16 lanes x 128/130"),
-        _preset("pcie5", 5.7, 63.0, "PCI-SIG: 32 GT/s x 16 lanes x 128/130"),
-        _preset("10gbe", 9.6, 1.25, "IEEE 802.3: 10 Gbit/s"),
-        _preset("25gbe", 9.6, 3.125, "IEEE 802.3: 25 Gbit/s"),
-        _preset("100gbe", 9.6, 12.5, "IEEE 802.3: 100 Gbit/s"),
-        _preset("hdr200", 9.6, 25.0, "InfiniBand Trade Association: HDR 200 Gbit/s"),
-        _preset("ndr400", 9.6, 50.0, "InfiniBand Trade Association: NDR 400 Gbit/s"),
-    ]
+# Name, latency in us, nominal bandwidth of one direction in GB/s, its source. Latencies: a step of NCCL's ring with its
+# Simple protocol over NVLink, PCIe or a network (NCCL, src/graph/tuning.cc, hwLat).
+_DATA_SHEETS = (
+    ("nvlink3", 3.4, 300, "NVIDIA A100 data sheet: NVLink 600 GB/s in both directions together"),
+    ("nvlink4", 3.4, 450, "NVIDIA H100 data sheet: NVLink 900 GB/s in both directions together"),
+    ("nvlink5", 3.4, 900, "NVIDIA B200 data sheet: NVLink 1800 GB/s in both directions together"),
+    ("pcie4", 5.7, 31.5, "PCI-SIG: 16 GT/s x 16 lanes x 128/130"),
+    ("pcie5", 5.7, 63.0, "PCI-SIG: 32 GT/s x 16 lanes x 128/130"),
+    ("10gbe", 9.6, 1.25, "IEEE 802.3: 10 Gbit/s"),
+    ("25gbe", 9.6, 3.125, "IEEE 802.3: 25 Gbit/s"),
+    ("100gbe", 9.6, 12.5, "IEEE 802.3: 100 Gbit/s"),
+    ("hdr200", 9.6, 25.0, "InfiniBand Trade Association: HDR 200 Gbit/s"),
+    ("ndr400", 9.6, 50.0, "InfiniBand Trade Association: NDR 400 Gbit/s"),
 )
+PRESETS = {
+    name: Link(name, latency_us, ACHIEVABLE * nominal_gb_per_s, source)
+    for name, latency_us, nominal_gb_per_s, source in _DATA_SHEETS
+}
 
 
 def bus_gb_per_s(num_ranks: int, num_bytes: float, ms: float) -> float:
-    """Return the bus bandwidth of an all-reduce."""
+    """Return the bus bandwidth of an all-reduce of `num_bytes` that took `ms`."""
     return 2 * (num_ranks - 1) / num_ranks * num_bytes / (ms * 1e6)
 
 
 def fit_link(points: Sequence[dict[str, Any]]) -> Link | None:
-    """Fit latency and bandwidth to measured all-reduces: `processes`, `bytes` and `ms` of each; None without any.
+    """Fit latency and bandwidth to measured all-reduces, each with `processes`, `bytes` and `ms`; None without any.
 
-    Least squares of the relative errors, so that a message of a kilobyte counts as much as one of a hundred megabytes.
+    Least squares over relative errors, so that small messages weigh as much as large ones.
     """
     found = [point for point in points if point["processes"] > 1]
     if not found:
@@ -77,7 +75,7 @@ def fit_link(points: Sequence[dict[str, Any]]) -> Link | None:
     times = np.array([point["ms"] for point in found], np.float64)
     columns = np.stack([2 * (ranks - 1), 2 * (ranks - 1) / ranks * sizes], 1) / times[:, None]
     answer = np.linalg.lstsq(columns, np.ones(len(found)), rcond=None)[0]
-    for column in (0, 1):  # a negative latency or bandwidth: noise; the other one alone explains the times
+    for column in (0, 1):  # negative because of noise: fit the other column alone
         if answer[column] <= 0:
             other = columns[:, 1 - column]
             answer = np.zeros(2)
@@ -88,7 +86,7 @@ def fit_link(points: Sequence[dict[str, Any]]) -> Link | None:
 
 
 def link_for(num_ranks: int, inside: Link, between: Link, gpus_per_node: int = GPUS_PER_NODE) -> Link:
-    """Return the link that limits a ring over `num_ranks`: beyond one machine the slower of the two."""
+    """Return the link that limits a ring over `num_ranks`: on several machines the slower of `inside` and `between`."""
     if num_ranks <= gpus_per_node:
         return inside
     return Link(

@@ -1,7 +1,7 @@
-"""The checks behind `python test_ddp.py`: is this machine ready to train, and if not, what mends it?
+"""The checks of `python test_ddp.py`: is this machine ready to train, and if not, how to fix it?
 
-Every check is a function that returns one Result. PyTorch is imported inside the checks, so that a machine without it
-gets a cure instead of a traceback.
+Each check is a function that returns one Result. PyTorch is imported inside the checks, so that a machine without PyTorch
+gets an instruction instead of a traceback.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,11 +21,11 @@ from utils.common.devices import choose_precision, visible_gpu_count
 from utils.common.environment import PROJECT_FOLDER, package_version
 from utils.common.errors import UserError
 from utils.data.dataset_yaml import label_file_for, load_dataset_yaml
-from utils.measure.process_group_check import run_ranks
+from utils.measure.process_group_check import check_common_step
 
 MIN_PYTHON = (3, 11)
 MIN_TORCH = (2, 4)
-SAFE_TORCH = (2, 10)  # CVE-2026-24747: before it, torch.load(weights_only=True) can be made to corrupt memory
+SAFE_TORCH = (2, 10)  # CVE-2026-24747: in older versions a file can make torch.load(weights_only=True) corrupt memory
 INSTALL_CURE = "python -m pip install -r requirements.txt"
 DATA_CURE = "python download_data.py && python parse_labels.py"
 GIB = 1024**3
@@ -48,7 +47,7 @@ class Result:
 
 
 def run_checks(data: str | Path, timeout_s: float) -> Iterator[Result]:
-    """Yield the checks' results as they come, PyTorch's first."""
+    """Run all checks, those that need PyTorch first; yield each result at once."""
     torch_result = guarded(check_torch)
     if torch_result.status == "fail":
         yield torch_result
@@ -63,11 +62,11 @@ def run_checks(data: str | Path, timeout_s: float) -> Iterator[Result]:
 
 
 def guarded(check: Callable[[], Result]) -> Result:
-    """Run a check; what libraries and the system raise becomes a failed Result with its reason."""
+    """Run a check and turn errors of libraries and the system into a failed Result with the reason."""
     try:
         return check()
     except UserError as error:
-        return Result("fail", str(error))  # it names its own cure
+        return Result("fail", str(error))  # the message says how to fix it
     except (ImportError, OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
         function = check.func if isinstance(check, partial) else check
         name = getattr(function, "__name__", "check").removeprefix("check_").replace("_", " ")
@@ -79,7 +78,7 @@ def guarded(check: Callable[[], Result]) -> Result:
 
 
 def check_torch() -> Result:
-    """Is PyTorch there, and new enough?"""
+    """Is PyTorch installed, and new enough?"""
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library of its own is missing
@@ -94,7 +93,7 @@ def check_torch() -> Result:
 
 
 def check_cuda() -> Result:
-    """Can PyTorch use a GPU? Training on the CPU works too, so its absence is only a warning."""
+    """Can PyTorch use a GPU? A missing GPU is only a warning, because training also works on the CPU."""
     import torch
 
     gpus = visible_gpu_count()
@@ -113,7 +112,7 @@ def check_cuda() -> Result:
 
 
 def check_nccl() -> Result:
-    """Which NCCL does PyTorch bring?"""
+    """Does this PyTorch include NCCL, and which version?"""
     import torch
     import torch.distributed
 
@@ -121,11 +120,11 @@ def check_nccl() -> Result:
         return Result("ok", f"NCCL version: {torch.cuda.nccl.version()}")
     if visible_gpu_count() > 1:
         return Result("fail", "this PyTorch has no NCCL, which several GPUs need", INSTALL_CURE)
-    return Result("warn", "this PyTorch has no NCCL: processes will talk over gloo")
+    return Result("warn", "this PyTorch has no NCCL: processes will communicate with gloo")
 
 
 def check_distributed() -> Result:
-    """Is torch.distributed built in, with gloo?"""
+    """Does this PyTorch include torch.distributed with gloo?"""
     import torch.distributed
 
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
@@ -134,12 +133,12 @@ def check_distributed() -> Result:
 
 
 def check_sync_batch_norm() -> Result:
-    """Does the conversion reach a nested BatchNorm and keep its statistics?"""
+    """Does the conversion replace a nested BatchNorm and keep its statistics?"""
     import torch
     from torch import nn
 
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(nn.BatchNorm2d(4)))
-    model(torch.randn(2, 3, 8, 8))  # so that the running mean is not zero any more
+    model(torch.randn(2, 3, 8, 8))  # the running mean is no longer zero
     before = {name: value.clone() for name, value in model.state_dict().items()}
     converted = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     is_converted = any(isinstance(module, nn.SyncBatchNorm) for module in converted.modules())
@@ -149,7 +148,7 @@ def check_sync_batch_norm() -> Result:
 
 
 def check_mixed_precision() -> Result:
-    """Does a small net learn under autocast, as the trainer would run it here?"""
+    """Does the loss of a small network fall under autocast, in the precision that the trainer would choose here?"""
     import torch
     from torch import nn
 
@@ -183,19 +182,17 @@ def check_mixed_precision() -> Result:
 
 
 def check_process_group(timeout_s: float) -> Result:
-    """Start one process for each GPU (two without GPUs or with one), and let them take a DDP step together."""
+    """Can one process per GPU (two on the CPU, where there is at most one GPU) take a DDP step together?"""
     gpus = visible_gpu_count()
     world_size, backend = (gpus, "nccl") if gpus > 1 else (2, "gloo")
-    with tempfile.TemporaryDirectory(prefix="test_ddp_") as folder:
-        problem = run_ranks(world_size, backend, Path(folder), timeout_s)
-    if problem is None:
-        return Result("ok", f"{world_size} processes trained together over {backend}")
-    cure = (
-        "run again with NCCL_DEBUG=INFO; try NCCL_P2P_DISABLE=1"
-        if backend == "nccl"
-        else ("look for a firewall on the loopback interface, or a slow machine: python test_ddp.py --timeout-s 300")
-    )
-    return Result("fail", f"{world_size} processes over {backend}: {problem}", cure)
+    try:
+        check_common_step(world_size, backend, timeout_s)
+    except UserError as error:
+        cure = "look for a firewall on the loopback interface, or a slow machine: python test_ddp.py --timeout-s 300"
+        if backend == "nccl":
+            cure = "run again with NCCL_DEBUG=INFO; try NCCL_P2P_DISABLE=1"
+        return Result("fail", f"{world_size} processes over {backend}: {error}", cure)
+    return Result("ok", f"{world_size} processes trained together over {backend}")
 
 
 # --- the rest of the machine ---------------------------------------------------------------------------------------
@@ -210,7 +207,7 @@ def check_python() -> Result:
 
 
 def check_ultralytics() -> Result:
-    """Is Ultralytics installed? It brings the YOLOv8 model; it is not imported here."""
+    """Is Ultralytics installed? The YOLOv8 model comes from it. It is not imported here."""
     version = package_version("ultralytics")
     if version is None:
         return Result("fail", "Ultralytics is not installed", INSTALL_CURE)
@@ -218,7 +215,7 @@ def check_ultralytics() -> Result:
 
 
 def check_opencv() -> Result:
-    """Can OpenCV be imported, and does it read back a JPEG it wrote?"""
+    """Can OpenCV be imported, and can it read a JPEG that it wrote?"""
     import numpy
 
     try:
@@ -236,17 +233,19 @@ def check_opencv() -> Result:
 
 
 def check_cores() -> Result:
-    """Are there cores enough to load pictures for every GPU?"""
+    """Are there enough CPU cores to load images for every GPU?"""
     cores, gpus = usable_cpu_count(), visible_gpu_count()
     threads, workers = choose_threads_and_workers(max(gpus, 1), device_type="cuda" if gpus else "cpu")
     text = f"{cores} usable CPU core(s)"
     if gpus and cores < 4 * gpus:
-        return Result("warn", f"{text} for {gpus} GPU(s): loading may hold training up", "four or more cores per GPU")
+        return Result(
+            "warn", f"{text} for {gpus} GPU(s): loading images may slow training down", "four or more cores per GPU"
+        )
     return Result("ok", f"{text}: {threads} thread(s) and {workers} loader worker(s) for each process")
 
 
 def check_shared_memory(folder: Path = Path("/dev/shm")) -> Result:
-    """Is there room for the batches which loader workers hand over?"""
+    """Is there enough shared memory for the batches that loader workers pass to the trainer?"""
     free_bytes = shared_memory_free_bytes(folder)
     if free_bytes is None:
         return Result("ok", "Shared memory is not limited here")
@@ -262,7 +261,7 @@ def check_shared_memory(folder: Path = Path("/dev/shm")) -> Result:
 
 
 def check_disk(folder: Path = PROJECT_FOLDER) -> Result:
-    """Is there room for checkpoints?"""
+    """Is there enough disk space for checkpoints?"""
     free_gib = shutil.disk_usage(folder).free / GIB
     text = f"{free_gib:.1f} GiB of disk free"
     if free_gib < 1:
@@ -273,7 +272,7 @@ def check_disk(folder: Path = PROJECT_FOLDER) -> Result:
 
 
 def check_data(data: str | Path) -> Result:
-    """Are there training and validation pictures, and labels beside them? Missing pictures are only a warning."""
+    """Are there training and validation images with labels? Missing images are only a warning."""
     spec = load_dataset_yaml(data)
     try:
         counts = {split: spec.image_files(split) for split in ("train", "val")}

@@ -1,4 +1,4 @@
-"""Which operators a training step spends its time in, by torch.profiler, and the trace to look at in a browser."""
+"""Find the operators that take the most time of a training step, with torch.profiler; write a trace for the browser."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from utils.data.dataset import Batch
 from utils.engine import TrainingEngine
 from utils.measure.step_timer import Repeated, run_training_steps
 
-MOST = 10
+MAX_OPERATORS = 10
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator: calls and own ms per step (what it calls itself left out), and that as a share of all operators'."""
+    """One operator: calls per step, own ms per step (without the operators it calls), share of all operators' ms."""
 
     name: str
     calls: float
@@ -28,18 +28,17 @@ class Operator:
 
 
 def profile_operators(engine: TrainingEngine, batch: Batch, steps: int, trace: Path | None = None) -> list[Operator]:
-    """Train `steps` steps under the profiler; return the most expensive operators, the first one first.
+    """Train `steps` steps under the profiler; return the most expensive operators in descending order.
 
-    On a GPU the time is that of the kernels which an operator launches. `trace` is written for chrome://tracing or
-    ui.perfetto.dev, with the phases of the steps as ranges.
+    On a GPU, an operator's time is that of the kernels it launches. The file `trace` is for chrome://tracing or
+    ui.perfetto.dev and shows the phases of each step as ranges.
     """
-    os.environ["KINETO_LOG_LEVEL"] = (
-        "99"  # else the profiler's library writes its stages to stderr (at Ultralytics' 5 too)
-    )
+    # Otherwise the profiler's library writes its stages to stderr, even at the level 5 that Ultralytics sets.
+    os.environ["KINETO_LOG_LEVEL"] = "99"
     is_gpu = engine.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])]
     ranges = _Ranges()
-    run_training_steps(engine, Repeated(batch, 2), ranges)  # what only a first step does stays out
+    run_training_steps(engine, Repeated(batch, 2), ranges)  # warm-up: the first step does extra work
     with torch.profiler.profile(activities=activities, record_shapes=trace is not None) as profiler:
         run_training_steps(engine, Repeated(batch, steps), ranges)
         ranges.end()
@@ -56,16 +55,16 @@ def profile_operators(engine: TrainingEngine, batch: Batch, steps: int, trace: P
 
 
 def most_expensive(averages: Any, steps: int, is_gpu: bool) -> list[Operator]:
-    """Return the MOST operators with the largest own time out of the profiler's averages over `steps`."""
+    """Return the MAX_OPERATORS operators with the largest own time, from the profiler's averages over `steps`."""
     time_us = (lambda event: event.self_device_time_total) if is_gpu else (lambda event: event.self_cpu_time_total)
-    # A kernel stands in the list too, beside the operator that launched it: on the device's side.
+    # The list also holds GPU kernels. Their time is already counted for the operator that launched them.
     is_operator = [
         event
         for event in averages
         if event.device_type == torch.autograd.DeviceType.CPU and _is_operator_name(event.key) and time_us(event) > 0
     ]
     total_us = sum(time_us(event) for event in is_operator)
-    chosen = sorted(is_operator, key=time_us, reverse=True)[:MOST]
+    chosen = sorted(is_operator, key=time_us, reverse=True)[:MAX_OPERATORS]
     return [
         Operator(event.key, event.count / steps, time_us(event) / 1000 / steps, time_us(event) / total_us)
         for event in chosen
@@ -73,12 +72,12 @@ def most_expensive(averages: Any, steps: int, is_gpu: bool) -> list[Operator]:
 
 
 def _is_operator_name(name: str) -> bool:
-    """Tell operators, `namespace::name`, from autograd's nodes around them and from ranges."""
+    """Return whether a name is an operator's, `namespace::name`, and not that of an autograd node or a range."""
     return "::" in name and not name.startswith("autograd::")
 
 
 class _Ranges:
-    """Turns marks into ranges of the trace, one for each phase."""
+    """Records each phase as a range of the trace."""
 
     def __init__(self) -> None:
         self._range: Any = None

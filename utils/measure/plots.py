@@ -13,14 +13,9 @@ from utils.plots.figures import figure_color, new_figure, save_figure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from utils.measure.profiling import BatchProfile
 
-
+Row = Mapping[str, Any]
 _GIB = 2**30
 _BLUE, _GREEN, _ORANGE, _SKY, _RED, _PINK = (figure_color(index) for index in (4, 2, 0, 1, 5, 6))
 _PHASE_COLORS = {"input": _PINK, "forward": _SKY, "loss": _ORANGE, "backward": _BLUE, "optimizer": _GREEN}
@@ -34,14 +29,24 @@ _MEMORY_COLORS = {
     "gradients": _RED,
     "temporary": figure_color(3),
 }
+_SCALING_COLORS = {"weak": _BLUE, "strong": _ORANGE}
+_PART_COLORS = {
+    "compute": ("compute_ms", _BLUE),
+    "communication": ("communication_ms", _RED),
+    "data wait": ("data_ms", _PINK),
+    "imbalance": ("waiting_ms", _ORANGE),
+}
+
+
+# --- profile_gpu.py ------------------------------------------------------------------------------------------------
 
 
 def plot_profile(
     profiles: Sequence[BatchProfile], best_batch_size: int, title: str, capacity_bytes: int | None, path: Path
 ) -> None:
-    """Draw images/s, the phases of a step, the peak memory by kind and what the device was doing over the batch size.
+    """Draw images/s, the phases of a step, peak memory by kind, and the device's utilisation over the batch size.
 
-    The best batch is marked; the device's memory, `capacity_bytes`, is a line where it is known.
+    The best batch size is marked. A line shows the device's memory, `capacity_bytes`, where it is known.
     """
     figure, (speed, phases, memory, busy) = new_figure(2, 2, cell_width=6.2, cell_height=4.0)
     figure.suptitle(title, fontsize=11)
@@ -100,7 +105,7 @@ def _busy_panel(axes: Axes, profiles: Sequence[BatchProfile]) -> None:
 
 
 def stack_bars(axes: Axes, parts: Mapping[str, tuple[Sequence[float], Any]], totals: Sequence[float]) -> None:
-    """Draw stacked bars, {label: (values, colour)} from the bottom up, a line at the measured total, and its value."""
+    """Draw stacked bars from `parts`, {label: (values, colour)}, and a line with its value at each measured total."""
     bottom = np.zeros(len(totals))
     for label, (values, color) in parts.items():
         axes.bar(range(len(values)), values, 0.6, bottom=bottom, color=color, label=label)
@@ -114,10 +119,10 @@ def stack_bars(axes: Axes, parts: Mapping[str, tuple[Sequence[float], Any]], tot
 def finish_axes(
     axes: Axes, labels: Sequence[str], axis_name: str, *, has_legend: bool = True, room: float = 1.35
 ) -> None:
-    """Set ticks, limits and style; call it after everything is drawn."""
+    """Set ticks, limits and style. Call this after everything is drawn."""
     axes.set_xticks(range(len(labels)), labels)
     axes.set_xlim(-0.6, len(labels) - 0.4)
-    axes.set_ylim(0, room * max(axes.dataLim.ymax, 0) or 1)  # for the legend
+    axes.set_ylim(0, room * max(axes.dataLim.ymax, 0) or 1)  # space for the legend
     axes.set_xlabel(axis_name, fontsize=9)
     axes.title.set_fontsize(10)
     axes.tick_params(labelsize=8)
@@ -128,21 +133,14 @@ def finish_axes(
         axes.legend(fontsize=8, frameon=False, loc="upper left", reverse=True, ncols=2)
 
 
-_BLUE, _GREEN, _ORANGE, _SKY, _RED, _PINK = (figure_color(index) for index in (4, 2, 0, 1, 5, 6))
-_SCALING_COLORS = {"weak": _BLUE, "strong": _ORANGE}
-_PART_COLORS = {
-    "compute": ("compute_ms", _BLUE),
-    "communication": ("communication_ms", _RED),
-    "data wait": ("data_ms", _PINK),
-    "imbalance": ("waiting_ms", _ORANGE),
-}
-Row = Mapping[str, Any]
+# --- benchmark_ddp.py ----------------------------------------------------------------------------------------------
 
 
 def plot_scaling(rows: Sequence[Row], points: Sequence[Row], predicted: Sequence[Row], title: str, path: Path) -> None:
-    """Draw images/s, efficiency, where a step's time goes, the all-reduce by message size, and the prediction.
+    """Draw images/s, efficiency, the parts of a step, the all-reduce by message size, and the prediction.
 
-    rows: of `utils.measure.scaling.summarise`; points: of `median_points`; predicted: of `utils.measure.scaling_model.predict`.
+    `rows` come from `scaling.summarise`, `points` from `scaling_report.median_points`, `predicted` from
+    `scaling_model.predict`.
     """
     figure, panels = new_figure(3, 2, cell_width=5.0, cell_height=3.8)
     speed, efficiency, split, bandwidth, latency, prediction = panels
@@ -168,7 +166,7 @@ def plot_scaling(rows: Sequence[Row], points: Sequence[Row], predicted: Sequence
 
 
 def _throughput_panel(axes: Axes, rows: Sequence[Row], counts: Sequence[int], kinds: Sequence[str]) -> None:
-    start = rows[0]["images_per_s"] / counts[0]  # one process's share with the fewest
+    start = rows[0]["images_per_s"] / counts[0]  # images/s per process, with the fewest processes
     axes.plot([start * count for count in counts], color="0.6", linestyle="--", linewidth=1.2, label="in proportion")
     for kind in kinds:
         mine = [row for row in rows if row["scaling"] == kind]
@@ -240,9 +238,9 @@ def _prediction_panel(axes: Axes, predicted: Sequence[Row]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
-    axes.set_xlim(counts[0] / 1.3, counts[-1] * 4.5)  # for what is written beside the last point
+    axes.set_xlim(counts[0] / 1.3, counts[-1] * 4.5)  # space for the text beside the last point
     axes.yaxis.set_major_formatter("{x:.4g}")
-    axes.set(title="weak scaling: model fitted to what was measured", ylabel="images/s")
+    axes.set(title="weak scaling: measured, and predicted by a fitted model", ylabel="images/s")
     axes.title.set_fontsize(10)
     axes.set_xlabel("processes", fontsize=9)
     axes.tick_params(labelsize=8)

@@ -1,4 +1,4 @@
-"""Speed and memory of training at several batch sizes on one device, and what follows from them."""
+"""Measure speed and memory of training at several batch sizes on one device, and choose the best one."""
 
 from __future__ import annotations
 
@@ -35,15 +35,19 @@ from utils.measure.synthetic import synthetic_batch
 from utils.measure.tensor_memory import TensorMemory, optimizer_tensors
 
 BEST_WITHIN = 0.03  # a smaller batch this close to the fastest one is the better choice
-HEADROOM = 0.10  # of the device's memory: communication and crowded photographs need it
-PROCESS = "process"  # on a CPU: what the process held before there was a model
+HEADROOM = 0.10  # of the device's memory: communication and photographs with many objects need it
+PROCESS = "process"  # on a CPU: memory of the process before the model was built
 _SAMPLE_S = 0.1
-_OUT_OF_MEMORY = ("out of memory", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")  # said by a RuntimeError
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)  # parts of a RuntimeError's message
 
 
 @dataclass(frozen=True)
 class Space:
-    """What memory a device has, and what a CPU's process held of it before there was a model (0 on a GPU)."""
+    """A device's memory, and how much of it the process used before the model was built (CPU; 0 on a GPU)."""
 
     capacity_bytes: int | None
     process_bytes: int = 0
@@ -51,12 +55,14 @@ class Space:
 
 @dataclass(frozen=True)
 class BatchProfile:
-    """One batch size: milliseconds per step, phase by phase, and the memory of its peak by kind.
+    """Speed and memory of training with one batch size.
 
-    Times are means over the half of the steps whose durations lie in the middle. `allocated_bytes` is the most that
-    tensors took on a GPU, and the process's peak so far (RSS) on a CPU, where `reserved_bytes`, what PyTorch holds of the
-    GPU, is None. `memory_bytes`: the tensors alive when they took the most. `gradient_bytes`: all gradients. `flop`, `bytes_moved`: of one step, the latter
-    if each operator reads and writes its tensors once. `readings`: means over the timed steps.
+    `phase_ms`: ms per step of each phase, the mean over the middle half of the steps (see `middle_half`).
+    `allocated_bytes`: peak of all tensors on a GPU; on a CPU the process's peak RSS so far.
+    `reserved_bytes`: GPU memory held by PyTorch; None on a CPU.
+    `memory_bytes`: bytes by kind of the tensors alive at the peak. `gradient_bytes`: all gradients together.
+    `flop`, `bytes_moved`: of one step, if each operator reads and writes its tensors once.
+    `readings`: means over the timed steps of what the device or the operating system reports.
     """
 
     batch_size: int
@@ -83,16 +89,16 @@ class BatchProfile:
 
     @property
     def held_bytes(self) -> int:
-        """What a further process could not have."""
+        """Memory that another process cannot use."""
         return self.reserved_bytes if self.reserved_bytes is not None else self.allocated_bytes
 
     @property
     def unexplained_bytes(self) -> int:
-        """The peak less all kinds of memory that were found."""
+        """The peak minus the memory of all known kinds."""
         return self.allocated_bytes - sum(self.memory_bytes.values())
 
     def roofline(self, limits: DeviceLimits) -> Roofline:
-        """Compare with what the device can do."""
+        """Compare the step with the device's limits."""
         return Roofline(self.flop, self.bytes_moved, self.step_ms / 1000, limits)
 
 
@@ -121,7 +127,7 @@ def profile_batch(
     batch = synthetic_batch(batch_size, size_px, criterion_of(engine).num_classes, objects_per_image=objects_per_image)
     time_training_steps(engine, batch, warmup_steps, 1)
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what a smaller batch, or a search for the fastest kernel, reserved is not this one's
+        torch.cuda.empty_cache()  # reserved for a smaller batch, or while cuDNN searched for the fastest kernel
         torch.cuda.reset_peak_memory_stats(device)
     with _Utilisation(device) as utilisation:
         phases_ms = time_training_steps(engine, batch, 1, steps)
@@ -145,7 +151,7 @@ def profile_batch(
 
 
 def observe_step(engine: TrainingEngine, batch: Batch) -> tuple[TensorMemory, int]:
-    """Train one step while looking at every operator; return the memory by kind and the floating-point operations."""
+    """Train one step and observe every operator; return the memory by kind and the floating-point operations."""
     state = engine.state
     weights = list(state.model.parameters())
     averages = [] if state.ema is None else [*state.ema.module.parameters(), *state.ema.module.buffers()]
@@ -167,7 +173,7 @@ def observe_step(engine: TrainingEngine, batch: Batch) -> tuple[TensorMemory, in
 
 
 class _Utilisation:
-    """How busy the device is inside the context: NVML's readings of a GPU, the process's own CPU time on a CPU."""
+    """Measures inside the context how busy the device is: NVML's readings of a GPU, the process's CPU time on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -198,9 +204,9 @@ def profile_until_full(
     on_profile: Callable[[BatchProfile], None],
     forecast: Callable[[Sequence[BatchProfile], int], str | None] = lambda profiles, batch_size: None,
 ) -> tuple[list[BatchProfile], TooLarge | None]:
-    """Measure ascending batch sizes until memory runs out; return the profiles and what no longer fitted.
+    """Measure batch sizes in ascending order until memory runs out; return the profiles and the size that did not fit.
 
-    `forecast` may say why a batch size must not be tried.
+    `forecast` may return a reason not to try a batch size.
     """
     profiles: list[BatchProfile] = []
     for batch_size in sorted(set(batch_sizes)):
@@ -209,14 +215,14 @@ def profile_until_full(
             return profiles, TooLarge(batch_size, reason)
         try:
             profiles.append(measure(batch_size))
-        except RuntimeError as error:  # torch.OutOfMemoryError is one too
+        except RuntimeError as error:  # also torch.OutOfMemoryError
             if not any(words in str(error) for words in _OUT_OF_MEMORY):
                 raise
             too_large = TooLarge(batch_size, "ran out of memory")
         else:
             on_profile(profiles[-1])
             continue
-        gc.collect()  # here the exception, and with it every tensor of the failed step, is gone
+        gc.collect()  # only here the exception no longer holds the tensors of the failed step
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return profiles, too_large
@@ -224,9 +230,10 @@ def profile_until_full(
 
 
 def forecast_on_cpu(profiles: Sequence[BatchProfile], batch_size: int) -> str | None:
-    """Say why a batch would exhaust this machine's memory, which ends processes instead of raising; else None.
+    """Return why a batch size would exhaust this machine's memory, else None.
 
-    From the second batch on: what an image took so far, against what the system says is available.
+    Without this the system would kill the process. From the second batch size on, the memory that each further image
+    took so far is compared with the memory that the system reports as available.
     """
     available_bytes = available_memory_bytes()
     if not profiles or available_bytes is None:
@@ -241,7 +248,7 @@ def forecast_on_cpu(profiles: Sequence[BatchProfile], batch_size: int) -> str | 
 
 
 def available_memory_bytes(file: Path = Path("/proc/meminfo")) -> int | None:
-    """Return what Linux says new work could have without swapping; None elsewhere."""
+    """Return the bytes that Linux can give to new work without swapping; None on other systems."""
     if not file.is_file():
         return None
     for line in file.read_text(encoding="utf-8").splitlines():
@@ -252,7 +259,7 @@ def available_memory_bytes(file: Path = Path("/proc/meminfo")) -> int | None:
 
 
 def memory_of(device: torch.device) -> Space:
-    """Return what memory the device has. Call before a model is built."""
+    """Return the device's memory. Call this before a model is built."""
     if device.type == "cuda":
         return Space(torch.cuda.get_device_properties(device).total_memory)
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if sys.platform != "win32" else None
@@ -260,9 +267,9 @@ def memory_of(device: torch.device) -> Space:
 
 
 def best_profile(profiles: Sequence[BatchProfile], capacity_bytes: int | None = None) -> BatchProfile:
-    """Return the smallest batch whose images/s lie within 3 % of the fastest one's, among those that leave headroom.
+    """Return the smallest batch within 3 % of the highest images/s, among those that leave headroom.
 
-    Without any that leaves headroom, the smallest batch of all.
+    If none leaves headroom, return the smallest batch of all.
     """
     roomy = [profile for profile in profiles if leaves_headroom(profile, capacity_bytes)]
     if not roomy:
@@ -272,5 +279,5 @@ def best_profile(profiles: Sequence[BatchProfile], capacity_bytes: int | None = 
 
 
 def leaves_headroom(profile: BatchProfile, capacity_bytes: int | None) -> bool:
-    """Return whether a tenth of the device's memory stays free."""
+    """Return whether at least 10 % of the device's memory stays free."""
     return capacity_bytes is None or profile.held_bytes <= (1 - HEADROOM) * capacity_bytes

@@ -1,4 +1,4 @@
-"""What `profile_gpu.py` says of its profiles: tables, the verdict, plain values for JSON."""
+"""The output of `profile_gpu.py`: tables, the recommended batch size, and values for JSON."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from utils.measure.operators import Operator
 from utils.measure.profiling import BEST_WITHIN, HEADROOM, BatchProfile, TooLarge, best_profile, leaves_headroom
 from utils.measure.step_timer import PHASES
 
-ADDS_UP_WITHIN = 0.10  # of the peak
+ADDS_UP_WITHIN = 0.10  # largest unexplained share of the peak that is not mentioned
 
 
 def verdict_lines(
     profiles: Sequence[BatchProfile], too_large: TooLarge | None, capacity_bytes: int | None = None
 ) -> list[str]:
-    """Say which batch is the best, and which the largest that fits."""
+    """Return two lines: the best batch size, and the largest that fits."""
     best = best_profile(profiles, capacity_bytes)
     largest = max(profile.batch_size for profile in profiles)
     fits = f"batch {too_large.batch_size} {too_large.reason}" if too_large else "none of those tried ran out of memory"
@@ -32,7 +32,7 @@ def verdict_lines(
 
 
 def profile_table(profiles: Sequence[BatchProfile]) -> str:
-    """Lay the profiles out as a table; times are ms per step."""
+    """Return speed, times (ms per step), memory and readings as a table, one row per batch size."""
     memory = ("tensors", "reserved") if profiles[0].reserved_bytes is not None else ("peak RSS",)
     readings = {
         "cpu_util": ("CPU busy", "{:.0%}"),
@@ -51,29 +51,29 @@ def profile_table(profiles: Sequence[BatchProfile]) -> str:
             form.format(profile.readings[name]) if name in profile.readings else "-"
             for name, (_, form) in shown.items()
         ]
-        rows.append([profile.batch_size, *(cell.rjust(9) for cell in cells)])
-    return format_table(["batch", *(title.rjust(9) for title in titles)], rows)
+        rows.append([profile.batch_size, *cells])
+    return format_table(["batch", *(title.rjust(9) for title in titles)], rows, right_from=1)
 
 
 def memory_table(profiles: Sequence[BatchProfile]) -> str:
-    """Lay out the memory by kind at the peak of each batch size, and say whether it adds up."""
+    """Return the memory by kind at each batch size's peak as a table, and lines about what it does not explain."""
     kinds = list(profiles[0].memory_bytes)
     rows = []
     for profile in profiles:
         share = sum(profile.memory_bytes.values()) / profile.allocated_bytes
         sizes = [*(profile.memory_bytes[kind] for kind in kinds), profile.allocated_bytes]
-        cells = [*(format_bytes(size).rjust(9) for size in sizes), f"{share:.0%}".rjust(9)]
-        rows.append([profile.batch_size, *cells])
-    table = format_table(["batch", *(title.rjust(9) for title in (*kinds, "peak", "explained"))], rows)
+        rows.append([profile.batch_size, *map(format_bytes, sizes), f"{share:.0%}"])
+    titles = (title.rjust(9) for title in (*kinds, "peak", "explained"))
+    table = format_table(["batch", *titles], rows, right_from=1)
     gradients = (
-        f"Gradients take {format_bytes(profiles[0].gradient_bytes)} when all are there, at the end of the backward pass; "
-        "by then the activations are freed"
+        f"All gradients together take {format_bytes(profiles[0].gradient_bytes)}, at the end of the backward pass, "
+        "when the activations are already freed"
     )
     return "\n".join([table, gradients, *missing_lines(profiles)])
 
 
 def missing_lines(profiles: Sequence[BatchProfile]) -> list[str]:
-    """Say what the kinds of memory leave unexplained, where that is more than a tenth of the peak."""
+    """Return a line about memory that no kind explains, where it is more than a tenth of the peak; else nothing."""
     missing = [
         f"{format_bytes(profile.unexplained_bytes)} at batch {profile.batch_size} "
         f"({profile.unexplained_bytes / profile.allocated_bytes:.0%} of the peak)"
@@ -89,7 +89,7 @@ def missing_lines(profiles: Sequence[BatchProfile]) -> list[str]:
 def to_record(
     profiles: Sequence[BatchProfile], too_large: TooLarge | None, capacity_bytes: int | None = None
 ) -> dict[str, Any]:
-    """Return profiles and verdict as plain values for JSON."""
+    """Return the profiles and the recommended batch size as plain values for JSON."""
     return {
         "best_batch_size": best_profile(profiles, capacity_bytes).batch_size,
         "largest_batch_size": max(profile.batch_size for profile in profiles),
@@ -109,9 +109,6 @@ def to_record(
 
 
 def operator_table(operators: Sequence[Operator]) -> str:
-    """Lay out the most expensive operators."""
-    rows = [
-        [found.name, f"{found.calls:.0f}".rjust(10), f"{found.ms:.1f}".rjust(11), f"{found.share:.1%}".rjust(7)]
-        for found in operators
-    ]
-    return format_table(["operator", "calls/step", "own ms/step", "share".rjust(7)], rows)
+    """Return the most expensive operators as a table."""
+    rows = [[found.name, f"{found.calls:.0f}", f"{found.ms:.1f}", f"{found.share:.1%}"] for found in operators]
+    return format_table(["operator", "calls/step", "own ms/step", "share".rjust(7)], rows, right_from=1)

@@ -1,4 +1,7 @@
-"""Starts a measurement's ranks as processes, waits for them and reports why one failed."""
+"""Start several processes of one machine as ranks, wait for them, and report why one failed.
+
+This module imports PyTorch only inside a rank: `test_ddp.py` also runs where PyTorch is missing.
+"""
 
 from __future__ import annotations
 
@@ -9,78 +12,137 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from utils.common.environment import PROJECT_FOLDER
 from utils.common.errors import UserError
-from utils.measure.scaling_rank import RankJob
+from utils.common.files import write_text_atomic
+
+if TYPE_CHECKING:
+    import torch
 
 _POLL_S = 0.05
 
-# The tie to the parent comes first: importing PyTorch takes seconds, in which the parent may be killed.
-_RANK_CODE = (
+# The tie to the parent comes first: importing PyTorch takes seconds, in which the parent may be killed. `run_script`
+# leaves without the interpreter's teardown, in which a rank may abort although its work is done.
+_PREPARE = (
     "from utils.common.signals import die_with_parent; die_with_parent(only_under_torchrun=False); "
-    "from utils.common.errors import run_script; from utils.measure.scaling_rank import main; run_script(main)"
+    "from utils.common.errors import run_script; "
 )
 _USER_ERROR = re.compile(r"^(\[rank \d+\] )?error: ")
 _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception)\b")  # the last line of a traceback
 
 
-def run_ranks(job: RankJob, world_size: int) -> list[dict[str, Any]]:
-    """Start `world_size` ranks and return their answers in rank order; no process is left when this returns.
+# --- in the process that starts the ranks --------------------------------------------------------------------------
 
-    Raises UserError with the reason of the first rank that failed, or when `job.timeout_s` is over.
+
+def run_ranks(
+    code: str, world_size: int, job: Mapping[str, Any], timeout_s: float, *, timeout_advice: str = ""
+) -> list[Any]:
+    """Run the Python statement `code` on `world_size` ranks; return what each passed to `write_answer`, in rank order.
+
+    `code` imports a function and passes it to `run_script`. A rank finds torchrun's variables for its place, and `job`
+    (plain values) through `read_job`. The answer is None for a rank that wrote none. No process is left at the end.
+    Raises UserError with the reason of the first rank that failed, or when `timeout_s` has passed.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT_FOLDER)}
-    environment.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
-    if sys.platform.startswith("linux"):
-        environment.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
-    processes: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory(prefix="benchmark-ddp-") as name:
+    with tempfile.TemporaryDirectory(prefix="ranks-") as name:
         folder = Path(name)
-        (folder / "job.json").write_text(json.dumps(asdict(job)), encoding="utf-8")
-        deadline_s = time.monotonic() + job.timeout_s
+        write_text_atomic(folder / "job.json", json.dumps(job))
+        deadline_s = time.monotonic() + timeout_s
+        processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(world_size):
-                # -P: a folder `utils` where the user happens to stand is not ours.
-                command = [sys.executable, "-P", "-c", _RANK_CODE, name]
-                place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                # -P: Python does not search the current folder, which may hold another `utils`.
+                command = [sys.executable, "-P", "-c", _PREPARE + code, name]
                 with _log_file(folder, rank).open("wb") as log:
-                    processes.append(subprocess.Popen(command, env={**environment, **place}, stdout=log, stderr=log))
-            _wait(processes, folder, deadline_s, job.timeout_s)
+                    environment = _environment(rank, world_size)
+                    processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+            late = _wait(processes, folder, deadline_s)
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
-        return [json.loads((folder / f"rank{rank}.json").read_bytes()) for rank in range(world_size)]
+        if late:
+            advice = f"; {timeout_advice}" if timeout_advice else ""
+            raise UserError(f"rank {late} of {world_size} process(es) not done after {timeout_s:g} s{advice}")
+        files = [_answer_file(folder, rank) for rank in range(world_size)]
+        return [json.loads(file.read_bytes()) if file.exists() else None for file in files]
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path, deadline_s: float, timeout_s: float) -> None:
-    """Return when every rank is done. Raises UserError after the first failure or at the deadline."""
-    of = f"of {len(processes)} process(es)"
+def _environment(rank: int, world_size: int) -> dict[str, str]:
+    """Return this process's environment with a rank's place and one thread; the ranks talk on the loopback interface."""
+    search = [str(PROJECT_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    loopback = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if sys.platform.startswith("linux") else {}
+    numbers = {name: str(number) for name, number in place.items()}
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(search), **numbers, **loopback}
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path, deadline_s: float) -> str:
+    """Wait for all ranks; return the numbers of those that miss the deadline. Raises UserError when one fails."""
     while True:
         codes = [process.poll() for process in processes]
         for rank, code in enumerate(codes):
             if code:
-                raise UserError(f"rank {rank} {of} failed (code {code}): {_reason(_log_file(folder, rank))}")
-        if all(code == 0 for code in codes):
-            return
-        if time.monotonic() > deadline_s:
-            missing = ", ".join(str(rank) for rank, code in enumerate(codes) if code is None)
-            raise UserError(
-                f"rank {missing} {of} not done after {timeout_s:g} s; raise --timeout-s, or lower --steps or --batch-size"
-            )
+                reason = _reason(_log_file(folder, rank))
+                raise UserError(f"rank {rank} of {len(processes)} process(es) failed (code {code}): {reason}")
+        running = [str(rank) for rank, code in enumerate(codes) if code is None]
+        if not running or time.monotonic() > deadline_s:
+            return ", ".join(running)
         time.sleep(_POLL_S)
 
 
 def _reason(log: Path) -> str:
+    """Return the last line of a log that names an error, else its last line."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    telling = [line for line in lines if _USER_ERROR.match(line) or _EXCEPTION.match(line)]
-    return _USER_ERROR.sub("", (telling or lines or ["it said nothing"])[-1])
+    errors = [line for line in lines if _USER_ERROR.match(line) or _EXCEPTION.match(line)]
+    return _USER_ERROR.sub("", (errors or lines or ["it printed nothing"])[-1])
 
 
-def _log_file(folder: Path, rank: int) -> Path:
+def _log_file(folder: Path, rank: int | str) -> Path:
     return folder / f"rank{rank}.log"
+
+
+def _answer_file(folder: Path, rank: int | str) -> Path:
+    return folder / f"rank{rank}.json"
+
+
+# --- in a rank -----------------------------------------------------------------------------------------------------
+
+
+def read_job() -> dict[str, Any]:
+    """Return the `job` of `run_ranks`."""
+    job: dict[str, Any] = json.loads((_folder() / "job.json").read_bytes())
+    return job
+
+
+def write_answer(answer: Any) -> None:
+    """Give plain values back to `run_ranks`."""
+    write_text_atomic(_answer_file(_folder(), os.environ["RANK"]), json.dumps(answer))
+
+
+def join_ranks(device: torch.device, timeout_s: float, backend: str | None = None) -> None:
+    """Join the process group of all ranks; `backend` unset: NCCL for a GPU, gloo for the CPU.
+
+    The ranks meet through a file: no port can be taken already, and nothing listens on the network.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        backend or ("nccl" if device.type == "cuda" else "gloo"),
+        init_method=f"file://{_folder().resolve() / 'rendezvous'}",
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=timedelta(seconds=timeout_s),
+        device_id=device if device.type == "cuda" else None,
+    )
+
+
+def _folder() -> Path:
+    return Path(sys.argv[1])

@@ -1,7 +1,7 @@
-"""What a device can do at most, measured on itself, and how near a training step comes (the roofline model).
+"""Measure a device's limits and compare a training step with them (the roofline model).
 
-Williams, Waterman, Patterson: Roofline, an insightful visual performance model, CACM 52(4), 2009: a kernel that does F
-operations on B bytes takes at least max(F / peak operations a second, B / peak bytes a second).
+A kernel that does F operations on B bytes takes at least max(F / peak operations per second, B / peak bytes per second)
+(Williams, Waterman, Patterson: Roofline, an insightful visual performance model, CACM 52(4), 2009).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from utils.common.devices import Precision
 _MATMUL_SIDE = {"cuda": 8192, "cpu": 2048}
 _CONVOLUTION = {"cuda": (32, 256, 64), "cpu": (8, 64, 64)}  # images, channels in and out, side
 _COPY_BYTES = {"cuda": 2**30, "cpu": 2**28}
-_SECONDS = 1.0  # of measuring each: a shared machine has slow moments
+_SECONDS = 1.0  # duration of each measurement: a shared machine has slow moments
 _FEWEST_CALLS = 3
 
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """What the device reaches in a large matrix product, a 3 x 3 convolution (training's precision) and a large copy.
+    """The device's speed in a large matrix product, a 3 x 3 convolution (training's precision) and a large copy.
 
-    On a CPU the library behind convolutions may be twice as fast as the one behind matrices (oneDNN against MKL on a
-    processor that is not Intel's): the limit is the larger of the two.
+    On a CPU, convolutions may be twice as fast as matrix products (oneDNN against MKL on a processor that is not Intel's).
+    The limit is the larger of the two.
     """
 
     matmul_flop_per_s: float
@@ -38,7 +38,7 @@ class DeviceLimits:
 
     @property
     def flop_per_s(self) -> float:
-        """The most operations per second that were reached."""
+        """The highest operations per second that were measured."""
         return max(self.matmul_flop_per_s, self.convolution_flop_per_s)
 
 
@@ -58,27 +58,27 @@ class Roofline:
 
     @property
     def of_peak(self) -> float:
-        """Share of the most that the device reaches."""
+        """Share of the device's highest measured speed."""
         return self.flop_per_s / self.limits.flop_per_s
 
     @property
     def of_matmul(self) -> float:
-        """Share of what the large matrix product reaches; above 1 where convolutions are faster than that."""
+        """Share of the speed of the large matrix product; above 1 where convolutions are faster."""
         return self.flop_per_s / self.limits.matmul_flop_per_s
 
     @property
     def shortest_s(self) -> float:
-        """What the step would take at the device's limits, each operator reading and writing its tensors once."""
+        """Duration of the step at the device's limits, if each operator reads and writes its tensors once."""
         return max(self.flop / self.limits.flop_per_s, self.bytes_moved / self.limits.bytes_per_s)
 
     @property
     def limited_by(self) -> str:
-        """Which of the two limits the step would meet first."""
+        """The limit that allows less speed: arithmetic or memory traffic."""
         is_arithmetic = self.flop / self.limits.flop_per_s >= self.bytes_moved / self.limits.bytes_per_s
         return "arithmetic" if is_arithmetic else "memory traffic"
 
     def lines(self, batch_size: int) -> list[str]:
-        """Say it in words."""
+        """Return the comparison as three lines of text."""
         limits = self.limits
         return [
             f"Roofline at batch {batch_size}: {self.flop_per_s / 1e12:.3g} TFLOP/s, {self.of_matmul:.0%} of the "
@@ -94,7 +94,7 @@ class Roofline:
 
 
 def measure_limits(device: torch.device, precision: Precision) -> DeviceLimits:
-    """Time a large matrix product in the training's precision, and a large copy. Takes about three seconds."""
+    """Time a large matrix product and a convolution in training's precision, and a copy. Takes about three seconds."""
     dtype = precision.dtype or torch.float32
     name = str(dtype).removeprefix("torch.")
     if dtype is torch.float32 and device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
@@ -109,7 +109,7 @@ def measure_limits(device: torch.device, precision: Precision) -> DeviceLimits:
 
 
 def _multiplied_per_s(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the operations a second of a square matrix product."""
+    """Return the operations per second of a square matrix product."""
     side = _MATMUL_SIDE[device.type]
     first, second = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     product = torch.empty_like(first)
@@ -118,7 +118,7 @@ def _multiplied_per_s(device: torch.device, dtype: torch.dtype) -> float:
 
 @torch.no_grad()
 def _convolved_per_s(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the operations a second of a 3 x 3 convolution in the training's memory layout."""
+    """Return the operations per second of a 3 x 3 convolution in training's memory layout (channels last)."""
     images, channels, side = _CONVOLUTION[device.type]
     inputs = torch.randn(images, channels, side, side, device=device).to(dtype, memory_format=torch.channels_last)
     kernel = torch.randn(channels, channels, 3, 3, device=device).to(dtype, memory_format=torch.channels_last)
@@ -127,14 +127,14 @@ def _convolved_per_s(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _copied_per_s(device: torch.device) -> float:
-    """Return the bytes that a copy reads and writes each second."""
+    """Return the bytes per second that a copy reads and writes."""
     source = torch.ones(_COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * source.numel() / _fastest_s(lambda: target.copy_(source), device)
 
 
 def _fastest_s(call: Callable[[], object], device: torch.device) -> float:
-    """Return the shortest of many calls, in seconds."""
+    """Return the duration of the shortest of many calls, in seconds."""
     call()
     durations_s: list[float] = []
     while sum(durations_s) < _SECONDS or len(durations_s) < _FEWEST_CALLS:

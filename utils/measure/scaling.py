@@ -1,11 +1,11 @@
-"""Runs the scaling benchmark at several numbers of processes and summarises it."""
+"""Run the scaling benchmark with several numbers of processes and summarise the results."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,9 +18,10 @@ from utils.measure.scaling_rank import RankJob
 from utils.measure.step_ranges import DATA, RANGES, split_collectives
 from utils.measure.step_timer import PHASES
 
-MOST_CPU_PROCESSES = 8
+MAX_CPU_PROCESSES = 8
+_RANK_CODE = "from utils.measure.scaling_rank import main; run_script(main)"
 
-# What a step's time is made of.
+# Column of a run -> its title: the parts that add up to a step's time.
 STEP_PARTS = {
     "compute_ms": "compute",
     "communication_ms": "communication",
@@ -49,10 +50,10 @@ def run_benchmark(
     repeats: int,
     on_run: Callable[[Run], None],
 ) -> list[Run]:
-    """Run every count and scaling `repeats` times; return one record a run.
+    """Run every process count and scaling `repeats` times; return one record per run.
 
-    `job.global_batch_size` is what a single process trains with. A round measures every count before the next round
-    begins, so that whatever else the machine does strikes all of them alike. Raises UserError when a run fails.
+    `job.global_batch_size` is the batch size of a single process. Each round measures every count once, so that other
+    load on the machine affects all counts alike. Raises UserError when a run fails.
     """
     runs: list[Run] = []
     for repeat in range(repeats):
@@ -60,23 +61,30 @@ def run_benchmark(
             found: Run | None = None
             for scaling in scalings:
                 if scaling == "strong" and count > job.global_batch_size:
-                    continue  # somebody would have nothing to do
-                if found is None or count > 1:  # with one process both kinds are the same
+                    continue  # some process would get no image
+                if found is None or count > 1:  # with one process, weak and strong scaling are the same run
                     batch_size = job.global_batch_size * (count if scaling == "weak" else 1)
                     with OtherLoad() as others:
-                        answers = run_ranks(replace(job, global_batch_size=batch_size), count)
+                        answers = run_job(replace(job, global_batch_size=batch_size), count)
                     found = {**summarise_run(answers), "other_load": others.share}
                 runs.append({"scaling": scaling, "processes": count, "repeat": repeat + 1, **found})
                 on_run(runs[-1])
     return runs
 
 
-def summarise_run(answers: Sequence[dict[str, Any]]) -> Run:
-    """Reduce the ranks' answers to one record; times are means over steps and ranks, in ms.
+def run_job(job: RankJob, world_size: int) -> list[dict[str, Any]]:
+    """Run a job on `world_size` ranks; return the result of `scaling_rank.measure` of each. Raises UserError."""
+    advice = "raise --timeout-s, or lower --steps or --batch-size"
+    return run_ranks(_RANK_CODE, world_size, asdict(job), job.timeout_s, timeout_advice=advice)
 
-    step (host's clock, slowest rank) = compute + data + communication + waiting, each from ranges measured within the
-    steps; `ranges_share` is their sum over the step. Communication is what the last rank to arrive at a collective spends
-    in it, waiting what the others spend beyond. Imbalance is the slowest rank's compute over the mean, less one.
+
+def summarise_run(answers: Sequence[dict[str, Any]]) -> Run:
+    """Reduce the ranks' answers to one record. Times are means over steps and ranks, in ms.
+
+    A step, by the host's clock on the slowest rank, is about compute + data + communication + waiting. These four are
+    measured within the steps; `ranges_share` is their sum divided by the step. Communication is the time that the last
+    rank to arrive spends in a collective; waiting is the time that the other ranks spend in it beyond that. Imbalance is
+    the slowest rank's compute over the mean, minus one.
     """
     ranges = np.array([answer["ranges_ms"] for answer in answers])  # (ranks, steps, 7)
     num_steps = ranges.shape[1]
@@ -107,14 +115,14 @@ def summarise_run(answers: Sequence[dict[str, Any]]) -> Run:
         mine = next(point for point in run["allreduces"] if point["bytes"] == run["gradient_bytes"])
         run["allreduce_ms"], run["allreduce_gb_per_s"] = mine["ms"], mine["bus_gb_per_s"]
         run["overlap"] = float(np.clip(1 - run["gradient_communication_ms"] / run["allreduce_ms"], 0, 1))
-        # What steps with communication take longer than without, against the time that it takes by itself.
+        # The extra time of steps with communication, compared with the time of the all-reduce by itself.
         other_ms = run["communication_ms"] - run["gradient_communication_ms"] + run["waiting_ms"]
         run["net_overlap"] = float(np.clip(1 - (step_ms - run["alone_ms"] - other_ms) / run["allreduce_ms"], 0, 1))
     return run
 
 
 def _communication(answers: Sequence[dict[str, Any]], num_steps: int) -> dict[str, float]:
-    """Return the ms per step of all collectives, of the gradients' one and of waiting; number and bytes of the others."""
+    """Return per step the ms of all collectives, of the gradients' all-reduce and of waiting; the others' number and bytes."""
     durations_ms = [[ms for step in answer["collectives"] for ms, _ in step] for answer in answers]
     transfer, waiting = split_collectives(durations_ms)
     sizes = np.array([size for step in answers[0]["collectives"] for _, size in step], np.int64)
@@ -129,10 +137,10 @@ def _communication(answers: Sequence[dict[str, Any]], num_steps: int) -> dict[st
 
 
 def allreduce_points(answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return size, median ms, algorithm and bus bandwidth in GB/s of every all-reduce that was timed by itself."""
+    """Return size, median ms, algorithm bandwidth and bus bandwidth (GB/s) of every all-reduce timed by itself."""
     points = []
     for number, first in enumerate(answers[0]["allreduces"]):
-        # Nobody has the sum before the slowest rank has it.
+        # The all-reduce ends with its slowest rank.
         slowest = np.max([answer["allreduces"][number]["ms"] for answer in answers], axis=0)
         size, ms = first["bytes"], float(np.median(slowest))
         bandwidths = {"gb_per_s": size / (ms * 1e6), "bus_gb_per_s": bus_gb_per_s(len(answers), size, ms)}
@@ -141,10 +149,10 @@ def allreduce_points(answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def summarise(runs: Iterable[Run]) -> list[dict[str, Any]]:
-    """Return one row for each scaling and count: medians over the repeats, speed-up and efficiency.
+    """Return one row per scaling and process count: medians over the repeats, speed-up and efficiency.
 
-    Speed-up is the median over rounds of images/s against the fewest processes of the same round; efficiency is
-    speed-up over the growth of the number of processes.
+    Speed-up is images/s divided by that of the fewest processes in the same round (median over rounds). Efficiency is
+    speed-up divided by the factor by which the number of processes grew.
     """
     by_key: dict[tuple[str, int], list[Run]] = {}
     for run in runs:
@@ -173,9 +181,9 @@ def summarise(runs: Iterable[Run]) -> list[dict[str, Any]]:
 
 
 class OtherLoad:
-    """How much of this machine's cores other processes used inside the context: `share`, 0-1; None where unknown.
+    """Measures inside the context the `share` (0-1) of this machine's cores that other processes use; None if unknown.
 
-    Scaling compares one busy core with all of them busy: whoever else computes meanwhile takes from the latter only.
+    Other load lowers the measured efficiency: it slows runs that need all cores, and hardly those that need one.
     """
 
     def __init__(self) -> None:
@@ -194,7 +202,7 @@ class OtherLoad:
 
 
 def _busy_s(file: Path = Path("/proc/stat")) -> tuple[float, float, float] | None:
-    """Return seconds: the clock, all cores' work so far (with what a hypervisor took), our own and our children's."""
+    """Return seconds: the clock, all cores' work so far (with time taken by a hypervisor), ours and our children's."""
     if not file.is_file():
         return None
     user, nice, system, _, _, interrupt, soft_interrupt, steal = map(float, file.read_text().split()[1:9])

@@ -1,7 +1,7 @@
-"""A model of training on n devices, fitted to the measured scaling, and what it predicts for more of them.
+"""Predict training speed on more devices, with a model that is fitted to the runs measured on this machine.
 
-A step takes compute + waiting for the slowest + blocking collectives + the part of the gradients' all-reduce that the
-backward pass does not hide. Weak scaling: every device keeps its batch.
+Step time = compute + waiting for the slowest rank + blocking collectives + the part of the gradients' all-reduce that the
+backward pass does not hide. The model is for weak scaling: every device keeps its batch size.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from utils.measure.interconnect import GPUS_PER_NODE, Link, fit_link, link_for
 
 @dataclass(frozen=True)
 class ScalingModel:
-    """What was fitted. Times in ms; `compute_ms` is that of the most processes measured, with their neighbours' load."""
+    """Fitted values. Times in ms; `compute_ms` comes from the run with the most processes, which share the machine."""
 
     batch_size: float  # images per device
     single_ms: float
     compute_ms: float
-    spread_ms: float  # standard deviation of a rank's compute, from the measured waiting
+    spread_ms: float  # standard deviation of a rank's compute time, derived from the measured waiting
     backward_ms: float
-    overlap: float  # share of the gradients' all-reduce that the backward pass hides while it lasts
+    overlap: float  # share of the gradients' all-reduce that the backward pass hides, at most its own duration
     gradient_bytes: float
     other_collectives: float
     other_bytes: float
     measured_link: Link | None
 
     def step_ms(self, num_devices: int, link: Link) -> float:
-        """Return the milliseconds of a step on so many devices."""
+        """Return the milliseconds of one step on `num_devices`."""
         if num_devices == 1:
             return self.single_ms
         messages = math.ceil(self.gradient_bytes / bucket_bytes(int(self.gradient_bytes)))
@@ -46,14 +46,15 @@ class ScalingModel:
         return self.compute_ms + waiting_ms + blocking_ms + gradients_ms - hidden_ms
 
     def images_per_s(self, num_devices: int, link: Link) -> float:
-        """Return the images trained per second by all devices together."""
+        """Return the images per second of all devices together."""
         return num_devices * self.batch_size / self.step_ms(num_devices, link) * 1000
 
 
 def fit_model(rows: Sequence[dict[str, Any]], points: Sequence[dict[str, Any]]) -> ScalingModel:
-    """Fit the model to the weak-scaling rows of `utils.measure.scaling.summarise` and the all-reduces timed by themselves.
+    """Fit the model to the rows of `utils.measure.scaling.summarise` and the points of `median_points`.
 
-    Overlap is the mean over the measured counts. Without weak scaling the costs of the strong one are taken, on top of the work of the fewest processes.
+    Weak-scaling rows are used where there are any. Otherwise waiting and collectives come from the strong-scaling row with
+    the most processes, and compute from the one with the fewest. Overlap is the mean over the process counts.
     """
     chosen = [row for row in rows if row["scaling"] == "weak"] or list(rows)
     first, last = chosen[0], chosen[-1]
@@ -76,7 +77,7 @@ def fit_model(rows: Sequence[dict[str, Any]], points: Sequence[dict[str, Any]]) 
 
 
 def expected_maximum(count: int) -> float:
-    """Return the expected largest of so many standard normal values: 0 for one, 0.56 for two, 1.42 for eight."""
+    """Return the expected maximum of `count` standard normal values: 0 for one, 0.56 for two, 1.42 for eight."""
     at = np.linspace(-10, 10, 4001)
     below = np.array([0.5 * math.erfc(-x / math.sqrt(2)) for x in at]) ** count
     return float(at[-1] - np.trapezoid(below, at)) if count > 1 else 0.0  # E = b - integral of P(max < x) up to b
@@ -90,27 +91,24 @@ def predict(
     between: Link,
     gpus_per_node: int = GPUS_PER_NODE,
 ) -> list[dict[str, Any]]:
-    """Return a row for each measured count, modelled with the measured link, and one for each predicted count.
+    """Return one row per measured count, computed with the measured link, then one per count of `counts`.
 
-    Predictions go by `inside` within one machine and by the slower of `inside` and `between` beyond.
+    Predictions use `inside` within one machine, and the slower of `inside` and `between` for several machines.
     """
     found = []
-    single = model.batch_size / model.single_ms * 1000
     for row in rows:
         count = row["processes"]
         if row["scaling"] != "weak" or (count > 1 and model.measured_link is None):
             continue
         link = model.measured_link or inside
-        found.append(_row(model, count, link, single, "measured", row["images_per_s"]))
+        found.append(_row(model, count, link, "measured", row["images_per_s"]))
     for count in counts:
         link = link_for(count, inside, between, gpus_per_node)
-        found.append(_row(model, count, link, single, "PREDICTION", None))
+        found.append(_row(model, count, link, "PREDICTION", None))
     return found
 
 
-def _row(
-    model: ScalingModel, count: int, link: Link, single: float, kind: str, measured: float | None
-) -> dict[str, Any]:
+def _row(model: ScalingModel, count: int, link: Link, kind: str, measured: float | None) -> dict[str, Any]:
     modelled = model.images_per_s(count, link)
     return {
         "processes": count,
@@ -118,13 +116,13 @@ def _row(
         "link": "-" if count == 1 else link.name,
         "images_per_s_measured": measured,
         "images_per_s_model": modelled,
-        "efficiency_model": modelled / (count * single),
+        "efficiency_model": modelled / (count * model.images_per_s(1, link)),
         "step_ms_model": model.step_ms(count, link),
     }
 
 
 def prediction_table(found: Sequence[dict[str, Any]]) -> str:
-    """Lay out measured and predicted points beside each other."""
+    """Return measured and predicted rows as a table."""
     lines = []
     for row in found:
         measured = row["images_per_s_measured"]
@@ -146,5 +144,5 @@ def prediction_table(found: Sequence[dict[str, Any]]) -> str:
 
 
 def to_record(model: ScalingModel, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return model and rows as plain values for JSON."""
+    """Return the model and the rows of `predict` as plain values for JSON."""
     return {"model": asdict(model), "rows": list(found)}

@@ -1,15 +1,9 @@
-"""One rank of the scaling benchmark, started by `utils.measure.rank_processes` alone.
-
-The command line names a folder that holds job.json; the answer is rank<N>.json beside it.
-"""
+"""One rank of the scaling benchmark; `utils.measure.scaling.run_job` starts it."""
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +15,10 @@ from utils.common.devices import choose_device, choose_precision, seed_everythin
 from utils.common.errors import UserError
 from utils.data.dataset import Batch
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
-from utils.data.images import write_bytes_atomic
 from utils.distributed import RankInfo, barrier, read_rank_environment
 from utils.distributed.ddp import gradient_bytes
 from utils.engine import TrainingEngine
+from utils.measure.rank_processes import join_ranks, read_job, write_answer
 from utils.measure.step_ranges import DATA, MarkedLoader, RangeTimer, StepRanges, timed_collectives, training_loader
 from utils.measure.step_timer import (
     Repeated,
@@ -39,12 +33,12 @@ from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import build_model
 
 REDUCE_WARMUP, REDUCE_REPEATS = 3, 10
-REDUCE_BYTES = tuple(2**power for power in range(10, 27, 2))  # 1 KiB to 64 MiB; the gradients' own size comes on top
+REDUCE_BYTES = tuple(2**power for power in range(10, 27, 2))  # 1 KiB to 64 MiB; the gradients' size is added
 
 
 @dataclass(frozen=True)
 class RankJob:
-    """What every rank of one run is told. `global_batch_size` is dealt out as evenly as it goes."""
+    """The job of every rank of one run. The ranks share `global_batch_size` as evenly as possible."""
 
     model: str
     global_batch_size: int
@@ -55,13 +49,13 @@ class RankJob:
     amp: str
     device: str
     timeout_s: float
-    data: str | None = None  # a data-set YAML: train from it; unset: one synthetic batch again and again
+    data: str | None = None  # data-set YAML to train from; unset: the same synthetic batch in every step
     num_workers: int = 0
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Steps with communication: their ranges, and what the host's clock says of all of them together; images trained."""
+    """Steps with communication: their ranges, their total duration by the host's clock, and the images trained."""
 
     ranges: StepRanges
     wall_ms: float
@@ -70,32 +64,32 @@ class Timed:
 
 def main() -> None:
     """Be one rank."""
-    folder = Path(sys.argv[1])
-    job = RankJob(**json.loads((folder / "job.json").read_text(encoding="utf-8")))
+    job = RankJob(**read_job())
     ranks = read_rank_environment()
-    torch.set_num_threads(1)  # alike for every number of processes, or one process would own all the cores
+    torch.set_num_threads(1)  # otherwise a single process would use all cores
     device = choose_device(job.device, ranks.local_rank)
     tune_device(device, deterministic=False, fixed_shapes=True)
     try:
-        _join(folder, job, ranks, device)
+        if ranks.world_size > 1:
+            join_ranks(device, job.timeout_s)
         answer = measure(job, ranks, device)
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"{job.global_batch_size} images over {ranks.world_size} process(es) do not fit the GPU; "
             "use a smaller --batch-size"
         ) from error
-    # Not after a failure: leaving the group may wait for the others, and the benchmark would learn of it late.
+    # Not after a failure: leaving the group may wait for the other ranks, which would delay the report.
     if dist.is_initialized():
         dist.destroy_process_group()
-    write_bytes_atomic(folder / f"rank{ranks.rank}.json", json.dumps(answer).encode())
+    write_answer(answer)
 
 
 def measure(job: RankJob, ranks: RankInfo, device: torch.device) -> dict[str, Any]:
-    """Train with all communication and with none, then time the all-reduce alone. Every rank must reach this.
+    """Train with and without communication, then time the all-reduce by itself. Every rank must reach this.
 
-    Returns for the steps with communication `ranges_ms` (steps, 7) and `collectives` as in `StepRanges`, and by the host's
-    clock `wall_ms` of all of them; `alone_ms` of each step without communication (with one process: the same steps); and
-    `allreduces`: bytes and the ms of each repeat.
+    Returns for the steps with communication `ranges_ms` (steps, 7), `collectives` as in `StepRanges`, and their total
+    duration `wall_ms` by the host's clock; `alone_ms` of each step without communication (with one process: the same
+    steps); and `allreduces`: bytes and the ms of each repeat.
     """
     seed_everything(0)
     share = len(range(ranks.rank, job.global_batch_size, ranks.world_size))
@@ -140,9 +134,9 @@ def measure(job: RankJob, ranks: RankInfo, device: torch.device) -> dict[str, An
 def _time_with_and_without(
     engine: TrainingEngine, loader: Any, batch: Batch, job: RankJob
 ) -> tuple[list[Timed], np.ndarray]:
-    """Return the ranges of two halves of steps with communication, and the ms of steps without any (steps,).
+    """Return the ranges of two halves of steps with communication, and the ms of steps without, (steps,).
 
-    The ones without lie in the middle: a machine that grows slower or faster meanwhile does so for both alike.
+    The steps without communication run between the two halves: a drift of the machine's speed affects both kinds alike.
     """
     alone = _alone(engine)
     found: list[Timed] = []
@@ -153,14 +147,14 @@ def _time_with_and_without(
         if communicates:
             found.append(_time_ranges(engine, loader, batch, job, half))
             continue
-        # The engine's model is DDP: under no_sync its hooks leave the gradients where they are.
+        # The engine's model is DDP: under no_sync it does not reduce the gradients.
         with engine.model.no_sync():  # type: ignore[operator]
             alone_ms.append(time_training_steps(alone, batch, job.warmup_steps, half).sum(1))
     return found, np.concatenate(alone_ms)
 
 
 def _time_ranges(engine: TrainingEngine, loader: Any, batch: Batch, job: RankJob, steps: int) -> Timed:
-    """Train `steps` steps after the warm-up and return what was found."""
+    """Train `steps` steps after the warm-up and return their times."""
     device = engine.device
     if device.type == "cuda":
         batch.pin_memory()
@@ -178,7 +172,7 @@ def _time_ranges(engine: TrainingEngine, loader: Any, batch: Batch, job: RankJob
 
 
 class _WallClock:
-    """Passes marks on, and times by the host's clock from the first step that counts to the first that does not."""
+    """Forwards marks, and times by the host's clock from the first to the last measured step."""
 
     def __init__(self, timer: RangeTimer, warmup_steps: int, steps: int) -> None:
         self.timer = timer
@@ -198,7 +192,7 @@ class _WallClock:
 
 
 class LocalLoss:
-    """The training loss of one rank by itself: the same arithmetic, its normalisers not reduced over the ranks."""
+    """The training loss of one rank by itself: its normalisers are not reduced over the ranks."""
 
     def __init__(self, criterion: SegmentationLoss) -> None:
         self.criterion = criterion
@@ -223,25 +217,10 @@ def _time_allreduce(num_bytes: int, device: torch.device) -> np.ndarray:
     buffer = torch.zeros(num_bytes // 4, device=device)
     durations_ms = []
     for _ in range(REDUCE_WARMUP + REDUCE_REPEATS):
-        barrier()  # its answer is read on the host, so the device is idle after it
+        barrier()  # the host reads its result, so the device is idle afterwards
         start_s = time.perf_counter()
         dist.all_reduce(buffer)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         durations_ms.append((time.perf_counter() - start_s) * 1000)
     return np.array(durations_ms[REDUCE_WARMUP:])
-
-
-def _join(folder: Path, job: RankJob, ranks: RankInfo, device: torch.device) -> None:
-    """Meet the other ranks through a file: no port that could be taken, nothing that listens on the network."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    if ranks.world_size > 1:
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            init_method=f"file://{folder.resolve() / 'rendezvous'}",
-            rank=ranks.rank,
-            world_size=ranks.world_size,
-            timeout=timedelta(seconds=job.timeout_s),
-            device_id=device if device.type == "cuda" else None,
-        )

@@ -1,4 +1,4 @@
-"""The scaling benchmark as tables."""
+"""Tables of the scaling benchmark."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 from utils.common.text import format_bytes, format_table
 from utils.measure.scaling import STEP_PARTS, Run
 
-MOST_OTHER_LOAD = 0.05
+MAX_OTHER_LOAD = 0.05  # share of the machine's cores; above it a note is printed
 
 
 def noise_note(rows: Iterable[dict[str, Any]]) -> str | None:
-    """Return a line about other processes that took part in the measurement, or None."""
-    most = max((row["other_load"] for row in rows if row["other_load"] is not None), default=0.0)
-    if most <= MOST_OTHER_LOAD:
+    """Return a line about other processes that used the machine during the measurement, or None."""
+    largest = max((row["other_load"] for row in rows if row["other_load"] is not None), default=0.0)
+    if largest <= MAX_OTHER_LOAD:
         return None
     return (
-        f"Other processes took up to {most:.0%} of this machine's cores meanwhile, which lowers the efficiency shown: "
-        "repeat on an idle machine"
+        f"Other processes used up to {largest:.0%} of this machine's cores during the measurement, which lowers the "
+        "efficiency shown: repeat on an idle machine"
     )
 
 
 def scaling_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Lay the summary out as a table; the parts of a step are shares of its time."""
+    """Return the rows of `summarise` as a table; the parts of a step are shares of its time."""
     header = ["scaling", "processes", "batch", "images/s", "speed-up", "efficiency", "ms/step"]
     header += [*STEP_PARTS.values(), "sum", "overlap", "net overlap"]
     lines = []
@@ -38,7 +38,7 @@ def scaling_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def allreduce_table(points: Sequence[dict[str, Any]]) -> str:
-    """Lay out the all-reduces that were timed by themselves."""
+    """Return the all-reduces that were timed by themselves as a table."""
     lines = [
         [
             point["processes"],
@@ -51,7 +51,7 @@ def allreduce_table(points: Sequence[dict[str, Any]]) -> str:
 
 
 def median_points(runs: Iterable[Run]) -> list[dict[str, Any]]:
-    """Return one all-reduce for each count and size: the medians over the runs."""
+    """Return one row per process count and message size: medians over the runs."""
     by_key: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for run in runs:
         for point in run["allreduces"]:

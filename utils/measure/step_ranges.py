@@ -1,7 +1,6 @@
-"""What a rank does with the time of its steps: the phases of the step, the wait for data and every collective.
+"""Measure how a rank spends the time of its steps: the phases, the wait for data and every collective.
 
-A collective takes as long as its slowest participant lets it: the part that the last rank to arrive needs is the
-transfer, whatever another rank spends on top of that is waiting for that last one (`split_collectives`).
+Also the loaders for such measurements: the trainer's own over photographs, and one that marks each request for a batch.
 """
 
 from __future__ import annotations
@@ -29,13 +28,17 @@ from utils.measure.step_timer import PHASES, Marker, StepTimer
 DATA = "data"  # the phase in which a step waits for its batch
 COMMUNICATION = "communication"
 RANGES = (DATA, *PHASES, COMMUNICATION)
+_MANY_EPOCHS = 10**9  # the measurement never reaches the epochs without mosaic
+
+
+# --- ranges --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class StepRanges:
-    """The steps of one rank: ms by RANGES, float64 (steps, 7), and each step's blocking collectives in their order.
+    """The steps of one rank: ms by RANGES, float64 (steps, 7), and the blocking collectives of each step in order.
 
-    A collective is (ms that this rank stood in it, bytes); the gradients' one counts from the last gradient on.
+    A collective is (ms that this rank spent in it, bytes). The gradients' all-reduce counts from the last gradient on.
     """
 
     ranges_ms: np.ndarray
@@ -43,10 +46,10 @@ class StepRanges:
 
 
 class RangeTimer(StepTimer):
-    """A StepTimer whose phases may be interrupted by collectives; a step begins where its batch is asked for.
+    """A StepTimer that also times collectives within phases. A step begins when its batch is requested.
 
-    On a GPU its marks are events on the stream that computes: that stream waits for a collective's result, and the
-    time between the marks around it is the time which the arithmetic stood still.
+    On a GPU the marks are events on the compute stream. That stream waits for a collective's result, so the time
+    between the marks around a collective is the time in which no arithmetic runs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -61,7 +64,7 @@ class RangeTimer(StepTimer):
 
     @contextmanager
     def collective(self, num_bytes: int) -> Iterator[None]:
-        """Count what happens inside as a collective over `num_bytes`; the phase around it goes on afterwards."""
+        """Count the time inside the context as a collective over `num_bytes`, then continue the phase around it."""
         around = self._phase
         self._bytes.append(num_bytes)
         self.mark(COMMUNICATION)
@@ -71,15 +74,15 @@ class RangeTimer(StepTimer):
             self.mark(around)
 
     def gradients_ready(self, num_bytes: int) -> None:
-        """Begin to wait for the gradients of the other ranks; the next phase ends it. Counts from the last call on."""
-        if self._phase == COMMUNICATION:  # an earlier gradient was not the last one: this time was still backward
+        """Begin to wait for the other ranks' gradients; the next phase ends it. The last call of a step counts."""
+        if self._phase == COMMUNICATION:  # the gradient before was not the last one: that time belongs to backward
             self._marks[-1] = ("backward", self._marks[-1][1])
             self._bytes.pop()
         self._bytes.append(num_bytes)
         self.mark(COMMUNICATION)
 
     def ranges(self) -> StepRanges:
-        """Return all complete steps: the last one is once the next has begun. Waits for the GPU."""
+        """Return all complete steps; a step is complete when the next one has begun. Waits for the GPU."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         numbers = iter(self._bytes)
@@ -103,7 +106,7 @@ class RangeTimer(StepTimer):
 
 @contextmanager
 def timed_collectives(timer: RangeTimer, model: torch.nn.Module) -> Iterator[None]:
-    """Tell `timer` of every all-reduce that the training itself calls, and of the wait for DDP's gradients."""
+    """Report to `timer` every all-reduce that the training itself calls, and the wait for DDP's gradients."""
     reduce = dist.all_reduce
 
     def timed(tensor: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
@@ -118,7 +121,7 @@ def timed_collectives(timer: RangeTimer, model: torch.nn.Module) -> Iterator[Non
         def ready(_: torch.Tensor) -> None:
             timer.gradients_ready(num_bytes)
 
-        # What the network uses first gets its gradient last: the first convolution and the normalisation behind it.
+        # The first layers get their gradients last: the first convolution and its BatchNorm.
         hooks = [weight.register_post_accumulate_grad_hook(ready) for weight in weights[:3]]
     dist.all_reduce = timed
     try:
@@ -130,36 +133,36 @@ def timed_collectives(timer: RangeTimer, model: torch.nn.Module) -> Iterator[Non
 
 
 def split_collectives(durations_ms: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
-    """Split what each rank spent in the same collectives, (ranks, collectives) ms, into transfer and waiting.
+    """Split the ms that each rank spent in the same collectives, (ranks, collectives), into transfer and waiting.
 
-    Returns ms of transfer, alike for all ranks, (collectives,), and of waiting (ranks, collectives). Nobody waits less
-    than the last rank to arrive, and it waits for the transfer alone.
+    The last rank to arrive does not wait, so the shortest time of all ranks is the transfer. Returns ms of transfer,
+    equal for all ranks, (collectives,), and ms of waiting, (ranks, collectives).
     """
     spent = np.asarray(durations_ms, np.float64)
     transfer = spent.min(0)
     return transfer, spent - transfer
 
 
-_NO_EPOCH = 10**9  # mosaic never ends
+# --- loaders -------------------------------------------------------------------------------------------------------
 
 
 def training_loader(
     data: str, img_size: int, batch_size: int, workers: int, pin_memory: bool, *, rank: int = 0, world_size: int = 1
 ) -> EpochLoader:
-    """Build the trainer's loader over a rank's share of a data set's training photographs, with default augmentation.
+    """Build the trainer's loader for a rank's share of the training photographs, with default augmentation.
 
     `batch_size` is per rank.
     """
     spec = load_dataset_yaml(Path(data))
     photos = read_photos(spec, "train")
     packed = open_images(photos, img_size, spec.root / ".cache", "train", main_printer(rank))
-    dataset = SegmentationDataset(photos, img_size, packed=packed, augment=AugmentConfig(), mosaic_epochs=_NO_EPOCH)
+    dataset = SegmentationDataset(photos, img_size, packed=packed, augment=AugmentConfig(), mosaic_epochs=_MANY_EPOCHS)
     batches = EpochBatches(len(photos), batch_size, rank=rank, world_size=world_size, seed=0)
     return get_dataloader(dataset, batches, workers, pin_memory)
 
 
 class MarkedLoader:
-    """The first `num_batches` batches of a loader, over as many epochs as they need; marks when each is asked for."""
+    """Yields the first `num_batches` batches of a loader, over several epochs if needed, and marks each request."""
 
     def __init__(self, loader: Any, num_batches: int, marker: Marker) -> None:
         self.loader = loader

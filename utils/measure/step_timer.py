@@ -1,7 +1,7 @@
-"""Times the phases of real training steps: the engine's own loop runs, and its marker says where each phase begins.
+"""Time the phases of real training steps: the engine's own loop runs, and its marker shows where each phase begins.
 
-On a GPU the times are CUDA events on the stream the work is queued on, so nothing waits for the clock; on a CPU they
-are `perf_counter`.
+On a GPU the times are CUDA events on the compute stream, so timing does not synchronise; on a CPU they are
+`perf_counter`.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import YoloModel
 from utils.yolo.optimizer import GRADIENT_CLIP_NORM, parameter_groups
 
-# input: upload and conversion to float, on a GPU what of them the arithmetic waits for; optimizer: gradient clip, update,
-# moving average of the weights.
+# input: upload and conversion to float, on a GPU only the part for which the arithmetic waits; optimizer: gradient clip,
+# update, moving average of the weights.
 PHASES = ("input", "forward", "loss", "backward", "optimizer")
-LEARNING_RATE = 1e-5  # noise must not train the weights to infinity within the measurement
+LEARNING_RATE = 1e-5  # small, so that training on noise does not diverge
 WEIGHT_DECAY = 5e-4
 
 
 class StepTimer:
-    """Collects the moments at which phases begin; a phase lasts until the next mark."""
+    """Records when phases begin; a phase lasts until the next mark."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._marks: list[tuple[str, Any]] = []
 
     def mark(self, phase: str) -> None:
-        """Begin `phase`, one of PHASES, now; on a GPU: where its queue of work stands now."""
+        """Begin `phase`, one of PHASES; on a GPU, after the work that is queued now."""
         if self.device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
-            # Of the stream that computes; "input" begins while another one is current, which uploads.
+            # On the compute stream: when "input" begins, the upload stream is the current one.
             event.record(torch.cuda.default_stream(self.device))
             self._marks.append((phase, event))
         else:
             self._marks.append((phase, time.perf_counter()))
 
     def phases_ms(self) -> np.ndarray:
-        """Return the milliseconds of every complete step's phases, float64 (steps, 5). Waits for the GPU.
+        """Return the ms of the phases of every complete step, float64 (steps, 5). Waits for the GPU.
 
-        The last step is complete only once the next one has begun. Raises ValueError when a step lacks a phase.
+        A step is complete when the next one has begun. Raises ValueError when a step lacks a phase.
         """
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -84,10 +84,9 @@ def criterion_of(engine: TrainingEngine) -> SegmentationLoss:
 
 
 def build_training(model: YoloModel, device: torch.device, precision: Precision) -> TrainingEngine:
-    """Set up the trainer's engine as `train_yolo_ddp.py` does by default: channels last, clip, EMA, DDP; with AdamW,
-    which takes more memory than the default SGD.
+    """Set up the trainer's engine with the defaults of `train_yolo_ddp.py`: channels last, clip, EMA, DDP.
 
-    The one difference: BatchNorm keeps each rank's own statistics, whatever the batch size.
+    Two differences: AdamW, which needs more memory than the default SGD; and each rank keeps its own BatchNorm statistics.
     """
     model = model.to(device, memory_format=torch.channels_last)
     options = EngineOptions(
@@ -102,8 +101,8 @@ def build_training(model: YoloModel, device: torch.device, precision: Precision)
 def time_training_steps(engine: TrainingEngine, batch: Batch, warmup_steps: int, steps: int) -> np.ndarray:
     """Train `steps` steps on `batch` after `warmup_steps` (at least 1); return their phases in ms: (steps, 5).
 
-    The engine logs its first and last step, which costs a collective; both lie outside what is timed. Every rank must
-    reach this when the engine is distributed.
+    The engine logs its first and last step, which costs a collective; neither is timed. Every rank must reach this when
+    the engine is distributed.
     """
     timer = StepTimer(engine.device)
     if engine.device.type == "cuda":
@@ -127,9 +126,9 @@ def run_training_steps(engine: TrainingEngine, loader: Any, marker: Marker) -> N
 
 
 def middle_half(phases_ms: np.ndarray) -> np.ndarray:
-    """Return the mean phases (5,) of the half of all steps (steps, 5) whose durations lie in the middle.
+    """Return the mean phases (5,) of the middle half of all steps (steps, 5), ordered by duration.
 
-    As robust as a median against a step that something else disturbed, and the phases still add up to the step.
+    This is as robust against single slow steps as a median, and the phases still add up to the step.
     """
     order = np.argsort(phases_ms.sum(1), kind="stable")
     cut = len(order) // 4 if len(order) != 3 else 1
@@ -137,7 +136,7 @@ def middle_half(phases_ms: np.ndarray) -> np.ndarray:
 
 
 class Repeated:
-    """A loader which yields one batch again and again: loading takes no time."""
+    """A loader that yields one batch `times` times, so that loading takes no time."""
 
     def __init__(self, batch: Batch, times: int) -> None:
         self.batch = batch

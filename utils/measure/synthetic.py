@@ -1,4 +1,4 @@
-"""Training batches made from nothing, for measuring speed: no files, no decoding, targets like those of a power line."""
+"""Synthetic training batches for measuring speed: no files, no decoding, targets shaped like those of a power line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from utils.data.dataset import Batch, Sample, collate
 from utils.data.target_masks import draw_masks
 
-_WIRE_EVERY = 4  # every fourth object is a wire: long, thin, with a large box around it
+_WIRE_EVERY = 4  # every fourth object is a wire: long, thin, with a large box
 _OUTLINE_POINTS = 12
 _SMALLEST_SIDE, _LARGEST_SIDE = 0.02, 0.4  # of the image: from an insulator to a near building
 
@@ -17,7 +17,7 @@ _SMALLEST_SIDE, _LARGEST_SIDE = 0.02, 0.4  # of the image: from an insulator to 
 def synthetic_batch(
     batch_size: int, size_px: int, num_classes: int, *, objects_per_image: int = 20, seed: int = 0
 ) -> Batch:
-    """Make a batch of noise images, each with `objects_per_image` outlines: a function of its arguments alone."""
+    """Make a batch of noise images with `objects_per_image` outlines each. Equal arguments give equal batches."""
     rng = np.random.default_rng((seed, batch_size, size_px))
     return collate([_sample(index, size_px, num_classes, objects_per_image, rng) for index in range(batch_size)])
 
@@ -25,7 +25,7 @@ def synthetic_batch(
 def _sample(index: int, size_px: int, num_classes: int, num_objects: int, rng: np.random.Generator) -> Sample:
     outlines = [_wire(rng) if number % _WIRE_EVERY == 0 else _blob(rng) for number in range(num_objects)]
     polygons = [(outline.clip(0, 1) * size_px).astype(np.float32) for outline in outlines]
-    # As in the real data set, what is drawn last lies on top, so the largest come first.
+    # The largest come first: the last one drawn lies on top, as in the real data set.
     polygons.sort(key=lambda polygon: -float(np.prod(np.ptp(polygon, axis=0))))
     boxes = np.array([[*polygon.min(0), *polygon.max(0)] for polygon in polygons], np.float32).reshape(-1, 4)
     return Sample(
@@ -54,7 +54,7 @@ def _wire(rng: np.random.Generator) -> np.ndarray:
 
 
 def _blob(rng: np.random.Generator) -> np.ndarray:
-    """Return the outline of an ellipse whose sides are spread evenly over the orders of size, as fractions: (12, 2)."""
+    """Return the outline of an ellipse with log-uniform sides, (12, 2) as fractions of the image."""
     sides = np.exp(rng.uniform(math.log(_SMALLEST_SIDE), math.log(_LARGEST_SIDE), 2))
     angles = np.linspace(0, 2 * math.pi, _OUTLINE_POINTS, endpoint=False)
     return rng.uniform(sides / 2, 1 - sides / 2) + np.stack([np.cos(angles), np.sin(angles)], -1) * sides / 2

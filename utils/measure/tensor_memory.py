@@ -1,7 +1,7 @@
-"""Which tensors a training step holds when it holds the most, and how many bytes its operators read and write.
+"""Measure which tensors a training step holds at its memory peak, and how many bytes its operators read and write.
 
-Every operator's result is looked at as it is made, forward and backward, on any device. Memory that never becomes a
-tensor, such as a convolution's workspace, is not seen here.
+The result of every operator is observed, forward and backward, on any device. Memory outside tensors, such as the
+workspace of a convolution, is not counted.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# activations: what autograd keeps for the backward pass; temporary: whatever else lives for a while.
+# activations: kept by autograd for the backward pass; temporary: all others.
 KINDS = ("weights", "averaged weights", "optimizer", "input", "activations", "gradients", "temporary")
 
 
 @dataclass
 class _Block:
-    """A storage: what it is for, as far as is known by now, its size, and what watches its end."""
+    """A tensor storage: its kind as far as known, its size, and the finalizer that reports its end."""
 
     kind: str
     num_bytes: int
@@ -29,9 +29,10 @@ class _Block:
 
 
 class TensorMemory(TorchDispatchMode):
-    """Counts the bytes of all live tensors on one device by kind while it is active. One step, one use.
+    """Counts the bytes of all live tensors on one device by kind while it is active. For one step only.
 
-    `known` are tensors that exist already. Marks (see `utils.measure.step_timer.Marker`) tell it where the input is made.
+    `known` are existing tensors by kind. It is also a `utils.measure.step_timer.Marker`: the marks show when the input is
+    made.
     """
 
     def __init__(self, device: torch.device, known: Mapping[str, Iterable[torch.Tensor]]) -> None:
@@ -40,7 +41,7 @@ class TensorMemory(TorchDispatchMode):
         self.bytes_moved = 0
         self._live_bytes = self._peak_bytes = 0
         self._blocks: dict[int, _Block] = {}  # by address of the storage
-        self._at_peak: list[_Block] = []  # a tensor alive then may find its kind later
+        self._at_peak: list[_Block] = []  # the kind of a block may be set later
         self._born_as = "temporary"
         for kind, tensors in known.items():
             for tensor in tensors:
@@ -61,20 +62,20 @@ class TensorMemory(TorchDispatchMode):
 
     @property
     def live(self) -> dict[str, int]:
-        """Bytes of the tensors that live now, by kind."""
+        """Bytes of the tensors that are alive now, by kind."""
         return _by_kind(self._blocks.values())
 
     @property
     def peak(self) -> dict[str, int]:
-        """Bytes by kind of the tensors that lived when they took the most."""
+        """Bytes of the tensors that were alive at the peak, by kind."""
         return _by_kind(self._at_peak)
 
     def mark(self, phase: str) -> None:
-        """Hear that a phase begins."""
+        """Begin `phase`: tensors made in the input phase are of kind input."""
         self._born_as = "input" if phase == "input" else "temporary"
 
     def watch_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> list[Any]:
-        """Let gradients be known as such once they are complete; return the hooks, to be removed afterwards."""
+        """Count complete gradients as kind gradients; return the hooks, which the caller removes."""
         return [parameter.register_post_accumulate_grad_hook(self._on_gradient) for parameter in parameters]
 
     def __torch_dispatch__(
@@ -133,7 +134,7 @@ def _by_kind(blocks: Iterable[_Block]) -> dict[str, int]:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes a kernel must touch to read all of a tensor; an expanded one counts once."""
+    """Return the bytes that a kernel reads to read a whole tensor; repeated elements of an expanded tensor count once."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 

@@ -13,11 +13,11 @@ import yaml
 from utils import distributed
 from utils.common.config import to_dict
 from utils.common.environment import environment_report
-from utils.common.errors import UserError
+from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UserError
 from utils.common.files import warn_on_write_error, write_text_atomic
 from utils.run.checkpoint import latest_facts
 from utils.run.records import CONFIG_FILE, read_config
-from utils.run.status import FAILED, RUNNING, STATUS_FILE, RunLock, write_status
+from utils.run.status import FAILED, FINISHED, RUNNING, STATUS_FILE, STOPPED, RunLock, write_status
 
 
 class RunOptions(Protocol):
@@ -121,6 +121,11 @@ class OwnedRun:
         if self._lock is not None:
             with warn_on_write_error(str(self.folder / STATUS_FILE)):
                 write_status(self.folder, state, reason, **facts)
+
+    def conclude(self, stopped_by: str, reason: str = "", **facts: Any) -> int:
+        """Write the final status and return the exit code; `stopped_by` names the signal that ended the run, if one did."""
+        self.set_status(STOPPED if stopped_by else FINISHED, stopped_by or reason, **facts)
+        return EXIT_STOPPED_BY_SIGNAL if stopped_by else EXIT_DONE
 
     def _open(self) -> None:
         self._lock = RunLock(self.folder)

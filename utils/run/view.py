@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from utils.common.errors import printable
-from utils.common.text import format_bytes, format_duration
+from utils.common.text import format_bytes, format_duration, format_table
 from utils.run.records import Record, RunState
 from utils.run.slow_rank import others_ms
 
@@ -156,7 +156,7 @@ def _epoch_table(state: RunState) -> list[str]:
         for record in shown
     ]
     note = ["* best epoch, saved as best.pt"] if best is not None else []
-    return [*_aligned(["epoch ", *columns], rows), *note]
+    return [*_table(["epoch ", *columns], rows), *note]
 
 
 def _rank_table(state: RunState) -> list[str]:
@@ -186,7 +186,7 @@ def _rank_table(state: RunState) -> list[str]:
         ]
         for rank in sorted(order)
     ]
-    lines = _aligned(["rank", *shown], rows)
+    lines = _table(["rank", *shown], rows)
     if len(own_ms) > MAX_RANKS:
         lines.append(f"the slowest {MAX_RANKS} of {len(own_ms)} ranks")
     if isinstance(slow_rank, int) and slow_rank < len(own_ms):
@@ -253,9 +253,8 @@ def _formatted(value: Any, form: str | None) -> str:
     return format_bytes(number) if form is None else form.format(number)
 
 
-def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]]
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return format_table(header, rows, right_from=0, has_rule=False).splitlines()
 
 
 def _number(record: Record, key: str) -> float:
