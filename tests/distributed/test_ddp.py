@@ -1,4 +1,4 @@
-"""DDP's options on two real processes, compilation, and the switches of the device."""
+"""DDP: bucket sizes, compressed gradients, static graphs, and compiled modules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.ranks import run_ranks
 from utils import distributed
-from utils.common.devices import Precision, tune_device
+from utils.common.devices import Precision
 from utils.distributed.ddp import bucket_bytes, compile_in_place, gradient_bytes, wrap_for_ranks
 from utils.engine.loop import TrainingEngine
 
@@ -146,20 +146,3 @@ def number_of_buckets() -> int:
         seen.clear()
         wrapped(torch.ones(1, 512)).sum().backward()
     return len(seen)
-
-
-def test_the_switches_of_a_gpu_leave_a_cpu_alone() -> None:
-    before = (torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled())
-    tune_device(CPU, deterministic=True, fixed_shapes=True)
-    assert (torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()) == before
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_the_switches_follow_the_wish_for_equal_bits(deterministic: bool) -> None:
-    try:
-        tune_device(torch.device("cuda", 0), deterministic=deterministic, fixed_shapes=True)
-        assert torch.are_deterministic_algorithms_enabled() == deterministic
-        assert torch.backends.cudnn.benchmark != deterministic
-    finally:
-        tune_device(torch.device("cuda", 0), deterministic=False, fixed_shapes=False)

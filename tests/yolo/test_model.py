@@ -10,7 +10,6 @@ import torch
 from utils.common.errors import UserError
 from utils.distributed.sync_bn import GlooSyncBatchNorm2d, convert_sync_batchnorm
 from utils.yolo.model import build_model, class_names, load_weights, save_deployable
-from utils.yolo.optimizer import parameter_groups
 
 NAMES = ("conductor", "other_wire", "pole")
 
@@ -69,17 +68,6 @@ def test_transfer_from_eighty_classes_keeps_all_that_can_be_kept(tmp_path: Path)
     assert len(source) == 417
     assert equal >= 411  # all but the classifiers' last layers
     model.train()(torch.rand(2, 3, 64, 64))["scores"].sum().backward()
-
-
-def test_every_trainable_parameter_is_in_exactly_one_group() -> None:
-    model = build_model("yolov8n-seg.yaml", NAMES)
-    groups = parameter_groups(model, 0.01)
-    grouped = [id(parameter) for group in groups for parameter in group["params"]]
-    trainable = [id(parameter) for parameter in model.parameters() if parameter.requires_grad]
-    assert len(grouped) == len(set(grouped))
-    assert set(grouped) == set(trainable)
-    assert [group["weight_decay"] for group in groups] == [0.01, 0.0, 0.0]
-    assert all(parameter.ndim == 1 for group in groups[1:] for parameter in group["params"])
 
 
 def test_synchronised_batchnorm_never_reaches_a_file(tmp_path: Path) -> None:
