@@ -12,7 +12,7 @@ import pytest
 import yaml
 from torch.distributed.run import config_from_args, parse_args
 
-from tests.commands.test_launcher import KUBEFLOW
+from tests.commands.kubeflow import KUBEFLOW
 from tests.conftest import PROJECT, run_script
 from utils.common.config import parse_config
 from utils.train_config import TrainConfig

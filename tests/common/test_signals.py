@@ -7,12 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from pathlib import Path
 
 import pytest
 
 from tests.conftest import PROJECT
+from tests.processes import is_running, wait_until
 from utils.common import signals
 
 
@@ -79,14 +78,6 @@ time.sleep(60)
 """
 
 
-def _is_running(process_id: int) -> bool:
-    try:
-        state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is Linux's")
 def test_killed_launcher_leaves_no_rank_behind() -> None:
     command = [sys.executable, "-c", PARENT, CHILD]
@@ -94,12 +85,9 @@ def test_killed_launcher_leaves_no_rank_behind() -> None:
         assert parent.stdout is not None
         child_id, arranged = parent.stdout.readline().split()
         assert arranged == "True"
-        assert _is_running(int(child_id))
+        assert is_running(int(child_id))
         parent.kill()
-    deadline_s = time.monotonic() + 10
-    while _is_running(int(child_id)) and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    assert not _is_running(int(child_id))
+    wait_until(lambda: not is_running(int(child_id)))
 
 
 def test_plain_python_outlives_its_shell(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from utils.common.errors import UserError
 from utils.distributed.sync_bn import GlooSyncBatchNorm2d, convert_sync_batchnorm
-from utils.yolo.model import build_model, class_names, load_weights, save_deployable
+from utils.yolo.model import build_model, class_names, load_weights, save_deployable, weights_or_description
 
 NAMES = ("conductor", "other_wire", "pole")
 
@@ -120,3 +120,14 @@ def test_official_weights_without_a_network_point_to_training_from_scratch(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"--model yolov8m-seg\.yaml"):
         build_model("yolov8m-seg.pt", NAMES)
+
+
+def test_missing_official_weights_become_their_description(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source, note = weights_or_description("yolov8m-seg.pt")
+    assert source == "yolov8m-seg.yaml"
+    assert note is not None
+    assert "yolov8m-seg.pt is not here" in note
+    Path("yolov8m-seg.pt").touch()
+    for model in ("yolov8m-seg.pt", "best.pt", "yolov8n-seg.yaml"):
+        assert weights_or_description(model) == (model, None)
