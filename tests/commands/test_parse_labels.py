@@ -23,7 +23,7 @@ def raw(tmp_path: Path) -> Path:
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, PROJECT / "parse_labels.py", *map(str, arguments)]
+    command = [sys.executable, str(PROJECT / "parse_labels.py"), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -68,7 +68,11 @@ def test_without_cuda_auto_is_the_cpu_and_cuda_an_error(monkeypatch: pytest.Monk
     ],
 )
 def test_precision_follows_the_hardware(
-    monkeypatch: pytest.MonkeyPatch, requested: str, device: str, has_bf16: bool, expected: tuple[str, object, bool]
+    monkeypatch: pytest.MonkeyPatch,
+    requested: str,
+    device: str,
+    has_bf16: bool,
+    expected: tuple[str, torch.dtype | None, bool],
 ) -> None:
     monkeypatch.setattr(devices, "_cpu_has_bf16", lambda: has_bf16)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)

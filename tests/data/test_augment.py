@@ -196,9 +196,9 @@ def labels_off_their_objects(sample: Sample) -> float:
     """Return the largest share of an object's pixels, well inside its label, that show another colour."""
     worst = 0.0
     for class_id, polygon in zip(sample.class_ids, sample.polygons, strict=True):
-        inside = np.zeros(sample.image.shape[:2], np.uint8)
-        cv2.fillPoly(inside, [np.rint((polygon - 0.5) * 16).astype(np.int32)], 1, shift=4)
-        inside = cv2.erode(inside, np.ones((5, 5), np.uint8), borderValue=1) > 0
+        drawn = np.zeros(sample.image.shape[:2], np.uint8)
+        cv2.fillPoly(drawn, [np.rint((polygon - 0.5) * 16).astype(np.int32)], 1, shift=4)
+        inside = cv2.erode(drawn, np.ones((5, 5), np.uint8), borderValue=1) > 0
         if inside.any():
             worst = max(worst, 1 - float(coloured(sample.image, COLOURS[class_id])[inside].mean()))
     return worst

@@ -32,7 +32,7 @@ from utils.data.loader import (
 # --- order ---------------------------------------------------------------------------------------------------------
 
 
-def epoch_of(num_samples: int, batch_size: int, world_size: int, epoch: int = 0) -> list[list[list[tuple[int, int]]]]:
+def epoch_of(num_samples: int, batch_size: int, world_size: int, epoch: int = 0) -> list[list[list[tuple[int, ...]]]]:
     """Return each rank's list of batches."""
     ranks = [EpochBatches(num_samples, batch_size, rank, world_size, seed=5) for rank in range(world_size)]
     for batches in ranks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,8 @@ from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
 SPEC = ScheduleSpec(lr=0.1, total_steps=100, warmup_steps=10, final_lr_fraction=0.05, warmup_bias_lr=0.3)
 
 
-def optimizer_of(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
-    groups = [
+def optimizer_of(kind: type[torch.optim.SGD | torch.optim.AdamW]) -> torch.optim.Optimizer:
+    groups: list[dict[str, Any]] = [
         {"params": [torch.nn.Parameter(torch.ones(1))], "name": "weight"},
         {"params": [torch.nn.Parameter(torch.ones(1))], "name": "bias"},
         {"params": [torch.nn.Parameter(torch.ones(1))], "name": "head", "lr_multiplier": 10.0},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -93,7 +94,8 @@ def test_a_step_finds_its_batch_ready_and_keeps_it_until_its_end(
     batch = Upload(torch.device("cuda", 0))(prepare_on(gpu), [1.0, 2.0])
     seen: list[list[float]] = []
     tensors = list(tensors_in(batch))
-    gpu.computing.queue += [lambda tensor=tensor: seen.append(tensor.tolist()) for tensor in tensors]
+    for tensor in tensors:
+        gpu.computing.queue.append(partial(lambda read: seen.append(read.tolist()), tensor))
     if forgotten != "wait_stream":
         gpu.computing.run(1)  # the wait, and so the copies
     for tensor in tensors:

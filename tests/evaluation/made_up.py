@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from utils.evaluation.metrics import ImageResult, box_iou, confusion_pairs, match_predictions
+
+
+def image_result(image_id: int, *arrays: Any, **sizes: Any) -> ImageResult:
+    """Return an ImageResult of anything that NumPy turns into arrays."""
+    return ImageResult(image_id, *arrays, **sizes)
 
 
 def random_scene(rng: np.random.Generator, num_classes: int) -> dict[str, np.ndarray]:

@@ -82,7 +82,7 @@ def test_the_work_of_others_is_noticed() -> None:
     assert quiet.share is not None
     assert loud.share is not None
     assert loud.share > 0.5 / (os.cpu_count() or 1)
-    rows = [{"other_load": 0.01}, {"other_load": None}]
+    rows: list[dict[str, Any]] = [{"other_load": 0.01}, {"other_load": None}]
     assert scaling_report.noise_note(rows) is None
     assert "up to 12% of this machine's cores" in str(scaling_report.noise_note([*rows, {"other_load": 0.12}]))
 

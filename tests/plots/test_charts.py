@@ -48,7 +48,7 @@ def test_training_curves_skip_what_is_missing_and_other_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = spoken_texts(monkeypatch)
-    records = [
+    records: list[dict[str, Any]] = [
         {"kind": "start", "train_loss": 5.0},
         {"epoch": 1, "train_loss": 3.0, "val_loss": None, "train_box": float("nan")},
         {"epoch": 2, "train_loss": 2.0, "epoch_time_s": 3.0},

@@ -86,7 +86,8 @@ def test_labels_of_neighbours_do_not_cover_each_other() -> None:
 
 def test_nothing_found_and_empty_masks_are_no_error() -> None:
     image = np.random.default_rng(0).integers(0, 256, (50, 60, 3), dtype=np.uint8)
-    for masks in (None, np.zeros((0, 50, 60), bool), []):
+    none: tuple[Any, ...] = (None, np.zeros((0, 50, 60), bool), [])
+    for masks in none:
         assert np.array_equal(draw_instances(image, [], np.zeros((0, 4)), masks, [], NAMES), image)
     drawn = draw_instances(image, [0, 1], None, np.zeros((2, 50, 60), bool), None, NAMES)
     assert np.array_equal(drawn, image)
@@ -120,7 +121,7 @@ def test_image_grid_places_pictures_and_captions() -> None:
 def test_save_image_writes_colours_the_right_way_round(tmp_path: Path, name: str, tolerance: int) -> None:
     image = np.full((16, 24, 3), (200, 100, 30), np.uint8)
     save_image(tmp_path / "new" / name, image)
-    stored = cv2.cvtColor(cv2.imread(str(tmp_path / "new" / name)), cv2.COLOR_BGR2RGB)
+    stored = np.asarray(cv2.imread(str(tmp_path / "new" / name)))[..., ::-1]
     assert np.abs(stored.astype(int) - image).max() <= tolerance
     assert [file.name for file in (tmp_path / "new").iterdir()] == [name]
 

@@ -24,7 +24,7 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def scalar_events(folder: Path, tag: str) -> list[tuple[int, float]]:
+def scalar_events(folder: Path, tag: str) -> list[tuple[int, object]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder / "tensorboard"))

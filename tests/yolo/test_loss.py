@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ def compare_with_one_rank() -> dict[str, Any]:
         share = slice(BATCH_SIZE_PER_RANK * rank, BATCH_SIZE_PER_RANK * (rank + 1))
         for scene in (*SCENES, "own normalisers"):
             if scene == "own normalisers":  # each rank divides by its own target count: the usual mistake
-                distributed.all_reduce_sum = lambda tensor, world_size=world_size: tensor * world_size
+                distributed.all_reduce_sum = partial(torch.mul, other=world_size)
             counts = SCENES.get(scene, SCENES["unequal"])
             targets = share_of(targets_of(counts[: 2 * world_size], SIZE_PX), share)
             gradient, loss = gradient_of(wrapped, model, images[share], targets)
@@ -321,5 +322,7 @@ def test_shares_of_a_batch_add_up_to_the_whole(model: Any) -> None:
         criterion.sums({name: outputs[name][share] for name in names}, share_of(targets, share))
         for share in (slice(0, 1), slice(1, 4))
     ]
-    np.testing.assert_allclose(sum(part.parts for part in parts).detach(), whole.parts.detach(), rtol=1e-5)
-    np.testing.assert_allclose(sum(part.normalisers for part in parts), whole.normalisers, rtol=1e-6)
+    np.testing.assert_allclose(
+        torch.stack([part.parts for part in parts]).sum(0).detach(), whole.parts.detach(), rtol=1e-5
+    )
+    np.testing.assert_allclose(torch.stack([part.normalisers for part in parts]).sum(0), whole.normalisers, rtol=1e-6)

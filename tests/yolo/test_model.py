@@ -39,7 +39,7 @@ def test_the_deployed_file_is_opened_by_ultralytics_for_prediction_and_export(sa
     yolo = YOLO(saved)
     assert yolo.task == "segment"
     assert tuple(yolo.names.values()) == NAMES
-    results = yolo.predict(torch.rand(1, 3, 96, 96), verbose=False, conf=0.0001)
+    results = list(yolo.predict(torch.rand(1, 3, 96, 96), verbose=False, conf=0.0001))
     assert len(results) == 1
     exported = Path(yolo.export(format="torchscript", imgsz=96, verbose=False))
     assert exported.stat().st_size > 1_000_000

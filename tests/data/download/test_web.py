@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -173,7 +174,8 @@ def test_secrets_in_the_address_are_sent_and_never_shown(
     server.blobs["Circuit3.zip"] = Blob(zip_bytes(circuit(3, 2)), statuses=deque([403]))
     server.blobs["Circuit4.zip"] = Blob(zip_bytes(circuit(4, 2)), drop_after=deque([0] * 9))
     server.blobs["Circuit5.zip"] = Blob(zip_bytes(circuit(5, 2)), statuses=deque([503] * 30))
-    for number, options in (("2", {"max_images": 1}), ("3", {}), ("4", {}), ("5", {"max_images": 1})):
+    cases: list[tuple[str, dict[str, Any]]] = [("2", {"max_images": 1}), ("3", {}), ("4", {}), ("5", {"max_images": 1})]
+    for number, options in cases:
         with pytest.raises(UserError) as caught:
             download(source, tmp_path / "failing", [number], retry=FAST, **options)
         messages.append(str(caught.value))

@@ -58,9 +58,9 @@ def write_zip(file: Path, members: Mapping[str, bytes]) -> None:
 
 
 def options(**changes: Any) -> BuildOptions:
-    photograph = {"class_names": NAMES, "long_side_px": 500, "line_width_px": 6.0, "exif_frame": "auto"}
+    photograph: dict[str, Any] = {"class_names": NAMES, "long_side_px": 500, "line_width_px": 6.0, "exif_frame": "auto"}
     photograph |= {key: changes.pop(key) for key in list(changes) if key in photograph}
-    values = {"split_by": "hash", "val_fraction": 0.4, "keep_unlabelled": False} | changes
+    values: dict[str, Any] = {"split_by": "hash", "val_fraction": 0.4, "keep_unlabelled": False} | changes
     return BuildOptions(PhotographOptions(**photograph), **values)
 
 

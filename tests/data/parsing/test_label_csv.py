@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ NAMES = load_dataset_yaml(DEFAULT_DATASET_YAML).names
 
 def label(
     value: str = "pole", kind: str = "polygon", pairs: tuple[tuple[object, object], ...] = ((1, 2), (3, 4))
-) -> dict:
+) -> dict[str, Any]:
     return {"objects": [{"value": value, kind: [{"x": x, "y": y} for x, y in pairs]}], "classifications": []}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import cv2
 import numpy as np
 import pytest
@@ -97,7 +99,9 @@ def test_dense_outline_is_thinned_without_moving() -> None:
         ("line", ((5, -50), (300, -50)), "outside the photograph"),
     ],
 )
-def test_objects_without_a_visible_area_are_refused(kind: str, pairs: tuple, reason: str) -> None:
+def test_objects_without_a_visible_area_are_refused(
+    kind: Literal["polygon", "line"], pairs: tuple[tuple[float, float], ...], reason: str
+) -> None:
     with pytest.raises(OutlineError, match=reason):
         object_ring(kind, points(*pairs), SIZE, 6, 1)
 

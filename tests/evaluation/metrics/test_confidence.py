@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ def test_calibration_is_nought_when_confidence_is_the_share_of_hits_and_the_gap_
     hits[:16, 0] = True  # 80 % of twenty detections
     nothing = np.zeros((0, 2), np.int64)
 
-    def of(confidence: float) -> dict[str, object]:
+    def of(confidence: float) -> dict[str, dict[str, Any]]:
         scores = np.full(20, confidence, np.float32)
         result = ImageResult(0, scores, np.zeros(20), hits, ~hits & False, np.zeros(20), nothing)
         return calibration([result])

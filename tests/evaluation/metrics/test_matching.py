@@ -18,9 +18,9 @@ from utils.evaluation.metrics import (
 
 
 def test_box_iou_of_known_boxes() -> None:
-    first = [[0, 0, 10, 10], [5, 5, 5, 5]]
-    second = [[0, 0, 10, 10], [5, 0, 15, 10], [20, 20, 30, 30], [5, 5, 5, 5]]
-    np.testing.assert_allclose(box_iou(first, second), [[1, 1 / 3, 0, 0], [0, 0, 0, 0]])
+    first = np.array([[0, 0, 10, 10], [5, 5, 5, 5]])
+    second = np.array([[0, 0, 10, 10], [5, 0, 15, 10], [20, 20, 30, 30], [5, 5, 5, 5]])
+    np.testing.assert_allclose(box_iou(first, second), [[1.0, 1 / 3, 0.0, 0.0], [0.0] * 4])
     assert box_iou(np.zeros((0, 4)), np.zeros((3, 4))).shape == (0, 3)
 
 

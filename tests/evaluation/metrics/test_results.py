@@ -5,24 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.evaluation.made_up import one_image, random_results
-from utils.evaluation.metrics import ImageResult, merge_results, pack_results, unpack_results
+from tests.evaluation.made_up import image_result, one_image, random_results
+from utils.evaluation.metrics import merge_results, pack_results, unpack_results
 
 
 def test_image_result_refuses_arrays_that_do_not_belong_together() -> None:
     with pytest.raises(ValueError, match="image 7: scores"):
-        ImageResult(7, [0.5, 0.4], [0], np.ones((1, 10)), np.ones((1, 10)), [], [])
+        image_result(7, [0.5, 0.4], [0], np.ones((1, 10)), np.ones((1, 10)), [], [])
     with pytest.raises(ValueError, match="image 7: box_hits has the shape"):
-        ImageResult(7, [0.5], [0], np.ones((1, 9)), np.ones((1, 10)), [], [])
+        image_result(7, [0.5], [0], np.ones((1, 9)), np.ones((1, 10)), [], [])
 
 
 def test_image_result_refuses_sizes_of_some_only() -> None:
     with pytest.raises(ValueError, match="image 3: sizes are given for some"):
-        ImageResult(3, [0.5], [0], np.ones((1, 10)), np.ones((1, 10)), [0], [], target_sizes=[1])
+        image_result(3, [0.5], [0], np.ones((1, 10)), np.ones((1, 10)), [0], [], target_sizes=[1])
 
 
 def test_packing_brings_everything_back() -> None:
-    results = [*random_results(1), ImageResult(99, [], [], [], [], [], [])]
+    results = [*random_results(1), image_result(99, [], [], [], [], [], [])]
     packed = pack_results(results)
     assert all(array.dtype != object and array.dtype != bool for array in packed.values())
     back = unpack_results(packed)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import PROJECT
-from tests.evaluation.made_up import one_image, random_results, random_scene, result_of
+from tests.evaluation.made_up import image_result, one_image, random_results, random_scene, result_of
 from utils.evaluation.metrics import (
     SIZES,
     ImageResult,
@@ -147,8 +147,8 @@ def test_average_precision_of_a_false_alarm_before_the_hit() -> None:
 
 def test_classes_without_targets_do_not_count_in_the_means() -> None:
     good = one_image([0.9], [True])
-    stray = ImageResult(1, [0.8], [1], np.zeros((1, 10)), np.zeros((1, 10)), [], [[1, 3]])
-    missed = ImageResult(2, [], [], [], [], [2, 2], [[3, 2], [3, 2]])
+    stray = image_result(1, [0.8], [1], np.zeros((1, 10)), np.zeros((1, 10)), [], [[1, 3]])
+    missed = image_result(2, [], [], [], [], [2, 2], [[3, 2], [3, 2]])
     summary = summarise([good, stray, missed], ["pole", "crossarm", "insulator"])
     assert summary["box_map50"] == pytest.approx(0.995 / 2)
     assert [row["num_targets"] for row in summary["per_class"]] == [1, 0, 2]
@@ -163,9 +163,9 @@ def test_classes_without_targets_do_not_count_in_the_means() -> None:
     "results",
     [
         [],
-        [ImageResult(0, [], [], [], [], [], [])],
-        [ImageResult(0, [], [], [], [], [0, 4], [[5, 0], [5, 4]])],
-        [ImageResult(0, [0.9], [1], np.zeros((1, 10)), np.zeros((1, 10)), [], [[1, 5]])],
+        [image_result(0, [], [], [], [], [], [])],
+        [image_result(0, [], [], [], [], [0, 4], [[5, 0], [5, 4]])],
+        [image_result(0, [0.9], [1], np.zeros((1, 10)), np.zeros((1, 10)), [], [[1, 5]])],
     ],
     ids=["no images", "empty image", "no predictions", "no targets"],
 )
@@ -217,7 +217,7 @@ def test_sizes_travel_between_ranks() -> None:
 
 def test_a_class_id_without_a_name_is_refused() -> None:
     with pytest.raises(ValueError, match="image 0: class id 7, but there are 5 classes"):
-        summarise([ImageResult(0, [], [], [], [], [7], [])], NAMES)
+        summarise([image_result(0, [], [], [], [], [7], [])], NAMES)
 
 
 def test_metrics_load_without_torch() -> None:
