@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,6 +85,12 @@ def run_script(*arguments: str | Path, timeout_s: float = 240, **environment: st
         timeout=timeout_s,
         check=False,
     )
+
+
+def run_main(module: Any, monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    """Call a script's `main` in this process, as if from its command line; return the exit code."""
+    monkeypatch.setattr(sys, "argv", [module.__file__, *map(str, arguments)])
+    return int(module.main())
 
 
 def must_run(*arguments: str | Path, timeout_s: float = 240, **environment: str) -> str:

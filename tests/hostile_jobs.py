@@ -85,7 +85,7 @@ def images(folder: Path) -> dict[str, Any]:
     for file in sorted(folder.iterdir()):
         before_mb, start_s = peak_mb(), time.process_time()
         try:
-            words = list(read_image(file, 640).shape)
+            words: list[int] | str = list(read_image(file, 640).shape)
         except ImageError as error:
             words = str(error)
         outcome[file.name] = [words, time.process_time() - start_s, peak_mb() - before_mb]

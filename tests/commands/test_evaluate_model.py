@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import TrainedRun, must_run, run_script, torchrun
-from tests.evaluation.test_report import Elements, check_figures
+from tests.evaluation.report.elements import Elements, check_figures
 
 
 def test_native_masks_and_the_second_judge_on_two_ranks(trained: TrainedRun, tmp_path: Path) -> None:
@@ -49,3 +49,53 @@ def test_the_second_judge_without_predictions_is_wrong_usage() -> None:
     done = run_script("python", "evaluate_model.py", "--model", "x.pt", "--coco-eval", "--no-predictions")
     assert done.returncode == 2
     assert "--coco-eval reads predictions.json" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def evaluated(trained: TrainedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluation")
+    output = must_run(
+        "python", "evaluate_model.py", "--model", trained.folder / "last.pt", "--data", trained.data, "--output", folder
+    )
+    assert "conductor" in output
+    assert "mAP50-95" in output
+    return folder
+
+
+def test_evaluation_writes_metrics_and_coco_predictions(trained: TrainedRun, evaluated: Path) -> None:
+    metrics = json.loads((evaluated / "metrics.json").read_text())
+    names = ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95")
+    assert all(0 <= metrics[name] <= 1 for name in names)
+    num_images = len(list((trained.processed / "val" / "images").iterdir()))
+    assert metrics["num_images"] == num_images
+    assert len(metrics["per_class"]) == 8
+    predictions = json.loads((evaluated / "predictions.json").read_text())
+    assert predictions
+    assert {entry["image_id"] for entry in predictions} <= set(range(num_images))
+    from faster_coco_eval.core import mask as coco_mask
+
+    entry = predictions[0]
+    decoded = coco_mask.decode(entry["segmentation"])
+    assert list(decoded.shape[:2]) == entry["segmentation"]["size"]
+    assert check_figures((evaluated / "report.html").read_text(encoding="utf-8"), [metrics]) > 150
+    for picture in ("box_pr_curve.png", "mask_pr_curve.png", "confusion_matrix.png"):
+        assert (evaluated / picture).stat().st_size > 5000
+
+
+def test_evaluation_gives_the_same_on_two_ranks_as_on_one(trained: TrainedRun, evaluated: Path, tmp_path: Path) -> None:
+    must_run(
+        *torchrun(2),
+        "evaluate_model.py",
+        "--model",
+        trained.folder / "last.pt",
+        "--data",
+        trained.data,
+        "--output",
+        tmp_path,
+        "--batch-size",
+        "3",
+    )
+    one, two = (json.loads((folder / "metrics.json").read_text()) for folder in (evaluated, tmp_path))
+    assert one["num_images"] == two["num_images"]
+    for name in ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95", "val_loss"):
+        assert two[name] == pytest.approx(one[name], abs=1e-4), name

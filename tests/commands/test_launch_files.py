@@ -12,7 +12,7 @@ import pytest
 import yaml
 from torch.distributed.run import config_from_args, parse_args
 
-from tests.commands.test_launcher import KUBEFLOW
+from tests.commands.kubeflow import KUBEFLOW
 from tests.conftest import PROJECT, run_script
 from utils.common.config import parse_config
 from utils.train_config import TrainConfig
@@ -199,7 +199,7 @@ def test_the_guide_s_launcher_commands_are_ones(tmp_path: Path) -> None:
     trainer = tmp_path / "stand_in.py"
     trainer.write_text("")
     for words in commands:
-        facts = dict(word.split("=") for word in words if "=" in word)
+        facts: dict[str, Any] = dict(word.split("=") for word in words if "=" in word)
         rest = [word for word in words if "=" not in word]
         assert rest[:2] == ["bash", "train_ddp.sh"]
         done = run_script(*rest, **facts, DRY_RUN="1", TRAIN_SCRIPT=str(trainer), CUDA_VISIBLE_DEVICES="")

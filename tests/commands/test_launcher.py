@@ -9,13 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.commands.kubeflow import KUBEFLOW
 from tests.conftest import PROJECT
+from tests.processes import is_running, wait_until
 from utils import launch
 from utils.common.errors import UserError
 
@@ -156,15 +156,6 @@ def test_a_lost_machine_is_missed_soon_and_a_user_s_setting_joins_ours(environme
         "is_host": "false",
         "last_call_timeout": "60",
     }
-
-
-KUBEFLOW = {
-    "PET_NNODES": "2",
-    "PET_NPROC_PER_NODE": "3",
-    "PET_NODE_RANK": "1",
-    "PET_MASTER_ADDR": "job-node-0-0.job",
-    "PET_MASTER_PORT": "29400",
-}
 
 
 def test_kubeflow_s_variables_serve_where_ours_are_unset(environment: dict[str, str]) -> None:
@@ -311,14 +302,6 @@ def test_ranks_get_their_environment_and_arguments(environment: dict[str, str], 
     assert facts[0]["MASTER_PORT"] == facts[1]["MASTER_PORT"]
 
 
-def is_running(process_id: int) -> bool:
-    try:
-        state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("stop", ["ctrl_c", "sigterm"])
 def test_stopping_the_script_leaves_no_process(environment: dict[str, str], tmp_path: Path, stop: str) -> None:
@@ -342,9 +325,3 @@ def test_stopping_the_script_leaves_no_process(environment: dict[str, str], tmp_
     finally:
         script.kill()
         log.close()
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition() and time.monotonic() < deadline_s:
-        time.sleep(0.05)

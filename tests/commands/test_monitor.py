@@ -1,174 +1,17 @@
-"""The view of a run: what it says, in 80 columns, of runs that run, ended, died, moved, or were cut off while writing."""
+"""utils.monitor as a command: into a pipe, into a terminal, and without a run."""
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import select
-import socket
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from tests.conftest import PROJECT, run_script
-from utils.run.records import RunReader
-from utils.run.view import remaining_s, sparkline, view_lines
-
-NOW_S = 1_800_000_000.0
-
-
-def batch(epoch: int, number: int, **facts: Any) -> dict[str, Any]:
-    step = (epoch - 1) * 20 + number + 1
-    speeds = {"images_per_s": 27.34, "step_ms": 500.0, "data_wait_share": 0.04}
-    place = {"epoch": epoch, "batch": number, "global_step": step, "num_batches": 20, "time_s": NOW_S + step}
-    return {"kind": "batch", **place, "loss": 10.0 / step, "seg": 5.0 / step, **speeds, "slow_rank": None, **facts}
-
-
-def epoch_record(epoch: int) -> dict[str, Any]:
-    measures = {"train_loss": 3.0 / epoch, "val_loss": 2.0 + abs(epoch - 2), "mask_map50_95": 0.1 * epoch}
-    return {"kind": "epoch", "epoch": epoch, "global_step": 20 * epoch, "total_epoch_time_s": 12.0, **measures}
-
-
-def write_run(folder: Path, records: list[dict[str, Any]], state: str = "running", **status: Any) -> None:
-    folder.mkdir(exist_ok=True)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    (folder / "config.yaml").write_text("model: yolov8n-seg.yaml\nepochs: 4\nimg_size: 96\nbatch_size: 4\nseed: 7\n")
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    facts = {"state": state, "reason": "", "pid": os.getpid(), "host": socket.gethostname(), "updated": now, **status}
-    (folder / "status.json").write_text(json.dumps(facts))
-
-
-def view(folder: Path, columns: int = 80, later_s: float = 0.0, is_unicode: bool = True) -> str:
-    state = RunReader(folder).read()
-    assert state.last_write_s is not None
-    lines = view_lines(state, columns, state.last_write_s + later_s, is_unicode=is_unicode)
-    assert max(map(len, lines)) <= columns
-    return "\n".join(lines)
-
-
-RANKS = {
-    "own_ms": [152.0, 240.0, 150.0],
-    "data_wait_share": [0.02, 0.3, 0.02],
-    "cpu_cores": [1.0, 1.0, 1.0],
-    "rss_bytes": [1e9, 1e9, 1e9],
-    "gpu_util": [0.93, 0.91, 0.92],
-    "gpu_memory_bytes": [9e9, 9e9, 9e9],
-    "gpu_power_w": [300.0, 280.0, None],
-    "gpu_temperature_c": [61.0, 60.0, 75.0],
-    "gpu_clock_mhz": [1410.0, 1200.0, 1410.0],
-}
-
-
-def test_a_running_run_shows_place_speed_losses_epochs_and_the_slow_rank(tmp_path: Path) -> None:
-    records = [batch(1, number) for number in range(0, 20, 5)] + [epoch_record(1)]
-    write_run(tmp_path, [*records, batch(2, 4), batch(2, 9, ranks=RANKS, slow_rank=1)])
-    text = view(tmp_path, later_s=7)
-    assert "running, last written 7s ago" in text
-    assert "yolov8n-seg.yaml, 96 px, batch 4 x 3 ranks, seed 7" in text
-    assert "Epoch 2/4, batch 10/20, step 30" in text
-    assert " 38%, 30s left" in text  # (1 + 10/20) of 4 epochs; 2.5 of 12 s are left
-    assert "27.3 images/s, 500 ms/batch, data wait 4%, GPU 92%, 580 W, 75 °C" in text
-    lines = text.splitlines()
-    assert next(line for line in lines if line.startswith("loss")).split()[1:] == ["0.3333", "█▂▁▁▁▁"]
-    assert next(line for line in lines if line.startswith("    1*")).split()[:2] == ["1*", "3.0000"]
-    marked = [line for line in lines if line.startswith("slow ")]
-    assert [line.split()[1:4] for line in marked] == [["1", "240", "30%"]]
-    assert marked[0].endswith(" 1200")  # the last column is still seen
-    assert "rank 1 slows the others down: 240 ms per batch, the others 151 ms (median)" in text
-    assert "data wait  cores     memory  GPU  GPU mem    W  °C   MHz" in text
-
-
-def test_the_best_epoch_stays_in_sight(tmp_path: Path) -> None:
-    write_run(tmp_path, [epoch_record(number) for number in range(1, 20)], "finished")
-    text = view(tmp_path)
-    assert "\n    2*" in text  # val_loss is lowest there
-    assert "\n   19 " in text
-    assert "\n    3 " not in text
-    assert "finished" in text
-
-
-def test_a_run_whose_process_is_gone_looks_dead(tmp_path: Path) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    write_run(tmp_path, [batch(1, 0)], pid=ended.pid)
-    assert f"LOOKS DEAD: process {ended.pid} is gone" in view(tmp_path)
-    write_run(tmp_path, [batch(1, 0)], "finished", pid=ended.pid)
-    assert "DEAD" not in view(tmp_path)
-
-
-def test_a_number_that_another_process_was_given_since_is_not_the_run(tmp_path: Path) -> None:
-    write_run(tmp_path, [batch(1, 0)], updated="2020-01-01T00:00:00+00:00")  # this process is younger
-    assert f"LOOKS DEAD: process {os.getpid()} is gone" in view(tmp_path)
-
-
-def test_a_silent_run_on_another_machine_looks_dead_after_a_while(tmp_path: Path) -> None:
-    write_run(tmp_path, [batch(1, 0), batch(1, 5)], host="gpu-07", pid=12)
-    assert "LOOKS DEAD" not in view(tmp_path, later_s=200)
-    text = view(tmp_path, later_s=900)
-    assert "LOOKS DEAD: nothing written for 15 minutes; is process 12 on gpu-07 still there?" in text
-    slow = [batch(1, 0), batch(1, 5, time_s=NOW_S + 600)]  # a run whose records lie ten minutes apart
-    write_run(tmp_path, slow, host="gpu-07", pid=12)
-    assert "LOOKS DEAD" not in view(tmp_path, later_s=900)
-
-
-def test_a_failed_run_says_why(tmp_path: Path) -> None:
-    write_run(tmp_path, [batch(1, 0)], "failed", reason="ValueError: of no use\x1b[31m")
-    text = view(tmp_path)
-    assert "failed: ValueError: of no use\\x1b[31m" in text  # nothing from a file commands the terminal
-
-
-@pytest.mark.parametrize("ending", ['{"kind": "ba', '{"kind": "epoch", "epoch": 9}', "\x00\x00"])
-def test_a_half_written_line_is_left_for_later(tmp_path: Path, ending: str) -> None:
-    write_run(tmp_path, [batch(1, 0)])
-    reader = RunReader(tmp_path)
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write(ending)
-        file.flush()
-        assert (len(reader.read().batches), reader.read().epochs) == (1, [])
-        file.write("\n" + json.dumps(batch(1, 5)) + "\n")
-    assert [record["batch"] for record in reader.read().batches] == [0, 5]
-
-
-def test_a_file_that_was_cut_or_replaced_is_read_anew(tmp_path: Path) -> None:
-    write_run(tmp_path, [batch(1, number) for number in range(10)])
-    reader = RunReader(tmp_path)
-    assert len(reader.read().batches) == 10
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(batch(1, 0)) + "\n")
-    assert len(reader.read().batches) == 1
-    (tmp_path / "new").write_text("".join(json.dumps(batch(2, number)) + "\n" for number in range(4)))
-    os.replace(tmp_path / "new", tmp_path / "metrics.jsonl")
-    assert [record["epoch"] for record in reader.read().batches] == [2] * 4
-
-
-def test_records_of_an_older_version_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
-    old = {"kind": "batch", "epoch": 1, "batch": 0, "global_step": 1, "loss": 2.0, "images_per_s": 5.0}
-    write_run(tmp_path, [old, {"kind": "skip", "global_step": 1}, {"epoch": None}])
-    assert "Epoch 1/4, batch 1, step 1" in view(tmp_path)
-    assert "nan" not in view(tmp_path)
-
-
-def test_without_unicode_it_is_plain_ascii(tmp_path: Path) -> None:
-    write_run(tmp_path, [batch(1, 0), batch(1, 5, ranks=RANKS), epoch_record(1)])
-    assert view(tmp_path, is_unicode=False).isascii()
-    assert view(tmp_path, columns=50)
-
-
-def test_time_left_before_the_first_epoch_is_done_follows_the_batches(tmp_path: Path) -> None:
-    write_run(tmp_path, [batch(1, 9)])
-    assert remaining_s(RunReader(tmp_path).read()) == pytest.approx(3.5 * 20 * 0.5)
-
-
-def test_a_sparkline_is_as_long_as_asked_and_follows_the_values() -> None:
-    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 20) == "▁▂▃▄▅▆▇█"
-    assert sparkline(list(range(1000)), 4) == "▁▃▆█"
-    assert sparkline([2.0, 2.0], 5) == "▅▅"
-    assert sparkline([], 5) == ""
+from tests.run.made_up import batch, epoch_record, write_run
 
 
 def test_the_command_prints_once_into_a_pipe_and_changes_nothing(tmp_path: Path) -> None:

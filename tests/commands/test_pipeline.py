@@ -6,13 +6,11 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import yaml
 
 from tests.conftest import PROJECT, TRAIN_FLAGS, TrainedRun, free_port, must_run, run_script, torchrun
-from tests.evaluation.test_report import check_figures
 from utils.common.devices import choose_precision
 from utils.run.checkpoint import latest_facts
 
@@ -111,96 +109,6 @@ def test_accelerate_launch_works(trained: TrainedRun, tmp_path: Path) -> None:
     output = must_run(*launch, *flags, "train_yolo_ddp.py", *arguments)
     assert "World Size: 2" in output
     assert (tmp_path / "run" / "best.pt").exists()
-
-
-@pytest.fixture(scope="module")
-def evaluated(trained: TrainedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("evaluation")
-    output = must_run(
-        "python", "evaluate_model.py", "--model", trained.folder / "last.pt", "--data", trained.data, "--output", folder
-    )
-    assert "conductor" in output
-    assert "mAP50-95" in output
-    return folder
-
-
-def test_evaluation_writes_metrics_and_coco_predictions(trained: TrainedRun, evaluated: Path) -> None:
-    metrics = json.loads((evaluated / "metrics.json").read_text())
-    names = ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95")
-    assert all(0 <= metrics[name] <= 1 for name in names)
-    num_images = len(list((trained.processed / "val" / "images").iterdir()))
-    assert metrics["num_images"] == num_images
-    assert len(metrics["per_class"]) == 8
-    predictions = json.loads((evaluated / "predictions.json").read_text())
-    assert predictions
-    assert {entry["image_id"] for entry in predictions} <= set(range(num_images))
-    from faster_coco_eval.core import mask as coco_mask
-
-    entry = predictions[0]
-    decoded = coco_mask.decode(entry["segmentation"])
-    assert list(decoded.shape[:2]) == entry["segmentation"]["size"]
-    assert check_figures((evaluated / "report.html").read_text(encoding="utf-8"), [metrics]) > 150
-    for picture in ("box_pr_curve.png", "mask_pr_curve.png", "confusion_matrix.png"):
-        assert (evaluated / picture).stat().st_size > 5000
-
-
-def test_evaluation_gives_the_same_on_two_ranks_as_on_one(trained: TrainedRun, evaluated: Path, tmp_path: Path) -> None:
-    must_run(
-        *torchrun(2),
-        "evaluate_model.py",
-        "--model",
-        trained.folder / "last.pt",
-        "--data",
-        trained.data,
-        "--output",
-        tmp_path,
-        "--batch-size",
-        "3",
-    )
-    one, two = (json.loads((folder / "metrics.json").read_text()) for folder in (evaluated, tmp_path))
-    assert one["num_images"] == two["num_images"]
-    for name in ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95", "val_loss"):
-        assert two[name] == pytest.approx(one[name], abs=1e-4), name
-
-
-def test_inference_writes_pictures_labels_and_json_and_survives_a_broken_photograph(
-    trained: TrainedRun, tmp_path: Path
-) -> None:
-    source = tmp_path / "photos"
-    source.mkdir()
-    photos = sorted((trained.processed / "val" / "images").iterdir())[:2]
-    for photo in photos:
-        (source / photo.name).write_bytes(photo.read_bytes())
-    (source / "broken.jpg").write_bytes(photos[0].read_bytes()[:3000])
-    output = tmp_path / "predictions"
-    flags = ("--source", source, "--output", output, "--conf", "0.0001", "--max-detections", "5", "--save-crops")
-    printed = must_run("python", "inference.py", "--model", trained.folder / "last.pt", *flags)
-    assert "skipped" in printed
-    assert "broken.jpg" in printed
-    entries = json.loads((output / "predictions.json").read_text())
-    assert len(entries) == 2
-    assert all(len(entry["detections"]) <= 5 for entry in entries)
-    assert sum(len(entry["detections"]) for entry in entries) > 0
-    for photo in photos:
-        assert (output / f"{photo.stem}.jpg").exists()
-        for line in (output / "labels" / f"{photo.stem}.txt").read_text().splitlines():
-            values = np.array(line.split()[1:], float)
-            assert len(values) >= 6
-            assert ((values >= 0) & (values <= 1)).all()
-    assert list((output / "crops").rglob("*.jpg"))
-
-
-def test_inference_keeps_only_the_wanted_classes(trained: TrainedRun, tmp_path: Path) -> None:
-    photo = next((trained.processed / "val" / "images").iterdir())
-    flags = ("--source", photo, "--output", tmp_path, "--conf", "0.00001", "--classes", "pole", "6")
-    must_run("python", "inference.py", "--model", trained.folder / "last.pt", *flags)
-    found = {
-        item["class"]
-        for entry in json.loads((tmp_path / "predictions.json").read_text())
-        for item in entry["detections"]
-    }
-    assert found
-    assert found <= {"pole", "transformers"}
 
 
 BAD_INPUT = [

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import benchmark_ddp
 from tests.conftest import PROJECT, run_script
 from utils.common.config import parse_config
+from utils.data.dataset_yaml import DEFAULT_DATASET_YAML
 from utils.train_config import TrainConfig
 
 TRAIN_COMMANDS = [
@@ -41,29 +43,39 @@ def test_the_trainers_defaults_are_the_guides() -> None:
     assert Path(PROJECT / config.data).samefile(PROJECT / "dataset.yaml")
 
 
-OTHER_COMMANDS = [
-    ("download_data", "DownloadConfig", ""),
-    ("parse_labels", "ParseConfig", ""),
-    ("evaluate_model", "EvaluationConfig", "--model models/epri_distribution_ddp/best.pt"),
+MODEL = "models/epri_distribution_ddp/best.pt"
+OTHER_COMMANDS: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("download_data", "DownloadConfig", "", {"output": "data/raw", "sample": None, "max_images": None}),
+    ("parse_labels", "ParseConfig", "", {"input": "data/raw", "output": "data/processed"}),
+    ("evaluate_model", "EvaluationConfig", f"--model {MODEL}", {"model": MODEL, "split": "val"}),
     (
         "inference",
         "InferenceConfig",
-        "--model models/epri_distribution_ddp/best.pt --source data/processed/val/images --output outputs/predictions",
+        f"--model {MODEL} --source data/processed/val/images --output outputs/predictions",
+        {"model": MODEL, "source": "data/processed/val/images", "output": "outputs/predictions"},
     ),
-    ("profile_gpu", "ProfileConfig", "--model yolov8m-seg.pt --batch-sizes 4 8 16 32 64"),
-    ("profile_gpu", "ProfileConfig", "--batch-sizes 4 8 16 32 64 128"),
-    ("benchmark_ddp", "BenchmarkConfig", ""),
-    ("test_ddp", "MachineCheckConfig", ""),
+    (
+        "profile_gpu",
+        "ProfileConfig",
+        "--model yolov8m-seg.pt --batch-sizes 4 8 16 32 64",
+        {"model": "yolov8m-seg.pt", "batch_sizes": (4, 8, 16, 32, 64), "output": "outputs/profiling"},
+    ),
+    ("profile_gpu", "ProfileConfig", "--batch-sizes 4 8 16 32 64 128", {"batch_sizes": (4, 8, 16, 32, 64, 128)}),
+    ("benchmark_ddp", "BenchmarkConfig", "", {"output": "outputs/benchmarks", "processes": None}),
+    ("test_ddp", "MachineCheckConfig", "", {"data": str(DEFAULT_DATASET_YAML)}),
 ]
 
 
-@pytest.mark.parametrize(("script", "config_class", "command"), OTHER_COMMANDS)
-def test_the_guides_other_commands_are_taken(script: str, config_class: str, command: str) -> None:
+@pytest.mark.parametrize(("script", "config_class", "command", "promised"), OTHER_COMMANDS)
+def test_the_guides_other_commands_mean_what_it_promises(
+    script: str, config_class: str, command: str, promised: dict[str, Any]
+) -> None:
     config = parse_config(getattr(importlib.import_module(script), config_class), "", shlex.split(command))
-    words = shlex.split(command)
-    if "--batch-sizes" in words:
-        sizes = tuple(map(int, words[words.index("--batch-sizes") + 1 :]))
-        assert config.batch_sizes == sizes
+    assert {name: getattr(config, name) for name in promised} == promised
+
+
+def test_the_benchmark_tries_one_two_four_and_eight_gpus() -> None:
+    assert benchmark_ddp.choose_counts(benchmark_ddp.BenchmarkConfig(), 8) == (1, 2, 4, 8)
 
 
 def test_the_launcher_takes_the_guides_command() -> None:
@@ -75,14 +87,33 @@ def test_the_launcher_takes_the_guides_command() -> None:
     assert "usage" not in done.stderr.lower()
 
 
+def paths_in(tree: str) -> set[str]:
+    """Return the first word of each line; an indented one lies in the last folder that is indented less."""
+    paths, folders = set(), [(-1, "")]
+    for line in tree.strip().splitlines():
+        name, indent = line.split()[0], len(line) - len(line.lstrip())
+        while folders[-1][0] >= indent:
+            folders.pop()
+        path = folders[-1][1] + name
+        paths.add(path)
+        if name.endswith("/"):
+            folders.append((indent, path))
+    return paths
+
+
 def test_the_readmes_tree_is_true() -> None:
     readme = (PROJECT / "README.md").read_text(encoding="utf-8")
-    tree = readme.split("```\ndownload_data.py", 1)[1].split("```")[0]
-    named = set(re.findall(r"[\w./-]+\.(?:py|sh|yaml|txt|toml|lock)\b|[a-z]+/", "download_data.py" + tree))
-    for name in named - {"data/", "parsing/"}:
-        found = (PROJECT / name).exists() or (PROJECT / "utils" / name).exists()
-        assert found or name in ("manifest.json", "processed/"), f"README names {name}, which is not there"
-    modules = {path.name for path in (PROJECT / "utils").glob("*.py")} - {"__init__.py"}
-    scripts = {path.name for path in PROJECT.glob("*.py")}
-    missing = sorted(module for module in modules | scripts if module not in readme)
-    assert not missing, f"not in README's tree: {missing}"
+    (tree,) = [block for block in readme.split("```")[1::2] if "\nutils/" in block]
+    named = paths_in(tree)
+    absent = {path for path in named if not (PROJECT / path).exists()}
+    assert not absent, f"README names what is not there: {absent}"
+    folders = {f"utils/{file.parent.name}/" for file in (PROJECT / "utils").glob("*/__init__.py")}
+    scripts = {file.name for kind in ("*.py", "*.sh") for file in PROJECT.glob(kind)}
+    missing = (folders | scripts) - named
+    assert not missing, f"README's tree does not name {missing}"
+
+
+def test_indented_names_belong_to_the_folder_above_them() -> None:
+    tree = "a.py  text\nutils/\n  data/  text\n    cache.py\n  launch.py\ndocs/"
+    expected = {"a.py", "utils/", "utils/data/", "utils/data/cache.py", "utils/launch.py", "docs/"}
+    assert paths_in(tree) == expected

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.processes import wait_until
 from utils.common.nvml import READINGS, Gpu, GpuWatch
 
 
@@ -77,13 +78,6 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     return put
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.002)
-
-
 def test_a_reading_holds_every_quantity_in_its_unit(install: Install) -> None:
     install(FakeDriver([93]))
     assert Gpu(0).read() == {
@@ -108,7 +102,7 @@ def test_a_watch_returns_means_and_then_the_last_ones(install: Install) -> None:
     driver = install(FakeDriver([20, 60]))
     said: list[str] = []
     with GpuWatch(0, said.append, period_s=0.001) as watch:
-        wait_for(lambda: driver.reads >= 20)
+        wait_until(lambda: driver.reads >= 20)
     assert 0.35 < watch.means()["gpu_util"] < 0.45
     assert 0.35 < watch.means()["gpu_util"] < 0.45  # nothing newer: the same again
     assert said == []
@@ -118,7 +112,7 @@ def test_a_failing_driver_is_told_of_once_and_measured_no_more(install: Install)
     driver = install(FakeDriver([50], fails_at=2))
     said: list[str] = []
     with GpuWatch(0, said.append, period_s=0.001) as watch:
-        wait_for(lambda: said)
+        wait_until(lambda: said)
         time.sleep(0.02)
     assert said == ["GPU 0: utilisation and power are not measured any more: GPU is lost"]
     assert watch.means() == {}

@@ -1,22 +1,18 @@
-"""Ranks and collectives: on two and three real processes, and alone."""
+"""Collectives: on two and three real processes, and alone."""
 
 from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.ranks import RankFailed, run_ranks
 from utils import distributed
-from utils.common.errors import UserError
-from utils.common.files import local_rank_first
-from utils.distributed import collectives, process_group
+from utils.distributed import collectives
 
 
 def arrays_of(rank: int) -> dict[str, np.ndarray]:
@@ -160,88 +156,6 @@ def test_without_a_group_every_function_answers_for_one_process() -> None:
     distributed.cleanup_ddp()
 
 
-def guest() -> tuple[bool, bool]:
-    """Train in a group that another made, and tell what was left of it; then in one of our own."""
-    store = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    distributed.setup_ddp(torch.device("cpu"))
-    distributed.cleanup_ddp()
-    left = dist.is_initialized()
-    dist.destroy_process_group()
-    distributed.setup_ddp(torch.device("cpu"))
-    distributed.cleanup_ddp()
-    return left, dist.is_initialized()
-
-
-def test_a_group_made_by_somebody_else_is_theirs_to_end() -> None:
-    assert run_ranks(guest, 1, join=False) == [(True, False)]
-
-
 def test_objects_are_not_gathered() -> None:
     with pytest.raises(TypeError, match="numeric"):
         collectives._encode({"names": np.array(["a", None], dtype=object)})
-
-
-@pytest.fixture
-def no_rank_variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    return monkeypatch
-
-
-def test_no_rank_variables_mean_a_single_process(no_rank_variables: pytest.MonkeyPatch) -> None:
-    assert distributed.read_rank_environment() == distributed.RankInfo(0, 0, 1, 1)
-    assert distributed.read_rank_environment().is_main
-
-
-@pytest.mark.parametrize(
-    ("given", "missing"),
-    [
-        ({"RANK": "0"}, "LOCAL_RANK, WORLD_SIZE is not set"),
-        ({"WORLD_SIZE": "2"}, "RANK, LOCAL_RANK is not set"),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, "LOCAL_RANK is not set"),
-    ],
-)
-def test_half_set_rank_variables_are_refused(
-    no_rank_variables: pytest.MonkeyPatch, given: dict[str, str], missing: str
-) -> None:
-    for name, value in given.items():
-        no_rank_variables.setenv(name, value)
-    with pytest.raises(UserError, match=missing):
-        distributed.read_rank_environment()
-
-
-@pytest.mark.parametrize(("rank", "local_rank", "fits"), [(1, 1, True), (2, 0, False), (-1, 0, False), (0, 2, False)])
-def test_ranks_outside_the_world_are_refused(
-    no_rank_variables: pytest.MonkeyPatch, rank: int, local_rank: int, fits: bool
-) -> None:
-    for name, value in {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": 2}.items():
-        no_rank_variables.setenv(name, str(value))
-    if fits:
-        assert distributed.read_rank_environment() == distributed.RankInfo(rank, local_rank, 2, 2)
-    else:
-        with pytest.raises(UserError, match=f"RANK={rank} LOCAL_RANK={local_rank}"):
-            distributed.read_rank_environment()
-
-
-def test_a_wrong_timeout_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NCCL_TIMEOUT", "30min")
-    with pytest.raises(UserError, match="NCCL_TIMEOUT=30min"):
-        process_group._seconds_of("NCCL_TIMEOUT", 1.0)
-
-
-def test_one_process_at_a_time_holds_the_machines_lock(tmp_path: Path) -> None:
-    lock_file = tmp_path / "new" / "job.lock"
-    reader, writer = os.pipe()
-    with local_rank_first(lock_file):
-        child = os.fork()
-        if child == 0:
-            try:
-                with local_rank_first(lock_file):
-                    os.write(writer, b"child")
-            finally:
-                os._exit(0)
-        time.sleep(0.2)
-        os.write(writer, b"parent ")
-    os.waitpid(child, 0)
-    assert os.read(reader, 100) == b"parent child"

@@ -1,4 +1,4 @@
-"""DDP's options on two real processes, compilation, and the switches of the device."""
+"""DDP: bucket sizes, compressed gradients, static graphs, and compiled modules."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from torch import nn
 
 from tests.ranks import run_ranks
 from utils import distributed
-from utils.common.devices import Precision, tune_device
 from utils.distributed.ddp import bucket_bytes, gradient_bytes, wrap_for_ranks
-from utils.engine.loop import TrainingEngine
+from utils.engine import EngineOptions, TrainingEngine
 
 CPU = torch.device("cpu")
 
@@ -30,18 +29,9 @@ def train(folder: Path, **options: Any) -> dict[str, np.ndarray]:
     model = network()
     generator = torch.Generator().manual_seed(distributed.rank())
     batches = [(torch.randn(8, 6, generator=generator), torch.randn(8, 3, generator=generator)) for _ in range(6)]
-    engine = TrainingEngine(
-        model,
-        CPU,
-        distributed=distributed.is_distributed(),
-        world_size=distributed.world_size(),
-        backend="gloo",
-        precision=Precision("off", None, False),
-        save_dir=folder,
-        tensorboard=False,
-        **options,
-    )
-    engine.train_one_epoch(batches, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), nn.MSELoss(), None, 1)
+    engine = TrainingEngine(model, CPU, EngineOptions(precision="off", quiet=True, **options), run=folder)
+    engine.begin(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), nn.MSELoss())
+    engine.train_one_epoch(batches)
     return {name: value.numpy().copy() for name, value in model.state_dict().items()}
 
 
@@ -146,20 +136,3 @@ def number_of_buckets() -> int:
         seen.clear()
         wrapped(torch.ones(1, 512)).sum().backward()
     return len(seen)
-
-
-def test_the_switches_of_a_gpu_leave_a_cpu_alone() -> None:
-    before = (torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled())
-    tune_device(CPU, deterministic=True, fixed_shapes=True)
-    assert (torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()) == before
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_the_switches_follow_the_wish_for_equal_bits(deterministic: bool) -> None:
-    try:
-        tune_device(torch.device("cuda", 0), deterministic=deterministic, fixed_shapes=True)
-        assert torch.are_deterministic_algorithms_enabled() == deterministic
-        assert torch.backends.cudnn.benchmark != deterministic
-    finally:
-        tune_device(torch.device("cuda", 0), deterministic=False, fixed_shapes=False)

@@ -69,14 +69,15 @@ def run(model: nn.Module, share: slice, offset: float = 0.0, device: torch.devic
 
 def run_shares() -> dict[str, Any]:
     share = SHARES[distributed.rank()]
-    single = nn.Sequential(GlooSyncBatchNorm2d(1))
+    norm = GlooSyncBatchNorm2d(1)
+    single = nn.Sequential(norm)
     single.train()
     few = single(torch.full((1, 1, 1, 1), float(distributed.rank())))
     return {
         "synchronised": run(convert_sync_batchnorm(network(), CPU), share),
         "far from zero": run(convert_sync_batchnorm(network(), CPU), share, offset=30.0),
         "alone": run(network(), share),
-        "two pixels": [few.item(), single[0].running_mean.item(), single[0].running_var.item()],
+        "two pixels": [few.item(), norm.get_buffer("running_mean").item(), norm.get_buffer("running_var").item()],
     }
 
 
@@ -129,6 +130,7 @@ def on_two_gpus() -> dict[str, Any]:
             ours.load_state_dict(child.state_dict())
             setattr(model, position, ours)
     torchs = convert_sync_batchnorm(network(), device)
+    assert isinstance(torchs, nn.Sequential)
     torchs[4], model[4] = nn.SiLU(), nn.SiLU()
     assert isinstance(torchs[1], nn.SyncBatchNorm)
     share = SHARES[rank]
@@ -169,7 +171,7 @@ def test_conversion_keeps_the_very_same_parameters_and_numbers(device: str) -> N
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     parameters = dict(model.named_parameters())
-    model[1].running_mean.fill_(3.0)
+    model.get_buffer("1.running_mean").fill_(3.0)
     state = copy.deepcopy(model.state_dict())
     converted = convert_sync_batchnorm(model, torch.device(device))
     expected = GlooSyncBatchNorm2d if device == "cpu" else nn.SyncBatchNorm

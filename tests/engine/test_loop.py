@@ -265,7 +265,7 @@ def test_what_is_missing_or_unknown_is_named(tmp_path: Path) -> None:
 
 
 def test_the_keywords_of_the_training_engine_guide_set_the_options(tmp_path: Path) -> None:
-    keywords = {
+    keywords: dict[str, Any] = {
         "distributed": False,
         "local_rank": 0,
         "world_size": 1,

@@ -99,8 +99,8 @@ def as_in_the_guide(rank: int, world_size: int, folder: Path) -> Record:
 
     TrainingEngine.setup_distributed(rank, world_size, backend="gloo")
     model = classifier(seed=rank).to(device)  # DDP must give rank 1 the weights of rank 0
-    train_sampler = DistributedSampler(train_dataset, num_replicas=world_size, rank=rank)
-    val_sampler = DistributedSampler(val_dataset, num_replicas=world_size, rank=rank)
+    train_sampler: DistributedSampler[Any] = DistributedSampler(train_dataset, num_replicas=world_size, rank=rank)
+    val_sampler: DistributedSampler[Any] = DistributedSampler(val_dataset, num_replicas=world_size, rank=rank)
     train_loader = DataLoader(train_dataset, batch_size=batch_size, sampler=train_sampler)
     val_loader = DataLoader(val_dataset, batch_size=batch_size, sampler=val_sampler)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -265,7 +265,7 @@ def test_kills_at_random_moments_never_leave_nothing(tmp_path: Path) -> None:
         found = load_latest(tmp_path)
         assert found is not None
         path = found[0]
-    assert latest_step(tmp_path) >= 5  # each child had saved something before it died
+    assert (latest_step(tmp_path) or 0) >= 5  # each child had saved something before it died
 
 
 def test_what_a_killed_save_left_behind_is_removed_by_the_next(tmp_path: Path) -> None:

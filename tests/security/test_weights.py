@@ -255,6 +255,7 @@ def test_a_file_saved_by_ultralytics_itself_loads_without_any_switch(
 
     monkeypatch.delenv("ULTRALYTICS_SAFE_LOAD", raising=False)
     yolo = YOLO("yolov8n-seg.yaml", task="segment")
+    assert isinstance(yolo.model, torch.nn.Module)
     yolo.model.args = IterableSimpleNamespace(imgsz=320, data=Path("coco.yaml"), lr0=np.float64(0.01))
     yolo.ckpt = {"train_metrics": {"fitness": np.float64(0.5)}, "train_args": {"model": Path("a.pt")}}
     yolo.save(tmp_path / "theirs.pt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.ranks import run_ranks
+from tests.yolo.made_up import NAMES, random_outputs, targets_of
 from utils import distributed
 from utils.engine import EngineOptions, TrainingEngine
 from utils.yolo import mask_loss
@@ -23,34 +24,13 @@ from utils.yolo.inputs import Targets
 from utils.yolo.loss import PARTS, LossGains, SegmentationLoss, anchor_points, complete_iou
 from utils.yolo.model import build_model
 
-NAMES = ("pole", "wire", "insulator")
 BATCH_SIZE_PER_RANK = 2
-
-
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)
 def terms_of_yolov8(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mask_loss, "EXTRA_TERMS", ())
-
-
-def targets_of(counts: list[int], size_px: int, seed: int = 0) -> Targets:
-    """Return `counts[k]` random objects for image k: boxes of all sizes, thin ones too, each filled in the mask."""
-    generator = torch.Generator().manual_seed(seed)
-    number = sum(counts)
-    centre = (0.1 + 0.8 * torch.rand(number, 2, generator=generator)) * size_px
-    half = (0.01 + 0.3 * torch.rand(number, 2, generator=generator) ** 2) * size_px
-    boxes = torch.cat([centre - half, centre + half], 1)
-    boxes[::3] = (boxes[::3] / 4).floor() * 4 + torch.tensor([0, 0, 4, 4])  # some end exactly between two mask pixels
-    boxes = boxes.clamp(0, size_px)
-    masks = torch.zeros(len(counts), size_px // 4, size_px // 4, dtype=torch.int32)
-    batch_index = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    for row, image in enumerate(batch_index.tolist()):
-        x1, y1, x2, y2 = (boxes[row] / 4).round().int().tolist()
-        masks[image, y1:y2, x1:x2] = row - sum(counts[:image]) + 1
-    class_ids = torch.randint(0, len(NAMES), (number,), generator=generator)
-    return Targets(batch_index, class_ids, boxes, masks, size_px)
 
 
 def share_of(targets: Targets, images: slice) -> Targets:
@@ -66,24 +46,6 @@ def share_of(targets: Targets, images: slice) -> Targets:
 
 
 # --- the reference -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    torch.manual_seed(0)
-    return build_model("yolov8n-seg.yaml", NAMES).train()
-
-
-def random_outputs(model: Any, batch_size: int, size_px: int, seed: int) -> dict[str, Any]:
-    """Return outputs in the model's own format, as leaves with widely spread random values."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        outputs = model(torch.zeros(batch_size, 3, size_px, size_px))
-    spread = {"boxes": 2.0, "scores": 1.0, "mask_coefficient": 0.5, "proto": 0.5}
-    for name, scale in spread.items():
-        noise = torch.randn(outputs[name].shape, generator=generator) * scale
-        outputs[name] = (noise - 2 * (name == "scores")).requires_grad_()
-    return outputs
 
 
 def reference_of(model: Any, outputs: dict[str, Any], targets: Targets) -> tuple[torch.Tensor, dict[str, float]]:
@@ -130,47 +92,6 @@ def test_every_part_and_gradient_equals_ultralytics(model: Any, counts: list[int
         assert (gradient - wanted).norm() <= 1e-5 * wanted.norm() + 1e-9
 
 
-@pytest.mark.parametrize("units_at_once", [1, 7, 10**6])
-def test_masks_computed_in_parts_give_the_same_gradient(
-    model: Any, units_at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    targets = targets_of([8, 0, 5], 128, seed=3)
-    outputs = random_outputs(model, 3, 128, 3)
-    leaves = [outputs[name] for name in ("mask_coefficient", "proto")]
-    whole = SegmentationLoss(model)(outputs, targets)
-    expected = torch.autograd.grad(whole[0], leaves)
-    monkeypatch.setitem(mask_loss.UNITS_AT_ONCE, "cpu", units_at_once)
-    parts = SegmentationLoss(model)(outputs, targets)
-    assert float(parts[1]["seg"]) == pytest.approx(float(whole[1]["seg"]), rel=1e-6)
-    for gradient, wanted in zip(torch.autograd.grad(parts[0], leaves), expected, strict=True):
-        torch.testing.assert_close(gradient, wanted, rtol=1e-5, atol=1e-6)
-
-
-def test_no_tensor_of_the_loss_holds_a_mask_for_each_anchor(model: Any) -> None:
-    class Largest(TorchDispatchMode):
-        numel = 0
-
-        def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-            result = operator(*arguments, **(keywords or {}))
-            sizes = [part.untyped_storage().nbytes() // part.element_size() for part in tensors_in(result)]
-            self.numel = max(self.numel, *sizes, 0)
-            return result
-
-    targets = targets_of([250, 200], 256)
-    outputs = random_outputs(model, 2, 256, 0)
-    with Largest() as largest:
-        loss, _ = SegmentationLoss(model)(outputs, targets)
-        loss.backward()
-        num_anchors = int(SegmentationLoss(model).sums(outputs, targets).normalisers[1])
-    assert num_anchors > 400
-    assert largest.numel < num_anchors * 64 * 64 / 3
-
-
-def tensors_in(result: Any) -> list[torch.Tensor]:
-    parts = result if isinstance(result, list | tuple) else [result]
-    return [part for part in parts if isinstance(part, torch.Tensor)]
-
-
 def test_confident_predictions_have_the_exact_loss(model: Any) -> None:
     targets = targets_of([6], 128, seed=2)
     outputs = random_outputs(model, 1, 128, 2)
@@ -211,56 +132,6 @@ def test_the_loss_under_autocast_is_computed_in_float32(model: Any) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("dtype", "of_value", "of_gradient"), [(torch.bfloat16, 1e-3, 1e-2), (torch.float16, 1e-6, 1e-3)]
-)
-def test_masks_of_a_network_in_half_precision_lose_no_more_than_its_rounding(
-    model: Any, dtype: torch.dtype, of_value: float, of_gradient: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(mask_loss.UNITS_AT_ONCE, "cpu", 16)  # whole parts, and a rest
-    targets = targets_of([20, 3, 9], 128, seed=5)
-    rounded = random_outputs(model, 3, 128, 5)
-    names = ("mask_coefficient", "proto")
-    halves = {**rounded, **{name: rounded[name].detach().to(dtype).requires_grad_() for name in names}}
-    wholes = {**rounded, **{name: halves[name].detach().float().requires_grad_() for name in names}}
-    (loss, values), (expected_loss, expected) = (
-        SegmentationLoss(model)(outputs, targets) for outputs in (halves, wholes)
-    )
-    assert float(values["seg"]) == pytest.approx(float(expected["seg"]), rel=of_value)
-    gradients = torch.autograd.grad(loss, [halves[name] for name in names])
-    for gradient, wanted in zip(
-        gradients, torch.autograd.grad(expected_loss, [wholes[name] for name in names]), strict=True
-    ):
-        assert gradient.dtype == dtype
-        assert (gradient.float() - wanted).norm() <= of_gradient * wanted.norm()
-
-
-class Bf16Products(TorchDispatchMode):
-    """Notes the shapes of all products of bf16 matrices."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: list[tuple[Any, ...]] = []
-
-    def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.bmm.default and args[0].dtype == torch.bfloat16:
-            self.shapes.append((tuple(args[0].shape), tuple(args[1].shape)))
-        return func(*args, **(kwargs or {}))
-
-
-def test_bf16_products_on_a_cpu_have_few_shapes_however_many_objects_there_are(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(mask_loss.UNITS_AT_ONCE, "cpu", 16)
-    with Bf16Products() as products:
-        for seed, counts in enumerate([[3, 1], [20, 7], [11, 0], [5, 30]]):
-            outputs = random_outputs(model, 2, 128, seed)
-            outputs["proto"] = outputs["proto"].detach().bfloat16().requires_grad_()
-            SegmentationLoss(model)(outputs, targets_of(counts, 128, seed))
-    assert len(products.shapes) >= 20
-    assert len(set(products.shapes)) == 3
-
-
 def test_anchor_points_are_cell_centres_finest_level_first() -> None:
     points, strides = anchor_points([8.0, 16.0], 32, torch.device("cpu"))
     assert points.shape == (16 + 4, 2)
@@ -276,6 +147,7 @@ def test_complete_iou_of_known_pairs() -> None:
 
 
 # --- many ranks ----------------------------------------------------------------------------------------------------
+
 
 SIZE_PX = 64
 SCENES = {"unequal": [2, 0, 4, 9, 2, 3], "one rank empty": [4, 6, 0, 0, 2, 3], "all empty": [0] * 6}
@@ -337,7 +209,7 @@ def compare_with_one_rank() -> dict[str, Any]:
         share = slice(BATCH_SIZE_PER_RANK * rank, BATCH_SIZE_PER_RANK * (rank + 1))
         for scene in (*SCENES, "own normalisers"):
             if scene == "own normalisers":  # each rank divides by its own target count: the usual mistake
-                distributed.all_reduce_sum = lambda tensor, world_size=world_size: tensor * world_size
+                distributed.all_reduce_sum = partial(torch.mul, other=world_size)
             counts = SCENES.get(scene, SCENES["unequal"])
             targets = share_of(targets_of(counts[: 2 * world_size], SIZE_PX), share)
             gradient, loss = gradient_of(wrapped, model, images[share], targets)
@@ -393,7 +265,7 @@ def step_of(counts: list[int], accumulation_steps: int, folder: Path, criterion_
     shares = [slice(start, start + 4 // accumulation_steps) for start in range(0, 4, 4 // accumulation_steps)]
     options = EngineOptions(accumulate=accumulation_steps, precision="off", quiet=True)
     engine = TrainingEngine(model, torch.device("cpu"), options, run=folder)
-    engine.task.prepare = lambda batch, _: batch  # type: ignore[method-assign]
+    engine.task.prepare = lambda batch, device: batch  # type: ignore[method-assign]
     batches = [(images[share], share_of(targets, share)) for share in shares]
     engine.model.train = lambda mode=True: engine.model  # type: ignore[method-assign] # BatchNorm stays frozen
     engine.begin(torch.optim.SGD(model.parameters(), lr=1.0), criterion_type(model, loss_scale=1.0))
@@ -448,5 +320,7 @@ def test_shares_of_a_batch_add_up_to_the_whole(model: Any) -> None:
         criterion.sums({name: outputs[name][share] for name in names}, share_of(targets, share))
         for share in (slice(0, 1), slice(1, 4))
     ]
-    np.testing.assert_allclose(sum(part.parts for part in parts).detach(), whole.parts.detach(), rtol=1e-5)
-    np.testing.assert_allclose(sum(part.normalisers for part in parts), whole.normalisers, rtol=1e-6)
+    np.testing.assert_allclose(
+        torch.stack([part.parts for part in parts]).sum(0).detach(), whole.parts.detach(), rtol=1e-5
+    )
+    np.testing.assert_allclose(torch.stack([part.normalisers for part in parts]).sum(0), whole.normalisers, rtol=1e-6)

@@ -9,8 +9,7 @@ import torch
 
 from utils.common.errors import UserError
 from utils.distributed.sync_bn import GlooSyncBatchNorm2d, convert_sync_batchnorm
-from utils.yolo.model import build_model, class_names, load_weights, save_deployable
-from utils.yolo.optimizer import parameter_groups
+from utils.yolo.model import build_model, class_names, load_weights, save_deployable, weights_or_description
 
 NAMES = ("conductor", "other_wire", "pole")
 
@@ -40,7 +39,7 @@ def test_the_deployed_file_is_opened_by_ultralytics_for_prediction_and_export(sa
     yolo = YOLO(saved)
     assert yolo.task == "segment"
     assert tuple(yolo.names.values()) == NAMES
-    results = yolo.predict(torch.rand(1, 3, 96, 96), verbose=False, conf=0.0001)
+    results = list(yolo.predict(torch.rand(1, 3, 96, 96), verbose=False, conf=0.0001))
     assert len(results) == 1
     exported = Path(yolo.export(format="torchscript", imgsz=96, verbose=False))
     assert exported.stat().st_size > 1_000_000
@@ -69,17 +68,6 @@ def test_transfer_from_eighty_classes_keeps_all_that_can_be_kept(tmp_path: Path)
     assert len(source) == 417
     assert equal >= 411  # all but the classifiers' last layers
     model.train()(torch.rand(2, 3, 64, 64))["scores"].sum().backward()
-
-
-def test_every_trainable_parameter_is_in_exactly_one_group() -> None:
-    model = build_model("yolov8n-seg.yaml", NAMES)
-    groups = parameter_groups(model, 0.01)
-    grouped = [id(parameter) for group in groups for parameter in group["params"]]
-    trainable = [id(parameter) for parameter in model.parameters() if parameter.requires_grad]
-    assert len(grouped) == len(set(grouped))
-    assert set(grouped) == set(trainable)
-    assert [group["weight_decay"] for group in groups] == [0.01, 0.0, 0.0]
-    assert all(parameter.ndim == 1 for group in groups[1:] for parameter in group["params"])
 
 
 def test_synchronised_batchnorm_never_reaches_a_file(tmp_path: Path) -> None:
@@ -132,3 +120,14 @@ def test_official_weights_without_a_network_point_to_training_from_scratch(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"--model yolov8m-seg\.yaml"):
         build_model("yolov8m-seg.pt", NAMES)
+
+
+def test_missing_official_weights_become_their_description(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source, note = weights_or_description("yolov8m-seg.pt")
+    assert source == "yolov8m-seg.yaml"
+    assert note is not None
+    assert "yolov8m-seg.pt is not here" in note
+    Path("yolov8m-seg.pt").touch()
+    for model in ("yolov8m-seg.pt", "best.pt", "yolov8n-seg.yaml"):
+        assert weights_or_description(model) == (model, None)

@@ -1,32 +1,15 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.evaluation.made_up import made_up_results
 from utils.evaluation.metrics import CALIBRATION_MIN_CONFIDENCE, ImageResult, calibration, operating_points
 
 NAMES = ("pole", "crossarm", "insulator", "absent")
-
-
-def made_up_results(seed: int, num_images: int = 30, num_classes: int = 3) -> list[ImageResult]:
-    """Return results whose confidences tie now and then."""
-    results = []
-    for index in range(num_images):
-        rng = np.random.default_rng((seed, index))
-        targets, count = rng.integers(0, num_classes, rng.integers(0, 6)), int(rng.integers(0, 12))
-        scores = np.sort(rng.integers(1, 40, count) / 40)[::-1].astype(np.float32)
-        class_ids = rng.integers(0, num_classes, count)
-        hits = np.zeros((2, count, 10), bool)
-        for kind in range(2):
-            for class_id, free in enumerate(np.bincount(targets, minlength=num_classes)):
-                mine = np.flatnonzero(class_ids == class_id)
-                lucky = mine[rng.random(len(mine)) < scores[mine]][:free]
-                hits[kind, lucky, 0] = True
-        pairs = np.stack([rng.integers(0, num_classes + 1, len(targets)), targets], axis=1)
-        results.append(ImageResult(index, scores, class_ids, hits[0], hits[1], targets, pairs))
-    return results
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -63,7 +46,7 @@ def test_calibration_is_nought_when_confidence_is_the_share_of_hits_and_the_gap_
     hits[:16, 0] = True  # 80 % of twenty detections
     nothing = np.zeros((0, 2), np.int64)
 
-    def of(confidence: float) -> dict[str, object]:
+    def of(confidence: float) -> dict[str, dict[str, Any]]:
         scores = np.full(20, confidence, np.float32)
         result = ImageResult(0, scores, np.zeros(20), hits, ~hits & False, np.zeros(20), nothing)
         return calibration([result])

@@ -1,0 +1,50 @@
+"""inference.py on the photographs of the sample."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from tests.conftest import TrainedRun, must_run
+
+
+def test_inference_writes_pictures_labels_and_json_and_survives_a_broken_photograph(
+    trained: TrainedRun, tmp_path: Path
+) -> None:
+    source = tmp_path / "photos"
+    source.mkdir()
+    photos = sorted((trained.processed / "val" / "images").iterdir())[:2]
+    for photo in photos:
+        (source / photo.name).write_bytes(photo.read_bytes())
+    (source / "broken.jpg").write_bytes(photos[0].read_bytes()[:3000])
+    output = tmp_path / "predictions"
+    flags = ("--source", source, "--output", output, "--conf", "0.0001", "--max-detections", "5", "--save-crops")
+    printed = must_run("python", "inference.py", "--model", trained.folder / "last.pt", *flags)
+    assert "skipped" in printed
+    assert "broken.jpg" in printed
+    entries = json.loads((output / "predictions.json").read_text())
+    assert len(entries) == 2
+    assert all(len(entry["detections"]) <= 5 for entry in entries)
+    assert sum(len(entry["detections"]) for entry in entries) > 0
+    for photo in photos:
+        assert (output / f"{photo.stem}.jpg").exists()
+        for line in (output / "labels" / f"{photo.stem}.txt").read_text().splitlines():
+            values = np.array(line.split()[1:], float)
+            assert len(values) >= 6
+            assert ((values >= 0) & (values <= 1)).all()
+    assert list((output / "crops").rglob("*.jpg"))
+
+
+def test_inference_keeps_only_the_wanted_classes(trained: TrainedRun, tmp_path: Path) -> None:
+    photo = next((trained.processed / "val" / "images").iterdir())
+    flags = ("--source", photo, "--output", tmp_path, "--conf", "0.00001", "--classes", "pole", "6")
+    must_run("python", "inference.py", "--model", trained.folder / "last.pt", *flags)
+    found = {
+        item["class"]
+        for entry in json.loads((tmp_path / "predictions.json").read_text())
+        for item in entry["detections"]
+    }
+    assert found
+    assert found <= {"pole", "transformers"}

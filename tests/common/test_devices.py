@@ -1,0 +1,120 @@
+"""The choice of device and precision, seeds, and memory."""
+
+from __future__ import annotations
+
+import random
+
+import numpy
+import pytest
+import torch
+
+from utils.common import devices
+from utils.common.devices import tune_device
+from utils.common.errors import UserError
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_each_rank_gets_its_own_gpu() -> None:
+    assert devices.choose_device("auto", 1) == torch.device("cuda", 1)
+    assert devices.choose_device("cuda", 0) == torch.device("cuda", 0)
+    assert devices.choose_device("cuda:1", 0) == torch.device("cuda", 1)
+    assert devices.choose_device("1", 0) == torch.device("cuda", 1)
+    assert devices.choose_device("cpu", 5) == torch.device("cpu")
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_every_rank_refuses_when_ranks_outnumber_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    for local_rank in range(4):  # also the ranks that have a GPU: they would wait for the others for ever
+        with pytest.raises(UserError, match=r"4 processes but 2 visible GPU\(s\).*train_ddp.sh 2"):
+            devices.choose_device("auto", local_rank)
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(
+    ("requested", "ranks", "message"),
+    [("cuda:2", "1", "numbered from 0"), ("gpu", "1", "not one of"), ("cuda:0", "2", "names one GPU for 2 processes")],
+)
+def test_wrong_device_is_named(monkeypatch: pytest.MonkeyPatch, requested: str, ranks: str, message: str) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    with pytest.raises(UserError, match=message):
+        devices.choose_device(requested, 0)
+
+
+def test_without_cuda_auto_is_the_cpu_and_cuda_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert devices.choose_device("auto", 3) == torch.device("cpu")
+    with pytest.raises(UserError, match="--device cpu"):
+        devices.choose_device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("requested", "device", "has_bf16", "expected"),
+    [
+        ("auto", "cpu", True, ("bf16", torch.bfloat16, False)),
+        ("auto", "cpu", False, ("off", None, False)),
+        ("bf16", "cpu", False, ("bf16", torch.bfloat16, False)),
+        ("auto", "cuda", True, ("bf16", torch.bfloat16, False)),
+        ("auto", "cuda", False, ("fp16", torch.float16, True)),
+        ("off", "cuda", True, ("off", None, False)),
+    ],
+)
+def test_precision_follows_the_hardware(
+    monkeypatch: pytest.MonkeyPatch,
+    requested: str,
+    device: str,
+    has_bf16: bool,
+    expected: tuple[str, torch.dtype | None, bool],
+) -> None:
+    monkeypatch.setattr(devices, "_cpu_has_bf16", lambda: has_bf16)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
+    assert devices.choose_precision(requested, torch.device(device)) == devices.Precision(*expected)
+
+
+@pytest.mark.parametrize(("requested", "device"), [("fp16", "cpu"), ("bf16", "cuda"), ("half", "cpu")])
+def test_impossible_precision_is_refused(monkeypatch: pytest.MonkeyPatch, requested: str, device: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    with pytest.raises(UserError, match=f"--amp {requested}"):
+        devices.choose_precision(requested, torch.device(device))
+
+
+def _draw(seed: int, rank: int) -> tuple[float, float, float]:
+    devices.seed_everything(seed, rank)
+    return random.random(), float(numpy.random.rand()), float(torch.rand(1))
+
+
+def test_seeding_repeats_and_differs_between_ranks() -> None:
+    assert _draw(3, 0) == _draw(3, 0)
+    assert all(mine != other for mine, other in zip(_draw(3, 0), _draw(3, 1), strict=True))
+
+
+def test_peak_memory_is_reported_in_bytes() -> None:
+    assert devices.peak_memory_bytes(torch.device("cpu")) > 50 * 2**20  # PyTorch alone is larger
+
+
+CPU = torch.device("cpu")
+
+
+def test_the_switches_of_a_gpu_leave_a_cpu_alone() -> None:
+    before = (torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled())
+    tune_device(CPU, deterministic=True, fixed_shapes=True)
+    assert (torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()) == before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_the_switches_follow_the_wish_for_equal_bits(deterministic: bool) -> None:
+    try:
+        tune_device(torch.device("cuda", 0), deterministic=deterministic, fixed_shapes=True)
+        assert torch.are_deterministic_algorithms_enabled() == deterministic
+        assert torch.backends.cudnn.benchmark != deterministic
+    finally:
+        tune_device(torch.device("cuda", 0), deterministic=False, fixed_shapes=False)

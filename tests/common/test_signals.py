@@ -1,0 +1,95 @@
+"""Signals set a flag, and ranks end with their launcher."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tests.conftest import PROJECT
+from tests.processes import is_running, wait_until
+from utils.common import signals
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"])
+def test_a_signal_only_sets_the_flag_and_old_handlers_return(name: str) -> None:
+    number = getattr(signal, name)
+    before = signal.getsignal(number)
+    with signals.StopFlag() as stop:
+        assert not stop.is_set
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGTERM)  # a second signal changes nothing
+        assert stop.is_set
+        assert stop.reason == name
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no terminals that hang up")
+def test_a_training_under_nohup_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals.StopFlag() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.is_set
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_forwarded_ctrl_c_counts_once_but_a_second_one_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    with signals.StopFlag() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)  # the terminal and the launcher both deliver the same key press
+        assert stop.reason == "SIGINT"
+        monkeypatch.setattr(signals, "_SAME_KEY_PRESS_S", -1.0)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_outside_the_main_thread_signals_are_left_to_it() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    seen: list[object] = []
+
+    def work() -> None:  # as Ray Train runs a training
+        with signals.StopFlag() as stop:
+            seen.extend([stop.is_set, signal.getsignal(signal.SIGTERM)])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(timeout=10)
+    assert seen == [False, before]
+
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, text=True)
+print(child.pid, child.stdout.readline().strip(), flush=True)
+child.wait()
+"""
+CHILD = """
+import time
+from utils.common.signals import die_with_parent
+print(die_with_parent(only_under_torchrun=False), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is Linux's")
+def test_killed_launcher_leaves_no_rank_behind() -> None:
+    command = [sys.executable, "-c", PARENT, CHILD]
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child_id, arranged = parent.stdout.readline().split()
+        assert arranged == "True"
+        assert is_running(int(child_id))
+        parent.kill()
+    wait_until(lambda: not is_running(int(child_id)))
+
+
+def test_plain_python_outlives_its_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert signals.die_with_parent() is False

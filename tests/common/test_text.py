@@ -1,0 +1,56 @@
+"""Durations, sizes and tables as text."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from utils.common.text import format_bytes, format_duration, format_table
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (59.4, "59s"),
+        (59.6, "1m 00s"),
+        (185, "3m 05s"),
+        (3599.6, "1h 00m"),
+        (3720, "1h 02m"),
+        (86399, "1d 00h"),
+        (183600, "2d 03h"),
+        (math.nan, "?"),
+        (math.inf, "?"),
+        (-1, "?"),
+    ],
+)
+def test_format_duration(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1024**2 - 1, "1.0 MiB"),
+        (5.1 * 1024**3, "5.1 GiB"),
+        (1024**6, "1024.0 PiB"),
+    ],
+)
+def test_format_bytes(size: float, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+def test_format_table_aligns_numbers_right_and_text_left() -> None:
+    rows = [["pole", 12, 0.5, None], ["background_structure", 1200, np.float32(0.12345), 1.0]]
+    assert format_table(["class", "targets", "mAP50", "F1"], rows).splitlines() == [
+        "class                 targets   mAP50      F1",
+        "--------------------  -------  ------  ------",
+        "pole                       12  0.5000       -",
+        "background_structure     1200  0.1235  1.0000",
+    ]
+    assert format_table(["a", "b"], []) == "a  b\n-  -"

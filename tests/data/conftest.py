@@ -1,0 +1,43 @@
+"""A small data set on disk, shared by the tests of the data set and its loader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from tests.data.bars import BARS, COLOURS, SHAPES, SIZE_PX
+from utils.data.augment import AugmentConfig
+from utils.data.dataset import SegmentationDataset, read_photos
+from utils.data.dataset_yaml import load_dataset_yaml
+from utils.data.labels import format_yolo_label
+
+
+@pytest.fixture(scope="module")
+def photo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write seven pictures of two bars each; the last has no label file."""
+    root = tmp_path_factory.mktemp("set")
+    (root / "images").mkdir()
+    (root / "labels").mkdir()
+    for number, (height, width) in enumerate(SHAPES):
+        image = np.random.default_rng(number).integers(50, 70, (height, width, 3), dtype=np.uint8)
+        for bar, colour in zip(BARS, COLOURS, strict=True):
+            (left, top), (right, bottom) = np.rint(bar[[0, 2]] * (width, height)).astype(int)
+            image[top:bottom, left:right] = colour
+        cv2.imwrite(str(root / "images" / f"{number}.png"), image[..., ::-1])
+        if number < len(SHAPES) - 1:
+            (root / "labels" / f"{number}.txt").write_text(format_yolo_label(enumerate(BARS)))
+    (root / "data.yaml").write_text("train: images\nnames: [first, second]\n")
+    return root
+
+
+@pytest.fixture
+def plain_set(photo_folder: Path) -> SegmentationDataset:
+    return SegmentationDataset(read_photos(load_dataset_yaml(photo_folder / "data.yaml"), "train"), SIZE_PX)
+
+
+@pytest.fixture
+def augmented_set(plain_set: SegmentationDataset) -> SegmentationDataset:
+    return SegmentationDataset(plain_set.photos, SIZE_PX, augment=AugmentConfig(), mosaic_epochs=9)

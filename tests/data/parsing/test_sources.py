@@ -1,0 +1,29 @@
+"""Photographs in folders and zips, whole and damaged."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+from tests.data.parsing.raw_folder import build, problems_of, record
+
+
+def test_half_extracted_photograph_is_taken_from_its_zip(raw: Path) -> None:
+    (raw / "Circuit2").mkdir()
+    with zipfile.ZipFile(raw / "Circuit2.zip") as archive:
+        whole = {number: archive.read(f"Circuit2/2 ({number}).JPG") for number in (1, 2)}
+    (raw / "Circuit2" / "2 (1).JPG").write_bytes(whole[1])
+    (raw / "Circuit2" / "2 (2).JPG").write_bytes(whole[2][:-10])
+    manifest = build(raw)
+    assert record(manifest, "2 (1).jpg")["source"] == "Circuit2/2 (1).JPG"
+    assert record(manifest, "2 (2).jpg")["source"] == "Circuit2.zip/Circuit2/2 (2).JPG"
+    assert problems_of(manifest) == [("Circuit2/2 (2).JPG", "duplicate photograph")]
+
+
+def test_damaged_zip_member_is_one_unreadable_photograph(raw: Path) -> None:
+    data = bytearray((raw / "Circuit2.zip").read_bytes())
+    data[data.find(b"\xff\xda") + 40] ^= 0xFF
+    (raw / "Circuit2.zip").write_bytes(bytes(data))
+    manifest = build(raw)
+    assert problems_of(manifest) == [("Circuit2.zip/Circuit2/2 (1).JPG", "unreadable photograph")]
+    assert "CRC" in manifest["problems"][0]["text"]

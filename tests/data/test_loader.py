@@ -1,0 +1,276 @@
+"""Batches and loaders: every image once, the same pixels for any number of ranks and workers, bounded shared memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import PROJECT, run_script
+from tests.data.bars import SHAPES
+from utils.common.errors import UserError
+from utils.data.dataset import Batch, Photo, SegmentationDataset, collate
+from utils.data.loader import (
+    RESERVE_BYTES,
+    SHARED_MEMORY_ADVICE,
+    EpochBatches,
+    LoaderPlan,
+    ShardBatches,
+    batch_bytes,
+    get_dataloader,
+    needed_bytes,
+    plan_loader,
+)
+
+# --- order ---------------------------------------------------------------------------------------------------------
+
+
+def epoch_of(num_samples: int, batch_size: int, world_size: int, epoch: int = 0) -> list[list[list[tuple[int, ...]]]]:
+    """Return each rank's list of batches."""
+    ranks = [EpochBatches(num_samples, batch_size, rank, world_size, seed=5) for rank in range(world_size)]
+    for batches in ranks:
+        batches.epoch = epoch
+    assert {len(batches) for batches in ranks} == {len(list(batches)) for batches in ranks}
+    return [list(batches) for batches in ranks]
+
+
+def check_epoch(num_samples: int, batch_size: int, world_size: int) -> list[int]:
+    """Assert what holds for every epoch; return the sizes of all batches."""
+    per_rank = epoch_of(num_samples, batch_size, world_size, epoch=2)
+    keys = [key for rank in per_rank for batch in rank for key in batch]
+    assert sorted(keys) == [(2, index) for index in range(num_samples)]
+    assert len({len(rank) for rank in per_rank}) == 1
+    sizes = [len(batch) for rank in per_rank for batch in rank]
+    assert min(sizes) > 0  # no rank may be left without an image while others compute gradients
+    return sizes
+
+
+@pytest.mark.parametrize("batch_size", [2, 4, 16])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("num_samples", [3, 4, 5, 7, 37, 64])
+def test_every_sample_comes_once_and_every_rank_has_as_many_batches(
+    num_samples: int, world_size: int, batch_size: int
+) -> None:
+    sizes = check_epoch(num_samples, batch_size, world_size)
+    assert max(sizes) <= batch_size
+    assert max(sizes) - min(sizes) <= 2
+
+
+@pytest.mark.parametrize(("num_samples", "world_size"), [(7, 1), (6, 2), (3, 2), (7, 2), (5, 3), (37, 3)])
+def test_batches_of_one_leave_no_rank_without_an_image(num_samples: int, world_size: int) -> None:
+    assert max(check_epoch(num_samples, 1, world_size)) <= 2  # one cannot give an odd image away
+
+
+@pytest.mark.parametrize("num_samples", [8, 37, 64])
+def test_one_rank_and_two_with_the_same_global_batch_see_the_same_batches(num_samples: int) -> None:
+    (alone,) = epoch_of(num_samples, 4, 1)
+    first, second = epoch_of(num_samples, 2, 2)
+    assert len(alone) == len(first)
+    for together, left, right in zip(alone, first, second, strict=True):
+        assert together[0::2] == left
+        assert together[1::2] == right
+
+
+def test_order_changes_with_epoch_and_seed_only() -> None:
+    assert epoch_of(37, 4, 1) == epoch_of(37, 4, 1)
+
+    def order(seed: int, epoch: int) -> list[int]:
+        batches = EpochBatches(37, 4, 0, 1, seed)
+        batches.epoch = epoch
+        return [index for batch in batches for _, index in batch]
+
+    assert len({tuple(order(seed, epoch)) for seed in (0, 1) for epoch in (0, 1)}) == 4
+    assert order(0, 0) != list(range(37))
+
+
+@pytest.mark.parametrize(("num_samples", "world_size"), [(1, 2), (2, 3), (0, 1)])
+def test_fewer_images_than_processes_are_refused(num_samples: int, world_size: int) -> None:
+    with pytest.raises(UserError, match=f"{num_samples} training images cannot feed {world_size} processes"):
+        EpochBatches(num_samples, 4, 0, world_size, 0)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("num_samples", [0, 1, 2, 7, 64])
+def test_shards_cover_a_split_exactly_even_when_some_are_empty(num_samples: int, world_size: int) -> None:
+    shards = [ShardBatches(num_samples, 4, rank, world_size) for rank in range(world_size)]
+    indices = [index for shard in shards for batch in shard for _, index in batch]
+    assert sorted(indices) == list(range(num_samples))
+    for shard in shards:
+        sizes = [len(batch) for batch in shard]
+        assert len(sizes) == len(shard)
+        assert all(0 < size <= 4 for size in sizes)
+
+
+def test_an_empty_shard_makes_an_empty_loader(plain_set: SegmentationDataset) -> None:
+    assert list(get_dataloader(plain_set, ShardBatches(2, 4, 2, 3), 0, False)) == []
+
+
+# --- loaders -------------------------------------------------------------------------------------------------------
+
+
+def content(batch: Batch) -> list[bytes]:
+    """Return every tensor's bytes, and which samples they are."""
+    tensors = (batch.images, batch.batch_index, batch.class_ids, batch.boxes, batch.masks)
+    return [bytes(str([sample.index for sample in batch.samples]), "ascii"), *(t.numpy().tobytes() for t in tensors)]
+
+
+def test_workers_change_nothing_in_any_epoch_nor_in_the_middle_of_one(augmented_set: SegmentationDataset) -> None:
+    loaders = [
+        get_dataloader(augmented_set, EpochBatches(len(SHAPES), 2, 0, 1, seed=0), workers, False) for workers in (0, 1)
+    ]
+    seen = []
+    for epoch, start_batch in ((0, 0), (1, 0), (1, 2), (0, 0)):
+        for loader in loaders:
+            loader.set_epoch(epoch, start_batch)
+        here, worker = ([content(batch) for batch in loader] for loader in loaders)
+        assert here == worker
+        seen.append(here)
+    assert len(seen[0]) == 4
+    assert seen[0] != seen[1]
+    assert seen[2] == seen[1][2:]
+    assert seen[3] == seen[0]
+
+
+def test_a_stop_told_to_a_loader_process_too_costs_no_batch(augmented_set: SegmentationDataset) -> None:
+    """The launcher sends a stop to a rank's whole process group, and the rank wants batches until all ranks agree."""
+    loader = get_dataloader(augmented_set, EpochBatches(len(SHAPES), 1, 0, 1, seed=0), 1, False, prefetch=1)
+    batches = iter(loader)
+    next(batches)
+    (worker,) = batches._workers  # type: ignore[attr-defined]
+    for name in ("TERM", "INT", "USR1"):
+        subprocess.run(["kill", f"-{name}", str(worker.pid)], check=True)
+    assert len(list(batches)) == len(SHAPES) - 1
+    assert worker.is_alive()  # it persists from epoch to epoch
+    os.kill(worker.pid, signal.SIGTERM)  # its own rank may end it
+    worker.join(10)
+    assert worker.exitcode == 0
+
+
+LEAVES_A_LOADER_OPEN = """
+from torch.utils.data import DataLoader
+from utils.data.loader import prepare_worker
+
+batches = iter(DataLoader(list(range(8)), num_workers=1, persistent_workers=True, worker_init_fn=prepare_worker))
+next(batches)
+raise RuntimeError("in the middle of an epoch")
+"""
+
+
+def test_a_process_that_fails_in_the_middle_of_an_epoch_ends() -> None:
+    """Python waits at its end for the helpers to which it has sent SIGTERM."""
+    done = run_script("python", "-c", LEAVES_A_LOADER_OPEN, timeout_s=60)
+    assert done.returncode == 1
+    assert "in the middle of an epoch" in done.stderr
+
+
+def test_pixels_travel_once_between_processes(augmented_set: SegmentationDataset) -> None:
+    (here, *_), (sent, *_) = (
+        list(get_dataloader(augmented_set, EpochBatches(len(SHAPES), 4, 0, 1, seed=0), workers, False))
+        for workers in (0, 1)
+    )
+    assert len(ForkingPickler.dumps(here)) < here.images.numel() / 2
+    for position, (ours, theirs) in enumerate(zip(here.samples, sent.samples, strict=True)):
+        np.testing.assert_array_equal(theirs.image, ours.image)
+        np.testing.assert_array_equal(theirs.masks, ours.masks)
+        assert np.shares_memory(theirs.image, sent.images[position].numpy())
+        assert np.shares_memory(theirs.masks, sent.masks[position].numpy())
+
+
+def test_shards_of_two_ranks_hold_the_pixels_of_one(plain_set: SegmentationDataset) -> None:
+    def images(rank: int, world_size: int) -> dict[int, bytes]:
+        loader = get_dataloader(plain_set, ShardBatches(len(SHAPES), 3, rank, world_size), 0, False)
+        return {sample.index: sample.image.tobytes() for batch in loader for sample in batch.samples}
+
+    assert {**images(0, 2), **images(1, 2)} == images(0, 1)
+
+
+# --- shared memory -----------------------------------------------------------------------------------------------
+
+SIDE_PX, BATCH = 64, 4
+
+
+def photos(tmp_path: Path, count: int) -> list[Photo]:
+    from utils.data.images import write_jpeg
+
+    write_jpeg(tmp_path / "a.jpg", np.full((48, 64, 3), 90, np.uint8))
+    return [Photo(tmp_path / "a.jpg", np.zeros(0, np.int64), [])] * count
+
+
+def test_a_batch_is_as_large_as_is_said(tmp_path: Path) -> None:
+    dataset = SegmentationDataset(photos(tmp_path, BATCH), SIDE_PX)
+    batch = collate([dataset[0, index] for index in range(BATCH)])
+    tensors = (batch.images, batch.masks)
+    assert sum(tensor.numel() * tensor.element_size() for tensor in tensors) == batch_bytes(BATCH, SIDE_PX)
+
+
+@pytest.mark.parametrize(
+    ("workers", "ranks", "free_mb", "chosen"),
+    [(8, 1, 10_000, 8), (8, 8, 10_000, 7), (8, 1, 64, 0), (8, 1, 400, 2), (4, 2, 900, 2), (0, 8, 16, 0), (2, 1, 4, 0)],
+)
+def test_as_many_workers_as_there_is_room_for(workers: int, ranks: int, free_mb: int, chosen: int) -> None:
+    size = batch_bytes(16, 640)  # 21 MB
+    plan = plan_loader(workers, 4, size, ranks, free_mb * 1_000_000)
+    assert plan.workers == chosen
+    assert needed_bytes(plan.workers, 4, size, ranks) + RESERVE_BYTES <= free_mb * 1_000_000 or chosen == 0
+    assert bool(plan.notes) == (chosen != workers)
+
+
+def test_the_note_names_both_sizes_and_the_cure() -> None:
+    (note,) = plan_loader(8, 4, batch_bytes(16, 640), 2, 64_000_000).notes
+    assert "8 loader workers in each of 2 process(es) may need 2,726 MB" in note
+    assert "64 MB are free; 0 workers are used" in note
+    assert "--shm-size" in SHARED_MEMORY_ADVICE
+    assert "medium: Memory" in note
+    assert "\n" not in note
+
+
+def test_where_there_is_no_such_place_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("utils.data.loader.shared_memory_free_bytes", lambda: None)
+    assert plan_loader(8, 4, batch_bytes(16, 640), 8) == LoaderPlan(8)
+
+
+def test_a_loader_never_holds_more_than_is_planned_for_and_leaves_nothing(tmp_path: Path) -> None:
+    dataset = SegmentationDataset(photos(tmp_path, 64), SIDE_PX)
+    batches = EpochBatches(64, BATCH, 0, 1, 0)
+    before = set(os.listdir("/dev/shm"))
+    held = 0
+    loader = get_dataloader(dataset, batches, 1, pin_memory=False, prefetch=2)
+    for _ in loader:
+        held = max(held, segments_bytes(os.getpid()))
+    assert 0 < held <= needed_bytes(1, 2, batch_bytes(BATCH, SIDE_PX), 1)
+    del loader
+    assert {name for name in os.listdir("/dev/shm") if name.startswith("torch_")} <= before
+
+
+def segments_bytes(process: int) -> int:
+    """Return the size of the shared segments that a process has open; they are named in its maps, once unlinked too."""
+    total = 0
+    for line in Path(f"/proc/{process}/maps").read_text().splitlines():
+        if "/torch_" in line:
+            start, end = (int(word, 16) for word in line.split()[0].split("-"))
+            total += end - start
+    return total
+
+
+def test_a_container_with_little_shared_memory_is_measured() -> None:
+    """The plan where /dev/shm really has 16 MB; needs the right to mount one."""
+    probe = ["unshare", "--mount", "true"]
+    if subprocess.run(probe, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to make a mount namespace")
+    script = (
+        "mount -t tmpfs -o size=16m tmpfs /dev/shm && "
+        f"exec {sys.executable} -c 'from utils.data.loader import *; print(plan_loader(2, 4, batch_bytes(2, 640), 1))'"
+    )
+    command = ["unshare", "--mount", "bash", "-c", script]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "workers=0" in done.stdout
+    assert "17 MB are free" in done.stdout
+    assert torch.multiprocessing.get_sharing_strategy() == "file_descriptor"
