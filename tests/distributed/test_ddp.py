@@ -41,7 +41,7 @@ def on_two_ranks(folder: Path) -> dict[str, dict[str, np.ndarray]]:
         "static": train(folder, static_graph=True),
         "bf16": train(folder, grad_compression="bf16"),
         "fp16": train(folder, grad_compression="fp16"),
-        "accumulated": train(folder, grad_compression="bf16", accumulation_steps=2),
+        "accumulated": train(folder, grad_compression="bf16", accumulate=2),
     }
 
 
@@ -94,7 +94,7 @@ def test_the_engine_compiles_what_it_trains_and_saves_plain_names(
 ) -> None:
     seen: list[nn.Module] = []
     monkeypatch.setattr(nn.Module, "compile", lambda self: seen.append(self))
-    weights = train(tmp_path, compile_model=True, use_ema=True)
+    weights = train(tmp_path, compile=True, use_ema=True)
     assert [type(module) for module in seen] == [nn.Sequential]
     assert not any("_orig_mod" in name for name in weights)
 
