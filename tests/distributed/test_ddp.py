@@ -94,7 +94,7 @@ def test_the_engine_compiles_what_it_trains_and_saves_plain_names(
 ) -> None:
     seen: list[nn.Module] = []
     monkeypatch.setattr(nn.Module, "compile", lambda self: seen.append(self))
-    weights = train(tmp_path, compile=True, use_ema=True)
+    weights = train(tmp_path, compile=True, ema_decay=0.9999)
     assert [type(module) for module in seen] == [nn.Sequential]
     assert not any("_orig_mod" in name for name in weights)
 
