@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from utils.common.errors import EXIT_DONE
@@ -40,9 +40,7 @@ class StopFlag:
             self._old_handlers[number] = signal.signal(number, self._receive)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._old_handlers.items():
             # None: the handler was not installed from Python and cannot be put back.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

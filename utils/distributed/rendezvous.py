@@ -18,7 +18,6 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from types import TracebackType
 
 import torch.distributed as dist
 
@@ -58,9 +57,7 @@ class Rendezvous:
             name = self._ask(store)
         return dist.PrefixStore(f"rendezvous/{name}", store)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._is_over.set()
         if self._host is not None:
             self._host.join(timeout=5)

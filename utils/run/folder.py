@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import yaml
@@ -107,9 +106,7 @@ class OwnedRun:
         self.choices = distributed.broadcast_from_main(self.choices)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._lock is None:
             return
         if error is not None:

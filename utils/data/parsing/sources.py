@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 
 from utils.common.bounded_zip import BoundedZip, is_bomb
 from utils.common.errors import UserError, one_line, printable
@@ -52,7 +51,7 @@ class PhotographReader:
     def __enter__(self) -> PhotographReader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         for archive in self._archives.values():
             archive.close()
 
