@@ -57,9 +57,8 @@ class CocoCollector:
         for class_id, box, area, outline in zip(sample.class_ids.tolist(), boxes, areas, outlines, strict=True):
             region = fill_outline(outline, placement.photo_size)
             mask = np.zeros((height, width), bool)
-            mask[region.top : region.top + region.mask.shape[0], region.left : region.left + region.mask.shape[1]] = (
-                region.mask
-            )
+            rows, columns = region.mask.shape
+            mask[region.top : region.top + rows, region.left : region.left + columns] = region.mask
             entry = {"image_id": sample.index, "category_id": class_id, "area": round(area, 1), "iscrowd": 0}
             self.annotations.append({**entry, "bbox": _xywh(box), "segmentation": encode_mask(mask)})
 

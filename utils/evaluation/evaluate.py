@@ -90,8 +90,7 @@ def evaluate(
     sums = torch.zeros(len(PARTS) + 2, dtype=torch.float64, device=device)
     for batch in loader:
         images, targets = prepare_batch(batch, device)
-        with torch.autocast(device.type, precision.dtype or torch.bfloat16, enabled=precision.dtype is not None):
-            outputs = raw_outputs(model, images)
+        outputs = raw_outputs(model, images, precision.dtype)
         loss = criterion.sums(outputs, targets)
         sums += torch.cat([loss.parts, loss.normalisers]).double()
         found = detect(

@@ -43,20 +43,20 @@ def draw_instances(
     places = [_instance_box(index, boxes, masks, image.shape) for index in range(len(class_ids))]
     # Large instances first, so that small ones stay visible.
     order = sorted(range(len(class_ids)), key=lambda index: -_area(places[index]))
+    colors = [class_color(int(class_id)) for class_id in class_ids] if colors is None else colors
     for index in order:
-        color = _color(index, class_ids, colors)
         if masks is not None:
-            _draw_mask(canvas, masks[index], color, line_px)
+            _draw_mask(canvas, masks[index], colors[index], line_px)
         if boxes is not None:
             left, top, right, bottom = places[index]
-            cv2.rectangle(canvas, (left, top), (right - 1, bottom - 1), color, line_px)
+            cv2.rectangle(canvas, (left, top), (right - 1, bottom - 1), colors[index], line_px)
     taken: list[Rectangle] = []
     for index in order[::-1]:
         if _area(places[index]) or boxes is not None:
             text = names[int(class_ids[index])] + (f" {scores[index]:.2f}" if scores is not None else "")
             text = text if labels is None else labels[index]
             if text:
-                taken.append(_draw_label(canvas, text, places[index], _color(index, class_ids, colors), taken))
+                taken.append(_draw_label(canvas, text, places[index], colors[index], taken))
     return canvas
 
 
@@ -98,12 +98,6 @@ def save_image(path: Path, image: np.ndarray) -> None:
         raise ValueError(f"{path}: pictures are written as .png or .jpg")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes_atomic(path, data)
-
-
-def _color(
-    index: int, class_ids: Sequence[int] | np.ndarray, colors: Sequence[tuple[int, int, int]] | None
-) -> tuple[int, int, int]:
-    return class_color(int(class_ids[index])) if colors is None else colors[index]
 
 
 def _instance_box(

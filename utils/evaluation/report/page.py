@@ -260,16 +260,11 @@ def _gallery(cards: Sequence[Card], num_models: int) -> list[Markup]:
 def _article(position: int, card: Card, num_models: int) -> Markup:
     errors = card.errors
     counts = {kind: errors[kind] for kind in KINDS_OF_ERROR}
-    facts = [
-        joined(element("span", str(count), data_key=f"worst_images.{position}.{kind}", data_value=count), f" {kind}, ")
-        for kind, count in counts.items()
-    ]
-    total = element(
-        "span",
-        str(errors["num_targets"]),
-        data_key=f"worst_images.{position}.num_targets",
-        data_value=errors["num_targets"],
-    )
+    shown = {
+        name: element("span", str(errors[name]), data_key=f"worst_images.{position}.{name}", data_value=errors[name])
+        for name in (*KINDS_OF_ERROR, "num_targets")
+    }
+    facts = [joined(shown[kind], f" {kind}, ") for kind in KINDS_OF_ERROR]
     in_words = ", ".join(f"{count} {kind}" for kind, count in counts.items())
     pictures = [_picture(card.truth, "Labels", f"{errors['file']} with its {errors['num_targets']} labelled objects")]
     for model, picture in enumerate(card.predictions):
@@ -280,7 +275,7 @@ def _article(position: int, card: Card, num_models: int) -> Markup:
     return element(
         "article",
         element("h3", errors["file"]),
-        element("p", letter, *facts, "of ", total, " objects", class_="note"),
+        element("p", letter, *facts, "of ", shown["num_targets"], " objects", class_="note"),
         element("div", *pictures, class_="pair"),
         data_all=sum(counts.values()),
         **{f"data_{kind}": count for kind, count in counts.items()},
