@@ -179,7 +179,8 @@ def _draw_label(
     spot = next((spot for spot in spots if not any(_overlap(spot, other) for other in taken)), spots[0])
     cv2.rectangle(canvas, spot[:2], (spot[2] - 1, spot[3] - 1), color, cv2.FILLED)
     ink = (0, 0, 0) if luminance(color) > 110 else (255, 255, 255)
-    _put_text(canvas, text, (spot[0] + pad, spot[1] + pad + text_height), font_scale, ink, weight)
+    origin = (spot[0] + pad, spot[1] + pad + text_height)
+    cv2.putText(canvas, text, origin, cv2.FONT_HERSHEY_SIMPLEX, font_scale, ink, weight, cv2.LINE_AA)
     return spot
 
 
@@ -191,7 +192,7 @@ def _draw_caption(canvas: np.ndarray, text: str, place: Rectangle) -> None:
         text = text.removesuffix("...")[:-1] + "..."
     text_width, text_height, _, weight = _text_size(text, font_scale)
     origin = (max(left, (left + right - text_width) // 2), (top + bottom + text_height) // 2)
-    _put_text(canvas, text, origin, font_scale, (0, 0, 0), weight)
+    cv2.putText(canvas, text, origin, cv2.FONT_HERSHEY_SIMPLEX, font_scale, (0, 0, 0), weight, cv2.LINE_AA)
 
 
 def _text_size(text: str, font_scale: float) -> tuple[int, int, int, int]:
@@ -199,12 +200,6 @@ def _text_size(text: str, font_scale: float) -> tuple[int, int, int, int]:
     weight = max(1, round(font_scale * 1.5))
     (width, height), below = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, font_scale, weight)
     return width, height, below, weight
-
-
-def _put_text(
-    canvas: np.ndarray, text: str, origin: tuple[int, int], font_scale: float, ink: tuple[int, int, int], weight: int
-) -> None:
-    cv2.putText(canvas, text, origin, cv2.FONT_HERSHEY_SIMPLEX, font_scale, ink, weight, cv2.LINE_AA)
 
 
 def _overlap(first: Rectangle, second: Rectangle) -> bool:

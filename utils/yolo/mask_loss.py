@@ -67,10 +67,11 @@ def find_positives(
 
     image, anchor = torch.nonzero_static(foreground, size=num_positives).unbind(1)
     target = target_index[image, anchor]
-    number, order = (image * most_targets + target).sort(stable=True)  # by target, which is in 0..B*M-1
+    # Sort the anchors by target, in 0..B*M-1, and give each target's anchors the rows of its groups in turn.
+    number, order = (image * most_targets + target).sort(stable=True)
     rank = torch.arange(num_positives, device=order.device) - _starts(anchors_per_target)[number]
-    group = _starts(groups_per_target)[number] + rank // GROUP_SIZE
-    slot = torch.empty_like(order).scatter_(0, order, group * GROUP_SIZE + rank % GROUP_SIZE)
+    slots_in_order = _starts(groups_per_target)[number] * GROUP_SIZE + rank
+    slot = torch.empty_like(order).scatter_(0, order, slots_in_order)
 
     group_target, position = _runs(groups_per_target, total_groups)
     group_length = (anchors_per_target[group_target] - position * GROUP_SIZE).clamp(max=GROUP_SIZE)
@@ -158,16 +159,19 @@ def pixel_error(
     return total, probability.sub_(truth[:, None]).mul_(weight[:, None])  # in place: (p - t) * weight
 
 
-def _pixel_weights(boxes: torch.Tensor, tile: torch.Tensor, side: int) -> torch.Tensor:
-    """Return one over the box's area for pixels inside the box, else 0: (u, 64), from each unit's box (u, 4) and tile (u,)."""
+def _box_weights(boxes: torch.Tensor, tile: torch.Tensor, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return weights of the rows and columns of each unit's tile, from boxes (U, 4) and tile (U,): (U, 8) each.
+
+    A row's weight times a column's is the pixel's: one over the box's area inside the box, else 0.
+    """
     tiles_per_side = side // TILE
     within = torch.arange(TILE, device=tile.device)
-    column = (tile % tiles_per_side * TILE)[:, None] + within  # (u, 8), in prototype pixels
+    column = (tile % tiles_per_side * TILE)[:, None] + within  # (U, 8), in prototype pixels
     row = (tile // tiles_per_side % tiles_per_side * TILE)[:, None] + within
     area = (boxes[:, 2:] - boxes[:, :2]).prod(-1, keepdim=True)
     row_weight = ((row >= boxes[:, 1:2]) & (row < boxes[:, 3:4])) / area
     column_weight = ((column >= boxes[:, 0:1]) & (column < boxes[:, 2:3])).to(boxes.dtype)
-    return (row_weight[:, :, None] * column_weight[:, None]).flatten(1)
+    return row_weight, column_weight
 
 
 class _TiledMaskError(torch.autograd.Function):
@@ -191,14 +195,18 @@ class _TiledMaskError(torch.autograd.Function):
         tiles = _cut(prototypes).to(half)  # (N, 64, 32)
         with_gradient = any(context.needs_input_grad)
         gradients = [torch.zeros_like(rows), torch.zeros_like(tiles, dtype=rows.dtype)] if with_gradient else []
-        boxes = mask_boxes.flatten(0, 1)[positives.group_target]  # (G, 4)
-        values = positives.group_target % mask_boxes.shape[1] + 1  # (G,): the target's value in the mask
-        unused_factor = (GROUP_SIZE - positives.group_length)[:, None].to(boxes.dtype).exp2()  # (G, 1)
+        unit_target = positives.group_target[positives.unit_group]
+        unit_boxes = mask_boxes.flatten(0, 1)[unit_target]  # (U, 4)
+        row_weight, column_weight = _box_weights(unit_boxes, positives.unit_tile, prototypes.shape[-1])
+        unit_value = unit_target % mask_boxes.shape[1] + 1  # (U,): the target's value in the mask
+        unused_factor = (GROUP_SIZE - positives.group_length)[:, None].to(rows.dtype).exp2()  # (G, 1)
         total = rows.new_zeros(())
         step = UNITS_AT_ONCE[rows.device.type]
-        for group, tile in zip(positives.unit_group.split(step), positives.unit_tile.split(step), strict=True):  # (u,)
-            weight = _pixel_weights(boxes[group], tile, prototypes.shape[-1])  # (u, 64)
-            truth = (mask_tiles.index_select(0, tile) == values[group, None]).to(weight.dtype)  # (u, 64)
+        for start in range(0, len(unit_target), step):
+            part = slice(start, start + step)
+            group, tile = positives.unit_group[part], positives.unit_tile[part]  # (u,)
+            weight = (row_weight[part, :, None] * column_weight[part, None]).flatten(1)  # (u, 64)
+            truth = (mask_tiles.index_select(0, tile) == unit_value[part, None]).to(weight.dtype)  # (u, 64)
             # On a CPU oneDNN compiles and keeps a bf16 product for each new shape, so only full parts use bf16.
             factor = half if len(group) == step or rows.device.type != "cpu" else rows.dtype
             unit_rows, unit_tiles = rows.index_select(0, group).to(factor), tiles.index_select(0, tile).to(factor)

@@ -71,7 +71,7 @@ class PhotoPrediction:
 def predict_photos(
     model: nn.Module, photos: list[np.ndarray], size_px: int, device: torch.device, **limits: Any
 ) -> Iterator[PhotoPrediction]:
-    """Find objects in photographs, RGB uint8 (H, W, 3) of any sizes, in one forward pass; `limits` are those of `detect`.
+    """Find objects in photographs, RGB uint8 (H, W, 3) of any sizes, in one pass; `limits` are those of `detect`.
 
     Masks have the photograph's size and are made one photograph at a time, when the iterator reaches it.
     """

@@ -71,7 +71,7 @@ def count_errors(results: Sequence[ImageResult], num_classes: int) -> list[dict[
 
 
 def choose_worst(errors: Sequence[dict[str, int]], most: int = MAX_IMAGES) -> list[dict[str, int]]:
-    """Choose images in turn from four rankings: by all errors, by missed, by false and by confused; most errors first."""
+    """Choose images in turn from four rankings: most errors, most missed, most false, most confused."""
     rankings = [
         sorted((row for row in errors if _sum(row, kinds)), key=lambda row: (-_sum(row, kinds), row["image_id"]))
         for kinds in (KINDS_OF_ERROR, *((kind,) for kind in KINDS_OF_ERROR))

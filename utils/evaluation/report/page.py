@@ -138,9 +138,8 @@ def _about(models: Sequence[dict[str, Any]]) -> list[Markup]:
     lines = []
     for letter, metrics in zip(MODEL_LETTERS, models, strict=False):
         name = f"Model {letter} " if len(models) > 1 else "Model "
-        lines.append(
-            element("p", name, element("b", metrics["model"]), f", input {metrics['img_size']} px", class_="about")
-        )
+        size = f", input {metrics['img_size']} px"
+        lines.append(element("p", name, element("b", metrics["model"]), size, class_="about"))
     metrics = models[0]
     where = "in the photographs' pixels" if metrics["mask_resolution"] == "native" else "at a quarter of the input"
     words = (" · split ", element("b", metrics["split"]), f" · masks compared {where}")
