@@ -202,7 +202,7 @@ def _offline_line(path: Path) -> str:
 
 
 def _ultralytics_tasks() -> Any:
-    """Import Ultralytics with downloads, automatic installs and log messages off."""
+    """Import Ultralytics with downloads, automatic installs and log messages switched off."""
     prepare_environment()
     from ultralytics.nn import tasks
     from ultralytics.utils import LOGGER

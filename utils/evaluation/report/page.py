@@ -156,10 +156,8 @@ def _curves(subjects: Sequence[Subject]) -> list[Markup]:
     class_ids = subjects[0].curves["mask"]["class_ids"].tolist()
     buttons = []
     for class_id in class_ids:
-        style = class_style(class_id, len(names)) or None
-        swatch = element(
-            "svg", element("line", x1=0, y1=4, x2=22, y2=4, style=style), viewBox="0 0 22 8", aria_hidden="true"
-        )
+        line = element("line", x1=0, y1=4, x2=22, y2=4, style=class_style(class_id, len(names)) or None)
+        swatch = element("svg", line, viewBox="0 0 22 8", aria_hidden="true")
         buttons.append(
             element("button", swatch, names[class_id], type="button", data_class=class_id, aria_pressed="false")
         )
