@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from utils.evaluation.metrics import ImageResult, box_iou, confusion_pairs, match_predictions
+from utils.evaluation.metrics import ImageResult, box_iou, confusion_pairs, hit_targets
 
 
 def image_result(image_id: int, *arrays: Any, **sizes: Any) -> ImageResult:
@@ -43,8 +43,8 @@ def result_of(image_id: int, scene: dict[str, np.ndarray], num_classes: int) -> 
         image_id,
         scene["scores"],
         ids,
-        match_predictions(iou, target_ids, ids),
-        match_predictions(iou * 0.9, target_ids, ids),
+        (hit_targets(iou, target_ids, ids) >= 0),
+        (hit_targets(iou * 0.9, target_ids, ids) >= 0),
         target_ids,
         confusion_pairs(iou, target_ids, ids, scene["scores"], num_classes),
     )

@@ -38,9 +38,8 @@ class CocoCollector:
     def see_masks(self, sample: Sample, placement: Placement, found: Detections, masks: np.ndarray) -> None:
         """Add some of an image's detections with their masks, bool (k, H, W)."""
         boxes = placement.boxes_to_photo(found.boxes).cpu().numpy()
-        for class_id, score, box, mask in zip(
-            found.class_ids.tolist(), found.scores.tolist(), boxes, masks, strict=True
-        ):
+        rows = zip(found.class_ids.tolist(), found.scores.tolist(), boxes, masks, strict=True)
+        for class_id, score, box, mask in rows:
             entry = {"image_id": sample.index, "category_id": class_id, "score": round(score, 5)}
             shape = {"bbox": _xywh(box), "segmentation": encode_mask(mask)}
             self.detections.append({**entry, **shape, "file_name": self.files[sample.index].name})
@@ -57,9 +56,8 @@ class CocoCollector:
         for class_id, box, area, outline in zip(sample.class_ids.tolist(), boxes, areas, outlines, strict=True):
             region = fill_outline(outline, placement.photo_size)
             mask = np.zeros((height, width), bool)
-            mask[region.top : region.top + region.mask.shape[0], region.left : region.left + region.mask.shape[1]] = (
-                region.mask
-            )
+            rows, columns = region.mask.shape
+            mask[region.top : region.top + rows, region.left : region.left + columns] = region.mask
             entry = {"image_id": sample.index, "category_id": class_id, "area": round(area, 1), "iscrowd": 0}
             self.annotations.append({**entry, "bbox": _xywh(box), "segmentation": encode_mask(mask)})
 

@@ -90,8 +90,7 @@ def evaluate(
     sums = torch.zeros(len(PARTS) + 2, dtype=torch.float64, device=device)
     for batch in loader:
         images, targets = prepare_batch(batch, device)
-        with torch.autocast(device.type, precision.dtype or torch.bfloat16, enabled=precision.dtype is not None):
-            outputs = raw_outputs(model, images)
+        outputs = raw_outputs(model, images, precision.dtype)
         loss = criterion.sums(outputs, targets)
         sums += torch.cat([loss.parts, loss.normalisers]).double()
         found = detect(
@@ -155,7 +154,7 @@ def compute_image_result(
 def _compare(
     sample: Sample, detections: Detections, prototypes: torch.Tensor, placement: Placement, photo: PhotoPixels
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return IoU of boxes and of masks (m, n), compared as `photo` asks, and the masks' areas (n,) in photograph pixels."""
+    """Return IoU of boxes and masks (m, n), compared as `photo` says, and masks' areas (n,) in photograph pixels."""
     if photo.compare:
         truth = placement.boxes_to_photo(torch.from_numpy(sample.boxes)).numpy()
         box_overlap = box_iou(truth, placement.boxes_to_photo(detections.boxes).cpu().numpy())
@@ -170,7 +169,7 @@ def _compare(
 def _compare_at_input(
     sample: Sample, detections: Detections, prototypes: torch.Tensor
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return IoU of boxes (input pixels) and masks (prototype pixels), (m, n), and the masks' areas (n,) in input pixels."""
+    """Return IoU of boxes and masks (m, n), and the masks' areas (n,) in input pixels; masks at prototype resolution."""
     masks = prototype_masks(prototypes, detections, sample.image.shape[0])
     overlap = mask_iou(torch.from_numpy(truth_masks(sample)).to(masks.device), masks).cpu().numpy()
     areas = masks.flatten(1).sum(1).cpu().numpy().astype(np.float64) * MASK_STRIDE**2
@@ -181,7 +180,7 @@ def truth_masks(sample: Sample) -> np.ndarray:
     """Draw a sample's masks as Ultralytics' validator does, so that scores are comparable: bool (m, S/4, S/4).
 
     An outline becomes 1000 points cut to whole pixels, which moves edges by half a pixel: enough to matter for thin
-    wires. It is filled at full size and shrunk by linear interpolation. A pixel in several masks belongs to the smallest.
+    wires. It is filled at full size and shrunk by linear interpolation. A pixel of several masks is the smallest's.
     """
     size_px = sample.image.shape[0]
     side = size_px // MASK_STRIDE

@@ -82,7 +82,7 @@ def fill_outline(outline: np.ndarray, photo_size: tuple[int, int]) -> Region:
 def photo_mask_parts(
     prototypes: torch.Tensor, detections: Detections, placement: Placement
 ) -> Iterator[tuple[slice, Detections, np.ndarray]]:
-    """Yield a few detections at a time: their positions, the detections, and masks bool (k, H, W) in photograph pixels."""
+    """Yield a few detections at a time: positions, detections, and masks bool (k, H, W) in photograph pixels."""
     width, height = placement.photo_size
     count = max(1, min(MAX_PER_PART, PIXELS_PER_PART // (width * height)))
     for start in range(0, len(detections), count):

@@ -73,11 +73,9 @@ def _class_panel(axes: Axes, class_ids: np.ndarray, names: Sequence[str]) -> Non
     labels = [names[number] for number in shown]
     values, colors = totals[shown].tolist(), [figure_color(number) for number in shown]
     if len(rest):
-        labels, values, colors = (
-            [*labels, f"{len(rest)} more"],
-            [*values, int(totals[rest].sum())],
-            [*colors, (0.6,) * 3],
-        )
+        labels.append(f"{len(rest)} more")
+        values.append(int(totals[rest].sum()))
+        colors.append((0.6,) * 3)
     bars = axes.barh(range(len(values)), values, color=colors)
     axes.bar_label(bars, [f"{value:,}" for value in values], fontsize=8, padding=3)
     axes.set_yticks(range(len(values)), labels)

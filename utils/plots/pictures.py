@@ -43,20 +43,20 @@ def draw_instances(
     places = [_instance_box(index, boxes, masks, image.shape) for index in range(len(class_ids))]
     # Large instances first, so that small ones stay visible.
     order = sorted(range(len(class_ids)), key=lambda index: -_area(places[index]))
+    colors = [class_color(int(class_id)) for class_id in class_ids] if colors is None else colors
     for index in order:
-        color = _color(index, class_ids, colors)
         if masks is not None:
-            _draw_mask(canvas, masks[index], color, line_px)
+            _draw_mask(canvas, masks[index], colors[index], line_px)
         if boxes is not None:
             left, top, right, bottom = places[index]
-            cv2.rectangle(canvas, (left, top), (right - 1, bottom - 1), color, line_px)
+            cv2.rectangle(canvas, (left, top), (right - 1, bottom - 1), colors[index], line_px)
     taken: list[Rectangle] = []
     for index in order[::-1]:
         if _area(places[index]) or boxes is not None:
             text = names[int(class_ids[index])] + (f" {scores[index]:.2f}" if scores is not None else "")
             text = text if labels is None else labels[index]
             if text:
-                taken.append(_draw_label(canvas, text, places[index], _color(index, class_ids, colors), taken))
+                taken.append(_draw_label(canvas, text, places[index], colors[index], taken))
     return canvas
 
 
@@ -98,12 +98,6 @@ def save_image(path: Path, image: np.ndarray) -> None:
         raise ValueError(f"{path}: pictures are written as .png or .jpg")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes_atomic(path, data)
-
-
-def _color(
-    index: int, class_ids: Sequence[int] | np.ndarray, colors: Sequence[tuple[int, int, int]] | None
-) -> tuple[int, int, int]:
-    return class_color(int(class_ids[index])) if colors is None else colors[index]
 
 
 def _instance_box(
@@ -185,7 +179,8 @@ def _draw_label(
     spot = next((spot for spot in spots if not any(_overlap(spot, other) for other in taken)), spots[0])
     cv2.rectangle(canvas, spot[:2], (spot[2] - 1, spot[3] - 1), color, cv2.FILLED)
     ink = (0, 0, 0) if luminance(color) > 110 else (255, 255, 255)
-    _put_text(canvas, text, (spot[0] + pad, spot[1] + pad + text_height), font_scale, ink, weight)
+    origin = (spot[0] + pad, spot[1] + pad + text_height)
+    cv2.putText(canvas, text, origin, cv2.FONT_HERSHEY_SIMPLEX, font_scale, ink, weight, cv2.LINE_AA)
     return spot
 
 
@@ -197,7 +192,7 @@ def _draw_caption(canvas: np.ndarray, text: str, place: Rectangle) -> None:
         text = text.removesuffix("...")[:-1] + "..."
     text_width, text_height, _, weight = _text_size(text, font_scale)
     origin = (max(left, (left + right - text_width) // 2), (top + bottom + text_height) // 2)
-    _put_text(canvas, text, origin, font_scale, (0, 0, 0), weight)
+    cv2.putText(canvas, text, origin, cv2.FONT_HERSHEY_SIMPLEX, font_scale, (0, 0, 0), weight, cv2.LINE_AA)
 
 
 def _text_size(text: str, font_scale: float) -> tuple[int, int, int, int]:
@@ -205,12 +200,6 @@ def _text_size(text: str, font_scale: float) -> tuple[int, int, int, int]:
     weight = max(1, round(font_scale * 1.5))
     (width, height), below = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, font_scale, weight)
     return width, height, below, weight
-
-
-def _put_text(
-    canvas: np.ndarray, text: str, origin: tuple[int, int], font_scale: float, ink: tuple[int, int, int], weight: int
-) -> None:
-    cv2.putText(canvas, text, origin, cv2.FONT_HERSHEY_SIMPLEX, font_scale, ink, weight, cv2.LINE_AA)
 
 
 def _overlap(first: Rectangle, second: Rectangle) -> bool:

@@ -108,9 +108,7 @@ class SegmentationLoss:
     def sums(self, outputs: dict[str, torch.Tensor], targets: Targets) -> LossSums:
         """Return this rank's share of the loss, without any communication."""
         with torch.autocast(outputs["scores"].device.type, enabled=False):
-            return self._sums(
-                {name: outputs[name] for name in ("boxes", "scores", "mask_coefficient", "proto")}, targets
-            )
+            return self._sums(outputs, targets)
 
     def _sums(self, outputs: dict[str, torch.Tensor], targets: Targets) -> LossSums:
         logits = outputs["scores"].float().transpose(1, 2)  # (B, A, classes)

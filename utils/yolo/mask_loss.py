@@ -1,6 +1,6 @@
 """The mask part of the loss: the BCE inside each positive anchor's target box, divided by the box's area.
 
-`mask_loss` is fast and bounded in memory. `mask_loss_by_autograd` is the same in plain PyTorch. The fast one works so:
+`mask_loss` is fast and needs little memory. `mask_loss_by_autograd` is the same in plain PyTorch. How the fast one works:
 
 1. The prototypes (B, 32, S, S) are cut into tiles of 8 x 8 pixels.
 2. The positive anchors of one target share its box and its mask, so they form groups of up to 10 rows.
@@ -8,11 +8,11 @@
 4. Units are computed a fixed number at a time, so memory does not grow with the number of objects.
 5. The forward pass also computes the gradient, so no logits are kept for the backward pass.
 
-To add a term, such as Dice, write a function like `bce` and list it in `EXTRA_TERMS`: slower, but autograd finds its gradient.
-To change the error of a pixel in the fast computation, change `pixel_error`, and `bce` with it.
+To add a term, such as Dice, write a function like `bce` and list it in `EXTRA_TERMS`: slower, but autograd computes its
+gradient. To change the error of a pixel in the fast computation, change `pixel_error`, and `bce` with it.
 
-Letters: B images, M targets per image (padded), A anchors, P positive anchors, G groups, U units, u units computed at once,
-S side of the prototypes, N = B * (S / 8)^2 tiles.
+Letters: B images, M targets per image (padded), A anchors, P positive anchors, G groups, U units, u units computed at
+once, S side of the prototypes, N = B * (S / 8)^2 tiles.
 """
 
 from __future__ import annotations
@@ -67,10 +67,11 @@ def find_positives(
 
     image, anchor = torch.nonzero_static(foreground, size=num_positives).unbind(1)
     target = target_index[image, anchor]
-    number, order = (image * most_targets + target).sort(stable=True)  # by target, which is in 0..B*M-1
+    # Sort the anchors by target, in 0..B*M-1, and give each target's anchors the rows of its groups in turn.
+    number, order = (image * most_targets + target).sort(stable=True)
     rank = torch.arange(num_positives, device=order.device) - _starts(anchors_per_target)[number]
-    group = _starts(groups_per_target)[number] + rank // GROUP_SIZE
-    slot = torch.empty_like(order).scatter_(0, order, group * GROUP_SIZE + rank % GROUP_SIZE)
+    slots_in_order = _starts(groups_per_target)[number] * GROUP_SIZE + rank
+    slot = torch.empty_like(order).scatter_(0, order, slots_in_order)
 
     group_target, position = _runs(groups_per_target, total_groups)
     group_length = (anchors_per_target[group_target] - position * GROUP_SIZE).clamp(max=GROUP_SIZE)
@@ -100,9 +101,8 @@ def mask_loss(
     target = positives.group_target
     rows = coefficients.new_zeros(len(target) * GROUP_SIZE, coefficients.shape[1])
     rows = rows.index_copy(0, positives.slot, coefficients).unflatten(0, (len(target), GROUP_SIZE))
-    boxes, values = mask_boxes.flatten(0, 1)[target], target % mask_boxes.shape[1] + 1
-    units = _units(boxes, values, positives, prototypes.shape[-1])
-    loss: torch.Tensor = _TiledMaskError.apply(rows, prototypes, _cut(masks[:, None])[..., 0], units)
+    mask_tiles = _cut(masks[:, None])[..., 0]
+    loss: torch.Tensor = _TiledMaskError.apply(rows, prototypes, mask_tiles, mask_boxes, positives)
     for gain, term in EXTRA_TERMS:
         loss = loss + gain * mask_loss_by_autograd(prototypes, coefficients, masks, mask_boxes, positives, term)
     return loss
@@ -144,7 +144,8 @@ def pixel_error(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the weighted BCE summed over u units: (), and its derivative by the logits (u, 10, 64) or None.
 
-    logits (u, 10, 64); truth (u, 64), 1 where the target's mask is, else 0; weight (u, 64); unused_factor (u, 1).
+    logits (u, 10, 64); truth (u, 64), 1 where the target's mask is, else 0; weight (u, 64); unused_factor (u, 1), 2 to
+    the power of the unit's unused rows.
     The derivative of an unused row is not 0, but reaches nothing: its coefficients are 0 and belong to no anchor.
     """
     probability = logits.sigmoid()
@@ -158,35 +159,19 @@ def pixel_error(
     return total, probability.sub_(truth[:, None]).mul_(weight[:, None])  # in place: (p - t) * weight
 
 
-@dataclass(frozen=True)
-class _Units:
-    """What `_TiledMaskError` needs of each unit. A pixel's weight is its row's times its column's."""
+def _box_weights(boxes: torch.Tensor, tile: torch.Tensor, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return weights of the rows and columns of each unit's tile, from boxes (U, 4) and tile (U,): (U, 8) each.
 
-    group: torch.Tensor  # int64 (U,)
-    tile: torch.Tensor  # int64 (U,)
-    value: torch.Tensor  # int64 (U,): the target's value in the mask
-    row_weight: torch.Tensor  # (U, 8): one over the box's area for rows inside the box, else 0
-    column_weight: torch.Tensor  # (U, 8): 1 for columns inside the box, else 0
-    unused_factor: torch.Tensor  # (G, 1): 2 to the power of the group's unused rows, see `pixel_error`
-
-
-def _units(boxes: torch.Tensor, values: torch.Tensor, positives: Positives, side: int) -> _Units:
-    """Weight the pixels of each unit's tile by its group's box (G, 4); values (G,) are the targets' values in the mask."""
-    group, tile = positives.unit_group, positives.unit_tile
+    A row's weight times a column's is the pixel's: one over the box's area inside the box, else 0.
+    """
     tiles_per_side = side // TILE
-    unit_boxes = boxes[group]
     within = torch.arange(TILE, device=tile.device)
-    columns = (tile % tiles_per_side * TILE)[:, None] + within  # (U, 8)
-    rows = (tile // tiles_per_side % tiles_per_side * TILE)[:, None] + within
-    area = (unit_boxes[:, 2:] - unit_boxes[:, :2]).prod(-1, keepdim=True)
-    return _Units(
-        group=group,
-        tile=tile,
-        value=values[group],
-        row_weight=((rows >= unit_boxes[:, 1:2]) & (rows < unit_boxes[:, 3:4])) / area,
-        column_weight=((columns >= unit_boxes[:, 0:1]) & (columns < unit_boxes[:, 2:3])).to(boxes.dtype),
-        unused_factor=(GROUP_SIZE - positives.group_length)[:, None].to(boxes.dtype).exp2(),
-    )
+    column = (tile % tiles_per_side * TILE)[:, None] + within  # (U, 8), in prototype pixels
+    row = (tile // tiles_per_side % tiles_per_side * TILE)[:, None] + within
+    area = (boxes[:, 2:] - boxes[:, :2]).prod(-1, keepdim=True)
+    row_weight = ((row >= boxes[:, 1:2]) & (row < boxes[:, 3:4])) / area
+    column_weight = ((column >= boxes[:, 0:1]) & (column < boxes[:, 2:3])).to(boxes.dtype)
+    return row_weight, column_weight
 
 
 class _TiledMaskError(torch.autograd.Function):
@@ -194,9 +179,14 @@ class _TiledMaskError(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        context: Any, rows: torch.Tensor, prototypes: torch.Tensor, mask_tiles: torch.Tensor, units: _Units
+        context: Any,
+        rows: torch.Tensor,
+        prototypes: torch.Tensor,
+        mask_tiles: torch.Tensor,
+        mask_boxes: torch.Tensor,
+        positives: Positives,
     ) -> torch.Tensor:
-        """Take rows (G, 10, 32), prototypes (B, 32, S, S) and mask_tiles int32 (N, 64).
+        """Take rows (G, 10, 32), prototypes (B, 32, S, S), mask_tiles int32 (N, 64) and mask_boxes (B, M, 4).
 
         If the prototypes are bf16, the three matrix products are of bf16 matrices; everything else is float32.
         """
@@ -205,18 +195,23 @@ class _TiledMaskError(torch.autograd.Function):
         tiles = _cut(prototypes).to(half)  # (N, 64, 32)
         with_gradient = any(context.needs_input_grad)
         gradients = [torch.zeros_like(rows), torch.zeros_like(tiles, dtype=rows.dtype)] if with_gradient else []
+        unit_target = positives.group_target[positives.unit_group]
+        unit_boxes = mask_boxes.flatten(0, 1)[unit_target]  # (U, 4)
+        row_weight, column_weight = _box_weights(unit_boxes, positives.unit_tile, prototypes.shape[-1])
+        unit_value = unit_target % mask_boxes.shape[1] + 1  # (U,): the target's value in the mask
+        unused_factor = (GROUP_SIZE - positives.group_length)[:, None].to(rows.dtype).exp2()  # (G, 1)
         total = rows.new_zeros(())
         step = UNITS_AT_ONCE[rows.device.type]
-        for start in range(0, len(units.group), step):
+        for start in range(0, len(unit_target), step):
             part = slice(start, start + step)
-            group, tile = units.group[part], units.tile[part]  # (u,)
-            weight = (units.row_weight[part, :, None] * units.column_weight[part, None]).flatten(1)  # (u, 64)
-            truth = (mask_tiles.index_select(0, tile) == units.value[part, None]).to(weight.dtype)  # (u, 64)
-            # On a CPU oneDNN compiles and keeps a bf16 product for each new shape: only full parts, all of one shape, use it.
+            group, tile = positives.unit_group[part], positives.unit_tile[part]  # (u,)
+            weight = (row_weight[part, :, None] * column_weight[part, None]).flatten(1)  # (u, 64)
+            truth = (mask_tiles.index_select(0, tile) == unit_value[part, None]).to(weight.dtype)  # (u, 64)
+            # On a CPU oneDNN compiles and keeps a bf16 product for each new shape, so only full parts use bf16.
             factor = half if len(group) == step or rows.device.type != "cpu" else rows.dtype
             unit_rows, unit_tiles = rows.index_select(0, group).to(factor), tiles.index_select(0, tile).to(factor)
             logits = (unit_rows @ unit_tiles.mT).to(rows.dtype)  # (u, 10, 64)
-            error, slope = pixel_error(logits, truth, weight, units.unused_factor[group], with_gradient)
+            error, slope = pixel_error(logits, truth, weight, unused_factor[group], with_gradient)
             total += error
             if slope is not None:
                 slope = slope.to(factor)
@@ -227,13 +222,13 @@ class _TiledMaskError(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
         """Scale the gradients of rows and prototypes."""
         prototypes, row_gradient, tile_gradient = context.saved_tensors
         whole = torch.empty_like(prototypes)
         parts = _in_tiles(whole)
         torch.mul(tile_gradient.view(parts.shape), gradient, out=parts)  # scaled, converted and put in place at once
-        return row_gradient * gradient, whole, None, None
+        return row_gradient * gradient, whole, None, None, None
 
 
 def _in_tiles(maps: torch.Tensor) -> torch.Tensor:
@@ -265,6 +260,6 @@ def _starts(counts: torch.Tensor) -> torch.Tensor:
 
 
 def _runs(counts: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return, for `total` elements in consecutive runs of the given lengths, each one's run and position in it: (total,)."""
+    """Return the run and the position in it of each of `total` elements in consecutive runs: (total,) each."""
     run = torch.arange(len(counts), device=counts.device).repeat_interleave(counts, output_size=total)
     return run, torch.arange(total, device=counts.device) - _starts(counts)[run]

@@ -134,7 +134,7 @@ def _keep_frozen(num_layers: int, model: YoloModel, _: Any) -> None:
 
 
 def save_deployable(path: Path, module: nn.Module, info: dict[str, Any], *, img_size: int, data: str) -> None:
-    """Write a file which `YOLO(path)` of Ultralytics opens for predict, val and export, atomically, in half precision."""
+    """Write, atomically and in half precision, a file that Ultralytics' `YOLO(path)` opens to predict, val or export."""
     deployed: YoloModel = copy.deepcopy(module).cpu().eval()
     deployed = revert_sync_batchnorm(deployed).half().to(memory_format=torch.contiguous_format)
     deployed.criterion = None
@@ -202,7 +202,7 @@ def _offline_line(path: Path) -> str:
 
 
 def _ultralytics_tasks() -> Any:
-    """Import Ultralytics with downloads, automatic installs and log messages off."""
+    """Import Ultralytics with downloads, automatic installs and log messages switched off."""
     prepare_environment()
     from ultralytics.nn import tasks
     from ultralytics.utils import LOGGER

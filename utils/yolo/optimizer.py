@@ -38,18 +38,15 @@ def build_optimizer(model: torch.nn.Module, plan: OptimizerPlan) -> torch.optim.
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Split trainable parameters into weights (decayed), normalisation and biases (not decayed)."""
-    weights: list[nn.Parameter] = []
-    norms: list[nn.Parameter] = []
-    biases: list[nn.Parameter] = []
+    groups: dict[str, list[nn.Parameter]] = {"weight": [], "norm": [], "bias": []}
     for module in model.modules():
         is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm | nn.GroupNorm | nn.LayerNorm)
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.requires_grad:
-                (biases if name == "bias" else norms if is_norm else weights).append(parameter)
+                groups["bias" if name == "bias" else "norm" if is_norm else "weight"].append(parameter)
     return [
-        {"params": weights, "weight_decay": weight_decay, "name": "weight"},
-        {"params": norms, "weight_decay": 0.0, "name": "norm"},
-        {"params": biases, "weight_decay": 0.0, "name": "bias"},
+        {"params": parameters, "weight_decay": weight_decay if name == "weight" else 0.0, "name": name}
+        for name, parameters in groups.items()
     ]
 
 

@@ -71,7 +71,7 @@ class PhotoPrediction:
 def predict_photos(
     model: nn.Module, photos: list[np.ndarray], size_px: int, device: torch.device, **limits: Any
 ) -> Iterator[PhotoPrediction]:
-    """Find objects in photographs, RGB uint8 (H, W, 3) of any sizes, in one forward pass; `limits` are those of `detect`.
+    """Find objects in photographs, RGB uint8 (H, W, 3) of any sizes, in one pass; `limits` are those of `detect`.
 
     Masks have the photograph's size and are made one photograph at a time, when the iterator reaches it.
     """
@@ -88,9 +88,12 @@ def predict_photos(
         yield PhotoPrediction(found, masks, placement.boxes_to_photo(found.boxes).cpu().numpy())
 
 
-def raw_outputs(model: nn.Module, images: torch.Tensor) -> dict[str, torch.Tensor]:
+def raw_outputs(
+    model: nn.Module, images: torch.Tensor, autocast_dtype: torch.dtype | None = None
+) -> dict[str, torch.Tensor]:
     """Run a YOLOv8-seg model in evaluation mode on (B, 3, S, S) in 0..1; return its dictionary of raw outputs."""
-    outputs = model(images)
+    with torch.autocast(images.device.type, autocast_dtype or torch.bfloat16, enabled=autocast_dtype is not None):
+        outputs = model(images)
     return outputs[1] if isinstance(outputs, tuple) else outputs
 
 

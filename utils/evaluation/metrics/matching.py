@@ -20,11 +20,6 @@ def box_iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return np.divide(overlap, union, out=np.zeros_like(overlap), where=union > 0)
 
 
-def match_predictions(iou: np.ndarray, target_class_ids: np.ndarray, predicted_class_ids: np.ndarray) -> np.ndarray:
-    """Return which predictions hit a target: bool (n, 10), one column for each of IOU_THRESHOLDS; see `hit_targets`."""
-    return hit_targets(iou, target_class_ids, predicted_class_ids) >= 0
-
-
 def hit_targets(iou: np.ndarray, target_class_ids: np.ndarray, predicted_class_ids: np.ndarray) -> np.ndarray:
     """Return the target that each prediction hits, -1 for none: int64 (n, 10), a column for each of IOU_THRESHOLDS.
 

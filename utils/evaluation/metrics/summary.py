@@ -38,10 +38,8 @@ def summarise(results: Iterable[ImageResult], names: Sequence[str]) -> dict[str,
     columns (true, last: background). Without images, targets or predictions the values are 0.
     Raises ValueError if a class id has no name or an image occurs twice with different results.
     """
-    images = merge_results([results])
     num_classes = len(names)
-    _check_class_ids(images, num_classes)
-    pool = pool_predictions(images)
+    images, pool = _checked_pool(results, num_classes)
     num_targets = np.bincount(pool["target_class_ids"], minlength=num_classes)
     class_ids = np.flatnonzero(num_targets)
     num_images = np.zeros(num_classes, np.int64)
@@ -73,9 +71,7 @@ def summarise_sizes(results: Iterable[ImageResult], names: Sequence[str]) -> dic
     Means over the classes that have targets of that size; None if there are none. The results must contain sizes.
     Raises ValueError as `summarise` does.
     """
-    images = merge_results([results])
-    _check_class_ids(images, len(names))
-    pool = pool_predictions(images)
+    _, pool = _checked_pool(results, len(names))
     answer: dict[str, dict[str, Any]] = {}
     for position, size in enumerate(SIZES):
         is_of_size = pool["target_sizes"] == position
@@ -106,9 +102,7 @@ def precision_recall_curves(results: Iterable[ImageResult], names: Sequence[str]
     `average_precision` (k, 10), `precision`, `recall` and `f1` (k, 1000) over confidence, `best_confidence`.
     Raises ValueError as `summarise` does.
     """
-    images = merge_results([results])
-    _check_class_ids(images, len(names))
-    pool = pool_predictions(images)
+    _, pool = _checked_pool(results, len(names))
     num_targets = np.bincount(pool["target_class_ids"], minlength=len(names))
     class_ids = np.flatnonzero(num_targets)
     axis = _confidence_axis()
@@ -121,7 +115,9 @@ def precision_recall_curves(results: Iterable[ImageResult], names: Sequence[str]
     return answer
 
 
-def _check_class_ids(images: list[ImageResult], num_classes: int) -> None:
+def _checked_pool(results: Iterable[ImageResult], num_classes: int) -> tuple[list[ImageResult], dict[str, np.ndarray]]:
+    """Merge results by image id and pool their predictions. Raises ValueError for class ids out of range."""
+    images = merge_results([results])
     for image in images:
         # In the confusion pairs, `num_classes` means missed or background.
         for ids, limit in (
@@ -131,6 +127,7 @@ def _check_class_ids(images: list[ImageResult], num_classes: int) -> None:
         ):
             if ids.size and not (ids.min() >= 0 and ids.max() < limit):
                 raise ValueError(f"image {image.image_id}: class id {ids.max()}, but there are {num_classes} classes")
+    return images, pool_predictions(images)
 
 
 def _class_curves(pool: dict[str, np.ndarray], kind: str, class_ids: np.ndarray, num_targets: np.ndarray) -> _Curves:

@@ -113,17 +113,11 @@ def confusion_chart(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> Ma
             element("rect", **box, class_=kind, data_r=int(row), data_c=int(column), data_n=int(counts[row, column]))
         )
         if not is_large:
-            ink = "on" if share > 0.5 else None
-            middle_x = int(x) + cell // 2
+            ink = " on" if share > 0.5 else ""
+            middle = int(x) + cell // 2
             parts += [
-                element("text", f"{100 * share:.0f} %", x=middle_x, y=int(y) + 22, class_=f"cell {ink or ''}".strip()),
-                element(
-                    "text",
-                    str(counts[row, column]),
-                    x=middle_x,
-                    y=int(y) + 37,
-                    class_=f"cell small {ink or ''}".strip(),
-                ),
+                element("text", f"{100 * share:.0f} %", x=middle, y=int(y) + 22, class_=f"cell{ink}"),
+                element("text", str(counts[row, column]), x=middle, y=int(y) + 37, class_=f"cell small{ink}"),
             ]
     width, height = left + side + (8 if is_large else round(left * 0.5)), top + side + 8
     label = "Confusion matrix; the table below lists its largest off-diagonal entries"

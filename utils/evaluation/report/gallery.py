@@ -71,7 +71,7 @@ def count_errors(results: Sequence[ImageResult], num_classes: int) -> list[dict[
 
 
 def choose_worst(errors: Sequence[dict[str, int]], most: int = MAX_IMAGES) -> list[dict[str, int]]:
-    """Choose images in turn from four rankings: by all errors, by missed, by false and by confused; most errors first."""
+    """Choose images in turn from four rankings: most errors, most missed, most false, most confused."""
     rankings = [
         sorted((row for row in errors if _sum(row, kinds)), key=lambda row: (-_sum(row, kinds), row["image_id"]))
         for kinds in (KINDS_OF_ERROR, *((kind,) for kind in KINDS_OF_ERROR))
@@ -115,30 +115,27 @@ def draw_image(viewer: Viewer, index: int) -> tuple[bytes, bytes]:
     of_prediction = np.full(len(found), -1)
     of_prediction[partner[partner >= 0]] = np.flatnonzero(partner >= 0)
 
-    colors, labels = _marks(sample.class_ids, partner, class_ids, viewer.names)
+    colors, labels = _marks(sample.class_ids, partner, class_ids, [viewer.names[one] for one in sample.class_ids])
     outlines = outlines_in_photo(sample, placement)
     drawn_truth = draw_instances(
         photo, sample.class_ids, None, outlines, None, viewer.names, colors=colors, labels=labels
     )
-    confident_names = [
-        f"{viewer.names[class_id]} {score:.2f}" for class_id, score in zip(class_ids, scores, strict=True)
-    ]
-    colors, labels = _marks(class_ids, of_prediction, sample.class_ids, viewer.names)
-    labels = [name if label else "" for name, label in zip(confident_names, labels, strict=True)]
+    texts = [f"{viewer.names[class_id]} {score:.2f}" for class_id, score in zip(class_ids, scores, strict=True)]
+    colors, labels = _marks(class_ids, of_prediction, sample.class_ids, texts)
     masks = photo_masks(prototypes, found, placement)
     drawn = draw_instances(photo, class_ids, None, masks, None, viewer.names, colors=colors, labels=labels)
     return encode_jpeg(drawn_truth, JPEG_QUALITY), encode_jpeg(drawn, JPEG_QUALITY)
 
 
 def _marks(
-    class_ids: np.ndarray, partner: np.ndarray, their_class_ids: np.ndarray, names: Sequence[str]
+    class_ids: np.ndarray, partner: np.ndarray, their_class_ids: np.ndarray, texts: Sequence[str]
 ) -> tuple[list[tuple[int, int, int]], list[str]]:
-    """Return each instance's colour by its kind of error, and its class name if it is an error, else ""."""
+    """Return each instance's colour by its kind of error, and its text if it is an error, else ""."""
     colors, labels = [], []
-    for class_id, other in zip(class_ids.tolist(), partner.tolist(), strict=True):
+    for class_id, other, text in zip(class_ids.tolist(), partner.tolist(), texts, strict=True):
         is_right = other >= 0 and their_class_ids[other] == class_id
         colors.append(RIGHT if is_right else WRONG if other < 0 else CONFUSED)
-        labels.append("" if is_right else names[class_id])
+        labels.append("" if is_right else text)
     return colors, labels
 
 
@@ -147,9 +144,7 @@ def _predict(viewer: Viewer, sample: Sample) -> tuple[Detections, torch.Tensor]:
     """Return the detections of an image that the confusion matrix counts, and its prototypes (32, h, w)."""
     viewer.model.eval()
     images = prepare_images(torch.from_numpy(sample.image[None]), viewer.device)
-    dtype = viewer.precision.dtype
-    with torch.autocast(viewer.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
-        outputs = raw_outputs(viewer.model, images)
+    outputs = raw_outputs(viewer.model, images, viewer.precision.dtype)
     limits: dict[str, Any] = {"confidence": CONFUSION_MIN_SCORE, "iou": AP_IOU, "multi_label": True}
     return detect(outputs, viewer.strides, images.shape[-1], **limits)[0], outputs["proto"][0]
 

@@ -22,7 +22,7 @@ def escaped(text: str) -> Markup:
 
 
 def element(name: str, /, *children: str, **attributes: str | int | float | bool | None) -> Markup:
-    """Return an element. `class_` becomes class and `data_key` data-key; None and False omit an attribute, True gives it no value."""
+    """Return an element. `data_key` becomes data-key, `class_` class; None and False omit it, True gives it no value."""
     shown = "".join(
         f" {key.rstrip('_').replace('_', '-')}"
         + ("" if value is True else f'="{escaped(value if isinstance(value, str) else str(value))}"')

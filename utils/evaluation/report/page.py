@@ -138,9 +138,8 @@ def _about(models: Sequence[dict[str, Any]]) -> list[Markup]:
     lines = []
     for letter, metrics in zip(MODEL_LETTERS, models, strict=False):
         name = f"Model {letter} " if len(models) > 1 else "Model "
-        lines.append(
-            element("p", name, element("b", metrics["model"]), f", input {metrics['img_size']} px", class_="about")
-        )
+        size = f", input {metrics['img_size']} px"
+        lines.append(element("p", name, element("b", metrics["model"]), size, class_="about"))
     metrics = models[0]
     where = "in the photographs' pixels" if metrics["mask_resolution"] == "native" else "at a quarter of the input"
     words = (" · split ", element("b", metrics["split"]), f" · masks compared {where}")
@@ -157,10 +156,8 @@ def _curves(subjects: Sequence[Subject]) -> list[Markup]:
     class_ids = subjects[0].curves["mask"]["class_ids"].tolist()
     buttons = []
     for class_id in class_ids:
-        style = class_style(class_id, len(names)) or None
-        swatch = element(
-            "svg", element("line", x1=0, y1=4, x2=22, y2=4, style=style), viewBox="0 0 22 8", aria_hidden="true"
-        )
+        line = element("line", x1=0, y1=4, x2=22, y2=4, style=class_style(class_id, len(names)) or None)
+        swatch = element("svg", line, viewBox="0 0 22 8", aria_hidden="true")
         buttons.append(
             element("button", swatch, names[class_id], type="button", data_class=class_id, aria_pressed="false")
         )
@@ -260,16 +257,11 @@ def _gallery(cards: Sequence[Card], num_models: int) -> list[Markup]:
 def _article(position: int, card: Card, num_models: int) -> Markup:
     errors = card.errors
     counts = {kind: errors[kind] for kind in KINDS_OF_ERROR}
-    facts = [
-        joined(element("span", str(count), data_key=f"worst_images.{position}.{kind}", data_value=count), f" {kind}, ")
-        for kind, count in counts.items()
-    ]
-    total = element(
-        "span",
-        str(errors["num_targets"]),
-        data_key=f"worst_images.{position}.num_targets",
-        data_value=errors["num_targets"],
-    )
+    shown = {
+        name: element("span", str(errors[name]), data_key=f"worst_images.{position}.{name}", data_value=errors[name])
+        for name in (*KINDS_OF_ERROR, "num_targets")
+    }
+    facts = [joined(shown[kind], f" {kind}, ") for kind in KINDS_OF_ERROR]
     in_words = ", ".join(f"{count} {kind}" for kind, count in counts.items())
     pictures = [_picture(card.truth, "Labels", f"{errors['file']} with its {errors['num_targets']} labelled objects")]
     for model, picture in enumerate(card.predictions):
@@ -280,7 +272,7 @@ def _article(position: int, card: Card, num_models: int) -> Markup:
     return element(
         "article",
         element("h3", errors["file"]),
-        element("p", letter, *facts, "of ", total, " objects", class_="note"),
+        element("p", letter, *facts, "of ", shown["num_targets"], " objects", class_="note"),
         element("div", *pictures, class_="pair"),
         data_all=sum(counts.values()),
         **{f"data_{kind}": count for kind, count in counts.items()},

@@ -113,12 +113,8 @@ def confusions_table(metrics: Metrics) -> Markup:
         if row != column and count
     ]
     entries.sort(key=lambda entry: (-entry[0], entry[1], entry[2]))
-    head = [
-        _heading("True class", is_name=True),
-        _heading("Predicted as", is_name=True),
-        _heading("Number"),
-        _heading("Share of the true class"),
-    ]
+    head = [_heading(label, is_name=True) for label in ("True class", "Predicted as")]
+    head += [_heading(label) for label in ("Number", "Share of the true class")]
     rows = [
         element(
             "tr",
@@ -146,10 +142,15 @@ def number_cell(metrics: Metrics, key: str, digits: int, *, model: int = 0, is_b
     """Return the table cell of one metric, with a dash for None."""
     value = value_at(metrics, key)
     if value is None:
-        return element("td", NOTHING, class_="none", data_key=key, data_model=model or None)
+        return element("td", NOTHING, class_="none", **_data(key, value, model))
     style = f"--share:{100 * value:.1f}%" if is_bar else None
-    facts = {"data_key": key, "data_value": json.dumps(value), "data_model": model or None}
-    return element("td", f"{value:.{digits}f}", class_="bar" if is_bar else None, style=style, **facts)
+    shown = f"{value:.{digits}f}"
+    return element("td", shown, class_="bar" if is_bar else None, style=style, **_data(key, value, model))
+
+
+def _data(key: str, value: Any, model: int) -> dict[str, Any]:
+    exact = None if value is None else json.dumps(value)
+    return {"data_key": key, "data_value": exact, "data_model": model or None}
 
 
 def _score_headings(label: str, num_models: int) -> list[Markup]:
@@ -184,17 +185,8 @@ def _card(
     for model, metrics in enumerate(models):
         value = value_at(metrics, key)
         text = NOTHING if value is None else f"{value:.{digits}f}"
-        letter = f"{MODEL_LETTERS[model]} " if len(models) > 1 else ""
-        facts = {
-            "data_key": key,
-            "data_value": None if value is None else json.dumps(value),
-            "data_model": model or None,
-        }
-        shown.append(
-            element(
-                "dd", *([element("small", letter)] if letter else []), element("span", text, **facts), class_="value"
-            )
-        )
+        letter = [element("small", f"{MODEL_LETTERS[model]} ")] if len(models) > 1 else []
+        shown.append(element("dd", *letter, element("span", text, **_data(key, value, model)), class_="value"))
     if len(models) > 1:
         shown.append(_difference("dd", models, key, sign, digits))
     return element("div", element("dt", label), *shown, class_=f"kind-{kind}" if kind else None, title=note or None)
