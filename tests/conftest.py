@@ -8,12 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # two tests share the cores: threads that wait must not spin
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 from utils.common.environment import prepare_environment
@@ -27,12 +31,43 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 faulthandler.dump_traceback_later(LONGEST_SUITE_S, exit=True)  # a suite that hangs says where, even at its very end
 
 
+# Folders and files whose tests start whole commands or several real trainings: `make test-quick` leaves them out.
+SLOW = ("chaos", "commands", "benchmarks", "security/test_run.py", "security/test_data.py")
+# What these measure or time needs the machine for itself: `make test` runs them one at a time.
+ALONE = (
+    *("chaos", "benchmarks", "measure", "commands/test_benchmark_ddp.py", "commands/test_profile_gpu.py"),
+    *("commands/test_launcher.py", "commands/test_monitor.py", "commands/test_world_size.py"),
+    *("common/test_nvml.py", "common/test_threads.py", "common/test_signals.py"),
+    *("distributed/test_rendezvous.py", "engine/test_reporting.py"),
+    *("run/test_status.py", "security/test_data.py", "evaluation/test_native_masks.py"),
+)
+TRAINED = "trained"
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests marked `gpu` on a machine without one."""
-    if not torch.cuda.is_available():
-        for item in items:
-            if "gpu" in item.keywords:
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    """Mark tests by their place, skip the `gpu` ones without a GPU, and keep together what shares a fixture."""
+    for item in items:
+        place = item.path.relative_to(PROJECT / "tests").as_posix()
+        uses_run = TRAINED in getattr(item, "fixturenames", ())
+        if uses_run or place.startswith(SLOW):
+            item.add_marker("slow")
+        if place.startswith(ALONE):
+            item.add_marker("alone")
+        if "gpu" in item.keywords and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        item.add_marker(pytest.mark.xdist_group(TRAINED if uses_run else place))
+    if "PYTEST_XDIST_WORKER" in os.environ:  # the longest group first: the other worker takes the rest meanwhile
+        items.sort(key=lambda item: TRAINED not in getattr(item, "fixturenames", ()))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say in one line for each reason which tests were skipped; the reason says how to have what is missing."""
+    skipped: dict[str, Counter[str]] = defaultdict(Counter)
+    for report in terminalreporter.stats.get("skipped", []):
+        skipped[report.longrepr[2].removeprefix("Skipped: ")][report.nodeid.partition("::")[0]] += 1
+    for reason, files in sorted(skipped.items()):
+        terminalreporter.write_line(f"skipped, {reason}: " + ", ".join(f"{n} in {file}" for file, n in files.items()))
 
 
 @pytest.fixture
