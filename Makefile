@@ -12,7 +12,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 JOBS ?= 2
-SIDE_BY_SIDE := -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: setup demo format check test test-quick chaos clean
 
@@ -42,7 +42,8 @@ test: check
 	$(PYTHON) -m pytest -m alone && exit $$failed
 
 test-quick: check
-	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not slow and not alone"
+	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not slow and not alone"; failed=$$?; \
+	$(PYTHON) -m pytest -m "alone and not slow" && exit $$failed
 
 chaos: setup
 	@$(PYTHON) -m chaos --json outputs/chaos.json; failed=$$?; \

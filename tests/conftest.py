@@ -19,6 +19,7 @@ import pytest
 if "PYTEST_XDIST_WORKER" in os.environ:  # two tests share the cores: threads that wait must not spin
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
+from filelock import FileLock
 
 from utils.common.environment import prepare_environment
 
@@ -32,33 +33,32 @@ faulthandler.dump_traceback_later(LONGEST_SUITE_S, exit=True)  # a suite that ha
 
 
 # Folders and files whose tests start whole commands or several real trainings: `make test-quick` leaves them out.
-SLOW = ("chaos", "commands", "benchmarks", "security/test_run.py", "security/test_data.py")
+SLOW = (
+    *("chaos", "commands", "benchmarks", "security/test_run.py", "security/test_data.py"),
+    *("distributed/test_rendezvous.py", "measure/test_machine_checks.py"),
+)
 # What these measure or time needs the machine for itself: `make test` runs them one at a time.
 ALONE = (
     *("chaos", "benchmarks", "measure", "commands/test_benchmark_ddp.py", "commands/test_profile_gpu.py"),
     *("commands/test_launcher.py", "commands/test_monitor.py", "commands/test_world_size.py"),
     *("common/test_nvml.py", "common/test_threads.py", "common/test_signals.py"),
-    *("distributed/test_rendezvous.py", "engine/test_reporting.py"),
+    *("distributed/test_rendezvous.py", "engine/test_reporting.py", "engine/test_loop.py", "engine/test_recovery.py"),
     *("run/test_status.py", "security/test_data.py", "evaluation/test_native_masks.py"),
 )
-TRAINED = "trained"
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by their place, skip the `gpu` ones without a GPU, and keep together what shares a fixture."""
+    """Mark tests by their place, and skip the `gpu` ones without a GPU."""
     for item in items:
         place = item.path.relative_to(PROJECT / "tests").as_posix()
-        uses_run = TRAINED in getattr(item, "fixturenames", ())
-        if uses_run or place.startswith(SLOW):
+        if place.startswith(SLOW) or "trained" in getattr(item, "fixturenames", ()):
             item.add_marker("slow")
         if place.startswith(ALONE):
             item.add_marker("alone")
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-        item.add_marker(pytest.mark.xdist_group(TRAINED if uses_run else place))
-    if "PYTEST_XDIST_WORKER" in os.environ:  # the longest group first: the other worker takes the rest meanwhile
-        items.sort(key=lambda item: TRAINED not in getattr(item, "fixturenames", ()))
+    if "PYTEST_XDIST_WORKER" in os.environ:  # the longest first: the other worker takes the rest meanwhile
+        items.sort(key=lambda item: "trained" not in getattr(item, "fixturenames", ()))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -154,13 +154,27 @@ TRAIN_FLAGS = (
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
     """Run sample, parse and a 2-rank training of two epochs once for all tests that look at their results."""
-    root = tmp_path_factory.mktemp("pipeline")
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent / "pipeline" if "PYTEST_XDIST_WORKER" in os.environ else root / "pipeline"
+    root.mkdir(exist_ok=True)
     raw, processed, folder = root / "raw", root / "processed", root / "run"
-    must_run("python", "download_data.py", "--sample", "26", "--output", raw)
-    must_run(
-        "python", "parse_labels.py", "--input", raw, "--output", processed, "--long-side", "320", "--line-width", "14"
-    )
     data = processed / "dataset.yaml"
-    extra = ("--", "--data", str(data), "--save-dir", str(folder), *TRAIN_FLAGS[:2], *TRAIN_FLAGS[6:])
-    output = must_run("bash", "train_ddp.sh", "2", "4", "2", "96", *extra)
-    return TrainedRun(raw, processed, data, folder, output)
+    printed = root / "printed.txt"
+    with FileLock(root / ".lock"):  # the workers of pytest-xdist share it
+        if not printed.exists():
+            must_run("python", "download_data.py", "--sample", "26", "--output", raw)
+            must_run(
+                "python",
+                "parse_labels.py",
+                "--input",
+                raw,
+                "--output",
+                processed,
+                "--long-side",
+                "320",
+                "--line-width",
+                "14",
+            )
+            extra = ("--", "--data", str(data), "--save-dir", str(folder), *TRAIN_FLAGS[:2], *TRAIN_FLAGS[6:])
+            printed.write_text(must_run("bash", "train_ddp.sh", "2", "4", "2", "96", *extra))
+    return TrainedRun(raw, processed, data, folder, printed.read_text())
