@@ -1,10 +1,20 @@
 # Two commands on a fresh machine: `make demo` and `make test`. Each sets up .venv first if it has to.
+#   make setup        .venv with the locked packages
+#   make demo         download, train, evaluate and predict on a small sample
+#   make format       format the code and mend what ruff can mend
+#   make check        ruff and mypy
+#   make test         check, then every test
+#   make test-quick   check, then the tests that start no whole command: for the minutes between two edits
+#   make chaos        attacks on real trainings (docs/reliability.md)
+#   make clean        remove .venv, what the demo wrote, and caches
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+JOBS ?= 2
+SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo test check chaos clean
+.PHONY: setup demo format check test test-quick chaos clean
 
 setup: $(STAMP)
 
@@ -17,13 +27,23 @@ $(STAMP): requirements.txt requirements-dev.txt requirements.lock
 demo: setup
 	@PYTHON=$(PYTHON) bash demo.sh
 
+format: setup
+	@$(VENV)/bin/ruff format .
+	@$(VENV)/bin/ruff check --fix .
+
 check: setup
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/mypy
 
+# Most tests run side by side; those that measure or time (marker `alone`) run after them, one at a time.
 test: check
-	@$(PYTHON) -m pytest
+	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not alone"; failed=$$?; \
+	$(PYTHON) -m pytest -m alone && exit $$failed
+
+test-quick: check
+	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not slow and not alone"; failed=$$?; \
+	$(PYTHON) -m pytest -m "alone and not slow" && exit $$failed
 
 chaos: setup
 	@$(PYTHON) -m chaos --json outputs/chaos.json; failed=$$?; \

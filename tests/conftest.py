@@ -8,13 +8,18 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # two tests share the cores: threads that wait must not spin
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
+from filelock import FileLock
 
 from utils.common.environment import prepare_environment
 
@@ -27,12 +32,42 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 faulthandler.dump_traceback_later(LONGEST_SUITE_S, exit=True)  # a suite that hangs says where, even at its very end
 
 
+# Folders and files whose tests start whole commands or several real trainings: `make test-quick` leaves them out.
+SLOW = (
+    *("chaos", "commands", "benchmarks", "security/test_run.py", "security/test_data.py"),
+    *("distributed/test_rendezvous.py", "measure/test_machine_checks.py"),
+)
+# What these measure or time needs the machine for itself: `make test` runs them one at a time.
+ALONE = (
+    *("chaos", "benchmarks", "measure", "commands/test_benchmark_ddp.py", "commands/test_profile_gpu.py"),
+    *("commands/test_launcher.py", "commands/test_monitor.py", "commands/test_world_size.py"),
+    *("common/test_nvml.py", "common/test_threads.py", "common/test_signals.py"),
+    *("distributed/test_rendezvous.py", "engine/test_reporting.py", "engine/test_loop.py", "engine/test_recovery.py"),
+    *("run/test_status.py", "security/test_data.py", "evaluation/test_native_masks.py"),
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests marked `gpu` on a machine without one."""
-    if not torch.cuda.is_available():
-        for item in items:
-            if "gpu" in item.keywords:
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    """Mark tests by their place, and skip the `gpu` ones without a GPU."""
+    for item in items:
+        place = item.path.relative_to(PROJECT / "tests").as_posix()
+        if place.startswith(SLOW) or "trained" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
+        if place.startswith(ALONE):
+            item.add_marker("alone")
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    if "PYTEST_XDIST_WORKER" in os.environ:  # the longest first: the other worker takes the rest meanwhile
+        items.sort(key=lambda item: "trained" not in getattr(item, "fixturenames", ()))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say in one line for each reason which tests were skipped; the reason says how to have what is missing."""
+    skipped: dict[str, Counter[str]] = defaultdict(Counter)
+    for report in terminalreporter.stats.get("skipped", []):
+        skipped[report.longrepr[2].removeprefix("Skipped: ")][report.nodeid.partition("::")[0]] += 1
+    for reason, files in sorted(skipped.items()):
+        terminalreporter.write_line(f"skipped, {reason}: " + ", ".join(f"{n} in {file}" for file, n in files.items()))
 
 
 @pytest.fixture
@@ -119,13 +154,27 @@ TRAIN_FLAGS = (
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
     """Run sample, parse and a 2-rank training of two epochs once for all tests that look at their results."""
-    root = tmp_path_factory.mktemp("pipeline")
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent / "pipeline" if "PYTEST_XDIST_WORKER" in os.environ else root / "pipeline"
+    root.mkdir(exist_ok=True)
     raw, processed, folder = root / "raw", root / "processed", root / "run"
-    must_run("python", "download_data.py", "--sample", "26", "--output", raw)
-    must_run(
-        "python", "parse_labels.py", "--input", raw, "--output", processed, "--long-side", "320", "--line-width", "14"
-    )
     data = processed / "dataset.yaml"
-    extra = ("--", "--data", str(data), "--save-dir", str(folder), *TRAIN_FLAGS[:2], *TRAIN_FLAGS[6:])
-    output = must_run("bash", "train_ddp.sh", "2", "4", "2", "96", *extra)
-    return TrainedRun(raw, processed, data, folder, output)
+    printed = root / "printed.txt"
+    with FileLock(root / ".lock"):  # the workers of pytest-xdist share it
+        if not printed.exists():
+            must_run("python", "download_data.py", "--sample", "26", "--output", raw)
+            must_run(
+                "python",
+                "parse_labels.py",
+                "--input",
+                raw,
+                "--output",
+                processed,
+                "--long-side",
+                "320",
+                "--line-width",
+                "14",
+            )
+            extra = ("--", "--data", str(data), "--save-dir", str(folder), *TRAIN_FLAGS[:2], *TRAIN_FLAGS[6:])
+            printed.write_text(must_run("bash", "train_ddp.sh", "2", "4", "2", "96", *extra))
+    return TrainedRun(raw, processed, data, folder, printed.read_text())

@@ -9,7 +9,7 @@ import pytest
 from chaos import slurm
 
 
-@pytest.mark.skipif(bool(slurm.reason_to_skip()), reason=slurm.reason_to_skip() or "-")
+@pytest.mark.skipif(bool(slurm.reason_to_skip()), reason=f"{slurm.reason_to_skip()} (apt-get install slurm-wlm munge)")
 def test_a_stopped_job_returns_from_the_queue_and_not_a_bit_differs() -> None:
     figures = slurm.stopped_while_running(slurm.reference_hash(), by="signal")
     assert figures["starts"] == 2

@@ -11,7 +11,7 @@ from tests.evaluation.report.elements import Elements, check_figures
 
 def test_native_masks_and_the_second_judge_on_two_ranks(trained: TrainedRun, tmp_path: Path) -> None:
     flags = ("--mask-resolution", "native", "--coco-eval", "--batch-size", "3", "--output", tmp_path)
-    model = ("--model", trained.folder / "last.pt", "--data", trained.data, "--split", "train")
+    model = ("--model", trained.folder / "last.pt", "--data", trained.data)
     other = ("--compare", trained.folder / "best.pt")
     printed = must_run(*torchrun(2), "evaluate_model.py", *model, *other, *flags)
     assert "faster-coco-eval" in printed

@@ -236,6 +236,7 @@ def test_where_there_is_no_such_place_nothing_changes(monkeypatch: pytest.Monkey
     assert plan_loader(8, 4, batch_bytes(16, 640), 8) == LoaderPlan(8)
 
 
+@pytest.mark.alone  # it lists the shared memory of the whole machine
 def test_a_loader_never_holds_more_than_is_planned_for_and_leaves_nothing(tmp_path: Path) -> None:
     dataset = SegmentationDataset(photos(tmp_path, 64), SIDE_PX)
     batches = EpochBatches(64, BATCH, 0, 1, 0)

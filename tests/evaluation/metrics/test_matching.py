@@ -11,7 +11,6 @@ from utils.evaluation.metrics import (
     box_iou,
     confusion_pairs,
     hit_targets,
-    hit_targets,
     size_classes,
     sizes_of_predictions,
 )
@@ -27,13 +26,13 @@ def test_box_iou_of_known_boxes() -> None:
 def test_thresholds_are_hit_by_an_iou_equal_to_them() -> None:
     assert IOU_THRESHOLDS.tolist() == pytest.approx([0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95])
     for position, percent in enumerate(range(50, 100, 5)):
-        hits = (hit_targets(np.array([[percent / 100]]), np.array([0]), np.array([0])) >= 0)
+        hits = hit_targets(np.array([[percent / 100]]), np.array([0]), np.array([0])) >= 0
         assert hits.sum() == position + 1
 
 
 def test_each_target_is_matched_once_and_the_more_confident_prediction_chooses_first() -> None:
     iou = np.array([[0.62, 0.91], [0.0, 0.55]])
-    hits = (hit_targets(iou, np.array([3, 3]), np.array([3, 3])) >= 0)
+    hits = hit_targets(iou, np.array([3, 3]), np.array([3, 3])) >= 0
     assert hits[0].tolist() == [True] * 3 + [False] * 7  # 0.62 takes the first target at 0.50, 0.55 and 0.60
     # Where the first target is gone the second prediction takes the other one, if it overlaps enough.
     assert hits[1].tolist() == [True, True, False] + [True] * 6 + [False]

@@ -63,7 +63,7 @@ def test_every_step_gives_the_numbers_of_ultralytics(seed: int, reference: Any) 
         iou = reference.metrics.box_iou(tensors["targets"], tensors["boxes"])
         np.testing.assert_allclose(box_iou(scene["targets"], scene["boxes"]), iou, atol=1e-6)
         hits = [
-            reference.validator.(hit_targets(validator, tensors["ids"], tensors["target_ids"], iou * scale) >= 0)
+            reference.validator.match_predictions(validator, tensors["ids"], tensors["target_ids"], iou * scale)
             if len(scene["ids"]) and len(scene["target_ids"])
             else torch.zeros(len(scene["ids"]), 10, dtype=torch.bool)
             for scale in (1, 0.9)
