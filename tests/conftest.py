@@ -42,7 +42,7 @@ ALONE = (
     *("chaos", "benchmarks", "measure", "commands/test_benchmark_ddp.py", "commands/test_profile_gpu.py"),
     *("commands/test_launcher.py", "commands/test_monitor.py", "commands/test_world_size.py"),
     *("common/test_nvml.py", "common/test_threads.py", "common/test_signals.py"),
-    *("distributed/test_rendezvous.py", "engine/test_reporting.py", "engine/test_loop.py", "engine/test_recovery.py"),
+    *("distributed/test_rendezvous.py", "engine/test_reporting.py", "engine/test_loop.py", "engine/test_stall.py"),
     *("run/test_status.py", "security/test_data.py", "evaluation/test_native_masks.py"),
 )
 

@@ -12,9 +12,11 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from utils import distributed
-from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
+from utils.engine import EngineOptions, Epoch, Task, TrainingEngine, stopping
+from utils.engine.schedule import ScheduleSpec, StepSchedule
 
 CPU = torch.device("cpu")
+Record = dict[str, Any]
 
 
 def points(count: int, seed: int = 0) -> TensorDataset:
@@ -62,3 +64,79 @@ class ScriptedTask(Task):
             super().save(path, model, info)
         else:
             self.written.append((path.name, info["epoch"]))
+
+
+def train_with_everything(
+    folder: Path, num_epochs: int, *, resume: bool = False, stop_at: int | None = None, accumulation_steps: int = 1
+) -> Record:
+    """Train with momentum, schedule, BatchNorm, EMA and clipping; `stop_at` is the batch at which the last rank is told
+    to stop. Return all that a resumed run has to bring back.
+    """
+    model = classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    trainer = engine_of(
+        model,
+        folder,
+        ema_decay=0.9,
+        ema_ramp=5,
+        clip_norm=1.0,
+        accumulate=accumulation_steps,
+    )
+    num_batches = 0
+
+    def criterion(outputs: torch.Tensor, labels: torch.Tensor) -> Any:
+        nonlocal num_batches
+        num_batches += outputs.requires_grad
+        if num_batches == stop_at and distributed.rank() == distributed.world_size() - 1:
+            trainer.stop_flag.set("test")
+        loss = nn.functional.cross_entropy(outputs, labels)
+        return loss, {"margin": outputs.abs().mean()}
+
+    history = trainer.train(
+        train_loader=loader_of(points(68), 4),
+        val_loader=loader_of(points(20, seed=1), 4),
+        optimizer=optimizer,
+        criterion=criterion,
+        scheduler=StepSchedule(optimizer, ScheduleSpec(0.1, total_steps=60, warmup_steps=5)),
+        num_epochs=num_epochs,
+        resume=resume,
+    )
+    assert trainer.state.ema is not None
+    momenta = [entry["momentum_buffer"].numpy().copy() for entry in optimizer.state_dict()["state"].values()]
+    return {
+        "weights": plain(model.state_dict()),
+        "average": plain(trainer.state.ema.module.state_dict()),
+        "momenta": {str(k): momentum for k, momentum in enumerate(momenta)},
+        "updates": trainer.state.ema.updates,
+        "val_loss": history.get("val_loss"),
+        "lr": history.get("lr"),
+        "place": (trainer.progress.epoch, trainer.progress.batch, trainer.progress.global_step),
+        "num_batches": num_batches,
+        "stopped": trainer.stopped_by_signal,
+    }
+
+
+def stop_soon() -> None:
+    stopping.STOP_CHECK_STEPS = 2
+
+
+def assert_bitwise_equal(first: Record, second: Record) -> None:
+    for part in ("weights", "average", "momenta"):
+        assert first[part].keys() == second[part].keys()
+        for name, value in first[part].items():
+            np.testing.assert_array_equal(second[part][name], value, err_msg=f"{part} {name}", strict=True)
+    for part in ("updates", "val_loss", "lr", "place"):
+        assert first[part] == second[part], part
+
+
+def plain_steps(folder: Path, batch_size: int, accumulation_steps: int, num_samples: int) -> dict[str, np.ndarray]:
+    """Train without BatchNorm and in the data's own order; return the weights."""
+    model = classifier(norm=False)
+    engine_of(model, folder, accumulate=accumulation_steps).train(
+        train_loader=loader_of(points(num_samples), batch_size, shuffle=False),
+        val_loader=loader_of(points(8, seed=1), 4),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        criterion=nn.CrossEntropyLoss(),
+        num_epochs=2,
+    )
+    return plain(model.state_dict())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.engine.small import ScriptedTask
-from utils import assembly
-from utils.common.config import parse_config
 from utils.common.devices import Precision, choose_precision
 from utils.common.errors import EXIT_IO, UserError
 from utils.data.loader import EpochBatches
 from utils.engine import EngineOptions, TrainingEngine, loop, recovery, stopping
 from utils.engine.recovery import CannotSave
-from utils.engine.stall import StallWatch
 from utils.engine.state import Progress
 from utils.engine.step import Step
-from utils.measure import batch_size
-from utils.measure.batch_size import largest_that_fits, probe_batch_size
 from utils.run.checkpoint import latest_facts, load_latest, save_checkpoint
 from utils.train_config import TrainConfig
 from utils.train_plan import batches_per_step, keep_choices
@@ -78,7 +72,7 @@ def weights_of(trainer: TrainingEngine) -> list[np.ndarray]:
     return [value.numpy().copy() for module in modules for value in module.state_dict().values()]
 
 
-# --- checkpoints within an epoch -----------------------------------------------------------------------------------
+# --- checkpoints within an epoch ---
 
 
 def test_a_kill_within_an_epoch_loses_only_what_followed_the_last_checkpoint(
@@ -146,7 +140,7 @@ def test_the_facts_stand_in_the_manifest(tmp_path: Path) -> None:
     assert latest_facts(tmp_path / "checkpoint")["global_batch_size"] == 32
 
 
-# --- a disk that takes nothing -------------------------------------------------------------------------------------
+# --- a disk that takes nothing ---
 
 
 class FullDisk:
@@ -232,27 +226,7 @@ def test_a_best_file_that_was_refused_is_written_by_the_next_good_epoch(tmp_path
     assert (trainer.progress.best_value, trainer.progress.best_epoch) == (0.9, 2)
 
 
-# --- stalls --------------------------------------------------------------------------------------------------------
-
-
-def test_a_stall_shows_the_stacks_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with StallWatch(tmp_path, rank=3, limit_s=0.1) as watch:
-        time.sleep(0.5)
-        watch.beat()
-    told = (tmp_path / "stacks-rank3.txt").read_text(encoding="utf-8")
-    assert told.count("[rank 3] no progress for 0 s") == 1
-    assert "test_a_stall_shows_the_stacks_once" in told
-    assert "test_a_stall_shows_the_stacks_once" in capfd.readouterr().err
-
-
-def test_who_goes_on_is_left_alone(tmp_path: Path) -> None:
-    with StallWatch(tmp_path, rank=0, limit_s=0.4) as watch:
-        for _ in watch.watched(range(8)):
-            time.sleep(0.1)
-    assert not watch.file.exists()
-
-
-# --- another number of ranks ---------------------------------------------------------------------------------------
+# --- another number of ranks ---
 
 
 def test_with_one_global_batch_the_steps_see_the_same_images_at_any_world_size() -> None:
@@ -303,7 +277,7 @@ def test_a_global_batch_that_cannot_be_kept_is_refused(world_size: int) -> None:
         batches_per_step(TrainConfig(batch_size=8), world_size, {"global_batch_size": 32})
 
 
-# --- what a run chose when it began --------------------------------------------------------------------------------
+# --- what a run chose when it began ---
 
 
 def test_a_run_that_continues_keeps_what_auto_chose_when_it_began() -> None:
@@ -367,46 +341,3 @@ def test_a_checkpoint_of_an_earlier_version_resumes(tmp_path: Path) -> None:
     continued = train(tmp_path / "old", epochs=2, resume=True)
     for expected, value in zip(weights_of(whole), weights_of(continued), strict=True):
         np.testing.assert_array_equal(value, expected)
-
-
-# --- --batch-size auto ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("limit", [1, 2, 3, 5, 16, 23, 24, 100])
-def test_the_largest_batch_that_fits_is_found(limit: int) -> None:
-    tried: list[int] = []
-
-    def fits(number: int) -> bool:
-        tried.append(number)
-        return number <= limit
-
-    found = largest_that_fits(fits, 640)
-    assert found <= limit < 1.5 * found + 1
-    assert len(tried) == len(set(tried))
-
-
-def test_a_gpu_too_small_for_one_image_is_named() -> None:
-    with pytest.raises(UserError, match="not one image of 640 pixels fits the GPU"):
-        largest_that_fits(lambda _: False, 640)
-
-
-def test_a_cpu_has_a_plain_answer() -> None:
-    assert probe_batch_size(nn.Identity(), CPU, choose_precision("off", CPU), 64) == batch_size.CPU_BATCH_SIZE  # type: ignore[arg-type]
-
-
-def test_auto_is_a_word_for_the_batch_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text("batch_size: auto\n", encoding="utf-8")
-    for arguments in (["--batch-size", "auto"], ["--config", str(file)]):
-        assert parse_config(TrainConfig, "", arguments).batch_size == 0
-    with pytest.raises(SystemExit, match="2"):
-        parse_config(TrainConfig, "", ["--batch-size", "many"])
-    assert "invalid int or auto value: 'many'" in capsys.readouterr().err
-
-
-def test_auto_keeps_the_batch_size_of_a_run_that_continues(tmp_path: Path) -> None:
-    config = TrainConfig(batch_size=0, save_dir=str(tmp_path))
-    assert assembly.agree_batch_size(config, 12) == 12
-    (tmp_path / "config.yaml").write_text("batch_size: 24\n", encoding="utf-8")
-    assert assembly.agree_batch_size(config, 12) == 24
-    assert assembly.agree_batch_size(TrainConfig(batch_size=6, save_dir=str(tmp_path)), None) == 6
