@@ -83,7 +83,7 @@ def test_the_same_command_again_does_nothing_and_more_epochs_go_on(trained: Trai
     resumed = must_run("python", "train_yolo_ddp.py", "--resume", folder / "last.pt", "--epochs", "4")
     assert "Epoch 4" in resumed
     assert "Epoch 3\n" not in resumed
-    assert "2 batches per step now, so that the run keeps its 8 images per step" in resumed
+    assert "2 batches per step, so that the run keeps its 8 images per step" in resumed
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     epochs = [record for record in records if record["kind"] == "epoch"]
     assert [record["epoch"] for record in epochs] == [1, 2, 3, 4]
