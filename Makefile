@@ -1,4 +1,4 @@
-# Two commands on a fresh machine: `make demo` and `make test`. Each sets up .venv first if it has to.
+# On a fresh machine run `make demo` and `make test`. Each sets up .venv first if necessary.
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
