@@ -1,12 +1,12 @@
-# Two commands on a fresh machine: `make demo` and `make test`. Each sets up .venv first if it has to.
+# Two commands on a fresh machine: `make demo` and `make test`. Each sets up .venv first if necessary.
 #   make setup        .venv with the locked packages
 #   make demo         download, train, evaluate and predict on a small sample
-#   make format       format the code and mend what ruff can mend
+#   make format       format the code and fix what ruff can fix
 #   make check        ruff and mypy
 #   make test         check, then every test
-#   make test-quick   check, then the tests that start no whole command: for the minutes between two edits
+#   make test-quick   check, then the tests that start no whole command: run it while you work
 #   make chaos        attacks on real trainings (docs/reliability.md)
-#   make clean        remove .venv, what the demo wrote, and caches
+#   make clean        remove .venv, the output of the demo, and caches
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python

@@ -11,7 +11,7 @@ step "1/5 Making the built-in sample"
 step "2/5 Parsing labels to YOLO format"
 "$PYTHON" parse_labels.py --input data/demo/raw --output data/demo/processed --line-width 14 --long-side 640
 step "3/5 Training on 2 processes"
-# From scratch and in minutes: a higher rate than the default, which is meant for fine-tuning pretrained weights.
+# A short training from random weights: AdamW with a higher learning rate than its default, which suits fine-tuning.
 bash train_ddp.sh 2 4 30 320 -- --model yolov8n-seg.yaml --optimizer adamw --lr 0.002 \
     --data data/demo/processed/dataset.yaml --save-dir models/demo
 step "4/5 Evaluating best.pt"
@@ -22,8 +22,8 @@ step "5/5 Predicting on the validation photographs"
 cat <<'TEXT'
 
 Look at:
-  models/demo/train_batch0.jpg            what the network was shown
-  models/demo/training_curves.png         how it learned
+  models/demo/train_batch0.jpg            an augmented training batch
+  models/demo/training_curves.png         losses and metrics per epoch
   outputs/demo/evaluation/                report.html: scores, curves, confusions, worst images; metrics.json
-  outputs/demo/predictions/               what it sees now
+  outputs/demo/predictions/               predictions on the validation photographs
 TEXT

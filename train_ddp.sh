@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts distributed training with torchrun: how many processes, and everything else is passed on.
+# Starts distributed training with torchrun: chooses the number of processes and passes on everything else.
 set -euo pipefail
 
 usage_line="usage: bash train_ddp.sh [N] [BATCH] [EPOCHS] [IMG_SIZE] [launcher options] [-- trainer options]"
@@ -8,7 +8,7 @@ usage() {
     cat <<TEXT
 $usage_line
 
-  N         processes on this machine (default: one for each visible GPU; 2 where there is none)
+  N         processes on this machine (default: one per visible GPU; 2 without GPUs)
   BATCH     images per process and step, passed on as --batch-size
   EPOCHS    passed on as --epochs
   IMG_SIZE  pixels, passed on as --img-size
@@ -21,21 +21,21 @@ $usage_line
 Launcher options (torchrun's own, spelt with - or _): --max-restarts --monitor-interval --log-dir --redirects --tee
   --local-ranks-filter --local-addr --rdzv-id --rdzv-conf --shutdown-timeout --master-port
 
-Relative paths in trainer options are taken from the folder of this script, where training runs.
+Relative paths in trainer options are relative to the folder of this script, where training runs.
 
 Environment
   CUDA_VISIBLE_DEVICES  which GPUs to use
   MASTER_PORT           port of the launcher's rendezvous (default: a free one; 29500 with several machines)
   NNODES                machines: 2, or 1:4 for an elastic job (default 1)
   MASTER_ADDR           address of the first machine; needed with several machines
-  NODE_RANK             this machine's number from 0. With a fixed NNODES it decides which machine holds rank 0 and
-                        writes the results; without it, or when elastic (2:2 is both), the machines agree among
-                        themselves, and hear at once when one of them restarts or is lost
-                        PET_NNODES, PET_MASTER_ADDR and so on, as Kubeflow sets them, serve where these are unset
-  OMP_NUM_THREADS       threads per process (default: what the cores allow beside the loader workers)
+  NODE_RANK             this machine's number from 0. With a fixed NNODES it sets which machine holds rank 0 and
+                        writes the results. Without it, or when elastic (such as 2:2), the machines agree on rank 0
+                        and notice at once when one of them restarts or is lost
+  PET_NNODES, ...       as Kubeflow sets them: used where the variables above are unset
+  OMP_NUM_THREADS       threads per process (default: the cores that the loader workers leave)
   PYTHON                interpreter (default: .venv/bin/python, else python)
   TRAIN_SCRIPT          another trainer to start (default: train_yolo_ddp.py); its data is checked only with --data
-  DRY_RUN=1             check everything, print the command and stop
+  DRY_RUN=1             check everything, print the command and exit
 
 Ctrl-C, SIGTERM or a closed terminal stops every process; the trainer saves a checkpoint first.
 TEXT
@@ -52,7 +52,7 @@ wrong_usage() {
     exit 2
 }
 
-absolute() { # a path with a folder in it stays valid after the change of folder; a bare command name stays as it is
+absolute() { # makes a path with a folder absolute, so it stays valid after cd; leaves a bare command name unchanged
     case $1 in
         /*) echo "$1" ;;
         */*) echo "$PWD/$1" ;;
@@ -60,7 +60,7 @@ absolute() { # a path with a folder in it stays valid after the change of folder
     esac
 }
 
-# --- arguments: numbers, then launcher options, then -- and the trainer's own ---
+# --- arguments: numbers, then launcher options, then -- and trainer options ---
 
 processes="" batch="" epochs="" image_size=""
 for name in processes batch epochs image_size; do
@@ -69,12 +69,12 @@ for name in processes batch epochs image_size; do
     printf -v "$name" '%s' "$1"
     shift
 done
-# Kubeflow tells its containers the same facts under torchrun's own names.
+# Kubeflow sets the same values under torchrun's names.
 master_port=${MASTER_PORT:-${PET_MASTER_PORT:-}}
 master_address=${MASTER_ADDR:-${PET_MASTER_ADDR:-}}
 node_rank=${NODE_RANK:-${PET_NODE_RANK:-}}
 nodes=${NNODES:-${PET_NNODES:-1}}
-rendezvous_settings="" # of --rdzv-conf; torchrun would let the last one replace ours
+rendezvous_settings="" # the user's --rdzv-conf, merged with ours below; torchrun itself uses only the last one
 launcher=(--nproc-per-node)
 launcher_options=(--) # never empty: bash before 4.4 cannot expand an empty array under set -u
 while [[ $# -gt 0 && $1 != -- ]]; do
@@ -99,7 +99,7 @@ while [[ $# -gt 0 && $1 != -- ]]; do
     esac
     shift
 done
-[[ $# -eq 0 ]] || shift # the --; what is left belongs to the trainer
+[[ $# -eq 0 ]] || shift # the --; the rest are trainer options
 [[ -z $image_size ]] || set -- --img-size "$image_size" "$@"
 [[ -z $epochs ]] || set -- --epochs "$epochs" "$@"
 [[ -z $batch ]] || set -- --batch-size "$batch" "$@"
@@ -139,18 +139,18 @@ read -r processes threads device <<<"$plan"
 launcher+=("$processes" --nnodes "$nodes")
 module=torch.distributed.run
 if [[ $nodes == 1 ]]; then
-    # torchrun with its store on the loopback interface. Port 0 lets the store itself take a free port, so no other
-    # program can take it in between.
+    # torchrun with its store on the loopback interface. With port 0 the store chooses a free port itself, so no other
+    # program can take the port in between.
     module=utils.loopback
     launcher+=(--rdzv-backend loopback --rdzv-endpoint "127.0.0.1:${master_port:-0}"
         --rdzv-id "train-$$-$RANDOM" --local-addr 127.0.0.1)
-    if [[ $(uname) == Linux ]]; then # one machine has no business on the network
+    if [[ $(uname) == Linux ]]; then # one machine needs no network
         export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo} NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-lo}
     fi
 elif [[ $nodes == *:* || -z $node_rank ]]; then
     launcher+=(--rdzv-backend c10d --rdzv-endpoint "$master_address:${master_port:-29500}" --rdzv-id yolo-seg-ddp)
-    # A machine that says nothing for 10 s is lost (torchrun: 15 s), and the others wait 5 s for a newcomer before they
-    # go on (torchrun: 30 s). Who comes later is let in all the same: everybody saves a checkpoint and starts again.
+    # A machine that is silent for 10 s counts as lost (torchrun: 15 s). The others wait 5 s for a new machine before they
+    # continue (torchrun: 30 s). A machine may also join later: then all save a checkpoint and restart.
     settings=keep_alive_interval=2,keep_alive_max_attempt=5,last_call_timeout=5
     [[ -z $node_rank ]] || settings+=,is_host=$([[ $node_rank == 0 ]] && echo true || echo false)
     rendezvous_settings=$settings${rendezvous_settings:+,$rendezvous_settings}
@@ -158,12 +158,12 @@ else
     launcher+=(--node-rank "$node_rank" --master-addr "$master_address" --master-port "${master_port:-29500}")
 fi
 [[ -z $rendezvous_settings ]] || launcher+=(--rdzv-conf "$rendezvous_settings")
-# SIGUSR1 is how Slurm announces the time limit; torchrun passes on only the signals named here.
+# Slurm can announce the time limit by SIGUSR1; torchrun passes on only the signals named here.
 launcher+=(--signals-to-handle "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1" "${launcher_options[@]:1}")
 
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$threads}
 # With one store for the whole job, restarted workers read the addresses of dead ones (pytorch issue 135712), and a lost
-# machine can never be replaced.
+# machine cannot be replaced.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=${TORCH_DISABLE_SHARE_RDZV_TCP_STORE:-1}
 command=("$python" -m "$module" "${launcher[@]}" "${trainer:-train_yolo_ddp.py}" "$@")
 
@@ -174,4 +174,4 @@ if [[ ${DRY_RUN:-0} == 1 ]]; then
     echo
     exit 0
 fi
-exec "${command[@]}" # the launcher takes this process's place, and so its signals
+exec "${command[@]}" # replaces this process, so the launcher receives its signals
