@@ -13,6 +13,8 @@ from torch import nn
 from tests.engine.small import classifier, engine_of, loader_of, plain, points
 from tests.ranks import run_ranks
 from utils import distributed
+from utils.common.devices import Precision
+from utils.engine import loop
 from utils.engine.nonfinite import Diverged, NonFiniteGuard, all_finite
 from utils.run.checkpoint import load_latest
 
@@ -152,6 +154,23 @@ def test_batches_that_are_always_bad_are_left_out_after_one_roll_back(tmp_path: 
 def test_a_training_that_stays_bad_gives_up(tmp_path: Path) -> None:
     answer = train_with_bad_batches(tmp_path, list(range(NUM_BATCHES, 10_000)))
     assert "after 3 roll-backs" in answer["problem"]
+    assert answer["saved"]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_fp16_training_with_sgd_survives_an_overflow_in_its_first_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fused: bool
+) -> None:
+    """Issue: the scaler skipped the first step and left SGD's momentum uninitialised; the weights became NaN."""
+    monkeypatch.setattr(loop, "choose_precision", lambda *_: Precision("fp16", None, use_scaler=True))
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory with NaN
+    try:
+        answer = train_with_bad_batches(tmp_path, [0, 1, 20], fused=fused)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert (answer["skipped"], answer["rollbacks"], answer["problem"]) == (3, 0, "")
+    assert answer["finite"]
     assert answer["saved"]
 
 

@@ -46,6 +46,8 @@ from utils.engine.stopping import StopAgreement
 from utils.engine.task import Batch, Epoch, Task
 from utils.run.log import RunLog
 
+# PyTorch's 65536 overflows at a fresh start: YOLO's first gradients fit fp16 up to a scale of 256 (measured).
+FIRST_SCALE = 2.0**6
 STALL_SHARE = 0.8  # of a collective's time limit: after this long without progress the stacks are written
 
 
@@ -87,7 +89,7 @@ class TrainingEngine:
         ema = ModelEMA(raw, decay, self.options.ema_ramp) if decay is not None else None
         if self.options.compile:
             raw.compile()  # after the copy for the average, which is only evaluated
-        scaler = torch.amp.GradScaler(device.type, enabled=self.precision.use_scaler)
+        scaler = torch.amp.GradScaler(device.type, FIRST_SCALE, enabled=self.precision.use_scaler)
         self.state = TrainState(raw, ema, scaler, self.options.accumulate)
         self.log = RunLog(folder, self.is_main and not self.options.quiet, self.options.tensorboard)
         self.batch_log = BatchLog(device, self.world_size)

@@ -97,11 +97,8 @@ class Step:
             state.scheduler.step_update(state.progress.global_step)
         state.scaler.unscale_(state.optimizer)
         norm = nn.utils.clip_grad_norm_(state.model.parameters(), self.clip_norm, foreach=True)
-        if state.scaler.is_enabled():  # the scaler skips steps with a non-finite gradient, and lowers its scale
-            state.scaler.step(state.optimizer)
-            state.scaler.update()
-        else:
-            self.guard.step(state.optimizer, norm)
+        self.guard.step(state.optimizer, norm)
+        state.scaler.update()  # lowers its scale after a non-finite gradient; without fp16 it does nothing
         state.optimizer.zero_grad(set_to_none=True)
         if self.is_distributed and not self.syncs_batchnorm:
             # Statistics of frozen layers are equal on all ranks and stay bitwise as they are.
