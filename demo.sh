@@ -10,9 +10,9 @@ step "1/5 Making the built-in sample"
 "$PYTHON" download_data.py --sample 240 --output data/demo/raw
 step "2/5 Parsing labels to YOLO format"
 "$PYTHON" parse_labels.py --input data/demo/raw --output data/demo/processed --line-width 14 --long-side 640
-step "3/5 Training on 2 processes"
+step "3/5 Training on all GPUs, or on 2 CPU processes"
 # A short training from random weights: AdamW with a higher learning rate than its default, which suits fine-tuning.
-bash train_ddp.sh 2 4 30 320 -- --model yolov8n-seg.yaml --optimizer adamw --lr 0.002 \
+bash train_ddp.sh -- --batch-size 4 --epochs 30 --img-size 320 --model yolov8n-seg.yaml --optimizer adamw --lr 0.002 \
     --data data/demo/processed/dataset.yaml --save-dir models/demo
 step "4/5 Evaluating best.pt"
 "$PYTHON" evaluate_model.py --model models/demo/best.pt --data data/demo/processed/dataset.yaml --output outputs/demo/evaluation

@@ -108,33 +108,31 @@ def main() -> int:
     ]
     loaders = [get_loader(candidate.dataset, config, ranks, workers, device) for candidate in candidates]
     setup_ddp(device, ranks)
-    try:
-        size_of = sizes_on_disk(photos)
-        collector = CocoCollector([photo.file for photo in photos], size_of)
-        evaluations = []
-        for candidate, loader in zip(candidates, loaders, strict=True):
-            is_main = candidate is candidates[0]  # the COCO files are written for --model alone
-            on_masks = collector.see_masks if config.predictions and is_main else None
-            evaluation = evaluate(
-                candidate.model,
-                loader,
-                spec.names,
-                candidate.criterion,
-                device,
-                precision=precision_of(config, device),
-                on_image=collector.see_image if config.coco_eval and is_main else None,
-                photo=PhotoPixels(size_of, config.mask_resolution == "native", on_masks),
-            )
-            evaluations.append(evaluation)
-        predictions, ground_truth = collector.gather(spec.names)
-        if ranks.is_main:
-            files: dict[str, Any] = {"predictions.json": predictions} if config.predictions else {}
-            files |= {"ground_truth.json": ground_truth} if config.coco_eval else {}
-            metrics = write_results(config, candidates, evaluations, spec.names, files)
-            write_page(config, candidates, evaluations, metrics, device)
-            print_results(metrics, config.output)
-    finally:
-        cleanup_ddp()
+    size_of = sizes_on_disk(photos)
+    collector = CocoCollector([photo.file for photo in photos], size_of)
+    evaluations = []
+    for candidate, loader in zip(candidates, loaders, strict=True):
+        is_main = candidate is candidates[0]  # the COCO files are written for --model alone
+        on_masks = collector.see_masks if config.predictions and is_main else None
+        evaluation = evaluate(
+            candidate.model,
+            loader,
+            spec.names,
+            candidate.criterion,
+            device,
+            precision=precision_of(config, device),
+            on_image=collector.see_image if config.coco_eval and is_main else None,
+            photo=PhotoPixels(size_of, config.mask_resolution == "native", on_masks),
+        )
+        evaluations.append(evaluation)
+    predictions, ground_truth = collector.gather(spec.names)
+    if ranks.is_main:
+        files: dict[str, Any] = {"predictions.json": predictions} if config.predictions else {}
+        files |= {"ground_truth.json": ground_truth} if config.coco_eval else {}
+        metrics = write_results(config, candidates, evaluations, spec.names, files)
+        write_page(config, candidates, evaluations, metrics, device)
+        print_results(metrics, config.output)
+    cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
     return 0
 
 

@@ -64,14 +64,14 @@ def main() -> int:
             loading = assembly.plan_workers(config, workers, ranks.local_world_size)
             place = f"Device: {device}, {threads} threads and {loading.workers} loader workers per process"
             say("\n".join([*run.notes, *loading.notes, place]))
-            return train(config, run, device, model, spec.names, (train_set, val_set), loading.workers, say)
+            code = train(config, run, device, model, spec.names, (train_set, val_set), loading.workers, say)
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"GPU {device.index}: --batch-size {config.batch_size} at {config.img_size} pixels does not fit its memory; "
             f"halve it and double --accumulate (the same training), or let --batch-size auto choose"
         ) from error
-    finally:
-        cleanup_ddp()
+    cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
+    return code
 
 
 def train(

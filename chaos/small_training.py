@@ -129,12 +129,11 @@ def main() -> int:
     die_with_parent()
     torch.set_num_threads(1)
     setup_ddp(torch.device("cpu"), ranks)
-    try:
-        with OwnedRun(config) as run:
-            run_on_main(lambda: note_start(run, ranks.world_size))
-            return train(config, run, ranks)
-    finally:
-        cleanup_ddp()
+    with OwnedRun(config) as run:
+        run_on_main(lambda: note_start(run, ranks.world_size))
+        code = train(config, run, ranks)
+    cleanup_ddp()
+    return code
 
 
 def train(config: SmallConfig, run: OwnedRun, ranks: RankInfo) -> int:

@@ -109,12 +109,15 @@ def torchrun(num_processes: int) -> tuple[str, ...]:
 
 
 def run_script(*arguments: str | Path, timeout_s: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run one of the project's commands from its folder; `python` is this interpreter."""
+    """Run one of the project's commands from its folder; `python` is this interpreter. The command sees no GPU.
+
+    Many tests start two processes, which a machine with one GPU would refuse; a `gpu` test passes CUDA_VISIBLE_DEVICES.
+    """
     command = [sys.executable if argument == "python" else str(argument) for argument in arguments]
     return subprocess.run(
         command,
         cwd=PROJECT,
-        env={**os.environ, "PYTHON": sys.executable, **environment},
+        env={**os.environ, "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "", **environment},
         capture_output=True,
         text=True,
         timeout=timeout_s,

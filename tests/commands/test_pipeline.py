@@ -263,6 +263,6 @@ def test_training_on_a_gpu(trained: TrainedRun, tmp_path: Path) -> None:
         "--device",
         "cuda",
     )
-    output = must_run("python", "train_yolo_ddp.py", *arguments)
+    output = must_run("python", "train_yolo_ddp.py", *arguments, CUDA_VISIBLE_DEVICES="0")
     assert "cuda" in output
     assert torch.cuda.is_available()

@@ -12,12 +12,16 @@ from utils.common import devices
 from utils.common.devices import tune_device
 from utils.common.errors import UserError
 
+chosen: list[torch.device] = []  # what was made PyTorch's current device
+
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    chosen.clear()
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -27,6 +31,7 @@ def test_each_rank_gets_its_own_gpu() -> None:
     assert devices.choose_device("cuda:1", 0) == torch.device("cuda", 1)
     assert devices.choose_device("1", 0) == torch.device("cuda", 1)
     assert devices.choose_device("cpu", 5) == torch.device("cpu")
+    assert [device.index for device in chosen] == [1, 0, 1, 1]  # no rank opens a context on another's GPU
 
 
 @pytest.mark.usefixtures("two_gpus")

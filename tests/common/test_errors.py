@@ -23,6 +23,8 @@ atexit.register(print, "cleaned up")
 
 def main():
     print("unflushed", end=" ")
+    if sys.argv[1:] == ["a bug"]:
+        raise RuntimeError("a bug")
     if len(sys.argv) > 1:
         raise UserError(sys.argv[1])
     return 75
@@ -52,3 +54,10 @@ def test_a_process_on_its_own_is_torn_down_as_usual() -> None:
 def test_an_error_is_one_line_from_a_rank(rank: str, line: str) -> None:
     done = _leave("no such file", RANK=rank)
     assert (done.returncode, done.stderr.strip()) == (1, line)
+
+
+def test_a_bug_in_a_rank_keeps_its_traceback_and_waits_for_nobody() -> None:
+    done = _leave("a bug", RANK="1")
+    assert (done.returncode, done.stdout) == (1, "unflushed cleaned up\n")
+    assert "Traceback" in done.stderr
+    assert done.stderr.strip().endswith("RuntimeError: a bug")

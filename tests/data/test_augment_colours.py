@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, ClassVar
 
 import cv2
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from utils.data.augment import AugmentConfig, draw_gains, jitter_colour, jitter_colours, sample_generator
 from utils.data.dataset import Photo, SegmentationDataset, collate
@@ -107,3 +109,21 @@ def test_a_batch_looks_the_same_wherever_its_colours_are_varied(photos: list[Pho
     assert float((by_loader - by_device).abs().mean()) < 1.5 / 255
     torch.testing.assert_close(batch(True, STILL), batch(False, STILL), rtol=0, atol=0)
     assert float((by_loader - batch(False, STILL)).abs().mean()) > 5 / 255
+
+
+def test_nothing_is_copied_from_the_host_while_colours_vary_on_the_device() -> None:
+    """Issue: a table of three numbers was copied to the GPU in each step, a third wait of the host."""
+
+    class FromTheHost(TorchDispatchMode):
+        names: ClassVar[list[str]] = []
+
+        def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+            self.names.append(operator.overloadpacket.__name__)
+            return operator(*arguments, **(keywords or {}))
+
+    images, gains = torch.rand(2, 3, 8, 8), torch.rand(2, 3)
+    with FromTheHost() as seen:
+        jitter_colours(images, gains)
+        assert "lift_fresh" not in seen.names
+        torch.tensor([5.0, 3.0, 1.0])
+    assert "lift_fresh" in seen.names

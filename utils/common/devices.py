@@ -38,7 +38,7 @@ def visible_gpu_count() -> int:
 
 
 def choose_device(requested: str, local_rank: int) -> torch.device:
-    """Turn `auto`, `cpu`, `cuda`, `cuda:N` or `N` into this rank's device.
+    """Turn `auto`, `cpu`, `cuda`, `cuda:N` or `N` into this rank's device, and make it PyTorch's current one.
 
     Raises UserError when there is no such GPU, or when this node has more ranks than GPUs.
     """
@@ -59,7 +59,7 @@ def choose_device(requested: str, local_rank: int) -> torch.device:
                 f"{ranks} processes but {gpus} visible GPU(s): one GPU takes one process; "
                 f"start {gpus} (bash train_ddp.sh {gpus}) or train with --device cpu"
             )
-        return torch.device("cuda", local_rank)
+        return _made_current(torch.device("cuda", local_rank))
     index = word.removeprefix("cuda:")
     if not index.isdigit():
         raise UserError(f"--device {requested}: not one of {DEVICE_CHOICES}")
@@ -69,7 +69,14 @@ def choose_device(requested: str, local_rank: int) -> torch.device:
         raise UserError(
             f"--device {requested} names one GPU for {ranks} processes; use --device cuda and CUDA_VISIBLE_DEVICES"
         )
-    return torch.device("cuda", int(index))
+    return _made_current(torch.device("cuda", int(index)))
+
+
+def _made_current(device: torch.device) -> torch.device:
+    import torch
+
+    torch.cuda.set_device(device)  # otherwise every rank would also open a context on GPU 0
+    return device
 
 
 @dataclass(frozen=True)

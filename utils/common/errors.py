@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -69,7 +70,8 @@ def print_warning(line: str) -> None:
 def run_script(main: Callable[[], int | None]) -> None:
     """Run a script's `main` and exit with its code; print a UserError as one line on stderr.
 
-    Any other exception is a bug and keeps its traceback.
+    Any other exception is a bug and keeps its traceback. One of several ranks then exits at once, like after a UserError:
+    it must not wait for the other ranks.
     """
     try:
         code = main()
@@ -89,6 +91,11 @@ def run_script(main: Callable[[], int | None]) -> None:
         # `script | head` closed our output: redirect stdout so that the interpreter's last flush cannot fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_DONE
+    except Exception:
+        if "RANK" not in os.environ:
+            raise
+        traceback.print_exc()
+        code = EXIT_FAILED
     _exit(code or EXIT_DONE)
 
 

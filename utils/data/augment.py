@@ -236,7 +236,8 @@ def jitter_colours(images: torch.Tensor, gains: torch.Tensor) -> torch.Tensor:
     hue = (hue * hue_gain) % 6
     saturation = (chroma / value.clamp(min=1e-6) * saturation_gain).clamp(max=1)
     value = (value * value_gain).clamp(max=1)
-    steps = torch.tensor([5.0, 3.0, 1.0], device=images.device, dtype=images.dtype)[:, None, None]
+    # 5, 3, 1, made on the device: `torch.tensor` would copy them from the host, which waits for the device.
+    steps = torch.arange(5, 0, -2, device=images.device, dtype=images.dtype)[:, None, None]
     position = (steps + hue) % 6
     changed = value - value * saturation * torch.minimum(position, 4 - position).clamp(0, 1)
     return changed.contiguous(memory_format=torch.channels_last)

@@ -115,8 +115,8 @@ def average_tensors(tensors: Iterable[torch.Tensor]) -> None:
     floats = [tensor for tensor in tensors if tensor.is_floating_point()]
     if is_distributed() and floats:
         mean = all_reduce_sum(torch.cat([tensor.reshape(-1) for tensor in floats])) / world_size()
-        for tensor, part in zip(floats, mean.split([tensor.numel() for tensor in floats]), strict=True):
-            tensor.copy_(part.view_as(tensor))
+        parts = mean.split([tensor.numel() for tensor in floats])
+        torch._foreach_copy_(floats, [part.view_as(tensor) for tensor, part in zip(floats, parts, strict=True)])
 
 
 @torch.no_grad()

@@ -156,7 +156,7 @@ def check_mixed_precision() -> Result:
     precision = choose_precision("auto", device)
     if precision.dtype is None:
         return Result("warn", "Mixed precision is off: this CPU has no bf16 arithmetic, training uses float32")
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(0)
         inputs = torch.randn(16, 3, 16, 16).to(device)
         model = nn.Sequential(
