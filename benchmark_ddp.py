@@ -14,7 +14,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from utils.common.files import write_bytes_atomic
 from utils.measure.interconnect import GPUS_PER_NODE, MEASURED, PRESETS, Link
 from utils.measure.plots import plot_scaling
 from utils.measure.scaling import MAX_CPU_PROCESSES, Run, process_counts, run_benchmark, summarise
-from utils.measure.scaling_model import ScalingModel, fit_model, predict, prediction_table, to_record
+from utils.measure.scaling_model import ScalingModel, fit_model, predict, prediction_table
 from utils.measure.scaling_rank import RankJob
 from utils.measure.scaling_report import allreduce_table, median_points, noise_note, scaling_table
 from utils.measure.step_ranges import training_loader
@@ -114,7 +114,7 @@ def main() -> int:
         "summary": rows,
         "allreduce": points,
     }
-    record["prediction"] = {**to_record(model, predicted), "notes": notes}
+    record["prediction"] = {"model": asdict(model), "rows": predicted, "notes": notes}
     write_bytes_atomic(
         folder / "benchmark_results.json", (json.dumps({**record, "runs": runs}, indent=2) + "\n").encode()
     )

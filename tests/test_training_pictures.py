@@ -12,7 +12,7 @@ import torch
 from utils import training_pictures
 from utils.data.dataset import Photo, Sample
 from utils.data.images import read_image
-from utils.plots import class_color
+from utils.plots.colors import class_color
 from utils.training_pictures import REDRAW_S, Curves, ValidationPictures, save_first_pictures, save_label_statistics
 from utils.yolo.predict import Detections
 

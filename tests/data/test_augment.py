@@ -10,7 +10,6 @@ import pytest
 
 from tests.in_memory import InMemory
 from utils.data.augment import (
-    FILL,
     AugmentConfig,
     compose,
     letterbox_matrix,
@@ -21,7 +20,8 @@ from utils.data.augment import (
     warp_into,
 )
 from utils.data.dataset import Photo, Sample, SegmentationDataset
-from utils.data.polygons import polygon_area, transform_points
+from utils.data.images import FILL
+from utils.data.polygons import transform_points
 
 COLOURS = np.array([[250, 20, 20], [20, 250, 20], [20, 20, 250], [250, 250, 20], [250, 20, 250], [20, 250, 250]])
 STILL = AugmentConfig(mosaic=0, degrees=0, translate=0, scale=0, fliplr=0, flipud=0, hsv_h=0, hsv_s=0, hsv_v=0)
@@ -103,10 +103,10 @@ def test_a_turned_square_keeps_its_place_and_size(seed: int) -> None:
     rows, columns = (output[..., 0] > 127).nonzero()
     corners = transform_points(SQUARE.astype(np.float64), matrix)
     assert [columns.mean() + 0.5, rows.mean() + 0.5] == pytest.approx(corners.mean(0), abs=0.25)
-    assert len(rows) == pytest.approx(polygon_area(corners), rel=0.03)
+    assert len(rows) == pytest.approx(cv2.contourArea(corners.astype(np.float32)), rel=0.03)
     drawn = np.zeros((160, 160), np.uint8)
     cv2.fillPoly(drawn, [np.rint((corners - 0.5) * 16).astype(np.int32)], 1, shift=4)
-    assert ((output[..., 0] > 127) != (drawn > 0)).sum() < 0.06 * polygon_area(corners)
+    assert ((output[..., 0] > 127) != (drawn > 0)).sum() < 0.06 * cv2.contourArea(corners.astype(np.float32))
 
 
 def test_only_what_the_photograph_covers_is_touched() -> None:

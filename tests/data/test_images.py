@@ -209,12 +209,6 @@ def test_letterbox_centres_and_maps_points(
     assert (canvas == 114).sum() == 3 * (size_px**2 - shape[0] * shape[1])
 
 
-def test_letterbox_need_not_enlarge() -> None:
-    canvas, scale, (left, top) = letterbox(np.zeros((30, 40, 3), np.uint8), 100, fill=7, scale_up=False)
-    assert (scale, left, top) == (1.0, 30, 35)
-    assert (canvas == 0).sum() == 30 * 40 * 3
-
-
 def test_write_jpeg_is_whole_or_absent(tmp_path: Path) -> None:
     image = textured(60, 80)
     write_jpeg(tmp_path / "a.jpg", image[:, ::-1][:, ::-1], quality=95)

@@ -10,31 +10,35 @@ import pytest
 from utils.data.labels import LabelError, format_yolo_label, read_yolo_label
 
 
+def read_text(folder: Path, text: str) -> tuple[np.ndarray, list[np.ndarray]]:
+    (folder / "a.txt").write_text(text)
+    return read_yolo_label(folder / "a.txt", 8)
+
+
 def test_yolo_text_round_trip(tmp_path: Path) -> None:
     triangle = np.array([[0.1, 0.2], [0.3, 0.4], [1.2, -0.1]])
     text = format_yolo_label([(3, triangle), (0, triangle[::-1])])
     assert text.splitlines()[0] == "3 0.100000 0.200000 0.300000 0.400000 1.000000 0.000000"
-    (tmp_path / "a.txt").write_text(text)
-    read = read_yolo_label(tmp_path / "a.txt", 8)
-    assert read.class_ids.tolist() == [3, 0]
-    assert read.class_ids.dtype == np.int64
-    assert read.polygons[0].dtype == np.float32
-    np.testing.assert_allclose(read.polygons[0], np.clip(triangle, 0, 1), atol=1e-6)
+    class_ids, polygons = read_text(tmp_path, text)
+    assert class_ids.tolist() == [3, 0]
+    assert class_ids.dtype == np.int64
+    assert polygons[0].dtype == np.float32
+    np.testing.assert_allclose(polygons[0], np.clip(triangle, 0, 1), atol=1e-6)
 
 
-def test_empty_label_has_no_objects() -> None:
-    read = read_yolo_label(Path("a.txt"), 8, text="\n  \n")
-    assert read.class_ids.shape == (0,)
-    assert read.polygons == []
+def test_empty_label_has_no_objects(tmp_path: Path) -> None:
+    class_ids, polygons = read_text(tmp_path, "\n  \n")
+    assert class_ids.shape == (0,)
+    assert polygons == []
 
 
-def test_box_row_becomes_four_corners() -> None:
-    (polygon,) = read_yolo_label(Path("a.txt"), 8, text="1 0.5 0.5 0.2 0.4").polygons
+def test_box_row_becomes_four_corners(tmp_path: Path) -> None:
+    _, (polygon,) = read_text(tmp_path, "1 0.5 0.5 0.2 0.4")
     np.testing.assert_allclose(polygon, [[0.4, 0.3], [0.6, 0.3], [0.6, 0.7], [0.4, 0.7]], atol=1e-6)
 
 
-def test_rounding_past_the_edge_is_clipped() -> None:
-    (polygon,) = read_yolo_label(Path("a.txt"), 8, text="1 -0.0005 0 1.0005 0 1 1").polygons
+def test_rounding_past_the_edge_is_clipped(tmp_path: Path) -> None:
+    _, (polygon,) = read_text(tmp_path, "1 -0.0005 0 1.0005 0 1 1")
     assert polygon.min() == 0
     assert polygon.max() == 1
 
@@ -55,9 +59,9 @@ def test_rounding_past_the_edge_is_clipped() -> None:
         ("1 0.5 0.5 0 0.1", "box of width 0"),
     ],
 )
-def test_wrong_yolo_rows_are_named_by_file_and_line(row: str, reason: str) -> None:
+def test_wrong_yolo_rows_are_named_by_file_and_line(tmp_path: Path, row: str, reason: str) -> None:
     with pytest.raises(LabelError, match=rf"a\.txt:2: .*{reason}"):
-        read_yolo_label(Path("a.txt"), 8, text=f"0 0 0 1 0 1 1\n{row}\n")
+        read_text(tmp_path, f"0 0 0 1 0 1 1\n{row}\n")
 
 
 def test_files_that_are_no_labels_are_refused(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.plots.drawn import BLUE, ORANGE
-from utils.plots import class_color
+from utils.plots.colors import class_color
 
 
 def test_first_classes_have_the_colours_of_okabe_and_ito_and_more_classes_others() -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tests.plots.drawn import BLUE, NAMES, ORANGE, share_of
-from utils.plots import class_color, draw_instances, image_grid, pictures, save_image
+from utils.plots import draw_instances, image_grid, pictures, save_image
+from utils.plots.colors import class_color
 
 
 def test_masks_tint_their_pixels_and_leave_the_rest_and_the_original_alone() -> None:

@@ -188,22 +188,18 @@ def test_print_puts_each_argument_on_a_line(tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().out == "Epoch 1\n---\n"
 
 
-def test_tensorboard_gets_numbers_pictures_and_figures(tmp_path: Path) -> None:
-    from matplotlib.figure import Figure
+def test_tensorboard_gets_numbers_and_pictures(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    figure = Figure(figsize=(1, 1))
     with RunLog(tmp_path, is_main=True) as log:
         log.scalars("epoch", {"loss": np.float32(0.5), "lr": 1, "kind": "epoch", "bad": math.nan}, 3)
         log.image("batch", np.zeros((6, 8, 3), np.uint8), 3)
-        log.figure("curves", figure, 3)
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert sorted(events.Tags()["scalars"]) == ["epoch/loss", "epoch/lr"]
     assert [(event.step, event.value) for event in events.Scalars("epoch/loss")] == [(3, 0.5)]
     picture = events.Images("batch")[0]
     assert (picture.step, picture.width, picture.height) == (3, 8, 6)
-    assert len(events.Images("curves")) == 1
 
 
 def test_without_tensorboard_the_run_goes_on_and_says_so_once(

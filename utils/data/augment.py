@@ -11,8 +11,6 @@ import torch
 
 from utils.data.polygons import draw_index_map, large_to_small, polygon_boxes, transform_points
 
-FILL = 114  # YOLO's grey padding
-
 MIXUP_BETA = 32.0  # both parameters of the beta distribution of the share: 0.5 +- 0.06, as in YOLOv8
 MAX_COVERED = 0.3  # largest share of any object's box that a pasted object may cover, as in YOLOv8
 MAX_HIDDEN = 0.05  # largest share of a pasted object that may lie under objects that are not pasted with it

@@ -14,7 +14,6 @@ from torch.utils.data import Dataset, default_collate
 
 from utils.common.errors import DataErrors, UserError
 from utils.data.augment import (
-    FILL,
     AugmentConfig,
     Scene,
     blend,
@@ -31,7 +30,7 @@ from utils.data.augment import (
 )
 from utils.data.cache import PackedImages, load_photo, open_or_build, unreadable_message
 from utils.data.dataset_yaml import DatasetSpec, label_file_for
-from utils.data.images import ImageError, fit_long_side, letterbox, scaled_size
+from utils.data.images import FILL, ImageError, fit_long_side, letterbox, scaled_size
 from utils.data.labels import LabelError, read_yolo_label
 from utils.data.loader import Key
 from utils.data.polygons import large_to_small, polygon_boxes, transform_points, visible_outlines
@@ -95,8 +94,7 @@ def _read_photo(spec: DatasetSpec, file: Path) -> Photo:
         raise LabelError(f"{label_file}: a link that leaves {spec.root}")
     if not label_file.exists():
         return Photo(file, np.zeros(0, np.int64), [])
-    labels = read_yolo_label(label_file, len(spec.names))
-    return Photo(file, labels.class_ids, labels.polygons)
+    return Photo(file, *read_yolo_label(label_file, len(spec.names)))
 
 
 def count_classes(photos: list[Photo], num_classes: int) -> np.ndarray:

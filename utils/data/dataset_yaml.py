@@ -84,6 +84,11 @@ def _source(root: Path, entry: str) -> Path:
     return inside if entry.startswith("../") and not (root / entry).exists() and inside.exists() else root / entry
 
 
+def is_photograph(name: str) -> bool:
+    """Return whether a file name is a photograph's; hidden files, such as `._1.JPG` of macOS, are not."""
+    return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
+
+
 def label_file_for(image_file: Path) -> Path:
     """Return an image's label file: the last folder named `images` becomes `labels` (YOLO's convention)."""
     parts = list(image_file.parts)

@@ -23,7 +23,7 @@ MAX_IMAGE_PIXELS = 400_000_000  # a drone photograph has 20 million
 UNSUSPICIOUS_PIXELS = 25_000_000
 MAX_PIXELS_PER_BYTE = 200
 MAX_IMAGE_BYTES = 2_000_000_000
-LETTERBOX_FILL = 114  # the grey padding that pretrained YOLO weights were trained with
+FILL = 114  # the grey padding that pretrained YOLO weights were trained with
 EXIF_ORIENTATION_TAG = 274  # EXIF 2.32, tag 0x0112
 # Errors of Pillow's header readers on damaged bytes (UnidentifiedImageError is an OSError).
 _HEADER_ERRORS = (OSError, ValueError, SyntaxError, struct.error, EOFError, LookupError, TypeError, ImportError)
@@ -122,22 +122,18 @@ def fit_long_side(image: np.ndarray, long_side_px: int) -> np.ndarray:
     return image if scale >= 1 else resize_area(image, *scaled_size(width, height, scale))
 
 
-def letterbox(
-    image: np.ndarray, size_px: int, fill: int = LETTERBOX_FILL, *, scale_up: bool = True
-) -> tuple[np.ndarray, float, tuple[int, int]]:
-    """Resize an image to fit a square of `size_px`, centre it and pad with grey `fill`.
+def letterbox(image: np.ndarray, size_px: int) -> tuple[np.ndarray, float, tuple[int, int]]:
+    """Resize an image to fit a square of `size_px`, centre it and pad with grey.
 
     Returns (canvas (size_px, size_px, 3), scale, (pad_left, pad_top)): a point (x, y) of the image is at
     (x * scale + pad_left, y * scale + pad_top). An odd pixel of padding goes right and below, as in YOLO.
     """
     height, width = image.shape[:2]
     scale = size_px / max(height, width)
-    if not scale_up:
-        scale = min(scale, 1.0)
     new_width, new_height = scaled_size(width, height, scale)
     left = round((size_px - new_width) / 2 - 0.1)
     top = round((size_px - new_height) / 2 - 0.1)
-    canvas = np.full((size_px, size_px, *image.shape[2:]), fill, dtype=image.dtype)
+    canvas = np.full((size_px, size_px, *image.shape[2:]), FILL, dtype=image.dtype)
     canvas[top : top + new_height, left : left + new_width] = resize_area(image, new_width, new_height)
     return canvas, scale, (left, top)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +18,6 @@ class LabelError(UserError):
     """A label cannot be read. The message is one line and names `file:line`."""
 
 
-@dataclass(frozen=True)
-class LabelFile:
-    """A YOLO label file: class_ids (N,) int64 and N polygons (V, 2) float32, x and y in 0..1."""
-
-    class_ids: np.ndarray
-    polygons: list[np.ndarray]
-
-
 def format_yolo_label(instances: Iterable[tuple[int, np.ndarray]]) -> str:
     """Return (class id, normalised polygon (V, 2)) pairs as YOLO-seg text, one object a line."""
     lines = []
@@ -36,16 +27,15 @@ def format_yolo_label(instances: Iterable[tuple[int, np.ndarray]]) -> str:
     return "".join(lines)
 
 
-def read_yolo_label(path: Path, num_classes: int, text: str | None = None) -> LabelFile:
-    """Read a YOLO-seg label file, or `text` instead. A box row `class cx cy w h` becomes a polygon of four corners.
+def read_yolo_label(path: Path, num_classes: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Read a YOLO-seg label file: class ids int64 (N,) and N polygons float32 (V, 2), x and y in 0..1.
 
-    An empty file means an image without objects. Raises LabelError with file and line.
+    A box row `class cx cy w h` becomes a polygon of four corners. An empty file means an image without objects. Raises
+    LabelError with file and line.
     """
-    if text is None:
-        text = _read_label_text(path)
     class_ids: list[int] = []
     polygons: list[np.ndarray] = []
-    for line_number, line in enumerate(text.splitlines(), start=1):
+    for line_number, line in enumerate(_read_label_text(path).splitlines(), start=1):
         fields = line.split()
         if not fields:
             continue
@@ -55,7 +45,7 @@ def read_yolo_label(path: Path, num_classes: int, text: str | None = None) -> La
             raise LabelError(f"{path}:{line_number}: {error}") from error
         class_ids.append(class_id)
         polygons.append(polygon)
-    return LabelFile(np.array(class_ids, dtype=np.int64), polygons)
+    return np.array(class_ids, dtype=np.int64), polygons
 
 
 def _read_label_text(path: Path) -> str:

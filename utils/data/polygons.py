@@ -32,7 +32,7 @@ def visible_outlines(
     lengths = np.diff(starts, append=len(points))
     owner = np.repeat(np.arange(len(starts)), lengths)
     is_near = np.repeat(((high > 0) & (low < size_px)).all(axis=1), lengths)
-    points, owner = _clip(points[is_near], owner[is_near], size_px)
+    points, owner = clip_outlines(points[is_near], owner[is_near], size_px)
     if len(points) == 0:
         return [], []
     starts = _starts_of(owner)
@@ -46,12 +46,7 @@ def visible_outlines(
     return class_ids[kept[is_enough]].tolist(), [outlines[position] for position in np.flatnonzero(is_enough).tolist()]
 
 
-def clip_polygon(points: np.ndarray, size_px: float) -> np.ndarray:
-    """Clip a polygon (N, 2) to the square [0, size_px]²; the result may be empty (0, 2)."""
-    return _clip(points, np.zeros(len(points), np.int64), size_px)[0]
-
-
-def _clip(points: np.ndarray, owner: np.ndarray, size_px: float) -> tuple[np.ndarray, np.ndarray]:
+def clip_outlines(points: np.ndarray, owner: np.ndarray, size_px: float) -> tuple[np.ndarray, np.ndarray]:
     """Clip joined outlines to the square [0, size_px]²; `owner` (V,), ascending, is the outline of each vertex.
 
     Sutherland and Hodgman 1974. Clamping vertices instead would bend wires at the border.
@@ -103,11 +98,6 @@ def following_vertex(starts: np.ndarray, num_vertices: int) -> np.ndarray:
     following = np.arange(1, num_vertices + 1)
     following[np.append(starts[1:], num_vertices) - 1] = starts
     return following
-
-
-def polygon_area(polygon: np.ndarray) -> float:
-    """Return the area inside a simple outline (V, 2)."""
-    return float(_areas([polygon])[0])
 
 
 def _areas(polygons: list[np.ndarray]) -> np.ndarray:

@@ -70,11 +70,7 @@ def max_over_ranks(values: Sequence[float]) -> list[float]:
 
 def min_over_ranks(number: int) -> int:
     """Return the minimum of `number` over all ranks. Every rank must reach this."""
-    if not is_distributed():
-        return number
-    value = torch.tensor([number], device=communication_device())
-    dist.all_reduce(value, op=dist.ReduceOp.MIN)
-    return int(value.item())
+    return -int(max_over_ranks([-number])[0])
 
 
 def broadcast_from_main(value: T) -> T:

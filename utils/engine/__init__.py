@@ -3,5 +3,3 @@
 from utils.engine.loop import TrainingEngine
 from utils.engine.options import EngineOptions
 from utils.engine.task import Epoch, Task
-
-__all__ = ["EngineOptions", "Epoch", "Task", "TrainingEngine"]

@@ -6,7 +6,6 @@ import json
 import os
 import re
 from pathlib import Path
-from types import TracebackType
 
 import cv2
 import numpy as np
@@ -73,9 +72,7 @@ class PredictionWriter:
                 folder.mkdir(parents=True, exist_ok=True)
                 write_jpeg(folder / f"{key}_{number}.jpg", np.ascontiguousarray(cut))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._file.write("\n]\n")
         self._file.close()
         if kind is None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from utils.common.cores import read_words
 from utils.common.devices import peak_memory_bytes
 from utils.common.errors import print_warning
 from utils.common.nvml import GpuWatch
@@ -38,11 +39,8 @@ BEST_WITHIN = 0.03  # a smaller batch this close to the fastest one is the bette
 HEADROOM = 0.10  # of the device's memory: communication and photographs with many objects need it
 PROCESS = "process"  # on a CPU: memory of the process before the model was built
 _SAMPLE_S = 0.1
-_OUT_OF_MEMORY = (
-    "out of memory",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-)  # parts of a RuntimeError's message
+# Parts of a RuntimeError's message:
+_OUT_OF_MEMORY = ("out of memory", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 @dataclass(frozen=True)
@@ -249,9 +247,7 @@ def forecast_on_cpu(profiles: Sequence[BatchProfile], batch_size: int) -> str | 
 
 def available_memory_bytes(file: Path = Path("/proc/meminfo")) -> int | None:
     """Return the bytes that Linux can give to new work without swapping; None on other systems."""
-    if not file.is_file():
-        return None
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for line in read_words(file, separator="\n"):
         name, _, value = line.partition(":")
         if name == "MemAvailable":
             return int(value.split()[0]) * 1024

@@ -44,11 +44,7 @@ def process_counts(num_devices: int) -> tuple[int, ...]:
 
 
 def run_benchmark(
-    job: RankJob,
-    counts: Sequence[int],
-    scalings: Sequence[str],
-    repeats: int,
-    on_run: Callable[[Run], None],
+    job: RankJob, counts: Sequence[int], scalings: Sequence[str], repeats: int, on_run: Callable[[Run], None]
 ) -> list[Run]:
     """Run every process count and scaling `repeats` times; return one record per run.
 
@@ -102,10 +98,7 @@ def summarise_run(answers: Sequence[dict[str, Any]]) -> Run:
         "backward_ms": float(ranges[..., RANGES.index("backward")].mean()),
         "alone_ms": max(float(np.mean(answer["alone_ms"])) for answer in answers),
         "gradient_bytes": answers[0]["gradient_bytes"],
-        "allreduce_ms": None,
-        "allreduce_gb_per_s": None,
-        "overlap": None,
-        "net_overlap": None,
+        **dict.fromkeys(("allreduce_ms", "allreduce_gb_per_s", "overlap", "net_overlap")),  # None with one process
         "allreduces": allreduce_points(answers),
         "compute_ms_by_rank": in_phases.tolist(),
         "ranges_ms_by_rank": [dict(zip(RANGES, mean, strict=True)) for mean in ranges.mean(1).tolist()],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -127,22 +127,8 @@ def prediction_table(found: Sequence[dict[str, Any]]) -> str:
     for row in found:
         measured = row["images_per_s_measured"]
         difference = "-" if measured is None else f"{row['images_per_s_model'] / measured - 1:+.0%}"
-        lines.append(
-            [
-                row["processes"],
-                row["kind"],
-                row["link"],
-                "-" if measured is None else f"{measured:.1f}",
-                f"{row['images_per_s_model']:.1f}",
-                difference,
-                f"{row['step_ms_model']:.1f}",
-                f"{row['efficiency_model']:.0%}",
-            ]
-        )
+        cells = ["-" if measured is None else f"{measured:.1f}", f"{row['images_per_s_model']:.1f}", difference]
+        cells += [f"{row['step_ms_model']:.1f}", f"{row['efficiency_model']:.0%}"]
+        lines.append([row["processes"], row["kind"], row["link"], *cells])
     header = ["processes", "kind", "link", "measured images/s", "model images/s", "difference", "ms/step", "efficiency"]
     return format_table(header, lines, right_from=3)
-
-
-def to_record(model: ScalingModel, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the model and the rows of `predict` as plain values for JSON."""
-    return {"model": asdict(model), "rows": list(found)}

@@ -43,14 +43,8 @@ def _wire(rng: np.random.Generator) -> np.ndarray:
     left, right = rng.uniform(0, 0.3), rng.uniform(0.6, 1)
     start_y, end_y = rng.uniform(0.05, 0.95, 2)
     half_width = rng.uniform(0.002, 0.006)
-    return np.array(
-        [
-            (left, start_y - half_width),
-            (right, end_y - half_width),
-            (right, end_y + half_width),
-            (left, start_y + half_width),
-        ]
-    )
+    upper = [(left, start_y - half_width), (right, end_y - half_width)]
+    return np.array([*upper, (right, end_y + half_width), (left, start_y + half_width)])
 
 
 def _blob(rng: np.random.Generator) -> np.ndarray:

@@ -61,11 +61,6 @@ class TensorMemory(TorchDispatchMode):
             block.watch.detach()
 
     @property
-    def live(self) -> dict[str, int]:
-        """Bytes of the tensors that are alive now, by kind."""
-        return _by_kind(self._blocks.values())
-
-    @property
     def peak(self) -> dict[str, int]:
         """Bytes of the tensors that were alive at the peak, by kind."""
         return _by_kind(self._at_peak)

@@ -19,7 +19,6 @@ from utils.common.files import warn_on_write_error, write_bytes_atomic
 
 if TYPE_CHECKING:
     import numpy as np
-    from matplotlib.figure import Figure
 
 METRICS_FILE = "metrics.jsonl"
 RESULTS_FILE = "results.csv"
@@ -97,12 +96,6 @@ class RunLog:
         writer = self._open_writer()
         if writer is not None:
             writer.add_image(tag, image, step, dataformats="HWC")
-
-    def figure(self, tag: str, figure: Figure, step: int) -> None:
-        """Write a matplotlib figure to TensorBoard. The figure stays open."""
-        writer = self._open_writer()
-        if writer is not None:
-            writer.add_figure(tag, figure, step, close=False)
 
     def truncate_after(self, step: int) -> None:
         """Remove records after `step`, from which a run resumes, so that no step appears twice.

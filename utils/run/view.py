@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from utils.common.errors import printable
@@ -22,14 +22,27 @@ RECENT_EPOCHS = 3  # whose mean duration predicts the remaining time
 _BEST = {"val_loss": "val_loss", "mask_map": "mask_map50_95", "box_map": "box_map50_95"}
 _BAR_WIDTH = 20
 _NOT_LOSSES = ("epoch", "batch", "global_step", "images_per_s", "step_ms", "data_wait_share", "num_batches", "time_s")
-_EPOCH_COLUMNS = {
-    "train loss": "train_loss",
-    "val loss": "val_loss",
-    "box mAP": "box_map50_95",
-    "mask mAP": "mask_map50_95",
-    "images/s": "images_per_s",
-    "data wait": "data_wait_share",
-    "time": "total_epoch_time_s",
+# Title -> (key of the record, how its number is written)
+_Columns = dict[str, tuple[str, Callable[[float], str]]]
+_EPOCH_COLUMNS: _Columns = {
+    "train loss": ("train_loss", "{:.4f}".format),
+    "val loss": ("val_loss", "{:.4f}".format),
+    "box mAP": ("box_map50_95", "{:.4f}".format),
+    "mask mAP": ("mask_map50_95", "{:.4f}".format),
+    "images/s": ("images_per_s", "{:.1f}".format),
+    "data wait": ("data_wait_share", "{:.0%}".format),
+    "time": ("total_epoch_time_s", format_duration),
+}
+_RANK_COLUMNS: _Columns = {
+    "own ms": ("own_ms", "{:.0f}".format),
+    "data wait": ("data_wait_share", "{:.0%}".format),
+    "cores": ("cpu_cores", "{:.1f}".format),
+    "memory": ("rss_bytes", format_bytes),
+    "GPU": ("gpu_util", "{:.0%}".format),
+    "GPU mem": ("gpu_memory_bytes", format_bytes),
+    "W": ("gpu_power_w", "{:.0f}".format),
+    "°C": ("gpu_temperature_c", "{:.0f}".format),
+    "MHz": ("gpu_clock_mhz", "{:.0f}".format),
 }
 _BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 
@@ -147,11 +160,11 @@ def _epoch_table(state: RunState) -> list[str]:
         shown = sorted([*shown, best], key=lambda record: _number(record, "epoch"))[-MAX_EPOCHS - 1 :]
         if best not in shown:
             shown = [best, *shown[1:]]
-    columns = {title: key for title, key in _EPOCH_COLUMNS.items() if any(key in record for record in shown)}
+    columns = {title: spec for title, spec in _EPOCH_COLUMNS.items() if any(spec[0] in record for record in shown)}
     rows = [
         [
             str(record.get("epoch", "?")) + ("*" if record is best else " "),
-            *(_cell(record, key) for key in columns.values()),
+            *(_formatted(record.get(key), form) for key, form in columns.values()),
         ]
         for record in shown
     ]
@@ -166,18 +179,7 @@ def _rank_table(state: RunState) -> list[str]:
     if not own_ms:
         return []
     slow_rank = last.get("slow_rank")
-    titles = {
-        "own ms": ("own_ms", "{:.0f}"),
-        "data wait": ("data_wait_share", "{:.0%}"),
-        "cores": ("cpu_cores", "{:.1f}"),
-        "memory": ("rss_bytes", None),
-        "GPU": ("gpu_util", "{:.0%}"),
-        "GPU mem": ("gpu_memory_bytes", None),
-        "W": ("gpu_power_w", "{:.0f}"),
-        "°C": ("gpu_temperature_c", "{:.0f}"),
-        "MHz": ("gpu_clock_mhz", "{:.0f}"),
-    }
-    shown = {title: spec for title, spec in titles.items() if spec[0] in ranks}
+    shown = {title: spec for title, spec in _RANK_COLUMNS.items() if spec[0] in ranks}
     order = sorted(range(len(own_ms)), key=lambda rank: -own_ms[rank])[:MAX_RANKS]
     rows = [
         [
@@ -235,22 +237,9 @@ def _device_words(ranks: Mapping[str, Sequence[Any]]) -> list[str]:
     return words
 
 
-def _cell(record: Record, key: str) -> str:
-    value = _number(record, key)
-    if not math.isfinite(value):
-        return "-"
-    if key == "data_wait_share":
-        return f"{value:.0%}"
-    if key == "total_epoch_time_s":
-        return format_duration(value)
-    return f"{value:.1f}" if key == "images_per_s" else f"{value:.4f}"
-
-
-def _formatted(value: Any, form: str | None) -> str:
+def _formatted(value: Any, form: Callable[[float], str]) -> str:
     number = _value(value)
-    if not math.isfinite(number):
-        return "-"
-    return format_bytes(number) if form is None else form.format(number)
+    return form(number) if math.isfinite(number) else "-"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -34,17 +34,7 @@ MAX_NAMES = 10_000
 MAX_LAYERS, MAX_REPEATS, MAX_LAYER_NUMBER = 1000, 100, 100_000
 MAX_DESCRIPTION_ITEMS = 20_000
 MAX_DEPTH = 50  # of modules within modules; YOLO's reach 8
-ARCHITECTURE_KEYS = (
-    "nc",
-    "scales",
-    "scale",
-    "depth_multiple",
-    "width_multiple",
-    "backbone",
-    "head",
-    "reg_max",
-    "end2end",
-)
+NETWORK_KEYS = ("nc", "scales", "scale", "depth_multiple", "width_multiple", "backbone", "head", "reg_max", "end2end")
 LAYER_NAME = re.compile(r"(nn\.)?[A-Za-z][A-Za-z0-9_]*")
 ACTIVATION = re.compile(r"(torch\.)?nn\.[A-Za-z0-9]+\([\w\s.,=+-]*\)")  # a call of one of nn's names
 FETCHES_WEIGHTS = ("TorchVision",)  # a layer that would download its weights
@@ -201,7 +191,7 @@ def checked_architecture(description: Any) -> dict[str, Any]:
     ):
         raise ForeignFile("its network description lacks the lists `backbone` and `head`")
     budget = [MAX_DESCRIPTION_ITEMS]
-    architecture = {key: _plain(description[key], budget) for key in ARCHITECTURE_KEYS if key in description}
+    architecture = {key: _plain(description[key], budget) for key in NETWORK_KEYS if key in description}
     activation = description.get("activation")
     if activation is not None:
         if not isinstance(activation, str) or not ACTIVATION.fullmatch(activation):

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from tests.evaluation.made_up import made_up_results
-from utils.evaluation.metrics import CALIBRATION_MIN_CONFIDENCE, ImageResult, calibration, operating_points
+from utils.evaluation.metrics import ImageResult, calibration, operating_points
+from utils.evaluation.metrics.confidence import CALIBRATION_MIN_CONFIDENCE
 
 NAMES = ("pole", "crossarm", "insulator", "absent")
 

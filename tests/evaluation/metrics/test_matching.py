@@ -5,15 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from utils.evaluation.metrics import (
-    IOU_THRESHOLDS,
-    SIZES,
-    box_iou,
-    confusion_pairs,
-    hit_targets,
-    size_classes,
-    sizes_of_predictions,
-)
+from utils.evaluation.metrics import SIZES, box_iou, confusion_pairs, hit_targets, size_classes, sizes_of_predictions
+from utils.evaluation.metrics.matching import IOU_THRESHOLDS
 
 
 def test_box_iou_of_known_boxes() -> None:

@@ -3,5 +3,3 @@
 from utils.data.download.address import DEFAULT_BASE_URL, expand_circuits, open_source
 from utils.data.download.raw_data import Report, download
 from utils.data.download.source import RetryPolicy
-
-__all__ = ["DEFAULT_BASE_URL", "Report", "RetryPolicy", "download", "expand_circuits", "open_source"]

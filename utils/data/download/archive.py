@@ -18,24 +18,17 @@ from pathlib import Path
 from typing import TypeVar
 
 import requests
-import urllib3
 from remotezip import RangeNotSupported, RemoteZipError
+from urllib3.exceptions import HTTPError
 
 from utils.common.bounded_zip import MAX_MEMBER_BYTES, MAX_MEMBERS, MAX_RATIO, TooManyMembers, is_bomb
 from utils.common.errors import UserError
-from utils.data.dataset_yaml import IMAGE_SUFFIXES
+from utils.data.dataset_yaml import is_photograph
 from utils.data.download.progress import Progress
 from utils.data.download.source import CHUNK_BYTES, RetryPolicy
 
 T = TypeVar("T")
-FAILURES = (
-    zipfile.BadZipFile,
-    EOFError,
-    zlib.error,
-    RemoteZipError,
-    urllib3.exceptions.HTTPError,
-    requests.RequestException,
-)
+FAILURES = (zipfile.BadZipFile, EOFError, zlib.error, RemoteZipError, HTTPError, requests.RequestException)
 
 
 @dataclass(frozen=True)
@@ -132,9 +125,7 @@ def list_photographs(archive: zipfile.ZipFile, shown: str) -> Listing:
         name = photograph_name(member)
         if member.is_dir():
             continue
-        if name.startswith(".") or not name.lower().endswith(
-            IMAGE_SUFFIXES
-        ):  # such as "._1.jpg", macOS's resource forks
+        if not is_photograph(name):
             num_ignored += 1
         elif name.lower() in photographs:
             repeated.append(name)

@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import zipfile
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -93,14 +94,12 @@ class _Download:
                 sum(zips_bytes) if self._keep_zips else max(zips_bytes, default=0)
             )  # otherwise each is deleted before the next
         )
-        progress = Progress((labels.size_bytes if labels else 0) + sum(task.transfer_bytes for task in tasks))
-        try:
+        total_bytes = (labels.size_bytes if labels else 0) + sum(task.transfer_bytes for task in tasks)
+        with closing(Progress(total_bytes)) as progress:
             if labels:
                 self._get_labels(labels, progress)
             for task in tasks:
                 self._get_circuit(task, progress)
-        finally:
-            progress.close()
         entries = [self._ledger.entry(f"Circuit{circuit}.zip") for circuit in circuits]
         return Report(
             num_photographs=sum(entry.num_photographs for entry in entries if entry),
@@ -155,11 +154,8 @@ class _Download:
         )
 
     def _plan_members(self, remote: RemoteFile) -> _CircuitTask:
-        archive = self._archive_in_place(remote)
-        try:
+        with closing(self._archive_in_place(remote)) as archive:
             listing = archive.listing()
-        finally:
-            archive.close()
         members = tuple(choose_photographs(listing.photographs, self._max_images))
         wanted_bytes = _missing_bytes(members, _folder(self._output / remote.name))
         return _CircuitTask(remote, listing, members, wanted_bytes, 0, wanted_bytes)
@@ -205,19 +201,13 @@ class _Download:
         if task.transfer_bytes:
             remote = self._source.fetch(remote, zip_file, progress)
             self._ledger.record(remote.name, self._entry(remote))
-        archive = PhotoArchive(lambda: BoundedZip(zip_file), str(zip_file))
-        try:
+        with closing(PhotoArchive(lambda: BoundedZip(zip_file), str(zip_file))) as archive:
             listing = archive.listing()
-        finally:
-            archive.close()
         members = choose_photographs(listing.photographs, None)
         missing_bytes = _missing_bytes(members, _folder(zip_file))
         self._check_disk(missing_bytes)
-        unpacking = Progress(missing_bytes)  # not `progress`, which has already counted these bytes
-        try:
+        with closing(Progress(missing_bytes)) as unpacking:  # not `progress`, which has already counted these bytes
             self._extract(remote, archive, listing, members, unpacking)
-        finally:
-            unpacking.close()
         if not self._keep_zips:
             zip_file.unlink()
 
@@ -231,10 +221,8 @@ class _Download:
     ) -> None:
         folder = _folder(self._output / remote.name)
         folder.mkdir(exist_ok=True)
-        try:
+        with closing(archive):
             num_new = sum(archive.extract(member, folder, progress) for member in members)
-        finally:
-            archive.close()
         files = {f"{folder.name}/{photograph_name(member)}": member.file_size for member in members}
         self._record(remote, files, len(members))
         line = f"{folder.name}: {len(members):,} photographs, {num_new:,} of them new"

@@ -7,7 +7,6 @@ An address may have a secret in its query (a SAS token) or before the @: message
 
 from __future__ import annotations
 
-import re
 import sys
 import zipfile
 from pathlib import Path
@@ -143,7 +142,7 @@ class HttpSource:
             if response.status_code != 206:
                 offset = 0  # the server ignores the range and sends the whole file
                 progress.move_to(start)
-            elif _range_start(response) != offset:
+            elif not response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
                 raise _FileChanged("the server sent another range than asked for")
             size_bytes = _append(response, part, offset, remote.size_bytes, progress)
         if size_bytes < remote.size_bytes:
@@ -252,11 +251,6 @@ def _append(response: requests.Response, part: Path, offset: int, end: int, prog
             silent = isinstance(error, ReadTimeoutError)
             raise _TransferBroken("the server stopped sending" if silent else "the connection broke off") from None
     return size_bytes
-
-
-def _range_start(response: requests.Response) -> int | None:
-    match = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
-    return int(match[1]) if match else None
 
 
 def _host_and_port(parts: SplitResult) -> str:

@@ -27,7 +27,7 @@ from utils.data.parsing.manifest import (
     make_manifest,
     manifest_bytes,
 )
-from utils.data.parsing.photograph import ImageFacts, LabelResult, PhotographOptions, build_image, build_label
+from utils.data.parsing.photograph import PhotographOptions, build_image, build_label
 from utils.data.parsing.sources import (
     UNREADABLE_PHOTOGRAPH,
     Photograph,
@@ -194,7 +194,21 @@ def _build_one(
     if jpeg:
         write_bytes_atomic(image_file, jpeg)
     write_bytes_atomic(label_file, label.text.encode())
-    return _entry(job, (image_fingerprint, label_fingerprint), image, facts, label)
+    return Entry(
+        key=job.photograph.key,
+        stem=job.stem,
+        split=job.split,
+        image_fingerprint=image_fingerprint,
+        label_fingerprint=label_fingerprint,
+        image_bytes=image[0],
+        image_digest=image[1],
+        label_digest=_digest(label.text.encode()),
+        facts=facts,
+        exif_frame=label.exif_frame,
+        objects=dict(label.objects),
+        unknown_values=dict(label.unknown_values),
+        complaints=label.complaints,
+    )
 
 
 def _keep_image(job: Job, folder: Path, image_fingerprint: str) -> Entry | None:
@@ -210,26 +224,6 @@ def _keep_image(job: Job, folder: Path, image_fingerprint: str) -> Entry | None:
                 os.replace(image_file, wanted)
             return previous
     return None
-
-
-def _entry(
-    job: Job, fingerprints: tuple[str, str], image: tuple[int, str], facts: ImageFacts, label: LabelResult
-) -> Entry:
-    return Entry(
-        key=job.photograph.key,
-        stem=job.stem,
-        split=job.split,
-        image_fingerprint=fingerprints[0],
-        label_fingerprint=fingerprints[1],
-        image_bytes=image[0],
-        image_digest=image[1],
-        label_digest=_digest(label.text.encode()),
-        facts=facts,
-        exif_frame=label.exif_frame,
-        objects=dict(label.objects),
-        unknown_values=dict(label.unknown_values),
-        complaints=label.complaints,
-    )
 
 
 def _move(folder: Path, entry: Entry, split: str) -> Entry:

@@ -30,12 +30,7 @@ UNREADABLE_ROW = "unreadable row"
 LABEL_COLUMN, NAME_COLUMN = "Label", "External ID"
 
 # Spellings that differ from the class name by more than case, spaces, hyphens, underscores and a plural s.
-CLASS_ALIASES = {
-    "guy wire": "other_wire",
-    "fuse cutout": "cutouts",
-    "utility pole": "pole",
-    "power pole": "pole",
-}
+CLASS_ALIASES = {"guy wire": "other_wire", "fuse cutout": "cutouts", "utility pole": "pole", "power pole": "pole"}
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ MANIFEST_VERSION = 1
 NO_ROW = "photograph without a row"
 NO_PHOTOGRAPH = "row without a photograph"
 UNREADABLE_KINDS = (UNREADABLE_PHOTOGRAPH, UNREADABLE_ARCHIVE, UNREADABLE_ROW)
+_RANKS = {**dict.fromkeys(UNREADABLE_KINDS, 0), NO_ROW: 2, NO_PHOTOGRAPH: 2}  # order of printing; 1 for other kinds
 
 
 def make_manifest(
@@ -131,19 +132,13 @@ def _fingerprint(records: list[dict[str, Any]], class_names: Sequence[str]) -> s
 
 def by_severity(problems: Iterable[Problem]) -> list[Problem]:
     """Sort problems: unreadable inputs, others, and last those that are frequent in EPRI's data set."""
-    return sorted(problems, key=lambda problem: (_severity(problem.kind), _problem_order(problem)))
+    return sorted(problems, key=lambda problem: (_RANKS.get(problem.kind, 1), _problem_order(problem)))
 
 
 def _problem_order(problem: Problem) -> tuple[str, int, str, str]:
     file, _, line = problem.place.rpartition(":")
     is_line = line.isdigit()
     return (file if is_line else problem.place, int(line) if is_line else 0, problem.kind, problem.text)
-
-
-def _severity(kind: str) -> int:
-    if kind in UNREADABLE_KINDS:
-        return 0
-    return 2 if kind in (NO_ROW, NO_PHOTOGRAPH) else 1
 
 
 def _listed(counts: Mapping[str, int]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from utils.common.bounded_zip import BoundedZip, is_bomb
 from utils.common.errors import UserError, one_line, printable
-from utils.data.dataset_yaml import IMAGE_SUFFIXES
+from utils.data.dataset_yaml import is_photograph
 from utils.data.images import ImageError
 from utils.data.parsing.label_csv import LABEL_CSV, Problem
 
@@ -176,11 +176,6 @@ def _in_archives(folder: Path, problems: list[Problem]) -> Iterator[Photograph]:
                 source = f"{path.name}/{member.filename}"
                 stamp = f"zip {member.file_size} {member.CRC:08x}"
                 yield Photograph(inside.name, source, _circuit(source), path, member.filename, member.file_size, stamp)
-
-
-def is_photograph(name: str) -> bool:
-    """Return whether a file name is a photograph's; hidden files, such as `._1.JPG` of macOS, are not."""
-    return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
 
 
 def _circuit(source: str) -> str:

@@ -105,13 +105,11 @@ def _remove_scaffold(folder: Path, existed: bool) -> None:
             path.rmdir()
 
 
-def remove_unexpected(folder: Path, entries: Iterable[Entry]) -> int:
-    """Remove files without an entry from the four output folders; return their number."""
+def remove_unexpected(folder: Path, entries: Iterable[Entry]) -> None:
+    """Remove files without an entry from the four output folders."""
     expected = {path for entry in entries for path in output_files(folder, entry.split, entry.stem)}
-    stale = [path for path in _files_in(folder) if path not in expected]
-    for path in stale:
+    for path in [path for path in _files_in(folder) if path not in expected]:
         path.unlink()
-    return len(stale)
 
 
 def output_files(folder: Path, split: str, stem: str) -> tuple[Path, Path]:
@@ -133,10 +131,8 @@ def _to_line(entry: Entry) -> str:
 def _read_entries(file: Path) -> Iterator[Entry]:
     if not file.exists():
         return
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        entry = _from_line(line)
-        if entry is not None:
-            yield entry
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    yield from (entry for entry in map(_from_line, lines) if entry is not None)
 
 
 def _from_line(line: str) -> Entry | None:

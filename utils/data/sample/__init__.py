@@ -1,7 +1,3 @@
 """The built-in sample: drawn photographs of a distribution line with every class, in EPRI's raw layout."""
 
-from utils.data.parsing.label_csv import LABEL_CSV
-from utils.data.sample.scene import SAMPLE_LINE_WIDTH_PX
-from utils.data.sample.write import SampleReport, write_sample
-
-__all__ = ["LABEL_CSV", "SAMPLE_LINE_WIDTH_PX", "SampleReport", "write_sample"]
+from utils.data.sample.write import write_sample

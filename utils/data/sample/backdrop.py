@@ -152,13 +152,8 @@ def _paint_road(canvas: Canvas, rng: np.random.Generator, horizon_px: int) -> No
     asphalt = vary(rng, (122, 120, 118), 0.15)
     far_x, near_x = rng.uniform(-0.2, 1.2, 2) * width
     far_px, near_px = (12.0, rng.uniform(240, 420)) if horizon_px else (rng.uniform(130, 200),) * 2
-    sides = [
-        (far_x - far_px, horizon_px),
-        (far_x + far_px, horizon_px),
-        (near_x + near_px, height),
-        (near_x - near_px, height),
-    ]
-    canvas.fill(np.array(sides), asphalt)
+    far = [(far_x - far_px, horizon_px), (far_x + far_px, horizon_px)]
+    canvas.fill(np.array([*far, (near_x + near_px, height), (near_x - near_px, height)]), asphalt)
     for start in np.arange(0.05, 1.0, 0.13):
         here, there = start**2 if horizon_px else start, (start + 0.06) ** 2 if horizon_px else start + 0.06
         dash = [(far_x + (near_x - far_x) * part, horizon_px + (height - horizon_px) * part) for part in (here, there)]

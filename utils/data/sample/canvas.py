@@ -42,10 +42,10 @@ class Frame:
         turned = np.asarray(points, dtype=np.float64) @ np.array([[cosine, sine], [-sine, cosine]])
         return turned + np.array([self.x_px, self.y_px])
 
-    def child(self, x: float, y: float, angle_deg: float = 0.0, scale: float = 1.0) -> Frame:
-        """Return a frame with its origin at the local point (x, y), rotated and scaled relative to this one."""
+    def child(self, x: float, y: float, angle_deg: float = 0.0) -> Frame:
+        """Return a frame with its origin at the local point (x, y), rotated relative to this one."""
         (origin,) = self.place([(x, y)])
-        return Frame(origin[0], origin[1], self.scale * scale, self.angle_deg + angle_deg)
+        return Frame(origin[0], origin[1], self.scale, self.angle_deg + angle_deg)
 
 
 class Canvas:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from PIL import Image
 
 from utils.common.errors import UserError
 from utils.common.files import write_bytes_atomic
-from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.data.images import EXIF_ORIENTATION_TAG, write_jpeg
 from utils.data.parsing.label_csv import LABEL_CSV
 from utils.data.sample.canvas import Annotation, along, clip
@@ -35,18 +32,9 @@ _SPELLINGS = {
 }
 
 
-@dataclass(frozen=True)
-class SampleReport:
-    """The written sample. `objects_per_class` counts the CSV's objects by class name of dataset.yaml."""
-
-    num_photos: int
-    num_rows: int
-    objects_per_class: dict[str, int]
-
-
 def write_sample(
     output_dir: Path, num_photos: int = 240, seed: int = 0, wire_width_px: float = SAMPLE_LINE_WIDTH_PX
-) -> SampleReport:
+) -> None:
     """Write labelled drawn photographs of a distribution line in EPRI's raw layout.
 
     Photograph i, its name, row and irregularities depend only on (seed, i): the same call gives the same bytes, and a
@@ -73,20 +61,15 @@ def write_sample(
     _refuse_other_data(output_dir, labels_file, set(paths))
     # Old rows must not describe new photographs: no label file until the new one is complete.
     labels_file.unlink(missing_ok=True)
-    counts: Counter[str] = Counter()
     rows: list[tuple[str, str, str]] = []
     for index, path in enumerate(paths):
         scene = draw_scene(seed, index, wire_width_px)
         path.parent.mkdir(parents=True, exist_ok=True)
         _write_photo(path, scene.image, seed, index)
-        names = _row_names(path.name, index)
-        annotations = _annotate(scene, index)
-        label = repr({"objects": _label_objects(annotations, scene, seed, index), "classifications": []})
-        rows += [(label, name, _DATASET_NAME) for name in names]
-        counts.update(annotation.name for annotation in annotations * len(names))
+        objects = _label_objects(_annotate(scene, index), scene, seed, index)
+        label = repr({"objects": objects, "classifications": []})
+        rows += [(label, name, _DATASET_NAME) for name in _row_names(path.name, index)]
     _write_labels(labels_file, rows)
-    class_names = load_dataset_yaml(DEFAULT_DATASET_YAML).names
-    return SampleReport(num_photos, len(rows), {name: counts[name] for name in class_names})
 
 
 def photo_path(index: int) -> Path:

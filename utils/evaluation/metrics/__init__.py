@@ -6,10 +6,9 @@ confidence with the highest smoothed mean F1. Predictions of equal confidence ar
 the image), so scores do not depend on the order in which ranks deliver images.
 """
 
-from utils.evaluation.metrics.confidence import CALIBRATION_MIN_CONFIDENCE, calibration, operating_points
+from utils.evaluation.metrics.confidence import calibration, operating_points
 from utils.evaluation.metrics.matching import (
     CONFUSION_MIN_SCORE,
-    IOU_THRESHOLDS,
     SIZES,
     box_iou,
     confusion_pairs,
@@ -20,25 +19,3 @@ from utils.evaluation.metrics.matching import (
 )
 from utils.evaluation.metrics.results import ImageResult, merge_results, pack_results, unpack_results
 from utils.evaluation.metrics.summary import precision_recall_curves, summarise, summarise_sizes
-
-__all__ = [
-    "CALIBRATION_MIN_CONFIDENCE",
-    "CONFUSION_MIN_SCORE",
-    "IOU_THRESHOLDS",
-    "SIZES",
-    "ImageResult",
-    "box_iou",
-    "calibration",
-    "confusion_pairs",
-    "hit_targets",
-    "merge_results",
-    "operating_points",
-    "pack_results",
-    "pair_ignoring_class",
-    "precision_recall_curves",
-    "size_classes",
-    "sizes_of_predictions",
-    "summarise",
-    "summarise_sizes",
-    "unpack_results",
-]

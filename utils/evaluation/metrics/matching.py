@@ -8,6 +8,7 @@ IOU_THRESHOLDS = (np.arange(50, 100, 5) / 100).astype(np.float32)  # 0.50, 0.55,
 SIZES = ("small", "medium", "large")
 SIZE_BOUNDS_PX2 = (32.0**2, 96.0**2)  # COCO's: small below the first, large from the second on
 CONFUSION_MIN_SCORE = 0.25  # the confusion matrix ignores less confident predictions
+CONFUSION_MIN_IOU = 0.45
 
 
 def box_iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -59,14 +60,7 @@ def sizes_of_predictions(hits: np.ndarray, target_sizes: np.ndarray, own_sizes: 
 
 
 def confusion_pairs(
-    iou: np.ndarray,
-    target_class_ids: np.ndarray,
-    predicted_class_ids: np.ndarray,
-    scores: np.ndarray,
-    num_classes: int,
-    *,
-    min_score: float = CONFUSION_MIN_SCORE,
-    min_iou: float = 0.45,
+    iou: np.ndarray, target_class_ids: np.ndarray, predicted_class_ids: np.ndarray, scores: np.ndarray, num_classes: int
 ) -> np.ndarray:
     """Pair predictions and targets of any classes for the confusion matrix: int64 (k, 2).
 
@@ -74,37 +68,30 @@ def confusion_pairs(
     first column and background in the second. See `pair_ignoring_class`.
     """
     targets, predictions = np.asarray(target_class_ids, np.int64), np.asarray(predicted_class_ids, np.int64)
-    partner = pair_ignoring_class(iou, len(targets), scores, min_score=min_score, min_iou=min_iou)
+    partner = pair_ignoring_class(iou, len(targets), scores)
     named = np.append(predictions, num_classes)[partner]  # -1, no partner, picks the last
     unpaired = np.ones(len(predictions), np.bool_)
     unpaired[partner[partner >= 0]] = False
-    false_alarms = np.flatnonzero(unpaired & (np.asarray(scores) > min_score))
+    false_alarms = np.flatnonzero(unpaired & (np.asarray(scores) > CONFUSION_MIN_SCORE))
     background = np.full(len(false_alarms), num_classes, np.int64)
     return np.concatenate(
         [np.stack([named, targets], axis=1), np.stack([predictions[false_alarms], background], axis=1)]
     )
 
 
-def pair_ignoring_class(
-    iou: np.ndarray,
-    num_targets: int,
-    scores: np.ndarray,
-    *,
-    min_score: float = CONFUSION_MIN_SCORE,
-    min_iou: float = 0.45,
-) -> np.ndarray:
+def pair_ignoring_class(iou: np.ndarray, num_targets: int, scores: np.ndarray) -> np.ndarray:
     """Return the prediction paired with each target, of any class, -1 for none: int64 (m,).
 
-    iou: (m targets, n predictions). In descending order of confidence, each prediction above `min_score` takes the free
-    target with the highest IoU, if above `min_iou` (Ultralytics' ConfusionMatrix and its defaults).
+    iou: (m targets, n predictions). In descending order of confidence, each prediction above CONFUSION_MIN_SCORE takes the
+    free target with the highest IoU, if above CONFUSION_MIN_IOU (Ultralytics' ConfusionMatrix and its defaults).
     """
     confidence = np.asarray(scores)
     overlap = np.array(iou, np.float64).reshape(num_targets, len(confidence))
-    confident = np.flatnonzero(confidence > min_score)
+    confident = np.flatnonzero(confidence > CONFUSION_MIN_SCORE)
     partner = np.full(num_targets, -1, np.int64)
     for prediction in confident[np.argsort(-confidence[confident], kind="stable")] if num_targets else ():
         target = overlap[:, prediction].argmax()
-        if overlap[target, prediction] > min_iou:
+        if overlap[target, prediction] > CONFUSION_MIN_IOU:
             partner[target] = prediction
             overlap[target] = 0
     return partner

@@ -12,7 +12,7 @@ from utils.evaluation.metrics.matching import IOU_THRESHOLDS, SIZES
 from utils.evaluation.metrics.results import ImageResult, merge_results, pool_predictions
 
 KINDS = ("box", "mask")
-_CURVE_POINTS = 1000
+_AXIS = np.linspace(0, 1, 1000)  # the confidences and recalls of the curves
 _SMOOTHING = 0.1  # width of the box filter over the mean F1 curve, as a fraction of the confidence axis
 _EPSILON = 1e-16
 
@@ -61,7 +61,7 @@ def summarise(results: Iterable[ImageResult], names: Sequence[str]) -> dict[str,
                 row[f"{kind}_{name}"] = 0.0
             for class_id, value in zip(class_ids.tolist(), value_k.tolist(), strict=True):
                 per_class[class_id][f"{kind}_{name}"] = value
-        summary[f"{kind}_best_confidence"] = float(_confidence_axis()[curves.best])
+        summary[f"{kind}_best_confidence"] = float(_AXIS[curves.best])
     return {**summary, "per_class": per_class, "confusion_matrix": confusion.tolist()}
 
 
@@ -105,13 +105,12 @@ def precision_recall_curves(results: Iterable[ImageResult], names: Sequence[str]
     _, pool = _checked_pool(results, len(names))
     num_targets = np.bincount(pool["target_class_ids"], minlength=len(names))
     class_ids = np.flatnonzero(num_targets)
-    axis = _confidence_axis()
     answer: dict[str, Any] = {}
     for kind in KINDS:
         curves = _class_curves(pool, kind, class_ids, num_targets)
         arrays = {field.name: getattr(curves, field.name) for field in fields(curves) if field.name != "best"}
-        best_confidence = float(axis[curves.best])
-        answer[kind] = {"class_ids": class_ids, "axis": axis, **arrays, "best_confidence": best_confidence}
+        best_confidence = float(_AXIS[curves.best])
+        answer[kind] = {"class_ids": class_ids, "axis": _AXIS, **arrays, "best_confidence": best_confidence}
     return answer
 
 
@@ -132,7 +131,7 @@ def _checked_pool(results: Iterable[ImageResult], num_classes: int) -> tuple[lis
 
 def _class_curves(pool: dict[str, np.ndarray], kind: str, class_ids: np.ndarray, num_targets: np.ndarray) -> _Curves:
     """Compute the curves of `class_ids` from the result of `pool_predictions`."""
-    hits, scores, axis = pool[f"{kind}_hits"], pool["scores"], _confidence_axis()
+    hits, scores, axis = pool[f"{kind}_hits"], pool["scores"], _AXIS
     average_precision = np.zeros((len(class_ids), len(IOU_THRESHOLDS)))
     precision, recall, precision_at_recall = (np.zeros((len(class_ids), len(axis))) for _ in range(3))
     for row, class_id in enumerate(class_ids):
@@ -192,7 +191,3 @@ def _values_of_classes(curves: _Curves) -> dict[str, np.ndarray]:
         "recall": curves.recall[:, curves.best],
         "f1": curves.f1[:, curves.best],
     }
-
-
-def _confidence_axis() -> np.ndarray:
-    return np.linspace(0, 1, _CURVE_POINTS)

@@ -2,5 +2,3 @@
 
 from utils.evaluation.report.gallery import Viewer, choose_worst, count_errors, draw_cards
 from utils.evaluation.report.page import Subject, build_page
-
-__all__ = ["Subject", "Viewer", "build_page", "choose_worst", "count_errors", "draw_cards"]

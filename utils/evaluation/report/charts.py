@@ -56,12 +56,11 @@ def curve_chart(
 
 def reliability_chart(title: str, calibration: Mapping[str, Any]) -> Markup:
     """Draw precision over confidence in bins, the line of perfect calibration, and the number of detections per bin."""
-    most = max((row["num_detections"] for row in calibration["bins"]), default=0)
+    bins = [row for row in calibration["bins"] if row["num_detections"]]
+    most = max((row["num_detections"] for row in bins), default=0)
     parts = []
-    for row in calibration["bins"]:
+    for row in bins:
         left, width = _x(row["low"]) + 1, _x(row["high"]) - _x(row["low"]) - 2
-        if not row["num_detections"]:
-            continue
         top = _y(row["precision"])
         tip = (
             f"confidence {row['confidence']:.3f}, precision {row['precision']:.3f}, {row['num_detections']} detections"
@@ -74,11 +73,7 @@ def reliability_chart(title: str, calibration: Mapping[str, Any]) -> Markup:
             element("circle", cx=f"{_x(row['confidence']):.1f}", cy=f"{top:.1f}", r=3.5, class_="dot"),
         ]
     parts.append(element("line", x1=LEFT, y1=BOTTOM, x2=RIGHT, y2=TOP, class_="ideal"))
-    words = ", ".join(
-        f"{row['low']:.2f} to {row['high']:.1f}: {row['precision']:.2f}"
-        for row in calibration["bins"]
-        if row["num_detections"]
-    )
+    words = ", ".join(f"{row['low']:.2f} to {row['high']:.1f}: {row['precision']:.2f}" for row in bins)
     return _chart(title, "confidence", "precision", parts, words, class_="reliability")
 
 

@@ -46,6 +46,10 @@ SECTIONS = {
     "worst": "Worst images",
 }
 
+ON_THRESHOLDS = "The confidence threshold that gives a class its highest F1 at IoU 0.5, and the scores at that threshold. Threshold and scores come from the same images, so the scores are slightly optimistic. For classes with few objects they are uncertain."
+NO_ERRORS = "No image has an error: no object is missed or confused and no detection is false above confidence 0.25."
+ON_SIZES = "Size classes by the object's area in pixels of the photograph on disk (COCO's bounds)."
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -93,22 +97,11 @@ def _body(subjects: Sequence[Subject], cards: Sequence[Card]) -> list[Markup]:
         "classes": _both("", lambda kind: class_table(models, kind)),
         "curves": _curves(subjects),
         "thresholds": [
-            element(
-                "p",
-                "The confidence threshold that gives a class its highest F1 at IoU 0.5, and the scores at that threshold. Threshold and scores come from the same images, so the scores are slightly optimistic. For classes with few objects they are uncertain.",
-                class_="note",
-            ),
+            element("p", ON_THRESHOLDS, class_="note"),
             *_both("", lambda kind: threshold_table(models, kind)),
         ],
         "confusion": _confusion(models),
-        "sizes": [
-            element(
-                "p",
-                "Size classes by the object's area in pixels of the photograph on disk (COCO's bounds).",
-                class_="note",
-            ),
-            *_both("", lambda kind: size_table(models, kind)),
-        ],
+        "sizes": [element("p", ON_SIZES, class_="note"), *_both("", lambda kind: size_table(models, kind))],
         "calibration": _calibration(models),
         "worst": _gallery(cards, len(models)),
     }
@@ -226,12 +219,7 @@ def _calibration(models: Sequence[dict[str, Any]]) -> list[Markup]:
 
 def _gallery(cards: Sequence[Card], num_models: int) -> list[Markup]:
     if not cards:
-        return [
-            element(
-                "p",
-                "No image has an error: no object is missed or confused and no detection is false above confidence 0.25.",
-            )
-        ]
+        return [element("p", NO_ERRORS)]
     keys = [
         joined(element("span", class_="key", style=f"background:rgb{color}"), label)
         for color, label in (
