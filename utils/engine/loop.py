@@ -322,10 +322,11 @@ def _prepare_model(
         return raw, raw
     if options.sync_batchnorm:
         raw = convert_sync_batchnorm(raw, device)
+    is_unnumbered_gpu = device.type == "cuda" and device.index is None
     wrapped = wrap_for_ranks(
         raw,
         device,
-        device.index or 0,
+        torch.cuda.current_device() if is_unnumbered_gpu else device.index or 0,
         backend=dist.get_backend(),
         static_graph=options.static_graph,
         grad_compression=options.grad_compression,
