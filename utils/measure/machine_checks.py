@@ -244,9 +244,9 @@ def check_cores() -> Result:
     return Result("ok", f"{text}: {threads} thread(s) and {workers} loader worker(s) for each process")
 
 
-def check_shared_memory() -> Result:
+def check_shared_memory(folder: Path = Path("/dev/shm")) -> Result:
     """Is there enough shared memory for the batches that loader workers pass to the trainer?"""
-    free_bytes = shared_memory_free_bytes()
+    free_bytes = shared_memory_free_bytes(folder)
     if free_bytes is None:
         return Result("ok", "Shared memory is not limited here")
     gpus = visible_gpu_count()
@@ -260,9 +260,9 @@ def check_shared_memory() -> Result:
     return Result("ok", text)
 
 
-def check_disk() -> Result:
+def check_disk(folder: Path = PROJECT_FOLDER) -> Result:
     """Is there enough disk space for checkpoints?"""
-    free_gib = shutil.disk_usage(PROJECT_FOLDER).free / GIB
+    free_gib = shutil.disk_usage(folder).free / GIB
     text = f"{free_gib:.1f} GiB of disk free"
     if free_gib < 1:
         return Result("fail", f"{text}: checkpoints would not fit", "free at least 1 GiB")

@@ -39,14 +39,10 @@ def scaling_table(rows: Sequence[dict[str, Any]]) -> str:
 
 def allreduce_table(points: Sequence[dict[str, Any]]) -> str:
     """Return the all-reduces that were timed by themselves as a table."""
-    lines = [
-        [
-            point["processes"],
-            *(format_bytes(point["bytes"]), f"{point['ms']:.3f}"),
-            *(f"{point['gb_per_s']:.2f}", f"{point['bus_gb_per_s']:.2f}"),
-        ]
-        for point in points
-    ]
+    lines = []
+    for point in points:
+        speeds = [f"{point['gb_per_s']:.2f}", f"{point['bus_gb_per_s']:.2f}"]
+        lines.append([point["processes"], format_bytes(point["bytes"]), f"{point['ms']:.3f}", *speeds])
     return format_table(["processes", "message", "ms", "algorithm GB/s", "bus GB/s"], lines, right_from=1)
 
 

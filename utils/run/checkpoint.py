@@ -40,12 +40,8 @@ def save_checkpoint(
     try:
         state_file = temporary / STATE_FILE
         tensor_files.write_tensors(state, state_file)
-        manifest = {
-            **(facts or {}),
-            "step": step,
-            "size_bytes": state_file.stat().st_size,
-            "sha256": _sha256(state_file),
-        }
+        size_bytes, sha256 = state_file.stat().st_size, _sha256(state_file)
+        manifest = {**(facts or {}), "step": step, "size_bytes": size_bytes, "sha256": sha256}
         with (temporary / MANIFEST_FILE).open("w", encoding="utf-8") as file:
             json.dump(manifest, file)
             tensor_files.flush_file(file)

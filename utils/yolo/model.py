@@ -92,10 +92,8 @@ def weights_or_description(model: str) -> tuple[str, str | None]:
     if path.name not in OFFICIAL_WEIGHTS or path.exists():
         return model, None
     description = path.with_suffix(".yaml").name
-    return (
-        description,
-        f"{model} is not here: built with fresh weights from {description}, which train at the same speed",
-    )
+    note = f"{model} is not here: built with fresh weights from {description}, which train at the same speed"
+    return description, note
 
 
 def trained_size_px(model: YoloModel) -> int:

@@ -54,7 +54,13 @@ def summarise(results: Iterable[ImageResult], names: Sequence[str]) -> dict[str,
     ]
     for kind in KINDS:
         curves = _class_curves(pool, kind, class_ids, num_targets)
-        values = _values_of_classes(curves)
+        values = {
+            "map50": curves.average_precision[:, 0],
+            "map50_95": curves.average_precision.mean(axis=1),
+            "precision": curves.precision[:, curves.best],
+            "recall": curves.recall[:, curves.best],
+            "f1": curves.f1[:, curves.best],
+        }
         for name, value_k in values.items():
             summary[f"{kind}_{name}"] = float(value_k.mean()) if len(class_ids) else 0.0
             for row in per_class:
@@ -181,13 +187,3 @@ def _smooth(curve: np.ndarray) -> np.ndarray:
     half = round(len(curve) * _SMOOTHING * 2) // 4
     padded = np.pad(curve, half, mode="edge")
     return np.convolve(padded, np.full(2 * half + 1, 1 / (2 * half + 1)), mode="valid")
-
-
-def _values_of_classes(curves: _Curves) -> dict[str, np.ndarray]:
-    return {
-        "map50": curves.average_precision[:, 0],
-        "map50_95": curves.average_precision.mean(axis=1),
-        "precision": curves.precision[:, curves.best],
-        "recall": curves.recall[:, curves.best],
-        "f1": curves.f1[:, curves.best],
-    }

@@ -58,15 +58,10 @@ def count_errors(results: Sequence[ImageResult], num_classes: int) -> list[dict[
     for result in results:
         predicted, true = result.box_confusion.T
         is_missed, is_false = predicted == num_classes, true == num_classes
-        counted.append(
-            {
-                "image_id": result.image_id,
-                "num_targets": len(result.target_class_ids),
-                "missed": int(is_missed.sum()),
-                "false": int(is_false.sum()),
-                "confused": int(((predicted != true) & ~is_missed & ~is_false).sum()),
-            }
-        )
+        is_confused = (predicted != true) & ~is_missed & ~is_false
+        kinds = zip(KINDS_OF_ERROR, (is_missed, is_false, is_confused), strict=True)
+        counts = {kind: int(found.sum()) for kind, found in kinds}
+        counted.append({"image_id": result.image_id, "num_targets": len(result.target_class_ids), **counts})
     return counted
 
 
