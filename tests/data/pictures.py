@@ -1,0 +1,101 @@
+"""Drawn pictures whose colours tell the classes, for the tests of the optional parts of the recipe."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+
+from tests.in_memory import InMemory
+from utils.data.augment import AugmentConfig, Scene
+from utils.data.dataset import Photo, Sample, SegmentationDataset
+from utils.data.polygons import large_to_small
+
+NAMES = ("pole", "transformer", "wire", "box")
+
+
+COLOURS = np.array([[250, 20, 20], [20, 250, 20], [20, 20, 250], [250, 250, 20]])
+
+
+COLOURLESS = AugmentConfig(hsv_h=0, hsv_s=0, hsv_v=0)
+
+
+SIZE_PX = 128
+
+
+WORST_LABEL = 0.1  # edges are smooth: a thin wire, enlarged, has few pixels of its full colour
+
+
+class Pictures(InMemory):
+    """Photographs in memory: a pole, a transformer on it, a wire across everything, a box; smaller lies on top."""
+
+    def __init__(self, count: int) -> None:
+        self.photos = [Photo(None, *self.labels(number)) for number in range(count)]  # type: ignore[arg-type]
+
+    def labels(self, number: int) -> tuple[np.ndarray, list[np.ndarray]]:
+        rng = np.random.default_rng(number)
+        pole, wire, (left, top) = rng.uniform(0.1, 0.8), rng.uniform(0.2, 0.4), rng.uniform(0.5, 0.8, 2)
+        bars = [
+            (pole, 0.2, pole + 0.08, 0.95),
+            (pole - 0.02, 0.3, pole + 0.1, 0.45),
+            (left, top, left + 0.15, top + 0.15),
+        ]
+        outlines = [np.array([[x1, y1], [x2, y1], [x2, y2], [x1, y2]]) for x1, y1, x2, y2 in bars]
+        outlines.append(np.array([[0, wire], [1, wire + 0.1], [1, wire + 0.16], [0, wire + 0.06]]))
+        return np.array([0, 1, 3, 2]), [outline.astype(np.float32) for outline in outlines]
+
+    def whole(self, number: int) -> np.ndarray:
+        image = np.full((120, 160, 3), 60, np.uint8)
+        class_ids, polygons = self.photos[number].class_ids, self.photos[number].polygons
+        shown = [(polygon * (160, 120)).astype(np.float32) for polygon in polygons]
+        for position in sorted(range(len(shown)), key=lambda k: -cv2.contourArea(shown[k])):
+            fixed = np.rint((shown[position] - 0.5) * 16).astype(np.int32)
+            cv2.fillPoly(image, [fixed], COLOURS[class_ids[position]].tolist(), shift=4)
+        return image
+
+
+PICTURES = Pictures(6)
+
+
+def dataset_of(config: AugmentConfig | None, size_px: int = SIZE_PX, mosaic_epochs: int = 9) -> SegmentationDataset:
+    return SegmentationDataset(
+        PICTURES.photos,
+        size_px,
+        packed=PICTURES,  # type: ignore[arg-type]
+        augment=config,
+        mosaic_epochs=mosaic_epochs,
+    )
+
+
+def samples_of(config: AugmentConfig, mosaic_epochs: int = 9, epochs: int = 3) -> list[Sample]:
+    data = dataset_of(config, mosaic_epochs=mosaic_epochs)
+    return [data[epoch, index] for epoch in range(epochs) for index in range(len(data))]
+
+
+def content(sample: Sample) -> list[bytes]:
+    arrays = (sample.image, sample.class_ids, sample.boxes, sample.masks, *sample.polygons)
+    return [array.tobytes() for array in arrays]
+
+
+def worst_label(sample: Sample | Scene) -> float:
+    """Return the largest share of an object's visible inside, a pixel off every edge, that shows another colour."""
+    order = large_to_small(sample.polygons).tolist()
+    owner = np.zeros(sample.image.shape[:2], np.int32)
+    for position in order:
+        cv2.fillPoly(owner, [np.rint((sample.polygons[position] - 0.5) * 16).astype(np.int32)], position + 1, shift=4)
+    worst = 0.0
+    for position in order:
+        inside = cv2.erode((owner == position + 1).astype(np.uint8), np.ones((5, 5), np.uint8), borderValue=1) > 0
+        if inside.sum() > 20:
+            distance = np.abs(sample.image[inside].astype(int) - COLOURS[sample.class_ids[position]]).max(-1)
+            worst = max(worst, float((distance > 95).mean()))
+    return worst
+
+
+def unlabelled_pixels(sample: Sample) -> int:
+    """Count strongly coloured pixels more than two pixels away from every label of any class."""
+    labelled = np.zeros(sample.image.shape[:2], np.uint8)
+    for polygon in sample.polygons:
+        cv2.fillPoly(labelled, [np.rint(polygon - 0.5).astype(np.int32)], 1)
+    image = sample.image.astype(int)
+    is_coloured = image.max(-1) - image.min(-1) > 100
+    return int((is_coloured & (cv2.dilate(labelled, np.ones((5, 5), np.uint8)) == 0)).sum())

@@ -1,0 +1,153 @@
+"""The optional augmentation: labels stay on their pixels, what is off changes nothing, all ranks agree."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tests.data.pictures import (
+    COLOURLESS,
+    COLOURS,
+    SIZE_PX,
+    WORST_LABEL,
+    content,
+    dataset_of,
+    samples_of,
+    unlabelled_pixels,
+    worst_label,
+)
+from utils.data import dataset as dataset_module
+from utils.data.augment import AugmentConfig, Scene, blend, paste_mirrored, sample_generator
+from utils.data.loader import EpochBatches, get_dataloader, multi_scale_sizes
+from utils.data.sample.canvas import area
+
+STRONG = {"shear": 15.0, "copy_paste": 1.0, "mixup": 1.0}
+
+
+@pytest.mark.parametrize("name", STRONG)
+def test_an_option_at_zero_changes_no_byte_and_above_it_does(name: str) -> None:
+    plain, still, changed = (
+        [content(sample) for sample in samples_of(config)]
+        for config in (
+            AugmentConfig(degrees=10),
+            AugmentConfig(degrees=10, **{name: 0.0}),
+            AugmentConfig(degrees=10, **{name: STRONG[name]}),
+        )
+    )
+    assert still == plain
+    assert sum(now != before for now, before in zip(changed, plain, strict=True)) > len(plain) / 2
+
+
+@pytest.mark.parametrize("name", ["copy_paste", "mixup"])
+def test_a_probability_that_never_strikes_leaves_the_geometry(name: str) -> None:
+    for sample, plain in zip(samples_of(AugmentConfig(**{name: 1e-12})), samples_of(AugmentConfig()), strict=True):
+        assert [polygon.tobytes() for polygon in sample.polygons] == [polygon.tobytes() for polygon in plain.polygons]
+
+
+def test_the_measure_of_these_tests_sees_labels_that_are_off() -> None:
+    sample = dataset_of(COLOURLESS)[0, 1]
+    assert worst_label(sample) < WORST_LABEL
+    shifted = dataclasses.replace(sample, polygons=[polygon + 6 for polygon in sample.polygons])
+    assert worst_label(shifted) > 0.5
+    assert unlabelled_pixels(dataclasses.replace(sample, polygons=sample.polygons[:1])) > 50
+
+
+def test_shear_moves_labels_with_their_pixels() -> None:
+    config = dataclasses.replace(COLOURLESS, shear=20.0)
+    samples = samples_of(config, mosaic_epochs=0)
+    assert max(map(worst_label, samples)) < WORST_LABEL
+    assert max(map(unlabelled_pixels, samples)) < 12
+    edges = [np.diff(sample.polygons[k][:2], axis=0)[0] for sample in samples for k in range(len(sample.polygons))]
+    assert np.mean([min(abs(edge)) > 1 for edge in edges]) > 0.3  # upright bars no longer are
+
+
+def test_pasted_objects_bring_their_labels_and_spare_those_on_top() -> None:
+    config = dataclasses.replace(COLOURLESS, copy_paste=1.0)
+    pasted, plain = samples_of(config), samples_of(COLOURLESS)
+    assert max(map(worst_label, pasted)) < WORST_LABEL
+    assert (
+        max(unlabelled_pixels(now) - unlabelled_pixels(before) for now, before in zip(pasted, plain, strict=True)) < 5
+    )
+    more = [len(now.class_ids) - len(before.class_ids) for now, before in zip(pasted, plain, strict=True)]
+    assert min(more) >= 0
+    assert np.mean(more) > 1
+    fewer = np.mean([len(sample.class_ids) for sample in samples_of(dataclasses.replace(COLOURLESS, copy_paste=0.3))])
+    assert fewer < np.mean([len(sample.class_ids) for sample in pasted])
+
+
+def square(left: float, top: float, side: float) -> np.ndarray:
+    return np.array([[left, top], [left + side, top], [left + side, top + side], [left, top + side]])
+
+
+def painted(*squares: tuple[int, float, float, float]) -> Scene:
+    image = np.full((100, 100, 3), 60, np.uint8)
+    for class_id, left, top, side in squares:
+        image[int(top) : int(top + side), int(left) : int(left + side)] = COLOURS[class_id]
+    return Scene(image, [entry[0] for entry in squares], [square(*entry[1:]) for entry in squares])
+
+
+def test_an_object_is_pasted_mirrored_where_there_is_room_only() -> None:
+    # The first has room on the other side; the second would cover more than 30 % of itself.
+    scene = painted((0, 10, 10, 20), (1, 42, 60, 20))
+    result = paste_mirrored(scene, 1.0, sample_generator(0, 0, 0))
+    assert result.class_ids == [0, 1, 0]
+    np.testing.assert_allclose(result.polygons[2].min(0), (70, 10))
+    np.testing.assert_allclose(result.polygons[2].max(0), (90, 30))
+    assert (result.image[11:29, 71:89] == COLOURS[0]).all()
+    assert (result.image[61:79, 43:61] == COLOURS[1]).all()
+    assert (scene.image[11:29, 71:89] == 60).all()  # the picture passed in stays
+    assert paste_mirrored(scene, 0.0, sample_generator(0, 0, 0)) is scene
+
+
+def test_an_object_never_comes_without_what_lies_on_it() -> None:
+    # The transformer's mirror image would cover the box, so it stays away, and the pole that carries it too.
+    pole, transformer, in_the_way = (0, 10, 10, 30), (1, 20, 20, 12), (3, 66, 20, 16)
+    alone = paste_mirrored(painted(pole, transformer), 1.0, sample_generator(0, 0, 0))
+    assert sorted(alone.class_ids) == [0, 0, 1, 1]
+    assert (alone.image[21:31, 69:79] == COLOURS[1]).all()
+    blocked = paste_mirrored(painted(pole, transformer, in_the_way), 1.0, sample_generator(0, 0, 0))
+    assert 0 not in blocked.class_ids[3:]
+    assert 1 not in blocked.class_ids[3:]
+
+
+def test_mixup_holds_both_pictures_and_the_labels_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Scene, Scene, Scene]] = []
+
+    def recorded(first: Scene, second: Scene, rng: np.random.Generator) -> Scene:
+        seen.append((first, second, blend(first, second, rng)))
+        return seen[-1][2]
+
+    monkeypatch.setattr(dataset_module, "blend", recorded)
+    samples = samples_of(dataclasses.replace(COLOURLESS, mixup=1.0), epochs=2)
+    assert len(seen) == len(samples)
+    for sample, (first, second, _) in zip(samples, seen, strict=True):
+        assert max(worst_label(first), worst_label(second)) < WORST_LABEL
+        assert sorted(sample.class_ids.tolist()) == sorted(first.class_ids + second.class_ids)
+        a, b, mixed = (image.astype(float) for image in (first.image, second.image, sample.image))
+        differs = np.abs(a - b) > 60
+        shares = (mixed - b)[differs] / (a - b)[differs]
+        assert 0.2 < np.median(shares) < 0.8
+        assert np.ptp(shares) < 0.04
+        assert set(np.unique(sample.masks)) <= set(range(len(sample.class_ids) + 1))
+        areas = [round(area(polygon), 6) for polygon in sample.polygons]
+        assert areas == sorted(areas, reverse=True)
+
+
+def test_mixup_and_copy_paste_end_with_mosaic() -> None:
+    strong = dataclasses.replace(AugmentConfig(), mixup=1.0, copy_paste=1.0)
+    late, plain = (samples_of(config, mosaic_epochs=0) for config in (strong, AugmentConfig()))
+    assert list(map(content, late)) == list(map(content, plain))
+
+
+def test_workers_and_neighbours_change_nothing_with_everything_on() -> None:
+    config = AugmentConfig(degrees=10, shear=5, mixup=0.5, copy_paste=0.5)
+    seen = []
+    for workers in (0, 1):
+        batches = EpochBatches(6, 2, 0, 1, seed=3, sizes_px=multi_scale_sizes(SIZE_PX))
+        loader = get_dataloader(dataset_of(config), batches, workers, False)
+        loader.set_epoch(1, 1)
+        seen.append([content(sample) for batch in loader for sample in batch.samples])
+    assert len(seen[0]) == 4
+    assert seen[0] == seen[1]
