@@ -19,18 +19,12 @@ from tests.ranks import run_ranks
 from tests.yolo.made_up import NAMES, random_outputs, targets_of
 from utils import distributed
 from utils.engine import EngineOptions, TrainingEngine
-from utils.yolo import mask_loss
 from utils.yolo.inputs import Targets
 from utils.yolo.loss import PARTS, LossGains, SegmentationLoss, anchor_points, complete_iou
 from utils.yolo.model import build_model
 
 BATCH_SIZE_PER_RANK = 2
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(autouse=True)
-def terms_of_yolov8(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mask_loss, "EXTRA_TERMS", ())
 
 
 def share_of(targets: Targets, images: slice) -> Targets:

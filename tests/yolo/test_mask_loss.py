@@ -16,11 +16,6 @@ Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(autouse=True)
-def bce_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "EXTRA_TERMS", ())
-
-
 def boxes_of(name: str) -> torch.Tensor:
     """Return target boxes (2, 3, 4), xyxy in prototype pixels."""
     overlapping = torch.tensor([[4.0, 4, 20, 20], [10, 2, 30.5, 17.25], [12, 12, 14, 15]])
@@ -84,7 +79,7 @@ def test_zero_logits_cost_log_two_for_each_pixel_over_the_area_of_the_box() -> N
 def dice(logits: torch.Tensor, truth: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     probability = logits.sigmoid()
     shared = (probability * truth * weight).sum((1, 2))
-    return 1 - 2 * shared / ((probability + truth) * weight).sum((1, 2))
+    return 1 - 2 * shared / ((probability + truth) * weight).sum((1, 2)).clamp(min=1e-9)  # a box may hold no pixel
 
 
 def test_an_extra_term_is_added_with_its_gain(monkeypatch: pytest.MonkeyPatch) -> None:

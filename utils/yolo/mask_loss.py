@@ -126,7 +126,8 @@ def mask_loss_by_autograd(
 ) -> torch.Tensor:
     """Return the sum of `term` over the positive anchors: (). The arguments are those of `mask_loss`.
 
-    With `bce` this is the reference for `mask_loss`. Autograd keeps several float32 (P, S, S) tensors.
+    With `bce` this is the reference for `mask_loss`. Slow: autograd computes and keeps several float32
+    (P, S, S) tensors, also outside the boxes.
     """
     image, target = positives.image, positives.target
     x1, y1, x2, y2 = mask_boxes[image, target][..., None, None].unbind(1)  # (P, 1, 1) each
@@ -135,7 +136,9 @@ def mask_loss_by_autograd(
     inside = (column >= x1) & (column < x2) & (row >= y1) & (row < y2)  # (P, S, S)
     weight = inside / ((x2 - x1) * (y2 - y1)).clamp(min=1e-9)
     truth = (masks[image] == target[:, None, None] + 1).to(weight.dtype)
-    logits = torch.einsum("pc,pchw->phw", coefficients, prototypes[image].to(coefficients.dtype))
+    maps = prototypes.to(coefficients.dtype)
+    # Image by image, as the anchors are ordered: gathering each anchor's prototypes would take 32 times the memory.
+    logits = torch.cat([torch.einsum("pc,chw->phw", coefficients[image == b], maps[b]) for b in range(len(maps))])
     return term(logits, truth, weight).sum()
 
 
