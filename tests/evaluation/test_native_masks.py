@@ -8,8 +8,9 @@ import torch
 from utils.data.dataset import Sample
 from utils.evaluation import native_masks
 from utils.evaluation.evaluate import mask_iou
-from utils.evaluation.native_masks import Region, compare_in_photo, fill_outline, outlines_in_photo, place, target_areas
+from utils.evaluation.native_masks import compare_in_photo, fill_outline, outlines_in_photo, place, target_areas
 from utils.yolo.predict import Detections, photo_masks
+from utils.yolo.regions import Region
 
 PHOTO_SIZE = (400, 300)
 

@@ -7,7 +7,6 @@ a target is stored as the region around it, so memory does not grow with the num
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 
 import cv2
@@ -17,19 +16,11 @@ import torch
 from utils.data.dataset import Photo, Sample
 from utils.data.images import upright_size
 from utils.yolo.predict import Detections, Placement, photo_masks
+from utils.yolo.regions import Region
 
 PIXELS_PER_PART = 20_000_000  # mask pixels made at a time: 16 detections at 1280 x 960, one at 20 megapixels
 MAX_PER_PART = 16  # detections
 OnMasks = Callable[[Sample, Placement, Detections, np.ndarray], None]
-
-
-@dataclass(frozen=True)
-class Region:
-    """A mask cut to its bounding box: bool (h, w), its upper left pixel at (left, top) of the photograph."""
-
-    left: int
-    top: int
-    mask: np.ndarray
 
 
 def sizes_on_disk(photos: list[Photo]) -> Callable[[int], tuple[int, int]]:
@@ -113,21 +104,11 @@ def compare_in_photo(
     for part, chosen, masks in photo_mask_parts(prototypes, detections, placement):
         for position, mask in zip(range(part.start, part.stop), masks, strict=True):
             x1, y1, x2, y2 = bounds[position]
-            areas[position] = np.count_nonzero(mask[y1:y2, x1:x2])
+            region = Region(x1, y1, mask[y1:y2, x1:x2])
+            areas[position] = np.count_nonzero(region.mask)
             for target in np.flatnonzero(sample.class_ids == class_ids[position]):
-                shared = _shared_pixels(truth[target], mask, bounds[position])
+                shared = truth[target].shared_pixels(region)
                 iou[target, position] = shared / max(truth_areas[target] + areas[position] - shared, 1)
         if on_masks is not None:
             on_masks(sample, placement, chosen, masks)
     return iou, areas
-
-
-def _shared_pixels(region: Region, mask: np.ndarray, bounds: np.ndarray) -> int:
-    """Count the pixels in both a region and a mask (H, W) that is empty outside `bounds` (xyxy)."""
-    height, width = region.mask.shape
-    x1, y1 = max(bounds[0], region.left), max(bounds[1], region.top)
-    x2, y2 = min(bounds[2], region.left + width), min(bounds[3], region.top + height)
-    if x1 >= x2 or y1 >= y2:
-        return 0
-    inside = region.mask[y1 - region.top : y2 - region.top, x1 - region.left : x2 - region.left]
-    return int(np.count_nonzero(mask[y1:y2, x1:x2] & inside))
