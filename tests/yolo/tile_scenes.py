@@ -61,7 +61,7 @@ def seen_in_tiles(
 def made_up_piece(tile: int, class_id: int, score: float, mask: np.ndarray, left: int = 0, top: int = 0) -> list[Piece]:
     """Return the piece with this mask, its upper left pixel at (left, top); none for an empty mask."""
     runs = Runs.of(mask, left, top)
-    return [Piece(tile, class_id, score, np.array(runs.corners, np.float32), runs)] if runs.width else []
+    return [Piece(tile, class_id, score, np.array(runs.corners, np.float32), runs)] if not runs.is_empty else []
 
 
 def iou_with(thing: JoinedObject, mask: np.ndarray) -> float:

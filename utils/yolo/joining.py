@@ -26,7 +26,7 @@ import numpy as np
 
 from utils.yolo.regions import Cells, Corners, Region, Runs, has_pixels, hull, intersection, shared_area
 
-Pair = tuple[int, int, int]  # positions of two pieces, and the number of pixels that their widened masks share
+Pair = tuple[int, int, int, float]  # positions of two pieces; what their widened masks share: number of pixels, IoU
 
 MIN_AGREEMENT = 0.5  # IoU of two masks where both tiles look
 WIDEN_PX = 2  # masks are widened before they are compared: the edges of a thin wire are uncertain by a pixel
@@ -96,7 +96,7 @@ def widen(mask: Runs, limits: Corners) -> Runs:
     """Widen a mask by WIDEN_PX on all sides, inside `limits`."""
     left, top, right, bottom = mask.corners
     around = intersection((left - WIDEN_PX, top - WIDEN_PX, right + WIDEN_PX, bottom + WIDEN_PX), limits)
-    return Runs.of(cv2.dilate(mask.window(around).view(np.uint8), WIDEN_KERNEL).view(bool), *around[:2])
+    return Runs.of_cut(cv2.dilate(mask.window(around).view(np.uint8), WIDEN_KERNEL).view(bool), *around[:2])
 
 
 def agreement(first: Runs, second: Runs, strip: Corners) -> float:
@@ -108,7 +108,7 @@ def agreement(first: Runs, second: Runs, strip: Corners) -> float:
     corners = intersection(strip, hull([first.corners, second.corners]))
     thin = [mask.window(corners).view(np.uint8) for mask in (first, second)]
     one, two = (cv2.dilate(mask, WIDEN_KERNEL) for mask in thin)
-    shared = (one & two).view(bool)
+    shared = one.view(bool) & two.view(bool)
     if 2 * np.count_nonzero(shared) < min(np.count_nonzero(one), np.count_nonzero(two)):
         return 0.0
     # Parts are told apart before they are widened: the two ends of a bend lie close together.
@@ -122,13 +122,12 @@ def agreement(first: Runs, second: Runs, strip: Corners) -> float:
 
 def join_tiles(pieces: list[Piece], tiles: list[Corners], iou: float) -> list[JoinedObject]:
     """Join the pieces of all tiles: steps 1 to 3 above, with duplicates in a tile above `iou`. Best first."""
-    pieces = sorted((piece for piece in pieces if piece.mask.width), key=lambda piece: piece.order)
+    pieces = sorted((piece for piece in pieces if not piece.mask.is_empty), key=lambda piece: piece.order)
     comparison = _Comparison(pieces, tiles)
     in_tiles = sorted(comparison.pairs_in_tiles())
     dropped: set[int] = set()
-    for p, q, shared in in_tiles:
-        areas = comparison.wide[p].area + comparison.wide[q].area
-        if p not in dropped and shared >= iou * (areas - shared):
+    for p, q, _, overlap in in_tiles:
+        if p not in dropped and overlap >= iou:
             dropped.add(q)
     comparison.leave_out(dropped)
     pairs = [*(pair for pair in in_tiles if dropped.isdisjoint(pair[:2])), *comparison.pairs_across()]
@@ -147,7 +146,7 @@ class _Comparison:
     def __init__(self, pieces: list[Piece], tiles: list[Corners]) -> None:
         self.tiles = tiles
         self.wide = [widen(piece.mask, tiles[piece.tile]) for piece in pieces]
-        self._cells = [Cells.of(mask, CELL_PX) for mask in self.wide]
+        self._cells: dict[int, Cells] = {}
         self._members: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for position, piece in enumerate(pieces):
             self._members[piece.class_id][piece.tile].append(position)
@@ -159,56 +158,64 @@ class _Comparison:
                 tiles[tile] = [position for position in positions if position not in dropped]
 
     def pairs_in_tiles(self) -> Iterator[Pair]:
-        """Yield (p, q, number of shared pixels), p < q, for pairs in one tile."""
+        """Yield the pairs (p, q, …) in one tile, p < q."""
         for tiles in self._members.values():
             for tile, positions in tiles.items():
-                seen = self._seen(positions, self.tiles[tile])
-                yield from (pair for pair in self._pairs(seen, seen) if pair[0] < pair[1])
+                yield from self._pairs(positions, positions, self.tiles[tile])
 
     def pairs_across(self) -> Iterator[Pair]:
-        """Yield (p, q, number of shared pixels), p < q, for pairs in two tiles."""
+        """Yield the pairs (p, q, …) in two tiles, p < q."""
         for tiles in self._members.values():
             for first, second in itertools.combinations(tiles, 2):
                 strip = intersection(self.tiles[first], self.tiles[second])
                 if has_pixels(strip):
-                    pairs = self._pairs(self._seen(tiles[first], strip), self._seen(tiles[second], strip))
-                    yield from ((min(p, q), max(p, q), shared) for p, q, shared in pairs)
+                    yield from self._pairs(tiles[first], tiles[second], strip)
 
-    def _pairs(self, first: _Seen, second: _Seen) -> Iterator[Pair]:
-        half = np.minimum.outer(first.areas, second.areas) / 2
-        for row, column in np.argwhere(first.roots @ second.roots.T >= 0.999 * half).tolist():  # 0.999: rounding
-            p, q = first.positions[row], second.positions[column]
+    def _pairs(self, first: list[int], second: list[int], strip: Corners) -> Iterator[Pair]:
+        first, second = (
+            [position for position in group if has_pixels(intersection(self.wide[position].corners, strip))]
+            for group in (first, second)
+        )
+        areas = {position: self.wide[position].area_in(strip) for position in {*first, *second}}
+        for p, q in self._candidates(first, second, strip, areas):
             shared = shared_area(self.wide[p], self.wide[q])
-            if shared >= half[row, column]:
-                yield p, q, shared
+            if shared and 2 * shared >= min(areas[p], areas[q]):
+                yield p, q, shared, shared / (areas[p] + areas[q] - shared)
 
-    def _seen(self, positions: list[int], strip: Corners) -> _Seen:
-        areas = {position: self.wide[position].area_in(strip) for position in positions}
-        positions = [position for position in positions if areas[position]]
+    def _candidates(
+        self, first: list[int], second: list[int], strip: Corners, areas: dict[int, int]
+    ) -> Iterator[tuple[int, int]]:
+        """Yield the pairs p < q that may share half of the smaller mask."""
+        if len(first) * len(second) < 100:
+            pairs = np.array(list(itertools.product(first, second)), int).reshape(-1, 2)
+        else:
+            half = np.minimum.outer([areas[p] for p in first], [areas[q] for q in second]) / 2
+            is_candidate = self._roots(first, strip) @ self._roots(second, strip).T >= 0.999 * half  # for rounding
+            rows, columns = np.nonzero(is_candidate)
+            pairs = np.stack([np.array(first)[rows], np.array(second)[columns]], axis=1)
+        for p, q in np.unique(np.sort(pairs, axis=1), axis=0).tolist():
+            if p < q and has_pixels(intersection(self.wide[p].corners, self.wide[q].corners)):
+                yield p, q
+
+    def _roots(self, positions: list[int], strip: Corners) -> np.ndarray:
+        """Return the square roots of the pieces' pixels in each cell of a strip: float32 (n, cells)."""
         left, top, right, bottom = strip
         corners = (left // CELL_PX, top // CELL_PX, -(-right // CELL_PX), -(-bottom // CELL_PX))
-        cells = np.zeros((len(positions), (corners[3] - corners[1]) * (corners[2] - corners[0])), np.float32)
-        for row, position in zip(cells, positions, strict=True):
-            row[:] = self._cells[position].window(corners).ravel()
-        return _Seen(positions, np.array([areas[position] for position in positions]), np.sqrt(cells))
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """The pieces with pixels in a strip: their areas there (n,), and square roots of their pixels per cell (n, cells)."""
-
-    positions: list[int]
-    areas: np.ndarray
-    roots: np.ndarray
+        for position in positions:
+            if position not in self._cells:
+                self._cells[position] = Cells.of(self.wide[position], CELL_PX)
+        return np.sqrt(np.stack([self._cells[position].window(corners).ravel() for position in positions]))
 
 
 def _links(pieces: list[Piece], tiles: list[Corners], pairs: list[Pair]) -> list[tuple[float, int, int]]:
     """Return (strength, p, q) of the pairs that may be one object, strongest first."""
     links = []
-    for p, q, _ in pairs:
+    for p, q, _, overlap in pairs:
         first, second = pieces[p], pieces[q]  # the more confident one first
         if first.tile != second.tile and second.score >= SCORE_RATIO * first.score:
-            agreed = agreement(first.mask, second.mask, intersection(tiles[first.tile], tiles[second.tile]))
+            agreed = overlap
+            if overlap < MIN_AGREEMENT:
+                agreed = agreement(first.mask, second.mask, intersection(tiles[first.tile], tiles[second.tile]))
             if agreed >= MIN_AGREEMENT:
                 links.append((agreed * second.score, p, q))
     return sorted(links, key=lambda link: (-link[0], *link[1:]))
@@ -252,7 +259,7 @@ def _shares_inside(groups: list[list[int]], wide: list[Runs], pairs: list[Pair])
     """Return for each group the groups that it shares pixels with, and the share of its area that lies in them."""
     group_of = {position: number for number, group in enumerate(groups) for position in group}
     shared: dict[int, dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(int)))
-    for p, q, count in pairs:
+    for p, q, count, _ in pairs:
         for one, other in ((p, q), (q, p)):
             if group_of[one] != group_of[other]:
                 counts = shared[group_of[one]][group_of[other]]
@@ -286,13 +293,14 @@ def is_cut(thing: JoinedObject, tiles: list[Corners]) -> bool:
             inwards = 1 if side < 2 else -1
             band = list(tile)
             band[(side + 2) % 4] = tile[side] + inwards * EDGE_PX
-            at_border = piece.mask.window((band[0], band[1], band[2], band[3]))
-            if tile[side] == photo[side] or not at_border.any():
+            corners = (band[0], band[1], band[2], band[3])
+            if tile[side] == photo[side] or not has_pixels(intersection(corners, piece.mask.corners)):
                 continue
+            at_border = piece.mask.window(corners)
             continued = np.zeros(at_border.shape, bool)
             for other in thing.pieces:
                 if inwards * tiles[other.tile][side] < inwards * tile[side]:
-                    continued |= other.mask.window((band[0], band[1], band[2], band[3]))
+                    continued |= other.mask.window(corners)
             continued = cv2.dilate(continued.view(np.uint8), WIDEN_KERNEL).view(bool)
             if 2 * np.count_nonzero(continued[at_border]) < np.count_nonzero(at_border):
                 return True

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from functools import cached_property
 
 import cv2
 import numpy as np
 
 from utils.yolo.joining import MOSTLY, SCORE_RATIO, JoinedObject, Piece, is_cut
-from utils.yolo.regions import Cells, Corners, Runs, hull
+from utils.yolo.regions import Cells, Corners, Runs, has_pixels, hull, intersection
 
 MIN_COVERED = 0.5
 ONE_CELL, TWO_CELLS = np.ones((3, 3), np.uint8), np.ones((5, 5), np.uint8)
@@ -33,9 +34,9 @@ def add_overview(
     cell_px = max(1, round(mask_px / 2))
     of_class: dict[int, list[_Candidate]] = defaultdict(list)
     for thing in objects:
-        of_class[thing.class_id].append(_Candidate(thing, cell_px, is_cut(thing, tiles)))
+        of_class[thing.class_id].append(_Candidate(thing, cell_px, tiles))
     kept: list[JoinedObject] = []
-    for piece in sorted((piece for piece in whole if piece.mask.width), key=lambda piece: piece.order):
+    for piece in sorted((piece for piece in whole if not piece.mask.is_empty), key=lambda piece: piece.order):
         kept += _place(piece, of_class[piece.class_id], cell_px)
     kept += [candidate.thing for candidates in of_class.values() for candidate in candidates]
     return sorted(kept, key=lambda thing: (-thing.score, thing.pieces[0].order))
@@ -44,21 +45,28 @@ def add_overview(
 class _Candidate:
     """An object from tiles that a coarse mask may cover."""
 
-    def __init__(self, thing: JoinedObject, cell_px: int, is_fragment: bool) -> None:
+    def __init__(self, thing: JoinedObject, cell_px: int, tiles: list[Corners]) -> None:
         self.thing = thing
-        self.is_fragment = is_fragment
-        parts = [Cells.of(piece.mask, cell_px) for piece in thing.pieces]
+        self._cell_px, self._tiles = cell_px, tiles
+        left, top, right, bottom = thing.corners
+        self._corners = (left // cell_px, top // cell_px, right // cell_px + 1, bottom // cell_px + 1)
+
+    @cached_property
+    def is_fragment(self) -> bool:
+        """Whether a tile's border cuts the object off."""
+        return is_cut(self.thing, self._tiles)
+
+    @cached_property
+    def cells(self) -> Cells:
+        """The mask's pixels in each cell."""
+        parts = [Cells.of(piece.mask, self._cell_px) for piece in self.thing.pieces]
         corners = hull([part.corners for part in parts])
-        self.cells = Cells(*corners[:2], np.maximum.reduce([part.window(corners) for part in parts]))
-        self.num_pixels = float(self.cells.counts.sum())
-        self.tiles = [piece.tile for piece in thing.pieces]
+        return Cells(*corners[:2], np.maximum.reduce([part.window(corners) for part in parts]))
 
     def may_be_in(self, piece: Piece, corners: Corners) -> bool:
         """Return whether the object is near a coarse mask and of comparable confidence."""
-        left, top, right, bottom = self.cells.corners
-        is_near = left < corners[2] and corners[0] < right and top < corners[3] and corners[1] < bottom
         low, high = sorted((piece.score, self.thing.score))
-        return is_near and low >= SCORE_RATIO * high
+        return low >= SCORE_RATIO * high and has_pixels(intersection(corners, self._corners))
 
 
 def _place(piece: Piece, candidates: list[_Candidate], cell_px: int) -> list[JoinedObject]:
@@ -71,7 +79,8 @@ def _place(piece: Piece, candidates: list[_Candidate], cell_px: int) -> list[Joi
     near = [candidate for candidate in candidates if candidate.may_be_in(piece, around)]
     seen = [candidate.cells.window(around) for candidate in near]
     is_inside = [
-        counts[reach].sum() >= MOSTLY * candidate.num_pixels for candidate, counts in zip(near, seen, strict=True)
+        counts[reach].sum() >= MOSTLY * candidate.cells.counts.sum()
+        for candidate, counts in zip(near, seen, strict=True)
     ]
     found = np.zeros(is_coarse.shape, np.uint8)
     for counts in seen:
@@ -79,14 +88,14 @@ def _place(piece: Piece, candidates: list[_Candidate], cell_px: int) -> list[Joi
     found = cv2.dilate(found, TWO_CELLS).view(bool)  # one pixel of the coarse mask
     is_covered = np.count_nonzero(found & is_coarse) >= MIN_COVERED * np.count_nonzero(is_coarse)
     fragments = [one for one, inside in zip(near, is_inside, strict=True) if inside and one.is_fragment]
-    tiles = [tile for one in fragments for tile in set(one.tiles)]
+    tiles = [tile for one in fragments for tile in {part.tile for part in one.thing.pieces}]
     if not fragments or len(set(tiles)) < len(tiles):
         return [] if is_covered else [JoinedObject((piece,))]
     for fragment in fragments:
         candidates.remove(fragment)
     pieces = [part for fragment in fragments for part in fragment.thing.pieces]
     rest = _inside_cells(piece, is_coarse & ~found, around, cell_px)
-    return [JoinedObject((*sorted(pieces, key=lambda part: part.order), *([rest] if rest.mask.width else [])))]
+    return [JoinedObject((*sorted(pieces, key=lambda part: part.order), *([rest] if not rest.mask.is_empty else [])))]
 
 
 def _inside_cells(piece: Piece, is_kept: np.ndarray, around: Corners, cell_px: int) -> Piece:

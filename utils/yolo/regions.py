@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -32,72 +33,79 @@ class Region:
         return int(np.count_nonzero(self.window(*corners) & other.window(*corners)))
 
 
+ROW = 2**32  # larger than any column
 Corners = tuple[int, int, int, int]  # left, top, right, bottom in pixels of the photograph; right and bottom excluded
 
 
 @dataclass(frozen=True)
 class Runs:
-    """A mask cut to its bounding box, stored as its rows' runs of pixels: a wire takes some kB, its bitmap up to 20 MB.
+    """A mask in a photograph, stored as its rows' runs of pixels: a wire takes some kB, its bitmap up to 20 MB.
 
-    edges: int32, ascending; each run's first pixel and the pixel after its last one, in a bitmap of the box with one
-    empty column more, so that no run continues in the next row.
+    corners: the bounding box of the pixels. edges: int64, ascending; of each run the first pixel and the one after its
+    last, as row * ROW + column.
     """
 
-    left: int
-    top: int
-    width: int
-    height: int
+    corners: Corners
     edges: np.ndarray
 
     @classmethod
     def of(cls, mask: np.ndarray, left: int = 0, top: int = 0) -> Runs:
-        """Cut a mask (H, W), its upper left pixel at (left, top), to its pixels and return it as runs."""
+        """Return a mask (H, W), its upper left pixel at (left, top), as runs."""
         rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
         if not len(rows):
-            return cls(left, top, 0, 0, np.zeros(0, np.int32))
-        cut = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-        padded = np.zeros((cut.shape[0], cut.shape[1] + 1), bool)
-        padded[:, :-1] = cut
+            return cls((left, top, left, top), np.zeros(0, np.int64))
+        y, x = int(rows[0]), int(columns[0])
+        return cls.of_cut(mask[y : int(rows[-1]) + 1, x : int(columns[-1]) + 1], left + x, top + y)
+
+    @classmethod
+    def of_cut(cls, mask: np.ndarray, left: int, top: int) -> Runs:
+        """Return a mask that has pixels in its first and last row and column as runs."""
+        height, width = mask.shape
+        padded = np.zeros((height, width + 2), bool)
+        padded[:, 1:-1] = mask
         flat = padded.ravel()
-        edges = np.flatnonzero(flat[1:] != flat[:-1]).astype(np.int32) + 1
-        edges = np.concatenate([np.zeros(int(flat[0]), np.int32), edges])
-        return cls(left + int(columns[0]), top + int(rows[0]), cut.shape[1], cut.shape[0], edges)
+        row, column = np.divmod(np.flatnonzero(flat[1:] != flat[:-1]), width + 2)
+        return cls((left, top, left + width, top + height), (row + top) * ROW + column + left)
 
     @property
-    def corners(self) -> Corners:
-        """The bounding box of the pixels; empty if there are none."""
-        return self.left, self.top, self.left + self.width, self.top + self.height
+    def is_empty(self) -> bool:
+        """Whether there are no pixels."""
+        return not len(self.edges)
 
-    @property
+    @cached_property
     def area(self) -> int:
         """The number of pixels."""
         return int((self.edges[1::2] - self.edges[::2]).sum())
 
     def area_in(self, corners: Corners) -> int:
         """Count the pixels inside a window of the photograph."""
-        left, top, right, bottom = corners
-        if left <= self.left and top <= self.top and right >= self.corners[2] and bottom >= self.corners[3]:
+        if intersection(corners, self.corners) == self.corners:
             return self.area
-        row, first = np.divmod(self.edges[::2], self.width + 1)
-        last = first + self.edges[1::2] - self.edges[::2]
-        inside = np.minimum(last, right - self.left) - np.maximum(first, left - self.left)
-        is_row = (row >= top - self.top) & (row < bottom - self.top)
-        return int(inside.clip(min=0)[is_row].sum())
+        _, columns = self._inside(corners)
+        return int((columns[1::2] - columns[::2]).sum())
 
     def window(self, corners: Corners) -> np.ndarray:
         """Draw the mask in a window of the photograph: bool (bottom - top, right - left)."""
+        width, height = corners[2] - corners[0], corners[3] - corners[1]
+        rows, columns = self._inside(corners)
+        edges = np.empty(len(rows) + 2, np.int64)
+        edges[0], edges[1:-1], edges[-1] = 0, rows * width + columns, width * height
+        return np.repeat(np.arange(len(edges) - 1) % 2 == 1, edges[1:] - edges[:-1]).reshape(height, width)
+
+    def _inside(self, corners: Corners) -> tuple[np.ndarray, np.ndarray]:
+        """Return row and column of the edges in a window, counted from its corner; runs outside it are empty."""
         left, top, right, bottom = corners
-        result = np.zeros((bottom - top, right - left), bool)
-        x1, y1, x2, y2 = intersection(corners, self.corners)
-        if x1 >= x2 or y1 >= y2:
-            return result
-        start, stop = ((y - self.top) * (self.width + 1) for y in (y1, y2))
-        first, last = np.searchsorted(self.edges, (start, stop))
-        # No run crosses the end of a row, so the window starts and ends between two runs.
-        lengths = np.diff(self.edges[first:last], prepend=start, append=stop)
-        pixels = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(y2 - y1, -1)
-        result[y1 - top : y2 - top, x1 - left : x2 - left] = pixels[:, x1 - self.left : x2 - self.left]
-        return result
+        first, last = np.searchsorted(self.edges, (top * ROW, bottom * ROW))
+        edges = self.edges[first:last]
+        return edges // ROW - top, (edges % ROW).clip(left, right) - left
+
+    def pixels_before(self, positions: np.ndarray) -> np.ndarray:
+        """Count the mask's pixels before some positions, given as row * ROW + column: int64."""
+        starts, stops = self.edges[::2], self.edges[1::2]
+        before = np.concatenate([[0], (stops - starts).cumsum()])
+        number = np.searchsorted(starts, positions)  # runs that start before the position
+        after = np.append(0, stops)[number] - positions
+        return before[number] - after.clip(min=0)
 
 
 def intersection(first: Corners, second: Corners) -> Corners:
@@ -123,8 +131,8 @@ def has_pixels(corners: Corners) -> bool:
 
 def shared_area(first: Runs, second: Runs) -> int:
     """Count the pixels in both masks."""
-    both = intersection(first.corners, second.corners)
-    return int(np.count_nonzero(first.window(both) & second.window(both))) if has_pixels(both) else 0
+    before = second.pixels_before(first.edges)
+    return int((before[1::2] - before[::2]).sum())
 
 
 @dataclass(frozen=True)
