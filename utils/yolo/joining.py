@@ -172,30 +172,30 @@ class _Comparison:
                     yield from self._pairs(tiles[first], tiles[second], strip)
 
     def _pairs(self, first: list[int], second: list[int], strip: Corners) -> Iterator[Pair]:
-        first, second = (
+        seen = [
             [position for position in group if has_pixels(intersection(self.wide[position].corners, strip))]
             for group in (first, second)
-        )
-        areas = {position: self.wide[position].area_in(strip) for position in {*first, *second}}
-        for p, q in self._candidates(first, second, strip, areas):
+        ]
+        areas = {position: self.wide[position].area_in(strip) for position in {*seen[0], *seen[1]}}
+        for row, column in self._candidates(seen[0], seen[1], strip, areas):
+            p, q = seen[0][row], seen[1][column]
             shared = shared_area(self.wide[p], self.wide[q])
-            if shared and 2 * shared >= min(areas[p], areas[q]):
-                yield p, q, shared, shared / (areas[p] + areas[q] - shared)
+            if (first is not second or p < q) and shared and 2 * shared >= min(areas[p], areas[q]):
+                yield min(p, q), max(p, q), shared, shared / (areas[p] + areas[q] - shared)
 
     def _candidates(
         self, first: list[int], second: list[int], strip: Corners, areas: dict[int, int]
-    ) -> Iterator[tuple[int, int]]:
-        """Yield the pairs p < q that may share half of the smaller mask."""
-        if len(first) * len(second) < 100:
-            pairs = np.array(list(itertools.product(first, second)), int).reshape(-1, 2)
-        else:
+    ) -> list[tuple[int, int]]:
+        """Return rows and columns of the pairs that may share half of the smaller mask."""
+        if not first or not second:
+            return []
+        one, two = (np.array([self.wide[position].corners for position in group]) for group in (first, second))
+        low = np.maximum(one[:, None, :2], two[None, :, :2])
+        is_near = (low < np.minimum(one[:, None, 2:], two[None, :, 2:])).all(axis=2)
+        if np.count_nonzero(is_near) > 100:
             half = np.minimum.outer([areas[p] for p in first], [areas[q] for q in second]) / 2
-            is_candidate = self._roots(first, strip) @ self._roots(second, strip).T >= 0.999 * half  # for rounding
-            rows, columns = np.nonzero(is_candidate)
-            pairs = np.stack([np.array(first)[rows], np.array(second)[columns]], axis=1)
-        for p, q in np.unique(np.sort(pairs, axis=1), axis=0).tolist():
-            if p < q and has_pixels(intersection(self.wide[p].corners, self.wide[q].corners)):
-                yield p, q
+            is_near &= self._roots(first, strip) @ self._roots(second, strip).T >= 0.999 * half  # for rounding
+        return [(row, column) for row, column in np.argwhere(is_near).tolist()]
 
     def _roots(self, positions: list[int], strip: Corners) -> np.ndarray:
         """Return the square roots of the pieces' pixels in each cell of a strip: float32 (n, cells)."""

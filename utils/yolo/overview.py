@@ -13,7 +13,6 @@ If two fragments of one tile lie in a coarse mask, it shows several objects as o
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 from functools import cached_property
 
@@ -21,7 +20,7 @@ import cv2
 import numpy as np
 
 from utils.yolo.joining import MOSTLY, SCORE_RATIO, JoinedObject, Piece, is_cut
-from utils.yolo.regions import Cells, Corners, Runs, has_pixels, hull, intersection
+from utils.yolo.regions import Cells, Corners, Runs, hull
 
 MIN_COVERED = 0.5
 ONE_CELL, TWO_CELLS = np.ones((3, 3), np.uint8), np.ones((5, 5), np.uint8)
@@ -32,13 +31,15 @@ def add_overview(
 ) -> list[JoinedObject]:
     """Add the pieces of the whole photograph, of whose masks a pixel is `mask_px` of the photograph's. Best first."""
     cell_px = max(1, round(mask_px / 2))
-    of_class: dict[int, list[_Candidate]] = defaultdict(list)
+    of_class: dict[int, list[JoinedObject]] = {piece.class_id: [] for piece in whole}
     for thing in objects:
-        of_class[thing.class_id].append(_Candidate(thing, cell_px, tiles))
+        of_class.setdefault(thing.class_id, []).append(thing)
+    candidates = {class_id: _Candidates(things, cell_px, tiles) for class_id, things in of_class.items()}
     kept: list[JoinedObject] = []
     for piece in sorted((piece for piece in whole if not piece.mask.is_empty), key=lambda piece: piece.order):
-        kept += _place(piece, of_class[piece.class_id], cell_px)
-    kept += [candidate.thing for candidates in of_class.values() for candidate in candidates]
+        kept += _place(piece, candidates[piece.class_id], cell_px)
+    for group in candidates.values():
+        kept += [group.all[number].thing for number in np.flatnonzero(group.is_free)]
     return sorted(kept, key=lambda thing: (-thing.score, thing.pieces[0].order))
 
 
@@ -48,8 +49,6 @@ class _Candidate:
     def __init__(self, thing: JoinedObject, cell_px: int, tiles: list[Corners]) -> None:
         self.thing = thing
         self._cell_px, self._tiles = cell_px, tiles
-        left, top, right, bottom = thing.corners
-        self._corners = (left // cell_px, top // cell_px, right // cell_px + 1, bottom // cell_px + 1)
 
     @cached_property
     def is_fragment(self) -> bool:
@@ -63,39 +62,48 @@ class _Candidate:
         corners = hull([part.corners for part in parts])
         return Cells(*corners[:2], np.maximum.reduce([part.window(corners) for part in parts]))
 
-    def may_be_in(self, piece: Piece, corners: Corners) -> bool:
-        """Return whether the object is near a coarse mask and of comparable confidence."""
-        low, high = sorted((piece.score, self.thing.score))
-        return low >= SCORE_RATIO * high and has_pixels(intersection(corners, self._corners))
+
+class _Candidates:
+    """The objects of a class that coarse masks may cover."""
+
+    def __init__(self, things: list[JoinedObject], cell_px: int, tiles: list[Corners]) -> None:
+        self.all = [_Candidate(thing, cell_px, tiles) for thing in things]
+        self.is_free = np.ones(len(things), bool)
+        self._scores = np.array([thing.score for thing in things])
+        self._corners = np.array([thing.corners for thing in things]).reshape(-1, 4)
+
+    def near(self, piece: Piece, corners: tuple[int, ...]) -> list[int]:
+        """Return the numbers of the objects in a rectangle that are as confident as a coarse mask, to SCORE_RATIO."""
+        is_near = (self._corners[:, :2] < corners[2:]).all(axis=1) & (self._corners[:, 2:] > corners[:2]).all(axis=1)
+        ratio = np.minimum(self._scores, piece.score) >= SCORE_RATIO * np.maximum(self._scores, piece.score)
+        return np.flatnonzero(is_near & ratio & self.is_free).tolist()
 
 
-def _place(piece: Piece, candidates: list[_Candidate], cell_px: int) -> list[JoinedObject]:
-    """Return the object that a coarse mask becomes, if any; the fragments it joins are removed from `candidates`."""
+def _place(piece: Piece, candidates: _Candidates, cell_px: int) -> list[JoinedObject]:
+    """Return the object that a coarse mask becomes, if any. The fragments that it joins are no longer free."""
     grid = Cells.of(piece.mask, cell_px)
     left, top, right, bottom = grid.corners
     around = (left - 2, top - 2, right + 2, bottom + 2)
     is_coarse = grid.window(around) >= min(grid.counts.max(), cell_px**2 / 4)
     reach = cv2.dilate(is_coarse.view(np.uint8), ONE_CELL).view(bool)
-    near = [candidate for candidate in candidates if candidate.may_be_in(piece, around)]
-    seen = [candidate.cells.window(around) for candidate in near]
-    is_inside = [
-        counts[reach].sum() >= MOSTLY * candidate.cells.counts.sum()
-        for candidate, counts in zip(near, seen, strict=True)
-    ]
     found = np.zeros(is_coarse.shape, np.uint8)
-    for counts in seen:
+    fragments = []
+    for number in candidates.near(piece, tuple(cell_px * side for side in around)):
+        candidate = candidates.all[number]
+        counts = candidate.cells.window(around)
         found |= counts > 0
+        if counts[reach].sum() >= MOSTLY * candidate.cells.counts.sum() and candidate.is_fragment:
+            fragments.append(number)
     found = cv2.dilate(found, TWO_CELLS).view(bool)  # one pixel of the coarse mask
-    is_covered = np.count_nonzero(found & is_coarse) >= MIN_COVERED * np.count_nonzero(is_coarse)
-    fragments = [one for one, inside in zip(near, is_inside, strict=True) if inside and one.is_fragment]
-    tiles = [tile for one in fragments for tile in {part.tile for part in one.thing.pieces}]
+    things = [candidates.all[number].thing for number in fragments]
+    tiles = [tile for thing in things for tile in {part.tile for part in thing.pieces}]
     if not fragments or len(set(tiles)) < len(tiles):
+        is_covered = np.count_nonzero(found & is_coarse) >= MIN_COVERED * np.count_nonzero(is_coarse)
         return [] if is_covered else [JoinedObject((piece,))]
-    for fragment in fragments:
-        candidates.remove(fragment)
-    pieces = [part for fragment in fragments for part in fragment.thing.pieces]
+    candidates.is_free[fragments] = False
+    pieces = sorted((part for thing in things for part in thing.pieces), key=lambda part: part.order)
     rest = _inside_cells(piece, is_coarse & ~found, around, cell_px)
-    return [JoinedObject((*sorted(pieces, key=lambda part: part.order), *([rest] if not rest.mask.is_empty else [])))]
+    return [JoinedObject((*pieces, *([] if rest.mask.is_empty else [rest])))]
 
 
 def _inside_cells(piece: Piece, is_kept: np.ndarray, around: Corners, cell_px: int) -> Piece:
