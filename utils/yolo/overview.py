@@ -102,7 +102,8 @@ def _place(piece: Piece, candidates: _Candidates, cell_px: int) -> list[JoinedOb
         return [] if is_covered else [JoinedObject((piece,))]
     candidates.is_free[fragments] = False
     pieces = sorted((part for thing in things for part in thing.pieces), key=lambda part: part.order)
-    rest = _inside_cells(piece, is_coarse & ~found, around, cell_px)
+    gap = cv2.dilate((is_coarse & ~found).view(np.uint8), TWO_CELLS).view(bool)  # up to the fragments
+    rest = _inside_cells(piece, is_coarse & gap, around, cell_px)
     return [JoinedObject((*pieces, *([] if rest.mask.is_empty else [rest])))]
 
 
