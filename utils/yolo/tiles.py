@@ -39,24 +39,26 @@ class Tiling:
         return cut_tiles(photo.shape[1], photo.shape[0], self.size_px, self.overlap)
 
 
+def check_tiles(tiles: str) -> None:
+    """Raise UsageError unless the value of `--tiles` is auto, off or a side in pixels."""
+    if tiles not in ("auto", "off") and not (tiles.isdecimal() and int(tiles) >= MIN_TILE_PX):
+        raise UsageError(f"--tiles {tiles}: must be auto, off or a tile's side of at least {MIN_TILE_PX} pixels")
+
+
 def choose_tiling(tiles: str, overlap: float, model: YoloModel, size_px: int) -> Tiling | None:
     """Return the tiling that `--tiles auto|off|SIZE` and `--overlap` ask for; None: whole photographs only.
 
-    `auto` cuts tiles if the model was trained on windows, at the highest scale of these. Raises UsageError.
+    `auto` cuts tiles if the model was trained on windows, at the highest scale of these.
     """
-    if tiles == "off":
-        return None
-    if tiles == "auto":
-        windows = trained_windows(model)
-        return Tiling(round(size_px / windows["high_scale"]), overlap) if windows else None
-    if not tiles.isdecimal() or int(tiles) < MIN_TILE_PX:
-        raise UsageError(f"--tiles {tiles}: must be auto, off or a tile's side of at least {MIN_TILE_PX} pixels")
-    return Tiling(int(tiles), overlap)
+    if tiles.isdecimal():
+        return Tiling(int(tiles), overlap)
+    windows = trained_windows(model) if tiles == "auto" else None
+    return Tiling(round(size_px / windows["high_scale"]), overlap) if windows else None
 
 
 def overlap_px(size_px: int, share: float) -> int:
-    """Return by how many pixels neighbouring tiles overlap: a share of their side, at least 128 px, at most 90 %."""
-    return min(max(round(share * size_px), MIN_OVERLAP_PX), size_px * 9 // 10)
+    """Return by how many pixels neighbouring tiles overlap: a share of their side, at least 128 px or half of it."""
+    return max(round(share * size_px), min(MIN_OVERLAP_PX, size_px // 2))
 
 
 def cut_tiles(width: int, height: int, size_px: int, share: float = OVERLAP) -> list[Corners]:
@@ -121,9 +123,9 @@ class Predictor:
         """
         batch: list[_View] = []
         for key, photo in photos:
-            state = _Open(key, photo, self.tiling.tiles_of(photo) if self.tiling else [])
+            state = _Open(key, photo, self.size_px, self.tiling.tiles_of(photo) if self.tiling else [])
             for number in range(WHOLE, len(state.tiles)):
-                batch.append(_View.of(state, number, self.size_px))
+                batch.append(_View.of(state, number))
                 if len(batch) == self.batch_size:
                     yield from self._run(batch)
                     batch = []
@@ -161,8 +163,10 @@ class Predictor:
         boxes = np.array([thing.box for thing in objects], np.float32).reshape(-1, 4)
         scores = torch.tensor([thing.score for thing in objects], dtype=torch.float32)
         class_ids = torch.tensor([thing.class_id for thing in objects], dtype=torch.int64)
-        in_input = boxes_to_input(torch.from_numpy(boxes), _View.of(state, WHOLE, self.size_px).placement)
-        found = Detections(in_input, scores, class_ids, torch.zeros(len(objects), 0))
+        assert state.whole is not None
+        found = Detections(
+            boxes_to_input(torch.from_numpy(boxes), state.whole), scores, class_ids, torch.zeros(len(objects), 0)
+        )
         return PhotoPrediction(found, JoinedMasks(objects), boxes)
 
 
@@ -172,9 +176,11 @@ class _Open:
 
     key: Any
     photo: np.ndarray
+    size_px: int  # of the network's input
     tiles: list[Corners]
     pieces: list[Piece] = field(default_factory=list)
     best_scores: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    whole: Placement | None = None  # where the whole photograph lies in the input
 
     def add(self, view: _View, found: Detections, prototypes: torch.Tensor, most: int) -> None:
         """Add a view's detections, except those that are not among the `most` most confident ones so far."""
@@ -184,6 +190,8 @@ class _Open:
         found = Detections(
             found.boxes[:number], found.scores[:number], found.class_ids[:number], found.coefficients[:number]
         )
+        if view.number == WHOLE:
+            self.whole = view.placement
         left, top = view.corner
         boxes = view.placement.boxes_to_photo(found.boxes).numpy() + np.array([left, top, left, top], np.float32)
         regions = photo_masks(prototypes, found, view.placement)
@@ -204,12 +212,12 @@ class _View:
     canvas: np.ndarray
 
     @classmethod
-    def of(cls, state: _Open, number: int, size_px: int) -> _View:
+    def of(cls, state: _Open, number: int) -> _View:
         """Cut a view out of a photograph."""
         height, width = state.photo.shape[:2]
         left, top, right, bottom = (0, 0, width, height) if number == WHOLE else state.tiles[number]
-        canvas, scale, pad = letterbox(state.photo[top:bottom, left:right], size_px)
-        placement = Placement(size_px, scale, pad, (right - left, bottom - top))
+        canvas, scale, pad = letterbox(state.photo[top:bottom, left:right], state.size_px)
+        placement = Placement(state.size_px, scale, pad, (right - left, bottom - top))
         return cls(state, number, (left, top), placement, canvas)
 
 
