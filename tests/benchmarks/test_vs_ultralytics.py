@@ -16,6 +16,7 @@ from benchmarks.comparison import Setting, compare, initial_weights, open_data
 from benchmarks.summary import BY_CLASS, SIDES, Run, class_means, class_means_table, ratio, ratio_line, summarise, table
 from benchmarks.ultralytics_job import machine_share, optimizer_arguments, require_same_weights
 from benchmarks.vs_ultralytics import ComparisonConfig
+from chaos import jobs
 from tests.conftest import PROJECT, run_script
 from utils.common.config import parse_config
 from utils.common.errors import UserError
@@ -219,3 +220,13 @@ def test_ultralytics_gets_the_projects_threads_and_adamws_rate() -> None:
     theirs = optimizer_arguments("adamw", 8)
     assert (theirs["lr0"], theirs["momentum"]) == (plan.lr, plan.momentum)
     assert optimizer_arguments("auto", 8) == {"optimizer": "auto"}
+
+
+def test_what_the_user_put_on_pythonpath_reaches_the_trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "of_the_user.py").write_text("print('found')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    script, log = tmp_path / "script.py", tmp_path / "log"
+    script.write_text("import of_the_user\n")
+    comparison._run([str(script)], log)
+    assert log.read_text() == "found\n"
+    assert jobs.run([sys.executable, "-P", "-c", "import utils, of_the_user"], tmp_path / "chaos.log") == 0
