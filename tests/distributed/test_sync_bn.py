@@ -140,6 +140,7 @@ def run_shares() -> dict[str, Any]:
     single = nn.Sequential(norm)
     single.train()
     few = single(torch.full((1, 1, 1, 1), float(distributed.rank())))
+    rows = convert_sync_batchnorm(nn.BatchNorm1d(3))(batch(0, 0.0)[0][share, :, 0, 0])
     return {
         "synchronised": run(convert_sync_batchnorm(network()), share),
         "far from zero": run(convert_sync_batchnorm(network()), share, offset=30.0),
@@ -147,6 +148,7 @@ def run_shares() -> dict[str, Any]:
         "on a GPU": run_kernels(share),
         "one has none": run(convert_sync_batchnorm(network()), ONE_HAS_NONE[rank]),
         "one has none, on a GPU": run_kernels(ONE_HAS_NONE[rank]),
+        "rows": rows.detach().numpy(),
         "two pixels": [few.item(), norm.get_buffer("running_mean").item(), norm.get_buffer("running_var").item()],
     }
 
@@ -243,6 +245,11 @@ def test_plain_batchnorm_on_the_shares_is_clearly_different(answers: list[dict[s
     gaps = difference(answers, "alone", run(network(), slice(0, 8)))
     assert gaps["outputs"] > 0.01
     assert gaps["1.running_mean"] > 0.01
+
+
+def test_rows_without_pixels_are_synchronised_too(answers: list[dict[str, Any]]) -> None:
+    expected = nn.BatchNorm1d(3)(batch(0, 0.0)[0][:, :, 0, 0]).detach().numpy()
+    np.testing.assert_allclose(np.concatenate([answer["rows"] for answer in answers]), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_one_pixel_on_each_rank_is_enough(answers: list[dict[str, Any]]) -> None:
