@@ -36,9 +36,7 @@ from utils.evaluation.prediction_files import PredictionWriter, Source, merge_pa
 from utils.plots import draw_instances, save_image
 from utils.yolo.model import class_names, load_weights, trained_size_px
 from utils.yolo.predict import PhotoPrediction
-from utils.yolo.tiles import OVERLAP, Predictor, Tiling, check_tiles, choose_tiling
-
-LONGEST_WAIT_S = str(24 * 3600)
+from utils.yolo.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, Tiling, check_tiles, choose_tiling
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ MIN_OVERLAP_PX = 128
 OVERLAP = 0.2  # of a tile's side
 MIN_TILE_PX = 64
 PIECES_PER_DETECTION = 16  # pieces of a photograph that are joined, per detection that may result: the most confident
+LONGEST_WAIT_S = str(24 * 3600)  # of ranks for the last one: a share of the photographs can take hours
 WHOLE = -1  # in place of a tile's number: the whole photograph
 
 
@@ -187,9 +188,7 @@ class _Open:
         scores = found.scores.numpy()
         self.best_scores = np.sort(np.concatenate([self.best_scores, scores]))[-most:]
         number = len(found) if len(self.best_scores) < most else int((scores >= self.best_scores[0]).sum())
-        found = Detections(
-            found.boxes[:number], found.scores[:number], found.class_ids[:number], found.coefficients[:number]
-        )
+        found = found[:number]
         if view.number == WHOLE:
             self.whole = view.placement
         left, top = view.corner
