@@ -68,7 +68,7 @@ def predict_photos(
         return
     placed = [letterbox(photo, size_px) for photo in photos]
     images = torch.from_numpy(np.stack([canvas for canvas, _, _ in placed]))
-    outputs = raw_outputs(model, prepare_images(images, device))
+    outputs = raw_outputs(model, prepare_images(copy_to_device(images, device), device))
     strides = [float(stride) for stride in model.stride]  # type: ignore[union-attr]
     for position, found in enumerate(detect(outputs, strides, size_px, **limits)):
         (height, width), (_, scale, pad) = photos[position].shape[:2], placed[position]
@@ -117,10 +117,7 @@ def detect(
         is_wanted = torch.tensor([float(class_id in classes) for class_id in range(probabilities.shape[-1])])
         probabilities = probabilities * copy_to_device(is_wanted, probabilities.device)
     found = _find_candidates(boxes, probabilities, confidence, multi_label)
-    if boxes.device.type == "cpu":
-        kept = _suppress_one_by_one(found, iou, max_detections)
-    else:
-        kept = _suppress_at_once(found, iou, max_detections)
+    kept = _suppress(found, iou, max_detections)
     coefficients = outputs["mask_coefficient"].float().transpose(1, 2)
     return [
         Detections(boxes, scores, class_ids, image[anchor])
@@ -163,6 +160,11 @@ def _find_candidates(
 
 # An image's boxes, scores and class ids in the host's memory, and the anchors of its detections on the device.
 _Kept = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
+def _suppress(found: _Candidates, iou: float, most: int) -> _Kept:
+    on_cpu = found.boxes.device.type == "cpu"  # where one by one is the faster way
+    return (_suppress_one_by_one if on_cpu else _suppress_at_once)(found, iou, most)
 
 
 def _suppress_one_by_one(found: _Candidates, iou: float, most: int) -> _Kept:
@@ -214,8 +216,9 @@ def prototype_masks(prototypes: torch.Tensor, detections: Detections, size_px: i
 
 def photo_masks(prototypes: torch.Tensor, detections: Detections, placement: Placement) -> Iterator[Region]:
     """Yield each detection's mask in photograph pixels, cut to its box. Waits once for a GPU."""
-    boxes = placement.boxes_to_photo(detections.boxes)
-    return photo_regions(prototypes.float().cpu(), detections.coefficients.cpu(), boxes, placement)
+    both = torch.cat([detections.coefficients.T, prototypes.float().flatten(1)], 1).cpu()  # in one copy
+    coefficients, maps = both[:, : len(detections)].T, both[:, len(detections) :].view(prototypes.shape)
+    return photo_regions(maps, coefficients, placement.boxes_to_photo(detections.boxes), placement)
 
 
 def _inside(boxes: torch.Tensor, height: int, width: int) -> torch.Tensor:
