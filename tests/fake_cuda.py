@@ -65,7 +65,9 @@ class FakeGpu:
 
     def __enter__(self) -> FakeGpu:
         stream = SimpleNamespace(wait_stream=lambda _: None)
-        event = SimpleNamespace(record=lambda *_: None, query=lambda: False)
+        event = SimpleNamespace(
+            record=lambda *_: None, query=lambda: False, synchronize=lambda: self.note_wait("an earlier event")
+        )
         cuda: dict[str, Any] = {
             "Stream": lambda *_: stream,
             "Event": lambda **_: event,
@@ -237,7 +239,9 @@ class _Operators(TorchDispatchMode):
         source, target = args[0], kwargs.get("device") or args[0].device
         if name == "copy_":
             source, target = args[1], args[0].device
-        is_asynchronous = kwargs.get("non_blocking") and any(source is tensor for tensor in self.gpu.pinned)
+        # Copies to the host that do not wait go to page-locked memory, which PyTorch allocates.
+        is_pinned = source.device == GPU or any(source is tensor for tensor in self.gpu.pinned)
+        is_asynchronous = kwargs.get("non_blocking") and is_pinned
         if source.device != torch.device(target) and not is_asynchronous:
             self.gpu.note_wait("to the host" if source.device == GPU else "from the host")
 
