@@ -166,8 +166,9 @@ def test_a_target_with_many_anchors_gets_as_many_groups_as_it_needs() -> None:
     target_index[1, 5] = 1
     boxes = torch.tensor([[[0.0, 0, 9, 8], [0, 0, 0, 0]], [[0, 0, 1, 1], [12.5, 4, 16, 12]]])  # prototype pixels
     found = find_positives(foreground, target_index, boxes, side=16)
-    assert found.group_target.tolist() == [0, 0, 0, 3]
-    assert found.group_length.tolist() == [GROUP_SIZE, GROUP_SIZE, 23 - 2 * GROUP_SIZE, 1]
+    assert found.num_groups == 4
+    assert (found.slot // GROUP_SIZE).bincount().tolist() == [GROUP_SIZE, GROUP_SIZE, 23 - 2 * GROUP_SIZE, 1]
+    assert found.unit_target.tolist() == [0, 0, 0, 0, 0, 0, 3, 3]
     assert sorted(found.slot.tolist()) == [*range(23), 3 * GROUP_SIZE]
     assert found.unit_group.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert found.unit_tile.tolist() == [0, 1] * 3 + [4 + 1, 4 + 3]  # two by two tiles in each image

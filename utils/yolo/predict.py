@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from utils.data.images import letterbox
+from utils.yolo.boxes import anchor_points, decode_boxes
 from utils.yolo.inputs import prepare_images
-from utils.yolo.loss import anchor_points, decode_boxes
 
 MAX_CANDIDATES = 30_000  # per image, before non-maximum suppression; YOLOv8's limit
 CLASS_OFFSET_PX = 7680  # between the boxes of different classes, so that one suppression keeps the classes apart
