@@ -82,7 +82,8 @@ def _overlap_and_alignment(
     anchor = torch.add(cell, target // num_targets, alpha=num_anchors)  # in 0..B*A-1
     true_sides = target_edges.flatten(1).index_select(1, target) - grid.sides.index_select(1, cell)
     iou = complete_iou(sides.flatten(1).index_select(1, anchor), true_sides)[0].clamp_(min=0)
-    class_row = class_ids + torch.arange(len(class_ids), device=pair.device)[:, None] * probabilities.shape[1]
+    batch_size, num_classes = probabilities.shape[:2]
+    class_row = class_ids + torch.arange(0, batch_size * num_classes, num_classes, device=pair.device)[:, None]
     score = torch.add(cell, class_row.flatten().index_select(0, target), alpha=num_anchors)  # in 0..B*classes*A-1
     probability = probabilities.flatten().index_select(0, score)
     dense = torch.zeros(2, *inside.shape, device=sides.device, dtype=sides.dtype)

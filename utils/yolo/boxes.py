@@ -91,8 +91,8 @@ def complete_iou(
     offset = gap[2:] - gap[:2]  # (2, N): twice the distance between the centres
     spans = torch.stack([offset, lengths[3]])
     distance, diagonal = spans.square().sum(1).unbind()  # squared; the distance is four times what eq. 8 has
-    slant = torch.atan2(lengths[:2, 0], lengths[:2, 1])
-    turn = slant[1] - slant[0]
+    slant, other_slant = torch.atan2(*lengths[:2].unbind(1)).unbind()
+    turn = other_slant - slant
     aspect = turn.square()
     divisor = torch.add((1 + SHORTEST) - iou, aspect, alpha=_ASPECT)
     complete = torch.addcdiv(iou, distance, diagonal, value=-0.25)
@@ -106,7 +106,9 @@ def complete_iou(
     turned = turn * aspect / (divisor * lengths[0].square().sum(0)) * (2 * _ASPECT**2)
     grows_box = across * (torch.stack([turned, -turned]) - iou / union)
     slope = torch.where((first > second).view(2, 2, -1), grows_hull, grows_shared) + grows_box
-    slope += torch.stack([offset, -offset])
+    outward_low, outward_high = slope.unbind()
+    outward_low += offset
+    outward_high -= offset
     return complete, slope.flatten(0, 1)
 
 

@@ -48,9 +48,9 @@ class LossSums:
     parts: torch.Tensor
     normalisers: torch.Tensor
 
-    def normalised(self, normalisers: torch.Tensor) -> torch.Tensor:
-        """Return the four parts divided by the given normalisers (each at least 1): (4,)."""
-        scores, anchors = normalisers.clamp(min=1).unbind()
+    def normalised(self, normalisers: torch.Tensor, factor: float = 1) -> torch.Tensor:
+        """Return the four parts times a factor, divided by the given normalisers (each at least 1): (4,)."""
+        scores, anchors = (normalisers.clamp(min=1) / factor).unbind()
         return self.parts / torch.stack([scores, anchors, scores, scores])
 
 
@@ -98,14 +98,15 @@ class SegmentationLoss:
         """
         sums = self.sums(outputs, targets)
         normalisers = distributed.all_reduce_sum(sums.normalisers)
-        parts = sums.normalised(normalisers) * distributed.world_size()
-        values = {"loss": parts.detach().sum(), **dict(zip(PARTS, parts.detach().unbind(), strict=True))}
+        parts = sums.normalised(normalisers, distributed.world_size())
+        loss = parts.sum()
+        values = {"loss": loss.detach(), **dict(zip(PARTS, parts.detach().unbind(), strict=True))}
         if self._is_in_group:
             before = torch.zeros_like(normalisers) if self._group is None else self._group
             self._group = before + normalisers
             self.gradient_rescale = (before.clamp(min=1) / self._group.clamp(min=1))[0]
-            parts = sums.normalised(self._group) * distributed.world_size()
-        return parts.sum() * self.loss_scale, values
+            loss = sums.normalised(self._group, distributed.world_size()).sum()
+        return loss * self.loss_scale, values
 
     def sums(self, outputs: dict[str, torch.Tensor], targets: Targets) -> LossSums:
         """Return this rank's share of the loss, without any communication."""

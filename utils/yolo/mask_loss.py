@@ -105,10 +105,8 @@ def mask_loss(
     prototypes (B, 32, S, S) in any precision; coefficients float32 (P, 32); masks int32 (B, S, S), k + 1 where an
     image's k-th target is; mask_boxes (B, M, 4) xyxy in prototype pixels.
     """
-    rows = coefficients.new_zeros(positives.num_groups * GROUP_SIZE, coefficients.shape[1])
-    rows = rows.index_copy(0, positives.slot, coefficients).view(positives.num_groups, GROUP_SIZE, rows.shape[1])
     mask_tiles = _cut(masks[:, None])[..., 0]
-    loss: torch.Tensor = _TiledMaskError.apply(rows, prototypes, mask_tiles, mask_boxes, positives)
+    loss: torch.Tensor = _TiledMaskError.apply(coefficients, prototypes, mask_tiles, mask_boxes, positives)
     for gain, term in EXTRA_TERMS:
         loss = loss + gain * mask_loss_by_autograd(prototypes, coefficients, masks, mask_boxes, positives, term)
     return loss
@@ -161,7 +159,7 @@ def pixel_error(
     # BCE = max(x, 0) - t x - log(max(p, 1 - p)). The rows share t, so one logarithm of their product is enough. An
     # unused row has x = 0 and multiplies the product by one half, which unused_factor undoes exactly.
     certainty = torch.maximum(probability, 1 - probability).prod(1) * unused_factor  # (u, 64)
-    error = logits.clamp(min=0).sum(1) - truth * logits.sum(1) - certainty.log()
+    error = torch.addcmul(logits.clamp(min=0).sum(1), truth, logits.sum(1), value=-1).sub_(certainty.log_())
     total = (error * weight).sum()
     if not with_gradient:
         return total, None
@@ -189,16 +187,18 @@ class _TiledMaskError(torch.autograd.Function):
     @staticmethod
     def forward(
         context: Any,
-        rows: torch.Tensor,
+        coefficients: torch.Tensor,
         prototypes: torch.Tensor,
         mask_tiles: torch.Tensor,
         mask_boxes: torch.Tensor,
         positives: Positives,
     ) -> torch.Tensor:
-        """Take rows (G, 10, 32), prototypes (B, 32, S, S), mask_tiles int32 (N, 64) and mask_boxes (B, M, 4).
+        """Take coefficients (P, 32), prototypes (B, 32, S, S), mask_tiles int32 (N, 64) and mask_boxes (B, M, 4).
 
         If the prototypes are bf16, the three matrix products are of bf16 matrices; everything else is float32.
         """
+        rows = coefficients.new_zeros(positives.num_groups * GROUP_SIZE, coefficients.shape[1])
+        rows = rows.index_copy_(0, positives.slot, coefficients).unflatten(0, (positives.num_groups, GROUP_SIZE))
         # Never fp16: a gradient divided by a box's area may be too small for it.
         half = torch.bfloat16 if prototypes.dtype == torch.bfloat16 else rows.dtype
         tiles = _cut(prototypes).to(half)  # (N, 64, 32)
@@ -220,25 +220,27 @@ class _TiledMaskError(torch.autograd.Function):
             # On a CPU oneDNN compiles and keeps a bf16 product for each new shape, so only full parts use bf16.
             factor = half if len(group) == step or rows.device.type != "cpu" else rows.dtype
             unit_rows, unit_tiles = rows.index_select(0, group).to(factor), tiles.index_select(0, tile).to(factor)
-            logits = (unit_rows @ unit_tiles.mT).to(rows.dtype)  # (u, 10, 64)
+            logits = torch.bmm(unit_rows, unit_tiles.mT).to(rows.dtype)  # (u, 10, 64)
             error, slope = pixel_error(logits, truth, weight, unused_factor[group], with_gradient)
             total += error
             if slope is not None:
                 slope = slope.to(factor)
-                gradients[0].index_add_(0, group, (slope @ unit_tiles).to(rows.dtype))
-                gradients[1].index_add_(0, tile, (slope.mT @ unit_rows).to(rows.dtype))
+                gradients[0].index_add_(0, group, torch.bmm(slope, unit_tiles).to(rows.dtype))
+                gradients[1].index_add_(0, tile, torch.bmm(slope.mT, unit_rows).to(rows.dtype))
+        if with_gradient:
+            gradients[0] = gradients[0].flatten(0, 1).index_select(0, positives.slot)  # (P, 32)
         context.save_for_backward(prototypes, *gradients)
         return total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
-        """Scale the gradients of rows and prototypes."""
-        prototypes, row_gradient, tile_gradient = context.saved_tensors
+        """Scale the gradients of coefficients and prototypes."""
+        prototypes, coefficient_gradient, tile_gradient = context.saved_tensors
         whole = torch.empty_like(prototypes)
         parts = _in_tiles(whole)
         torch.mul(tile_gradient.view(parts.shape), gradient, out=parts)  # scaled, converted and put in place at once
-        return row_gradient * gradient, whole, None, None, None
+        return coefficient_gradient * gradient, whole, None, None, None
 
 
 def _in_tiles(maps: torch.Tensor) -> torch.Tensor:
