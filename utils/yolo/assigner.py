@@ -41,7 +41,8 @@ def assign(
     target_edges (4, B, M), which are -x1, -y1, x2, y2; all in pixels. Each target chooses its 10 best anchors inside its
     box; an anchor that several targets choose goes to the one that it overlaps most. Costs one host synchronisation.
     """
-    dense = _overlap_and_alignment(probabilities, sides, inside, class_ids, target_edges, grid)
+    pair = inside.flatten().nonzero()[:, 0]  # a host synchronisation; (L,) flat indices of (image, target, anchor)
+    dense = _overlap_and_alignment(pair, probabilities, sides, class_ids, target_edges, grid)
     overlap, alignment = dense.unbind()  # (B, M, A) each
 
     best = alignment.topk(min(TOP_K, alignment.shape[-1]), dim=-1).indices  # (B, M, 10)
@@ -64,19 +65,18 @@ def assign(
 
 
 def _overlap_and_alignment(
+    pair: torch.Tensor,
     probabilities: torch.Tensor,
     sides: torch.Tensor,
-    inside: torch.Tensor,
     class_ids: torch.Tensor,
     target_edges: torch.Tensor,
     grid: AnchorGrid,
 ) -> torch.Tensor:
-    """Return the overlap and the alignment of all pairs, 0 where the anchor lies outside: (2, B, M, A).
+    """Return the overlap and the alignment of the given pairs, (L,) in 0..B*M*A-1, 0 elsewhere: (2, B, M, A).
 
-    Only pairs of an anchor inside a target's box are computed, since on a CPU all pairs would be slow.
+    The pairs are those of an anchor inside a target's box, since on a CPU all pairs would be slow.
     """
-    _, num_targets, num_anchors = inside.shape
-    pair = inside.flatten().nonzero()[:, 0]  # a host synchronisation; (L,) flat indices of (image, target, anchor)
+    num_targets, num_anchors = class_ids.shape[1], sides.shape[2]
     target = pair // num_anchors  # in 0..B*M-1
     cell = pair % num_anchors  # the anchor within the image
     anchor = torch.add(cell, target // num_targets, alpha=num_anchors)  # in 0..B*A-1
@@ -86,7 +86,7 @@ def _overlap_and_alignment(
     class_row = class_ids + torch.arange(0, batch_size * num_classes, num_classes, device=pair.device)[:, None]
     score = torch.add(cell, class_row.flatten().index_select(0, target), alpha=num_anchors)  # in 0..B*classes*A-1
     probability = probabilities.flatten().index_select(0, score)
-    dense = torch.zeros(2, *inside.shape, device=sides.device, dtype=sides.dtype)
+    dense = torch.zeros(2, *class_ids.shape, num_anchors, device=sides.device, dtype=sides.dtype)
     overlap, alignment = dense.view(2, -1).unbind()
     overlap.scatter_(0, pair, iou)
     alignment.scatter_(0, pair, probability.sqrt_() * iou.pow(6))  # alpha 0.5, beta 6
