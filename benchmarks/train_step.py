@@ -33,6 +33,7 @@ from utils.common.environment import environment_report
 from utils.common.errors import run_script
 from utils.common.files import write_text_atomic
 from utils.common.text import format_table
+from utils.data.augment import AugmentConfig
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.measure.step_ranges import training_loader
 from utils.measure.step_timer import PHASES
@@ -83,7 +84,10 @@ def main() -> int:
         loader = training_loader(config.data, config.img_size, config.batch_size, workers, pin_memory)
         batch = next(iter(loader))
     else:
-        batch = synthetic_batch(config.batch_size, config.img_size, len(names), objects_per_image=config.objects)
+        colours = AugmentConfig() if device.type == "cuda" else None  # where our trainer varies them by default
+        batch = synthetic_batch(
+            config.batch_size, config.img_size, len(names), objects_per_image=config.objects, colours=colours
+        )
     print(*([note] if note else []), sep="\n", end="")
     print(
         f"{len(batch)} images of {config.img_size} px with {len(batch.boxes) / len(batch):.1f} objects each, on {device} "

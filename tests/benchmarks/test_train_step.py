@@ -8,18 +8,22 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from benchmarks import train_step
 from benchmarks.host_syncs import count_host_syncs
+from benchmarks.train_step_sides import _their_batch
 from tests.oracle import draw_photos
 from utils.common.devices import Precision, choose_precision, keep_freed_memory
 from utils.engine import TrainingEngine
 from utils.engine.ema import ModelEMA
+from utils.measure import step_timer
 from utils.measure.step_timer import build_training
 from utils.measure.synthetic import synthetic_batch
 from utils.yolo.mask_loss import GROUP_SIZE, find_positives
@@ -238,6 +242,28 @@ def test_loading_is_measured_against_the_ceiling(
     loading, ceiling = record["loading"], record["sides"]["project"]["images_per_s"]
     assert 0 < loading["wait_share"] < 1
     assert loading["of_ceiling"] == pytest.approx(loading["images_per_s"] / ceiling)
+
+
+@pytest.mark.parametrize(("device", "is_locked"), [("cuda", True), ("cpu", False)])
+def test_both_sides_upload_from_page_locked_memory(
+    device: str, is_locked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked: list[int] = []
+
+    def lock(tensor: torch.Tensor) -> torch.Tensor:
+        locked.append(tensor.data_ptr())
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lock)
+    batch = synthetic_batch(2, 64, len(NAMES), objects_per_image=3)
+    theirs = _their_batch(batch, torch.device(device))
+    uploaded = [tensor.data_ptr() for tensor in theirs.values()] if is_locked else []
+    assert sorted(locked) == sorted(uploaded)
+    locked.clear()
+    monkeypatch.setattr(step_timer, "StepTimer", lambda device: SimpleNamespace(phases_ms=lambda: np.zeros((1, 5))))
+    monkeypatch.setattr(step_timer, "run_training_steps", lambda *arguments: None)
+    step_timer.time_training_steps(SimpleNamespace(device=torch.device(device)), batch, 1, 1)  # type: ignore[arg-type]
+    assert (batch.images.data_ptr() in locked) == is_locked
 
 
 @pytest.mark.parametrize(
