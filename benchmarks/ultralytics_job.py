@@ -85,6 +85,7 @@ def train(job: Json) -> Json:
         "plots": False,
     }
     folder = Path(job["folder"]).resolve()
+    check_amp_offline()
     yolo.train(**arguments, project=str(folder), name="run", exist_ok=True)
     kept = ("close_mosaic", "warmup_epochs", "cos_lr", "amp", "patience")
     facts.update({name: getattr(yolo.trainer.args, name) for name in kept})
@@ -96,6 +97,31 @@ def train(job: Json) -> Json:
         "arguments": arguments,
         **facts,
     }
+
+
+def check_amp_offline() -> None:
+    """Let Ultralytics decide about AMP without the weights that it would download to compare with.
+
+    It then takes AMP on every GPU but those that it knows to have problems, as without a network.
+    """
+    import ultralytics
+    from ultralytics.engine import trainer
+
+    package: Any = ultralytics
+    check = trainer.check_amp
+
+    def refuse(*_: Any) -> None:
+        raise ConnectionError("offline")
+
+    def check_without_weights(model: torch.nn.Module) -> bool:
+        opens = package.YOLO
+        package.YOLO = refuse
+        try:
+            return bool(check(model))
+        finally:
+            package.YOLO = opens
+
+    trainer.check_amp = check_without_weights
 
 
 def optimizer_arguments(name: str, num_classes: int) -> Json:
