@@ -15,10 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.gpu.plan import Finding, Json, Setting
 from benchmarks.host_syncs import count_host_syncs
 from utils.common.devices import Precision, choose_device, choose_precision, tune_device
-from utils.data.augment import AugmentConfig
 from utils.engine import TrainingEngine
 from utils.measure.step_timer import Repeated, build_training, run_training_steps, time_training_steps
-from utils.measure.synthetic import synthetic_batch
+from utils.measure.synthetic import synthetic_batch, training_colours
 from utils.yolo.model import build_model
 
 CLASSES = tuple("abcdefgh")
@@ -114,6 +113,6 @@ def new_training(model: str, device: torch.device, precision: Precision) -> Trai
 
 def new_batch(setting: Setting, device: torch.device) -> Any:
     """Return a synthetic batch in the training's form, page-locked for a GPU."""
-    sizes, colours = setting.sizes, AugmentConfig() if setting.is_gpu else None
+    sizes, colours = setting.sizes, training_colours(device)
     batch = synthetic_batch(sizes.batch_size, sizes.full_px, len(CLASSES), colours=colours)
     return batch.pin_memory() if device.type == "cuda" else batch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,16 +87,16 @@ def common_flags(setting: Setting, folder: Path) -> list[str]:
 
 
 def health(folder: Path, fp32_loss: float | None, within: float) -> Json:
-    """Return the last loss, the skipped steps, the scaler's scale and the problems of a finished run.
+    """Return the mean loss, the skipped steps, the scaler's scale and the problems of a finished run.
 
-    `within`: how far the last epoch's mean loss may be from fp32's, relative.
+    `within`: how far the run's mean loss may be from fp32's, relative.
     """
     found = load_latest(folder / "checkpoint")
     if found is None:
         raise PartFailed(f"{folder} holds no checkpoint")
     state = found[1]
     epochs, skips = read_epochs(folder), skip_records(folder)
-    loss = epochs[-1]["train_loss"]
+    loss = statistics.mean(epoch["train_loss"] for epoch in epochs)
     first_epoch_steps = epochs[0]["global_step"]
     problems = []
     if not all_finite(tensors_in([state["model"], state["ema"], state["optimizer"]])):
