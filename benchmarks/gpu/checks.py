@@ -15,7 +15,7 @@ from utils.data.dataset_yaml import is_photograph
 from utils.measure.rank_processes import run_ranks
 
 RANK_CODE = "from benchmarks.gpu.ranks import check_ranks; run_script(check_ranks)"
-# Of a training step with yolov8m at 1280 px in bf16, about: four times docs/gpu.md's figure for 640 px.
+# Of a training step with yolov8m at 1280 px in 16 bits, about: four times docs/gpu.md's figure for 640 px.
 BYTES_PER_LARGE_IMAGE = 1.4 * 2**30
 LARGE_PX = 1280
 TOO_MUCH = 2.0  # times the memory of the largest GPU
@@ -114,7 +114,7 @@ def exhaust_memory(setting: Setting) -> Finding:
     batch_size = math.ceil(TOO_MUCH * memory_bytes / BYTES_PER_LARGE_IMAGE)
     folder = setting.folder / "out_of_memory"
     data = setting.data.with_name("long_epoch.yaml")
-    flags = ["--model=yolov8m-seg.yaml", f"--data={data}", f"--save-dir={folder / 'run'}", "--mosaic=0", "--amp=bf16"]
+    flags = ["--model=yolov8m-seg.yaml", f"--data={data}", f"--save-dir={folder / 'run'}", "--mosaic=0"]
     flags += [
         f"--batch-size={batch_size}",
         f"--img-size={LARGE_PX}",

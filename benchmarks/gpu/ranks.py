@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
+from benchmarks.gpu.all_collectives import wrong_collectives
 from utils.common.devices import choose_precision, tune_device
 from utils.common.environment import prepare_environment
-from utils.distributed import (
-    RankDisagreement,
-    all_reduce_sum,
-    any_rank,
-    average_tensors,
-    barrier,
-    broadcast_from_main,
-    check_ranks_agree,
-    collectives,
-    communication_device,
-    gather_arrays,
-    max_over_ranks,
-    min_over_ranks,
-    rank,
-    read_rank_environment,
-    run_on_main,
-    world_size,
-)
+from utils.distributed import collectives, rank, read_rank_environment, world_size
 from utils.engine import EngineOptions, TrainingEngine
 from utils.measure.rank_processes import join_ranks, read_job, write_answer
 from utils.measure.step_timer import SegmentationStep
@@ -54,7 +37,7 @@ def check_ranks() -> None:
     if world_size() == 1:  # the collectives are shortcuts then; here the one rank goes through the backend
         collectives.is_distributed = lambda: True
     tune_device(device, deterministic=False, fixed_shapes=True)
-    wrong = [name for name, is_right in COLLECTIVES.items() if not is_right(rank(), world_size())]
+    wrong = wrong_collectives()
     losses = {
         f"{precision}{' with synchronised BatchNorm' if sync else ''}": train(device, precision, job["img_size"], sync)
         for precision in job["precisions"]
@@ -62,51 +45,6 @@ def check_ranks() -> None:
     }
     write_answer({"backend": dist.get_backend(), "wrong": wrong, "losses": losses})
     dist.destroy_process_group()
-
-
-def _values(*numbers: float) -> torch.Tensor:
-    return torch.tensor(numbers, device=communication_device())
-
-
-def _average(rank: int, world: int) -> bool:
-    mine = [_values(rank, 1.0), _values(2.0 * rank)]
-    average_tensors(mine)
-    mean = (world - 1) / 2
-    return mine[0].tolist() == [mean, 1.0] and mine[1].tolist() == [2 * mean]
-
-
-def _agreement(rank: int, world: int) -> bool:
-    check_ranks_agree({"equal": _values(1.0, math.nan)})
-    try:
-        check_ranks_agree({"equal": _values(1.0), "different": _values(float(rank))})
-    except RankDisagreement:
-        return world > 1
-    return world == 1
-
-
-def _gathered(rank: int, world: int) -> bool:
-    parts = gather_arrays({"x": np.arange(3 + rank), "y": np.ones((rank, 2), np.float32)})
-    return [(len(part["x"]), part["y"].shape) for part in parts] == [(3 + other, (other, 2)) for other in range(world)]
-
-
-def _reached(rank: int, world: int) -> bool:
-    barrier()
-    return True
-
-
-# Every function of utils.distributed that all ranks must reach, and whether this rank gets the right answer.
-COLLECTIVES: dict[str, Callable[[int, int], bool]] = {
-    "all_reduce_sum": lambda rank, world: all_reduce_sum(_values(rank, 1)).tolist() == [world * (world - 1) / 2, world],
-    "any_rank": lambda rank, world: any_rank(rank == world - 1) and not any_rank(False),
-    "max_over_ranks": lambda rank, world: max_over_ranks([rank, True, -rank]) == [world - 1, 1, 0],
-    "min_over_ranks": lambda rank, world: min_over_ranks(rank + 7) == 7,
-    "broadcast_from_main": lambda rank, world: broadcast_from_main({"a": [1, rank]}) == {"a": [1, 0]},
-    "run_on_main": lambda rank, world: run_on_main(lambda: "done") == ("done" if rank == 0 else None),
-    "barrier": _reached,
-    "average_tensors": _average,
-    "check_ranks_agree": _agreement,
-    "gather_arrays": _gathered,
-}
 
 
 def train(device: torch.device, precision: str, img_size: int, sync: bool) -> Sequence[float]:

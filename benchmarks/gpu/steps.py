@@ -54,11 +54,12 @@ def launches(step: Callable[[], None], device: torch.device) -> Json:
     kernels: Counter[str] = Counter()
     if device.type == "cuda":
         os.environ["KINETO_LOG_LEVEL"] = "99"  # otherwise the profiler's library writes its stages to stderr
-        with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
             step()
             torch.cuda.synchronize(device)
         on_gpu = [one for one in profiler.key_averages() if one.device_type != torch.autograd.DeviceType.CPU]
-        kernels = Counter({one.key[:80]: one.count for one in on_gpu})
+        # The optimizer marks its step by a range, which is no kernel.
+        kernels = Counter({one.key[:80]: one.count for one in on_gpu if not one.key.startswith("Optimizer.")})
     found: Json = {}
     for name, counts in (("operators", operators.counts), ("kernels", kernels)):
         found |= {name: counts.total(), f"{name}_by_name": dict(counts.most_common(15))}

@@ -20,16 +20,13 @@ from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import plan, runner, trainings, wheels
 from benchmarks.gpu.parts import PARTS, with_needed
 from benchmarks.gpu.plan import Finding, NeedsGpu, Outcome, Part, PartFailed, Setting
-from benchmarks.gpu.ranks import COLLECTIVES
 from benchmarks.gpu.report import table, verdict, write_results
 from benchmarks.gpu.run_part import outcome_of
 from benchmarks.gpu.runner import Running, Store, has_failed, run_parts
 from chaos.jobs import TooSlow
 from tests.conftest import PROJECT
-from tests.ranks import run_ranks
 from utils.common.config import parse_config
 from utils.common.errors import UserError
-from utils.distributed import collectives, rank, world_size
 from utils.run.checkpoint import save_checkpoint
 
 SETTING = Setting("cpu", 0, Path("work"))
@@ -316,20 +313,6 @@ def test_ultralytics_decides_about_amp_without_a_network(monkeypatch: pytest.Mon
 
 
 # --- what parts check --------------------------------------------------------------------------------------------------
-
-
-def test_every_collective_is_checked_and_right_on_two_ranks() -> None:
-    documented = {
-        name
-        for name, value in vars(collectives).items()
-        if callable(value) and "Every rank must reach this" in (value.__doc__ or "") and not name.startswith("_")
-    }
-    assert documented | {"barrier"} == COLLECTIVES.keys()
-    assert run_ranks(wrong_collectives, 2) == [[], []]
-
-
-def wrong_collectives() -> list[str]:
-    return [name for name, is_right in COLLECTIVES.items() if not is_right(rank(), world_size())]
 
 
 def made_up_run(
