@@ -62,9 +62,11 @@ class Running:
         setting_file = logs / "setting.json"
         logs.mkdir(parents=True, exist_ok=True)
         write_text_atomic(setting_file, json.dumps({**asdict(setting), "folder": str(setting.folder)}))
+        # The dry run may share its cores with others: threads that wait must not spin.
+        environment = {} if setting.is_gpu else {"OMP_WAIT_POLICY": "PASSIVE"}
         files = (str(setting_file), str(self._answer))
         command = [sys.executable, "-m", "benchmarks.gpu.run_part", part.name, *files]
-        self._job = self._stack.enter_context(Job(command, self.log))
+        self._job = self._stack.enter_context(Job(command, self.log, **environment))
 
     def outcome(self) -> Outcome | None:
         """Return how the part ended; None while it runs within its time."""

@@ -8,22 +8,26 @@ import os
 import sys
 from pathlib import Path
 
+from benchmarks import comparison
 from benchmarks.gpu.plan import Finding, Json, PartFailed, Setting
+from benchmarks.summary import PROJECT, SIDES, ULTRALYTICS
 from chaos.jobs import Job
 from utils.common.cores import choose_threads_and_workers
 from utils.common.text import format_bytes
 from utils.run.records import read_epochs
 
 LOADER_BOUND = 0.10  # share of the time spent waiting for batches, from which more loader workers help
+COMPARED = {"images_per_s": "images/s", "epoch_s": "time of an epoch", "wall_s": "time of all"}
+SHOWN = (*COMPARED, "epochs", "peak_memory_bytes", "peak_gpu_memory_bytes")
 # Ultralytics' trainer imports polars only to read its own results.csv again, which may fail.
 NO_POLARS = '"""Stands in for polars."""\n'
 
 
-def script_figures(setting: Setting, name: str, answer: Path, *command: str, **environment: str) -> Json:
+def script_figures(setting: Setting, name: str, answer: Path, *command: str) -> Json:
     """Run a script that writes JSON to `answer`; return its content. Raises PartFailed when it fails."""
     answer.unlink(missing_ok=True)
     answer.parent.mkdir(parents=True, exist_ok=True)
-    with Job([sys.executable, *command, f"--device={setting.device}"], answer.parent / "log", **environment) as job:
+    with Job([sys.executable, *command, f"--device={setting.device}"], answer.parent / "log") as job:
         code = job.wait(600)
     lines = [line.strip() for line in job.output().splitlines() if line.strip()]
     if code:
@@ -123,25 +127,23 @@ def wait_for_data(setting: Setting, model: str, name: str) -> Finding:
 
 
 def against_ultralytics(setting: Setting) -> Finding:
-    """Run benchmarks/vs_ultralytics.py: the same short training with both."""
+    """Train a few epochs with this project and with Ultralytics, as benchmarks/vs_ultralytics.py does, without scores."""
     sizes, folder = setting.sizes, setting.folder / "vs_ultralytics"
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {}
     if importlib.util.find_spec("polars") is None:
         stand_in = folder / "stand_in"
         stand_in.mkdir(exist_ok=True)
         (stand_in / "polars.py").write_text(NO_POLARS)
-        environment["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], str(stand_in)])
-    shape = [f"--img-size={sizes.small_px}", f"--batch-size={sizes.batch_size}", "--seeds=0"]
-    shape += ["--epochs=3" if setting.is_gpu else "--epochs=1", f"--data={setting.data}", f"--output={folder}"]
-    answer = folder / "results.json"
-    command = ["benchmarks/vs_ultralytics.py", *shape]
-    found = script_figures(setting, "vs_ultralytics.py", answer, *command, **environment)
-    ratios = found["ratio"]
-    runs = {run["side"]: run for run in found["runs"]}
-    with_amp = runs["ultralytics"]["mixed_precision"]
+        os.environ["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], str(stand_in)])
+    shape = (sizes.small_model, sizes.epochs if setting.is_gpu else 1, sizes.small_px, sizes.batch_size)
+    options = comparison.Setting(*shape, optimizer="auto", close_mosaic=None, device=setting.device)
+    data = comparison.open_data(setting.data, folder)
+    runs = {side: comparison.train_side(options, data, 0, side, folder)[0] for side in SIDES}
+    with_amp = runs[ULTRALYTICS]["mixed_precision"]
     if with_amp != setting.is_gpu:
-        raise PartFailed(f"Ultralytics trained {'with' if with_amp else 'without'} mixed precision", ratio=ratios)
-    said = ", ".join(f"{name} {ratios[name]:.2f}" for name in ("images_per_s", "epoch_s", "wall_s") if ratios.get(name))
-    shown = {name: found[name] for name in ("summary", "ratio", "num_train", "num_val")}
-    return Finding(f"ours over Ultralytics': {said}", {**shown, "ultralytics_mixed_precision": with_amp})
+        raise PartFailed(f"Ultralytics trained {'with' if with_amp else 'without'} mixed precision", **runs)
+    ours, theirs = runs[PROJECT], runs[ULTRALYTICS]
+    said = ", ".join(f"{title} {ours[name] / theirs[name]:.2f}" for name, title in COMPARED.items())
+    return Finding(
+        f"ours over Ultralytics': {said}", {side: {name: run[name] for name in SHOWN} for side, run in runs.items()}
+    )
