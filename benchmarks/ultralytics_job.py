@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -57,6 +58,7 @@ def train(job: Json) -> Json:
     """Train with Ultralytics; return times and settings. Raises UserError unless it starts from the given weights."""
     device, threads, workers = machine_share(job["device"])
     yolo = _open(job["weights"])
+    skip_trial_of_amp()
     clock = EpochClock()
     facts: Json = {"threads": threads, "workers": workers}
 
@@ -85,7 +87,6 @@ def train(job: Json) -> Json:
         "plots": False,
     }
     folder = Path(job["folder"]).resolve()
-    check_amp_offline()
     yolo.train(**arguments, project=str(folder), name="run", exist_ok=True)
     kept = ("close_mosaic", "warmup_epochs", "cos_lr", "amp", "patience")
     facts.update({name: getattr(yolo.trainer.args, name) for name in kept})
@@ -99,29 +100,21 @@ def train(job: Json) -> Json:
     }
 
 
-def check_amp_offline() -> None:
-    """Let Ultralytics decide about AMP without the weights that it would download to compare with.
+def skip_trial_of_amp() -> None:
+    """Let Ultralytics use AMP on a GPU without the trial for which it would download yolo26n.pt.
 
-    It then takes AMP on every GPU but those that it knows to have problems, as without a network.
+    Without a network it does the same. It still turns AMP off on the GPUs that it knows to be unsuitable.
     """
     import ultralytics
     from ultralytics.engine import trainer
 
-    package: Any = ultralytics
-    check = trainer.check_amp
+    decide = trainer.check_amp
 
-    def refuse(*_: Any) -> None:
-        raise ConnectionError("offline")
+    def decide_offline(model: Any) -> bool:
+        with patch.object(ultralytics, "YOLO", side_effect=ConnectionError):
+            return bool(decide(model))
 
-    def check_without_weights(model: torch.nn.Module) -> bool:
-        opens = package.YOLO
-        package.YOLO = refuse
-        try:
-            return bool(check(model))
-        finally:
-            package.YOLO = opens
-
-    trainer.check_amp = check_without_weights
+    trainer.check_amp = decide_offline
 
 
 def optimizer_arguments(name: str, num_classes: int) -> Json:

@@ -65,7 +65,9 @@ class FakeGpu:
 
     def __enter__(self) -> FakeGpu:
         stream = SimpleNamespace(wait_stream=lambda _: None)
-        event = SimpleNamespace(record=lambda *_: None, query=lambda: False)
+        event = SimpleNamespace(
+            record=lambda *_: None, query=lambda: False, synchronize=lambda: self.note_wait("an earlier event")
+        )
         cuda: dict[str, Any] = {
             "Stream": lambda *_: stream,
             "Event": lambda **_: event,
@@ -147,6 +149,49 @@ def require_sendable(*values: Any) -> None:
         assert tensor.dtype in NCCL_TYPES, f"NCCL does not send {tensor.dtype}"
 
 
+def _batch_norm_stats(values: torch.Tensor, eps: float) -> tuple[torch.Tensor, ...]:
+    _require_dense(values)
+    return tuple(torch.empty(2, values.shape[1], device=GPU).unbind())
+
+
+def _batch_norm_gather(
+    values: Any, means: torch.Tensor, invstds: Any, mean: Any, var: Any, momentum: float, eps: float, counts: Any
+) -> tuple[torch.Tensor, ...]:
+    assert {tensor.dtype for tensor in (means, invstds, mean, var, counts)} == {torch.float32}
+    return tuple(torch.empty(2, means.shape[1], device=GPU).unbind())
+
+
+def _batch_norm_elemt(values: torch.Tensor, weight: Any, bias: Any, *statistics: Any) -> torch.Tensor:
+    _require_dense(values)
+    return torch.empty_like(values)
+
+
+def _batch_norm_backward_reduce(gradient: torch.Tensor, values: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+    _require_dense(gradient, values)
+    assert gradient.dtype == values.dtype
+    return tuple(torch.empty(4, values.shape[1], device=GPU).unbind())
+
+
+def _batch_norm_backward_elemt(gradient: torch.Tensor, values: torch.Tensor, *others: Any) -> torch.Tensor:
+    _require_dense(gradient, values, others[-1])
+    assert others[-1].dtype == torch.int32, "the kernel reads the counts as int32"
+    return torch.empty_like(values)
+
+
+def _require_dense(*values: torch.Tensor) -> None:
+    assert all(tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last) for tensor in values)
+
+
+# FakeTensorMode does not know these either. They check what the CUDA kernels ask for.
+_BATCH_NORM: dict[str, Any] = {
+    "batch_norm_stats": _batch_norm_stats,
+    "batch_norm_gather_stats_with_counts": _batch_norm_gather,
+    "batch_norm_elemt": _batch_norm_elemt,
+    "batch_norm_backward_reduce": _batch_norm_backward_reduce,
+    "batch_norm_backward_elemt": _batch_norm_backward_elemt,
+}
+
+
 class _Operators(TorchDispatchMode):
     """Looks at every operator below autograd."""
 
@@ -174,6 +219,9 @@ class _Operators(TorchDispatchMode):
         if name == "_local_scalar_dense":
             gpu.note_wait("item")
             return gpu.read(args[0])
+        if name in _BATCH_NORM:
+            require_gpu(tensors)
+            return _BATCH_NORM[name](*args, **kwargs)
         if name in _SEARCHES:
             gpu.note_wait(name)
             size = (FOUND, args[0].dim()) if name == "nonzero" else (FOUND,)
@@ -191,7 +239,9 @@ class _Operators(TorchDispatchMode):
         source, target = args[0], kwargs.get("device") or args[0].device
         if name == "copy_":
             source, target = args[1], args[0].device
-        is_asynchronous = kwargs.get("non_blocking") and any(source is tensor for tensor in self.gpu.pinned)
+        # Copies to the host that do not wait go to page-locked memory, which PyTorch allocates.
+        is_pinned = source.device == GPU or any(source is tensor for tensor in self.gpu.pinned)
+        is_asynchronous = kwargs.get("non_blocking") and is_pinned
         if source.device != torch.device(target) and not is_asynchronous:
             self.gpu.note_wait("to the host" if source.device == GPU else "from the host")
 

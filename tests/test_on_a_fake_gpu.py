@@ -5,6 +5,7 @@ All cases run in one process of their own (tests/fake_cuda.py says why), which r
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from utils.engine import EngineOptions, TrainingEngine, meters
 from utils.evaluation.evaluate import PhotoPixels, evaluate
 from utils.measure.step_timer import SegmentationStep
 from utils.measure.synthetic import synthetic_batch
+from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import YoloModel, build_model
 from utils.yolo.optimizer import OptimizerPlan, build_optimizer
@@ -38,8 +40,17 @@ NAMES = ("pole", "wire", "insulator")
 SIZE_PX = 64
 # Of each batch of a training, except where a step is logged.
 WAITS_PER_BATCH = {"utils/yolo/assigner.py assign: nonzero": 1, "utils/yolo/mask_loss.py find_positives: tolist": 1}
-WAITS_PER_EVALUATED_BATCH = {"at input": 18, "native": 52}  # of 2 images, with 24 detections each
-WAITS_PER_INFERENCE = 24  # of 2 photographs, with 24 detections each
+WAITS_OF_DETECT = {
+    "utils/yolo/predict.py _find_candidates: tolist": 1,
+    "utils/yolo/predict.py _suppress_at_once: to the host": 1,
+}
+WAITS_PER_EVALUATED_BATCH = {  # of 2 images
+    # The event is the end of the batch before; the GPU has the network of this one to run.
+    "at input": {**WAITS_PER_BATCH, **WAITS_OF_DETECT, "utils/common/devices.py wait: an earlier event": 1},
+    # Each photograph's prototypes and coefficients, in one copy.
+    "native": {**WAITS_PER_BATCH, **WAITS_OF_DETECT, "utils/yolo/predict.py photo_masks: to the host": 2},
+}
+WAITS_PER_INFERENCE = {**WAITS_OF_DETECT, "utils/yolo/predict.py photo_masks: to the host": 2}
 Answers = dict[str, Any]
 # All kinds of layers of YOLOv8-seg, in less than half the number.
 NETWORK = """
@@ -58,6 +69,7 @@ head:
   - [[-1, 4], 1, Concat, [1]]
   - [[3, 8, 6], 1, Segment, [nc, 32, 256]]
 """
+NUM_BATCH_NORMS = 32  # in it
 
 pytestmark = pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="needs a PyTorch built for CUDA")
 
@@ -71,14 +83,16 @@ class Case:
     accumulate: int = 1
     jitters: bool = False
     num_ranks: int = 1
+    sync_batchnorm: bool = False
 
 
 CASES = {
-    "fp32": Case("off", "adamw"),
-    "bf16": Case("bf16", "sgd", accumulate=2, jitters=True),
+    "fp32 with AdamW on two ranks": Case("off", "adamw", num_ranks=2),
+    "bf16 with SGD and synchronised BatchNorm": Case(
+        "bf16", "sgd", accumulate=2, jitters=True, num_ranks=2, sync_batchnorm=True
+    ),
     "fp16 with SGD": Case("fp16", "sgd", jitters=True),
     "fp16 with AdamW": Case("fp16", "adamw", accumulate=2),
-    "two ranks": Case("bf16", "sgd", num_ranks=2),
 }
 
 
@@ -106,8 +120,9 @@ class WithoutReducer(DistributedDataParallel):
         nn.Module.__init__(self)
         self.module = module
         self.require_backward_grad_sync = True
+        self.process_group = dist.distributed_c10d._get_default_group()
         weights = [weight.detach() for weight in module.parameters()]
-        dist._broadcast_coalesced(dist.distributed_c10d._get_default_group(), weights, 250 * 2**20, 0)
+        dist._broadcast_coalesced(self.process_group, weights, 250 * 2**20, 0)
 
     def forward(self, *inputs: Any) -> Any:
         return self.module(*inputs)
@@ -122,27 +137,30 @@ def network_and_batch(folder: Path, jitters: bool = False) -> tuple[YoloModel, B
     return build_model(str(description), NAMES).to(memory_format=torch.channels_last), batch
 
 
-def engine_of(gpu: FakeGpu, model: YoloModel, case: Case, folder: Path, **options: Any) -> TrainingEngine:
-    options |= {"precision": case.precision, "accumulate": case.accumulate, "tensorboard": False, "quiet": True}
-    engine = TrainingEngine(
-        model,
-        GPU,
-        EngineOptions(ema_decay=0.9999, clip_norm=10.0, log_interval=1000, **options),
-        task=SegmentationStep(),
-        run=folder,
+def engine_of(gpu: FakeGpu, model: YoloModel, case: Case, folder: Path) -> TrainingEngine:
+    options = EngineOptions(
+        precision=case.precision,
+        accumulate=case.accumulate,
+        sync_batchnorm=case.sync_batchnorm,
+        clip_norm=10.0,
+        ema_decay=0.9999,
+        log_interval=1000,
+        tensorboard=False,
+        quiet=True,
     )
+    engine = TrainingEngine(model, GPU, options, task=SegmentationStep(), run=folder)
     optimizer = build_optimizer(model, OptimizerPlan(case.optimizer, 0.01, 5e-4, 0.937, 0.1, 64, ()))
     gpu.answers = iter((8, 16, 32))  # the strides
     engine.begin(optimizer, SegmentationLoss(model, class_weights=torch.ones(len(NAMES))))
     return engine
 
 
-def train(folder: Path, case: Case, **options: Any) -> Answers:
+def train(folder: Path, case: Case) -> Answers:
     """Train three optimizer steps, of which the first and the last are logged; look at the second."""
     model, batch = network_and_batch(folder, case.jitters)
     with FakeGpu(has_bf16=case.precision != "fp16") as gpu:
         batch.pin_memory()
-        engine = engine_of(gpu, model, case, folder, **options)
+        engine = engine_of(gpu, model, case, folder)
         engine.stop_agreement._step_s = 0.1  # so that the ranks need not agree after each step
         loader = Laps(gpu, batch, 2 * case.accumulate + 1)
         engine.train_one_epoch(loader)
@@ -152,14 +170,14 @@ def train(folder: Path, case: Case, **options: Any) -> Answers:
         return {"waits": waits, "without kernel": gpu.without_kernel(), "collectives": dict(gpu.collectives)}
 
 
-def train_as_one_of_two(folder: Path, case: Case, **options: Any) -> Answers:
+def train_as_one_of_two(folder: Path, case: Case) -> Answers:
     join_fake_group(case.num_ranks)
     # The answer of `gather_arrays` is read, so it needs values.
     with (
         mock.patch.object(ddp, "DistributedDataParallel", WithoutReducer),
         mock.patch.object(meters, "gather_arrays", lambda arrays: [arrays]),
     ):
-        answers = train(folder, case, **options)
+        answers = train(folder, case)
     dist.destroy_process_group()
     return answers
 
@@ -183,7 +201,7 @@ def run_evaluation(folder: Path) -> Answers:
         gpu.waits.clear()
         photos = [np.zeros((60, 80, 3), np.uint8)] * 2
         found = list(predict_photos(model, photos, SIZE_PX, GPU, confidence=0.25, iou=0.7, classes=(0, 2)))
-        assert [prediction.masks.shape[1:] for prediction in found] == [(60, 80)] * 2
+        assert [len(prediction.masks) for prediction in found] == [24] * 2
         return answers | {"inference": dict(gpu.waits), "without kernel": gpu.without_kernel()}
 
 
@@ -235,17 +253,19 @@ def plant_faults(folder: Path) -> Answers:
     join_fake_group(2)
     model, batch = network_and_batch(folder)
     answers: Answers = {}
-    with FakeGpu() as gpu, mock.patch.object(ddp, "DistributedDataParallel", WithoutReducer):
+    with FakeGpu() as gpu:
         batch.pin_memory()
-        engine = engine_of(gpu, model, Case("off", "sgd"), folder)
-        criterion = engine.task.criterion
-        assert criterion is not None
-        engine.step.forward_backward(batch)  # the first one moves the class weights
+        images, targets = prepare_batch(batch, GPU)
+        outputs = model.to(GPU).train()(images)
+        gpu.answers = iter((8, 16, 32))
+        criterion = SegmentationLoss(model)
+        criterion(outputs, targets)  # the first one also makes what later ones use again
         for name, fault in FAULTS.items():
             gpu.forget()
-            engine.task.criterion = lambda *inputs, fault=fault: (fault(inputs[0]["scores"]), criterion(*inputs))[1]
+            task = SegmentationStep(lambda *inputs, fault=fault: (fault(inputs[0]["scores"]), criterion(*inputs))[1])
             try:
-                engine.step.forward_backward(batch)
+                loss, _ = task.loss(outputs, targets)
+                require_gpu(loss)
                 answers[name] = {"waits": dict(gpu.waits), "without kernel": gpu.without_kernel()}
             except Exception as error:  # noqa: BLE001 # whatever it is, the test looks at it
                 answers[name] = {"error": f"{type(error).__name__}: {error}"}
@@ -269,7 +289,7 @@ def run_everything(folder: Path) -> Answers:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    (found,) = run_ranks(run_everything, 1, tmp_path_factory.mktemp("fake_gpu"), join=False, timeout_s=120)
+    (found,) = run_ranks(run_everything, 1, tmp_path_factory.mktemp("fake_gpu"), join=False, timeout_s=300)
     return found
 
 
@@ -284,8 +304,17 @@ def test_every_operator_of_a_training_step_has_a_cuda_kernel(answers: Answers, n
 
 
 def test_ranks_that_train_send_only_what_nccl_takes(answers: Answers) -> None:
-    # NCCL's rules were checked at each call. Per step: normalisers, statistics; per log: one; at the end: speed.
-    assert answers["two ranks"]["collectives"] == {"broadcast_": 1, "allreduce_": 3 * 2 + 2 + 1}
+    """NCCL's rules were checked at each call; here are their numbers in 3 steps, of which 2 are logged."""
+    first = {"broadcast_": 3}  # weights, and buffers of two types
+    log = 2 + 1  # and the epoch's speed
+    plain, synchronised = (answers[name]["collectives"] for name, case in CASES.items() if case.num_ranks == 2)
+    assert plain == {**first, "allreduce_": 3 * 2 + log}  # normalisers and statistics
+    num_batches = 5  # the last step has one
+    assert synchronised == {
+        **first,
+        "allreduce_": num_batches * (1 + NUM_BATCH_NORMS) + log,
+        "_allgather_base_": num_batches * NUM_BATCH_NORMS,
+    }
 
 
 def test_every_collective_sends_only_what_nccl_takes(answers: Answers) -> None:
@@ -294,11 +323,11 @@ def test_every_collective_sends_only_what_nccl_takes(answers: Answers) -> None:
 
 @pytest.mark.parametrize("name", WAITS_PER_EVALUATED_BATCH)
 def test_evaluation_waits_for_the_gpu_no_more_often_than_it_must(answers: Answers, name: str) -> None:
-    assert 0 < sum(answers["evaluation"][name].values()) <= WAITS_PER_EVALUATED_BATCH[name]
+    assert answers["evaluation"][name] == WAITS_PER_EVALUATED_BATCH[name]
 
 
 def test_inference_waits_for_the_gpu_no_more_often_than_it_must(answers: Answers) -> None:
-    assert 0 < sum(answers["evaluation"]["inference"].values()) <= WAITS_PER_INFERENCE
+    assert answers["evaluation"]["inference"] == WAITS_PER_INFERENCE
 
 
 def test_every_operator_of_evaluation_and_inference_has_a_cuda_kernel(answers: Answers) -> None:
@@ -313,7 +342,7 @@ def test_every_operator_of_evaluation_and_inference_has_a_cuda_kernel(answers: A
         ("a boolean mask as index", {"utils/engine/task.py loss: boolean mask": 1}),
         ("numbers copied from the host", {"utils/engine/task.py loss: from the host": 1}),
         ("an operator without CUDA kernel", ["planted::only_on_cpus"]),
-        ("a tensor left on the CPU", "devices cuda:0 and cpu"),
+        ("a tensor left on the CPU", r"two (different )?devices"),
         ("a collective of bools", "NCCL does not send torch.bool"),
         ("a collective of strided numbers", "not contiguous"),
         ("a collective on the CPU", "not on the GPU"),
@@ -328,4 +357,4 @@ def test_a_planted_fault_is_seen(answers: Answers, fault: str, seen: Any) -> Non
     elif isinstance(seen, list):
         assert found["without kernel"] == seen
     else:
-        assert seen in found["error"].replace(",", "")
+        assert re.search(seen, found["error"])

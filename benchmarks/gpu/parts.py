@@ -64,7 +64,7 @@ PARTS: tuple[Part, ...] = (
         after=DATA,
     ),
     Part("train_step_m", "the same of yolov8m, one batch", speed.step_of_large_model, 90, 25, alone=True),
-    Part("operators", "operators, kernels and host waits of a step", steps.count_operators, 90, 20, alone=True),
+    Part("operators", "operators, kernels and host waits of a step", steps.look_at_steps, 90, 20, alone=True),
     Part(
         "loader_m",
         "yolov8m: is a training bound by the loader?",

@@ -6,16 +6,17 @@ import os
 import statistics
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gpu.plan import Finding, Json, Setting
 from benchmarks.host_syncs import count_host_syncs
 from utils.common.devices import Precision, choose_device, choose_precision, tune_device
 from utils.engine import TrainingEngine
+from utils.measure.operators import count_operators
 from utils.measure.step_timer import Repeated, build_training, run_training_steps, time_training_steps
 from utils.measure.synthetic import synthetic_batch, training_colours
 from utils.yolo.model import build_model
@@ -23,7 +24,7 @@ from utils.yolo.model import build_model
 CLASSES = tuple("abcdefgh")
 
 
-def count_operators(setting: Setting) -> Finding:
+def look_at_steps(setting: Setting) -> Finding:
     """Count operators, kernels and host waits of one training step of both models."""
     device = choose_device(setting.device, 0)
     tune_device(device, deterministic=False, fixed_shapes=True)
@@ -39,7 +40,17 @@ def count_operators(setting: Setting) -> Finding:
             engine.step.update()
 
         waits = count_host_syncs(step, device)
-        figures[name] = {**launches(step, device), "host_waits": sum(waits.values()), "host_waits_by_place": waits}
+        counts = count_operators(engine, batch)
+        operators = {
+            "operators": sum(count.computing for count in counts.values()),
+            "operators_by_part": {part: asdict(count) for part, count in counts.items()},
+        }
+        figures[name] = {
+            **operators,
+            **kernels_of(step, device),
+            "host_waits": sum(waits.values()),
+            "host_waits_by_place": waits,
+        }
     said = "; ".join(
         f"{name}: {found['operators']} operators, {found['kernels']} kernels, {found['host_waits']} host waits"
         for name, found in figures.items()
@@ -47,10 +58,8 @@ def count_operators(setting: Setting) -> Finding:
     return Finding(said if setting.is_gpu else f"{said} (a CPU launches no kernels)", dict(figures))
 
 
-def launches(step: Callable[[], None], device: torch.device) -> Json:
-    """Return how many operators a step dispatches and how many kernels it launches, the most frequent ones by name."""
-    with _Operators() as operators:
-        step()
+def kernels_of(step: Callable[[], None], device: torch.device) -> Json:
+    """Return how many kernels a step launches on a GPU, and the most frequent ones by name."""
     kernels: Counter[str] = Counter()
     if device.type == "cuda":
         os.environ["KINETO_LOG_LEVEL"] = "99"  # otherwise the profiler's library writes its stages to stderr
@@ -60,25 +69,7 @@ def launches(step: Callable[[], None], device: torch.device) -> Json:
         on_gpu = [one for one in profiler.key_averages() if one.device_type != torch.autograd.DeviceType.CPU]
         # The optimizer marks its step by a range, which is no kernel.
         kernels = Counter({one.key[:80]: one.count for one in on_gpu if not one.key.startswith("Optimizer.")})
-    found: Json = {}
-    for name, counts in (("operators", operators.counts), ("kernels", kernels)):
-        found |= {name: counts.total(), f"{name}_by_name": dict(counts.most_common(15))}
-    return found
-
-
-class _Operators(TorchDispatchMode):
-    """Counts the operators that reach the device's backend, forward and backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, operator: Any, types: Any, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
-    ) -> Any:
-        if not operator.is_view:
-            self.counts[operator.overloadpacket.__name__] += 1
-        return operator(*arguments, **(keywords or {}))
+    return {"kernels": kernels.total(), "kernels_by_name": dict(kernels.most_common(15))}
 
 
 def cost_of_options(setting: Setting) -> Finding:

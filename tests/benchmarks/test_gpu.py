@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import ultralytics_job
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import plan, runner, trainings, wheels
 from benchmarks.gpu.parts import PARTS, with_needed
@@ -296,20 +295,6 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wheels.missing_modules() == []
     monkeypatch.setattr(wheels, "NEEDED", ("torch", "no_such_module"))
     assert wheels.missing_modules() == ["no_such_module"]
-
-
-def test_ultralytics_decides_about_amp_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ultralytics
-    from ultralytics.engine import trainer
-
-    opens, check = ultralytics.YOLO, trainer.check_amp
-    monkeypatch.setattr(trainer, "check_amp", check)  # so that it is restored
-    ultralytics_job.check_amp_offline()
-    model = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda"))]))
-    for name, expected in (("NVIDIA H200", True), ("NVIDIA GeForce GTX 1660", False)):
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
-        assert trainer.check_amp(model) is expected
-    assert ultralytics.YOLO is opens
 
 
 # --- what parts check --------------------------------------------------------------------------------------------------

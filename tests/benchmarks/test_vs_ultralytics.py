@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from benchmarks import comparison
 from benchmarks.comparison import Setting, compare, initial_weights, open_data
 from benchmarks.summary import BY_CLASS, SIDES, Run, class_means, class_means_table, ratio, ratio_line, summarise, table
-from benchmarks.ultralytics_job import machine_share, optimizer_arguments, require_same_weights
+from benchmarks.ultralytics_job import machine_share, optimizer_arguments, require_same_weights, skip_trial_of_amp
 from benchmarks.vs_ultralytics import ComparisonConfig
 from chaos import jobs
 from tests.conftest import PROJECT, run_script
@@ -230,3 +231,23 @@ def test_what_the_user_put_on_pythonpath_reaches_the_trainings(tmp_path: Path, m
     comparison._run([str(script)], log)
     assert log.read_text() == "found\n"
     assert jobs.run([sys.executable, "-P", "-c", "import utils, of_the_user"], tmp_path / "chaos.log") == 0
+
+
+@pytest.mark.parametrize(("gpu", "is_on"), [("NVIDIA H100 80GB HBM3", True), ("NVIDIA GeForce GTX 1660", False)])
+def test_ultralytics_downloads_nothing_to_decide_on_amp(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpu: str, is_on: bool
+) -> None:
+    from ultralytics import utils
+    from ultralytics.engine import trainer
+    from ultralytics.utils import downloads
+
+    fetched: list[Any] = []
+    monkeypatch.setattr(utils, "WEIGHTS_DIR", tmp_path)
+    monkeypatch.setattr(downloads, "safe_download", lambda *args, **_: fetched.append(args))
+    monkeypatch.setattr(downloads, "is_online", lambda: True, raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: gpu)
+    monkeypatch.setattr(trainer, "check_amp", trainer.check_amp)  # put back at the end
+    on_gpu = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda", 0))]))
+    skip_trial_of_amp()
+    assert trainer.check_amp(on_gpu) is is_on
+    assert fetched == []
