@@ -138,10 +138,10 @@ def letterbox(image: np.ndarray, size_px: int) -> tuple[np.ndarray, float, tuple
     return canvas, scale, (left, top)
 
 
-def encode_jpeg(image: np.ndarray, quality: int = 95) -> bytes:
-    """Encode RGB uint8 as JPEG with 4:2:0 chroma and no EXIF; equal images give equal bytes."""
+def encode_jpeg(image: np.ndarray, quality: int = 95, chroma: str = "420") -> bytes:
+    """Encode RGB uint8 as JPEG without EXIF, by default with 4:2:0 chroma; equal images give equal bytes."""
     pixels = np.ascontiguousarray(image)
-    encoded: bytes = simplejpeg.encode_jpeg(pixels, quality=quality, colorspace="RGB", colorsubsampling="420")
+    encoded: bytes = simplejpeg.encode_jpeg(pixels, quality=quality, colorspace="RGB", colorsubsampling=chroma)
     return encoded
 
 
