@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import PROJECT
 from tests.data.parsing.raw_folder import BOX, WIRE, photo, tree, write_csv, write_raw_folder, write_zip
+from utils.data.images import upright_size
 from utils.data.parsing.sources import LABEL_CSV
 from utils.data.parsing.state import LOCK_FILE
 
@@ -88,3 +89,18 @@ def test_strict_fails_after_building_what_is_readable(raw: Path) -> None:
 def test_senseless_options_are_wrong_usage(flags: tuple[str, str]) -> None:
     done = run(*flags)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_native_keeps_the_photographs_size_and_bytes(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    original = photo(2400, 1600)
+    (raw / "1 (1).JPG").write_bytes(original)
+    write_csv(raw, [("1 (1).JPG", [BOX])])
+    flags = ("--input", raw, "--output", tmp_path / "out")
+    assert run(*flags, "--long-side", "native").returncode == 0
+    (image,) = (tmp_path / "out").glob("*/images/*.jpg")
+    assert image.read_bytes() == original
+    assert run(*flags).returncode == 0
+    (image,) = (tmp_path / "out").glob("*/images/*.jpg")
+    assert upright_size(image.read_bytes()) == (1280, 853)
