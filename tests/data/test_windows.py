@@ -6,19 +6,23 @@ import dataclasses
 import math
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 
 from tests.data.pictures import COLOURLESS, WORST_LABEL, Pictures, content, unlabelled_pixels, worst_label
+from utils import assembly
 from utils.data import windows as module
 from utils.data.augment import AugmentConfig
-from utils.data.dataset import SegmentationDataset
+from utils.data.dataset import SegmentationDataset, read_photos
+from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import fit_long_side
 from utils.data.labels import Photo
 from utils.data.loader import EpochBatches, get_dataloader
 from utils.data.windows import CELL, EMPTY, OBJECT, ROLES, WHOLE, WindowConfig, WindowedPhotos, Windows, open_windows
+from utils.train_config import TrainConfig
 
 SIDE_PX = 640
 STILL = AugmentConfig(mosaic=0, translate=0, scale=0, fliplr=0, hsv_h=0, hsv_s=0, hsv_v=0)
@@ -241,3 +245,33 @@ def test_each_epoch_shows_other_windows(windowed: WindowedPhotos) -> None:
     assert sum(first != second for first, second in zip(drawn[0], drawn[1], strict=True)) > len(windows) / 2
     other = Windows(windows.photos, windows.sizes, INPUT_PX, windows.config, seed=1)
     assert [other.window(0, index) for index in range(len(windows))] != drawn[0]
+
+
+def test_windows_belong_to_the_training_split_and_are_off_by_default(photo_folder: Path) -> None:
+    spec = load_dataset_yaml(photo_folder / "data.yaml")
+    spec = dataclasses.replace(spec, splits={**spec.splits, "val": spec.splits["train"]})
+    said: list[str] = []
+
+    def opened(split: str, **options: Any) -> SegmentationDataset:
+        return assembly.open_dataset(TrainConfig(img_size=64, **options), spec, split, False, said.append)
+
+    whole, val = opened("train"), opened("val", windows=3)
+    assert len(val) == len(whole) == 7
+    assert not list((photo_folder / ".cache").glob("*blocks*"))
+    plain = SegmentationDataset(
+        read_photos(spec, "train"), 64, packed=whole.packed, augment=AugmentConfig(), mosaic_epochs=90
+    )
+    for index in range(len(plain)):
+        now, before = whole[1, index], plain[1, index]
+        assert now.image.tobytes() == before.image.tobytes()
+        assert [polygon.tobytes() for polygon in now.polygons] == [polygon.tobytes() for polygon in before.polygons]
+    said.clear()
+    cut = opened("train", windows=3, epochs=2)
+    assert len(cut) == 21
+    assert cut.packed is None
+    lines = "\n".join(said).splitlines()
+    assert "in blocks, into" in lines[0]
+    assert lines[1] == "Windows: 3 per photograph and epoch, 21 in all, at scale 0.5 to 1"
+    assert "at least once in any 3 epochs" in lines[2]
+    assert "the run has 2 epochs: --windows 5 shows all objects" in lines[3]
+    assert "at most 128 pixels a side; parse_labels.py --long-side native" not in lines[-1]
