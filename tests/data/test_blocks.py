@@ -72,6 +72,13 @@ def test_any_window_shows_the_photographs_pixels(photographs: list[Path], store:
         assert np.abs(pixels - original).mean() < 3
 
 
+def test_a_fourth_channel_changes_no_colour(store: BlockStore) -> None:
+    for box in ((0, 0, 700, 300), (200, 100, 300, 280)):
+        three, four = (store.read(0, box, 0, channels)[0] for channels in (3, 4))
+        assert four.shape[2] == 4
+        np.testing.assert_array_equal(three, four[..., :3])
+
+
 def test_each_level_averages_the_photograph_and_says_where_it_lies(photographs: list[Path], store: BlockStore) -> None:
     for position, (height, width) in enumerate(SHAPES):
         image = read_image(photographs[position])

@@ -129,7 +129,7 @@ def seen_window(matrix: np.ndarray, shape: tuple[int, int], size_px: int, margin
 
 
 def warp_into(output: np.ndarray, image: np.ndarray, matrix: np.ndarray) -> None:
-    """Draw `image` (H, W, 3) through a (2, 3) map of pixel corners into `output`; leave all other pixels unchanged.
+    """Draw `image` (H, W, 3 or 4) through a (2, 3) map of pixel corners into `output`; leave all other pixels unchanged.
 
     `output` is (S, S, 3) or (S, S, 4); the fourth channel is ignored.
     """
@@ -143,7 +143,7 @@ def warp_into(output: np.ndarray, image: np.ndarray, matrix: np.ndarray) -> None
     centred = matrix.copy()
     centred[:, 2] += matrix[:, :2] @ np.full(2, 0.5) - 0.5 - np.array([x0, y0])
     cv2.warpAffine(
-        cv2.cvtColor(image, cv2.COLOR_RGB2RGBA) if output.shape[2] == 4 else image,
+        cv2.cvtColor(image, cv2.COLOR_RGB2RGBA) if output.shape[2] > image.shape[2] else image,
         centred,
         (x1 - x0, y1 - y0),
         dst=output[y0:y1, x0:x1],

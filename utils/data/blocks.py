@@ -63,10 +63,10 @@ class BlockStore:
         last = len(level_shapes(*self.shape(position))) - 1
         return min(last, max(0, int(np.floor(np.log2(MAX_ENLARGEMENT / scale)))))
 
-    def read(self, position: int, box: Box, level: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the pixels of `box` at a level as RGB uint8 (H, W, 3), and their place.
+    def read(self, position: int, box: Box, level: int, channels: int = 3) -> tuple[np.ndarray, np.ndarray]:
+        """Return the pixels of `box` at a level as RGB uint8 (H, W, channels), and their place.
 
-        The box is rounded outwards to whole pixels of the level. The place is a (2, 3) map from pixel corners of the
+        A fourth channel has no meaning; OpenCV warps four channels faster than three. The box is rounded outwards to whole pixels of the level. The place is a (2, 3) map from pixel corners of the
         result to the photograph. Raises UserError if the file is damaged.
         """
         height, width = self.shape(position)
@@ -75,7 +75,7 @@ class BlockStore:
         step_x, step_y = width / columns, height / rows
         left, top = max(0, int(box[0] / step_x)), max(0, int(box[1] / step_y))
         right, bottom = min(columns, int(np.ceil(box[2] / step_x))), min(rows, int(np.ceil(box[3] / step_y)))
-        pixels = np.empty((bottom - top, right - left, 3), np.uint8)
+        pixels = np.empty((bottom - top, right - left, channels), np.uint8)
         starts = self._block_starts(position, shapes)[_first_block(shapes, level) :]
         per_row = _blocks(columns)
         for block_row in range(top // BLOCK_PX, _blocks(bottom)):
@@ -86,7 +86,7 @@ class BlockStore:
             for number, (start, end) in enumerate(itertools.pairwise(places)):
                 y, x = block_row * BLOCK_PX, (left // BLOCK_PX + number) * BLOCK_PX
                 shape = min(BLOCK_PX, rows - y), min(BLOCK_PX, columns - x)
-                block = self._decode(data[start - places[0] : end - places[0]], shape)
+                block = self._decode(data[start - places[0] : end - places[0]], (*shape, channels))
                 inside = block[max(top - y, 0) : bottom - y, max(left - x, 0) : right - x]
                 y, x = max(y - top, 0), max(x - left, 0)
                 pixels[y : y + inside.shape[0], x : x + inside.shape[1]] = inside
@@ -110,12 +110,12 @@ class BlockStore:
             raise self._damaged()
         return data
 
-    def _decode(self, data: memoryview, shape: tuple[int, int]) -> np.ndarray:
+    def _decode(self, data: memoryview, shape: tuple[int, int, int]) -> np.ndarray:
         try:
-            block: np.ndarray = simplejpeg.decode_jpeg(data, colorspace="RGB")
+            block: np.ndarray = simplejpeg.decode_jpeg(data, colorspace="RGB" if shape[2] == 3 else "RGBX")
         except ValueError as error:
             raise self._damaged() from error
-        if block.shape[:2] != shape:
+        if block.shape != shape:
             raise self._damaged()
         return block
 

@@ -195,7 +195,7 @@ class WindowedPhotos:
         if rows:
             left, top = window.left, window.top
             box = (left + columns.start, top + rows.start, left + columns.stop, top + rows.stop)
-            pixels, place = self.store.read(window.photo, box, level)
+            pixels, place = self.store.read(window.photo, box, level, channels=canvas.shape[2])
             place[:, 2] -= (left, top)
             warp_into(canvas, pixels, compose(matrix, place))
 
