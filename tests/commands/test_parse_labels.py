@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import parse_labels
 from tests.conftest import PROJECT
 from tests.data.parsing.raw_folder import BOX, WIRE, photo, tree, write_csv, write_raw_folder, write_zip
 from utils.data.images import upright_size
@@ -91,16 +92,16 @@ def test_senseless_options_are_wrong_usage(flags: tuple[str, str]) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
-def test_native_keeps_the_photographs_size_and_bytes(tmp_path: Path) -> None:
+def test_native_keeps_the_photographs_size_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
     original = photo(2400, 1600)
     (raw / "1 (1).JPG").write_bytes(original)
     write_csv(raw, [("1 (1).JPG", [BOX])])
-    flags = ("--input", raw, "--output", tmp_path / "out")
-    assert run(*flags, "--long-side", "native").returncode == 0
-    (image,) = (tmp_path / "out").glob("*/images/*.jpg")
-    assert image.read_bytes() == original
-    assert run(*flags).returncode == 0
-    (image,) = (tmp_path / "out").glob("*/images/*.jpg")
-    assert upright_size(image.read_bytes()) == (1280, 853)
+    sizes = []
+    for choice in (["--long-side=native"], []):
+        monkeypatch.setattr(sys, "argv", ["parse_labels.py", f"--input={raw}", f"--output={tmp_path / 'out'}", *choice])
+        parse_labels.main()
+        (image,) = (tmp_path / "out").glob("*/images/*.jpg")
+        sizes.append((upright_size(image.read_bytes()), image.read_bytes() == original))
+    assert sizes == [((2400, 1600), True), ((1280, 853), False)]

@@ -225,7 +225,7 @@ def test_workers_ranks_and_a_start_in_mid_epoch_change_no_byte(windowed: Windowe
     data = dataset_of(windowed, AugmentConfig(degrees=10, mixup=0.5, copy_paste=0.5))
 
     def batches_of(workers: int, rank: int, ranks: int, start: int) -> list[list[list[bytes]]]:
-        batches = EpochBatches(len(data), 4 // ranks, rank, ranks, seed=3)
+        batches = EpochBatches(len(data), 4 // ranks, rank, ranks, seed=3, sizes_px=(96, INPUT_PX))
         loader = get_dataloader(data, batches, workers, False)
         loader.set_epoch(1, start)
         return [[content(sample) for sample in batch.samples] for batch in loader]
