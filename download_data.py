@@ -39,8 +39,15 @@ class DownloadConfig(Options):
     sample: int | None = option(
         None, f"write the built-in sample of N photographs ({DEFAULT_SAMPLE} without N) instead", metavar="[N]"
     )
-    wire_width: float = option(
-        14.0, "width of the sample's wires, in pixels of a photograph 1280 pixels wide", metavar="PX"
+    sample_size: int | None = option(
+        None,
+        "long side of the sample's photographs, such as 5472, with wires 4 to 10 pixels wide; unset: 1280, with thick wires",
+        metavar="PX",
+        at_least=1280,
+        at_most=8192,
+    )
+    wire_width: float | None = option(
+        None, "width of the sample's wires in pixels (default: 14, or with --sample-size 4 to 10)", metavar="PX"
     )
     seed: int = option(0, "seed of the built-in sample")
     config: str | None = option(None, "YAML file with any of these options", metavar="FILE")
@@ -90,6 +97,8 @@ def _check(config: DownloadConfig) -> None:
         raise UsageError("--keep-zips: no zip is downloaded with --max-images; leave one of them out")
     if config.sample is not None and (config.max_images is not None or config.base_url != DEFAULT_BASE_URL):
         raise UsageError("--sample downloads nothing: leave out --base-url and --max-images")
+    if config.sample is None and config.sample_size is not None:
+        raise UsageError("--sample-size: only the sample has a size; add --sample")
 
 
 def _print_report(config: DownloadConfig, report: Report) -> None:
@@ -104,7 +113,7 @@ def _print_report(config: DownloadConfig, report: Report) -> None:
 def _write_sample(config: DownloadConfig, num_photographs: int) -> int:
     from utils.data.sample import write_sample
 
-    write_sample(Path(config.output), num_photographs, config.seed, config.wire_width)
+    write_sample(Path(config.output), num_photographs, config.seed, config.wire_width, config.sample_size)
     print(f"{config.output}: {num_photographs:,} drawn photographs\nnext: python parse_labels.py")
     return EXIT_DONE
 

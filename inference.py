@@ -98,7 +98,7 @@ def write_results(
     """Write one photograph's labels, picture and, with --save-crops, cut-outs."""
     found, masks, boxes = prediction.found, prediction.masks, prediction.boxes
     writer.add(file, key, photo.shape, found, boxes, [outline(mask) for mask in masks])
-    picture = draw_instances(photo, prediction.class_ids, boxes, masks, found.scores.cpu().numpy(), names)
+    picture = draw_instances(photo, prediction.class_ids, boxes, masks, found.scores.numpy(), names)
     save_image(Path(config.output) / f"{key}.jpg", picture)
     if config.save_crops:
         writer.save_crops(key, photo, found, boxes)

@@ -51,7 +51,7 @@ def main() -> int:
     # Everything slow or likely to fail comes before the process group, so that no rank waits in a collective for it.
     spec = load_dataset_yaml(config.data)
     say = distributed.main_printer(ranks.rank)
-    on_device = config.colour == "device" or (config.colour == "auto" and device.type == "cuda")
+    on_device = assembly.varies_colours_on_device(config, device)
     train_set, val_set = (assembly.open_dataset(config, spec, split, on_device, say) for split in ("train", "val"))
     model = build_model(config.model, spec.names).to(memory_format=torch.channels_last)
     freeze_layers(model, config.freeze)

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from benchmarks.summary import BY_CLASS, EVALUATORS, NATIVE, PROJECT, ULTRALYTICS, Run
-from utils.common.environment import PROJECT_FOLDER, cpu_model, package_version
+from utils.common.environment import PROJECT_FOLDER, cpu_model, package_version, python_path
 from utils.common.errors import UserError
 from utils.common.files import write_text_atomic
 from utils.data.dataset_yaml import DatasetSpec, label_file_for, load_dataset_yaml
@@ -221,7 +221,7 @@ def _run(arguments: list[str], log_file: Path, usage_file: Path | None = None) -
     script = (PROJECT_FOLDER / arguments[0]).resolve()
     # -P: Python does not search the current folder, which may hold another `utils`.
     command = [sys.executable, "-P", "-m", "benchmarks.measured", str(usage_file), str(script), *arguments[1:]]
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT_FOLDER)}
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     start_s = time.perf_counter()
     with log_file.open("ab") as log:
         code = subprocess.run(command, env=environment, stdout=log, stderr=log, check=False).returncode

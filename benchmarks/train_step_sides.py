@@ -20,6 +20,7 @@ from utils.common.environment import prepare_environment
 from utils.data.dataset import Batch
 from utils.data.loader import EpochLoader
 from utils.engine.state import Progress
+from utils.measure.operators import OperatorCount, count_operators
 from utils.measure.step_timer import LEARNING_RATE, WEIGHT_DECAY, StepTimer, build_training, time_training_steps
 from utils.yolo.model import YoloModel
 
@@ -56,6 +57,10 @@ class OurSide:
 
         return count_host_syncs(step, self.engine.device)
 
+    def operators(self) -> dict[str, OperatorCount]:
+        """Count the operators of one further step, by part."""
+        return count_operators(self.engine, self.batch)
+
     def end_to_end(self, loader: EpochLoader, warmup: int, steps: int) -> tuple[float, float]:
         """Train from the loader; return images/s and the share of the time spent waiting for batches."""
         engine, watched = self.engine, _Watched(loader, warmup + steps)
@@ -82,7 +87,7 @@ class TheirSide:
         self.device = device
         self.model = model.to(device).train()
         self.model.args = SimpleNamespace(box=7.5, cls=0.5, dfl=1.5, overlap_mask=True)
-        self.batch = _their_batch(batch)
+        self.batch = _their_batch(batch, device)
         self.amp = device.type == "cuda"
         # Ultralytics' own methods, called with the few attributes of a trainer that they use.
         rule = {"name": "AdamW", "lr": LEARNING_RATE, "momentum": 0.9, "decay": WEIGHT_DECAY}
@@ -138,16 +143,17 @@ def _trainers_switches(device: torch.device) -> Iterator[None]:
         torch.use_deterministic_algorithms(deterministic, warn_only=True)
 
 
-def _their_batch(batch: Batch) -> dict[str, torch.Tensor]:
-    """Return the batch that Ultralytics' loader would make of the same images and objects."""
+def _their_batch(batch: Batch, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the batch that Ultralytics' loader would make of the same images and objects, page-locked for a GPU."""
     low, high = batch.boxes.split(2, 1)
-    return {
+    theirs = {
         "img": batch.images.permute(0, 3, 1, 2).contiguous(),
         "batch_idx": batch.batch_index.float(),
         "cls": batch.class_ids.float()[:, None],
         "bboxes": torch.cat([(low + high) / 2, high - low], 1) / batch.images.shape[1],
         "masks": batch.masks,
     }
+    return {name: tensor.pin_memory() for name, tensor in theirs.items()} if device.type == "cuda" else theirs
 
 
 class _Watched:

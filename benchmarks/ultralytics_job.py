@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -57,6 +58,7 @@ def train(job: Json) -> Json:
     """Train with Ultralytics; return times and settings. Raises UserError unless it starts from the given weights."""
     device, threads, workers = machine_share(job["device"])
     yolo = _open(job["weights"])
+    skip_trial_of_amp()
     clock = EpochClock()
     facts: Json = {"threads": threads, "workers": workers}
 
@@ -96,6 +98,23 @@ def train(job: Json) -> Json:
         "arguments": arguments,
         **facts,
     }
+
+
+def skip_trial_of_amp() -> None:
+    """Let Ultralytics use AMP on a GPU without the trial for which it would download yolo26n.pt.
+
+    Without a network it does the same. It still turns AMP off on the GPUs that it knows to be unsuitable.
+    """
+    import ultralytics
+    from ultralytics.engine import trainer
+
+    decide = trainer.check_amp
+
+    def decide_offline(model: Any) -> bool:
+        with patch.object(ultralytics, "YOLO", side_effect=ConnectionError):
+            return bool(decide(model))
+
+    trainer.check_amp = decide_offline
 
 
 def optimizer_arguments(name: str, num_classes: int) -> Json:

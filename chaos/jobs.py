@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from utils.common.environment import python_path
+
 PROJECT = Path(__file__).resolve().parent.parent
 # Variables of an outer launcher or shell that an attacked training must not inherit.
 NOT_INHERITED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NNODES")
@@ -59,7 +61,7 @@ class Job:
             self.popen = subprocess.Popen(
                 [str(word) for word in command],
                 cwd=PROJECT,
-                env={**inherited, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", **environment},
+                env={**inherited, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -98,7 +98,13 @@ def find_batch_size(config: TrainConfig, model: YoloModel, device: torch.device)
     if config.batch_size:
         return None
     img_size = max(multi_scale_sizes(config.img_size)) if config.multi_scale else config.img_size
-    return probe_batch_size(model, device, choose_precision(config.amp, device), img_size)
+    colours = config.augment if varies_colours_on_device(config, device) else None
+    return probe_batch_size(model, device, choose_precision(config.amp, device), img_size, colours)
+
+
+def varies_colours_on_device(config: TrainConfig, device: torch.device) -> bool:
+    """Return whether `--colour` lets the device vary the colours, not the loader."""
+    return config.colour == "device" or (config.colour == "auto" and device.type == "cuda")
 
 
 def agree_batch_size(config: TrainConfig, found: int | None) -> int:

@@ -109,11 +109,11 @@ class ValidationPictures:
         if sample.index not in self._wanted:
             return
         with going_on_without_picture(VAL_FILE):
-            sure = torch.nonzero(found.scores >= VAL_CONFIDENCE)[:VAL_MOST_OBJECTS, 0]
-            kept = Detections(found.boxes[sure], found.scores[sure], found.class_ids[sure], found.coefficients[sure])
+            sure = slice(min(int((found.scores >= VAL_CONFIDENCE).sum()), VAL_MOST_OBJECTS))  # the best come first
+            kept = found[sure]
             masks = prototype_masks(prototypes, kept, sample.image.shape[0]).cpu().numpy()
             truth = _draw(sample.image, sample.class_ids, sample.boxes, sample.polygons, None, self.names)
-            class_ids, boxes, scores = (part.cpu().numpy() for part in (kept.class_ids, kept.boxes, kept.scores))
+            class_ids, boxes, scores = (part.numpy() for part in (kept.class_ids, kept.boxes, kept.scores))
             self._pairs += [truth, _draw(sample.image, class_ids, boxes, masks, scores, self.names)]
 
 

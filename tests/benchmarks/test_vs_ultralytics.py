@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ import torch
 from benchmarks import comparison
 from benchmarks.comparison import Setting, compare, initial_weights, open_data
 from benchmarks.summary import BY_CLASS, SIDES, Run, class_means, class_means_table, ratio, ratio_line, summarise, table
-from benchmarks.ultralytics_job import machine_share, optimizer_arguments, require_same_weights
+from benchmarks.ultralytics_job import machine_share, optimizer_arguments, require_same_weights, skip_trial_of_amp
 from benchmarks.vs_ultralytics import ComparisonConfig
+from chaos import jobs
 from tests.conftest import PROJECT, run_script
 from utils.common.config import parse_config
 from utils.common.errors import UserError
@@ -219,3 +221,33 @@ def test_ultralytics_gets_the_projects_threads_and_adamws_rate() -> None:
     theirs = optimizer_arguments("adamw", 8)
     assert (theirs["lr0"], theirs["momentum"]) == (plan.lr, plan.momentum)
     assert optimizer_arguments("auto", 8) == {"optimizer": "auto"}
+
+
+def test_what_the_user_put_on_pythonpath_reaches_the_trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "of_the_user.py").write_text("print('found')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    script, log = tmp_path / "script.py", tmp_path / "log"
+    script.write_text("import of_the_user\n")
+    comparison._run([str(script)], log)
+    assert log.read_text() == "found\n"
+    assert jobs.run([sys.executable, "-P", "-c", "import utils, of_the_user"], tmp_path / "chaos.log") == 0
+
+
+@pytest.mark.parametrize(("gpu", "is_on"), [("NVIDIA H100 80GB HBM3", True), ("NVIDIA GeForce GTX 1660", False)])
+def test_ultralytics_downloads_nothing_to_decide_on_amp(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpu: str, is_on: bool
+) -> None:
+    from ultralytics import utils
+    from ultralytics.engine import trainer
+    from ultralytics.utils import downloads
+
+    fetched: list[Any] = []
+    monkeypatch.setattr(utils, "WEIGHTS_DIR", tmp_path)
+    monkeypatch.setattr(downloads, "safe_download", lambda *args, **_: fetched.append(args))
+    monkeypatch.setattr(downloads, "is_online", lambda: True, raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: gpu)
+    monkeypatch.setattr(trainer, "check_amp", trainer.check_amp)  # put back at the end
+    on_gpu = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda", 0))]))
+    skip_trial_of_amp()
+    assert trainer.check_amp(on_gpu) is is_on
+    assert fetched == []

@@ -17,6 +17,7 @@ from tests.conftest import PROJECT, run_script
 from utils.common.config import parse_config
 from utils.train_config import TrainConfig
 
+PATIENCE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 BATCH_SCRIPT = PROJECT / "launch" / "slurm.sbatch"
 FAKE_SCONTROL = """#!/bin/sh
 case "$1 $2" in
@@ -86,7 +87,11 @@ def test_torchrun_takes_the_rest_from_kubeflow_s_variables(
     assert (config.rdzv_backend, config.rdzv_endpoint) == ("static", "job-node-0-0.job:29400")
     assert config.rdzv_configs["rank"] == 1
     assert "SIGUSR1" in arguments.signals_to_handle.split(",")
-    assert int(arguments.shutdown_timeout) < pod_of(documents)["terminationGracePeriodSeconds"]
+    patience_s = int({variable["name"]: variable["value"] for variable in trainer["env"]}[PATIENCE])
+    monkeypatch.setenv(PATIENCE, str(patience_s))
+    # Older versions of torchrun always wait 30 s.
+    assert getattr(config_from_args(arguments)[0], "shutdown_timeout", patience_s) == patience_s
+    assert patience_s < pod_of(documents)["terminationGracePeriodSeconds"]
     assert arguments.training_script == "train_yolo_ddp.py"
     options = parse_config(TrainConfig, "", arguments.training_script_args)
     mounts = [mount["mountPath"] for mount in pod_of(documents)["containers"][0]["volumeMounts"]]
@@ -175,7 +180,7 @@ def test_the_warning_leaves_time_for_the_launcher_s_own_patience() -> None:
     directives = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
     for wanted in ("--requeue", "--open-mode=append", "--ntasks-per-node=1", "--signal=TERM@90"):
         assert wanted in directives
-    assert "--shutdown-timeout 75" in text
+    assert f"export {PATIENCE}=${{{PATIENCE}:-75}}\n" in text
 
 
 def commands_of_the_guide(beginning: str) -> list[list[str]]:

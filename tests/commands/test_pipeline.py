@@ -10,8 +10,9 @@ import pytest
 import torch
 import yaml
 
-from tests.conftest import PROJECT, TRAIN_FLAGS, TrainedRun, free_port, must_run, run_script, torchrun
+from tests.conftest import TRAIN_FLAGS, TrainedRun, free_port, must_run, run_script, torchrun
 from utils.common.devices import choose_precision
+from utils.common.environment import python_path
 from utils.run.checkpoint import latest_facts
 
 
@@ -243,7 +244,7 @@ def test_training_evaluation_and_inference_open_no_socket_to_the_outside(trained
     ]
     for command in commands:
         # A user's own proxy and online settings must not matter; the guard ends the process at the first attempt.
-        must_run("python", guard, *command, PYTHONPATH=str(PROJECT))
+        must_run("python", guard, *command, PYTHONPATH=python_path())
     probe = tmp_path / "probe.py"
     probe.write_text("import urllib.request; urllib.request.urlopen('http://example.org', timeout=3)\n")
     caught = run_script("python", guard, probe)

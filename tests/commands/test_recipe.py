@@ -97,7 +97,7 @@ def test_without_freezing_everything_moves(tmp_path: Path) -> None:
 def test_freezing_survives_the_conversion_to_synchronised_batchnorm() -> None:
     built = build_model("yolov8n-seg.yaml", NAMES)
     freeze_layers(built, 3)
-    model: Any = convert_sync_batchnorm(built, torch.device("cpu")).train()
+    model: Any = convert_sync_batchnorm(built).train()
     before = {name: value.clone() for name, value in model.named_buffers()}
     model(torch.rand(2, 3, 64, 64))
     changed = {layer_of(name) for name, value in model.named_buffers() if not torch.equal(value, before[name])}

@@ -71,3 +71,10 @@ def test_git_revision_tells_changes_and_tolerates_absence(tmp_path: Path) -> Non
     assert len(clean) == 40
     (tmp_path / "file").write_text("two")
     assert environment.git_revision(tmp_path) == clean + "+changes"
+
+
+def test_the_projects_folder_comes_before_what_the_user_put_on_pythonpath(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/first", "/second"]))
+    assert environment.python_path().split(os.pathsep) == [str(PROJECT), "/first", "/second"]
+    monkeypatch.delenv("PYTHONPATH")
+    assert environment.python_path() == str(PROJECT)

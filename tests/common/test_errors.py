@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.conftest import PROJECT
+from utils.common.environment import python_path
 
 SCRIPT = """
 import atexit, sys
@@ -36,7 +36,7 @@ run_script(main)
 def _leave(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name != "RANK"}
     command = [sys.executable, "-c", SCRIPT, *arguments]
-    place = {**kept, "PYTHONPATH": str(PROJECT), **environment}
+    place = {**kept, "PYTHONPATH": python_path(), **environment}
     return subprocess.run(command, env=place, capture_output=True, text=True, check=False)
 
 

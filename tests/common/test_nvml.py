@@ -24,11 +24,27 @@ class NotSupportedError(NVMLError):
     pass
 
 
+class InvalidArgumentError(NVMLError):
+    pass
+
+
+class NotFoundError(NVMLError):
+    pass
+
+
 class FakeDriver(SimpleNamespace):
     """Stands for the module pynvml: one GPU, known by its UUID, whose utilisation follows `utils`."""
 
-    def __init__(self, utils: list[int], fails_at: int | None = None, lacks_power: bool = False) -> None:
-        super().__init__(NVMLError=NVMLError, NVMLError_NotSupported=NotSupportedError)
+    def __init__(
+        self, utils: list[int], fails_at: int | None = None, lacks_power: bool = False, uuid: str = "GPU-1234"
+    ) -> None:
+        super().__init__(
+            NVMLError=NVMLError,
+            NVMLError_NotSupported=NotSupportedError,
+            NVMLError_InvalidArgument=InvalidArgumentError,
+            NVMLError_NotFound=NotFoundError,
+        )
+        self.uuid = uuid
         self.NVML_TEMPERATURE_GPU, self.NVML_CLOCK_SM = 0, 1
         self.utils, self.fails_at, self.lacks_power = utils, fails_at, lacks_power
         self.reads = self.power_reads = 0
@@ -38,7 +54,8 @@ class FakeDriver(SimpleNamespace):
         pass
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        assert uuid == "GPU-1234"
+        if uuid != self.uuid:
+            raise NotFoundError("Not Found")
         return "handle"
 
     def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
@@ -47,6 +64,8 @@ class FakeDriver(SimpleNamespace):
         if self.reads == self.fails_at:
             raise NVMLError("GPU is lost")
         self.reads += 1
+        if self.uuid.startswith("MIG-"):
+            raise InvalidArgumentError("Invalid Argument")
         return SimpleNamespace(gpu=self.utils[(self.reads - 1) % len(self.utils)])
 
     def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
@@ -135,6 +154,11 @@ def test_a_hanging_driver_delays_neither_a_reading_nor_the_end(install: Install)
         assert watch.means() == {}
     assert time.monotonic() - began_s < 5
     driver.holds.set()
+
+
+def test_a_slice_of_a_gpu_is_found_by_its_own_uuid(install: Install) -> None:
+    install(FakeDriver([50], lacks_power=True, uuid="MIG-1234"))
+    assert Gpu(0).read() == {"gpu_memory_bytes": 5 * 2**30, "gpu_temperature_c": 61, "gpu_clock_mhz": 1410}
 
 
 @pytest.mark.gpu

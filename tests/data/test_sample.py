@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from utils.common.errors import UserError
+import download_data
+from utils.common.errors import UsageError, UserError
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.data.images import exif_orientation, read_image, upright_size
 from utils.data.parsing.label_csv import LABEL_CSV, ClassTable
-from utils.data.sample import write_sample
+from utils.data.sample import write, write_sample
 from utils.data.sample.canvas import Frame, area, clip
 from utils.data.sample.scene import SAMPLE_LINE_WIDTH_PX, draw_scene
 
@@ -172,6 +173,38 @@ def test_wires_are_as_thin_as_asked_and_nothing_else_moves() -> None:
     changed = np.abs(wide.image.astype(int) - thin.image.astype(int)).max(2) > 40
     assert changed.sum() > 1000
     assert changed[near_wires == 0].mean() < 0.001
+
+
+def test_a_large_photograph_has_wires_of_4_to_10_pixels_and_labels_on_them() -> None:
+    """Cables are black: what is dark across their line is as wide as they are."""
+    widths = []
+    for index in range(4):
+        scene = draw_scene(0, index, long_side_px=2048)
+        assert max(scene.image.shape) == 2048
+        assert min(scene.image.shape[:2]) == 1365
+        for points in [annotation.points for annotation in scene.annotations if annotation.name == "other_wire"]:
+            for x in np.arange(40, scene.image.shape[1] - 40, 7):
+                y = round(float(np.interp(x, points[:, 0], points[:, 1])))
+                column = scene.image[max(y - 20, 0) : y + 21, x].max(axis=1)
+                if 20 <= y < scene.image.shape[0] - 21 and column[[0, 1, -2, -1]].min() > 110:
+                    widths.append(int((column < 80).sum()))
+    assert len(widths) > 300
+    assert 4 <= np.median(widths) <= 10
+    assert np.mean([3 <= width <= 11 for width in widths]) > 0.9
+
+
+def test_a_large_sample_does_not_depend_on_the_number_of_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for threads in (1, 3):
+        monkeypatch.setattr(write, "usable_cpu_count", lambda threads=threads: threads)
+        write_sample(tmp_path / str(threads), 3, long_side_px=1600)
+    assert files_of(tmp_path / "1") == files_of(tmp_path / "3")
+
+
+def test_a_sample_size_without_a_sample_is_refused() -> None:
+    with pytest.raises(UsageError, match="--sample-size: only the sample has a size"):
+        download_data.main(["--sample-size", "5472"])
 
 
 @pytest.mark.parametrize("width", [0.5, 41])

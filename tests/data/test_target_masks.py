@@ -11,7 +11,7 @@ import pytest
 
 from utils.data.dataset import Sample
 from utils.data.target_masks import MASK_STRIDE, densify, draw_masks
-from utils.evaluation.evaluate import truth_masks
+from utils.evaluation.input_masks import truth_masks
 
 SIZE_PX = 640
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from tests.conftest import PROJECT, free_port, run_script
+from tests.conftest import free_port, run_script
+from utils.common.environment import python_path
 from utils.common.errors import EXIT_STARTUP_TIMEOUT, UserError
 from utils.distributed.rendezvous import COUNTER, Rendezvous
 
@@ -138,7 +139,7 @@ def test_a_killed_rank_is_back_at_the_first_restart(launcher: list[str], tmp_pat
     environment = {name: value for name, value in os.environ.items() if name != "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"}
     done = subprocess.run(
         [*command, "--max-restarts=3", f"--log-dir={tmp_path / 'logs'}", str(script)],
-        env={**environment, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "INIT_TIMEOUT": "60"},
+        env={**environment, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", "INIT_TIMEOUT": "60"},
         capture_output=True,
         text=True,
         timeout=120,

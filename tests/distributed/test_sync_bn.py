@@ -1,22 +1,27 @@
-"""Synchronised BatchNorm on the CPU: two ranks with 3 and 5 images are one rank with 8."""
+"""Synchronised BatchNorm: two ranks with 3 and 5 images are one rank with 8."""
 
 from __future__ import annotations
 
 import copy
 import os
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.modules._functions import SyncBatchNorm as TorchFunction
 
 from tests.ranks import run_ranks
 from utils import distributed
-from utils.distributed.sync_bn import GlooSyncBatchNorm2d, convert_sync_batchnorm, revert_sync_batchnorm
+from utils.distributed import sync_bn
+from utils.distributed.sync_bn import SyncBatchNorm2d, convert_sync_batchnorm, revert_sync_batchnorm
 
 CPU = torch.device("cpu")
 SHARES = (slice(0, 3), slice(3, 8))
+ONE_HAS_NONE = (slice(0, 0), slice(0, 8))
 NUM_STEPS = 3
 
 
@@ -48,12 +53,14 @@ def plain(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
     return {name: tensor.detach().cpu().numpy().copy() for name, tensor in tensors.items()}
 
 
-def run(model: nn.Module, share: slice, offset: float = 0.0, device: torch.device = CPU) -> list[dict[str, np.ndarray]]:
+def run(
+    model: nn.Module, share: slice, offset: float = 0.0, dtype: torch.dtype = torch.float32
+) -> list[dict[str, np.ndarray]]:
     """Return outputs, input gradients, weight gradients and buffers of some training steps on a share."""
     records = []
-    model.to(device).train()
+    model.to(dtype).train()
     for step in range(NUM_STEPS):
-        images, output_gradient = (tensor[share].to(device) for tensor in batch(step, offset))
+        images, output_gradient = (tensor[share].to(dtype) for tensor in batch(step, offset))
         images = images.clone().requires_grad_()
         model.zero_grad()
         outputs = model(images)
@@ -63,20 +70,85 @@ def run(model: nn.Module, share: slice, offset: float = 0.0, device: torch.devic
         tensors = {"outputs": outputs, "input gradient": images.grad, **gradients, **dict(model.named_buffers())}
         records.append(plain(tensors))
     model.eval()
-    records.append(plain({"outputs": model(batch(99, offset)[0][share].to(device))}))
+    records.append(plain({"outputs": model(batch(99, offset)[0][share].to(dtype))}))
     return records
 
 
+class Kernels:
+    """The formulas of PyTorch's CUDA kernels, which no CPU has. Means and deviations are of each channel, (C,)."""
+
+    @staticmethod
+    def batch_norm_stats(values: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+        return values.mean((0, 2, 3)), torch.rsqrt(values.var((0, 2, 3), correction=0) + eps)
+
+    @staticmethod
+    def batch_norm_gather_stats_with_counts(
+        values: torch.Tensor, means: Any, invstds: Any, mean: Any, var: Any, momentum: float, eps: float, counts: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Join the ranks one after the other, as the kernel does: Chan et al. 1979, equation 2.1."""
+        total, average, squares = torch.zeros(()), torch.zeros_like(means[0]), torch.zeros_like(means[0])
+        for rank_mean, invstd, count in zip(means, invstds, counts, strict=True):
+            factor = 1 / (total + count)
+            squares = squares + (invstd**-2 - eps) * count + (average - rank_mean) ** 2 * total * count * factor
+            average = total * factor * average + count * factor * rank_mean
+            total = total + count
+        mean.mul_(1 - momentum).add_(momentum * average)
+        var.mul_(1 - momentum).add_(momentum * squares / (total - 1))
+        return average, torch.rsqrt(squares / total + eps)
+
+    @staticmethod
+    def batch_norm_elemt(values: Any, weight: Any, bias: Any, mean: Any, invstd: Any, eps: float) -> torch.Tensor:
+        normal = (values - column(mean)) * column(invstd)
+        return normal if weight is None else normal * column(weight) + column(bias)
+
+    @staticmethod
+    def batch_norm_backward_reduce(
+        gradient: torch.Tensor, values: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, *_: Any
+    ) -> tuple[torch.Tensor, ...]:
+        total, product = gradient.sum((0, 2, 3)), (gradient * (values - column(mean))).sum((0, 2, 3))
+        return total, product, product * invstd, total
+
+    @staticmethod
+    def batch_norm_backward_elemt(
+        gradient: Any, values: Any, mean: Any, invstd: Any, weight: Any, total: Any, product: Any, counts: Any
+    ) -> torch.Tensor:
+        """Ioffe and Szegedy 2015, section 3, with the sums over all ranks."""
+        assert counts.dtype == torch.int32
+        number = counts.sum()
+        slope = gradient - column(total) / number - (values - column(mean)) * column(invstd**2 * product / number)
+        return slope * column(invstd if weight is None else invstd * weight)
+
+
+def column(values: torch.Tensor) -> torch.Tensor:
+    return values[:, None, None]
+
+
+def run_kernels(share: slice) -> list[dict[str, np.ndarray]]:
+    """Do what `run` does with the path of the GPU."""
+    names = [name for name in vars(Kernels) if name.startswith("batch_norm")]
+    with (
+        mock.patch.multiple(torch, **{name: getattr(Kernels, name) for name in names}),
+        mock.patch.object(sync_bn, "has_kernels", return_value=True),
+    ):
+        return run(convert_sync_batchnorm(network()), share, dtype=torch.float64)
+
+
 def run_shares() -> dict[str, Any]:
-    share = SHARES[distributed.rank()]
-    norm = GlooSyncBatchNorm2d(1)
+    rank = distributed.rank()
+    share = SHARES[rank]
+    norm = SyncBatchNorm2d(1)
     single = nn.Sequential(norm)
     single.train()
     few = single(torch.full((1, 1, 1, 1), float(distributed.rank())))
+    rows = convert_sync_batchnorm(nn.BatchNorm1d(3))(batch(0, 0.0)[0][share, :, 0, 0])
     return {
-        "synchronised": run(convert_sync_batchnorm(network(), CPU), share),
-        "far from zero": run(convert_sync_batchnorm(network(), CPU), share, offset=30.0),
+        "synchronised": run(convert_sync_batchnorm(network()), share),
+        "far from zero": run(convert_sync_batchnorm(network()), share, offset=30.0),
         "alone": run(network(), share),
+        "on a GPU": run_kernels(share),
+        "one has none": run(convert_sync_batchnorm(network()), ONE_HAS_NONE[rank]),
+        "one has none, on a GPU": run_kernels(ONE_HAS_NONE[rank]),
+        "rows": rows.detach().numpy(),
         "two pixels": [few.item(), norm.get_buffer("running_mean").item(), norm.get_buffer("running_var").item()],
     }
 
@@ -108,43 +180,60 @@ def difference(answers: list[dict[str, Any]], kind: str, expected: list[dict[str
     return worst
 
 
-def test_uneven_shares_give_what_one_rank_with_all_images_gives(answers: list[dict[str, Any]]) -> None:
-    gaps = difference(answers, "synchronised", run(network(), slice(0, 8)))
+# Convolutions before a BatchNorm have a bias whose true gradient is zero: only rounding is left of it.
+WITHOUT_MEANING = {"gradient of 0.bias", "gradient of 3.bias", "gradient of 5.bias"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "tolerance"),
+    [
+        ("synchronised", torch.float32, 1e-5),
+        ("one has none", torch.float32, 1e-5),
+        ("on a GPU", torch.float64, 1e-9),
+        ("one has none, on a GPU", torch.float64, 1e-9),
+    ],
+)
+def test_uneven_shares_give_what_one_rank_with_all_images_gives(
+    answers: list[dict[str, Any]], kind: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    gaps = difference(answers, kind, run(network(), slice(0, 8), dtype=dtype))
     gradients = [name for name in gaps if name.startswith("gradient of")]
     assert {"outputs", "input gradient", "1.running_mean", "1.running_var", "1.num_batches_tracked"} <= set(gaps)
     assert len(gradients) == len(list(network().parameters()))
-    # Convolutions before a BatchNorm have a bias whose true gradient is zero: only rounding is left of it.
-    without_meaning = {"gradient of 0.bias", "gradient of 3.bias", "gradient of 5.bias"}
-    assert {name: gap for name, gap in gaps.items() if gap > 1e-5 and name not in without_meaning} == {}
+    assert {name: gap for name, gap in gaps.items() if gap > tolerance and name not in WITHOUT_MEANING} == {}
 
 
-def on_two_gpus() -> dict[str, Any]:
-    """Return what PyTorch's module and ours make of this rank's share on its own GPU, over NCCL."""
+def compare_on_gpus() -> None:
+    """Compare our autograd function with PyTorch's on this rank's GPU, over NCCL; a single rank works as well."""
     rank = int(os.environ["RANK"])
     device = torch.device("cuda", rank)
     distributed.setup_ddp(device)
-    model = network()
-    for position, child in list(model.named_children()):
-        if isinstance(child, nn.BatchNorm2d):
-            ours = GlooSyncBatchNorm2d(child.num_features, child.eps, child.momentum, child.affine)
-            ours.load_state_dict(child.state_dict())
-            setattr(model, position, ours)
-    torchs = convert_sync_batchnorm(network(), device)
-    assert isinstance(torchs, nn.Sequential)
-    torchs[4], model[4] = nn.SiLU(), nn.SiLU()
-    assert isinstance(torchs[1], nn.SyncBatchNorm)
-    share = SHARES[rank]
-    return {"ours": run(model, share, device=device), "torch": run(torchs, share, device=device)}
+    group = dist.distributed_c10d._get_default_group()
+    generator = torch.Generator().manual_seed(rank)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2), (torch.float16, 1e-3)):
+        for memory_format in (torch.contiguous_format, torch.channels_last):
+            images, gradient = (
+                torch.randn(3 + rank, 4, 9, 7, generator=generator).to(device, dtype, memory_format=memory_format)
+                for _ in range(2)
+            )
+            found = []
+            for apply in (
+                lambda *inputs: sync_bn._CudaBatchNorm.apply(*inputs, 0.1, 1e-3),
+                lambda *inputs: TorchFunction.apply(*inputs, 1e-3, 0.1, group, group.size()),
+            ):
+                inputs = [images.clone(), torch.rand(4, device=device), torch.ones(4, device=device)]
+                inputs[1].copy_(torch.arange(1, 5))
+                buffers = [torch.zeros(4, device=device), torch.ones(4, device=device)]
+                inputs = [tensor.requires_grad_() for tensor in inputs]
+                output = apply(*inputs, *buffers)
+                output.backward(gradient)
+                found.append([output.detach(), *(tensor.grad for tensor in inputs), *buffers])
+            torch.testing.assert_close(*found, rtol=tolerance, atol=tolerance, check_stride=True)
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_ours_agrees_with_pytorchs_on_two_gpus() -> None:
-    for answer in run_ranks(on_two_gpus, 2, join=False, timeout_s=120):
-        for ours, torchs in zip(answer["ours"], answer["torch"], strict=True):
-            for name, value in torchs.items():
-                if name not in ("gradient of 0.bias", "gradient of 3.bias", "gradient of 5.bias"):
-                    np.testing.assert_allclose(ours[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+def test_ours_agrees_with_pytorchs_on_gpus() -> None:
+    run_ranks(compare_on_gpus, min(torch.cuda.device_count(), 2), join=False, timeout_s=120)
 
 
 def test_inputs_far_from_zero_lose_no_digits_that_matter(answers: list[dict[str, Any]]) -> None:
@@ -158,6 +247,11 @@ def test_plain_batchnorm_on_the_shares_is_clearly_different(answers: list[dict[s
     assert gaps["1.running_mean"] > 0.01
 
 
+def test_rows_without_pixels_are_synchronised_too(answers: list[dict[str, Any]]) -> None:
+    expected = nn.BatchNorm1d(3)(batch(0, 0.0)[0][:, :, 0, 0]).detach().numpy()
+    np.testing.assert_allclose(np.concatenate([answer["rows"] for answer in answers]), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_one_pixel_on_each_rank_is_enough(answers: list[dict[str, Any]]) -> None:
     for rank, answer in enumerate(answers):
         output, mean, variance = answer["two pixels"]
@@ -166,17 +260,15 @@ def test_one_pixel_on_each_rank_is_enough(answers: list[dict[str, Any]]) -> None
         assert variance == pytest.approx(0.9 + 0.1 * 0.5)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_conversion_keeps_the_very_same_parameters_and_numbers(device: str) -> None:
+def test_conversion_keeps_the_very_same_parameters_and_numbers() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     parameters = dict(model.named_parameters())
     model.get_buffer("1.running_mean").fill_(3.0)
     state = copy.deepcopy(model.state_dict())
-    converted = convert_sync_batchnorm(model, torch.device(device))
-    expected = GlooSyncBatchNorm2d if device == "cpu" else nn.SyncBatchNorm
+    converted = convert_sync_batchnorm(model)
     norms = [module for module in converted.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    assert [type(module) for module in norms] == [expected] * 3
+    assert [type(module) for module in norms] == [SyncBatchNorm2d] * 3
     assert {name: id(parameter) for name, parameter in converted.named_parameters()} == {
         name: id(parameter) for name, parameter in parameters.items()
     }
@@ -185,25 +277,27 @@ def test_conversion_keeps_the_very_same_parameters_and_numbers(device: str) -> N
     assert (norms[0].eps, norms[0].momentum, norms[2].momentum) == (1e-3, 0.03, None)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("training", [True, False])
-def test_reverting_gives_plain_batchnorm_with_the_same_numbers(device: str, training: bool) -> None:
+def test_reverting_gives_plain_batchnorm_with_the_same_numbers(training: bool) -> None:
     model = network().train(training)
     expected = copy.deepcopy(model)
-    reverted = revert_sync_batchnorm(convert_sync_batchnorm(model, torch.device(device)))
+    reverted = revert_sync_batchnorm(convert_sync_batchnorm(model))
     assert [type(module) for module in reverted.modules()] == [type(module) for module in expected.modules()]
     assert [module.training for module in reverted.modules()] == [training] * len(list(expected.modules()))
     images = batch(0, 0.0)[0]
     assert torch.equal(reverted(images), expected(images))
 
 
-def test_a_lone_batchnorm_is_converted_and_reverted_too() -> None:
-    assert type(convert_sync_batchnorm(nn.BatchNorm2d(2), CPU)) is GlooSyncBatchNorm2d
-    assert type(revert_sync_batchnorm(GlooSyncBatchNorm2d(2))) is nn.BatchNorm2d
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d])
+def test_a_lone_batchnorm_is_converted_and_reverted_too(kind: type[nn.Module]) -> None:
+    converted = convert_sync_batchnorm(kind(2))
+    assert isinstance(converted, kind)
+    assert type(converted).__name__ == f"Sync{kind.__name__}"
+    assert type(revert_sync_batchnorm(converted)) is kind
 
 
 def test_without_other_ranks_it_is_plain_batchnorm() -> None:
-    plain_model, converted = network(), convert_sync_batchnorm(network(), CPU)
+    plain_model, converted = network(), convert_sync_batchnorm(network())
     images = batch(0, 0.0)[0]
     for model in (plain_model, converted):
         model.train()

@@ -7,9 +7,16 @@ import torch
 
 from utils.data.dataset import Sample
 from utils.evaluation import native_masks
-from utils.evaluation.evaluate import mask_iou
-from utils.evaluation.native_masks import compare_in_photo, fill_outline, outlines_in_photo, place, target_areas
-from utils.yolo.predict import Detections, photo_masks
+from utils.evaluation.native_masks import (
+    PhotoMasks,
+    fill_outline,
+    masks_in_photo,
+    outlines_in_photo,
+    place,
+    region_iou,
+    target_areas,
+)
+from utils.yolo.predict import Detections
 from utils.yolo.regions import Region
 
 PHOTO_SIZE = (400, 300)
@@ -93,53 +100,48 @@ def test_outlines_past_the_edge_or_without_any_pixel_centre_still_have_pixels_in
 # --- overlap -------------------------------------------------------------------------------------------------------
 
 
+def joined_iou(parts: list[PhotoMasks]) -> tuple[np.ndarray, np.ndarray]:
+    iou, areas = zip(*map(region_iou, parts), strict=True)
+    return np.concatenate(iou, axis=1), np.concatenate(areas)
+
+
 def test_overlap_is_that_of_whole_masks_and_the_parts_change_nothing(
     scene: tuple[Sample, Detections, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sample, found, prototypes = scene
     placement = place(sample, PHOTO_SIZE)
-    masks = photo_masks(prototypes, found, placement)
-    truth = np.stack([whole(fill_outline(outline, PHOTO_SIZE)) for outline in outlines_in_photo(sample, placement)])
+    (together,) = masks_in_photo(sample, found, prototypes, placement)
+    iou, areas = region_iou(together)
+    truth, masks = (np.stack([whole(region) for region in regions]) for regions in (together.truth, together.found))
+    shared = np.einsum("myx,nyx->mn", truth.astype(float), masks.astype(float))
+    union = truth.sum((1, 2))[:, None] + masks.sum((1, 2)) - shared
     same_class = sample.class_ids[:, None] == found.class_ids.numpy()
-    iou, areas = compare_in_photo(sample, found, prototypes, placement)
-    np.testing.assert_allclose(
-        iou, np.where(same_class, mask_iou(torch.from_numpy(truth), torch.from_numpy(masks)).numpy(), 0), atol=1e-6
-    )
+    np.testing.assert_allclose(iou, np.where(same_class, shared / union, 0))
     assert iou.max() > 0.3
     assert areas.tolist() == masks.sum(axis=(1, 2)).tolist()
     # Objects in front of one another keep their whole outlines.
     assert truth.sum(axis=0).max() > 1
 
-    monkeypatch.setattr(native_masks, "PIXELS_PER_PART", 1)
-    sizes = []
-    again = compare_in_photo(
-        sample,
-        found,
-        prototypes,
-        placement,
-        lambda _sample, _placement, part, masks: sizes.append((len(part), len(masks))),
-    )
-    assert sizes == [(1, 1)] * 40
-    np.testing.assert_array_equal(again[0], iou)
-    np.testing.assert_array_equal(again[1], areas)
+    monkeypatch.setattr(native_masks, "PIXELS_PER_PART", 20_000)
+    parts = list(masks_in_photo(sample, found, prototypes, placement))
+    assert len(parts) > 3
+    assert [len(part.found) for part in parts] == [len(part.detections) for part in parts]
+    assert torch.cat([part.detections.scores for part in parts]).tolist() == found.scores.tolist()
+    np.testing.assert_array_equal(joined_iou(parts)[0], iou)
+    np.testing.assert_array_equal(joined_iou(parts)[1], areas)
+    (nothing,) = masks_in_photo(sample, found[:0], prototypes, placement)
+    assert region_iou(nothing)[0].shape == (9, 0)
 
 
+@pytest.mark.parametrize("photo_size", [(400, 300), (2000, 1500)])
 def test_masks_are_made_a_few_at_a_time_however_large_the_photograph(
-    scene: tuple[Sample, Detections, torch.Tensor],
+    scene: tuple[Sample, Detections, torch.Tensor], photo_size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(native_masks, "PIXELS_PER_PART", 30_000)
     sample, found, prototypes = scene
-    for photo_size in ((400, 300), (2000, 1500)):
-        seen: list[tuple[int, ...]] = []
-        compare_in_photo(
-            sample,
-            found,
-            prototypes,
-            place(sample, photo_size),
-            lambda *arguments, seen=seen: seen.append(arguments[-1].shape),
-        )
-        assert sum(shape[0] for shape in seen) == len(found)
-        assert max(np.prod(shape) for shape in seen) <= native_masks.PIXELS_PER_PART
-        assert max(shape[0] for shape in seen) <= native_masks.MAX_PER_PART
+    parts = list(masks_in_photo(sample, found, prototypes, place(sample, photo_size)))
+    assert sum(len(part.found) for part in parts) == len(found)
+    assert all(sum(region.mask.size for region in part.found[:-1]) < 30_000 for part in parts)
 
 
 def test_target_areas_are_counted_in_pixels_of_the_photograph(scene: tuple[Sample, Detections, torch.Tensor]) -> None:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from tests.in_memory import InMemory
 from utils import assembly
 from utils.common.config import parse_config
-from utils.common.devices import choose_precision
+from utils.common.devices import Precision, choose_precision
 from utils.common.errors import UserError
+from utils.data.dataset import Batch, Photo, SegmentationDataset, collate
 from utils.measure import batch_size
 from utils.measure.batch_size import largest_that_fits, probe_batch_size
 from utils.train_config import TrainConfig
+from utils.yolo.inputs import prepare_batch
 
 CPU = torch.device("cpu")
 
@@ -60,3 +67,42 @@ def test_auto_keeps_the_batch_size_of_a_run_that_continues(tmp_path: Path) -> No
     (tmp_path / "config.yaml").write_text("batch_size: 24\n", encoding="utf-8")
     assert assembly.agree_batch_size(config, 12) == 24
     assert assembly.agree_batch_size(TrainConfig(batch_size=6, save_dir=str(tmp_path)), None) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "has_gains"),
+    [({}, True), ({"colour": "loader"}, False), ({"hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.0}, False)],
+    ids=["auto", "loader", "off"],
+)
+def test_the_probe_varies_colours_where_the_training_does(
+    options: dict[str, Any], has_gains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probed: list[Batch] = []
+
+    def fits(model: nn.Module, device: torch.device, precision: Precision, batch: Batch) -> bool:
+        probed.append(batch)
+        return len(batch) == 1
+
+    monkeypatch.setattr(batch_size, "_fits", fits)
+    monkeypatch.setattr(assembly, "choose_precision", lambda name, device: choose_precision("off", CPU))
+    config, gpu = TrainConfig(batch_size=0, img_size=64, **options), torch.device("cuda", 0)
+    model = SimpleNamespace(nc=3)
+    assert assembly.find_batch_size(config, model, gpu) == 1  # type: ignore[arg-type]
+    training_set = SegmentationDataset(
+        [Photo(Path("one.jpg"), np.zeros(0, np.int64), [])],
+        64,
+        packed=InMemory(),  # type: ignore[arg-type]
+        augment=config.augment,
+        colours_on_device=assembly.varies_colours_on_device(config, gpu),
+    )
+    monkeypatch.setattr(InMemory, "whole", lambda self, position: np.zeros((48, 64, 3), np.uint8))
+    trained_on = collate([training_set[0, 0]])
+    for batch in (probed[0], trained_on):
+        assert (batch.colour_gains is not None) == has_gains
+    if has_gains:
+        assert probed[0].colour_gains is not None
+        assert trained_on.colour_gains is not None
+        assert probed[0].colour_gains.dtype == trained_on.colour_gains.dtype
+        inputs, _ = prepare_batch(probed[0], CPU)
+        plain, _ = prepare_batch(replace(probed[0], colour_gains=None), CPU)
+        assert not torch.equal(inputs, plain)  # the step computes the new colours

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
@@ -35,6 +36,20 @@ def test_polygons_look_like_the_masks_they_describe() -> None:
     from_polygon = draw_instances(image, [0], None, [polygon], [0.5], NAMES)
     from_mask = draw_instances(image, [0], None, mask, [0.5], NAMES)
     assert np.array_equal(from_polygon, from_mask)
+
+
+def test_masks_cut_to_a_part_of_the_picture_are_drawn_as_whole_ones() -> None:
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 255, (200, 300, 3), dtype=np.uint8)
+    parts = [(0, 0, 50, 70), (230, 120, 70, 80), (40, 30, 100, 5), (90, 90, 20, 20), (5, 5, 0, 0)]
+    masks, cut = np.zeros((len(parts), 200, 300), bool), []
+    for number, (left, top, width, height) in enumerate(parts):
+        bitmap = cv2.blur(rng.random((height, width)), (5, 5)) > 0.5 if width else np.zeros((0, 0), bool)
+        cut.append(SimpleNamespace(left=left, top=top, mask=bitmap if number != 3 else bitmap & False))
+        masks[number, top : top + height, left : left + width] = cut[-1].mask
+    for boxes in (None, np.full((5, 4), 50.0)):
+        whole = draw_instances(image, [0, 1, 2, 0, 1], boxes, masks, None, NAMES)
+        assert np.array_equal(draw_instances(image, [0, 1, 2, 0, 1], boxes, cut, None, NAMES), whole)
 
 
 def test_boxes_are_drawn_and_cut_at_the_edge() -> None:

@@ -15,6 +15,7 @@ import pytest
 import download_data
 from tests.azure_server import AzureServer, Blob
 from tests.conftest import PROJECT
+from utils.common.environment import python_path
 from utils.common.errors import DataErrors, UserError, run_script
 from utils.data.cache import open_or_build
 from utils.data.dataset import SegmentationDataset, read_photos
@@ -75,7 +76,7 @@ def run_pipeline(*commands: tuple[str, ...]) -> str:
     done = subprocess.run(
         [sys.executable, "-c", PIPELINE, "\n".join("|".join(command) for command in commands)],
         cwd=PROJECT,
-        env={**os.environ, **SECRETS, "PYTHONPATH": str(PROJECT)},
+        env={**os.environ, **SECRETS, "PYTHONPATH": python_path()},
         capture_output=True,
         text=True,
         timeout=600,  # a quarter of a minute on an idle machine

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from utils.common.errors import UserError
-from utils.distributed.sync_bn import GlooSyncBatchNorm2d, convert_sync_batchnorm
+from utils.distributed.sync_bn import SyncBatchNorm2d, convert_sync_batchnorm
 from utils.yolo.model import (
     build_model,
     class_names,
@@ -87,14 +87,12 @@ def test_transfer_from_eighty_classes_keeps_all_that_can_be_kept(tmp_path: Path)
 
 
 def test_synchronised_batchnorm_never_reaches_a_file(tmp_path: Path) -> None:
-    model = convert_sync_batchnorm(build_model("yolov8n-seg.yaml", NAMES), torch.device("cpu"))
-    assert any(isinstance(module, GlooSyncBatchNorm2d) for module in model.modules())
+    model = convert_sync_batchnorm(build_model("yolov8n-seg.yaml", NAMES))
+    assert any(isinstance(module, SyncBatchNorm2d) for module in model.modules())
     save_deployable(tmp_path / "best.pt", model, {}, img_size=64, data="dataset.yaml")
     loaded = load_weights(str(tmp_path / "best.pt"))
-    assert not any(isinstance(module, GlooSyncBatchNorm2d) for module in loaded.modules())
-    assert any(isinstance(module, GlooSyncBatchNorm2d) for module in model.modules()), (
-        "the model in training was changed"
-    )
+    assert not any(isinstance(module, SyncBatchNorm2d) for module in loaded.modules())
+    assert any(isinstance(module, SyncBatchNorm2d) for module in model.modules()), "the model in training was changed"
 
 
 def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:

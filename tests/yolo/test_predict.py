@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from utils.data.images import letterbox
 from utils.yolo.model import build_model
@@ -146,6 +147,45 @@ def one_detection(*boxes: tuple[float, ...]) -> Detections:
     return Detections(torch.tensor(boxes), torch.ones(count), torch.zeros(count, dtype=torch.int64), coefficients)
 
 
+def whole_masks(prototypes: torch.Tensor, found: Detections, placement: Placement) -> np.ndarray:
+    """Return the masks in the whole photograph, bool (n, H, W)."""
+    regions = list(photo_masks(prototypes, found, placement))
+    masks = np.zeros((len(regions), *placement.photo_size[::-1]), bool)
+    for mask, region in zip(masks, regions, strict=True):
+        height, width = region.mask.shape
+        mask[region.top : region.top + height, region.left : region.left + width] = region.mask
+    return masks
+
+
+def interpolated(prototypes: torch.Tensor, found: Detections, placement: Placement) -> torch.Tensor:
+    """Enlarge the whole mask of each detection with PyTorch, to the input and from there to the photograph: (n, H, W)."""
+    (left, top), (width, height) = placement.pad, placement.inner_size
+    logits = torch.einsum("nc,chw->nhw", found.coefficients, prototypes)
+    at_input = F.interpolate(logits[None], (placement.size_px,) * 2, mode="bilinear")
+    inner = at_input[..., top : top + height, left : left + width]
+    return F.interpolate(inner, placement.photo_size[::-1], mode="bilinear")[0]
+
+
+@pytest.mark.parametrize("size", [(200, 100), (101, 333), (64, 64), (30, 17), (1, 7), (1333, 77), (700, 900)], ids=str)
+def test_a_mask_computed_inside_its_box_is_the_whole_enlarged_one(size: tuple[int, int]) -> None:
+    rng = torch.Generator().manual_seed(sum(size))
+    prototypes = F.interpolate(torch.randn(1, 32, 5, 5, generator=rng), (16, 16), mode="bicubic")[0]
+    centre, half = (torch.rand(12, 2, generator=rng) * span for span in (64, 40))
+    boxes = torch.cat([centre - half, centre + half], 1)
+    boxes[0] = torch.tensor([0.0, 0, 64, 64])
+    found = Detections(boxes, torch.ones(12), torch.zeros(12).long(), torch.randn(12, 32, generator=rng))
+    placement = placement_of(*size)
+    values = interpolated(prototypes, found, placement)
+    x1, y1, x2, y2 = placement.boxes_to_photo(boxes).T[..., None]
+    columns, rows = torch.arange(size[0]), torch.arange(size[1])
+    inside = ((columns >= x1) & (columns < x2))[:, None, :] & ((rows >= y1) & (rows < y2))[:, :, None]
+    expected = (values > 0) & inside
+    differs = torch.from_numpy(whole_masks(prototypes, found, placement)) != expected
+    assert values[differs].abs().sum() < 1e-4  # only rounding may decide otherwise
+    assert differs.sum() <= 1e-5 * differs.numel() + 2
+    assert 0 < expected.sum() < inside.sum()
+
+
 @pytest.mark.parametrize(
     ("size", "rows", "columns", "expected"),
     [
@@ -159,8 +199,7 @@ def test_a_blob_of_the_prototypes_lands_in_the_right_place_of_the_photograph(
     size: tuple[int, int], rows: slice, columns: slice, expected: tuple[float, ...]
 ) -> None:
     whole_input = (0.0, 0.0, 64.0, 64.0)
-    (mask,) = photo_masks(blob_prototypes(rows, columns), one_detection(whole_input), placement_of(*size))
-    assert mask.shape == (size[1], size[0])
+    (mask,) = whole_masks(blob_prototypes(rows, columns), one_detection(whole_input), placement_of(*size))
     y, x = mask.nonzero()
     assert [x.min(), y.min(), x.max() + 1, y.max() + 1] == pytest.approx(expected, abs=1.5)
     assert len(x) == pytest.approx((expected[2] - expected[0]) * (expected[3] - expected[1]), rel=0.03)
@@ -169,7 +208,7 @@ def test_a_blob_of_the_prototypes_lands_in_the_right_place_of_the_photograph(
 def test_masks_are_cut_to_their_own_boxes() -> None:
     prototypes = blob_prototypes(slice(0, 16), slice(0, 16))  # everywhere
     detections = one_detection((16, 24, 32, 40), (0, 0, 64, 64))
-    small, all_of_it = photo_masks(prototypes, detections, placement_of(200, 100))
+    small, all_of_it = whole_masks(prototypes, detections, placement_of(200, 100))
     y, x = small.nonzero()
     assert [x.min(), y.min(), x.max() + 1, y.max() + 1] == [50, 25, 100, 75]
     assert small.sum() == 50 * 50
@@ -184,10 +223,10 @@ def test_masks_are_cut_to_their_own_boxes() -> None:
 def test_many_masks_and_none_are_finished() -> None:
     prototypes = blob_prototypes(slice(0, 16), slice(0, 16))
     many = one_detection(*[(0.0, 16.0, float(k + 1), 48.0) for k in range(40)])
-    widths = photo_masks(prototypes, many, placement_of(64, 32)).any(1).sum(1)
+    widths = whole_masks(prototypes, many, placement_of(64, 32)).any(1).sum(1)
     assert widths.tolist() == list(range(1, 41))
     none = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64), torch.zeros(0, 32))
-    assert photo_masks(prototypes, none, placement_of(64, 32)).shape == (0, 32, 64)
+    assert list(photo_masks(prototypes, none, placement_of(64, 32))) == []
     assert prototype_masks(prototypes, none, SIZE_PX).shape == (0, 16, 16)
 
 
@@ -201,7 +240,7 @@ def test_photographs_of_several_sizes_in_one_pass_are_found_as_alone() -> None:
     assert list(predict_photos(model, [], 96, torch.device("cpu"), **limits)) == []
     for photo, prediction in zip(photos, together, strict=True):
         (alone,) = predict_photos(model, [photo], 96, torch.device("cpu"), **limits)
-        assert prediction.masks.shape == (5, *photo.shape[:2])
+        assert len(prediction.masks) == 5
         np.testing.assert_allclose(prediction.boxes, alone.boxes, atol=1e-2)
         np.testing.assert_array_equal(prediction.class_ids, alone.class_ids)
         assert (prediction.boxes <= [photo.shape[1], photo.shape[0]] * 2).all()

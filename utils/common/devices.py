@@ -9,6 +9,7 @@ import ctypes
 import os
 import random
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,6 +136,27 @@ def seed_everything(seed: int, rank: int = 0) -> None:
     random.seed(seed + rank)
     numpy.random.seed((seed + rank) % 2**32)
     torch.manual_seed(seed + rank)
+
+
+def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a tensor from the host's memory to the device. The host does not wait for a GPU."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def copy_to_host(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Begin to copy a tensor to the host's memory; return a function that waits for the copy, and for nothing later."""
+    if tensor.device.type != "cuda":
+        return lambda: tensor
+    import torch
+
+    copy, is_done = tensor.to("cpu", non_blocking=True), torch.cuda.Event()
+    is_done.record()
+
+    def wait() -> torch.Tensor:
+        is_done.synchronize()
+        return copy
+
+    return wait
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -45,6 +45,11 @@ def _settings_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="yolo-seg-ddp-"))
 
 
+def python_path() -> str:
+    """Return PYTHONPATH for a process that imports the project: the project's folder, then what this process has."""
+    return os.pathsep.join([str(PROJECT_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def environment_report() -> dict[str, str]:
     """Return versions and hardware for a run's records, without host or user names."""
     import torch

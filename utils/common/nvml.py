@@ -29,8 +29,11 @@ class Gpu:
 
         self._nvml: Any = pynvml
         pynvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(device_index).uuid)
-        self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
+        uuid = str(torch.cuda.get_device_properties(device_index).uuid)  # without NVML's prefix
+        try:
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        except pynvml.NVMLError_NotFound:  # a slice of a GPU (MIG)
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
         self._unsupported: set[str] = set()
 
     def read(self) -> dict[str, float]:
@@ -49,7 +52,7 @@ class Gpu:
                 continue
             try:
                 found[name] = float(call())
-            except nvml.NVMLError_NotSupported:  # for example the power of a MIG slice
+            except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):  # such as the power of a MIG slice
                 self._unsupported.add(name)
         return found
 

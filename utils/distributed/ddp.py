@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
@@ -41,6 +42,9 @@ def wrap_for_ranks(
         bucket_cap_mb=bucket_bytes(gradient_bytes(module)) / 2**20,
         **no_forward_sync,
     )
+    if buffers := [buffer.detach() for buffer in module.buffers()]:
+        # Before PyTorch 2.13 the option above also turns off DDP's first broadcast of buffers.
+        dist._broadcast_coalesced(wrapped.process_group, buffers, 25 * 2**20, 0)
     if grad_compression != "none":
         wrapped.register_comm_hook(None, _HOOKS[grad_compression])
     return wrapped

@@ -321,7 +321,7 @@ def _prepare_model(
     if not distributed:
         return raw, raw
     if options.sync_batchnorm:
-        raw = convert_sync_batchnorm(raw, device)
+        raw = convert_sync_batchnorm(raw)
     is_unnumbered_gpu = device.type == "cuda" and device.index is None
     wrapped = wrap_for_ranks(
         raw,

@@ -17,6 +17,7 @@ from utils.data.dataset import Sample
 from utils.evaluation.metrics import SIZES
 from utils.evaluation.native_masks import fill_outline, outlines_in_photo, place, target_areas
 from utils.yolo.predict import Detections, Placement
+from utils.yolo.regions import Region
 
 Entry = dict[str, Any]
 
@@ -35,13 +36,13 @@ class CocoCollector:
         self.images: list[Entry] = []
         self.annotations: list[Entry] = []
 
-    def see_masks(self, sample: Sample, placement: Placement, found: Detections, masks: np.ndarray) -> None:
-        """Add some of an image's detections with their masks, bool (k, H, W)."""
-        boxes = placement.boxes_to_photo(found.boxes).cpu().numpy()
+    def see_masks(self, sample: Sample, placement: Placement, found: Detections, masks: list[Region]) -> None:
+        """Add some of an image's detections with their masks."""
+        boxes = placement.boxes_to_photo(found.boxes).numpy()
         rows = zip(found.class_ids.tolist(), found.scores.tolist(), boxes, masks, strict=True)
         for class_id, score, box, mask in rows:
             entry = {"image_id": sample.index, "category_id": class_id, "score": round(score, 5)}
-            shape = {"bbox": _xywh(box), "segmentation": encode_mask(mask)}
+            shape = {"bbox": _xywh(box), "segmentation": encode_region(mask, placement.photo_size)}
             self.detections.append({**entry, **shape, "file_name": self.files[sample.index].name})
 
     def see_image(self, sample: Sample, detections: Detections, prototypes: torch.Tensor) -> None:
@@ -55,11 +56,9 @@ class CocoCollector:
         outlines = outlines_in_photo(sample, placement)
         for class_id, box, area, outline in zip(sample.class_ids.tolist(), boxes, areas, outlines, strict=True):
             region = fill_outline(outline, placement.photo_size)
-            mask = np.zeros((height, width), bool)
-            rows, columns = region.mask.shape
-            mask[region.top : region.top + rows, region.left : region.left + columns] = region.mask
             entry = {"image_id": sample.index, "category_id": class_id, "area": round(area, 1), "iscrowd": 0}
-            self.annotations.append({**entry, "bbox": _xywh(box), "segmentation": encode_mask(mask)})
+            mask = encode_region(region, placement.photo_size)
+            self.annotations.append({**entry, "bbox": _xywh(box), "segmentation": mask})
 
     def gather(self, names: tuple[str, ...]) -> tuple[list[Entry], Entry]:
         """Return all ranks' detections, sorted by image, and the ground truth. Every rank must reach this."""
@@ -73,14 +72,24 @@ class CocoCollector:
         return detections, {"images": images, "categories": categories, "annotations": numbered}
 
 
-def encode_mask(mask: np.ndarray) -> Entry:
-    """Return a mask (H, W) as COCO's compressed run lengths: `size` [H, W] and `counts`, ASCII."""
-    encoded = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
-    counts = encoded["counts"]
-    return {
-        "size": [int(side) for side in mask.shape],
-        "counts": counts.decode("ascii") if isinstance(counts, bytes) else counts,
-    }
+def encode_region(region: Region, photo_size: tuple[int, int]) -> Entry:
+    """Return a mask in a photograph of (width, height) pixels as COCO's compressed run lengths.
+
+    That is `size` [height, width] and `counts`, ASCII: how many pixels are outside and inside in turn, column by column.
+    """
+    width, height = photo_size
+    mask = region.mask
+    # Each change along a column lies before a pixel of the mask or, like a run up to the last row, after the column.
+    inner_row, inner_column = divmod(np.flatnonzero(mask[1:] != mask[:-1]), max(mask.shape[1], 1))
+    first, last = (np.flatnonzero(mask[row]) for row in (slice(0, 1), slice(-1, None)))
+    row = np.concatenate([inner_row + 1, np.zeros(len(first), int), np.full(len(last), len(mask))])
+    column = np.concatenate([inner_column, first, last])
+    changes, times = np.unique((region.left + column) * height + region.top + row, return_counts=True)
+    changes = changes[times == 1]  # a run that ends where the next column's begins is one run
+    ends = changes if len(changes) and changes[-1] == width * height else np.append(changes, width * height)
+    counts = np.diff(ends, prepend=0).tolist()
+    encoded = coco_mask.frPyObjects({"size": [height, width], "counts": counts}, height, width)["counts"]
+    return {"size": [height, width], "counts": encoded.decode("ascii") if isinstance(encoded, bytes) else encoded}
 
 
 def evaluate_with_faster_coco_eval(ground_truth: Path, predictions: Path) -> Entry:

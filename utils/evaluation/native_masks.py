@@ -1,12 +1,12 @@
 """Masks in the photographs' own pixels: predictions enlarged, labels filled from their outlines, and their IoU.
 
-An object's mask is its whole outline, even where another object covers it. A few detections are enlarged at a time, and
-a target is stored as the region around it, so memory does not grow with the number of detections.
+An object's mask is its whole outline, even where another object covers it. All masks are regions, cut to their boxes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 
 import cv2
@@ -18,9 +18,9 @@ from utils.data.images import upright_size
 from utils.yolo.predict import Detections, Placement, photo_masks
 from utils.yolo.regions import Region
 
-PIXELS_PER_PART = 20_000_000  # mask pixels made at a time: 16 detections at 1280 x 960, one at 20 megapixels
-MAX_PER_PART = 16  # detections
-OnMasks = Callable[[Sample, Placement, Detections, np.ndarray], None]
+PIXELS_PER_PART = 100_000_000  # of the masks kept at a time, a byte each
+# Takes a sample, where its photograph lies, some detections and their masks in the photograph's pixels.
+OnMasks = Callable[[Sample, Placement, Detections, list[Region]], None]
 
 
 def sizes_on_disk(photos: list[Photo]) -> Callable[[int], tuple[int, int]]:
@@ -56,59 +56,74 @@ def fill_outline(outline: np.ndarray, photo_size: tuple[int, int]) -> Region:
     low = np.floor(outline.min(0)).astype(int).clip(0, (width - 1, height - 1))
     high = np.ceil(outline.max(0)).astype(int).clip(low + 1, (width, height))
     (left, top), (columns, rows) = low.tolist(), (high - low).tolist()
-    toggles = np.zeros((rows, columns + 1), np.int32)  # edges crossed just before each pixel of a row
-    centres = np.arange(top, top + rows) + 0.5
-    for (x1, y1), (x2, y2) in zip(outline, np.roll(outline, -1, axis=0), strict=True):
-        first, last = np.searchsorted(centres, sorted((y1, y2)))
-        if first < last:
-            x = x1 + (centres[first:last] - y1) * ((x2 - x1) / (y2 - y1))
-            toggles[np.arange(first, last), np.ceil(x - 0.5 - left).astype(int).clip(0, columns)] += 1
-    mask = toggles[:, :-1].cumsum(axis=1) % 2 == 1
+    row, x = _crossings(outline, top, rows)
+    column = np.ceil(x - 0.5 - left).astype(int).clip(0, columns)
+    toggles = np.zeros((rows, columns + 1), np.uint8)  # whether an odd number of edges lies just before each pixel
+    np.bitwise_xor.at(toggles, (row, column), 1)
+    mask = np.bitwise_xor.accumulate(toggles, axis=1)[:, :-1].view(bool)
     if not mask.any():
         corners = (np.floor(outline).astype(int) - low).clip(0, (columns - 1, rows - 1))
         mask[corners[:, 1], corners[:, 0]] = True
     return Region(left, top, mask)
 
 
-def photo_mask_parts(
-    prototypes: torch.Tensor, detections: Detections, placement: Placement
-) -> Iterator[tuple[slice, Detections, np.ndarray]]:
-    """Yield a few detections at a time: positions, detections, and masks bool (k, H, W) in photograph pixels."""
-    width, height = placement.photo_size
-    count = max(1, min(MAX_PER_PART, PIXELS_PER_PART // (width * height)))
-    for start in range(0, len(detections), count):
-        part = slice(start, min(start + count, len(detections)))
-        chosen = Detections(
-            detections.boxes[part], detections.scores[part], detections.class_ids[part], detections.coefficients[part]
-        )
-        yield part, chosen, photo_masks(prototypes, chosen, placement)
+def _crossings(outline: np.ndarray, top: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return where an outline's edges cross the centres of the rows top..top + rows - 1: row from 0 (K,), x (K,)."""
+    (x1, y1), (x2, y2) = outline.T, np.roll(outline, -1, axis=0).T
+    centres = np.arange(top, top + rows) + 0.5
+    first, last = np.searchsorted(centres, [np.minimum(y1, y2), np.maximum(y1, y2)])
+    edge = np.repeat(np.arange(len(outline)), last - first)
+    row = np.arange(len(edge)) - np.repeat((last - first).cumsum() - last, last - first)
+    slope = (x2[edge] - x1[edge]) / (y2[edge] - y1[edge])
+    return row, x1[edge] + (centres[row] - y1[edge]) * slope
 
 
-def compare_in_photo(
-    sample: Sample,
-    detections: Detections,
-    prototypes: torch.Tensor,
-    placement: Placement,
-    on_masks: OnMasks | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the masks' IoU (m, n), 0 between different classes, and the predictions' areas (n,), in photograph pixels.
+@dataclass(frozen=True)
+class PhotoMasks:
+    """A photograph's labels and some of its detections, as regions in the photograph's pixels."""
 
-    `on_masks(sample, placement, some detections, their masks (k, H, W))` is called for each few detections.
+    truth: list[Region]
+    truth_class_ids: np.ndarray  # int64 (m,)
+    found: list[Region]
+    detections: Detections  # those of `found`
+
+
+def masks_in_photo(
+    sample: Sample, detections: Detections, prototypes: torch.Tensor, placement: Placement
+) -> Iterator[PhotoMasks]:
+    """Yield all labels with some of the detections at a time, in order, at least once. Waits once for a GPU.
+
+    The regions of a part have about PIXELS_PER_PART pixels, so memory does not grow with the number of detections.
     """
     truth = [fill_outline(outline, placement.photo_size) for outline in outlines_in_photo(sample, placement)]
-    boxes = placement.boxes_to_photo(detections.boxes).cpu().numpy()
-    bounds = np.concatenate([np.floor(boxes[:, :2]), np.ceil(boxes[:, 2:])], axis=1).astype(int)
-    class_ids = detections.class_ids.cpu().numpy()
-    iou, areas = np.zeros((len(truth), len(detections))), np.zeros(len(detections))
-    truth_areas = [np.count_nonzero(region.mask) for region in truth]
-    for part, chosen, masks in photo_mask_parts(prototypes, detections, placement):
-        for position, mask in zip(range(part.start, part.stop), masks, strict=True):
-            x1, y1, x2, y2 = bounds[position]
-            region = Region(x1, y1, mask[y1:y2, x1:x2])
-            areas[position] = np.count_nonzero(region.mask)
-            for target in np.flatnonzero(sample.class_ids == class_ids[position]):
-                shared = truth[target].shared_pixels(region)
-                iou[target, position] = shared / max(truth_areas[target] + areas[position] - shared, 1)
-        if on_masks is not None:
-            on_masks(sample, placement, chosen, masks)
+    found: list[Region] = []
+    for end, region in enumerate(photo_masks(prototypes, detections, placement), start=1):
+        found.append(region)
+        if end < len(detections) and sum(one.mask.size for one in found) >= PIXELS_PER_PART:
+            yield PhotoMasks(truth, sample.class_ids, found, detections[end - len(found) : end])
+            found = []
+    yield PhotoMasks(truth, sample.class_ids, found, detections[len(detections) - len(found) :])
+
+
+def region_iou(masks: PhotoMasks) -> tuple[np.ndarray, np.ndarray]:
+    """Return the IoU of labels and detections (m, n), 0 between different classes, and the detections' areas (n,)."""
+    truth_areas, areas = (
+        np.array([np.count_nonzero(region.mask) for region in regions], np.float64)
+        for regions in (masks.truth, masks.found)
+    )
+    iou = np.zeros((len(truth_areas), len(areas)))
+    same_class = masks.truth_class_ids[:, None] == masks.detections.class_ids.numpy()
+    for target, position in np.argwhere(same_class & _touching(masks.truth, masks.found)):
+        shared = masks.truth[target].shared_pixels(masks.found[position])
+        iou[target, position] = shared / max(truth_areas[target] + areas[position] - shared, 1)
     return iou, areas
+
+
+def _touching(first: list[Region], second: list[Region]) -> np.ndarray:
+    """Return which regions' bitmaps overlap: bool (m, n)."""
+    (low_1, high_1), (low_2, high_2) = (
+        (corners, corners + np.array([region.mask.shape[::-1] for region in regions], int).reshape(-1, 2))
+        for regions in (first, second)
+        for corners in [np.array([(region.left, region.top) for region in regions], int).reshape(-1, 2)]
+    )
+    return (np.maximum(low_1[:, None], low_2) < np.minimum(high_1[:, None], high_2)).all(-1)

@@ -12,6 +12,7 @@ import numpy as np
 
 from utils.data.images import write_jpeg
 from utils.yolo.predict import Detections
+from utils.yolo.regions import Region
 
 
 class PredictionWriter:
@@ -87,8 +88,11 @@ def _folder_name(class_name: str, class_id: int) -> str:
     return safe if safe == class_name else f"{safe}-{class_id}"
 
 
-def outline(mask: np.ndarray) -> list[np.ndarray]:
+def outline(region: Region) -> list[np.ndarray]:
     """Return a mask's outer outlines, largest first, as int32 (V, 2) xy pixels; none for an empty mask."""
-    contours, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
+    if not region.mask.any():
+        return []
+    bitmap, corner = region.mask.view(np.uint8), (region.left, region.top)
+    contours, _ = cv2.findContours(bitmap, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE, offset=corner)
     parts = [contour[:, 0] for contour in contours if len(contour) >= 3]
     return sorted(parts, key=lambda part: -cv2.contourArea(part))

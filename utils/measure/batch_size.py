@@ -10,6 +10,8 @@ import torch
 
 from utils.common.devices import Precision
 from utils.common.errors import UserError
+from utils.data.augment import AugmentConfig
+from utils.data.dataset import Batch
 from utils.measure.step_timer import build_training, time_training_steps
 from utils.measure.synthetic import synthetic_batch
 from utils.yolo.model import YoloModel
@@ -21,15 +23,22 @@ OBJECTS_PER_IMAGE = 60
 _STEPS = 2
 
 
-def probe_batch_size(model: YoloModel, device: torch.device, precision: Precision, img_size: int) -> int:
+def probe_batch_size(
+    model: YoloModel, device: torch.device, precision: Precision, img_size: int, colours: AugmentConfig | None = None
+) -> int:
     """Return the batch size of `img_size`-pixel images that fits this process's device in a training step.
 
-    Some memory is left free. The model is not changed. Call this before the process group exists: each rank probes its
-    own device. Raises UserError when not even one image fits.
+    `colours`: the training's augmentation, if the device varies the colours; that takes memory too. Some memory is
+    left free. The model is not changed. Call this before the process group exists: each rank probes its own device. Raises UserError when not even one image fits.
     """
     if device.type != "cuda":
         return CPU_BATCH_SIZE
-    return largest_that_fits(lambda batch_size: _fits(model, device, precision, img_size, batch_size), img_size)
+
+    def fits(batch_size: int) -> bool:
+        batch = synthetic_batch(batch_size, img_size, model.nc, objects_per_image=OBJECTS_PER_IMAGE, colours=colours)
+        return _fits(model, device, precision, batch)
+
+    return largest_that_fits(fits, img_size)
 
 
 def largest_that_fits(fits: Callable[[int], bool], img_size: int) -> int:
@@ -43,18 +52,17 @@ def largest_that_fits(fits: Callable[[int], bool], img_size: int) -> int:
     return between if 1 < found < LARGEST and fits(between) else found
 
 
-def _fits(model: YoloModel, device: torch.device, precision: Precision, img_size: int, batch_size: int) -> bool:
+def _fits(model: YoloModel, device: torch.device, precision: Precision, batch: Batch) -> bool:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     free_bytes = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     try:
         engine = build_training(copy.deepcopy(model), device, precision)
-        batch = synthetic_batch(batch_size, img_size, model.nc, objects_per_image=OBJECTS_PER_IMAGE)
         time_training_steps(engine, batch, warmup_steps=1, steps=_STEPS)
         return torch.cuda.max_memory_reserved(device) <= MEMORY_SHARE * free_bytes
     except torch.OutOfMemoryError:
         return False
     finally:
-        engine = batch = None  # type: ignore[assignment] # before the next, larger attempt
+        engine = None  # type: ignore[assignment] # before the next, larger attempt
         gc.collect()
         torch.cuda.empty_cache()

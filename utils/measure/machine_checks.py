@@ -137,11 +137,13 @@ def check_sync_batch_norm() -> Result:
     import torch
     from torch import nn
 
+    from utils.distributed.sync_bn import SyncBatchNorm2d, convert_sync_batchnorm
+
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(nn.BatchNorm2d(4)))
     model(torch.randn(2, 3, 8, 8))  # the running mean is no longer zero
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    converted = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    is_converted = any(isinstance(module, nn.SyncBatchNorm) for module in converted.modules())
+    converted = convert_sync_batchnorm(model)
+    is_converted = any(isinstance(module, SyncBatchNorm2d) for module in converted.modules())
     if not is_converted or any(not torch.equal(before[name], value) for name, value in converted.state_dict().items()):
         return Result("fail", "SyncBatchNorm conversion changes the model", INSTALL_CURE)
     return Result("ok", "SyncBatchNorm conversion successful")

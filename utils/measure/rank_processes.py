@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from utils.common.environment import PROJECT_FOLDER
+from utils.common.environment import python_path
 from utils.common.errors import UserError
 from utils.common.files import write_text_atomic
 
@@ -74,11 +74,10 @@ def run_ranks(
 
 def _environment(rank: int, world_size: int) -> dict[str, str]:
     """Return this process's environment with a rank's place and one thread; the ranks talk on the loopback interface."""
-    search = [str(PROJECT_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
     loopback = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if sys.platform.startswith("linux") else {}
     numbers = {name: str(number) for name, number in place.items()}
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(search), **numbers, **loopback}
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(), **numbers, **loopback}
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path, deadline_s: float) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
+from utils.data.augment import AugmentConfig, draw_gains
 from utils.data.dataset import Batch, Sample, collate
 from utils.data.target_masks import draw_masks
 
@@ -15,11 +17,23 @@ _SMALLEST_SIDE, _LARGEST_SIDE = 0.02, 0.4  # of the image: from an insulator to 
 
 
 def synthetic_batch(
-    batch_size: int, size_px: int, num_classes: int, *, objects_per_image: int = 20, seed: int = 0
+    batch_size: int,
+    size_px: int,
+    num_classes: int,
+    *,
+    objects_per_image: int = 20,
+    seed: int = 0,
+    colours: AugmentConfig | None = None,
 ) -> Batch:
-    """Make a batch of noise images with `objects_per_image` outlines each. Equal arguments give equal batches."""
+    """Make a batch of noise images with `objects_per_image` outlines each. Equal arguments give equal batches.
+
+    With `colours` the batch has gains that the device applies, as in a training that varies colours there.
+    """
     rng = np.random.default_rng((seed, batch_size, size_px))
-    return collate([_sample(index, size_px, num_classes, objects_per_image, rng) for index in range(batch_size)])
+    samples = [_sample(index, size_px, num_classes, objects_per_image, rng) for index in range(batch_size)]
+    if colours is not None:
+        samples = [replace(sample, colour_gains=tuple(draw_gains(colours, rng).tolist())) for sample in samples]
+    return collate(samples)
 
 
 def _sample(index: int, size_px: int, num_classes: int, num_objects: int, rng: np.random.Generator) -> Sample:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import cv2
 import numpy as np
@@ -18,11 +19,29 @@ _GRID_BACKGROUND = 255
 Rectangle = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom excluded
 
 
+class PlacedMask(Protocol):
+    """A mask cut to a part of the picture: bool (h, w), its upper left pixel at (left, top)."""
+
+    @property
+    def left(self) -> int: ...
+
+    @property
+    def top(self) -> int: ...
+
+    @property
+    def mask(self) -> np.ndarray: ...
+
+
+Mask = (
+    np.ndarray | PlacedMask
+)  # bool (height, width) of the picture, a polygon (k, 2) in pixels, or a part of the picture
+
+
 def draw_instances(
     image: np.ndarray,
     class_ids: Sequence[int] | np.ndarray,
     boxes: np.ndarray | None,
-    masks: np.ndarray | Sequence[np.ndarray] | None,
+    masks: np.ndarray | Sequence[Mask] | None,
     scores: Sequence[float] | np.ndarray | None,
     names: Sequence[str],
     *,
@@ -31,7 +50,8 @@ def draw_instances(
 ) -> np.ndarray:
     """Return a copy of a picture with instances drawn on it: tinted mask with outline, box, and label of each.
 
-    boxes: (n, 4) xyxy in pixels. masks: bool (n, height, width) of the picture's size, or n polygons (k, 2) in pixels.
+    boxes: (n, 4) xyxy in pixels. masks: bool (n, height, width) of the picture's size, n polygons (k, 2) in pixels,
+    or n masks cut to a part of the picture.
     colors: RGB of each instance, instead of its class's colour. labels: text of each, instead of class and score; "" for
     none. Raises ValueError if a number of entries or a mask's size does not match.
     """
@@ -101,14 +121,14 @@ def save_image(path: Path, image: np.ndarray) -> None:
 
 
 def _instance_box(
-    index: int, boxes: np.ndarray | None, masks: np.ndarray | Sequence[np.ndarray] | None, shape: tuple[int, ...]
+    index: int, boxes: np.ndarray | None, masks: np.ndarray | Sequence[Mask] | None, shape: tuple[int, ...]
 ) -> Rectangle:
     """Return an instance's rectangle, clipped to the picture: its box, or else the bounds of its mask."""
     height, width = shape[:2]
     if boxes is not None:
         left, top, right, bottom = (float(value) for value in boxes[index])
-    elif masks is not None and len(masks[index]):
-        left, top, right, bottom = _mask_bounds(np.asarray(masks[index]))
+    elif masks is not None:
+        left, top, right, bottom = _mask_bounds(masks[index])
     else:
         return 0, 0, 0, 0
     left, right = (min(max(value, 0), width) for value in (left, right))
@@ -116,35 +136,37 @@ def _instance_box(
     return math.floor(left), math.floor(top), math.ceil(right), math.ceil(bottom)
 
 
-def _mask_bounds(mask: np.ndarray) -> tuple[float, float, float, float]:
-    if mask.dtype != np.bool_:
+def _mask_bounds(mask: Mask) -> tuple[float, float, float, float]:
+    """Return the smallest rectangle around a mask; zeros for an empty one."""
+    if isinstance(mask, np.ndarray) and mask.dtype != np.bool_:
         polygon = np.round(mask.reshape(-1, 2))
-        return (*polygon.min(axis=0).tolist(), *(polygon.max(axis=0) + 1).tolist())
-    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+        return (*polygon.min(axis=0).tolist(), *(polygon.max(axis=0) + 1).tolist()) if len(polygon) else (0, 0, 0, 0)
+    left, top, bitmap = (0, 0, mask) if isinstance(mask, np.ndarray) else (mask.left, mask.top, mask.mask)
+    rows, columns = np.flatnonzero(bitmap.any(axis=1)), np.flatnonzero(bitmap.any(axis=0))
     if not len(rows):
         return 0, 0, 0, 0
-    return columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
+    return left + columns[0], top + rows[0], left + columns[-1] + 1, top + rows[-1] + 1
 
 
 def _area(place: Rectangle) -> int:
     return (place[2] - place[0]) * (place[3] - place[1])
 
 
-def _draw_mask(canvas: np.ndarray, mask: np.ndarray, color: tuple[int, int, int], line_px: int) -> None:
+def _draw_mask(canvas: np.ndarray, mask: Mask, color: tuple[int, int, int], line_px: int) -> None:
     """Tint the mask's pixels and draw its outline; a polygon is filled first."""
-    mask = np.asarray(mask)
-    if mask.dtype != np.bool_:
+    if isinstance(mask, np.ndarray) and mask.dtype != np.bool_:
         polygon = mask
-        mask = np.zeros(canvas.shape[:2], np.uint8)
+        filled = np.zeros(canvas.shape[:2], np.uint8)
         if len(polygon):
-            cv2.fillPoly(mask, [np.round(polygon).astype(np.int32)], 1)
-        mask = mask.astype(np.bool_)
-    if mask.shape != canvas.shape[:2]:
+            cv2.fillPoly(filled, [np.round(polygon).astype(np.int32)], 1)
+        mask = filled.astype(np.bool_)
+    first_column, first_row, bitmap = (0, 0, mask) if isinstance(mask, np.ndarray) else (mask.left, mask.top, mask.mask)
+    if isinstance(mask, np.ndarray) and mask.shape != canvas.shape[:2]:
         raise ValueError(f"a mask of {mask.shape} does not fit a picture of {canvas.shape[:2]}")
     left, top, right, bottom = (int(value) for value in _mask_bounds(mask))
     if right <= left:
         return
-    inside = mask[top:bottom, left:right]
+    inside = bitmap[top - first_row : bottom - first_row, left - first_column : right - first_column]
     part = canvas[top:bottom, left:right]
     tint = np.array(color, np.uint16) * _MASK_TENTHS + 5  # + 5 rounds to nearest
     part[inside] = (part[inside].astype(np.uint16) * (10 - _MASK_TENTHS) + tint) // 10

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from utils.common.devices import copy_to_device
 from utils.data.images import letterbox
+from utils.yolo.boxes import anchor_points, decode_boxes
 from utils.yolo.inputs import prepare_images
-from utils.yolo.loss import anchor_points, decode_boxes
+from utils.yolo.photo_masks import Placement, photo_regions
+from utils.yolo.regions import Region
+from utils.yolo.suppression import suppress
 
 MAX_CANDIDATES = 30_000  # per image, before non-maximum suppression; YOLOv8's limit
 CLASS_OFFSET_PX = 7680  # between the boxes of different classes, so that one suppression keeps the classes apart
@@ -21,7 +25,10 @@ CLASS_OFFSET_PX = 7680  # between the boxes of different classes, so that one su
 
 @dataclass(frozen=True)
 class Detections:
-    """One image's detections, best first: boxes float32 (n, 4) xyxy in input pixels, coefficients float32 (n, 32)."""
+    """One image's detections, best first: boxes float32 (n, 4) xyxy in input pixels, coefficients float32 (n, 32).
+
+    The coefficients lie on the model's device, the rest in the host's memory.
+    """
 
     boxes: torch.Tensor
     scores: torch.Tensor  # float32 (n,)
@@ -31,40 +38,22 @@ class Detections:
     def __len__(self) -> int:
         return len(self.scores)
 
-
-@dataclass(frozen=True)
-class Placement:
-    """Where a photograph of (width, height) pixels lies in the square input: scaled, then padded by (left, top)."""
-
-    size_px: int
-    scale: float
-    pad: tuple[int, int]
-    photo_size: tuple[int, int]
-
-    @property
-    def inner_size(self) -> tuple[int, int]:
-        """Width and height of the photograph inside the input, in input pixels."""
-        return max(round(self.photo_size[0] * self.scale), 1), max(round(self.photo_size[1] * self.scale), 1)
-
-    def boxes_to_photo(self, boxes: torch.Tensor) -> torch.Tensor:
-        """Map xyxy boxes (n, 4) from input to photograph pixels, clipped to the photograph."""
-        inner = boxes.new_tensor(self.inner_size * 2)
-        photo = boxes.new_tensor(self.photo_size * 2)
-        return ((boxes - boxes.new_tensor(self.pad * 2)) / inner * photo).clamp(min=0).minimum(photo)
+    def __getitem__(self, part: slice) -> Detections:
+        return Detections(self.boxes[part], self.scores[part], self.class_ids[part], self.coefficients[part])
 
 
 @dataclass(frozen=True)
 class PhotoPrediction:
-    """The detections of a photograph, with masks bool (n, H, W) and boxes float32 (n, 4) xyxy in its pixels."""
+    """The detections of a photograph, with masks and boxes, float32 (n, 4) xyxy, in its pixels."""
 
     found: Detections
-    masks: np.ndarray
+    masks: list[Region]
     boxes: np.ndarray
 
     @property
     def class_ids(self) -> np.ndarray:
         """The class of each detection, int64 (n,)."""
-        return self.found.class_ids.cpu().numpy()
+        return self.found.class_ids.numpy()
 
 
 @torch.no_grad()
@@ -73,19 +62,19 @@ def predict_photos(
 ) -> Iterator[PhotoPrediction]:
     """Find objects in photographs, RGB uint8 (H, W, 3) of any sizes, in one pass; `limits` are those of `detect`.
 
-    Masks have the photograph's size and are made one photograph at a time, when the iterator reaches it.
+    Masks are made one photograph at a time, when the iterator reaches it.
     """
     if not photos:
         return
     placed = [letterbox(photo, size_px) for photo in photos]
     images = torch.from_numpy(np.stack([canvas for canvas, _, _ in placed]))
-    outputs = raw_outputs(model, prepare_images(images, device))
+    outputs = raw_outputs(model, prepare_images(copy_to_device(images, device), device))
     strides = [float(stride) for stride in model.stride]  # type: ignore[union-attr]
     for position, found in enumerate(detect(outputs, strides, size_px, **limits)):
         (height, width), (_, scale, pad) = photos[position].shape[:2], placed[position]
         placement = Placement(size_px, scale, pad, (width, height))
-        masks = photo_masks(outputs["proto"][position], found, placement)
-        yield PhotoPrediction(found, masks, placement.boxes_to_photo(found.boxes).cpu().numpy())
+        masks = list(photo_masks(outputs["proto"][position], found, placement))
+        yield PhotoPrediction(found, masks, placement.boxes_to_photo(found.boxes).numpy())
 
 
 def raw_outputs(
@@ -118,71 +107,118 @@ def detect(
     multi_label: bool = False,
     classes: tuple[int, ...] | None = None,
 ) -> list[Detections]:
-    """Suppress overlapping boxes of the same class and return each image's detections.
+    """Suppress overlapping boxes of the same class and return each image's detections. Waits twice for a GPU.
 
     `multi_label` lets one anchor give detections of several classes, as AP is measured. Unlike in Ultralytics, there is
     no time limit.
     """
     boxes, probabilities = decode(outputs, strides, size_px)
-    coefficients = outputs["mask_coefficient"].float().transpose(1, 2)
     if classes is not None:
-        wanted = torch.zeros(probabilities.shape[-1], device=probabilities.device)
-        wanted[list(classes)] = 1.0
-        probabilities = probabilities * wanted
+        is_wanted = torch.tensor([float(class_id in classes) for class_id in range(probabilities.shape[-1])])
+        probabilities = probabilities * copy_to_device(is_wanted, probabilities.device)
+    found = _find_candidates(boxes, probabilities, confidence, multi_label)
+    kept = _suppress(found, iou, max_detections)
+    coefficients = outputs["mask_coefficient"].float().transpose(1, 2)
     return [
-        _suppress(*image, confidence, iou, max_detections, multi_label)
-        for image in zip(boxes, probabilities, coefficients, strict=True)
+        Detections(boxes, scores, class_ids, image[anchor])
+        for (boxes, scores, class_ids, anchor), image in zip(kept, coefficients, strict=True)
     ]
 
 
-def _suppress(
-    boxes: torch.Tensor,
-    probabilities: torch.Tensor,
-    coefficients: torch.Tensor,
-    confidence: float,
-    iou: float,
-    max_detections: int,
-    multi_label: bool,
-) -> Detections:
+@dataclass(frozen=True)
+class _Candidates:
+    """What may become a detection: all images' candidates, image by image."""
+
+    counts: list[int]  # of each of the B images
+    image: torch.Tensor  # int64 (N,), ascending
+    anchor: torch.Tensor  # int64 (N,)
+    boxes: torch.Tensor  # float32 (N, 4)
+    scores: torch.Tensor  # (N,)
+    class_ids: torch.Tensor  # int64 (N,)
+
+    @property
+    def apart(self) -> torch.Tensor:
+        """The boxes, moved so far that those of different classes do not overlap."""
+        return self.boxes + self.class_ids[:, None] * CLASS_OFFSET_PX
+
+
+def _find_candidates(
+    boxes: torch.Tensor, probabilities: torch.Tensor, confidence: float, multi_label: bool
+) -> _Candidates:
+    """Find classes of anchors above a confidence: with `multi_label` all classes of an anchor, else its best."""
     if multi_label:
-        anchor, class_ids = (probabilities > confidence).nonzero(as_tuple=True)
-        scores = probabilities[anchor, class_ids]
+        scores, best_class = probabilities, None
     else:
-        best, best_class = probabilities.max(1)
-        anchor = (best > confidence).nonzero(as_tuple=True)[0]
-        scores, class_ids = best[anchor], best_class[anchor]
-    if len(scores) > MAX_CANDIDATES:
-        scores, kept = scores.topk(MAX_CANDIDATES)
-        anchor, class_ids = anchor[kept], class_ids[kept]
-    candidates = boxes[anchor]
+        scores, best_class = probabilities.max(2, keepdim=True)
+    is_candidate = (scores > confidence).flatten(1)
+    counts = is_candidate.sum(1, dtype=torch.int32).tolist()  # the first wait; from here on the sizes are known
+    image, place = torch.nonzero_static(is_candidate, size=sum(counts)).unbind(1)
+    anchor = place // scores.shape[2]
+    class_ids = place % scores.shape[2] if best_class is None else best_class[image, anchor, 0]
+    return _Candidates(counts, image, anchor, boxes[image, anchor], scores.flatten(1)[image, place], class_ids)
+
+
+# An image's boxes, scores and class ids in the host's memory, and the anchors of its detections on the device.
+_Kept = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
+def _suppress(found: _Candidates, iou: float, most: int) -> _Kept:
+    on_cpu = found.boxes.device.type == "cpu"  # where one by one is the faster way
+    return (_suppress_one_by_one if on_cpu else _suppress_at_once)(found, iou, most)
+
+
+def _suppress_one_by_one(found: _Candidates, iou: float, most: int) -> _Kept:
+    """Suppress the candidates of each image in turn. Waits several times per image for a GPU."""
     from torchvision.ops import nms  # takes 1.3 s: a wrong option is reported before
 
-    kept = nms(candidates + class_ids[:, None] * CLASS_OFFSET_PX, scores, iou)[:max_detections]
-    return Detections(candidates[kept], scores[kept], class_ids[kept], coefficients[anchor[kept]])
+    kept: _Kept = []
+    columns = (found.apart, found.boxes, found.scores, found.class_ids, found.anchor)
+    for image in zip(*(column.split(found.counts) for column in columns), strict=True):
+        if len(image[0]) > MAX_CANDIDATES:
+            best = image[2].sort(dim=0, descending=True, stable=True).indices[:MAX_CANDIDATES]
+            image = tuple(column[best] for column in image)
+        apart, boxes, scores, class_ids, anchor = image
+        chosen = nms(apart, scores, iou)[:most]
+        kept.append((boxes[chosen].cpu(), scores[chosen].cpu(), class_ids[chosen].cpu(), anchor[chosen]))
+    return kept
+
+
+def _suppress_at_once(found: _Candidates, iou: float, most: int) -> _Kept:
+    """Suppress the candidates of all images together. Waits once for a GPU."""
+    device, num_images = found.boxes.device, len(found.counts)
+    starts = copy_to_device(torch.tensor([0, *accumulate(found.counts[:-1])]), device)
+    slot = torch.arange(len(found.image), device=device) - starts[found.image]
+    scores = found.scores.new_full((num_images, max(found.counts)), -1)  # n slots for each image
+    scores[found.image, slot] = found.scores
+    ordered = scores.sort(dim=1, descending=True, stable=True)
+    row = (starts[:, None] + ordered.indices[:, :MAX_CANDIDATES]).clamp(max=len(slot) - 1)  # (B, n) in 0..N-1
+    is_candidate = ordered.values[:, :MAX_CANDIDATES] >= 0
+    position, number, is_settled = suppress(found.apart[row], is_candidate, iou, min(most, row.shape[1]))
+    row = row.gather(1, position)
+    table = torch.cat([found.boxes[row], found.scores[row][..., None], found.class_ids[row][..., None]], 2)
+    packed = torch.cat([table.flatten(), number.float(), is_settled.float()[None]]).cpu()  # the second wait
+    if not packed[-1]:
+        return _suppress_one_by_one(found, iou, most)
+    table, numbers = packed[: table.numel()].view(table.shape), packed[table.numel() : -1].int().tolist()
+    return [
+        (image[:n, :4], image[:n, 4], image[:n, 5].long(), anchor[:n])
+        for image, n, anchor in zip(table, numbers, found.anchor[row], strict=True)
+    ]
 
 
 def prototype_masks(prototypes: torch.Tensor, detections: Detections, size_px: int) -> torch.Tensor:
     """Return masks at prototype resolution, cut to their boxes: bool (n, h, w) from prototypes (32, h, w)."""
     _, height, width = prototypes.shape
     masks = (detections.coefficients @ prototypes.float().flatten(1)).view(-1, height, width) > 0
-    return masks & _inside(detections.boxes * (width / size_px), height, width)
+    boxes = copy_to_device(detections.boxes * (width / size_px), prototypes.device)
+    return masks & _inside(boxes, height, width)
 
 
-def photo_masks(prototypes: torch.Tensor, detections: Detections, placement: Placement) -> np.ndarray:
-    """Return masks in photograph pixels, cut to their boxes: bool (n, H, W). Made 16 at a time to bound memory."""
-    width, height = placement.photo_size
-    result = np.zeros((len(detections), height, width), bool)
-    logits = (detections.coefficients @ prototypes.float().flatten(1)).view(-1, *prototypes.shape[1:])
-    boxes = placement.boxes_to_photo(detections.boxes)
-    left, top = placement.pad
-    inner_width, inner_height = placement.inner_size
-    for start in range(0, len(detections), 16):
-        part = slice(start, start + 16)
-        at_input = F.interpolate(logits[part][None], (placement.size_px,) * 2, mode="bilinear")
-        inner = at_input[..., top : top + inner_height, left : left + inner_width]
-        full = F.interpolate(inner, (height, width), mode="bilinear")[0]
-        result[part] = ((full > 0) & _inside(boxes[part], height, width)).cpu().numpy()
-    return result
+def photo_masks(prototypes: torch.Tensor, detections: Detections, placement: Placement) -> Iterator[Region]:
+    """Yield each detection's mask in photograph pixels, cut to its box. Waits once for a GPU."""
+    both = torch.cat([detections.coefficients.T, prototypes.float().flatten(1)], 1).cpu()  # in one copy
+    coefficients, maps = both[:, : len(detections)].T, both[:, len(detections) :].view(prototypes.shape)
+    return photo_regions(maps, coefficients, placement.boxes_to_photo(detections.boxes), placement)
 
 
 def _inside(boxes: torch.Tensor, height: int, width: int) -> torch.Tensor:

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError
 from utils.common.files import write_bytes_atomic
+from utils.common.threads import ordered_map
 from utils.data.images import EXIF_ORIENTATION_TAG, write_jpeg
 from utils.data.parsing.label_csv import LABEL_CSV
 from utils.data.sample.canvas import Annotation, along, clip
-from utils.data.sample.scene import SAMPLE_LINE_WIDTH_PX, Scene, draw_scene
+from utils.data.sample.scene import Scene, draw_scene
 
 _DATASET_NAME = "Built-in sample"
 _CIRCUITS = ("Circuit1", "Circuit10")
@@ -33,12 +35,16 @@ _SPELLINGS = {
 
 
 def write_sample(
-    output_dir: Path, num_photos: int = 240, seed: int = 0, wire_width_px: float = SAMPLE_LINE_WIDTH_PX
+    output_dir: Path,
+    num_photos: int = 240,
+    seed: int = 0,
+    wire_width_px: float | None = None,
+    long_side_px: int | None = None,
 ) -> None:
     """Write labelled drawn photographs of a distribution line in EPRI's raw layout.
 
     Photograph i, its name, row and irregularities depend only on (seed, i): the same call gives the same bytes, and a
-    larger `num_photos` extends a smaller one. Wires are about `wire_width_px` wide in a photograph of 1280 pixels.
+    larger `num_photos` extends a smaller one. `wire_width_px` and `long_side_px` are explained at `draw_scene`.
     Points are pixels of the upright photograph, also if its file has an EXIF orientation. Irregularities of EPRI's
     files, by index:
 
@@ -47,14 +53,14 @@ def write_sample(
     - 3, 123, …: another row, whose photograph does not exist; 6, 246, …: a photograph without a row
     - 2, 5, 7 of every 40: EXIF orientation 6, 8, 3
 
-    Raises UserError when `num_photos`, `seed` or `wire_width_px` is out of range, or when the folder holds other
+    Raises UserError when a number is out of range, or when the folder holds other
     photographs or labels.
     """
     if num_photos < 1:
         raise UserError(f"num_photos: {num_photos}; ask for at least 1 photograph")
     if seed < 0:
         raise UserError(f"seed: {seed}; must not be negative")
-    if not 1 <= wire_width_px <= 40:
+    if wire_width_px is not None and not 1 <= wire_width_px <= 40:
         raise UserError(f"wire_width_px: {wire_width_px}; wires can be drawn 1 to 40 pixels wide")
     paths = [output_dir / photo_path(index) for index in range(num_photos)]
     labels_file = output_dir / LABEL_CSV
@@ -62,13 +68,17 @@ def write_sample(
     # Old rows must not describe new photographs: no label file until the new one is complete.
     labels_file.unlink(missing_ok=True)
     rows: list[tuple[str, str, str]] = []
-    for index, path in enumerate(paths):
-        scene = draw_scene(seed, index, wire_width_px)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write_photo(path, scene.image, seed, index)
-        objects = _label_objects(_annotate(scene, index), scene, seed, index)
+    for folder in {path.parent for path in paths}:
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def draw(index: int) -> list[dict[str, Any]]:
+        scene = draw_scene(seed, index, wire_width_px, long_side_px)
+        _write_photo(paths[index], scene.image, seed, index)
+        return _label_objects(_annotate(scene, index), scene, seed, index)
+
+    for index, objects in enumerate(ordered_map(draw, range(num_photos), usable_cpu_count())):
         label = repr({"objects": objects, "classifications": []})
-        rows += [(label, name, _DATASET_NAME) for name in _row_names(path.name, index)]
+        rows += [(label, name, _DATASET_NAME) for name in _row_names(paths[index].name, index)]
     _write_labels(labels_file, rows)
 
 

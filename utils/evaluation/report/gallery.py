@@ -102,10 +102,10 @@ def draw_image(viewer: Viewer, index: int) -> tuple[bytes, bytes]:
     found, prototypes = _predict(viewer, sample)
     photo = load_photo(viewer.dataset.photos[index].file, LONG_SIDE_PX)
     placement = place(sample, (photo.shape[1], photo.shape[0]))
-    truth, boxes = torch.from_numpy(sample.boxes), found.boxes.cpu()
+    truth, boxes = torch.from_numpy(sample.boxes), found.boxes
     if viewer.in_photo:
         truth, boxes = placement.boxes_to_photo(truth), placement.boxes_to_photo(boxes)
-    scores, class_ids = found.scores.cpu().numpy(), found.class_ids.cpu().numpy()
+    scores, class_ids = found.scores.numpy(), found.class_ids.numpy()
     partner = pair_ignoring_class(box_iou(truth.numpy(), boxes.numpy()), len(sample.class_ids), scores)
     of_prediction = np.full(len(found), -1)
     of_prediction[partner[partner >= 0]] = np.flatnonzero(partner >= 0)
@@ -117,7 +117,7 @@ def draw_image(viewer: Viewer, index: int) -> tuple[bytes, bytes]:
     )
     texts = [f"{viewer.names[class_id]} {score:.2f}" for class_id, score in zip(class_ids, scores, strict=True)]
     colors, labels = _marks(class_ids, of_prediction, sample.class_ids, texts)
-    masks = photo_masks(prototypes, found, placement)
+    masks = list(photo_masks(prototypes, found, placement))
     drawn = draw_instances(photo, class_ids, None, masks, None, viewer.names, colors=colors, labels=labels)
     return encode_jpeg(drawn_truth, JPEG_QUALITY), encode_jpeg(drawn, JPEG_QUALITY)
 
