@@ -5,6 +5,7 @@
     python download_data.py --circuits 1 10 13b          # these circuits; `--circuits all` takes every one
     python download_data.py --base-url /mnt/epri         # a folder, or an https address, with the same files
     python download_data.py --sample                     # 240 drawn photographs, no network
+    python download_data.py --sample 40 --sample-size 5472   # 40 drawn photographs of 20 megapixels
 
 Run the same command again after any interruption. The photographs are EPRI's, licence CC BY-SA 4.0.
 """
@@ -39,8 +40,18 @@ class DownloadConfig(Options):
     sample: int | None = option(
         None, f"write the built-in sample of N photographs ({DEFAULT_SAMPLE} without N) instead", metavar="[N]"
     )
-    wire_width: float = option(
-        14.0, "width of the sample's wires, in pixels of a photograph 1280 pixels wide", metavar="PX"
+    sample_size: int | None = option(
+        None,
+        "longer side of the sample's photographs in pixels, such as 5472: real sizes and textures; unset: small scenes of "
+        "1280 pixels",
+        metavar="PX",
+        at_least=1280,
+        at_most=8192,
+    )
+    wire_width: float | None = option(
+        None,
+        "width of the sample's wires in pixels; unset: 14 (in photographs 1280 pixels wide), or 4 to 10 with --sample-size",
+        metavar="PX",
     )
     seed: int = option(0, "seed of the built-in sample")
     config: str | None = option(None, "YAML file with any of these options", metavar="FILE")
@@ -91,6 +102,9 @@ def _check(config: DownloadConfig) -> None:
     if config.sample is not None and (config.max_images is not None or config.base_url != DEFAULT_BASE_URL):
         raise UsageError("--sample downloads nothing: leave out --base-url and --max-images")
 
+    if config.sample is None and config.sample_size is not None:
+        raise UsageError("--sample-size: only drawn photographs have a size to choose; add --sample")
+
 
 def _print_report(config: DownloadConfig, report: Report) -> None:
     if report.is_unchanged:
@@ -104,7 +118,7 @@ def _print_report(config: DownloadConfig, report: Report) -> None:
 def _write_sample(config: DownloadConfig, num_photographs: int) -> int:
     from utils.data.sample import write_sample
 
-    write_sample(Path(config.output), num_photographs, config.seed, config.wire_width)
+    write_sample(Path(config.output), num_photographs, config.seed, config.wire_width, config.sample_size)
     print(f"{config.output}: {num_photographs:,} drawn photographs\nnext: python parse_labels.py")
     return EXIT_DONE
 

@@ -192,12 +192,12 @@ def _paint_buildings(canvas: Canvas, rng: np.random.Generator, horizon_px: int) 
         x_px = canvas.width_px * side + rng.uniform(-50, 50) - size_px * 0.7
         lowest = min(horizon_px + 60 + size_px * 0.5, canvas.height_px * 0.9)
         frame = Frame(x_px, rng.uniform(lowest, max(lowest + 1, canvas.height_px * 0.96)), size_px)
-        outline = _paint_house(canvas, rng, frame)
+        outline = paint_house(canvas, rng, frame)
         buildings.append(Annotation("background_structure", outline))
     return buildings
 
 
-def _paint_house(canvas: Canvas, rng: np.random.Generator, frame: Frame) -> np.ndarray:
+def paint_house(canvas: Canvas, rng: np.random.Generator, frame: Frame) -> np.ndarray:
     """Paint a house or shed one unit wide, the lower left corner of its front at the origin; return its outline."""
     is_shed = rng.random() < 0.25
     wall, roof = vary(rng, _WALLS[rng.integers(len(_WALLS))]), vary(rng, _ROOFS[rng.integers(len(_ROOFS))])

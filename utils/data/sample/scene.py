@@ -28,7 +28,7 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class _Rig:
+class Rig:
     """Positions of the pole, its arms and the feet of its insulators, in order of painting."""
 
     pole: Frame
@@ -48,17 +48,17 @@ def draw_scene(seed: int, index: int, wire_width_px: float = SAMPLE_LINE_WIDTH_P
     if rng.random() < 0.2:
         annotations.append(_paint_second_pole(canvas, rng, rig))
     annotations += _paint_pole_and_cables(canvas, rng, rig, wire_width_px)
-    annotations += _paint_hardware(canvas, rng, rig)
+    annotations += paint_hardware(canvas, rng, rig)
     annotations += _paint_insulators_and_conductors(canvas, rng, rig, wire_width_px)
     if rng.random() < 0.3:
         branch = Annotation("vegetation", paint_branch(canvas, rng))
         # Sometimes an unknown class is annotated, which parse_labels.py must report.
         annotations += [branch] if rng.random() < 0.06 else []
     finish(canvas, rng)
-    return Scene(canvas.image, [seen for drawn in annotations for seen in _outline_by_hand(drawn, canvas, rng)])
+    return Scene(canvas.image, [seen for drawn in annotations for seen in outline_by_hand(drawn, canvas, rng)])
 
 
-def _plan_rig(canvas: Canvas, rng: np.random.Generator) -> _Rig:
+def _plan_rig(canvas: Canvas, rng: np.random.Generator) -> Rig:
     scale = float(np.clip(np.exp(rng.normal(0, 0.2)), 0.7, 1.4)) * min(1.0, canvas.width_px / 1150)
     scale *= min(1.0, canvas.height_px / 850)
     pole = Frame(
@@ -67,6 +67,12 @@ def _plan_rig(canvas: Canvas, rng: np.random.Generator) -> _Rig:
         scale,
         float(np.clip(rng.normal(0, 2.5), -6, 6)),
     )
+    return arrange_rig(rng, pole)
+
+
+def arrange_rig(rng: np.random.Generator, pole: Frame) -> Rig:
+    """Choose the arms of a pole and the places of their insulators."""
+    scale = pole.scale
     layout = rng.choice(["flat", "delta", "double"], p=[0.45, 0.3, 0.25])
     spacing = rng.uniform(165, 205)
     # The arm must be tilted so that wires of neighbouring insulators do not overlap.
@@ -84,33 +90,33 @@ def _plan_rig(canvas: Canvas, rng: np.random.Generator) -> _Rig:
     feet = [arms[level][0].child(place * spacing, -parts.ARM_HALF_THICKNESS, -tilt_deg) for place, level in places]
     if layout == "delta":
         feet.append(pole.child(0, 2))
-    return _Rig(pole, arms, feet, tilt_deg)
+    return Rig(pole, arms, feet, tilt_deg)
 
 
-def _paint_second_pole(canvas: Canvas, rng: np.random.Generator, rig: _Rig) -> Annotation:
+def _paint_second_pole(canvas: Canvas, rng: np.random.Generator, rig: Rig) -> Annotation:
     side = -1 if rig.pole.x_px > canvas.width_px / 2 else 1
     x_px = rig.pole.x_px + side * canvas.width_px * rng.uniform(0.26, 0.36)
     frame = Frame(
         x_px, rig.pole.y_px + rng.uniform(60, 200), rig.pole.scale * rng.uniform(0.7, 0.85), rig.pole.angle_deg
     )
-    return Annotation("pole", parts.paint_pole(canvas, rng, frame, _length_past_edge(canvas, frame)))
+    return Annotation("pole", parts.paint_pole(canvas, rng, frame, length_past_edge(canvas, frame)))
 
 
 def _paint_pole_and_cables(
-    canvas: Canvas, rng: np.random.Generator, rig: _Rig, wire_width_px: float
+    canvas: Canvas, rng: np.random.Generator, rig: Rig, wire_width_px: float
 ) -> list[Annotation]:
-    found = [Annotation("pole", parts.paint_pole(canvas, rng, rig.pole, _length_past_edge(canvas, rig.pole)))]
+    found = [Annotation("pole", parts.paint_pole(canvas, rng, rig.pole, length_past_edge(canvas, rig.pole)))]
     num_cables = int(rng.integers(1, 4)) if rng.random() < 0.66 else 0
     level, slope_deg, sag = rng.uniform(500, 580), rng.uniform(-3, 3), rng.uniform(0.06, 0.13)
     for number in range(num_cables):
         clamp = rig.pole.child(0, level + number * rng.uniform(82, 110))
-        path = _wire_path(canvas, (clamp.x_px, clamp.y_px), slope_deg + rig.pole.angle_deg, sag, 0)
+        path = wire_path(canvas, (clamp.x_px, clamp.y_px), slope_deg + rig.pole.angle_deg, sag, 0)
         parts.paint_cable(canvas, path, rng.uniform(14, 18) * wire_width_px / SAMPLE_LINE_WIDTH_PX)
         found.append(Annotation("other_wire", path, is_line=True))
     return found
 
 
-def _paint_hardware(canvas: Canvas, rng: np.random.Generator, rig: _Rig) -> list[Annotation]:
+def paint_hardware(canvas: Canvas, rng: np.random.Generator, rig: Rig) -> list[Annotation]:
     """Paint transformers, arms and cutouts, back to front."""
     found, bushings, tops = [], [], []
     if rng.random() < 0.6:
@@ -134,7 +140,7 @@ def _paint_hardware(canvas: Canvas, rng: np.random.Generator, rig: _Rig) -> list
 
 
 def _paint_insulators_and_conductors(
-    canvas: Canvas, rng: np.random.Generator, rig: _Rig, wire_width_px: float
+    canvas: Canvas, rng: np.random.Generator, rig: Rig, wire_width_px: float
 ) -> list[Annotation]:
     found, grooves = [], []
     colour, num_sheds, is_bright = parts.porcelain(rng), int(rng.integers(2, 5)), rng.random() < 0.6
@@ -144,7 +150,7 @@ def _paint_insulators_and_conductors(
     slope_deg, sag = rng.uniform(-3, 3) + rig.pole.angle_deg * 0.5, rng.uniform(0.02, 0.07)
     only_side = int(rng.choice([-1, 1])) if rng.random() < 0.12 else 0  # the line ends at this pole
     for groove in grooves:
-        path = _wire_path(canvas, groove, slope_deg, sag * rng.uniform(0.9, 1.1), only_side)
+        path = wire_path(canvas, groove, slope_deg, sag * rng.uniform(0.9, 1.1), only_side)
         parts.paint_conductor(
             canvas, rng, path, is_bright, rng.uniform(12.6, 14.4) * wire_width_px / SAMPLE_LINE_WIDTH_PX
         )
@@ -152,8 +158,13 @@ def _paint_insulators_and_conductors(
     return found
 
 
-def _wire_path(
-    canvas: Canvas, support: np.ndarray | tuple[float, float], slope_deg: float, sag: float, only_side: int
+def wire_path(
+    canvas: Canvas,
+    support: np.ndarray | tuple[float, float],
+    slope_deg: float,
+    sag: float,
+    only_side: int,
+    points_per_side: int = 6,
 ) -> np.ndarray:
     """Return a wire (n, 2) from edge to edge over its support, or only to the left (-1) or right (1) of it.
 
@@ -162,19 +173,20 @@ def _wire_path(
     """
     x, y = float(support[0]), float(support[1])
     width = canvas.width_px
-    left = np.linspace(-12, x, 6) if only_side <= 0 else np.array([x])
-    right = np.linspace(x, width + 12, 6)[1:] if only_side >= 0 else np.array([])
+    left = np.linspace(-12, x, points_per_side) if only_side <= 0 else np.array([x])
+    right = np.linspace(x, width + 12, points_per_side)[1:] if only_side >= 0 else np.array([])
     across = np.concatenate([left, right])
     away = np.abs(across - x) / width
     fall = sag * width * (2 * away - away**2)
     return np.stack([across, y + np.tan(np.radians(slope_deg)) * (across - x) + fall], axis=1)
 
 
-def _length_past_edge(canvas: Canvas, frame: Frame) -> float:
+def length_past_edge(canvas: Canvas, frame: Frame) -> float:
+    """Return how far below a part's origin, in its units, the photograph has ended."""
     return (canvas.height_px - frame.y_px + 120) / frame.scale
 
 
-def _outline_by_hand(drawn: Annotation, canvas: Canvas, rng: np.random.Generator) -> list[Annotation]:
+def outline_by_hand(drawn: Annotation, canvas: Canvas, rng: np.random.Generator) -> list[Annotation]:
     """Simulate an annotator: small errors, no annotation of barely visible objects, one line per visible stretch."""
     points = drawn.points + rng.normal(0, 0.8, drawn.points.shape)
     if drawn.is_line:
