@@ -67,6 +67,19 @@ def run(model: nn.Module, share: slice, offset: float = 0.0, device: torch.devic
     return records
 
 
+def other_dimensions(num_dimensions: int, share: slice) -> dict[str, np.ndarray]:
+    """Return outputs, input gradients and buffers of a BatchNorm over inputs (B, 4) and so on, on a share."""
+    kind = (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm3d)[num_dimensions - 1]
+    shape = (8, 4, 6, 3, 2)[: num_dimensions + 1 + (num_dimensions == 3)]
+    generator = torch.Generator().manual_seed(num_dimensions)
+    inputs, gradient = (torch.randn(shape, generator=generator)[share] for _ in range(2))
+    model = convert_sync_batchnorm(nn.Sequential(kind(4)), CPU).train()
+    outputs = model(inputs.requires_grad_())
+    outputs.backward(gradient)
+    assert inputs.grad is not None
+    return plain({"outputs": outputs, "input gradient": inputs.grad, **dict(model.named_buffers())})
+
+
 def run_shares() -> dict[str, Any]:
     share = SHARES[distributed.rank()]
     norm = GlooSyncBatchNorm2d(1)
@@ -77,6 +90,7 @@ def run_shares() -> dict[str, Any]:
         "synchronised": run(convert_sync_batchnorm(network(), CPU), share),
         "far from zero": run(convert_sync_batchnorm(network(), CPU), share, offset=30.0),
         "alone": run(network(), share),
+        "dimensions": [other_dimensions(number, share) for number in (1, 2, 3)],
         "two pixels": [few.item(), norm.get_buffer("running_mean").item(), norm.get_buffer("running_var").item()],
     }
 
@@ -116,6 +130,16 @@ def test_uneven_shares_give_what_one_rank_with_all_images_gives(answers: list[di
     # Convolutions before a BatchNorm have a bias whose true gradient is zero: only rounding is left of it.
     without_meaning = {"gradient of 0.bias", "gradient of 3.bias", "gradient of 5.bias"}
     assert {name: gap for name, gap in gaps.items() if gap > 1e-5 and name not in without_meaning} == {}
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_batchnorm_of_other_dimensions_is_synchronised_too(answers: list[dict[str, Any]], number: int) -> None:
+    whole = other_dimensions(number, slice(0, 8))
+    parts = [answer["dimensions"][number - 1] for answer in answers]
+    for name, value in whole.items():
+        joined = name in ("outputs", "input gradient")
+        for found in [np.concatenate([part[name] for part in parts])] if joined else [part[name] for part in parts]:
+            np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def on_two_gpus() -> dict[str, Any]:

@@ -25,21 +25,22 @@ class _AllReduceSum(torch.autograd.Function):
         return total
 
 
-class GlooSyncBatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm2d over the batches of all ranks, by a differentiable all-reduce of (sum, sum of squares, count).
+class _GlooSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """BatchNorm over the batches of all ranks, by a differentiable all-reduce of (sum, sum of squares, count).
 
-    Input and output (B, C, H, W). Batches may differ in size between ranks.
-    In evaluation, or with one rank, this is plain BatchNorm2d.
+    Input and output (B, C, ...). Batches may differ in size between ranks.
+    In evaluation, or with one rank, this is plain BatchNorm.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalise (B, C, H, W). Every rank must reach this in training."""
+        """Normalise (B, C, ...). Every rank must reach this in training."""
         if not (self.training and dist.is_initialized() and dist.get_world_size() > 1):
             return super().forward(input)
         values = input.float()
+        but_channels = (0, *range(2, values.dim()))
         # float64: the variance is a small difference of two large sums.
         count = values.new_full((1,), values.numel() / values.shape[1], dtype=torch.float64)
-        sums = [values.sum((0, 2, 3), dtype=torch.float64), values.square().sum((0, 2, 3), dtype=torch.float64)]
+        sums = [part.sum(but_channels, dtype=torch.float64) for part in (values, values.square())]
         statistics = torch.cat([*sums, count])
         total = _AllReduceSum.apply(statistics)
         channels = values.shape[1]
@@ -51,7 +52,8 @@ class GlooSyncBatchNorm2d(nn.BatchNorm2d):
         shift = -mean * scale
         if self.affine:
             scale, shift = scale * self.weight, shift * self.weight + self.bias
-        return torch.addcmul(shift[:, None, None], values, scale[:, None, None]).to(input.dtype)
+        per_channel = (channels, *(1 for _ in values.shape[2:]))
+        return torch.addcmul(shift.view(per_channel), values, scale.view(per_channel)).to(input.dtype)
 
     @torch.no_grad()
     def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
@@ -65,6 +67,30 @@ class GlooSyncBatchNorm2d(nn.BatchNorm2d):
         self.running_var.lerp_(unbiased, momentum)
 
 
+class GlooSyncBatchNorm1d(_GlooSyncBatchNorm, nn.BatchNorm1d):
+    """BatchNorm1d over the batches of all ranks."""
+
+
+class GlooSyncBatchNorm2d(_GlooSyncBatchNorm, nn.BatchNorm2d):
+    """BatchNorm2d over the batches of all ranks."""
+
+
+class GlooSyncBatchNorm3d(_GlooSyncBatchNorm, nn.BatchNorm3d):
+    """BatchNorm3d over the batches of all ranks."""
+
+
+_SYNCHRONISED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.BatchNorm1d: GlooSyncBatchNorm1d,
+    nn.BatchNorm2d: GlooSyncBatchNorm2d,
+    nn.BatchNorm3d: GlooSyncBatchNorm3d,
+}
+# torch.nn.SyncBatchNorm does not know its number of dimensions; here it stands for BatchNorm2d, which YOLO uses.
+_PLAIN: dict[type[nn.Module], type[nn.Module]] = {
+    nn.SyncBatchNorm: nn.BatchNorm2d,
+    **{new: old for old, new in _SYNCHRONISED.items()},
+}
+
+
 def convert_sync_batchnorm(module: nn.Module, device: torch.device) -> nn.Module:
     """Replace every BatchNorm by a synchronised one, in place.
 
@@ -72,23 +98,24 @@ def convert_sync_batchnorm(module: nn.Module, device: torch.device) -> nn.Module
     """
     if device.type == "cuda":
         return nn.SyncBatchNorm.convert_sync_batchnorm(module)
-    return _swap(module, nn.BatchNorm2d, GlooSyncBatchNorm2d)
+    return _swap(module, _SYNCHRONISED)
 
 
 def revert_sync_batchnorm(module: nn.Module) -> nn.Module:
-    """Replace every synchronised BatchNorm by a plain BatchNorm2d, in place, as a deployable file needs."""
-    return _swap(module, (nn.SyncBatchNorm, GlooSyncBatchNorm2d), nn.BatchNorm2d)
+    """Replace every synchronised BatchNorm by a plain one, in place, as a deployable file needs."""
+    return _swap(module, _PLAIN)
 
 
-def _swap(module: nn.Module, old: Any, new: type[nn.BatchNorm2d]) -> nn.Module:
-    if isinstance(module, old) and type(module) is not new:
+def _swap(module: Any, replacements: dict[type[nn.Module], Any]) -> nn.Module:
+    new = next((new for old, new in replacements.items() if isinstance(module, old)), type(module))
+    if type(module) is not new:
         swapped = new(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats)
         swapped._parameters = module._parameters
         swapped._buffers = module._buffers
         swapped.training = module.training
-        return swapped
+        return swapped  # type: ignore[no-any-return]
     for name, child in module.named_children():
-        replacement = _swap(child, old, new)
+        replacement = _swap(child, replacements)
         if replacement is not child:
             setattr(module, name, replacement)
-    return module
+    return module  # type: ignore[no-any-return]
