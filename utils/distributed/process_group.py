@@ -118,7 +118,8 @@ def join_process_group(rank: int, world_size: int, backend: str | None = None) -
     if backend == "nccl" and torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank % torch.cuda.device_count())))
     timeout = timedelta(seconds=collective_timeout_s())
-    dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=timeout)
+    store = dist.HashStore() if world_size == 1 else None  # a single rank needs no port
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     _made_the_group = True
 
 
