@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import training_engine  # makes the project's modules importable
+from launching import plan_ranks
 from torch import nn
 from torch.utils.data import Dataset
 from torchvision.datasets import CIFAR10
@@ -61,8 +62,9 @@ class ExampleConfig(Options):
 def main() -> int:
     """Train; return the exit code."""
     config = parse_config(ExampleConfig, "Train on CIFAR-10 with TrainingEngine")
-    gpus = torch.cuda.device_count()
-    config = replace(config, world_size=(config.world_size or gpus or CPU_PROCESSES) if config.distributed else 1)
+    wanted = (config.world_size or torch.cuda.device_count() or CPU_PROCESSES) if config.distributed else 1
+    world_size, backend = plan_ranks(wanted, config.backend)
+    config = replace(config, world_size=world_size, backend=backend)
     dataset, train_set, val_set = load_datasets(config.dataset, Path(config.data_dir))
     config = replace(config, dataset=dataset)
     print("Configuration:", *(f"  {name}: {value}" for name, value in asdict(config).items()), sep="\n", flush=True)
@@ -74,8 +76,8 @@ def main() -> int:
         try:
             training_engine.launch_distributed_training(
                 training_engine.distributed_train_worker,
-                config.world_size or 1,
-                config.backend,
+                world_size,
+                backend,
                 **training_configuration(config, train_set, val_set, run.resumes),
             )
         except SystemExit as stop:

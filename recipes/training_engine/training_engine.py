@@ -5,10 +5,8 @@ from training_engine import TrainingEngine, launch_distributed_training, distrib
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(PROJECT)] if str(PROJECT) not in sys.path else []
 
 import torch
+from launching import launch_distributed_training
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from tqdm import tqdm
@@ -24,20 +23,16 @@ from tqdm import tqdm
 from utils import engine
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import seed_everything
-from utils.common.errors import EXIT_STARTUP_TIMEOUT, EXIT_STOPPED_BY_SIGNAL, UserError, one_line, print_warning
+from utils.common.errors import EXIT_STOPPED_BY_SIGNAL, UserError, one_line
 from utils.common.tensor_files import atomic_torch_save
-from utils.distributed import barrier, read_rank_environment
 from utils.engine import EngineOptions, Task
 from utils.engine.state import Progress, TrainState
 from utils.plots.figures import figure_color, new_figure, save_figure
 
-DEFAULTS = EngineOptions(sync_batchnorm=True, monitor="val_accuracy", seed=0, log_interval=100)
+__all__ = ["TrainingEngine", "distributed_train_worker", "launch_distributed_training"]
+SEED = 0
+DEFAULTS = EngineOptions(sync_batchnorm=True, monitor="val_accuracy", seed=SEED, log_interval=100)
 HISTORY_PICTURE = "training_history.png"
-# What a rank does. The tie to the parent comes first: importing PyTorch takes seconds.
-_RANK = (
-    "from utils.common.signals import die_with_parent; die_with_parent(); "
-    "from utils.common.errors import run_script; from training_engine import run_rank; run_script(run_rank)"
-)
 _PARTS = ("model", "ema", "optimizer", "scheduler", "scaler")  # of a checkpoint: each as `<part>_state_dict`
 
 
@@ -184,144 +179,35 @@ def distributed_train_worker(
     threads, workers = choose_threads_and_workers(world_size, num_workers, device.type)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads)
-    seed_everything(engine_kwargs.get("seed", DEFAULTS.seed))
+    seed_everything(engine_kwargs.get("seed", SEED))
     if world_size > 1:
         TrainingEngine.setup_distributed(rank, world_size)
-    try:
-        model = model_fn().to(device)
-        optimizer = optimizer_fn(model.parameters())
-        place = {"distributed": world_size > 1, "local_rank": rank, "world_size": world_size}
-        trainer = TrainingEngine(model, device, **{**place, **engine_kwargs})
-        trainer.log.print(
-            f"Device: {device}, {world_size} process(es) with {torch.get_num_threads()} thread(s) and {workers} loader worker(s) each",
-            f"Effective batch: {batch_size} x {world_size} = {batch_size * world_size}; "
-            f"precision: {trainer.precision.name}; moving average: {'on' if trainer.state.ema else 'off'}",
+    model = model_fn().to(device)
+    optimizer = optimizer_fn(model.parameters())
+    place = {"distributed": world_size > 1, "local_rank": rank, "world_size": world_size}
+    trainer = TrainingEngine(model, device, **{**place, **engine_kwargs})
+    trainer.log.print(
+        f"Device: {device}, {world_size} process(es) with {torch.get_num_threads()} thread(s) and {workers} loader worker(s) each",
+        f"Effective batch: {batch_size} x {world_size} = {batch_size * world_size}; "
+        f"precision: {trainer.precision.name}; moving average: {'on' if trainer.state.ema else 'off'}",
+    )
+    train_loader, val_loader = (
+        DataLoader(
+            data,
+            batch_size,
+            sampler=DistributedSampler(data, world_size, rank, shuffle=data is train_dataset),
+            num_workers=workers,
+            pin_memory=device.type == "cuda",
         )
-        loaders = [
-            DataLoader(
-                data,
-                batch_size,
-                sampler=DistributedSampler(data, world_size, rank, shuffle=is_training),
-                num_workers=workers,
-                pin_memory=device.type == "cuda",
-            )
-            for data, is_training in ((train_dataset, True), (val_dataset, False))
-        ]
-        scheduler = None if scheduler_fn is None else scheduler_fn(optimizer)
-        history = trainer.train(*loaders, optimizer, criterion_fn(), scheduler, **(train_kwargs or {}))
-        report_end(trainer)
-    finally:
-        TrainingEngine.cleanup_distributed()
+        for data in (train_dataset, val_dataset)
+    )
+    scheduler = None if scheduler_fn is None else scheduler_fn(optimizer)
+    history = trainer.train(train_loader, val_loader, optimizer, criterion_fn(), scheduler, **(train_kwargs or {}))
+    report_end(trainer)
+    TrainingEngine.cleanup_distributed()  # not after an error: NCCL would wait for ranks that have not failed
     if trainer.stopped_by_signal:
         raise SystemExit(EXIT_STOPPED_BY_SIGNAL)
     return history
-
-
-def launch_distributed_training(
-    train_fn: Callable[..., Any], world_size: int, backend: str = "nccl", **kwargs: Any
-) -> None:
-    """Call `train_fn(rank, world_size, **kwargs)` in `world_size` processes, which form a process group, and wait.
-
-    With at most one process, and when the processes cannot form a group, it is called here as rank 0 of 1. All arguments
-    reach the processes through cloudpickle, so lambdas work. Raises UserError when training fails on a rank; no
-    process is left then. When the training was stopped by a signal, SystemExit has the code 75.
-    """
-    world_size, backend = plan_ranks(world_size, backend)
-    if world_size > 1:
-        code = _run_ranks((train_fn, kwargs), world_size, backend)
-        if code == 0:
-            return
-        if code == EXIT_STOPPED_BY_SIGNAL:
-            raise SystemExit(code)
-        if code != EXIT_STARTUP_TIMEOUT:
-            raise UserError(f"training failed on a rank (exit code {code}); the reason is printed above")
-        print_warning("distributed set-up failed (the reason is printed above): training in a single process")
-    train_fn(0, 1, **kwargs)
-
-
-def plan_ranks(world_size: int, backend: str) -> tuple[int, str]:
-    """Return the number of processes and the backend that this machine can serve; print what differs."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if gpus and world_size > gpus:
-        print(f"{world_size} processes but {gpus} visible GPU(s): starting {gpus}")
-        world_size = gpus
-    if not gpus and world_size > 1 and backend == "nccl":
-        print("No GPU: gloo instead of nccl")
-        backend = "gloo"
-    if world_size <= 1:
-        print(f"Training in a single process on the {'GPU' if gpus else 'CPU'}")
-    return world_size, backend
-
-
-def _run_ranks(job: Any, world_size: int, backend: str) -> int:
-    """Run the ranks with torchrun's agent; return 0 or the exit code of the rank that failed."""
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the ranks print what is wrong
-    search = [str(Path(__file__).parent), *(path or os.getcwd() for path in sys.path)]
-    threads, _ = choose_threads_and_workers(world_size, 0)
-    loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform.startswith("linux") else {}
-    defaults = {"OMP_NUM_THREADS": str(threads), **loopback}
-    config = LaunchConfig(
-        1,
-        1,
-        world_size,
-        run_id="training-engine",
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        max_restarts=0,
-        monitor_interval=0.1,
-    )
-    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        file = Path(folder) / "job"
-        file.write_bytes(_pickled(job))
-        before = dict(os.environ)
-        os.environ.update({**defaults, **before, "PYTHONPATH": os.pathsep.join(search)})
-        try:
-            elastic_launch(config, sys.executable)("-P", "-c", _RANK, str(file), backend)
-        except ChildFailedError as error:
-            codes = [failure.exitcode for failure in error.failures.values()]
-            # One rank's failure makes the agent stop the others: their codes say less.
-            return max(
-                codes,
-                key=lambda code: (code == EXIT_STARTUP_TIMEOUT, code > 0 and code != EXIT_STOPPED_BY_SIGNAL, code),
-            )
-        except SignalException:
-            return EXIT_STOPPED_BY_SIGNAL
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
-    return 0
-
-
-def _pickled(job: Any) -> bytes:
-    try:
-        import cloudpickle
-    except ImportError as error:
-        raise UserError("cloudpickle is missing: pip install -r requirements.txt in this folder") from error
-    return bytes(cloudpickle.dumps(job))
-
-
-def run_rank() -> int:
-    """Be one of the processes of `launch_distributed_training`; return the exit code."""
-    import pickle
-
-    job, backend = Path(sys.argv[1]).read_bytes(), sys.argv[2]
-    ranks = read_rank_environment()
-    try:
-        TrainingEngine.setup_distributed(ranks.rank, ranks.world_size, backend)
-        barrier()  # NCCL connects at the first collective
-    except (RuntimeError, ValueError) as error:
-        print(f"[rank {ranks.rank}] {backend}: {one_line(error)}", file=sys.stderr, flush=True)
-        return EXIT_STARTUP_TIMEOUT
-    train_fn, kwargs = pickle.loads(job)  # noqa: S301 # written by our parent process, in a folder of its own
-    try:
-        train_fn(ranks.rank, ranks.world_size, **kwargs)
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
 
 
 def rank_device(rank: int) -> torch.device:

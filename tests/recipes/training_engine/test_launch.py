@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import launching
 import pytest
 import training_engine
 
@@ -62,11 +63,17 @@ def test_a_rank_that_fails_ends_the_others(tmp_path: Path, capfd: pytest.Capture
     assert dict(os.environ) == before
 
 
+def test_processes_of_torchrun_start_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UserError, match="without torchrun"):
+        training_engine.launch_distributed_training(print, 2)
+
+
 def test_fewer_gpus_than_asked_for_are_all_used(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert training_engine.plan_ranks(4, "nccl") == (2, "nccl")
+    assert launching.plan_ranks(4, "nccl") == (2, "nccl")
     assert "4 processes but 2 visible GPU(s): starting 2" in capsys.readouterr().out
-    assert training_engine.plan_ranks(2, "gloo") == (2, "gloo")
+    assert launching.plan_ranks(2, "gloo") == (2, "gloo")

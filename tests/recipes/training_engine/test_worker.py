@@ -131,7 +131,8 @@ def train_from(folder: Path, num_epochs: int, loaded: Path | None = None) -> tra
     engine, optimizer, scheduler, loaders = engine_with_loaders(folder, use_ema=True)
     if loaded is not None:
         assert engine.load_checkpoint(loaded, optimizer, scheduler) == 2
-    history = engine.train(*loaders, optimizer, nn.CrossEntropyLoss(), scheduler, num_epochs=num_epochs)
+    train_loader, val_loader = loaders
+    history = engine.train(train_loader, val_loader, optimizer, nn.CrossEntropyLoss(), scheduler, num_epochs=num_epochs)
     assert len(history["train_learning_rate"]) == len(history["val_accuracy"]) == num_epochs
     return engine
 
