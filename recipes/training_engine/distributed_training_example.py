@@ -21,7 +21,6 @@ import training_engine  # makes the project's modules importable
 from launching import plan_ranks
 from torch import nn
 from torch.utils.data import Dataset
-from torchvision.datasets import CIFAR10
 
 from utils.common.config import Options, option, parse_config
 from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UserError, one_line, print_warning, run_script
@@ -214,6 +213,8 @@ def load_cifar10(folder: Path) -> tuple[Pictures, Pictures]:
 
     Raises UserError when they can be neither found nor downloaded.
     """
+    from torchvision.datasets import CIFAR10
+
     before_s = socket.getdefaulttimeout()
     socket.setdefaulttimeout(DOWNLOAD_TIMEOUT_S)
     try:
