@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import socket
+import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from torch.utils.data import Dataset
 
 from utils.common.config import Options, option, parse_config
 from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UserError, one_line, print_warning, run_script
-from utils.run.folder import OwnedRun
+from utils.run.folder import OwnedRun, resume_arguments
 
 CPU_PROCESSES = 2
 DOWNLOAD_TIMEOUT_S = 20.0
@@ -60,7 +61,7 @@ class ExampleConfig(Options):
 
 def main() -> int:
     """Train; return the exit code."""
-    config = parse_config(ExampleConfig, "Train on CIFAR-10 with TrainingEngine")
+    config = parse_config(ExampleConfig, "Train on CIFAR-10 with TrainingEngine", resume_arguments(sys.argv[1:]))
     wanted = (config.world_size or torch.cuda.device_count() or CPU_PROCESSES) if config.distributed else 1
     world_size, backend = plan_ranks(wanted, config.backend)
     config = replace(config, world_size=world_size, backend=backend)

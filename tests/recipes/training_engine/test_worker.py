@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +158,27 @@ def test_weights_alone_load_from_any_naming(tmp_path: Path) -> None:
     for module in engine.state.modules().values():
         for name, value in trained.state.model.state_dict().items():
             assert torch.equal(module.state_dict()[name], value), name
+
+
+def test_the_bar_shows_the_epoch_and_leaves_the_line_to_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Slow(list[int]):
+        sampler = "the loader's"
+
+        def __iter__(self) -> Iterator[int]:
+            for number in range(len(self)):
+                time.sleep(0.2)
+                yield number
+
+    engine, *_ = engine_with_loaders(tmp_path, quiet=False, num_epochs=7)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    bar = training_engine.ProgressBar(Slow(range(5)), engine)
+    assert (len(bar), bar.sampler) == (5, "the loader's")
+    assert list(iter(bar)) == [0, 1, 2, 3, 4]
+    shown = capsys.readouterr().err.split("\r")
+    assert any("Epoch 1/7" in line and "4/5" in line for line in shown)
+    assert not shown[-1].strip()  # cleared
 
 
 @pytest.mark.parametrize(
