@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,11 @@ from utils.common.environment import environment_report
 from utils.common.errors import run_script
 from utils.common.files import write_text_atomic
 from utils.common.text import format_table
-from utils.data.augment import AugmentConfig
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
+from utils.measure.operators import OperatorCount, outside_network
 from utils.measure.step_ranges import training_loader
 from utils.measure.step_timer import PHASES
-from utils.measure.synthetic import synthetic_batch
+from utils.measure.synthetic import synthetic_batch, training_colours
 from utils.yolo.model import build_model, weights_or_description
 
 OURS, THEIRS = "project", "ultralytics"
@@ -84,9 +84,9 @@ def main() -> int:
         loader = training_loader(config.data, config.img_size, config.batch_size, workers, pin_memory)
         batch = next(iter(loader))
     else:
-        colours = AugmentConfig() if device.type == "cuda" else None  # where our trainer varies them by default
+        objects, colours = config.objects, training_colours(device)
         batch = synthetic_batch(
-            config.batch_size, config.img_size, len(names), objects_per_image=config.objects, colours=colours
+            config.batch_size, config.img_size, len(names), objects_per_image=objects, colours=colours
         )
     print(*([note] if note else []), sep="\n", end="")
     print(
@@ -99,7 +99,9 @@ def main() -> int:
     figures = measure(sides, len(batch), config)
     record: Json = {"config": to_dict(config), "environment": environment_report(), "sides": figures}
     ceiling = figures[OURS]["images_per_s"]
-    print(report(figures))
+    operators = ours.operators()
+    record["operators"] = {part: asdict(count) for part, count in operators.items()}
+    print(report(figures), operators_line(operators), sep="\n")
     if loader is not None:
         images_per_s, wait_share = ours.end_to_end(loader, config.warmup, config.steps * config.rounds)
         record["loading"] = {
@@ -153,6 +155,16 @@ def report(figures: dict[str, Json]) -> str:
         rows.append([name, *(f"{value:.1f}" for value in times), *last])
     ceiling = f"Ceiling, one batch that is already in memory: {figures[OURS]['images_per_s']:.1f} images/s"
     return f"{format_table(header, rows)}\n{ceiling}"
+
+
+def operators_line(counts: dict[str, OperatorCount]) -> str:
+    """Return the line on this project's operators per step, by part; in brackets, those that compute."""
+    words = [f"{part} {count.operators} ({count.computing})" for part, count in counts.items()]
+    outside = outside_network(counts)
+    return (
+        f"Operators of the project's step (those that compute): {', '.join(words)}; "
+        f"outside the network {outside.operators} ({outside.computing})"
+    )
 
 
 if __name__ == "__main__":

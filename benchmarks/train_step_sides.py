@@ -20,6 +20,7 @@ from utils.common.environment import prepare_environment
 from utils.data.dataset import Batch
 from utils.data.loader import EpochLoader
 from utils.engine.state import Progress
+from utils.measure.operators import OperatorCount, count_operators
 from utils.measure.step_timer import LEARNING_RATE, WEIGHT_DECAY, StepTimer, build_training, time_training_steps
 from utils.yolo.model import YoloModel
 
@@ -55,6 +56,10 @@ class OurSide:
             self.engine.step.update()
 
         return count_host_syncs(step, self.engine.device)
+
+    def operators(self) -> dict[str, OperatorCount]:
+        """Count the operators of one further step, by part."""
+        return count_operators(self.engine, self.batch)
 
     def end_to_end(self, loader: EpochLoader, warmup: int, steps: int) -> tuple[float, float]:
         """Train from the loader; return images/s and the share of the time spent waiting for batches."""

@@ -289,7 +289,7 @@ def run_everything(folder: Path) -> Answers:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    (found,) = run_ranks(run_everything, 1, tmp_path_factory.mktemp("fake_gpu"), join=False, timeout_s=120)
+    (found,) = run_ranks(run_everything, 1, tmp_path_factory.mktemp("fake_gpu"), join=False, timeout_s=300)
     return found
 
 

@@ -24,6 +24,7 @@ from utils.common.devices import Precision, choose_precision, keep_freed_memory
 from utils.engine import TrainingEngine
 from utils.engine.ema import ModelEMA
 from utils.measure import step_timer
+from utils.measure.operators import LOSS_BACKWARD, PARTS, count_operators, outside_network
 from utils.measure.step_timer import build_training
 from utils.measure.synthetic import synthetic_batch
 from utils.yolo.mask_loss import GROUP_SIZE, find_positives
@@ -31,6 +32,8 @@ from utils.yolo.model import build_model
 
 CPU = torch.device("cpu")
 NAMES = ("pole", "wire", "insulator")
+MOST_OPERATORS = 515  # of one batch and its optimizer step with AdamW in bf16, outside the network
+MOST_COMPUTING = 375  # of these, those that are not views
 MOST_SYNCS = 2  # per optimizer step, outside the steps that are logged
 
 
@@ -121,6 +124,45 @@ def test_a_step_of_the_engine_waits_at_most_twice(engine: TrainingEngine, object
     assert 0 < sum(found.values()) <= MOST_SYNCS, found
 
 
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_step_has_few_operators_outside_the_network(engine: TrainingEngine, accumulated: int) -> None:
+    batch = synthetic_batch(2, 64, len(NAMES), objects_per_image=12)
+    batch.colour_gains = torch.tensor([[1.01, 0.8, 1.2], [0.99, 1.3, 0.9]])
+    engine.state.accumulate = accumulated
+    found = count_operators(engine, batch)
+    engine.state.accumulate = 1
+    assert list(found) == list(PARTS)
+    assert all(count.operators > 0 for count in found.values())
+    outside = outside_network(found)
+    assert outside.operators <= MOST_OPERATORS * accumulated, found
+    assert outside.computing <= MOST_COMPUTING * accumulated, found
+
+
+def test_an_operator_that_is_added_is_counted_in_its_part(
+    engine: TrainingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = synthetic_batch(2, 64, len(NAMES), objects_per_image=2)
+    before = count_operators(engine, batch)
+    prepare, loss, update = engine.task.prepare, engine.task.loss, engine.step.update
+    noise = torch.zeros(2)
+
+    def with_noise(outputs: Any, targets: Any) -> Any:
+        found, values = loss(outputs, targets)
+        noise.neg()
+        return found * 1, values  # and one more in the backward pass
+
+    monkeypatch.setattr(engine.task, "prepare", lambda *arguments: noise.neg() is noise or prepare(*arguments))
+    monkeypatch.setattr(engine.task, "loss", with_noise)
+    monkeypatch.setattr(engine.step, "update", lambda: (update(), noise[0], noise.neg()))
+    more = count_operators(engine, batch)
+    added = {
+        part: (more[part].operators - before[part].operators, more[part].computing - before[part].computing)
+        for part in PARTS
+    }
+    expected = {"input": (1, 1), "loss": (2, 2), LOSS_BACKWARD: (1, 1), "optimizer": (2, 1)}  # noise[0] is a view
+    assert {part: change for part, change in added.items() if change != (0, 0)} == expected
+
+
 # --- what the step is made of --------------------------------------------------------------------------------------
 
 
@@ -170,8 +212,9 @@ def test_a_target_with_many_anchors_gets_as_many_groups_as_it_needs() -> None:
     target_index[1, 5] = 1
     boxes = torch.tensor([[[0.0, 0, 9, 8], [0, 0, 0, 0]], [[0, 0, 1, 1], [12.5, 4, 16, 12]]])  # prototype pixels
     found = find_positives(foreground, target_index, boxes, side=16)
-    assert found.group_target.tolist() == [0, 0, 0, 3]
-    assert found.group_length.tolist() == [GROUP_SIZE, GROUP_SIZE, 23 - 2 * GROUP_SIZE, 1]
+    assert found.num_groups == 4
+    assert (found.slot // GROUP_SIZE).bincount().tolist() == [GROUP_SIZE, GROUP_SIZE, 23 - 2 * GROUP_SIZE, 1]
+    assert found.unit_target.tolist() == [0, 0, 0, 0, 0, 0, 3, 3]
     assert sorted(found.slot.tolist()) == [*range(23), 3 * GROUP_SIZE]
     assert found.unit_group.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert found.unit_tile.tolist() == [0, 1] * 3 + [4 + 1, 4 + 3]  # two by two tiles in each image

@@ -19,8 +19,9 @@ from tests.ranks import run_ranks
 from tests.yolo.made_up import NAMES, random_outputs, targets_of
 from utils import distributed
 from utils.engine import EngineOptions, TrainingEngine
+from utils.yolo.boxes import anchor_points, complete_iou
 from utils.yolo.inputs import Targets
-from utils.yolo.loss import PARTS, LossGains, SegmentationLoss, anchor_points, complete_iou
+from utils.yolo.loss import PARTS, LossGains, SegmentationLoss
 from utils.yolo.model import build_model
 
 BATCH_SIZE_PER_RANK = 2
@@ -137,7 +138,9 @@ def test_complete_iou_of_known_pairs() -> None:
     first = torch.tensor([[0.0, 0, 2, 2], [0, 0, 2, 2], [0, 0, 2, 2]])
     second = torch.tensor([[0.0, 0, 2, 2], [1, 0, 3, 2], [4, 0, 6, 2]])
     # IoU 1, 1/3, 0; centre distance² 0, 1, 16 over the hull's diagonal² 8, 13, 40; equal aspect throughout
-    assert complete_iou(first, second).tolist() == pytest.approx([1, 1 / 3 - 1 / 13, -16 / 40], abs=1e-5)
+    outward = torch.tensor([-1, -1, 1, 1])
+    found, _ = complete_iou((first * outward).T, (second * outward).T)
+    assert found.tolist() == pytest.approx([1, 1 / 3 - 1 / 13, -16 / 40], abs=1e-5)
 
 
 # --- many ranks ----------------------------------------------------------------------------------------------------

@@ -110,9 +110,13 @@ def average_tensors(tensors: Iterable[torch.Tensor]) -> None:
     """Replace floating-point tensors by their mean over the ranks, by one collective. Every rank must reach this."""
     floats = [tensor for tensor in tensors if tensor.is_floating_point()]
     if is_distributed() and floats:
-        mean = all_reduce_sum(torch.cat([tensor.reshape(-1) for tensor in floats])) / world_size()
-        parts = mean.split([tensor.numel() for tensor in floats])
-        torch._foreach_copy_(floats, [part.view_as(tensor) for tensor, part in zip(floats, parts, strict=True)])
+        # Most have one dimension, like BatchNorm's. A view of each would cost more time than the arithmetic.
+        rows = [tensor if tensor.dim() == 1 else tensor.reshape(-1) for tensor in floats]
+        parts = (all_reduce_sum(torch.cat(rows)) / world_size()).split([len(row) for row in rows])
+        shaped = [
+            part if tensor.dim() == 1 else part.view_as(tensor) for tensor, part in zip(floats, parts, strict=True)
+        ]
+        torch._foreach_copy_(floats, shaped)
 
 
 @torch.no_grad()

@@ -118,7 +118,7 @@ class EpochMeter:
     """Sums of one epoch on this rank. Values stay on the device until `means` reads them."""
 
     def __init__(self) -> None:
-        self.sums: dict[str, torch.Tensor] = {}
+        self.sums: dict[tuple[str, ...], torch.Tensor] = {}  # float64, by the names of the values
         self.num_samples = 0
         self.num_batches = 0
         self.data_wait_s = 0.0
@@ -133,16 +133,18 @@ class EpochMeter:
 
     def add(self, values: dict[str, torch.Tensor], num_samples: int) -> None:
         """Add one batch's mean values, weighted by its number of samples."""
-        for name, value in values.items():
-            weighted = value.detach().double() * num_samples
-            self.sums[name] = self.sums[name] + weighted if name in self.sums else weighted
+        if values:  # in one tensor, as each operator on one value would be a kernel on a GPU
+            names = tuple(sorted(values))
+            with torch.no_grad():
+                weighted = torch.stack([values[name] for name in names]).double() * num_samples
+            self.sums[names] = self.sums[names] + weighted if names in self.sums else weighted
         self.num_samples += num_samples
         self.num_batches += 1
 
     def means(self) -> dict[str, float]:
         """Return the means over all ranks. Every rank must reach this."""
-        names = sorted(self.sums)
-        sums = torch.stack([self.sums[name] for name in names]).tolist() if names else []
+        names = [name for group in self.sums for name in group]
+        sums = torch.cat(list(self.sums.values())).tolist() if names else []
         local: dict[str, np.ndarray] = {
             "names": np.frombuffer(json.dumps(names).encode(), np.uint8),
             "sums": np.array([*sums, self.num_samples], np.float64),

@@ -35,9 +35,9 @@ class NonFiniteGuard:
 
     def step(self, optimizer: torch.optim.Optimizer, gradient_norm: torch.Tensor) -> None:
         """Take the optimizer's step unless the gradient's norm () is infinite or NaN."""
-        is_bad = (~torch.isfinite(gradient_norm)).float().to(self._skipped.device)
+        is_bad = (gradient_norm * 0 != 0).float().to(self._skipped.device)  # infinity times 0 is NaN
         self._skipped += is_bad
-        self._in_a_row = (self._in_a_row + 1) * is_bad
+        self._in_a_row = torch.addcmul(is_bad, is_bad, self._in_a_row)
         # With dampening, momentum that starts at zero would give another result.
         if all(group.get("fused") and not group.get("dampening") for group in optimizer.param_groups):
             _begin_momentum(optimizer)

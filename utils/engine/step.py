@@ -83,7 +83,7 @@ class Step:
                 loss, values = named_values(self.task.loss(outputs, targets))
             self.marker.mark("backward")
             if grouped is None:
-                loss = loss / group_size
+                loss = loss / group_size if group_size > 1 else loss
             elif gradients := [weight.grad for weight in self.state.model.parameters() if weight.grad is not None]:
                 torch._foreach_mul_(gradients, grouped.gradient_rescale)
             self.state.scaler.scale(loss).backward()

@@ -1,4 +1,7 @@
-"""Find the operators that take the most time of a training step, with torch.profiler; write a trace for the browser."""
+"""The operators of a training step: which take the most time, with torch.profiler, and how many each part has.
+
+The profiler can also write a trace for the browser.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,18 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, record_function
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from utils.data.dataset import Batch
 from utils.engine import TrainingEngine
+from utils.engine.upload import tensors_in
 from utils.measure.step_timer import Repeated, run_training_steps
 
 MAX_OPERATORS = 10
+LOSS_BACKWARD, NETWORK_BACKWARD = "loss backward", "network backward"
+# report: sums of the values to report. The other parts are the phases of `utils.measure.step_timer`.
+PARTS = ("input", "forward", "loss", LOSS_BACKWARD, NETWORK_BACKWARD, "report", "optimizer")
+NETWORK_PARTS = ("forward", NETWORK_BACKWARD)
 
 
 @dataclass(frozen=True)
@@ -93,3 +102,71 @@ class _Ranges:
         if self._range is not None:
             self._range.__exit__(None, None, None)
             self._range = None
+
+
+@dataclass(frozen=True)
+class OperatorCount:
+    """How many operators PyTorch was told to run, and how many of them compute: the others make views or empty tensors.
+
+    A GPU needs at least one kernel for each operator that computes. Sorting or searching needs several.
+    """
+
+    operators: int = 0
+    computing: int = 0
+
+    def __add__(self, other: OperatorCount) -> OperatorCount:
+        return OperatorCount(self.operators + other.operators, self.computing + other.computing)
+
+
+def count_operators(engine: TrainingEngine, batch: Batch) -> dict[str, OperatorCount]:
+    """Train three optimizer steps on `batch`; return the count of each of PARTS in the second, which logs nothing.
+
+    Every rank must reach this when the engine is distributed.
+    """
+    counter = _Counter(engine.state.accumulate)
+    hook = engine.state.model.register_forward_hook(counter.after_forward)
+    try:
+        with counter:
+            run_training_steps(engine, Repeated(batch, 3 * engine.state.accumulate), counter)
+    finally:
+        hook.remove()
+    return counter.counts
+
+
+def outside_network(counts: dict[str, OperatorCount]) -> OperatorCount:
+    """Return the count of all parts but the network's own forward and backward pass."""
+    return sum((count for part, count in counts.items() if part not in NETWORK_PARTS), OperatorCount())
+
+
+class _Counter(TorchDispatchMode):
+    """Counts operators by part in the second of several groups of batches. It is also the marker of the step."""
+
+    def __init__(self, batches_per_step: int) -> None:
+        super().__init__()
+        self.counts = dict.fromkeys(PARTS, OperatorCount())
+        self._counted_batches = range(batches_per_step, 2 * batches_per_step)
+        self._batch = -1
+        self._phase = ""
+
+    def mark(self, phase: str) -> None:
+        """See `utils.measure.step_timer.Marker`."""
+        self._batch += phase == "input"
+        self._phase = LOSS_BACKWARD if phase == "backward" else phase
+
+    def after_forward(self, _module: Any, _inputs: Any, outputs: Any) -> None:
+        """Watch for the end of the loss's backward pass. All of it runs before the network's."""
+        for output in tensors_in(outputs):
+            if output.requires_grad:
+                output.register_hook(self._begin_network_backward)
+
+    def _begin_network_backward(self, _gradient: torch.Tensor) -> None:
+        self._phase = NETWORK_BACKWARD
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
+    ) -> Any:
+        if self._batch in self._counted_batches and operator.namespace != "profiler":
+            is_over = self._phase == NETWORK_BACKWARD and torch._C._current_autograd_node() is None
+            computes = not operator.is_view and "empty" not in operator.overloadpacket.__name__
+            self.counts["report" if is_over else self._phase] += OperatorCount(1, int(computes))
+        return operator(*arguments, **(keywords or {}))

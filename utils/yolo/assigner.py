@@ -5,13 +5,15 @@ Overlap is measured by the complete IoU (arXiv 1911.08287, eq. 8-11).
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
+from utils.yolo.boxes import AnchorGrid, complete_iou
+
 TOP_K = 10  # anchors per target; YOLOv8's setting, like the exponents of the alignment
 EPS = 1e-9
+_ONE_CHOICE = 2**32  # more than a target's number: a sum over choices holds their count above it, and numbers below
 
 
 @dataclass(frozen=True)
@@ -21,90 +23,84 @@ class Assignment:
     foreground: torch.Tensor  # bool (B, A): whether the anchor has a target
     target_index: torch.Tensor  # int64 (B, A), in 0..M-1
     strength: torch.Tensor  # (B, A): the score for the target's class; 0 for background
-    scores: torch.Tensor  # (B, A, classes): the scores for all classes
+    scores: torch.Tensor  # (B, classes, A): the scores for all classes
 
 
 @torch.no_grad()
 def assign(
     probabilities: torch.Tensor,
-    boxes: torch.Tensor,
+    sides: torch.Tensor,
     inside: torch.Tensor,
     class_ids: torch.Tensor,
-    target_boxes: torch.Tensor,
+    target_edges: torch.Tensor,
+    grid: AnchorGrid,
 ) -> Assignment:
-    """Assign anchors to targets by alignment = probability^0.5 * IoU^6; all boxes xyxy in pixels.
+    """Assign anchors to targets by alignment = probability^0.5 * IoU^6.
 
-    probabilities (B, A, classes), boxes (B, A, 4), inside bool (B, M, A), class_ids (B, M), target_boxes (B, M, 4). Each
-    target chooses its 10 best anchors inside its box; an anchor that several targets choose goes to the one that it
-    overlaps most. Costs one host synchronisation.
+    probabilities (B, classes, A); the predicted boxes as sides (4, B, A); inside bool (B, M, A); class_ids (B, M);
+    target_edges (4, B, M), which are -x1, -y1, x2, y2; all in pixels. Each target chooses its 10 best anchors inside its
+    box; an anchor that several targets choose goes to the one that it overlaps most. Costs one host synchronisation.
     """
-    num_anchors = inside.shape[-1]
     pair = inside.flatten().nonzero()[:, 0]  # a host synchronisation; (L,) flat indices of (image, target, anchor)
-    target = pair // num_anchors  # in 0..B*M-1
-    anchor = target // inside.shape[1] * num_anchors + pair % num_anchors  # in 0..B*A-1
-    iou = complete_iou(target_boxes.flatten(0, 1).index_select(0, target), boxes.flatten(0, 1).index_select(0, anchor))
-    iou.clamp_(min=0)
-    class_of = class_ids.flatten().index_select(0, target)
-    probability = probabilities.flatten().index_select(0, anchor * probabilities.shape[-1] + class_of)
-    overlap, alignment = torch.zeros(2, *inside.shape, device=boxes.device, dtype=boxes.dtype).unbind()
-    overlap.view(-1).scatter_(0, pair, iou)
-    alignment.view(-1).scatter_(0, pair, probability.sqrt() * iou.square() ** 3)  # alpha 0.5, beta 6
+    dense = _overlap_and_alignment(pair, probabilities, sides, class_ids, target_edges, grid)
+    overlap, alignment = dense.unbind()  # (B, M, A) each
 
     best = alignment.topk(min(TOP_K, alignment.shape[-1]), dim=-1).indices  # (B, M, 10)
-    is_choice = inside.gather(-1, best).long()
-    by_anchor = torch.zeros(2, *boxes.shape[:2], dtype=torch.int64, device=boxes.device)
-    num_choosers, sum_of_choosers = by_anchor.unbind()  # (B, A) each; with one chooser the sum is its index
-    num_choosers.scatter_add_(1, best.flatten(1), is_choice.flatten(1))
-    target_numbers = torch.arange(inside.shape[1], device=boxes.device)[:, None]
-    sum_of_choosers.scatter_add_(1, best.flatten(1), (is_choice * target_numbers).flatten(1))
-    foreground = num_choosers > 0
-    target_index = torch.where(num_choosers > 1, overlap.max(1).indices, sum_of_choosers)
+    first = _ONE_CHOICE
+    choices = torch.arange(first, first + inside.shape[1], device=inside.device)[:, None] * inside.gather(-1, best)
+    chosen_by = torch.zeros(sides.shape[1:], dtype=torch.int64, device=inside.device)  # (B, A)
+    chosen_by.scatter_add_(1, best.flatten(1), choices.flatten(1))
+    foreground = chosen_by > 0
+    target_index = torch.where(chosen_by >= 2 * first, overlap.max(1).indices, chosen_by & (first - 1))
 
     # The score of a target's best anchor is the target's best overlap; the others' are in proportion to their alignment.
-    chosen = target_index[:, None]
-    alignment = alignment.gather(1, chosen)[:, 0] * foreground  # (B, A)
-    overlap = overlap.gather(1, chosen)[:, 0] * foreground
-    best_of = torch.zeros(2, *class_ids.shape, device=boxes.device, dtype=boxes.dtype)  # (2, B, M)
-    best_alignment, best_overlap = (
-        most.scatter_reduce(1, target_index, value, "amax").gather(1, target_index)
-        for most, value in zip(best_of, (alignment, overlap), strict=True)
-    )
-    strength = alignment * best_overlap / (best_alignment + EPS)
+    chosen = target_index.expand(2, -1, -1)
+    values = dense.gather(2, chosen[:, :, None])[:, :, 0] * foreground  # (2, B, A)
+    best_of = torch.zeros(2, *class_ids.shape, device=sides.device, dtype=sides.dtype)  # (2, B, M)
+    best_overlap, best_alignment = best_of.scatter_reduce_(2, chosen, values, "amax").gather(2, chosen).unbind()
+    strength = values[1] * best_overlap / (best_alignment + EPS)
     scores = torch.zeros_like(probabilities)
-    scores.scatter_(-1, class_ids.gather(1, target_index)[..., None], strength[..., None])
+    scores.scatter_(1, class_ids.gather(1, target_index)[:, None], strength[:, None])
     return Assignment(foreground, target_index, strength, scores)
 
 
-def inside_boxes(boxes: torch.Tensor, strides: list[float], size_px: int) -> torch.Tensor:
+def _overlap_and_alignment(
+    pair: torch.Tensor,
+    probabilities: torch.Tensor,
+    sides: torch.Tensor,
+    class_ids: torch.Tensor,
+    target_edges: torch.Tensor,
+    grid: AnchorGrid,
+) -> torch.Tensor:
+    """Return the overlap and the alignment of the given pairs, (L,) in 0..B*M*A-1, 0 elsewhere: (2, B, M, A).
+
+    The pairs are those of an anchor inside a target's box, since on a CPU all pairs would be slow.
+    """
+    num_targets, num_anchors = class_ids.shape[1], sides.shape[2]
+    target = pair // num_anchors  # in 0..B*M-1
+    cell = pair % num_anchors  # the anchor within the image
+    anchor = torch.add(cell, target // num_targets, alpha=num_anchors)  # in 0..B*A-1
+    true_sides = target_edges.flatten(1).index_select(1, target) - grid.sides.index_select(1, cell)
+    iou = complete_iou(sides.flatten(1).index_select(1, anchor), true_sides)[0].clamp_(min=0)
+    batch_size, num_classes = probabilities.shape[:2]
+    class_row = class_ids + torch.arange(0, batch_size * num_classes, num_classes, device=pair.device)[:, None]
+    score = torch.add(cell, class_row.flatten().index_select(0, target), alpha=num_anchors)  # in 0..B*classes*A-1
+    probability = probabilities.flatten().index_select(0, score)
+    dense = torch.zeros(2, *class_ids.shape, num_anchors, device=sides.device, dtype=sides.dtype)
+    overlap, alignment = dense.view(2, -1).unbind()
+    overlap.scatter_(0, pair, iou)
+    alignment.scatter_(0, pair, probability.sqrt_() * iou.pow(6))  # alpha 0.5, beta 6
+    return dense
+
+
+def inside_boxes(boxes: torch.Tensor, strides: list[float], grid: AnchorGrid) -> torch.Tensor:
     """Return which anchors lie in which boxes (B, M, 4), xyxy in pixels: bool (B, M, A).
 
     Sides shorter than the middle stride count as that long, so that a thin wire still contains anchors.
     """
-    shortest = strides[1] if len(strides) > 1 else strides[0]
-    centre = (boxes[..., :2] + boxes[..., 2:]) / 2
-    half = (boxes[..., 2:] - boxes[..., :2]).clamp(min=shortest) / 2
-    levels = []
-    for stride in strides:
-        axis = (torch.arange(round(size_px / stride), device=boxes.device) + 0.5) * stride
-        # An anchor lies inside if its column and its row do.
-        near = half[..., None] - (axis - centre[..., None]).abs() > EPS  # (B, M, 2, side)
-        levels.append((near[:, :, 1, :, None] & near[:, :, 0, None, :]).flatten(2))
-    return torch.cat(levels, -1)
-
-
-def complete_iou(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Return the complete IoU of paired xyxy boxes (N, 4): (N,), at most 1."""
-    eps = 1e-7
-    width_1, height_1 = first[:, 2] - first[:, 0], first[:, 3] - first[:, 1] + eps
-    width_2, height_2 = second[:, 2] - second[:, 0], second[:, 3] - second[:, 1] + eps
-    shared = (
-        (torch.minimum(first[:, 2:], second[:, 2:]) - torch.maximum(first[:, :2], second[:, :2])).clamp(min=0).prod(-1)
-    )
-    iou = shared / (width_1 * height_1 + width_2 * height_2 - shared + eps)
-    hull = torch.maximum(first[:, 2:], second[:, 2:]) - torch.minimum(first[:, :2], second[:, :2])
-    diagonal = hull.square().sum(-1) + eps
-    centre_distance = (first[:, :2] + first[:, 2:] - second[:, :2] - second[:, 2:]).square().sum(-1) / 4
-    aspect = (4 / math.pi**2) * (torch.atan(width_2 / height_2) - torch.atan(width_1 / height_1)).square()
-    with torch.no_grad():
-        aspect_weight = aspect / (1 - iou + aspect + eps)
-    return iou - centre_distance / diagonal - aspect * aspect_weight
+    low, high = boxes.split(2, -1)
+    length = (high - low).clamp_(min=strides[1] if len(strides) > 1 else strides[0])
+    # Twice each distance from the centre. An anchor lies inside if its column and its row do.
+    distance = (grid.twice_axes - (low + high)[..., None]).abs_()  # (B, M, 2, N)
+    column, row = (length[..., None] - distance > 2 * EPS).unbind(2)
+    return column.index_select(2, grid.column) & row.index_select(2, grid.row)

@@ -14,6 +14,7 @@ from utils.data.dataset import Batch
 class Targets:
     """The true objects of a batch, on the model's device; the tensors are those of `utils.data.dataset.Batch`.
 
+    batch_index: ascending, so that the objects of an image follow one another.
     size_px: side of the input. most_objects: the largest number of objects in an image; if None, the loss reads it from
     the device, which costs a host synchronisation.
     """

@@ -23,11 +23,13 @@ import torch
 import torch.nn.functional as F
 
 from utils import distributed
-from utils.yolo.assigner import assign, complete_iou, inside_boxes
+from utils.yolo.assigner import assign, inside_boxes
+from utils.yolo.boxes import AnchorGrid, BoxErrors, anchor_grid, predicted_sides
 from utils.yolo.inputs import Targets
 from utils.yolo.mask_loss import find_positives, mask_loss
 
 PARTS = ("box", "seg", "cls", "dfl")
+FAR_PX = 1e5  # beyond every image
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,9 @@ class LossSums:
     parts: torch.Tensor
     normalisers: torch.Tensor
 
-    def normalised(self, normalisers: torch.Tensor) -> torch.Tensor:
-        """Return the four parts divided by the given normalisers (each at least 1): (4,)."""
-        scores, anchors = normalisers.clamp(min=1).unbind()
+    def normalised(self, normalisers: torch.Tensor, factor: float = 1) -> torch.Tensor:
+        """Return the four parts times a factor, divided by the given normalisers (each at least 1): (4,)."""
+        scores, anchors = (normalisers.clamp(min=1) / factor).unbind()
         return self.parts / torch.stack([scores, anchors, scores, scores])
 
 
@@ -76,7 +78,7 @@ class SegmentationLoss:
         self.gradient_rescale = torch.ones(())
         self._group: torch.Tensor | None = None  # normalisers (2,) of the micro-batches so far
         self._is_in_group = False
-        self._points: dict[tuple[int, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}  # by input size
+        self._constants: dict[tuple[int, torch.device], _Constants] = {}
 
     def begin_group(self) -> None:
         """Begin the micro-batches of one optimizer step.
@@ -96,14 +98,15 @@ class SegmentationLoss:
         """
         sums = self.sums(outputs, targets)
         normalisers = distributed.all_reduce_sum(sums.normalisers)
-        parts = sums.normalised(normalisers) * distributed.world_size()
-        values = {"loss": parts.detach().sum(), **dict(zip(PARTS, parts.detach().unbind(), strict=True))}
+        parts = sums.normalised(normalisers, distributed.world_size())
+        loss = parts.sum()
+        values = {"loss": loss.detach(), **dict(zip(PARTS, parts.detach().unbind(), strict=True))}
         if self._is_in_group:
             before = torch.zeros_like(normalisers) if self._group is None else self._group
             self._group = before + normalisers
             self.gradient_rescale = (before.clamp(min=1) / self._group.clamp(min=1))[0]
-            parts = sums.normalised(self._group) * distributed.world_size()
-        return parts.sum() * self.loss_scale, values
+            loss = sums.normalised(self._group, distributed.world_size()).sum()
+        return loss * self.loss_scale, values
 
     def sums(self, outputs: dict[str, torch.Tensor], targets: Targets) -> LossSums:
         """Return this rank's share of the loss, without any communication."""
@@ -111,53 +114,106 @@ class SegmentationLoss:
             return self._sums(outputs, targets)
 
     def _sums(self, outputs: dict[str, torch.Tensor], targets: Targets) -> LossSums:
-        logits = outputs["scores"].float().transpose(1, 2)  # (B, A, classes)
+        logits = outputs["scores"].float()  # (B, classes, A)
         bins = outputs["boxes"]  # (B, 4 * bins, A): distances to left, top, right, bottom
-        points, strides = self._anchor_points(targets.size_px, logits.device)  # (A, 2) cells, (A, 1) pixels
-
-        class_ids, target_boxes, is_target = _pad_targets(targets, len(logits))
+        constants = self._constants_of(targets.size_px, logits.device)
+        grid = constants.grid
+        class_ids, target_boxes = _pad_targets(targets, len(logits))
         with torch.no_grad():
+            target_edges = (target_boxes * grid.outward).permute(2, 0, 1)  # (4, B, M)
+            probabilities = logits.sigmoid()
             assigned = assign(
-                logits.sigmoid(),
-                _decode_all(bins.float(), points) * strides,
-                inside_boxes(target_boxes, self.strides, targets.size_px) & is_target[..., None],
+                probabilities,
+                predicted_sides(bins.float(), grid.strides),
+                inside_boxes(target_boxes, self.strides, grid),
                 class_ids,
-                target_boxes,
+                target_edges,
+                grid,
             )
-            mask_boxes = target_boxes / targets.size_px * outputs["proto"].shape[-1]
+            mask_boxes = target_boxes * (outputs["proto"].shape[-1] / targets.size_px)
             found = find_positives(assigned.foreground, assigned.target_index, mask_boxes, outputs["proto"].shape[-1])
-        image, anchor = found.image, found.anchor
-
-        if self.class_weights is not None and self.class_weights.device != logits.device:
-            self.class_weights = self.class_weights.to(logits.device)  # once, not at every step
-        cls = F.binary_cross_entropy_with_logits(logits, assigned.scores, weight=self.class_weights, reduction="sum")
+            image, anchor = found.image, found.anchor
+            true_sides = target_edges[:, image, found.target] - grid.sides.index_select(1, anchor)
+            true_sides /= grid.strides[anchor]  # (4, P) in cells
+            normalisers = torch.stack([assigned.strength, assigned.foreground]).sum((1, 2))
         # Without positives the rows below are empty, but every output stays in the graph: each parameter then gets a
         # gradient of zero, for which DDP would otherwise wait.
-        positive_bins = bins.transpose(1, 2)[image, anchor].float()  # (P, 4 * bins)
-        weight = assigned.strength[image, anchor]
-        cell_boxes = target_boxes[image, found.target] / strides[anchor]
-        box = ((1 - complete_iou(decode_boxes(positive_bins, points[anchor]), cell_boxes)) * weight).sum()
-        dfl = (self._distribution_loss(positive_bins, points[anchor], cell_boxes) * weight).sum()
-        coefficients = outputs["mask_coefficient"].transpose(1, 2)[image, anchor].float()  # (P, 32)
+        box, dfl = BoxErrors.apply(_AnchorRows.apply(bins, image, anchor), true_sides, assigned.strength[image, anchor])
+        cls = _ClassError.apply(logits, probabilities, assigned.scores, constants.class_weights)
+        coefficients = _AnchorRows.apply(outputs["mask_coefficient"], image, anchor)  # (P, 32)
         seg = mask_loss(outputs["proto"], coefficients, targets.masks, mask_boxes, found)
-        parts = torch.stack([box * self.gains.box, seg * self.gains.box, cls * self.gains.cls, dfl * self.gains.dfl])
-        return LossSums(parts, torch.stack([assigned.strength.sum(), assigned.foreground.sum().float()]))
+        return LossSums(torch.stack([box, seg, cls, dfl]) * constants.gains, normalisers)
 
-    def _anchor_points(self, size_px: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    def _constants_of(self, size_px: int, device: torch.device) -> _Constants:
+        """Return the constants for an input size, which are made once: making one on a GPU may wait for it."""
         key = (size_px, device)
-        if key not in self._points:
-            self._points[key] = anchor_points(self.strides, size_px, device)
-        return self._points[key]
+        if key not in self._constants:
+            gains = torch.tensor([self.gains.box, self.gains.box, self.gains.cls, self.gains.dfl], device=device)
+            weights = None if self.class_weights is None else self.class_weights.to(device)[:, None]
+            self._constants[key] = _Constants(anchor_grid(self.strides, size_px, device), gains, weights)
+        return self._constants[key]
 
-    def _distribution_loss(self, bins: torch.Tensor, points: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy with the two bins around each true distance, weighted by nearness: (P,)."""
-        distances = torch.cat([points - boxes[:, :2], boxes[:, 2:] - points], -1).clamp(0, self.num_bins - 1 - 0.01)
-        left = distances.long()
-        right_weight = distances - left
-        log_probability = bins.unflatten(-1, (4, self.num_bins)).log_softmax(-1)  # (P, 4, bins)
-        low = log_probability.gather(-1, left[..., None])[..., 0]
-        high = log_probability.gather(-1, left[..., None] + 1)[..., 0]
-        return -(low * (1 - right_weight) + high * right_weight).mean(-1)
+
+@dataclass(frozen=True)
+class _Constants:
+    """What is the same in all steps of one input size."""
+
+    grid: AnchorGrid
+    gains: torch.Tensor  # (4,) in the order of PARTS
+    class_weights: torch.Tensor | None  # (classes, 1)
+
+
+class _AnchorRows(torch.autograd.Function):
+    """Take the columns of (B, C, A) maps at P different (image, anchor): float32 (P, C).
+
+    Indexing would do the same. Its gradient allows for repeated anchors, and sorts them for it.
+    """
+
+    @staticmethod
+    def forward(context: Any, maps: torch.Tensor, image: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        context.save_for_backward(maps, image, anchor)
+        return maps.transpose(1, 2)[image, anchor].float()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Put the rows in place, among zeros."""
+        maps, image, anchor = context.saved_tensors
+        whole = torch.zeros_like(maps)
+        whole.transpose(1, 2)[image, anchor] = gradient.to(whole.dtype)
+        return whole, None, None
+
+
+class _ClassError(torch.autograd.Function):
+    """The sum of the BCE of logits with scores in 0..1, (B, classes, A), times class weights (classes, 1) or None: ().
+
+    `forward` computes the gradient too, from the logits' sigmoid; `backward` only scales it.
+    """
+
+    @staticmethod
+    def forward(
+        context: Any,
+        logits: torch.Tensor,
+        probabilities: torch.Tensor,
+        scores: torch.Tensor,
+        class_weights: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """See the class."""
+        error = F.softplus(logits).addcmul_(logits, scores, value=-1)
+        gradient = probabilities - scores
+        if class_weights is not None:
+            error *= class_weights
+            gradient *= class_weights
+        context.save_for_backward(gradient)
+        return error.sum()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        """Scale the gradient."""
+        (of_logits,) = context.saved_tensors
+        return of_logits * gradient, None, None, None
 
 
 def inverse_frequency_weights(counts: np.ndarray) -> torch.Tensor | None:
@@ -173,45 +229,19 @@ def inverse_frequency_weights(counts: np.ndarray) -> torch.Tensor | None:
     return torch.from_numpy(weights / weights.mean()).float()
 
 
-def decode_boxes(bins: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-    """Turn (B, A, 4 * bins) logits into (B, A, 4) xyxy boxes in cells: the expected distance to each side."""
-    distribution = bins.unflatten(-1, (4, -1)).softmax(-1)
-    distances = distribution @ torch.arange(distribution.shape[-1], dtype=bins.dtype, device=bins.device)
-    return torch.cat([points - distances[..., :2], points + distances[..., 2:]], -1)
+def _pad_targets(targets: Targets, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return class ids (B, M) and boxes (B, M, 4). M is the largest count, at least 1.
 
-
-def _decode_all(bins: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-    """Decode boxes as `decode_boxes` does, from bins in the network's layout (B, 4 * bins, A): (B, A, 4)."""
-    distribution = bins.unflatten(1, (4, -1)).softmax(2)  # (B, 4, bins, A)
-    distances = torch.arange(distribution.shape[2], dtype=bins.dtype, device=bins.device) @ distribution  # (B, 4, A)
-    low, high = distances.transpose(1, 2).split(2, -1)
-    return torch.cat([points - low, points + high], -1)
-
-
-def anchor_points(strides: list[float], size_px: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cell centres (A, 2) as xy in cells and the stride of each (A, 1) in pixels, finest level first."""
-    centres, stride_column = [], []
-    for stride in strides:
-        side = round(size_px / stride)
-        axis = torch.arange(side, device=device) + 0.5
-        y, x = torch.meshgrid(axis, axis, indexing="ij")
-        centres.append(torch.stack([x, y], -1).reshape(-1, 2))
-        stride_column.append(torch.full((side * side, 1), stride, device=device))
-    return torch.cat(centres), torch.cat(stride_column)
-
-
-def _pad_targets(targets: Targets, batch_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return class ids (B, M), boxes (B, M, 4) and which of them are real (B, M). M is the largest count, at least 1."""
-    index = targets.batch_index
-    counts = torch.zeros(batch_size, dtype=torch.int64, device=index.device)
-    counts.scatter_add_(0, index, torch.ones_like(index))
-    slot = torch.arange(len(index), device=index.device) - (counts.cumsum(0) - counts)[index]
+    Targets that are not there have a box far outside, without area, in which no anchor lies.
+    """
+    index = targets.batch_index  # ascending
+    slot = torch.arange(len(index), device=index.device) - torch.searchsorted(index, index)
     most = targets.most_objects
     if most is None:
-        most = int(counts.max())  # a host synchronisation, unless the loader has counted
+        most = int(slot.max()) + 1 if len(slot) else 0  # a host synchronisation, unless the loader has counted
     most = max(most, 1)
     class_ids = torch.zeros(batch_size, most, dtype=torch.int64, device=index.device)
-    boxes = torch.zeros(batch_size, most, 4, device=index.device)
+    boxes = torch.full((batch_size, most, 4), -FAR_PX, device=index.device)
     class_ids[index, slot] = targets.class_ids
     boxes[index, slot] = targets.boxes
-    return class_ids, boxes, torch.arange(most, device=index.device) < counts[:, None]
+    return class_ids, boxes

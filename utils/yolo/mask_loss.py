@@ -40,8 +40,8 @@ class Positives:
     anchor: torch.Tensor  # (P,) in 0..A-1
     target: torch.Tensor  # (P,) in 0..M-1, within the image
     slot: torch.Tensor  # (P,) the anchor's row among the G * 10 rows of all groups
-    group_target: torch.Tensor  # (G,) in 0..B*M-1
-    group_length: torch.Tensor  # (G,) how many of the group's rows are used
+    num_groups: int  # G
+    unit_target: torch.Tensor  # (U,) in 0..B*M-1
     unit_group: torch.Tensor  # (U,) in 0..G-1
     unit_tile: torch.Tensor  # (U,) in 0..N-1: image by image, row by row
 
@@ -54,36 +54,43 @@ def find_positives(
     foreground bool and target_index int64 (B, A); mask_boxes (B, M, 4) xyxy in prototype pixels; side is S. Costs one
     host synchronisation.
     """
-    most_targets = mask_boxes.shape[1]
-    first_tile, num_tiles = _touched_tiles(mask_boxes, side)  # (B, M, 2) each: x and y
-    anchors_per_target = torch.zeros(mask_boxes.shape[:2], dtype=torch.int64, device=foreground.device)
-    anchors_per_target.scatter_add_(1, target_index, foreground.long())
-    groups_per_target = (anchors_per_target + GROUP_SIZE - 1) // GROUP_SIZE  # (B, M)
-    units_per_target = groups_per_target * num_tiles.prod(-1)
+    num_images, most_targets = mask_boxes.shape[:2]
+    # A pixel belongs to a box when x1 <= its index < x2, and likewise along y.
+    low, high = mask_boxes.ceil().clamp_(0, side).long().split(2, -1)  # (B, M, 2) each: x and y
+    first_tile = low // TILE
+    num_tiles = ((high + (TILE - 1)) // TILE - first_tile) * (high > low)
+    tiles_per_target = num_tiles.prod(-1)
+    anchors_per_target = torch.zeros_like(tiles_per_target).scatter_add_(1, target_index, foreground.long())
+    groups_per_target = (anchors_per_target + (GROUP_SIZE - 1)) // GROUP_SIZE
+    counts = torch.stack([anchors_per_target, groups_per_target, groups_per_target * tiles_per_target]).flatten(1)
+    ends = counts.cumsum(1)  # (3, B * M)
     # The step's second and last host synchronisation: from here on every size is known.
-    totals = torch.stack([anchors_per_target.sum(), groups_per_target.sum(), units_per_target.sum()]).tolist()
-    num_positives, total_groups, total_units = totals
-    anchors_per_target, groups_per_target = anchors_per_target.flatten(), groups_per_target.flatten()
+    num_positives, num_groups, num_units = ends[:, -1].tolist()
+    first_anchor, first_group, first_unit = (ends - counts).unbind()  # of each target
 
-    image, anchor = torch.nonzero_static(foreground, size=num_positives).unbind(1)
-    target = target_index[image, anchor]
-    # Sort the anchors by target, in 0..B*M-1, and give each target's anchors the rows of its groups in turn.
-    number, order = (image * most_targets + target).sort(stable=True)
-    rank = torch.arange(num_positives, device=order.device) - _starts(anchors_per_target)[number]
-    slots_in_order = _starts(groups_per_target)[number] * GROUP_SIZE + rank
-    slot = torch.empty_like(order).scatter_(0, order, slots_in_order)
+    # Sort the anchors by target, and give each target's anchors the rows of its groups in turn.
+    places = torch.nonzero_static(foreground, size=num_positives)  # (P, 2)
+    image, anchor = places.unbind(1)
+    number = torch.add(target_index[image, anchor], image, alpha=most_targets)  # in 0..B*M-1
+    number, order = number.sort(stable=True)
+    image, anchor = places[order].unbind(1)
+    numbers = torch.arange(max(num_positives, num_units), device=order.device)
+    slot = numbers[:num_positives] + (first_group * GROUP_SIZE - first_anchor)[number]
 
-    group_target, position = _runs(groups_per_target, total_groups)
-    group_length = (anchors_per_target[group_target] - position * GROUP_SIZE).clamp(max=GROUP_SIZE)
-
-    first_tile, num_tiles = first_tile.flatten(0, 1)[group_target], num_tiles.flatten(0, 1)[group_target]  # (G, 2)
-    unit_group, position = _runs(num_tiles.prod(-1), total_units)
-    columns = num_tiles[unit_group, 0]
-    column = first_tile[unit_group, 0] + position % columns
-    row = first_tile[unit_group, 1] + position // columns
+    # Each target's units: its groups one after another, each on all tiles, row by row.
     tiles_per_side = side // TILE
-    unit_tile = (group_target[unit_group] // most_targets * tiles_per_side + row) * tiles_per_side + column
-    return Positives(image, anchor, target, slot, group_target, group_length, unit_group, unit_tile)
+    first_x, first_y = first_tile.unbind(-1)
+    image_tiles = torch.arange(0, num_images * tiles_per_side**2, tiles_per_side**2, device=order.device)[:, None]
+    corner = (image_tiles + first_x).add_(first_y, alpha=tiles_per_side)  # (B, M)
+    of_target = [first_unit, first_group, tiles_per_target.flatten(), num_tiles[..., 0].flatten(), corner.flatten()]
+    unit_target = torch.repeat_interleave(counts[2], output_size=num_units)
+    unit, group, tiles, columns, tile = torch.stack(of_target).index_select(1, unit_target).unbind()  # (U,) each
+    within = numbers[:num_units] - unit
+    unit_group = group + within // tiles
+    within %= tiles
+    unit_tile = (tile + within % columns).add_(within // columns, alpha=tiles_per_side)
+    target = number % most_targets
+    return Positives(image, anchor, target, slot, num_groups, unit_target, unit_group, unit_tile)
 
 
 def mask_loss(
@@ -98,11 +105,8 @@ def mask_loss(
     prototypes (B, 32, S, S) in any precision; coefficients float32 (P, 32); masks int32 (B, S, S), k + 1 where an
     image's k-th target is; mask_boxes (B, M, 4) xyxy in prototype pixels.
     """
-    target = positives.group_target
-    rows = coefficients.new_zeros(len(target) * GROUP_SIZE, coefficients.shape[1])
-    rows = rows.index_copy(0, positives.slot, coefficients).unflatten(0, (len(target), GROUP_SIZE))
     mask_tiles = _cut(masks[:, None])[..., 0]
-    loss: torch.Tensor = _TiledMaskError.apply(rows, prototypes, mask_tiles, mask_boxes, positives)
+    loss: torch.Tensor = _TiledMaskError.apply(coefficients, prototypes, mask_tiles, mask_boxes, positives)
     for gain, term in EXTRA_TERMS:
         loss = loss + gain * mask_loss_by_autograd(prototypes, coefficients, masks, mask_boxes, positives, term)
     return loss
@@ -155,7 +159,7 @@ def pixel_error(
     # BCE = max(x, 0) - t x - log(max(p, 1 - p)). The rows share t, so one logarithm of their product is enough. An
     # unused row has x = 0 and multiplies the product by one half, which unused_factor undoes exactly.
     certainty = torch.maximum(probability, 1 - probability).prod(1) * unused_factor  # (u, 64)
-    error = logits.clamp(min=0).sum(1) - truth * logits.sum(1) - certainty.log()
+    error = torch.addcmul(logits.clamp(min=0).sum(1), truth, logits.sum(1), value=-1).sub_(certainty.log_())
     total = (error * weight).sum()
     if not with_gradient:
         return total, None
@@ -165,16 +169,16 @@ def pixel_error(
 def _box_weights(boxes: torch.Tensor, tile: torch.Tensor, side: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return weights of the rows and columns of each unit's tile, from boxes (U, 4) and tile (U,): (U, 8) each.
 
-    A row's weight times a column's is the pixel's: one over the box's area inside the box, else 0.
+    A row's weight times a column's is the pixel's: one over the box's area inside the box, else 0. The columns' weights
+    are bool.
     """
     tiles_per_side = side // TILE
-    within = torch.arange(TILE, device=tile.device)
-    column = (tile % tiles_per_side * TILE)[:, None] + within  # (U, 8), in prototype pixels
-    row = (tile // tiles_per_side % tiles_per_side * TILE)[:, None] + within
-    area = (boxes[:, 2:] - boxes[:, :2]).prod(-1, keepdim=True)
-    row_weight = ((row >= boxes[:, 1:2]) & (row < boxes[:, 3:4])) / area
-    column_weight = ((column >= boxes[:, 0:1]) & (column < boxes[:, 2:3])).to(boxes.dtype)
-    return row_weight, column_weight
+    place = torch.stack([tile % tiles_per_side, tile // tiles_per_side % tiles_per_side], 1)  # (U, 2): x and y
+    # (U, 2, 8), in prototype pixels
+    pixel = torch.add(torch.arange(TILE, device=tile.device), place[..., None], alpha=TILE)
+    low, high = boxes[..., None].split(2, 1)
+    column, row = ((pixel >= low) & (pixel < high)).unbind(1)
+    return row / (high - low).prod(1), column
 
 
 class _TiledMaskError(torch.autograd.Function):
@@ -183,26 +187,29 @@ class _TiledMaskError(torch.autograd.Function):
     @staticmethod
     def forward(
         context: Any,
-        rows: torch.Tensor,
+        coefficients: torch.Tensor,
         prototypes: torch.Tensor,
         mask_tiles: torch.Tensor,
         mask_boxes: torch.Tensor,
         positives: Positives,
     ) -> torch.Tensor:
-        """Take rows (G, 10, 32), prototypes (B, 32, S, S), mask_tiles int32 (N, 64) and mask_boxes (B, M, 4).
+        """Take coefficients (P, 32), prototypes (B, 32, S, S), mask_tiles int32 (N, 64) and mask_boxes (B, M, 4).
 
         If the prototypes are bf16, the three matrix products are of bf16 matrices; everything else is float32.
         """
+        rows = coefficients.new_zeros(positives.num_groups * GROUP_SIZE, coefficients.shape[1])
+        rows = rows.index_copy_(0, positives.slot, coefficients).unflatten(0, (positives.num_groups, GROUP_SIZE))
         # Never fp16: a gradient divided by a box's area may be too small for it.
         half = torch.bfloat16 if prototypes.dtype == torch.bfloat16 else rows.dtype
         tiles = _cut(prototypes).to(half)  # (N, 64, 32)
         with_gradient = any(context.needs_input_grad)
         gradients = [torch.zeros_like(rows), torch.zeros_like(tiles, dtype=rows.dtype)] if with_gradient else []
-        unit_target = positives.group_target[positives.unit_group]
-        unit_boxes = mask_boxes.flatten(0, 1)[unit_target]  # (U, 4)
+        unit_target = positives.unit_target
+        unit_boxes = mask_boxes.flatten(0, 1).index_select(0, unit_target)  # (U, 4)
         row_weight, column_weight = _box_weights(unit_boxes, positives.unit_tile, prototypes.shape[-1])
         unit_value = unit_target % mask_boxes.shape[1] + 1  # (U,): the target's value in the mask
-        unused_factor = (GROUP_SIZE - positives.group_length)[:, None].to(rows.dtype).exp2()  # (G, 1)
+        used_rows = rows.new_full((positives.num_groups * GROUP_SIZE,), 2.0).index_fill_(0, positives.slot, 1)
+        unused_factor = used_rows.view(-1, GROUP_SIZE).prod(1, keepdim=True)  # (G, 1)
         total = rows.new_zeros(())
         step = UNITS_AT_ONCE[rows.device.type]
         for start in range(0, len(unit_target), step):
@@ -213,25 +220,27 @@ class _TiledMaskError(torch.autograd.Function):
             # On a CPU oneDNN compiles and keeps a bf16 product for each new shape, so only full parts use bf16.
             factor = half if len(group) == step or rows.device.type != "cpu" else rows.dtype
             unit_rows, unit_tiles = rows.index_select(0, group).to(factor), tiles.index_select(0, tile).to(factor)
-            logits = (unit_rows @ unit_tiles.mT).to(rows.dtype)  # (u, 10, 64)
+            logits = torch.bmm(unit_rows, unit_tiles.mT).to(rows.dtype)  # (u, 10, 64)
             error, slope = pixel_error(logits, truth, weight, unused_factor[group], with_gradient)
             total += error
             if slope is not None:
                 slope = slope.to(factor)
-                gradients[0].index_add_(0, group, (slope @ unit_tiles).to(rows.dtype))
-                gradients[1].index_add_(0, tile, (slope.mT @ unit_rows).to(rows.dtype))
+                gradients[0].index_add_(0, group, torch.bmm(slope, unit_tiles).to(rows.dtype))
+                gradients[1].index_add_(0, tile, torch.bmm(slope.mT, unit_rows).to(rows.dtype))
+        if with_gradient:
+            gradients[0] = gradients[0].flatten(0, 1).index_select(0, positives.slot)  # (P, 32)
         context.save_for_backward(prototypes, *gradients)
         return total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
-        """Scale the gradients of rows and prototypes."""
-        prototypes, row_gradient, tile_gradient = context.saved_tensors
+        """Scale the gradients of coefficients and prototypes."""
+        prototypes, coefficient_gradient, tile_gradient = context.saved_tensors
         whole = torch.empty_like(prototypes)
         parts = _in_tiles(whole)
         torch.mul(tile_gradient.view(parts.shape), gradient, out=parts)  # scaled, converted and put in place at once
-        return row_gradient * gradient, whole, None, None, None
+        return coefficient_gradient * gradient, whole, None, None, None
 
 
 def _in_tiles(maps: torch.Tensor) -> torch.Tensor:
@@ -243,26 +252,3 @@ def _in_tiles(maps: torch.Tensor) -> torch.Tensor:
 def _cut(maps: torch.Tensor) -> torch.Tensor:
     """Cut maps (B, C, S, S) into tiles, image by image and row by row: (N, 64, C)."""
     return _in_tiles(maps).reshape(-1, TILE * TILE, maps.shape[1])
-
-
-def _touched_tiles(boxes: torch.Tensor, side: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the first tile and the number of tiles, along x and y, that have pixels of a box (..., 4): (..., 2) each.
-
-    A pixel belongs to a box when x1 <= its index < x2, and likewise along y.
-    """
-    first = boxes[..., :2].ceil().clamp(min=0)
-    end = boxes[..., 2:].ceil().clamp(max=side)
-    first_tile = (first / TILE).floor().long()
-    num_tiles = (end / TILE).ceil().long() - first_tile
-    return first_tile, num_tiles * (end > first)
-
-
-def _starts(counts: torch.Tensor) -> torch.Tensor:
-    """Return where each of consecutive runs of the given lengths begins."""
-    return counts.cumsum(0) - counts
-
-
-def _runs(counts: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the run and the position in it of each of `total` elements in consecutive runs: (total,) each."""
-    run = torch.arange(len(counts), device=counts.device).repeat_interleave(counts, output_size=total)
-    return run, torch.arange(total, device=counts.device) - _starts(counts)[run]

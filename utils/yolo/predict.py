@@ -13,8 +13,8 @@ from torch import nn
 
 from utils.common.devices import copy_to_device
 from utils.data.images import letterbox
+from utils.yolo.boxes import anchor_points, decode_boxes
 from utils.yolo.inputs import prepare_images
-from utils.yolo.loss import anchor_points, decode_boxes
 from utils.yolo.photo_masks import Placement, photo_regions
 from utils.yolo.regions import Region
 from utils.yolo.suppression import suppress

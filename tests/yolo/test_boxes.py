@@ -1,0 +1,151 @@
+"""Boxes as sides: the complete IoU and the hand-written gradients of the loss, against autograd in float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from utils.yolo import loss as module
+from utils.yolo.boxes import BoxErrors, anchor_grid, anchor_points, complete_iou, decode_boxes, predicted_sides
+
+CPU = torch.device("cpu")
+NUM_BINS = 16
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def random_sides(num_pairs: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return sides (4, N) of two boxes each: overlapping, one within the other, and apart."""
+    generator = torch.Generator().manual_seed(seed)
+    first, second = 0.2 + 6 * torch.rand(2, 4, num_pairs, generator=generator, dtype=torch.float64)
+    second[:, ::3] = first[:, ::3] * 0.7
+    second[0, 1::3] = -8 - second[2, 1::3]  # to the right of the first
+    second[2, 1::3] += 16
+    return first, second
+
+
+def iou_by_autograd(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Return the complete IoU as its authors write it, from edges: (N,)."""
+    (x1, y1), (x2, y2) = -first[:2], first[2:]
+    (u1, v1), (u2, v2) = -second[:2], second[2:]
+    shared = (torch.minimum(x2, u2) - torch.maximum(x1, u1)).clamp(min=0)
+    shared = shared * (torch.minimum(y2, v2) - torch.maximum(y1, v1)).clamp(min=0)
+    iou = shared / ((x2 - x1) * (y2 - y1) + (u2 - u1) * (v2 - v1) - shared)
+    hull = (torch.maximum(x2, u2) - torch.minimum(x1, u1)) ** 2 + (torch.maximum(y2, v2) - torch.minimum(y1, v1)) ** 2
+    distance = ((x1 + x2 - u1 - u2) / 2) ** 2 + ((y1 + y2 - v1 - v2) / 2) ** 2
+    aspect = 4 / math.pi**2 * (torch.atan((u2 - u1) / (v2 - v1)) - torch.atan((x2 - x1) / (y2 - y1))) ** 2
+    weight = (aspect / (1 - iou + aspect)).detach()
+    return iou - distance / hull - weight * aspect
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_complete_iou_and_its_slope_equal_those_of_the_formula(seed: int) -> None:
+    first, second = random_sides(60, seed)
+    first.requires_grad_()
+    expected = iou_by_autograd(first, second)
+    (wanted,) = torch.autograd.grad(expected.sum(), first)
+    found, slope = complete_iou(first.detach(), second, with_slope=True)
+    assert (expected < 0).any()
+    assert (expected > 0.3).any()
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-6, atol=1e-6)
+    assert slope is not None
+    torch.testing.assert_close(slope, wanted, rtol=1e-5, atol=1e-6)
+    assert complete_iou(first.detach(), second)[1] is None
+
+
+@pytest.mark.parametrize("shape", ["equal", "no width", "no area", "apart and no area"])
+def test_degenerate_boxes_have_finite_numbers(shape: str) -> None:
+    second = torch.tensor([1.0, 2, 3, 4])
+    first = {
+        "equal": second,
+        "no width": torch.tensor([1.0, 2, -1, 4]),
+        "no area": torch.zeros(4),
+        "apart and no area": torch.tensor([-9.0, -9, 9, 9]),
+    }[shape]
+    for pair in ((first, second), (second, first), (first, first)):
+        found, slope = complete_iou(pair[0][:, None], pair[1][:, None], with_slope=True)
+        assert slope is not None
+        assert bool(torch.isfinite(found).all() and torch.isfinite(slope).all())
+        assert float(found) <= 1
+
+
+def errors_by_autograd(
+    rows: torch.Tensor, sides: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the box and the distribution part in plain PyTorch."""
+    logits = rows.view(-1, 4, NUM_BINS)
+    distances = logits.softmax(-1) @ torch.arange(NUM_BINS, dtype=rows.dtype)
+    box = ((1 - iou_by_autograd(distances.T, sides)) * weight).sum()
+    true = sides.T.clamp(0, NUM_BINS - 1.01)
+    left = true.long()
+    losses = [
+        F.cross_entropy(logits.flatten(0, 1), bins.flatten(), reduction="none").view(-1, 4) for bins in (left, left + 1)
+    ]
+    return box, (((left + 1 - true) * losses[0] + (true - left) * losses[1]).mean(1) * weight).sum()
+
+
+@pytest.mark.parametrize("gains", [(1.0, 0.0), (0.0, 1.0), (7.5, -1.5)])
+def test_box_errors_and_gradients_equal_those_of_autograd(gains: tuple[float, float]) -> None:
+    _, sides = random_sides(30, 1)
+    rows = torch.randn(30, 4 * NUM_BINS, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
+    rows.requires_grad_()
+    weight = torch.rand(30, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found, expected = BoxErrors.apply(rows, sides, weight), errors_by_autograd(rows, sides, weight)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    gradient, wanted = (
+        torch.autograd.grad(sum(gain * part for gain, part in zip(gains, parts, strict=True)), rows)[0]
+        for parts in (found, expected)
+    )
+    assert float(wanted.norm()) > 0.1
+    torch.testing.assert_close(gradient, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_the_distribution_part_passes_gradcheck() -> None:
+    _, sides = random_sides(5, 2)
+    rows = torch.randn(5, 4 * NUM_BINS, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weight = torch.rand(5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda rows: BoxErrors.apply(rows, sides, weight)[1], rows.requires_grad_())
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_the_class_part_passes_gradcheck_and_equals_pytorchs(is_weighted: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 3, 7, generator=generator, dtype=torch.float64).mul_(4).requires_grad_()
+    scores = torch.rand(2, 3, 7, generator=generator, dtype=torch.float64)
+    weights = torch.tensor([[0.5], [1.0], [3.0]], dtype=torch.float64) if is_weighted else None
+
+    def error(logits: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = module._ClassError.apply(logits, logits.detach().sigmoid(), scores, weights)
+        return found
+
+    expected = F.binary_cross_entropy_with_logits(logits, scores, weight=weights, reduction="sum")
+    torch.testing.assert_close(error(logits), expected, rtol=1e-7, atol=0)
+    assert torch.autograd.gradcheck(error, logits)
+
+
+def test_rows_of_anchors_and_their_gradient_equal_those_of_indexing() -> None:
+    image, anchor = torch.tensor([0, 1, 1, 0]), torch.tensor([3, 0, 4, 1])
+    for dtype in (torch.float32, torch.bfloat16):
+        maps = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+        factor = torch.arange(24.0).view(4, 6)
+        rows = module._AnchorRows.apply(maps, image, anchor)
+        expected = maps.transpose(1, 2)[image, anchor].float()
+        assert torch.equal(rows, expected)
+        gradient, wanted = (torch.autograd.grad((part * factor).sum(), maps)[0] for part in (rows, expected))
+        assert gradient.dtype == dtype
+        assert torch.equal(gradient, wanted)
+
+
+def test_predicted_sides_are_those_of_the_decoded_boxes() -> None:
+    strides, size_px = [8.0, 16.0, 32.0], 64
+    points, stride_column = anchor_points(strides, size_px, CPU)
+    grid = anchor_grid(strides, size_px, CPU)
+    bins = torch.randn(2, 4 * NUM_BINS, len(points), generator=torch.Generator().manual_seed(0))
+    boxes = decode_boxes(bins.transpose(1, 2), points) * stride_column  # (B, A, 4) xyxy in pixels
+    edges = (boxes * grid.outward).permute(2, 0, 1)
+    torch.testing.assert_close(predicted_sides(bins, grid.strides), edges - grid.sides[:, None], rtol=1e-5, atol=1e-4)
+    centres = torch.stack([grid.twice_axes[grid.column], grid.twice_axes[grid.row]], 1) / 2
+    torch.testing.assert_close(centres, points * stride_column)
