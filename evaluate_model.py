@@ -42,7 +42,15 @@ from utils.evaluation.metrics import (
     precision_recall_curves,
 )
 from utils.evaluation.native_masks import choose_thin_classes, sizes_on_disk
-from utils.evaluation.report import Subject, Viewer, build_page, choose_worst, count_errors, draw_cards
+from utils.evaluation.report import (
+    Subject,
+    Viewer,
+    build_page,
+    choose_worst,
+    count_errors,
+    draw_cards,
+    write_photographs,
+)
 from utils.evaluation.tables import class_table, coco_comparison_table, comparison_table, size_table, thin_table
 from utils.evaluation.tile_search import TileSearch
 from utils.plots import plot_confusion_matrix, plot_pr_curves
@@ -311,8 +319,9 @@ def write_page(
         Subject(values, precision_recall_curves(evaluation.results, names))
         for values, evaluation in zip(metrics, evaluations, strict=True)
     ]
-    page = build_page(subjects, draw_cards(metrics[0]["worst_images"], viewers))
-    write_text_atomic(Path(config.output) / "report.html", page)
+    cards = draw_cards(metrics[0]["worst_images"], viewers)
+    write_text_atomic(Path(config.output) / "report.html", build_page(subjects, cards))
+    write_photographs(Path(config.output), [card.view for card in cards if card.view is not None])
 
 
 def print_results(models: Sequence[dict[str, Any]], output: str) -> None:
