@@ -19,7 +19,9 @@ SIZE = (3000, 2000)
 
 
 def made_up_view(file: str, name: str = "conductor") -> FullView:
-    wire = [np.array([(200.0, 400.0), (2800.0, 900.0), (2800.0, 906.0), (200.0, 406.0)])]
+    x = np.linspace(200, 2800, 150)  # an outline of many points
+    upper = np.stack([x, 400 + 500 * (x / 2800) ** 2], axis=1)
+    wire = [np.concatenate([upper, upper[::-1] + np.array([0, 6])])]
     insulator = [np.array([(1500.0, 1200.0), (1560.0, 1200.0), (1560.0, 1290.0), (1500.0, 1290.0)])]
     jpeg = encode_jpeg(np.full((SIZE[1], SIZE[0], 3), 120, np.uint8))
     return FullView(
@@ -72,6 +74,7 @@ def test_a_browser_shows_the_photograph_without_a_complaint(page: Page, folder: 
         loaded = "document.images[0].decode().then(() => document.images[0].naturalWidth)"
         assert page.run(loaded) == SIZE[0]
         assert page.run("document.documentElement.scrollWidth") <= width_px, "the page scrolls sideways"
+        assert page.run("document.querySelector('nav').scrollWidth <= document.querySelector('nav').clientWidth")
         frame = page.run("document.querySelector('#stage').getBoundingClientRect().toJSON()")
         shown = page.run("document.querySelector('.world').getBoundingClientRect().toJSON()")
         assert shown["left"] >= frame["left"] - 1

@@ -137,7 +137,7 @@ def _shape(shape: Shape) -> Markup:
         points = " ".join(f"{x:g},{y:g}" for x, y in np.round(outline, 1).tolist())
         steps.append(f"M{points}Z")
     words = f"{shape.name}: {shape.error}" if shape.error else shape.name
-    return element("path", element("title", words), d=" ".join(steps), stroke=f"rgb{shape.color}")
+    return element("path", element("title", words), d=Markup(" ".join(steps)), stroke=f"rgb{shape.color}")
 
 
 def _errors(number: int, view: FullView) -> Markup:
