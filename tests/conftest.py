@@ -36,6 +36,7 @@ faulthandler.dump_traceback_later(LONGEST_SUITE_S, exit=True)  # a suite that ha
 SLOW = (
     *("chaos", "commands", "benchmarks", "security/test_run.py", "security/test_data.py"),
     *("distributed/test_rendezvous.py", "measure/test_machine_checks.py"),
+    *(f"recipes/training_engine/test_{name}.py" for name in ("example", "guide", "launch")),
 )
 # What these measure or time needs the machine for itself: `make test` runs them one at a time.
 ALONE = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from collections import namedtuple
@@ -131,7 +132,7 @@ def test_the_second_opening_builds_nothing_and_a_later_date_does(photographs: li
     assert names_in(tmp_path / ".cache") == [".jpegs", ".json"]
 
 
-@pytest.mark.parametrize("damage", ["no index", "cut index", "cut blocks", "no blocks"])
+@pytest.mark.parametrize("damage", ["no index", "cut index", "huge sizes", "cut blocks", "no blocks"])
 def test_a_store_that_is_not_whole_is_built_again(photographs: list[Path], tmp_path: Path, damage: str) -> None:
     store = opened(photographs, tmp_path)
     file = store.index.pixel_file
@@ -141,6 +142,9 @@ def test_a_store_that_is_not_whole_is_built_again(photographs: list[Path], tmp_p
         index_file.unlink()
     elif damage == "cut index":
         index_file.write_text(index_file.read_text()[:-7])
+    elif damage == "huge sizes":
+        index = json.loads(index_file.read_text())
+        index_file.write_text(json.dumps({**index, "sizes": [[2**20, 2**20]] * len(SHAPES)}))
     elif damage == "cut blocks":
         os.truncate(file, 1000)
     else:

@@ -24,7 +24,7 @@ from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError
 from utils.common.threads import ordered_map
 from utils.data.cache import CacheIndex, CacheKind, Record, open_or_build_kind, unreadable_message
-from utils.data.images import ImageError, encode_jpeg, is_jpeg, read_image
+from utils.data.images import MAX_IMAGE_PIXELS, ImageError, encode_jpeg, is_jpeg, read_image
 
 ALGORITHM = "blocks-1"  # change it when the stored bytes change
 BLOCK_PX = 256
@@ -135,12 +135,19 @@ def open_blocks(files: Sequence[Path], folder: Path, split: str, announce: Calla
         algorithm=f"{ALGORITHM} {BLOCK_PX} {QUALITY}",
         make=_encode,
         estimate=_estimate,
-        is_consistent=lambda index: True,  # each read checks its record
+        is_consistent=_is_plausible,
     )
     found = open_or_build_kind(kind, files, folder, split, announce)
     if isinstance(found, str):
         raise UserError(f"--windows needs a copy of the photographs in blocks: {found}")
     return BlockStore(found)
+
+
+def _is_plausible(index: CacheIndex) -> bool:
+    """Return whether photographs of these sizes can have such records. Each read checks its record itself."""
+    num_pixels = index.sizes.astype(np.int64).prod(axis=1)
+    least = 4 * (num_pixels // BLOCK_PX**2)  # bytes of the table alone
+    return bool((num_pixels <= MAX_IMAGE_PIXELS).all() and (np.diff(index.offsets) > least).all())
 
 
 def _blocks(side_px: int) -> int:

@@ -1,7 +1,8 @@
 """The packed cache: a split's photographs, resized once, in one file that all processes of a machine share.
 
     .cache/<split>-<size>-<fingerprint>.u8    uint8 RGB pixels, one photograph after the other
-    .cache/<split>-<size>-<fingerprint>.json  offsets and sizes, written last: without it the .u8 is ignored
+    .cache/<split>-<size>-<fingerprint>.json  offsets and sizes
+    .cache/<split>-<size>-<fingerprint>.part  the pixels while they are written; then the .json tells what is finished
 
 `os.pread` reads the pixels: the page cache holds one copy per machine, and a cold read is eight times as fast as
 through a memory map.
@@ -131,12 +132,12 @@ def open_or_build_kind(
         index = _load_index(kind, pixel_file, len(files))
         if index is not None:
             return index
-        keep = (_part_of(pixel_file), _part_of(pixel_file).with_suffix(".json"))
+        part = pixel_file.with_suffix(".part")
         for old in folder.glob(f"{name}-{kind.name}-*"):
-            if old not in keep:
+            if old not in (part, pixel_file.with_suffix(".json")):
                 old.unlink()
         needed, free = kind.estimate(files), shutil.disk_usage(folder).free
-        done = keep[0].stat().st_size if keep[0].exists() else 0
+        done = part.stat().st_size if part.exists() else 0
         if free + done < needed * MIN_FREE_FRACTION:
             return f"{folder} has {free / 2**30:.1f} GiB free, about {needed / 2**30:.1f} are needed"
         announce(
@@ -150,9 +151,8 @@ def open_or_build_kind(
 
 
 def _build(kind: CacheKind, files: Sequence[Path], pixel_file: Path, announce: Callable[[str], None]) -> CacheIndex:
-    part = _part_of(pixel_file)
-    part_index = part.with_suffix(".json")
-    offsets, sizes = _finished_part(kind, part)
+    part, index_file = pixel_file.with_suffix(".part"), pixel_file.with_suffix(".json")
+    offsets, sizes = _finished_part(kind, part, index_file, len(files))
     first, problems = len(sizes), []
     every = max(len(files) // 5, 500)
     if first:
@@ -171,21 +171,16 @@ def _build(kind: CacheKind, files: Sequence[Path], pixel_file: Path, announce: C
                 if done % every == 0:
                     announce(f"  packed {done}/{len(files)}")
                 if done % max(len(files) // SAVES, MIN_BETWEEN_SAVES) == 0 and not problems:
-                    _save(output, part_index, offsets, sizes)
+                    _save(output, index_file, offsets, sizes)
             if problems:
                 raise DataErrors(f"{len(problems)} of {len(files)} photographs cannot be used: {problems[0]}", problems)
-            _save(output, part_index, offsets, sizes)
+            _save(output, index_file, offsets, sizes)
         os.replace(part, pixel_file)
-        os.replace(part_index, pixel_file.with_suffix(".json"))
     except (OSError, DataErrors):  # what a kill or Ctrl-C leaves is for the next start
         part.unlink(missing_ok=True)
-        part_index.unlink(missing_ok=True)
+        index_file.unlink(missing_ok=True)
         raise
     return CacheIndex(pixel_file, np.array(offsets, np.int64), np.array(sizes, np.int32))
-
-
-def _part_of(pixel_file: Path) -> Path:
-    return pixel_file.with_suffix(".part")
 
 
 def _save(output: BinaryIO, index_file: Path, offsets: list[int], sizes: list[tuple[int, int]]) -> None:
@@ -195,19 +190,17 @@ def _save(output: BinaryIO, index_file: Path, offsets: list[int], sizes: list[tu
     write_text_atomic(index_file, json.dumps({"offsets": offsets, "sizes": sizes}))
 
 
-def _finished_part(kind: CacheKind, part: Path) -> tuple[list[int], list[tuple[int, int]]]:
+def _finished_part(
+    kind: CacheKind, part: Path, index_file: Path, num_photographs: int
+) -> tuple[list[int], list[tuple[int, int]]]:
     """Return the offsets and sizes of what a killed build has finished; [0] and nothing if there is none."""
     try:
-        index = _read_index(part, part.with_suffix(".json"))
-        if (
-            part.stat().st_size >= index.offsets[-1]
-            and _has_shape(index, len(index.sizes))
-            and kind.is_consistent(index)
-        ):
-            return index.offsets.tolist(), [(height, width) for height, width in index.sizes.tolist()]
+        index = _read_index(part, index_file)
+        is_there = part.stat().st_size >= index.offsets[-1] and len(index.sizes) <= num_photographs
+        is_usable = is_there and _has_shape(index, len(index.sizes)) and kind.is_consistent(index)
     except _UNREADABLE_INDEX:
-        pass  # begin anew
-    return [0], []
+        return [0], []
+    return (index.offsets.tolist(), list(map(tuple, index.sizes.tolist()))) if is_usable else ([0], [])
 
 
 def load_photo(file: Path, long_side_px: int) -> np.ndarray:

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from utils.common.errors import UserError
 from utils.distributed.collectives import barrier
-from utils.distributed.launchers import variables_from_launcher
-from utils.distributed.rendezvous import Rendezvous, startup_watchdog
+from utils.distributed.launchers import DEFAULT_PORT, variables_from_launcher
+from utils.distributed.rendezvous import LOOPBACK, Rendezvous, startup_watchdog
 
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_STARTUP_TIMEOUT_S = 900.0
@@ -103,16 +103,24 @@ def collective_timeout_s() -> float:
 
 
 def join_process_group(rank: int, world_size: int, backend: str | None = None) -> None:
-    """Join the process group as `rank` of `world_size`, without torchrun's variables, unless already in a group.
+    """Join the process group as `rank` of `world_size`, unless already in a group.
 
-    The default `backend` is NCCL if there is a GPU, else gloo.
+    The ranks meet at `MASTER_ADDR` and `MASTER_PORT`, by default port 29500 of this machine. The default `backend` is
+    NCCL if there are several ranks and a GPU, else gloo. With NCCL the GPU of LOCAL_RANK becomes the current one;
+    without that variable the ranks take the machine's GPUs in turn.
     """
     global _made_the_group
-    if not dist.is_initialized():
-        backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
-        timeout = timedelta(seconds=collective_timeout_s())
-        dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=timeout)
-        _made_the_group = True
+    if dist.is_initialized():
+        return
+    backend = backend or ("nccl" if torch.cuda.is_available() and world_size > 1 else "gloo")
+    os.environ.setdefault("MASTER_ADDR", LOOPBACK)
+    os.environ.setdefault("MASTER_PORT", str(DEFAULT_PORT))
+    if backend == "nccl" and torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank % torch.cuda.device_count())))
+    timeout = timedelta(seconds=collective_timeout_s())
+    store = dist.HashStore() if world_size == 1 else None  # a single rank needs no port
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    _made_the_group = True
 
 
 def cleanup_ddp() -> None:

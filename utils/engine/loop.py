@@ -34,6 +34,7 @@ from utils.distributed import (
 from utils.distributed.ddp import wrap_for_ranks
 from utils.distributed.sync_bn import convert_sync_batchnorm
 from utils.engine.ema import ModelEMA
+from utils.engine.loading import batches_from, each_sample_once, require_equal_batches
 from utils.engine.meters import EpochMeter
 from utils.engine.nonfinite import RollBack
 from utils.engine.options import EngineOptions, read_keywords, with_keywords
@@ -132,6 +133,7 @@ class TrainingEngine:
         """
         self.options = with_keywords(self.options, keywords)
         self.begin(optimizer, criterion, scheduler)
+        require_equal_batches(train_loader)
         if resume:
             self.recovery.load()
         with self.stop_flag, self.stall_watch, self.batch_log.rank_meter:
@@ -209,16 +211,14 @@ class TrainingEngine:
 
     @torch.no_grad()
     def validate(self, loader: Any) -> dict[str, Any]:
-        """Evaluate `evaluation_model`, each rank on its share; return the same values on every rank."""
-        return self.task.evaluate(self.evaluation_model, self.stall_watch.watched(loader), self._epoch())
+        """Evaluate `evaluation_model`, each rank on its share without repeats; return the same values on every rank."""
+        with each_sample_once(loader):
+            return self.task.evaluate(self.evaluation_model, self.stall_watch.watched(loader), self._epoch())
 
     def _batches(self, loader: Any, meter: EpochMeter) -> Iterator[tuple[int, Batch]]:
         """Yield (position in the epoch, batch) from where the epoch stands, and time the wait for each."""
         start = self.progress.batch
-        skip = _set_epoch(loader, self.progress.epoch, start)
-        iterator = iter(loader)
-        for _ in range(skip):
-            next(iterator)
+        iterator = batches_from(loader, self.progress.epoch, start, self.options.seed)
         for position in range(start, len(loader)):
             self.batch_log.rank_meter.begin()
             waiting_since_s = time.perf_counter()
@@ -336,15 +336,3 @@ def _prepare_model(
 
 def _numbers(record: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in record.items() if isinstance(value, int | float)}
-
-
-def _set_epoch(loader: Any, epoch: int, start_batch: int) -> int:
-    """Tell a loader which epoch begins; return how many batches remain to be skipped by hand."""
-    if hasattr(loader, "set_epoch"):
-        loader.set_epoch(epoch, start_batch)
-        return 0
-    for sampler in (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)  # type: ignore[union-attr]
-            break
-    return start_batch

@@ -1,0 +1,272 @@
+"""The TrainingEngine of the multi-GPU guide (README.md), on the project's training loop.
+
+from training_engine import TrainingEngine, launch_distributed_training, distributed_train_worker
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(PROJECT)] if str(PROJECT) not in sys.path else []
+
+import torch
+from launching import launch_distributed_training
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from tqdm import tqdm
+
+from utils import engine
+from utils.common.cores import choose_threads_and_workers
+from utils.common.devices import seed_everything
+from utils.common.errors import EXIT_STOPPED_BY_SIGNAL, UserError, one_line
+from utils.common.tensor_files import atomic_torch_save
+from utils.engine import EngineOptions, Task
+from utils.engine.state import Progress, TrainState
+from utils.plots.figures import figure_color, new_figure, save_figure
+
+__all__ = ["TrainingEngine", "distributed_train_worker", "launch_distributed_training"]
+SEED = 0
+DEFAULTS = EngineOptions(sync_batchnorm=True, monitor="val_accuracy", seed=SEED, log_interval=100)
+HISTORY_PICTURE = "training_history.png"
+_PARTS = ("model", "ema", "optimizer", "scheduler", "scaler")  # of a checkpoint: each as `<part>_state_dict`
+
+
+class Classification(Task):
+    """Reports top-1 and top-5 accuracy beside the loss; best.pt and last.pt hold all that `load_checkpoint` needs."""
+
+    state: TrainState
+
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        """Return the criterion's loss and, for class numbers (B,) and scores (B, classes), the accuracies."""
+        loss = super().loss(outputs, targets)
+        if isinstance(loss, tuple) or outputs.dim() != 2 or targets.dim() != 1 or targets.is_floating_point():
+            return loss
+        best = outputs.topk(min(5, outputs.shape[1])).indices == targets[:, None]  # (B, 5)
+        return loss, {"accuracy": best[:, 0].float().mean(), "top5_accuracy": best.any(1).float().mean()}
+
+    def save(self, path: Path, model: nn.Module, info: dict[str, Any]) -> None:
+        """Write the raw module's weights under its own names, the moving average, and the rest of the state."""
+        state = self.state.state_dict()
+        content = {f"{part}_state_dict": state.pop(part) for part in _PARTS}
+        facts = {name: state["progress"][name] for name in ("history", "global_step")}
+        atomic_torch_save({**info, **facts, **content, **state}, path)
+
+
+class TrainingEngine(engine.TrainingEngine):
+    """The project's engine with the guide's defaults: SyncBatchNorm, accuracy, mixed precision, a progress bar."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device | str,
+        *,
+        save_dir: str | Path = "./checkpoints",
+        experiment_name: str = "experiment",
+        **keywords: Any,
+    ) -> None:
+        """See the README for the keywords. Files go to `save_dir`/`experiment_name`."""
+        task = Classification()
+        folder = Path(save_dir) / experiment_name
+        super().__init__(model, torch.device(device), DEFAULTS, task=task, run=folder, **_with_guide_names(keywords))
+        task.state = self.state
+
+    def train(
+        self,
+        train_loader: Any,
+        val_loader: Any,
+        optimizer: torch.optim.Optimizer,
+        criterion: Any = None,
+        scheduler: Any = None,
+        *,
+        resume: bool = False,
+        **keywords: Any,
+    ) -> dict[str, list[float]]:
+        """Train and return the history: one list per value, such as train_loss, val_loss and val_accuracy.
+
+        `resume` continues exactly from the newest checkpoint of the folder, if there is one. Every rank calls this.
+        """
+        shown = ProgressBar(train_loader, self) if self.is_main else train_loader
+        keywords = _with_guide_names(keywords)
+        history = super().train(shown, val_loader, optimizer, criterion, scheduler, resume=resume, **keywords)
+        return {**history, "train_learning_rate": history.get("lr", [])}
+
+    def load_checkpoint(
+        self,
+        path: str | Path,
+        optimizer: torch.optim.Optimizer | None = None,
+        scheduler: Any = None,
+        load_ema: bool = True,
+        map_location: Any = "cpu",
+    ) -> int:
+        """Load best.pt or last.pt and return its number of epochs; every rank calls this, before or after DDP's wrapping.
+
+        With the optimizer (and scheduler) `train` continues exactly from there; without it only weights are loaded.
+        """
+        saved = _read_checkpoint(Path(path), map_location)
+        if not load_ema or saved["ema_state_dict"] is None:  # the average starts from the loaded weights
+            saved.update(ema_state_dict=saved["model_state_dict"], ema_updates=0)
+        try:
+            if optimizer is None:
+                self.state.model.load_state_dict(saved["model_state_dict"])
+                if self.state.ema is not None:
+                    self.state.ema.module.load_state_dict(saved["ema_state_dict"])
+                return int(saved["epoch"])
+            self.begin(optimizer, None, scheduler)
+            self.state.load_state_dict({**saved, **{part: saved[f"{part}_state_dict"] for part in _PARTS}})
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise UserError(f"{path}: does not fit this model and optimizer ({one_line(error)})") from error
+        self.log.truncate_after(self.progress.global_step)
+        return self.progress.epoch
+
+    def plot_training_history(self, path: str | Path | None = None) -> Path:
+        """Draw loss, accuracies and learning rate; by default as training_history.png in the run's folder."""
+        file = Path(path or self.log.run_dir / HISTORY_PICTURE)
+        plot_history(self.progress, file)
+        return file
+
+
+class ProgressBar:
+    """Shows a bar on a terminal while a loader's batches are used; every other attribute is the loader's."""
+
+    def __init__(self, loader: Any, trainer: TrainingEngine) -> None:
+        self.loader = loader
+        self.trainer = trainer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        total, interval = len(self.loader), self.trainer.options.log_interval
+        title = f"Epoch {self.trainer.progress.epoch + 1}/{self.trainer.options.epochs}"
+        disable = True if self.trainer.options.quiet else None  # None: shown on a terminal only
+        with tqdm(total=total, desc=title, disable=disable, leave=False, delay=0.5) as bar:
+            for position, batch in enumerate(self.loader):
+                bar.update()
+                if position % interval == 0 or position + 1 == total:
+                    bar.clear()  # the engine prints a line after this batch
+                yield batch
+
+
+def distributed_train_worker(
+    rank: int,
+    world_size: int,
+    *,
+    model_fn: Callable[[], nn.Module],
+    train_dataset: Dataset[Any],
+    val_dataset: Dataset[Any],
+    optimizer_fn: Callable[[Any], torch.optim.Optimizer],
+    criterion_fn: Callable[[], Any],
+    scheduler_fn: Callable[[Any], Any] | None = None,
+    batch_size: int = 32,
+    num_workers: int = 4,
+    engine_kwargs: dict[str, Any] | None = None,
+    train_kwargs: dict[str, Any] | None = None,
+) -> dict[str, list[float]]:
+    """Train on one rank, as Method 2 of the guide describes; return the history.
+
+    `batch_size` is per rank. `num_workers` is the largest number of loader processes: fewer where cores are few.
+    """
+    engine_kwargs = dict(engine_kwargs or {})
+    device = rank_device(rank)
+    threads, workers = choose_threads_and_workers(world_size, num_workers, device.type)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads)
+    seed_everything(engine_kwargs.get("seed", SEED))
+    if world_size > 1:
+        TrainingEngine.setup_distributed(rank, world_size)
+    model = model_fn().to(device)
+    optimizer = optimizer_fn(model.parameters())
+    place = {"distributed": world_size > 1, "local_rank": rank, "world_size": world_size}
+    trainer = TrainingEngine(model, device, **{**place, **engine_kwargs})
+    trainer.log.print(
+        f"Device: {device}, {world_size} process(es) with {torch.get_num_threads()} thread(s) and {workers} loader worker(s) each",
+        f"Effective batch: {batch_size} x {world_size} = {batch_size * world_size}; "
+        f"precision: {trainer.precision.name}; moving average: {'on' if trainer.state.ema else 'off'}",
+    )
+    train_loader, val_loader = (
+        DataLoader(
+            data,
+            batch_size,
+            sampler=DistributedSampler(data, world_size, rank, shuffle=data is train_dataset),
+            num_workers=workers,
+            pin_memory=device.type == "cuda",
+        )
+        for data in (train_dataset, val_dataset)
+    )
+    scheduler = None if scheduler_fn is None else scheduler_fn(optimizer)
+    history = trainer.train(train_loader, val_loader, optimizer, criterion_fn(), scheduler, **(train_kwargs or {}))
+    report_end(trainer)
+    TrainingEngine.cleanup_distributed()  # not after an error: NCCL would wait for ranks that have not failed
+    if trainer.stopped_by_signal:
+        raise SystemExit(EXIT_STOPPED_BY_SIGNAL)
+    return history
+
+
+def rank_device(rank: int) -> torch.device:
+    """Return this rank's GPU and make it the current one; without GPUs the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    return torch.device("cuda", rank % torch.cuda.device_count())
+
+
+def report_end(trainer: TrainingEngine) -> None:
+    """Print the final and the best accuracy and draw the history, on rank 0."""
+    history, progress = trainer.progress.history, trainer.progress
+    if trainer.stopped_by_signal or not trainer.is_main or not history:
+        return
+    names = [name for name in ("train_accuracy", "val_accuracy", "val_top5_accuracy") if name in history]
+    shown = ", ".join(f"{name} {history[name][-1]:.4f}" for name in names)
+    best = "" if progress.best_value is None else f" (best {trainer.options.monitor} {progress.best_value:.4f})"
+    trainer.log.print(f"\nTraining complete after {progress.epoch} epochs: {shown}{best}")
+    trainer.log.print(f"Curves: {trainer.plot_training_history()}")
+
+
+def plot_history(progress: Progress, file: Path) -> None:
+    """Draw a history as panels of training and validation curves, and save the picture."""
+    history = progress.history
+    panels = {
+        "loss": ("train_loss", "val_loss"),
+        "accuracy": ("train_accuracy", "val_accuracy", "val_top5_accuracy"),
+        "learning rate": ("lr",),
+    }
+    figure, grid = new_figure(len(panels), 1, cell_width=4.2, cell_height=3.2)
+    for axes, (title, names) in zip(grid, panels.items(), strict=True):
+        for number, name in enumerate(names):
+            values = history.get(name, [])
+            axes.plot(range(1, len(values) + 1), values, color=figure_color((4, 5, 2)[number]), label=name)
+        axes.set(title=title, xlabel="epoch")
+        axes.grid(alpha=0.25)
+        axes.legend(fontsize=8, frameon=False)
+    save_figure(figure, file)
+
+
+def _with_guide_names(keywords: dict[str, Any]) -> dict[str, Any]:
+    """Return the keywords with the guide's `monitor_metric` as the engine reports it: `accuracy` is `val_accuracy`."""
+    metric = keywords.get("monitor_metric")
+    if metric is None or metric.startswith(("val_", "train_")):
+        return keywords
+    return {**keywords, "monitor_metric": f"val_{metric}"}
+
+
+def _read_checkpoint(path: Path, map_location: Any) -> dict[str, Any]:
+    """Return a checkpoint's content. Raises UserError when it is missing or another kind of file."""
+    try:
+        saved = torch.load(path, map_location=map_location, weights_only=True)
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such checkpoint; training writes last.pt and best.pt there") from error
+    except Exception as error:  # a foreign file can raise anything
+        raise UserError(f"{path}: not a checkpoint of TrainingEngine ({one_line(error)})") from error
+    if not isinstance(saved, dict) or "model_state_dict" not in saved or "progress" not in saved:
+        raise UserError(f"{path}: not a checkpoint of TrainingEngine")
+    # From a module that was wrapped when it was saved by other programs.
+    nn.modules.utils.consume_prefix_in_state_dict_if_present(saved["model_state_dict"], "module.")
+    return saved

@@ -1,0 +1,131 @@
+"""The code of the recipe's README runs as printed, on two gloo processes, and is the guide's."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROJECT, free_port
+from tests.recipes.training_engine import FOLDER
+
+SEEDS = PROJECT.parent / "shared" / "seeds"
+METHOD_1, METHOD_2, METRIC, MIXED_PRECISION, AVERAGE = range(5)  # of the Python blocks that the guide has
+
+# What the guide leaves to its reader.
+YOURS = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_num_threads(1)
+
+class YourModel(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+
+def points(number, seed):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(number) % 2
+    return TensorDataset(torch.randn(number, 4, generator=generator) + 2 * labels[:, None] - 1, labels)
+
+train_dataset, val_dataset = points(64, 0), points(17, 1)
+"""
+
+
+def code_blocks(text: str) -> list[tuple[str, str]]:
+    """Return (language, code) of each fenced block."""
+    return re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def guides_blocks() -> list[str]:
+    """Return the README's Python blocks that the guide has too; the README marks its own with a comment."""
+    found = code_blocks((FOLDER / "README.md").read_text(encoding="utf-8"))
+    return [code for language, code in found if language == "python" and not code.startswith("# not in the guide")]
+
+
+def start(script: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    search = os.pathsep.join(filter(None, [str(FOLDER), os.environ.get("PYTHONPATH")]))
+    return subprocess.Popen(
+        [sys.executable, script.name, *arguments],
+        cwd=script.parent,
+        env={**os.environ, "PYTHONPATH": search, "CUDA_VISIBLE_DEVICES": "", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    return output
+
+
+def test_the_readme_has_every_code_block_of_the_guide() -> None:
+    guides = sorted(SEEDS.glob("002_*.txt"))
+    if not guides:
+        pytest.skip("the guide itself is not on this machine")
+    ours = code_blocks((FOLDER / "README.md").read_text(encoding="utf-8"))
+    theirs = code_blocks(guides[0].read_text(encoding="utf-8"))
+    assert len(theirs) == 7
+    assert [block for block in theirs if block not in ours] == []
+
+
+def test_method_1_and_the_advanced_blocks_run_as_printed_in_two_processes(tmp_path: Path) -> None:
+    blocks = guides_blocks()
+    before, after = blocks[METHOD_1].split("# Create training engine")
+    middle, cleanup = after.split("# Cleanup")
+    script = tmp_path / "method_1.py"
+    parts = [
+        YOURS,
+        "rank, world_size = int(sys.argv[1]), 2\ndevice, batch_size, num_epochs, some_value = 'cpu', 4, 3, rank\n",
+        before,
+        "optimizer, criterion = torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss()\n"
+        "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)\n",
+        "# Create training engine" + middle,
+        "assert isinstance(engine.model, DDP) and len(history['val_accuracy']) == 3\n",
+        blocks[METRIC],
+        "assert reduced_metric.item() == 0.5\n",
+        blocks[MIXED_PRECISION],
+        "assert engine.options.precision == 'auto'\n",
+        blocks[AVERAGE],
+        "history = engine.train(train_loader, val_loader, optimizer, criterion, num_epochs=1)\n"
+        "assert engine.state.ema.decay == 0.9999\n"
+        "print('final', rank, history['val_loss'], flush=True)\n",
+        "# Cleanup" + cleanup,
+        "assert not torch.distributed.is_initialized()\n",
+    ]
+    script.write_text("".join(parts))
+    port = str(free_port())
+    processes = [start(script, str(rank), MASTER_PORT=port) for rank in range(2)]
+    outputs = [finish(process) for process in processes]
+    finals = [re.findall(r"^final (\d) (.*)$", output, re.MULTILINE) for output in outputs]
+    assert [finals[0][0][0], finals[1][0][0]] == ["0", "1"]
+    assert finals[0][0][1] == finals[1][0][1]  # every rank has the same metrics
+    assert "Epoch 3" in outputs[0]
+    assert "Epoch" not in outputs[1]  # only rank 0 prints
+    assert {"best.pt", "last.pt", "metrics.jsonl"} <= {
+        file.name for file in (tmp_path / "checkpoints/experiment").iterdir()
+    }
+
+
+def test_method_2_runs_as_printed_lambdas_included(tmp_path: Path) -> None:
+    """The script has no `if __name__ == "__main__"`. Two GPUs are claimed, so that there are two ranks; they find none."""
+    pytest.importorskip("cloudpickle", reason="pip install -r recipes/training_engine/requirements.txt")
+    block = guides_blocks()[METHOD_2]
+    assert block.count("'num_epochs': 100") == 1
+    claim = "torch.cuda.device_count = lambda: 2\n"
+    script = tmp_path / "method_2.py"
+    script.write_text(YOURS + claim + block.replace("'num_epochs': 100", "'num_epochs': 6"))
+    output = finish(start(script))
+    assert "2 process(es) with" in output
+    assert "Effective batch: 64 x 2 = 128" in output
+    assert "Training complete after 6 epochs" in output
+    folder = tmp_path / "checkpoints" / "my_experiment"
+    assert {"best.pt", "last.pt", "training_history.png", "results.csv"} <= {file.name for file in folder.iterdir()}

@@ -1,0 +1,198 @@
+"""The recipe's worker on two ranks: equal to one rank, resumable after a kill, with the guide's history and files."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import training_engine
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler
+
+from tests.ranks import RankFailed, run_ranks
+from tests.recipes.training_engine.small import (
+    NUM_STEPS,
+    assert_same_state,
+    checkpoint,
+    pictures,
+    residual_network,
+    small_network,
+    train_small,
+)
+from utils.common.errors import UserError
+from utils.engine import stopping
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+KILL_AT = 13  # the third batch of the third epoch
+
+
+def place() -> tuple[int, int]:
+    """Return rank and world size, in a group that outlives the worker: several trainings follow each other here."""
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo")
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def train_and_die(folder: Path) -> None:
+    stopping.STOP_CHECK_STEPS = 2
+    train_small(folder / "two ranks", *place(), model_fn=residual_network)
+    often: dict[str, Any] = {"augment": True, "use_ema": True, "save_every_s": 0}
+    train_small(folder / "whole", *place(), **often)
+    train_small(folder / "killed", *place(), kill_at=KILL_AT, **often)
+
+
+def resume(folder: Path) -> dict[str, list[float]]:
+    return train_small(folder / "killed", *place(), augment=True, use_ema=True, resume=True)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, list[float]]]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    with pytest.raises(RankFailed, match="rank 1 died"):
+        run_ranks(train_and_die, 2, folder, join=False)
+    return folder, run_ranks(resume, 2, folder, join=False)
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train in this process with the double batch."""
+    folder = tmp_path_factory.mktemp("one") / "one rank"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")  # keeps the worker from setting the threads of this process
+        train_small(folder, batch_size=8, model_fn=residual_network)
+    return folder
+
+
+def test_twenty_steps_of_two_ranks_give_the_weights_of_one_with_the_double_batch(
+    two_ranks: tuple[Path, Any], one_rank: Path
+) -> None:
+    ours, theirs = checkpoint(two_ranks[0] / "two ranks"), checkpoint(one_rank)
+    assert ours["global_step"] == theirs["global_step"] == NUM_STEPS
+    began = residual_network().state_dict()
+    for name, value in theirs["model_state_dict"].items():
+        scale = max(float(value.abs().max()), 1e-3)
+        gap = float((ours["model_state_dict"][name] - value).abs().max()) / scale
+        assert gap <= 1e-5, f"{name}: {gap}"
+        if name.endswith("0.weight"):
+            assert not torch.allclose(value, began[name], rtol=1e-2), f"{name} was not trained"
+    for name in ("val_accuracy", "val_loss"):
+        assert ours["history"][name] == pytest.approx(theirs["history"][name], rel=1e-4)
+
+
+def test_a_killed_rank_costs_nothing_after_a_resume(two_ranks: tuple[Path, list[dict[str, list[float]]]]) -> None:
+    folder, histories = two_ranks
+    assert_same_state(checkpoint(folder / "whole"), checkpoint(folder / "killed"))
+    assert histories[0]["val_loss"] == histories[1]["val_loss"]
+
+
+def test_the_average_is_validated_and_equal_on_all_ranks(two_ranks: tuple[Path, Any]) -> None:
+    """The engine refuses to save averages that differ between ranks, so the file holds that of every rank."""
+    saved = checkpoint(two_ranks[0] / "whole")
+    network = small_network()
+    network.load_state_dict(saved["ema_state_dict"])
+    images, labels = zip(*(pictures(21, seed=1)[index] for index in range(21)), strict=True)
+    scores = network.eval()(torch.stack(images))
+    accuracy = (scores.argmax(1) == torch.stack(labels)).float().mean().item()
+    loss = nn.functional.cross_entropy(scores, torch.stack(labels)).item()
+    assert saved["history"]["val_accuracy"][-1] == pytest.approx(accuracy)
+    assert saved["history"]["val_loss"][-1] == pytest.approx(loss, rel=1e-5)
+    network.load_state_dict(saved["model_state_dict"])
+    assert nn.functional.cross_entropy(network(torch.stack(images)), torch.stack(labels)).item() != pytest.approx(loss)
+
+
+def test_files_hold_plain_names_and_the_history_the_guides(one_rank: Path) -> None:
+    saved = checkpoint(one_rank)
+    assert saved["model_state_dict"].keys() == residual_network().state_dict().keys()
+    assert saved["epoch"] == 4
+    expected = {"train_loss", "train_accuracy", "val_loss", "val_accuracy", "val_top5_accuracy", "lr"}
+    assert expected <= saved["history"].keys()
+    assert saved["history"]["lr"] == pytest.approx([0.05, 0.05, 0.005, 0.005])
+    assert {"best.pt", "last.pt", "training_history.png", "metrics.jsonl"} <= {file.name for file in one_rank.iterdir()}
+
+
+def engine_with_loaders(folder: Path, **keywords: Any) -> tuple[training_engine.TrainingEngine, Any, Any, list[Any]]:
+    torch.manual_seed(0)
+    model = small_network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    settings = {"use_amp": False, "tensorboard": False, "quiet": True, **keywords}
+    engine = training_engine.TrainingEngine(model, "cpu", save_dir=folder, **settings)
+    loaders = [
+        DataLoader(data, 8, sampler=DistributedSampler(data, 1, 0))
+        for data in (pictures(40, augment=True), pictures(21, seed=1))
+    ]
+    return engine, optimizer, scheduler, loaders
+
+
+def train_from(folder: Path, num_epochs: int, loaded: Path | None = None) -> training_engine.TrainingEngine:
+    engine, optimizer, scheduler, loaders = engine_with_loaders(folder, use_ema=True)
+    if loaded is not None:
+        assert engine.load_checkpoint(loaded, optimizer, scheduler) == 2
+    train_loader, val_loader = loaders
+    history = engine.train(train_loader, val_loader, optimizer, nn.CrossEntropyLoss(), scheduler, num_epochs=num_epochs)
+    assert len(history["train_learning_rate"]) == len(history["val_accuracy"]) == num_epochs
+    return engine
+
+
+def test_a_loaded_checkpoint_continues_to_the_bit(tmp_path: Path) -> None:
+    train_from(tmp_path / "whole", 4)
+    train_from(tmp_path / "half", 2)
+    train_from(tmp_path / "continued", 4, tmp_path / "half" / "experiment" / "last.pt")
+    assert_same_state(*(checkpoint(tmp_path / name / "experiment") for name in ("whole", "continued")))
+
+
+def test_weights_alone_load_from_any_naming(tmp_path: Path) -> None:
+    trained = train_from(tmp_path, 2)
+    file = tmp_path / "experiment" / "last.pt"
+    saved = torch.load(file, weights_only=True)
+    wrapped = {f"module.{name}": value for name, value in saved["model_state_dict"].items()}
+    torch.save({**saved, "model_state_dict": wrapped}, file)
+    engine, *_ = engine_with_loaders(tmp_path / "other", use_ema=True)
+    assert engine.load_checkpoint(file, load_ema=False, map_location="cpu") == 2
+    for module in engine.state.modules().values():
+        for name, value in trained.state.model.state_dict().items():
+            assert torch.equal(module.state_dict()[name], value), name
+
+
+def test_the_bar_shows_the_epoch_and_leaves_the_line_to_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Slow(list[int]):
+        sampler = "the loader's"
+
+        def __iter__(self) -> Iterator[int]:
+            for number in range(len(self)):
+                time.sleep(0.2)
+                yield number
+
+    engine, *_ = engine_with_loaders(tmp_path, quiet=False, num_epochs=7)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    bar = training_engine.ProgressBar(Slow(range(5)), engine)
+    assert (len(bar), bar.sampler) == (5, "the loader's")
+    assert list(iter(bar)) == [0, 1, 2, 3, 4]
+    shown = capsys.readouterr().err.split("\r")
+    assert any("Epoch 1/7" in line and "4/5" in line for line in shown)
+    assert not shown[-1].strip()  # cleared
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(None, "no such checkpoint"), ({"a": 1}, "not a checkpoint"), ("fit", "does not fit")]
+)
+def test_other_files_are_refused_in_one_line(tmp_path: Path, content: Any, reason: str) -> None:
+    engine, optimizer, *_ = engine_with_loaders(tmp_path)
+    file = tmp_path / "other.pt"
+    if content == "fit":
+        weights = nn.Linear(1, 1).state_dict()
+        content = {"model_state_dict": weights, "ema_state_dict": None, "progress": {}, "epoch": 1}
+    if content is not None:
+        torch.save(content, file)
+    with pytest.raises(UserError, match=reason) as caught:
+        engine.load_checkpoint(file, optimizer)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
