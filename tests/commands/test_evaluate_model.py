@@ -23,6 +23,9 @@ def test_native_masks_and_the_second_judge_on_two_ranks(trained: TrainedRun, tmp
     assert len(truth["annotations"]) == metrics["num_targets"]
     assert [category["name"] for category in truth["categories"]] == [row["name"] for row in metrics["per_class"]]
     assert sum(size["num_targets"] for size in metrics["by_size"].values()) == metrics["num_targets"]
+    assert "centreline R" in printed
+    thin = {row["name"] for row in metrics["per_class"] if row["centreline_recall"] is not None}
+    assert thin == {"conductor", "other_wire"}
     for name in ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95"):
         assert metrics[name] == pytest.approx(metrics["coco_eval"][name], abs=0.005)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import cv2
 import numpy as np
 import pytest
 import torch
 
-from utils.data.dataset import Sample
+from utils.common.errors import UsageError
+from utils.data.dataset import Photo, Sample
 from utils.evaluation import native_masks
 from utils.evaluation.native_masks import (
     PhotoMasks,
+    choose_thin_classes,
     fill_outline,
     masks_in_photo,
     outlines_in_photo,
@@ -154,3 +158,20 @@ def test_target_areas_are_counted_in_pixels_of_the_photograph(scene: tuple[Sampl
         fill_outline(outline, PHOTO_SIZE).mask.sum() for outline in outlines_in_photo(sample, place(sample, PHOTO_SIZE))
     ]
     np.testing.assert_allclose(filled, small, rtol=0.03)
+
+
+def test_thin_classes_are_found_by_their_labels_or_named() -> None:
+    wires = [(wire(4, angle) / PHOTO_SIZE).astype(np.float32) for angle in (0, 0.4, 1.2)]
+    box = np.array([(0.1, 0.1), (0.2, 0.1), (0.2, 0.4), (0.1, 0.4)], np.float32)
+    photos = [Photo(Path(f"{index}.jpg"), np.array([2, 0]), [one, box]) for index, one in enumerate(wires)]
+    photos += [Photo(Path("empty.jpg"), np.zeros(0, np.int64), [])]
+    names = ("pole", "guy", "wire")
+
+    def chosen(*asked: str) -> tuple[int, ...]:
+        return choose_thin_classes(asked, photos, lambda index: PHOTO_SIZE, names)
+
+    assert chosen("auto") == (2,)  # 60 times as long as wide
+    assert chosen("none") == ()
+    assert chosen("wire", "guy") == (1, 2)
+    with pytest.raises(UsageError, match=r"--thin-classes wires: not one of pole, guy, wire \(did you mean wire\?\)"):
+        chosen("wires")

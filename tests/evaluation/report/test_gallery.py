@@ -15,7 +15,7 @@ from utils.data.loader import ShardBatches, get_dataloader
 from utils.evaluation.evaluate import FULL_PRECISION, PhotoPixels, evaluate
 from utils.evaluation.metrics import summarise
 from utils.evaluation.native_masks import sizes_on_disk
-from utils.evaluation.report import Viewer, choose_worst, count_errors, draw_cards
+from utils.evaluation.report import Viewer, choose_worst, count_errors, draw_cards, gallery
 from utils.evaluation.report.gallery import CONFUSED, RIGHT, WRONG
 from utils.yolo.loss import SegmentationLoss
 
@@ -71,3 +71,25 @@ def test_the_pictures_show_what_was_counted_and_stay_within_their_bytes(judged: 
     largest = len(cards[0].truth) + 2 * len(cards[0].predictions[0])
     assert len(draw_cards(worst, [viewer, viewer], max_bytes=largest)) == 1
     assert draw_cards(worst, [viewer, viewer], max_bytes=largest - 1) == []
+
+
+def test_large_photographs_are_kept_at_full_size_with_every_object(
+    judged: tuple[Viewer, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    viewer, results = judged
+    worst = choose_worst(count_errors(results, len(NAMES)))
+    assert all(card.view is None for card in draw_cards(worst[:2], [viewer]))
+    monkeypatch.setattr(gallery, "MIN_LONG_SIDE_PX", 300)
+    monkeypatch.setattr(gallery, "MAX_PHOTOS", 3)
+    cards = draw_cards(worst[:5], [viewer, viewer])
+    assert [card.full_size for card in cards] == [0, 1, 2, None, None]
+    for card in cards[:3]:
+        assert card.view is not None
+        assert decode_image(card.view.jpeg).shape[1::-1] == card.view.size
+        assert len(card.view.truth) == card.errors["num_targets"]
+        errors = [shape.error for shape in (*card.view.truth, *card.view.predictions)]
+        assert errors.count("missed") == card.errors["missed"]
+        assert errors.count("false") == card.errors["false"]
+        assert errors.count("confused") == 2 * card.errors["confused"]
+        for shape in card.view.truth:
+            assert (np.concatenate(shape.outlines) <= card.view.size).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -42,6 +43,30 @@ def test_the_difference_of_two_models_is_the_second_minus_the_first() -> None:
     gain = second.metrics["mask_map50_95"] - first.metrics["mask_map50_95"]
     assert f'data-value="{json.dumps(gain)}"' in page
     assert ("▲ +" if gain > 0 else "▼ −") + f"{abs(gain):.3f}" in page
+
+
+@pytest.mark.parametrize("num_models", [1, 2])
+def test_thin_classes_show_their_centrelines_and_others_a_dash(num_models: int) -> None:
+    subjects = [made_up_subject(("conductor", "pole"), seed) for seed in range(num_models)]
+    plain = build_page(subjects, [])
+    assert "Centreline recall" not in plain
+    values = {"centreline_recall": 0.75, "centreline_precision": None, "pieces_per_object": 1.25}
+    for subject in subjects:
+        for row, thin in zip(subject.metrics["per_class"], (values, dict.fromkeys(values)), strict=True):
+            row.update(thin)
+    page = build_page(subjects, [])
+    check_figures(page, [subject.metrics for subject in subjects])
+    shown = {str(facts["data-key"]): text for facts, text in Elements(page).figures if not facts.get("data-model")}
+    expected = {"centreline_recall": "0.750", "centreline_precision": "–", "pieces_per_object": "1.25"}
+    assert {name: shown[f"per_class.0.{name}"] for name in values} == expected
+    assert {shown[f"per_class.1.{name}"] for name in values} == {"–"}
+
+
+def test_a_photograph_at_full_size_has_a_link() -> None:
+    cards = [made_up_card(1, 0), replace(made_up_card(1, 1), full_size=0)]
+    page = build_page([made_up_subject(("pole",), 1)], cards)
+    links = [facts["href"] for tag, facts in Elements(page).found if tag == "a" and facts["href"] != ""]
+    assert [link for link in links if not str(link).startswith("#")] == ["photographs.html#0"]
 
 
 def test_a_class_without_targets_has_no_score_rather_than_nought() -> None:

@@ -13,10 +13,12 @@ from torch import nn
 from utils.common.devices import Precision
 from utils.data.cache import load_photo
 from utils.data.dataset import Sample, SegmentationDataset
-from utils.data.images import encode_jpeg, upright_size
+from utils.data.images import encode_jpeg, read_image, upright_size
 from utils.evaluation.evaluate import AP_IOU, Find
 from utils.evaluation.metrics import CONFUSION_MIN_SCORE, ImageResult, box_iou, pair_ignoring_class
 from utils.evaluation.native_masks import outlines_in_photo, place
+from utils.evaluation.report.photographs import JPEG_QUALITY as FULL_QUALITY
+from utils.evaluation.report.photographs import MAX_PHOTOS, MIN_LONG_SIDE_PX, FullView, Shape, region_outlines
 from utils.plots import draw_instances
 from utils.yolo.inputs import prepare_images
 from utils.yolo.predict import Detections, Placement, detect, photo_masks, raw_outputs
@@ -52,6 +54,8 @@ class Card:
     errors: dict[str, Any]
     truth: bytes
     predictions: list[bytes]
+    view: FullView | None = None  # of a large photograph, with the first model's predictions
+    full_size: int | None = None  # the number of `view` among those of all cards
 
 
 def count_errors(results: Sequence[ImageResult], num_classes: int) -> list[dict[str, int]]:
@@ -85,25 +89,35 @@ def choose_worst(errors: Sequence[dict[str, int]], most: int = MAX_IMAGES) -> li
 def draw_cards(worst: Sequence[dict[str, Any]], viewers: Sequence[Viewer], max_bytes: int = MAX_BYTES) -> list[Card]:
     """Draw the images with the predictions of each model, as many as fit into `max_bytes`."""
     cards: list[Card] = []
+    num_views = 0
     for errors in worst:
-        pictures = [draw_image(viewer, errors["image_id"]) for viewer in viewers]
-        card = Card(errors, pictures[0][0], [prediction for _, prediction in pictures])
+        pictures = [
+            draw_image(viewer, errors["image_id"], viewer is viewers[0] and num_views < MAX_PHOTOS)
+            for viewer in viewers
+        ]
+        truth, _, view = pictures[0]
+        card = Card(errors, truth, [one[1] for one in pictures], view, None if view is None else num_views)
         max_bytes -= len(card.truth) + sum(map(len, card.predictions))
         if max_bytes < 0:
             break
         cards.append(card)
+        num_views += view is not None
     return cards
 
 
-def draw_image(viewer: Viewer, index: int) -> tuple[bytes, bytes]:
+def draw_image(viewer: Viewer, index: int, at_full_size: bool = False) -> tuple[bytes, bytes, FullView | None]:
     """Draw an image's labels and the predictions that the confusion matrix counts; return both as JPEG.
 
-    Only errors have a name on them; a wrong prediction's name is followed by its confidence.
+    Only errors have a name on them; a wrong prediction's name is followed by its confidence. `at_full_size` also returns
+    the photograph itself with all outlines, if it is larger than the pictures.
     """
     sample = viewer.dataset[(0, index)]
-    photo = load_photo(viewer.dataset.photos[index].file, LONG_SIDE_PX)
+    file = viewer.dataset.photos[index].file
+    photo = load_photo(file, LONG_SIDE_PX)
     placement = place(sample, (photo.shape[1], photo.shape[0]))
-    found, masks = _predict(viewer, sample, placement)
+    full = place(sample, upright_size(file.read_bytes()))
+    at_full_size &= max(full.photo_size) >= MIN_LONG_SIDE_PX
+    found, masks, full_masks = _predict(viewer, sample, placement, full if at_full_size else None)
     truth, boxes = torch.from_numpy(sample.boxes), found.boxes
     if viewer.in_photo:
         truth, boxes = placement.boxes_to_photo(truth), placement.boxes_to_photo(boxes)
@@ -112,15 +126,34 @@ def draw_image(viewer: Viewer, index: int) -> tuple[bytes, bytes]:
     of_prediction = np.full(len(found), -1)
     of_prediction[partner[partner >= 0]] = np.flatnonzero(partner >= 0)
 
-    colors, labels = _marks(sample.class_ids, partner, class_ids, [viewer.names[one] for one in sample.class_ids])
+    names = [viewer.names[one] for one in sample.class_ids]
+    colors, labels = _marks(sample.class_ids, partner, class_ids, names)
     outlines = outlines_in_photo(sample, placement)
     drawn_truth = draw_instances(
         photo, sample.class_ids, None, outlines, None, viewer.names, colors=colors, labels=labels
     )
     texts = [f"{viewer.names[class_id]} {score:.2f}" for class_id, score in zip(class_ids, scores, strict=True)]
-    colors, labels = _marks(class_ids, of_prediction, sample.class_ids, texts)
-    drawn = draw_instances(photo, class_ids, None, masks, None, viewer.names, colors=colors, labels=labels)
-    return encode_jpeg(drawn_truth, JPEG_QUALITY), encode_jpeg(drawn, JPEG_QUALITY)
+    found_colors, labels = _marks(class_ids, of_prediction, sample.class_ids, texts)
+    drawn = draw_instances(photo, class_ids, None, masks, None, viewer.names, colors=found_colors, labels=labels)
+    view = None
+    if full_masks is not None:
+        true_outlines = [[outline] for outline in outlines_in_photo(sample, full)]
+        found_outlines = [region_outlines(region) for region in full_masks]
+        view = FullView(
+            file.name,
+            full.photo_size,
+            encode_jpeg(read_image(file), FULL_QUALITY),
+            _shapes(true_outlines, names, colors, "missed"),
+            _shapes(found_outlines, texts, found_colors, "false"),
+        )
+    return encode_jpeg(drawn_truth, JPEG_QUALITY), encode_jpeg(drawn, JPEG_QUALITY), view
+
+
+def _shapes(
+    outlines: Sequence[list[np.ndarray]], names: Sequence[str], colors: Sequence[tuple[int, int, int]], wrong: str
+) -> list[Shape]:
+    words = {RIGHT: "", WRONG: wrong, CONFUSED: "confused"}
+    return [Shape(parts, name, color, words[color]) for parts, name, color in zip(outlines, names, colors, strict=True)]
 
 
 def _marks(
@@ -136,19 +169,26 @@ def _marks(
 
 
 @torch.no_grad()
-def _predict(viewer: Viewer, sample: Sample, shown: Placement) -> tuple[Detections, list[Region]]:
-    """Return the detections of an image that the confusion matrix counts, and their masks in the picture shown."""
+def _predict(
+    viewer: Viewer, sample: Sample, shown: Placement, full: Placement | None
+) -> tuple[Detections, list[Region], list[Region] | None]:
+    """Return the detections of an image that the confusion matrix counts, and their masks in the picture shown.
+
+    With `full` also their masks in the whole photograph, else None.
+    """
     viewer.model.eval()
     if viewer.find is not None:
-        in_photo = place(sample, upright_size(viewer.dataset.photos[sample.index].file.read_bytes()))
+        in_photo = full or place(sample, upright_size(viewer.dataset.photos[sample.index].file.read_bytes()))
         ((found, masks),) = viewer.find([sample], [in_photo])
         number = int((found.scores > CONFUSION_MIN_SCORE).sum())
-        return found[:number], [_shrunk(mask, in_photo.photo_size, shown.photo_size) for mask in masks[:number]]
+        small = [_shrunk(mask, in_photo.photo_size, shown.photo_size) for mask in masks[:number]]
+        return found[:number], small, list(masks[:number]) if full else None
     images = prepare_images(torch.from_numpy(sample.image[None]), viewer.device)
     outputs = raw_outputs(viewer.model, images, viewer.precision.dtype)
     limits: dict[str, Any] = {"confidence": CONFUSION_MIN_SCORE, "iou": AP_IOU, "multi_label": True}
     (found,) = detect(outputs, viewer.strides, images.shape[-1], **limits)
-    return found, list(photo_masks(outputs["proto"][0], found, shown))
+    large = list(photo_masks(outputs["proto"][0], found, full)) if full else None
+    return found, list(photo_masks(outputs["proto"][0], found, shown)), large
 
 
 def _shrunk(region: Region, photo_size: tuple[int, int], shown_size: tuple[int, int]) -> Region:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
+from pathlib import Path
 
 from utils.common.errors import printable
 
+HERE = Path(__file__).resolve().parent
 MOST_CHARACTERS = 1000  # of one text; names in a model file can be of any length
 _EMPTY = {"br", "circle", "img", "input", "line", "link", "meta", "polyline", "rect"}
 
@@ -36,3 +40,23 @@ def element(name: str, /, *children: str, **attributes: str | int | float | bool
 def joined(*parts: str) -> Markup:
     """Return the parts concatenated, each escaped if it is not Markup."""
     return Markup("".join(escaped(part) for part in parts))
+
+
+def page_head(title: str, name: str, pictures: str) -> tuple[Markup, Markup]:
+    """Return a page's head and its script, from `name`.css and `name`.js beside this file.
+
+    The content security policy allows no other script, and the pictures that the directive `pictures` names.
+    """
+    style, script = ((HERE / f"{name}.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; {pictures}; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("title", title),
+        element("link", rel="icon", href="data:,"),
+        element("style", Markup(style)),
+    )
+    return head, element("script", Markup(script))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from utils.evaluation.report import photographs
 from utils.evaluation.report.charts import (
     MAX_COLOURED,
     Line,
@@ -18,7 +17,7 @@ from utils.evaluation.report.charts import (
     reliability_chart,
 )
 from utils.evaluation.report.gallery import CONFUSED, KINDS_OF_ERROR, RIGHT, WRONG, Card
-from utils.evaluation.report.markup import Markup, element, joined
+from utils.evaluation.report.markup import Markup, element, joined, page_head
 from utils.evaluation.report.tables import (
     KINDS,
     MODEL_LETTERS,
@@ -29,7 +28,6 @@ from utils.evaluation.report.tables import (
     threshold_table,
 )
 
-HERE = Path(__file__).resolve().parent
 CURVES = (
     ("precision_at_recall", "Precision over recall at IoU 0.5", "recall", "precision"),
     ("f1", "F1 over confidence", "confidence", "F1"),
@@ -64,19 +62,8 @@ def build_page(subjects: Sequence[Subject], cards: Sequence[Card]) -> str:
 
     cards: the images of the gallery, in the order of metrics.json's `worst_images`.
     """
-    style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("title", f"Evaluation of {subjects[0].metrics['model']}"),
-        element("link", rel="icon", href="data:,"),
-        element("style", Markup(style)),
-    )
-    body = element("body", *_body(subjects, cards), element("script", Markup(script)))
+    head, script = page_head(f"Evaluation of {subjects[0].metrics['model']}", "report", "img-src data:")
+    body = element("body", *_body(subjects, cards), script)
     return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
 
 
@@ -257,10 +244,12 @@ def _article(position: int, card: Card, num_models: int) -> Markup:
         words = f"{errors['file']} with predictions" + ("" if model else f": {in_words}")
         pictures.append(_picture(picture, name, words))
     letter = "model A: " if num_models > 1 else ""
+    link = f"{photographs.PAGE}#{card.full_size}"
+    full_size = [] if card.full_size is None else [" · ", element("a", "full size", href=link)]
     return element(
         "article",
         element("h3", errors["file"]),
-        element("p", letter, *facts, "of ", shown["num_targets"], " objects", class_="note"),
+        element("p", letter, *facts, "of ", shown["num_targets"], " objects", *full_size, class_="note"),
         element("div", *pictures, class_="pair"),
         data_all=sum(counts.values()),
         **{f"data_{kind}": count for kind, count in counts.items()},

@@ -16,6 +16,11 @@ KINDS = {"mask": "masks", "box": "boxes"}
 NOTHING = "–"
 MODEL_LETTERS = ("A", "B")
 SCORES = {"map50_95": "AP50-95", "map50": "AP50", "f1": "F1", "precision": "Precision", "recall": "Recall"}
+THIN = {
+    "centreline_recall": "Centreline recall",
+    "centreline_precision": "Centreline precision",
+    "pieces_per_object": "Pieces per object",
+}
 SIZE_LIMITS = {"small": "under 32×32 px", "medium": "up to 96×96 px", "large": "above"}
 POINT_COLUMNS = {
     "threshold": ("Threshold", 3),
@@ -60,15 +65,21 @@ def class_table(models: Sequence[Metrics], kind: str) -> Markup:
     counts = {"num_images": "Images", "num_targets": "Objects"}
     head = [_heading("Class", is_name=True)]
     head += [heading for label in SCORES.values() for heading in _score_headings(label, len(models))]
+    is_thin = any(row.get(name) is not None for row in models[0]["per_class"] for name in THIN)
+    thin = THIN if kind == "mask" and is_thin else {}
+    head += [heading for label in thin.values() for heading in _score_headings(label, len(models))]
     head += [_heading(label) for label in counts.values()]
     rows = []
     for number, row in enumerate(models[0]["per_class"]):
         cells = [_name_cell(row["name"])]
         for name in SCORES:
             cells += _score_cells(models, f"per_class.{number}.{kind}_{name}", bool(row["num_targets"]))
+        for name in thin:
+            cells += _thin_cells(models, f"per_class.{number}.{name}", name == "pieces_per_object")
         cells += [number_cell(models[0], f"per_class.{number}.{key}", 0) for key in counts]
         rows.append(element("tr", *cells))
     total = [_name_cell("all"), *(cell for name in SCORES for cell in _score_cells(models, f"{kind}_{name}", True))]
+    total += [element("td", NOTHING, class_="none")] * (len(thin) * (1 if len(models) == 1 else 3))
     total += [number_cell(models[0], key, 0) for key in counts]
     return table(f"Scores of each class, {KINDS[kind]}", head, rows, element("tr", *total, class_="all"))
 
@@ -162,6 +173,14 @@ def _score_cells(models: Sequence[Metrics], key: str, has_targets: bool) -> list
         return [element("td", NOTHING, class_="none")] * (1 if len(models) == 1 else 3)
     cells = [number_cell(metrics, key, 3, model=model, is_bar=True) for model, metrics in enumerate(models)]
     return cells if len(models) == 1 else [*cells, _difference("td", models, key)]
+
+
+def _thin_cells(models: Sequence[Metrics], key: str, is_pieces: bool) -> list[Markup]:
+    cells = [
+        number_cell(metrics, key, 2 if is_pieces else 3, model=model, is_bar=not is_pieces)
+        for model, metrics in enumerate(models)
+    ]
+    return cells if len(models) == 1 else [*cells, _difference("td", models, key, -1 if is_pieces else 1)]
 
 
 def _difference(tag: str, models: Sequence[Metrics], key: str, sign: int = 1, digits: int = 3) -> Markup:
