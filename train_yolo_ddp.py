@@ -49,7 +49,7 @@ def main() -> int:
     tune_device(device, deterministic=config.deterministic, fixed_shapes=not config.multi_scale)
 
     # Everything slow or likely to fail comes before the process group, so that no rank waits in a collective for it.
-    spec = load_dataset_yaml(config.data)
+    spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     say = distributed.main_printer(ranks.rank)
     on_device = assembly.varies_colours_on_device(config, device)
     train_set, val_set = (assembly.open_dataset(config, spec, split, on_device, say) for split in ("train", "val"))

@@ -36,7 +36,7 @@ def open_dataset(
     config: TrainConfig, spec: DatasetSpec, split: str, colours_on_device: bool, say: distributed.Say
 ) -> SegmentationDataset:
     """Read a split's labels and open, or build, its packed cache or its block store. The split `train` is augmented."""
-    photos, folder = read_photos(spec, split), spec.root / ".cache"
+    photos, folder = read_photos(spec, split, say), spec.root / ".cache"
     packed = windowed = None
     if config.window_config and split == "train":
         windowed = open_windows(photos, config.img_size, config.window_config, config.seed, folder, split, say)

@@ -263,5 +263,5 @@ def _fingerprint(files: Sequence[Path], algorithm: str) -> str:
             facts = file.stat()
         except OSError as error:
             raise UserError(f"{file}: {error.strerror}") from error
-        digest.update(f"{file.name}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
+        digest.update(os.fsencode(file.name) + f"\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:16]

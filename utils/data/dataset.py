@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,17 +63,18 @@ class Sample:
     colour_gains: tuple[float, ...] = NO_GAINS  # to be applied on the device
 
 
-def read_photos(spec: DatasetSpec, split: str) -> list[Photo]:
+def read_photos(spec: DatasetSpec, split: str, announce: Callable[[str], None] | None = None) -> list[Photo]:
     """Read a split's labels. A missing label file means a photograph without objects.
 
-    Raises DataErrors, which lists every unusable label file as file:line.
+    Announces what was skipped. Raises DataErrors, which lists every unusable label file as file:line.
     """
     photos: list[Photo] = []
     problems: list[str] = []
-    files = spec.image_files(split)
+    files = spec.image_files(split, announce)
+    holds_folder = functools.cache(spec.holds)
     for file in files:
         try:
-            photos.append(_read_photo(spec, file))
+            photos.append(_read_photo(spec, file, holds_folder))
         except LabelError as error:
             problems.append(str(error))
     if problems:
@@ -82,10 +84,10 @@ def read_photos(spec: DatasetSpec, split: str) -> list[Photo]:
     return photos
 
 
-def _read_photo(spec: DatasetSpec, file: Path) -> Photo:
+def _read_photo(spec: DatasetSpec, file: Path, holds_folder: Callable[[Path], bool]) -> Photo:
     label_file = label_file_for(file)
-    if label_file.is_symlink() and not spec.holds(label_file):
-        raise LabelError(f"{label_file}: a link that leaves {spec.root}")
+    if not holds_folder(label_file.parent) or (label_file.is_symlink() and not spec.holds(label_file)):
+        raise LabelError(f"{label_file}: {spec.problem_with(label_file)}")
     if not label_file.exists():
         return Photo(file, np.zeros(0, np.int64), [])
     return Photo(file, *read_yolo_label(label_file, len(spec.names)))
