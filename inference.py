@@ -126,11 +126,16 @@ def list_photos(source: str) -> list[Path]:
         return [path]
     if path.is_dir():
         tree = walk(
-            path, lambda folder: not folder.is_symlink(), lambda folder, reason: print(f"skipped {folder}: {reason}")
+            path,
+            lambda folder: not folder.is_symlink(),
+            lambda folder, reason: print(f"skipped {printable(str(folder), 400)}: {reason}"),
         )
         found: Iterator[Path] = (folder / entry.name for folder, entries in tree for entry in entries)
     else:
-        found = map(Path, glob.glob(source, recursive=True))
+        try:
+            found = map(Path, glob.glob(source, recursive=True))
+        except RecursionError as error:
+            raise UserError(f"--source {source}: folders too deep for a pattern; name the folder") from error
     files = sorted(file for file in found if is_photograph(file.name) and file.is_file())
     if not files:
         raise UserError(f"--source {source}: no photographs there ({', '.join(IMAGE_SUFFIXES)})")

@@ -23,14 +23,22 @@ def read_text(path: Path) -> str:
     Raises UserError that tells how to convert a file of another encoding, and OSError.
     """
     try:
-        return path.read_text(encoding="utf-8-sig")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(other_encoding(path, error.object, error.start)) from error
+    if "\0" in text[:4]:
+        raise UserError(other_encoding(path, text[:4].encode(), 0))
+    return text
+
+
+def looks_like_utf_16(data: bytes) -> bool:
+    """Return whether a file that begins with `data` is UTF-16: a byte-order mark, or a zero in the first two letters."""
+    return data.startswith(UTF_16_MARKS) or b"\0" in data[:4]
 
 
 def other_encoding(path: Path, data: bytes, position: int) -> str:
     """Return a one-line message about a file whose byte at `position` is not UTF-8: how to convert it."""
-    is_utf_16 = data.startswith(UTF_16_MARKS)
+    is_utf_16 = looks_like_utf_16(data)
     found = "UTF-16" if is_utf_16 else f"byte 0x{data[position]:02x} is not UTF-8"
     line = data[:position].count(b"\n") + 1
     name = printable(str(path), 400)
