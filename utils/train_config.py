@@ -105,6 +105,9 @@ class TrainConfig(Options):
     cache: str = option(
         "auto", "packed copy of the photographs at --img-size", choices=("auto", "packed", "none"), may_differ=True
     )
+    skip_bad: bool = option(
+        False, "leave out photographs that cannot be read, and list them in the run folder", may_differ=True
+    )
     tensorboard: bool = option(True, "write TensorBoard events", may_differ=True)
     val_pictures_every: int = option(
         5,

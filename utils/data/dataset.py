@@ -159,7 +159,8 @@ class SegmentationDataset(Dataset[Sample]):
 
     Samples are letterboxed if `augment` is None, else augmented. Mosaic, mixup and copy-paste end before epoch
     `mosaic_epochs`. With `colours_on_device` a sample has its colour gains instead of changed colours. With `windowed` an
-    augmented sample shows a window in the place of a photograph, and there are as many samples as windows.
+    augmented sample shows a window in the place of a photograph, and there are as many samples as windows. `skipped`
+    are the photographs that were left out, by their path in the data set, with a message each.
     """
 
     def __init__(
@@ -173,6 +174,7 @@ class SegmentationDataset(Dataset[Sample]):
         mosaic_epochs: int = 0,
         seed: int = 0,
         colours_on_device: bool = False,
+        skipped: dict[str, str] | None = None,
     ) -> None:
         self.photos = photos
         self.size_px = size_px
@@ -182,6 +184,7 @@ class SegmentationDataset(Dataset[Sample]):
         self.mosaic_epochs = mosaic_epochs
         self.seed = seed
         self.colours_on_device = colours_on_device
+        self.skipped = skipped or {}
 
     collate = staticmethod(collate)
 
@@ -301,8 +304,17 @@ def _visible(tiles: list[tuple[Photo, np.ndarray]], size_px: int) -> tuple[list[
 
 
 def open_images(
-    photos: list[Photo], size_px: int, folder: Path, split: str, announce: Callable[[str], None]
+    photos: list[Photo],
+    size_px: int,
+    folder: Path,
+    split: str,
+    announce: Callable[[str], None],
+    *,
+    skips_bad: bool = False,
 ) -> PackedImages | None:
-    """Open or build a split's packed cache; None if the disk has no room for it."""
-    index = open_or_build([photo.file for photo in photos], size_px, folder, split, announce)
+    """Open or build a split's packed cache; None if the disk has no room for it.
+
+    With `skips_bad` its index says which photographs it holds.
+    """
+    index = open_or_build([photo.file for photo in photos], size_px, folder, split, announce, skips_bad=skips_bad)
     return PackedImages(index) if index is not None else None
