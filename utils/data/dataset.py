@@ -88,7 +88,7 @@ def _read_photo(spec: DatasetSpec, file: Path, holds_folder: Callable[[Path], bo
     label_file = label_file_for(file)
     if not holds_folder(label_file.parent) or (label_file.is_symlink() and not spec.holds(label_file)):
         raise LabelError(f"{label_file}: {spec.problem_with(label_file)}")
-    if not label_file.exists():
+    if not label_file.exists() and not label_file.is_symlink():  # a broken link is an error
         return Photo(file, np.zeros(0, np.int64), [])
     return Photo(file, *read_yolo_label(label_file, len(spec.names)))
 
