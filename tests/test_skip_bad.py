@@ -211,11 +211,11 @@ def test_a_run_lists_what_it_left_out_and_resumes_only_with_the_same_photographs
     facts = latest_facts(tmp_path / "run" / "checkpoint")
     assert facts["skipped_photographs"] == [f"train/images/{name}" for name in BAD]
     mend(tmp_path / "set", "4.jpg")
-    with pytest.raises(UserError, match=r"train/images/4\.jpg was left out and now can be read, or is gone; restore"):
+    with pytest.raises(UserError, match=r"train/images/4\.jpg was left out and now can be read, or is gone, and"):
         run_of_two_epochs("--skip-bad", "--epochs", "2")
     (tmp_path / "set/train/images/4.jpg").write_bytes(BAD["4.jpg"])
     (tmp_path / "set/train/images/5.jpg").write_bytes(b"")
-    with pytest.raises(UserError, match=r"train/images/5\.jpg cannot be read any more; restore"):
+    with pytest.raises(UserError, match=r"train/images/5\.jpg cannot be read any more, and a resumed run"):
         run_of_two_epochs("--skip-bad", "--epochs", "2")
     (tmp_path / "set/train/images/5.jpg").write_bytes(encode_jpeg(np.full((96, 128, 3), 100, np.uint8)))
     assert run_of_two_epochs("--skip-bad", "--epochs", "2") == 0

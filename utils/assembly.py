@@ -84,8 +84,8 @@ def keep_skipped(run: OwnedRun, skipped: dict[str, str]) -> list[str]:
         changed = printable(min(set(earlier) ^ set(names)), 400)
         what = "was left out and now can be read, or is gone" if changed in earlier else "cannot be read any more"
         raise UserError(
-            f"{run.folder}: {changed} {what}; restore the photographs as {SKIPPED_FILE} lists them, "
-            "or choose a new --save-dir"
+            f"{run.folder}: {changed} {what}, and a resumed run needs the same photographs: undo the change "
+            f"({SKIPPED_FILE} lists what was left out), or choose a new --save-dir"
         )
     if not names:
         return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -146,20 +145,3 @@ def test_save_image_writes_colours_the_right_way_round(tmp_path: Path, name: str
 def test_save_image_refuses_other_kinds(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\.png or \.jpg"):
         save_image(tmp_path / "a.gif", np.zeros((4, 4, 3), np.uint8))
-
-
-@pytest.mark.alone
-def test_a_picture_of_thousands_of_objects_takes_time_in_proportion_to_their_number() -> None:
-    rng = np.random.default_rng(0)
-
-    def seconds(count: int) -> float:
-        low = rng.uniform(0, 440, (count, 2))
-        boxes, outlines = np.hstack([low, low + 20]), [corner + np.array([[0, 0], [20, 0], [10, 20]]) for corner in low]
-        start_s = time.process_time()
-        draw_instances(np.zeros((480, 480, 3), np.uint8), [0] * count, boxes, outlines, None, NAMES)
-        return time.process_time() - start_s
-
-    seconds(10)
-    assert seconds(3200) < 40 * max(
-        seconds(200), 0.005
-    )  # 16 times the objects; pairs of labels would make it 100 times
