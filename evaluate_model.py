@@ -28,7 +28,7 @@ from utils.common.errors import UsageError, UserError, run_script
 from utils.common.files import write_text_atomic
 from utils.common.signals import die_with_parent
 from utils.data.dataset import Photo, SegmentationDataset, read_photos
-from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
+from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.data.loader import ShardBatches, batch_bytes, get_dataloader, plan_loader
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
@@ -69,6 +69,7 @@ class EvaluationConfig(Options):
     model: str = option(None, "trained model, such as models/epri_distribution_ddp/best.pt", required=True)
     compare: str | None = option(None, "a second model, shown next to the first in report.html", metavar="MODEL")
     data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML: folders and class names", metavar="YAML")
+    trust_links: bool = option(False, TRUST_LINKS_HELP)
     split: str = option("val", "split to evaluate on", choices=("train", "val", "test"))
     output: str = option("outputs/evaluation", "folder for the results", metavar="DIR")
     img_size: int | None = option(
@@ -145,10 +146,10 @@ def main() -> int:
     torch.set_num_threads(threads)
     paths = [config.model] + ([config.compare] if config.compare else [])
     models = [load_weights(path).to(device, memory_format=torch.channels_last) for path in paths]
-    spec = load_dataset_yaml(config.data)
+    spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     for path, model in zip(paths, models, strict=True):
         check_classes(path, class_names(model), config.data, spec.names)
-    photos = read_photos(spec, config.split)
+    photos = read_photos(spec, config.split, distributed.main_printer(ranks.rank))
     candidates = [get_candidate(path, model, photos, config, device) for path, model in zip(paths, models, strict=True)]
     loaders = [get_loader(candidate.dataset, config, ranks, workers, device) for candidate in candidates]
     if any(candidate.find for candidate in candidates):

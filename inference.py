@@ -27,9 +27,10 @@ from utils.common.config import FRACTION, Options, option, parse_config
 from utils.common.cores import usable_cpu_count
 from utils.common.devices import choose_device
 from utils.common.errors import UserError, printable, run_script
+from utils.common.files import walk
 from utils.common.signals import die_with_parent
 from utils.common.threads import ordered_map
-from utils.data.dataset_yaml import IMAGE_SUFFIXES
+from utils.data.dataset_yaml import IMAGE_SUFFIXES, is_photograph
 from utils.data.images import ImageError, read_image
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.evaluation.prediction_files import PredictionWriter, Source, merge_parts, outline
@@ -152,8 +153,19 @@ def list_photos(source: str) -> list[Path]:
     path = Path(source)
     if path.is_file():
         return [path]
-    found = path.rglob("*") if path.is_dir() else map(Path, glob.glob(source, recursive=True))
-    files = sorted(file for file in found if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
+    if path.is_dir():
+        tree = walk(
+            path,
+            lambda folder: not folder.is_symlink(),
+            lambda folder, reason: print(f"skipped {printable(str(folder), 400)}: {reason}"),
+        )
+        found: Iterator[Path] = (folder / entry.name for folder, entries in tree for entry in entries)
+    else:
+        try:
+            found = map(Path, glob.glob(source, recursive=True))
+        except RecursionError as error:
+            raise UserError(f"--source {source}: folders too deep for a pattern; name the folder") from error
+    files = sorted(file for file in found if is_photograph(file.name) and file.is_file())
     if not files:
         raise UserError(f"--source {source}: no photographs there ({', '.join(IMAGE_SUFFIXES)})")
     return files

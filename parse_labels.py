@@ -8,7 +8,7 @@ from pathlib import Path
 
 from utils.common.config import Options, option, parse_config
 from utils.common.errors import UserError, run_script
-from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
+from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.data.images import NATIVE_LONG_SIDE_PX
 from utils.data.parsing.build import BuildOptions, build_dataset
 from utils.data.parsing.manifest import UNREADABLE_KINDS, report_lines
@@ -43,6 +43,7 @@ class ParseConfig(Options):
         choices=EXIF_FRAME_CHOICES,
     )
     keep_unlabelled: bool = option(False, "keep photographs without a row in the CSV, as images without objects")
+    trust_links: bool = option(False, TRUST_LINKS_HELP)
     workers: int = option(0, "threads; 0: all usable cores", at_least=0)
     strict: bool = option(False, "exit with code 1 when a row, a photograph or a zip cannot be read")
 
@@ -62,7 +63,9 @@ def main() -> None:
         keep_unlabelled=config.keep_unlabelled,
     )
     start_s = time.monotonic()
-    manifest = build_dataset(Path(config.input), Path(config.output), options, config.workers)
+    manifest = build_dataset(
+        Path(config.input), Path(config.output), options, config.workers, trust_links=config.trust_links
+    )
     print("\n".join(report_lines(manifest)))
     print(f"{config.output}: ready after {time.monotonic() - start_s:.1f} s")
     num_unreadable = sum(manifest["skipped"].get(kind, 0) for kind in UNREADABLE_KINDS)

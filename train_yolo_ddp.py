@@ -49,7 +49,7 @@ def main() -> int:
     tune_device(device, deterministic=config.deterministic, fixed_shapes=not config.multi_scale)
 
     # Everything slow or likely to fail comes before the process group, so that no rank waits in a collective for it.
-    spec = load_dataset_yaml(config.data)
+    spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     say = distributed.main_printer(ranks.rank)
     on_device = assembly.varies_colours_on_device(config, device)
     train_set, val_set = (assembly.open_dataset(config, spec, split, on_device, say) for split in ("train", "val"))
@@ -86,8 +86,10 @@ def train(
 ) -> int:
     """Train in an open run folder, as a member of the process group; return the exit code."""
     train_set, val_set = datasets
+    skipped = {**train_set.skipped, **val_set.skipped}
     rank, world_size = distributed.rank(), distributed.world_size()
     config, lines = keep_choices(config, run.choices, device)
+    lines += assembly.keep_skipped(run, skipped)
     batches_now = batches_per_step(config, world_size, run.choices)
     if batches_now != config.accumulate:
         images = run.choices[GLOBAL_BATCH_SIZE]
@@ -106,7 +108,7 @@ def train(
     optimizer = build_optimizer(model, plan)
     task = assembly.Segmentation(config, model, names, run, val_set.photos, weights)
     options = assembly.engine_options(config, device)
-    facts = run_choices(plan, choose_precision(config.amp, device), world_size)
+    facts = run_choices(plan, choose_precision(config.amp, device), world_size, skipped)
     engine = TrainingEngine(model, device, options, task=task, run=run.folder, facts=facts)
     engine.train(
         train_loader=get_dataloader(train_set, batches, workers, pin_memory, config.prefetch),

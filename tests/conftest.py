@@ -58,18 +58,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if place.startswith(ALONE):
             item.add_marker("alone")
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device (run them on a machine with a GPU)"))
     if "PYTEST_XDIST_WORKER" in os.environ:  # the longest first: the other worker takes the rest meanwhile
         items.sort(key=lambda item: "trained" not in getattr(item, "fixturenames", ()))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say in one line for each reason which tests were skipped; the reason says how to have what is missing."""
+    """Print a line for each reason why tests were skipped: how many, why, how to have them, and where they are."""
     skipped: dict[str, Counter[str]] = defaultdict(Counter)
     for report in terminalreporter.stats.get("skipped", []):
         skipped[report.longrepr[2].removeprefix("Skipped: ")][report.nodeid.partition("::")[0]] += 1
     for reason, files in sorted(skipped.items()):
-        terminalreporter.write_line(f"skipped, {reason}: " + ", ".join(f"{n} in {file}" for file, n in files.items()))
+        places = ", ".join(f"{number} in {file}" for file, number in files.items())
+        terminalreporter.write_line(f"{files.total()} skipped: {reason}: {places}")
 
 
 @pytest.fixture

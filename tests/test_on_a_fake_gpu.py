@@ -71,7 +71,9 @@ head:
 """
 NUM_BATCH_NORMS = 32  # in it
 
-pytestmark = pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="needs a PyTorch built for CUDA")
+pytestmark = pytest.mark.skipif(
+    not torch.backends.cuda.is_built(), reason="needs a PyTorch built for CUDA (make setup)"
+)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,18 @@ import pytest
 import torch
 
 from utils import training_pictures
-from utils.data.dataset import Photo, Sample
-from utils.data.images import read_image
+from utils.data.dataset import Photo, Sample, SegmentationDataset
+from utils.data.images import read_image, write_jpeg
+from utils.data.loader import EpochBatches
 from utils.plots.colors import class_color
-from utils.training_pictures import REDRAW_S, Curves, ValidationPictures, save_first_pictures, save_label_statistics
+from utils.training_pictures import (
+    REDRAW_S,
+    Curves,
+    ValidationPictures,
+    save_first_batch,
+    save_first_pictures,
+    save_label_statistics,
+)
 from utils.yolo.predict import Detections
 
 NAMES = ("pole", "wire")
@@ -57,6 +66,21 @@ def test_label_statistics_hand_the_figure_every_object_and_photograph(
     assert (class_ids.tolist(), counts.tolist(), names) == ([0, 1, 1], [2, 0, 1], NAMES)
     np.testing.assert_allclose(boxes, [[0.1, 0.2, 0.4, 0.5]] * 3, rtol=1e-6)
     assert path == tmp_path / "labels.png"
+
+
+def test_a_label_file_of_thousands_of_objects_neither_fills_memory_nor_delays_the_start(tmp_path: Path) -> None:
+    file, count = tmp_path / "a.jpg", 5000
+    write_jpeg(file, np.full((SIZE_PX, SIZE_PX, 3), 128, np.uint8))
+    corners = np.random.default_rng(0).uniform(0, 0.9, (count, 2)).tolist()
+    crowd = Photo(file, np.zeros(count, np.int64), [square(left, top, 0.1) for left, top in corners])
+    dataset = SegmentationDataset([crowd], SIZE_PX)
+    tracemalloc.start()
+    save_first_batch(dataset, EpochBatches(1, 1, 0, 1, seed=0), NAMES, tmp_path / "batch.jpg")
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    picture = read_image(tmp_path / "batch.jpg").astype(float)
+    assert share_of(picture, 0) > 0.005  # class names cover most
+    assert peak_bytes < 300e6  # a mask of the picture's size for each would be 1.3 GB
 
 
 # --- validation ----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import torch
 
 from utils import distributed
 from utils.common.devices import choose_precision
+from utils.common.errors import UserError, printable
+from utils.common.files import warn_on_write_error, write_text_atomic
+from utils.data.cache import open_or_build_check
 from utils.data.dataset import Batch, Photo, SegmentationDataset, count_classes, open_images, read_photos
 from utils.data.dataset_yaml import DatasetSpec
 from utils.data.loader import LoaderPlan, batch_bytes, multi_scale_sizes, plan_loader
@@ -23,12 +27,14 @@ from utils.run.folder import OwnedRun
 from utils.run.records import read_config
 from utils.run.status import RUNNING
 from utils.train_config import TrainConfig
+from utils.train_plan import SKIPPED_PHOTOGRAPHS
 from utils.training_pictures import Curves, ValidationPictures
 from utils.yolo.inputs import Targets, prepare_batch
 from utils.yolo.loss import SegmentationLoss, inverse_frequency_weights
 from utils.yolo.model import YoloModel, save_deployable
 from utils.yolo.optimizer import GRADIENT_CLIP_NORM, OptimizerPlan
 
+SKIPPED_FILE = "skipped_photographs.txt"
 SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
 
 
@@ -36,15 +42,22 @@ def open_dataset(
     config: TrainConfig, spec: DatasetSpec, split: str, colours_on_device: bool, say: distributed.Say
 ) -> SegmentationDataset:
     """Read a split's labels and open, or build, its packed cache or its block store. The split `train` is augmented."""
-    photos, folder = read_photos(spec, split), spec.root / ".cache"
-    packed = windowed = None
+    photos, folder = read_photos(spec, split, say), spec.root / ".cache"
+    packed = windowed = index = None
     if config.window_config and split == "train":
-        windowed = open_windows(photos, config.img_size, config.window_config, config.seed, folder, split, say)
+        windowed = open_windows(
+            photos, config.img_size, config.window_config, config.seed, folder, split, say, skips_bad=config.skip_bad
+        )
+        index = windowed.store.index
         say("\n".join(window_lines(windowed.windows, config.epochs)))
     elif config.cache != "none":
-        packed = open_images(photos, config.img_size, folder, split, say)
+        packed = open_images(photos, config.img_size, folder, split, say, skips_bad=config.skip_bad)
+        index = packed.index if packed else None
+    if config.skip_bad and index is None:
+        index = open_or_build_check([photo.file for photo in photos], folder, split, say)
+    unusable = index.unusable if index else {}
     return SegmentationDataset(
-        photos,
+        index.usable(photos) if index else photos,
         config.img_size,
         packed=packed,
         windowed=windowed,
@@ -52,7 +65,34 @@ def open_dataset(
         mosaic_epochs=config.mosaic_epochs,
         seed=config.seed,
         colours_on_device=colours_on_device,
+        skipped={os.path.relpath(photos[position].file, spec.root): line for position, line in unusable.items()},
     )
+
+
+def keep_skipped(run: OwnedRun, skipped: dict[str, str]) -> list[str]:
+    """Write which photographs `--skip-bad` left out to the run folder; return a line for the console.
+
+    Every rank must reach this. Raises UserError if this machine cannot read other photographs than rank 0's, or if a
+    resumed run left out others: its samples would differ.
+    """
+    names = sorted(skipped)
+    if distributed.any_rank(distributed.broadcast_from_main(names) != names):
+        raise UserError("--skip-bad: the machines cannot read different photographs; copy the data set to all again")
+    file = run.folder / SKIPPED_FILE
+    earlier = run.choices.get(SKIPPED_PHOTOGRAPHS, [])
+    if run.resumes and earlier != names:
+        changed = printable(min(set(earlier) ^ set(names)), 400)
+        what = "was left out and now can be read, or is gone" if changed in earlier else "cannot be read any more"
+        raise UserError(
+            f"{run.folder}: {changed} {what}, and a resumed run needs the same photographs: undo the change "
+            f"({SKIPPED_FILE} lists what was left out), or choose a new --save-dir"
+        )
+    if not names:
+        return []
+    if distributed.rank() == 0:
+        with warn_on_write_error(str(file)):
+            write_text_atomic(file, "".join(f"{printable(skipped[name], 5000)}\n" for name in names))
+    return [f"{len(names)} photographs cannot be read and are left out (--skip-bad): {file} lists them"]
 
 
 def window_lines(windows: Windows, epochs: int) -> list[str]:

@@ -19,6 +19,7 @@ from utils.common.config import Options, option, parse_config
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import visible_gpu_count
 from utils.common.errors import UserError, run_script
+from utils.common.files import read_text
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 
 CPU_PROCESSES = 2
@@ -81,7 +82,7 @@ def require_dataset(trainer_arguments: Sequence[str], default_data: Path | None)
         return  # the resumed run's config.yaml names its data set
     if data_file is None and default_data is None:
         return
-    spec = load_dataset_yaml(str(data_file or default_data))
+    spec = load_dataset_yaml(str(data_file or default_data), trust_links=_is_on(trainer_arguments, "trust_links"))
     for split in ("train", "val"):
         try:
             spec.image_files(split)
@@ -106,12 +107,19 @@ def trainer_setting(trainer_arguments: Sequence[str], name: str) -> Any:
     config_file = _last_value(trainer_arguments, "--config")
     if value is None and config_file is not None:
         try:
-            content = yaml.safe_load(Path(config_file).read_text(encoding="utf-8"))
+            content = yaml.safe_load(read_text(Path(config_file)))
         except (OSError, yaml.YAMLError) as error:
             raise UserError(f"--config {config_file}: {' '.join(str(error).split())}") from error
         if isinstance(content, dict):
             value = content.get(name, content.get(name.replace("_", "-")))
     return value
+
+
+def _is_on(trainer_arguments: Sequence[str], name: str) -> bool:
+    """Return whether the trainer's option without a value is given: its last flag, else the key in its `--config` file."""
+    flag = name.replace("_", "-")
+    given = [argument == f"--{flag}" for argument in trainer_arguments if argument in (f"--{flag}", f"--no-{flag}")]
+    return given[-1] if given else trainer_setting(trainer_arguments, name) is True
 
 
 def _last_value(arguments: Sequence[str], flag: str) -> str | None:

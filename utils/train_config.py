@@ -8,7 +8,7 @@ from utils.common.config import FRACTION, INPUT_SIZE, Options, option
 from utils.common.devices import PRECISION_CHOICES
 from utils.common.errors import UsageError
 from utils.data.augment import COLOUR_CHOICES, AugmentConfig
-from utils.data.dataset_yaml import DEFAULT_DATASET_YAML
+from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP
 from utils.data.windows import WindowConfig
 from utils.distributed.ddp import GRAD_COMPRESSION_CHOICES
 from utils.yolo.optimizer import NOMINAL_BATCH_SIZE, SGD_LR
@@ -20,6 +20,7 @@ class TrainConfig(Options):
 
     model: str = option("yolov8m-seg.pt", "yolov8{n,s,m,l,x}-seg.pt, a local .pt, or yolov8n-seg.yaml (from scratch)")
     data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML: folders and class names", metavar="YAML")
+    trust_links: bool = option(False, TRUST_LINKS_HELP, may_differ=True)
     epochs: int = option(100, "passes over the training images", at_least=1, may_differ=True)
     batch_size: int = option(
         16,
@@ -103,6 +104,9 @@ class TrainConfig(Options):
     best_metric: str = option("val_loss", "what chooses best.pt", choices=("val_loss", "mask_map", "box_map"))
     cache: str = option(
         "auto", "packed copy of the photographs at --img-size", choices=("auto", "packed", "none"), may_differ=True
+    )
+    skip_bad: bool = option(
+        False, "leave out photographs that cannot be read, and list them in the run folder", may_differ=True
     )
     tensorboard: bool = option(True, "write TensorBoard events", may_differ=True)
     val_pictures_every: int = option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 
 GLOBAL_BATCH_SIZE = "global_batch_size"  # one of a run's choices: images per optimizer step
+SKIPPED_PHOTOGRAPHS = "skipped_photographs"  # another: what --skip-bad left out, by its path in the data set, sorted
 
 
 def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_classes: int) -> OptimizerPlan:
@@ -40,13 +42,16 @@ def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_cl
     return OptimizerPlan(name, lr, weight_decay, momentum, warmup_bias_lr, global_batch, arithmetic)
 
 
-def run_choices(plan: OptimizerPlan, precision: Precision, world_size: int) -> dict[str, Any]:
+def run_choices(
+    plan: OptimizerPlan, precision: Precision, world_size: int, skipped: Iterable[str] = ()
+) -> dict[str, Any]:
     """Return what a resumed run must keep although it may be started elsewhere: written into each manifest."""
     return {
         GLOBAL_BATCH_SIZE: plan.global_batch_size,
         "world_size": world_size,
         "optimizer": plan.name,
         "amp": precision.name,
+        SKIPPED_PHOTOGRAPHS: sorted(skipped),
     }
 
 

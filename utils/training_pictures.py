@@ -27,6 +27,7 @@ from utils.yolo.predict import Detections, prototype_masks
 MAX_IMAGES = 16
 CELL_PX = 480  # side of a picture in a grid, at least
 MOST_PX = 640  # side at which instances are drawn, at most
+MOST_OBJECTS = 300  # drawn on one picture, the largest first; a label file may hold tens of thousands
 REDRAW_S = 30.0  # drawing takes half a second, longer than an epoch of a small data set
 VAL_IMAGES = 8
 VAL_CONFIDENCE = 0.25  # as in inference.py
@@ -67,8 +68,9 @@ def save_first_batch(dataset: SegmentationDataset, batches: EpochBatches, names:
     pictures = []
     for key in next(iter(batches))[:MAX_IMAGES]:
         sample = dataset[key]
-        masks = sample.masks[None] == np.arange(1, len(sample.class_ids) + 1)[:, None, None]
-        pictures.append(_draw(sample.image, sample.class_ids, sample.boxes, masks, None, names))
+        class_ids, boxes = sample.class_ids[:MOST_OBJECTS], sample.boxes[:MOST_OBJECTS]
+        masks = sample.masks[None] == np.arange(1, len(class_ids) + 1)[:, None, None]
+        pictures.append(_draw(sample.image, class_ids, boxes, masks, None, names))
     columns = int(np.ceil(np.sqrt(len(pictures))))
     save_image(path, image_grid(pictures, columns, max(len(picture) for picture in pictures)))
 
@@ -112,7 +114,9 @@ class ValidationPictures:
             sure = slice(min(int((found.scores >= VAL_CONFIDENCE).sum()), VAL_MOST_OBJECTS))  # the best come first
             kept = found[sure]
             masks = prototype_masks(prototypes, kept, sample.image.shape[0]).cpu().numpy()
-            truth = _draw(sample.image, sample.class_ids, sample.boxes, sample.polygons, None, self.names)
+            first = slice(MOST_OBJECTS)
+            labels = sample.class_ids[first], sample.boxes[first], sample.polygons[first]
+            truth = _draw(sample.image, *labels, None, self.names)
             class_ids, boxes, scores = (part.numpy() for part in (kept.class_ids, kept.boxes, kept.scores))
             self._pairs += [truth, _draw(sample.image, class_ids, boxes, masks, scores, self.names)]
 

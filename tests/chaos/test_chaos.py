@@ -20,7 +20,7 @@ from chaos.trainers import difference
 from utils.common.errors import UsageError
 from utils.run.checkpoint import save_checkpoint
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc (run them on Linux)")
 
 
 @pytest.mark.parametrize("attack", [kills.killed_launcher, stops.second_signal, saves.damage])

@@ -12,7 +12,9 @@ import pytest
 from chaos import namespaces, report
 from chaos.machines import ScenarioFailed, descendants, kill_tree, wait_until
 
-needs_machines = pytest.mark.skipif(bool(namespaces.reason_to_skip()), reason=namespaces.reason_to_skip() or "-")
+needs_machines = pytest.mark.skipif(
+    bool(namespaces.reason_to_skip()), reason=f"{namespaces.reason_to_skip()} (run them as root, with iproute2)"
+)
 
 
 @pytest.fixture(scope="module")

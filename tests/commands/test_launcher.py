@@ -171,7 +171,7 @@ def test_one_machine_asked_for_is_one_machine_even_in_kubeflow(environment: dict
     assert value_after(launcher, "--nnodes") == "1"  # else torchrun would take PET_NNODES and wait for the others
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc (run them on Linux)")
 def test_no_port_of_a_run_on_one_machine_listens_beyond_the_loopback(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -302,7 +302,7 @@ def test_ranks_get_their_environment_and_arguments(environment: dict[str, str], 
     assert facts[0]["MASTER_PORT"] == facts[1]["MASTER_PORT"]
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc (run them on Linux)")
 @pytest.mark.parametrize("stop", ["ctrl_c", "sigterm"])
 def test_stopping_the_script_leaves_no_process(environment: dict[str, str], tmp_path: Path, stop: str) -> None:
     command = ["bash", str(SCRIPT), "2", "--", "--hang"]

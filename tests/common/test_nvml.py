@@ -163,7 +163,7 @@ def test_a_slice_of_a_gpu_is_found_by_its_own_uuid(install: Install) -> None:
 
 @pytest.mark.gpu
 def test_a_real_gpu_says_how_it_is() -> None:
-    pytest.importorskip("pynvml")
+    pytest.importorskip("pynvml", reason="needs pynvml (pip install nvidia-ml-py)")
     found = Gpu(0).read()
     assert 0 <= found["gpu_util"] <= 1
     assert found["gpu_memory_bytes"] > 2**20

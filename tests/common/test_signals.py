@@ -28,7 +28,7 @@ def test_a_signal_only_sets_the_flag_and_old_handlers_return(name: str) -> None:
     assert signal.getsignal(number) is before
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no terminals that hang up")
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no terminals that hang up (run them on Linux or macOS)")
 def test_a_training_under_nohup_outlives_its_terminal() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -78,7 +78,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is Linux's")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs prctl (run them on Linux)")
 def test_killed_launcher_leaves_no_rank_behind() -> None:
     command = [sys.executable, "-c", PARENT, CHILD]
     with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) as parent:

@@ -264,7 +264,7 @@ def test_a_container_with_little_shared_memory_is_measured() -> None:
     """The plan where /dev/shm really has 16 MB; needs the right to mount one."""
     probe = ["unshare", "--mount", "true"]
     if subprocess.run(probe, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to make a mount namespace")
+        pytest.skip("needs the right to make a mount namespace (run them as root on Linux)")
     script = (
         "mount -t tmpfs -o size=16m tmpfs /dev/shm && "
         f"exec {sys.executable} -c 'from utils.data.loader import *; print(plan_loader(2, 4, batch_bytes(2, 640), 1))'"

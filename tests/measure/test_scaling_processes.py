@@ -79,7 +79,9 @@ def maps_of(process_id: str) -> str:
         return ""
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ties a process to its parent")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="only Linux ties a process to its parent (run them there)"
+)
 def test_a_killed_benchmark_leaves_no_rank_behind() -> None:
     job = asdict(replace(JOB, steps=100_000, timeout_s=600))
     code = f"from utils.measure.scaling import RankJob, run_job; run_job(RankJob(**{job!r}), 1)"

@@ -230,7 +230,7 @@ def test_banner_is_the_one_of_the_guide_and_only_on_rank_0(capsys: pytest.Captur
     ]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device on which every write fails")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full (run them on Linux)")
 def test_a_training_nobody_can_hear_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deaf = Path("/dev/full").open("w")  # noqa: SIM115 # closing it fails as well
     monkeypatch.setattr(sys, "stdout", deaf)

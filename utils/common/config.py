@@ -21,7 +21,8 @@ from typing import Any, NoReturn, TypeVar
 
 import yaml
 
-from utils.common.errors import EXIT_USAGE, UsageError
+from utils.common.errors import EXIT_USAGE, UsageError, UserError
+from utils.common.files import read_text
 
 T = TypeVar("T")
 FRACTION: dict[str, Any] = {"at_least": 0, "at_most": 1}  # bounds of a share or a probability
@@ -196,9 +197,11 @@ def _number_or_text(text: str) -> float | str:
 
 def _read_yaml(config_class: type, path: Path) -> dict[str, Any]:
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        loaded = yaml.safe_load(read_text(path))
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from error
+    except UserError as error:
+        raise UsageError(f"--config {error}") from error
     except yaml.YAMLError as error:
         raise UsageError(f"--config {path}: not valid YAML: {' '.join(str(error).split())}") from error
     if loaded is None:

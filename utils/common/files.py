@@ -1,16 +1,82 @@
-"""Atomic writes, write errors as warnings, and a lock for work that one process per machine does."""
+"""Text files, folders of any depth, atomic writes, and a lock for work that one process per machine does."""
 
 from __future__ import annotations
 
+import itertools
 import os
+import shlex
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock
 
-from utils.common.errors import print_warning
+from utils.common.errors import UserError, print_warning, printable
+
+UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a UTF-8 file, with or without a byte-order mark; line breaks become `\\n`.
+
+    Raises UserError that tells how to convert a file of another encoding, and OSError.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(other_encoding(path, error.object, error.start)) from error
+    if "\0" in text[:4]:
+        raise UserError(other_encoding(path, text[:4].encode(), 0))
+    return text
+
+
+def looks_like_utf_16(data: bytes) -> bool:
+    """Return whether a file that begins with `data` is UTF-16: a byte-order mark, or a zero in the first two letters."""
+    return data.startswith(UTF_16_MARKS) or b"\0" in data[:4]
+
+
+def other_encoding(path: Path, data: bytes, position: int) -> str:
+    """Return a one-line message about a file whose byte at `position` is not UTF-8: how to convert it."""
+    is_utf_16 = looks_like_utf_16(data)
+    found = "UTF-16" if is_utf_16 else f"byte 0x{data[position]:02x} is not UTF-8"
+    line = data[:position].count(b"\n") + 1
+    name = printable(str(path), 400)
+    command = f"iconv -f {'UTF-16' if is_utf_16 else 'LATIN1'} -t UTF-8 {shlex.quote(name)} > converted"
+    return f"{name}:{line}: {found}; UTF-8 is expected: convert the file from its encoding, for example {command}"
+
+
+def walk(
+    folder: Path, enters: Callable[[Path], bool], on_error: Callable[[Path, str], None] | None = None
+) -> Iterator[tuple[Path, list[os.DirEntry[str]]]]:
+    """Yield `folder` and each folder below it, with its entries that are no folders, sorted by name, at any depth.
+
+    `enters` is asked about each subfolder and each link to a folder. `on_error` receives a folder that cannot be listed
+    and the reason; without it such a folder raises UserError. `os.walk` and `Path.rglob` fail below 1,000 folders.
+    """
+    waiting = [folder]
+    while waiting:
+        place = waiting.pop()
+        if place is not folder and not enters(place):
+            continue
+        try:
+            with os.scandir(place) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except OSError as error:
+            if on_error is None:
+                raise UserError(f"{printable(str(place), 400)}: {error.strerror}") from error
+            on_error(place, str(error.strerror))
+            continue
+        is_folder = [_is_folder(entry) for entry in entries]
+        yield place, [entry for entry, is_subfolder in zip(entries, is_folder, strict=True) if not is_subfolder]
+        waiting += [place / entry.name for entry in itertools.compress(entries, is_folder)][::-1]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def write_bytes_atomic(path: Path, data: bytes) -> None:

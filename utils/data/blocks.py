@@ -126,7 +126,9 @@ class BlockStore:
         return {"index": self.index, "_descriptor": None}
 
 
-def open_blocks(files: Sequence[Path], folder: Path, split: str, announce: Callable[[str], None]) -> BlockStore:
+def open_blocks(
+    files: Sequence[Path], folder: Path, split: str, announce: Callable[[str], None], *, skips_bad: bool = False
+) -> BlockStore:
     """Open or build the block store of a split. Raises UserError if the disk has no room for it."""
     kind = CacheKind(
         what="at their own size, in blocks,",
@@ -136,6 +138,7 @@ def open_blocks(files: Sequence[Path], folder: Path, split: str, announce: Calla
         make=_encode,
         estimate=_estimate,
         is_consistent=_is_plausible,
+        skips_bad=skips_bad,
     )
     found = open_or_build_kind(kind, files, folder, split, announce)
     if isinstance(found, str):

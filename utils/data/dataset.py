@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,17 +63,18 @@ class Sample:
     colour_gains: tuple[float, ...] = NO_GAINS  # to be applied on the device
 
 
-def read_photos(spec: DatasetSpec, split: str) -> list[Photo]:
+def read_photos(spec: DatasetSpec, split: str, announce: Callable[[str], None] | None = None) -> list[Photo]:
     """Read a split's labels. A missing label file means a photograph without objects.
 
-    Raises DataErrors, which lists every unusable label file as file:line.
+    Announces what was skipped. Raises DataErrors, which lists every unusable label file as file:line.
     """
     photos: list[Photo] = []
     problems: list[str] = []
-    files = spec.image_files(split)
+    files = spec.image_files(split, announce)
+    holds_folder = functools.cache(spec.holds)
     for file in files:
         try:
-            photos.append(_read_photo(spec, file))
+            photos.append(_read_photo(spec, file, holds_folder))
         except LabelError as error:
             problems.append(str(error))
     if problems:
@@ -82,11 +84,11 @@ def read_photos(spec: DatasetSpec, split: str) -> list[Photo]:
     return photos
 
 
-def _read_photo(spec: DatasetSpec, file: Path) -> Photo:
+def _read_photo(spec: DatasetSpec, file: Path, holds_folder: Callable[[Path], bool]) -> Photo:
     label_file = label_file_for(file)
-    if label_file.is_symlink() and not spec.holds(label_file):
-        raise LabelError(f"{label_file}: a link that leaves {spec.root}")
-    if not label_file.exists():
+    if not holds_folder(label_file.parent) or (label_file.is_symlink() and not spec.holds(label_file)):
+        raise LabelError(f"{label_file}: {spec.problem_with(label_file)}")
+    if not label_file.exists() and not label_file.is_symlink():  # a broken link is an error
         return Photo(file, np.zeros(0, np.int64), [])
     return Photo(file, *read_yolo_label(label_file, len(spec.names)))
 
@@ -157,7 +159,8 @@ class SegmentationDataset(Dataset[Sample]):
 
     Samples are letterboxed if `augment` is None, else augmented. Mosaic, mixup and copy-paste end before epoch
     `mosaic_epochs`. With `colours_on_device` a sample has its colour gains instead of changed colours. With `windowed` an
-    augmented sample shows a window in the place of a photograph, and there are as many samples as windows.
+    augmented sample shows a window in the place of a photograph, and there are as many samples as windows. `skipped`
+    are the photographs that were left out, by their path in the data set, with a message each.
     """
 
     def __init__(
@@ -171,6 +174,7 @@ class SegmentationDataset(Dataset[Sample]):
         mosaic_epochs: int = 0,
         seed: int = 0,
         colours_on_device: bool = False,
+        skipped: dict[str, str] | None = None,
     ) -> None:
         self.photos = photos
         self.size_px = size_px
@@ -180,6 +184,7 @@ class SegmentationDataset(Dataset[Sample]):
         self.mosaic_epochs = mosaic_epochs
         self.seed = seed
         self.colours_on_device = colours_on_device
+        self.skipped = skipped or {}
 
     collate = staticmethod(collate)
 
@@ -299,8 +304,17 @@ def _visible(tiles: list[tuple[Photo, np.ndarray]], size_px: int) -> tuple[list[
 
 
 def open_images(
-    photos: list[Photo], size_px: int, folder: Path, split: str, announce: Callable[[str], None]
+    photos: list[Photo],
+    size_px: int,
+    folder: Path,
+    split: str,
+    announce: Callable[[str], None],
+    *,
+    skips_bad: bool = False,
 ) -> PackedImages | None:
-    """Open or build a split's packed cache; None if the disk has no room for it."""
-    index = open_or_build([photo.file for photo in photos], size_px, folder, split, announce)
+    """Open or build a split's packed cache; None if the disk has no room for it.
+
+    With `skips_bad` its index says which photographs it holds.
+    """
+    index = open_or_build([photo.file for photo in photos], size_px, folder, split, announce, skips_bad=skips_bad)
     return PackedImages(index) if index is not None else None

@@ -5,37 +5,45 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from utils.common.errors import UserError, printable
+from utils.common.errors import DataErrors, UserError, one_line, printable
+from utils.common.files import read_text, walk
 
 DEFAULT_DATASET_YAML = Path(__file__).resolve().parent.parent.parent / "dataset.yaml"
 MAX_LIST_BYTES = 500_000_000
+TRUST_LINKS_HELP = "follow links, and paths in the data-set YAML, that leave the data set's folder"
+MAX_SHOWN_CLASSES = 1000  # of a corrected `names` block
+OUTSIDE_ADVICE = "set `path` to a folder that contains both, or pass --trust-links if you trust the data set"
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """The content of a data-set YAML. `splits` maps `train`, `val` and `test` to image folders or list files."""
+    """The content of a data-set YAML. `splits` maps `train`, `val` and `test` to image folders or list files.
+
+    With `trust_links` links and entries may lead out of the data set's root, as in Ultralytics.
+    """
 
     yaml_file: Path
     root: Path
     names: tuple[str, ...]
     splits: dict[str, tuple[Path, ...]]
+    trust_links: bool = False
 
     def holds(self, path: Path) -> bool:
-        """Return whether a path, after following links, is inside the data set's root."""
-        return Path(os.path.realpath(path)).is_relative_to(self.root)
+        """Return whether a path, after following links, is inside the data set's root, or all links are trusted."""
+        return self.trust_links or Path(os.path.realpath(path)).is_relative_to(self.root)
 
     def problem_with(self, path: Path) -> str:
         """Return why a file may not be opened; an empty string if it may, or if it does not exist."""
         if not self.holds(path):
-            return f"lies outside {self.root}, or is a link that leaves it; set `path` to a folder that contains both"
+            return f"lies outside {self.root}, or is a link that leaves it; {OUTSIDE_ADVICE}"
         try:
             return "" if stat.S_ISREG(path.stat().st_mode) else "not a regular file"
         except FileNotFoundError:
@@ -43,39 +51,53 @@ class DatasetSpec:
         except OSError as error:
             return str(error.strerror).lower()
 
-    def image_files(self, split: str) -> list[Path]:
-        """Return a split's images, sorted. Raises UserError when the split is missing or empty."""
+    def image_files(self, split: str, announce: Callable[[str], None] | None = None) -> list[Path]:
+        """Return a split's images, sorted, and announce how many hidden files, such as ._1.JPG of macOS, were skipped.
+
+        Raises UserError when the split is missing or empty.
+        """
         if split not in self.splits:
             raise UserError(f"{self.yaml_file}: no split `{split}`; it has {', '.join(self.splits) or 'none'}")
-        files = sorted({file for source in self.splits[split] for file in _list_images(self, split, source)})
+        found = sorted({file for source in self.splits[split] for file in _list_images(self, split, source)})
+        files = [file for file in found if is_photograph(file.name)]
+        if announce and len(files) < len(found):
+            hidden = next(file for file in found if not is_photograph(file.name))
+            announce(f"{split}: {len(found) - len(files)} hidden files skipped, such as {printable(str(hidden), 400)}")
         if not files:
             sources = ", ".join(map(str, self.splits[split]))
             raise UserError(f"{self.yaml_file}: {split}: no images in {sources}; run python parse_labels.py first")
         return files
 
 
-def load_dataset_yaml(path: str | Path) -> DatasetSpec:
-    """Read a data-set YAML. Relative paths are relative to the YAML file's folder.
+def load_dataset_yaml(path: str | Path, *, trust_links: bool = False) -> DatasetSpec:
+    """Read a data-set YAML. Relative paths are relative to the YAML file's folder; `~` in `path` is the home folder.
 
     Raises UserError naming the file and the key that is wrong.
     """
     file = Path(path)
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.safe_load(read_text(file))
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}; name a data-set YAML with --data") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{file}: not valid YAML: {' '.join(str(error).split())}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that is none, brackets without end
+        raise UserError(f"{file}: not valid YAML: {one_line(error, 400)}") from error
     if not isinstance(content, dict):
         raise UserError(f"{file}: expected keys `path`, `train`, `val` and `names`")
     _check_paths(file, content)
-    root = (file.parent / str(content.get("path") or ".")).resolve()
+    root = _root(file, str(content.get("path") or "."))
     splits = {}
     for split in ("train", "val", "test"):
         if content.get(split):
             entries = content[split] if isinstance(content[split], list) else [content[split]]
             splits[split] = tuple(_source(root, str(entry)) for entry in entries)
-    return DatasetSpec(file, root, _class_names(file, content.get("names")), splits)
+    return DatasetSpec(file, root, _class_names(file, content), splits, trust_links)
+
+
+def _root(file: Path, path: str) -> Path:
+    try:
+        return (file.parent / Path(path).expanduser()).resolve()
+    except (RuntimeError, OSError) as error:  # no such user; links in a circle
+        raise UserError(f"{file}: path: {printable(path, 400)}: {one_line(error)}") from error
 
 
 def _source(root: Path, entry: str) -> Path:
@@ -108,25 +130,51 @@ def _check_paths(file: Path, content: dict[str, Any]) -> None:
                 raise UserError(f"{file}: {key}: {shown} is not a path")
 
 
-def _class_names(file: Path, names: Any) -> tuple[str, ...]:
+def _class_names(file: Path, content: dict[str, Any]) -> tuple[str, ...]:
+    names, num_classes = content.get("names"), content.get("nc")
     if isinstance(names, list):
         names = dict(enumerate(names))
     if not isinstance(names, dict) or not names:
-        raise UserError(f"{file}: `names` must list the classes, such as `0: conductor`")
-    if set(names) != set(range(len(names))):
-        raise UserError(f"{file}: `names` must be numbered 0 to {len(names) - 1} without gaps, found {list(names)}")
+        message = f"{file}: `names` must list the classes, such as `0: conductor`"
+        if names or not isinstance(num_classes, int) or not 0 < num_classes <= MAX_SHOWN_CLASSES:
+            raise UserError(message)
+        block = _names_block({number: f"class_{number}" for number in range(num_classes)})
+        raise DataErrors(
+            f"{message}; `nc` alone does not name them: see above", [f"{file}: write, for example", *block]
+        )
     for name in names.values():
         if not isinstance(name, str | int | float) or not str(name).isprintable():
             shown = ascii(name)[:60] if isinstance(name, str) else f"a {type(name).__name__}"
             raise UserError(f"{file}: `names` holds {shown}, not the name of a class")
-    return tuple(str(names[index]) for index in range(len(names)))
+    numbered = {int(key) if isinstance(key, str) and key.isdecimal() else key: name for key, name in names.items()}
+    if set(numbered) != set(range(len(names))):
+        message = f"{file}: `names` must be numbered 0 to {len(names) - 1} without gaps, found {str(list(names))[:200]}"
+        raise DataErrors(message, _renumbered(file, numbered) if len(numbered) == len(names) else ())
+    return tuple(str(numbered[index]) for index in range(len(names)))
+
+
+def _renumbered(file: Path, names: dict[Any, Any]) -> list[str]:
+    """Return lines that show how to number classes without gaps; none if the numbers are not usable."""
+    if not all(isinstance(key, int) and 0 <= key < MAX_SHOWN_CLASSES for key in names):
+        return []
+    in_order = [names[key] for key in sorted(names)]
+    filled = {key: names.get(key, f"unused_{key}") for key in range(max(names) + 1)}
+    return [
+        f"{file}: if the labels use the numbers 0 to {len(names) - 1}, write",
+        *_names_block(dict(enumerate(in_order))),
+        f"{file}: if the labels use the numbers {min(names)} to {max(names)}, write",
+        *_names_block(filled),
+    ]
+
+
+def _names_block(names: dict[int, Any]) -> list[str]:
+    return yaml.safe_dump({"names": names}, allow_unicode=True, sort_keys=False).splitlines()
 
 
 def _list_images(spec: DatasetSpec, split: str, source: Path) -> Iterator[Path]:
     if not spec.holds(source):
         raise UserError(
-            f"{spec.yaml_file}: {split}: {printable(str(source))} lies outside {spec.root}; "
-            "set `path` to a folder that contains it"
+            f"{spec.yaml_file}: {split}: {printable(str(source))} lies outside {spec.root}; {OUTSIDE_ADVICE}"
         )
     if source.is_dir():
         yield from _images_below(spec, source)
@@ -137,14 +185,24 @@ def _list_images(spec: DatasetSpec, split: str, source: Path) -> Iterator[Path]:
 
 
 def _images_below(spec: DatasetSpec, folder: Path) -> Iterator[Path]:
-    """Yield the images below a folder without following linked folders."""
-    with os.scandir(folder) as entries:
+    """Yield the images below a folder, hidden ones too. Follows linked folders only if links are trusted, each once."""
+    visited = {os.path.realpath(folder)}
+
+    def enters(path: Path) -> bool:
+        if not spec.trust_links:
+            if path.is_symlink() and not spec.holds(path):
+                raise UserError(f"{printable(str(path), 400)}: {spec.problem_with(path)}")
+            return not path.is_symlink()
+        known = len(visited)
+        visited.add(os.path.realpath(path))
+        return len(visited) > known
+
+    for place, entries in walk(folder, enters):
         for entry in entries:
-            path = folder / entry.name
-            if entry.is_dir(follow_symlinks=False):
-                yield from _images_below(spec, path)
-            elif path.suffix.lower() in IMAGE_SUFFIXES:
-                problem = "" if entry.is_file(follow_symlinks=False) else spec.problem_with(path)
+            path = place / entry.name
+            if path.suffix.lower() in IMAGE_SUFFIXES:
+                is_plain = entry.is_file(follow_symlinks=False) or not is_photograph(path.name)
+                problem = "" if is_plain else spec.problem_with(path)
                 if problem:
                     raise UserError(f"{printable(str(path), 400)}: {problem}")
                 yield path
@@ -155,9 +213,9 @@ def _listed_images(spec: DatasetSpec, list_file: Path) -> Iterator[Path]:
     try:
         if list_file.stat().st_size > MAX_LIST_BYTES:
             raise UserError(f"{list_file}: larger than {MAX_LIST_BYTES // 1_000_000} MB, not a list of images")
-        lines = list_file.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{list_file}: not a text file") from error
+        lines = read_text(list_file).split("\n")
+    except OSError as error:
+        raise UserError(f"{list_file}: {error.strerror}") from error
     for number, line in enumerate(lines, start=1):
         name = line.strip()
         if not name:

@@ -5,16 +5,19 @@ Images in memory are RGB uint8 (height, width, 3).
 
 from __future__ import annotations
 
+import functools
 import io
+import os
 import re
 import stat
 import struct
+import warnings
 from pathlib import Path
 
 import cv2
 import numpy as np
 import simplejpeg
-from PIL import Image
+from PIL import BmpImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin
 
 from utils.common.files import write_bytes_atomic
 
@@ -29,14 +32,18 @@ EXIF_ORIENTATION_TAG = 274  # EXIF 2.32, tag 0x0112
 # Errors of Pillow's header readers on damaged bytes (UnidentifiedImageError is an OSError).
 _HEADER_ERRORS = (OSError, ValueError, SyntaxError, struct.error, EOFError, LookupError, TypeError, ImportError)
 _JPEG_START = b"\xff\xd8\xff"
-# The supported formats. Checked first, so that Pillow (header) and OpenCV (pixels) read the same format.
-_KINDS = re.compile(rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|BM|RIFF....WEBP|II[*+]\0|MM\0[*+]", re.DOTALL)
+# The supported formats by their first bytes, with Pillow's class for each, so that Pillow (header) and OpenCV (pixels)
+# read the same format. Not with `Image.open`: Ultralytics replaces it by a function that tries to install more packages.
+_KINDS: tuple[tuple[re.Pattern[bytes], type[ImageFile.ImageFile]], ...] = (
+    (re.compile(rb"\xff\xd8\xff"), JpegImagePlugin.JpegImageFile),
+    (re.compile(rb"\x89PNG\r\n\x1a\n"), PngImagePlugin.PngImageFile),
+    (re.compile(rb"BM"), BmpImagePlugin.BmpImageFile),
+    (re.compile(rb"RIFF....WEBP", re.DOTALL), WebPImagePlugin.WebPImageFile),
+    (re.compile(rb"II[*+]\0|MM\0[*+]"), TiffImagePlugin.TiffImageFile),
+)
 _TIFF_STARTS = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
 # libjpeg-turbo's messages for JPEG variants it does not support; any other message means damaged data.
 _UNSUPPORTED_WORDS = ("subsampling level", "color conversion", "data precision", "sof type")
-
-# Ultralytics replaces Image.open, when imported, by a function that looks for more packages: keep Pillow's.
-_open_picture = Image.open
 
 
 class ImageError(ValueError):
@@ -161,27 +168,29 @@ def scaled_size(width: int, height: int, scale: float) -> tuple[int, int]:
 
 def _read_header(data: bytes) -> tuple[int, int, int]:
     """Return (width, height, orientation) as stored. Raises ImageError for an image bomb, before decoding it."""
-    # Pillow's own limit is 179 megapixels; raise it for the whole process to ours, which is checked below.
-    if Image.MAX_IMAGE_PIXELS is not None and Image.MAX_IMAGE_PIXELS < MAX_IMAGE_PIXELS:
-        Image.MAX_IMAGE_PIXELS = MAX_IMAGE_PIXELS
-    if not data:
-        raise ImageError("empty file")
-    if not _KINDS.match(data):
-        raise ImageError("not a picture of a supported format (JPEG, PNG, BMP, TIFF or WebP)")
-    try:
-        with _open_picture(io.BytesIO(data)) as header:
-            width, height = header.size
-            exif = header.info.get("exif")
-    except Image.DecompressionBombError as error:
-        raise ImageError(f"more than {MAX_IMAGE_PIXELS // 1_000_000} megapixels") from error
-    except _HEADER_ERRORS as error:
-        raise ImageError("not a picture, or its header is damaged") from error
+    with _open_picture(data) as header:
+        width, height = header.size
+        exif = header.info.get("exif")
     if width * height > MAX_IMAGE_PIXELS:
         raise ImageError(f"{width}x{height} is more than {MAX_IMAGE_PIXELS // 1_000_000} megapixels")
     if width * height > max(UNSUSPICIOUS_PIXELS, MAX_PIXELS_PER_BYTE * len(data)):
         raise ImageError(f"{width}x{height} pixels in {len(data)} bytes: an image bomb, not a photograph")
     is_tiff = data.startswith(_TIFF_STARTS)
     return width, height, 1 if is_tiff or not isinstance(exif, bytes) else _orientation_of(exif)
+
+
+def _open_picture(data: bytes) -> ImageFile.ImageFile:
+    """Read a picture's header. Raises ImageError."""
+    if not data:
+        raise ImageError("empty file")
+    reader = next((reader for start, reader in _KINDS if start.match(data)), None)
+    if reader is None:
+        raise ImageError("not a picture of a supported format (JPEG, PNG, BMP, TIFF or WebP)")
+    _silence_decoders()
+    try:
+        return reader(io.BytesIO(data))
+    except _HEADER_ERRORS as error:
+        raise ImageError("not a picture, or its header is damaged") from error
 
 
 def _orientation_of(exif_bytes: bytes) -> int:
@@ -214,6 +223,11 @@ def _decode_jpeg(data: bytes, min_long_side_px: int | None) -> np.ndarray | None
 
 def _decode_other(data: bytes) -> np.ndarray:
     try:
+        with _open_picture(data) as picture:
+            picture.verify()  # the checksums of a PNG: libpng itself would print what is wrong
+    except _HEADER_ERRORS as error:
+        raise ImageError("truncated or corrupt") from error
+    try:
         # `_upright` applies the orientation. IMREAD_COLOR converts every format to three 8-bit channels.
         bgr = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
     except cv2.error as error:
@@ -221,6 +235,14 @@ def _decode_other(data: bytes) -> np.ndarray:
     if bgr is None:
         raise ImageError("truncated, corrupt or of an unsupported format")
     return cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB)
+
+
+@functools.cache
+def _silence_decoders() -> None:
+    """Keep OpenCV and Pillow from printing warnings about damaged files; each gets one line from who reads it."""
+    if "OPENCV_LOG_LEVEL" not in os.environ:
+        cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+    warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 def _upright(image: np.ndarray, orientation: int) -> np.ndarray:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from utils.common.errors import UserError
+from utils.common.files import read_text
 
 MAX_LABEL_FILE_BYTES = 20_000_000
 OUTSIDE_TOLERANCE = 1e-3  # fraction of the image; rounding errors up to this are clipped, more is an error
@@ -65,11 +66,11 @@ def _read_label_text(path: Path) -> str:
             raise LabelError(f"{path}: not a regular file")
         if facts.st_size > MAX_LABEL_FILE_BYTES:
             raise LabelError(f"{path}: larger than {MAX_LABEL_FILE_BYTES // 1_000_000} MB, not a label file")
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except OSError as error:
         raise LabelError(f"{path}: {error.strerror}; run python parse_labels.py again") from error
-    except UnicodeDecodeError as error:
-        raise LabelError(f"{path}: not a text file") from error
+    except UserError as error:
+        raise LabelError(str(error)) from error
 
 
 def _parse_yolo_row(fields: list[str], num_classes: int) -> tuple[int, np.ndarray]:

@@ -208,7 +208,12 @@ def open_windows(
     folder: Path,
     split: str,
     announce: Callable[[str], None],
+    *,
+    skips_bad: bool = False,
 ) -> WindowedPhotos:
-    """Open or build a split's block store and plan its windows. Raises UserError if the disk has no room."""
-    store = open_blocks([photo.file for photo in photos], folder, split, announce)
-    return WindowedPhotos(Windows(photos, store.index.sizes, size_px, config, seed), store)
+    """Open or build a split's block store and plan the windows of the photographs in it.
+
+    Raises UserError if the disk has no room.
+    """
+    store = open_blocks([photo.file for photo in photos], folder, split, announce, skips_bad=skips_bad)
+    return WindowedPhotos(Windows(store.index.usable(photos), store.index.sizes, size_px, config, seed), store)

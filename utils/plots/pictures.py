@@ -70,13 +70,14 @@ def draw_instances(
         if boxes is not None:
             left, top, right, bottom = places[index]
             cv2.rectangle(canvas, (left, top), (right - 1, bottom - 1), colors[index], line_px)
-    taken: list[Rectangle] = []
+    taken = np.zeros(canvas.shape[:2], bool)  # pixels under labels
     for index in order[::-1]:
         if _area(places[index]) or boxes is not None:
             text = names[int(class_ids[index])] + (f" {scores[index]:.2f}" if scores is not None else "")
             text = text if labels is None else labels[index]
             if text:
-                taken.append(_draw_label(canvas, text, places[index], colors[index], taken))
+                left, top, right, bottom = _draw_label(canvas, text, places[index], colors[index], taken)
+                taken[top:bottom, left:right] = True
     return canvas
 
 
@@ -154,19 +155,21 @@ def _area(place: Rectangle) -> int:
 
 def _draw_mask(canvas: np.ndarray, mask: Mask, color: tuple[int, int, int], line_px: int) -> None:
     """Tint the mask's pixels and draw its outline; a polygon is filled first."""
-    if isinstance(mask, np.ndarray) and mask.dtype != np.bool_:
-        polygon = mask
-        filled = np.zeros(canvas.shape[:2], np.uint8)
-        if len(polygon):
-            cv2.fillPoly(filled, [np.round(polygon).astype(np.int32)], 1)
-        mask = filled.astype(np.bool_)
-    first_column, first_row, bitmap = (0, 0, mask) if isinstance(mask, np.ndarray) else (mask.left, mask.top, mask.mask)
-    if isinstance(mask, np.ndarray) and mask.shape != canvas.shape[:2]:
-        raise ValueError(f"a mask of {mask.shape} does not fit a picture of {canvas.shape[:2]}")
     left, top, right, bottom = (int(value) for value in _mask_bounds(mask))
-    if right <= left:
+    if isinstance(mask, np.ndarray) and mask.dtype != np.bool_:
+        left, top, right, bottom = max(left, 0), max(top, 0), min(right, canvas.shape[1]), min(bottom, canvas.shape[0])
+        filled = np.zeros((max(bottom - top, 0), max(right - left, 0)), np.uint8)
+        if filled.size:
+            cv2.fillPoly(filled, [np.round(mask).astype(np.int32) - (left, top)], 1)
+        inside = filled.astype(np.bool_)
+    elif isinstance(mask, np.ndarray):
+        if mask.shape != canvas.shape[:2]:
+            raise ValueError(f"a mask of {mask.shape} does not fit a picture of {canvas.shape[:2]}")
+        inside = mask[top:bottom, left:right]
+    else:
+        inside = mask.mask[top - mask.top : bottom - mask.top, left - mask.left : right - mask.left]
+    if not inside.size:
         return
-    inside = bitmap[top - first_row : bottom - first_row, left - first_column : right - first_column]
     part = canvas[top:bottom, left:right]
     tint = np.array(color, np.uint16) * _MASK_TENTHS + 5  # + 5 rounds to nearest
     part[inside] = (part[inside].astype(np.uint16) * (10 - _MASK_TENTHS) + tint) // 10
@@ -175,9 +178,9 @@ def _draw_mask(canvas: np.ndarray, mask: Mask, color: tuple[int, int, int], line
 
 
 def _draw_label(
-    canvas: np.ndarray, text: str, place: Rectangle, color: tuple[int, int, int], taken: Sequence[Rectangle]
+    canvas: np.ndarray, text: str, place: Rectangle, color: tuple[int, int, int], taken: np.ndarray
 ) -> Rectangle:
-    """Write a label next to `place`, inside the picture and, if possible, not over the labels in `taken`."""
+    """Write a label next to `place`, inside the picture and, if possible, not over pixels in `taken`, bool (H, W)."""
     height, width = canvas.shape[:2]
     font_scale = max(0.4, max(height, width) / 1900)
     text_width, text_height, below, weight = _text_size(text, font_scale)
@@ -198,7 +201,7 @@ def _draw_label(
     )
     inside = [(min(max(x, 0), width - box_width), min(max(y, 0), height - box_height)) for x, y in corners]
     spots = [(x, y, x + box_width, y + box_height) for x, y in inside]
-    spot = next((spot for spot in spots if not any(_overlap(spot, other) for other in taken)), spots[0])
+    spot = next((spot for spot in spots if not taken[spot[1] : spot[3], spot[0] : spot[2]].any()), spots[0])
     cv2.rectangle(canvas, spot[:2], (spot[2] - 1, spot[3] - 1), color, cv2.FILLED)
     ink = (0, 0, 0) if luminance(color) > 110 else (255, 255, 255)
     origin = (spot[0] + pad, spot[1] + pad + text_height)
@@ -222,7 +225,3 @@ def _text_size(text: str, font_scale: float) -> tuple[int, int, int, int]:
     weight = max(1, round(font_scale * 1.5))
     (width, height), below = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, font_scale, weight)
     return width, height, below, weight
-
-
-def _overlap(first: Rectangle, second: Rectangle) -> bool:
-    return first[0] < second[2] and second[0] < first[2] and first[1] < second[3] and second[1] < first[3]

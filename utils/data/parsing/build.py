@@ -77,7 +77,9 @@ class Job:
     previous: Entry | None
 
 
-def build_dataset(input_folder: Path, output_folder: Path, options: BuildOptions, num_workers: int) -> dict[str, Any]:
+def build_dataset(
+    input_folder: Path, output_folder: Path, options: BuildOptions, num_workers: int, *, trust_links: bool = False
+) -> dict[str, Any]:
     """Build or complete the processed data set and return its manifest; `num_workers` 0 means all usable cores.
 
     Removes all other files from the four output folders. Raises UserError without usable input.
@@ -86,7 +88,7 @@ def build_dataset(input_folder: Path, output_folder: Path, options: BuildOptions
         raise UserError(f"--output {output_folder} lies inside --input {input_folder}; name a folder beside it")
     problems: list[Problem] = []
     csv_file = find_label_csv(input_folder)
-    photographs = find_photographs(input_folder, problems)
+    photographs = find_photographs(input_folder, problems, trust_links)
     rows = _rows_by_key(csv_file, photographs, options.keep_unlabelled, problems)
     chosen = {key: photographs[key] for key in rows}
     splits = assign_splits(chosen.values(), options.split_by, options.val_fraction)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from utils.common.errors import UserError, printable
+from utils.common.files import looks_like_utf_16, other_encoding
 from utils.data.labels import LabelError
 
 # A photograph's outlines have about 30 kB. Parsing JSON needs about 20 times the text in memory, Python's parser 500
@@ -90,9 +91,13 @@ class ClassTable:
 def read_label_csv(path: Path, problems: list[Problem]) -> Iterator[LabelRow]:
     """Yield the rows of EPRI's label CSV in the order of the file. Adds rows without a file name to `problems`.
 
-    Raises UserError when the file or one of its two columns is missing.
+    Raises UserError when the file or one of its two columns is missing, and for UTF-16.
     """
     try:
+        with path.open("rb") as binary:
+            head = binary.read(4)
+        if looks_like_utf_16(head):
+            raise UserError(other_encoding(path, head, 0))
         # Undecodable bytes become U+FFFD: only their row is reported as a problem.
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
             csv.field_size_limit(MAX_FIELD_CHARACTERS)  # the default of 128 kB is too small
@@ -142,6 +147,9 @@ def _rows(path: Path, reader: Any, problems: list[Problem]) -> Iterator[LabelRow
             if fields and (not name or len(fields) <= label_index):
                 text = f"no `{NAME_COLUMN}` or no `{LABEL_COLUMN}`"
                 problems.append(Problem(f"{path.name}:{line}", text, UNREADABLE_ROW))
+            elif "\ufffd" in name:
+                text = f"{printable(name)}: the name is not UTF-8; convert the file: iconv -f LATIN1 -t UTF-8"
+                problems.append(Problem(f"{path.name}:{line}", text, UNREADABLE_ROW))
             elif fields:
                 yield LabelRow(name, line, zlib.compress(fields[label_index].encode(), level=1))
             line = reader.line_num + 1  # the first line of the next row: a quoted field may span lines
@@ -153,7 +161,9 @@ def _find_columns(path: Path, header: list[str]) -> tuple[int, int]:
     columns = [column.strip() for column in header]
     for column in (LABEL_COLUMN, NAME_COLUMN):
         if column not in columns:
-            raise UserError(f"{path}:1: no column `{column}`; found {', '.join(columns)[:200] or 'an empty file'}")
+            raise UserError(
+                f"{path}:1: no column `{column}`; found {printable(', '.join(columns), 200) or 'an empty file'}"
+            )
     return columns.index(LABEL_COLUMN), columns.index(NAME_COLUMN)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from utils.common.bounded_zip import BoundedZip, is_bomb
 from utils.common.errors import UserError, one_line, printable
+from utils.common.files import walk
 from utils.data.dataset_yaml import is_photograph
 from utils.data.images import ImageError
 from utils.data.parsing.label_csv import LABEL_CSV, Problem
@@ -90,20 +91,22 @@ def find_label_csv(folder: Path) -> Path:
     return chosen[0]
 
 
-def find_photographs(folder: Path, problems: list[Problem]) -> dict[str, Photograph]:
+def find_photographs(folder: Path, problems: list[Problem], trust_links: bool = False) -> dict[str, Photograph]:
     """Return all photographs below the input folder, and in zips directly in it, by `key`.
 
     If a photograph is both a file and in a zip, the file is used, unless its size differs (an incomplete extraction).
-    Other copies and unreadable zips are added to `problems`. Raises UserError when there is no photograph.
+    Follows links that leave the folder only with `trust_links`: they could expose any file. They, other copies and
+    unreadable zips are added to `problems`. Raises UserError when there is no photograph.
     """
+    root = None if trust_links else os.path.realpath(folder)
     found: dict[str, Photograph] = {}
-    for photograph in _in_folders(folder, problems):
+    for photograph in _in_folders(folder, root, problems):
         if photograph.key in found:
             problems.append(_duplicate(photograph, found[photograph.key]))
         else:
             found[photograph.key] = photograph
     in_zips: set[str] = set()
-    for photograph in _in_archives(folder, problems):
+    for photograph in _in_archives(folder, root, problems):
         kept = found.get(photograph.key)
         if kept is None or (kept.member is None and kept.size_bytes != photograph.size_bytes):
             found[photograph.key] = photograph
@@ -119,24 +122,25 @@ def _duplicate(ignored: Photograph, kept: Photograph) -> Problem:
     return Problem(printable(ignored.source), f"ignored, {printable(kept.source)} is used", DUPLICATE_PHOTOGRAPH)
 
 
-def _in_folders(folder: Path, problems: list[Problem]) -> Iterator[Photograph]:
-    """Yield the photographs in the input folder. Follows links only inside it: others could expose any file."""
-    root = os.path.realpath(folder)
-    visited: set[str] = set()
-    for place, subfolders, names in os.walk(folder, followlinks=True):
-        real = os.path.realpath(place)
-        if real in visited:
-            subfolders[:] = []
-            continue
+def _in_folders(folder: Path, root: str | None, problems: list[Problem]) -> Iterator[Photograph]:
+    """Yield the photographs in the input folder. Follows links only below `root`; None: all. Each folder once."""
+    visited = {os.path.realpath(folder)}
+
+    def enters(path: Path) -> bool:
+        real = os.path.realpath(path)
+        if path.name.startswith(".") or real in visited or _leaves(path, root, folder, problems):
+            return False
         visited.add(real)
-        subfolders[:] = [
-            name
-            for name in sorted(subfolders)
-            if not name.startswith(".") and not _leaves(Path(place, name), root, folder, problems)
-        ]
-        for name in sorted(names):
+        return True
+
+    def report(path: Path, reason: str) -> None:
+        place = printable(path.relative_to(folder).as_posix())
+        problems.append(Problem(place, f"folder cannot be read: {reason}; skipped", UNREADABLE_PHOTOGRAPH))
+
+    for place, entries in walk(folder, enters, report):
+        for name in (entry.name for entry in entries if is_photograph(entry.name)):
             path = Path(place, name)
-            if not is_photograph(name) or _leaves(path, root, folder, problems):
+            if _leaves(path, root, folder, problems):
                 continue
             source = path.relative_to(folder).as_posix()
             if not path.is_file():
@@ -147,20 +151,23 @@ def _in_folders(folder: Path, problems: list[Problem]) -> Iterator[Photograph]:
             yield Photograph(name, source, _circuit(source), path, None, status.st_size, stamp)
 
 
-def _leaves(path: Path, root: str, folder: Path, problems: list[Problem]) -> bool:
-    """Return whether a path is a link to outside the input folder, and add it to `problems`."""
-    if not path.is_symlink() or Path(os.path.realpath(path)).is_relative_to(root):
+def _leaves(path: Path, root: str | None, folder: Path, problems: list[Problem]) -> bool:
+    """Return whether a path is a link to outside `root` (None: trust all links), and add it to `problems`."""
+    if root is None or not path.is_symlink() or Path(os.path.realpath(path)).is_relative_to(root):
         return False
-    text = f"a link that leaves {folder}, skipped; put the files there, or let {folder} itself be the link"
+    text = (
+        f"a link that leaves {folder}, skipped; put the files there, let {folder} itself be the link, "
+        "or pass --trust-links"
+    )
     problems.append(Problem(printable(path.relative_to(folder).as_posix()), text, UNREADABLE_PHOTOGRAPH))
     return True
 
 
-def _in_archives(folder: Path, problems: list[Problem]) -> Iterator[Photograph]:
+def _in_archives(folder: Path, root: str | None, problems: list[Problem]) -> Iterator[Photograph]:
     for path in sorted(folder.iterdir()):
         if path.suffix.lower() != ".zip" or path.name.startswith(".") or not path.is_file():
             continue
-        if _leaves(path, os.path.realpath(folder), folder, problems):
+        if _leaves(path, root, folder, problems):
             continue
         try:
             with BoundedZip(path) as archive:

@@ -1,0 +1,161 @@
+"""Links and entries that leave the data set: refused with the option's name, and followed with `--trust-links`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import parse_labels
+from utils.common.errors import UserError
+from utils.data.dataset import read_photos
+from utils.data.dataset_yaml import load_dataset_yaml
+from utils.data.images import encode_jpeg
+from utils.data.parsing.sources import find_photographs
+from utils.launch import require_dataset
+
+PHOTO = encode_jpeg(np.full((60, 80, 3), 90, np.uint8))
+CELL = '{"objects": [{"value": "pole", "polygon": [{"x": 4, "y": 3}, {"x": 60, "y": 3}, {"x": 60, "y": 50}]}]}'
+
+
+def write_disk(disk: Path) -> None:
+    """Write photographs and labels, as on a large disk outside the data set."""
+    for number, folder in enumerate(("one", "two")):
+        for kind in ("images", "labels"):
+            (disk / folder / kind).mkdir(parents=True)
+        (disk / folder / "images" / f"{number}.jpg").write_bytes(PHOTO)
+        (disk / folder / "labels" / f"{number}.txt").write_text("0 0.1 0.1 0.5 0.1 0.5 0.5\n")
+
+
+def linked_folder(root: Path, disk: Path) -> str:
+    (root / "train").mkdir()
+    for kind in ("images", "labels"):
+        (root / "train" / kind).symlink_to(disk / "one" / kind)
+    return "train: train/images\n"
+
+
+def linked_subfolder(root: Path, disk: Path) -> str:
+    for kind in ("images", "labels"):
+        (root / kind).mkdir()
+        (root / kind / "far").symlink_to(disk / "one" / kind)
+        (root / kind / "round").symlink_to(root / kind)  # back to itself
+    return "train: images\n"
+
+
+def linked_files(root: Path, disk: Path) -> str:
+    for kind, name in (("images", "0.jpg"), ("labels", "0.txt")):
+        (root / kind).mkdir()
+        (root / kind / name).symlink_to(disk / "one" / kind / name)
+    return "train: images\n"
+
+
+def listed_files(root: Path, disk: Path) -> str:
+    (root / "list.txt").write_text(f"{disk}/one/images/0.jpg\n")
+    return "train: list.txt\n"
+
+
+def beside_path(root: Path, disk: Path) -> str:
+    return f"path: {disk}/two\ntrain: ../one/images\n"
+
+
+CASES = (linked_folder, linked_subfolder, linked_files, listed_files, beside_path)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_images_on_another_disk_are_refused_by_default_and_trained_on_with_trust_links(
+    case: object, tmp_path: Path
+) -> None:
+    root, disk = tmp_path / "set", tmp_path / "disk"
+    root.mkdir()
+    write_disk(disk)
+    assert callable(case)
+    (root / "data.yaml").write_text(case(root, disk) + "names: [pole]\n")
+    with pytest.raises(UserError, match="--trust-links") as error:
+        read_photos(load_dataset_yaml(root / "data.yaml"), "train")
+    assert str(error.value).isprintable()
+    (photo,) = read_photos(load_dataset_yaml(root / "data.yaml", trust_links=True), "train")
+    assert photo.file.name == "0.jpg"
+    assert photo.class_ids.tolist() == [0]
+
+
+def test_a_labels_folder_that_is_a_link_out_of_the_data_set_is_not_read(tmp_path: Path) -> None:
+    write_disk(tmp_path / "disk")
+    root = tmp_path / "set"
+    (root / "images").mkdir(parents=True)
+    (root / "images" / "0.jpg").write_bytes(PHOTO)
+    (root / "labels").symlink_to(tmp_path / "disk" / "one" / "labels")
+    (root / "data.yaml").write_text("train: images\nnames: [pole]\n")
+    with pytest.raises(UserError, match=r"labels/0\.txt: lies outside .*--trust-links"):
+        read_photos(load_dataset_yaml(root / "data.yaml"), "train")
+    assert read_photos(load_dataset_yaml(root / "data.yaml", trust_links=True), "train")[0].polygons
+
+
+def test_the_link_that_the_user_typed_is_always_followed(tmp_path: Path) -> None:
+    write_disk(tmp_path / "disk")
+    (tmp_path / "disk" / "data.yaml").write_text("train: one/images\nval: two/images\nnames: [pole]\n")
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    (tmp_path / "set.yaml").write_text("path: link\ntrain: one/images\nnames: [pole]\n")
+    for file in (tmp_path / "link" / "data.yaml", tmp_path / "set.yaml"):
+        assert len(read_photos(load_dataset_yaml(file), "train")) == 1
+    assert len(find_photographs(tmp_path / "link", [])) == 2
+
+
+def test_trusted_links_still_open_neither_pipes_nor_devices(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "data.yaml").write_text("train: images\nnames: [pole]\n")
+    spec = load_dataset_yaml(tmp_path / "data.yaml", trust_links=True)
+    image, label = tmp_path / "images" / "a.jpg", tmp_path / "labels" / "a.txt"
+    image.symlink_to("/dev/zero")
+    with pytest.raises(UserError, match=r"a\.jpg: not a regular file"):
+        read_photos(spec, "train")
+    image.unlink()
+    os.mkfifo(image)
+    with pytest.raises(UserError, match=r"a\.jpg: not a regular file"):
+        read_photos(spec, "train")
+    image.unlink()
+    image.write_bytes(PHOTO)
+    label.symlink_to("/dev/zero")
+    with pytest.raises(UserError, match=r"a\.txt: not a regular file"):
+        read_photos(spec, "train")
+    label.unlink()
+    for target in ("a.txt", "gone.txt"):  # to itself; to nothing
+        label.symlink_to(target)
+        with pytest.raises(UserError, match=r"a\.txt: (Too many levels|No such file)"):
+            read_photos(spec, "train")
+        label.unlink()
+
+
+@pytest.mark.parametrize("flags", [(), ("--trust-links",)])
+def test_the_parser_follows_links_out_of_the_raw_folder_only_with_trust_links(
+    flags: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_disk(tmp_path / "disk")
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "Circuit1").symlink_to(tmp_path / "disk" / "one" / "images")
+    (raw / "b.jpg").symlink_to(tmp_path / "disk" / "two" / "images" / "1.jpg")
+    (raw / "c.jpg").write_bytes(PHOTO)
+    rows = "".join(f'"{CELL.replace(chr(34), chr(34) * 2)}",{name}\n' for name in ("0.jpg", "b.jpg", "c.jpg"))
+    (raw / "labels.csv").write_text("Label,External ID\n" + rows)
+    monkeypatch.setattr(sys, "argv", ["parse", "--input", str(raw), "--output", str(tmp_path / "out"), *flags])
+    parse_labels.main()
+    assert len(list((tmp_path / "out").glob("*/images/*.jpg"))) == (3 if flags else 1)
+    assert capsys.readouterr().out.count("or pass --trust-links") == (0 if flags else 2)
+
+
+def test_the_launcher_checks_the_data_set_as_the_trainer_will_read_it(tmp_path: Path) -> None:
+    write_disk(tmp_path / "disk")
+    (tmp_path / "set").mkdir()
+    data = tmp_path / "set" / "data.yaml"
+    data.write_text("train: ../disk/one/images\nval: ../disk/two/images\nnames: [pole]\n")
+    (tmp_path / "config.yaml").write_text("trust_links: true\n")
+    config = ["--config", str(tmp_path / "config.yaml")]
+    for arguments in (["--trust-links"], config, ["--no-trust-links", "--trust-links"]):
+        require_dataset([f"--data={data}", *arguments], None)
+    for arguments in ([], [*config, "--no-trust-links"]):
+        with pytest.raises(UserError, match="lies outside"):
+            require_dataset([f"--data={data}", *arguments], None)

@@ -1,0 +1,223 @@
+"""`--skip-bad`: unreadable photographs are left out by every kind of cache, on all ranks alike, and stay out on resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import train_yolo_ddp
+from tests.conftest import run_main
+from tests.ranks import run_ranks
+from utils import distributed
+from utils.assembly import SKIPPED_FILE, keep_skipped, open_dataset
+from utils.common.errors import DataErrors, UserError
+from utils.data import cache
+from utils.data.cache import load_photo, open_or_build
+from utils.data.dataset import SegmentationDataset
+from utils.data.dataset_yaml import load_dataset_yaml
+from utils.data.images import encode_jpeg
+from utils.run.checkpoint import latest_facts
+from utils.run.folder import OwnedRun
+from utils.train_config import TrainConfig
+
+BAD = {"1.jpg": b"", "4.jpg": b"\xff\xd8\xff\xe0 not all", "6.jpg": b"just words"}
+NUM_PHOTOS = 9
+
+
+def write_set(root: Path) -> Path:
+    """Write nine photographs, each with one object of another place, of which three cannot be read."""
+    for split in ("train", "val"):
+        (root / split / "images").mkdir(parents=True)
+        (root / split / "labels").mkdir()
+        for number in range(NUM_PHOTOS):
+            name = f"{number}.jpg"
+            whole = encode_jpeg(np.full((96, 128, 3), 20 * number, np.uint8))
+            is_bad = split == "train" and name in BAD
+            (root / split / "images" / name).write_bytes(BAD[name] if is_bad else whole)
+            left = number / 20
+            label = f"0 {left} 0.1 {left + 0.5} 0.1 {left + 0.5} 0.6\n"
+            (root / split / "labels" / f"{number}.txt").write_text(label)
+    (root / "data.yaml").write_text("train: train/images\nval: val/images\nnames: [pole]\n")
+    return root / "data.yaml"
+
+
+def mend(root: Path, name: str) -> None:
+    (root / "train" / "images" / name).write_bytes(encode_jpeg(np.full((96, 128, 3), 7, np.uint8)))
+
+
+def opened(data: Path, said: list[str] | None = None, **options: Any) -> SegmentationDataset:
+    config = TrainConfig(data=str(data), img_size=64, **options)
+    lines: list[str] = [] if said is None else said
+    return open_dataset(config, load_dataset_yaml(data), "train", False, lines.append)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "packed": {},
+    "blocks": {"windows": 2},
+    "none": {"cache": "none"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_unreadable_photograph_no_longer_refuses_all_others(kind: str, tmp_path: Path) -> None:
+    data = write_set(tmp_path)
+    if kind != "none":
+        with pytest.raises(
+            DataErrors, match=r"3 of 9 photographs cannot be used: .*; the trainer's --skip-bad goes on"
+        ):
+            opened(data, **KINDS[kind])
+    said: list[str] = []
+    for _ in range(2):  # built, then found
+        dataset = opened(data, said, skip_bad=True, **KINDS[kind])
+        assert [photo.file.name for photo in dataset.photos] == ["0.jpg", "2.jpg", "3.jpg", "5.jpg", "7.jpg", "8.jpg"]
+        assert sorted(dataset.skipped) == [f"train/images/{name}" for name in BAD]
+        assert "empty file" in dataset.skipped["train/images/1.jpg"]
+        for index, photo in enumerate(dataset.photos):  # pixels and labels still belong together
+            number = int(photo.file.stem)
+            assert photo.polygons[0].min(axis=0)[0] == pytest.approx(number / 20)
+            if dataset.windowed is not None:
+                pixels, _ = dataset.windowed.store.read(index, (0, 0, 128, 96), 0)
+            else:
+                pixels = dataset.image(index)
+            assert np.abs(pixels.astype(int) - 20 * number).max() <= 2
+        dataset[0, len(dataset) - 1]
+    assert sum("packing" in line for line in said) == 1
+    if kind != "none":
+        with pytest.raises(DataErrors, match="3 of 9 photographs cannot be used"):  # also from the finished cache
+            opened(data, **KINDS[kind])
+
+
+def test_a_photograph_that_was_mended_is_used_again(tmp_path: Path) -> None:
+    data = write_set(tmp_path)
+    assert len(opened(data, skip_bad=True)) == 6
+    mend(tmp_path, "4.jpg")
+    assert len(opened(data, skip_bad=True)) == 7
+
+
+def test_a_photograph_that_can_be_read_again_with_the_same_bytes_is_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write_set(tmp_path)
+    for name in BAD:
+        mend(tmp_path, name)
+    real = load_photo
+
+    def failing(file: Path, long_side_px: int) -> np.ndarray:
+        if file.name == "3.jpg":
+            raise cache.ImageError("Input/output error")
+        return real(file, long_side_px)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "load_photo", failing)
+        assert len(opened(data, skip_bad=True)) == 8
+    assert len(opened(data, skip_bad=True)) == 9
+
+
+def test_a_listed_photograph_that_is_gone_is_left_out_too(tmp_path: Path) -> None:
+    data = write_set(tmp_path)
+    (tmp_path / "list.txt").write_text("train/images/0.jpg\ntrain/images/gone.jpg\n")
+    data.write_text("train: list.txt\nnames: [pole]\n")
+    with pytest.raises(UserError, match=r"gone\.jpg: No such file"):
+        opened(data)
+    dataset = opened(data, skip_bad=True)
+    assert [photo.file.name for photo in dataset.photos] == ["0.jpg"]
+    assert "No such file" in dataset.skipped["train/images/gone.jpg"]
+
+
+def test_a_split_without_a_readable_photograph_is_refused(tmp_path: Path) -> None:
+    data = write_set(tmp_path)
+    for number in range(NUM_PHOTOS):
+        (tmp_path / "train" / "images" / f"{number}.jpg").write_bytes(b"")
+    with pytest.raises(DataErrors, match="9 of 9 photographs cannot be used") as error:
+        opened(data, skip_bad=True)
+    assert "--skip-bad" not in str(error.value)
+
+
+def test_a_killed_build_continues_behind_the_photographs_it_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, files = write_set(tmp_path), sorted((tmp_path / "train" / "images").iterdir())
+    monkeypatch.setattr(cache, "MIN_BETWEEN_SAVES", 1)
+    real, made = cache._pack, list[bool]()
+
+    def dying(file: Path, long_side_px: int) -> Any:
+        if file.name == "7.jpg" and not made:
+            raise KeyboardInterrupt
+        return real(file, long_side_px)
+
+    monkeypatch.setattr(cache, "_pack", dying)
+    folder, said = tmp_path / ".cache", list[str]()
+    with pytest.raises(KeyboardInterrupt):
+        open_or_build(files, 64, folder, "train", said.append, skips_bad=True)
+    made.append(True)
+    index = open_or_build(files, 64, folder, "train", said.append, skips_bad=True)
+    assert index is not None
+    assert "  continuing at 7/9" in said
+    assert sorted(index.unusable) == [1, 4, 6]
+    assert len(index.sizes) == 6
+    assert len(opened(data, skip_bad=True)) == 6
+
+
+@pytest.mark.parametrize("unusable", [{"99": "x"}, {"-1": "x"}, {"a": "x"}, ["x"], {"0": "x"}])
+def test_a_cache_whose_list_of_unusable_photographs_is_wrong_is_built_again(unusable: Any, tmp_path: Path) -> None:
+    data = write_set(tmp_path)
+    opened(data, skip_bad=True)
+    (index_file,) = (tmp_path / ".cache").glob("train-64-*.json")
+    content = json.loads(index_file.read_text())
+    index_file.write_text(json.dumps({**content, "unusable": unusable}))
+    assert len(opened(data, skip_bad=True)) == 6
+    assert json.loads(index_file.read_text()) == content
+
+
+def ranks_that_differ(folder: Path) -> str:
+    skipped = {"a.jpg": "a"} if distributed.rank() == 0 else {"b.jpg": "b"}
+    with OwnedRun(TrainConfig(save_dir=str(folder))) as run:
+        try:
+            keep_skipped(run, skipped)
+        except UserError as error:
+            return str(error)
+    return ""
+
+
+def test_machines_that_cannot_read_different_photographs_are_refused_on_all_ranks(tmp_path: Path) -> None:
+    answers = run_ranks(ranks_that_differ, 2, tmp_path / "run")
+    assert all("the machines cannot read different photographs" in answer for answer in answers)
+
+
+@pytest.fixture
+def run_of_two_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    data = write_set(tmp_path / "set")
+
+    def train(*flags: str) -> int:
+        common = ("--data", str(data), "--save-dir", str(tmp_path / "run"), "--model", "yolov8n-seg.yaml")
+        sizes = ("--img-size", "64", "--batch-size", "3", "--num-workers", "0", "--device", "cpu", "--threads", "1")
+        return run_main(train_yolo_ddp, monkeypatch, *common, *sizes, "--val-pictures-every", "0", *flags)
+
+    return train
+
+
+@pytest.mark.slow
+def test_a_run_lists_what_it_left_out_and_resumes_only_with_the_same_photographs(
+    run_of_two_epochs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_of_two_epochs("--skip-bad", "--epochs", "1") == 0
+    listed = tmp_path / "run" / SKIPPED_FILE
+    assert f"3 photographs cannot be read and are left out (--skip-bad): {listed} lists them" in capsys.readouterr().out
+    assert [Path(line.split(": ")[0]).name for line in listed.read_text().splitlines()] == list(BAD)
+    facts = latest_facts(tmp_path / "run" / "checkpoint")
+    assert facts["skipped_photographs"] == [f"train/images/{name}" for name in BAD]
+    mend(tmp_path / "set", "4.jpg")
+    with pytest.raises(UserError, match=r"train/images/4\.jpg was left out and now can be read, or is gone, and"):
+        run_of_two_epochs("--skip-bad", "--epochs", "2")
+    (tmp_path / "set/train/images/4.jpg").write_bytes(BAD["4.jpg"])
+    (tmp_path / "set/train/images/5.jpg").write_bytes(b"")
+    with pytest.raises(UserError, match=r"train/images/5\.jpg cannot be read any more, and a resumed run"):
+        run_of_two_epochs("--skip-bad", "--epochs", "2")
+    (tmp_path / "set/train/images/5.jpg").write_bytes(encode_jpeg(np.full((96, 128, 3), 100, np.uint8)))
+    assert run_of_two_epochs("--skip-bad", "--epochs", "2") == 0
+    assert "Training complete after 2 epochs" in capsys.readouterr().out
+    assert not (tmp_path / "run-1").exists(), "the run was resumed, not set aside"
