@@ -3,14 +3,16 @@
 python evaluate_model.py --model models/epri_distribution_ddp/best.pt
 python evaluate_model.py --model models/epri_distribution_ddp/best.pt --mask-resolution native --coco-eval
 python evaluate_model.py --model models/epri_distribution_ddp/best.pt --compare models/earlier/best.pt
+python evaluate_model.py --model models/epri_distribution_ddp/best.pt --tiles 640 --mask-resolution native
 torchrun --nproc_per_node=4 evaluate_model.py --model models/epri_distribution_ddp/best.pt
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +27,21 @@ from utils.common.devices import PRECISION_CHOICES, Precision, choose_device, ch
 from utils.common.errors import UsageError, UserError, run_script
 from utils.common.files import write_text_atomic
 from utils.common.signals import die_with_parent
-from utils.data.dataset import SegmentationDataset, read_photos
+from utils.data.dataset import Photo, SegmentationDataset, read_photos
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.data.loader import ShardBatches, batch_bytes, get_dataloader, plan_loader
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
-from utils.evaluation.evaluate import FULL_PRECISION, Evaluation, PhotoPixels, evaluate
+from utils.evaluation.evaluate import AP_LIMITS, FULL_PRECISION, Evaluation, PhotoPixels, evaluate
 from utils.evaluation.metrics import calibration, operating_points, precision_recall_curves
 from utils.evaluation.native_masks import sizes_on_disk
 from utils.evaluation.report import Subject, Viewer, build_page, choose_worst, count_errors, draw_cards
 from utils.evaluation.tables import class_table, coco_comparison_table, comparison_table, size_table
+from utils.evaluation.tile_search import TileSearch
 from utils.plots import plot_confusion_matrix, plot_pr_curves
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import class_names, load_weights, trained_size_px
+from utils.yolo.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, check_tiles, choose_tiling
 
 PREFETCH = 4  # batches that each loader process prepares ahead
 METRICS_FILES = ("metrics.json", "compared_metrics.json")
@@ -64,6 +68,15 @@ class EvaluationConfig(Options):
         "photograph's own pixels, for boxes too",
         choices=("proto", "native"),
     )
+    tiles: str = option(
+        "auto",
+        "side in pixels of the tiles that larger photographs are cut into, which needs --mask-resolution native; auto: "
+        "as the model was trained, which is no tiles if it saw whole photographs",
+        metavar="auto|off|SIZE",
+    )
+    overlap: float = option(
+        OVERLAP, "share by which neighbouring tiles overlap, at least 128 px", at_least=0, at_most=0.9
+    )
     predictions: bool = option(True, "write predictions.json (COCO format, masks at the photographs' size)")
     coco_eval: bool = option(
         False, "also write ground_truth.json and compute AP with faster-coco-eval (masks always at native resolution)"
@@ -74,6 +87,11 @@ class EvaluationConfig(Options):
         super().__post_init__()
         if self.coco_eval and not self.predictions:
             raise UsageError("--coco-eval reads predictions.json: leave out --no-predictions")
+        check_tiles(self.tiles)
+        if self.tiles not in ("auto", "off") and self.mask_resolution != "native":
+            raise UsageError(
+                f"--tiles {self.tiles}: add --mask-resolution native, the only one that shows the difference"
+            )
 
 
 @dataclass(frozen=True)
@@ -84,6 +102,7 @@ class Candidate:
     model: nn.Module
     criterion: SegmentationLoss
     dataset: SegmentationDataset
+    find: TileSearch | None = None
 
 
 def main() -> int:
@@ -100,13 +119,10 @@ def main() -> int:
     for path, model in zip(paths, models, strict=True):
         check_classes(path, class_names(model), config.data, spec.names)
     photos = read_photos(spec, config.split)
-    candidates = [
-        Candidate(
-            path, model, SegmentationLoss(model), SegmentationDataset(photos, config.img_size or trained_size_px(model))
-        )
-        for path, model in zip(paths, models, strict=True)
-    ]
+    candidates = [get_candidate(path, model, photos, config, device) for path, model in zip(paths, models, strict=True)]
     loaders = [get_loader(candidate.dataset, config, ranks, workers, device) for candidate in candidates]
+    if any(candidate.find for candidate in candidates):
+        os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)  # the ranks meet only at the end
     setup_ddp(device, ranks)
     size_of = sizes_on_disk(photos)
     collector = CocoCollector([photo.file for photo in photos], size_of)
@@ -123,6 +139,7 @@ def main() -> int:
             precision=precision_of(config, device),
             on_image=collector.see_image if config.coco_eval and is_main else None,
             photo=PhotoPixels(size_of, config.mask_resolution == "native", on_masks),
+            find=candidate.find,
         )
         evaluations.append(evaluation)
     predictions, ground_truth = collector.gather(spec.names)
@@ -134,6 +151,23 @@ def main() -> int:
         print_results(metrics, config.output)
     cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
     return 0
+
+
+def get_candidate(
+    path: str, model: nn.Module, photos: list[Photo], config: EvaluationConfig, device: torch.device
+) -> Candidate:
+    """Return a model with the split at its input size, and with the search on tiles if there are to be tiles."""
+    size_px = config.img_size or trained_size_px(model)
+    candidate = Candidate(path, model, SegmentationLoss(model), SegmentationDataset(photos, size_px))
+    tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
+    if tiling is None:
+        return candidate
+    if config.mask_resolution != "native":
+        print(f"{path} was trained on windows: evaluated on whole photographs; tiles need --mask-resolution native")
+        return candidate
+    limits, dtype = AP_LIMITS, precision_of(config, device).dtype
+    predictor = Predictor(model, size_px, device, config.batch_size, tiling, limits, autocast_dtype=dtype)
+    return replace(candidate, find=TileSearch(predictor, photos))
 
 
 def check_classes(path: str, names: tuple[str, ...], data: str, expected: tuple[str, ...]) -> None:
@@ -207,11 +241,18 @@ def metrics_of(
         "split": config.split,
         "img_size": candidate.dataset.size_px,
         "mask_resolution": config.mask_resolution,
+        **(tiles_of(candidate.find.predictor) if candidate.find else {}),
         **evaluation.metrics,
         "operating_points": operating_points(evaluation.results, names),
         "calibration": calibration(evaluation.results),
         "worst_images": [{"file": photos[row["image_id"]].file.name, **row} for row in worst],
     }
+
+
+def tiles_of(predictor: Predictor) -> dict[str, float]:
+    """Return the tiles' side in pixels of the photographs and their overlap, for metrics.json."""
+    tiling = predictor.tiling
+    return {"tiles": tiling.size_px, "overlap": tiling.overlap} if tiling else {}
 
 
 def write_page(
@@ -232,6 +273,7 @@ def write_page(
             device,
             precision_of(config, device),
             config.mask_resolution == "native",
+            candidate.find,
         )
         for candidate in candidates
     ]

@@ -3,14 +3,16 @@
     python inference.py --model models/epri_distribution_ddp/best.pt --source data/processed/val/images \
         --output outputs/predictions
 
-A few photographs are read ahead on all cores, so memory does not grow with their number. Unreadable photographs are
-reported and skipped. To deploy elsewhere, open the same model file with Ultralytics: `YOLO("best.pt").export(...)`.
+A few photographs are read ahead, so memory does not grow with their number. Unreadable photographs are reported and
+skipped. Started with torchrun, the ranks share the photographs. A model that was trained on windows predicts on tiles of
+large photographs (docs/windows.md). To deploy elsewhere, open the same model file with Ultralytics:
+`YOLO("best.pt").export(...)`.
 """
 
 from __future__ import annotations
 
 import glob
-import itertools
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,17 +22,21 @@ import cv2
 import numpy as np
 import torch
 
+from utils import distributed
 from utils.common.config import FRACTION, Options, option, parse_config
 from utils.common.cores import usable_cpu_count
 from utils.common.devices import choose_device
 from utils.common.errors import UserError, printable, run_script
+from utils.common.signals import die_with_parent
 from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import IMAGE_SUFFIXES
 from utils.data.images import ImageError, read_image
-from utils.evaluation.prediction_files import PredictionWriter, outline
+from utils.distributed import cleanup_ddp, setup_ddp
+from utils.evaluation.prediction_files import PredictionWriter, Source, merge_parts, outline
 from utils.plots import draw_instances, save_image
 from utils.yolo.model import class_names, load_weights, trained_size_px
-from utils.yolo.predict import PhotoPrediction, predict_photos
+from utils.yolo.predict import PhotoPrediction
+from utils.yolo.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, Tiling, check_tiles, choose_tiling
 
 
 @dataclass(frozen=True)
@@ -47,49 +53,66 @@ class InferenceConfig(Options):
     )
     classes: tuple[str, ...] | None = option(None, "find only these classes, by name or number")
     max_detections: int = option(300, "maximum number of detections per photograph", at_least=1)
-    batch_size: int = option(8, "photographs per forward pass", at_least=1)
+    batch_size: int = option(8, "photographs or tiles per forward pass", at_least=1)
+    tiles: str = option(
+        "auto",
+        "side in pixels of the tiles that larger photographs are cut into; auto: as the model was trained, which is no "
+        "tiles if it saw whole photographs",
+        metavar="auto|off|SIZE",
+    )
+    overlap: float = option(
+        OVERLAP, "share by which neighbouring tiles overlap, at least 128 px", at_least=0, at_most=0.9
+    )
     save_crops: bool = option(False, "also write a cut-out of each detection to crops/<class>/")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_tiles(self.tiles)
 
 
 def main() -> int:
     """Predict; return the exit code: 1 if no photograph could be read."""
     config = parse_config(InferenceConfig, "Find objects in photographs with a trained model")
-    device = choose_device(config.device, 0)
+    ranks = distributed.read_rank_environment()
+    die_with_parent()
+    device = choose_device(config.device, ranks.local_rank)
+    cores = max(1, usable_cpu_count() // ranks.local_world_size)
     if device.type == "cpu":
-        torch.set_num_threads(usable_cpu_count())
+        torch.set_num_threads(cores)
     files = list_photos(config.source)
     model = load_weights(config.model).to(device)
     names = class_names(model)
     wanted = wanted_classes(config.classes, names)
     size_px = config.img_size or trained_size_px(model)
+    tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
+    limits = {"confidence": config.conf, "iou": config.iou, "classes": wanted}
+    predictor = Predictor(model, size_px, device, config.batch_size, tiling, limits, config.max_detections)
 
-    counts = np.zeros(len(names), int)
-    unreadable = 0
-    limits = {"confidence": config.conf, "iou": config.iou, "max_detections": config.max_detections}
-    with PredictionWriter(Path(config.output), names) as writer:
-        for batch in _batches(files, size_px, config.batch_size):
-            readable = [(file, key, photo) for file, key, photo in batch if isinstance(photo, np.ndarray)]
-            for file, _, error in batch:
-                if not isinstance(error, np.ndarray):
-                    print(f"skipped {printable(str(file), 400)}: {printable(str(error), 400)}")
-                    unreadable += 1
-            photos = [photo for _, _, photo in readable]
-            found = predict_photos(model, photos, size_px, device, classes=wanted, **limits)
-            for (file, key, photo), prediction in zip(readable, found, strict=True):
-                write_results(writer, file, key, photo, prediction, names, config)
-                counts += np.bincount(prediction.class_ids, minlength=len(names))
-    num_read = len(files) - unreadable
-    summary = ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True) if count) or "nothing"
-    print(f"{num_read} photographs, {unreadable} skipped; found {summary}")
-    print(f"Results in {config.output}: pictures, labels/, predictions.json")
+    os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)  # the ranks meet only at the end
+    setup_ddp(device, ranks)
+    sources = [Source(position, *item) for position, item in enumerate(unique_keys(files))]
+    mine = sources[ranks.rank :: ranks.world_size]
+    counts = np.zeros(len(names) + 1, np.int64)  # of each class's detections, and of photographs
+    with PredictionWriter(Path(config.output), names, ranks.rank) as writer:
+        for source, photo, prediction in predictor.predict(read_photos(mine, size_px, tiling, cores)):
+            write_results(writer, source, photo, prediction, names, config)
+            counts[:-1] += np.bincount(prediction.class_ids, minlength=len(names))
+            counts[-1] += 1
+    parts = distributed.gather_arrays({"counts": counts})
+    *found, num_read = np.sum([part["counts"] for part in parts], axis=0).tolist()
+    distributed.run_on_main(lambda: merge_parts(Path(config.output), ranks.world_size))
+    if ranks.is_main:
+        summary = ", ".join(f"{count} {name}" for name, count in zip(names, found, strict=True) if count) or "nothing"
+        print(f"{num_read} photographs, {len(files) - num_read} skipped; found {summary}")
+        print(f"Results in {config.output}: pictures, labels/, predictions.json")
+    cleanup_ddp()
     return 0 if num_read else 1
 
 
 def write_results(
     writer: PredictionWriter,
-    file: Path,
-    key: str,
+    source: Source,
     photo: np.ndarray,
     prediction: PhotoPrediction,
     names: tuple[str, ...],
@@ -97,25 +120,31 @@ def write_results(
 ) -> None:
     """Write one photograph's labels, picture and, with --save-crops, cut-outs."""
     found, masks, boxes = prediction.found, prediction.masks, prediction.boxes
-    writer.add(file, key, photo.shape, found, boxes, [outline(mask) for mask in masks])
+    writer.add(source, photo.shape, found, boxes, [outline(mask) for mask in masks])
     picture = draw_instances(photo, prediction.class_ids, boxes, masks, found.scores.numpy(), names)
-    save_image(Path(config.output) / f"{key}.jpg", picture)
+    save_image(Path(config.output) / f"{source.key}.jpg", picture)
     if config.save_crops:
-        writer.save_crops(key, photo, found, boxes)
+        writer.save_crops(source.key, photo, found, boxes)
 
 
-def _batches(files: list[Path], size_px: int, batch_size: int) -> Iterator[list[tuple[Path, str, Any]]]:
-    """Yield lists of `batch_size` (file, key, photograph), with the exception in place of an unreadable photograph."""
+def read_photos(
+    sources: list[Source], size_px: int, tiling: Tiling | None, cores: int
+) -> Iterator[tuple[Source, np.ndarray]]:
+    """Yield the photographs, a few read ahead, those to be cut into tiles at full size. Reports unreadable ones."""
+    full_above_px = tiling.size_px if tiling else None
 
-    def read(item: tuple[Path, str]) -> tuple[Path, str, Any]:
+    def read(source: Source) -> tuple[Source, Any]:
         try:
-            return *item, read_image(item[0], size_px)
+            return source, read_image(source.file, size_px, full_above_px)
         except (ImageError, OSError) as error:
-            return *item, error
+            return source, error
 
-    stream = ordered_map(read, unique_keys(files), usable_cpu_count())
-    while batch := list(itertools.islice(stream, batch_size)):
-        yield batch
+    # At full size a photograph takes 60 MB and is decoded faster than its tiles are computed.
+    for source, photo in ordered_map(read, sources, min(cores, 2) if tiling else cores):
+        if isinstance(photo, np.ndarray):
+            yield source, photo
+        else:
+            print(f"skipped {printable(str(source.file), 400)}: {printable(str(photo), 400)}", flush=True)
 
 
 def list_photos(source: str) -> list[Path]:

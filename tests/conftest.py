@@ -44,6 +44,7 @@ ALONE = (
     *("common/test_nvml.py", "common/test_threads.py", "common/test_signals.py"),
     *("distributed/test_rendezvous.py", "engine/test_reporting.py", "engine/test_loop.py", "engine/test_stall.py"),
     *("run/test_status.py", "security/test_data.py", "evaluation/test_native_masks.py"),
+    "yolo/test_joining_memory.py",
 )
 
 

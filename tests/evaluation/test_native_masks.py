@@ -16,7 +16,7 @@ from utils.evaluation.native_masks import (
     region_iou,
     target_areas,
 )
-from utils.yolo.predict import Detections
+from utils.yolo.predict import Detections, photo_masks
 from utils.yolo.regions import Region
 
 PHOTO_SIZE = (400, 300)
@@ -110,7 +110,7 @@ def test_overlap_is_that_of_whole_masks_and_the_parts_change_nothing(
 ) -> None:
     sample, found, prototypes = scene
     placement = place(sample, PHOTO_SIZE)
-    (together,) = masks_in_photo(sample, found, prototypes, placement)
+    (together,) = masks_in_photo(sample, found, photo_masks(prototypes, found, placement), placement)
     iou, areas = region_iou(together)
     truth, masks = (np.stack([whole(region) for region in regions]) for regions in (together.truth, together.found))
     shared = np.einsum("myx,nyx->mn", truth.astype(float), masks.astype(float))
@@ -123,13 +123,13 @@ def test_overlap_is_that_of_whole_masks_and_the_parts_change_nothing(
     assert truth.sum(axis=0).max() > 1
 
     monkeypatch.setattr(native_masks, "PIXELS_PER_PART", 20_000)
-    parts = list(masks_in_photo(sample, found, prototypes, placement))
+    parts = list(masks_in_photo(sample, found, photo_masks(prototypes, found, placement), placement))
     assert len(parts) > 3
     assert [len(part.found) for part in parts] == [len(part.detections) for part in parts]
     assert torch.cat([part.detections.scores for part in parts]).tolist() == found.scores.tolist()
     np.testing.assert_array_equal(joined_iou(parts)[0], iou)
     np.testing.assert_array_equal(joined_iou(parts)[1], areas)
-    (nothing,) = masks_in_photo(sample, found[:0], prototypes, placement)
+    (nothing,) = masks_in_photo(sample, found[:0], [], placement)
     assert region_iou(nothing)[0].shape == (9, 0)
 
 
@@ -139,7 +139,9 @@ def test_masks_are_made_a_few_at_a_time_however_large_the_photograph(
 ) -> None:
     monkeypatch.setattr(native_masks, "PIXELS_PER_PART", 30_000)
     sample, found, prototypes = scene
-    parts = list(masks_in_photo(sample, found, prototypes, place(sample, photo_size)))
+    placement = place(sample, photo_size)
+    regions = photo_masks(prototypes, found, placement)
+    parts = list(masks_in_photo(sample, found, regions, placement))
     assert sum(len(part.found) for part in parts) == len(found)
     assert all(sum(region.mask.size for region in part.found[:-1]) < 30_000 for part in parts)
 

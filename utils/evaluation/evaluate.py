@@ -6,7 +6,7 @@ counts exactly once and every rank returns the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,12 +34,16 @@ from utils.evaluation.metrics import (
 from utils.evaluation.native_masks import OnMasks, masks_in_photo, place, region_iou, target_areas
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import PARTS, SegmentationLoss
-from utils.yolo.predict import Detections, Placement, detect, raw_outputs
+from utils.yolo.predict import Detections, Placement, detect, photo_masks, raw_outputs
+from utils.yolo.regions import Region
 
 AP_CONFIDENCE = 0.001  # so low that the precision-recall curve is complete; Ultralytics' value
 AP_IOU = 0.7  # of non-maximum suppression; Ultralytics' value
 FULL_PRECISION = Precision("off", None, False)
+AP_LIMITS: dict[str, Any] = {"confidence": AP_CONFIDENCE, "iou": AP_IOU, "multi_label": True}
 OnImage = Callable[[Sample, Detections, torch.Tensor], None]
+# Yields each sample's detections, with boxes in pixels of the placement's input, and their masks in the photograph's.
+Find = Callable[[Sequence[Sample], Sequence[Placement]], Iterator[tuple[Detections, Sequence[Region]]]]
 
 
 @dataclass(frozen=True)
@@ -75,12 +79,14 @@ def evaluate(
     precision: Precision = FULL_PRECISION,
     on_image: OnImage | None = None,
     photo: PhotoPixels | None = None,
+    find: Find | None = None,
 ) -> Evaluation:
     """Measure loss and box and mask AP over all ranks' shares. Every rank must reach this.
 
     The validation loss is the sum of all images' loss terms over the sum of their normalisers, so it depends neither on
     the batch size nor on the number of ranks. `on_image(sample, detections, prototypes (32, h, w))` is called for each
-    image. With `photo` the metrics also contain `by_size` (see `summarise_sizes`).
+    image. With `photo` the metrics also contain `by_size` (see `summarise_sizes`). `find` replaces the detections and
+    their masks, not the loss; it needs `photo.compare`.
     """
     was_training = model.training
     model.eval()
@@ -93,10 +99,12 @@ def evaluate(
         local += end_last()  # while a GPU runs the network
         loss = criterion.sums(outputs, targets)
         sums += torch.cat([loss.parts, loss.normalisers]).double()
-        found = detect(
-            outputs, criterion.strides, images.shape[-1], confidence=AP_CONFIDENCE, iou=AP_IOU, multi_label=True
-        )
-        end_last = begin_results(batch.samples, found, outputs["proto"], len(names), photo)
+        if find is not None and photo is not None:
+            found, results = find_results(batch.samples, find, len(names), photo)
+            local += results
+        else:
+            found = detect(outputs, criterion.strides, images.shape[-1], **AP_LIMITS)
+            end_last = begin_results(batch.samples, found, outputs["proto"], len(names), photo)
         if on_image is not None:
             for arguments in zip(batch.samples, found, outputs["proto"], strict=True):
                 on_image(*arguments)
@@ -130,7 +138,11 @@ def begin_results(
     placements = [None] * len(samples) if photo is None else [place(one, photo.size_of(one.index)) for one in samples]
     images = list(zip(samples, found, placements, strict=True))
     if photo is not None and (photo.compare or photo.on_masks is not None):
-        in_photo = [_compare_in_photo(*image, photo) for image in zip(samples, found, prototypes, strict=True)]
+        in_photo = [
+            _compare_in_photo(sample, detections, photo_masks(maps, detections, placement), placement, photo)
+            for (sample, detections, placement), maps in zip(images, prototypes, strict=True)
+            if placement is not None
+        ]
         if photo.compare:
             return lambda: [_result(*image, *part, num_classes) for image, part in zip(images, in_photo, strict=True)]
     end_overlaps = begin_mask_overlaps(samples, found, prototypes)
@@ -147,13 +159,25 @@ def begin_results(
     return end
 
 
+def find_results(
+    samples: Sequence[Sample], find: Find, num_classes: int, photo: PhotoPixels
+) -> tuple[list[Detections], list[ImageResult]]:
+    """Return what `find` finds in a batch's photographs, and compare it with the labels in the photographs' pixels."""
+    placements = [place(sample, photo.size_of(sample.index)) for sample in samples]
+    found, results = [], []
+    for sample, placement, (detections, regions) in zip(samples, placements, find(samples, placements), strict=True):
+        overlaps = _compare_in_photo(sample, detections, regions, placement, photo)
+        found.append(detections)
+        results.append(_result(sample, detections, placement, *overlaps, num_classes))
+    return found, results
+
+
 def _compare_in_photo(
-    sample: Sample, detections: Detections, prototypes: torch.Tensor, photo: PhotoPixels
+    sample: Sample, detections: Detections, regions: Iterable[Region], placement: Placement, photo: PhotoPixels
 ) -> tuple[np.ndarray, Overlap]:
     """Return the boxes' IoU (m, n), and the masks' IoU (m, n) and areas (n,), all in the photograph's pixels."""
-    placement = place(sample, photo.size_of(sample.index))
     overlaps = []
-    for masks in masks_in_photo(sample, detections, prototypes, placement):
+    for masks in masks_in_photo(sample, detections, regions, placement):
         overlaps.append(region_iou(masks))
         if photo.on_masks is not None:
             photo.on_masks(sample, placement, masks.detections, masks.found)

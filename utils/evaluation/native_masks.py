@@ -5,17 +5,16 @@ An object's mask is its whole outline, even where another object covers it. All 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
 import cv2
 import numpy as np
-import torch
 
 from utils.data.dataset import Photo, Sample
 from utils.data.images import upright_size
-from utils.yolo.predict import Detections, Placement, photo_masks
+from utils.yolo.predict import Detections, Placement
 from utils.yolo.regions import Region
 
 PIXELS_PER_PART = 100_000_000  # of the masks kept at a time, a byte each
@@ -83,39 +82,43 @@ class PhotoMasks:
     """A photograph's labels and some of its detections, as regions in the photograph's pixels."""
 
     truth: list[Region]
+    truth_areas: np.ndarray  # float64 (m,)
     truth_class_ids: np.ndarray  # int64 (m,)
     found: list[Region]
     detections: Detections  # those of `found`
 
 
 def masks_in_photo(
-    sample: Sample, detections: Detections, prototypes: torch.Tensor, placement: Placement
+    sample: Sample, detections: Detections, regions: Iterable[Region], placement: Placement
 ) -> Iterator[PhotoMasks]:
-    """Yield all labels with some of the detections at a time, in order, at least once. Waits once for a GPU.
+    """Yield all labels with some of the detections at a time, in order, at least once. `regions` are their masks.
 
     The regions of a part have about PIXELS_PER_PART pixels, so memory does not grow with the number of detections.
     """
     truth = [fill_outline(outline, placement.photo_size) for outline in outlines_in_photo(sample, placement)]
+    labels = (truth, areas_of(truth), sample.class_ids)
     found: list[Region] = []
-    for end, region in enumerate(photo_masks(prototypes, detections, placement), start=1):
+    for end, region in enumerate(regions, start=1):
         found.append(region)
         if end < len(detections) and sum(one.mask.size for one in found) >= PIXELS_PER_PART:
-            yield PhotoMasks(truth, sample.class_ids, found, detections[end - len(found) : end])
+            yield PhotoMasks(*labels, found, detections[end - len(found) : end])
             found = []
-    yield PhotoMasks(truth, sample.class_ids, found, detections[len(detections) - len(found) :])
+    yield PhotoMasks(*labels, found, detections[len(detections) - len(found) :])
+
+
+def areas_of(regions: list[Region]) -> np.ndarray:
+    """Return the regions' numbers of pixels: float64 (n,)."""
+    return np.array([np.count_nonzero(region.mask) for region in regions], np.float64)
 
 
 def region_iou(masks: PhotoMasks) -> tuple[np.ndarray, np.ndarray]:
     """Return the IoU of labels and detections (m, n), 0 between different classes, and the detections' areas (n,)."""
-    truth_areas, areas = (
-        np.array([np.count_nonzero(region.mask) for region in regions], np.float64)
-        for regions in (masks.truth, masks.found)
-    )
-    iou = np.zeros((len(truth_areas), len(areas)))
+    areas = areas_of(masks.found)
+    iou = np.zeros((len(masks.truth), len(areas)))
     same_class = masks.truth_class_ids[:, None] == masks.detections.class_ids.numpy()
     for target, position in np.argwhere(same_class & _touching(masks.truth, masks.found)):
         shared = masks.truth[target].shared_pixels(masks.found[position])
-        iou[target, position] = shared / max(truth_areas[target] + areas[position] - shared, 1)
+        iou[target, position] = shared / max(masks.truth_areas[target] + areas[position] - shared, 1)
     return iou, areas
 
 

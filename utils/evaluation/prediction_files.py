@@ -2,44 +2,62 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
 import re
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
 import numpy as np
 
+from utils.common.errors import UserError
 from utils.data.images import write_jpeg
 from utils.yolo.predict import Detections
 from utils.yolo.regions import Region
 
+PARTS = ".predictions.part-*"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A photograph that is predicted on: its place among all, its file, and the name of its results."""
+
+    position: int
+    file: Path
+    key: str
+
 
 class PredictionWriter:
-    """Writes `labels/<key>.txt` for each photograph, and `predictions.json`, which appears complete at the end."""
+    """Writes `labels/<key>.txt` for each photograph, and its entry of predictions.json to this rank's part of it.
 
-    def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
+    `merge_parts` makes predictions.json of all ranks' parts.
+    """
+
+    def __init__(self, folder: Path, names: tuple[str, ...], rank: int = 0) -> None:
         self.folder = folder
         self.names = names
         (folder / "labels").mkdir(parents=True, exist_ok=True)
-        self._temporary = folder / f".predictions.tmp-{os.getpid()}"
-        self._file = self._temporary.open("w", encoding="utf-8")
-        self._num_images = 0
+        self._part = _part_of(folder, rank)
+        self._file = self._part.open("w", encoding="utf-8")
 
     def __enter__(self) -> PredictionWriter:
-        self._file.write("[")
         return self
 
     def add(
         self,
-        file: Path,
-        key: str,
+        source: Source,
         shape: tuple[int, ...],
         found: Detections,
         boxes: np.ndarray,
         outlines: list[list[np.ndarray]],
     ) -> None:
-        """Add a photograph of `shape` (H, W, 3): boxes (n, 4) xyxy and each detection's outlines, in its pixels."""
+        """Add a photograph of `shape` (H, W, 3): boxes (n, 4) xyxy and each detection's outlines, in its pixels.
+
+        A rank adds its photographs in ascending order of their positions.
+        """
         height, width = shape[:2]
         class_ids, scores = found.class_ids.tolist(), found.scores.tolist()
         detections = [
@@ -52,15 +70,16 @@ class PredictionWriter:
             }
             for class_id, score, box, parts in zip(class_ids, scores, boxes, outlines, strict=True)
         ]
-        entry = {"file": str(file), "width": width, "height": height, "detections": detections}
-        self._file.write((",\n" if self._num_images else "\n") + json.dumps(entry))
-        self._num_images += 1
+        entry = {"file": str(source.file), "width": width, "height": height, "detections": detections}
+        self._file.write(f"{source.position}\t{json.dumps(entry)}\n")
         lines = [
             f"{class_id} " + " ".join(f"{value:.6f}" for value in (parts[0] / (width, height)).clip(0, 1).reshape(-1))
             for class_id, parts in zip(class_ids, outlines, strict=True)
             if parts
         ]
-        (self.folder / "labels" / f"{key}.txt").write_text("\n".join(lines) + "\n" * bool(lines), encoding="utf-8")
+        (self.folder / "labels" / f"{source.key}.txt").write_text(
+            "\n".join(lines) + "\n" * bool(lines), encoding="utf-8"
+        )
 
     def save_crops(self, key: str, photo: np.ndarray, found: Detections, boxes: np.ndarray) -> None:
         """Write each detection's box as crops/<class>/<key>_<number>.jpg."""
@@ -74,12 +93,34 @@ class PredictionWriter:
                 write_jpeg(folder / f"{key}_{number}.jpg", np.ascontiguousarray(cut))
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._file.write("\n]\n")
         self._file.close()
-        if kind is None:
-            os.replace(self._temporary, self.folder / "predictions.json")
-        else:
-            self._temporary.unlink()
+        if kind is not None:
+            self._part.unlink()
+
+
+def merge_parts(folder: Path, num_ranks: int) -> None:
+    """Write predictions.json of all ranks' parts, in the order of the photographs. Raises UserError if one is missing."""
+    parts = [_part_of(folder, rank) for rank in range(num_ranks)]
+    for part in parts:
+        if not part.exists():
+            raise UserError(f"{part} is missing: --output must be a folder that all machines share")
+    temporary = folder / f".predictions.tmp-{os.getpid()}"
+    with ExitStack() as stack:
+        lines = [stack.enter_context(part.open(encoding="utf-8")) for part in parts]
+        output = stack.enter_context(temporary.open("w", encoding="utf-8"))
+        output.write("[")
+        separator = "\n"
+        for line in heapq.merge(*lines, key=lambda line: int(line.partition("\t")[0])):
+            output.write(separator + line.partition("\t")[2].rstrip("\n"))
+            separator = ",\n"
+        output.write("\n]\n")
+    os.replace(temporary, folder / "predictions.json")
+    for part in folder.glob(PARTS):
+        part.unlink()
+
+
+def _part_of(folder: Path, rank: int) -> Path:
+    return folder / PARTS.replace("*", str(rank))
 
 
 def _folder_name(class_name: str, class_id: int) -> str:

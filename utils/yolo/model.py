@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import datetime
 import logging
+import math
 import re
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from utils.yolo.weights_file import ForeignFile, checked_architecture, read_weig
 YoloModel = Any  # ultralytics.nn.tasks.SegmentationModel, which has no type annotations
 OFFICIAL_WEIGHTS = tuple(f"yolov8{size}-seg.pt" for size in "nsmlx")
 MAX_INPUT_PX = 16_384
+WINDOW_FACTS = ("per_photo", "low_scale", "high_scale")
 LAYER_MODULES = ("torch.nn.modules.", "ultralytics.nn.modules.")
 
 
@@ -100,6 +102,18 @@ def trained_size_px(model: YoloModel) -> int:
     """Return the side of the square input that a loaded model was trained with; 640 if its file does not say."""
     size_px = model.args.get("imgsz", 640)
     return size_px if isinstance(size_px, int) and 32 <= size_px <= MAX_INPUT_PX and size_px % 32 == 0 else 640
+
+
+def trained_windows(model: YoloModel) -> dict[str, float] | None:
+    """Return the facts of a loaded model's training on windows; None if it saw whole photographs.
+
+    `per_photo`: windows of each photograph per epoch. `low_scale`, `high_scale`: shown pixels per pixel of the
+    photograph.
+    """
+    facts = model.args.get("windows")
+    if not isinstance(facts, dict) or not all(0 < facts.get(name, 0) < math.inf for name in WINDOW_FACTS):
+        return None
+    return {name: facts[name] for name in WINDOW_FACTS}
 
 
 def class_names(model: YoloModel) -> tuple[str, ...]:

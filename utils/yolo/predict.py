@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -47,7 +47,7 @@ class PhotoPrediction:
     """The detections of a photograph, with masks and boxes, float32 (n, 4) xyxy, in its pixels."""
 
     found: Detections
-    masks: list[Region]
+    masks: Sequence[Region]
     boxes: np.ndarray
 
     @property

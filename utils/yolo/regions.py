@@ -1,8 +1,9 @@
-"""A mask as a small bitmap and its place in the photograph, so that memory follows the objects' sizes, not the photograph's."""
+"""Masks of objects that take little memory in a large photograph: a bitmap cut to its box, or runs of pixels."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -30,3 +31,138 @@ class Region:
             return 0
         corners = (left, top, right, bottom)
         return int(np.count_nonzero(self.window(*corners) & other.window(*corners)))
+
+
+ROW = 2**32  # larger than any column
+Corners = tuple[int, int, int, int]  # left, top, right, bottom in pixels of the photograph; right and bottom excluded
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A mask in a photograph, stored as its rows' runs of pixels: a wire takes some kB, its bitmap up to 20 MB.
+
+    corners: the bounding box of the pixels. edges: int64, ascending; of each run the first pixel and the one after its
+    last, as row * ROW + column.
+    """
+
+    corners: Corners
+    edges: np.ndarray
+
+    @classmethod
+    def of(cls, mask: np.ndarray, left: int = 0, top: int = 0) -> Runs:
+        """Return a mask (H, W), its upper left pixel at (left, top), as runs."""
+        rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+        if not len(rows):
+            return cls((left, top, left, top), np.zeros(0, np.int64))
+        y, x = int(rows[0]), int(columns[0])
+        return cls.of_cut(mask[y : int(rows[-1]) + 1, x : int(columns[-1]) + 1], left + x, top + y)
+
+    @classmethod
+    def of_cut(cls, mask: np.ndarray, left: int, top: int) -> Runs:
+        """Return a mask that has pixels in its first and last row and column as runs."""
+        height, width = mask.shape
+        padded = np.zeros((height, width + 2), bool)
+        padded[:, 1:-1] = mask
+        flat = padded.ravel()
+        row, column = np.divmod(np.flatnonzero(flat[1:] != flat[:-1]), width + 2)
+        return cls((left, top, left + width, top + height), (row + top) * ROW + column + left)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no pixels."""
+        return not len(self.edges)
+
+    @cached_property
+    def area(self) -> int:
+        """The number of pixels."""
+        return int((self.edges[1::2] - self.edges[::2]).sum())
+
+    def area_in(self, corners: Corners) -> int:
+        """Count the pixels inside a window of the photograph."""
+        if intersection(corners, self.corners) == self.corners:
+            return self.area
+        _, columns = self._inside(corners)
+        return int((columns[1::2] - columns[::2]).sum())
+
+    def window(self, corners: Corners) -> np.ndarray:
+        """Draw the mask in a window of the photograph: bool (bottom - top, right - left)."""
+        width, height = corners[2] - corners[0], corners[3] - corners[1]
+        rows, columns = self._inside(corners)
+        edges = np.empty(len(rows) + 2, np.int64)
+        edges[0], edges[1:-1], edges[-1] = 0, rows * width + columns, width * height
+        return np.repeat(np.arange(len(edges) - 1) % 2 == 1, edges[1:] - edges[:-1]).reshape(height, width)
+
+    def _inside(self, corners: Corners) -> tuple[np.ndarray, np.ndarray]:
+        """Return row and column of the edges in a window, counted from its corner; runs outside it are empty."""
+        left, top, right, bottom = corners
+        first, last = np.searchsorted(self.edges, (top * ROW, bottom * ROW))
+        edges = self.edges[first:last]
+        return edges // ROW - top, (edges % ROW).clip(left, right) - left
+
+    def pixels_before(self, positions: np.ndarray) -> np.ndarray:
+        """Count the mask's pixels before some positions, given as row * ROW + column: int64."""
+        starts, stops = self.edges[::2], self.edges[1::2]
+        before = np.concatenate([[0], (stops - starts).cumsum()])
+        number = np.searchsorted(starts, positions)  # runs that start before the position
+        after = np.append(0, stops)[number] - positions
+        return before[number] - after.clip(min=0)
+
+
+def intersection(first: Corners, second: Corners) -> Corners:
+    """Return the corners of what two rectangles share; if that is nothing, left >= right or top >= bottom."""
+    return (
+        max(first[0], second[0]),
+        max(first[1], second[1]),
+        min(first[2], second[2]),
+        min(first[3], second[3]),
+    )
+
+
+def hull(rectangles: list[Corners]) -> Corners:
+    """Return the smallest rectangle around some."""
+    left, top, right, bottom = zip(*rectangles, strict=True)
+    return min(left), min(top), max(right), max(bottom)
+
+
+def has_pixels(corners: Corners) -> bool:
+    """Return whether a rectangle is not empty."""
+    return corners[0] < corners[2] and corners[1] < corners[3]
+
+
+def shared_area(first: Runs, second: Runs) -> int:
+    """Count the pixels in both masks."""
+    before = second.pixels_before(first.edges)
+    return int((before[1::2] - before[::2]).sum())
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A mask's number of pixels in each cell of a grid over the photograph: float32 (h, w), from cell (left, top) on."""
+
+    left: int
+    top: int
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, mask: Runs, cell_px: int) -> Cells:
+        """Count a mask's pixels in square cells."""
+        left, top, right, bottom = mask.corners
+        left, top, right, bottom = left // cell_px, top // cell_px, -(-right // cell_px), -(-bottom // cell_px)
+        pixels = mask.window((left * cell_px, top * cell_px, right * cell_px, bottom * cell_px)).view(np.uint8)
+        rows = np.add.reduceat(pixels, np.arange(0, pixels.shape[0], cell_px), axis=0, dtype=np.uint16)
+        counts = np.add.reduceat(rows, np.arange(0, pixels.shape[1], cell_px), axis=1, dtype=np.uint32)
+        return cls(left, top, counts.astype(np.float32))
+
+    @property
+    def corners(self) -> Corners:
+        """The rectangle of cells."""
+        return self.left, self.top, self.left + self.counts.shape[1], self.top + self.counts.shape[0]
+
+    def window(self, corners: Corners) -> np.ndarray:
+        """Return the counts in a rectangle of cells: float32 (bottom - top, right - left), 0 outside the mask's."""
+        result = np.zeros((corners[3] - corners[1], corners[2] - corners[0]), np.float32)
+        x1, y1, x2, y2 = intersection(corners, self.corners)
+        if has_pixels((x1, y1, x2, y2)):
+            cells = self.counts[y1 - self.top : y2 - self.top, x1 - self.left : x2 - self.left]
+            result[y1 - corners[1] : y2 - corners[1], x1 - corners[0] : x2 - corners[0]] = cells
+        return result

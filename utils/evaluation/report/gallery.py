@@ -13,13 +13,14 @@ from torch import nn
 from utils.common.devices import Precision
 from utils.data.cache import load_photo
 from utils.data.dataset import Sample, SegmentationDataset
-from utils.data.images import encode_jpeg
-from utils.evaluation.evaluate import AP_IOU
+from utils.data.images import encode_jpeg, upright_size
+from utils.evaluation.evaluate import AP_IOU, Find
 from utils.evaluation.metrics import CONFUSION_MIN_SCORE, ImageResult, box_iou, pair_ignoring_class
 from utils.evaluation.native_masks import outlines_in_photo, place
 from utils.plots import draw_instances
 from utils.yolo.inputs import prepare_images
-from utils.yolo.predict import Detections, detect, photo_masks, raw_outputs
+from utils.yolo.predict import Detections, Placement, detect, photo_masks, raw_outputs
+from utils.yolo.regions import Region
 
 MAX_IMAGES = 12
 MAX_BYTES = 4_000_000  # of all JPEG files together; base64 makes them a third larger
@@ -41,6 +42,7 @@ class Viewer:
     device: torch.device
     precision: Precision
     in_photo: bool  # whether boxes are compared in the photographs' pixels
+    find: Find | None = None  # what finds the detections instead of the model on whole photographs
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,9 @@ def draw_image(viewer: Viewer, index: int) -> tuple[bytes, bytes]:
     Only errors have a name on them; a wrong prediction's name is followed by its confidence.
     """
     sample = viewer.dataset[(0, index)]
-    found, prototypes = _predict(viewer, sample)
     photo = load_photo(viewer.dataset.photos[index].file, LONG_SIDE_PX)
     placement = place(sample, (photo.shape[1], photo.shape[0]))
+    found, masks = _predict(viewer, sample, placement)
     truth, boxes = torch.from_numpy(sample.boxes), found.boxes
     if viewer.in_photo:
         truth, boxes = placement.boxes_to_photo(truth), placement.boxes_to_photo(boxes)
@@ -117,7 +119,6 @@ def draw_image(viewer: Viewer, index: int) -> tuple[bytes, bytes]:
     )
     texts = [f"{viewer.names[class_id]} {score:.2f}" for class_id, score in zip(class_ids, scores, strict=True)]
     colors, labels = _marks(class_ids, of_prediction, sample.class_ids, texts)
-    masks = list(photo_masks(prototypes, found, placement))
     drawn = draw_instances(photo, class_ids, None, masks, None, viewer.names, colors=colors, labels=labels)
     return encode_jpeg(drawn_truth, JPEG_QUALITY), encode_jpeg(drawn, JPEG_QUALITY)
 
@@ -135,13 +136,31 @@ def _marks(
 
 
 @torch.no_grad()
-def _predict(viewer: Viewer, sample: Sample) -> tuple[Detections, torch.Tensor]:
-    """Return the detections of an image that the confusion matrix counts, and its prototypes (32, h, w)."""
+def _predict(viewer: Viewer, sample: Sample, shown: Placement) -> tuple[Detections, list[Region]]:
+    """Return the detections of an image that the confusion matrix counts, and their masks in the picture shown."""
     viewer.model.eval()
+    if viewer.find is not None:
+        in_photo = place(sample, upright_size(viewer.dataset.photos[sample.index].file.read_bytes()))
+        ((found, masks),) = viewer.find([sample], [in_photo])
+        number = int((found.scores > CONFUSION_MIN_SCORE).sum())
+        return found[:number], [_shrunk(mask, in_photo.photo_size, shown.photo_size) for mask in masks[:number]]
     images = prepare_images(torch.from_numpy(sample.image[None]), viewer.device)
     outputs = raw_outputs(viewer.model, images, viewer.precision.dtype)
     limits: dict[str, Any] = {"confidence": CONFUSION_MIN_SCORE, "iou": AP_IOU, "multi_label": True}
-    return detect(outputs, viewer.strides, images.shape[-1], **limits)[0], outputs["proto"][0]
+    (found,) = detect(outputs, viewer.strides, images.shape[-1], **limits)
+    return found, list(photo_masks(outputs["proto"][0], found, shown))
+
+
+def _shrunk(region: Region, photo_size: tuple[int, int], shown_size: tuple[int, int]) -> Region:
+    """Return a mask in a smaller picture; a pixel of it belongs to the mask if any pixel that it stands for does."""
+    rows, columns = np.nonzero(region.mask)
+    if not len(rows):
+        return Region(0, 0, np.zeros((1, 1), bool))
+    y = (region.top + rows) * shown_size[1] // photo_size[1]
+    x = (region.left + columns) * shown_size[0] // photo_size[0]
+    mask = np.zeros((y.max() - y.min() + 1, x.max() - x.min() + 1), bool)
+    mask[y - y.min(), x - x.min()] = True
+    return Region(int(x.min()), int(y.min()), mask)
 
 
 def _sum(row: dict[str, int], kinds: Sequence[str]) -> int:

@@ -1,0 +1,89 @@
+"""inference.py on tiles, alone and shared by ranks, with a stand-in for the network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+import inference
+from tests.conftest import run_main
+from tests.ranks import run_ranks
+from tests.yolo.colour_network import ColourNetwork, install, paint
+from tests.yolo.tile_scenes import stroke
+
+SIZE = (700, 500)
+
+
+def predict(source: Path, output: Path, *flags: str) -> int:
+    """Run inference.py in this process with the stand-in."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        install(monkeypatch)
+        monkeypatch.setattr(inference, "load_weights", lambda path: ColourNetwork())
+        return run_main(inference, monkeypatch, "--model", "x.pt", "--source", source, "--output", output, *flags)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five photographs: two wires each across the whole width, one small photograph and one that is no photograph."""
+    folder = tmp_path_factory.mktemp("photos")
+    for number in range(4):
+        wires = [(number % 2, stroke(SIZE, [(0, y + 40 * number), (699, y + 80)], 8)) for y in (60, 140)]
+        picture = paint(wires, SIZE)[:, : 300 if number == 2 else 700]
+        cv2.imwrite(str(folder / f"{number}.png"), cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
+    (folder / "1b.jpg").write_bytes(b"no photograph")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What one process writes."""
+    output = tmp_path_factory.mktemp("alone")
+    assert predict(photos, output, "--tiles", "320", "--save-crops") == 0
+    return files_of(output)
+
+
+def test_wires_come_out_whole_in_json_labels_pictures_and_crops(photos: Path, alone: dict[str, bytes]) -> None:
+    entries = json.loads(alone["predictions.json"])
+    assert [Path(entry["file"]).name for entry in entries] == ["0.png", "1.png", "2.png", "3.png"]
+    for number, entry in enumerate(entries):
+        assert (entry["width"], entry["height"]) == (300 if number == 2 else 700, 500)
+        assert [item["class_id"] for item in entry["detections"]] == [number % 2] * 2
+        for item in entry["detections"]:
+            assert len(item["polygons"]) == 1
+            assert item["box_xyxy"][0::2] == [0, entry["width"]]
+        rows = [line.split() for line in alone[f"labels/{number}.txt"].decode().splitlines()]
+        assert [row[0] for row in rows] == [str(number % 2)] * 2
+        widths = [max(map(float, row[1::2])) - min(map(float, row[1::2])) for row in rows]
+        assert min(widths) > 0.99
+        assert f"{number}.jpg" in alone
+        assert sum(name.startswith("crops/") and f"/{number}_" in name for name in alone) == 2
+    assert not [name for name in alone if name.startswith(".")]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_ranks_share_the_photographs_and_write_the_same(
+    photos: Path, alone: dict[str, bytes], num_ranks: int, tmp_path: Path
+) -> None:
+    flags = ("--tiles", "320", "--save-crops", "--batch-size", "3")
+    assert run_ranks(predict, num_ranks, photos, tmp_path, *flags, join=False) == [0] * num_ranks
+    assert files_of(tmp_path) == alone
+
+
+def test_more_ranks_than_photographs_and_none_readable(photos: Path, tmp_path: Path) -> None:
+    assert run_ranks(predict, 2, photos / "1b.jpg", tmp_path, join=False) == [1, 1]
+    assert json.loads((tmp_path / "predictions.json").read_text()) == []
+
+
+def test_without_tiles_the_small_wires_of_a_shrunk_photograph_are_coarse(photos: Path, tmp_path: Path) -> None:
+    assert predict(photos / "0.png", tmp_path, "--tiles", "off") == 0
+    (entry,) = json.loads((tmp_path / "predictions.json").read_text())
+    found = [np.array(part).reshape(-1, 2) for item in entry["detections"] for part in item["polygons"]]
+    assert all(np.unique(part % 2).size <= 2 for part in found)

@@ -1,0 +1,116 @@
+"""Evaluation on tiles: wires that a shrunk photograph loses, judged in the photograph's pixels, on one rank or several."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from tests.oracle import GREY_STEP, NAMES, SIZE_PX, Oracle
+from tests.ranks import run_ranks
+from tests.yolo.colour_network import COLOURS, ColourNetwork, install
+from utils import distributed
+from utils.common.files import write_text_atomic
+from utils.data.dataset import Photo, SegmentationDataset
+from utils.data.loader import ShardBatches, get_dataloader
+from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
+from utils.evaluation.evaluate import AP_LIMITS, Evaluation, PhotoPixels, evaluate
+from utils.evaluation.native_masks import fill_outline, sizes_on_disk
+from utils.evaluation.tile_search import TileSearch
+from utils.yolo.loss import SegmentationLoss
+from utils.yolo.tiles import Predictor, Tiling
+
+CPU = torch.device("cpu")
+SIZE = (800, 600)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def wire_photos(folder: Path) -> list[Photo]:
+    """Return three photographs with two long wires and a short one, and one as small as a tile, with two."""
+    photos = []
+    for index in range(4):
+        width, height = size = (300, 250) if index == 3 else SIZE
+        lines = [((0, 20 + 9 * index), (width, 60)), ((0, 130), (width, 100 + 5 * index)), ((90, 220), (240, 235))]
+        lines = lines[: 2 if index == 3 else 3]
+        image = np.full((height, width, 3), 3 + GREY_STEP * index, np.uint8)
+        polygons = []
+        for number, (start, end) in enumerate(lines):
+            across = np.array([end[1] - start[1], start[0] - end[0]]) / np.hypot(*np.subtract(end, start)) * 3.5
+            outline = (np.array([start, end, end, start]) + np.array([[1], [1], [-1], [-1]]) * across).clip(0, size)
+            region = fill_outline(outline, size)
+            rows, columns = region.mask.shape
+            place = image[region.top : region.top + rows, region.left : region.left + columns]
+            place[region.mask] = COLOURS[min(number, 1)]
+            polygons.append((outline / size).astype(np.float32))
+        file = folder / f"{index}.png"
+        if not file.exists():
+            cv2.imwrite(str(file), image[:, :, ::-1])
+        photos.append(Photo(file, np.array([0, 1, 1][: len(lines)]), polygons))
+    return photos
+
+
+def evaluate_wires(
+    folder: Path, batch_size: int = 6, tiles: bool = True, collector: CocoCollector | None = None
+) -> Evaluation:
+    photos = wire_photos(folder)
+    batches = ShardBatches(len(photos), 3, distributed.rank(), distributed.world_size())
+    loader = get_dataloader(SegmentationDataset(photos, SIZE_PX), batches, 0, False)
+    predictor = Predictor(ColourNetwork(), 320, CPU, batch_size, Tiling(320), AP_LIMITS)
+    pixels = PhotoPixels(sizes_on_disk(photos), True, collector.see_masks if collector else None)
+    model = Oracle(photos)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        install(monkeypatch)
+        return evaluate(
+            model,
+            loader,
+            NAMES,
+            SegmentationLoss(model),
+            CPU,
+            photo=pixels,
+            on_image=collector.see_image if collector else None,
+            find=TileSearch(predictor, photos) if tiles else None,
+        )
+
+
+def metrics_of(folder: Path, batch_size: int) -> dict[str, Any]:
+    return evaluate_wires(folder, batch_size).metrics
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wires")
+    wire_photos(folder)
+    return folder
+
+
+def test_wires_are_judged_whole_and_the_loss_is_that_of_whole_photographs(folder: Path, tmp_path: Path) -> None:
+    photos = wire_photos(folder)
+    collector = CocoCollector([photo.file for photo in photos], sizes_on_disk(photos))
+    on_tiles, plain = evaluate_wires(folder, collector=collector), evaluate_wires(folder, tiles=False)
+    assert on_tiles.metrics["num_targets"] == 11
+    assert on_tiles.metrics["num_images"] == 4
+    assert on_tiles.metrics["mask_map50"] == pytest.approx(1, abs=0.01)
+    assert on_tiles.metrics["mask_map50_95"] > 0.8
+    assert on_tiles.metrics["box_map50_95"] > 0.9
+    assert on_tiles.metrics["val_loss"] == plain.metrics["val_loss"]
+    assert [len(result.scores) for result in on_tiles.results] == [3, 3, 3, 2]
+    for part, content in zip(("found", "truth"), collector.gather(NAMES), strict=True):
+        write_text_atomic(tmp_path / part, json.dumps(content))
+    judged = evaluate_with_faster_coco_eval(tmp_path / "truth", tmp_path / "found")
+    for name in ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95"):
+        assert on_tiles.metrics[name] == pytest.approx(judged[name], abs=0.006)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_ranks_and_batch_size_change_no_number(folder: Path, num_ranks: int) -> None:
+    expected = metrics_of(folder, 6)
+    expected["val_loss"] = pytest.approx(expected["val_loss"], rel=1e-6)
+    for found in run_ranks(metrics_of, num_ranks, folder, 4):
+        for name in ("mask_map50_95", "box_map50_95", "by_size", "confusion_matrix", "per_class", "val_loss"):
+            assert found[name] == expected[name], name

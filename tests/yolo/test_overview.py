@@ -1,0 +1,80 @@
+"""The coarse masks of the whole photograph beside the objects from tiles."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+
+from tests.yolo.tile_scenes import iou_with, made_up_piece, seen_in_tiles, stroke
+from utils.yolo.joining import JoinedObject, Piece, join_tiles
+from utils.yolo.overview import add_overview
+from utils.yolo.tiles import cut_tiles
+
+SIZE = (1280, 896)
+TILES = cut_tiles(*SIZE, 320)
+MASK_PX = 16.0  # 4 pixels of an input at a quarter of the photograph's size
+
+
+def coarse(mask: np.ndarray, score: float = 0.6, class_id: int = 0) -> Piece:
+    """Return what the pass over the whole photograph finds of a true mask: one decision for each 16 x 16 pixels."""
+    small = cv2.resize(mask.astype(np.float32), (SIZE[0] // 16, SIZE[1] // 16), interpolation=cv2.INTER_AREA)
+    seen = cv2.resize((small > 0.2).astype(np.uint8), SIZE, interpolation=cv2.INTER_NEAREST).view(bool)
+    (piece,) = made_up_piece(-1, class_id, score, seen)
+    return piece
+
+
+def joined(pieces: list[Piece], *whole: Piece) -> list[JoinedObject]:
+    return add_overview(join_tiles(pieces, TILES, 0.7), list(whole), TILES, MASK_PX)
+
+
+def test_an_object_of_tiles_beats_its_coarse_mask() -> None:
+    wire, pole = stroke(SIZE, [(60, 860), (1200, 60)], 8), stroke(SIZE, [(300, 100), (300, 700)], 30)
+    pieces = seen_in_tiles([(0, wire), (1, pole)], TILES, share=0.01)
+    alone = joined(pieces)
+    assert [thing.pieces for thing in joined(pieces, coarse(wire), coarse(pole, 0.9, 1))] == [
+        thing.pieces for thing in alone
+    ]
+
+
+def test_what_no_tile_found_stays() -> None:
+    wire, bush = stroke(SIZE, [(60, 860), (1200, 60)], 8), stroke(SIZE, [(300, 100), (500, 200)], 200)
+    pieces = seen_in_tiles([(0, wire)], TILES)
+    found = joined(pieces, coarse(bush, 0.95))
+    assert len(found) == 2
+    assert iou_with(found[0], bush) > 0.9
+    # The same place, but another class: two objects.
+    assert len(joined(pieces, coarse(wire, 0.95, class_id=1))) == 2
+
+
+def test_fragments_inside_one_coarse_mask_become_one_object_and_the_gap_is_filled() -> None:
+    pole = stroke(SIZE, [(640, 40), (640, 860)], 40)
+    pieces = seen_in_tiles([(0, pole)], TILES, share=0.0)
+    missed = [number for number, tile in enumerate(TILES) if tile[1] == 192]
+    pieces = [piece for piece in pieces if piece.tile not in missed and TILES[piece.tile][1] != 384]
+    assert len(joined(pieces)) == 2
+    (found,) = joined(pieces, coarse(pole))
+    assert iou_with(found, pole) > 0.85  # the coarse mask is 48 to 64 px wide
+    assert cv2.connectedComponents(found.region().mask.astype(np.uint8))[0] == 2  # background and one part
+    assert found.box.tolist() == [608, 20, 672, 881]
+    rest = found.pieces[-1]
+    assert rest.tile == -1
+    assert rest.mask.area < pole.sum() / 2
+
+
+def test_a_coarse_mask_over_two_parallel_wires_joins_none_of_them() -> None:
+    wires = [stroke(SIZE, [(60, y), (1200, y)], 8) for y in (150, 170)]
+    pieces = seen_in_tiles([(0, wire) for wire in wires], TILES)
+    gap = [number for number, tile in enumerate(TILES) if tile[0] in (384, 576)]
+    pieces = [piece for piece in pieces if piece.tile not in gap]
+    alone = joined(pieces)
+    assert len(alone) == 4
+    both = joined(pieces, coarse(wires[0] | wires[1]))
+    assert [thing.pieces for thing in both] == [thing.pieces for thing in alone]
+
+
+def test_a_coarse_mask_of_hardly_any_confidence_joins_and_covers_nothing() -> None:
+    pole = stroke(SIZE, [(640, 40), (640, 860)], 40)
+    pieces = [piece for piece in seen_in_tiles([(0, pole)], TILES) if TILES[piece.tile][1] not in (192, 384)]
+    found = joined(pieces, coarse(pole, 0.004))
+    assert [thing.pieces for thing in found[:2]] == [thing.pieces for thing in joined(pieces)]
+    assert len(found) == 3

@@ -1,0 +1,45 @@
+"""Detections on tiles in the place of those on whole photographs, for `utils/evaluation/evaluate.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from utils.common.errors import UserError
+from utils.common.threads import ordered_map
+from utils.data.cache import unreadable_message
+from utils.data.dataset import Photo, Sample
+from utils.data.images import ImageError, read_image
+from utils.yolo.photo_masks import Placement
+from utils.yolo.predict import Detections
+from utils.yolo.regions import Region
+from utils.yolo.tiles import Predictor, boxes_to_input
+
+READ_AHEAD_THREADS = 2  # a photograph of 20 megapixels takes 60 MB and is read faster than its tiles are computed
+
+
+class TileSearch:
+    """Predicts on tiles of the photographs of samples; use it as the `find` of `evaluate`."""
+
+    def __init__(self, predictor: Predictor, photos: Sequence[Photo]) -> None:
+        self.predictor = predictor
+        self.photos = photos
+
+    def __call__(
+        self, samples: Sequence[Sample], placements: Sequence[Placement]
+    ) -> Iterator[tuple[Detections, Sequence[Region]]]:
+        """Yield each sample's detections, with boxes in the input's pixels, and masks in the photograph's."""
+        images = ordered_map(lambda sample: self._read(sample.index), samples, READ_AHEAD_THREADS)
+        for placement, _, prediction in self.predictor.predict(zip(placements, images, strict=True)):
+            boxes = boxes_to_input(torch.from_numpy(prediction.boxes), placement)
+            yield replace(prediction.found, boxes=boxes), prediction.masks
+
+    def _read(self, index: int) -> np.ndarray:
+        file = self.photos[index].file
+        try:
+            return read_image(file)
+        except ImageError as error:
+            raise UserError(unreadable_message(file, error)) from error

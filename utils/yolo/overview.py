@@ -1,0 +1,116 @@
+"""Compares what the pass over the whole photograph found with the objects that were joined from tiles.
+
+The whole photograph shows large objects at once, but its masks are coarse: a pixel of the mask is tens of pixels of the
+photograph. So a mask from tiles is preferred wherever there is one:
+
+- fragments, cut off by their tiles' borders, that lie mostly inside one coarse mask become one object; where no tile
+  found anything, the coarse mask fills the gap;
+- a coarse mask that is at least half covered by objects from tiles is dropped;
+- any other coarse mask stays.
+
+If two fragments of one tile lie in a coarse mask, it shows several objects as one: it joins nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+import cv2
+import numpy as np
+
+from utils.yolo.joining import MOSTLY, SCORE_RATIO, JoinedObject, Piece, is_cut
+from utils.yolo.regions import Cells, Corners, Runs, hull
+
+MIN_COVERED = 0.5
+ONE_CELL, TWO_CELLS = np.ones((3, 3), np.uint8), np.ones((5, 5), np.uint8)
+
+
+def add_overview(
+    objects: list[JoinedObject], whole: list[Piece], tiles: list[Corners], mask_px: float
+) -> list[JoinedObject]:
+    """Add the pieces of the whole photograph, of whose masks a pixel is `mask_px` of the photograph's. Best first."""
+    cell_px = max(1, round(mask_px / 2))
+    of_class: dict[int, list[JoinedObject]] = {piece.class_id: [] for piece in whole}
+    for thing in objects:
+        of_class.setdefault(thing.class_id, []).append(thing)
+    candidates = {class_id: _Candidates(things, cell_px, tiles) for class_id, things in of_class.items()}
+    kept: list[JoinedObject] = []
+    for piece in sorted((piece for piece in whole if not piece.mask.is_empty), key=lambda piece: piece.order):
+        kept += _place(piece, candidates[piece.class_id], cell_px)
+    for group in candidates.values():
+        kept += [group.all[number].thing for number in np.flatnonzero(group.is_free)]
+    return sorted(kept, key=lambda thing: (-thing.score, thing.pieces[0].order))
+
+
+class _Candidate:
+    """An object from tiles that a coarse mask may cover."""
+
+    def __init__(self, thing: JoinedObject, cell_px: int, tiles: list[Corners]) -> None:
+        self.thing = thing
+        self._cell_px, self._tiles = cell_px, tiles
+
+    @cached_property
+    def is_fragment(self) -> bool:
+        """Whether a tile's border cuts the object off."""
+        return is_cut(self.thing, self._tiles)
+
+    @cached_property
+    def cells(self) -> Cells:
+        """The mask's pixels in each cell."""
+        parts = [Cells.of(piece.mask, self._cell_px) for piece in self.thing.pieces]
+        corners = hull([part.corners for part in parts])
+        return Cells(*corners[:2], np.maximum.reduce([part.window(corners) for part in parts]))
+
+
+class _Candidates:
+    """The objects of a class that coarse masks may cover."""
+
+    def __init__(self, things: list[JoinedObject], cell_px: int, tiles: list[Corners]) -> None:
+        self.all = [_Candidate(thing, cell_px, tiles) for thing in things]
+        self.is_free = np.ones(len(things), bool)
+        self._scores = np.array([thing.score for thing in things])
+        self._corners = np.array([thing.corners for thing in things]).reshape(-1, 4)
+
+    def near(self, piece: Piece, corners: tuple[int, ...]) -> list[int]:
+        """Return the numbers of the objects in a rectangle that are as confident as a coarse mask, to SCORE_RATIO."""
+        is_near = (self._corners[:, :2] < corners[2:]).all(axis=1) & (self._corners[:, 2:] > corners[:2]).all(axis=1)
+        ratio = np.minimum(self._scores, piece.score) >= SCORE_RATIO * np.maximum(self._scores, piece.score)
+        return np.flatnonzero(is_near & ratio & self.is_free).tolist()
+
+
+def _place(piece: Piece, candidates: _Candidates, cell_px: int) -> list[JoinedObject]:
+    """Return the object that a coarse mask becomes, if any. The fragments that it joins are no longer free."""
+    grid = Cells.of(piece.mask, cell_px)
+    left, top, right, bottom = grid.corners
+    around = (left - 2, top - 2, right + 2, bottom + 2)
+    is_coarse = grid.window(around) >= min(grid.counts.max(), cell_px**2 / 4)
+    reach = cv2.dilate(is_coarse.view(np.uint8), ONE_CELL).view(bool)
+    found = np.zeros(is_coarse.shape, np.uint8)
+    fragments = []
+    for number in candidates.near(piece, tuple(cell_px * side for side in around)):
+        candidate = candidates.all[number]
+        counts = candidate.cells.window(around)
+        found |= counts > 0
+        if counts[reach].sum() >= MOSTLY * candidate.cells.counts.sum() and candidate.is_fragment:
+            fragments.append(number)
+    found = cv2.dilate(found, TWO_CELLS).view(bool)  # one pixel of the coarse mask
+    things = [candidates.all[number].thing for number in fragments]
+    tiles = [tile for thing in things for tile in {part.tile for part in thing.pieces}]
+    if not fragments or len(set(tiles)) < len(tiles):
+        is_covered = np.count_nonzero(found & is_coarse) >= MIN_COVERED * np.count_nonzero(is_coarse)
+        return [] if is_covered else [JoinedObject((piece,))]
+    candidates.is_free[fragments] = False
+    pieces = sorted((part for thing in things for part in thing.pieces), key=lambda part: part.order)
+    gap = cv2.dilate((is_coarse & ~found).view(np.uint8), TWO_CELLS).view(bool)  # up to the fragments
+    rest = _inside_cells(piece, is_coarse & gap, around, cell_px)
+    return [JoinedObject((*pieces, *([] if rest.mask.is_empty else [rest])))]
+
+
+def _inside_cells(piece: Piece, is_kept: np.ndarray, around: Corners, cell_px: int) -> Piece:
+    """Return a piece with the part of its mask in some cells of a rectangle `around` it."""
+    left, top, right, bottom = piece.mask.corners
+    rows = np.arange(top, bottom) // cell_px - around[1]
+    columns = np.arange(left, right) // cell_px - around[0]
+    rest = Runs.of(piece.mask.window(piece.mask.corners) & is_kept[np.ix_(rows, columns)], left, top)
+    return replace(piece, mask=rest, box=np.array(rest.corners, np.float32))
