@@ -40,6 +40,7 @@ from utils.yolo.model import class_names, load_weights, trained_size_px
 from utils.yolo.tiles import MIN_TILE_PX, OVERLAP, choose_tiling
 
 OURS, SAHI = SIDES = ("ours", "sahi")
+SIDE_PROGRAM = ("-m", "benchmarks.sahi_sides")
 POLL_S = 0.02
 START_S = 300  # longest time that loading a model may take
 
@@ -90,7 +91,7 @@ class SideProcess:
         ready.unlink(missing_ok=True)
         write_text_atomic(job_file, json.dumps(self.job))
         # -P: Python does not search the current folder, which may hold another `utils`.
-        command = [sys.executable, "-P", "-m", "benchmarks.sahi_sides", str(job_file)]
+        command = [sys.executable, "-P", *SIDE_PROGRAM, str(job_file)]
         environment = {**os.environ, "PYTHONPATH": python_path()}
         with self.log.open("w", encoding="utf-8") as log:
             self.process = subprocess.Popen(
