@@ -5,16 +5,18 @@
 #   make check        ruff and mypy
 #   make test         check, then every test
 #   make test-quick   check, then the tests that start no whole command: run it while you work
+#   make gpu          prove and measure the GPU path (docs/gpu.md); DEVICE=cpu: a dry run; PYTHON=python3: without .venv
 #   make chaos        attacks on real trainings (docs/reliability.md)
 #   make clean        remove .venv, the output of the demo, and caches
 
 VENV := .venv
+GIVEN_PYTHON := $(PYTHON)
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 JOBS ?= 2
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo format check test test-quick chaos clean
+.PHONY: setup demo format check test test-quick gpu chaos clean
 
 setup: $(STAMP)
 
@@ -44,6 +46,10 @@ test: check
 test-quick: check
 	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not slow and not alone"; failed=$$?; \
 	$(PYTHON) -m pytest -m "alone and not slow" && exit $$failed
+
+# With PYTHON given nothing is installed: WHEELS=folder brings packages that it lacks. ARGS are further options.
+gpu: $(if $(GIVEN_PYTHON),,setup)
+	@$(or $(GIVEN_PYTHON),$(PYTHON)) -m benchmarks.gpu --device $(or $(DEVICE),auto) $(ARGS)
 
 chaos: setup
 	@$(PYTHON) -m chaos --json outputs/chaos.json; failed=$$?; \

@@ -5,6 +5,7 @@
     python download_data.py --circuits 1 10 13b          # these circuits; `--circuits all` takes every one
     python download_data.py --base-url /mnt/epri         # a folder, or an https address, with the same files
     python download_data.py --sample                     # 240 drawn photographs, no network
+    python download_data.py --sample 40 --sample-size 5472   # 40 drawn photographs of 20 megapixels
 
 Run the same command again after any interruption. The photographs are EPRI's, licence CC BY-SA 4.0.
 """
@@ -41,13 +42,16 @@ class DownloadConfig(Options):
     )
     sample_size: int | None = option(
         None,
-        "long side of the sample's photographs, such as 5472, with wires 4 to 10 pixels wide; unset: 1280, with thick wires",
+        "longer side of the sample's photographs in pixels, such as 5472: real sizes and textures; unset: small scenes of "
+        "1280 pixels",
         metavar="PX",
         at_least=1280,
         at_most=8192,
     )
     wire_width: float | None = option(
-        None, "width of the sample's wires in pixels (default: 14, or with --sample-size 4 to 10)", metavar="PX"
+        None,
+        "width of the sample's wires in pixels; unset: 14 (in photographs 1280 pixels wide), or 4 to 10 with --sample-size",
+        metavar="PX",
     )
     seed: int = option(0, "seed of the built-in sample")
     config: str | None = option(None, "YAML file with any of these options", metavar="FILE")
@@ -97,8 +101,9 @@ def _check(config: DownloadConfig) -> None:
         raise UsageError("--keep-zips: no zip is downloaded with --max-images; leave one of them out")
     if config.sample is not None and (config.max_images is not None or config.base_url != DEFAULT_BASE_URL):
         raise UsageError("--sample downloads nothing: leave out --base-url and --max-images")
+
     if config.sample is None and config.sample_size is not None:
-        raise UsageError("--sample-size: only the sample has a size; add --sample")
+        raise UsageError("--sample-size: only drawn photographs have a size to choose; add --sample")
 
 
 def _print_report(config: DownloadConfig, report: Report) -> None:

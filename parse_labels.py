@@ -9,6 +9,7 @@ from pathlib import Path
 from utils.common.config import Options, option, parse_config
 from utils.common.errors import UserError, run_script
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
+from utils.data.images import NATIVE_LONG_SIDE_PX
 from utils.data.parsing.build import BuildOptions, build_dataset
 from utils.data.parsing.manifest import UNREADABLE_KINDS, report_lines
 from utils.data.parsing.photograph import EXIF_FRAME_CHOICES, PhotographOptions
@@ -25,7 +26,11 @@ class ParseConfig(Options):
         "data/processed", "output folder; other files in its images and labels folders are removed", metavar="DIR"
     )
     long_side: int = option(
-        1280, "longer side of the output images in pixels; smaller images keep their size", at_least=16, at_most=16384
+        1280,
+        "longer side of the output images in pixels; smaller images keep their size; native: all do",
+        words={"native": NATIVE_LONG_SIDE_PX},
+        at_least=16,
+        at_most=NATIVE_LONG_SIDE_PX,
     )
     line_width: float = option(
         6.0, "width of wires drawn as lines, in pixels of the original photograph", above=0, at_most=1000

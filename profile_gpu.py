@@ -40,7 +40,7 @@ from utils.measure.profiling import (
 from utils.measure.profiling_report import memory_table, operator_table, profile_table, to_record, verdict_lines
 from utils.measure.roofline import measure_limits
 from utils.measure.step_timer import build_training, criterion_of
-from utils.measure.synthetic import synthetic_batch
+from utils.measure.synthetic import synthetic_batch, training_colours
 from utils.yolo.model import build_model, weights_or_description
 
 PROFILED_STEPS = {"cuda": 3, "cpu": 1}  # for the table of operators
@@ -160,7 +160,8 @@ def write_report(folder: Path, lines: list[str], record: dict[str, Any]) -> None
 def find_operators(config: ProfileConfig, engine: TrainingEngine, best: BatchProfile, folder: Path) -> list[Operator]:
     """Profile the operators of steps at the best batch size; with --trace also write their trace."""
     classes = criterion_of(engine).num_classes
-    batch = synthetic_batch(best.batch_size, config.img_size, classes, objects_per_image=config.objects_per_image)
+    colours, objects = training_colours(engine.device), config.objects_per_image
+    batch = synthetic_batch(best.batch_size, config.img_size, classes, objects_per_image=objects, colours=colours)
     steps = PROFILED_STEPS[engine.device.type]
     return profile_operators(engine, batch, steps, folder / "trace.json" if config.trace else None)
 

@@ -104,6 +104,14 @@ def compare(setting: Setting, data: Data, seed: int, side: str, folder: Path) ->
 
     Kept means that `folder` already held a finished training with the same inputs. Raises UserError when a step fails.
     """
+    run, home, is_kept = train_side(setting, data, seed, side, folder)
+    best = (home / run["best"]).resolve()  # stored relative, so that the folder may be moved
+    run["scores"] = {evaluator: scores(setting, data, best, evaluator, home) for evaluator in EVALUATORS}
+    return run, is_kept
+
+
+def train_side(setting: Setting, data: Data, seed: int, side: str, folder: Path) -> tuple[Run, Path, bool]:
+    """Train `side` with `seed`; return the run without scores, its folder, and whether it was kept (see `compare`)."""
     start = initial_weights(setting, data, seed, folder)
     options = {
         **vars(setting),
@@ -127,10 +135,7 @@ def compare(setting: Setting, data: Data, seed: int, side: str, folder: Path) ->
         answer = train(setting, data, seed, start, home)
         answer["images_per_s"] = data.num_train * answer["epochs"] / answer["train_s"]
         _write_json(answer_file, {"options": options, **answer})
-    training = _read_json(answer_file)
-    best = (home / training["best"]).resolve()  # stored relative, so that the folder may be moved
-    training["scores"] = {evaluator: scores(setting, data, best, evaluator, home) for evaluator in EVALUATORS}
-    return {"side": side, "seed": seed, **training}, is_kept
+    return {"side": side, "seed": seed, **_read_json(answer_file)}, home, is_kept
 
 
 def initial_weights(setting: Setting, data: Data, seed: int, folder: Path) -> Path:

@@ -33,12 +33,11 @@ from utils.common.environment import environment_report
 from utils.common.errors import run_script
 from utils.common.files import write_text_atomic
 from utils.common.text import format_table
-from utils.data.augment import AugmentConfig
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.measure.operators import OperatorCount, outside_network
 from utils.measure.step_ranges import training_loader
 from utils.measure.step_timer import PHASES
-from utils.measure.synthetic import synthetic_batch
+from utils.measure.synthetic import synthetic_batch, training_colours
 from utils.yolo.model import build_model, weights_or_description
 
 OURS, THEIRS = "project", "ultralytics"
@@ -85,9 +84,9 @@ def main() -> int:
         loader = training_loader(config.data, config.img_size, config.batch_size, workers, pin_memory)
         batch = next(iter(loader))
     else:
-        colours = AugmentConfig() if device.type == "cuda" else None  # where our trainer varies them by default
+        objects, colours = config.objects, training_colours(device)
         batch = synthetic_batch(
-            config.batch_size, config.img_size, len(names), objects_per_image=config.objects, colours=colours
+            config.batch_size, config.img_size, len(names), objects_per_image=objects, colours=colours
         )
     print(*([note] if note else []), sep="\n", end="")
     print(

@@ -94,5 +94,11 @@ SCENARIOS = (
         "one trains, the other exits 73 and names it; no cleanup needed",
         owners.two_in_one_folder,
     ),
+    Scenario(
+        "R26",
+        "SIGKILL of a rank in mid-epoch of a training on windows (`--windows 3`)",
+        "resumed within the epoch, result bitwise equal",
+        kills.kills_on_windows,
+    ),
     Scenario("R25", "a long training", "memory, files, threads, shared memory grow by at most 5 %", soak.soak),
 )

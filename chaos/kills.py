@@ -6,12 +6,13 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from chaos.jobs import POLL_S, Job, Process, TooSlow, require
 from chaos.scenario import Result, Setting, spread
-from chaos.trainers import LOOPBACK, difference, draw_sample, small, status, yolo, yolo_environment
+from chaos.trainers import LOOPBACK, difference, draw_sample, place, small, status, yolo, yolo_environment
 
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 BATCH_LINE = "  Batch ["
@@ -76,6 +77,41 @@ def random_kills(setting: Setting) -> Result:
     slow = sum(seconds > MAX_RECOVERY_S for seconds in recoveries)
     result.figures = {"restarts": starts - 1, "recovery": spread(recoveries), f"above {MAX_RECOVERY_S:.0f} s": slow}
     return result
+
+
+def kills_on_windows(setting: Setting) -> Result:
+    """R26: YOLOv8n-seg on windows of large photographs; a rank is killed once a checkpoint of mid-epoch exists."""
+    result, rng = Result(), random.Random(setting.seed)
+    kills = setting.count(5, 1)
+    data = draw_sample(setting.folder, 40, long_side="native")
+    reference, folder = setting.folder / "reference", setting.folder / "killed"
+    # Minutes between checkpoints: one after every few batches.
+    options: dict[str, Any] = {"epochs": kills + 2, "windows": 3, "launcher": ["--max-restarts=10"]}
+    options |= {"save_every_minutes": 0.01, "mosaic": 0.5}
+    require(yolo(data, reference, **options), reference / "log", **yolo_environment())
+    places, code, problem = [], -1, ""
+    with Job(yolo(data, folder, **options), folder / "log", **yolo_environment()) as job:
+        try:
+            for attempt in range(kills):
+                await_training(job, attempt)
+                is_new = _new_in_mid_epoch(folder / "run", place(folder / "run"))
+                job.wait_until(is_new, "a checkpoint of mid-epoch", 120)
+                rng.choice(ranks_of_attempt(job, attempt, 2)).send(signal.SIGKILL)
+                places.append(place(folder / "run"))
+            code = job.wait(600)
+        except TooSlow as error:
+            problem = str(error)
+    problem = problem or (f"exit code {code}" if code else difference(folder / "run", reference / "run"))
+    for number in range(kills):
+        lost = number >= len(places) or not places[number][1]
+        result.trial("kill", "not in mid-epoch" if lost else "", problem if number == kills - 1 else "")
+    result.figures = {"resumed at batches": " ".join(str(batch) for _, batch, _ in places)}
+    return result
+
+
+def _new_in_mid_epoch(run: Path, before: tuple[int, int, int]) -> Callable[[], bool]:
+    """Return a function that tells whether the run's newest checkpoint is another one, of the middle of an epoch."""
+    return lambda: place(run)[1] > 0 and place(run) != before
 
 
 def default_rendezvous(setting: Setting) -> Result:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from utils.common.config import parse_config
+from utils.data.windows import WindowConfig
 from utils.run.folder import differences
 from utils.train_config import TrainConfig
 
@@ -30,3 +33,19 @@ def test_mosaic_ends_before_the_run_does() -> None:
     assert config_of("--epochs", "100").mosaic_epochs == 90
     assert config_of("--epochs", "6").mosaic_epochs == 3
     assert config_of("--epochs", "1").mosaic_epochs == 1
+
+
+def test_windows_need_a_low_and_a_high_scale() -> None:
+    config = config_of("--windows", "4", "--window-scale", "0.25", "1")
+    assert config.window_config == WindowConfig(4, 0.25, 1.0)
+    assert config_of("--window-scale", "0.25", "1").window_config is None
+    for scales in (("1", "0.5"), ("0.5",), ("0.5", "1.5"), ("0", "1")):
+        with pytest.raises(SystemExit):
+            config_of("--windows", "4", "--window-scale", *scales)
+
+
+def test_a_resumed_run_has_the_same_scales_as_its_yaml() -> None:
+    earlier = {"window_scale": [0.25, 1.0], "windows": 4}
+    assert differences(config_of("--windows", "4", "--window-scale", "0.25", "1"), earlier) == []
+    assert differences(config_of("--windows", "4"), earlier) == ["window_scale (0.25, 1.0) -> (0.5, 1.0)"]
+    assert differences(config_of(), {}) == []

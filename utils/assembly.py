@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from utils import distributed
@@ -12,6 +14,7 @@ from utils.common.devices import choose_precision
 from utils.data.dataset import Batch, Photo, SegmentationDataset, count_classes, open_images, read_photos
 from utils.data.dataset_yaml import DatasetSpec
 from utils.data.loader import LoaderPlan, batch_bytes, multi_scale_sizes, plan_loader
+from utils.data.windows import Windows, open_windows
 from utils.engine import EngineOptions, Epoch, Task
 from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.evaluation.evaluate import evaluate, headline
@@ -32,18 +35,48 @@ SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared 
 def open_dataset(
     config: TrainConfig, spec: DatasetSpec, split: str, colours_on_device: bool, say: distributed.Say
 ) -> SegmentationDataset:
-    """Read a split's labels and open, or build, its packed cache. The split `train` is augmented."""
-    photos = read_photos(spec, split)
-    packed = None if config.cache == "none" else open_images(photos, config.img_size, spec.root / ".cache", split, say)
+    """Read a split's labels and open, or build, its packed cache or its block store. The split `train` is augmented."""
+    photos, folder = read_photos(spec, split), spec.root / ".cache"
+    packed = windowed = None
+    if config.window_config and split == "train":
+        windowed = open_windows(photos, config.img_size, config.window_config, config.seed, folder, split, say)
+        say("\n".join(window_lines(windowed.windows, config.epochs)))
+    elif config.cache != "none":
+        packed = open_images(photos, config.img_size, folder, split, say)
     return SegmentationDataset(
         photos,
         config.img_size,
         packed=packed,
+        windowed=windowed,
         augment=config.augment if split == "train" else None,
         mosaic_epochs=config.mosaic_epochs,
         seed=config.seed,
         colours_on_device=colours_on_device,
     )
+
+
+def window_lines(windows: Windows, epochs: int) -> list[str]:
+    """Return lines for the console: how many windows there are, and after how many epochs each object was in one."""
+    config, needed = windows.config, windows.epochs_until_seen()
+    lines = [
+        f"Windows: {config.per_photo} per photograph and epoch, {len(windows)} in all, at scale {config.low_scale:g} to "
+        f"{config.high_scale:g}"
+    ]
+    if len(needed):
+        most, half = int(needed.max()), int(np.median(needed))
+        lines.append(
+            f"  every object is in a window at least once in any {most} epochs, of half the photographs in any {half}"
+        )
+        if most > epochs:
+            lines.append(
+                f"  the run has {epochs} epochs: --windows {-(-most * config.per_photo // epochs)} shows all objects"
+            )
+    largest = int(windows.sizes.max())
+    if largest < 2 * windows.side_px:
+        lines.append(
+            f"  the photographs have at most {largest} pixels a side; parse_labels.py --long-side native keeps all they had"
+        )
+    return lines
 
 
 def class_weights(config: TrainConfig, train_set: SegmentationDataset, num_classes: int) -> torch.Tensor | None:
@@ -123,7 +156,9 @@ class Segmentation(Task):
 
     def save(self, path: Path, model: torch.nn.Module, info: dict[str, Any]) -> None:
         """Write a file that Ultralytics opens."""
-        save_deployable(path, model, info, img_size=self.config.img_size, data=self.config.data)
+        config = self.config
+        windows = asdict(config.window_config) if config.window_config else None
+        save_deployable(path, model, info, img_size=config.img_size, data=config.data, windows=windows)
 
     def after_epoch(self, record: dict[str, Any], epoch: Epoch) -> None:
         """Draw curves and validation pictures, and update the run's status."""

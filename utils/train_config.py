@@ -6,8 +6,10 @@ from dataclasses import dataclass, fields
 
 from utils.common.config import FRACTION, INPUT_SIZE, Options, option
 from utils.common.devices import PRECISION_CHOICES
+from utils.common.errors import UsageError
 from utils.data.augment import COLOUR_CHOICES, AugmentConfig
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML
+from utils.data.windows import WindowConfig
 from utils.distributed.ddp import GRAD_COMPRESSION_CHOICES
 from utils.yolo.optimizer import NOMINAL_BATCH_SIZE, SGD_LR
 
@@ -26,6 +28,17 @@ class TrainConfig(Options):
         at_least=0,
     )
     img_size: int = option(640, "side of the square network input in pixels, a multiple of 32", **INPUT_SIZE)
+    windows: int = option(
+        0,
+        "windows of each photograph per epoch, cut from its own pixels (docs/windows.md); 0: whole photographs",
+        at_least=0,
+    )
+    window_scale: tuple[float, ...] = option(
+        (0.5, 1.0),
+        "lowest and highest scale of a window; 1: the photograph's own pixels, 0.5: twice the side",
+        above=0,
+        at_most=1,
+    )
     lr: float | None = option(
         None,
         f"peak learning rate at batch {NOMINAL_BATCH_SIZE}; unset: {SGD_LR} for SGD, 0.002 * 5 / (4 + classes) for AdamW",
@@ -119,6 +132,16 @@ class TrainConfig(Options):
         "probability of pasting a mirrored copy of each object where there is room; off in epochs without mosaic",
         **FRACTION,
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.window_scale) != 2 or self.window_scale[0] > self.window_scale[1]:
+            raise UsageError("--window-scale: give the lowest and the highest scale, such as 0.5 1")
+
+    @property
+    def window_config(self) -> WindowConfig | None:
+        """The windows of the training; None for whole photographs."""
+        return WindowConfig(self.windows, *self.window_scale) if self.windows else None
 
     @property
     def monitor(self) -> str:

@@ -29,7 +29,13 @@ def test_sample_takes_an_optional_number() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--max-images", "0"], ["--sample", "0"], ["--keep-zips", "--max-images", "3"], ["--sample", "--max-images", "3"]],
+    [
+        ["--max-images", "0"],
+        ["--sample", "0"],
+        ["--keep-zips", "--max-images", "3"],
+        ["--sample", "--max-images", "3"],
+        ["--sample-size", "5472"],
+    ],
 )
 def test_options_that_make_no_sense(arguments: list[str]) -> None:
     with pytest.raises(UsageError):

@@ -99,3 +99,21 @@ def test_evaluation_gives_the_same_on_two_ranks_as_on_one(trained: TrainedRun, e
     assert one["num_images"] == two["num_images"]
     for name in ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95", "val_loss"):
         assert two[name] == pytest.approx(one[name], abs=1e-4), name
+
+
+def test_joined_detections_of_tiles_are_judged_and_shown_on_two_ranks(trained: TrainedRun, tmp_path: Path) -> None:
+    flags = ("--tiles", "192", "--overlap", "0.5", "--mask-resolution", "native", "--coco-eval", "--batch-size", "4")
+    model = ("--model", trained.folder / "last.pt", "--data", trained.data)
+    must_run(*torchrun(2), "evaluate_model.py", *model, *flags, "--output", tmp_path)
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert (metrics["tiles"], metrics["overlap"]) == (192, 0.5)
+    assert metrics["num_images"] == len(list((trained.processed / "val" / "images").iterdir()))
+    for name in ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95"):
+        assert metrics[name] == pytest.approx(metrics["coco_eval"][name], abs=0.005)
+    assert check_figures((tmp_path / "report.html").read_text(encoding="utf-8"), [metrics]) > 150
+
+
+def test_tiles_without_native_masks_are_wrong_usage() -> None:
+    done = run_script("python", "evaluate_model.py", "--model", "x.pt", "--tiles", "640")
+    assert done.returncode == 2
+    assert "--tiles 640: add --mask-resolution native" in done.stderr

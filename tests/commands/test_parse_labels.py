@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import parse_labels
 from tests.conftest import PROJECT
 from tests.data.parsing.raw_folder import BOX, WIRE, photo, tree, write_csv, write_raw_folder, write_zip
+from utils.data.images import upright_size
 from utils.data.parsing.sources import LABEL_CSV
 from utils.data.parsing.state import LOCK_FILE
 
@@ -88,3 +90,18 @@ def test_strict_fails_after_building_what_is_readable(raw: Path) -> None:
 def test_senseless_options_are_wrong_usage(flags: tuple[str, str]) -> None:
     done = run(*flags)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_native_keeps_the_photographs_size_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    original = photo(2400, 1600)
+    (raw / "1 (1).JPG").write_bytes(original)
+    write_csv(raw, [("1 (1).JPG", [BOX])])
+    sizes = []
+    for choice in (["--long-side=native"], []):
+        monkeypatch.setattr(sys, "argv", ["parse_labels.py", f"--input={raw}", f"--output={tmp_path / 'out'}", *choice])
+        parse_labels.main()
+        (image,) = (tmp_path / "out").glob("*/images/*.jpg")
+        sizes.append((upright_size(image.read_bytes()), image.read_bytes() == original))
+    assert sizes == [((2400, 1600), True), ((1280, 853), False)]

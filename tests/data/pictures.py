@@ -28,7 +28,8 @@ WORST_LABEL = 0.1  # edges are smooth: a thin wire, enlarged, has few pixels of 
 class Pictures(InMemory):
     """Photographs in memory: a pole, a transformer on it, a wire across everything, a box; smaller lies on top."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, size: tuple[int, int] = (160, 120)) -> None:
+        self.size = size  # (width, height)
         self.photos = [Photo(None, *self.labels(number)) for number in range(count)]  # type: ignore[arg-type]
 
     def labels(self, number: int) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -44,9 +45,9 @@ class Pictures(InMemory):
         return np.array([0, 1, 3, 2]), [outline.astype(np.float32) for outline in outlines]
 
     def whole(self, number: int) -> np.ndarray:
-        image = np.full((120, 160, 3), 60, np.uint8)
+        image = np.full((*self.size[::-1], 3), 60, np.uint8)
         class_ids, polygons = self.photos[number].class_ids, self.photos[number].polygons
-        shown = [(polygon * (160, 120)).astype(np.float32) for polygon in polygons]
+        shown = [(polygon * self.size).astype(np.float32) for polygon in polygons]
         for position in sorted(range(len(shown)), key=lambda k: -cv2.contourArea(shown[k])):
             fixed = np.rint((shown[position] - 0.5) * 16).astype(np.int32)
             cv2.fillPoly(image, [fixed], COLOURS[class_ids[position]].tolist(), shift=4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import hashlib
 import io
 from collections import Counter
 from pathlib import Path
@@ -14,12 +15,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import download_data
-from utils.common.errors import UsageError, UserError
+from utils.common.errors import UserError
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.data.images import exif_orientation, read_image, upright_size
 from utils.data.parsing.label_csv import LABEL_CSV, ClassTable
-from utils.data.sample import write, write_sample
+from utils.data.sample import write_sample
 from utils.data.sample.canvas import Frame, area, clip
 from utils.data.sample.scene import SAMPLE_LINE_WIDTH_PX, draw_scene
 
@@ -61,6 +61,20 @@ def test_the_same_call_writes_the_same_bytes_and_another_seed_does_not(tmp_path:
     assert one == two
     assert set(one) == set(other)
     assert all(one[name] != other[name] for name in one)
+
+
+def test_the_sample_of_earlier_versions_is_drawn_again(sample: Path) -> None:
+    """Labels are compared by the byte, a picture by its means: OpenCV rounds differently on other processors."""
+    labels = b"\r\n".join((sample / LABEL_CSV).read_bytes().split(b"\r\n")[:6]) + b"\r\n"
+    assert hashlib.sha256(labels).hexdigest() == "305f5751a30cb9539acd00b12d903279903424609507884374541d31dcdaacb7"
+    green = draw_scene(3, 1).image[..., 1].reshape(4, 240, 4, 320).mean(axis=(1, 3))
+    before = [
+        [182.2, 182.9, 182.5, 192.9],
+        [166.4, 161.3, 163.3, 185.4],
+        [90.3, 98.4, 105.3, 106.3],
+        [89.4, 99.0, 96.1, 96.5],
+    ]
+    assert green == pytest.approx(np.array(before), abs=0.1)
 
 
 def test_a_larger_sample_extends_a_smaller_one(tmp_path: Path) -> None:
@@ -173,38 +187,6 @@ def test_wires_are_as_thin_as_asked_and_nothing_else_moves() -> None:
     changed = np.abs(wide.image.astype(int) - thin.image.astype(int)).max(2) > 40
     assert changed.sum() > 1000
     assert changed[near_wires == 0].mean() < 0.001
-
-
-def test_a_large_photograph_has_wires_of_4_to_10_pixels_and_labels_on_them() -> None:
-    """Cables are black: what is dark across their line is as wide as they are."""
-    widths = []
-    for index in range(4):
-        scene = draw_scene(0, index, long_side_px=2048)
-        assert max(scene.image.shape) == 2048
-        assert min(scene.image.shape[:2]) == 1365
-        for points in [annotation.points for annotation in scene.annotations if annotation.name == "other_wire"]:
-            for x in np.arange(40, scene.image.shape[1] - 40, 7):
-                y = round(float(np.interp(x, points[:, 0], points[:, 1])))
-                column = scene.image[max(y - 20, 0) : y + 21, x].max(axis=1)
-                if 20 <= y < scene.image.shape[0] - 21 and column[[0, 1, -2, -1]].min() > 110:
-                    widths.append(int((column < 80).sum()))
-    assert len(widths) > 300
-    assert 4 <= np.median(widths) <= 10
-    assert np.mean([3 <= width <= 11 for width in widths]) > 0.9
-
-
-def test_a_large_sample_does_not_depend_on_the_number_of_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for threads in (1, 3):
-        monkeypatch.setattr(write, "usable_cpu_count", lambda threads=threads: threads)
-        write_sample(tmp_path / str(threads), 3, long_side_px=1600)
-    assert files_of(tmp_path / "1") == files_of(tmp_path / "3")
-
-
-def test_a_sample_size_without_a_sample_is_refused() -> None:
-    with pytest.raises(UsageError, match="--sample-size: only the sample has a size"):
-        download_data.main(["--sample-size", "5472"])
 
 
 @pytest.mark.parametrize("width", [0.5, 41])

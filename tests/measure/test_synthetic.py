@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from utils.measure.synthetic import synthetic_batch
+from utils.measure.synthetic import synthetic_batch, training_colours
 
 
 def test_a_synthetic_batch_is_what_the_loader_would_give() -> None:
@@ -37,3 +37,16 @@ def test_images_without_objects_can_be_asked_for() -> None:
     batch = synthetic_batch(2, 64, 3, objects_per_image=0)
     assert batch.boxes.shape == (0, 4)
     assert not batch.masks.any()
+
+
+def test_a_batch_for_a_gpu_has_colour_gains_and_nothing_else_changes() -> None:
+    plain, coloured = (
+        synthetic_batch(2, 64, 3, objects_per_image=2, colours=training_colours(torch.device(name)))
+        for name in ("cpu", "cuda")
+    )
+    assert plain.colour_gains is None
+    assert coloured.colour_gains is not None
+    assert coloured.colour_gains.shape == (2, 3)
+    assert 0.3 <= float(coloured.colour_gains.min()) < 1 < float(coloured.colour_gains.max()) <= 1.7
+    assert torch.equal(plain.images, coloured.images)
+    assert torch.equal(plain.boxes, coloured.boxes)

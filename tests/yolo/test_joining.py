@@ -7,7 +7,7 @@ import pytest
 
 from tests.yolo.tile_scenes import Truth, blur_edges, iou_with, made_up_piece, seen_in_tiles, stroke
 from utils.yolo.joining import JoinedObject, Piece, agreement, is_cut, join_tiles
-from utils.yolo.regions import Runs
+from utils.yolo.regions import Runs, shared_area
 from utils.yolo.tiles import cut_tiles
 
 SIZE = (1280, 896)
@@ -54,11 +54,25 @@ def test_the_order_of_the_pieces_changes_nothing(wires_and_pole: list[Truth]) ->
         assert [thing.pieces for thing in again] == [thing.pieces for thing in objects]
 
 
-def test_a_mask_two_pixels_beside_the_other_still_agrees() -> None:
-    low, high = (Runs.of(stroke((300, 100), [(10, y), (280, y)], 5)) for y in (40, 42))
-    assert agreement(low, high, (0, 0, 300, 100)) >= 0.5
-    far = Runs.of(stroke((300, 100), [(10, 60), (280, 60)], 5))
-    assert agreement(low, far, (0, 0, 300, 100)) == 0
+def test_a_mask_three_pixels_beside_the_other_still_agrees() -> None:
+    strip = (0, 0, 300, 100)
+    low, high = (Runs.of(stroke((300, 100), [(10, y), (280, y)], 7)) for y in (40, 43))
+    assert shared_area(low, high) < 0.5 * (low.area + high.area - shared_area(low, high))
+    assert agreement(low, high, strip) >= 0.5
+    far = Runs.of(stroke((300, 100), [(10, 60), (280, 60)], 7))
+    assert agreement(low, far, strip) == 0
+
+
+def test_random_wires_come_out_whole() -> None:
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        ends = rng.integers(0, 896, (8, 2))
+        truth = [(WIRE, stroke(SIZE, [(0, low), (1279, high)], 4 + number)) for number, (low, high) in enumerate(ends)]
+        pieces = seen_in_tiles(truth, TILES, seed, share=0.01, split=False)
+        objects = join_tiles(pieces, TILES, 0.7)
+        assert len(pieces) > 8 * len(truth)
+        assert len(objects) <= len(truth) + 1
+        assert all(max(iou_with(thing, mask) for thing in objects) > 0.97 for _, mask in truth)
 
 
 def test_wires_that_cross_stay_two() -> None:
@@ -89,6 +103,31 @@ def test_one_detection_of_two_separate_wires_does_not_make_them_one() -> None:
         tiles = [piece.tile for piece in other.pieces]
         assert len(set(tiles)) == len(tiles)
     assert len(objects) >= 2
+
+
+def test_wires_that_cross_in_one_tile_and_meet_in_the_next_stay_two() -> None:
+    lines = [[(20, 100), (260, 200), (500, 150)], [(20, 200), (260, 100), (500, 150)]]
+    wires = [(WIRE, stroke(SIZE, line, 8)) for line in lines]
+    in_first = [piece for piece in seen_in_tiles(wires, TILES, split=False) if piece.tile == 0]
+    left, top, right, bottom = TILES[1]
+    both = (wires[0][1] | wires[1][1])[top:bottom, left:right]
+    both[:, :68] = False  # the part in which they still run apart
+    objects = join_tiles(in_first + made_up_piece(1, WIRE, 0.6, both, left, top), TILES, 0.7)
+    assert len(objects) >= 2
+    assert all(len({piece.tile for piece in thing.pieces}) == len(thing.pieces) for thing in objects)
+
+
+def test_a_wire_continues_in_the_confident_detection_not_in_a_doubtful_one_that_fits_better() -> None:
+    wire = stroke(SIZE, [(20, 100), (480, 100)], 8)
+    astray = stroke(SIZE, [(20, 100), (320, 100), (480, 250)], 8)
+    shifted = np.roll(wire, 1, axis=0)
+    (left, top, right, bottom), tile = TILES[1], (slice(0, 320), slice(0, 320))
+    there = (slice(top, bottom), slice(left, right))
+    (start,) = made_up_piece(0, WIRE, 0.9, wire[tile])
+    (good,) = made_up_piece(1, WIRE, 0.8, shifted[there], left, top)
+    (doubtful,) = made_up_piece(1, WIRE, 0.1, astray[there], left, top)
+    first, *_ = join_tiles([start, good, doubtful], TILES, 0.7)
+    assert first.pieces == (start, good)
 
 
 def test_an_object_seen_whole_by_four_tiles_is_one_and_one_of_another_class_another() -> None:

@@ -9,7 +9,14 @@ import torch
 
 from utils.common.errors import UserError
 from utils.distributed.sync_bn import SyncBatchNorm2d, convert_sync_batchnorm
-from utils.yolo.model import build_model, class_names, load_weights, save_deployable, weights_or_description
+from utils.yolo.model import (
+    build_model,
+    class_names,
+    load_weights,
+    save_deployable,
+    trained_windows,
+    weights_or_description,
+)
 
 NAMES = ("conductor", "other_wire", "pole")
 
@@ -19,7 +26,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     model = build_model("yolov8n-seg.yaml", NAMES)
     path = tmp_path_factory.mktemp("model") / "best.pt"
-    save_deployable(path, model, {"epoch": 3, "metrics": {"mask_map50": 0.5}}, img_size=96, data="dataset.yaml")
+    info, windows = {"epoch": 3, "metrics": {"mask_map50": 0.5}}, {"per_photo": 4, "low_scale": 0.5, "high_scale": 1.0}
+    save_deployable(path, model, info, img_size=96, data="dataset.yaml", windows=windows)
     return path
 
 
@@ -27,6 +35,7 @@ def test_a_deployed_file_opens_again_with_the_same_weights_and_classes(saved: Pa
     model = load_weights(str(saved))
     assert class_names(model) == NAMES
     assert model.args["imgsz"] == 96
+    assert trained_windows(model) == {"per_photo": 4, "low_scale": 0.5, "high_scale": 1.0}
     torch.manual_seed(0)
     original = build_model("yolov8n-seg.yaml", NAMES)
     for name, tensor in original.state_dict().items():
@@ -43,6 +52,13 @@ def test_the_deployed_file_is_opened_by_ultralytics_for_prediction_and_export(sa
     assert len(results) == 1
     exported = Path(yolo.export(format="torchscript", imgsz=96, verbose=False))
     assert exported.stat().st_size > 1_000_000
+
+
+@pytest.mark.parametrize("windows", [None, {"per_photo": 4}, {"per_photo": 4, "low_scale": -1, "high_scale": 1}])
+def test_a_file_without_proper_facts_about_windows_has_none(windows: dict[str, float] | None) -> None:
+    model = build_model("yolov8n-seg.yaml", NAMES)
+    model.args = {"imgsz": 64, "windows": windows}
+    assert trained_windows(model) is None
 
 
 def test_classes_of_the_same_name_keep_their_classifier_rows(saved: Path) -> None:

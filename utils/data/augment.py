@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import cv2
 import numpy as np
 import torch
 
+from utils.data.labels import Photo
 from utils.data.polygons import draw_index_map, large_to_small, polygon_boxes, transform_points
 
 MIXUP_BETA = 32.0  # both parameters of the beta distribution of the share: 0.5 +- 0.06, as in YOLOv8
@@ -45,6 +47,18 @@ class Scene:
     image: np.ndarray
     class_ids: list[int]
     polygons: list[np.ndarray]
+
+
+Draw = Callable[[np.ndarray, np.ndarray], None]  # draws on a canvas (S, S, 4) through a (2, 3) map
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A photograph or a window of one, to be drawn: its labels, its (height, width), and how to draw it."""
+
+    labels: Photo
+    shape: tuple[int, int]
+    draw: Draw
 
 
 def sample_generator(seed: int, epoch: int, index: int) -> np.random.Generator:
@@ -98,15 +112,15 @@ def compose(outer: np.ndarray, inner: np.ndarray) -> np.ndarray:
     return np.hstack([outer[:, :2] @ inner[:, :2], outer[:, :2] @ inner[:, 2:] + outer[:, 2:]])
 
 
-def seen_window(matrix: np.ndarray, shape: tuple[int, int], size_px: int) -> tuple[range, range]:
+def seen_window(matrix: np.ndarray, shape: tuple[int, int], size_px: int, margin_px: int = 2) -> tuple[range, range]:
     """Return the rows and columns of a (height, width) image that are visible through a (2, 3) map in a square.
 
-    Includes two pixels more on each side for interpolation. Both are empty if nothing is visible.
+    Includes `margin_px` more on each side for interpolation. Both are empty if nothing is visible.
     """
     square = np.array([[0, 0], [size_px, 0], [size_px, size_px], [0, size_px]], np.float64)
     seen = transform_points(square, cv2.invertAffineTransform(matrix))
-    low = np.floor(seen.min(0)).astype(int) - 2
-    high = np.ceil(seen.max(0)).astype(int) + 2
+    low = np.floor(seen.min(0)).astype(int) - margin_px
+    high = np.ceil(seen.max(0)).astype(int) + margin_px
     columns, rows = (
         range(max(start, 0), min(stop, side))
         for start, stop, side in zip(low.tolist(), high.tolist(), shape[::-1], strict=True)
@@ -115,7 +129,7 @@ def seen_window(matrix: np.ndarray, shape: tuple[int, int], size_px: int) -> tup
 
 
 def warp_into(output: np.ndarray, image: np.ndarray, matrix: np.ndarray) -> None:
-    """Draw `image` (H, W, 3) through a (2, 3) map of pixel corners into `output`; leave all other pixels unchanged.
+    """Draw `image` (H, W, 3 or 4) through a (2, 3) map of pixel corners into `output`; leave all other pixels unchanged.
 
     `output` is (S, S, 3) or (S, S, 4); the fourth channel is ignored.
     """
@@ -129,7 +143,7 @@ def warp_into(output: np.ndarray, image: np.ndarray, matrix: np.ndarray) -> None
     centred = matrix.copy()
     centred[:, 2] += matrix[:, :2] @ np.full(2, 0.5) - 0.5 - np.array([x0, y0])
     cv2.warpAffine(
-        cv2.cvtColor(image, cv2.COLOR_RGB2RGBA) if output.shape[2] == 4 else image,
+        cv2.cvtColor(image, cv2.COLOR_RGB2RGBA) if output.shape[2] > image.shape[2] else image,
         centred,
         (x1 - x0, y1 - y0),
         dst=output[y0:y1, x0:x1],

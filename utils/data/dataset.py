@@ -15,7 +15,9 @@ from torch.utils.data import Dataset, default_collate
 from utils.common.errors import DataErrors, UserError
 from utils.data.augment import (
     AugmentConfig,
+    Draw,
     Scene,
+    Tile,
     blend,
     compose,
     draw_gains,
@@ -31,21 +33,13 @@ from utils.data.augment import (
 from utils.data.cache import PackedImages, load_photo, open_or_build, unreadable_message
 from utils.data.dataset_yaml import DatasetSpec, label_file_for
 from utils.data.images import FILL, ImageError, fit_long_side, letterbox, scaled_size
-from utils.data.labels import LabelError, read_yolo_label
+from utils.data.labels import LabelError, Photo, read_yolo_label
 from utils.data.loader import Key
 from utils.data.polygons import large_to_small, polygon_boxes, transform_points, visible_outlines
 from utils.data.target_masks import draw_masks
+from utils.data.windows import WindowedPhotos
 
 NO_GAINS = (1.0, 1.0, 1.0)
-
-
-@dataclass(frozen=True)
-class Photo:
-    """A photograph's file and labels; polygons are float32 (V, 2), normalised x, y."""
-
-    file: Path
-    class_ids: np.ndarray
-    polygons: list[np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -162,7 +156,8 @@ class SegmentationDataset(Dataset[Sample]):
     """The samples of a split at `size_px`; indexed by (epoch, index) or (epoch, index, size_px).
 
     Samples are letterboxed if `augment` is None, else augmented. Mosaic, mixup and copy-paste end before epoch
-    `mosaic_epochs`. With `colours_on_device` a sample has its colour gains instead of changed colours.
+    `mosaic_epochs`. With `colours_on_device` a sample has its colour gains instead of changed colours. With `windowed` an
+    augmented sample shows a window in the place of a photograph, and there are as many samples as windows.
     """
 
     def __init__(
@@ -171,6 +166,7 @@ class SegmentationDataset(Dataset[Sample]):
         size_px: int,
         *,
         packed: PackedImages | None = None,
+        windowed: WindowedPhotos | None = None,
         augment: AugmentConfig | None = None,
         mosaic_epochs: int = 0,
         seed: int = 0,
@@ -179,6 +175,7 @@ class SegmentationDataset(Dataset[Sample]):
         self.photos = photos
         self.size_px = size_px
         self.packed = packed
+        self.windowed = windowed
         self.augment = augment
         self.mosaic_epochs = mosaic_epochs
         self.seed = seed
@@ -187,7 +184,7 @@ class SegmentationDataset(Dataset[Sample]):
     collate = staticmethod(collate)
 
     def __len__(self) -> int:
-        return len(self.photos)
+        return len(self.photos) if self.windowed is None else len(self.windowed.windows)
 
     def __getitem__(self, key: Key) -> Sample:
         epoch, index = key[:2]
@@ -217,51 +214,53 @@ class SegmentationDataset(Dataset[Sample]):
     def _augmented(self, epoch: int, index: int, size_px: int, config: AugmentConfig) -> Sample:
         rng = sample_generator(self.seed, epoch, index)
         may_mix = epoch < self.mosaic_epochs
-        scene = self._scene(index, size_px, may_mix, config, rng)
+        scene = self._scene((epoch, index, size_px), may_mix, config, rng)
         if may_mix and config.mixup and rng.random() < config.mixup:
-            other = int(rng.integers(len(self.photos)))
-            scene = blend(scene, self._scene(other, size_px, may_mix, config, rng), rng)
+            other = int(rng.integers(len(self)))
+            scene = blend(scene, self._scene((epoch, other, size_px), may_mix, config, rng), rng)
         gains = draw_gains(config, rng)
         class_ids = np.array(scene.class_ids, np.int64)
         if self.colours_on_device:
             return self._finish(index, scene.image, class_ids, scene.polygons, colour_gains=tuple(gains.tolist()))
         return self._finish(index, jitter_colour(scene.image, gains), class_ids, scene.polygons)
 
-    def _scene(self, index: int, size_px: int, may_mix: bool, config: AugmentConfig, rng: np.random.Generator) -> Scene:
-        """Draw a photograph in a random view; with `may_mix` possibly a mosaic of four, and pasted objects."""
+    def _scene(self, key: Key, may_mix: bool, config: AugmentConfig, rng: np.random.Generator) -> Scene:
+        """Draw a sample's photograph or window in a random view; with `may_mix` possibly a mosaic of four, and pasted
+        objects."""
+        epoch, index, size_px = key
         use_mosaic = may_mix and rng.random() < config.mosaic
-        indices = [index, *rng.integers(len(self.photos), size=3).tolist()] if use_mosaic else [index]
-        windows = [self._window_reader(position, size_px) for position in indices]
-        shapes = [shape for shape, _ in windows]
+        indices = [index, *rng.integers(len(self), size=3).tolist()] if use_mosaic else [index]
+        tiles = [self._tile(epoch, position, size_px) for position in indices]
         if use_mosaic:
             view = random_view(2 * size_px, size_px, config, rng)
-            placed = mosaic_matrices(shapes, size_px, rng)
+            placed = mosaic_matrices([tile.shape for tile in tiles], size_px, rng)
         else:
             view = random_view(size_px, size_px, config, rng)
-            placed = [letterbox_matrix(*shapes[0], size_px)]
+            placed = [letterbox_matrix(*tiles[0].shape, size_px)]
         # Four channels: OpenCV needs 60 % of the time that it needs for three.
         canvas = np.full((size_px, size_px, 4), FILL, np.uint8)
-        tiles = []
-        for position, ((height, width), read), matrix in zip(indices, windows, placed, strict=True):
+        seen = []
+        for tile, matrix in zip(tiles, placed, strict=True):
             total = compose(view, matrix)
-            rows, columns = seen_window(total, (height, width), size_px)
-            if rows:
-                corner = np.array([[1, 0, columns.start], [0, 1, rows.start]])
-                warp_into(canvas, read(rows)[:, columns.start : columns.stop], compose(total, corner))
+            tile.draw(canvas, total)
+            height, width = tile.shape
             of_unit_square = np.hstack([total[:, :2] * (width, height), total[:, 2:]])
-            tiles.append((self.photos[position], of_unit_square))
-        class_ids, polygons = _visible(tiles, size_px)
+            seen.append((tile.labels, of_unit_square))
+        class_ids, polygons = _visible(seen, size_px)
         scene = Scene(cv2.cvtColor(canvas, cv2.COLOR_RGBA2RGB), class_ids, polygons)
         return paste_mirrored(scene, config.copy_paste, rng) if may_mix and config.copy_paste else scene
 
-    def _window_reader(self, index: int, size_px: int) -> tuple[tuple[int, int], Callable[[range], np.ndarray]]:
-        """Return a photograph's (height, width) and a function that reads some of its rows."""
+    def _tile(self, epoch: int, index: int, size_px: int) -> Tile:
+        if self.windowed is not None:
+            return self.windowed.tile(epoch, index)
         packed = self.packed
         if packed is not None and max(packed.shape(index)) <= size_px:
-            return packed.shape(index), lambda rows: packed.read(index, rows)
+            shape = packed.shape(index)
+            return Tile(self.photos[index], shape, _row_drawer(shape, lambda rows: packed.read(index, rows)))
         # Shrink by area averaging first: warping to a much smaller size would break up thin wires.
         image = fit_long_side(self.image(index), size_px)
-        return (image.shape[0], image.shape[1]), lambda rows: image[rows.start : rows.stop]
+        shape = (image.shape[0], image.shape[1])
+        return Tile(self.photos[index], shape, _row_drawer(shape, lambda rows: image[rows.start : rows.stop]))
 
     def _finish(
         self, index: int, image: np.ndarray, class_ids: np.ndarray, polygons: list[np.ndarray], **placement: Any
@@ -274,6 +273,18 @@ class SegmentationDataset(Dataset[Sample]):
         masks = draw_masks(polygons, size_px)
         class_ids = np.asarray(class_ids, np.int64)[order] if len(order) else np.zeros(0, np.int64)
         return Sample(index, image, class_ids, boxes, masks, polygons, **placement)
+
+
+def _row_drawer(shape: tuple[int, int], read: Callable[[range], np.ndarray]) -> Draw:
+    """Return a function that draws an image of (height, width), of which `read` returns rows."""
+
+    def draw(canvas: np.ndarray, matrix: np.ndarray) -> None:
+        rows, columns = seen_window(matrix, shape, canvas.shape[0])
+        if rows:
+            corner = np.array([[1, 0, columns.start], [0, 1, rows.start]])
+            warp_into(canvas, read(rows)[:, columns.start : columns.stop], compose(matrix, corner))
+
+    return draw
 
 
 def _visible(tiles: list[tuple[Photo, np.ndarray]], size_px: int) -> tuple[list[int], list[np.ndarray]]:

@@ -22,6 +22,7 @@ MAX_IMAGE_PIXELS = 400_000_000  # a drone photograph has 20 million
 # A uniform image of any size needs only a few kB. Photographs have 1 to 20 pixels a byte, at most 100 (blue sky).
 UNSUSPICIOUS_PIXELS = 25_000_000
 MAX_PIXELS_PER_BYTE = 200
+NATIVE_LONG_SIDE_PX = 65_535  # the longest side of a JPEG: shrinking to it keeps every photograph's size
 MAX_IMAGE_BYTES = 2_000_000_000
 FILL = 114  # the grey padding that pretrained YOLO weights were trained with
 EXIF_ORIENTATION_TAG = 274  # EXIF 2.32, tag 0x0112
@@ -141,10 +142,10 @@ def letterbox(image: np.ndarray, size_px: int) -> tuple[np.ndarray, float, tuple
     return canvas, scale, (left, top)
 
 
-def encode_jpeg(image: np.ndarray, quality: int = 95) -> bytes:
-    """Encode RGB uint8 as JPEG with 4:2:0 chroma and no EXIF; equal images give equal bytes."""
+def encode_jpeg(image: np.ndarray, quality: int = 95, chroma: str = "420") -> bytes:
+    """Encode RGB uint8 as JPEG without EXIF, by default with 4:2:0 chroma; equal images give equal bytes."""
     pixels = np.ascontiguousarray(image)
-    encoded: bytes = simplejpeg.encode_jpeg(pixels, quality=quality, colorspace="RGB", colorsubsampling="420")
+    encoded: bytes = simplejpeg.encode_jpeg(pixels, quality=quality, colorspace="RGB", colorsubsampling=chroma)
     return encoded
 
 

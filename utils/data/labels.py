@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,15 @@ from utils.common.errors import UserError
 
 MAX_LABEL_FILE_BYTES = 20_000_000
 OUTSIDE_TOLERANCE = 1e-3  # fraction of the image; rounding errors up to this are clipped, more is an error
+
+
+@dataclass(frozen=True)
+class Photo:
+    """A photograph's file and labels; polygons are float (V, 2), normalised x, y."""
+
+    file: Path
+    class_ids: np.ndarray
+    polygons: list[np.ndarray]
 
 
 class LabelError(UserError):

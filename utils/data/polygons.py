@@ -35,7 +35,7 @@ def visible_outlines(
     points, owner = clip_outlines(points[is_near], owner[is_near], size_px)
     if len(points) == 0:
         return [], []
-    starts = _starts_of(owner)
+    starts = starts_of(owner)
     kept = owner[starts]
     low, high = extents(points, starts)
     sides = high - low
@@ -46,12 +46,15 @@ def visible_outlines(
     return class_ids[kept[is_enough]].tolist(), [outlines[position] for position in np.flatnonzero(is_enough).tolist()]
 
 
-def clip_outlines(points: np.ndarray, owner: np.ndarray, size_px: float) -> tuple[np.ndarray, np.ndarray]:
-    """Clip joined outlines to the square [0, size_px]²; `owner` (V,), ascending, is the outline of each vertex.
+def clip_outlines(
+    points: np.ndarray, owner: np.ndarray, width_px: float, height_px: float | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Clip joined outlines to [0, width_px] x [0, height_px], by default a square.
 
-    Sutherland and Hodgman 1974. Clamping vertices instead would bend wires at the border.
+    `owner` (V,), ascending, is the outline of each vertex. Sutherland and Hodgman 1974. Clamping vertices instead would
+    bend wires at the border. An outline that leaves and comes back stays one, with an edge along the border.
     """
-    for axis in (0, 1):
+    for axis, size_px in enumerate((width_px, width_px if height_px is None else height_px)):
         for limit, sign in ((0.0, 1.0), (size_px, -1.0)):
             distance = (points[:, axis] - limit) * sign
             if len(points) and distance.min() < 0:
@@ -60,7 +63,7 @@ def clip_outlines(points: np.ndarray, owner: np.ndarray, size_px: float) -> tupl
 
 
 def _clip_half_plane(points: np.ndarray, owner: np.ndarray, distance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    following = following_vertex(_starts_of(owner), len(owner))
+    following = following_vertex(starts_of(owner), len(owner))
     inside = distance >= 0
     crosses = inside != inside[following]
     starts, ends = points[crosses], points[following[crosses]]
@@ -89,7 +92,8 @@ def extents(points: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndar
     return np.minimum.reduceat(points, starts, axis=0), np.maximum.reduceat(points, starts, axis=0)
 
 
-def _starts_of(owner: np.ndarray) -> np.ndarray:
+def starts_of(owner: np.ndarray) -> np.ndarray:
+    """Return the row where each joined outline begins; `owner` (V,) is ascending."""
     return np.flatnonzero(np.diff(owner, prepend=-1))
 
 
@@ -100,8 +104,8 @@ def following_vertex(starts: np.ndarray, num_vertices: int) -> np.ndarray:
     return following
 
 
-def _areas(polygons: list[np.ndarray]) -> np.ndarray:
-    points, starts = join_outlines(polygons)
+def areas(points: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Return the area inside each joined outline."""
     x, y = points.T
     following = following_vertex(starts, len(points))
     # Rounded, so that copies of an object keep their order despite rounding errors.
@@ -110,7 +114,7 @@ def _areas(polygons: list[np.ndarray]) -> np.ndarray:
 
 def large_to_small(polygons: list[np.ndarray]) -> np.ndarray:
     """Return the indices that sort outlines by area, largest first: drawn in this order, small ones lie on top."""
-    return np.argsort(-_areas(polygons), kind="stable") if polygons else np.zeros(0, np.int64)
+    return np.argsort(-areas(*join_outlines(polygons)), kind="stable") if polygons else np.zeros(0, np.int64)
 
 
 def polygon_boxes(polygons: list[np.ndarray]) -> np.ndarray:

@@ -32,7 +32,7 @@ from utils.measure.step_timer import (
     run_training_steps,
     time_training_steps,
 )
-from utils.measure.synthetic import synthetic_batch
+from utils.measure.synthetic import synthetic_batch, training_colours
 from utils.measure.tensor_memory import TensorMemory, optimizer_tensors
 
 BEST_WITHIN = 0.03  # a smaller batch this close to the fastest one is the better choice
@@ -122,7 +122,8 @@ def profile_batch(
 ) -> BatchProfile:
     """Train on a synthetic batch and return its profile. Raises torch.OutOfMemoryError when a GPU cannot hold it."""
     device = engine.device
-    batch = synthetic_batch(batch_size, size_px, criterion_of(engine).num_classes, objects_per_image=objects_per_image)
+    classes, colours = criterion_of(engine).num_classes, training_colours(device)
+    batch = synthetic_batch(batch_size, size_px, classes, objects_per_image=objects_per_image, colours=colours)
     time_training_steps(engine, batch, warmup_steps, 1)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # reserved for a smaller batch, or while cuDNN searched for the fastest kernel

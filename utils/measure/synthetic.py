@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 from utils.data.augment import AugmentConfig, draw_gains
 from utils.data.dataset import Batch, Sample, collate
@@ -34,6 +35,11 @@ def synthetic_batch(
     if colours is not None:
         samples = [replace(sample, colour_gains=tuple(draw_gains(colours, rng).tolist())) for sample in samples]
     return collate(samples)
+
+
+def training_colours(device: torch.device) -> AugmentConfig | None:
+    """Return `colours` as a training on `device` has it by default: a GPU varies colours itself, for a CPU the loader does."""
+    return AugmentConfig() if device.type == "cuda" else None
 
 
 def _sample(index: int, size_px: int, num_classes: int, num_objects: int, rng: np.random.Generator) -> Sample:

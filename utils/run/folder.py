@@ -82,6 +82,7 @@ def differences(config: Any, earlier: dict[str, Any]) -> list[str]:
     """
     compared = [field for field in fields(config) if not field.metadata["may_differ"]]
     values = [(field.name, earlier.get(field.name, field.default), getattr(config, field.name)) for field in compared]
+    values = [(name, tuple(before) if isinstance(before, list) else before, now) for name, before, now in values]
     return [f"{name} {before} -> {now}" for name, before, now in values if before != now]
 
 

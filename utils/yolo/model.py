@@ -145,13 +145,24 @@ def _keep_frozen(num_layers: int, model: YoloModel, _: Any) -> None:
             layer.eval()
 
 
-def save_deployable(path: Path, module: nn.Module, info: dict[str, Any], *, img_size: int, data: str) -> None:
-    """Write, atomically and in half precision, a file that Ultralytics' `YOLO(path)` opens to predict, val or export."""
+def save_deployable(
+    path: Path,
+    module: nn.Module,
+    info: dict[str, Any],
+    *,
+    img_size: int,
+    data: str,
+    windows: dict[str, float] | None = None,
+) -> None:
+    """Write, atomically and in half precision, a file that Ultralytics' `YOLO(path)` opens to predict, val or export.
+
+    `windows` are the facts of a training on windows, which `trained_windows` returns.
+    """
     deployed: YoloModel = copy.deepcopy(module).cpu().eval()
     deployed = revert_sync_batchnorm(deployed).half().to(memory_format=torch.contiguous_format)
     deployed.criterion = None
     deployed._forward_pre_hooks.clear()  # code of this project, which other programs cannot load
-    deployed.args = {"task": "segment", "imgsz": img_size, "data": data}
+    deployed.args = {"task": "segment", "imgsz": img_size, "data": data, **({"windows": windows} if windows else {})}
     content = {
         "epoch": -1,
         "best_fitness": None,

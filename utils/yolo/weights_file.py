@@ -234,8 +234,15 @@ def _plain(value: Any, budget: list[int]) -> Any:
 
 
 def _plain_options(options: Any) -> dict[str, Any]:
-    """Return the scalar training options (`imgsz`, `data`, …) that a model carries; older files wrap them."""
+    """Return the plain training options (`imgsz`, `data`, …) that a model carries; older files wrap them."""
     found = options.content if isinstance(options, _Shell) else options
     if not isinstance(found, dict):
         return {}
-    return {str(name): value for name, value in found.items() if isinstance(value, str | int | float | bool)}
+    return {str(name): value for name, value in found.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether an option is a scalar, or a dictionary of numbers."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and isinstance(number, int | float) for key, number in value.items())
+    return isinstance(value, str | int | float | bool)

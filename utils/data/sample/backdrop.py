@@ -10,7 +10,6 @@ import numpy as np
 from utils.data.sample.canvas import Annotation, Canvas, Colour, Frame, ellipse, shade, vary
 
 _TILE_PX = 1024
-_GRAIN_PX = 1500
 # The darkest and the lightest colour; noise chooses between them.
 _GROUNDS: dict[str, tuple[Colour, Colour]] = {
     "meadow": ((70, 92, 40), (152, 168, 90)),
@@ -28,7 +27,7 @@ def paint_backdrop(canvas: Canvas, rng: np.random.Generator) -> list[Annotation]
     """Paint everything behind the line, blurred and hazy; return the background structures."""
     kind = str(rng.choice(list(_GROUNDS)))
     looks_down = kind == "forest" or rng.random() < 0.4
-    horizon_px = 0 if looks_down else round(canvas.height * rng.uniform(0.3, 0.62))
+    horizon_px = 0 if looks_down else round(canvas.height_px * rng.uniform(0.3, 0.62))
     if not looks_down:
         _paint_sky(canvas, rng, horizon_px)
     _paint_ground(canvas, rng, kind, horizon_px)
@@ -42,10 +41,8 @@ def paint_backdrop(canvas: Canvas, rng: np.random.Generator) -> list[Annotation]
         _paint_tree_line(canvas, rng, horizon_px)
     buildings = _paint_buildings(canvas, rng, horizon_px) if rng.random() < 0.66 else []
     for _ in range(int(rng.integers(0, 5))):
-        y_px = rng.uniform(horizon_px + 40, canvas.height)
-        _paint_bush(canvas, rng, rng.uniform(0, canvas.width), y_px, rng.uniform(40, 110))
-    if canvas.zoom > 1:
-        _paint_fence(canvas, rng, horizon_px)
+        y_px = rng.uniform(horizon_px + 40, canvas.height_px)
+        _paint_bush(canvas, rng, rng.uniform(0, canvas.width_px), y_px, rng.uniform(40, 110))
     cv2.GaussianBlur(canvas.image, (0, 0), rng.uniform(0.7, 1.6), dst=canvas.image)
     haze = rng.uniform(0.04, 0.26)
     cv2.addWeighted(canvas.image, 1 - haze, canvas.image, 0, 214 * haze, dst=canvas.image)
@@ -55,7 +52,7 @@ def paint_backdrop(canvas: Canvas, rng: np.random.Generator) -> list[Annotation]
 def paint_branch(canvas: Canvas, rng: np.random.Generator) -> np.ndarray:
     """Paint a leafy branch in the foreground, from the left or right edge; return its outline."""
     side = 1 if rng.random() < 0.5 else -1
-    root = Frame(0 if side > 0 else canvas.width, canvas.height * rng.uniform(0.15, 0.95))
+    root = Frame(0 if side > 0 else canvas.width_px, canvas.height_px * rng.uniform(0.15, 0.95))
     length_px, rise_px = rng.uniform(130, 330), rng.uniform(-150, 60)
     fractions = np.linspace(0, 1, 6)[:, None]
     twig = root.place(fractions * (side * length_px, rise_px) + rng.normal(0, 9, (6, 2)) * fractions)
@@ -76,7 +73,7 @@ def paint_branch(canvas: Canvas, rng: np.random.Generator) -> np.ndarray:
 
 def finish(canvas: Canvas, rng: np.random.Generator) -> None:
     """Apply uneven light, colour cast, slight blur and sensor noise, in place."""
-    image, (height, width) = canvas.image, canvas.image.shape[:2]
+    image, height, width = canvas.image, canvas.height_px, canvas.width_px
     across = np.linspace(-0.5, 0.5, 40)[None, :] * canvas.sun
     down = np.linspace(-0.5, 0.5, 30)[:, None]
     falloff = 1 + across * rng.uniform(0, 0.24) + down * rng.uniform(-0.16, 0.16) - (across**2 + down**2) * 0.2
@@ -88,28 +85,23 @@ def finish(canvas: Canvas, rng: np.random.Generator) -> None:
         cv2.GaussianBlur(image, (0, 0), rng.uniform(0.4, 0.9), dst=image)
     strength = rng.uniform(0.03, 0.14)
     left, top = rng.integers(0, 200, 2)
-    grain = _grain()
-    if max(height, width) > _GRAIN_PX - 200:
-        grain = np.tile(grain, (height // _GRAIN_PX + 2, width // _GRAIN_PX + 2, 1))
-    grain = grain[top : top + height, left : left + width]
+    grain = _grain()[top : top + height, left : left + width]
     cv2.addWeighted(image, 1.0, grain, strength, -128 * strength, dst=image)
 
 
-def _paint_sky(canvas: Canvas, rng: np.random.Generator, horizon: int) -> None:
-    horizon_px, width_px = canvas.pixels(horizon), canvas.image.shape[1]
+def _paint_sky(canvas: Canvas, rng: np.random.Generator, horizon_px: int) -> None:
     zenith = np.array(vary(rng, (112, 156, 206), 0.16))
     low = np.array(vary(rng, (206, 218, 228), 0.06))
     blend = np.linspace(0, 1, horizon_px)[:, None, None]
-    sky = np.broadcast_to(zenith + (low - zenith) * blend, (horizon_px, width_px, 3)).astype(np.uint8)
-    clouds = _crop_noise(rng, width_px, horizon_px, 4.0 * canvas.zoom)
+    sky = np.broadcast_to(zenith + (low - zenith) * blend, (horizon_px, canvas.width_px, 3)).astype(np.uint8)
+    clouds = _crop_noise(rng, canvas.width_px, horizon_px, 4.0)
     opacity = np.clip((clouds.astype(np.float32) - 118) / 90, 0, rng.uniform(0.1, 0.85))[..., None]
     canvas.image[:horizon_px] = sky + (244 - sky.astype(np.float32)) * opacity
 
 
-def _paint_ground(canvas: Canvas, rng: np.random.Generator, kind: str, horizon: int) -> None:
-    horizon_px = canvas.pixels(horizon)
-    height, width = canvas.image[horizon_px:].shape[:2]
-    coarse = _crop_noise(rng, width, height, 3.0 * canvas.zoom)
+def _paint_ground(canvas: Canvas, rng: np.random.Generator, kind: str, horizon_px: int) -> None:
+    width, height = canvas.width_px, canvas.height_px - horizon_px
+    coarse = _crop_noise(rng, width, height, 3.0)
     if horizon_px:  # the texture gets smaller and flatter towards the horizon
         source = np.array([[330, 0], [694, 0], [694, 1000], [330, 1000]], np.float32)
         target = np.array([[-width, height], [2 * width, height], [width * 0.7, -4], [width * 0.3, -4]], np.float32)
@@ -118,10 +110,7 @@ def _paint_ground(canvas: Canvas, rng: np.random.Generator, kind: str, horizon: 
             _noise(), matrix, (width, height), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_WRAP
         )
     else:
-        fine = _crop_noise(rng, width, height, 1.2 * canvas.zoom)
-    if canvas.zoom > 1:  # what the enlarged noise lacks: detail of a few pixels
-        near, far = (_tiled_noise(rng, width, height, zoom) for zoom in (1.0, 2.7))
-        fine = cv2.addWeighted(fine, 0.4, cv2.addWeighted(near, 1.5, far, 0.7, -154), 0.6, 0)
+        fine = _crop_noise(rng, width, height, 1.2)
     dark, light = (np.array(vary(rng, colour, 0.1)) for colour in _GROUNDS[kind])
     palette = np.clip(np.linspace(dark, light, 256), 0, 255).astype(np.uint8)[:, None]
     share = rng.uniform(0.25, 0.5)
@@ -131,24 +120,20 @@ def _paint_ground(canvas: Canvas, rng: np.random.Generator, kind: str, horizon: 
 def _paint_crowns(canvas: Canvas, rng: np.random.Generator) -> None:
     """Paint tree crowns seen from above, each a few discs lighter towards the sun, under one texture of leaves."""
     green = vary(rng, (58, 84, 40), 0.15)
-    centres = rng.uniform((-40, -40), (canvas.width + 40, canvas.height + 40), (170, 2))
+    centres = rng.uniform((-40, -40), (canvas.width_px + 40, canvas.height_px + 40), (170, 2))
     for x_px, y_px in centres[np.argsort(centres[:, 1])]:
         radius, tone = rng.uniform(34, 72), rng.uniform(0.75, 1.15)
         for step, light in enumerate((0.55, 0.85, 1.05, 1.22)):
             size, shift = radius * (1 - 0.24 * step), radius * 0.13 * step
             blob = ellipse(x_px + canvas.sun * shift, y_px - shift, size, size, 14)
             canvas.fill(blob + rng.normal(0, size * 0.07, blob.shape), shade(green, light * tone))
-    height_px, width_px = canvas.image.shape[:2]
-    noise = _crop_noise(rng, width_px, height_px, canvas.zoom)
-    if canvas.zoom > 1:
-        noise = cv2.addWeighted(noise, 0.5, _tiled_noise(rng, width_px, height_px, 1.7), 0.5, 0)
-    leaves = cv2.cvtColor(noise, cv2.COLOR_GRAY2RGB)
+    leaves = cv2.cvtColor(_crop_noise(rng, canvas.width_px, canvas.height_px, 1.0), cv2.COLOR_GRAY2RGB)
     cv2.multiply(canvas.image, cv2.addWeighted(leaves, 0.5, leaves, 0, 64), dst=canvas.image, scale=1 / 128)
 
 
 def _paint_fields(canvas: Canvas, rng: np.random.Generator, horizon_px: int) -> None:
     """Tint a few strips of land and draw furrows towards a vanishing point."""
-    width, height = canvas.width, canvas.height
+    width, height = canvas.width_px, canvas.height_px
     vanishing = np.array([width * rng.uniform(-0.2, 1.2), horizon_px - (20 if horizon_px else 3000)])
     edges = np.sort(rng.uniform(-1.2, 2.2, 5)) * width
     land = canvas.image.copy()
@@ -157,14 +142,13 @@ def _paint_fields(canvas: Canvas, rng: np.random.Generator, horizon_px: int) -> 
         canvas.fill(np.array([vanishing, *near]), vary(rng, (146, 136, 82), 0.3))
         for foot in np.arange(edges[number], edges[number + 1], 46):
             canvas.line(np.array([vanishing, (foot, height)]), (84, 78, 50), 5)
-    rows = canvas.pixels(horizon_px)
-    canvas.image[:rows] = land[:rows]
+    canvas.image[:horizon_px] = land[:horizon_px]
     share = rng.uniform(0.3, 0.6)
     cv2.addWeighted(canvas.image, share, land, 1 - share, 0, dst=canvas.image)
 
 
 def _paint_road(canvas: Canvas, rng: np.random.Generator, horizon_px: int) -> None:
-    width, height = canvas.width, canvas.height
+    width, height = canvas.width_px, canvas.height_px
     asphalt = vary(rng, (122, 120, 118), 0.15)
     far_x, near_x = rng.uniform(-0.2, 1.2, 2) * width
     far_px, near_px = (12.0, rng.uniform(240, 420)) if horizon_px else (rng.uniform(130, 200),) * 2
@@ -176,23 +160,9 @@ def _paint_road(canvas: Canvas, rng: np.random.Generator, horizon_px: int) -> No
         canvas.line(np.array(dash), (206, 204, 192), 2 + 5 * here)
 
 
-def _paint_fence(canvas: Canvas, rng: np.random.Generator, horizon: int) -> None:
-    """Paint posts and thin fence wires, which must not be taken for conductors."""
-    for _ in range(int(rng.integers(1, 4))):
-        y, slope = rng.uniform(horizon + 30, canvas.height), rng.uniform(-0.15, 0.15)
-        height = rng.uniform(9, 22)
-        colour = vary(rng, (112, 102, 90), 0.3)
-        for level in (0.35, 0.65, 0.95):
-            ends = np.array([[-5.0, y - height * level], [canvas.width + 5, y + slope * canvas.width - height * level]])
-            canvas.line(ends, shade(colour, rng.uniform(0.7, 1.3)), rng.uniform(2, 4) / canvas.zoom)
-        for x in np.arange(rng.uniform(0, 50), canvas.width, rng.uniform(28, 60)):
-            foot = np.array([x, y + slope * x])
-            canvas.line(np.stack([foot, foot - (0, height)]), shade(colour, 0.6), height * 0.08)
-
-
 def _paint_tree_line(canvas: Canvas, rng: np.random.Generator, horizon_px: int) -> None:
     green = vary(rng, (74, 96, 62), 0.15)
-    x_px = np.linspace(-20, canvas.width + 20, 60)
+    x_px = np.linspace(-20, canvas.width_px + 20, 60)
     for depth, light in ((34, 1.15), (18, 0.9)):
         tops = horizon_px - depth * rng.uniform(0.3, 1.6) * rng.uniform(0.5, 1.3, 60)
         crowns = np.stack([x_px, tops], axis=1)
@@ -219,15 +189,15 @@ def _paint_buildings(canvas: Canvas, rng: np.random.Generator, horizon_px: int) 
     sides = rng.permutation([0.17, 0.83])[: 1 + int(rng.random() < 0.45)]
     for side in sides:
         size_px = rng.uniform(230, 400)
-        x_px = canvas.width * side + rng.uniform(-50, 50) - size_px * 0.7
-        lowest = min(horizon_px + 60 + size_px * 0.5, canvas.height * 0.9)
-        frame = Frame(x_px, rng.uniform(lowest, max(lowest + 1, canvas.height * 0.96)), size_px)
-        outline = _paint_house(canvas, rng, frame)
+        x_px = canvas.width_px * side + rng.uniform(-50, 50) - size_px * 0.7
+        lowest = min(horizon_px + 60 + size_px * 0.5, canvas.height_px * 0.9)
+        frame = Frame(x_px, rng.uniform(lowest, max(lowest + 1, canvas.height_px * 0.96)), size_px)
+        outline = paint_house(canvas, rng, frame)
         buildings.append(Annotation("background_structure", outline))
     return buildings
 
 
-def _paint_house(canvas: Canvas, rng: np.random.Generator, frame: Frame) -> np.ndarray:
+def paint_house(canvas: Canvas, rng: np.random.Generator, frame: Frame) -> np.ndarray:
     """Paint a house or shed one unit wide, the lower left corner of its front at the origin; return its outline."""
     is_shed = rng.random() < 0.25
     wall, roof = vary(rng, _WALLS[rng.integers(len(_WALLS))]), vary(rng, _ROOFS[rng.integers(len(_ROOFS))])
@@ -276,16 +246,6 @@ def _crop_noise(rng: np.random.Generator, width_px: int, height_px: int, zoom: f
     return cv2.resize(piece, (width_px, height_px), interpolation=cv2.INTER_LINEAR)
 
 
-def _tiled_noise(rng: np.random.Generator, width_px: int, height_px: int, zoom: float) -> np.ndarray:
-    """Return the noise, enlarged by `zoom` and repeated in mirrored tiles from a random place: uint8 (height_px, width_px)."""
-    tile = cv2.resize(_noise(), None, fx=zoom, fy=zoom, interpolation=cv2.INTER_LINEAR)
-    side = len(tile)
-    left, top = rng.integers(0, side, 2)
-    block = np.block([[tile, tile[:, ::-1]], [tile[::-1], tile[::-1, ::-1]]])
-    rows, columns = (top + np.arange(height_px)) % (2 * side), (left + np.arange(width_px)) % (2 * side)
-    return block[rows][:, columns]
-
-
 @functools.cache
 def _noise() -> np.ndarray:
     """Return fractal noise, uint8 (_TILE_PX, _TILE_PX), with a mean of about 128, the same in every process."""
@@ -300,6 +260,6 @@ def _noise() -> np.ndarray:
 
 @functools.cache
 def _grain() -> np.ndarray:
-    """Return sensor noise, uint8 (_GRAIN_PX, _GRAIN_PX, 3), mean 128, standard deviation 40."""
-    noise = np.random.default_rng(20220502).standard_normal((_GRAIN_PX, _GRAIN_PX, 3), dtype=np.float32)
+    """Return sensor noise, uint8 (1500, 1500, 3), mean 128, standard deviation 40."""
+    noise = np.random.default_rng(20220502).standard_normal((1500, 1500, 3), dtype=np.float32)
     return np.clip(128 + 40 * noise, 0, 255).astype(np.uint8)

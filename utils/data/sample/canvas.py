@@ -1,7 +1,6 @@
 """Anti-aliased drawing with sub-pixel vertices, and coordinate frames for the parts of a scene.
 
-Points are float arrays (n, 2) of x right, y down, in units of the upright photograph; colours are RGB, 0 to 255. A unit is
-one pixel, unless the canvas has a `zoom`: then it is `zoom` pixels.
+Points are float arrays (n, 2) of x right, y down, in pixels of the upright photograph; colours are RGB, 0 to 255.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 
 Colour = tuple[float, float, float]
 _SHIFT = 4  # cv2 takes corners as integers of 1/16 pixel
-_FAR = 4000.0  # units
+_FAR_PX = 16_000.0
 
 
 class Annotation(NamedTuple):
@@ -52,26 +51,22 @@ class Frame:
 class Canvas:
     """A photograph, painted back to front: RGB uint8 (height, width, 3). `sun`: -1 is at the left, 1 at the right.
 
-    `width` and `height` are in units.
+    pixel_centre: the coordinates of the first pixel's centre, 0.5 where the photograph covers 0 to `width_px`.
     """
 
-    def __init__(self, width_px: int, height_px: int, sun: Literal[-1, 1], zoom: float = 1.0) -> None:
+    def __init__(self, width_px: int, height_px: int, sun: Literal[-1, 1], pixel_centre: float = 0.0) -> None:
         self.image = np.zeros((height_px, width_px, 3), np.uint8)
-        self.width, self.height, self.sun, self.zoom = width_px / zoom, height_px / zoom, sun, zoom
-
-    def pixels(self, length: float) -> int:
-        """Return a length in units as a whole number of pixels."""
-        return round(length * self.zoom)
+        self.width_px, self.height_px, self.sun, self.pixel_centre = width_px, height_px, sun, pixel_centre
 
     def fill(self, outlines: np.ndarray | list[np.ndarray], colour: Colour) -> None:
         """Fill one outline, or several at once by the even-odd rule."""
         many = outlines if isinstance(outlines, list) else [outlines]
-        cv2.fillPoly(self.image, [_fixed_point(outline, self.zoom) for outline in many], colour, cv2.LINE_AA, _SHIFT)
+        cv2.fillPoly(self.image, [self._fixed_point(outline) for outline in many], colour, cv2.LINE_AA, _SHIFT)
 
-    def line(self, points: np.ndarray, colour: Colour, width: float) -> None:
-        """Draw an open line, `width` units wide."""
-        thickness_px = max(1, round(width * self.zoom))
-        cv2.polylines(self.image, [_fixed_point(points, self.zoom)], False, colour, thickness_px, cv2.LINE_AA, _SHIFT)
+    def line(self, points: np.ndarray, colour: Colour, width_px: float) -> None:
+        """Draw an open line."""
+        width = max(1, round(width_px))
+        cv2.polylines(self.image, [self._fixed_point(points)], False, colour, width, cv2.LINE_AA, _SHIFT)
 
     def round_body(self, left: np.ndarray, right: np.ndarray, colour: Colour, num_strips: int = 9) -> np.ndarray:
         """Fill the area between two sides, each (n, 2), shaded like a cylinder; return its outline (2n, 2)."""
@@ -81,6 +76,9 @@ class Canvas:
             near = left + (right - left) * start
             self.fill(np.concatenate([near, right[::-1]]), shade(colour, _cylinder_light(start, self.sun)))
         return np.concatenate([left, right[::-1]])
+
+    def _fixed_point(self, points: np.ndarray) -> np.ndarray:
+        return np.rint(np.clip(points - self.pixel_centre, -_FAR_PX, _FAR_PX) * (1 << _SHIFT)).astype(np.int32)
 
 
 def shade(colour: Colour, factor: float) -> Colour:
@@ -131,10 +129,6 @@ def area(outline: np.ndarray) -> float:
     """Return a polygon's area in square pixels (the shoelace formula)."""
     x, y = outline[:, 0], outline[:, 1]
     return float(abs(np.dot(x, np.roll(y, 1)) - np.dot(y, np.roll(x, 1))) / 2)
-
-
-def _fixed_point(points: np.ndarray, zoom: float) -> np.ndarray:
-    return np.rint(np.clip(points, -_FAR, _FAR) * zoom * (1 << _SHIFT)).astype(np.int32)
 
 
 def _cylinder_light(across: float, sun: int) -> float:

@@ -146,28 +146,27 @@ def paint_transformer(canvas: Canvas, rng: np.random.Generator, frame: Frame, po
     return frame.place([*left_bushing, *right_bushing, *lid_right, *bend, *lid_left])
 
 
-def paint_conductor(canvas: Canvas, rng: np.random.Generator, path: np.ndarray, bright: bool, width: float) -> None:
+def paint_conductor(canvas: Canvas, rng: np.random.Generator, path: np.ndarray, bright: bool, width_px: float) -> None:
     """Paint a bare wire along a path (n, 2): bright new aluminium or weathered grey, lit from above."""
     colour = vary(rng, (206, 210, 214) if bright else (168, 172, 178), 0.04)
-    canvas.line(path, shade(colour, 0.42), width)
-    canvas.line(path - (0, width * 0.12), colour, width * 0.62)
-    canvas.line(path - (0, width * 0.24), shade(colour, 1.2), width * 0.2)
+    canvas.line(path, shade(colour, 0.42), width_px)
+    canvas.line(path - (0, width_px * 0.12), colour, width_px * 0.62)
+    canvas.line(path - (0, width_px * 0.24), shade(colour, 1.2), width_px * 0.2)
 
 
-def paint_cable(canvas: Canvas, path: np.ndarray, width: float) -> None:
+def paint_cable(canvas: Canvas, path: np.ndarray, width_px: float) -> None:
     """Paint a communication cable along a path (n, 2): a black bundle with a steel wire lashed around it."""
-    canvas.line(path, (22, 22, 25), width)
-    canvas.line(path - (0, width * 0.22), (58, 58, 64), width * 0.2)
-    size = min(1.0, width / 14)  # of the lashing
-    x = np.arange(path[0, 0], path[-1, 0], 42.0 * size)
+    canvas.line(path, (22, 22, 25), width_px)
+    canvas.line(path - (0, width_px * 0.22), (58, 58, 64), width_px * 0.2)
+    x = np.arange(path[0, 0], path[-1, 0], 42.0)
     y = np.interp(x, path[:, 0], path[:, 1])
     for at_x, at_y in zip(x, y, strict=True):
-        lashing = np.array([(at_x - 6 * size, at_y + width / 2), (at_x + 6 * size, at_y - width / 2)])
-        canvas.line(lashing, (128, 128, 130), 2 * size)
+        lashing = np.array([(at_x - 6, at_y + width_px / 2), (at_x + 6, at_y - width_px / 2)])
+        canvas.line(lashing, (128, 128, 130), 2)
 
 
-def paint_jumper(canvas: Canvas, start: np.ndarray, end: np.ndarray, width: float = 3) -> None:
+def paint_jumper(canvas: Canvas, start: np.ndarray, end: np.ndarray) -> None:
     """Paint a thin slack lead between two points, which is not annotated."""
     slack = (abs(end[0] - start[0]) + abs(end[1] - start[1])) * 0.16
     parts = np.linspace(0, 1, 9)[:, None]
-    canvas.line(start + (end - start) * parts + np.sin(parts * math.pi) * (0, slack), (48, 48, 50), width)
+    canvas.line(start + (end - start) * parts + np.sin(parts * math.pi) * (0, slack), (48, 48, 50), 3)

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import csv
+import functools
 import hashlib
 import io
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 from PIL import Image
+from tqdm import tqdm
 
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError
 from utils.common.files import write_bytes_atomic
-from utils.common.threads import ordered_map
 from utils.data.images import EXIF_ORIENTATION_TAG, write_jpeg
 from utils.data.parsing.label_csv import LABEL_CSV
 from utils.data.sample.canvas import Annotation, along, clip
-from utils.data.sample.scene import Scene, draw_scene
+from utils.data.sample.full_size import LONG_SIDE_BOUNDS_PX, draw_full_scene
+from utils.data.sample.scene import SAMPLE_LINE_WIDTH_PX, Scene, draw_scene
 
 _DATASET_NAME = "Built-in sample"
 _CIRCUITS = ("Circuit1", "Circuit10")
+MAX_THREADS = 16  # each takes about 300 MB for a photograph of 20 megapixels
 _COLUMNS = ("Label", "External ID", "Dataset Name")
+Row = tuple[str, str, str]
 _PAST_EDGE_PX = 40.0
 # Counterclockwise quarter turns from the upright to the stored image, by EXIF orientation.
 _TURNS = {3: 2, 6: 1, 8: 3}
@@ -44,8 +51,9 @@ def write_sample(
     """Write labelled drawn photographs of a distribution line in EPRI's raw layout.
 
     Photograph i, its name, row and irregularities depend only on (seed, i): the same call gives the same bytes, and a
-    larger `num_photos` extends a smaller one. `wire_width_px` and `long_side_px` are explained at `draw_scene`.
-    Points are pixels of the upright photograph, also if its file has an EXIF orientation. Irregularities of EPRI's
+    larger `num_photos` extends a smaller one. Wires are about `wire_width_px` wide, by default 14, in a photograph of 1280
+    pixels. With `long_side_px` photographs are as large as a drone camera's and wires by default 4 to 10 pixels wide; as
+    many threads as there are cores draw them. Points are pixels of the upright photograph, also if its file has an EXIF orientation. Irregularities of EPRI's
     files, by index:
 
     - every 8th from 0: polygons extend up to 40 pixels beyond the edges (in others they end there)
@@ -53,8 +61,7 @@ def write_sample(
     - 3, 123, …: another row, whose photograph does not exist; 6, 246, …: a photograph without a row
     - 2, 5, 7 of every 40: EXIF orientation 6, 8, 3
 
-    Raises UserError when a number is out of range, or when the folder holds other
-    photographs or labels.
+    Raises UserError when a number is out of range, or when the folder holds other photographs or labels.
     """
     if num_photos < 1:
         raise UserError(f"num_photos: {num_photos}; ask for at least 1 photograph")
@@ -62,24 +69,43 @@ def write_sample(
         raise UserError(f"seed: {seed}; must not be negative")
     if wire_width_px is not None and not 1 <= wire_width_px <= 40:
         raise UserError(f"wire_width_px: {wire_width_px}; wires can be drawn 1 to 40 pixels wide")
+    smallest, largest = LONG_SIDE_BOUNDS_PX
+    if long_side_px is not None and not smallest <= long_side_px <= largest:
+        raise UserError(f"long_side_px: {long_side_px}; photographs can be drawn with {smallest} to {largest} pixels")
     paths = [output_dir / photo_path(index) for index in range(num_photos)]
     labels_file = output_dir / LABEL_CSV
     _refuse_other_data(output_dir, labels_file, set(paths))
     # Old rows must not describe new photographs: no label file until the new one is complete.
     labels_file.unlink(missing_ok=True)
-    rows: list[tuple[str, str, str]] = []
-    for folder in {path.parent for path in paths}:
-        folder.mkdir(parents=True, exist_ok=True)
+    if long_side_px is None:
+        draw = functools.partial(draw_scene, seed, wire_width_px=wire_width_px or SAMPLE_LINE_WIDTH_PX)
+        rows = [_write_one(path, seed, draw, index) for index, path in enumerate(paths)]
+    else:
+        draw = functools.partial(draw_full_scene, seed, long_side_px=long_side_px, wire_width_px=wire_width_px)
+        rows = _write_in_threads(paths, seed, draw)
+    _write_labels(labels_file, [row for of_photo in rows for row in of_photo])
 
-    def draw(index: int) -> list[dict[str, Any]]:
-        scene = draw_scene(seed, index, wire_width_px, long_side_px)
-        _write_photo(paths[index], scene.image, seed, index)
-        return _label_objects(_annotate(scene, index), scene, seed, index)
 
-    for index, objects in enumerate(ordered_map(draw, range(num_photos), usable_cpu_count())):
-        label = repr({"objects": objects, "classifications": []})
-        rows += [(label, name, _DATASET_NAME) for name in _row_names(paths[index].name, index)]
-    _write_labels(labels_file, rows)
+def _write_in_threads(paths: Sequence[Path], seed: int, draw: Callable[[int], Scene]) -> list[list[Row]]:
+    opencv_threads = cv2.getNumThreads()
+    cv2.setNumThreads(1)  # a photograph per thread; more OpenCV threads would only compete for cores
+    pool = ThreadPoolExecutor(min(usable_cpu_count(), MAX_THREADS))
+    try:
+        futures = [pool.submit(_write_one, path, seed, draw, index) for index, path in enumerate(paths)]
+        return [future.result() for future in tqdm(futures, unit="photo", disable=None)]
+    finally:
+        pool.shutdown(cancel_futures=True)  # waits for the photographs in progress
+        cv2.setNumThreads(opencv_threads)
+
+
+def _write_one(path: Path, seed: int, draw: Callable[[int], Scene], index: int) -> list[Row]:
+    """Draw and write photograph `index`; return its rows of the label file."""
+    scene = draw(index)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write_photo(path, scene.image, seed, index)
+    objects = _label_objects(_annotate(scene, index), scene, seed, index)
+    label = repr({"objects": objects, "classifications": []})
+    return [(label, name, _DATASET_NAME) for name in _row_names(path.name, index)]
 
 
 def photo_path(index: int) -> Path:
@@ -175,7 +201,7 @@ def _identifier(key: str) -> str:
     return "ck" + hashlib.sha256(key.encode()).hexdigest()[:23]
 
 
-def _write_labels(path: Path, rows: list[tuple[str, str, str]]) -> None:
+def _write_labels(path: Path, rows: list[Row]) -> None:
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(_COLUMNS)

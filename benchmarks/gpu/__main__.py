@@ -1,0 +1,128 @@
+"""Prove the GPU path on this machine's NVIDIA GPUs and measure it, in one command without a network.
+
+    make gpu                                          # all parts, under 9 minutes on one GPU
+    DEVICE=cpu make gpu                               # a dry run with small sizes on a CPU
+    PYTHON=python3 WHEELS=wheels make gpu             # another Python; missing packages from a folder of wheels
+    python -m benchmarks.gpu --only nccl profile      # some parts, and those that they need
+
+The last lines are a table with one row per part. Parts that ended well are kept in --output and not run again while
+code, GPU and versions stay the same; --again runs them all. docs/gpu.md explains the parts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from benchmarks.gpu.wheels import missing_modules, start_again_with, unpack
+
+if os.environ.get("WHEELS"):  # before the first import that may need them
+    _site = Path("outputs/gpu/site")
+    print("Unpacked:", ", ".join(unpack(Path(os.environ["WHEELS"]), _site)) or "no wheels", flush=True)
+    start_again_with(_site, "benchmarks.gpu", sys.argv[1:])
+if _missing := missing_modules():
+    sys.exit(
+        f"error: {sys.executable} lacks {', '.join(_missing)}; install requirements.txt and pytest, or set WHEELS to a "
+        f"folder with their wheels"
+    )
+
+import hashlib
+import shutil
+import signal
+import time
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from benchmarks.comparison import source_digest
+from benchmarks.gpu.parts import PARTS, with_needed
+from benchmarks.gpu.plan import Outcome, Part, Setting
+from benchmarks.gpu.report import hardware, results_file, table, verdict, write_results
+from benchmarks.gpu.runner import Running, Store, has_failed, run_parts
+from utils.common.config import Options, option, parse_config
+from utils.common.cores import usable_cpu_count
+from utils.common.environment import prepare_environment
+from utils.common.errors import EXIT_DONE, EXIT_FAILED, UsageError, run_script
+
+MINUTES = {"cuda": 9.0, "cpu": 12.0}
+
+
+@dataclass(frozen=True)
+class GpuConfig(Options):
+    """Options of `python -m benchmarks.gpu`."""
+
+    device: str = option("auto", "auto: the GPUs, which must be there; cpu: a dry run", choices=("auto", "cuda", "cpu"))
+    minutes: float | None = option(None, "time for everything; unset: 9, on a CPU 12", above=0)
+    only: tuple[str, ...] = option((), "parts to run, with those that they need; unset: all", metavar="PART")
+    again: bool = option(False, "also run what is finished")
+    output: str = option("outputs/gpu", "folder for data, logs and finished parts", metavar="DIR")
+    json: str | None = option(None, "results; unset: docs/results/gpu-<name>-<date>.json", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        unknown = set(self.only) - {part.name for part in PARTS}
+        if unknown:
+            raise UsageError(f"--only {' '.join(sorted(unknown))}: there is {' '.join(part.name for part in PARTS)}")
+
+
+def main() -> int:
+    """Run the parts; return 1 when one failed."""
+    start_s = time.monotonic()
+    config = parse_config(GpuConfig, "Prove and measure the GPU path on this machine's NVIDIA GPUs")
+    prepare_environment()
+    num_gpus = 0 if config.device == "cpu" else torch.cuda.device_count()
+    if config.device != "cpu" and not num_gpus:
+        raise UsageError(f"--device {config.device}: PyTorch sees no GPU; DEVICE=cpu make gpu is a dry run without one")
+    root = Path(config.output).resolve()
+    setting = Setting("cuda" if num_gpus else "cpu", num_gpus, root / "work")
+    facts = hardware(setting)
+    names = ", ".join(gpu["name"] for gpu in facts["gpus"]) or "no GPU: a dry run"
+    print(f"{names}; driver {facts['driver']}, torch {facts['torch']}, CUDA {facts['cuda']}", flush=True)
+    store = Store(root / "state", key_of(facts, setting))
+    parts = with_needed(config.only) if config.only else PARTS
+    if config.again:
+        for part in parts if not config.only else [part for part in parts if part.name in config.only]:
+            store.forget(part)
+    kept = {part.name: found for part in parts if (found := store.finished(part))}
+    if "data" not in kept:
+        shutil.rmtree(setting.folder, ignore_errors=True)
+    left_s = partial(time_left, start_s, 60 * (config.minutes or MINUTES[setting.device]))
+    slots = min(max(usable_cpu_count() // 2, 2), 8)
+
+    def start(part: Part, seconds: float) -> Running:
+        if part.name != "data":
+            shutil.rmtree(setting.folder / part.name, ignore_errors=True)
+        return Running(part, setting, root / "logs", min(part.limit_s * setting.patience, seconds))
+
+    def on_end(part: Part, outcome: Outcome) -> None:
+        store.keep(part, outcome)
+        elapsed_s = time.monotonic() - start_s
+        print(f"[{elapsed_s:3.0f} s] {part.name}: {outcome.status}, {outcome.seconds:.0f} s", flush=True)
+
+    outcomes = run_parts(parts, kept, start, left_s, slots, on_end)
+    file = Path(config.json) if config.json else results_file(setting, facts)
+    command = " ".join(["python -m benchmarks.gpu", *sys.argv[1:]])
+    write_results(file, {**facts, "minutes": round((time.monotonic() - start_s) / 60, 2)}, command, parts, outcomes)
+    print(f"\n{table(parts, outcomes)}\n\n{verdict(outcomes)}. Logs: {root / 'logs'}. Results: {file}")
+    return EXIT_FAILED if has_failed(outcomes) else EXIT_DONE
+
+
+def key_of(facts: dict[str, object], setting: Setting) -> str:
+    """Return a digest of what finished parts depend on: code, device, versions, sizes."""
+    named = {name: facts[name] for name in ("gpus", "driver", "torch", "ultralytics")}
+    own = [file.read_bytes() for file in sorted(Path(__file__).resolve().parent.parent.rglob("*.py"))]
+    digest = hashlib.sha256(b"".join(own)).hexdigest()
+    return hashlib.sha256(f"{source_digest()} {digest} {named} {setting.sizes}".encode()).hexdigest()[:16]
+
+
+def time_left(start_s: float, total_s: float) -> float:
+    """Return the seconds left, with a few for the table."""
+    return total_s - (time.monotonic() - start_s) - 5
+
+
+if __name__ == "__main__":
+    # SIGTERM becomes SystemExit, so that every running part is ended with its trainings.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    run_script(main)

@@ -1,0 +1,78 @@
+"""What each rank of the parts `nccl` and `two_ranks` does: every collective, then training steps under DDP."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.gpu.all_collectives import wrong_collectives
+from utils.common.devices import choose_precision, tune_device
+from utils.common.environment import prepare_environment
+from utils.distributed import collectives, rank, read_rank_environment, world_size
+from utils.engine import EngineOptions, TrainingEngine
+from utils.measure.rank_processes import join_ranks, read_job, write_answer
+from utils.measure.step_timer import SegmentationStep
+from utils.measure.synthetic import synthetic_batch
+from utils.yolo.loss import SegmentationLoss
+from utils.yolo.model import build_model
+from utils.yolo.optimizer import parameter_groups
+
+NAMES = tuple("abcdefgh")
+STEPS = 4
+
+
+def check_ranks() -> None:
+    """Be one rank of the job: `devices` (one per rank), `backend`, `precisions`, `img_size`, `timeout_s`.
+
+    The answer holds the wrong collectives and the losses of each training.
+    """
+    prepare_environment()
+    job = read_job()
+    device = torch.device(job["devices"][read_rank_environment().local_rank])
+    join_ranks(device, job["timeout_s"], job["backend"])
+    if world_size() == 1:  # the collectives are shortcuts then; here the one rank goes through the backend
+        collectives.is_distributed = lambda: True
+    tune_device(device, deterministic=False, fixed_shapes=True)
+    wrong = wrong_collectives()
+    losses = {
+        f"{precision}{' with synchronised BatchNorm' if sync else ''}": train(device, precision, job["img_size"], sync)
+        for precision in job["precisions"]
+        for sync in (False, True)
+    }
+    write_answer({"backend": dist.get_backend(), "wrong": wrong, "losses": losses})
+    dist.destroy_process_group()
+
+
+def train(device: torch.device, precision: str, img_size: int, sync: bool) -> Sequence[float]:
+    """Train a few steps under DDP, each rank on its own batch; return this rank's losses.
+
+    Raises RankDisagreement when weights or statistics differ between the ranks, Diverged when they are not finite.
+    """
+    torch.manual_seed(rank())  # DDP must copy rank 0's weights
+    options = EngineOptions(
+        precision=choose_precision(precision, device).name,
+        ema_decay=0.9999,
+        clip_norm=10.0,
+        sync_batchnorm=sync,
+        static_graph=True,
+        quiet=True,
+    )
+    model = build_model("yolov8n-seg.yaml", NAMES).to(device, memory_format=torch.channels_last)
+    engine = TrainingEngine(model, device, options, task=SegmentationStep(), distributed=True)
+    optimizer: Any = torch.optim.SGD(parameter_groups(engine.state.model, 5e-4), lr=1e-3, momentum=0.9, fused=True)
+    engine.begin(optimizer, SegmentationLoss(model))
+    engine.model.train()
+    batch = synthetic_batch(4, img_size, len(NAMES), objects_per_image=3 + 9 * rank(), seed=rank())
+    losses = []
+    for _ in range(STEPS):
+        values, _ = engine.step.forward_backward(batch)
+        engine.step.update()
+        losses.append(float(values["loss"]))
+    engine.recovery.require_agreement()
+    if not all(map(math.isfinite, losses)):
+        raise ValueError(f"the losses are {losses}")
+    return losses

@@ -1,0 +1,149 @@
+"""Parts that measure training. Each of them runs alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+
+from benchmarks import comparison
+from benchmarks.gpu.plan import Finding, Json, PartFailed, Setting
+from benchmarks.summary import PROJECT, SIDES, ULTRALYTICS
+from chaos.jobs import Job
+from utils.common.cores import choose_threads_and_workers
+from utils.common.text import format_bytes
+from utils.run.records import read_epochs
+
+LOADER_BOUND = 0.10  # share of the time spent waiting for batches, from which more loader workers help
+COMPARED = {"images_per_s": "images/s", "epoch_s": "time of an epoch", "wall_s": "time of all"}
+SHOWN = (*COMPARED, "epochs", "peak_memory_bytes", "peak_gpu_memory_bytes")
+# Ultralytics' trainer imports polars only to read its own results.csv again, which may fail.
+NO_POLARS = '"""Stands in for polars."""\n'
+
+
+def script_figures(setting: Setting, name: str, answer: Path, *command: str) -> Json:
+    """Run a script that writes JSON to `answer`; return its content. Raises PartFailed when it fails."""
+    answer.unlink(missing_ok=True)
+    answer.parent.mkdir(parents=True, exist_ok=True)
+    with Job([sys.executable, *command, f"--device={setting.device}"], answer.parent / "log") as job:
+        code = job.wait(600)
+    lines = [line.strip() for line in job.output().splitlines() if line.strip()]
+    if code:
+        raise PartFailed(f"{name} ended with {code}: {lines[-1] if lines else 'it printed nothing'}")
+    content: Json = json.loads(answer.read_text(encoding="utf-8"))
+    return content
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+def profile(setting: Setting) -> Finding:
+    """Run profile_gpu.py: speed, memory and limits of a step at several batch sizes."""
+    sizes, folder = setting.sizes, setting.folder / "profile"
+    batches = [str(number) for number in sizes.batch_sizes]
+    flags = [f"--model={sizes.large_model}", f"--img-size={sizes.full_px}", f"--steps={sizes.steps}"]
+    command = ["profile_gpu.py", *flags, *setting.threads, f"--output={folder}", "--batch-sizes", *batches]
+    found = script_figures(setting, "profile_gpu.py", folder / "profile.json", *command)
+    kept = {name: value for name, value in found.items() if name != "environment"}
+    (best,) = [one for one in found["profiles"] if one["batch_size"] == found["best_batch_size"]]
+    return Finding(
+        f"best batch {best['batch_size']}: {best['images_per_s']:.0f} images/s, {format_bytes(best['allocated_bytes'])}, "
+        f"{found['roofline']['of_matmul']:.0%} of a matmul's rate, limited by {found['roofline']['limited_by']}; "
+        f"largest that fits: {found['largest_batch_size']}",
+        kept,
+    )
+
+
+def step_of_small_model(setting: Setting) -> Finding:
+    """Run benchmarks/train_step.py with the small model, on a real batch, and with our loader."""
+    data = setting.data.with_name("long_epoch.yaml")
+    return compare_steps(setting, "train_step_n", setting.sizes.small_model, f"--data={data}")
+
+
+def step_of_large_model(setting: Setting) -> Finding:
+    """Run benchmarks/train_step.py with the large model, on a synthetic batch."""
+    return compare_steps(setting, "train_step_m", setting.sizes.large_model)
+
+
+def compare_steps(setting: Setting, name: str, model: str, *flags: str) -> Finding:
+    """Time a training step of this project and of Ultralytics in turn."""
+    sizes, answer = setting.sizes, setting.folder / name / "step.json"
+    shape = [f"--img-size={sizes.full_px}", f"--batch-size={sizes.batch_size}", f"--steps={sizes.steps}"]
+    pace = [f"--rounds={sizes.rounds}", f"--warmup={sizes.rounds}", f"--json={answer}"]
+    command = ["benchmarks/train_step.py", f"--model={model}", *shape, *pace, *setting.threads, *flags]
+    found = script_figures(setting, "train_step.py", answer, *command)
+    ours, theirs = found["sides"]["project"], found["sides"]["ultralytics"]
+    loading = found.get("loading")
+    said = (
+        f"ours {ours['images_per_s']:.0f} images/s, Ultralytics {theirs['images_per_s']:.0f}: ratio {found['ratio']:.2f}; "
+        f"host waits {ours['host_syncs']} and {theirs['host_syncs']}"
+    )
+    if loading:
+        said += f"; with loading {loading['of_ceiling']:.0%} of our speed"
+    return Finding(said, {name: value for name, value in found.items() if name != "environment"})
+
+
+def loading_of_small_model(setting: Setting) -> Finding:
+    """Measure the data wait of the small model, whose steps are short: the hardest case for the loader."""
+    return wait_for_data(setting, setting.sizes.small_model, "loader_n")
+
+
+def loading_of_large_model(setting: Setting) -> Finding:
+    """Measure the data wait of the large model."""
+    return wait_for_data(setting, setting.sizes.large_model, "loader_m")
+
+
+def wait_for_data(setting: Setting, model: str, name: str) -> Finding:
+    """Train two epochs with the best batch size of the part `profile`; read the second one's share of data wait."""
+    sizes, folder = setting.sizes, setting.folder / name
+    profiled = setting.folder / "profile" / "profile.json"
+    batch_size = sizes.batch_size
+    if profiled.exists():
+        batch_size = json.loads(profiled.read_text(encoding="utf-8"))["best_batch_size"]
+    data = setting.data.with_name("long_epoch.yaml")
+    flags = [f"--model={model}", f"--data={data}", f"--save-dir={folder / 'run'}", "--no-tensorboard", "--epochs=2"]
+    flags += [f"--img-size={sizes.full_px}", f"--batch-size={batch_size}", "--val-pictures-every=0"]
+    device = "cuda:0" if setting.is_gpu else "cpu"
+    with Job(
+        [sys.executable, "train_yolo_ddp.py", *flags, *setting.threads, f"--device={device}"], folder / "log"
+    ) as job:
+        if code := job.wait(400):
+            raise PartFailed(f"the training ended with {code}; see {folder / 'log'}")
+    last = read_epochs(folder / "run")[-1]
+    share = last["data_wait_share"]
+    verdict = "bound by the loader" if share > LOADER_BOUND else "not bound by the loader"
+    _, workers = choose_threads_and_workers(1, device_type=setting.device)
+    return Finding(
+        f"batch {batch_size}: {last['images_per_s']:.0f} images/s, {share:.0%} of the time waiting for data "
+        f"({workers} workers): {verdict}",
+        {
+            "batch_size": batch_size,
+            "workers": workers,
+            **{name: last[name] for name in ("images_per_s", "data_wait_share")},
+        },
+    )
+
+
+def against_ultralytics(setting: Setting) -> Finding:
+    """Train a few epochs with this project and with Ultralytics, as benchmarks/vs_ultralytics.py does, without scores."""
+    sizes, folder = setting.sizes, setting.folder / "vs_ultralytics"
+    folder.mkdir(parents=True, exist_ok=True)
+    if importlib.util.find_spec("polars") is None:
+        stand_in = folder / "stand_in"
+        stand_in.mkdir(exist_ok=True)
+        (stand_in / "polars.py").write_text(NO_POLARS)
+        os.environ["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], str(stand_in)])
+    shape = (sizes.small_model, sizes.epochs if setting.is_gpu else 1, sizes.small_px, sizes.batch_size)
+    options = comparison.Setting(*shape, optimizer="auto", close_mosaic=None, device=setting.device)
+    data = comparison.open_data(setting.data, folder)
+    runs = {side: comparison.train_side(options, data, 0, side, folder)[0] for side in SIDES}
+    with_amp = runs[ULTRALYTICS]["mixed_precision"]
+    if with_amp != setting.is_gpu:
+        raise PartFailed(f"Ultralytics trained {'with' if with_amp else 'without'} mixed precision", **runs)
+    ours, theirs = runs[PROJECT], runs[ULTRALYTICS]
+    said = ", ".join(f"{title} {ours[name] / theirs[name]:.2f}" for name, title in COMPARED.items())
+    return Finding(
+        f"ours over Ultralytics': {said}", {side: {name: run[name] for name in SHOWN} for side, run in runs.items()}
+    )

@@ -1,0 +1,110 @@
+"""Parts that look closely at one training step. Each of them runs alone."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from benchmarks.gpu.plan import Finding, Json, Setting
+from benchmarks.host_syncs import count_host_syncs
+from utils.common.devices import Precision, choose_device, choose_precision, tune_device
+from utils.engine import TrainingEngine
+from utils.measure.operators import count_operators
+from utils.measure.step_timer import Repeated, build_training, run_training_steps, time_training_steps
+from utils.measure.synthetic import synthetic_batch, training_colours
+from utils.yolo.model import build_model
+
+CLASSES = tuple("abcdefgh")
+
+
+def look_at_steps(setting: Setting) -> Finding:
+    """Count operators, kernels and host waits of one training step of both models."""
+    device = choose_device(setting.device, 0)
+    tune_device(device, deterministic=False, fixed_shapes=True)
+    figures = {}
+    for name, model in (("n", setting.sizes.small_model), ("m", setting.sizes.large_model)):
+        engine = new_training(model, device, choose_precision("auto", device))
+        batch = new_batch(setting, device)
+        run_training_steps(engine, Repeated(batch, 3), engine.step.marker)
+        engine.model.train()
+
+        def step(engine: TrainingEngine = engine, batch: Any = batch) -> None:
+            engine.step.forward_backward(batch)
+            engine.step.update()
+
+        waits = count_host_syncs(step, device)
+        counts = count_operators(engine, batch)
+        operators = {
+            "operators": sum(count.computing for count in counts.values()),
+            "operators_by_part": {part: asdict(count) for part, count in counts.items()},
+        }
+        figures[name] = {
+            **operators,
+            **kernels_of(step, device),
+            "host_waits": sum(waits.values()),
+            "host_waits_by_place": waits,
+        }
+    said = "; ".join(
+        f"{name}: {found['operators']} operators, {found['kernels']} kernels, {found['host_waits']} host waits"
+        for name, found in figures.items()
+    )
+    return Finding(said if setting.is_gpu else f"{said} (a CPU launches no kernels)", dict(figures))
+
+
+def kernels_of(step: Callable[[], None], device: torch.device) -> Json:
+    """Return how many kernels a step launches on a GPU, and the most frequent ones by name."""
+    kernels: Counter[str] = Counter()
+    if device.type == "cuda":
+        os.environ["KINETO_LOG_LEVEL"] = "99"  # otherwise the profiler's library writes its stages to stderr
+        with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+            step()
+            torch.cuda.synchronize(device)
+        on_gpu = [one for one in profiler.key_averages() if one.device_type != torch.autograd.DeviceType.CPU]
+        # The optimizer marks its step by a range, which is no kernel.
+        kernels = Counter({one.key[:80]: one.count for one in on_gpu if not one.key.startswith("Optimizer.")})
+    return {"kernels": kernels.total(), "kernels_by_name": dict(kernels.most_common(15))}
+
+
+def cost_of_options(setting: Setting) -> Finding:
+    """Time a step of the small model in each precision and with --deterministic, in turn."""
+    sizes, device = setting.sizes, choose_device(setting.device, 0)
+    variants: dict[str, tuple[str, bool]] = {"bf16": ("bf16", False), "fp32": ("off", False)}
+    variants["deterministic bf16"] = ("bf16", True)
+    if setting.is_gpu:
+        variants["fp16"] = ("fp16", False)
+        if not torch.cuda.is_bf16_supported(including_emulation=False):
+            variants = {"fp16": ("fp16", False), "fp32": ("off", False), "deterministic fp16": ("fp16", True)}
+    batch = new_batch(setting, device)
+    engines = {
+        name: new_training(sizes.small_model, device, choose_precision(amp, device))
+        for name, (amp, _) in variants.items()
+    }
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(sizes.rounds):
+        for name, (_, deterministic) in variants.items():
+            tune_device(device, deterministic=deterministic, fixed_shapes=True)
+            times[name] += time_training_steps(engines[name], batch, sizes.rounds, sizes.steps).sum(1).tolist()
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    return Finding(", ".join(f"{name} {ms:.1f} ms" for name, ms in medians.items()), {"step_ms": medians})
+
+
+def new_training(model: str, device: torch.device, precision: Precision) -> TrainingEngine:
+    """Return the engine of a fresh training, ready for steps."""
+    torch.manual_seed(0)
+    engine = build_training(build_model(model, CLASSES), device, precision)
+    engine.model.train()
+    return engine
+
+
+def new_batch(setting: Setting, device: torch.device) -> Any:
+    """Return a synthetic batch in the training's form, page-locked for a GPU."""
+    sizes, colours = setting.sizes, training_colours(device)
+    batch = synthetic_batch(sizes.batch_size, sizes.full_px, len(CLASSES), colours=colours)
+    return batch.pin_memory() if device.type == "cuda" else batch

@@ -1,0 +1,42 @@
+"""Packages from a folder of wheels, for a machine without a network. Uses the standard library only."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import zipfile
+from pathlib import Path
+
+# The modules of requirements.txt that the parts import.
+NEEDED = (
+    *("torch", "torchvision", "ultralytics", "numpy", "cv2", "yaml", "requests", "urllib3", "matplotlib", "simplejpeg"),
+    *("PIL", "shapely", "remotezip", "filelock", "tensorboard", "faster_coco_eval", "pynvml", "tqdm", "pytest"),
+)
+
+
+def unpack(wheels: Path, site: Path) -> list[str]:
+    """Unpack the wheels of a folder into `site`, unless they lie there already; return their names."""
+    files = sorted(wheels.glob("*.whl"))
+    done = site / ".unpacked"
+    names = [file.name for file in files]
+    if not done.exists() or done.read_text() != "\n".join(names):
+        site.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            with zipfile.ZipFile(file) as archive:
+                archive.extractall(site)
+        done.write_text("\n".join(names))
+    return names
+
+
+def start_again_with(site: Path, module: str, arguments: list[str]) -> None:
+    """Replace this process by `python -m module` that also finds packages in `site`. PYTHONPATH is kept, not replaced."""
+    search = [*filter(None, [os.environ.get("PYTHONPATH")]), str(site.resolve())]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search)}
+    del environment["WHEELS"]
+    os.execve(sys.executable, [sys.executable, "-m", module, *arguments], environment)
+
+
+def missing_modules() -> list[str]:
+    """Return the needed modules that this interpreter does not find."""
+    return [name for name in NEEDED if importlib.util.find_spec(name) is None]

@@ -1,0 +1,330 @@
+"""`make gpu`: which parts run when, what is kept, the table, the file of results, and two parts for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import plan, runner, trainings, wheels
+from benchmarks.gpu.parts import PARTS, with_needed
+from benchmarks.gpu.plan import Finding, NeedsGpu, Outcome, Part, PartFailed, Setting
+from benchmarks.gpu.report import table, verdict, write_results
+from benchmarks.gpu.run_part import outcome_of
+from benchmarks.gpu.runner import Running, Store, has_failed, run_parts
+from chaos.jobs import TooSlow
+from tests.conftest import PROJECT
+from utils.common.config import parse_config
+from utils.common.errors import UserError
+from utils.run.checkpoint import save_checkpoint
+
+SETTING = Setting("cpu", 0, Path("work"))
+
+
+def part(name: str, *, alone: bool = False, after: tuple[str, ...] = (), needed_s: float = 1.0) -> Part:
+    return Part(name, f"what {name} shows", lambda setting: Finding("fine"), 10, needed_s, alone, after)
+
+
+# --- which parts run when ----------------------------------------------------------------------------------------------
+
+
+class Stage:
+    """Begins made-up parts, each of which lasts three looks, and notes what ran beside what."""
+
+    def __init__(self, statuses: dict[str, str] | None = None) -> None:
+        self.statuses = statuses or {}
+        self.running: list[str] = []
+        self.begun: list[str] = []
+        self.beside: dict[str, int] = {}
+        self.used_s = 0.0
+
+    def start(self, part: Part, left_s: float) -> Any:
+        self.begun.append(part.name)
+        self.running.append(part.name)
+        for name in self.running:
+            self.beside[name] = max(self.beside.get(name, 0), len(self.running))
+        looks = [None, None, Outcome(self.statuses.get(part.name, plan.OK), 1.0)]
+
+        def outcome() -> Outcome | None:
+            found = looks.pop(0)
+            self.used_s += part.needed_s if found else 0
+            return found
+
+        return SimpleNamespace(part=part, outcome=outcome, close=lambda: self.running.remove(part.name))
+
+    def run(self, parts: list[Part], slots: int = 2, total_s: float = 100.0, **kept: Outcome) -> dict[str, Outcome]:
+        return run_parts(parts, kept, self.start, lambda: total_s - self.used_s, slots, lambda part, outcome: None)
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "POLL_S", 0.0)
+
+
+def test_parts_that_measure_run_alone_and_the_others_side_by_side() -> None:
+    stage = Stage()
+    outcomes = stage.run([part("a"), part("b"), part("c"), part("d", alone=True), part("e", alone=True)])
+    assert stage.begun == list("abcde")
+    assert stage.beside == {"a": 2, "b": 2, "c": 1, "d": 1, "e": 1}
+    assert {outcome.status for outcome in outcomes.values()} == {plan.OK}
+
+
+def test_a_part_waits_for_those_it_needs_while_others_go_ahead() -> None:
+    stage = Stage()
+    outcomes = stage.run([part("a"), part("b", after=("a",)), part("c")])
+    assert stage.begun == ["a", "c", "b"]
+    assert list(outcomes) == ["a", "b", "c"]  # the table keeps its order
+
+
+def test_what_no_longer_fits_is_not_begun_and_what_fits_is() -> None:
+    stage = Stage()
+    parts = [part("a", needed_s=6), part("b", needed_s=6, alone=True), part("c", needed_s=3, alone=True)]
+    outcomes = stage.run(parts, total_s=10)
+    assert stage.begun == ["a", "c"]
+    assert outcomes["b"].status == plan.NO_TIME
+    assert not has_failed(outcomes)
+
+
+def test_kept_parts_do_not_run_and_count_as_ended() -> None:
+    stage = Stage({"b": plan.FAILED})
+    outcomes = stage.run([part("a"), part("b", after=("a",))], a=Outcome(plan.OK, is_kept=True))
+    assert stage.begun == ["b"]
+    assert has_failed(outcomes)
+
+
+def test_an_interrupt_ends_what_runs() -> None:
+    stage = Stage()
+
+    def interrupt(part: Part, left_s: float) -> Any:
+        if stage.begun:
+            raise KeyboardInterrupt
+        return stage.start(part, left_s)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_parts([part("a"), part("b")], {}, interrupt, lambda: 100.0, 2, lambda part, outcome: None)
+    assert stage.running == []
+
+
+def test_only_good_ends_with_the_same_code_are_kept(tmp_path: Path) -> None:
+    store, one = Store(tmp_path / "state", "key"), part("a")
+    assert store.finished(one) is None
+    for status, is_kept in ((plan.OK, True), (plan.NEEDS_GPU, True), (plan.FAILED, False), (plan.NO_TIME, False)):
+        store.keep(one, Outcome(status, 2.0, "said", {"x": [1]}))
+        expected = Outcome(status, 2.0, "said", {"x": [1]}, is_kept=True) if is_kept else None
+        assert store.finished(one) == expected
+    store.keep(one, Outcome(plan.OK))
+    assert Store(tmp_path / "state", "other").finished(one) is None
+    store.forget(one)
+    assert store.finished(one) is None
+
+
+# --- the table of parts ----------------------------------------------------------------------------------------------
+
+
+def test_each_part_waits_only_for_earlier_ones() -> None:
+    names = [part.name for part in PARTS]
+    assert len(set(names)) == len(names)
+    for number, one in enumerate(PARTS):
+        assert set(one.after) <= set(names[:number]), one.name
+        assert one.needed_s <= one.limit_s
+    assert not any(one.alone for one in PARTS[: [one.alone for one in PARTS].index(True)])
+
+
+def test_chosen_parts_bring_those_they_need() -> None:
+    assert [one.name for one in with_needed(["inference", "nccl"])] == ["data", "precision_sgd", "nccl", "inference"]
+
+
+def test_an_unknown_part_is_named_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse_config(command.GpuConfig, "", ["--only", "ncll"])
+    assert "--only ncll: there is data machine" in capsys.readouterr().err
+
+
+# --- how a part ends ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (None, plan.OK, "fine"),
+        (PartFailed("not equal", gap=3), plan.FAILED, "not equal"),
+        (NeedsGpu("for fp16"), plan.NEEDS_GPU, "for fp16"),
+        (UserError("no such file"), plan.FAILED, "no such file"),
+        (TooSlow("no checkpoint"), plan.FAILED, "no checkpoint"),
+        (ZeroDivisionError("by zero"), plan.FAILED, "ZeroDivisionError: by zero"),
+    ],
+)
+def test_every_end_of_a_part_is_a_row_of_the_table(error: Exception | None, status: str, said: str) -> None:
+    def run(setting: Setting) -> Finding:
+        if error is not None:
+            raise error
+        return Finding("fine", {"speed": 1.0})
+
+    outcome = outcome_of(Part("a", "", run, 1, 1), SETTING)
+    assert (outcome.status, outcome.said) == (status, said)
+    assert outcome.figures == {"fine": {"speed": 1.0}, "not equal": {"gap": 3}}.get(said, {})
+
+
+def wait_for(running: Running) -> Outcome:
+    while (outcome := running.outcome()) is None:
+        time.sleep(0.05)
+    return outcome
+
+
+def test_a_part_runs_in_its_own_process_and_ends_with_its_time(tmp_path: Path) -> None:
+    (memory,) = with_needed(["out_of_memory"])[1:]
+    running = Running(memory, SETTING, tmp_path / "logs", limit_s=60)
+    late = Running(part("late"), SETTING, tmp_path / "late", limit_s=0)
+    outcome = wait_for(late)
+    assert outcome.status == plan.TOO_SLOW
+    process = late._job.process
+    late.close()
+    assert not process.is_alive()
+    outcome = wait_for(running)
+    running.close()
+    assert (outcome.status, outcome.said) == (plan.NEEDS_GPU, "a batch that no GPU holds"), running.log.read_text()
+    assert outcome.seconds > 0.1
+
+
+# --- the table and the file --------------------------------------------------------------------------------------------
+
+
+def test_table_and_file_hold_every_part_whatever_its_end(tmp_path: Path) -> None:
+    parts = [part("good"), part("bad"), part("late")]
+    inside = str(PROJECT / "outputs" / "x")
+    outcomes = {
+        "good": Outcome(plan.OK, 3.4, "all equal", {"folder": inside, "speed": 12.5}, is_kept=True),
+        "bad": Outcome(plan.FAILED, 1.0, "word " * 40),
+        "late": Outcome(plan.NO_TIME, said="needs about 60 s"),
+    }
+    lines = table(parts, outcomes).splitlines()
+    assert lines[2].split() == ["good", "ok", "3", "kept", "all", "equal"]
+    assert lines[3].startswith("bad")
+    assert lines[4].startswith(" ")  # a long text continues below
+    assert lines[-1].split() == ["late", "no", "time", "left", "needs", "about", "60", "s"]
+    assert verdict(outcomes) == "3 parts: 1 ok, 1 FAILED, 1 no time left"
+    file = tmp_path / "deep" / "results.json"
+    write_results(file, {"driver": "580.1"}, "make gpu", parts, outcomes)
+    content = json.loads(file.read_text())
+    assert content["environment"] == {"driver": "580.1"}
+    assert content["parts"]["good"]["figures"] == {"folder": "outputs/x", "speed": 12.5}
+    assert [found["status"] for found in content["parts"].values()] == [plan.OK, plan.FAILED, plan.NO_TIME]
+
+
+def test_a_failed_part_fails_the_command_after_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = Stage({"bad": plan.FAILED})
+    parts = (part("data"), part("bad"))
+    monkeypatch.setattr(command, "PARTS", parts)
+    monkeypatch.setattr(command, "Running", lambda part, setting, logs, limit_s: stage.start(part, limit_s))
+    monkeypatch.setattr(sys, "argv", ["gpu", "--device", "cpu", "--output", str(tmp_path)])
+    assert command.main() == 1
+    stage.statuses.clear()
+    assert command.main() == 0
+    assert stage.begun == ["data", "bad", "bad"]  # what is finished does not run again
+    assert "2 parts: 2 ok" in capsys.readouterr().out
+    assert len(list(tmp_path.glob("gpu-dry-run-*.json"))) == 1
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--again"])
+    assert command.main() == 0
+    assert stage.begun[3:] == ["data", "bad"]
+
+
+def test_without_a_gpu_the_dry_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(sys, "argv", ["gpu"])
+    with pytest.raises(UserError, match="PyTorch sees no GPU; DEVICE=cpu make gpu is a dry run"):
+        command.main()
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"PYTHON": "python3"}, "python3 -m benchmarks.gpu --device auto"),
+        ({"PYTHON": "python3", "DEVICE": "cpu", "ARGS": "--again"}, "python3 -m benchmarks.gpu --device cpu --again"),
+    ],
+)
+def test_make_gpu_with_a_given_python_installs_nothing(settings: dict[str, str], expected: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHON", "DEVICE", "ARGS")}
+    shown = subprocess.run(
+        ["make", "--dry-run", "gpu"],
+        cwd=PROJECT,
+        env=environment | settings,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert shown.split() == expected.split()
+
+
+# --- packages ----------------------------------------------------------------------------------------------------------
+
+
+def test_wheels_are_unpacked_once_and_added_to_pythonpath(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, site = tmp_path / "wheels", tmp_path / "site"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "brought-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("brought/__init__.py", "")
+    assert wheels.unpack(folder, site) == ["brought-1.0-py3-none-any.whl"]
+    (site / "brought" / "__init__.py").write_text("# changed")
+    wheels.unpack(folder, site)
+    assert (site / "brought" / "__init__.py").read_text() == "# changed"
+    started: list[Any] = []
+    monkeypatch.setattr(os, "execve", lambda *arguments: started.append(arguments))
+    monkeypatch.setenv("PYTHONPATH", "/of/the/user")
+    monkeypatch.setenv("WHEELS", str(folder))
+    wheels.start_again_with(site, "benchmarks.gpu", ["--again"])
+    ((python, arguments, environment),) = started
+    assert python == sys.executable
+    assert arguments[1:] == ["-m", "benchmarks.gpu", "--again"]
+    assert environment["PYTHONPATH"].split(os.pathsep) == ["/of/the/user", str(site)]
+    assert "WHEELS" not in environment
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert wheels.missing_modules() == []
+    monkeypatch.setattr(wheels, "NEEDED", ("torch", "no_such_module"))
+    assert wheels.missing_modules() == ["no_such_module"]
+
+
+# --- what parts check --------------------------------------------------------------------------------------------------
+
+
+def made_up_run(
+    folder: Path, *, loss: float = 4.0, weight: float = 1.0, skips: tuple[tuple[int, int], ...] = ()
+) -> Path:
+    tensors = {"w": torch.tensor([1.0, weight])}
+    state: dict[str, Any] = {"model": tensors, "ema": None, "optimizer": {"state": {0: tensors}}}
+    save_checkpoint(folder / "checkpoint", 20, {**state, "scaler": {"scale": 4.0}})
+    records: list[dict[str, Any]] = [{"kind": "skip", "global_step": step, "skipped": number} for step, number in skips]
+    records += [{"kind": "epoch", "global_step": step, "train_loss": loss} for step in (10, 20)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({}, None),
+        ({"skips": ((4, 3),)}, None),
+        ({"skips": ((4, 30),)}, "30 steps were skipped"),
+        ({"skips": ((4, 2), (15, 3))}, "3 steps were skipped, the last ones before step 15"),
+        ({"loss": 4.5}, "is not within"),
+        ({"loss": float("nan")}, "is not within"),
+        ({"weight": float("inf")}, "not finite"),
+    ],
+)
+def test_a_sick_training_is_noticed(tmp_path: Path, changes: dict[str, Any], problem: str | None) -> None:
+    found = trainings.health(made_up_run(tmp_path / "run", **changes), 4.0, 0.05)["problems"]
+    assert len(found) == (problem is not None)
+    assert problem is None or problem in found[0]

@@ -1,0 +1,277 @@
+"""Training on windows: which ones, in what shares, and that labels lie on their pixels; the same for all ranks and workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from tests.data.pictures import COLOURLESS, WORST_LABEL, Pictures, content, unlabelled_pixels, worst_label
+from utils import assembly
+from utils.data import windows as module
+from utils.data.augment import AugmentConfig
+from utils.data.dataset import SegmentationDataset, read_photos
+from utils.data.dataset_yaml import load_dataset_yaml
+from utils.data.images import fit_long_side
+from utils.data.labels import Photo
+from utils.data.loader import EpochBatches, get_dataloader
+from utils.data.windows import CELL, EMPTY, OBJECT, ROLES, WHOLE, WindowConfig, WindowedPhotos, Windows, open_windows
+from utils.train_config import TrainConfig
+
+SIDE_PX = 640
+STILL = AugmentConfig(mosaic=0, translate=0, scale=0, fliplr=0, hsv_h=0, hsv_s=0, hsv_v=0)
+
+
+def box(left: float, top: float, width: float, height: float) -> np.ndarray:
+    corners = [[left, top], [left + width, top], [left + width, top + height], [left, top + height]]
+    return np.array(corners, np.float32).clip(0, 1)
+
+
+def photo_with(count: int, seed: int, largest: float = 0.3) -> Photo:
+    """A photograph with objects of all sizes, from specks to wires across it; each has a class of its own."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.uniform(0.004, largest, (count, 2))
+    sizes[::3] = np.stack([rng.uniform(0.3, 1, len(sizes[::3])), np.full(len(sizes[::3]), 0.004)], 1)
+    polygons = [box(*rng.uniform(-0.02, 0.98, 2), *size) for size in sizes]
+    return Photo(Path("unread.jpg"), np.arange(count), polygons)
+
+
+def windows_of(photos: list[Photo], sizes: list[tuple[int, int]], per_photo: int, seed: int = 0) -> Windows:
+    return Windows(photos, np.array(sizes), SIDE_PX, WindowConfig(per_photo, 0.5, 1.0), seed)
+
+
+MANY = [(photo_with(count, count), size) for count, size in [(12, (3648, 5472)), (3, (2000, 900)), (40, (1500, 2600))]]
+
+
+@pytest.mark.parametrize("per_photo", [1, 3, 8])
+def test_every_object_is_seen_within_the_stated_number_of_epochs(per_photo: int) -> None:
+    photos, sizes = [photo for photo, _ in MANY], [size for _, size in MANY]
+    windows = windows_of(photos, sizes, per_photo)
+    stated = windows.epochs_until_seen()
+    assert len(stated) == len(photos)
+    latest = np.zeros(len(photos), int)
+    for start in (0, 5):
+        for number, photo in enumerate(photos):
+            unseen, epochs = set(photo.class_ids.tolist()), 0
+            while unseen:
+                for slot in range(per_photo):
+                    window = windows.window(start + epochs, number * per_photo + slot)
+                    is_whole = window.shape == sizes[number]  # seen far away only does not count
+                    unseen -= set() if is_whole else set(windows.labels(window).class_ids.tolist())
+                epochs += 1
+                assert epochs <= stated[number], f"{unseen} not seen"
+            latest[number] = max(latest[number], epochs)
+    assert max(latest) > max(stated) / 4, "the stated number is far too high"
+
+
+def test_the_walk_alone_keeps_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Windows, "_point_on_object", lambda *_: (np.zeros(2), np.zeros(2)))  # no luck
+    test_every_object_is_seen_within_the_stated_number_of_epochs(3)
+
+
+def test_windows_lie_in_their_photograph_at_the_scales_asked_for() -> None:
+    windows = windows_of([photo for photo, _ in MANY], [size for _, size in MANY], 4)
+    scales = []
+    for index in range(len(windows)):
+        for epoch in range(40):
+            window = windows.window(epoch, index)
+            height, width = MANY[window.photo][1]
+            assert 0 <= window.left < window.right <= width
+            assert 0 <= window.top < window.bottom <= height
+            if window.shape != (height, width):
+                scales.append(SIDE_PX / max(window.shape))
+    assert min(scales) == pytest.approx(0.5, abs=0.03)
+    assert max(scales) == pytest.approx(1.0, abs=0.03)
+    assert np.median(scales) == pytest.approx(math.sqrt(0.5), abs=0.05)
+
+
+def test_shares_of_the_roles_and_of_windows_without_objects() -> None:
+    photos = [MANY[0][0], Photo(Path("empty.jpg"), np.zeros(0, np.int64), []), MANY[1][0]]
+    sizes = [(3648, 5472), (3648, 5472), (2000, 900)]
+    windows = windows_of(photos, sizes, 2)
+    drawn = [windows.window(epoch, index) for epoch in range(80) for index in range(len(windows))]
+    whole = [window.shape == sizes[window.photo] for window in drawn]
+    assert np.mean(whole) == ROLES.count(WHOLE) / len(ROLES)
+    of_empty = [window.photo == 1 for window in drawn]
+    assert np.mean(of_empty) * 3 == (ROLES.count(WHOLE) + ROLES.count(EMPTY)) / len(ROLES)
+    without = [not len(windows.labels(window).class_ids) for window in drawn]
+    assert 0.04 < np.mean(without) <= (ROLES.count(EMPTY) + ROLES.count(WHOLE) / 3) / len(ROLES)
+    first = Counter(windows.window(0, index).shape == sizes[index // 2] for index in range(len(windows)))
+    assert first[False] >= 4, "the first epoch has more roles than one"
+
+
+def test_photographs_without_any_object_are_walked_over() -> None:
+    empty = Photo(Path("empty.jpg"), np.zeros(0, np.int64), [])
+    windows = windows_of([empty, empty], [(2000, 3000), (300, 200)], 3)
+    assert windows.epochs_until_seen().tolist() == []
+    seen = np.zeros((2000, 3000), bool)
+    for epoch in range(60):
+        for index in range(6):
+            window = windows.window(epoch, index)
+            assert window.photo == index // 3
+            if window.photo == 0 and window.shape != (2000, 3000):
+                seen[window.top : window.bottom, window.left : window.right] = True
+            elif window.photo == 1:  # smaller than the network's input: always whole
+                assert window.shape == (300, 200)
+    assert seen.all()
+
+
+def test_objects_of_a_rare_class_are_shown_as_often_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    common = [box(0.1 + 0.02 * number, 0.1, 0.01, 0.02) for number in range(30)]
+    photo = Photo(Path("x.jpg"), np.array([*([0] * 30), 1]), [*common, box(0.8, 0.8, 0.01, 0.02)])
+    monkeypatch.setattr(module, "ROLES", (OBJECT,))
+    windows = windows_of([photo], [(3648, 5472)], 1)
+    shown = [set(windows.labels(windows.window(epoch, 0)).class_ids.tolist()) for epoch in range(300)]
+    assert 0.4 < np.mean([classes == {1} for classes in shown]) < 0.6
+    assert all(shown)
+
+
+def test_a_cell_is_never_at_the_border_of_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = windows_of([MANY[0][0]], [MANY[0][1]], 1)
+    monkeypatch.setattr(module, "ROLES", (CELL,))
+    asked = []
+    bounds = Windows._bounds
+
+    def noted(self: Windows, photo: int, cell: int) -> tuple[np.ndarray, np.ndarray]:
+        asked.append(bounds(self, photo, cell))
+        return asked[-1]
+
+    monkeypatch.setattr(Windows, "_bounds", noted)
+    for epoch in range(200):
+        window = windows.window(epoch, 0)
+        low, high = asked[-1]
+        margin = max(window.shape) / 16 - 1
+        for start, end, least, most, side in (
+            (window.left, window.right, low[0], high[0], 5472),
+            (window.top, window.bottom, low[1], high[1], 3648),
+        ):
+            assert start <= max(least - margin, 0)
+            assert end >= min(most + margin, side)
+
+
+# --- pixels --------------------------------------------------------------------------------------------------------
+
+
+class Apart(Pictures):
+    """Photographs whose objects do not overlap: a cut could change which of two is smaller and lies on top."""
+
+    def labels(self, number: int) -> tuple[np.ndarray, list[np.ndarray]]:
+        x, y = np.random.default_rng(number).uniform(0, 0.08, 2)
+        outlines = [box(x, 0.2, 0.06, 0.75), box(0.3 + x, 0.3 + y, 0.2, 0.2), box(0.6 + x, 0.6 + y, 0.15, 0.15)]
+        outlines.append(np.array([[0.1, 0.05], [1, 0.15], [1, 0.18], [0.1, 0.08]], np.float32))
+        return np.array([0, 1, 3, 2]), outlines
+
+
+PICTURES = Apart(6, size=(640, 480))
+INPUT_PX = 128
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> WindowedPhotos:
+    folder = tmp_path_factory.mktemp("windows")
+    photos = []
+    for number, photo in enumerate(PICTURES.photos):
+        cv2.imwrite(str(folder / f"{number}.png"), PICTURES.whole(number)[..., ::-1])
+        photos.append(dataclasses.replace(photo, file=folder / f"{number}.png"))
+    return open_windows(photos, INPUT_PX, WindowConfig(3, 0.5, 1.0), 0, folder / ".cache", "train", lambda line: None)
+
+
+def dataset_of(windowed: WindowedPhotos, config: AugmentConfig, mosaic_epochs: int = 9) -> SegmentationDataset:
+    photos = list(windowed.windows.photos)
+    return SegmentationDataset(photos, INPUT_PX, windowed=windowed, augment=config, mosaic_epochs=mosaic_epochs)
+
+
+def test_a_window_at_scale_one_shows_the_photographs_own_pixels(windowed: WindowedPhotos) -> None:
+    native = dataclasses.replace(
+        windowed, windows=Windows(PICTURES.photos, windowed.windows.sizes, INPUT_PX, WindowConfig(3, 1.0, 1.0), 0)
+    )
+    data = dataset_of(native, STILL)
+    assert len(data) == 18
+    for epoch in range(3):
+        for index in range(len(data)):
+            window = native.windows.window(epoch, index)
+            whole = PICTURES.whole(window.photo).astype(float)
+            expected = whole[window.top : window.bottom, window.left : window.right]
+            image = data[epoch, index].image.astype(float)
+            if window.shape != (INPUT_PX, INPUT_PX):
+                expected = fit_long_side(expected.astype(np.uint8), INPUT_PX)
+                image = image[16:112]  # a whole photograph, letterboxed
+            # JPEG, and half a pixel of interpolation at the edges of the whole ones
+            assert np.abs(image - expected).mean() < 3
+
+
+@pytest.mark.parametrize("mosaic_epochs", [0, 9])
+def test_labels_lie_on_their_pixels(windowed: WindowedPhotos, mosaic_epochs: int) -> None:
+    data = dataset_of(windowed, dataclasses.replace(COLOURLESS, degrees=5), mosaic_epochs)
+    samples = [data[epoch, index] for epoch in range(4) for index in range(len(data))]
+    assert max(map(worst_label, samples)) < WORST_LABEL
+    # Slivers that are too small to be labelled remain visible.
+    assert np.mean([unlabelled_pixels(sample) for sample in samples]) < 25
+    assert np.mean([len(sample.class_ids) > 0 for sample in samples]) > 0.8
+    for sample in samples:
+        for box_xyxy, polygon in zip(sample.boxes, sample.polygons, strict=True):
+            np.testing.assert_allclose(box_xyxy, [*polygon.min(0), *polygon.max(0)], atol=1e-4)
+            assert box_xyxy.min() >= 0
+            assert box_xyxy.max() <= INPUT_PX
+
+
+def test_workers_ranks_and_a_start_in_mid_epoch_change_no_byte(windowed: WindowedPhotos) -> None:
+    data = dataset_of(windowed, AugmentConfig(degrees=10, mixup=0.5, copy_paste=0.5))
+
+    def batches_of(workers: int, rank: int, ranks: int, start: int) -> list[list[list[bytes]]]:
+        batches = EpochBatches(len(data), 4 // ranks, rank, ranks, seed=3, sizes_px=(96, INPUT_PX))
+        loader = get_dataloader(data, batches, workers, False)
+        loader.set_epoch(1, start)
+        return [[content(sample) for sample in batch.samples] for batch in loader]
+
+    alone = batches_of(0, 0, 1, 0)
+    assert sum(map(len, alone)) == len(data)
+    assert batches_of(1, 0, 1, 2) == alone[2:]
+    shares = [batches_of(0, rank, 2, 0) for rank in range(2)]
+    for batch, first, second in zip(alone, *shares, strict=True):
+        assert sorted(first + second) == sorted(batch)
+
+
+def test_each_epoch_shows_other_windows(windowed: WindowedPhotos) -> None:
+    windows = windowed.windows
+    drawn = [[windows.window(epoch, index) for index in range(len(windows))] for epoch in (0, 1, 0)]
+    assert drawn[0] == drawn[2]
+    assert sum(first != second for first, second in zip(drawn[0], drawn[1], strict=True)) > len(windows) / 2
+    other = Windows(windows.photos, windows.sizes, INPUT_PX, windows.config, seed=1)
+    assert [other.window(0, index) for index in range(len(windows))] != drawn[0]
+
+
+def test_windows_belong_to_the_training_split_and_are_off_by_default(photo_folder: Path) -> None:
+    spec = load_dataset_yaml(photo_folder / "data.yaml")
+    spec = dataclasses.replace(spec, splits={**spec.splits, "val": spec.splits["train"]})
+    said: list[str] = []
+
+    def opened(split: str, **options: Any) -> SegmentationDataset:
+        return assembly.open_dataset(TrainConfig(img_size=64, **options), spec, split, False, said.append)
+
+    whole, val = opened("train"), opened("val", windows=3)
+    assert len(val) == len(whole) == 7
+    assert not list((photo_folder / ".cache").glob("*blocks*"))
+    plain = SegmentationDataset(
+        read_photos(spec, "train"), 64, packed=whole.packed, augment=AugmentConfig(), mosaic_epochs=90
+    )
+    for index in range(len(plain)):
+        now, before = whole[1, index], plain[1, index]
+        assert now.image.tobytes() == before.image.tobytes()
+        assert [polygon.tobytes() for polygon in now.polygons] == [polygon.tobytes() for polygon in before.polygons]
+    said.clear()
+    cut = opened("train", windows=3, epochs=2)
+    assert len(cut) == 21
+    assert cut.packed is None
+    lines = "\n".join(said).splitlines()
+    assert "in blocks, into" in lines[0]
+    assert lines[1] == "Windows: 3 per photograph and epoch, 21 in all, at scale 0.5 to 1"
+    assert "at least once in any 3 epochs" in lines[2]
+    assert "the run has 2 epochs: --windows 5 shows all objects" in lines[3]
+    assert "at most 128 pixels a side; parse_labels.py --long-side native" not in lines[-1]

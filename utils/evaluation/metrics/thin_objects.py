@@ -1,0 +1,128 @@
+"""How well wires and other thin objects are found: their centrelines, and in how many pieces.
+
+The IoU of a wire 5 pixels wide says little: a mask beside it by 2 pixels has 0.43. What counts is whether its centreline is
+found, and whether as one object. Lengths are numbers of centreline pixels (see `thinning.centreline`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+
+from utils.evaluation.metrics.results import ImageResult
+from utils.evaluation.metrics.thinning import centreline
+from utils.yolo.regions import Region
+
+TOLERANCE_PX = 3.0
+MIN_SCORE = 0.25
+MIN_ELONGATION = 50.0  # of a class's median object; poles have 10 to 40, wires 70 to 900
+MIN_SHARE = 0.5  # of a prediction's centreline that must lie on an object whose piece it is
+# The columns of `ImageResult.centrelines`.
+COLUMNS = ("class_id", "true_px", "found_px", "predicted_px", "right_px", "num_found", "num_pieces")
+
+
+def measure(
+    truth: Sequence[Region],
+    truth_class_ids: np.ndarray,
+    predictions: Sequence[Region],
+    class_ids: np.ndarray,
+    scores: np.ndarray,
+    thin_classes: Collection[int],
+    tolerance_px: float = TOLERANCE_PX,
+    min_score: float = MIN_SCORE,
+) -> np.ndarray:
+    """Compare the centrelines of one photograph's objects and predictions: int64 (classes, 7), columns COLUMNS.
+
+    There is a row for each of `thin_classes` that occurs. Predictions below `min_score` are ignored. true_px and
+    predicted_px are the lengths of all centrelines, found_px and right_px the part of them within `tolerance_px` of a
+    centreline of the other kind. A prediction is a piece of the object whose centreline is near the largest part of its
+    own, if that is MIN_SHARE or more; num_found objects have num_pieces pieces together.
+    """
+    rows = []
+    for class_id in sorted(thin_classes):
+        true_lines = [
+            centreline(truth[index]) for index in np.flatnonzero(np.asarray(truth_class_ids) == class_id).tolist()
+        ]
+        chosen = np.flatnonzero((np.asarray(class_ids) == class_id) & (np.asarray(scores) >= min_score)).tolist()
+        found_lines = [line for line in (centreline(predictions[index]) for index in chosen) if len(line)]
+        if not true_lines and not found_lines:
+            continue
+        found_px, _ = _near(true_lines, found_lines, tolerance_px)
+        right_px, shared_px = _near(found_lines, true_lines, tolerance_px)
+        lengths = np.array([len(line) for line in found_lines], np.int64)
+        pieces = np.zeros(len(true_lines), np.int64)
+        if true_lines and found_lines:
+            is_piece = shared_px.max(axis=1) >= MIN_SHARE * lengths
+            np.add.at(pieces, shared_px.argmax(axis=1)[is_piece], 1)
+        true_px = sum(map(len, true_lines))
+        rows.append([class_id, true_px, found_px, lengths.sum(), right_px, np.count_nonzero(pieces), pieces.sum()])
+    return np.array(rows, np.int64).reshape(-1, len(COLUMNS))
+
+
+def summarise_thin(
+    results: Iterable[ImageResult], num_classes: int, thin_classes: Collection[int]
+) -> list[dict[str, float | None]]:
+    """Return each class's centreline_recall, centreline_precision and pieces_per_object, from sums over all images.
+
+    None for a class that is not thin, and where there is nothing to divide by: no object, no prediction, no object found.
+    """
+    sums = np.zeros((num_classes, len(COLUMNS)), np.int64)
+    for result in results:
+        np.add.at(sums, result.centrelines[:, 0], result.centrelines)
+    answer = []
+    for class_id, row in enumerate(sums.tolist()):
+        _, true_px, found_px, predicted_px, right_px, num_found, num_pieces = row
+        is_thin = class_id in thin_classes
+        answer.append(
+            {
+                "centreline_recall": found_px / true_px if is_thin and true_px else None,
+                "centreline_precision": right_px / predicted_px if is_thin and predicted_px else None,
+                "pieces_per_object": num_pieces / num_found if is_thin and num_found else None,
+            }
+        )
+    return answer
+
+
+def elongation(outline: np.ndarray) -> float:
+    """Return length over width of the straight or curved strip with the area and perimeter of an outline (V, 2); 1 at least."""
+    (x, y), (next_x, next_y) = outline.T.astype(np.float64), np.roll(outline, -1, axis=0).T.astype(np.float64)
+    area = abs(float(x @ next_y - y @ next_x)) / 2
+    perimeter = float(np.hypot(next_x - x, next_y - y).sum())
+    # The sides a >= b of a rectangle: a + b = perimeter / 2, a * b = area.
+    half, root = perimeter / 4, max((perimeter / 4) ** 2 - area, 0.0) ** 0.5
+    return (half + root) / max(half - root, 1e-6)
+
+
+def choose_thin_classes(class_ids: Iterable[int], elongations: Iterable[float]) -> tuple[int, ...]:
+    """Return the classes whose objects have a median elongation of MIN_ELONGATION or more, ascending."""
+    of_class: dict[int, list[float]] = {}
+    for class_id, value in zip(class_ids, elongations, strict=True):
+        of_class.setdefault(int(class_id), []).append(value)
+    return tuple(sorted(class_id for class_id, values in of_class.items() if np.median(values) >= MIN_ELONGATION))
+
+
+def _near(lines: Sequence[np.ndarray], others: Sequence[np.ndarray], tolerance_px: float) -> tuple[int, np.ndarray]:
+    """Count the pixels of `lines` (each (K, 2)) within a distance of any of `others`, and of each: int64 (lines, others)."""
+    counts = np.zeros((len(lines), len(others)), np.int64)
+    if not lines or not others:
+        return 0, counts
+    reach = int(tolerance_px)
+    x, y = np.meshgrid(np.arange(-reach, reach + 1), np.arange(-reach, reach + 1))
+    is_inside = x**2 + y**2 <= tolerance_px**2
+    everything = np.concatenate([*lines, *others])
+    low = everything.min(axis=0) - reach
+    width, height = (everything.max(axis=0) + reach + 1 - low).tolist()
+    disc = (y * width + x)[is_inside]
+    at = [(line - low) @ np.array([1, width]) for line in lines]
+    canvas = np.zeros(width * height, bool)  # the system gives the pages that are touched
+    is_near = [np.zeros(len(line), bool) for line in at]
+    for number, other in enumerate(others):
+        grown = (((other - low) @ np.array([1, width]))[:, None] + disc).ravel()
+        canvas[grown] = True
+        for line, place in enumerate(at):
+            hits = canvas[place]
+            counts[line, number] = np.count_nonzero(hits)
+            is_near[line] |= hits
+        canvas[grown] = False
+    return sum(int(np.count_nonzero(hits)) for hits in is_near), counts
