@@ -33,10 +33,17 @@ from utils.data.loader import ShardBatches, batch_bytes, get_dataloader, plan_lo
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
 from utils.evaluation.evaluate import AP_LIMITS, FULL_PRECISION, Evaluation, PhotoPixels, evaluate
-from utils.evaluation.metrics import calibration, operating_points, precision_recall_curves
-from utils.evaluation.native_masks import sizes_on_disk
+from utils.evaluation.metrics import (
+    MIN_SCORE,
+    TOLERANCE_PX,
+    ThinRule,
+    calibration,
+    operating_points,
+    precision_recall_curves,
+)
+from utils.evaluation.native_masks import choose_thin_classes, sizes_on_disk
 from utils.evaluation.report import Subject, Viewer, build_page, choose_worst, count_errors, draw_cards
-from utils.evaluation.tables import class_table, coco_comparison_table, comparison_table, size_table
+from utils.evaluation.tables import class_table, coco_comparison_table, comparison_table, size_table, thin_table
 from utils.evaluation.tile_search import TileSearch
 from utils.plots import plot_confusion_matrix, plot_pr_curves
 from utils.yolo.loss import SegmentationLoss
@@ -76,6 +83,21 @@ class EvaluationConfig(Options):
     )
     overlap: float = option(
         OVERLAP, "share by which neighbouring tiles overlap, at least 128 px", at_least=0, at_most=0.9
+    )
+    thin_classes: tuple[str, ...] = option(
+        ("auto",),
+        "classes judged by their centrelines, with --mask-resolution native: names; auto: those whose median object is 50 "
+        "times as long as wide; none",
+        metavar="CLASS",
+    )
+    centreline_tolerance: float = option(
+        TOLERANCE_PX,
+        "how far a centreline may lie from the true one, in pixels of the photograph",
+        at_least=0,
+        at_most=20,
+    )
+    centreline_confidence: float = option(
+        MIN_SCORE, "lowest confidence of a detection whose centreline counts", at_least=0.001, at_most=1
     )
     predictions: bool = option(True, "write predictions.json (COCO format, masks at the photographs' size)")
     coco_eval: bool = option(
@@ -125,6 +147,9 @@ def main() -> int:
         os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)  # the ranks meet only at the end
     setup_ddp(device, ranks)
     size_of = sizes_on_disk(photos)
+    is_native = config.mask_resolution == "native"
+    thin_classes = choose_thin_classes(config.thin_classes if is_native else ("none",), photos, size_of, spec.names)
+    thin = ThinRule(thin_classes, config.centreline_tolerance, config.centreline_confidence)
     collector = CocoCollector([photo.file for photo in photos], size_of)
     evaluations = []
     for candidate, loader in zip(candidates, loaders, strict=True):
@@ -138,7 +163,7 @@ def main() -> int:
             device,
             precision=precision_of(config, device),
             on_image=collector.see_image if config.coco_eval and is_main else None,
-            photo=PhotoPixels(size_of, config.mask_resolution == "native", on_masks),
+            photo=PhotoPixels(size_of, is_native, on_masks, thin),
             find=candidate.find,
         )
         evaluations.append(evaluation)
@@ -242,6 +267,11 @@ def metrics_of(
         "img_size": candidate.dataset.size_px,
         "mask_resolution": config.mask_resolution,
         **(tiles_of(candidate.find.predictor) if candidate.find else {}),
+        **(
+            {"centrelines": {"tolerance_px": config.centreline_tolerance, "confidence": config.centreline_confidence}}
+            if config.mask_resolution == "native"
+            else {}
+        ),
         **evaluation.metrics,
         "operating_points": operating_points(evaluation.results, names),
         "calibration": calibration(evaluation.results),
@@ -290,6 +320,8 @@ def print_results(models: Sequence[dict[str, Any]], output: str) -> None:
     metrics = models[0]
     print(class_table(metrics))
     print(f"\n{size_table(metrics)}\n")
+    if thin := thin_table(metrics):
+        print(f"{thin}\n")
     if "coco_eval" in metrics:
         print(f"{coco_comparison_table(metrics)}\n")
     if len(models) > 1:

@@ -17,13 +17,17 @@ from utils.data.dataset import Sample, SegmentationDataset, collate
 from utils.data.loader import ShardBatches, get_dataloader
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
 from utils.evaluation.evaluate import Evaluation, PhotoPixels, evaluate
-from utils.evaluation.metrics import SIZES
+from utils.evaluation.metrics import SIZES, ThinRule
 from utils.evaluation.native_masks import place, sizes_on_disk
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.predict import Detections
 
 NUM_PHOTOS = 37
+NATIVE = (
+    *("native_mask_map50", "native_mask_map50_95"),
+    *("centreline_recall", "centreline_precision", "pieces_per_object"),
+)
 CPU = torch.device("cpu")
 
 
@@ -47,7 +51,8 @@ def evaluate_photos(folder: Path, num_photos: int, native: bool = False, **optio
     photos = draw_photos(folder, num_photos)
     batches = ShardBatches(len(photos), 5, distributed.rank(), distributed.world_size())
     loader = get_dataloader(SegmentationDataset(photos, SIZE_PX), batches, 0, False)
-    options.setdefault("photo", PhotoPixels(sizes_on_disk(photos), native))
+    thin = ThinRule(tuple(range(len(NAMES))) if native else ())
+    options.setdefault("photo", PhotoPixels(sizes_on_disk(photos), native, thin=thin))
     model = Oracle(photos)
     return evaluate(model, loader, NAMES, SegmentationLoss(model), CPU, **options)
 
@@ -126,10 +131,22 @@ def test_validation_loss_of_uneven_shares_is_that_of_one_batch_with_all_images(f
 def test_sizes_divide_the_targets_and_knowing_them_changes_nothing_else(folder: Path, alone: dict[str, Any]) -> None:
     plain = evaluate_photos(folder, NUM_PHOTOS, photo=None).metrics
     sized = {name: value for name, value in alone[str(NUM_PHOTOS)].items() if name not in ("by_size", "image_ids")}
+    for row in sized["per_class"]:
+        assert {name: row.pop(name) for name in NATIVE} == dict.fromkeys(NATIVE)  # not judged at the input's resolution
     assert plain == sized
     by_size = alone[str(NUM_PHOTOS)]["by_size"]
     assert sum(by_size[size]["num_targets"] for size in SIZES) == plain["num_targets"]
     assert len({by_size[size]["mask_map50_95"] for size in SIZES}) == len(SIZES)
+
+
+def test_native_metrics_are_named_per_class(alone: dict[str, Any]) -> None:
+    rows = alone["native"]["per_class"]
+    for row in rows:
+        assert row["native_mask_map50"] == row["mask_map50"]
+        assert row["native_mask_map50_95"] == row["mask_map50_95"]
+        assert 0 < row["centreline_recall"] < 1
+        assert 0 < row["centreline_precision"] < 1
+        assert row["pieces_per_object"] >= 1
 
 
 def test_native_results_agree_with_faster_coco_eval(folder: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,18 +17,21 @@ from torch import nn
 from utils import distributed
 from utils.common.devices import Precision
 from utils.data.dataset import Sample
-from utils.evaluation.input_masks import Overlap, begin_mask_overlaps
+from utils.evaluation.input_masks import begin_mask_overlaps
 from utils.evaluation.metrics import (
     ImageResult,
+    ThinRule,
     box_iou,
     confusion_pairs,
     hit_targets,
+    measure,
     merge_results,
     pack_results,
     size_classes,
     sizes_of_predictions,
     summarise,
     summarise_sizes,
+    summarise_thin,
     unpack_results,
 )
 from utils.evaluation.native_masks import OnMasks, masks_in_photo, place, region_iou, target_areas
@@ -41,6 +44,7 @@ AP_CONFIDENCE = 0.001  # so low that the precision-recall curve is complete; Ult
 AP_IOU = 0.7  # of non-maximum suppression; Ultralytics' value
 FULL_PRECISION = Precision("off", None, False)
 AP_LIMITS: dict[str, Any] = {"confidence": AP_CONFIDENCE, "iou": AP_IOU, "multi_label": True}
+NOTHING_THIN = ThinRule(())
 OnImage = Callable[[Sample, Detections, torch.Tensor], None]
 # Yields each sample's detections, with boxes in pixels of the placement's input, and their masks in the photograph's.
 Find = Callable[[Sequence[Sample], Sequence[Placement]], Iterator[tuple[Detections, Sequence[Region]]]]
@@ -52,12 +56,22 @@ class PhotoPixels:
 
     size_of: returns width and height of photograph `index`, from which follows AP by object size. compare: whether IoU
     is computed on boxes and masks enlarged to the photograph, instead of on the network's input. on_masks: is called
-    with the enlarged masks of each photograph, some at a time.
+    with the enlarged masks of each photograph, some at a time. thin: with `compare`, how to judge wires.
     """
 
     size_of: Callable[[int], tuple[int, int]]
     compare: bool = False
     on_masks: OnMasks | None = None
+    thin: ThinRule = NOTHING_THIN
+
+
+class Compared(NamedTuple):
+    """One image's labels against its detections: IoU of boxes and masks (m, n), masks' areas (n,), see `measure`."""
+
+    box_iou: np.ndarray
+    mask_iou: np.ndarray
+    mask_areas: np.ndarray
+    centrelines: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -85,7 +99,8 @@ def evaluate(
 
     The validation loss is the sum of all images' loss terms over the sum of their normalisers, so it depends neither on
     the batch size nor on the number of ranks. `on_image(sample, detections, prototypes (32, h, w))` is called for each
-    image. With `photo` the metrics also contain `by_size` (see `summarise_sizes`). `find` replaces the detections and
+    image. With `photo` the metrics also contain `by_size` (see `summarise_sizes`) and, for each class, `native_mask_map50`,
+    `native_mask_map50_95` and what `summarise_thin` returns. `find` replaces the detections and
     their masks, not the loss; it needs `photo.compare`.
     """
     was_training = model.training
@@ -114,6 +129,7 @@ def evaluate(
     metrics = {**_mean_loss(sums), **summarise(results, list(names))}
     if photo is not None:
         metrics["by_size"] = summarise_sizes(results, list(names))
+        _add_native(metrics["per_class"], results, photo)
     return Evaluation(metrics, results)
 
 
@@ -144,7 +160,7 @@ def begin_results(
             if placement is not None
         ]
         if photo.compare:
-            return lambda: [_result(*image, *part, num_classes) for image, part in zip(images, in_photo, strict=True)]
+            return lambda: [_result(*image, part, num_classes) for image, part in zip(images, in_photo, strict=True)]
     end_overlaps = begin_mask_overlaps(samples, found, prototypes)
 
     def end() -> list[ImageResult]:
@@ -152,8 +168,8 @@ def begin_results(
         for (sample, detections, placement), (iou, areas) in zip(images, end_overlaps(), strict=True):
             if placement is not None:  # from pixels of the input to the photograph's
                 areas = areas * (np.prod(placement.photo_size) / np.prod(placement.inner_size))
-            box_overlap = box_iou(sample.boxes, detections.boxes.numpy())
-            results.append(_result(sample, detections, placement, box_overlap, (iou, areas), num_classes))
+            compared = Compared(box_iou(sample.boxes, detections.boxes.numpy()), iou, areas, np.zeros(0))
+            results.append(_result(sample, detections, placement, compared, num_classes))
         return results
 
     return end
@@ -166,40 +182,46 @@ def find_results(
     placements = [place(sample, photo.size_of(sample.index)) for sample in samples]
     found, results = [], []
     for sample, placement, (detections, regions) in zip(samples, placements, find(samples, placements), strict=True):
-        overlaps = _compare_in_photo(sample, detections, regions, placement, photo)
+        compared = _compare_in_photo(sample, detections, regions, placement, photo)
         found.append(detections)
-        results.append(_result(sample, detections, placement, *overlaps, num_classes))
+        results.append(_result(sample, detections, placement, compared, num_classes))
     return found, results
 
 
 def _compare_in_photo(
     sample: Sample, detections: Detections, regions: Iterable[Region], placement: Placement, photo: PhotoPixels
-) -> tuple[np.ndarray, Overlap]:
-    """Return the boxes' IoU (m, n), and the masks' IoU (m, n) and areas (n,), all in the photograph's pixels."""
+) -> Compared:
+    """Compare boxes, masks and the centrelines of thin objects in the photograph's pixels."""
     overlaps = []
+    thin: list[Region] = []
+    is_thin = np.isin(detections.class_ids.numpy(), photo.thin.classes)
+    is_thin &= detections.scores.numpy() >= photo.thin.min_score
+    start = 0
     for masks in masks_in_photo(sample, detections, regions, placement):
         overlaps.append(region_iou(masks))
+        thin += [one for one, kept in zip(masks.found, is_thin[start : start + len(masks.found)], strict=True) if kept]
+        start += len(masks.found)
         if photo.on_masks is not None:
             photo.on_masks(sample, placement, masks.detections, masks.found)
     truth = placement.boxes_to_photo(torch.from_numpy(sample.boxes)).numpy()
     box_overlap = box_iou(truth, placement.boxes_to_photo(detections.boxes).numpy())
     iou, areas = (np.concatenate(parts, axis=-1) for parts in zip(*overlaps, strict=True))
-    return box_overlap, (iou, areas)
+    chosen = (detections.class_ids.numpy()[is_thin], detections.scores.numpy()[is_thin])
+    lines = measure(masks.truth, masks.truth_class_ids, thin, *chosen, photo.thin)
+    return Compared(box_overlap, iou, areas, lines)
 
 
 def _result(
     sample: Sample,
     detections: Detections,
     placement: Placement | None,
-    box_overlap: np.ndarray,
-    mask_overlap: Overlap,
+    compared: Compared,
     num_classes: int,
 ) -> ImageResult:
     """Match one image's detections and labels by the IoU of their boxes and masks."""
     scores, class_ids = detections.scores.numpy(), detections.class_ids.numpy()
-    mask_iou, mask_areas = mask_overlap
-    box_hits = hit_targets(box_overlap, sample.class_ids, class_ids)
-    mask_hits = hit_targets(mask_iou, sample.class_ids, class_ids)
+    box_hits = hit_targets(compared.box_iou, sample.class_ids, class_ids)
+    mask_hits = hit_targets(compared.mask_iou, sample.class_ids, class_ids)
     sizes: dict[str, np.ndarray] = {}
     if placement is not None:
         in_photo = placement.boxes_to_photo(detections.boxes).numpy()
@@ -207,7 +229,7 @@ def _result(
         target_sizes = size_classes(target_areas(sample, placement))
         sizes = {
             "box_sizes": sizes_of_predictions(box_hits, target_sizes, size_classes(box_areas)),
-            "mask_sizes": sizes_of_predictions(mask_hits, target_sizes, size_classes(mask_areas)),
+            "mask_sizes": sizes_of_predictions(mask_hits, target_sizes, size_classes(compared.mask_areas)),
             "target_sizes": target_sizes,
         }
     return ImageResult(
@@ -217,9 +239,20 @@ def _result(
         box_hits=box_hits >= 0,
         mask_hits=mask_hits >= 0,
         target_class_ids=sample.class_ids,
-        box_confusion=confusion_pairs(box_overlap, sample.class_ids, class_ids, scores, num_classes),
+        box_confusion=confusion_pairs(compared.box_iou, sample.class_ids, class_ids, scores, num_classes),
+        centrelines=compared.centrelines,
         **sizes,
     )
+
+
+def _add_native(per_class: list[dict[str, Any]], results: list[ImageResult], photo: PhotoPixels) -> None:
+    """Add to each class what is judged in pixels of the photographs; None where it was not."""
+    thin = summarise_thin(results, len(per_class), photo.thin.classes)
+    for row, of_class in zip(per_class, thin, strict=True):
+        is_judged = photo.compare and row["num_targets"]
+        for name in ("mask_map50", "mask_map50_95"):
+            row[f"native_{name}"] = row[name] if is_judged else None
+        row.update(of_class)
 
 
 def _mean_loss(sums: torch.Tensor) -> dict[str, float]:

@@ -12,12 +12,16 @@ from functools import cache
 import cv2
 import numpy as np
 
+from utils.common.config import nearest
+from utils.common.errors import UsageError
 from utils.data.dataset import Photo, Sample
 from utils.data.images import upright_size
+from utils.evaluation.metrics import elongated_classes, elongation
 from utils.yolo.predict import Detections, Placement
 from utils.yolo.regions import Region
 
 PIXELS_PER_PART = 100_000_000  # of the masks kept at a time, a byte each
+THIN_PHOTOS = 64
 # Takes a sample, where its photograph lies, some detections and their masks in the photograph's pixels.
 OnMasks = Callable[[Sample, Placement, Detections, list[Region]], None]
 
@@ -25,6 +29,27 @@ OnMasks = Callable[[Sample, Placement, Detections, list[Region]], None]
 def sizes_on_disk(photos: list[Photo]) -> Callable[[int], tuple[int, int]]:
     """Return a function from an index to the width and height of that photograph's file, upright."""
     return cache(lambda index: upright_size(photos[index].file.read_bytes()))
+
+
+def choose_thin_classes(
+    asked: tuple[str, ...], photos: list[Photo], size_of: Callable[[int], tuple[int, int]], names: tuple[str, ...]
+) -> tuple[int, ...]:
+    """Return the classes to judge by their centrelines, alike on all ranks: those of the given names, `auto` or `none`.
+
+    `auto` takes the classes whose objects have a median elongation of MIN_ELONGATION or more in at most THIN_PHOTOS
+    photographs, spread over the split. Raises UsageError for a name that is no class.
+    """
+    if asked == ("none",):
+        return ()
+    if asked == ("auto",):
+        labelled = [index for index, photo in enumerate(photos) if len(photo.polygons)]
+        chosen = labelled[:: max(1, len(labelled) // THIN_PHOTOS)][:THIN_PHOTOS]
+        values = [elongation(outline * size_of(index)) for index in chosen for outline in photos[index].polygons]
+        return elongated_classes((class_id for index in chosen for class_id in photos[index].class_ids), values)
+    for name in asked:
+        if name not in names:
+            raise UsageError(f"--thin-classes {name}: not one of {', '.join(names)}{nearest(name, names)}")
+    return tuple(sorted({names.index(name) for name in asked}))
 
 
 def place(sample: Sample, photo_size: tuple[int, int]) -> Placement:

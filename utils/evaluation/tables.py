@@ -20,6 +20,14 @@ _COLUMNS = {
     "mask_map50_95": "mAP50-95",
 }
 
+_THIN = {
+    "native_mask_map50": "native mask mAP50",
+    "native_mask_map50_95": "mAP50-95",
+    "centreline_recall": "centreline R",
+    "centreline_precision": "centreline P",
+    "pieces_per_object": "pieces per object",
+}
+
 
 def class_table(metrics: dict[str, Any]) -> str:
     """Return one row for all classes and one per class; a class without objects in the split has no scores."""
@@ -43,6 +51,16 @@ def size_table(metrics: dict[str, Any]) -> str:
         for (size, values), limit in zip(metrics["by_size"].items(), limits, strict=True)
     ]
     return format_table(["size", "objects", *_APS.values()], rows)
+
+
+def thin_table(metrics: dict[str, Any]) -> str:
+    """Return one row per thin class, with native masks' AP and centrelines; "" if none was judged."""
+    rows = [
+        [row["name"], *(_shown(row[name]) for name in _THIN)]
+        for row in metrics["per_class"]
+        if any(row.get(name) is not None for name in list(_THIN)[2:])
+    ]
+    return format_table(["thin class", *_THIN.values()], rows) if rows else ""
 
 
 def coco_comparison_table(metrics: dict[str, Any]) -> str:

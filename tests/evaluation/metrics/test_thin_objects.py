@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from utils.evaluation.metrics import ImageResult, choose_thin_classes, elongation, measure, summarise_thin
+from utils.evaluation.metrics import ImageResult, ThinRule, elongated_classes, elongation, measure, summarise_thin
 from utils.evaluation.metrics.thin_objects import COLUMNS
 from utils.yolo.regions import Region
 
@@ -21,7 +21,7 @@ def bar(left: int, top: int, length: int, width: int = 5) -> Region:
 def scores_of(truth: list[Region], found: list[Region], **options: Any) -> dict[str, float | None]:
     """Return the wires' metrics when all regions are wires and all predictions certain."""
     classes = [np.full(len(regions), WIRE) for regions in (truth, found)]
-    rows = measure(truth, classes[0], found, classes[1], np.ones(len(found)), (WIRE, OTHER), **options)
+    rows = measure(truth, classes[0], found, classes[1], np.ones(len(found)), ThinRule((WIRE, OTHER), **options))
     return summarise_thin([image_result(0, rows)], 8, (WIRE, OTHER))[WIRE]
 
 
@@ -87,7 +87,12 @@ def test_a_mask_over_two_wires_is_a_piece_of_one() -> None:
 def test_classes_and_confidence_are_kept_apart() -> None:
     truth, found = [WHOLE, bar(100, 300, 800)], [WHOLE, WHOLE, bar(100, 300, 800)]
     rows = measure(
-        truth, np.array([WIRE, OTHER]), found, np.array([WIRE, OTHER, OTHER]), np.array([0.9, 0.8, 0.2]), (WIRE, OTHER)
+        truth,
+        np.array([WIRE, OTHER]),
+        found,
+        np.array([WIRE, OTHER, OTHER]),
+        np.array([0.9, 0.8, 0.2]),
+        ThinRule((WIRE, OTHER)),
     )
     assert rows[:, 0].tolist() == [WIRE, OTHER]
     by_class = summarise_thin([image_result(0, rows)], 8, (WIRE, OTHER))
@@ -95,14 +100,21 @@ def test_classes_and_confidence_are_kept_apart() -> None:
     assert by_class[OTHER] == values(0, 0, None)  # its own prediction is below 0.25
     assert by_class[0] == values(None, None, None)
     rows = measure(
-        truth, np.array([WIRE, OTHER]), found, np.array([WIRE, OTHER, OTHER]), np.array([0.9, 0.8, 0.2]), (WIRE,)
+        truth,
+        np.array([WIRE, OTHER]),
+        found,
+        np.array([WIRE, OTHER, OTHER]),
+        np.array([0.9, 0.8, 0.2]),
+        ThinRule((WIRE,)),
     )
     assert rows[:, 0].tolist() == [WIRE]
 
 
 def test_sums_over_images_weigh_each_by_its_length() -> None:
     rows = [
-        measure(truth, np.full(len(truth), WIRE), found, np.full(len(found), WIRE), np.ones(len(found)), (WIRE,))
+        measure(
+            truth, np.full(len(truth), WIRE), found, np.full(len(found), WIRE), np.ones(len(found)), ThinRule((WIRE,))
+        )
         for truth, found in (([WHOLE], [WHOLE]), ([bar(0, 0, 200)], []), ([], [bar(0, 0, 250)]))
     ]
     assert all(row.shape == (1, len(COLUMNS)) for row in rows)
@@ -117,5 +129,5 @@ def test_thin_classes_are_those_of_long_narrow_objects() -> None:
     assert elongation(bend) == pytest.approx(600 / 6, rel=0.05)
     angles = np.linspace(0, 2 * np.pi, 60)
     assert elongation(np.stack([np.cos(angles), np.sin(angles)], axis=1) * 50) == pytest.approx(1, abs=0.3)
-    assert choose_thin_classes([0, 0, 0, 1, 1, 1, 2], [100, 90, 3, 30, 20, 900, 50]) == (0, 2)
-    assert choose_thin_classes([], []) == ()
+    assert elongated_classes([0, 0, 0, 1, 1, 1, 2], [100, 90, 3, 30, 20, 900, 50]) == (0, 2)
+    assert elongated_classes([], []) == ()

@@ -20,7 +20,8 @@ from utils.data.sample.scene import (
     paint_hardware,
     wire_path,
 )
-from utils.data.sample.surroundings import expose, paint_surroundings, paint_twigs, weather
+from utils.data.sample.surroundings import expose, paint_surroundings, weather
+from utils.data.sample.trees import paint_twigs
 from utils.data.sample.wires import paint_thin_wire
 
 LONG_SIDE_BOUNDS_PX = (1280, 8192)

@@ -19,4 +19,12 @@ from utils.evaluation.metrics.matching import (
 )
 from utils.evaluation.metrics.results import ImageResult, merge_results, pack_results, unpack_results
 from utils.evaluation.metrics.summary import precision_recall_curves, summarise, summarise_sizes
-from utils.evaluation.metrics.thin_objects import choose_thin_classes, elongation, measure, summarise_thin
+from utils.evaluation.metrics.thin_objects import (
+    MIN_SCORE,
+    TOLERANCE_PX,
+    ThinRule,
+    elongated_classes,
+    elongation,
+    measure,
+    summarise_thin,
+)
