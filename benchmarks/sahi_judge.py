@@ -13,8 +13,8 @@ from faster_coco_eval.core import mask as coco_mask
 from utils.data.dataset import Photo, Sample, SegmentationDataset
 from utils.evaluation.coco import CocoCollector
 from utils.evaluation.evaluate import PhotoPixels, find_results
-from utils.evaluation.metrics import summarise
-from utils.evaluation.native_masks import sizes_on_disk
+from utils.evaluation.metrics import ThinRule, summarise, summarise_thin
+from utils.evaluation.native_masks import choose_thin_classes, sizes_on_disk
 from utils.yolo.photo_masks import Placement
 from utils.yolo.predict import Detections
 from utils.yolo.regions import Region
@@ -50,7 +50,8 @@ class StoredMasks(Sequence[Region]):
 def judge(photos: list[Photo], size_px: int, names: tuple[str, ...], objects_of: list[list[Json]]) -> Json:
     """Return AP of the objects found in each photograph: by faster-coco-eval, by class too, and by our evaluator.
 
-    size_px: side of the network's input. Values are None for a class without labels.
+    Classes of wires also get what `summarise_thin` returns, of all objects and at its default tolerance. size_px: side of
+    the network's input. Values are None for a class without labels.
     """
     ordered = [sorted(objects, key=lambda thing: -thing["score"]) for objects in objects_of]
 
@@ -68,7 +69,8 @@ def judge(photos: list[Photo], size_px: int, names: tuple[str, ...], objects_of:
     dataset = SegmentationDataset(photos, size_px)
     size_of = sizes_on_disk(photos)
     collector = CocoCollector([photo.file for photo in photos], size_of)
-    pixels = PhotoPixels(size_of, compare=True, on_masks=collector.see_masks)
+    thin = ThinRule(choose_thin_classes(("auto",), photos, size_of, names), min_score=0)
+    pixels = PhotoPixels(size_of, True, collector.see_masks, thin)
     results = []
     for index in range(len(photos)):
         sample = dataset[(0, index)]
@@ -77,10 +79,10 @@ def judge(photos: list[Photo], size_px: int, names: tuple[str, ...], objects_of:
         results += judged
     detections, truth = collector.gather(names)
     ours = summarise(results, names)
-    return {
-        **coco_ap(truth, detections, names),
-        "by_our_evaluator": {name: ours[f"mask_{name}"] for name in ("map50", "map50_95")},
-    }
+    answer = coco_ap(truth, detections, names)
+    for name, of_class in zip(names, summarise_thin(results, len(names), thin.classes), strict=True):
+        answer["by_class"][name] |= of_class
+    return {**answer, "by_our_evaluator": {name: ours[f"mask_{name}"] for name in ("map50", "map50_95")}}
 
 
 def coco_ap(truth: Json, detections: list[Json], names: tuple[str, ...]) -> Json:

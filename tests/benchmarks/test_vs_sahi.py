@@ -161,7 +161,7 @@ def test_the_judge_gives_full_marks_to_the_labels_and_half_to_half_of_them(tmp_p
     everything = judge([photo], 64, names, [objects])
     assert everything["map50_95"] == pytest.approx(1)
     assert everything["by_our_evaluator"]["map50_95"] == pytest.approx(1, abs=0.01)
-    assert everything["by_class"]["unseen"] == {"map50": None, "map50_95": None}
+    assert set(everything["by_class"]["unseen"].values()) == {None}
     half = judge([photo], 64, names, [objects[:1]])
     assert half["map50_95"] == pytest.approx(0.5)
     assert half["by_class"]["pole"]["map50"] == 0
