@@ -72,8 +72,17 @@ def test_both_sides_side_by_side_and_what_was_not_finished(
     (packages / "sahi" / "predict.py").write_text(MADE_UP_SAHI.replace("FAILING", repr(files[1].name)))
     monkeypatch.syspath_prepend(packages)
     monkeypatch.setenv("PYTHONPATH", str(packages))
-    options = ["--model", trained.folder / "best.pt", "--data", trained.data, "--photographs", "3", "--tiles", "128"]
-    places = ["--output", tmp_path / "out", "--json", results, "--device", "cpu"]
+    options: list[str | Path] = [
+        "--model",
+        trained.folder / "best.pt",
+        "--data",
+        trained.data,
+        "--photographs",
+        "3",
+        "--tiles",
+        "128",
+    ]
+    places: list[str | Path] = ["--output", tmp_path / "out", "--json", results, "--device", "cpu"]
     assert run_main(vs_sahi, monkeypatch, *options, *places) == 0
     lines = capsys.readouterr().out.splitlines()
     record = json.loads(results.read_text())
