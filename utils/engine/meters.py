@@ -88,10 +88,10 @@ class RankMeter:
         return event
 
 
-def rss_bytes() -> float:
-    """Return this process's resident memory, without its loader processes; NaN where the system does not report it."""
+def rss_bytes(process: int | str = "self") -> float:
+    """Return a process's resident memory, without its loader processes; NaN where the system does not report it."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return float(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
+        return float(Path(f"/proc/{process}/statm").read_text().split()[1]) * _PAGE_BYTES
     return math.nan
 
 
