@@ -42,7 +42,7 @@ from utils.yolo.tiles import MIN_TILE_PX, OVERLAP, choose_tiling
 OURS, SAHI = SIDES = ("ours", "sahi")
 SIDE_PROGRAM = ("-m", "benchmarks.sahi_sides")
 POLL_S = 0.02
-START_S = 300  # longest time that loading a model may take
+START_S = 300  # loading a model may take as long as this, or as --timeout-s if that is longer
 
 Json = dict[str, Any]
 
@@ -98,7 +98,7 @@ class SideProcess:
                 command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True
             )
         try:
-            self._wait(ready, START_S)
+            self._wait(ready, max(START_S, self.timeout_s))
         except Unfinished as reason:
             raise UserError(f"{self.job['side']}: the model was not loaded: {reason}") from reason
         return self.process
