@@ -231,6 +231,7 @@ def figures_of(run: list[Json], scores: Json | None) -> Json:
         "scores": scores,
         "objects": statistics.fmean(len(answer["objects"]) for answer in done) if done else None,
         "seconds": statistics.median(answer["seconds"] for answer in done) if done else None,
+        "cpu_seconds": statistics.median(answer["cpu_seconds"] for answer in done) if done else None,
         "peak_memory_gb": max(answer["peak_memory_bytes"] for answer in done) / 1e9 if done else None,
         "finished": len(done),
         "num_photographs": len(run),
@@ -268,6 +269,7 @@ def table(figures: dict[str, Json]) -> str:
                 add(f"{name}: pieces per object found", [of["pieces_per_object"] for of in by_class], 2)
     add("objects per photograph", [figures[side]["objects"] for side in SIDES], 1)
     add("seconds per photograph, median", [figures[side]["seconds"] for side in SIDES], 2)
+    add("CPU seconds per photograph, median", [figures[side]["cpu_seconds"] for side in SIDES], 2)
     add("peak memory above the loaded model, GB", [figures[side]["peak_memory_gb"] for side in SIDES], 2)
     counts = (f"{figures[side]['finished']} of {figures[side]['num_photographs']}" for side in SIDES)
     rows.append(["photographs finished", *counts])

@@ -178,7 +178,7 @@ def test_the_judge_gives_full_marks_to_the_labels_and_half_to_half_of_them(tmp_p
 
 
 def test_the_table_and_the_ratio_of_a_side_that_finished_nothing() -> None:
-    answer = {"seconds": 2.0, "peak_memory_bytes": 5e8, "objects": [{}, {}]}
+    answer = {"seconds": 2.0, "cpu_seconds": 3.0, "peak_memory_bytes": 5e8, "objects": [{}, {}]}
     figures = {"ours": figures_of([answer], None), "sahi": figures_of([{"unfinished": "too large"}], None)}
     lines = table(figures).splitlines()
     assert next(line for line in lines if line.startswith("seconds")).split()[-2:] == ["2.00", "-"]
@@ -199,7 +199,7 @@ def test_the_table_shows_the_centrelines_of_wires_and_leaves_out_classes_without
     }
     lost = {**wire, "centreline_recall": 0.0, "centreline_precision": None, "pieces_per_object": None}
     means = {"map50": 0.25, "map50_95": 0.125, "by_our_evaluator": {"map50": 0.24, "map50_95": 0.12}}
-    answer = {"seconds": 2.0, "peak_memory_bytes": 5e8, "objects": [{}, {}]}
+    answer = {"seconds": 2.0, "cpu_seconds": 3.0, "peak_memory_bytes": 5e8, "objects": [{}, {}]}
     ours, theirs = ({**means, "by_class": {"wire": of, "pole": pole, "unseen": nothing}} for of in (wire, lost))
     shown = table({"ours": figures_of([answer], ours), "sahi": figures_of([answer], theirs)})
     rows = {line.partition("  ")[0]: line.partition("  ")[2].split() for line in shown.splitlines()}
