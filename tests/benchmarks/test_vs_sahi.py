@@ -178,10 +178,34 @@ def test_the_judge_gives_full_marks_to_the_labels_and_half_to_half_of_them(tmp_p
 
 
 def test_the_table_and_the_ratio_of_a_side_that_finished_nothing() -> None:
-    answer = {"seconds": 2.0, "peak_memory_bytes": 5e8, "objects": [{}, {}]}
+    answer = {"seconds": 2.0, "cpu_seconds": 3.0, "peak_memory_bytes": 5e8, "objects": [{}, {}]}
     figures = {"ours": figures_of([answer], None), "sahi": figures_of([{"unfinished": "too large"}], None)}
     lines = table(figures).splitlines()
     assert next(line for line in lines if line.startswith("seconds")).split()[-2:] == ["2.00", "-"]
     assert lines[-1].split()[2:] == ["1", "of", "1", "0", "of", "1"]
     assert ratio_line({"ratio": None}) == "ratio nan"
     assert tuple(figures) == SIDES
+
+
+def test_the_table_shows_the_centrelines_of_wires_and_leaves_out_classes_without_labels() -> None:
+    nothing = dict.fromkeys(("map50", "map50_95", "centreline_recall", "centreline_precision", "pieces_per_object"))
+    pole = {**nothing, "map50": 0.5, "map50_95": 0.25}
+    wire = {
+        "map50": 0.0,
+        "map50_95": 0.0,
+        "centreline_recall": 0.9,
+        "centreline_precision": 0.8,
+        "pieces_per_object": 2,
+    }
+    lost = {**wire, "centreline_recall": 0.0, "centreline_precision": None, "pieces_per_object": None}
+    means = {"map50": 0.25, "map50_95": 0.125, "by_our_evaluator": {"map50": 0.24, "map50_95": 0.12}}
+    answer = {"seconds": 2.0, "cpu_seconds": 3.0, "peak_memory_bytes": 5e8, "objects": [{}, {}]}
+    ours, theirs = ({**means, "by_class": {"wire": of, "pole": pole, "unseen": nothing}} for of in (wire, lost))
+    shown = table({"ours": figures_of([answer], ours), "sahi": figures_of([answer], theirs)})
+    rows = {line.partition("  ")[0]: line.partition("  ")[2].split() for line in shown.splitlines()}
+    assert rows["wire: centreline recall / precision"] == ["0.900", "/", "0.800", "0.000", "/", "-"]
+    assert rows["wire: pieces per object found"] == ["2.00", "-"]
+    assert rows["pole: AP50 / AP50-95"] == ["0.500", "/", "0.250"] * 2
+    assert rows["mask mAP50 (our evaluator)"] == ["0.2400", "0.2400"]
+    assert "unseen" not in shown
+    assert "pole: centreline" not in shown
