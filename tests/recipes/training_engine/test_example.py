@@ -21,7 +21,7 @@ from tests.recipes.training_engine import FOLDER
 from utils.common.config import parse_config
 from utils.common.errors import EXIT_STOPPED_BY_SIGNAL, UserError
 
-NEEDS = "pip install -r recipes/training_engine/requirements.txt"
+NEEDS = "needs the packages of the recipe (pip install -r recipes/training_engine/requirements.txt)"
 
 
 def test_the_guides_flags_have_the_guides_defaults() -> None:

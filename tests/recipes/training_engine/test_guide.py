@@ -70,7 +70,7 @@ def finish(process: subprocess.Popen[str]) -> str:
 def test_the_readme_has_every_code_block_of_the_guide() -> None:
     guides = sorted(SEEDS.glob("002_*.txt"))
     if not guides:
-        pytest.skip("the guide itself is not on this machine")
+        pytest.skip("the guide itself is not on this machine (put it at ../shared/seeds)")
     ours = code_blocks((FOLDER / "README.md").read_text(encoding="utf-8"))
     theirs = code_blocks(guides[0].read_text(encoding="utf-8"))
     assert len(theirs) == 7
@@ -117,7 +117,9 @@ def test_method_1_and_the_advanced_blocks_run_as_printed_in_two_processes(tmp_pa
 
 def test_method_2_runs_as_printed_lambdas_included(tmp_path: Path) -> None:
     """The script has no `if __name__ == "__main__"`. Two GPUs are claimed, so that there are two ranks; they find none."""
-    pytest.importorskip("cloudpickle", reason="pip install -r recipes/training_engine/requirements.txt")
+    pytest.importorskip(
+        "cloudpickle", reason="needs cloudpickle (pip install -r recipes/training_engine/requirements.txt)"
+    )
     block = guides_blocks()[METHOD_2]
     assert block.count("'num_epochs': 100") == 1
     claim = "torch.cuda.device_count = lambda: 2\n"

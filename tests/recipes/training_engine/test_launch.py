@@ -13,7 +13,7 @@ import training_engine
 from tests.processes import is_running, wait_until
 from utils.common.errors import UserError
 
-pytest.importorskip("cloudpickle", reason="pip install -r recipes/training_engine/requirements.txt")
+pytest.importorskip("cloudpickle", reason="needs cloudpickle (pip install -r recipes/training_engine/requirements.txt)")
 
 
 def noted(folder: Path) -> dict[str, int]:
