@@ -255,9 +255,11 @@ def test_without_a_gpu_the_dry_run_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_make_gpu_with_a_given_python_installs_nothing(settings: dict[str, str], expected: str) -> None:
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHON", "DEVICE", "ARGS")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHON", "DEVICE", "ARGS", "MAKEFLAGS")
+    }
     shown = subprocess.run(
-        ["make", "--dry-run", "gpu"],
+        ["make", "--dry-run", "--no-print-directory", "gpu"],
         cwd=PROJECT,
         env=environment | settings,
         capture_output=True,
