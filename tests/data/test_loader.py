@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -138,8 +140,26 @@ def test_workers_change_nothing_in_any_epoch_nor_in_the_middle_of_one(augmented_
     assert seen[3] == seen[0]
 
 
-def test_a_stop_told_to_a_loader_process_too_costs_no_batch(augmented_set: SegmentationDataset) -> None:
-    """The launcher sends a stop to a rank's whole process group, and the rank wants batches until all ranks agree."""
+starts_thread_at_fork = False
+
+
+def _start_thread() -> None:
+    if starts_thread_at_fork:
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+
+
+os.register_at_fork(after_in_child=_start_thread)
+
+
+@pytest.mark.parametrize("a_library_starts_a_thread", [False, True])
+def test_a_stop_told_to_a_loader_process_too_costs_no_batch(
+    augmented_set: SegmentationDataset, a_library_starts_a_thread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher sends a stop to a rank's whole process group, and the rank wants batches until all ranks agree.
+
+    With SciPy imported, a forked process had a second thread before it could block the signals; that one died of them.
+    """
+    monkeypatch.setattr(sys.modules[__name__], "starts_thread_at_fork", a_library_starts_a_thread)
     loader = get_dataloader(augmented_set, EpochBatches(len(SHAPES), 1, 0, 1, seed=0), 1, False, prefetch=1)
     batches = iter(loader)
     next(batches)

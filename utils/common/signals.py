@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -80,6 +82,19 @@ def ignore_signals_except_from_parent() -> None:
         os._exit(EXIT_DONE)
 
     threading.Thread(target=wait, name="stop signals", daemon=True).start()
+
+
+@contextlib.contextmanager
+def stop_signals_blocked() -> Iterator[None]:
+    """Delay a StopFlag's signals; processes started meanwhile begin with them blocked in all their threads.
+
+    Some libraries start a thread in a forked process at once. It would receive what the main thread blocks later.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def stop_signals() -> list[signal.Signals]:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from utils.common.cores import shared_memory_free_bytes
 from utils.common.errors import UserError
-from utils.common.signals import die_with_parent, ignore_signals_except_from_parent
+from utils.common.signals import die_with_parent, ignore_signals_except_from_parent, stop_signals_blocked
 
 Key = tuple[int, ...]  # (epoch, index), or (epoch, index, size in pixels) if batches differ in size
 
@@ -124,6 +124,10 @@ class EpochLoader(DataLoader[Any]):
         sampler = self.batch_sampler
         assert isinstance(sampler, EpochBatches)
         sampler.epoch, sampler.start_batch = epoch, start_batch
+
+    def _get_iterator(self) -> Any:
+        with stop_signals_blocked():  # `prepare_worker` relies on it
+            return super()._get_iterator()
 
 
 def get_dataloader(
