@@ -23,7 +23,7 @@ from torch import nn
 from utils import distributed
 from utils.common.config import Options, option, parse_config
 from utils.common.cores import choose_threads_and_workers
-from utils.common.devices import PRECISION_CHOICES, Precision, choose_device, choose_precision
+from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
 from utils.common.errors import UsageError, UserError, run_script
 from utils.common.files import write_text_atomic
 from utils.common.signals import die_with_parent
@@ -32,7 +32,7 @@ from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load
 from utils.data.loader import ShardBatches, batch_bytes, get_dataloader, plan_loader
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
-from utils.evaluation.evaluate import AP_LIMITS, FULL_PRECISION, Evaluation, PhotoPixels, evaluate
+from utils.evaluation.evaluate import AP_LIMITS, Evaluation, PhotoPixels, evaluate
 from utils.evaluation.metrics import (
     MIN_SCORE,
     TOLERANCE_PX,
@@ -55,7 +55,7 @@ from utils.evaluation.tables import class_table, coco_comparison_table, comparis
 from utils.evaluation.tile_search import TileSearch
 from utils.plots import plot_confusion_matrix, plot_pr_curves
 from utils.yolo.loss import SegmentationLoss
-from utils.yolo.model import class_names, load_weights, trained_size_px
+from utils.yolo.model import class_names, load_for_prediction, trained_size_px
 from utils.yolo.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, check_tiles, choose_tiling
 
 PREFETCH = 4  # batches that each loader process prepares ahead
@@ -145,7 +145,7 @@ def main() -> int:
     threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
     torch.set_num_threads(threads)
     paths = [config.model] + ([config.compare] if config.compare else [])
-    models = [load_weights(path).to(device, memory_format=torch.channels_last) for path in paths]
+    models = [load_for_prediction(path, device) for path in paths]
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     for path, model in zip(paths, models, strict=True):
         check_classes(path, class_names(model), config.data, spec.names)
@@ -170,7 +170,7 @@ def main() -> int:
             spec.names,
             candidate.criterion,
             device,
-            precision=precision_of(config, device),
+            precision=choose_precision(config.amp, device),
             on_image=collector.see_image if config.coco_eval and is_main else None,
             photo=PhotoPixels(size_of, is_native, on_masks, thin),
             find=candidate.find,
@@ -199,7 +199,7 @@ def get_candidate(
     if config.mask_resolution != "native":
         print(f"{path} was trained on windows: evaluated on whole photographs; tiles need --mask-resolution native")
         return candidate
-    limits, dtype = AP_LIMITS, precision_of(config, device).dtype
+    limits, dtype = AP_LIMITS, choose_precision(config.amp, device).dtype
     predictor = Predictor(model, size_px, device, config.batch_size, tiling, limits, autocast_dtype=dtype)
     return replace(candidate, find=TileSearch(predictor, photos))
 
@@ -224,11 +224,6 @@ def get_loader(
     if ranks.is_main and loading.notes:
         print(*loading.notes, sep="\n")
     return get_dataloader(dataset, batches, loading.workers, device.type == "cuda", PREFETCH)
-
-
-def precision_of(config: EvaluationConfig, device: torch.device) -> Precision:
-    """Return the precision that `--amp` asks for; by default float32."""
-    return choose_precision(config.amp, device) if config.amp != "off" else FULL_PRECISION
 
 
 def write_results(
@@ -310,7 +305,7 @@ def write_page(
             candidate.dataset,
             names,
             device,
-            precision_of(config, device),
+            choose_precision(config.amp, device),
             config.mask_resolution == "native",
             candidate.find,
         )

@@ -25,7 +25,7 @@ import torch
 from utils import distributed
 from utils.common.config import FRACTION, Options, option, parse_config
 from utils.common.cores import usable_cpu_count
-from utils.common.devices import choose_device
+from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
 from utils.common.errors import UserError, printable, run_script
 from utils.common.files import walk
 from utils.common.signals import die_with_parent
@@ -35,7 +35,7 @@ from utils.data.images import ImageError, read_image
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.evaluation.prediction_files import PredictionWriter, Source, merge_parts, outline
 from utils.plots import draw_instances, save_image
-from utils.yolo.model import class_names, load_weights, trained_size_px
+from utils.yolo.model import class_names, load_for_prediction, trained_size_px
 from utils.yolo.predict import PhotoPrediction
 from utils.yolo.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, Tiling, check_tiles, choose_tiling
 
@@ -64,6 +64,7 @@ class InferenceConfig(Options):
     overlap: float = option(
         OVERLAP, "share by which neighbouring tiles overlap, at least 128 px", at_least=0, at_most=0.9
     )
+    amp: str = option("off", "mixed precision; auto: the fastest that the hardware has", choices=PRECISION_CHOICES)
     save_crops: bool = option(False, "also write a cut-out of each detection to crops/<class>/")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
 
@@ -82,13 +83,14 @@ def main() -> int:
     if device.type == "cpu":
         torch.set_num_threads(cores)
     files = list_photos(config.source)
-    model = load_weights(config.model).to(device)
+    model = load_for_prediction(config.model, device)
     names = class_names(model)
     wanted = wanted_classes(config.classes, names)
     size_px = config.img_size or trained_size_px(model)
     tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
     limits = {"confidence": config.conf, "iou": config.iou, "classes": wanted}
-    predictor = Predictor(model, size_px, device, config.batch_size, tiling, limits, config.max_detections)
+    dtype = choose_precision(config.amp, device).dtype
+    predictor = Predictor(model, size_px, device, config.batch_size, tiling, limits, config.max_detections, dtype)
 
     os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)  # the ranks meet only at the end
     setup_ddp(device, ranks)

@@ -26,7 +26,7 @@ from utils.data.images import read_image, upright_size
 from utils.engine.meters import rss_bytes
 from utils.evaluation.coco import encode_region
 from utils.evaluation.prediction_files import outline
-from utils.yolo.model import load_weights
+from utils.yolo.model import load_for_prediction
 from utils.yolo.predict import PhotoPrediction
 from utils.yolo.regions import Region
 from utils.yolo.tiles import Predictor, Tiling
@@ -54,7 +54,7 @@ class OurSide:
     """What inference.py does with a photograph, without writing files."""
 
     def __init__(self, job: Json, device: torch.device) -> None:
-        model = load_weights(job["model"]).to(device)
+        model = load_for_prediction(job["model"], device)
         limits = {"confidence": job["conf"], "iou": IOU, "classes": None}
         tiling = Tiling(job["tile_px"])
         self.predictor = Predictor(model, job["size_px"], device, BATCH_SIZE, tiling, limits, MAX_DETECTIONS)

@@ -39,7 +39,7 @@ def test_inference_writes_pictures_labels_and_json_and_survives_a_broken_photogr
 
 def test_inference_keeps_only_the_wanted_classes(trained: TrainedRun, tmp_path: Path) -> None:
     photo = next((trained.processed / "val" / "images").iterdir())
-    flags = ("--source", photo, "--output", tmp_path, "--conf", "0.00001", "--classes", "pole", "6")
+    flags = ("--source", photo, "--output", tmp_path, "--conf", "0.00001", "--classes", "pole", "6", "--amp", "auto")
     must_run("python", "inference.py", "--model", trained.folder / "last.pt", *flags)
     found = {
         item["class"]

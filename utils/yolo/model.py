@@ -85,6 +85,14 @@ def load_weights(source: str) -> YoloModel:
     return model.float().eval()
 
 
+def load_for_prediction(source: str, device: torch.device) -> YoloModel:
+    """Load a model as `load_weights` does, in the form that predicts fastest: BatchNorm folded into the convolutions.
+
+    Its outputs differ from those of the model as trained by rounding alone.
+    """
+    return load_weights(source).fuse(verbose=False).to(device, memory_format=torch.channels_last)
+
+
 def weights_or_description(model: str) -> tuple[str, str | None]:
     """Return the source to build `model` from and, if it differs from `model`, a line that says so.
 
