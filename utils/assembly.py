@@ -173,11 +173,12 @@ class Segmentation(Task):
         val_photos: list[Photo],
         weights: torch.Tensor | None,
     ) -> None:
-        super().__init__(SegmentationLoss(model, class_weights=weights))
+        within_reach = config.reach == "on" or (config.reach == "auto" and config.windows > 0)
+        super().__init__(SegmentationLoss(model, class_weights=weights, within_reach=within_reach))
         self.config = config
         self.names = names
         self.run = run
-        self.val_criterion = SegmentationLoss(model)  # without class weights, so that all runs' losses compare
+        self.val_criterion = SegmentationLoss(model)  # always the same, so that all runs' losses compare
         self.curves = Curves(run.folder)
         ranks = distributed.rank(), distributed.world_size()
         self.pictures = ValidationPictures(val_photos, names, config.val_pictures_every, *ranks)

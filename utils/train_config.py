@@ -72,6 +72,12 @@ class TrainConfig(Options):
         "weights of the class loss; auto: inverse to each class's number of training objects",
         choices=("none", "auto"),
     )
+    reach: str = option(
+        "auto",
+        "assign objects only to anchors that can predict the whole box, so that long wires are found whole; auto: with "
+        "--windows",
+        choices=("auto", "on", "off"),
+    )
     optimizer: str = option("auto", "auto: SGD (docs/recipe.md says why)", choices=("auto", "sgd", "adamw"))
     compile: bool = option(
         False, "compile the network with torch.compile; needs a C++ compiler and takes minutes at the start"

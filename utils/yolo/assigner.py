@@ -93,14 +93,28 @@ def _overlap_and_alignment(
     return dense
 
 
-def inside_boxes(boxes: torch.Tensor, strides: list[float], grid: AnchorGrid) -> torch.Tensor:
+def inside_boxes(
+    boxes: torch.Tensor, strides: list[float], grid: AnchorGrid, reach_cells: int | None = None
+) -> torch.Tensor:
     """Return which anchors lie in which boxes (B, M, 4), xyxy in pixels: bool (B, M, A).
 
-    Sides shorter than the middle stride count as that long, so that a thin wire still contains anchors.
+    Sides shorter than the middle stride count as that long, so that a thin wire still contains anchors. With
+    `reach_cells`, the largest distance that a level predicts, an anchor from which the box reaches farther is left out,
+    except on the coarsest level. Otherwise a level wire would have anchors of the finest level alone, whose boxes end
+    after 240 pixels.
     """
     low, high = boxes.split(2, -1)
-    length = (high - low).clamp_(min=strides[1] if len(strides) > 1 else strides[0])
+    true_length = high - low
+    shortest = strides[1] if len(strides) > 1 else strides[0]
+    length = true_length.clamp(min=shortest)
+    if reach_cells is not None:  # a box too long for the middle level still contains anchors of the coarsest
+        is_long = true_length.amax(-1, keepdim=True) > 2 * reach_cells * shortest
+        length = torch.where(is_long, true_length.clamp(min=strides[-1]), length)
     # Twice each distance from the centre. An anchor lies inside if its column and its row do.
     distance = (grid.twice_axes - (low + high)[..., None]).abs_()  # (B, M, 2, N)
-    column, row = (length[..., None] - distance > 2 * EPS).unbind(2)
+    is_inside = length[..., None] - distance > 2 * EPS
+    if reach_cells is not None:
+        farthest = (2 * reach_cells * grid.axis_strides).masked_fill(grid.axis_strides == strides[-1], torch.inf)
+        is_inside &= true_length[..., None] + distance <= farthest
+    column, row = is_inside.unbind(2)
     return column.index_select(2, grid.column) & row.index_select(2, grid.row)

@@ -24,9 +24,9 @@ class AnchorGrid:
     sides: torch.Tensor  # (4, A): what a box's edges (-x1, -y1, x2, y2) must be reduced by to become its sides
     strides: torch.Tensor  # (A,)
     outward: torch.Tensor  # (4,): -1, -1, 1, 1; boxes xyxy times it are edges (-x1, -y1, x2, y2)
-    twice_axes: (
-        torch.Tensor
-    )  # (N,): twice the coordinates of the columns of all levels, which are those of the rows too
+    # (N,): twice the coordinates of the columns of all levels, which are those of the rows too, and their strides
+    twice_axes: torch.Tensor
+    axis_strides: torch.Tensor
     column: torch.Tensor  # int64 (A,) in 0..N-1
     row: torch.Tensor  # int64 (A,) in 0..N-1
 
@@ -41,8 +41,12 @@ def anchor_grid(strides: list[float], size_px: int, device: torch.device) -> Anc
     twice_axes = torch.cat(
         [(2 * torch.arange(count, device=device) + 1) * stride for count, stride in zip(counts, strides, strict=True)]
     )
+    axis_strides = torch.cat(
+        [torch.full((n,), stride, device=device) for n, stride in zip(counts, strides, strict=True)]
+    )
     outward = torch.tensor([-1.0, -1, 1, 1], device=device)
-    return AnchorGrid(torch.cat([-pixels, pixels]), stride_column[:, 0].contiguous(), outward, twice_axes, column, row)
+    sides = torch.cat([-pixels, pixels])
+    return AnchorGrid(sides, stride_column[:, 0].contiguous(), outward, twice_axes, axis_strides, column, row)
 
 
 def anchor_points(strides: list[float], size_px: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

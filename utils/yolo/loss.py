@@ -59,6 +59,7 @@ class SegmentationLoss:
 
     The returned loss is `loss_scale` times the reported one. YOLOv8's optimizer settings expect gradients summed over a
     nominal batch of 64 images, hence the default of 64. `class_weights` float32 (classes,) multiply the class part.
+    `within_reach`: objects are assigned only to anchors that can predict the whole box, unlike in YOLOv8.
     """
 
     def __init__(
@@ -67,11 +68,13 @@ class SegmentationLoss:
         gains: LossGains | None = None,
         loss_scale: float = 64.0,
         class_weights: torch.Tensor | None = None,
+        *,
+        within_reach: bool = False,
     ) -> None:
         head = model.model[-1]
         self.strides = [float(stride) for stride in head.stride]
         self.num_classes = int(head.nc)
-        self.num_bins = int(head.reg_max)
+        self.reach_cells = int(head.reg_max) - 1 if within_reach else None
         self.gains = gains or LossGains()
         self.loss_scale = loss_scale
         self.class_weights = class_weights
@@ -125,7 +128,7 @@ class SegmentationLoss:
             assigned = assign(
                 probabilities,
                 predicted_sides(bins.float(), grid.strides),
-                inside_boxes(target_boxes, self.strides, grid),
+                inside_boxes(target_boxes, self.strides, grid, self.reach_cells),
                 class_ids,
                 target_edges,
                 grid,
