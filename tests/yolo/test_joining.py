@@ -91,6 +91,25 @@ def test_a_wire_that_leaves_a_tile_and_returns_is_one(lowest: int) -> None:
     check_found(join_tiles(pieces, TILES, 0.7), truth)
 
 
+def test_wires_whose_detections_end_before_their_tile_does_come_out_whole() -> None:
+    # YOLOv8's finest level predicts boxes of at most 240 px: here each tile of 320 px has up to two such parts of a wire.
+    truth = [(WIRE, stroke(SIZE, [(0, y), (1279, y + 60)], 7)) for y in (200, 250, 640)]
+    pieces = []
+    for piece in seen_in_tiles(truth, TILES, split=False):
+        left, top, right, bottom = piece.mask.corners
+        for start, stop in ((left, left + 200), (left + 70, left + 270)):
+            corners = (start, top, min(stop, right), bottom)
+            pieces += made_up_piece(piece.tile, WIRE, piece.score, piece.mask.window(corners), start, top)
+    objects = join_tiles(pieces, TILES, 0.7)
+    check_found(objects, truth, min_iou=0.9)
+
+
+def test_boxes_that_overlap_in_one_tile_stay_two() -> None:
+    truth = [(POLE, stroke(SIZE, [(x, 40), (x, 90)], 40)) for x in (100, 118)]
+    pieces = [*made_up_piece(0, POLE, 0.9, truth[0][1]), *made_up_piece(0, POLE, 0.8, truth[1][1])]
+    assert len(join_tiles(pieces, TILES, 0.7)) == 2
+
+
 def test_one_detection_of_two_separate_wires_does_not_make_them_one() -> None:
     wires = [(WIRE, stroke(SIZE, [(20, y), (800, y)], 8)) for y in (100, 150)]
     pieces = seen_in_tiles(wires, TILES)

@@ -4,9 +4,10 @@ Masks decide, not boxes: two parallel wires that cross many tiles have nearly th
 in neighbouring tiles have boxes that hardly overlap.
 
 1. In each tile, a mask that agrees with a more confident one of its class is dropped: duplicates whose boxes differ.
-2. Two detections of one class in overlapping tiles are linked if their masks agree where both tiles look (`agreement`).
-   Links are used from the strongest to the weakest. One that would put two detections of one tile into an object is
-   refused, unless these are separate parts that the object connects outside the tile: a wire that leaves it and returns.
+2. Two detections of one class are linked if their masks agree where both tiles look (`agreement`). Thin masks need to
+   agree only where both have pixels: a detection can end before its wire does. Links are used from the strongest to the
+   weakest. One that would put two detections of one tile into an object is refused, unless these are linked too, or are
+   separate parts that the object connects outside the tile: a wire that leaves it and returns.
 3. A fragment, cut off by its tile's border, is dropped if it lies mostly inside a more confident object of its class.
 4. What the pass over the whole photograph found is compared with the result (utils/yolo/overview.py).
 
@@ -29,6 +30,9 @@ from utils.yolo.regions import Cells, Corners, Region, Runs, has_pixels, hull, i
 Pair = tuple[int, int, int, float]  # positions of two pieces; what their widened masks share: number of pixels, IoU
 
 MIN_AGREEMENT = 0.5  # IoU of two masks where both tiles look
+MIN_SHARED = 0.25  # of the smaller of two masks, where both tiles look: masks that share less are not compared
+MIN_SHARED_PX = 16  # length of the part that two incomplete detections of a wire must both show
+THIN = 8  # a mask is thin if it is this many times as long as wide
 WIDEN_PX = 2  # masks are widened before they are compared: the edges of a thin wire are uncertain by a pixel
 WIDEN_KERNEL = np.ones((2 * WIDEN_PX + 1,) * 2, np.uint8)
 MOSTLY = 0.7  # the share of a fragment that has to lie inside another object
@@ -100,12 +104,33 @@ def widen(mask: Runs, limits: Corners) -> Runs:
 
 
 def agreement(first: Runs, second: Runs, strip: Corners) -> float:
-    """Return the IoU of two widened masks in a strip, without connected parts that only one of them has.
+    """Return how well two masks agree in a strip that both tiles show; thin masks: in the part of it that both reach.
+
+    That part must be at least MIN_SHARED_PX long.
+    """
+    agreed = _agreement_in(first, second, intersection(strip, hull([first.corners, second.corners])))
+    if agreed >= MIN_AGREEMENT or not (_is_thin(first) and _is_thin(second)):
+        return agreed
+    both = intersection(strip, intersection(first.corners, second.corners))
+    if not has_pixels(both) or _longest_side(both) < MIN_SHARED_PX:
+        return agreed
+    return max(agreed, _agreement_in(first, second, both))
+
+
+def _is_thin(mask: Runs) -> bool:
+    return THIN * mask.area <= _longest_side(mask.corners) ** 2
+
+
+def _longest_side(corners: Corners) -> int:
+    return max(corners[2] - corners[0], corners[3] - corners[1])
+
+
+def _agreement_in(first: Runs, second: Runs, corners: Corners) -> float:
+    """Return the IoU of two widened masks in a rectangle, without connected parts that only one of them has.
 
     A wire that leaves a tile and returns is two masks there and one in the next tile: each of the two agrees with that.
     0 if less than half of the smaller mask is shared.
     """
-    corners = intersection(strip, hull([first.corners, second.corners]))
     thin = [mask.window(corners).view(np.uint8) for mask in (first, second)]
     one, two = (cv2.dilate(mask, WIDEN_KERNEL) for mask in thin)
     shared = one.view(bool) & two.view(bool)
@@ -137,7 +162,7 @@ def join_tiles(pieces: list[Piece], tiles: list[Corners], iou: float) -> list[Jo
 
 
 class _Comparison:
-    """Finds the pairs of masks of one class that share at least half of the smaller one, where their tiles overlap.
+    """Finds the pairs of masks of one class that share enough of the smaller one (MIN_SHARED), where their tiles overlap.
 
     Pieces are named by their position. Masks are widened. A product of small matrices bounds from above what two masks
     share, from the pixels n and m that they have in each cell of a grid: at most the sum of sqrt(n * m).
@@ -180,23 +205,23 @@ class _Comparison:
         for row, column in self._candidates(seen[0], seen[1], strip, areas):
             p, q = seen[0][row], seen[1][column]
             shared = shared_area(self.wide[p], self.wide[q])
-            if (first is not second or p < q) and shared and 2 * shared >= min(areas[p], areas[q]):
+            if (first is not second or p < q) and shared and shared >= MIN_SHARED * min(areas[p], areas[q]):
                 yield min(p, q), max(p, q), shared, shared / (areas[p] + areas[q] - shared)
 
     def _candidates(
         self, first: list[int], second: list[int], strip: Corners, areas: dict[int, int]
     ) -> list[tuple[int, int]]:
-        """Return rows and columns of the pairs that may share half of the smaller mask."""
+        """Return rows and columns of the pairs that may share enough of the smaller mask."""
         if not first or not second:
             return []
         one, two = (np.array([self.wide[position].corners for position in group]) for group in (first, second))
         low = np.maximum(one[:, None, :2], two[None, :, :2])
         is_near = (low < np.minimum(one[:, None, 2:], two[None, :, 2:])).all(axis=2)
         if np.count_nonzero(is_near) > 100:
-            half = np.minimum.outer([areas[p] for p in first], [areas[q] for q in second]) / 2
+            enough = MIN_SHARED * np.minimum.outer([areas[p] for p in first], [areas[q] for q in second])
             # Not `@`: on small matrices BLAS's threads cost more than they save. 0.999 is for rounding.
             bound = np.einsum("ik,jk->ij", self._roots(first, strip), self._roots(second, strip))
-            is_near &= bound >= 0.999 * half
+            is_near &= bound >= 0.999 * enough
         return [(row, column) for row, column in np.argwhere(is_near).tolist()]
 
     def _roots(self, positions: list[int], strip: Corners) -> np.ndarray:
@@ -214,7 +239,8 @@ def _links(pieces: list[Piece], tiles: list[Corners], pairs: list[Pair]) -> list
     links = []
     for p, q, _, overlap in pairs:
         first, second = pieces[p], pieces[q]  # the more confident one first
-        if first.tile != second.tile and second.score >= SCORE_RATIO * first.score:
+        both_thin = _is_thin(first.mask) and _is_thin(second.mask)
+        if (first.tile != second.tile or both_thin) and second.score >= SCORE_RATIO * first.score:
             agreed = overlap
             if overlap < MIN_AGREEMENT:
                 agreed = agreement(first.mask, second.mask, intersection(tiles[first.tile], tiles[second.tile]))
@@ -228,6 +254,7 @@ def _group(
 ) -> list[list[int]]:
     """Unite the pieces that are linked, as far as they may be in one object."""
     group_of = {position: [position] for position in range(len(pieces)) if position not in dropped}
+    linked = {pair for _, p, q in links for pair in ((p, q), (q, p))}
     for _, p, q in links:
         first, second = group_of[p], group_of[q]
         if first is second:
@@ -236,6 +263,7 @@ def _group(
         for position in first:
             of_tile[pieces[position].tile].append(position)
         rivals = [(other, position) for position in second for other in of_tile[pieces[position].tile]]
+        rivals = [pair for pair in rivals if pair not in linked]
         if any(shared_area(pieces[a].mask, pieces[b].mask) for a, b in rivals):
             continue
         if rivals and not _are_connected(rivals, {position: wide[position] for position in first + second}):
