@@ -44,6 +44,13 @@ def test_windows_need_a_low_and_a_high_scale() -> None:
             config_of("--windows", "4", "--window-scale", *scales)
 
 
+def test_objects_are_assigned_within_reach_when_training_on_windows() -> None:
+    assert not TrainConfig().within_reach
+    assert TrainConfig(reach="on").within_reach
+    assert TrainConfig(windows=8).within_reach
+    assert not TrainConfig(windows=8, reach="off").within_reach
+
+
 def test_a_resumed_run_has_the_same_scales_as_its_yaml() -> None:
     earlier = {"window_scale": [0.25, 1.0], "windows": 4}
     assert differences(config_of("--windows", "4", "--window-scale", "0.25", "1"), earlier) == []

@@ -173,8 +173,7 @@ class Segmentation(Task):
         val_photos: list[Photo],
         weights: torch.Tensor | None,
     ) -> None:
-        within_reach = config.reach == "on" or (config.reach == "auto" and config.windows > 0)
-        super().__init__(SegmentationLoss(model, class_weights=weights, within_reach=within_reach))
+        super().__init__(SegmentationLoss(model, class_weights=weights, within_reach=config.within_reach))
         self.config = config
         self.names = names
         self.run = run

@@ -154,6 +154,11 @@ class TrainConfig(Options):
         return WindowConfig(self.windows, *self.window_scale) if self.windows else None
 
     @property
+    def within_reach(self) -> bool:
+        """Whether objects are assigned only to anchors that can predict their whole box."""
+        return self.reach == "on" or (self.reach == "auto" and self.windows > 0)
+
+    @property
     def monitor(self) -> str:
         """The reported value that chooses best.pt."""
         return {"val_loss": "val_loss", "mask_map": "mask_map50_95", "box_map": "box_map50_95"}[self.best_metric]
