@@ -29,8 +29,11 @@ class RunOptions(Protocol):
     def resume(self) -> str | None: ...
 
 
-def resume_arguments(argv: list[str]) -> list[str]:
-    """Add the options of the run of `--resume RUN`; the rest of the command line overrides them."""
+def resume_arguments(argv: list[str], folder_flag: str = "--save-dir") -> list[str]:
+    """Add the options of the run of `--resume RUN`; the rest of the command line overrides them.
+
+    `folder_flag` is the script's flag for the run folder.
+    """
     for position, argument in enumerate(argv):
         if argument == "--resume" and position + 1 < len(argv):
             run = run_folder_of(argv[position + 1])
@@ -38,7 +41,7 @@ def resume_arguments(argv: list[str]) -> list[str]:
             run = run_folder_of(argument.split("=", 1)[1])
         else:
             continue
-        return ["--config", str(run / CONFIG_FILE), *argv, "--save-dir", str(run)]
+        return ["--config", str(run / CONFIG_FILE), *argv, folder_flag, str(run)]
     return argv
 
 
