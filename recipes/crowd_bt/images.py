@@ -20,7 +20,6 @@ from utils.data.loader import Key
 # Of ImageNet's training images, as fractions of 255: what pretrained backbones expect.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-MAX_ROTATION_DEG = 15.0
 BRIGHTNESS, CONTRAST, SATURATION = 0.2, 0.2, 0.1
 GREY = np.array([0.299, 0.587, 0.114], np.float32)  # luma of ITU-R BT.601
 
@@ -30,11 +29,14 @@ class Pairs:
 
     collate: Callable[[list[Any]], Any] = staticmethod(default_collate)
 
-    def __init__(self, rows: Sequence[Comparison], folder: Path, size_px: int, seed: int) -> None:
+    def __init__(
+        self, rows: Sequence[Comparison], folder: Path, size_px: int, seed: int, rotation_deg: float = 15.0
+    ) -> None:
         self.rows = rows
         self.folder = folder
         self.size_px = size_px
         self.seed = seed
+        self.rotation_deg = rotation_deg
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -44,7 +46,11 @@ class Pairs:
         epoch, index = key
         row = self.rows[index]
         images = [
-            varied(load_image(self.folder / name, self.size_px), np.random.default_rng((self.seed, epoch, index, side)))
+            varied(
+                load_image(self.folder / name, self.size_px),
+                np.random.default_rng((self.seed, epoch, index, side)),
+                self.rotation_deg,
+            )
             for side, name in enumerate((row.img1, row.img2))
         ]
         reliability = 1.0 if row.annotator_reliability is None else row.annotator_reliability
@@ -98,18 +104,21 @@ def _statistics(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     return mean.to(device), std.to(device)
 
 
-def varied(image: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+def varied(image: np.ndarray, generator: np.random.Generator, rotation_deg: float) -> np.ndarray:
     """Return an image flipped, rotated and with other colours at random, RGB uint8 of the same size.
 
-    The strengths are the guide's. Corners that a rotation uncovers show the mirrored image.
+    Corners that a rotation uncovers show the mirrored image. A rotation takes the nearest pixel: averages would blur.
     """
-    flips, angle = generator.random(2) < 0.5, generator.uniform(-MAX_ROTATION_DEG, MAX_ROTATION_DEG)
+    flips, angle = generator.random(2) < 0.5, generator.uniform(-1, 1) * rotation_deg
     brightness, contrast, saturation = 1 + generator.uniform(-1, 1, 3) * (BRIGHTNESS, CONTRAST, SATURATION)
     image = image[:, ::-1] if flips[0] else image
     image = image[::-1] if flips[1] else image
     height, width = image.shape[:2]
-    turn = cv2.getRotationMatrix2D(((width - 1) / 2, (height - 1) / 2), angle, 1.0)
-    turned = cv2.warpAffine(np.ascontiguousarray(image), turn, (width, height), borderMode=cv2.BORDER_REFLECT_101)
+    turned = np.ascontiguousarray(image)
+    if angle:
+        turn = cv2.getRotationMatrix2D(((width - 1) / 2, (height - 1) / 2), angle, 1.0)
+        how = {"flags": cv2.INTER_NEAREST, "borderMode": cv2.BORDER_REFLECT_101}
+        turned = cv2.warpAffine(turned, turn, (width, height), **how)
     colours = turned.astype(np.float32) * np.float32(brightness)
     grey = colours @ GREY  # (H, W)
     colours = (colours - grey.mean()) * np.float32(contrast) + grey.mean()

@@ -9,6 +9,7 @@ import numpy as np
 
 from crowd_bt.comparisons import GOLD, Comparison
 from crowd_bt.loss import DRAW_BELOW, DRAW_SHARE, EPSILON, ETA_RANGE
+from utils.common.errors import UserError
 
 Scores = Mapping[str, float]  # an image's quality by its name
 
@@ -69,14 +70,14 @@ def order_values(scores: Scores, known: Mapping[str, float]) -> dict[str, float]
     Kendall's τ is τ-b: with tied known qualities it stays below 1 even for a perfect order. `ndcg` has linear gains
     DCG = Σ rel_i / log2(i + 1), with rel the known quality above the lowest one.
     """
-    try:
-        from scipy.stats import kendalltau, rankdata, spearmanr
-    except ImportError:  # a metric more, not worth ending a training
-        return {}
     names = sorted(scores.keys() & known.keys())
     score, truth = (np.array([float(values[name]) for name in names]) for values in (scores, known))
     if len(names) < 2 or truth.min() == truth.max():
         return {}
+    try:
+        from scipy.stats import kendalltau, rankdata, spearmanr  # a second to import
+    except ImportError as error:
+        raise UserError("scipy is missing: pip install -r requirements.txt in this folder") from error
     above = np.sign(truth[:, None] - truth) > 0  # (N, N): row is better than column
     right = np.sign(score[:, None] - score)[above] > 0
     displacement = np.abs(rankdata(score) - rankdata(truth))

@@ -54,6 +54,9 @@ class TrainConfig(Options):
     grad_checkpointing: bool = option(False, "compute features twice instead of keeping them: less memory")
     amp: bool = option(False, "mixed precision: bf16 where supported, else fp16 on GPUs")
     sync_batchnorm: bool = option(False, "BatchNorm statistics over all processes")
+    rotation: float = option(
+        15.0, "largest random rotation in degrees; 0 keeps noise and JPEG blocks as they are", at_least=0
+    )
     seed: int = option(42, "seed of split, weights, order and augmentation", at_least=0)
     s3_bucket: str = option("surface-quality-dataset", "bucket of the annotators' logs")
     s3_prefix: str = option("quack_v2_data_user_logs/", "prefix of the annotators' folders")

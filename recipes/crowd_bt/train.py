@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from dataclasses import replace
@@ -40,6 +41,7 @@ from utils.engine import EngineOptions, TrainingEngine
 from utils.run.folder import OwnedRun
 
 FINAL_LR_SHARE = 0.01
+SAVE_EVERY_S = 600.0  # a killed run loses ten minutes at most
 PREFETCH = 4  # batches that each loader process keeps ready
 RESULTS_FILE = "evaluation_results.json"
 FINAL_MODEL = "final_model.pt"
@@ -54,6 +56,8 @@ def main() -> int:
     say = distributed.main_printer(ranks.rank)
     device = choose_device(config.device, ranks.local_rank)
     threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
+    if "OMP_NUM_THREADS" in os.environ:
+        threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     seed_everything(config.seed)
     tune_device(device, deterministic=False, fixed_shapes=True)
@@ -151,7 +155,7 @@ def train(
     rank, world_size = distributed.rank(), distributed.world_size()
     require_same_batch(config, run, world_size)
     pin_memory = device.type == "cuda"
-    pairs = Pairs(comparisons.train, Path(config.image_dir), config.input_size, config.seed)
+    pairs = Pairs(comparisons.train, Path(config.image_dir), config.input_size, config.seed, config.rotation)
     batches = EpochBatches(len(pairs), config.batch_size, rank, world_size, config.seed)
     task = PairComparison(comparisons, {"backbone_name": config.backbone, "input_size": config.input_size})
     optimizer = build_optimizer(model, config)
@@ -190,6 +194,7 @@ def engine_options(config: TrainConfig) -> EngineOptions:
         precision="auto" if config.amp else "off",
         sync_batchnorm=config.sync_batchnorm,
         monitor="val_accuracy",
+        save_every_s=SAVE_EVERY_S,
         seed=config.seed,
     )
 
