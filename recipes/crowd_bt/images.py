@@ -117,8 +117,8 @@ def varied(image: np.ndarray, generator: np.random.Generator, rotation_deg: floa
     turned = np.ascontiguousarray(image)
     if angle:
         turn = cv2.getRotationMatrix2D(((width - 1) / 2, (height - 1) / 2), angle, 1.0)
-        how = {"flags": cv2.INTER_NEAREST, "borderMode": cv2.BORDER_REFLECT_101}
-        turned = cv2.warpAffine(turned, turn, (width, height), **how)
+        size = (width, height)
+        turned = cv2.warpAffine(turned, turn, size, flags=cv2.INTER_NEAREST, borderMode=cv2.BORDER_REFLECT_101)
     colours = turned.astype(np.float32) * np.float32(brightness)
     grey = colours @ GREY  # (H, W)
     colours = (colours - grey.mean()) * np.float32(contrast) + grey.mean()

@@ -95,7 +95,7 @@ def open_client() -> Any:
         read_timeout=READ_TIMEOUT_S,
         retries={"total_max_attempts": NUM_TRIES, "mode": "standard"},
     )
-    return boto3.client("s3", config=limits)
+    return boto3.session.Session().client("s3", config=limits)  # the default session keeps old credentials
 
 
 def _users(client: Any, bucket: str, prefix: str) -> Iterator[str]:

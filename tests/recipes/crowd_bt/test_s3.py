@@ -193,7 +193,8 @@ def test_wrong_and_absent_credentials_are_one_line(
 ) -> None:
     def check_credentials_after(requests: int) -> None:
         address = f"http://127.0.0.1:{moto_port}/moto-api/reset-auth"
-        urllib.request.urlopen(urllib.request.Request(address, str(requests).encode(), method="POST")).close()
+        plain = {"Content-Type": "text/plain"}
+        urllib.request.urlopen(urllib.request.Request(address, str(requests).encode(), plain)).close()
 
     check_credentials_after(0)
     try:

@@ -50,7 +50,7 @@ def gradient_and_metrics(config: TrainConfig, folder: Path, batch_size: int) -> 
     metrics = engine.validate(loader)
     engine.model.train()
     values, num_pairs = engine.step.forward_backward(last)
-    gradients = {
+    gradients: dict[str, Any] = {
         name: weight.grad.numpy() for name, weight in engine.state.model.named_parameters() if weight.grad is not None
     }
     loss = float(distributed.all_reduce_sum(values["loss"].detach())) / distributed.world_size()
