@@ -14,6 +14,7 @@ import math
 import os
 import sys
 import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def main() -> int:
             distributed.run_once_per_machine(lambda: prepare_from_s3(config, say), ranks.local_rank)
             comparisons = read_comparisons(config, say)
         require_same_data(comparisons)
-        with OwnedRun(config) as run:
+        with OwnedRun(config, may_resume=config.auto_resume or config.resume is not None) as run:
             say("\n".join([*run.notes, *data_lines(config, comparisons, ranks)]))
             bytes_per_batch = 2 * batch_bytes(config.batch_size, config.input_size)
             loading = plan_loader(workers, PREFETCH, bytes_per_batch, ranks.local_world_size)
@@ -124,8 +125,6 @@ def require_same_data(comparisons: Comparisons) -> None:
 
 def hash_of(comparisons: Comparisons) -> int:
     """Return a number that differs between different comparisons, equal in all processes."""
-    import zlib
-
     return zlib.crc32(repr((comparisons.train, comparisons.val)).encode())
 
 
@@ -153,7 +152,8 @@ def train(
 ) -> int:
     """Train in an open run folder, as a member of the process group; return the exit code."""
     rank, world_size = distributed.rank(), distributed.world_size()
-    require_same_batch(config, run, world_size)
+    facts = {"global_batch_size": config.batch_size * world_size, "comparisons": hash_of(comparisons)}
+    require_same(config, run, facts)
     pin_memory = device.type == "cuda"
     pairs = Pairs(comparisons.train, Path(config.image_dir), config.input_size, config.seed, config.rotation)
     batches = EpochBatches(len(pairs), config.batch_size, rank, world_size, config.seed)
@@ -165,7 +165,7 @@ def train(
         engine_options(config),
         task=task,
         run=run.folder,
-        facts={"global_batch_size": config.batch_size * world_size},
+        facts=facts,
     )
     task.state = engine.state
     if distributed.is_distributed():
@@ -199,14 +199,16 @@ def engine_options(config: TrainConfig) -> EngineOptions:
     )
 
 
-def require_same_batch(config: TrainConfig, run: OwnedRun, world_size: int) -> None:
-    """Raise UserError when a resumed run would get another effective batch size."""
-    earlier, now = run.choices.get("global_batch_size"), config.batch_size * world_size
-    if run.resumes and earlier is not None and earlier != now:
-        raise UserError(
-            f"{config.checkpoint_dir}: trains with an effective batch size of {earlier}, not {now}; start "
-            f"{earlier / config.batch_size:g} processes, or use --no-auto-resume or another --checkpoint-dir"
-        )
+def require_same(config: TrainConfig, run: OwnedRun, facts: dict[str, int]) -> None:
+    """Raise UserError when a resumed run would get other comparisons or another effective batch size."""
+    earlier = {name: run.choices.get(name, value) for name, value in facts.items()}
+    if not run.resumes or earlier == facts:
+        return
+    before, now = (found["global_batch_size"] for found in (earlier, facts))
+    what = "began with other comparisons; bring them back"
+    if before != now:
+        what = f"trains with an effective batch size of {before}, not {now}; start {before / config.batch_size:g} processes"
+    raise UserError(f"{config.checkpoint_dir}: {what}, or use --no-auto-resume or another --checkpoint-dir")
 
 
 def build_optimizer(model: PairModel, config: TrainConfig) -> torch.optim.AdamW:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from utils import distributed
 from utils.common.errors import UserError
 from utils.data.loader import EpochBatches, get_dataloader
 from utils.engine import EngineOptions, TrainingEngine, stopping
+from utils.run.folder import OwnedRun
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 KILL_AT = 10  # the fourth batch of the second epoch
@@ -156,6 +158,25 @@ def test_another_number_of_processes_is_refused_for_a_resumed_run(folder: Path) 
     config = config_for(folder / "data", folder / "killed", epochs=3)
     with pytest.raises(UserError, match=r"effective batch size of 12, not 6; start 2 processes"):
         train_small(config)
+
+
+def test_other_comparisons_are_refused_for_a_resumed_run(folder: Path, tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", reliability=0.1)
+    config = config_for(data, folder / "killed", epochs=3)
+    with OwnedRun(config) as run:
+        facts = {"global_batch_size": 12, "comparisons": train.hash_of(read(config))}
+        with pytest.raises(UserError, match=r"began with other comparisons; bring them back, or use --no-auto-resume"):
+            train.require_same(config, run, facts)
+
+
+def test_without_auto_resume_the_earlier_run_is_set_aside(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "killed", tmp_path / "run")
+    config = config_for(folder / "data", tmp_path / "run")
+    with OwnedRun(config) as run:
+        assert run.resumes
+    with OwnedRun(config, may_resume=False) as run:
+        assert not run.resumes
+        assert run.notes == [f"Set the earlier run aside as {tmp_path / 'run-1'}"]
 
 
 @pytest.mark.parametrize(
