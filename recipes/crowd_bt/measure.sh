@@ -19,11 +19,11 @@ train() { # name, data folder, further options
 }
 
 mkdir -p "$output"
-[[ -d $output/crowd ]] || "$python" make_data.py --output "$output/crowd" --size 48 --comparisons 3000 --reliability 0.8
+[[ -d $output/crowd ]] || "$python" make_data.py --output "$output/crowd" --size 48 --num-pictures 1000 --comparisons 4000 --reliability 0.8
 train global "$output/crowd" --eta-lr 0.03
 for seed in "${seeds[@]}"; do # a third of the annotators guess; few comparisons, so that their answers matter
     data=$output/annotators$seed
-    [[ -d $data ]] || "$python" make_data.py --output "$data" --size 48 --per-annotator 125 --seed "$seed"
+    [[ -d $data ]] || "$python" make_data.py --output "$data" --size 48 --num-pictures 1000 --per-annotator 125 --seed "$seed"
     for loss in crowd-bt bradley-terry; do
         train "$loss-$seed" "$data" --prepared-data-dir "$data/prepared" --seed "$seed" --loss "$loss"
     done
