@@ -52,6 +52,13 @@ def complaint(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str | No
     return captured.err
 
 
+def test_sections_group_the_options_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = parse(tmp_path, "training:\n  epochs: 5\n  lr: 0.5\ndata: {seed: 7}\nmodel: large\n")
+    assert (found.epochs, found.lr, found.seed, found.model) == (5, 0.5, 7, "large")
+    assert "unknown key epoch (did you mean epochs?)" in complaint(capsys, tmp_path, "training: {epoch: 3}")
+    assert "lr: expected float, found a dict" in complaint(capsys, tmp_path, "lr: {epochs: 3}")
+
+
 def test_defaults_then_yaml_then_command_line(tmp_path: Path) -> None:
     assert parse(tmp_path, None) == Settings()
     text = "epochs: 5\nlr: 0.5\nema: false\nsizes: [8]\nseed: 7\n"

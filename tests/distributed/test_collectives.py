@@ -159,3 +159,33 @@ def test_without_a_group_every_function_answers_for_one_process() -> None:
 def test_objects_are_not_gathered() -> None:
     with pytest.raises(TypeError, match="numeric"):
         collectives._encode({"names": np.array(["a", None], dtype=object)})
+
+
+def work_on_each_machine(fails: bool) -> tuple[str | None, list[float]]:
+    """Stand for two machines with one rank and with two: local ranks 0, 0 and 1. Rank 1's work takes long."""
+    local_rank = (0, 0, 1)[distributed.rank()]
+
+    def work() -> str:
+        time.sleep(0.6 * distributed.rank())
+        if fails and distributed.rank() == 1:
+            raise ValueError("the trouble of the second machine")
+        return f"done on {distributed.rank()}"
+
+    start_s = time.monotonic()
+    answer = distributed.run_once_per_machine(work, local_rank, poll_s=0.05)
+    return answer, [time.monotonic() - start_s]
+
+
+def test_one_rank_of_each_machine_works_and_the_others_wait() -> None:
+    answers = run_ranks(work_on_each_machine, 3, False)
+    assert [answer for answer, _ in answers] == ["done on 0", "done on 1", None]
+    assert all(waited_s >= 0.6 for _, (waited_s,) in answers)
+
+
+def test_the_trouble_of_one_machine_ends_all_ranks() -> None:
+    with pytest.raises(RankFailed, match=r"the trouble of the second machine|died without an answer"):
+        run_ranks(work_on_each_machine, 3, True)
+
+
+def test_a_single_process_does_the_work_itself() -> None:
+    assert distributed.run_once_per_machine(lambda: 7, 0) == 7

@@ -14,7 +14,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -210,12 +210,19 @@ def _read_yaml(config_class: type, path: Path) -> dict[str, Any]:
         raise UsageError(f"--config {path}: expected `key: value` lines, found a {type(loaded).__name__}")
     kinds = {field.name: (field, kind) for field, kind in _fields(config_class)}
     values: dict[str, Any] = {}
-    for key, value in loaded.items():
+    for key, value in _without_sections(loaded, kinds):
         name = str(key).replace("-", "_")
         if name not in kinds:
             raise UsageError(f"--config {path}: unknown key {key}{nearest(name, list(kinds))}")
         values[name] = _checked(path, name, value, *kinds[name])
     return values
+
+
+def _without_sections(loaded: dict[Any, Any], kinds: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield keys and values; a key that is no option and holds a mapping, such as `training:`, is a heading for it."""
+    for key, value in loaded.items():
+        is_heading = isinstance(value, dict) and str(key).replace("-", "_") not in kinds
+        yield from value.items() if is_heading else [(key, value)]
 
 
 def _checked(path: Path, name: str, value: Any, field: dataclasses.Field[Any], kind: Any) -> Any:

@@ -15,6 +15,7 @@ from utils.distributed.collectives import (
     min_over_ranks,
     rank,
     run_on_main,
+    run_once_per_machine,
     world_size,
 )
 from utils.distributed.process_group import (

@@ -6,6 +6,8 @@ They send plain numbers and JSON only, never pickled objects: unpickling can run
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -97,6 +99,34 @@ def run_on_main(action: Callable[[], T]) -> T | None:
     if failed:
         raise SystemExit(EXIT_FAILED)
     return result
+
+
+def run_once_per_machine(action: Callable[[], T], local_rank: int, poll_s: float = 0.2) -> T | None:
+    """Run `action` on local rank 0 of each machine and return its result there; the others wait and return None.
+
+    Every rank must reach this. The ranks ask each other all the time whether somebody is still at work, so `action` may
+    take longer than a collective. When it raises, that rank raises the error and the others exit without a message.
+    """
+    results: list[T] = []
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            results.append(action())
+        except Exception as raised:  # noqa: BLE001 # raised below, after the other ranks know
+            errors.append(raised)
+
+    worker = threading.Thread(target=work, daemon=True)
+    if local_rank == 0:
+        worker.start()
+    while any_rank(worker.is_alive()):
+        worker.join(poll_s) if worker.is_alive() else time.sleep(poll_s)
+    failed = any_rank(bool(errors))
+    if errors:
+        raise errors[0]
+    if failed:
+        raise SystemExit(EXIT_FAILED)
+    return results[0] if results else None
 
 
 def barrier() -> None:

@@ -29,8 +29,11 @@ class RunOptions(Protocol):
     def resume(self) -> str | None: ...
 
 
-def resume_arguments(argv: list[str]) -> list[str]:
-    """Add the options of the run of `--resume RUN`; the rest of the command line overrides them."""
+def resume_arguments(argv: list[str], folder_flag: str = "--save-dir") -> list[str]:
+    """Add the options of the run of `--resume RUN`; the rest of the command line overrides them.
+
+    `folder_flag` is the script's flag for the run folder.
+    """
     for position, argument in enumerate(argv):
         if argument == "--resume" and position + 1 < len(argv):
             run = run_folder_of(argv[position + 1])
@@ -38,7 +41,7 @@ def resume_arguments(argv: list[str]) -> list[str]:
             run = run_folder_of(argument.split("=", 1)[1])
         else:
             continue
-        return ["--config", str(run / CONFIG_FILE), *argv, "--save-dir", str(run)]
+        return ["--config", str(run / CONFIG_FILE), *argv, folder_flag, str(run)]
     return argv
 
 
@@ -51,16 +54,16 @@ def run_folder_of(resume: str) -> Path:
     return folder
 
 
-def open_run_folder(folder: Path, config: RunOptions) -> tuple[bool, list[str]]:
+def open_run_folder(folder: Path, config: RunOptions, may_resume: bool = True) -> tuple[bool, list[str]]:
     """Prepare the run folder; return whether it resumes an earlier run, and lines to print. Rank 0 only.
 
-    Resumes if the options are the same. Otherwise renames the earlier run's folder and starts a new run. Raises
-    UserError if `--resume` is given and the options differ.
+    Resumes if the options are the same, and if it may. Otherwise renames the earlier run's folder and starts a new run.
+    Raises UserError if `--resume` is given and the options differ.
     """
     lines: list[str] = []
     earlier = read_config(folder)
     changed = differences(config, earlier) if earlier else []
-    resumes = bool(earlier) and not changed and any((folder / "checkpoint").glob("step-*"))
+    resumes = may_resume and bool(earlier) and not changed and any((folder / "checkpoint").glob("step-*"))
     if config.resume and changed:
         raise UserError(
             f"--resume {config.resume}: other options than that run's: {'; '.join(changed)}; remove them, or use another --save-dir"
@@ -93,9 +96,11 @@ class OwnedRun:
     checkpoint (empty for a new run). On rank 0 `notes` are lines to print.
     """
 
-    def __init__(self, config: RunOptions) -> None:
+    def __init__(self, config: RunOptions, may_resume: bool = True) -> None:
+        """`may_resume`: whether an earlier run with the same options is continued; otherwise it is set aside."""
         self.folder = Path(config.save_dir)
         self.config = config
+        self.may_resume = may_resume
         self.resumes = False
         self.choices: dict[str, Any] = {}
         self.notes: list[str] = []
@@ -128,7 +133,7 @@ class OwnedRun:
     def _open(self) -> None:
         self._lock = RunLock(self.folder)
         try:
-            self.resumes, self.notes = open_run_folder(self.folder, self.config)
+            self.resumes, self.notes = open_run_folder(self.folder, self.config, self.may_resume)
             if self.resumes:
                 self.choices = latest_facts(self.folder / "checkpoint")
         except BaseException:

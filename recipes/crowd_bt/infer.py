@@ -1,0 +1,138 @@
+"""Score one image, rank a folder of images, or compare two.
+
+python infer.py --image photo.jpg
+python infer.py --image-dir photos --output ranking.json
+python infer.py --compare first.jpg second.jpg
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # where the package crowd_bt is
+import torch
+
+from crowd_bt.images import load_image, normalised, to_tensor
+from crowd_bt.model import QualityScorer, load_scorer
+from crowd_bt.options import BEST_MODEL
+from utils.common.config import Options, option, parse_config
+from utils.common.devices import choose_device
+from utils.common.errors import EXIT_DONE, UsageError, UserError, print_warning, printable, run_script
+from utils.common.files import walk, write_text_atomic
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
+SHOWN = 10  # images of a ranking that are printed at either end
+
+
+@dataclass(frozen=True)
+class InferConfig(Options):
+    checkpoint: str = option(f"results/{BEST_MODEL}", "trained model", metavar="FILE")
+    image: str | None = option(None, "score this image", metavar="FILE")
+    image_dir: str | None = option(None, "rank the images in this folder and below it", metavar="DIR")
+    compare: tuple[str, ...] | None = option(None, "compare these two images", metavar="FILE")
+    output: str | None = option(None, "JSON file for the result", metavar="FILE")
+    backbone: str | None = option(None, "must be the checkpoint's, which is the default", metavar="NAME")
+    input_size: int | None = option(None, "side of the input in pixels; unset: the checkpoint's", at_least=32)
+    device: str = option("auto", "auto, cuda or cpu")
+    batch_size: int = option(32, "images of a folder that are scored at once", at_least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if sum(wish is not None for wish in (self.image, self.image_dir, self.compare)) != 1:
+            raise UsageError("name one of --image FILE, --image-dir DIR and --compare FILE FILE")
+        if self.compare is not None and len(self.compare) != 2:
+            raise UsageError(f"--compare takes two images, not {len(self.compare)}")
+
+
+def main() -> int:
+    """Score what the options name; return the exit code."""
+    config = parse_config(InferConfig, "Score images with the Crowd-BT quality scorer")
+    device = choose_device(config.device, 0)
+    scorer, facts = load_scorer(config.checkpoint, device, config.backbone, config.input_size)
+    size_px = facts["input_size"]
+    result: dict[str, Any]
+    if config.image is not None:
+        (quality,) = scores_of(scorer, [Path(config.image)], size_px, device)
+        result = {"image": config.image, "score": quality}
+        print(f"{config.image}: quality {quality:.4f}")
+    elif config.compare is not None:
+        result = compared(config.compare, scores_of(scorer, [Path(name) for name in config.compare], size_px, device))
+    else:
+        result = ranked(scorer, Path(str(config.image_dir)), size_px, config.batch_size, device)
+    if config.output is not None:
+        Path(config.output).parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomic(Path(config.output), json.dumps(result, indent=1, ensure_ascii=False))
+        print(f"Written to {config.output}")
+    return EXIT_DONE
+
+
+@torch.no_grad()
+def scores_of(scorer: QualityScorer, files: list[Path], size_px: int, device: torch.device) -> list[float]:
+    """Return the qualities of images. Raises UserError for one that cannot be read."""
+    images = torch.stack([to_tensor(load_image(file, size_px)) for file in files])
+    return [float(score) for score in scorer(normalised(images.to(device)))]
+
+
+def compared(names: tuple[str, ...], scores: list[float]) -> dict[str, Any]:
+    """Print and return which of two images is better, with the probability σ(difference) of the Bradley-Terry model."""
+    difference = scores[0] - scores[1]
+    first_wins = 1 / (1 + math.exp(-difference)) if difference > -700 else 0.0
+    better = 0 if difference >= 0 else 1
+    for name, score in zip(names, scores, strict=True):
+        print(f"{name}: quality {score:.4f}")
+    print(f"{names[better]} is better with probability {max(first_wins, 1 - first_wins):.1%}")
+    return {
+        "images": list(names),
+        "scores": scores,
+        "difference": difference,
+        "probability_first_is_better": first_wins,
+        "better": names[better],
+    }
+
+
+def ranked(scorer: QualityScorer, folder: Path, size_px: int, batch_size: int, device: torch.device) -> dict[str, Any]:
+    """Print and return the images of a folder, best first, and those that cannot be read.
+
+    Raises UserError when there are none.
+    """
+    found = walk(folder, lambda place: not place.is_symlink())
+    files = [
+        place / entry.name
+        for place, entries in found
+        for entry in entries
+        if entry.name.lower().endswith(IMAGE_SUFFIXES)
+    ]
+    scores: dict[str, float] = {}
+    unreadable: list[str] = []
+    for start in range(0, len(files), batch_size):
+        usable = []
+        for file in files[start : start + batch_size]:
+            try:
+                usable.append((file, to_tensor(load_image(file, size_px))))
+            except UserError as error:
+                unreadable.append(str(file))
+                print_warning(str(error).partition(";")[0])
+        if usable:
+            with torch.no_grad():
+                batch = scorer(normalised(torch.stack([image for _, image in usable]).to(device)))
+            scores.update({str(file): float(score) for (file, _), score in zip(usable, batch, strict=True)})
+    if not scores:
+        raise UserError(f"{folder}: no image that can be read ({', '.join(IMAGE_SUFFIXES)})")
+    ranking = sorted(scores, key=lambda name: (-scores[name], name))
+    shown = ranking if len(ranking) <= 2 * SHOWN else [*ranking[:SHOWN], "", *ranking[-SHOWN:]]
+    places = {name: number for number, name in enumerate(ranking, 1)}
+    print(
+        "\n".join(
+            f"{places[name]:5d}  {scores[name]:9.4f}  {printable(name, 200)}" if name else "  ..." for name in shown
+        )
+    )
+    return {"ranking": [{"image": name, "score": scores[name]} for name in ranking], "unreadable": unreadable}
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,135 @@
+"""How well qualities agree with answers, and with a known order. NumPy and SciPy only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from crowd_bt.comparisons import GOLD, Comparison
+from crowd_bt.loss import DRAW_BELOW, DRAW_SHARE, EPSILON, ETA_RANGE
+from utils.common.errors import UserError
+
+Scores = Mapping[str, float]  # an image's quality by its name
+
+
+def validation_values(rows: Sequence[Comparison], scores: Scores, eta: float | None) -> dict[str, float]:
+    """Return loss and weighted accuracy with draws, as in training, and the accuracy of gold pairs if there are any.
+
+    `eta` is the crowd's reliability; None: each annotation has its own.
+    """
+    difference, label = _differences(rows, scores), _labels(rows)
+    weight = np.array([row.weight for row in rows])
+    own = np.clip([row.annotator_reliability or 0.0 for row in rows], *ETA_RANGE)
+    reliability = own if eta is None else np.full(len(rows), eta)
+    agreement = np.exp(-np.logaddexp(0, -difference * label))
+    answered = -np.log(reliability * agreement + (1 - reliability) / 2 + EPSILON)
+    losses = np.where(label == 0, DRAW_SHARE * np.abs(difference), answered)
+    is_right = np.sign(difference) * (np.abs(difference) > DRAW_BELOW) == label
+    total = weight.sum() + EPSILON
+    found = {
+        "val_loss": float((weight * losses).sum() / total),
+        "val_accuracy": float((weight * is_right).sum() / total),
+    }
+    gold = pair_accuracies(rows, scores)["by_pair_type"].get(GOLD)
+    return found | ({"val_gold_accuracy": gold["accuracy"]} if gold and gold["total"] else {})
+
+
+def pair_accuracies(rows: Sequence[Comparison], scores: Scores) -> dict[str, Any]:
+    """Return accuracy, counts and mean |d| of each pair type, gold first, and of all; draws do not count as pairs."""
+    difference, label = _differences(rows, scores), _labels(rows)
+    kinds = np.array([row.pair_type for row in rows])
+    table = {}
+    for kind in sorted(set(kinds.tolist()), key=lambda name: (name != GOLD, name)):
+        chosen = kinds == kind
+        decided = chosen & (label != 0)
+        correct, total = int((np.sign(difference) == label)[decided].sum()), int(decided.sum())
+        table[kind] = {
+            "accuracy": _share(correct, total),
+            "correct": correct,
+            "total": total,
+            "num_comparisons": int(chosen.sum()),
+            "mean_margin": float(np.abs(difference[decided]).mean()) if total else None,
+        }
+    decided = label != 0
+    correct, total = int((np.sign(difference) == label)[decided].sum()), int(decided.sum())
+    return {
+        "gold_gold_accuracy": table.get(GOLD, {}).get("accuracy"),
+        "overall_accuracy": _share(correct, total),
+        "correct": correct,
+        "total": total,
+        "by_pair_type": table,
+    }
+
+
+def order_values(scores: Scores, known: Mapping[str, float]) -> dict[str, float]:
+    """Return how the images' order by score agrees with their known order; empty for fewer than two such images.
+
+    `order_accuracy` is the share of image pairs of different known quality that the scores put in the right order.
+    Kendall's τ is τ-b: with tied known qualities it stays below 1 even for a perfect order. `ndcg` has linear gains
+    DCG = Σ rel_i / log2(i + 1), with rel the known quality above the lowest one.
+    """
+    names = sorted(scores.keys() & known.keys())
+    score, truth = (np.array([float(values[name]) for name in names]) for values in (scores, known))
+    if len(names) < 2 or truth.min() == truth.max():
+        return {}
+    try:
+        from scipy.stats import kendalltau, rankdata, spearmanr  # a second to import
+    except ImportError as error:
+        raise UserError("scipy is missing: pip install -r requirements.txt in this folder") from error
+    above = np.sign(truth[:, None] - truth) > 0  # (N, N): row is better than column
+    right = np.sign(score[:, None] - score)[above] > 0
+    displacement = np.abs(rankdata(score) - rankdata(truth))
+    discount = 1 / np.log2(np.arange(len(names)) + 2)
+    gains = truth - truth.min()
+    tau = float(kendalltau(score, truth).statistic)
+    return {
+        "order_accuracy": float(right.mean()),
+        "kendall_tau": tau,
+        "spearman_rho": float(spearmanr(score, truth).statistic),
+        "pair_win_probability": (tau + 1) / 2,
+        "ndcg": float(
+            (gains[np.argsort(-score, kind="stable")] * discount).sum() / (np.sort(gains)[::-1] * discount).sum()
+        ),
+        "mean_rank_displacement": float(displacement.mean()),
+        "max_rank_displacement": float(displacement.max()),
+        "num_images": len(names),
+    }
+
+
+def evaluation(rows: Sequence[Comparison], scores: Scores, known: Mapping[str, float]) -> dict[str, Any]:
+    """Return the final evaluation: gold pairs first, then all, each pair type, and the known order where there is one."""
+    order = order_values(scores, known)
+    return {**pair_accuracies(rows, scores), **({"known_order": order} if order else {})}
+
+
+def evaluation_lines(found: dict[str, Any]) -> list[str]:
+    """Return the lines of an evaluation for the console."""
+    lines = [f"  Gold-gold accuracy: {_percent(found['gold_gold_accuracy'])}"]
+    lines.append(f"  Overall accuracy: {_percent(found['overall_accuracy'])} ({found['correct']} of {found['total']})")
+    for kind, row in found["by_pair_type"].items():
+        margin = "" if row["mean_margin"] is None else f", mean margin {row['mean_margin']:.3f}"
+        lines.append(f"    {kind}: {_percent(row['accuracy'])} ({row['correct']} of {row['total']}){margin}")
+    if order := found.get("known_order"):
+        lines.append(
+            f"  Known order of {order['num_images']} images: accuracy {_percent(order['order_accuracy'])}, "
+            f"Kendall tau {order['kendall_tau']:.3f}, Spearman rho {order['spearman_rho']:.3f}"
+        )
+    return lines
+
+
+def _differences(rows: Sequence[Comparison], scores: Scores) -> np.ndarray:
+    return np.array([float(scores[row.img1]) - float(scores[row.img2]) for row in rows])
+
+
+def _labels(rows: Sequence[Comparison]) -> np.ndarray:
+    return np.array([row.label for row in rows])
+
+
+def _share(correct: int, total: int) -> float | None:
+    return correct / total if total else None
+
+
+def _percent(share: float | None) -> str:
+    return "no decided pairs" if share is None else f"{share:.1%}"

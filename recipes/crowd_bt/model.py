@@ -1,0 +1,162 @@
+"""The networks: an image's quality, and the comparison of two images with the crowd's reliability."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from utils.common.config import nearest
+from utils.common.errors import UserError, one_line, print_warning
+
+DROPOUT = 0.2
+LAST_LAYER_STD = 0.01
+ETA_BOUNDS = (0.501, 0.999)  # of the first reliability: at 0.5 and 1 its logit would be infinite
+
+
+class QualityScorer(nn.Module):
+    """A backbone of timm and a head that gives one quality value per image; a higher value is better."""
+
+    def __init__(self, backbone: nn.Module, num_features: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        # No in-place operation: several forward passes may share one backward pass.
+        self.head = nn.Sequential(
+            nn.Linear(num_features, 512),
+            nn.ReLU(),
+            nn.Dropout(DROPOUT),
+            nn.Linear(512, 256),
+            nn.ReLU(),
+            nn.Dropout(DROPOUT),
+            nn.Linear(256, 1),
+        )
+        for layer in self.head:
+            if isinstance(layer, nn.Linear):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+                nn.init.zeros_(layer.bias)
+        # Kaiming's deviation for one output is 1.4: qualities would begin far apart, where the Crowd-BT loss is flat.
+        nn.init.normal_(self.head[-1].weight, std=LAST_LAYER_STD)  # type: ignore[arg-type]
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Map normalised images (N, 3, S, S) to qualities (N,), float32."""
+        return self.head(self.backbone(images)).squeeze(1).float()  # type: ignore[no-any-return]
+
+
+class PairModel(nn.Module):
+    """What is trained: the scorer, and in global mode the crowd's reliability, which must be inside DDP's module.
+
+    η = 1/2 + σ(λ)/2, with λ = `eta_logit`. `eta`: the first η, or None if each annotation has its own.
+    """
+
+    eta_logit: torch.Tensor | None
+
+    def __init__(self, scorer: QualityScorer, eta: float | None, is_learnable: bool = True) -> None:
+        super().__init__()
+        self.scorer = scorer
+        logit = None if eta is None else torch.tensor(logit_of(eta))
+        if logit is not None and is_learnable:
+            self.eta_logit = nn.Parameter(logit)
+        else:
+            self.register_buffer("eta_logit", logit)
+
+    @property
+    def eta(self) -> torch.Tensor | None:
+        """The crowd's reliability (), between 1/2 and 1; None when each annotation has its own."""
+        return None if self.eta_logit is None else 0.5 + 0.5 * torch.sigmoid(self.eta_logit)
+
+    def forward(self, pairs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Map images (B, 2, 3, S, S) to the differences of their qualities (B,), by one pass of the scorer, and η."""
+        scores = self.scorer(pairs.flatten(0, 1)).view(-1, 2)
+        return scores[:, 0] - scores[:, 1], self.eta
+
+
+def logit_of(eta: float) -> float:
+    """Return λ of a reliability η, which is first moved between `ETA_BOUNDS`."""
+    low, high = ETA_BOUNDS
+    share = 2 * min(max(eta, low), high) - 1
+    return math.log(share / (1 - share))
+
+
+def build_scorer(
+    name: str, *, pretrained: bool = False, grad_checkpointing: bool = False, input_size: int = 448
+) -> QualityScorer:
+    """Return a scorer on a backbone of timm; without a network pretrained weights are replaced by random ones.
+
+    Raises UserError for an unknown name and for a network that cannot take the input size.
+    """
+    try:
+        import timm
+    except ImportError as error:
+        raise UserError("timm is missing: pip install -r requirements.txt in this folder") from error
+    if not timm.is_model(name):
+        raise UserError(f"--backbone {name}: timm has no such network{nearest(name, timm.list_models())}")
+    backbone = _with_weights(name) if pretrained else None
+    try:
+        backbone = backbone or timm.create_model(name, pretrained=False, num_classes=0)
+        if grad_checkpointing:
+            backbone.set_grad_checkpointing(True)  # type: ignore[operator] # timm's networks have it
+        with torch.no_grad():
+            backbone.eval()
+            features = backbone(torch.zeros(1, 3, input_size, input_size))
+    except (RuntimeError, AssertionError, ValueError, AttributeError, TypeError, NotImplementedError) as error:
+        raise UserError(f"--backbone {name} at --input-size {input_size}: {one_line(error)}") from error
+    if features.dim() != 2:
+        raise UserError(f"--backbone {name}: gives features {tuple(features.shape)} instead of one row per image")
+    # Some networks report another width than their features have.
+    return QualityScorer(backbone.train(), features.shape[1])
+
+
+def _with_weights(name: str) -> nn.Module | None:
+    """Return the pretrained backbone, or None with a warning when its weights cannot be had."""
+    import timm
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would print ten lines about its attempts
+    try:
+        return timm.create_model(name, pretrained=True, num_classes=0)  # type: ignore[no-any-return]
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = one_line(error, 120)
+        print_warning(
+            f"--backbone {name}: its pretrained weights cannot be fetched ({reason}); training begins with random "
+            f"weights, as with --no-pretrained"
+        )
+        return None
+
+
+def load_scorer(
+    path: str | Path, device: torch.device, backbone: str | None = None, input_size: int | None = None
+) -> tuple[QualityScorer, dict[str, Any]]:
+    """Load a trained scorer for evaluation; return it with its `config` (backbone_name, input_size).
+
+    Raises UserError when the file is missing, foreign, or of another backbone than the one that is named.
+    """
+    saved = read_checkpoint(Path(path))
+    config = dict(saved["config"])
+    if backbone is not None and backbone != config["backbone_name"]:
+        raise UserError(f"--backbone {backbone}: {path} holds {config['backbone_name']}; leave the flag out")
+    config["input_size"] = input_size or config["input_size"]
+    scorer = build_scorer(config["backbone_name"], input_size=config["input_size"])
+    try:
+        scorer.load_state_dict(saved["model"])
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: its weights do not fit {config['backbone_name']} ({one_line(error)})") from error
+    return scorer.to(device).eval(), config
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Return the content of best_model.pt, last.pt and the like. Raises UserError for any other file."""
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such checkpoint; train.py writes best_model.pt and last.pt") from error
+    except Exception as error:  # a foreign file can raise anything
+        raise UserError(f"{path}: not a checkpoint of this scorer ({one_line(error)})") from error
+    config = saved.get("config") if isinstance(saved, dict) else None
+    if not isinstance(config, dict) or not isinstance(saved.get("model"), dict):
+        raise UserError(f"{path}: not a checkpoint of this scorer")
+    if not isinstance(config.get("backbone_name"), str) or not isinstance(config.get("input_size"), int):
+        raise UserError(f"{path}: not a checkpoint of this scorer (it names no backbone and input size)")
+    return saved  # type: ignore[no-any-return]

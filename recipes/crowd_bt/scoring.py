@@ -1,0 +1,48 @@
+"""Scores of images, each computed once on one of the ranks and known to all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from crowd_bt.images import Images, normalised
+from crowd_bt.model import QualityScorer
+from utils.common.devices import Precision
+from utils.data.loader import EpochLoader, ShardBatches, get_dataloader
+from utils.distributed import gather_arrays, rank, world_size
+
+
+def image_loader(
+    names: Sequence[str], folder: Path, size_px: int, batch_size: int, workers: int, pin_memory: bool = False
+) -> EpochLoader:
+    """Return a loader of this rank's share of the images."""
+    batches = ShardBatches(len(names), batch_size, rank(), world_size())
+    return get_dataloader(Images(names, folder, size_px), batches, workers, pin_memory)
+
+
+@torch.no_grad()
+def score_images(
+    scorer: QualityScorer,
+    loader: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    names: Sequence[str],
+    device: torch.device,
+    precision: Precision,
+) -> dict[str, float]:
+    """Return each image's quality by name, on every rank. Every rank must reach this."""
+    scorer.eval()
+    positions, scores = [], []
+    for indices, images in loader:
+        with precision.autocast(device):
+            found = scorer(normalised(images.to(device, non_blocking=True)))
+        positions.append(indices.numpy())
+        scores.append(found)
+    own = {
+        "positions": np.concatenate(positions) if positions else np.zeros(0, np.int64),
+        "scores": torch.cat(scores).cpu().numpy() if scores else np.zeros(0, np.float32),
+    }
+    parts = gather_arrays(own)
+    pairs = zip(*(np.concatenate([part[name] for part in parts]) for name in ("positions", "scores")), strict=True)
+    return {names[int(position)]: float(score) for position, score in pairs}

@@ -1,0 +1,115 @@
+"""The scorer as a task of the training engine: batches, loss, validation and files."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from crowd_bt.comparisons import Comparisons, image_list
+from crowd_bt.images import normalised
+from crowd_bt.loss import Answers, crowd_loss
+from crowd_bt.metrics import order_values, validation_values
+from crowd_bt.model import PairModel
+from crowd_bt.options import BEST_MODEL
+from crowd_bt.scoring import score_images
+from utils.common.files import warn_on_write_error, write_text_atomic
+from utils.common.tensor_files import atomic_torch_save
+from utils.engine import Epoch, Task
+from utils.engine.state import TrainState
+
+SAVE_EVERY = 5  # epochs between two checkpoint_epoch_<k>.pt
+LOG_FILE = "training_log.json"
+
+
+class PairComparison(Task):
+    """Trains a PairModel on comparisons. `state` is the engine's, from which files take the optimizer."""
+
+    state: TrainState
+
+    def __init__(self, comparisons: Comparisons, config: dict[str, Any]) -> None:
+        """`config` names backbone_name and input_size, for files."""
+        super().__init__()
+        self.comparisons = comparisons
+        self.config = config
+        self.val_images = image_list(comparisons.val)
+
+    def prepare(self, batch: dict[str, torch.Tensor], device: torch.device) -> tuple[torch.Tensor, Answers]:
+        """Return normalised images (B, 2, 3, S, S) and the answers about them."""
+        moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+        return normalised(moved["images"]), Answers(moved["label"], moved["weight"], moved["reliability"])
+
+    def loss(self, outputs: Any, targets: Answers) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the loss and the accuracy, normalised over all ranks."""
+        difference, eta = outputs
+        with torch.autocast(difference.device.type, enabled=False):
+            return crowd_loss(difference, eta, targets)
+
+    def evaluate(self, model: nn.Module, loader: Any, epoch: Epoch) -> dict[str, Any]:
+        """Score each validation image once, on one of the ranks; return the metrics of all pairs."""
+        assert isinstance(model, PairModel)
+        scores = score_images(model.scorer, loader, self.val_images, epoch.device, epoch.precision)
+        eta = None if model.eta is None else float(model.eta.detach())
+        order = order_values(scores, self.comparisons.known_order)
+        values = validation_values(self.comparisons.val, scores, eta)
+        shown = ("order_accuracy", "kendall_tau", "spearman_rho")
+        values.update({f"val_{name}": order[name] for name in shown if name in order})
+        return values | ({} if eta is None else {"eta": eta})
+
+    def save(self, path: Path, model: nn.Module, info: dict[str, Any]) -> None:
+        """Write last.pt or best_model.pt, and every five epochs checkpoint_epoch_<k>.pt."""
+        content = self.content(model, info)
+        if path.name == "best.pt":
+            atomic_torch_save(content, path.with_name(BEST_MODEL))
+            return
+        atomic_torch_save(content, path)
+        if info["epoch"] % SAVE_EVERY == 0:
+            atomic_torch_save(content, path.with_name(f"checkpoint_epoch_{info['epoch']}.pt"))
+
+    def content(self, model: nn.Module, info: dict[str, Any]) -> dict[str, Any]:
+        """Return what the .pt files hold."""
+        assert isinstance(model, PairModel)
+        metrics = info["metrics"]
+        state = self.state.state_dict()
+        return {
+            "epoch": info["epoch"],
+            "model": model.scorer.state_dict(),
+            "optimizer": state["optimizer"],
+            "scheduler": state["scheduler"],
+            "metrics": {**metrics, "loss": metrics["train_loss"], "accuracy": metrics["train_accuracy"]},
+            "config": dict(self.config),
+            "eta_logit": None if model.eta_logit is None else float(model.eta_logit.detach()),
+        }
+
+    def after_epoch(self, record: dict[str, Any], epoch: Epoch) -> None:
+        """Print the guide's lines and add the epoch to training_log.json."""
+        eta = f", eta: {record['eta']:.3f}" if "eta" in record else ""
+        epoch.log.print(
+            f"  Train Loss: {record['train_loss']:.4f}, Train Acc: {record['train_accuracy']:.4f}",
+            f"  Val Loss: {record['val_loss']:.4f}, Val Acc: {record['val_accuracy']:.4f}{eta}",
+        )
+        names = [name for name in record if name.startswith(("train_", "val_")) or name == "eta"]
+        entry = {"epoch": record["epoch"], **{name: record[name] for name in names}, "learning_rate": record["lr"]}
+        file = epoch.log.run_dir / LOG_FILE
+        earlier = [old for old in read_log(file) if old.get("epoch", record["epoch"]) < record["epoch"]]
+        write_log(file, [*earlier, {**entry, "timestamp": time.strftime("%Y-%m-%dT%H:%M:%S")}])
+
+
+def read_log(file: Path) -> list[dict[str, Any]]:
+    """Return the entries of training_log.json; none when it is missing or damaged."""
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+
+
+def write_log(file: Path, entries: Sequence[dict[str, Any]]) -> None:
+    """Write training_log.json; a full disk gives a warning only."""
+    with warn_on_write_error(str(file)):
+        write_text_atomic(file, json.dumps(list(entries), indent=1))

@@ -1,0 +1,263 @@
+"""Train the Crowd-BT quality scorer on one GPU, many GPUs or the CPU.
+
+    python make_data.py
+    ./train_distributed.sh 4 --epochs 20 --batch-size 16
+    torchrun --nproc_per_node=4 train.py --distributed --world-size 4 --epochs 20 --batch-size 16
+
+The same command again continues an interrupted run. `--help` lists every option with its default.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # where the package crowd_bt is
+import torch
+
+from crowd_bt.comparisons import Comparisons, load_local, load_prepared
+from crowd_bt.images import Pairs
+from crowd_bt.metrics import evaluation, evaluation_lines
+from crowd_bt.model import PairModel, build_scorer, read_checkpoint
+from crowd_bt.options import BEST_MODEL, TrainConfig, adopt_launch_flags, read_options
+from crowd_bt.s3_source import prepare_from_s3
+from crowd_bt.scoring import image_loader, score_images
+from crowd_bt.task import LOG_FILE, PairComparison, read_log, write_log
+from utils import distributed
+from utils.common.cores import choose_threads_and_workers
+from utils.common.devices import choose_device, seed_everything, tune_device
+from utils.common.errors import UserError, run_script
+from utils.common.files import write_text_atomic
+from utils.common.signals import die_with_parent
+from utils.common.tensor_files import atomic_torch_save
+from utils.data.loader import EpochBatches, batch_bytes, get_dataloader, plan_loader
+from utils.distributed import RankInfo, Say, cleanup_ddp, setup_ddp
+from utils.engine import EngineOptions, TrainingEngine
+from utils.run.folder import OwnedRun
+
+FINAL_LR_SHARE = 0.01
+SAVE_EVERY_S = 600.0  # a killed run loses ten minutes at most
+PREFETCH = 4  # batches that each loader process keeps ready
+RESULTS_FILE = "evaluation_results.json"
+FINAL_MODEL = "final_model.pt"
+
+
+def main() -> int:
+    """Train; return the exit code."""
+    config = read_options(sys.argv[1:])
+    notes = adopt_launch_flags(config)
+    ranks = distributed.read_rank_environment()
+    die_with_parent()
+    say = distributed.main_printer(ranks.rank)
+    device = choose_device(config.device, ranks.local_rank)
+    threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
+    if "OMP_NUM_THREADS" in os.environ:
+        threads = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    seed_everything(config.seed)
+    tune_device(device, deterministic=False, fixed_shapes=True)
+    say("\n".join([*notes, f"Using device: {device} (rank {ranks.rank})"]))
+    is_s3 = config.data_source == "s3" and config.prepared_data_dir is None
+    comparisons = None if is_s3 else read_comparisons(config, say)
+    # DDP copies rank 0's weights to all ranks: only rank 0 needs the pretrained ones.
+    scorer = build_scorer(
+        config.backbone,
+        pretrained=config.pretrained and ranks.is_main,
+        grad_checkpointing=config.grad_checkpointing,
+        input_size=config.input_size,
+    )
+    setup_ddp(device, ranks)
+    if distributed.is_distributed():
+        say(f"Distributed training initialized with {ranks.world_size} processes")
+    try:
+        if comparisons is None:
+            distributed.run_once_per_machine(lambda: prepare_from_s3(config, say), ranks.local_rank)
+            comparisons = read_comparisons(config, say)
+        require_same_data(comparisons)
+        with OwnedRun(config, may_resume=config.auto_resume or config.resume is not None) as run:
+            say("\n".join([*run.notes, *data_lines(config, comparisons, ranks)]))
+            bytes_per_batch = 2 * batch_bytes(config.batch_size, config.input_size)
+            loading = plan_loader(workers, PREFETCH, bytes_per_batch, ranks.local_world_size)
+            say("\n".join([*loading.notes, f"{threads} threads and {loading.workers} loader workers per process"]))
+            code = train(
+                config, run, device, PairModel(scorer, *eta_of(config, comparisons)), comparisons, loading.workers
+            )
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"GPU {device.index}: --batch-size {config.batch_size} at --input-size {config.input_size} does not fit its "
+            f"memory; use --batch-size {max(config.batch_size // 2, 1)}, --input-size 384, --backbone efficientnet_b3 or "
+            f"--grad-checkpointing"
+        ) from error
+    cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
+    return code
+
+
+def read_comparisons(config: TrainConfig, say: Say) -> Comparisons:
+    """Return the comparisons that the options name; without reliabilities for a Bradley-Terry loss."""
+    images = Path(config.image_dir)
+    if config.prepared_data_dir is not None or config.data_source == "s3":
+        found = load_prepared(config.prepared_folder, images, say)
+    else:
+        found = load_local(Path(config.data_dir), images, config.seed, say)
+    if config.loss == "crowd-bt":
+        return found
+    train, val = ([replace(row, annotator_reliability=1.0) for row in rows] for rows in (found.train, found.val))
+    return Comparisons(train, val, found.known_order)
+
+
+def eta_of(config: TrainConfig, comparisons: Comparisons) -> tuple[float | None, bool]:
+    """Return the crowd's first reliability (None if each annotation has its own) and whether it is learned."""
+    return (None if comparisons.uses_fixed_eta else config.eta_init), config.learnable_eta
+
+
+def require_same_data(comparisons: Comparisons) -> None:
+    """Raise UserError when the ranks read different comparisons: their copies of the data differ."""
+    facts = [len(comparisons.train), len(comparisons.val), hash_of(comparisons)]
+    if distributed.any_rank(distributed.broadcast_from_main(facts) != facts):
+        raise UserError("the machines read different comparisons or images; copy the same data to all of them")
+
+
+def hash_of(comparisons: Comparisons) -> int:
+    """Return a number that differs between different comparisons, equal in all processes."""
+    return zlib.crc32(repr((comparisons.train, comparisons.val)).encode())
+
+
+def data_lines(config: TrainConfig, comparisons: Comparisons, ranks: RankInfo) -> list[str]:
+    """Return lines about the data and the batch for the console."""
+    if config.loss == "bradley-terry":
+        mode = "1 (Bradley-Terry)"
+    elif comparisons.uses_fixed_eta:
+        mode = "each annotator's own"
+    else:
+        mode = f"one for all, {config.eta_init:g} at first, {'learned' if config.learnable_eta else 'fixed'}"
+    return [
+        f"{len(comparisons.train)} training and {len(comparisons.val)} validation pairs; reliability: {mode}",
+        f"Batch size per GPU: {config.batch_size}, effective batch size: {config.batch_size * ranks.world_size}",
+    ]
+
+
+def train(
+    config: TrainConfig,
+    run: OwnedRun,
+    device: torch.device,
+    model: PairModel,
+    comparisons: Comparisons,
+    workers: int,
+) -> int:
+    """Train in an open run folder, as a member of the process group; return the exit code."""
+    rank, world_size = distributed.rank(), distributed.world_size()
+    facts = {"global_batch_size": config.batch_size * world_size, "comparisons": hash_of(comparisons)}
+    require_same(config, run, facts)
+    pin_memory = device.type == "cuda"
+    pairs = Pairs(comparisons.train, Path(config.image_dir), config.input_size, config.seed, config.rotation)
+    batches = EpochBatches(len(pairs), config.batch_size, rank, world_size, config.seed)
+    task = PairComparison(comparisons, {"backbone_name": config.backbone, "input_size": config.input_size})
+    optimizer = build_optimizer(model, config)
+    engine = TrainingEngine(
+        model,
+        device,
+        engine_options(config),
+        task=task,
+        run=run.folder,
+        facts=facts,
+    )
+    task.state = engine.state
+    if distributed.is_distributed():
+        engine.log.print("Model wrapped with DistributedDataParallel")
+    val_loader = image_loader(
+        task.val_images, Path(config.image_dir), config.input_size, 2 * config.batch_size, min(workers, 2), pin_memory
+    )
+    engine.train(
+        get_dataloader(pairs, batches, workers, pin_memory, PREFETCH),
+        val_loader,
+        optimizer,
+        scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: cosine(epoch, config.epochs)),
+        resume=run.resumes,
+    )
+    progress = engine.progress
+    stopped_by = engine.stop_flag.reason or "a signal to another process" if engine.stopped_by_signal else ""
+    if not stopped_by:
+        conclude(engine, task, comparisons, val_loader)
+    return run.conclude(stopped_by, epoch=progress.epoch, step=progress.global_step)
+
+
+def engine_options(config: TrainConfig) -> EngineOptions:
+    """Return the engine's options."""
+    return EngineOptions(
+        epochs=config.epochs,
+        precision="auto" if config.amp else "off",
+        sync_batchnorm=config.sync_batchnorm,
+        monitor="val_accuracy",
+        save_every_s=SAVE_EVERY_S,
+        seed=config.seed,
+    )
+
+
+def require_same(config: TrainConfig, run: OwnedRun, facts: dict[str, int]) -> None:
+    """Raise UserError when a resumed run would get other comparisons or another effective batch size."""
+    earlier = {name: run.choices.get(name, value) for name, value in facts.items()}
+    if not run.resumes or earlier == facts:
+        return
+    before, now = (found["global_batch_size"] for found in (earlier, facts))
+    what = "began with other comparisons; bring them back"
+    if before != now:
+        what = f"trains with an effective batch size of {before}, not {now}; start {before / config.batch_size:g} processes"
+    raise UserError(f"{config.checkpoint_dir}: {what}, or use --no-auto-resume or another --checkpoint-dir")
+
+
+def build_optimizer(model: PairModel, config: TrainConfig) -> torch.optim.AdamW:
+    """Return AdamW for the scorer and, if it is learned, the crowd's reliability."""
+    groups = [{"params": list(model.scorer.parameters())}]
+    if isinstance(model.eta_logit, torch.nn.Parameter):
+        groups.append({"params": [model.eta_logit], "lr": config.eta_lr or config.lr})  # type: ignore[dict-item]
+    return torch.optim.AdamW(groups, lr=config.lr, weight_decay=config.weight_decay)
+
+
+def cosine(epoch: int, epochs: int) -> float:
+    """Return the learning rate of an epoch, counted from 0, as a share of the first: half a cosine down to 1 %."""
+    return FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * (1 + math.cos(math.pi * min(epoch / epochs, 1))) / 2
+
+
+def conclude(engine: TrainingEngine, task: PairComparison, comparisons: Comparisons, val_loader: object) -> None:
+    """Evaluate the best model on all ranks; rank 0 writes final_model.pt and the results. Every rank must reach this."""
+    folder, model = engine.log.run_dir, engine.state.model
+    assert isinstance(model, PairModel)
+
+    def write_final() -> None:
+        history = engine.progress.history
+        info = {"epoch": engine.progress.epoch, "metrics": {name: values[-1] for name, values in history.items()}}
+        atomic_torch_save(task.content(model, info), folder / FINAL_MODEL)
+
+    distributed.run_on_main(write_final)
+    best = folder / BEST_MODEL
+    distributed.run_on_main(
+        lambda: model.scorer.load_state_dict(read_checkpoint(best)["model"]) if best.exists() else None
+    )
+    if distributed.is_distributed():  # the other machines may not see rank 0's files
+        for tensor in model.scorer.state_dict().values():
+            torch.distributed.broadcast(tensor, 0)
+    scores = score_images(model.scorer, val_loader, task.val_images, engine.device, engine.precision)  # type: ignore[arg-type]
+    found = evaluation(comparisons.val, scores, comparisons.known_order)
+
+    def write_results() -> None:
+        text = json.dumps({"model": BEST_MODEL, "epoch": engine.progress.best_epoch + 1, **found}, indent=1)
+        write_text_atomic(folder / RESULTS_FILE, text)
+        entries = [entry for entry in read_log(folder / LOG_FILE) if "evaluation" not in entry]
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S")
+        write_log(folder / LOG_FILE, [*entries, {"evaluation": found, "timestamp": stamp}])
+
+    distributed.run_on_main(write_results)
+    engine.log.print(
+        f"\nTraining complete after {engine.progress.epoch} epochs: {best} (epoch {engine.progress.best_epoch + 1})",
+        *evaluation_lines(found),
+    )
+
+
+if __name__ == "__main__":
+    run_script(main)

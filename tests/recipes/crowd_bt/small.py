@@ -1,0 +1,84 @@
+"""Small data of known order and a small scorer, without timm."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from crowd_bt import train
+from crowd_bt.comparisons import Comparisons
+from crowd_bt.make_data import write_lists, write_pictures
+from crowd_bt.model import PairModel, QualityScorer
+from crowd_bt.options import TrainConfig
+from crowd_bt.task import PairComparison
+from torch import nn
+
+from utils.run.folder import OwnedRun
+
+SIZE_PX = 32
+NUM_WEIGHTED = 5  # comparisons of the prepared folder that weigh more than the others
+
+
+def photographs() -> list[tuple[str, np.ndarray]]:
+    """Return two pictures with edges everywhere."""
+    generator = np.random.default_rng(0)
+    coarse = [generator.integers(0, 255, (24, 24, 3)).astype(np.uint8) for _ in range(2)]
+    return [(f"tiles{number}", np.kron(tiles, np.ones((8, 8, 1), np.uint8))) for number, tiles in enumerate(coarse)]
+
+
+def write_data(folder: Path, reliability: float = 0.8) -> Path:
+    """Write lists of 90 comparisons of 42 pictures."""
+    generator = np.random.default_rng(1)
+    pictures = write_pictures(folder / "images", photographs(), 42, SIZE_PX, generator)
+    write_lists(folder, pictures, 90, reliability, generator)
+    return folder
+
+
+def config_for(data: Path, run: Path, **options: Any) -> TrainConfig:
+    settings: dict[str, Any] = {"epochs": 2, "batch_size": 6, "lr": 2e-3, "input_size": SIZE_PX, "device": "cpu"}
+    settings |= {"data_dir": str(data), "image_dir": str(data / "images"), "checkpoint_dir": str(run), "num_workers": 0}
+    return TrainConfig(**{**settings, "pretrained": False, **options})
+
+
+def small_model(eta: float | None = 0.8, *, dropout: bool = True) -> PairModel:
+    """Return a scorer with a BatchNorm and a crowd."""
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    model = PairModel(QualityScorer(backbone, 32), eta)
+    if not dropout:
+        for layer in model.modules():
+            if isinstance(layer, nn.Dropout):
+                layer.p = 0.0
+    return model
+
+
+def read(config: TrainConfig) -> Comparisons:
+    return train.read_comparisons(config, lambda line: None)
+
+
+def train_small(config: TrainConfig, *, kill_at: int = 0, eta: float | None = 0.8) -> dict[str, Any]:
+    """Train as train.py does; kill this process at its batch number `kill_at`. Return the engine's last record."""
+    batches_left = [kill_at]
+    ordinary = PairComparison.loss
+
+    def loss(self: PairComparison, outputs: Any, targets: Any) -> Any:
+        batches_left[0] -= 1
+        if not batches_left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ordinary(self, outputs, targets)
+
+    options = train.engine_options
+    comparisons = replace(read(config), known_order={})  # SciPy and TensorBoard take seconds to import
+    with pytest.MonkeyPatch.context() as patch, OwnedRun(config) as run:
+        patch.setattr(PairComparison, "loss", loss)
+        patch.setattr(train, "engine_options", lambda config: replace(options(config), tensorboard=False))
+        train.train(config, run, torch.device("cpu"), small_model(eta), comparisons, 0)
+    records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    return next(record for record in reversed(records) if record["kind"] == "epoch")

@@ -1,0 +1,245 @@
+"""The commands as users type them: the shell script once, then what reads its model; flags and environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from crowd_bt import evaluate, export, infer, make_data
+from crowd_bt.model import build_scorer
+from crowd_bt.options import adopt_launch_flags, read_options
+
+from tests.conftest import free_port, run_main
+from tests.recipes.crowd_bt import FOLDER
+from tests.recipes.crowd_bt.small import photographs, write_data
+from utils.common.errors import UsageError, UserError
+
+NEEDS = "needs the packages of recipes/crowd_bt/requirements.txt"
+for package in ("timm", "scipy", "onnx", "onnxscript", "onnxruntime"):
+    pytest.importorskip(package, reason=NEEDS)
+RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("commands"), reliability=1.0)
+
+
+def start(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["./train_distributed.sh", *map(str, arguments)],
+        cwd=FOLDER,
+        env={**os.environ, "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path) -> tuple[Path, str]:
+    """Train by the guide's script on two processes; return the run's folder and what was printed."""
+    run = data / "run"
+    small = ("--backbone", "test_resnet", "--no-pretrained", "--input-size", "32", "--grad-checkpointing", "--amp")
+    places = ("--data-dir", data, "--image-dir", data / "images", "--checkpoint-dir", run, "--num-workers", "1")
+    done = start("2", "--epochs", "1", "--batch-size", "16", *small, *places, MASTER_PORT=str(free_port()))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return run, done.stdout
+
+
+def test_the_script_prints_the_guides_lines_once(trained: tuple[Path, str]) -> None:
+    lines = trained[1].splitlines()
+    for line in (
+        "Distributed training initialized with 2 processes",
+        "Using device: cpu (rank 0)",
+        "Model wrapped with DistributedDataParallel",
+        "Batch size per GPU: 16, effective batch size: 32",
+    ):
+        assert lines.count(line) == 1, trained[1]
+    assert not any("rank 1" in line for line in lines)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--epochs", "3"), ("0",), ("four",)])
+def test_the_script_asks_for_the_number_of_processes(arguments: tuple[str, ...]) -> None:
+    done = start(*arguments)
+    assert done.returncode == 2
+    assert "usage: ./train_distributed.sh N" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_evaluate_reads_the_model(
+    trained: tuple[Path, str], data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, output = trained[0], data / "evaluation.json"
+    arguments = ("--checkpoint", run / "best_model.pt", "--data-dir", data, "--image-dir", data / "images")
+    assert run_main(evaluate, monkeypatch, *arguments, "--output", output) == 0
+    found = json.loads(output.read_text())
+    during_training = json.loads((run / "evaluation_results.json").read_text())
+    for name in ("gold_gold_accuracy", "overall_accuracy", "correct", "total"):
+        # bf16 in training may turn a pair that is nearly equal.
+        assert found[name] == pytest.approx(during_training[name], abs=2), name
+    assert found["total"] == during_training["total"]
+    assert "Gold-gold accuracy" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"--backbone resnet18: .* holds test_resnet"):
+        run_main(evaluate, monkeypatch, *arguments, "--backbone", "resnet18")
+
+
+def test_infer_scores_ranks_and_compares(
+    trained: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint, result = ("--checkpoint", trained[0] / "best_model.pt"), tmp_path / "result.json"
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    files = [folder / f"{number}.png" for number in range(3)]
+    for number, file in enumerate(files):
+        cv2.imwrite(str(file), photographs()[0][1][number * 20 :])
+    (folder / "broken.jpg").write_bytes(b"\xff\xd8\xff not a photograph")
+    (folder / "notes.txt").write_text("no image")
+    assert (
+        run_main(infer, monkeypatch, *checkpoint, "--image-dir", folder, "--batch-size", "2", "--output", result) == 0
+    )
+    found = json.loads(result.read_text())
+    scores = {row["image"]: row["score"] for row in found["ranking"]}
+    assert set(scores) == set(map(str, files))
+    assert list(scores.values()) == sorted(scores.values(), reverse=True)
+    assert found["unreadable"] == [str(folder / "broken.jpg")]
+    assert run_main(infer, monkeypatch, *checkpoint, "--image", files[1], "--output", result) == 0
+    assert json.loads(result.read_text())["score"] == pytest.approx(scores[str(files[1])], abs=1e-4)
+    assert run_main(infer, monkeypatch, *checkpoint, "--compare", files[0], files[2], "--output", result) == 0
+    found = json.loads(result.read_text())
+    difference = scores[str(files[0])] - scores[str(files[2])]
+    assert found["difference"] == pytest.approx(difference, abs=1e-4)
+    assert found["probability_first_is_better"] == pytest.approx(1 / (1 + np.exp(-difference)), abs=1e-4)
+    assert found["better"] == str(files[0 if difference >= 0 else 2])
+    capsys.readouterr()
+    with pytest.raises(UserError, match=r"absent\.png: No such file"):
+        run_main(infer, monkeypatch, *checkpoint, "--image", folder / "absent.png")
+    with pytest.raises(SystemExit):
+        run_main(infer, monkeypatch, *checkpoint)
+    assert "name one of --image FILE, --image-dir DIR and --compare FILE FILE" in capsys.readouterr().err
+
+
+def test_the_exported_file_computes_what_the_model_does(
+    trained: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "scorer.onnx"
+    checkpoint = ("--checkpoint", trained[0] / "best_model.pt")
+    assert run_main(export, monkeypatch, *checkpoint, "--output", file) == 0
+    assert [found.name for found in tmp_path.iterdir()] == ["scorer.onnx"]
+    assert "images float32 (N, 3, 32, 32), RGB 0 to 255 -> quality (N,)" in capsys.readouterr().out
+    other = export.FromPixels(build_scorer("test_resnet", input_size=32)).eval()
+    assert export.largest_gap(other, 32, file) > export.TOLERANCE  # the check finds another network's weights
+
+
+def test_make_data_refuses_a_folder_in_use_and_too_few_photographs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x").write_text("")
+    with pytest.raises(UserError, match="not empty; remove it, or name another folder"):
+        run_main(make_data, monkeypatch, "--output", tmp_path)
+    with pytest.raises(UserError, match="0 usable photographs; at least 2 are needed"):
+        run_main(make_data, monkeypatch, "--output", tmp_path / "new", "--images", tmp_path)
+
+
+def test_make_data_damages_photographs_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, output = tmp_path / "photos", tmp_path / "data"
+    source.mkdir()
+    for number in range(3):
+        cv2.imwrite(str(source / f"{number}.jpg"), np.roll(photographs()[number % 2][1], number, 0))
+    sizes = (
+        "--size",
+        "32",
+        "--num-pictures",
+        "42",
+        "--num-unseen",
+        "14",
+        "--comparisons",
+        "60",
+        "--per-annotator",
+        "30",
+    )
+    assert run_main(make_data, monkeypatch, "--images", source, "--output", output, *sizes) == 0
+    seen = {file.name.split("_")[1] for file in (output / "images").iterdir()}
+    unseen = {file.name.split("_")[1] for file in (output / "unseen" / "images").iterdir()}
+    assert (seen, unseen) == ({"0", "2"}, {"1"})
+    true = json.loads((output / "annotators.json").read_text())
+    assert sorted(true.values()) == [0.0] * 4 + [0.95] * 8
+    measured = json.loads((output / "prepared" / "user_reliabilities.json").read_text())
+    assert min(measured[user] for user, value in true.items() if value) > 0.7
+    assert (output / "users" / "user00" / "comparison_data.json").is_file()
+
+
+def test_both_spellings_of_the_local_rank_and_a_file_with_sections(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("training: {epochs: 7, lr: 3e-4}\ndata: {data_source: s3, image_dir: x}\n")
+    for spelling in (["--local_rank", "1"], ["--local-rank", "1"], ["--local_rank=1"], ["--local-rank=1"]):
+        found = read_options([*spelling, "--config", str(file), "--epochs", "9"])
+        assert (found.local_rank, found.epochs, found.lr, found.data_source) == (1, 9, 3e-4, "s3")
+    assert read_options([]).learnable_eta
+    assert not read_options(["--no-learnable-eta", "--no-auto-resume"]).learnable_eta
+
+
+@pytest.mark.parametrize(
+    ("before", "flags", "after"),
+    [
+        ({}, [], {}),
+        ({}, ["--distributed"], {}),
+        ({}, ["--local_rank", "1", "--world-size", "2"], {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, ["--local_rank=1"], {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}),
+        (
+            {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"},
+            ["--local_rank=0", "--world-size", "8"],
+            {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"},
+        ),
+    ],
+)
+def test_the_environment_comes_before_the_flags(
+    monkeypatch: pytest.MonkeyPatch, before: dict[str, str], flags: list[str], after: dict[str, str]
+) -> None:
+    for name in RANK_NAMES:
+        monkeypatch.delenv(name, raising=False)
+        if name in before:
+            monkeypatch.setenv(name, before[name])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "environ", dict(os.environ))
+        adopt_launch_flags(read_options(flags))
+        found = {name: os.environ[name] for name in RANK_NAMES if name in os.environ}
+    meeting_point = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"} if after else {}
+    assert found == {**after, **meeting_point}
+
+
+def test_several_processes_need_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in RANK_NAMES:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UsageError, match=r"--world-size 4 without a launcher; start \./train_distributed\.sh 4"):
+        adopt_launch_flags(read_options(["--distributed", "--world-size", "4"]))
+
+
+def test_weights_that_cannot_be_fetched_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import timm
+
+    create = timm.create_model
+
+    def offline(name: str, pretrained: bool = False, **options: Any) -> torch.nn.Module:
+        if pretrained:
+            raise OSError("We couldn't connect\nto the hub")
+        return create(name, **options)
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    assert build_scorer("test_resnet", pretrained=True, input_size=32).head[0].in_features == 96
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert "--backbone test_resnet: its pretrained weights cannot be fetched (We couldn't connect to the hub)" in errors
+    with pytest.raises(UserError, match=r"--backbone resnet81: timm has no such network \(did you mean resnet18\?\)"):
+        build_scorer("resnet81")

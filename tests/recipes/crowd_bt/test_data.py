@@ -1,0 +1,230 @@
+"""Lists, annotators' logs, the prepared format, pictures, metrics; and what is said about bad input."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from crowd_bt import annotators, comparisons, metrics
+from crowd_bt.comparisons import Comparison, load_local, load_prepared, split_rows, write_prepared
+from crowd_bt.images import Pairs, load_image
+from crowd_bt.make_data import Picture, compare, damaged
+
+from tests.recipes.crowd_bt.small import SIZE_PX, photographs, write_data
+from utils.common.errors import UserError
+
+GOLD = {"pair_type": "gold_gold"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+def test_lists_are_split_80_to_20_within_each_pair_type(data: Path) -> None:
+    lines: list[str] = []
+    found = load_local(data, data / "images", 42, lines.append)
+    assert (len(found.train), len(found.val)) == (72, 18)
+    assert Counter(row.pair_type for row in found.val) == dict.fromkeys(
+        ("gold_gold", "anchor_anchor", "anchor_regular"), 6
+    )
+    assert not set(map(id, found.train)) & set(map(id, found.val))
+    assert found == load_local(data, data / "images", 42, lines.append)
+    assert found != load_local(data, data / "images", 43, lines.append)
+    assert len(found.known_order) == 42
+    assert not found.uses_fixed_eta
+    assert lines == []
+
+
+def test_absent_lists_and_images_are_reported_and_left_out(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    (tmp_path / "secret.png").write_text("")
+    for name in ("a", "b", "c"):
+        (images / f"{name}.png").write_text("")
+    pairs = [("a.png", "b.png")] * 5 + [
+        ("a.png", "no.png"),
+        ("../secret.png", "b.png"),
+        (str(tmp_path / "secret.png"), "b.png"),
+    ]
+    items = [{"img1": one, "img2": two, "expected_choice": "left", "type": "gold_gold"} for one, two in pairs]
+    (tmp_path / "gold_batch.json").write_text(json.dumps(items))
+    lines: list[str] = []
+    found = load_local(tmp_path, images, 0, lines.append)
+    assert len(found.of("all")) == 5
+    assert [line.split(": ")[1] for line in lines[:2]] == ["not there, skipped"] * 2
+    assert lines[2].startswith("WARNING: 3 of 8 comparisons are left out: 3 images are not in")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('[{"img1": "a"\n,,', "gold_batch.json:2: not valid JSON"),
+        ('{"img1": 1}', "expected a list of comparisons, found a dict"),
+        ('[{"img1": "a", "expected_choice": "left"}]', "item 1: expected an object with the file names img1 and img2"),
+        (
+            '[{"img1": "a", "img2": "b", "expected_choice": "lft"}]',
+            "item 1: expected_choice 'lft' is not left, right or draw",
+        ),
+        ("[" * 100_000, "not valid JSON"),
+        (
+            "[]",
+            "none of gold_batch.json, Anchor_Anchor.json, Anchor_Regular.json has a comparison; python make_data.py",
+        ),
+        ('[{"img1": "a", "img2": "b", "expected_choice": "left"}]', "0 training and 0 validation comparisons remain"),
+    ],
+)
+def test_bad_lists_are_refused_in_one_line(tmp_path: Path, text: str, complaint: str) -> None:
+    (tmp_path / "gold_batch.json").write_text(text)
+    with pytest.raises(UserError) as caught:
+        load_local(tmp_path, tmp_path, 0, lambda line: None)
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_image_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "bad.png"
+    file.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(99)))
+    with pytest.raises(UserError, match=r"bad\.png: .*; replace the image, or remove it from the lists"):
+        load_image(file, SIZE_PX)
+
+
+@pytest.mark.parametrize(
+    ("category", "rank"),
+    [("goldensample_3", 100), ("x_POS_5", 5), ("spraying_POS_0", 0), ("POS_7", -1), (None, -1), ("other", -1)],
+)
+def test_categories_have_ranks(category: Any, rank: int) -> None:
+    assert annotators.category_rank(category) == rank
+
+
+def gold(first: str, second: str, choice: str) -> dict[str, str]:
+    return {**GOLD, "img1": "a", "img2": "b", "img1_category": first, "img2_category": second, "choice": choice}
+
+
+def test_reliability_counts_right_answers_and_half_of_near_draws() -> None:
+    items: list[Any] = [
+        gold("goldensample", "POS_5", "left"),  # right
+        gold("POS_2", "POS_2", "draw"),  # right
+        gold("POS_2", "POS_3", "draw"),  # near: a half
+        gold("goldensample", "POS_5", "draw"),  # a golden sample is never near
+        gold("POS_1", "POS_3", "draw"),  # too far apart
+        gold("POS_1", "POS_3", "left"),  # wrong
+        {**gold("POS_1", "POS_3", "left"), "pair_type": "anchor_anchor"},  # no gold pair
+        "nonsense",
+    ]
+    assert annotators.user_reliability(items) == pytest.approx(2.5 / 6)
+    assert annotators.user_reliability(items[6:]) == 0.5
+
+
+def test_test_users_and_unreliable_ones_are_dropped() -> None:
+    right, wrong = gold("POS_5", "POS_0", "left"), gold("POS_5", "POS_0", "right")
+    logs = {
+        "dummy_1": {"comparisons": [right]},
+        "good": {"comparisons": [right, right, {"img1": "a"}]},
+        "poor": {"comparisons": [right, wrong, wrong]},  # 0.33: the user stays, its annotations go
+        "bad": {"comparisons": [right, wrong, wrong, wrong]},  # 0.25
+        "broken": [1],
+    }
+    crowd = annotators.read_crowd(logs)
+    assert [(row.annotator_id, row.annotator_reliability) for row in crowd.rows] == [("good", 1.0)] * 2
+    assert crowd.reliabilities == pytest.approx({"good": 1.0, "poor": 1 / 3, "bad": 0.25})
+    assert crowd.notes == [
+        "WARNING: broken: its log holds no list of comparisons; left out",
+        "2 comparisons of 1 users; dropped 1 test users, 1 users below 0.3, 3 annotations below 0.5, 1 unreadable entries",
+    ]
+
+
+def test_the_prepared_format_keeps_every_field(tmp_path: Path) -> None:
+    rows = [
+        Comparison("a", "b", (number % 3) - 1, "gold_gold", 1.5, f"user{number}", 0.5 + number / 40)
+        for number in range(20)
+    ]
+    write_prepared(tmp_path, rows, {"user_reliabilities": {"user0": 0.5}, "bucket": "x"}, 3)
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("")
+    found = load_prepared(tmp_path, tmp_path, print)
+    assert (found.train, found.val) == split_rows(rows, 3)
+    assert found.uses_fixed_eta
+    facts = json.loads((tmp_path / "metadata.json").read_text())
+    assert facts == {"uses_fixed_eta": True, "seed": 3, "num_train": 16, "num_val": 4, "num_users": 1, "bucket": "x"}
+    assert json.loads((tmp_path / "user_reliabilities.json").read_text()) == {"user0": 0.5}
+    file = tmp_path / "train_comparisons.json"
+    file.write_text(file.read_text().replace('"annotator_reliability": 0.5', '"annotator_reliability": 7', 1))
+    with pytest.raises(UserError, match=r"train_comparisons\.json: item \d+: annotator_reliability 7"):
+        load_prepared(tmp_path, tmp_path, print)
+
+
+def test_a_sample_depends_on_seed_epoch_and_index_only(data: Path) -> None:
+    rows = load_local(data, data / "images", 42, print).train
+    pairs, again = (Pairs(rows, data / "images", SIZE_PX, 5) for _ in range(2))
+    first = pairs[1, 3]["images"]
+    _ = again[0, 2], np.random.default_rng(0).random(), torch.rand(3)
+    assert torch.equal(again[1, 3]["images"], first)
+    assert not torch.equal(pairs[2, 3]["images"], first)
+    assert not torch.equal(Pairs(rows, data / "images", SIZE_PX, 6)[1, 3]["images"], first)
+    assert first.shape == (2, 3, SIZE_PX, SIZE_PX)
+    assert first.dtype == torch.uint8
+
+
+@pytest.mark.parametrize("damage", ["blur", "noise", "jpeg"])
+def test_each_level_damages_more_than_the_one_before(damage: str) -> None:
+    image = photographs()[0][1][:64, :64]
+    errors = [
+        np.abs(damaged(image, damage, level, np.random.default_rng(0)).astype(float) - image).mean()
+        for level in range(7)
+    ]
+    assert errors[0] == 0
+    assert np.all(np.diff(errors) > 0), errors
+
+
+def test_an_annotator_follows_the_order_as_often_as_told() -> None:
+    generator = np.random.default_rng(0)
+    answers = Counter(compare(Picture("a", 1), Picture("b", 4), 0.6, generator) for _ in range(4000))
+    assert answers["left"] / 4000 == pytest.approx(0.6 + 0.4 / 2, abs=0.02)
+    assert set(answers) == {"left", "right"}
+    assert compare(Picture("a", 2), Picture("b", 2), 1.0, generator) == "draw"
+
+
+def test_accuracies_by_pair_type_put_gold_first_and_skip_draws() -> None:
+    scores = {"a": 3.0, "b": 1.0, "c": 2.0}
+    answers = [
+        ("a", "b", 1, "gold_gold"),
+        ("b", "c", 1, "gold_gold"),
+        ("a", "c", 0, "gold_gold"),
+        ("c", "b", 1, "anchor_anchor"),
+    ]
+    found = metrics.evaluation([Comparison(*answer) for answer in answers], scores, {})
+    assert list(found["by_pair_type"]) == ["gold_gold", "anchor_anchor"]
+    assert found["by_pair_type"]["gold_gold"] == {
+        "accuracy": 0.5,
+        "correct": 1,
+        "total": 2,
+        "num_comparisons": 3,
+        "mean_margin": 1.5,
+    }
+    assert (found["gold_gold_accuracy"], found["overall_accuracy"]) == (0.5, pytest.approx(2 / 3))
+    assert "known_order" not in found
+
+
+def test_agreement_with_a_known_order_by_hand() -> None:
+    pytest.importorskip("scipy", reason="needs scipy (pip install -r recipes/crowd_bt/requirements.txt)")
+    found = metrics.order_values({"a": 3.0, "b": 1.0, "c": 2.0, "d": 9.9}, {"a": 0, "b": -1, "c": -2})
+    # Order by score a c b, known order a b c: two of three pairs agree.
+    assert found["order_accuracy"] == pytest.approx(2 / 3)
+    assert found["kendall_tau"] == pytest.approx(1 / 3)
+    assert found["spearman_rho"] == pytest.approx(0.5)
+    assert found["pair_win_probability"] == pytest.approx(2 / 3)
+    assert found["ndcg"] == pytest.approx((2 + 0 + 1 / 2) / (2 + 1 / np.log2(3)))
+    assert [found["mean_rank_displacement"], found["max_rank_displacement"]] == pytest.approx([2 / 3, 1])
+    assert found["num_images"] == 3
+    assert metrics.order_values({"a": 1.0, "b": 2.0}, {"a": 1, "b": 1}) == {}
+
+
+def test_split_names_are_those_of_the_command_line() -> None:
+    found = comparisons.Comparisons([Comparison("a", "b", 1, "x")], [Comparison("c", "d", 1, "x")], {})
+    assert [len(found.of(split)) for split in comparisons.SPLITS] == [1, 1, 2]

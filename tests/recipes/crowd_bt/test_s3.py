@@ -1,0 +1,215 @@
+"""S3 as it is and as it fails: moto's server in a process of its own, behind a proxy that delays and cuts off answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crowd_bt import s3_source
+from crowd_bt.comparisons import load_prepared
+from crowd_bt.options import TrainConfig
+
+from tests.conftest import free_port
+from utils.common.errors import UserError
+
+pytest.importorskip("boto3", reason="needs boto3 (pip install -r recipes/crowd_bt/requirements.txt)")
+pytest.importorskip("moto", reason="needs moto (pip install -r requirements-dev.txt)")
+
+BUCKET, PREFIX = "surface-quality-dataset", "quack_v2_data_user_logs/"
+KEY_ID, SECRET = "AKIAOFTHETEST", "the-secret-of-the-test"
+PAIR = {"img1": "a.png", "img2": "b.png", "choice": "left", "pair_type": "gold_gold"}
+LOG = {"comparisons": [{**PAIR, "img1_category": "POS_4", "img2_category": "POS_1"}] * 10}
+
+
+class Proxy(ThreadingHTTPServer):
+    """Passes requests on to moto; the objects named in `faults` come late, slowly or not whole."""
+
+    daemon_threads = True
+
+    def __init__(self, target_port: int) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.target_port = target_port
+        self.faults: dict[str, str] = {}  # a word of the path: late, slow or short
+        self.times_left = 10**6  # how often faults happen before the server is well
+        self.paths: list[str] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Proxy
+
+    def log_message(self, *arguments: Any) -> None:
+        """Print nothing."""
+
+    def do_GET(self) -> None:
+        self.server.paths.append(self.path)
+        fault = next((kind for word, kind in self.server.faults.items() if word in self.path), "")
+        if fault and self.server.times_left <= 0:
+            fault = ""
+        self.server.times_left -= bool(fault)
+        headers = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.server.target_port}{self.path}", headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                status, facts, body = answer.status, answer.headers, answer.read()
+        except urllib.error.HTTPError as error:
+            status, facts, body = error.code, error.headers, error.read()
+        if fault == "late":
+            time.sleep(1.0)
+        self.send_response(status)
+        for name, value in facts.items():
+            if name.lower() not in ("transfer-encoding", "connection", "content-length", "server", "date"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        try:
+            if fault == "slow":
+                for byte in body:
+                    self.wfile.write(bytes([byte]))
+                    time.sleep(0.02)
+            else:
+                self.wfile.write(body[: len(body) // 2] if fault == "short" else body)
+        except OSError:  # the client has given up
+            return
+        self.close_connection = True
+
+
+@pytest.fixture(scope="module")
+def moto_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """Start moto's server and fill its bucket."""
+    import boto3
+
+    port = free_port()
+    log = (tmp_path_factory.mktemp("moto") / "log").open("w")
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with subprocess.Popen(command, stdout=log, stderr=log) as server, log:
+        try:
+            for _ in range(600):
+                with socket.socket() as probe:
+                    if probe.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                assert server.poll() is None
+                time.sleep(0.1)
+            keys = {"aws_access_key_id": KEY_ID, "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
+            client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}", **keys)
+            client.create_bucket(Bucket=BUCKET)
+            for user in ("ann", "bob", "dummy_1"):
+                client.put_object(Bucket=BUCKET, Key=f"{PREFIX}{user}/comparison_data.json", Body=json.dumps(LOG))
+            client.put_object(Bucket=BUCKET, Key=f"{PREFIX}carl/notes.txt", Body=b"no log")
+            client.put_object(Bucket=BUCKET, Key=f"{PREFIX}dora/comparison_data.json", Body=b'{"comparisons": [')
+            yield port
+        finally:
+            server.kill()
+
+
+@pytest.fixture
+def proxy(moto_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    with Proxy(moto_port) as proxy:
+        threading.Thread(target=proxy.serve_forever, args=(0.02,), daemon=True).start()
+        facts = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.server_address[1]}", "AWS_DEFAULT_REGION": "us-east-1"}
+        facts |= {"AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_EC2_METADATA_DISABLED": "true"}
+        facts |= {"AWS_CONFIG_FILE": "/nonexistent", "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent"}
+        for name, value in facts.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(s3_source, "FIRST_PAUSE_S", 0.01)
+        monkeypatch.setattr(s3_source, "NUM_TRIES", 2)
+        yield proxy
+        proxy.shutdown()
+
+
+def prepare(folder: Path, **options: Any) -> list[str]:
+    lines: list[str] = []
+    config = TrainConfig(data_source="s3", data_dir=str(folder), **options)
+    s3_source.prepare_from_s3(config, lines.append)
+    return lines
+
+
+def refusal(folder: Path, **options: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        prepare(folder, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert KEY_ID not in message
+    assert SECRET not in message
+    assert not (folder / "prepared" / "metadata.json").exists()
+    return message
+
+
+def test_logs_are_downloaded_once_and_kept_prepared(tmp_path: Path, proxy: Proxy) -> None:
+    lines = prepare(tmp_path)
+    assert lines[0].endswith("carl/comparison_data.json: not there; this user is left out")
+    assert "dora/comparison_data.json: no JSON" in lines[1]
+    assert lines[2] == "20 comparisons of 2 users; dropped 1 test users"
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_text("")
+    found = load_prepared(tmp_path / "prepared", tmp_path, print)
+    assert (len(found.train), len(found.val)) == (16, 4)
+    assert {(row.annotator_id, row.annotator_reliability) for row in found.of("all")} == {("ann", 1.0), ("bob", 1.0)}
+    num_requests = len(proxy.paths)
+    assert "remove it to download them again" in prepare(tmp_path)[0]
+    assert len(proxy.paths) == num_requests
+    with pytest.raises(UserError, match="holds comparisons of another source"):
+        prepare(tmp_path, s3_prefix="other/")
+    written = "".join(file.read_text() for file in (tmp_path / "prepared").glob("*.json"))
+    assert KEY_ID not in written
+    assert SECRET not in written
+
+
+def test_a_body_that_is_cut_off_is_read_again_and_then_refused(tmp_path: Path, proxy: Proxy) -> None:
+    proxy.faults, proxy.times_left = {"ann/": "short"}, 1
+    assert "20 comparisons of 2 users; dropped 1 test users" in prepare(tmp_path / "again")
+    proxy.times_left = 10
+    message = refusal(tmp_path / "refused")
+    assert f"s3://{BUCKET}/{PREFIX}ann/comparison_data.json: " in message
+    assert message.endswith("(2 tries); run the same command again")
+
+
+def test_an_answer_that_comes_late_or_drips_is_given_up(
+    tmp_path: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_source, "READ_TIMEOUT_S", 0.3)
+    proxy.faults = {"bob/": "late"}
+    assert "bob/comparison_data.json: Read timeout" in refusal(tmp_path)
+    monkeypatch.setattr(s3_source, "OBJECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(s3_source, "CHUNK_BYTES", 8)
+    proxy.faults = {"bob/": "slow"}
+    assert "bytes after 0.2 s" in refusal(tmp_path)
+
+
+def test_wrong_and_absent_credentials_are_one_line(
+    tmp_path: Path, proxy: Proxy, moto_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check_credentials_after(requests: int) -> None:
+        address = f"http://127.0.0.1:{moto_port}/moto-api/reset-auth"
+        plain = {"Content-Type": "text/plain"}
+        urllib.request.urlopen(urllib.request.Request(address, str(requests).encode(), plain)).close()
+
+    check_credentials_after(0)
+    try:
+        assert "the server refuses these credentials (InvalidAccessKeyId)" in refusal(tmp_path)
+    finally:
+        check_credentials_after(10**9)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    assert "Unable to locate credentials; set AWS_ACCESS_KEY_ID" in refusal(tmp_path)
+
+
+def test_absent_buckets_users_and_servers_are_one_line(
+    tmp_path: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "there is no such bucket; check --s3-bucket" in refusal(tmp_path, s3_bucket="nobodys")
+    assert "no user's folder there; check --s3-bucket and --s3-prefix" in refusal(tmp_path, s3_prefix="nothing/")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    assert "Could not connect to the endpoint URL" in refusal(tmp_path)

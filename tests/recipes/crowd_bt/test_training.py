@@ -1,0 +1,196 @@
+"""Training on two ranks: the gradient and the metrics of one, resumable to the bit after a kill, with the guide's files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from crowd_bt import train
+from crowd_bt.comparisons import Comparisons
+from crowd_bt.images import Pairs
+from crowd_bt.model import load_scorer, read_checkpoint
+from crowd_bt.options import TrainConfig
+from crowd_bt.scoring import image_loader
+from crowd_bt.task import PairComparison
+
+from tests.ranks import RankFailed, run_ranks
+from tests.recipes.crowd_bt.small import config_for, read, small_model, train_small, write_data
+from utils import distributed
+from utils.common.errors import UserError
+from utils.data.loader import EpochBatches, get_dataloader
+from utils.engine import EngineOptions, TrainingEngine, stopping
+from utils.run.folder import OwnedRun
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+KILL_AT = 10  # the fourth batch of the second epoch
+WITHOUT_EFFECT = ("scorer.head.6.bias", "scorer.backbone.0.bias")  # a difference, or BatchNorm, cancels them
+NUM_PAIRS = 71  # the last step of an epoch has 11 pairs: 6 for one rank, 5 for the other
+
+
+def weighted(found: Comparisons) -> Comparisons:
+    """Return 71 training pairs of different weights."""
+    rows = [replace(row, weight=1.0 + number % 4) for number, row in enumerate(found.train[:NUM_PAIRS])]
+    return replace(found, train=rows)
+
+
+def gradient_and_metrics(config: TrainConfig, folder: Path, batch_size: int) -> None:
+    """Write the gradient of an epoch's last step, and the metrics of the first weights."""
+    comparisons, rank = weighted(read(config)), distributed.rank()
+    task = PairComparison(comparisons, {})
+    options = EngineOptions(precision="off", sync_batchnorm=True, quiet=True)
+    engine = TrainingEngine(small_model(dropout=False), torch.device("cpu"), options, task=task, run=folder / "engine")
+    pairs = Pairs(comparisons.train, Path(config.image_dir), config.input_size, config.seed)
+    batches = EpochBatches(len(pairs), batch_size, rank, distributed.world_size(), config.seed)
+    *_, last = get_dataloader(pairs, batches, 0, False)
+    loader = image_loader(task.val_images, Path(config.image_dir), config.input_size, 5, 0)
+    metrics = engine.validate(loader)
+    engine.model.train()
+    values, num_pairs = engine.step.forward_backward(last)
+    gradients: dict[str, Any] = {
+        name: weight.grad.numpy() for name, weight in engine.state.model.named_parameters() if weight.grad is not None
+    }
+    loss = float(distributed.all_reduce_sum(values["loss"].detach())) / distributed.world_size()
+    np.savez(folder / f"{distributed.world_size()}-{rank}.npz", **gradients)
+    facts = {"metrics": metrics, "num_pairs": num_pairs, "loss": loss}
+    (folder / f"{distributed.world_size()}-{rank}.json").write_text(json.dumps(facts))
+
+
+def train_and_die(config: TrainConfig, folder: Path) -> None:
+    stopping.STOP_CHECK_STEPS = 2
+    train.SAVE_EVERY_S = 0.0
+    gradient_and_metrics(config, folder, 6)
+    train_small(replace(config, checkpoint_dir=str(folder / "whole")))
+    kill_at = KILL_AT if distributed.rank() else 0
+    train_small(replace(config, checkpoint_dir=str(folder / "killed")), kill_at=kill_at)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train on two ranks, whole and killed and resumed; measure the gradient on two ranks and on this one."""
+    folder = tmp_path_factory.mktemp("runs")
+    config = config_for(write_data(folder / "data"), folder / "killed")
+    with pytest.raises(RankFailed, match="rank 1 died"):
+        run_ranks(train_and_die, 2, config, folder, timeout_s=240)
+    run_ranks(train_small, 2, config, timeout_s=240)
+    gradient_and_metrics(config, folder, 12)
+    return folder
+
+
+def facts(folder: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+    return found
+
+
+def test_two_ranks_compute_the_gradient_of_one(folder: Path) -> None:
+    one, ours, theirs = (np.load(folder / f"{name}.npz") for name in ("1-0", "2-0", "2-1"))
+    assert [facts(folder, name)["num_pairs"] for name in ("1-0", "2-0", "2-1")] == [11, 6, 5]
+    assert set(one.files) == set(ours.files)
+    assert {"eta_logit", "scorer.head.6.weight", "scorer.backbone.0.weight"} <= set(one.files)
+    # η's gradient is a small difference of larger ones, so a tenth of the largest gradient bounds the scale from below.
+    least = max(float(np.abs(one[name]).max()) for name in one.files) / 10
+    for name in one.files:
+        scale = float(np.abs(one[name]).max())
+        assert scale > 1e-4 or name in WITHOUT_EFFECT, name
+        for found in (ours[name], theirs[name]):
+            assert float(np.abs(found - one[name]).max()) <= 1e-5 * max(scale, least), name
+    assert facts(folder, "2-0")["loss"] == pytest.approx(facts(folder, "1-0")["loss"], rel=1e-6)
+
+
+def test_two_ranks_report_the_metrics_of_one(folder: Path) -> None:
+    one, ours, theirs = (facts(folder, name)["metrics"] for name in ("1-0", "2-0", "2-1"))
+    assert ours == theirs
+    assert {
+        "val_loss",
+        "val_accuracy",
+        "val_gold_accuracy",
+        "val_order_accuracy",
+        "val_kendall_tau",
+        "eta",
+    } <= one.keys()
+    assert ours == pytest.approx(one, rel=1e-6)
+
+
+def test_a_killed_rank_costs_nothing_after_a_resume(folder: Path) -> None:
+    whole, killed = (read_checkpoint(folder / name / "last.pt") for name in ("whole", "killed"))
+    assert whole["model"].keys() == killed["model"].keys()
+    assert all(torch.equal(value, killed["model"][name]) for name, value in whole["model"].items())
+    assert whole["eta_logit"] == killed["eta_logit"] != read_checkpoint(folder / "whole" / "final_model.pt")["config"]
+    moments = [[entry["exp_avg_sq"] for entry in saved["optimizer"]["state"].values()] for saved in (whole, killed)]
+    assert len(moments[0]) == len(moments[1]) == len(whole["model"]) - 3 + 1  # BatchNorm's statistics have none, η has
+    assert all(torch.equal(one, other) for one, other in zip(*moments, strict=True))
+    results = [json.loads((folder / name / "evaluation_results.json").read_text()) for name in ("whole", "killed")]
+    assert results[0] == results[1]
+    log = (folder / "killed" / "metrics.jsonl").read_text()
+    assert len([line for line in log.splitlines() if '"epoch"' in line and '"kind": "epoch"' in line]) == 2
+
+
+def test_files_are_those_of_the_guide(folder: Path) -> None:
+    run = folder / "whole"
+    expected = {
+        "best_model.pt",
+        "last.pt",
+        "final_model.pt",
+        "training_log.json",
+        "evaluation_results.json",
+        "config.yaml",
+    }
+    assert expected <= {file.name for file in run.iterdir()}
+    saved = read_checkpoint(run / "best_model.pt")
+    assert {"epoch", "model", "optimizer", "scheduler", "metrics", "config", "eta_logit"} == saved.keys()
+    assert {"val_accuracy", "loss", "accuracy"} <= saved["metrics"].keys()
+    assert saved["config"] == {"backbone_name": "efficientnet_b4", "input_size": 32}
+    assert saved["model"].keys() == small_model().scorer.state_dict().keys()
+    *epochs, last = json.loads((run / "training_log.json").read_text())
+    assert [entry["epoch"] for entry in epochs] == [1, 2]
+    names = {"train_loss", "train_accuracy", "val_loss", "val_accuracy", "learning_rate", "eta", "timestamp"}
+    assert names <= epochs[0].keys()
+    assert epochs[0]["learning_rate"] == pytest.approx(2e-3)
+    assert epochs[1]["learning_rate"] == pytest.approx(2e-3 * (0.01 + 0.99 / 2))
+    assert last["evaluation"]["by_pair_type"].keys() == {"gold_gold", "anchor_anchor", "anchor_regular"}
+    assert next(iter(last["evaluation"])) == "gold_gold_accuracy"
+
+
+def test_another_number_of_processes_is_refused_for_a_resumed_run(folder: Path) -> None:
+    config = config_for(folder / "data", folder / "killed", epochs=3)
+    with pytest.raises(UserError, match=r"effective batch size of 12, not 6; start 2 processes"):
+        train_small(config)
+
+
+def test_other_comparisons_are_refused_for_a_resumed_run(folder: Path, tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", reliability=0.1)
+    config = config_for(data, folder / "killed", epochs=3)
+    with OwnedRun(config) as run:
+        facts = {"global_batch_size": 12, "comparisons": train.hash_of(read(config))}
+        with pytest.raises(UserError, match=r"began with other comparisons; bring them back, or use --no-auto-resume"):
+            train.require_same(config, run, facts)
+
+
+def test_without_auto_resume_the_earlier_run_is_set_aside(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "killed", tmp_path / "run")
+    config = config_for(folder / "data", tmp_path / "run")
+    with OwnedRun(config) as run:
+        assert run.resumes
+    with OwnedRun(config, may_resume=False) as run:
+        assert not run.resumes
+        assert run.notes == [f"Set the earlier run aside as {tmp_path / 'run-1'}"]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(None, "no such checkpoint"), ({"a": 1}, "not a checkpoint"), (b"\x80", "not a checkpoint")]
+)
+def test_other_files_are_no_checkpoints(tmp_path: Path, content: Any, reason: str) -> None:
+    file = tmp_path / "x.pt"
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    elif content is not None:
+        torch.save(content, file)
+    with pytest.raises(UserError, match=reason) as caught:
+        load_scorer(file, torch.device("cpu"))
+    assert str(caught.value).startswith(str(file))
+    assert "\n" not in str(caught.value)
