@@ -21,10 +21,10 @@ from recipes.compressed_ad.histories import write_histories
 from recipes.compressed_ad.learner import History, learn
 from recipes.compressed_ad.settings import Settings, settings_of_command_line
 from utils.common.cores import usable_cpu_count
-from utils.common.errors import run_script
+from utils.common.errors import EXIT_DONE, run_script
 
 
-def main() -> None:
+def main() -> int:
     settings = settings_of_command_line()
     means = []
 
@@ -41,6 +41,7 @@ def main() -> None:
         f"{settings.data_file}: {len(means)} goals x {settings.source_streams} histories of {settings.source_steps} steps; "
         f"mean return {curve[0]:.1f} in the first episode, {curve[-1]:.1f} in the last"
     )
+    return EXIT_DONE
 
 
 def histories_of(settings: Settings) -> Iterator[tuple[int, History]]:

@@ -24,7 +24,7 @@ from recipes.compressed_ad.histories import read_histories
 from recipes.compressed_ad.model import CompressedAD
 from recipes.compressed_ad.rollout import random_returns, roll_out
 from recipes.compressed_ad.settings import Settings, settings_of_command_line
-from utils.common.errors import UserError, one_line, run_script
+from utils.common.errors import EXIT_DONE, UserError, one_line, run_script
 from utils.common.files import write_bytes_atomic
 from utils.plots.figures import figure_color, new_figure, save_figure
 from utils.run.checkpoint import CheckpointFiles
@@ -32,7 +32,7 @@ from utils.run.checkpoint import CheckpointFiles
 RESULT_FILE, PICTURE_FILE = "eval_result.npy", "eval_returns.png"
 
 
-def main() -> None:
+def main() -> int:
     config = settings_of_command_line()
     torch.set_num_threads(1)  # a step's few tokens do not keep more busy
     model, step = trained_model(config)
@@ -53,6 +53,7 @@ def main() -> None:
         f"{last.mean():.2f} ({last.std():.2f}) in the last five"
     )
     print(f"{config.run_folder / RESULT_FILE}, {PICTURE_FILE}")
+    return EXIT_DONE
 
 
 def trained_model(config: Settings) -> tuple[CompressedAD, int]:

@@ -58,7 +58,7 @@ def read_histories(file: Path, goals: np.ndarray, num_streams: int, num_steps: i
                         "asked for; lower train_streams or train_source_steps, or run python collect.py again"
                     )
                 columns = [np.asarray(group[name][:num_steps, :num_streams]) for name in NAMES[:4]]
-                parts.append(_packed(*columns, grid_size))
+                parts.append(_packed(columns, grid_size))
     except (OSError, KeyError, ValueError, TypeError) as error:
         raise UserError(f"{file}: not a file of histories ({one_line(error)}); run python collect.py again") from error
     return np.concatenate(parts)
@@ -72,8 +72,7 @@ def _h5py() -> Any:
     return h5py
 
 
-def _packed(
-    states: np.ndarray, actions: np.ndarray, rewards: np.ndarray, next_states: np.ndarray, grid_size: int
-) -> np.ndarray:
+def _packed(columns: list[np.ndarray], grid_size: int) -> np.ndarray:
+    states, actions, rewards, next_states = columns
     cells, reached = (places[..., 0] * grid_size + places[..., 1] for places in (states, next_states))
     return np.stack([cells, actions, rewards, reached], axis=-1).astype(np.uint8).swapaxes(0, 1)

@@ -132,7 +132,7 @@ class TrainingEngine:
         checkpoint in the run folder. On SIGTERM or Ctrl-C (`StopFlag`) all ranks save a checkpoint at the same step and
         return. `keywords` change options, as the constructor's.
         """
-        self.options = with_keywords(self.options, keywords)
+        self.options = self.recovery.options = with_keywords(self.options, keywords)
         self.begin(optimizer, criterion, scheduler)
         require_equal_batches(train_loader)
         if resume:
