@@ -188,6 +188,14 @@ def test_flags_missing_data_and_missing_checkpoints_are_one_line(
         run_main(evaluate, monkeypatch, config)
 
 
+def test_more_processes_than_gpus_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UserError, match=r"2 processes but 1 visible GPU\(s\): set num_processes to 1"):
+        train.start(Settings())
+
+
 @pytest.mark.parametrize(
     ("arguments", "gpus", "expected"),
     [
