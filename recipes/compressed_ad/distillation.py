@@ -13,6 +13,7 @@ from recipes.compressed_ad.histories import read_histories
 from recipes.compressed_ad.model import CompressedAD
 from recipes.compressed_ad.records import TestBatches, TrainBatches, draw_records
 from recipes.compressed_ad.settings import Settings
+from utils.common.devices import copy_to_device
 from utils.engine.state import TrainState
 from utils.engine.task import Epoch, Task
 from utils.run.checkpoint import CheckpointFiles
@@ -36,9 +37,9 @@ class Distillation(Task):
     def prepare(self, batch: Any, device: torch.device) -> tuple[Any, Any]:
         """Move a batch of `Records.batch` to the device."""
         moved = {
-            name: [part.to(device, non_blocking=True) for part in value]
+            name: [copy_to_device(part, device) for part in value]
             if isinstance(value, list)
-            else value.to(device, non_blocking=True)
+            else copy_to_device(value, device)
             for name, value in batch.items()
         }
         return moved, moved.pop("targets")

@@ -86,9 +86,9 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Grad
     folder = tmp_path_factory.mktemp("compressed")
     write_small_histories(small_settings(folder))
     with pytest.raises(RankFailed, match="rank 1 died"):
-        run_ranks(compute_then_die, 2, folder)
+        run_ranks(compute_then_die, 2, folder, timeout_s=120)
     left = CheckpointFiles(settings_of_rank(folder, "killed").run_folder).files()
-    return folder, run_ranks(gradients_then_resume, 2, folder), left
+    return folder, run_ranks(gradients_then_resume, 2, folder, timeout_s=120), left
 
 
 def test_two_ranks_have_the_gradients_of_one_with_the_double_batch(
