@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ def train_run(folder: Path, name: str, resume: bool, kill_at: int = 0) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Distillation, "loss", killing_loss)
+        patch.setattr(train, "EngineOptions", partial(EngineOptions, tensorboard=False))  # its import takes a second
         train.train(config, train.start(config), resume)
 
 
