@@ -87,7 +87,8 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Grad
     """Return the folder of the runs, both ranks' gradients, and the checkpoints that the kill left."""
     folder = tmp_path_factory.mktemp("compressed")
     write_small_histories(small_settings(folder))
-    with pytest.raises(RankFailed, match="rank 1 died"):
+    # Which comes first is chance: that rank 1 is gone, or that rank 0 misses it.
+    with pytest.raises(RankFailed, match=r"rank 1 died|(reset|closed) by peer"):
         run_ranks(compute_then_die, 2, folder, timeout_s=120)
     left = CheckpointFiles(settings_of_rank(folder, "killed").run_folder).files()
     return folder, run_ranks(gradients_then_resume, 2, folder, timeout_s=120), left
