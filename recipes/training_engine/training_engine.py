@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import torch
 from launching import launch_distributed_training
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
-from tqdm import tqdm
 
 from utils import engine
 from utils.common.cores import choose_threads_and_workers
@@ -26,6 +25,7 @@ from utils.common.devices import seed_everything
 from utils.common.errors import EXIT_STOPPED_BY_SIGNAL, UserError, one_line
 from utils.common.tensor_files import atomic_torch_save
 from utils.engine import EngineOptions, Task
+from utils.engine.progress_bar import ProgressBar
 from utils.engine.state import Progress, TrainState
 from utils.plots.figures import figure_color, new_figure, save_figure
 
@@ -128,31 +128,6 @@ class TrainingEngine(engine.TrainingEngine):
         file = Path(path or self.log.run_dir / HISTORY_PICTURE)
         plot_history(self.progress, file)
         return file
-
-
-class ProgressBar:
-    """Shows a bar on a terminal while a loader's batches are used; every other attribute is the loader's."""
-
-    def __init__(self, loader: Any, trainer: TrainingEngine) -> None:
-        self.loader = loader
-        self.trainer = trainer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.loader, name)
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        total, interval = len(self.loader), self.trainer.options.log_interval
-        title = f"Epoch {self.trainer.progress.epoch + 1}/{self.trainer.options.epochs}"
-        disable = True if self.trainer.options.quiet else None  # None: shown on a terminal only
-        with tqdm(total=total, desc=title, disable=disable, leave=False, delay=0.5) as bar:
-            for position, batch in enumerate(self.loader):
-                bar.update()
-                if position % interval == 0 or position + 1 == total:
-                    bar.clear()  # the engine prints a line after this batch
-                yield batch
 
 
 def distributed_train_worker(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from utils.common.config import Options, nearest, option, parse_config, to_dict
+from utils.common.config import Options, nearest, option, parse_config, read_config, to_dict
+from utils.common.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -158,3 +159,32 @@ def test_a_resolved_configuration_survives_the_way_through_yaml(tmp_path: Path) 
 
 def test_nothing_near_means_no_advice() -> None:
     assert nearest("zzz", ["epochs", "model"]) == ""
+
+
+def test_a_file_may_include_others_which_it_overrides(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "first.yaml").write_text("lr: 0.5\nepochs: 2\nmodel: large\n")
+    (tmp_path / "parts" / "second.yaml").write_text("include: third.yaml\nlr: 0.25\n")
+    (tmp_path / "parts" / "third.yaml").write_text("seed: 3\nlr: 0.125\n")
+    text = "epochs: 9\ninclude: [parts/first.yaml, parts/second.yaml]"
+    both = parse(tmp_path, text, "--model", "small")
+    assert (both.epochs, both.lr, both.seed, both.model) == (9, 0.25, 3, "small")
+    alone = read_config(Settings, tmp_path / "run.yaml")
+    assert (alone.epochs, alone.lr, alone.seed, alone.model) == (9, 0.25, 3, "large")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("include: run.yaml", "run.yaml: include: run.yaml includes this file in turn"),
+        ("include: absent.yaml", "absent.yaml: No such file"),
+        ("epochs: 0", "run.yaml: epochs 0: must be at least 1"),
+        ("epoch: 3", "run.yaml: unknown key epoch (did you mean epochs?)"),
+    ],
+)
+def test_a_file_alone_is_refused_without_naming_a_flag(tmp_path: Path, text: str, expected: str) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read_config(Settings, tmp_path / "run.yaml")
+    assert expected in str(caught.value)
+    assert "--" not in str(caught.value)

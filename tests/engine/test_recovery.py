@@ -21,6 +21,7 @@ from utils.engine import EngineOptions, TrainingEngine, loop, recovery, stopping
 from utils.engine.recovery import CannotSave
 from utils.engine.state import Progress
 from utils.engine.step import Step
+from utils.run import checkpoint
 from utils.run.checkpoint import latest_facts, load_latest, save_checkpoint
 from utils.train_config import TrainConfig
 from utils.train_plan import batches_per_step, keep_choices
@@ -160,7 +161,7 @@ class FullDisk:
 def test_training_goes_on_while_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(recovery, "save_checkpoint", FullDisk({2, 3}))
+    monkeypatch.setattr(checkpoint, "save_checkpoint", FullDisk({2, 3}))
     train(tmp_path, epochs=4)
     warnings = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
     assert [line.count("No space left on device") for line in warnings] == [1, 1]
@@ -173,7 +174,7 @@ def test_training_goes_on_while_the_disk_is_full(
 def test_three_failures_in_a_row_end_the_training_and_keep_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery, "save_checkpoint", FullDisk({2, 3, 4}))
+    monkeypatch.setattr(checkpoint, "save_checkpoint", FullDisk({2, 3, 4}))
     with pytest.raises(CannotSave, match=r"no checkpoint at step 48: No space left on device; make room") as caught:
         train(tmp_path, epochs=6)
     assert caught.value.exit_code == EXIT_IO == 74
@@ -181,7 +182,7 @@ def test_three_failures_in_a_row_end_the_training_and_keep_the_last_checkpoint(
 
 
 def test_a_stop_that_cannot_be_saved_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "save_checkpoint", FullDisk({1}))
+    monkeypatch.setattr(checkpoint, "save_checkpoint", FullDisk({1}))
     monkeypatch.setattr(stopping, "STOP_CHECK_STEPS", 2)
     train_one_epoch = TrainingEngine.train_one_epoch
 
@@ -205,7 +206,7 @@ def test_older_checkpoints_make_room_for_the_new_one(tmp_path: Path, monkeypatch
         assert (folder / "step-00000002").exists()
         return save_checkpoint(*arguments, **options)
 
-    monkeypatch.setattr(recovery, "save_checkpoint", save_where_there_is_room)
+    monkeypatch.setattr(checkpoint, "save_checkpoint", save_where_there_is_room)
     train(tmp_path, epochs=1)
     assert latest_facts(folder)["step"] == BATCHES
 

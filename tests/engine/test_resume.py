@@ -21,7 +21,9 @@ from tests.engine.small import (
     points,
     train_with_everything,
 )
-from utils.engine import TrainingEngine, stopping
+from utils.engine import Task, TrainingEngine, stopping
+from utils.run.checkpoint import CheckpointFiles
+from utils.run.log import RunLog
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -132,3 +134,38 @@ def test_samplers_are_told_the_epoch_so_that_each_has_its_own_order(tmp_path: Pa
     orders = [tuple(labels) for labels in seen[::2]]  # every other call is the validation's
     assert len(set(orders)) == 3
     assert {tuple(sorted(order)) for order in orders} == {tuple(range(8))}
+
+
+def test_a_task_keeps_its_checkpoints_where_and_when_it_is_told(tmp_path: Path) -> None:
+    steps: list[int] = []
+
+    class Noting(CheckpointFiles):
+        def save(self, step: int, state: dict[str, Any], facts: Any) -> None:
+            steps.append(step)
+            super().save(step, state, facts)
+
+    class Own(Task):
+        samples = "points"
+
+        def checkpoints(self, run_folder: Path) -> CheckpointFiles:
+            return Noting(run_folder)
+
+        def after_log(self, record: dict[str, Any], log: RunLog) -> None:
+            logged.append((record["global_step"], record["loss"] > 0))
+
+    logged: list[tuple[int, bool]] = []
+    model = classifier()
+    trainer = engine_of(model, tmp_path, task=Own(nn.CrossEntropyLoss()), facts={"name": "own"})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options: dict[str, Any] = {
+        "num_epochs": 2,
+        "save_every_steps": 3,
+        "log_interval": 4,
+        "save_last": False,
+        "save_best": False,
+    }
+    trainer.train(loader_of(points(28), 4), loader_of(points(8), 4), optimizer, **options)  # 7 steps an epoch
+    assert steps == [3, 6, 7, 9, 12, 14]
+    assert logged == [(1, True), (5, True), (7, True), (8, True), (12, True), (14, True)]
+    assert [path.name for path in tmp_path.glob("*.pt")] == ["ckpt-14.pt"]
+    assert torch.load(tmp_path / "ckpt-14.pt", weights_only=True)["name"] == "own"

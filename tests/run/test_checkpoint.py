@@ -18,7 +18,7 @@ import torch
 from utils.common.errors import UserError
 from utils.common.tensor_files import atomic_torch_save
 from utils.run import checkpoint
-from utils.run.checkpoint import load_latest, load_state, save_checkpoint, verify
+from utils.run.checkpoint import CheckpointFiles, has_checkpoint, load_latest, load_state, save_checkpoint, verify
 
 
 def state_of(step: int, size: int = 1000) -> dict[str, Any]:
@@ -275,3 +275,28 @@ def test_what_a_killed_save_left_behind_is_removed_by_the_next(tmp_path: Path) -
     save_checkpoint(tmp_path, 2, state_of(2))
     assert not leftover.exists()
     assert latest_step(tmp_path) == 2
+
+
+def test_of_checkpoint_files_the_newest_is_kept(tmp_path: Path) -> None:
+    store = CheckpointFiles(tmp_path)
+    assert (store.load(), has_checkpoint(tmp_path)) == (None, False)
+    for step in (9, 10):
+        store.save(step, state_of(step), {"config": {"lr": 0.1}})
+    assert [path.name for path in tmp_path.iterdir()] == ["ckpt-10.pt"]
+    assert has_checkpoint(tmp_path)
+    found = store.load()
+    assert found is not None
+    assert (found[0].name, found[1]["step"], found[1]["config"]) == ("ckpt-10.pt", 10, {"lr": 0.1})
+    assert torch.equal(found[1]["weights"], state_of(10)["weights"])
+
+
+def test_a_damaged_checkpoint_file_is_passed_over_or_named(tmp_path: Path) -> None:
+    store = CheckpointFiles(tmp_path)
+    atomic_torch_save(state_of(8), tmp_path / "ckpt-8.pt")  # a kill came between the writing of 10 and the removal of 8
+    (tmp_path / "ckpt-10.pt").write_bytes(b"half")
+    found = store.load()
+    assert found is not None
+    assert found[0].name == "ckpt-8.pt"
+    (tmp_path / "ckpt-8.pt").unlink()
+    with pytest.raises(UserError, match=r"ckpt-10\.pt: not a checkpoint of this trainer .*; remove it to start afresh"):
+        store.load()

@@ -91,12 +91,23 @@ def parse_config(config_class: type[T], description: str, argv: Sequence[str] | 
     given = vars(parser.parse_args(arguments))
     try:
         config_file = given.get("config")
-        from_file = _read_yaml(config_class, Path(config_file)) if config_file else {}
+        from_file = _read_yaml(config_class, Path(config_file), "--config ") if config_file else {}
         values = {**from_file, **given}
         _require(config_class, values)
         return config_class(**values)
     except UsageError as error:
         parser.error(str(error))
+
+
+def read_config(config_class: type[T], path: Path) -> T:
+    """Build `config_class` from a YAML file alone, for a script without flags. Raises UsageError that names file and key."""
+    values = _read_yaml(config_class, path)
+    try:
+        _require(config_class, values)
+        return config_class(**values)
+    except UsageError as error:  # it names the flag of the command line
+        flag, _, rest = str(error).partition(" ")
+        raise UsageError(f"{path}: {flag.removeprefix('--').replace('-', '_')} {rest}") from error
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -195,26 +206,22 @@ def _number_or_text(text: str) -> float | str:
         return text
 
 
-def _read_yaml(config_class: type, path: Path) -> dict[str, Any]:
-    try:
-        loaded = yaml.safe_load(read_text(path))
-    except OSError as error:
-        raise UsageError(f"--config {path}: {error.strerror}") from error
-    except UserError as error:
-        raise UsageError(f"--config {error}") from error
-    except yaml.YAMLError as error:
-        raise UsageError(f"--config {path}: not valid YAML: {' '.join(str(error).split())}") from error
-    if loaded is None:
-        return {}
-    if not isinstance(loaded, dict):
-        raise UsageError(f"--config {path}: expected `key: value` lines, found a {type(loaded).__name__}")
+def _read_yaml(config_class: type, path: Path, flag: str = "", including: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Read a file of options over those that it names as `include: [FILE, ...]`, relative to itself; later ones win."""
+    loaded = _load_yaml(path, flag)
     kinds = {field.name: (field, kind) for field, kind in _fields(config_class)}
     values: dict[str, Any] = {}
+    included = loaded.pop("include", None) or []
+    for file in included if isinstance(included, list) else [included]:
+        other = path.parent / str(file)
+        if other.resolve() in (*including, path.resolve()):
+            raise UsageError(f"{flag}{path}: include: {file} includes this file in turn")
+        values.update(_read_yaml(config_class, other, flag, (*including, path.resolve())))
     for key, value in _without_sections(loaded, kinds):
         name = str(key).replace("-", "_")
         if name not in kinds:
-            raise UsageError(f"--config {path}: unknown key {key}{nearest(name, list(kinds))}")
-        values[name] = _checked(path, name, value, *kinds[name])
+            raise UsageError(f"{flag}{path}: unknown key {key}{nearest(name, list(kinds))}")
+        values[name] = _checked(f"{flag}{path}", name, value, *kinds[name])
     return values
 
 
@@ -225,7 +232,21 @@ def _without_sections(loaded: dict[Any, Any], kinds: Mapping[str, Any]) -> Itera
         yield from value.items() if is_heading else [(key, value)]
 
 
-def _checked(path: Path, name: str, value: Any, field: dataclasses.Field[Any], kind: Any) -> Any:
+def _load_yaml(path: Path, flag: str) -> dict[Any, Any]:
+    try:
+        loaded = yaml.safe_load(read_text(path))
+    except OSError as error:
+        raise UsageError(f"{flag}{path}: {error.strerror}") from error
+    except UserError as error:
+        raise UsageError(f"{flag}{error}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"{flag}{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if loaded is not None and not isinstance(loaded, dict):
+        raise UsageError(f"{flag}{path}: expected `key: value` lines, found a {type(loaded).__name__}")
+    return loaded or {}
+
+
+def _checked(place: str, name: str, value: Any, field: dataclasses.Field[Any], kind: Any) -> Any:
     base, is_list, optional = _unpack(kind)
     if value is None and optional:
         return None
@@ -243,9 +264,9 @@ def _checked(path: Path, name: str, value: Any, field: dataclasses.Field[Any], k
             shown = (
                 repr(item)[:80] if item is None or isinstance(item, str | int | float) else f"a {type(item).__name__}"
             )
-            raise UsageError(f"--config {path}: {name}: expected {base.__name__}, found {shown}")
+            raise UsageError(f"{place}: {name}: expected {base.__name__}, found {shown}")
         choices = field.metadata["choices"]
         if choices and base(item) not in choices:
-            raise UsageError(f"--config {path}: {name}: {item!r} is not one of {', '.join(map(str, choices))}")
+            raise UsageError(f"{place}: {name}: {item!r} is not one of {', '.join(map(str, choices))}")
         converted.append(base(item))
     return tuple(converted) if is_list else converted[0]

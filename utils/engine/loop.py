@@ -93,9 +93,10 @@ class TrainingEngine:
         scaler = torch.amp.GradScaler(device.type, FIRST_SCALE, enabled=self.precision.use_scaler)
         self.state = TrainState(raw, ema, scaler, self.options.accumulate)
         self.log = RunLog(folder, self.is_main and not self.options.quiet, self.options.tensorboard)
-        self.batch_log = BatchLog(device, self.world_size)
+        self.batch_log = BatchLog(device, self.world_size, self.task)
         self.step = Step(self.model, self.state, self.task, self.options, self.precision, self.batch_log.rank_meter)
-        self.recovery = Recovery(self.state, self.step.guard, self.log, self.options, facts or {})
+        checkpoints = self.task.checkpoints(folder)
+        self.recovery = Recovery(self.state, self.step.guard, self.log, self.options, checkpoints, facts or {})
         self.stop_flag = StopFlag()
         self.stop_agreement = StopAgreement()
         self.stopped_by_signal = False
@@ -131,7 +132,7 @@ class TrainingEngine:
         checkpoint in the run folder. On SIGTERM or Ctrl-C (`StopFlag`) all ranks save a checkpoint at the same step and
         return. `keywords` change options, as the constructor's.
         """
-        self.options = with_keywords(self.options, keywords)
+        self.options = self.recovery.options = with_keywords(self.options, keywords)
         self.begin(optimizer, criterion, scheduler)
         require_equal_batches(train_loader)
         if resume:
@@ -232,7 +233,8 @@ class TrainingEngine:
         step = self.progress.global_step
         if is_last_batch or self.stop_agreement.is_regular(step):
             self.recovery.require_health()
-        return not is_last_batch and self.stop_agreement.is_due(step) and self._agree_to_stop(may_save=True)
+        agrees_now = self.stop_agreement.is_due(step) or self.recovery.is_due_at(step)
+        return not is_last_batch and agrees_now and self._agree_to_stop(may_save=True)
 
     def _agree_to_stop(self, may_save: bool = False) -> bool:
         """Return whether any rank was told to stop; if not, save a checkpoint if one is due. Every rank must reach this."""
@@ -296,7 +298,7 @@ class TrainingEngine:
 
     def _report(self, record: dict[str, Any], is_best: bool) -> None:
         monitor = self.options.monitor
-        report_epoch(self.log, record, _numbers(record), monitor, is_best)
+        report_epoch(self.log, record, _numbers(record), monitor, is_best, self.task.samples)
         if self.is_main:
             with warn_on_write_error("what follows an epoch"):
                 self.task.after_epoch(record, self._epoch(record["epoch"]))

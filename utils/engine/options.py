@@ -27,6 +27,7 @@ class EngineOptions:
     save_best: bool = True  # write best.pt
     save_last: bool = True  # write last.pt
     save_every_s: float | None = None  # write a checkpoint within an epoch when the last one is older than this
+    save_every_steps: int | None = None  # write one within an epoch after each so many optimizer steps
     seed: int | None = None  # makes random augmentation and dropout equal after a resume; None: leave generators alone
     log_interval: int = 10  # batches between two log lines
     tensorboard: bool = True

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from utils.distributed import any_rank, check_ranks_agree, run_on_main
 from utils.engine.nonfinite import MOST_IN_A_ROW, MOST_ROLLBACKS, Diverged, NonFiniteGuard, RollBack, all_finite
 from utils.engine.options import EngineOptions
 from utils.engine.state import TrainState
-from utils.run.checkpoint import load_latest, remove_all_but_newest, save_checkpoint
+from utils.run.checkpoint import CheckpointStore
 from utils.run.log import RunLog
 
 LONG_VALIDATION_S = 10.0  # launchers and schedulers grant 30 seconds between a stop and a kill
@@ -35,18 +34,24 @@ class CannotSave(UserError):
 class Recovery:
     """Saves, restores and rolls back a TrainState. Every rank must reach every method.
 
-    Checkpoints stand in `checkpoint/` of the log's run folder. `facts` are written into their manifests.
+    `facts` are written into the checkpoints.
     """
 
     def __init__(
-        self, state: TrainState, guard: NonFiniteGuard, log: RunLog, options: EngineOptions, facts: dict[str, Any]
+        self,
+        state: TrainState,
+        guard: NonFiniteGuard,
+        log: RunLog,
+        options: EngineOptions,
+        checkpoints: CheckpointStore,
+        facts: dict[str, Any],
     ) -> None:
         self.state = state
         self.guard = guard
         self.log = log
         self.options = options
         self.facts = facts
-        self.folder = log.run_dir / "checkpoint"
+        self.checkpoints = checkpoints
         self.num_rollbacks = 0
         self._num_failed_saves = 0
         self._saved_at_s = time.monotonic()
@@ -94,9 +99,15 @@ class Recovery:
         self.log.print(f"Rolled back from step {step} to {progress.global_step}, leaving out {self._suspects}")
 
     def is_due(self) -> bool:
-        """Whether the last checkpoint is older than `save_every_s`, by rank 0's clock."""
+        """Whether the step wants a checkpoint, or the last one is older than `save_every_s`, by rank 0's clock."""
         limit_s = self.options.save_every_s
+        if self.is_due_at(self.state.progress.global_step):
+            return True
         return self.log.is_main and limit_s is not None and time.monotonic() - self._saved_at_s >= limit_s
+
+    def is_due_at(self, step: int) -> bool:
+        """Whether `save_every_steps` wants a checkpoint after this step."""
+        return step % (self.options.save_every_steps or step + 1) == 0
 
     def save(self, is_last_chance: bool = False) -> None:
         """Write a checkpoint on rank 0; the other ranks wait until it is written or given up.
@@ -126,7 +137,7 @@ class Recovery:
 
     def load(self) -> bool:
         """Continue from the newest checkpoint that passes its checksum; return whether there is one."""
-        found = load_latest(self.folder)
+        found = self.checkpoints.load()
         if found is None:
             return False
         path, saved = found
@@ -148,10 +159,10 @@ class Recovery:
         step = self.state.progress.global_step
         state = {**self.state.state_dict(), "options": asdict(self.options)}
         try:
-            _with_room_made(self.folder, lambda: save_checkpoint(self.folder, step, state, facts=self.facts))
+            _with_room_made(self.checkpoints, lambda: self.checkpoints.save(step, state, self.facts))
         except OSError as error:
             self._num_failed_saves += 1
-            problem = f"{self.folder}: no checkpoint at step {step}: {error.strerror or error}"
+            problem = f"{self.checkpoints.folder}: no checkpoint at step {step}: {error.strerror or error}"
             if self._num_failed_saves >= most_failures:
                 raise CannotSave(f"{problem}; make room there, then run the same command again") from error
             count = f"{self._num_failed_saves} of {most_failures} such failures in a row, at which the training stops"
@@ -160,11 +171,11 @@ class Recovery:
             self._num_failed_saves = 0
 
 
-def _with_room_made(folder: Path, save: Callable[[], object]) -> None:
+def _with_room_made(checkpoints: CheckpointStore, save: Callable[[], object]) -> None:
     """Save; when the disk is full, remove all checkpoints but the newest and try once more."""
     try:
         save()
     except OSError as error:
-        if error.errno not in _DISK_IS_FULL or not remove_all_but_newest(folder):
+        if error.errno not in _DISK_IS_FULL or not checkpoints.make_room():
             raise
         save()

@@ -14,6 +14,7 @@ from utils.common.text import format_bytes, format_duration
 from utils.distributed import all_reduce_sum, communication_device, rank
 from utils.engine.meters import FIELDS, EpochMeter, RankMeter
 from utils.engine.state import Progress
+from utils.engine.task import Task
 from utils.run.log import RunLog
 from utils.run.slow_rank import SlowRank, others_ms
 
@@ -24,7 +25,8 @@ Ranks = dict[str, list[float]]  # by the names of FIELDS: one value for each ran
 class BatchLog:
     """Logs a batch on the console, in metrics.jsonl and in TensorBoard."""
 
-    def __init__(self, device: torch.device, world_size: int) -> None:
+    def __init__(self, device: torch.device, world_size: int, task: Task | None = None) -> None:
+        self.task = task or Task()
         self.device = device
         self.world_size = world_size
         self.rank_meter = RankMeter(device)
@@ -52,7 +54,8 @@ class BatchLog:
             return
         slow_rank = self._slow_rank.update(ranks["own_ms"], lap.step_ms, lap.num_batches)
         images_per_s = meter.num_samples * self.world_size / meter.elapsed_s
-        line = batch_line(position, batches, reported["loss"], meter, images_per_s, peak_memory_bytes(self.device))
+        speed = f"{images_per_s:.1f} {self.task.samples}/s"
+        line = batch_line(position, batches, reported["loss"], meter, speed, peak_memory_bytes(self.device))
         log.print(", ".join([line, *_gpu_words(ranks), *_slow_words(slow_rank, ranks)]))
         speeds = {
             "images_per_s": images_per_s,
@@ -61,20 +64,20 @@ class BatchLog:
         }
         place = {"epoch": progress.epoch + 1, "batch": position, "global_step": progress.global_step}
         measured = {name: found for name, found in ranks.items() if not all(map(math.isnan, found))}
-        log.metrics(
-            {
-                "kind": "batch",
-                **place,
-                **reported,
-                **speeds,
-                "num_batches": batches[0],
-                "time_s": round(time.time(), 1),
-                "slow_rank": slow_rank,
-                "ranks": measured,
-            }
-        )
+        record = {
+            "kind": "batch",
+            **place,
+            **reported,
+            **speeds,
+            "num_batches": batches[0],
+            "time_s": round(time.time(), 1),
+            "slow_rank": slow_rank,
+            "ranks": measured,
+        }
+        log.metrics(record)
         log.scalars("batch", {**reported, **speeds}, progress.global_step)
         log.scalars("ranks", _charted(measured), progress.global_step)
+        self.task.after_log(record, log)
 
     def _gather(self, values: list[torch.Tensor], mine: list[float]) -> list[float]:
         """Return the sums of `values` over ranks, then every rank's `mine`, by one all-reduce."""
@@ -119,33 +122,35 @@ def _charted(ranks: Ranks) -> dict[str, float]:
 
 
 def batch_line(
-    position: int, batches: tuple[int, int], loss: float, meter: EpochMeter, images_per_s: float, memory_bytes: int
+    position: int, batches: tuple[int, int], loss: float, meter: EpochMeter, speed: str, memory_bytes: int
 ) -> str:
     """Return the console line of one batch; `batches` counts those of the epoch and those that remain in the run."""
     per_batch_s = meter.elapsed_s / max(meter.num_batches, 1)
     return (
-        f"  Batch [{position}/{batches[0]}] - Loss: {loss:.4f} | {images_per_s:.1f} images/s, "
+        f"  Batch [{position}/{batches[0]}] - Loss: {loss:.4f} | {speed}, "
         f"data wait {meter.data_wait_s / meter.elapsed_s:.0%}, {format_bytes(memory_bytes)}, "
         f"{format_duration(batches[1] * per_batch_s)} left"
     )
 
 
-def report_epoch(log: RunLog, record: dict[str, Any], numbers: dict[str, float], monitor: str, is_best: bool) -> None:
-    """Write a finished epoch to metrics.jsonl, results.csv, TensorBoard and the console."""
+def report_epoch(
+    log: RunLog, record: dict[str, Any], numbers: dict[str, float], monitor: str, is_best: bool, samples: str
+) -> None:
+    """Write a finished epoch to metrics.jsonl, results.csv, TensorBoard and the console; see `epoch_lines`."""
     log.metrics({"kind": "epoch", **record})
     log.csv(numbers)
     log.scalars("epoch", numbers, record["epoch"])
-    log.print(*epoch_lines(record, monitor, is_best))
+    log.print(*epoch_lines(record, monitor, is_best, samples))
 
 
-def epoch_lines(record: dict[str, Any], monitor: str, is_best: bool) -> list[str]:
-    """Return the console lines that close an epoch; `is_best`: the best so far by `monitor`."""
+def epoch_lines(record: dict[str, Any], monitor: str, is_best: bool, samples: str) -> list[str]:
+    """Return the console lines that close an epoch; `is_best`: the best so far by `monitor`; `samples`: what they are."""
     names = dict.fromkeys(("val_loss", "box_map50", "box_map50_95", "mask_map50", "mask_map50_95", monitor))
     shown = [name for name in names if name in record and not name.startswith("train_")]
     return [
         f"  Average Loss: {record['train_loss']:.4f}",
         f"  Time: {record['epoch_time_s']:.1f}s",
-        f"  Throughput: {record['batches_per_s']:.1f} batches/sec ({record['images_per_s']:.1f} images/s, "
+        f"  Throughput: {record['batches_per_s']:.1f} batches/sec ({record['images_per_s']:.1f} {samples}/s, "
         f"data wait {record['data_wait_share']:.0%})",
         *([f"  Validation: {', '.join(f'{name} {record[name]:.4f}' for name in shown)}"] if shown else []),
         f"  ✓ Saved checkpoint (loss: {record['train_loss']:.4f})" + (f", best {monitor} so far" if is_best else ""),

@@ -13,6 +13,7 @@ from torch import nn
 from utils.common.devices import Precision
 from utils.common.tensor_files import atomic_torch_save
 from utils.engine.meters import EpochMeter
+from utils.run.checkpoint import CheckpointFolders, CheckpointStore
 from utils.run.log import RunLog
 
 Batch = Any
@@ -47,9 +48,10 @@ class Epoch:
 
 
 class Task:
-    """Override what differs from a classifier. Every rank calls `prepare`, `loss` and `evaluate`; rank 0 the others."""
+    """Override what differs from a classifier. Every rank calls `prepare`, `loss`, `evaluate` and `checkpoints`; rank 0 the others."""
 
     criterion: Callable[[Any, Any], Any] | None = None
+    samples = "images"  # what the log calls the samples
 
     def __init__(self, criterion: Callable[[Any, Any], Any] | None = None) -> None:
         self.criterion = criterion
@@ -86,6 +88,13 @@ class Task:
     def save(self, path: Path, model: nn.Module, info: dict[str, Any]) -> None:
         """Write best.pt or last.pt: the module to deploy, with facts about the run. Here: its state dict."""
         atomic_torch_save({"model_state_dict": model.state_dict(), **info}, path)
+
+    def checkpoints(self, run_folder: Path) -> CheckpointStore:
+        """Return where complete states are kept. Here: the newest two, with checksums, in `checkpoint/`. Every rank calls this."""
+        return CheckpointFolders(run_folder / "checkpoint")
+
+    def after_log(self, record: dict[str, Any], log: RunLog) -> None:
+        """Follow up a logged batch, whose line of metrics.jsonl is `record`. Here: nothing."""
 
     def after_epoch(self, record: dict[str, Any], epoch: Epoch) -> None:
         """Follow up a finished epoch, whose reported values are `record`. Here: nothing."""

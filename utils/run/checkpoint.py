@@ -1,7 +1,11 @@
-"""Resumable checkpoints of tensors and plain values: written atomically, verified when loaded, the newest few kept.
+"""Resumable checkpoints of tensors and plain values: written atomically, the newest few kept.
+
+CheckpointFolders, verified when loaded:
 
 checkpoint/step-00000420/state.pt       torch.save of plain containers and tensors
 checkpoint/step-00000420/manifest.json  size and SHA-256 of state.pt, written last
+CheckpointFiles:
+ckpt-420.pt                             torch.save of plain containers and tensors
 """
 
 from __future__ import annotations
@@ -9,10 +13,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,6 +26,81 @@ from utils.common.errors import UserError, one_line
 
 STATE_FILE = "state.pt"
 MANIFEST_FILE = "manifest.json"
+
+
+class CheckpointStore(Protocol):
+    """Where a run's complete states are kept."""
+
+    folder: Path
+
+    def save(self, step: int, state: dict[str, Any], facts: Mapping[str, Any]) -> None:
+        """Write a state, with facts about the run; remove old ones. Rank 0 only. Raises OSError."""
+
+    def load(self) -> tuple[Path, dict[str, Any]] | None:
+        """Return the newest readable state; None when there is none. Raises UserError when all are damaged."""
+
+    def make_room(self) -> int:
+        """Remove all states but the newest, for room on a full disk; return how many were removed."""
+
+
+class CheckpointFolders:
+    """A folder for each state, with its checksum; the newest two are kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def save(self, step: int, state: dict[str, Any], facts: Mapping[str, Any]) -> None:
+        save_checkpoint(self.folder, step, state, facts=facts)
+
+    def load(self) -> tuple[Path, dict[str, Any]] | None:
+        return load_latest(self.folder)
+
+    def make_room(self) -> int:
+        return remove_all_but_newest(self.folder)
+
+
+class CheckpointFiles:
+    """A file `ckpt-<step>.pt` for each state, which also holds `step` and the facts; only the newest is kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def save(self, step: int, state: dict[str, Any], facts: Mapping[str, Any]) -> None:
+        path = self.folder / f"ckpt-{step}.pt"
+        tensor_files.atomic_torch_save({"step": step, **facts, **state}, path)
+        for other in self.files():
+            if other != path:
+                other.unlink(missing_ok=True)
+
+    def load(self) -> tuple[Path, dict[str, Any]] | None:
+        """Return the newest readable file's content, also of one that was copied here."""
+        reasons = []
+        for file in self.files():
+            try:
+                return file, _load_file(file)
+            except UserError as error:
+                reasons.append(str(error))
+        if reasons:
+            raise UserError("; ".join(reasons) + "; remove it to start afresh")
+        return None
+
+    def make_room(self) -> int:
+        return 0
+
+    def files(self) -> list[Path]:
+        """Return the checkpoints, the newest first."""
+        numbered = [
+            (int(found[1]), path) for path in self.folder.glob("ckpt-*.pt") if (found := _FILE.match(path.name))
+        ]
+        return [path for _, path in sorted(numbered, reverse=True)]
+
+
+_FILE = re.compile(r"ckpt-(\d+)\.pt$")
+
+
+def has_checkpoint(run_folder: Path) -> bool:
+    """Return whether a run's folder holds a checkpoint of either kind."""
+    return bool(_checkpoints(run_folder / "checkpoint") or CheckpointFiles(run_folder).files())
 
 
 def save_checkpoint(
@@ -97,12 +177,16 @@ def verify(checkpoint: Path) -> str | None:
 
 def load_state(checkpoint: Path) -> dict[str, Any]:
     """Load a checkpoint's state onto the CPU. Raises UserError if it holds more than tensors and plain values."""
+    return _load_file(checkpoint / STATE_FILE)
+
+
+def _load_file(file: Path) -> dict[str, Any]:
     try:
-        state = torch.load(checkpoint / STATE_FILE, map_location="cpu", weights_only=True)
+        state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a foreign file can raise anything
-        raise UserError(f"{checkpoint / STATE_FILE}: not a checkpoint of this trainer ({one_line(error)})") from error
+        raise UserError(f"{file}: not a checkpoint of this trainer ({one_line(error)})") from error
     if not isinstance(state, dict):
-        raise UserError(f"{checkpoint / STATE_FILE}: not a checkpoint of this trainer")
+        raise UserError(f"{file}: not a checkpoint of this trainer")
     return state
 
 

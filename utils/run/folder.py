@@ -14,7 +14,7 @@ from utils.common.config import to_dict
 from utils.common.environment import environment_report
 from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UserError
 from utils.common.files import warn_on_write_error, write_text_atomic
-from utils.run.checkpoint import latest_facts
+from utils.run.checkpoint import has_checkpoint, latest_facts
 from utils.run.records import CONFIG_FILE, read_config
 from utils.run.status import FAILED, FINISHED, RUNNING, STATUS_FILE, STOPPED, RunLock, write_status
 
@@ -49,7 +49,7 @@ def run_folder_of(resume: str) -> Path:
     """Return the run folder of a path to it or to a file in it. Raises UserError when it holds no run."""
     path = Path(resume)
     folder = path.parent if path.is_file() or path.suffix == ".pt" else path
-    if not (folder / CONFIG_FILE).is_file() or not any((folder / "checkpoint").glob("step-*")):
+    if not (folder / CONFIG_FILE).is_file() or not has_checkpoint(folder):
         raise UserError(f"--resume {resume}: {folder} holds no run to continue (no {CONFIG_FILE} with a checkpoint)")
     return folder
 
@@ -63,7 +63,7 @@ def open_run_folder(folder: Path, config: RunOptions, may_resume: bool = True) -
     lines: list[str] = []
     earlier = read_config(folder)
     changed = differences(config, earlier) if earlier else []
-    resumes = may_resume and bool(earlier) and not changed and any((folder / "checkpoint").glob("step-*"))
+    resumes = may_resume and bool(earlier) and not changed and has_checkpoint(folder)
     if config.resume and changed:
         raise UserError(
             f"--resume {config.resume}: other options than that run's: {'; '.join(changed)}; remove them, or use another --save-dir"

@@ -1,0 +1,103 @@
+"""What is trained: the task of the engine, the network and the batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from recipes.compressed_ad.environment import split_goals
+from recipes.compressed_ad.histories import read_histories
+from recipes.compressed_ad.model import CompressedAD
+from recipes.compressed_ad.records import TestBatches, TrainBatches, draw_records
+from recipes.compressed_ad.settings import Settings
+from utils.common.devices import copy_to_device
+from utils.engine.state import TrainState
+from utils.engine.task import Epoch, Task
+from utils.run.checkpoint import CheckpointFiles
+from utils.run.log import RunLog
+
+
+class Distillation(Task):
+    """Predicts the learner's actions: cross-entropy, a mean over each record's targets, then over records.
+
+    Ranks have equal numbers of records, not of targets: this way the mean over ranks is that of one large batch.
+    """
+
+    samples = "records"
+    state: TrainState
+
+    def __init__(self, config: Settings, world_size: int) -> None:
+        super().__init__()
+        self.config = config
+        self.world_size = world_size
+
+    def prepare(self, batch: Any, device: torch.device) -> tuple[Any, Any]:
+        """Move a batch of `Records.batch` to the device."""
+        moved = {
+            name: [copy_to_device(part, device) for part in value]
+            if isinstance(value, list)
+            else copy_to_device(value, device)
+            for name, value in batch.items()
+        }
+        return moved, moved.pop("targets")
+
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        """Return the mean over records of scores (B, queries, actions) and targets (B, queries), -1 for padding."""
+        is_target = targets >= 0
+        losses = functional.cross_entropy(
+            outputs.float().flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none"
+        ).view_as(targets)
+        hits = (outputs.argmax(-1) == targets) & is_target
+        count = is_target.sum(1)
+        loss = (losses.sum(1) / count).mean()
+        return loss, {"loss_action": loss.detach(), "acc_action": (hits.sum(1) / count).mean()}
+
+    def checkpoints(self, run_folder: Path) -> CheckpointFiles:
+        """Keep the newest `ckpt-<step>.pt`."""
+        return CheckpointFiles(run_folder)
+
+    def after_log(self, record: dict[str, Any], log: RunLog) -> None:
+        """Write the guide's scalars; samples_per_sec is the speed since the last line."""
+        values = {name: record[name] for name in ("loss", "loss_action", "acc_action")}
+        values["lr"] = self.state.optimizer.param_groups[0]["lr"]
+        values["samples_per_sec"] = self.config.train_batch_size * self.world_size / (record["step_ms"] / 1000)
+        log.scalars("train", values, record["global_step"])
+
+    def after_epoch(self, record: dict[str, Any], epoch: Epoch) -> None:
+        """Print and write the test's results."""
+        values = {name: record[f"val_{name}"] for name in ("loss_action", "acc_action")}
+        epoch.log.scalars("test", values, record["global_step"])
+        epoch.log.print(
+            f"  Step {record['global_step']}: action accuracy {record['train_acc_action']:.3f} in training, "
+            f"{values['acc_action']:.3f} on test goals"
+        )
+
+
+def build_model(config: Settings) -> CompressedAD:
+    """Return the network with its first weights."""
+    return CompressedAD(config.model_size)
+
+
+def loaders(config: Settings, accumulate: int, rank: int, world_size: int) -> tuple[TrainBatches, TestBatches]:
+    """Return this rank's training and test batches."""
+    train_goals, test_goals = split_goals(config.grid_size, config.env_split_seed)
+    histories, records = [], []
+    for goals, streams, seed in ((train_goals, config.train_streams, 0), (test_goals, config.test_streams, 1)):
+        found = read_histories(config.data_file, goals, streams, config.train_source_steps, config.grid_size)
+        histories.append(found)
+        records.append(draw_records(len(found), found.shape[1], seed))
+    place = {"rank": rank, "world_size": world_size}
+    return (
+        TrainBatches(
+            histories[0],
+            records[0],
+            batch_size=config.train_batch_size,
+            num_batches=config.eval_interval * accumulate,
+            seed=config.seed,
+            **place,
+        ),
+        TestBatches(histories[1], records[1], batch_size=config.test_batch_size, **place),
+    )

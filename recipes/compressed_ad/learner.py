@@ -1,0 +1,77 @@
+"""The source learner, whose learning histories are distilled: tabular, optimistic, one table for each stream.
+
+It learns the value of standing in each cell. Values start high, so that it explores; experience corrects them. After each
+step it plans: a few sweeps of value iteration over the cells that it has visited (Dyna: Sutton and Barto 2018, sections
+8.2 and 2.6). Actions are greedy, and random with a probability that falls over the history.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from recipes.compressed_ad.environment import NUM_ACTIONS, Darkroom, neighbours
+
+
+@dataclass(frozen=True)
+class Learner:
+    """Constants of the learner. A stay on the goal is worth 1 / (1 - discount)."""
+
+    discount: float = 0.9
+    optimism: float = 0.4  # the value of a cell never visited, as a share of a stay on the goal
+    planning_sweeps: int = 4  # after each step
+    first_randomness: float = 0.2  # share of random actions at the start of a history
+    last_randomness: float = 0.02  # and at its middle, from where it stays
+
+    def randomness(self, step: int, num_steps: int) -> float:
+        """Return the share of random actions at a step of a history."""
+        progress = min(step / max(num_steps / 2, 1), 1)
+        return self.first_randomness + (self.last_randomness - self.first_randomness) * progress
+
+
+History = dict[str, np.ndarray]
+
+
+def learn(
+    goal: int, *, num_streams: int, num_steps: int, grid_size: int, horizon: int, seed: int, learner: Learner
+) -> History:
+    """Return the histories of independent learners (streams) with one goal, in the layout of the data file.
+
+    `states` and `next_states` int32 (steps, streams, 2), `actions` and `rewards` int32 (steps, streams), `dones` bool.
+    """
+    generator = np.random.default_rng([seed, goal])
+    room = Darkroom(np.full(num_streams, goal), grid_size, horizon)
+    after, streams = neighbours(grid_size), np.arange(num_streams)
+    values = np.full((num_streams, grid_size**2), learner.optimism / (1 - learner.discount))
+    visited = np.zeros(values.shape, bool)
+    seen_rewards = np.zeros(values.shape)
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in ("cells", "actions", "rewards", "reached", "dones")}
+    for step in range(num_steps):
+        cells = room.cells
+        # The first of equally good actions: ties are broken alike in all streams.
+        actions = values[streams[:, None], after[cells]].round(6).argmax(1)
+        is_random = generator.random(num_streams) < learner.randomness(step, num_steps)
+        actions = np.where(is_random, generator.integers(NUM_ACTIONS, size=num_streams), actions)
+        reached, rewards, is_done = room.step(actions)
+        visited[streams, reached] = True
+        seen_rewards[streams, reached] = rewards
+        for _ in range(learner.planning_sweeps):
+            best_next = values[:, after].max(2)  # (streams, cells)
+            values = np.where(visited, seen_rewards + learner.discount * best_next, values)
+        found = (cells, actions, rewards, reached, np.full(num_streams, is_done))
+        for column, value in zip(columns.values(), found, strict=True):
+            column.append(value)
+    cells, actions, rewards, reached, dones = (np.stack(column) for column in columns.values())
+    return {
+        "states": places(cells, grid_size),
+        "actions": actions.astype(np.int32),
+        "rewards": rewards.astype(np.int32),
+        "next_states": places(reached, grid_size),
+        "dones": dones,
+    }
+
+
+def places(cells: np.ndarray, grid_size: int) -> np.ndarray:
+    """Return rows and columns of cells (…): int32 (…, 2)."""
+    return np.stack(np.divmod(cells, grid_size), axis=-1).astype(np.int32)

@@ -1,0 +1,65 @@
+"""Small rooms, histories and options for the tests of the recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from recipes.compressed_ad.histories import write_histories
+from recipes.compressed_ad.learner import learn
+from recipes.compressed_ad.settings import Settings
+
+NUM_STEPS = 8  # of a training: two epochs of four
+
+
+def small_settings(folder: Path, **changes: Any) -> Settings:
+    """Return options for rooms of 3 x 3 cells and a network that trains within a second."""
+    options: dict[str, Any] = {
+        "grid_size": 3,
+        "horizon": 5,
+        "history_dir": str(folder / "data"),
+        "source_streams": 2,
+        "source_steps": 270,
+        "train_streams": 2,
+        "train_source_steps": 265,
+        "width": 16,
+        "heads": 2,
+        "feedforward": 16,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "latents": 3,
+        "train_timesteps": NUM_STEPS,
+        "train_batch_size": 4,
+        "test_batch_size": 16,
+        "lr": 1e-3,
+        "warmup_steps": 2,
+        "summary_interval": 2,
+        "eval_interval": 4,
+        "ckpt_interval": 2,
+        "save_dir": str(folder / "runs"),
+        "eval_episodes": 20,
+        "eval_rollouts": 2,
+    }
+    return Settings(**{**options, **changes})
+
+
+def write_small_histories(settings: Settings) -> None:
+    """Collect the histories of `settings` in this process."""
+    write_histories(
+        settings.data_file,
+        (
+            (
+                goal,
+                learn(
+                    goal,
+                    num_streams=settings.source_streams,
+                    num_steps=settings.source_steps,
+                    grid_size=settings.grid_size,
+                    horizon=settings.horizon,
+                    seed=settings.alg_seed,
+                    learner=settings.learner,
+                ),
+            )
+            for goal in range(settings.grid_size**2)
+        ),
+    )

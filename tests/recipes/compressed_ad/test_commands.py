@@ -1,0 +1,211 @@
+"""The guide's commands: one real launch, then the other commands in this process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from recipes.compressed_ad import collect, evaluate, train
+from recipes.compressed_ad.settings import DEFAULT_CONFIG, Settings
+from tests.conftest import PROJECT, free_port, run_main
+from tests.recipes.compressed_ad.small import NUM_STEPS, small_settings, write_small_histories
+from utils.common.config import read_config
+from utils.common.errors import UsageError, UserError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+FOLDER = PROJECT / "recipes" / "compressed_ad"
+
+
+def write_config(folder: Path, **changes: Any) -> Path:
+    file = folder / "small.yaml"
+    file.write_text(yaml.safe_dump(small_settings(folder, **changes).plain()), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Train with the guide's own command; return the folder and what it printed."""
+    folder = tmp_path_factory.mktemp("launched")
+    config = write_config(folder)
+    write_small_histories(small_settings(folder))
+    command = [str(Path(sys.executable).parent / "accelerate"), "launch", "--config_file", "accelerate_config.yaml"]
+    command += [f"--main_process_port={free_port()}", "train.py", str(config)]
+    done = subprocess.run(
+        command,
+        cwd=FOLDER,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, done.stdout
+
+
+def test_the_launch_prints_the_guides_lines_once(launched: tuple[Path, str]) -> None:
+    _, printed = launched
+    lines = printed.splitlines()
+    assert lines[:4] == [
+        "fp16 needs a GPU: training in fp32 on the CPU",
+        "Distributed training: MULTI_CPU",
+        "Number of processes: 2",
+        "Mixed precision: no",
+    ]
+    assert sorted(lines[4:6]) == ["Process 0 using device: cpu", "Process 1 using device: cpu"]
+    assert printed.count("Effective batch: 4 x 2 x 1 = 8") == 1
+    assert printed.count(f"Step {NUM_STEPS}: action accuracy") == 1
+
+
+def test_the_run_keeps_one_checkpoint_and_the_guides_scalars(launched: tuple[Path, str]) -> None:
+    event_files = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run = small_settings(launched[0]).run_folder
+    assert [path.name for path in run.glob("*.pt")] == [f"ckpt-{NUM_STEPS}.pt"]
+    assert len(list(run.rglob("events.*"))) == 1
+    events = event_files.EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    steps = {
+        name: [event.step for event in events.Scalars(name)]
+        for name in events.Tags()["scalars"]
+        if name.startswith(("train/", "test/"))
+    }
+    assert steps.keys() == {
+        *(f"train/{name}" for name in ("loss", "loss_action", "acc_action", "lr", "samples_per_sec")),
+        *(f"test/{name}" for name in ("loss_action", "acc_action")),
+    }
+    assert steps["test/acc_action"] == [4, 8]
+    assert steps["train/samples_per_sec"] == sorted(set(steps["train/loss"]))
+    assert all(event.value > 0 for event in events.Scalars("train/samples_per_sec"))
+
+
+def test_the_trained_model_is_evaluated_in_context(
+    launched: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = launched
+    run_main(evaluate, monkeypatch, folder / "small.yaml")
+    run = small_settings(folder).run_folder
+    returns = np.load(run / "eval_result.npy")
+    assert returns.shape == (1, 20)  # one test goal of nine
+    assert ((returns >= 0) & (returns <= 5)).all()
+    assert (run / "eval_returns.png").stat().st_size > 10_000
+    printed = capsys.readouterr().out
+    for name in ("CompressedAD", "source learner", "random actions"):
+        assert name in printed
+
+
+def test_python_alone_continues_the_checkpoint_of_two_processes(
+    launched: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = launched
+    config = write_config(folder, train_timesteps=NUM_STEPS + 4, train_batch_size=2)
+    assert run_main(train, monkeypatch, config) == 0
+    printed = capsys.readouterr().out
+    assert "Distributed training: NO\nNumber of processes: 1" in printed
+    assert f"ckpt-{NUM_STEPS}.pt (epoch 3, batch 0)" in printed
+    (checkpoint,) = small_settings(folder).run_folder.glob("ckpt-*.pt")
+    saved = torch.load(checkpoint, weights_only=True)
+    assert (saved["step"], saved["config"]["train_batch_size"]) == (NUM_STEPS + 4, 2)
+
+
+def test_collecting_shows_that_the_learners_learn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class InThisProcess:
+        def __init__(self, *arguments: Any) -> None:
+            pass
+
+        def __enter__(self) -> InThisProcess:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        def map(self, job: Any, goals: Any) -> Any:
+            return map(job, goals)
+
+    monkeypatch.setattr(collect, "ProcessPoolExecutor", InThisProcess)
+    run_main(collect, monkeypatch, write_config(tmp_path))
+    assert "9 goals x 2 histories of 270 steps; mean return" in capsys.readouterr().out
+    assert small_settings(tmp_path).data_file.is_file()
+
+
+def test_the_shipped_options_are_the_guides() -> None:
+    config = read_config(Settings, FOLDER / DEFAULT_CONFIG)
+    assert (config.train_batch_size, config.mixed_precision, config.summary_interval) == (128, "fp16", 100)
+    assert config.run_folder == Path("runs/CompressedAD-darkroom-seed0")
+    assert config == Settings()  # the files repeat the defaults
+    launcher = yaml.safe_load((FOLDER / "accelerate_config.yaml").read_text())
+    assert (launcher["num_processes"], launcher["distributed_type"], launcher["mixed_precision"]) == (
+        2,
+        "MULTI_GPU",
+        "fp16",
+    )
+    for name in ("small", "demo"):
+        assert read_config(Settings, FOLDER / "configs" / f"{name}.yaml").grid_size == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("train_batchsize: 8", "bad.yaml: unknown key train_batchsize (did you mean train_batch_size?)"),
+        ("lr: [", "bad.yaml: not valid YAML"),
+        ("lr: fast", "bad.yaml: lr: expected float, found 'fast'"),
+        ("lr: 0", "bad.yaml: lr 0.0: must be above 0"),
+        ("mixed_precision: fp8", "bad.yaml: mixed_precision: 'fp8' is not one of no, fp16, bf16"),
+        ("include: absent.yaml", "absent.yaml: No such file"),
+        ("include: [bad.yaml]", "bad.yaml: include: bad.yaml includes this file in turn"),
+        ("heads: 7", "bad.yaml: width 128: must be a multiple of heads, 7"),
+        ("train_timesteps: 1500", "bad.yaml: train_timesteps 1500: must be a multiple of eval_interval, 1000"),
+        ("eval_segment: 90", "bad.yaml: eval_recent 80: must be at least eval_segment, 90"),
+    ],
+)
+def test_a_wrong_option_is_one_clear_line(tmp_path: Path, text: str, complaint: str) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read_config(Settings, file)
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_flags_missing_data_and_missing_checkpoints_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match=r"takes no flags, only a YAML file"):
+        run_main(train, monkeypatch, "--lr", "0.1")
+    config = write_config(tmp_path)
+    with pytest.raises(UserError, match=r"hdf5: no such file; make it with python collect\.py"):
+        run_main(train, monkeypatch, config)
+    with pytest.raises(UserError, match=r"no ckpt-<step>\.pt; train first"):
+        run_main(evaluate, monkeypatch, config)
+
+
+def test_more_processes_than_gpus_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UserError, match=r"2 processes but 1 visible GPU\(s\): set num_processes to 1"):
+        train.start(Settings())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "gpus", "expected"),
+    [
+        ("launch --multi_gpu --num_processes=auto train.py", 4, "launch --multi_gpu --num_processes=4 train.py"),
+        ("launch --multi_gpu --num_processes auto train.py", 0, "launch --multi_gpu --num_processes 2 train.py"),
+        ("launch --multi_gpu --num_processes=auto train.py", 1, "launch --num_processes=1 train.py"),
+        ("launch --multi_gpu --num_processes=1 auto.py", 1, "launch --multi_gpu --num_processes=1 auto.py"),
+    ],
+)
+def test_auto_becomes_the_number_of_gpus(arguments: str, gpus: int, expected: str) -> None:
+    names: dict[str, Any] = {"__name__": "shim"}
+    exec((FOLDER / "bin" / "accelerate").read_text(), names)  # noqa: S102 # a script without an ending
+    assert " ".join(names["expanded"](arguments.split(), gpus)) == expected

@@ -1,0 +1,119 @@
+"""The network: what sees what, and that rollouts compute what the training computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recipes.compressed_ad.environment import Darkroom
+from recipes.compressed_ad.model import CompressedAD
+from recipes.compressed_ad.rollout import InContext, random_returns, roll_out
+from recipes.compressed_ad.settings import Settings
+from recipes.compressed_ad.sizes import ModelSize
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SIZE = ModelSize(
+    grid_size=3, width=16, heads=2, feedforward=16, encoder_layers=2, decoder_layers=2, latents=3, dropout=0
+)
+
+
+def network() -> CompressedAD:
+    torch.manual_seed(1)
+    return CompressedAD(SIZE).eval()
+
+
+def random_steps(batch: int, length: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    highest = torch.tensor([9, 5, 2, 9])
+    return (torch.rand(batch, length, 4, generator=generator) * highest).byte()
+
+
+def inputs(depth: int, length: int = 12, queries: int = 4) -> dict[str, Any]:
+    return {
+        "recent": random_steps(2, length, 0),
+        "query_cells": random_steps(2, queries, 1)[..., 0],
+        "segments": [random_steps(2, 7, 2 + stage) for stage in range(depth)],
+        "segment_lengths": torch.tensor([[7, 5, 3][:depth], [6, 7, 2][:depth]]),
+    }
+
+
+def test_the_default_network_has_one_and_a_half_million_weights() -> None:
+    number = sum(weight.numel() for weight in CompressedAD(Settings().model_size).parameters())
+    assert number == pytest.approx(1.5e6, rel=0.08)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_padding_changes_nothing(depth: int) -> None:
+    model, batch = network(), inputs(depth)
+    scores = model(batch)
+    padded = dict(batch)
+    padded["segments"] = [torch.cat([part, random_steps(2, 5, 9)], 1) for part in batch["segments"]]
+    for stage, part in enumerate(batch["segments"]):
+        for row, length in enumerate(batch["segment_lengths"][:, stage]):
+            padded["segments"][stage][row, length:] = 1  # other padding
+            padded["segments"][stage][row, :length] = part[row, :length]
+    padded["recent"] = torch.cat([batch["recent"], random_steps(2, 3, 8)], 1)
+    padded["query_cells"] = torch.cat([batch["query_cells"], random_steps(2, 3, 7)[..., 0]], 1)
+    assert torch.allclose(model(padded)[:, :4], scores, atol=1e-6)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_query_sees_what_came_before_it_only(depth: int) -> None:
+    model, batch = network(), inputs(depth)
+    scores = model(batch)  # of the queries before steps 9, 10, 11 and 12
+    changed = dict(batch, recent=batch["recent"].clone())
+    changed["recent"][:, 10] = torch.tensor([8, 4, 1, 8])
+    after = model(changed)
+    assert torch.equal(after[:, :2], scores[:, :2])
+    assert (after[:, 2:] - scores[:, 2:]).abs().amin(0).amax() > 1e-3
+    alone = dict(batch, recent=batch["recent"][:, :10], query_cells=batch["query_cells"][:, 1:2])
+    assert torch.allclose(model(alone)[:, 0], scores[:, 1], atol=1e-6)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_every_weight_gets_a_gradient_at_every_depth(depth: int) -> None:
+    model = network()
+    model(inputs(depth)).sum().backward()
+    assert [name for name, weight in model.named_parameters() if weight.grad is None] == []
+
+
+def test_a_rollout_with_its_cache_computes_what_training_computes() -> None:
+    """Including the layer norm of new steps, positions after a compression, and two compressions in a row."""
+    model, steps = network(), random_steps(2, 40, 5)
+    context = InContext(model, 2, most_recent=15, segment=12)
+    begins: list[int] = []  # of the segments
+    with torch.inference_mode():
+        for number in range(36):
+            start = 12 * len(begins)
+            whole = {
+                "recent": steps[:, start:number],
+                "query_cells": steps[:, number : number + 1, 0],
+                "segments": [steps[:, begin : begin + 12] for begin in begins],
+                "segment_lengths": torch.full((2, len(begins)), 12),
+            }
+            expected = model(whole)[:, 0]
+            assert torch.allclose(context.scores(steps[:, number, 0]), expected, atol=1e-5), number
+            context.observe(steps[:, number])
+            if number + 1 - start == 15:
+                begins.append(start)
+    assert len(begins) == 2
+
+
+def test_returns_count_the_steps_on_the_goal() -> None:
+    class Stays(CompressedAD):
+        """Always chooses the last action."""
+
+        def __init__(self) -> None:
+            super().__init__(SIZE)
+            with torch.no_grad():
+                self.action_head.weight.zero_()
+                self.action_head.bias.copy_(torch.tensor([0.0, 0, 0, 0, 100]))
+
+    returns = roll_out(Stays(), Darkroom(np.array([4, 0]), 3, 5), 8, most_recent=10, segment=6, seed=0)
+    assert returns.tolist() == [[5] * 8, [0] * 8]
+    by_chance = random_returns(Darkroom(np.full(200, 4), 3, 5), 3, 0)
+    assert by_chance.shape == (200, 3)
+    assert 0.5 < by_chance.mean() < 1.5
