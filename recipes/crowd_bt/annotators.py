@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crowd_bt.comparisons import GOLD, Comparison, image_names, label_of
+
 from utils.common.errors import printable
 
 MIN_USER_RELIABILITY = 0.3  # a less reliable user is dropped

@@ -17,11 +17,11 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # where the package crowd_bt is
 import numpy as np
 import torch
-from torch import nn
-
 from crowd_bt.images import normalised
 from crowd_bt.model import load_scorer
 from crowd_bt.options import BEST_MODEL
+from torch import nn
+
 from utils.common.config import Options, option, parse_config
 from utils.common.errors import EXIT_DONE, UserError, one_line, run_script
 

@@ -10,9 +10,9 @@ from typing import Any
 import cv2
 import numpy as np
 import torch
+from crowd_bt.comparisons import Comparison
 from torch.utils.data import default_collate
 
-from crowd_bt.comparisons import Comparison
 from utils.common.errors import UserError
 from utils.data.images import ImageError, read_image, resize_area
 from utils.data.loader import Key

@@ -16,10 +16,10 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # where the package crowd_bt is
 import torch
-
 from crowd_bt.images import load_image, normalised, to_tensor
 from crowd_bt.model import QualityScorer, load_scorer
 from crowd_bt.options import BEST_MODEL
+
 from utils.common.config import Options, option, parse_config
 from utils.common.devices import choose_device
 from utils.common.errors import EXIT_DONE, UsageError, UserError, print_warning, printable, run_script

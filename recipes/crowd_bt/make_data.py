@@ -25,9 +25,9 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # where the package crowd_bt is
 import cv2
 import numpy as np
-
 from crowd_bt.annotators import read_crowd
 from crowd_bt.comparisons import LISTS, ORDER_FILE, write_prepared
+
 from utils.common.config import Options, option, parse_config
 from utils.common.errors import EXIT_DONE, UserError, one_line, print_warning, run_script
 from utils.common.files import walk, write_text_atomic

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-
 from crowd_bt.comparisons import GOLD, Comparison
 from crowd_bt.loss import DRAW_BELOW, DRAW_SHARE, EPSILON, ETA_RANGE
+
 from utils.common.errors import UserError
 
 Scores = Mapping[str, float]  # an image's quality by its name

@@ -13,6 +13,7 @@ from typing import Any
 from crowd_bt.annotators import read_crowd
 from crowd_bt.comparisons import METADATA_FILE, read_json, write_prepared
 from crowd_bt.options import TrainConfig
+
 from utils.common.config import without_secrets
 from utils.common.errors import UserError, one_line, printable
 from utils.common.files import local_rank_first

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-
 from crowd_bt.images import Images, normalised
 from crowd_bt.model import QualityScorer
+
 from utils.common.devices import Precision
 from utils.data.loader import EpochLoader, ShardBatches, get_dataloader
 from utils.distributed import gather_arrays, rank, world_size

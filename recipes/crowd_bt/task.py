@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-
 from crowd_bt.comparisons import Comparisons, image_list
 from crowd_bt.images import normalised
 from crowd_bt.loss import Answers, crowd_loss
@@ -18,6 +16,8 @@ from crowd_bt.metrics import order_values, validation_values
 from crowd_bt.model import PairModel
 from crowd_bt.options import BEST_MODEL
 from crowd_bt.scoring import score_images
+from torch import nn
+
 from utils.common.files import warn_on_write_error, write_text_atomic
 from utils.common.tensor_files import atomic_torch_save
 from utils.engine import Epoch, Task

@@ -20,7 +20,6 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # where the package crowd_bt is
 import torch
-
 from crowd_bt.comparisons import Comparisons, load_local, load_prepared
 from crowd_bt.images import Pairs
 from crowd_bt.metrics import evaluation, evaluation_lines
@@ -29,6 +28,7 @@ from crowd_bt.options import BEST_MODEL, TrainConfig, adopt_launch_flags, read_o
 from crowd_bt.s3_source import prepare_from_s3
 from crowd_bt.scoring import image_loader, score_images
 from crowd_bt.task import LOG_FILE, PairComparison, read_log, write_log
+
 from utils import distributed
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device, seed_everything, tune_device
