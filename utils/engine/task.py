@@ -13,6 +13,7 @@ from torch import nn
 from utils.common.devices import Precision
 from utils.common.tensor_files import atomic_torch_save
 from utils.engine.meters import EpochMeter
+from utils.engine.reporting import epoch_lines
 from utils.run.log import RunLog
 
 Batch = Any
@@ -86,6 +87,10 @@ class Task:
     def save(self, path: Path, model: nn.Module, info: dict[str, Any]) -> None:
         """Write best.pt or last.pt: the module to deploy, with facts about the run. Here: its state dict."""
         atomic_torch_save({"model_state_dict": model.state_dict(), **info}, path)
+
+    def epoch_lines(self, record: dict[str, Any], monitor: str, is_best: bool) -> list[str]:
+        """Return the console lines that close an epoch, whose reported values are `record`; `is_best` by `monitor`."""
+        return epoch_lines(record, monitor, is_best)
 
     def after_epoch(self, record: dict[str, Any], epoch: Epoch) -> None:
         """Follow up a finished epoch, whose reported values are `record`. Here: nothing."""
