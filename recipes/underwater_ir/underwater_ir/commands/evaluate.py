@@ -89,7 +89,7 @@ def main() -> None:
         rows = [
             [method, *(f"{values[f'{metric}/{name}']:.3f}" for metric in metrics)] for method, values in results.items()
         ]
-        print(f"\n{name}", *format_table(["", *(metric.upper() for metric in metrics)], rows), sep="\n")
+        print(f"\n{name}", format_table(["", *(metric.upper() for metric in metrics)], rows), sep="\n")
     if config.output is not None:
         folder = Path(config.output)
         folder.mkdir(parents=True, exist_ok=True)

@@ -183,7 +183,7 @@ def perceptual(features: nn.Module, picture: torch.Tensor, target: torch.Tensor)
     return total
 
 
-def load_vgg(file: str | None, cache: Path) -> nn.Module:
+def load_vgg(file: str | None, cache: Path) -> nn.Sequential:
     """Return VGG19's frozen features up to relu3_4, from a file of torchvision's weights or downloaded into `cache` (548 MB).
 
     Raises UserError when they can be neither read nor fetched.
@@ -202,10 +202,16 @@ def load_vgg(file: str | None, cache: Path) -> nn.Module:
         features.load_state_dict({name: own[name] for name in features.state_dict()})
     except Exception as error:  # a foreign file can raise anything, and so can a network
         raise UserError(f"VGG19's weights: {one_line(error)}") from error
+    keep_inputs_of_relu(features)
+    features.eval().requires_grad_(False)
+    return features
+
+
+def keep_inputs_of_relu(features: nn.Sequential) -> None:
+    """Make ReLU layers leave their inputs as they are: the loss compares features before a later layer changes them."""
     for layer in features.children():
         if isinstance(layer, nn.ReLU):
-            layer.inplace = False  # autograd needs the values
-    return features.eval().requires_grad_(False)
+            layer.inplace = False
 
 
 def _download(url: str, cache: Path) -> dict[str, Any]:

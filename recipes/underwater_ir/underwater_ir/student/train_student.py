@@ -86,7 +86,7 @@ class StudentConfig(Options):
     )
     num_degradations: int | None = option(None, "kinds of degradation that the labels must have", at_least=1)
     width: int = option(64, "channels of the first level", at_least=CROSS_HEADS, multiple_of=CROSS_HEADS)
-    recompute: bool = option(False, "less memory: compute the inside of each block twice")
+    recompute: bool = option(True, "a fifth of the memory: compute the inside of each block twice")
     augment: bool = option(True, "crop, mirror and turn the training pictures")
     seed: int = option(0, "seed of weights, order and augmentation", at_least=0)
     config: str | None = option(None, "YAML file with any of these options", metavar="FILE", may_differ=True)
@@ -125,7 +125,7 @@ def main() -> int:
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"GPU {device.index}: --batch-size {config.batch_size} at {config.img_size} pixels does not fit its memory; "
-            f"lower --batch-size or --img-size, or use --recompute"
+            f"lower --batch-size or --img-size; --recompute needs the least"
         ) from error
     cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
     return code
@@ -245,6 +245,7 @@ def train(
         monitor="val_psnr" if has_reference else "train_loss",
         higher_is_better=has_reference,
         save_every_s=SAVE_EVERY_S,
+        tensorboard=False,
     )
     batches = EpochBatches(len(train_set), config.batch_size, rank(), world_size(), config.seed)
     shares = ShardBatches(len(benchmarks), config.eval_batch_size, rank(), world_size())
