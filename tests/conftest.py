@@ -37,6 +37,7 @@ SLOW = (
     *("chaos", "commands", "benchmarks", "security/test_run.py", "security/test_data.py"),
     *("distributed/test_rendezvous.py", "measure/test_machine_checks.py"),
     *(f"recipes/training_engine/test_{name}.py" for name in ("example", "guide", "launch")),
+    "recipes/underwater_ir/test_training.py",
 )
 # What these measure or time needs the machine for itself: `make test` runs them one at a time.
 ALONE = (
