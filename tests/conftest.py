@@ -38,6 +38,7 @@ SLOW = (
     *("distributed/test_rendezvous.py", "measure/test_machine_checks.py"),
     *(f"recipes/training_engine/test_{name}.py" for name in ("example", "guide", "launch")),
     *(f"recipes/crowd_bt/test_{name}.py" for name in ("commands", "training", "s3")),
+    "recipes/underwater_ir/test_training.py",
 )
 # What these measure or time needs the machine for itself: `make test` runs them one at a time.
 ALONE = (

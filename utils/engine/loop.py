@@ -298,7 +298,7 @@ class TrainingEngine:
 
     def _report(self, record: dict[str, Any], is_best: bool) -> None:
         monitor = self.options.monitor
-        report_epoch(self.log, record, _numbers(record), monitor, is_best, self.task.samples)
+        report_epoch(self.log, record, _numbers(record), self.task.epoch_lines(record, monitor, is_best))
         if self.is_main:
             with warn_on_write_error("what follows an epoch"):
                 self.task.after_epoch(record, self._epoch(record["epoch"]))

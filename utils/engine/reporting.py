@@ -133,14 +133,12 @@ def batch_line(
     )
 
 
-def report_epoch(
-    log: RunLog, record: dict[str, Any], numbers: dict[str, float], monitor: str, is_best: bool, samples: str
-) -> None:
-    """Write a finished epoch to metrics.jsonl, results.csv, TensorBoard and the console; see `epoch_lines`."""
+def report_epoch(log: RunLog, record: dict[str, Any], numbers: dict[str, float], lines: list[str]) -> None:
+    """Write a finished epoch to metrics.jsonl, results.csv and TensorBoard, and print its lines."""
     log.metrics({"kind": "epoch", **record})
     log.csv(numbers)
     log.scalars("epoch", numbers, record["epoch"])
-    log.print(*epoch_lines(record, monitor, is_best, samples))
+    log.print(*lines)
 
 
 def epoch_lines(record: dict[str, Any], monitor: str, is_best: bool, samples: str) -> list[str]:

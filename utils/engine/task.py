@@ -13,6 +13,7 @@ from torch import nn
 from utils.common.devices import Precision
 from utils.common.tensor_files import atomic_torch_save
 from utils.engine.meters import EpochMeter
+from utils.engine.reporting import epoch_lines
 from utils.run.checkpoint import CheckpointFolders, CheckpointStore
 from utils.run.log import RunLog
 
@@ -95,6 +96,10 @@ class Task:
 
     def after_log(self, record: dict[str, Any], log: RunLog) -> None:
         """Follow up a logged batch, whose line of metrics.jsonl is `record`. Here: nothing."""
+
+    def epoch_lines(self, record: dict[str, Any], monitor: str, is_best: bool) -> list[str]:
+        """Return the console lines that close an epoch, whose reported values are `record`; `is_best` by `monitor`."""
+        return epoch_lines(record, monitor, is_best, self.samples)
 
     def after_epoch(self, record: dict[str, Any], epoch: Epoch) -> None:
         """Follow up a finished epoch, whose reported values are `record`. Here: nothing."""

@@ -1,0 +1,1 @@
+"""Reading pictures and pseudo-labels, and making both."""

@@ -1,0 +1,1 @@
+"""The student network, its losses and its training command."""

@@ -1,0 +1,115 @@
+"""What the engine needs to know about the student: its batches, loss, evaluation, files and log lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from underwater_ir.data.datasets import RestorationDataset
+from underwater_ir.metrics import psnr_db, ssim, uciqe, uiqm
+from underwater_ir.student.losses import StudentLoss
+from utils.common.tensor_files import atomic_torch_save
+from utils.distributed import gather_arrays
+from utils.engine import Epoch, Task
+
+INPUTS, FROM_TEACHER = ("picture", "z_d", "masks"), ("global_prob", "confidence_scale", "text_embeddings")
+REFERENCE, NO_REFERENCE = ("psnr", "ssim"), ("uiqm", "uciqe")
+
+
+class Restoration(Task):
+    """Trains the student. `benchmarks` holds the pictures of all benchmark sets."""
+
+    def __init__(
+        self, criterion: StudentLoss, benchmarks: RestorationDataset, num_epochs: int, save_path: Path
+    ) -> None:
+        super().__init__(criterion)
+        self.benchmarks = benchmarks
+        self.num_epochs = num_epochs
+        self.save_path = save_path
+
+    def prepare(self, batch: Any, device: torch.device) -> tuple[Any, Any]:
+        """Return what the network takes, and what the losses compare with."""
+        moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+        targets = {name: moved[name] for name in ("target", "masks", *FROM_TEACHER) if name in moved}
+        return {name: moved[name] for name in INPUTS}, targets
+
+    def evaluate(self, model: nn.Module, loader: Any, epoch: Epoch) -> dict[str, Any]:
+        """Return `val_psnr` and so on over all sets of a kind, and each set's values as `psnr/<set>`."""
+        return summarise(self.benchmarks, measure(model, self.benchmarks, loader, epoch.device))
+
+    def save(self, path: Path, model: nn.Module, info: dict[str, Any]) -> None:
+        """Write the bare state dict: last.pt as the guide's --save-path."""
+        atomic_torch_save(model.state_dict(), self.save_path if path.name == "last.pt" else path)
+
+    def epoch_lines(self, record: dict[str, Any], monitor: str, is_best: bool) -> list[str]:
+        """Return the guide's lines."""
+        first = f"Epoch {record['epoch']}/{self.num_epochs} - Train loss: {record['train_loss']:.4f}"
+        return [first, *benchmark_lines(self.benchmarks, record)]
+
+
+def measure(model: nn.Module, dataset: RestorationDataset, loader: Any, device: torch.device) -> np.ndarray:
+    """Evaluate the network on this rank's share; return (N, 2) for all N pictures of the data set, on every rank.
+
+    A picture with a target has PSNR and SSIM, one without UIQM and UCIQE. Every rank must reach this.
+    """
+    model.eval()
+    rows: list[tuple[int, float, float]] = []
+    for batch in loader:
+        inputs = {name: batch[name].to(device) for name in INPUTS}
+        restored = model(inputs).picture.float()
+        targets = batch["target"].to(device)
+        quality = torch.stack([psnr_db(restored, targets), ssim(restored, targets)], 1).tolist()
+        for number, index in enumerate(batch["index"].tolist()):
+            pair = quality[number]
+            if dataset.entries[index].target is None:
+                pixels = to_pixels(restored[number])
+                pair = [uiqm(pixels), uciqe(pixels)]
+            rows.append((index, pair[0], pair[1]))
+    values = np.full((len(dataset), 2), np.nan)
+    for part in gather_arrays({"rows": np.array(rows, np.float64).reshape(-1, 3)}):
+        values[part["rows"][:, 0].astype(np.int64)] = part["rows"][:, 1:]
+    return values
+
+
+def to_pixels(picture: torch.Tensor) -> np.ndarray:
+    """Return a picture (3, H, W) in [0, 1] as RGB uint8 (H, W, 3)."""
+    return (picture.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
+
+
+def sets_of(dataset: RestorationDataset) -> dict[tuple[str, bool], list[int]]:
+    """Return the indices of the pictures of each set, by (name, has targets)."""
+    found: dict[tuple[str, bool], list[int]] = {}
+    for index, entry in enumerate(dataset.entries):
+        found.setdefault((entry.set_name, entry.target is not None), []).append(index)
+    return found
+
+
+def summarise(dataset: RestorationDataset, values: np.ndarray) -> dict[str, float]:
+    """Return the means of `measure`'s values: of each set, and over all pictures with and without a target."""
+    summary: dict[str, float] = {}
+    everything: dict[bool, list[int]] = {}
+    for (name, has_target), indices in sets_of(dataset).items():
+        for number, metric in enumerate(REFERENCE if has_target else NO_REFERENCE):
+            summary[f"{metric}/{name}"] = float(values[indices, number].mean())
+        everything.setdefault(has_target, []).extend(indices)
+    for has_target, indices in everything.items():
+        for number, metric in enumerate(REFERENCE if has_target else NO_REFERENCE):
+            summary[f"val_{metric}"] = float(values[indices, number].mean())
+    return summary
+
+
+def benchmark_lines(dataset: RestorationDataset, record: dict[str, Any]) -> list[str]:
+    """Return one line for each set, as the guide prints them."""
+    lines = []
+    for name, has_target in sets_of(dataset):
+        first, second = (record[f"{metric}/{name}"] for metric in (REFERENCE if has_target else NO_REFERENCE))
+        lines.append(
+            f"[Ref] {name}: PSNR={first:.2f} dB, SSIM={second:.4f}"
+            if has_target
+            else f"[Non-Ref] {name}: UIQM={first:.3f}, UCIQE={second:.3f}"
+        )
+    return lines

@@ -1,0 +1,214 @@
+"""The default data, pseudo-labels, pairs of files, and the samples of a data set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from underwater_ir.commands.make_data import find_photographs, write_png
+from underwater_ir.data import water
+from underwater_ir.data.datasets import (
+    RestorationDataset,
+    benchmark_entries,
+    create_evaluation_loader,
+    create_paired_train_loader,
+    list_pictures,
+    train_entries,
+)
+from underwater_ir.data.pseudo_labels import PROMPTS, describe, label_from, read_label
+
+from tests.recipes.underwater_ir.small import SIZE_PX, photograph
+from utils.common.errors import UserError
+from utils.common.tensor_files import atomic_torch_save
+from utils.data.loader import EpochBatches
+
+SHAPE = (10, 20, 10, 0)
+
+
+def write_pairs(root: Path, labels: Path, names: tuple[str, ...]) -> None:
+    for number, name in enumerate(names):
+        for folder in ("input", "target"):
+            write_png(root / folder / name, photograph(number))
+        atomic_torch_save(describe(photograph(number)), (labels / name).with_suffix(".pt"))
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    write_pairs(tmp_path / "train", tmp_path / "labels", ("a.png", "deep/b.png", "c.png", "d.png", "e.png"))
+    return tmp_path
+
+
+def test_far_things_take_the_colour_of_the_water() -> None:
+    """At a great range only the veil is left; its channels are as the attenuations say, and the nearest is untouched."""
+    scene = water.Water("II", 0.0, 0.5)
+    rng = np.random.default_rng(0)
+    photo = photograph(1)
+    near = water.submerge(photo, np.zeros((48, 48), np.float32), scene, rng)
+    assert np.abs(near.astype(int) - photo).mean() < 3  # the sensor's noise
+    far = water.submerge(photo, np.full((48, 48), 500, np.float32), scene, rng)
+    colour = (far.mean((0, 1)) / 255) ** water.GAMMA
+    veil = -np.log(scene.transmission_per_m)
+    assert colour / colour[2] == pytest.approx(veil[2] / veil, rel=0.1)
+    assert far.std((0, 1)).max() < 4
+
+
+def test_red_is_lost_first_and_distance_blurs() -> None:
+    rng = np.random.default_rng(0)
+    grey = np.full((32, 32, 3), 180, np.uint8)
+    seen = water.submerge(grey, np.full((32, 32), 3, np.float32), water.Water("I", 3.0, 0.3), rng).mean((0, 1))
+    assert seen[0] < seen[1] < seen[2]
+    edge = np.zeros((1, 400, 3), np.float32)
+    edge[:, 200:] = 1
+    blurred = water.blur_by_range(np.repeat(edge, 9, 0), np.repeat(np.linspace(0, 8, 9)[:, None], 400, 1))
+    widths = ((blurred[..., 0] > 0.02) & (blurred[..., 0] < 0.98)).sum(1)
+    assert widths[0] == 0
+    assert widths[8] > widths[4] > 0
+
+
+def test_labels_name_what_is_seen() -> None:
+    def likely(image: np.ndarray) -> str:
+        return PROMPTS[int(label_from(describe(image)).global_prob.argmax())]
+
+    green, blue, dark = (np.full((64, 64, 3), colour, np.uint8) for colour in ((80, 170, 90), (70, 90, 170), (9, 9, 9)))
+    assert likely(green) == "green cast"
+    assert likely(blue) == "blue haze"
+    assert likely(dark) == "low light"
+    label = label_from(describe(photograph(0)))
+    assert label.shape == SHAPE
+    assert float(label.global_prob.sum()) == pytest.approx(1)
+    assert torch.allclose(label.z_d[:10].sigmoid(), label.global_prob, atol=1e-5)
+    assert torch.allclose(label.z_d[10:], label.masks.mean((1, 2)), atol=1e-5)
+
+
+def test_labels_in_three_npy_files_are_read(tmp_path: Path) -> None:
+    for name, shape in (("features", 20), ("masks", (10, 4, 4)), ("probs", 10)):
+        np.save(tmp_path / f"x_{name}.npy", np.full(shape, 0.1))
+    label = read_label(tmp_path / "x_features.npy")
+    assert label.shape == SHAPE
+    assert float(label.confidence_scale) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "not a pseudo-label"),
+        ({"masks": torch.rand(2, 4, 4)}, "no z_d"),
+        ({"masks": torch.rand(4, 4)}, r"masks has the shape \(4, 4\), expected 3 dimensions"),
+        ({"masks": torch.full((2, 4, 4), 2.0)}, "masks outside 0 to 1"),
+        ({"masks": torch.full((2, 4, 4), torch.nan)}, "masks is not finite"),
+        ([1], "no dictionary"),
+    ],
+)
+def test_a_broken_label_is_one_line(tmp_path: Path, content: object, reason: str) -> None:
+    file = tmp_path / "x.pt"
+    if isinstance(content, dict) and "no z_d" not in reason:
+        content = {**content, "z_d": torch.zeros(4), "global_prob": torch.ones(2), "confidence_scale": torch.ones(())}
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        torch.save(content, file)
+    with pytest.raises(UserError, match=reason) as caught:
+        read_label(file)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_pictures_without_a_partner_are_left_out(pairs: Path) -> None:
+    write_png(pairs / "train" / "input" / "alone.png", photograph(9))
+    (pairs / "train" / "input" / "notes.txt").write_text("x")
+    names = [
+        str(entry.picture.relative_to(pairs / "train/input"))
+        for entry in train_entries(pairs / "train", pairs / "labels")
+    ]
+    assert names == ["a.png", "c.png", "d.png", "deep/b.png", "e.png"]
+
+
+def test_missing_data_is_one_line_with_the_remedy(pairs: Path) -> None:
+    with pytest.raises(UserError, match=r"no picture has the same path .* python make_data\.py"):
+        train_entries(pairs / "nowhere", pairs / "labels")
+    (pairs / "labels" / "c.pt").unlink()
+    with pytest.raises(UserError, match=r"1 of 5 pictures have no pseudo-label .*c\.png; .*export_pseudo_labels\.py"):
+        train_entries(pairs / "train", pairs / "labels")
+    assert benchmark_entries(pairs / "nowhere", pairs / "labels", True) == []
+
+
+def test_benchmark_sets_have_their_names(pairs: Path) -> None:
+    for name in ("UIEB", "Other"):
+        write_pairs(pairs / "ref" / name, pairs / "labels" / name, ("a.png",))
+    write_png(pairs / "bare" / "Photos" / "b.png", photograph(1))
+    atomic_torch_save(describe(photograph(1)), pairs / "labels" / "Photos" / "b.pt")
+    found = benchmark_entries(pairs / "ref", pairs / "labels", True) + benchmark_entries(
+        pairs / "bare", pairs / "labels", False
+    )
+    assert [(entry.set_name, entry.target is not None) for entry in found] == [
+        ("Other", True),
+        ("UIEB", True),
+        ("Photos", False),
+    ]
+
+
+def test_a_sample_is_a_function_of_seed_epoch_and_index(pairs: Path) -> None:
+    entries = train_entries(pairs / "train", pairs / "labels")
+    dataset, other = (RestorationDataset(entries, SIZE_PX, SHAPE, augment=True, seed=seed) for seed in (1, 2))
+    first, again = dataset[(3, 1)], dataset[(3, 1)]
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["picture"], dataset[(4, 1)]["picture"])
+    assert not torch.equal(first["picture"], other[(3, 1)]["picture"])
+    # Picture, target and masks move together: here the target is the same picture.
+    assert torch.equal(first["picture"], first["target"])
+
+
+def test_masks_stay_on_their_pixels_when_a_sample_is_turned(tmp_path: Path) -> None:
+    bright = np.zeros((64, 64, 3), np.uint8)
+    bright[8:24, 40:56] = 255
+    write_pairs(tmp_path / "train", tmp_path / "labels", ("a.png",))
+    write_png(tmp_path / "train" / "input" / "a.png", bright)
+    label = describe(bright)
+    label["masks"] = torch.from_numpy(bright[..., 0] / 255).float().expand(10, -1, -1).contiguous()
+    atomic_torch_save(label, tmp_path / "labels" / "a.pt")
+    dataset = RestorationDataset(train_entries(tmp_path / "train", tmp_path / "labels"), 32, SHAPE, augment=True)
+    placements = set()
+    for epoch in range(12):
+        sample = dataset[(epoch, 0)]
+        assert torch.allclose(sample["masks"][4], sample["picture"][1], atol=0.01), epoch
+        placements.add(int(sample["masks"][0].argmax()))
+    assert len(placements) > 6
+
+
+def test_every_picture_is_used_once_an_epoch_by_all_ranks_together(pairs: Path) -> None:
+    dataset = RestorationDataset(train_entries(pairs / "train", pairs / "labels"), SIZE_PX, SHAPE, augment=True)
+    seen, lengths = [], set()
+    for rank in range(2):
+        loader = create_paired_train_loader(dataset, 2, sampler=EpochBatches(5, 2, rank, 2, seed=0))
+        lengths.add(len(loader))
+        seen += [index for batch in loader for index in batch["index"].tolist()]
+    assert sorted(seen) == [0, 1, 2, 3, 4]
+    assert lengths == {2}
+    alone = [index for batch in create_paired_train_loader(dataset, 2) for index in batch["index"].tolist()]
+    in_order = [index for batch in create_evaluation_loader(dataset, 2) for index in batch["index"].tolist()]
+    assert sorted(alone) == in_order == [0, 1, 2, 3, 4]
+
+
+def test_a_picture_or_label_that_does_not_fit_is_named(pairs: Path) -> None:
+    entries = train_entries(pairs / "train", pairs / "labels")
+    with pytest.raises(UserError, match=r"a\.pt: .*\(10, 20, 10, 0\), but the network has \(3, 6, 3, 0\)"):
+        RestorationDataset(entries, SIZE_PX, (3, 6, 3, 0))[(0, 0)]
+    entries[0].picture.write_bytes(b"\x89PNG\r\n\x1a\nnothing")
+    with pytest.raises(UserError, match=r"a\.png: .*repair or remove it"):
+        RestorationDataset(entries, SIZE_PX, SHAPE)[(0, 0)]
+
+
+def test_pictures_are_listed_at_any_depth_and_case(tmp_path: Path) -> None:
+    for name in ("b.JPG", "deep/er/a.tiff", "c.gif", "d.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert list_pictures(tmp_path) == [Path("b.JPG"), Path("deep/er/a.tiff")]
+    assert list_pictures(tmp_path / "nowhere") == []
+
+
+def test_the_default_photographs_are_those_of_the_packages() -> None:
+    for package in ("skimage", "sklearn"):
+        pytest.importorskip(package, reason="needs the packages of the recipe")
+    assert len(find_photographs(None)) == 7

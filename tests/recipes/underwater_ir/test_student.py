@@ -1,0 +1,203 @@
+"""The network and its losses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+from underwater_ir.student import losses
+from underwater_ir.student.losses import WEIGHTS, StudentLoss, load_vgg, read_weights
+from underwater_ir.student.network import MultiScale, Outputs, Student, channel_attention, haar, inverse_haar
+
+from tests.recipes.underwater_ir.small import NO_VGG, SIZE_PX, batch, student
+from utils.common.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_the_wavelet_is_orthonormal_and_invertible() -> None:
+    features = torch.rand(2, 3, 8, 12)
+    bands = haar(features)
+    assert all(band.shape == (2, 3, 4, 6) for band in bands)
+    assert torch.allclose(inverse_haar(*bands), features, atol=1e-6)
+    assert float(sum(band.square().sum() for band in bands)) == pytest.approx(float(features.square().sum()), rel=1e-5)
+    stripes = torch.tensor([1.0, -1.0]).repeat(4).expand(1, 1, 4, 8)  # along x: LH alone
+    assert [float(band.abs().max()) for band in haar(stripes)] == [0, 2, 0, 0]
+
+
+def test_three_kernels_in_one_give_the_sum_of_three_convolutions() -> None:
+    layer, features = MultiScale(3), torch.rand(2, 3, 9, 10)
+    expected = torch.stack(
+        [
+            kernel(functional.pad(features, (kernel_size // 2,) * 4))
+            for kernel_size, kernel in zip((3, 5, 7), layer.kernels, strict=True)
+        ]
+    ).sum(0)
+    assert torch.allclose(layer(features), expected, atol=1e-6)
+
+
+def test_attention_mixes_channels_as_written_out() -> None:
+    query, key, first, second = torch.randn(4, 2, 8, 3, 5).unbind(0)
+    temperature = torch.tensor([1.0, 3.0])[:, None, None]
+    mixed = channel_attention(query, key, temperature, first, second)
+    for head in range(2):
+        channels = slice(4 * head, 4 * head + 4)
+        q, k = (functional.normalize(tensor[1, channels].flatten(1), dim=1) for tensor in (query, key))
+        shares = (temperature[head] * q @ k.T).softmax(1)
+        for value, result in zip((first, second), mixed, strict=True):
+            assert torch.allclose(result[1, channels].flatten(1), shares @ value[1, channels].flatten(1), atol=1e-5)
+
+
+def test_an_untrained_student_returns_its_input() -> None:
+    network, inputs = Student(4, 10, 20, 10).eval(), batch(2)
+    outputs = network(inputs)
+    assert torch.allclose(outputs.picture, inputs["picture"])
+    assert outputs.gate.shape == (2, 1, SIZE_PX // 2, SIZE_PX // 2)
+    assert outputs.degradation.shape == (2, 10)
+
+
+def test_recomputing_gives_the_same_gradients() -> None:
+    gradients = []
+    for recompute in (False, True):
+        network = student(recompute=recompute)
+        loss, _ = StudentLoss(WEIGHTS)(network(batch(2)), batch(2))
+        loss.backward()
+        gradients.append([weight.grad for weight in network.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
+def test_label_and_masks_change_the_picture() -> None:
+    network, inputs = student().eval(), batch(1)
+    before = network(inputs).picture
+    for name in ("z_d", "masks"):
+        changed = network({**inputs, name: torch.zeros_like(inputs[name])}).picture
+        assert float((changed - before).detach().abs().max()) > 1e-5, name
+
+
+def test_the_network_is_found_from_its_weights() -> None:
+    network = student(text_dim=6)
+    found = Student.from_weights(network.state_dict(), "x.pt")
+    assert found.label_shape == network.label_shape == (10, 20, 10, 6)
+    assert not found.training
+    with pytest.raises(UserError, match=r"x\.pt: not weights of this network"):
+        Student.from_weights({"stem.weight": torch.zeros(4, 3, 3, 3)}, "x.pt")
+
+
+def outputs_of(picture: torch.Tensor) -> Outputs:
+    return Outputs(picture, torch.full((len(picture), 1, 8, 8), 0.25), torch.zeros(len(picture), 10), None)
+
+
+def test_each_loss_in_numbers() -> None:
+    """A picture that is 0.5 too bright everywhere, with masks of 1: the values follow from the formulas."""
+    target = torch.full((2, 3, SIZE_PX, SIZE_PX), 0.25)
+    targets = {**batch(2), "target": target, "masks": torch.ones(2, 10, SIZE_PX, SIZE_PX)}
+    targets["global_prob"] = torch.eye(10)[:2]
+    targets["confidence_scale"] = torch.tensor([1.0, 0.5])
+    values = {name: term(outputs_of(target + 0.5), targets).tolist() for name, term in losses.TERMS.items()}
+    assert values["rec"] == pytest.approx([0.5, 0.5], rel=1e-4)
+    luminance = (2 * 0.25 * 0.75 + 1e-4) / (0.25**2 + 0.75**2 + 1e-4)  # SSIM of two flat pictures
+    assert values["ssim"] == pytest.approx([1 - luminance] * 2, rel=1e-3)
+    assert values["hf"] == pytest.approx([0, 0], abs=1e-6)
+    # LL is twice the picture; its 8 x 8 orthonormal spectrum has 8 times the value at frequency 0 alone.
+    assert values["lf"] == pytest.approx([2 * 0.5 * 8 / 64] * 2, rel=1e-4)
+    assert values["region"] == pytest.approx([0.5, 0.5])
+    assert values["tv"] == [0, 0]
+    assert values["kd"] == pytest.approx([np.log(10), np.log(10) / 2])
+    assert values["feat"] == pytest.approx([0.75, 0.75])
+
+
+def test_a_mask_selects_its_region() -> None:
+    masks = torch.zeros(1, 1, 4, 4)
+    masks[..., :2] = 1
+    values = torch.arange(64.0).view(1, 1, 8, 8) % 8  # the column's number
+    assert float(losses.masked_mean(values, masks)) == pytest.approx(1.5)
+    assert float(losses.masked_mean(values, torch.zeros(1, 1, 8, 8))) == 0
+
+
+def test_the_contrast_prefers_the_likely_embedding() -> None:
+    embeddings = torch.eye(10)[None]
+    targets = {"text_embeddings": embeddings, "global_prob": torch.eye(10)[3:4]}
+    near, far = (float(losses.contrast(embeddings[:, kind], targets)) for kind in (3, 4))
+    assert near < 1e-4
+    assert far == pytest.approx(1 / 0.07, rel=1e-3)
+
+
+@pytest.mark.parametrize("weights", [WEIGHTS, NO_VGG | {"kd": 0, "feat": 0, "ctr": 0}])
+def test_every_weight_gets_a_gradient_also_without_its_loss(weights: dict[str, float]) -> None:
+    network, samples = student(text_dim=6), batch(2, text_dim=6)
+    loss, values = StudentLoss(WEIGHTS | weights)(network(samples), samples)
+    loss.backward()
+    assert all(weight.grad is not None for weight in network.parameters())
+    assert ("ctr" in values) == bool((WEIGHTS | weights)["ctr"])
+    assert float(values["loss"]) == pytest.approx(float(loss.detach()), rel=1e-5)
+
+
+def test_the_loss_falls_when_a_batch_is_learned() -> None:
+    network, samples = student(), batch(2)
+    optimizer = torch.optim.Adam(network.parameters(), 3e-3)
+    history = []
+    for _ in range(12):
+        loss, _ = StudentLoss(WEIGHTS)(network(samples), samples)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        history.append(float(loss.detach()))
+    assert history[-1] < 0.9 * history[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "no JSON file"),
+        ("[1]", "expected an object"),
+        ('{"ssimm": 1}', r"unknown loss ssimm \(did you mean ssim\?\)"),
+        ('{"rec": -1}', "rec: -1 is not a number of at least 0"),
+        ('{"rec": true}', "rec: True is not a number"),
+        ('{"rec": NaN}', "rec: nan is not a number"),
+    ],
+)
+def test_a_wrong_loss_file_is_one_line(tmp_path: Path, text: str, reason: str) -> None:
+    file = tmp_path / "losses.json"
+    file.write_text(text)
+    with pytest.raises(UserError, match=reason) as caught:
+        read_weights(str(file))
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_vgg_compares_the_two_layers_of_the_formula(tmp_path: Path) -> None:
+    """Random weights in the layout of torchvision's file stand for the trained ones."""
+    from torchvision.models import vgg19
+
+    names = {f"features.{number}.{kind}" for number in (0, 2, 5, 7, 10, 12, 14, 16) for kind in ("weight", "bias")}
+    with torch.device("meta"):
+        shapes = {name: value.shape for name, value in vgg19(weights=None).state_dict().items() if name in names}
+    torch.manual_seed(0)
+    weights = {name: 0.05 * torch.randn(shape) for name, shape in shapes.items()}
+    torch.save(weights, tmp_path / "vgg.pt")
+    features = load_vgg(str(tmp_path / "vgg.pt"), tmp_path)
+    samples = batch(2)
+    found = losses.perceptual(features, samples["picture"], samples["target"])
+    mean, std = (torch.tensor(part).view(3, 1, 1) for part in (losses.IMAGENET_MEAN, losses.IMAGENET_STD))
+    mine, theirs = (features[:9]((samples[name] - mean) / std) for name in ("picture", "target"))
+    expected = (mine - theirs).abs().mean((1, 2, 3))
+    expected += (features[9:](mine) - features[9:](theirs)).abs().mean((1, 2, 3))
+    assert torch.allclose(found, expected, rtol=1e-4)
+    assert len(features) == 18
+    assert not any(weight.requires_grad for weight in features.parameters())
+    (tmp_path / "vgg.pt").write_bytes(b"no weights")
+    with pytest.raises(UserError, match="VGG19's weights") as caught:
+        load_vgg(str(tmp_path / "vgg.pt"), tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_text_of_the_weights_file_is_json(tmp_path: Path) -> None:
+    file = tmp_path / "losses.json"
+    file.write_text(json.dumps({"perc": 0, "tv": 1}))
+    read: dict[str, Any] = read_weights(str(file))
+    assert read == WEIGHTS | {"perc": 0.0, "tv": 1.0}
