@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,9 +14,11 @@ from utils.common.text import format_bytes, format_duration
 from utils.distributed import all_reduce_sum, communication_device, rank
 from utils.engine.meters import FIELDS, EpochMeter, RankMeter
 from utils.engine.state import Progress
-from utils.engine.task import Task
 from utils.run.log import RunLog
 from utils.run.slow_rank import SlowRank, others_ms
+
+if TYPE_CHECKING:
+    from utils.engine.task import Task
 
 MOST_RANKS_CHARTED = 8  # each with a line of its own in TensorBoard
 Ranks = dict[str, list[float]]  # by the names of FIELDS: one value for each rank
