@@ -1,6 +1,7 @@
 # Two commands on a fresh machine: `make demo` and `make test`. Each sets up .venv first if necessary.
 #   make setup        .venv with the locked packages
 #   make demo         download, train, evaluate and predict on a small sample
+#   make demo-recipes  the four systems in recipes/ in small
 #   make format       format the code and fix what ruff can fix
 #   make check        ruff and mypy
 #   make test         check, then every test
@@ -16,7 +17,7 @@ STAMP := $(VENV)/.installed
 JOBS ?= 2
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo format check test test-quick gpu chaos clean
+.PHONY: setup demo demo-recipes format check test test-quick gpu chaos clean
 
 setup: $(STAMP)
 
@@ -28,6 +29,10 @@ $(STAMP): requirements.txt requirements-dev.txt $(wildcard recipes/*/requirement
 
 demo: setup
 	@PYTHON=$(PYTHON) bash demo.sh
+
+demo-recipes: setup
+	@set -e; for recipe in training_engine compressed_ad crowd_bt underwater_ir; do \
+		echo; echo "== recipes/$$recipe"; PYTHON=$(abspath $(PYTHON)) bash recipes/$$recipe/demo.sh; done
 
 format: setup
 	@$(VENV)/bin/ruff format .
@@ -53,7 +58,7 @@ gpu: $(if $(GIVEN_PYTHON),,setup)
 
 chaos: setup
 	@$(PYTHON) -m chaos --json outputs/chaos.json; failed=$$?; \
-	$(PYTHON) -m chaos.namespaces && $(PYTHON) -m chaos.slurm && exit $$failed
+	$(PYTHON) -m chaos.namespaces && $(PYTHON) -m chaos.recipes && $(PYTHON) -m chaos.slurm && exit $$failed
 
 clean:
 	rm -rf $(VENV) data/demo models/demo outputs/demo .mypy_cache .ruff_cache .pytest_cache

@@ -20,7 +20,7 @@ from utils.data.dataset import Photo, SegmentationDataset
 from utils.data.loader import ShardBatches, get_dataloader
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
 from utils.evaluation.evaluate import AP_LIMITS, Evaluation, PhotoPixels, evaluate
-from utils.evaluation.native_masks import fill_outline, sizes_on_disk
+from utils.evaluation.native_masks import fill_outline, place, sizes_on_disk
 from utils.evaluation.tile_search import TileSearch
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.tiles import Predictor, Tiling
@@ -105,6 +105,23 @@ def test_wires_are_judged_whole_and_the_loss_is_that_of_whole_photographs(folder
     judged = evaluate_with_faster_coco_eval(tmp_path / "truth", tmp_path / "found")
     for name in ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95"):
         assert on_tiles.metrics[name] == pytest.approx(judged[name], abs=0.006)
+
+
+def test_a_photograph_that_the_report_shows_again_is_not_predicted_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = wire_photos(folder)
+    dataset = SegmentationDataset(photos, SIZE_PX)
+    samples = [dataset[0, index] for index in range(2)]
+    placements = [place(sample, SIZE) for sample in samples]
+    search = TileSearch(Predictor(ColourNetwork(), 320, CPU, 6, Tiling(320), AP_LIMITS), photos)
+    install(monkeypatch)
+    first = list(search(samples, placements))
+    monkeypatch.setattr("utils.evaluation.tile_search.read_image", None)
+    again = list(search(samples[1:], placements[1:]))
+    assert len(again[0][0]) == 3
+    torch.testing.assert_close(again[0][0].boxes, first[1][0].boxes, rtol=0, atol=0)
+    assert again[0][1] is first[1][1]
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])

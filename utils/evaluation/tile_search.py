@@ -14,28 +14,42 @@ from utils.data.cache import unreadable_message
 from utils.data.dataset import Photo, Sample
 from utils.data.images import ImageError, read_image
 from utils.yolo.photo_masks import Placement
-from utils.yolo.predict import Detections
+from utils.yolo.predict import Detections, PhotoPrediction
 from utils.yolo.regions import Region
 from utils.yolo.tiles import Predictor, boxes_to_input
 
+KEPT_PHOTOGRAPHS = 64  # at most about 3 MB each
 READ_AHEAD_THREADS = 2  # a photograph of 20 megapixels takes 60 MB and is read faster than its tiles are computed
 
 
 class TileSearch:
-    """Predicts on tiles of the photographs of samples; use it as the `find` of `evaluate`."""
+    """Predicts on tiles of the photographs of samples; use it as the `find` of `evaluate`.
+
+    The first photographs' predictions are kept: the report shows some photographs again.
+    """
 
     def __init__(self, predictor: Predictor, photos: Sequence[Photo]) -> None:
         self.predictor = predictor
         self.photos = photos
+        self._kept: dict[int, PhotoPrediction] = {}
 
     def __call__(
         self, samples: Sequence[Sample], placements: Sequence[Placement]
     ) -> Iterator[tuple[Detections, Sequence[Region]]]:
         """Yield each sample's detections, with boxes in the input's pixels, and masks in the photograph's."""
-        images = ordered_map(lambda sample: self._read(sample.index), samples, READ_AHEAD_THREADS)
-        for placement, _, prediction in self.predictor.predict(zip(placements, images, strict=True)):
+        indices = [sample.index for sample in samples]
+        kept = [self._kept[index] for index in indices if index in self._kept]
+        predictions = kept if len(kept) == len(indices) else self._predict(indices)
+        for placement, prediction in zip(placements, predictions, strict=True):
             boxes = boxes_to_input(torch.from_numpy(prediction.boxes), placement)
             yield replace(prediction.found, boxes=boxes), prediction.masks
+
+    def _predict(self, indices: list[int]) -> Iterator[PhotoPrediction]:
+        images = ordered_map(self._read, indices, READ_AHEAD_THREADS)
+        for index, _, prediction in self.predictor.predict(zip(indices, images, strict=True)):
+            if len(self._kept) < KEPT_PHOTOGRAPHS:
+                self._kept[index] = prediction
+            yield prediction
 
     def _read(self, index: int) -> np.ndarray:
         file = self.photos[index].file
