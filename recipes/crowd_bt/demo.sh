@@ -4,7 +4,7 @@ set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 python=${PYTHON:-python}
 [[ $python != */* || $python == /* ]] || python=$PWD/../../$python # the Makefile's is relative to the project
-output=$PWD/../../outputs/recipes/crowd_bt
+output=$(cd ../.. && pwd)/outputs/recipes/crowd_bt
 rm -rf "$output"
 mkdir -p "$output"
 data=$output/data run=$output/run

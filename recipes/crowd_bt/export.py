@@ -17,7 +17,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # where the package crowd_bt is
 import numpy as np
 import torch
-from crowd_bt.images import normalised
+from crowd_bt.images import statistics_on
 from crowd_bt.model import load_scorer
 from crowd_bt.options import BEST_MODEL
 from torch import nn
@@ -44,10 +44,11 @@ class FromPixels(nn.Module):
     def __init__(self, scorer: nn.Module) -> None:
         super().__init__()
         self.scorer = scorer
+        self.mean, self.std = statistics_on(torch.device("cpu"))  # made here: the exporter would make them symbolic
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map RGB images float32 (N, 3, S, S), 0 to 255, to qualities (N,)."""
-        return self.scorer(normalised(images))  # type: ignore[no-any-return]
+        return self.scorer((images - self.mean) / self.std)  # type: ignore[no-any-return]
 
 
 def main() -> int:

@@ -94,12 +94,13 @@ def to_tensor(image: np.ndarray) -> torch.Tensor:
 
 def normalised(images: torch.Tensor) -> torch.Tensor:
     """Return uint8 images (..., 3, H, W) as the network expects them: float32, ImageNet's mean 0 and deviation 1."""
-    mean, std = _statistics(images.device)
+    mean, std = statistics_on(images.device)
     return (images.float() - mean) / std
 
 
 @functools.lru_cache(maxsize=4)
-def _statistics(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def statistics_on(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ImageNet's mean and standard deviation of pixels from 0 to 255, float32 (3, 1, 1) each."""
     mean, std = (255 * torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
     return mean.to(device), std.to(device)
 

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 python=${PYTHON:-../../.venv/bin/python}
-out=../../outputs/recipes/underwater_ir
+out=$(cd ../.. && pwd)/outputs/recipes/underwater_ir
 rm -rf "$out"
 mkdir -p "$out"
 "$python" make_data.py --output "$out" --num-train 64 --num-test 8 --size 96

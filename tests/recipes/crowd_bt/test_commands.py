@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from crowd_bt import evaluate, export, infer, make_data
+from crowd_bt.images import statistics_on
 from crowd_bt.model import build_scorer
 from crowd_bt.options import adopt_launch_flags, read_options
 
@@ -132,6 +133,7 @@ def test_the_exported_file_computes_what_the_model_does(
     trained: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "scorer.onnx"
+    statistics_on.cache_clear()  # as in a process that has only just begun
     checkpoint = ("--checkpoint", trained[0] / "best_model.pt")
     assert run_main(export, monkeypatch, *checkpoint, "--output", file) == 0
     assert [found.name for found in tmp_path.iterdir()] == ["scorer.onnx"]
