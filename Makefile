@@ -61,5 +61,5 @@ chaos: setup
 	$(PYTHON) -m chaos.namespaces && $(PYTHON) -m chaos.recipes && $(PYTHON) -m chaos.slurm && exit $$failed
 
 clean:
-	rm -rf $(VENV) data/demo models/demo outputs/demo .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) data/demo models/demo models/demo-windows outputs/demo outputs/recipes .mypy_cache .ruff_cache .pytest_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

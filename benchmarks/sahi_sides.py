@@ -17,7 +17,7 @@ import cv2
 import numpy as np
 import torch
 
-from utils.common.devices import choose_device, peak_memory_bytes
+from utils.common.devices import choose_device, choose_precision, peak_memory_bytes
 from utils.common.environment import prepare_environment
 from utils.common.errors import run_script
 from utils.common.files import write_text_atomic
@@ -57,7 +57,8 @@ class OurSide:
         model = load_for_prediction(job["model"], device)
         limits = {"confidence": job["conf"], "iou": IOU, "classes": None}
         tiling = Tiling(job["tile_px"])
-        self.predictor = Predictor(model, job["size_px"], device, BATCH_SIZE, tiling, limits, MAX_DETECTIONS)
+        dtype = choose_precision(job["amp"], device).dtype
+        self.predictor = Predictor(model, job["size_px"], device, BATCH_SIZE, tiling, limits, MAX_DETECTIONS, dtype)
 
     def predict(self, photo: Path) -> PhotoPrediction:
         """Predict on tiles and on the whole photograph, and join."""

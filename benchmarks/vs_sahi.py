@@ -30,6 +30,7 @@ if __package__ in (None, ""):  # started by its path: Python would search this f
 from benchmarks.sahi_judge import judge
 from utils.common.config import FRACTION, Options, option, parse_config, to_dict
 from utils.common.cores import usable_cpu_count
+from utils.common.devices import PRECISION_CHOICES
 from utils.common.environment import environment_report, package_version, python_path
 from utils.common.errors import UserError, run_script
 from utils.common.files import write_text_atomic
@@ -68,6 +69,7 @@ class SahiConfig(Options):
     memory_gb: float = option(12, "most memory a side may use, in GB; a side that needs more is stopped", above=0)
     threads: int | None = option(None, "compute threads of each side; unset: as many as there are cores", at_least=1)
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    amp: str = option("off", "mixed precision of our side; SAHI computes in float32", choices=PRECISION_CHOICES)
     output: str = option("outputs/benchmarks/vs_sahi", "folder for answers, logs and results", metavar="DIR")
     json: str | None = option(None, "write the results here; unset: results.json in --output", metavar="FILE")
 
@@ -158,6 +160,7 @@ def main() -> int:
         "tile_px": tiling.size_px if tiling else size_px,
         "conf": config.conf,
         "device": config.device,
+        "amp": config.amp,
         "threads": config.threads or usable_cpu_count(),
     }
     del model
