@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,11 +14,9 @@ from utils.common.text import format_bytes, format_duration
 from utils.distributed import all_reduce_sum, communication_device, rank
 from utils.engine.meters import FIELDS, EpochMeter, RankMeter
 from utils.engine.state import Progress
+from utils.engine.task import Task
 from utils.run.log import RunLog
 from utils.run.slow_rank import SlowRank, others_ms
-
-if TYPE_CHECKING:
-    from utils.engine.task import Task
 
 MOST_RANKS_CHARTED = 8  # each with a line of its own in TensorBoard
 Ranks = dict[str, list[float]]  # by the names of FIELDS: one value for each rank
@@ -141,17 +139,3 @@ def report_epoch(log: RunLog, record: dict[str, Any], numbers: dict[str, float],
     log.csv(numbers)
     log.scalars("epoch", numbers, record["epoch"])
     log.print(*lines)
-
-
-def epoch_lines(record: dict[str, Any], monitor: str, is_best: bool, samples: str) -> list[str]:
-    """Return the console lines that close an epoch; `is_best`: the best so far by `monitor`; `samples`: what they are."""
-    names = dict.fromkeys(("val_loss", "box_map50", "box_map50_95", "mask_map50", "mask_map50_95", monitor))
-    shown = [name for name in names if name in record and not name.startswith("train_")]
-    return [
-        f"  Average Loss: {record['train_loss']:.4f}",
-        f"  Time: {record['epoch_time_s']:.1f}s",
-        f"  Throughput: {record['batches_per_s']:.1f} batches/sec ({record['images_per_s']:.1f} {samples}/s, "
-        f"data wait {record['data_wait_share']:.0%})",
-        *([f"  Validation: {', '.join(f'{name} {record[name]:.4f}' for name in shown)}"] if shown else []),
-        f"  ✓ Saved checkpoint (loss: {record['train_loss']:.4f})" + (f", best {monitor} so far" if is_best else ""),
-    ]

@@ -13,7 +13,6 @@ from torch import nn
 from utils.common.devices import Precision
 from utils.common.tensor_files import atomic_torch_save
 from utils.engine.meters import EpochMeter
-from utils.engine.reporting import epoch_lines
 from utils.run.checkpoint import CheckpointFolders, CheckpointStore
 from utils.run.log import RunLog
 
@@ -99,7 +98,17 @@ class Task:
 
     def epoch_lines(self, record: dict[str, Any], monitor: str, is_best: bool) -> list[str]:
         """Return the console lines that close an epoch, whose reported values are `record`; `is_best` by `monitor`."""
-        return epoch_lines(record, monitor, is_best, self.samples)
+        names = dict.fromkeys(("val_loss", "box_map50", "box_map50_95", "mask_map50", "mask_map50_95", monitor))
+        shown = [name for name in names if name in record and not name.startswith("train_")]
+        return [
+            f"  Average Loss: {record['train_loss']:.4f}",
+            f"  Time: {record['epoch_time_s']:.1f}s",
+            f"  Throughput: {record['batches_per_s']:.1f} batches/sec ({record['images_per_s']:.1f} {self.samples}/s, "
+            f"data wait {record['data_wait_share']:.0%})",
+            *([f"  Validation: {', '.join(f'{name} {record[name]:.4f}' for name in shown)}"] if shown else []),
+            f"  ✓ Saved checkpoint (loss: {record['train_loss']:.4f})"
+            + (f", best {monitor} so far" if is_best else ""),
+        ]
 
     def after_epoch(self, record: dict[str, Any], epoch: Epoch) -> None:
         """Follow up a finished epoch, whose reported values are `record`. Here: nothing."""

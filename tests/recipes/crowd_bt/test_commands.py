@@ -23,7 +23,7 @@ from tests.recipes.crowd_bt import FOLDER
 from tests.recipes.crowd_bt.small import photographs, write_data
 from utils.common.errors import UsageError, UserError
 
-NEEDS = "needs the packages of recipes/crowd_bt/requirements.txt"
+NEEDS = "needs the packages of the recipe (pip install -r recipes/crowd_bt/requirements.txt)"
 for package in ("timm", "scipy", "onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(package, reason=NEEDS)
 RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -210,5 +210,5 @@ def test_pictures_are_listed_at_any_depth_and_case(tmp_path: Path) -> None:
 
 def test_the_default_photographs_are_those_of_the_packages() -> None:
     for package in ("skimage", "sklearn"):
-        pytest.importorskip(package, reason="needs the packages of the recipe")
+        pytest.importorskip(package, reason="needs a package (pip install -r recipes/underwater_ir/requirements.txt)")
     assert len(find_photographs(None)) == 7
