@@ -166,6 +166,8 @@ def test_ultralytics_measures_what_we_measure(tmp_path: Path) -> None:
         "4",
         "--epochs",
         "20",
+        "--threads",  # two would wait for each other beside another test
+        "1",
         "--no-tensorboard",
     )
     must_run("python", "train_yolo_ddp.py", "--data", data, "--save-dir", run, *shape, *quick)

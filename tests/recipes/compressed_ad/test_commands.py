@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +208,7 @@ def test_more_processes_than_gpus_are_one_line(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_auto_becomes_the_number_of_gpus(arguments: str, gpus: int, expected: str) -> None:
-    names: dict[str, Any] = {"__name__": "shim"}
-    exec((FOLDER / "bin" / "accelerate").read_text(), names)  # noqa: S102 # a script without an ending
-    assert " ".join(names["expanded"](arguments.split(), gpus)) == expected
+    loader = SourceFileLoader("shim", str(FOLDER / "bin" / "accelerate"))  # a script without an ending
+    shim = types.ModuleType("shim")
+    loader.exec_module(shim)
+    assert " ".join(shim.expanded(arguments.split(), gpus)) == expected
