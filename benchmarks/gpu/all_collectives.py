@@ -22,6 +22,7 @@ from utils.distributed import (
     min_over_ranks,
     rank,
     run_on_main,
+    run_once_per_machine,
     world_size,
 )
 
@@ -69,6 +70,7 @@ COLLECTIVES: dict[str, Callable[[int, int], bool]] = {
     "min_over_ranks": lambda rank, world: min_over_ranks(rank + 7) == 7,
     "broadcast_from_main": lambda rank, world: broadcast_from_main({"a": [1, rank]}) == {"a": [1, 0]},
     "run_on_main": lambda rank, world: run_on_main(lambda: "done") == ("done" if rank == 0 else None),
+    "run_once_per_machine": lambda rank, world: run_once_per_machine(lambda: 1, rank) == (1 if rank == 0 else None),
     "barrier": _reached,
     "average_tensors": _average,
     "check_ranks_agree": _agreement,
