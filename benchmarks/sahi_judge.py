@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,34 +17,19 @@ from utils.evaluation.metrics import ThinRule, summarise, summarise_thin
 from utils.evaluation.native_masks import choose_thin_classes, sizes_on_disk
 from utils.yolo.photo_masks import Placement
 from utils.yolo.predict import Detections
-from utils.yolo.regions import Region
+from utils.yolo.regions import LazyRegions, Region
 from utils.yolo.tiles import boxes_to_input
 
 Json = dict[str, Any]
 
 
-class StoredMasks(Sequence[Region]):
-    """The masks of objects as regions; each is decoded when it is asked for: all at once may take gigabytes."""
-
-    def __init__(self, objects: list[Json]) -> None:
-        self.objects = objects
-
-    def __len__(self) -> int:
-        return len(self.objects)
-
-    @overload
-    def __getitem__(self, position: int) -> Region: ...
-    @overload
-    def __getitem__(self, position: slice) -> StoredMasks: ...
-    def __getitem__(self, position: int | slice) -> Region | StoredMasks:
-        """Decode a mask."""
-        if isinstance(position, slice):
-            return StoredMasks(self.objects[position])
-        mask = self.objects[position]["mask"]
-        encoded = {"size": mask["size"], "counts": mask["counts"].encode("ascii")}
-        left, top, width, height = (int(value) for value in coco_mask.toBbox(encoded))
-        whole = coco_mask.decode(encoded)
-        return Region(left, top, whole[top : top + height, left : left + width].astype(bool))
+def stored_mask(thing: Json) -> Region:
+    """Decode the mask of an object."""
+    mask = thing["mask"]
+    encoded = {"size": mask["size"], "counts": mask["counts"].encode("ascii")}
+    left, top, width, height = (int(value) for value in coco_mask.toBbox(encoded))
+    whole = coco_mask.decode(encoded)
+    return Region(left, top, whole[top : top + height, left : left + width].astype(bool))
 
 
 def judge(photos: list[Photo], size_px: int, names: tuple[str, ...], objects_of: list[list[Json]]) -> Json:
@@ -64,7 +49,7 @@ def judge(photos: list[Photo], size_px: int, names: tuple[str, ...], objects_of:
             scores = torch.tensor([thing["score"] for thing in objects], dtype=torch.float32)
             class_ids = torch.tensor([thing["class_id"] for thing in objects], dtype=torch.int64)
             found = Detections(boxes_to_input(boxes, placement), scores, class_ids, torch.zeros(len(objects), 0))
-            yield found, StoredMasks(objects)
+            yield found, LazyRegions(objects, stored_mask)
 
     dataset = SegmentationDataset(photos, size_px)
     size_of = sizes_on_disk(photos)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -44,11 +44,9 @@ def main() -> int:
     return EXIT_DONE
 
 
-def histories_of(settings: Settings) -> Iterator[tuple[int, History]]:
-    """Yield every goal with its histories, in order, with a bar."""
-    goals = range(settings.grid_size**2)
-    processes = min(settings.collect_processes, usable_cpu_count())
-    job = partial(
+def learning_of(settings: Settings) -> Callable[[int], History]:
+    """Return the function that learns to reach a goal and returns the histories of it."""
+    return partial(
         learn,
         num_streams=settings.source_streams,
         num_steps=settings.source_steps,
@@ -57,6 +55,13 @@ def histories_of(settings: Settings) -> Iterator[tuple[int, History]]:
         seed=settings.alg_seed,
         learner=settings.learner,
     )
+
+
+def histories_of(settings: Settings) -> Iterator[tuple[int, History]]:
+    """Yield every goal with its histories, in order, with a bar."""
+    goals = range(settings.grid_size**2)
+    processes = min(settings.collect_processes, usable_cpu_count())
+    job = learning_of(settings)
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         yield from zip(
             goals, tqdm(pool.map(job, goals), "Collecting", len(goals), unit="goal", disable=None), strict=True

@@ -243,18 +243,18 @@ def _save(
 
 def _finished_part(kind: CacheKind, part: Path) -> CacheIndex:
     """Return the index of what a killed build has finished; an empty one if there is nothing to continue."""
+    nothing = CacheIndex(part, np.zeros(1, np.int64), np.zeros((0, 2), np.int32))
     try:
         index = _read_index(part, part.with_suffix(".json"))
-        if (
+        can_continue = (
             part.stat().st_size >= index.offsets[-1]
             and _has_shape(index, len(index.sizes) + len(index.unusable))
             and (kind.skips_bad or not index.unusable)
             and kind.is_consistent(index)
-        ):
-            return index
+        )
     except _UNREADABLE_INDEX:
-        pass  # begin anew
-    return CacheIndex(part, np.zeros(1, np.int64), np.zeros((0, 2), np.int32))
+        return nothing
+    return index if can_continue else nothing
 
 
 def load_photo(file: Path, long_side_px: int) -> np.ndarray:

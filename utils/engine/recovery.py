@@ -99,15 +99,16 @@ class Recovery:
         self.log.print(f"Rolled back from step {step} to {progress.global_step}, leaving out {self._suspects}")
 
     def is_due(self) -> bool:
-        """Whether the step wants a checkpoint, or the last one is older than `save_every_s`, by rank 0's clock."""
-        limit_s = self.options.save_every_s
+        """Whether a checkpoint is due at this step, or the last one is older than `save_every_s`, by rank 0's clock."""
         if self.is_due_at(self.state.progress.global_step):
             return True
+        limit_s = self.options.save_every_s
         return self.log.is_main and limit_s is not None and time.monotonic() - self._saved_at_s >= limit_s
 
     def is_due_at(self, step: int) -> bool:
-        """Whether `save_every_steps` wants a checkpoint after this step."""
-        return step % (self.options.save_every_steps or step + 1) == 0
+        """Whether a checkpoint is due after this step by `save_every_steps`."""
+        every = self.options.save_every_steps
+        return every is not None and step % every == 0
 
     def save(self, is_last_chance: bool = False) -> None:
         """Write a checkpoint on rank 0; the other ranks wait until it is written or given up.

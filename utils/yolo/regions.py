@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, overload
 
 import numpy as np
 
@@ -31,6 +33,26 @@ class Region:
             return 0
         corners = (left, top, right, bottom)
         return int(np.count_nonzero(self.window(*corners) & other.window(*corners)))
+
+
+class LazyRegions(Sequence[Region]):
+    """Masks that are drawn when they are asked for: all at once may take gigabytes. `draw` makes one out of a source."""
+
+    def __init__(self, sources: Sequence[Any], draw: Callable[[Any], Region]) -> None:
+        self.sources, self.draw = sources, draw
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    @overload
+    def __getitem__(self, position: int) -> Region: ...
+    @overload
+    def __getitem__(self, position: slice) -> LazyRegions: ...
+    def __getitem__(self, position: int | slice) -> Region | LazyRegions:
+        """Draw a mask."""
+        if isinstance(position, slice):
+            return LazyRegions(self.sources[position], self.draw)
+        return self.draw(self.sources[position])
 
 
 ROW = 2**32  # larger than any column

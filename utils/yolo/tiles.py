@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from utils.yolo.joining import JoinedObject, Piece, join_tiles
 from utils.yolo.model import YoloModel, trained_windows
 from utils.yolo.overview import add_overview
 from utils.yolo.predict import Detections, PhotoPrediction, Placement, detect, photo_masks, raw_outputs
-from utils.yolo.regions import Corners, Region, Runs
+from utils.yolo.regions import Corners, LazyRegions, Runs
 
 MIN_OVERLAP_PX = 128
 OVERLAP = 0.2  # of a tile's side
@@ -80,24 +80,6 @@ def cut_tiles(width: int, height: int, size_px: int, share: float = OVERLAP) -> 
 def _starts(length: int, size_px: int, step: int) -> list[int]:
     last = max(length - size_px, 0)
     return [*range(0, last, step), last]
-
-
-class JoinedMasks(Sequence[Region]):
-    """The masks of joined objects. Each is drawn when it is asked for: all at once may take gigabytes."""
-
-    def __init__(self, objects: list[JoinedObject]) -> None:
-        self.objects = objects
-
-    def __len__(self) -> int:
-        return len(self.objects)
-
-    @overload
-    def __getitem__(self, position: int) -> Region: ...
-    @overload
-    def __getitem__(self, position: slice) -> JoinedMasks: ...
-    def __getitem__(self, position: int | slice) -> Region | JoinedMasks:
-        """Draw a mask."""
-        return JoinedMasks(self.objects[position]) if isinstance(position, slice) else self.objects[position].region()
 
 
 @dataclass(frozen=True)
@@ -168,7 +150,7 @@ class Predictor:
         found = Detections(
             boxes_to_input(torch.from_numpy(boxes), state.whole), scores, class_ids, torch.zeros(len(objects), 0)
         )
-        return PhotoPrediction(found, JoinedMasks(objects), boxes)
+        return PhotoPrediction(found, LazyRegions(objects, JoinedObject.region), boxes)
 
 
 @dataclass

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from recipes.compressed_ad.collect import learning_of
 from recipes.compressed_ad.histories import write_histories
-from recipes.compressed_ad.learner import learn
 from recipes.compressed_ad.settings import Settings
 
 NUM_STEPS = 8  # of a training: two epochs of four
@@ -45,21 +45,5 @@ def small_settings(folder: Path, **changes: Any) -> Settings:
 
 def write_small_histories(settings: Settings) -> None:
     """Collect the histories of `settings` in this process."""
-    write_histories(
-        settings.data_file,
-        (
-            (
-                goal,
-                learn(
-                    goal,
-                    num_streams=settings.source_streams,
-                    num_steps=settings.source_steps,
-                    grid_size=settings.grid_size,
-                    horizon=settings.horizon,
-                    seed=settings.alg_seed,
-                    learner=settings.learner,
-                ),
-            )
-            for goal in range(settings.grid_size**2)
-        ),
-    )
+    learn = learning_of(settings)
+    write_histories(settings.data_file, ((goal, learn(goal)) for goal in range(settings.grid_size**2)))
