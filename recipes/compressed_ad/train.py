@@ -90,7 +90,8 @@ def start(config: Settings) -> Accelerator:
             flush=True,
         )
     accelerator.wait_for_everyone()
-    print(f"Process {accelerator.process_index} using device: {device}", flush=True)
+    # The line and its end in one write: the processes print at the same time.
+    print(f"Process {accelerator.process_index} using device: {device}\n", end="", flush=True)
     return accelerator
 
 
