@@ -5,8 +5,8 @@
 
 A few photographs are read ahead, so memory does not grow with their number. Unreadable photographs are reported and
 skipped. Started with torchrun, the ranks share the photographs. A model that was trained on windows predicts on tiles of
-large photographs (docs/windows.md). To deploy elsewhere, open the same model file with Ultralytics:
-`YOLO("best.pt").export(...)`.
+large photographs (docs/windows.md). `--geo` puts the detections on a map (docs/map.md). To deploy elsewhere, open the
+same model file with Ultralytics: `YOLO("best.pt").export(...)`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from utils import distributed
 from utils.common.config import FRACTION, Options, option, parse_config
 from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
-from utils.common.errors import UserError, printable, run_script
+from utils.common.errors import UsageError, UserError, printable, run_script
 from utils.common.files import walk
 from utils.common.signals import die_with_parent
 from utils.common.threads import ordered_map
@@ -34,6 +34,10 @@ from utils.data.dataset_yaml import IMAGE_SUFFIXES, is_photograph
 from utils.data.images import ImageError, read_image
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.evaluation.prediction_files import PredictionWriter, Source, merge_parts, outline
+from utils.geo.assets import read_assets
+from utils.geo.findings import Site
+from utils.geo.map_files import write_map_files
+from utils.geo.thumbnails import save_thumbnails
 from utils.plots import draw_instances, save_image
 from utils.yolo.model import class_names, load_for_prediction, trained_size_px
 from utils.yolo.predict import PhotoPrediction
@@ -66,11 +70,29 @@ class InferenceConfig(Options):
     )
     amp: str = option("off", "mixed precision; auto: the fastest that the hardware has", choices=PRECISION_CHOICES)
     save_crops: bool = option(False, "also write a cut-out of each detection to crops/<class>/")
+    geo: bool = option(
+        False, "also write where the detections are: detections.geojson, worklist.csv, detections.kml, thumbnails/"
+    )
+    assets: str | None = option(None, "with --geo: GeoJSON file of points, such as poles, to assign detections to")
+    asset_range: float = option(
+        100.0, "metres from the camera within which an asset is looked for", above=0, at_most=10_000
+    )
+    ground_height: float = option(
+        0.0, "metres of the ground at the objects above the take-off point", at_least=-10_000, at_most=10_000
+    )
+    ground_sigma: float = option(
+        7.0,
+        "standard deviation in metres of the objects' heights from that ground; 7: anywhere on a 12 m pole",
+        at_least=0,
+        at_most=1000,
+    )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_tiles(self.tiles)
+        if self.assets is not None and not self.geo:
+            raise UsageError("--assets needs --geo")
 
 
 def main() -> int:
@@ -83,6 +105,7 @@ def main() -> int:
     if device.type == "cpu":
         torch.set_num_threads(cores)
     files = list_photos(config.source)
+    site = read_site(config) if config.geo else None
     model = load_for_prediction(config.model, device)
     names = class_names(model)
     wanted = wanted_classes(config.classes, names)
@@ -105,10 +128,14 @@ def main() -> int:
     parts = distributed.gather_arrays({"counts": counts})
     *found, num_read = np.sum([part["counts"] for part in parts], axis=0).tolist()
     distributed.run_on_main(lambda: merge_parts(Path(config.output), ranks.world_size))
+    keys = ((source.file, source.key) for source in sources)
+    of_map = distributed.run_on_main(lambda: write_map_files(Path(config.output), keys, site) if site else [])
     if ranks.is_main:
         summary = ", ".join(f"{count} {name}" for name, count in zip(names, found, strict=True) if count) or "nothing"
         print(f"{num_read} photographs, {len(files) - num_read} skipped; found {summary}")
         print(f"Results in {config.output}: pictures, labels/, predictions.json")
+        for line in of_map or []:
+            print(line)
     cleanup_ddp()
     return 0 if num_read else 1
 
@@ -128,6 +155,14 @@ def write_results(
     save_image(Path(config.output) / f"{source.key}.jpg", picture)
     if config.save_crops:
         writer.save_crops(source.key, photo, found, boxes)
+    if config.geo:
+        save_thumbnails(Path(config.output), source.key, photo, prediction.class_ids.tolist(), boxes)
+
+
+def read_site(config: InferenceConfig) -> Site:
+    """Return what the user says about the ground and the assets. Raises UserError for a bad asset file."""
+    assets = read_assets(Path(config.assets)) if config.assets is not None else None
+    return Site(config.ground_height, config.ground_sigma, assets, config.asset_range)
 
 
 def read_photos(

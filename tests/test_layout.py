@@ -17,7 +17,7 @@ FLOORS = (
     ("data", "distributed"),
     ("run",),
     ("yolo", "plots", "engine"),
-    ("evaluation",),
+    ("evaluation", "geo"),
     ("measure",),
     ("utils",),
     ("outside",),

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+# Control characters, halves of surrogate pairs (from a file name that is not UTF-8), and what XML 1.0, 2.2 leaves out.
+_NOT_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+def plain_text(text: str) -> str:
+    """Replace each character that UTF-8, XML or a table's cell cannot hold by U+FFFD, tabs and line breaks too."""
+    return _NOT_TEXT.sub("\ufffd", text)
 
 
 def format_duration(duration_s: float) -> str:

@@ -30,7 +30,7 @@ MAX_IMAGE_BYTES = 2_000_000_000
 FILL = 114  # the grey padding that pretrained YOLO weights were trained with
 EXIF_ORIENTATION_TAG = 274  # EXIF 2.32, tag 0x0112
 # Errors of Pillow's header readers on damaged bytes (UnidentifiedImageError is an OSError).
-_HEADER_ERRORS = (OSError, ValueError, SyntaxError, struct.error, EOFError, LookupError, TypeError, ImportError)
+HEADER_ERRORS = (OSError, ValueError, SyntaxError, struct.error, EOFError, LookupError, TypeError, ImportError)
 _JPEG_START = b"\xff\xd8\xff"
 # The supported formats by their first bytes, with Pillow's class for each, so that Pillow (header) and OpenCV (pixels)
 # read the same format. Not with `Image.open`: Ultralytics replaces it by a function that tries to install more packages.
@@ -176,7 +176,7 @@ def _read_header(data: bytes) -> tuple[int, int, int]:
     if width * height > max(UNSUSPICIOUS_PIXELS, MAX_PIXELS_PER_BYTE * len(data)):
         raise ImageError(f"{width}x{height} pixels in {len(data)} bytes: an image bomb, not a photograph")
     is_tiff = data.startswith(_TIFF_STARTS)
-    return width, height, 1 if is_tiff or not isinstance(exif, bytes) else _orientation_of(exif)
+    return width, height, 1 if is_tiff or not isinstance(exif, bytes) else orientation_of(exif)
 
 
 def _open_picture(data: bytes) -> ImageFile.ImageFile:
@@ -189,16 +189,17 @@ def _open_picture(data: bytes) -> ImageFile.ImageFile:
     _silence_decoders()
     try:
         return reader(io.BytesIO(data))
-    except _HEADER_ERRORS as error:
+    except HEADER_ERRORS as error:
         raise ImageError("not a picture, or its header is damaged") from error
 
 
-def _orientation_of(exif_bytes: bytes) -> int:
+def orientation_of(exif_bytes: bytes) -> int:
+    """Return the orientation that an EXIF block holds, 1 to 8; 1 if it is missing or unreadable."""
     exif = Image.Exif()
     try:
         exif.load(exif_bytes)
         orientation = exif.get(EXIF_ORIENTATION_TAG, 1)
-    except _HEADER_ERRORS:
+    except HEADER_ERRORS:
         return 1  # the pixels may be fine
     return orientation if isinstance(orientation, int) and 1 <= orientation <= 8 else 1
 
@@ -225,7 +226,7 @@ def _decode_other(data: bytes) -> np.ndarray:
     try:
         with _open_picture(data) as picture:
             picture.verify()  # the checksums of a PNG: libpng itself would print what is wrong
-    except _HEADER_ERRORS as error:
+    except HEADER_ERRORS as error:
         raise ImageError("truncated or corrupt") from error
     try:
         # `_upright` applies the orientation. IMREAD_COLOR converts every format to three 8-bit channels.

@@ -1,0 +1,172 @@
+"""inference.py --geo on photographs with a drone's metadata, alone and shared by ranks, with a stand-in for the network."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from geojson_pydantic import FeatureCollection
+
+import inference
+from tests.commands.test_inference_tiles import files_of, predict
+from tests.conftest import run_main
+from tests.geo.photographs import GPS, HOME, dji, exif_of, packet, write_photo
+from tests.ranks import run_ranks
+from tests.yolo.colour_network import paint
+from utils.geo.wgs84 import moved
+
+SIZE = (700, 500)
+CENTRE = {"CalibratedOpticalCenterX": "350.0", "CalibratedOpticalCenterY": "250.0"}
+HOSTILE = '<!DOCTYPE x [<!ENTITY e SYSTEM "file:///etc/passwd">]>'
+
+
+def picture(*corners: tuple[int, int]) -> np.ndarray:
+    """Draw a pole of 40 x 60 pixels at each upper left corner."""
+    masks = []
+    for left, top in corners:
+        mask = np.zeros(SIZE[::-1], bool)
+        mask[top : top + 60, left : left + 40] = True
+        masks.append((1, mask))
+    return paint(masks, SIZE)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seven files: four with findings, one whose XMP is hostile, one without metadata, one that is no photograph."""
+    folder = tmp_path_factory.mktemp("flight")
+    down, oblique = dji(**CENTRE), dji(GimbalPitchDegree="-45", GimbalYawDegree="90", **CENTRE)
+    turned = {**down, "CalibratedOpticalCenterX": "250.0", "CalibratedOpticalCenterY": "350.0"}
+    two = picture((330, 20), (600, 220))
+    write_photo(folder / "a down.jpg", two, exif=exif_of(), xmp=packet(down))
+    write_photo(folder / "b.jpg", picture((330, 220)), exif=exif_of(), xmp=packet(oblique))
+    (folder / "c.jpg").write_bytes(b"no photograph")
+    write_photo(folder / "d turned.jpg", np.rot90(two), exif=exif_of(orientation=6), xmp=packet(turned))
+    hostile = packet(down, before=HOSTILE)
+    write_photo(folder / "e.jpg", two, exif=exif_of(GPS), xmp=hostile)
+    level = {**oblique, "GimbalPitchDegree": "-3"}
+    write_photo(folder / "f.jpg", picture((330, 220)), xmp=packet(level))
+    cv2.imwrite(str(folder / "g.png"), cv2.cvtColor(picture((5, 5)), cv2.COLOR_RGB2BGR))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def poles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two poles: 50 m and 90 m east of the camera."""
+    places = [moved(*HOME, np.array([0.0, east])) for east in (50, 90)]
+    features = [
+        {
+            "type": "Feature",
+            "geometry": {"type": "Point", "coordinates": [longitude, latitude]},
+            "properties": {"pole_id": f"=P{number}"},
+        }
+        for number, (latitude, longitude) in enumerate(places)
+    ]
+    file = tmp_path_factory.mktemp("assets") / "poles.geojson"
+    file.write_text(json.dumps({"type": "FeatureCollection", "features": features}))
+    return file
+
+
+@pytest.fixture(scope="module")
+def output(photos: Path, poles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process writes."""
+    folder = tmp_path_factory.mktemp("alone")
+    assert predict(photos, folder, "--tiles", "320", "--geo", "--assets", str(poles), "--asset-range", "80") == 0
+    return folder
+
+
+def test_each_finding_is_at_its_asset_on_the_ground_at_the_camera_or_nowhere(output: Path) -> None:
+    collection: FeatureCollection[Any] = FeatureCollection.model_validate_json(
+        (output / "detections.geojson").read_bytes()
+    )
+    found = [feature.properties for feature in collection.features if feature.properties is not None]
+    place = [(Path(item["photograph"]).name, item["position_kind"]) for item in found]
+    assert place == [
+        *[("a down.jpg", "ground")] * 2,
+        ("b.jpg", "asset"),
+        *[("d turned.jpg", "ground")] * 2,
+        *[("e.jpg", "camera")] * 2,
+        ("f.jpg", "asset"),
+        ("g.png", None),
+    ]
+    by_name = {name: [item for item in found if item["photograph"].endswith(name)] for name, _ in place}
+    assert [item["asset_id"] for item in by_name["b.jpg"] + by_name["f.jpg"]] == ["=P0", "=P0"]
+    assert by_name["b.jpg"][0]["ground_sigma_m"] > 7
+    assert by_name["f.jpg"][0]["reason"] == "gimbal pitch above -15 degrees"
+    assert "DOCTYPE" in by_name["e.jpg"][0]["reason"]
+    # 20 m north, 25 m east of the camera's centre, at 500 px focal length and 50 m height: 10 px are 1 m.
+    distances = sorted(item["distance_m"] for item in by_name["a down.jpg"])
+    assert distances == pytest.approx([20, 27], abs=0.3)
+
+
+def test_turning_a_photograph_in_its_file_moves_no_finding(output: Path) -> None:
+    """`d turned.jpg` is stored turned, so its camera is turned too; shown upright it is the picture of `a down.jpg`."""
+    features = json.loads((output / "detections.geojson").read_text())["features"]
+    places = {"a": [], "d": []}  # type: dict[str, list[list[float]]]
+    for item in features:
+        name = Path(item["properties"]["photograph"]).name[0]
+        if name in places:
+            offset = np.array(item["geometry"]["coordinates"]) - HOME[::-1]
+            metres = offset * (75_500, 111_190)
+            places[name].append(metres.tolist())
+    east, north = np.array(sorted(places["a"])).T
+    # Stored pixels of `d` are those of `a` turned by 90 degrees against the clock.
+    assert np.array(sorted(places["d"])) == pytest.approx(np.array(sorted(zip(-north, east, strict=True))), abs=0.4)
+
+
+def test_the_work_list_links_thumbnails_and_pictures_and_escapes_asset_ids(output: Path) -> None:
+    with (output / "worklist.csv").open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 9
+    assert rows[2]["asset_id"] == "'=P0"
+    assert rows[0]["time"] == "2026-05-04T10:11:12"
+    for row in rows:
+        assert (output / row["thumbnail"]).exists()
+        assert (output / row["picture"]).exists()
+    thumbnail = cv2.imread(str(output / rows[0]["thumbnail"]))
+    assert thumbnail is not None
+    assert max(thumbnail.shape) < 200
+    assert (output / "detections.kml").exists()
+
+
+def test_two_ranks_write_the_same_files(photos: Path, poles: Path, output: Path, tmp_path: Path) -> None:
+    flags = ("--tiles", "320", "--geo", "--assets", str(poles), "--asset-range", "80", "--batch-size", "3")
+    assert run_ranks(predict, 2, photos, tmp_path, *flags, join=False) == [0, 0]
+    assert files_of(tmp_path) == files_of(output)
+
+
+def test_without_geo_nothing_of_it_is_written(photos: Path, tmp_path: Path) -> None:
+    assert predict(photos / "b.jpg", tmp_path) == 0
+    assert set(files_of(tmp_path)) == {"b.jpg", "labels/b.txt", "predictions.json"}
+
+
+def test_the_run_says_what_is_on_the_map_and_why_not(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert predict(photos / "e.jpg", tmp_path, "--geo") == 0
+    printed = capsys.readouterr().out
+    refused = [line for line in printed.splitlines() if line.startswith(str(photos / "e.jpg"))]
+    assert refused == [f"{photos / 'e.jpg'}: XMP refused: it declares a document type (DOCTYPE)"]
+    assert "Map: 2 at the camera (detections.geojson, worklist.csv, detections.kml)" in printed
+
+
+def test_a_wrong_asset_file_or_option_stops_before_the_model_is_opened(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--model", "none.pt", "--source", photos, "--output", tmp_path / "o")
+    bad = tmp_path / "bad.geojson"
+    bad.write_text("{}")
+    with pytest.raises(inference.UserError, match=r"bad.geojson: not a GeoJSON FeatureCollection"):
+        run_main(inference, monkeypatch, *flags, "--geo", "--assets", bad)
+    for wrong, complaint in (
+        (("--assets", bad), "--assets needs --geo"),
+        (("--ground-height", "nan"), "at least -10000"),
+    ):
+        with pytest.raises(SystemExit):
+            run_main(inference, monkeypatch, *flags, *wrong)
+        assert complaint in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
