@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import PROJECT
 from utils.common.errors import UserError
-from utils.geo.assets import Sight, match_asset, read_assets
+from utils.geo.assets import ASSET_SIGMA_M, Sight, match_asset, read_assets
 from utils.geo.wgs84 import moved
 
 
@@ -101,6 +101,7 @@ EAST = Sight(90.0, 1.0, 0.05)
         (EAST, [(5.2, 60)], 0),  # within 5 degrees
         (EAST, [(5.4, 60)], None),
         (Sight(90.0, 1.0, 5.0), [(9.9, 60)], 0),  # within two standard deviations of the camera's position
+        (Sight(90.0, 1.0, 0.05), [(3.9, 2)], 0),  # of the asset's position
         (Sight(90.0, 6.0, 0.05), [(12, 60)], 0),  # or of the bearing
         (Sight(90.0, 1.0, 0.05, np.array([0, 50.0]), 5.0), [(0, 30), (0, 61), (0, 45), (0, 52)], 2),
         (Sight(90.0, 1.0, 0.05, np.array([0, 50.0]), 5.0), [(0, 30), (0, 61)], None),
@@ -118,5 +119,5 @@ def test_a_match_says_how_well_it_fits() -> None:
     match = match_asset(EAST, np.array([(1.0, 60.0), (0.0, 90.0)]))
     assert match is not None
     assert match.beside_m == pytest.approx(1.0)
-    assert match.sigma_m == pytest.approx(60 * np.tan(np.radians(1)), rel=0.01)
+    assert match.sigma_m == pytest.approx(np.hypot(60 * np.tan(np.radians(1)), ASSET_SIGMA_M), rel=0.01)
     assert match.num_candidates == 2

@@ -97,7 +97,9 @@ def kml_of(folder: Path) -> ElementTree.Element:
 
 
 def test_the_kml_parses_and_shows_pins_lines_and_balloons(output: Path) -> None:
-    marks = kml_of(output).findall("Document/Placemark")
+    marks = kml_of(output).findall("Document/Folder/Placemark")
+    folders = [folder.findtext("name") for folder in kml_of(output).iter("Folder")]
+    assert folders == ["down.jpg", "level.jpg", "nowhere.jpg"]
     assert [mark.findtext("name") for mark in marks] == ["pole 0.88", "insulator 0.88", "pole 0.88", "insulator 0.88"]
     assert [len(list(mark.iter("Point"))) for mark in marks] == [1, 1, 1, 0]
     line = str(marks[2].findtext(".//LineString/coordinates")).split()

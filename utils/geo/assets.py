@@ -20,6 +20,7 @@ ID_PROPERTIES = ("asset_id", "pole_id", "id", "name")  # looked up in this order
 WGS84_NAMES = ("CRS84", "4326")  # what the `crs` of files from before RFC 7946 may name
 TOLERANCE_DEG = 5.0
 TOLERANCE_SIGMAS = 2.0
+ASSET_SIGMA_M = 2.0  # of the assets' own positions; an assumption, few registers state theirs
 
 
 @dataclass(frozen=True)
@@ -67,25 +68,26 @@ def match_asset(sight: Sight, offsets: np.ndarray) -> Match | None:
     are metres north and east of the camera.
     """
     away = np.linalg.norm(offsets, axis=1)
+    ground_sigma_m = np.hypot(sight.ground_sigma_m, ASSET_SIGMA_M)
     if sight.bearing_deg is None:  # straight down
         if sight.ground_m is None:
             return None
         beside = away = np.linalg.norm(offsets - sight.ground_m, axis=1)
-        sigmas = np.full(len(offsets), sight.ground_sigma_m)
+        sigmas = np.full(len(offsets), ground_sigma_m)
         fits = beside <= TOLERANCE_SIGMAS * sigmas
     else:
         bearing = np.radians(sight.bearing_deg)
         along = offsets @ (np.cos(bearing), np.sin(bearing))
         beside = np.abs(offsets @ (-np.sin(bearing), np.cos(bearing)))
         slope = np.tan(np.radians(min(sight.bearing_sigma_deg, 45.0)))
-        sigmas = np.hypot(sight.camera_sigma_m, np.abs(along) * slope)
+        sigmas = np.hypot(np.hypot(sight.camera_sigma_m, ASSET_SIGMA_M), np.abs(along) * slope)
         widths = np.maximum(np.abs(along) * np.tan(np.radians(TOLERANCE_DEG)), TOLERANCE_SIGMAS * sigmas)
         fits = beside <= widths
         if sight.ground_m is None:
             fits &= along > 0
         else:
             distance = np.linalg.norm(sight.ground_m)
-            fits &= np.abs(along - distance) <= TOLERANCE_SIGMAS * sight.ground_sigma_m
+            fits &= np.abs(along - distance) <= TOLERANCE_SIGMAS * ground_sigma_m
     if not fits.any():
         return None
     best = int(np.flatnonzero(fits)[np.argmin(away[fits])])

@@ -147,10 +147,11 @@ def _cell(value: Any) -> Any:
 
 
 class _Kml:
-    """KML 2.2 (OGC 07-147r2): a pin for each finding, a line from the camera, a balloon with its thumbnail."""
+    """KML 2.2 (OGC 07-147r2): a folder for each photograph; in it for each finding a pin, a line from the camera, a balloon."""
 
     def __init__(self, file: IO[str]) -> None:
         self.file = file
+        self.photograph: str | None = None
         styles = "".join(
             f'<Style id="{kind}"><IconStyle><color>{colour}</color></IconStyle>'
             f"<LineStyle><color>{colour}</color><width>2</width></LineStyle></Style>\n"
@@ -160,6 +161,10 @@ class _Kml:
         file.write(f"<Document><name>Detections</name>\n{styles}")
 
     def add(self, finding: Finding) -> None:
+        if finding["photograph"] != self.photograph:
+            self.end_folder()
+            self.photograph = finding["photograph"]
+            self.file.write(f"<Folder><name>{escape(Path(finding['photograph']).name)}</name>\n")
         style = f"<styleUrl>#{finding['position_kind']}</styleUrl>" if finding["position_kind"] else ""
         title = f"{finding['class']} {finding['confidence']:.2f}"
         self.file.write(
@@ -167,16 +172,33 @@ class _Kml:
             f"{_geometry(finding)}</Placemark>\n"
         )
 
+    def end_folder(self) -> None:
+        if self.photograph is not None:
+            self.file.write("</Folder>\n")
+
     def end(self) -> None:
+        self.end_folder()
         self.file.write("</Document></kml>\n")
 
 
 def _balloon(finding: Finding) -> str:
-    """Return HTML: thumbnail, linked to the annotated picture, and a table of what is known."""
+    """Return HTML: the thumbnail, linked to the annotated picture, and a table of what is known."""
     thumbnail, picture = (escape(quote(finding[name])) for name in ("thumbnail", "picture"))
-    names = ("position_kind", "sigma_m", "asset_id", "bearing_deg", "distance_m", "reason", "time", "photograph")
-    rows = [(name, finding[name]) for name in names if finding[name] is not None]
-    table = "".join(f"<tr><td>{name}</td><td>{escape(str(value))}</td></tr>" for name, value in rows)
+    rows = (
+        ("position", KIND_TEXT[finding["position_kind"]], ""),
+        ("standard deviation", finding["sigma_m"], " m"),
+        ("asset", finding["asset_id"], ""),
+        ("bearing", finding["bearing_deg"], "°"),
+        ("distance", finding["distance_m"], " m"),
+        ("no ground point", finding["reason"], ""),
+        ("time", finding["time"], ""),
+        ("photograph", finding["photograph"], ""),
+    )
+    table = "".join(
+        f"<tr><td>{name}</td><td>{escape(f'{value}{unit}')}</td></tr>"
+        for name, value, unit in rows
+        if value is not None
+    )
     return f'<a href="{picture}"><img src="{thumbnail}" width="320"/></a><table>{table}</table>'
 
 

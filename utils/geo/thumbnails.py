@@ -41,5 +41,5 @@ def thumbnail(photo: np.ndarray, box: np.ndarray, color: tuple[int, int, int]) -
     cut = np.ascontiguousarray(fit_long_side(photo[start[1] : end[1], start[0] : end[0]], LONGEST_PX)).copy()
     scale = np.array(cut.shape[1::-1]) / (end - start)
     (left, top), (right, bottom) = np.rint((corners - start) * scale).astype(int).tolist()
-    cv2.rectangle(cut, (left - 1, top - 1), (right, bottom), color, 1)
+    cv2.rectangle(cut, (left - 1, top - 1), (right, bottom), color, 2)
     return cut
