@@ -54,6 +54,7 @@ def test_a_document_type_is_refused_whatever_it_declares(kind: str, tmp_path: Pa
         (packet({"RtkFlag": "5"}).replace(b'"5"', b'"\xff\xfe"'), "not well-formed"),
         (packet({"RtkFlag": "5"}).decode().encode("utf-16"), "not well-formed"),
         (b'<?xml version="1.0" encoding="utf-16"?><x>\xe9</x>', "not well-formed"),
+        (b'<?xml version="1.0" encoding="ISO-8859-1"?><x>\xe9</x>', "not well-formed"),
         (b"no XML", "not well-formed"),
         (b"", "not well-formed"),
         (packet({f"F{number}": "1" for number in range(501)}), "more than 500 fields"),

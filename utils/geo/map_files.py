@@ -10,7 +10,7 @@ import csv
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from html import escape
 from pathlib import Path
@@ -41,7 +41,6 @@ KML_COLOURS = {ON_GROUND: "ff00a5ff", AT_ASSET: "ff00c800", AT_CAMERA: "ffff9628
 _FORMULA_STARTS = tuple("=+-@＝＋－＠'")
 
 Finding = dict[str, Any]
-Writer = Callable[[Finding], None]
 
 
 def write_map_files(folder: Path, keys: Iterable[tuple[Path, str]], site: Site) -> list[str]:
