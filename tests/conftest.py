@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # two tests share the cores: threads that wait must not spin
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
+    # A core for each worker: commands then use one thread. Two threads wait long for each other beside another test.
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) % len(cores)]})
 import torch
 from filelock import FileLock
 
@@ -42,8 +44,8 @@ SLOW = (
 )
 # What these measure or time needs the machine for itself: `make test` runs them one at a time.
 ALONE = (
-    *("chaos", "benchmarks", "measure", "commands/test_benchmark_ddp.py", "commands/test_profile_gpu.py"),
-    *("commands/test_launcher.py", "commands/test_monitor.py", "commands/test_world_size.py"),
+    *("measure", "commands/test_profile_gpu.py", "commands/test_launcher.py", "commands/test_monitor.py"),
+    *("benchmarks/test_train_step.py", "benchmarks/test_gpu", "benchmarks/test_windows.py", "chaos/test_slurm.py"),
     *("common/test_nvml.py", "common/test_threads.py", "common/test_signals.py"),
     *("distributed/test_rendezvous.py", "engine/test_reporting.py", "engine/test_loop.py", "engine/test_stall.py"),
     *("run/test_status.py", "security/test_data.py", "evaluation/test_native_masks.py"),

@@ -69,15 +69,27 @@ def _collect(receivers: dict[Connection, int], timeout_s: float) -> list[Any]:
         for receiver in ready:
             assert isinstance(receiver, Connection)
             rank = receivers[receiver]
-            try:
-                succeeded, answer = receiver.recv()
-            except EOFError as error:
-                raise RankFailed(f"rank {rank} died without an answer") from error
+            succeeded, answer = _receive(receiver, rank)
+            del receivers[receiver]
             if not succeeded:
+                _require_alive(receivers)
                 raise RankFailed(f"rank {rank} raised\n{answer}")
             results[rank] = answer
-            del receivers[receiver]
     return [results[rank] for rank in sorted(results)]
+
+
+def _receive(receiver: Connection, rank: int) -> Any:
+    try:
+        return receiver.recv()
+    except EOFError as error:
+        raise RankFailed(f"rank {rank} died without an answer") from error
+
+
+def _require_alive(receivers: dict[Connection, int]) -> None:
+    """Raise for a dead rank: the others fail because they lost it, and their answers may arrive before its end."""
+    for receiver in wait(list(receivers), timeout=0.5 if receivers else 0):
+        assert isinstance(receiver, Connection)
+        _receive(receiver, receivers[receiver])
 
 
 def _run_rank(

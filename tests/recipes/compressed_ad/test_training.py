@@ -88,7 +88,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Grad
     folder = tmp_path_factory.mktemp("compressed")
     write_small_histories(small_settings(folder))
     # Which comes first is chance: that rank 1 is gone, or that rank 0 misses it.
-    with pytest.raises(RankFailed, match=r"rank 1 died|(reset|closed) by peer"):
+    with pytest.raises(RankFailed, match="rank 1 died"):
         run_ranks(compute_then_die, 2, folder, timeout_s=120)
     left = CheckpointFiles(settings_of_rank(folder, "killed").run_folder).files()
     return folder, run_ranks(gradients_then_resume, 2, folder, timeout_s=120), left

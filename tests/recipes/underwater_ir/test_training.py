@@ -51,6 +51,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["make_data.py", *map(str, arguments), "--size", "24"])
         make_data.main()
+    write_losses(folder)
     return folder
 
 
@@ -61,7 +62,7 @@ def arguments_of(data: Path, save_path: Path) -> list[str]:
         *("--val-nonref-root", str(data / "Dataset" / "testset(non-ref)")),
         *("--pseudo-root", str(data / "pseudo-labels" / "daclip")),
         *("--epochs", "2", "--batch-size", "4", "--img-size", str(SIZE_PX), "--width", str(WIDTH), "--device", "cpu"),
-        *("--loss-config", str(write_losses(data)), "--lr", "1e-3", "--num-workers", "0", "--no-recompute"),
+        *("--loss-config", str(data / "losses.json"), "--lr", "1e-3", "--num-workers", "0", "--no-recompute"),
         *("--save-path", str(save_path)),
     ]
 
