@@ -145,9 +145,10 @@ def write_results(
         "findings": [finding.to_dict() for finding in findings],
     }
     write_text_atomic(folder / FACTS, json.dumps(content, indent=1) + "\n")
-    compared = [f"Labels compared with the predictions of {config.model}"] if config.model else []
-    about = [f"Small objects judged at {size_px} px", *compared, *notes]
-    write_text_atomic(folder / REPORT, build_page(config.data, counts, spec.names, findings, about))
+    compared = [f"Labels are compared with the predictions of {config.model}"] if config.model else []
+    about = [f"Small objects are judged at an input of {size_px} px", *compared, *notes]
+    page = build_page(config.data, counts, spec.names, findings, about, config.model is not None)
+    write_text_atomic(folder / REPORT, page)
 
 
 def print_results(

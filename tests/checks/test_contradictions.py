@@ -96,7 +96,7 @@ def test_each_contradiction_is_found_and_nothing_else(data: Path, tmp_path: Path
     assert confidences == sorted(confidences, reverse=True)
     (pole,) = [one for one in missed if one["file"].endswith("1.txt")]
     assert pole["box"] == pytest.approx((outline(*objects(1)[POLE])[[0, 2]]).ravel().tolist(), abs=0.01)
-    assert "sure of pole" in pole["text"]
+    assert pole["text"] == f"no label; the model says pole {pole['confidence']:.2f}"
     assert "Label that the model does not see" in (tmp_path / "check.html").read_text()
 
 

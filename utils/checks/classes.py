@@ -65,7 +65,8 @@ def check_classes(counts: dict[str, dict[str, Any]], names: Sequence[str], yaml_
             where = ", ".join(f"{amount} in {split}" for split, amount in others.items())
             findings.append(Finding("class_not_in_train", "train", yaml_file, f"{name}: {where}, none in train"))
         elif not objects.get("val", 1):
-            text = f"{name}: {sum(objects.values())} objects, none in val"
+            where = ", ".join(f"{amount} in {split}" for split, amount in objects.items() if amount)
+            text = f"{name}: {where}, none in val"
             findings.append(Finding("class_not_in_val", "val", yaml_file, text))
         else:
             for split in others if "train" in counts else ():

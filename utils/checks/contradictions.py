@@ -15,8 +15,10 @@ from tqdm import tqdm
 
 from utils.checks.findings import Finding, Mark, View
 from utils.checks.reading import Entry
+from utils.common.errors import UserError
 from utils.common.threads import ordered_map
-from utils.data.images import read_image, scaled_size
+from utils.data.cache import unreadable_message
+from utils.data.images import ImageError, read_image, scaled_size
 from utils.evaluation.evaluate import AP_IOU
 from utils.evaluation.metrics import box_iou, pair_ignoring_class
 from utils.evaluation.prediction_files import outline
@@ -91,7 +93,10 @@ def _read(entries: Sequence[Entry], predictor: Predictor) -> Iterator[tuple[Entr
     full_above_px = predictor.tiling.size_px if predictor.tiling else None
 
     def read(entry: Entry) -> np.ndarray:
-        return read_image(entry.file, predictor.size_px, full_above_px)
+        try:
+            return read_image(entry.file, predictor.size_px, full_above_px)
+        except ImageError as error:
+            raise UserError(unreadable_message(entry.file, error)) from error
 
     return zip(entries, ordered_map(read, entries, READ_AHEAD_THREADS), strict=True)
 
@@ -114,13 +119,13 @@ def compare(entry: Entry, size: tuple[int, int], prediction: PhotoPrediction, na
     for label, position, is_own_found in zip(labels, partner, is_found, strict=True):
         other = found[position] if position >= 0 else label
         if other.class_id != label.class_id and scores[position] >= SURE and not is_own_found:
-            text = f"labelled {names[label.class_id]}; the model is {other.score:.2f} sure of {names[other.class_id]}"
+            text = f"labelled {names[label.class_id]}; the model says {other.mark.text}"
             findings.append(_finding("other_class", entry, text, label, other))
     near_labels, near_found = _near(labels, grid), _near(found, grid)
     for position, other in enumerate(found):
         is_sure = scores[position] >= SURE and position not in partner
         if is_sure and _covered(other, near_labels) < MAX_LABELLED:
-            text = f"no label; the model is {other.score:.2f} sure of {names[other.class_id]}"
+            text = f"no label; the model says {other.mark.text}"
             findings.append(_finding("missed_label", entry, text, None, other))
     unseen = [
         (

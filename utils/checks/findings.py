@@ -165,6 +165,9 @@ KINDS: dict[str, Kind] = {
 }
 
 
+MODEL_KINDS = ("other_class", "missed_label", "unfound_label")  # need a model
+
+
 @dataclass(frozen=True)
 class Mark:
     """An outline on a shown photograph, float (V, 2) as shares of width and height.

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
-from utils.checks.findings import KINDS, Finding, count_kinds, num_errors
+from utils.checks.findings import KINDS, MODEL_KINDS, Finding, count_kinds, num_errors
 from utils.checks.views import draw_views
 from utils.evaluation.metrics import SIZES
 from utils.evaluation.report.markup import Markup, element, page_head
@@ -14,6 +14,7 @@ from utils.evaluation.report.tables import table
 
 MAX_CARDS = 8  # pictures of a kind
 MAX_ROWS = 200  # rows of a kind
+MAX_LINKS = 8  # to kinds, at the top of the window; the summary has all
 MAX_BYTES = 6_000_000  # of all pictures together; base64 makes them a third larger
 KEYS = "Vermillion: the label in question. Yellow: the model's prediction. Blue: other labels."
 
@@ -24,14 +25,17 @@ def build_page(
     names: Sequence[str],
     findings: Sequence[Finding],
     about: Sequence[str],
+    has_model: bool,
 ) -> str:
-    """Return the page about sorted findings; counts: see `count_classes`; about: lines for the top of the page."""
+    """Return the page about sorted findings; counts: see `count_classes`; about: lines for the top of the page; has_model:
+    whether labels were compared with a model."""
     head, script = page_head(f"Check of {data}", "report", "img-src data:")
     number_of = count_kinds(findings)
     kinds = [kind for kind, number in number_of.items() if number]
     pictures = _Pictures()
     sections = [_section(kind, [one for one in findings if one.kind == kind], pictures) for kind in kinds]
-    links = [("summary", "Summary"), ("classes", "Classes"), *((kind, KINDS[kind].title) for kind in kinds)]
+    links = [("summary", "Summary"), ("classes", "Classes")]
+    links += [(kind, KINDS[kind].title) for kind in kinds][:MAX_LINKS]
     nav = element("nav", *(element("a", label, href=f"#{name}") for name, label in links), aria_label="Sections")
     body = element(
         "body",
@@ -45,7 +49,7 @@ def build_page(
         element(
             "main",
             _cards(counts, findings),
-            element("section", element("h2", "Summary"), *_summary(number_of), id="summary"),
+            element("section", element("h2", "Summary"), *_summary(number_of, has_model), id="summary"),
             element("section", element("h2", "Classes"), *_classes(counts, names), id="classes"),
             *sections,
         ),
@@ -86,21 +90,23 @@ def _cards(counts: dict[str, dict[str, Any]], findings: Sequence[Finding]) -> Ma
     return element("dl", *cards, class_="cards")
 
 
-def _summary(number_of: dict[str, int]) -> list[Markup]:
+def _summary(number_of: dict[str, int], has_model: bool) -> list[Markup]:
     rows = [
         element(
             "tr",
             _name(element("a", KINDS[kind].title, href=f"#{kind}")),
-            element("td", _level(kind), class_="worse" if KINDS[kind].is_error else None),
+            element("td", _level(kind), class_="name worse" if KINDS[kind].is_error else "name"),
             _number(number, key=f"counts.{kind}"),
             element("td", KINDS[kind].meaning, class_="name"),
         )
         for kind, number in number_of.items()
         if number
     ]
-    head = [_heading("Kind", True), _heading("Level"), _heading("Findings"), _heading("What it means", True)]
-    clean = ", ".join(KINDS[kind].title.lower() for kind, number in number_of.items() if not number)
-    nothing = element("p", f"Nothing found of: {clean}.", class_="note")
+    head = [_heading("Kind", True), _heading("Level", True), _heading("Findings"), _heading("What it means", True)]
+    checked = [kind for kind in number_of if has_model or kind not in MODEL_KINDS]
+    clean = ", ".join(KINDS[kind].title[0].lower() + KINDS[kind].title[1:] for kind in checked if not number_of[kind])
+    unchecked = "" if has_model else " Not compared with a model: that takes --model."
+    nothing = element("p", f"Nothing found of: {clean}.{unchecked}", class_="note")
     return [table("Kinds of findings", head, rows), nothing] if rows else [nothing]
 
 
@@ -139,7 +145,7 @@ def _section(kind: str, findings: Sequence[Finding], pictures: _Pictures) -> Mar
         element(
             "tr",
             element("th", element("span", str(finding.place), style="max-width:none"), scope="row", class_="name"),
-            element("td", finding.split),
+            element("td", finding.split, class_="name"),
             element("td", element("span", finding.text, style="max-width:none"), class_="name"),
         )
         for finding in findings[:MAX_ROWS]
@@ -151,7 +157,7 @@ def _section(kind: str, findings: Sequence[Finding], pictures: _Pictures) -> Mar
     )
     few = f" The pictures show {len(cards)} of them." if 0 < len(cards) < len(findings) else ""
     has_keys = any(mark.is_prediction for finding in shown for view in finding.views for mark in view.marks)
-    head = [_heading("Place", True), _heading("Split"), _heading("What", True)]
+    head = [_heading("Place", True), _heading("Split", True), _heading("What", True)]
     number = f" · {len(findings):,} {_level(kind)}{'s' if len(findings) != 1 else ''}"
     return element(
         "section",
@@ -165,11 +171,11 @@ def _section(kind: str, findings: Sequence[Finding], pictures: _Pictures) -> Mar
 
 
 def _card(finding: Finding, jpegs: Sequence[tuple[bytes, str]]) -> Markup:
+    columns = f"grid-template-columns:repeat({len(jpegs)},1fr)"
     return element(
         "article",
         element("p", finding.text, class_="note"),
-        element("div", *(_picture(jpeg, caption) for jpeg, caption in jpegs), class_="pair"),
-        style="grid-row:auto",
+        element("div", *(_picture(jpeg, caption) for jpeg, caption in jpegs), class_="pair", style=columns),
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from utils.checks.findings import View
 from utils.common.threads import ordered_map
-from utils.data.images import ImageError, encode_jpeg, fit_long_side, read_image
+from utils.data.images import ImageError, encode_jpeg, fit_long_side, read_image, resize_area, scaled_size
 from utils.evaluation.report.gallery import CONFUSED, RIGHT, WRONG
 from utils.plots import draw_instances
 
@@ -38,14 +38,15 @@ def draw_view(view: View) -> bytes | None:
         return None
     size = np.array(photo.shape[1::-1])
     left, top, right, bottom = _window(low * size, high * size, size)
-    part = photo[top:bottom, left:right]
+    scale = SHOWN_PX / max(bottom - top, right - left)  # a small part is enlarged, so that its outlines are thin
+    part = resize_area(photo[top:bottom, left:right], *scaled_size(right - left, bottom - top, scale))
     drawn = [mark for mark in view.marks if mark.is_drawn and len(mark.outline)]
     if drawn:
         colors = [RIGHT if not mark.is_subject else CONFUSED if mark.is_prediction else WRONG for mark in drawn]
-        outlines = [mark.outline * size - (left, top) for mark in drawn]
+        outlines = [(mark.outline * size - (left, top)) * scale for mark in drawn]
         texts = [mark.text for mark in drawn]
         part = draw_instances(part, [0] * len(drawn), None, outlines, None, [""], colors=colors, labels=texts)
-    return encode_jpeg(fit_long_side(part, SHOWN_PX), JPEG_QUALITY)
+    return encode_jpeg(part, JPEG_QUALITY)
 
 
 def _window(low: np.ndarray, high: np.ndarray, size: np.ndarray) -> tuple[int, int, int, int]:
