@@ -18,7 +18,7 @@ FLOORS = (
     ("run",),
     ("yolo", "plots", "engine"),
     ("evaluation", "geo"),
-    ("measure",),
+    ("checks", "measure"),
     ("utils",),
     ("outside",),
 )

@@ -85,12 +85,21 @@ def read_photos(spec: DatasetSpec, split: str, announce: Callable[[str], None] |
 
 
 def _read_photo(spec: DatasetSpec, file: Path, holds_folder: Callable[[Path], bool]) -> Photo:
+    label_file = find_label_file(spec, file, holds_folder)
+    if label_file is None:
+        return Photo(file, np.zeros(0, np.int64), [])
+    return Photo(file, *read_yolo_label(label_file, len(spec.names)))
+
+
+def find_label_file(spec: DatasetSpec, file: Path, holds_folder: Callable[[Path], bool]) -> Path | None:
+    """Return a photograph's label file, None if there is none. Raises LabelError for one that leaves the data set.
+
+    `holds_folder` is `spec.holds`, which may remember its answers.
+    """
     label_file = label_file_for(file)
     if not holds_folder(label_file.parent) or (label_file.is_symlink() and not spec.holds(label_file)):
         raise LabelError(f"{label_file}: {spec.problem_with(label_file)}")
-    if not label_file.exists() and not label_file.is_symlink():  # a broken link is an error
-        return Photo(file, np.zeros(0, np.int64), [])
-    return Photo(file, *read_yolo_label(label_file, len(spec.names)))
+    return label_file if label_file.exists() or label_file.is_symlink() else None  # a broken link is an error
 
 
 def count_classes(photos: list[Photo], num_classes: int) -> np.ndarray:

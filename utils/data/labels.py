@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,17 +46,22 @@ def read_yolo_label(path: Path, num_classes: int) -> tuple[np.ndarray, list[np.n
     """
     class_ids: list[int] = []
     polygons: list[np.ndarray] = []
-    for line_number, line in enumerate(_read_label_text(path).splitlines(), start=1):
-        fields = line.split()
-        if not fields:
-            continue
+    for line_number, fields in label_rows(path):
         try:
-            class_id, polygon = _parse_yolo_row(fields, num_classes)
+            class_id, polygon = parse_yolo_row(fields, num_classes)
         except ValueError as error:
             raise LabelError(f"{path}:{line_number}: {error}") from error
         class_ids.append(class_id)
         polygons.append(polygon)
     return np.array(class_ids, dtype=np.int64), polygons
+
+
+def label_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line number and the fields of each line of a label file that is not blank. Raises LabelError."""
+    for line_number, line in enumerate(_read_label_text(path).splitlines(), start=1):
+        fields = line.split()
+        if fields:
+            yield line_number, fields
 
 
 def _read_label_text(path: Path) -> str:
@@ -73,7 +78,8 @@ def _read_label_text(path: Path) -> str:
         raise LabelError(str(error)) from error
 
 
-def _parse_yolo_row(fields: list[str], num_classes: int) -> tuple[int, np.ndarray]:
+def parse_yolo_row(fields: list[str], num_classes: int) -> tuple[int, np.ndarray]:
+    """Return the class id and the polygon, float32 (V, 2) in 0..1, of a label's fields. Raises ValueError."""
     try:
         values = np.array(fields, dtype=np.float64)
     except ValueError:

@@ -45,7 +45,7 @@ def object_ring(
         raise OutlineError(f"{kind} has the coordinate {np.abs(points).max():g}, far outside any photograph")
     if len(points) > MAX_POINTS:
         raise OutlineError(f"{kind} of {len(points):,} points, more than {MAX_POINTS:,}")
-    if len(points) > DENSE_VERTICES and _estimated_crossings(points) > MAX_CROSSINGS:
+    if len(points) > DENSE_VERTICES and estimated_crossings(points) > MAX_CROSSINGS:
         raise OutlineError(f"{kind} crosses itself more than {MAX_CROSSINGS:,} times")
     try:
         shape = _line_shape(points, line_width_px, tolerance_px) if kind == "line" else _polygon(points, tolerance_px)
@@ -108,7 +108,7 @@ def _line_shape(points: np.ndarray, line_width_px: float, tolerance_px: float) -
     return line.buffer(line_width_px / 2, cap_style="flat", join_style="mitre", mitre_limit=2.0)
 
 
-def _estimated_crossings(points: np.ndarray) -> float:
+def estimated_crossings(points: np.ndarray) -> float:
     """Return the number of crossings of the segments between points (V, 2); for many segments, an estimate."""
     starts, ends = points[:-1], points[1:]
     num_segments = len(starts)

@@ -181,7 +181,7 @@ def _predict(
         in_photo = full or place(sample, upright_size(viewer.dataset.photos[sample.index].file.read_bytes()))
         ((found, masks),) = viewer.find([sample], [in_photo])
         number = int((found.scores > CONFUSION_MIN_SCORE).sum())
-        small = [_shrunk(mask, in_photo.photo_size, shown.photo_size) for mask in masks[:number]]
+        small = [shrunk(mask, in_photo.photo_size, shown.photo_size) for mask in masks[:number]]
         return found[:number], small, list(masks[:number]) if full else None
     images = prepare_images(torch.from_numpy(sample.image[None]), viewer.device)
     outputs = raw_outputs(viewer.model, images, viewer.precision.dtype)
@@ -191,7 +191,7 @@ def _predict(
     return found, list(photo_masks(outputs["proto"][0], found, shown)), large
 
 
-def _shrunk(region: Region, photo_size: tuple[int, int], shown_size: tuple[int, int]) -> Region:
+def shrunk(region: Region, photo_size: tuple[int, int], shown_size: tuple[int, int]) -> Region:
     """Return a mask in a smaller picture; a pixel of it belongs to the mask if any pixel that it stands for does."""
     rows, columns = np.nonzero(region.mask)
     if not len(rows):

@@ -1,0 +1,181 @@
+"""Look for mistakes in a data set's photographs and labels; write check.html and check.json.
+
+python check_data.py --data data/processed/dataset.yaml
+python check_data.py --data data/processed/dataset.yaml --model models/epri_distribution_ddp/best.pt
+python check_data.py --data data/processed/dataset.yaml --strict
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from utils import distributed
+from utils.checks.classes import check_classes, count_classes
+from utils.checks.contradictions import LIMITS, find_contradictions
+from utils.checks.duplicates import find_duplicates
+from utils.checks.findings import KINDS, Finding, count_kinds, in_order, num_errors
+from utils.checks.page import build_page
+from utils.checks.pictures import check_pictures, usable
+from utils.checks.reading import Entry, read_all
+from utils.common.config import Options, option, parse_config
+from utils.common.cores import usable_cpu_count
+from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
+from utils.common.errors import EXIT_USAGE, UsageError, UserError, printable, run_script
+from utils.common.files import write_text_atomic
+from utils.common.text import format_table
+from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, DatasetSpec, load_dataset_yaml
+from utils.yolo.model import YoloModel, class_names, load_for_prediction, trained_size_px
+from utils.yolo.tiles import OVERLAP, Predictor, check_tiles, choose_tiling
+
+DEFAULT_SIZE_PX = 640  # the trainer's
+REPORT, FACTS = "check.html", "check.json"
+
+
+@dataclass(frozen=True)
+class CheckConfig(Options):
+    """Options of `check_data.py`."""
+
+    data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML: folders and class names", metavar="YAML")
+    model: str | None = option(None, "trained model whose predictions are compared with the labels")
+    output: str = option("outputs/check", f"folder for {REPORT} and {FACTS}", metavar="DIR")
+    strict: bool = option(False, "exit with code 1 when there is an error; hints do not count")
+    trust_links: bool = option(False, TRUST_LINKS_HELP)
+    img_size: int | None = option(
+        None,
+        "side of the network input in pixels, at which small objects are judged; unset: the model's, or 640",
+        at_least=32,
+        multiple_of=32,
+    )
+    tiles: str = option(
+        "auto",
+        "with --model: side in pixels of the tiles that larger photographs are cut into; auto: as the model was trained, "
+        "which is no tiles if it saw whole photographs",
+        metavar="auto|off|SIZE",
+    )
+    batch_size: int = option(8, "with --model: photographs or tiles per forward pass", at_least=1)
+    amp: str = option("off", "with --model: mixed precision", choices=PRECISION_CHOICES)
+    device: str = option("auto", "with --model: auto, cpu, cuda or cuda:N")
+    num_workers: int = option(0, "threads; 0: all usable cores", at_least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_tiles(self.tiles)
+
+
+def main() -> int:
+    """Check a data set; return the exit code. Raises UserError with --strict and an error in the data."""
+    config = parse_config(CheckConfig, "Look for mistakes in a data set's photographs and labels")
+    ranks = distributed.read_rank_environment()
+    if ranks.world_size > 1:
+        if ranks.is_main:
+            raise UsageError("check_data.py is one process with threads: start it without torchrun")
+        return EXIT_USAGE
+    num_threads = config.num_workers or usable_cpu_count()
+    spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
+    predictor = load_predictor(config, spec, num_threads) if config.model else None
+    size_px = predictor.size_px if predictor else config.img_size or DEFAULT_SIZE_PX
+    entries, findings = read_all(spec, size_px, num_threads, print)
+    findings += check_entries(entries)
+    counts = count_classes(entries, list(spec.splits), len(spec.names))
+    findings += check_classes(counts, spec.names, spec.yaml_file)
+    notes: list[str] = []
+    if predictor:
+        contradicted, notes = find_contradictions(entries, predictor, spec.names)
+        findings += contradicted
+    findings = in_order(findings)
+    write_results(config, spec, counts, findings, size_px, notes)
+    print_results(config, counts, findings, notes)
+    if config.strict and num_errors(findings):
+        raise UserError(f"--strict: {num_errors(findings)} errors in {config.data}; the first: {first_error(findings)}")
+    return 0
+
+
+def load_predictor(config: CheckConfig, spec: DatasetSpec, num_threads: int) -> Predictor:
+    """Load the model and say how it is applied. Raises UserError if it was trained on other classes."""
+    device = choose_device(config.device, 0)
+    if device.type == "cpu":
+        torch.set_num_threads(num_threads)
+    model: YoloModel = load_for_prediction(str(config.model), device)
+    names = class_names(model)
+    if names != spec.names:
+        raise UserError(
+            f"{config.model} knows the classes {', '.join(names)} but {config.data} has {', '.join(spec.names)}"
+        )
+    size_px = config.img_size or trained_size_px(model)
+    tiling = choose_tiling(config.tiles, OVERLAP, model, size_px)
+    dtype = choose_precision(config.amp, device).dtype
+    return Predictor(model, size_px, device, config.batch_size, tiling, LIMITS, autocast_dtype=dtype)
+
+
+def check_entries(entries: Sequence[Entry]) -> list[Finding]:
+    """Return what is wrong with single photographs and label files, and the photographs that show the same."""
+    findings = [finding for entry in entries for finding in entry.findings]
+    pictures = usable((entry.split, entry.file, entry.picture) for entry in entries)
+    return findings + check_pictures(pictures) + find_duplicates(pictures)
+
+
+def write_results(
+    config: CheckConfig,
+    spec: DatasetSpec,
+    counts: dict[str, dict[str, Any]],
+    findings: Sequence[Finding],
+    size_px: int,
+    notes: Sequence[str],
+) -> None:
+    """Write check.html and check.json."""
+    folder = Path(config.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    errors = num_errors(findings)
+    content = {
+        "data": config.data,
+        "model": config.model,
+        "img_size": size_px,
+        "names": spec.names,
+        "num_errors": errors,
+        "num_hints": len(findings) - errors,
+        "counts": count_kinds(findings),
+        "splits": counts,
+        "notes": notes,
+        "findings": [finding.to_dict() for finding in findings],
+    }
+    write_text_atomic(folder / FACTS, json.dumps(content, indent=1) + "\n")
+    compared = [f"Labels are compared with the predictions of {config.model}"] if config.model else []
+    about = [f"Small objects are judged at an input of {size_px} px", *compared, *notes]
+    page = build_page(config.data, counts, spec.names, findings, about, config.model is not None)
+    write_text_atomic(folder / REPORT, page)
+
+
+def print_results(
+    config: CheckConfig, counts: dict[str, dict[str, Any]], findings: Sequence[Finding], notes: Sequence[str]
+) -> None:
+    """Print what was checked, a row for each kind of finding, and where the report is."""
+    for split, count in counts.items():
+        print(f"{split}: {count['photographs']:,} photographs, {count['objects']:,} objects")
+    rows = []
+    for kind, number in count_kinds(findings).items():
+        if number:
+            first = next(finding for finding in findings if finding.kind == kind)
+            weight = "error" if KINDS[kind].is_error else "hint"
+            rows.append([weight, KINDS[kind].title, number, printable(first.place, 200)])
+    if rows:
+        print(format_table(["", "finding", "number", "first"], rows))
+    for note in notes:
+        print(note)
+    errors = num_errors(findings)
+    print(f"{errors} errors, {len(findings) - errors} hints: {config.output}/{REPORT} and {FACTS}")
+
+
+def first_error(findings: Sequence[Finding]) -> str:
+    """Return the place and text of the first error, as one printable line."""
+    first = next(finding for finding in findings if KINDS[finding.kind].is_error)
+    return printable(f"{first.place}: {first.text}", 400)
+
+
+if __name__ == "__main__":
+    run_script(main)
