@@ -1,4 +1,4 @@
-"""Train YOLOv8 segmentation on one process or many.
+"""Train YOLO segmentation on one process or many.
 
     python train_yolo_ddp.py --model yolov8n-seg.pt --epochs 10 --batch-size 16
     bash train_ddp.sh 4
@@ -37,7 +37,7 @@ from utils.yolo.optimizer import build_optimizer
 def main() -> int:
     """Train; return the exit code."""
     config = parse_config(
-        TrainConfig, "Train YOLOv8 segmentation with DistributedDataParallel", resume_arguments(sys.argv[1:])
+        TrainConfig, "Train YOLO segmentation with DistributedDataParallel", resume_arguments(sys.argv[1:])
     )
     ranks = distributed.read_rank_environment()
     die_with_parent()

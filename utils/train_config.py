@@ -18,7 +18,10 @@ from utils.yolo.optimizer import NOMINAL_BATCH_SIZE, SGD_LR
 class TrainConfig(Options):
     """Options of the trainer. A YAML file given with --config may hold any of them."""
 
-    model: str = option("yolov8m-seg.pt", "yolov8{n,s,m,l,x}-seg.pt, a local .pt, or yolov8n-seg.yaml (from scratch)")
+    model: str = option(
+        "yolov8m-seg.pt",
+        "yolov8 or yolo11{n,s,m,l,x}-seg.pt, a local .pt, or yolov8, yolo11 or yolo12n-seg.yaml (from scratch)",
+    )
     data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML: folders and class names", metavar="YAML")
     trust_links: bool = option(False, TRUST_LINKS_HELP, may_differ=True)
     epochs: int = option(100, "passes over the training images", at_least=1, may_differ=True)

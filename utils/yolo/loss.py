@@ -1,4 +1,4 @@
-"""YOLOv8's segmentation loss, with normalisers summed over all ranks: N ranks compute the gradient of one.
+"""The segmentation loss of YOLOv8, YOLO11 and YOLO12, with normalisers summed over all ranks: N ranks compute the gradient of one.
 
 Task-aligned assignment (TOOD, arXiv 2108.07755, section 3.2), complete IoU (arXiv 1911.08287, eq. 8-11), distribution
 focal loss (arXiv 2006.04388, eq. 6), class BCE, and mask BCE inside each target's box divided by the box's area
@@ -55,7 +55,7 @@ class LossSums:
 
 
 class SegmentationLoss:
-    """The engine's `criterion(outputs, targets)`; outputs is the dictionary that a YOLOv8-seg model returns in training.
+    """The engine's `criterion(outputs, targets)`; outputs is the dictionary that the model returns in training.
 
     The returned loss is `loss_scale` times the reported one. YOLOv8's optimizer settings expect gradients summed over a
     nominal batch of 64 images, hence the default of 64. `class_weights` float32 (classes,) multiply the class part.

@@ -80,7 +80,7 @@ def predict_photos(
 def raw_outputs(
     model: nn.Module, images: torch.Tensor, autocast_dtype: torch.dtype | None = None
 ) -> dict[str, torch.Tensor]:
-    """Run a YOLOv8-seg model in evaluation mode on (B, 3, S, S) in 0..1; return its dictionary of raw outputs."""
+    """Run a model in evaluation mode on (B, 3, S, S) in 0..1; return its dictionary of raw outputs."""
     with torch.autocast(images.device.type, autocast_dtype or torch.bfloat16, enabled=autocast_dtype is not None):
         outputs = model(images)
     return outputs[1] if isinstance(outputs, tuple) else outputs
