@@ -110,6 +110,7 @@ def train(
     options = assembly.engine_options(config, device)
     facts = run_choices(plan, choose_precision(config.amp, device), world_size, skipped)
     engine = TrainingEngine(model, device, options, task=task, run=run.folder, facts=facts)
+    assembly.follow_epochs(task.criterion, engine)
     engine.train(
         train_loader=get_dataloader(train_set, batches, workers, pin_memory, config.prefetch),
         val_loader=get_dataloader(val_set, val_batches, min(workers, 2), pin_memory, min(config.prefetch, 4)),

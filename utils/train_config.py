@@ -20,7 +20,7 @@ class TrainConfig(Options):
 
     model: str = option(
         "yolov8m-seg.pt",
-        "yolov8 or yolo11{n,s,m,l,x}-seg.pt, a local .pt, or yolov8, yolo11 or yolo12n-seg.yaml (from scratch)",
+        "yolov8, yolo11 or yolo26{n,s,m,l,x}-seg.pt, a local .pt, or a name such as yolo12n-seg.yaml (from scratch)",
     )
     data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML: folders and class names", metavar="YAML")
     trust_links: bool = option(False, TRUST_LINKS_HELP, may_differ=True)
