@@ -68,7 +68,11 @@ class TrainConfig(Options):
         may_differ=True,
     )
     accumulate: int = option(1, "batches per optimizer step", at_least=1)
-    freeze: int = option(0, "freeze this many layers, counted from the input; 10: YOLOv8's backbone", at_least=0)
+    freeze: int = option(
+        0,
+        "freeze this many layers, counted from the input; the backbone has 10 in YOLOv8, 11 in YOLO11 and YOLO26, 9 in YOLO12",
+        at_least=0,
+    )
     multi_scale: bool = option(False, "random input size for each batch, 0.5 to 1.5 times --img-size")
     class_weights: str = option(
         "none",

@@ -105,7 +105,7 @@ class SegmentationLoss:
         normalisers = distributed.all_reduce_sum(sums.normalisers)
         parts = sums.normalised(normalisers, distributed.world_size())
         loss = parts.sum()
-        values = self._values(sums, parts.detach())
+        values = {"loss": loss.detach(), **self._values(sums, parts.detach())}
         if self._is_in_group:
             before = torch.zeros_like(normalisers) if self._group is None else self._group
             self._group = before + normalisers
@@ -115,7 +115,7 @@ class SegmentationLoss:
 
     def _values(self, sums: LossSums, parts: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return what to report, by name, from the normalised parts."""
-        return {"loss": parts.sum(), **dict(zip(PARTS, parts.unbind(), strict=True))}
+        return dict(zip(PARTS, parts.unbind(), strict=True))
 
     def sums(self, outputs: dict[str, torch.Tensor], targets: Targets) -> LossSums:
         """Return this rank's share of the loss, without any communication."""

@@ -114,7 +114,7 @@ class EndToEndLoss(SegmentationLoss):
         assert isinstance(sums, EndToEndSums)
         many, one, pixels = parts.split([len(PARTS), len(PARTS), 1])
         many, pixels, one = many / sums.share, pixels[0] / sums.share, one.sum() / (1 - sums.share)
-        return {**super()._values(sums, many), "sem": pixels, "one2one": one}
+        return {"loss": many.sum(), **super()._values(sums, many), "sem": pixels, "one2one": one}
 
 
 def pixel_class_error(logits: torch.Tensor, targets: Targets) -> torch.Tensor:
