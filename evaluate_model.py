@@ -55,6 +55,7 @@ from utils.evaluation.tables import class_table, coco_comparison_table, comparis
 from utils.evaluation.tile_search import TileSearch
 from utils.plots import plot_confusion_matrix, plot_pr_curves
 from utils.yolo.loss import SegmentationLoss
+from utils.yolo.loss26 import loss_for
 from utils.yolo.model import class_names, load_for_prediction, trained_size_px
 from utils.yolo.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, check_tiles, choose_tiling
 
@@ -74,6 +75,9 @@ class EvaluationConfig(Options):
     output: str = option("outputs/evaluation", "folder for the results", metavar="DIR")
     img_size: int | None = option(
         None, "side of the network input in pixels; unset: as in training", at_least=32, multiple_of=32
+    )
+    nms: bool = option(
+        True, "suppress overlapping detections; --no-nms: use YOLO26's one-to-one outputs, which need none"
     )
     batch_size: int = option(16, "images per process and forward pass", at_least=1)
     num_workers: int = option(8, "loader processes per process, at most; fewer if there are too few cores")
@@ -145,7 +149,7 @@ def main() -> int:
     threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
     torch.set_num_threads(threads)
     paths = [config.model] + ([config.compare] if config.compare else [])
-    models = [load_for_prediction(path, device) for path in paths]
+    models = [load_for_prediction(path, device, nms=config.nms) for path in paths]
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     for path, model in zip(paths, models, strict=True):
         check_classes(path, class_names(model), config.data, spec.names)
@@ -192,7 +196,7 @@ def get_candidate(
 ) -> Candidate:
     """Return a model with the split at its input size, and with the search on tiles if there are to be tiles."""
     size_px = config.img_size or trained_size_px(model)
-    candidate = Candidate(path, model, SegmentationLoss(model), SegmentationDataset(photos, size_px))
+    candidate = Candidate(path, model, loss_for(model), SegmentationDataset(photos, size_px))
     tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
     if tiling is None:
         return candidate

@@ -53,6 +53,9 @@ class InferenceConfig(Options):
     output: str = option("outputs/predictions", "folder for pictures, labels/ and predictions.json", metavar="DIR")
     conf: float = option(0.25, "minimum confidence of a detection", **FRACTION)
     iou: float = option(0.7, "IoU above which the less confident of two detections of a class is dropped", **FRACTION)
+    nms: bool = option(
+        True, "suppress overlapping detections; --no-nms: use YOLO26's one-to-one outputs, which need none"
+    )
     img_size: int | None = option(
         None, "side of the network input in pixels; unset: as in training", at_least=32, multiple_of=32
     )
@@ -106,7 +109,7 @@ def main() -> int:
         torch.set_num_threads(cores)
     files = list_photos(config.source)
     site = read_site(config) if config.geo else None
-    model = load_for_prediction(config.model, device)
+    model = load_for_prediction(config.model, device, nms=config.nms)
     names = class_names(model)
     wanted = wanted_classes(config.classes, names)
     size_px = config.img_size or trained_size_px(model)

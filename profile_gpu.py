@@ -50,7 +50,9 @@ PROFILED_STEPS = {"cuda": 3, "cpu": 1}  # for the table of operators
 class ProfileConfig(Options):
     """Options of `profile_gpu.py`."""
 
-    model: str = option("yolov8m-seg.pt", "model to train: a .pt file or yolov8{n,s,m,l,x}-seg.yaml")
+    model: str = option(
+        "yolov8m-seg.pt", "model to train: a .pt file, or yolov8, yolo11, yolo12 or yolo26{n,s,m,l,x}-seg.yaml"
+    )
     batch_sizes: tuple[int, ...] = option(
         (4, 8, 16, 32, 64), "batch sizes to try, in ascending order", metavar="N", at_least=1
     )

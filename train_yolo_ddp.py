@@ -1,4 +1,4 @@
-"""Train YOLOv8 segmentation on one process or many.
+"""Train YOLO segmentation on one process or many.
 
     python train_yolo_ddp.py --model yolov8n-seg.pt --epochs 10 --batch-size 16
     bash train_ddp.sh 4
@@ -37,7 +37,7 @@ from utils.yolo.optimizer import build_optimizer
 def main() -> int:
     """Train; return the exit code."""
     config = parse_config(
-        TrainConfig, "Train YOLOv8 segmentation with DistributedDataParallel", resume_arguments(sys.argv[1:])
+        TrainConfig, "Train YOLO segmentation with DistributedDataParallel", resume_arguments(sys.argv[1:])
     )
     ranks = distributed.read_rank_environment()
     die_with_parent()
@@ -110,6 +110,7 @@ def train(
     options = assembly.engine_options(config, device)
     facts = run_choices(plan, choose_precision(config.amp, device), world_size, skipped)
     engine = TrainingEngine(model, device, options, task=task, run=run.folder, facts=facts)
+    assembly.follow_epochs(task.criterion, engine)
     engine.train(
         train_loader=get_dataloader(train_set, batches, workers, pin_memory, config.prefetch),
         val_loader=get_dataloader(val_set, val_batches, min(workers, 2), pin_memory, min(config.prefetch, 4)),

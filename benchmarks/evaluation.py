@@ -35,7 +35,7 @@ from utils.data.loader import ShardBatches, get_dataloader
 from utils.distributed import all_reduce_sum, barrier, read_rank_environment
 from utils.evaluation.evaluate import evaluate
 from utils.measure.rank_processes import join_ranks, read_job, run_ranks, write_answer
-from utils.yolo.loss import SegmentationLoss
+from utils.yolo.loss26 import loss_for
 from utils.yolo.model import class_names, load_weights, trained_size_px
 
 RANK_CODE = "from benchmarks.evaluation import measure; run_script(measure)"
@@ -84,7 +84,7 @@ def measure() -> None:
     dataset = SegmentationDataset(read_photos(load_dataset_yaml(config.data), config.split), trained_size_px(model))
     batches = ShardBatches(len(dataset), config.batch_size, ranks.rank, ranks.world_size)
     loader = get_dataloader(dataset, batches, 0, device.type == "cuda")
-    criterion = SegmentationLoss(model)
+    criterion = loss_for(model)
     join_ranks(device, config.timeout_s)
     for _ in range(2):
         barrier()

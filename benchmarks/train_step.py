@@ -49,7 +49,9 @@ Json = dict[str, Any]
 class StepConfig(Options):
     """Options of `benchmarks/train_step.py`."""
 
-    model: str = option("yolov8n-seg.yaml", "model to train: a .pt file or yolov8{n,s,m,l,x}-seg.yaml")
+    model: str = option(
+        "yolov8n-seg.yaml", "model to train: a .pt file, or yolov8, yolo11, yolo12 or yolo26{n,s,m,l,x}-seg.yaml"
+    )
     img_size: int = option(640, "side of the square network input in pixels, a multiple of 32", **INPUT_SIZE)
     batch_size: int = option(16, "images per step", at_least=1)
     objects: int = option(20, "labelled objects in each image; without --data", at_least=0)

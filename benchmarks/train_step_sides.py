@@ -86,7 +86,7 @@ class TheirSide:
 
         self.device = device
         self.model = model.to(device).train()
-        self.model.args = SimpleNamespace(box=7.5, cls=0.5, dfl=1.5, overlap_mask=True)
+        self.model.args = SimpleNamespace(box=7.5, cls=0.5, dfl=1.5, overlap_mask=True, epochs=100)
         self.batch = _their_batch(batch, device)
         self.amp = device.type == "cuda"
         # Ultralytics' own methods, called with the few attributes of a trainer that they use.
@@ -152,8 +152,17 @@ def _their_batch(batch: Batch, device: torch.device) -> dict[str, torch.Tensor]:
         "cls": batch.class_ids.float()[:, None],
         "bboxes": torch.cat([(low + high) / 2, high - low], 1) / batch.images.shape[1],
         "masks": batch.masks,
+        "sem_masks": _pixel_classes(batch),
     }
     return {name: tensor.pin_memory() for name, tensor in theirs.items()} if device.type == "cuda" else theirs
+
+
+def _pixel_classes(batch: Batch) -> torch.Tensor:
+    """Return the class of each mask pixel's object, 0 where there is none, float32 (B, S / 4, S / 4): for YOLO26."""
+    starts = torch.searchsorted(batch.batch_index, torch.arange(len(batch)))
+    numbers = (batch.masks.long() - 1 + starts[:, None, None]).clamp(0, max(len(batch.class_ids) - 1, 0))
+    classes = batch.class_ids[numbers] if len(batch.class_ids) else torch.zeros_like(numbers)
+    return (classes * (batch.masks > 0)).float()
 
 
 class _Watched:

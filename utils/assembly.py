@@ -19,7 +19,7 @@ from utils.data.dataset import Batch, Photo, SegmentationDataset, count_classes,
 from utils.data.dataset_yaml import DatasetSpec
 from utils.data.loader import LoaderPlan, batch_bytes, multi_scale_sizes, plan_loader
 from utils.data.windows import Windows, open_windows
-from utils.engine import EngineOptions, Epoch, Task
+from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
 from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.evaluation.evaluate import evaluate, headline
 from utils.measure.batch_size import probe_batch_size
@@ -30,7 +30,8 @@ from utils.train_config import TrainConfig
 from utils.train_plan import SKIPPED_PHOTOGRAPHS
 from utils.training_pictures import Curves, ValidationPictures
 from utils.yolo.inputs import Targets, prepare_batch
-from utils.yolo.loss import SegmentationLoss, inverse_frequency_weights
+from utils.yolo.loss import inverse_frequency_weights
+from utils.yolo.loss26 import EndToEndLoss, loss_for
 from utils.yolo.model import YoloModel, save_deployable
 from utils.yolo.optimizer import GRADIENT_CLIP_NORM, OptimizerPlan
 
@@ -173,11 +174,11 @@ class Segmentation(Task):
         val_photos: list[Photo],
         weights: torch.Tensor | None,
     ) -> None:
-        super().__init__(SegmentationLoss(model, class_weights=weights, within_reach=config.within_reach))
+        super().__init__(loss_for(model, class_weights=weights, within_reach=config.within_reach))
         self.config = config
         self.names = names
         self.run = run
-        self.val_criterion = SegmentationLoss(model)  # always the same, so that all runs' losses compare
+        self.val_criterion = loss_for(model)  # always the same, so that all runs' losses compare
         self.curves = Curves(run.folder)
         ranks = distributed.rank(), distributed.world_size()
         self.pictures = ValidationPictures(val_photos, names, config.val_pictures_every, *ranks)
@@ -205,6 +206,15 @@ class Segmentation(Task):
         self.curves.draw(epoch.is_last)
         self.pictures.finish(self.run.folder, epoch.log.image, epoch.number)
         self.run.set_status(RUNNING, epoch=epoch.number, step=record["global_step"])
+
+
+def follow_epochs(criterion: Any, engine: TrainingEngine) -> None:
+    """Let YOLO26's loss read from the engine how much of the run is done: whole epochs, as in Ultralytics.
+
+    They are part of every checkpoint, so a resumed run has the same weights of the loss.
+    """
+    if isinstance(criterion, EndToEndLoss):
+        criterion.run_done = lambda: engine.progress.epoch / max(engine.options.epochs - 1, 1)
 
 
 def engine_options(config: TrainConfig, device: torch.device) -> EngineOptions:

@@ -18,7 +18,10 @@ from utils.yolo.optimizer import NOMINAL_BATCH_SIZE, SGD_LR
 class TrainConfig(Options):
     """Options of the trainer. A YAML file given with --config may hold any of them."""
 
-    model: str = option("yolov8m-seg.pt", "yolov8{n,s,m,l,x}-seg.pt, a local .pt, or yolov8n-seg.yaml (from scratch)")
+    model: str = option(
+        "yolov8m-seg.pt",
+        "yolov8, yolo11 or yolo26{n,s,m,l,x}-seg.pt, a local .pt, or a name such as yolo12n-seg.yaml (from scratch)",
+    )
     data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML: folders and class names", metavar="YAML")
     trust_links: bool = option(False, TRUST_LINKS_HELP, may_differ=True)
     epochs: int = option(100, "passes over the training images", at_least=1, may_differ=True)
@@ -65,7 +68,11 @@ class TrainConfig(Options):
         may_differ=True,
     )
     accumulate: int = option(1, "batches per optimizer step", at_least=1)
-    freeze: int = option(0, "freeze this many layers, counted from the input; 10: YOLOv8's backbone", at_least=0)
+    freeze: int = option(
+        0,
+        "freeze this many layers, counted from the input; the backbone has 10 in YOLOv8, 11 in YOLO11 and YOLO26, 9 in YOLO12",
+        at_least=0,
+    )
     multi_scale: bool = option(False, "random input size for each batch, 0.5 to 1.5 times --img-size")
     class_weights: str = option(
         "none",

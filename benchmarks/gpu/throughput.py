@@ -19,7 +19,7 @@ from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import read_image
 from utils.data.loader import ShardBatches, get_dataloader
 from utils.evaluation.evaluate import evaluate
-from utils.yolo.loss import SegmentationLoss
+from utils.yolo.loss26 import loss_for
 from utils.yolo.model import YoloModel, class_names, load_weights
 from utils.yolo.predict import predict_photos, raw_outputs
 
@@ -63,7 +63,7 @@ def evaluation(setting: Setting) -> Finding:
             loader = get_dataloader(dataset, ShardBatches(len(dataset), 16, 0, 1), workers, setting.is_gpu)
             start_s = time.perf_counter()
             precision = Precision("off" if dtype is None else name, dtype, False)
-            found = evaluate(model, loader, class_names(model), SegmentationLoss(model), device, precision=precision)
+            found = evaluate(model, loader, class_names(model), loss_for(model), device, precision=precision)
             seconds.append(time.perf_counter() - start_s)
         speeds[name] = len(dataset) / seconds[-1]
         scores[name] = found.metrics["mask_map50_95"]

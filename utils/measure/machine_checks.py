@@ -209,7 +209,7 @@ def check_python() -> Result:
 
 
 def check_ultralytics() -> Result:
-    """Is Ultralytics installed? The YOLOv8 model comes from it. It is not imported here."""
+    """Is Ultralytics installed? The models come from it. It is not imported here."""
     version = package_version("ultralytics")
     if version is None:
         return Result("fail", "Ultralytics is not installed", INSTALL_CURE)

@@ -22,6 +22,7 @@ from utils.engine.state import Progress
 from utils.engine.step import Marker, NoMarker
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import SegmentationLoss
+from utils.yolo.loss26 import loss_for
 from utils.yolo.model import YoloModel
 from utils.yolo.optimizer import GRADIENT_CLIP_NORM, parameter_groups
 
@@ -94,7 +95,7 @@ def build_training(model: YoloModel, device: torch.device, precision: Precision)
     )
     engine = TrainingEngine(model, device, options, task=SegmentationStep())
     optimizer = torch.optim.AdamW(parameter_groups(model, WEIGHT_DECAY), lr=LEARNING_RATE, fused=True)
-    engine.begin(optimizer, SegmentationLoss(model))
+    engine.begin(optimizer, loss_for(model))
     return engine
 
 

@@ -1,6 +1,7 @@
 """Assigns targets to anchors: the task-aligned assignment (TOOD, arXiv 2108.07755, section 3.2).
 
-Overlap is measured by the complete IoU (arXiv 1911.08287, eq. 8-11).
+Overlap is measured by the complete IoU of the boxes (arXiv 1911.08287, eq. 8-11), in YOLO26 by the mean of it and the IoU of
+the masks.
 """
 
 from __future__ import annotations
@@ -10,10 +11,34 @@ from dataclasses import dataclass
 import torch
 
 from utils.yolo.boxes import AnchorGrid, complete_iou
+from utils.yolo.mask_overlap import PredictedMasks
 
-TOP_K = 10  # anchors per target; YOLOv8's setting, like the exponents of the alignment
+MASKS_PER_CHOICE = 3  # YOLO26 compares the masks of so many times the anchors that a target may choose
 EPS = 1e-9
 _ONE_CHOICE = 2**32  # more than a target's number: a sum over choices holds their count above it, and numbers below
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How many anchors a target gets; the defaults are those of YOLOv8, like the exponents of the alignment.
+
+    Each target chooses its `top_k` best anchors. With `final_top_k`, it keeps the best so many of those that it got.
+    """
+
+    top_k: int = 10
+    final_top_k: int | None = None
+
+
+YOLOV8_RULE = Rule()
+
+
+@dataclass(frozen=True)
+class TrueObjects:
+    """The targets of a batch, padded to M per image."""
+
+    class_ids: torch.Tensor  # int64 (B, M)
+    edges: torch.Tensor  # (4, B, M): -x1, -y1, x2, y2 in pixels
+    inside: torch.Tensor  # bool (B, M, A): which anchors lie in which boxes
 
 
 @dataclass(frozen=True)
@@ -30,28 +55,42 @@ class Assignment:
 def assign(
     probabilities: torch.Tensor,
     sides: torch.Tensor,
-    inside: torch.Tensor,
-    class_ids: torch.Tensor,
-    target_edges: torch.Tensor,
+    objects: TrueObjects,
     grid: AnchorGrid,
+    rule: Rule = YOLOV8_RULE,
+    masks: PredictedMasks | None = None,
 ) -> Assignment:
-    """Assign anchors to targets by alignment = probability^0.5 * IoU^6.
+    """Assign anchors to targets by alignment = probability^0.5 * overlap^6.
 
-    probabilities (B, classes, A); the predicted boxes as sides (4, B, A); inside bool (B, M, A); class_ids (B, M);
-    target_edges (4, B, M), which are -x1, -y1, x2, y2; all in pixels. Each target chooses its 10 best anchors inside its
-    box; an anchor that several targets choose goes to the one that it overlaps most. Costs one host synchronisation.
+    probabilities (B, classes, A); the predicted boxes as sides (4, B, A) in pixels. Each target chooses its best anchors
+    inside its box; an anchor that several targets choose goes to the one that it overlaps most. The overlap is that of the
+    boxes, with `masks` the mean of boxes and masks. Costs one host synchronisation, with masks two.
     """
+    inside, class_ids = objects.inside, objects.class_ids
     pair = inside.flatten().nonzero()[:, 0]  # a host synchronisation; (L,) flat indices of (image, target, anchor)
-    dense = _overlap_and_alignment(pair, probabilities, sides, class_ids, target_edges, grid)
+    iou, weight = _iou_and_weight(pair, probabilities, sides, objects, grid)
+    dense = torch.zeros(2, *inside.shape, device=sides.device, dtype=sides.dtype)
+    if masks is not None:
+        dense[1].view(-1).scatter_(0, pair, weight * iou.pow(6) + EPS)  # EPS: unlike other anchors
+        best = dense[1].topk(min(MASKS_PER_CHOICE * rule.top_k, inside.shape[-1])).indices
+        boxes = (sides + grid.sides[:, None]) * grid.outward[:, None, None]  # (4, B, A) xyxy
+        iou = (iou + masks.overlap(best, inside, boxes).flatten().index_select(0, pair)) / 2
+    dense.view(2, -1)[0].scatter_(0, pair, iou)
+    dense.view(2, -1)[1].scatter_(0, pair, weight * iou.pow(6))  # alpha 0.5, beta 6
     overlap, alignment = dense.unbind()  # (B, M, A) each
 
-    best = alignment.topk(min(TOP_K, alignment.shape[-1]), dim=-1).indices  # (B, M, 10)
+    best = alignment.topk(min(rule.top_k, alignment.shape[-1]), dim=-1).indices  # (B, M, 10)
     first = _ONE_CHOICE
     choices = torch.arange(first, first + inside.shape[1], device=inside.device)[:, None] * inside.gather(-1, best)
     chosen_by = torch.zeros(sides.shape[1:], dtype=torch.int64, device=inside.device)  # (B, A)
     chosen_by.scatter_add_(1, best.flatten(1), choices.flatten(1))
     foreground = chosen_by > 0
     target_index = torch.where(chosen_by >= 2 * first, overlap.max(1).indices, chosen_by & (first - 1))
+    if rule.final_top_k is not None:
+        number = torch.arange(inside.shape[1], device=inside.device)[:, None]
+        held = (target_index[:, None] == number) & foreground[:, None]  # (B, M, A)
+        best = (alignment * held).topk(rule.final_top_k).indices
+        foreground = (torch.zeros_like(held).scatter_(-1, best, True) & held).any(1)
 
     # The score of a target's best anchor is the target's best overlap; the others' are in proportion to their alignment.
     chosen = target_index.expand(2, -1, -1)
@@ -64,18 +103,14 @@ def assign(
     return Assignment(foreground, target_index, strength, scores)
 
 
-def _overlap_and_alignment(
-    pair: torch.Tensor,
-    probabilities: torch.Tensor,
-    sides: torch.Tensor,
-    class_ids: torch.Tensor,
-    target_edges: torch.Tensor,
-    grid: AnchorGrid,
-) -> torch.Tensor:
-    """Return the overlap and the alignment of the given pairs, (L,) in 0..B*M*A-1, 0 elsewhere: (2, B, M, A).
+def _iou_and_weight(
+    pair: torch.Tensor, probabilities: torch.Tensor, sides: torch.Tensor, objects: TrueObjects, grid: AnchorGrid
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the boxes' IoU and probability^0.5 of the given pairs, (L,) in 0..B*M*A-1: (L,) each.
 
     The pairs are those of an anchor inside a target's box, since on a CPU all pairs would be slow.
     """
+    class_ids, target_edges = objects.class_ids, objects.edges
     num_targets, num_anchors = class_ids.shape[1], sides.shape[2]
     target = pair // num_anchors  # in 0..B*M-1
     cell = pair % num_anchors  # the anchor within the image
@@ -86,11 +121,7 @@ def _overlap_and_alignment(
     class_row = class_ids + torch.arange(0, batch_size * num_classes, num_classes, device=pair.device)[:, None]
     score = torch.add(cell, class_row.flatten().index_select(0, target), alpha=num_anchors)  # in 0..B*classes*A-1
     probability = probabilities.flatten().index_select(0, score)
-    dense = torch.zeros(2, *class_ids.shape, num_anchors, device=sides.device, dtype=sides.dtype)
-    overlap, alignment = dense.view(2, -1).unbind()
-    overlap.scatter_(0, pair, iou)
-    alignment.scatter_(0, pair, probability.sqrt_() * iou.pow(6))  # alpha 0.5, beta 6
-    return dense
+    return iou, probability.sqrt_()
 
 
 def inside_boxes(

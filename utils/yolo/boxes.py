@@ -62,15 +62,25 @@ def anchor_points(strides: list[float], size_px: int, device: torch.device) -> t
 
 
 def decode_boxes(bins: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-    """Turn (B, A, 4 * bins) logits into (B, A, 4) xyxy boxes in cells: the expected distance to each side."""
+    """Turn (B, A, 4 * bins) logits into (B, A, 4) xyxy boxes in cells: the expected distance to each side.
+
+    With one bin, as in YOLO26, the four values are the distances themselves.
+    """
+    if bins.shape[-1] == 4:
+        return torch.cat([points - bins[..., :2], points + bins[..., 2:]], -1)
     distribution = bins.unflatten(-1, (4, -1)).softmax(-1)
     distances = distribution @ torch.arange(distribution.shape[-1], dtype=bins.dtype, device=bins.device)
     return torch.cat([points - distances[..., :2], points + distances[..., 2:]], -1)
 
 
 def predicted_sides(bins: torch.Tensor, strides: torch.Tensor) -> torch.Tensor:
-    """Return the sides of the boxes that (B, 4 * bins, A) logits predict, in pixels, from strides (A,): (4, B, A)."""
+    """Return the sides of the boxes that (B, 4 * bins, A) logits predict, in pixels, from strides (A,): (4, B, A).
+
+    With one bin the four values are the distances themselves.
+    """
     batch_size, channels, num_anchors = bins.shape
+    if channels == 4:
+        return bins.transpose(0, 1) * strides
     distribution = bins.reshape(batch_size * 4, channels // 4, num_anchors).softmax(1)
     numbers = torch.arange(channels // 4, dtype=bins.dtype, device=bins.device)
     distances = torch.bmm(numbers.expand(batch_size * 4, 1, -1), distribution)  # (B * 4, 1, A) in cells
@@ -151,3 +161,37 @@ class BoxErrors(torch.autograd.Function):
         """Scale the gradients of the rows."""
         box_gradient, dfl_gradient = context.saved_tensors
         return (box_gradient * box).addcmul_(dfl_gradient, dfl).flatten(1), None, None
+
+
+class DistanceErrors(torch.autograd.Function):
+    """The box and the distance part of YOLO26's loss. `forward` computes the gradients too, `backward` only scales them.
+
+    `apply(distances, sides, weight, distance_weight)`: predicted distances (P, 4) and true sides (4, P) in cells, weights
+    (P,). Returns the weighted sums () of 1 - complete IoU, and of the mean absolute error of the four distances. A
+    predicted box without area has no derivative of the IoU: the distances alone move it.
+    """
+
+    @staticmethod
+    def forward(
+        context: Any,
+        distances: torch.Tensor,
+        sides: torch.Tensor,
+        weight: torch.Tensor,
+        distance_weight: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See the class."""
+        predicted = distances.T
+        iou, slope = complete_iou(predicted, sides, with_slope=True)
+        assert slope is not None
+        has_area = (predicted[:2] + predicted[2:] > SHORTEST).all(0)
+        gap = predicted - sides
+        share = distance_weight / 4
+        context.save_for_backward(-(slope * (weight * has_area)).T, (gap.sign() * share).T)
+        return torch.dot(weight, 1 - iou), torch.dot(share, gap.abs().sum(0))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(context: Any, box: torch.Tensor, distance: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        """Scale the gradients of the distances."""
+        box_gradient, distance_gradient = context.saved_tensors
+        return (box_gradient * box).addcmul_(distance_gradient, distance), None, None, None

@@ -1,4 +1,4 @@
-"""YOLOv8's segmentation loss, with normalisers summed over all ranks: N ranks compute the gradient of one.
+"""The segmentation loss of YOLOv8, YOLO11 and YOLO12, with normalisers summed over all ranks: N ranks compute the gradient of one.
 
 Task-aligned assignment (TOOD, arXiv 2108.07755, section 3.2), complete IoU (arXiv 1911.08287, eq. 8-11), distribution
 focal loss (arXiv 2006.04388, eq. 6), class BCE, and mask BCE inside each target's box divided by the box's area
@@ -23,10 +23,11 @@ import torch
 import torch.nn.functional as F
 
 from utils import distributed
-from utils.yolo.assigner import assign, inside_boxes
+from utils.yolo.assigner import YOLOV8_RULE, Rule, TrueObjects, assign, inside_boxes
 from utils.yolo.boxes import AnchorGrid, BoxErrors, anchor_grid, predicted_sides
 from utils.yolo.inputs import Targets
 from utils.yolo.mask_loss import find_positives, mask_loss
+from utils.yolo.mask_overlap import PredictedMasks
 
 PARTS = ("box", "seg", "cls", "dfl")
 FAR_PX = 1e5  # beyond every image
@@ -55,7 +56,7 @@ class LossSums:
 
 
 class SegmentationLoss:
-    """The engine's `criterion(outputs, targets)`; outputs is the dictionary that a YOLOv8-seg model returns in training.
+    """The engine's `criterion(outputs, targets)`; outputs is the dictionary that the model returns in training.
 
     The returned loss is `loss_scale` times the reported one. YOLOv8's optimizer settings expect gradients summed over a
     nominal batch of 64 images, hence the default of 64. `class_weights` float32 (classes,) multiply the class part.
@@ -74,7 +75,8 @@ class SegmentationLoss:
         head = model.model[-1]
         self.strides = [float(stride) for stride in head.stride]
         self.num_classes = int(head.nc)
-        self.reach_cells = int(head.reg_max) - 1 if within_reach else None
+        # With one bin an anchor predicts any distance.
+        self.reach_cells = int(head.reg_max) - 1 if within_reach and head.reg_max > 1 else None
         self.gains = gains or LossGains()
         self.loss_scale = loss_scale
         self.class_weights = class_weights
@@ -103,7 +105,7 @@ class SegmentationLoss:
         normalisers = distributed.all_reduce_sum(sums.normalisers)
         parts = sums.normalised(normalisers, distributed.world_size())
         loss = parts.sum()
-        values = {"loss": loss.detach(), **dict(zip(PARTS, parts.detach().unbind(), strict=True))}
+        values = {"loss": loss.detach(), **self._values(sums, parts.detach())}
         if self._is_in_group:
             before = torch.zeros_like(normalisers) if self._group is None else self._group
             self._group = before + normalisers
@@ -111,9 +113,13 @@ class SegmentationLoss:
             loss = sums.normalised(self._group, distributed.world_size()).sum()
         return loss * self.loss_scale, values
 
+    def _values(self, sums: LossSums, parts: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return what to report, by name, from the normalised parts."""
+        return dict(zip(PARTS, parts.unbind(), strict=True))
+
     def sums(self, outputs: dict[str, torch.Tensor], targets: Targets) -> LossSums:
         """Return this rank's share of the loss, without any communication."""
-        with torch.autocast(outputs["scores"].device.type, enabled=False):
+        with torch.autocast(targets.masks.device.type, enabled=False):
             return self._sums(outputs, targets)
 
     def _sums(self, outputs: dict[str, torch.Tensor], targets: Targets) -> LossSums:
@@ -121,31 +127,45 @@ class SegmentationLoss:
         bins = outputs["boxes"]  # (B, 4 * bins, A): distances to left, top, right, bottom
         constants = self._constants_of(targets.size_px, logits.device)
         grid = constants.grid
-        class_ids, target_boxes = _pad_targets(targets, len(logits))
+        class_ids, target_boxes = pad_targets(targets, len(logits))
         with torch.no_grad():
             target_edges = (target_boxes * grid.outward).permute(2, 0, 1)  # (4, B, M)
             probabilities = logits.sigmoid()
             assigned = assign(
                 probabilities,
                 predicted_sides(bins.float(), grid.strides),
-                inside_boxes(target_boxes, self.strides, grid, self.reach_cells),
-                class_ids,
-                target_edges,
+                TrueObjects(class_ids, target_edges, inside_boxes(target_boxes, self.strides, grid, self.reach_cells)),
                 grid,
+                *self._assignment(outputs, targets),
             )
             mask_boxes = target_boxes * (outputs["proto"].shape[-1] / targets.size_px)
             found = find_positives(assigned.foreground, assigned.target_index, mask_boxes, outputs["proto"].shape[-1])
             image, anchor = found.image, found.anchor
             true_sides = target_edges[:, image, found.target] - grid.sides.index_select(1, anchor)
-            true_sides /= grid.strides[anchor]  # (4, P) in cells
+            strides = grid.strides[anchor]
+            true_sides /= strides  # (4, P) in cells
             normalisers = torch.stack([assigned.strength, assigned.foreground]).sum((1, 2))
         # Without positives the rows below are empty, but every output stays in the graph: each parameter then gets a
         # gradient of zero, for which DDP would otherwise wait.
-        box, dfl = BoxErrors.apply(_AnchorRows.apply(bins, image, anchor), true_sides, assigned.strength[image, anchor])
+        weight = assigned.strength[image, anchor]
+        box, dfl = self._box_errors(
+            _AnchorRows.apply(bins, image, anchor), true_sides, weight, strides / targets.size_px
+        )
         cls = _ClassError.apply(logits, probabilities, assigned.scores, constants.class_weights)
         coefficients = _AnchorRows.apply(outputs["mask_coefficient"], image, anchor)  # (P, 32)
         seg = mask_loss(outputs["proto"], coefficients, targets.masks, mask_boxes, found)
         return LossSums(torch.stack([box, seg, cls, dfl]) * constants.gains, normalisers)
+
+    def _assignment(self, outputs: dict[str, torch.Tensor], targets: Targets) -> tuple[Rule, PredictedMasks | None]:
+        """Return how targets get their anchors."""
+        return YOLOV8_RULE, None
+
+    def _box_errors(
+        self, rows: torch.Tensor, true_sides: torch.Tensor, weight: torch.Tensor, cell: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the sums () of the box and the distribution part; `cell` (P,): side of a cell, 1 being the input's."""
+        errors: tuple[torch.Tensor, torch.Tensor] = BoxErrors.apply(rows, true_sides, weight)
+        return errors
 
     def _constants_of(self, size_px: int, device: torch.device) -> _Constants:
         """Return the constants for an input size, which are made once: making one on a GPU may wait for it."""
@@ -232,7 +252,7 @@ def inverse_frequency_weights(counts: np.ndarray) -> torch.Tensor | None:
     return torch.from_numpy(weights / weights.mean()).float()
 
 
-def _pad_targets(targets: Targets, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def pad_targets(targets: Targets, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return class ids (B, M) and boxes (B, M, 4). M is the largest count, at least 1.
 
     Targets that are not there have a box far outside, without area, in which no anchor lies.

@@ -1,4 +1,4 @@
-"""YOLOv8 segmentation models: built from a YAML or a .pt file, partly frozen, saved for deployment."""
+"""YOLO segmentation models: built from a YAML or a .pt file, partly frozen, saved for deployment."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ from utils.distributed.sync_bn import revert_sync_batchnorm
 from utils.yolo.weights_file import ForeignFile, checked_architecture, read_weights_file
 
 YoloModel = Any  # ultralytics.nn.tasks.SegmentationModel, which has no type annotations
-OFFICIAL_WEIGHTS = tuple(f"yolov8{size}-seg.pt" for size in "nsmlx")
+# Ultralytics publishes no segmentation weights of YOLO12.
+OFFICIAL_WEIGHTS = tuple(f"{family}{size}-seg.pt" for family in ("yolov8", "yolo11", "yolo26") for size in "nsmlx")
+UNPUBLISHED_WEIGHTS = tuple(f"yolo12{size}-seg.pt" for size in "nsmlx")
 MAX_INPUT_PX = 16_384
 WINDOW_FACTS = ("per_photo", "low_scale", "high_scale")
 LAYER_MODULES = ("torch.nn.modules.", "ultralytics.nn.modules.")
 
 
 def build_model(source: str, names: tuple[str, ...]) -> YoloModel:
-    """Build a YOLOv8-seg model for the classes `names`.
+    """Build a segmentation model for the classes `names`.
 
-    `source` is `yolov8n-seg.yaml` (fresh weights), a local .pt file, or an official `yolov8n-seg.pt`, which Ultralytics
-    downloads if it is missing. The classifier keeps a .pt file's weights for classes of the same name. In training the
+    `source` is the name of a description such as `yolo11n-seg.yaml` (fresh weights), a local .pt file, or one of
+    OFFICIAL_WEIGHTS, which Ultralytics downloads if it is missing. The classifier keeps a .pt file's weights for classes of the same name. In training the
     model returns a dictionary: boxes (B, 64, A), scores (B, classes, A), mask_coefficient (B, 32, A),
-    proto (B, 32, S/4, S/4), feats. Call it on every rank, before the optimizer, the EMA and DDP.
+    proto (B, 32, S/4, S/4), feats. YOLO26 returns two, `one2many` and `one2one`, with boxes (B, 4, A), whose proto is the
+    pair of those and classes of pixels (B, classes, S/8, S/8). Call it on every rank, before the optimizer, the EMA and DDP.
     """
     if source.endswith((".yaml", ".yml")):
         try:
@@ -43,6 +46,7 @@ def build_model(source: str, names: tuple[str, ...]) -> YoloModel:
             raise
         except Exception as error:  # an invalid description can raise anything
             raise UserError(f"--model {source}: not a model description: {one_line(error)}") from error
+        _require_supported(model, f"--model {source}")
         model.names = dict(enumerate(names))
     else:
         pretrained = load_weights(source)
@@ -53,7 +57,8 @@ def build_model(source: str, names: tuple[str, ...]) -> YoloModel:
     model.task = "segment"
     for parameter in model.parameters():
         parameter.requires_grad_(True)
-    model.model[-1].dfl.conv.weight.requires_grad_(False)  # the fixed 0, 1, 2, … of the distribution's bins
+    for parameter in model.model[-1].dfl.parameters():  # none in YOLO26
+        parameter.requires_grad_(False)  # the fixed 0, 1, 2, … of the distribution's bins
     return model
 
 
@@ -64,9 +69,15 @@ def load_weights(source: str) -> YoloModel:
     """
     path = Path(source)
     if not path.exists():
+        if source in UNPUBLISHED_WEIGHTS:
+            scratch = path.with_suffix(".yaml").name
+            raise UserError(
+                f"{source}: no such file, and Ultralytics publishes none; train from scratch: --model {scratch}"
+            )
         if source not in OFFICIAL_WEIGHTS:
             raise UserError(
-                f"{source}: no such file; name a .pt file, one of {', '.join(OFFICIAL_WEIGHTS)}, or yolov8n-seg.yaml"
+                f"{source}: no such file; name a .pt file, {', '.join(OFFICIAL_WEIGHTS[::5])} (or size s, m, l, x instead "
+                "of n), or yolov8n-seg.yaml"
             )
         _fetch_official(path)
     content = read_weights_file(path)
@@ -79,18 +90,24 @@ def load_weights(source: str) -> YoloModel:
             f"{path}: its weights do not fit its network description ({one_line(error)}); "
             "save a fused or pruned model again as it was trained"
         ) from error
+    _require_supported(model, str(path))
     model.names = dict(enumerate(content.names))
     model.args = content.options
     model.task = "segment"
     return model.float().eval()
 
 
-def load_for_prediction(source: str, device: torch.device) -> YoloModel:
+def load_for_prediction(source: str, device: torch.device, *, nms: bool = True) -> YoloModel:
     """Load a model as `load_weights` does, in the form that predicts fastest: BatchNorm folded into the convolutions.
 
-    Its outputs differ from those of the model as trained by rounding alone.
+    Its outputs differ from those of the model as trained by rounding alone. Without `nms` YOLO26 predicts with its
+    one-to-one outputs, which need no suppression. Raises UserError if the model has none.
     """
-    return load_weights(source).fuse(verbose=False).to(device, memory_format=torch.channels_last)
+    model = load_weights(source)
+    if not nms and not is_yolo26(model):
+        raise UserError(f"{source}: needs non-maximum suppression; only YOLO26 can do without")
+    model.end2end = not nms
+    return model.fuse(verbose=False).to(device, memory_format=torch.channels_last)
 
 
 def weights_or_description(model: str) -> tuple[str, str | None]:
@@ -200,6 +217,23 @@ def _build_network(architecture: dict[str, Any], num_classes: int) -> YoloModel:
         ):
             raise ForeignFile(f"its layer {name} is not supported")
     return tasks.SegmentationModel(architecture, ch=3, nc=num_classes, verbose=False)
+
+
+def _require_supported(model: YoloModel, source: str) -> None:
+    """Raise UserError, which begins with `source`, unless the loss and the prediction know the model's last layer."""
+    head = model.model[-1]
+    kind = type(head).__name__
+    facts = kind, getattr(head, "reg_max", 0) > 1, getattr(head, "one2one_cv2", None) is not None
+    if facts not in (("Segment", True, False), ("Segment26", False, True)):
+        raise UserError(
+            f"{source}: its last layer, {kind} with these settings, is not supported; the models yolov8*-seg, yolo11*-seg, "
+            "yolo12*-seg and yolo26*-seg are"
+        )
+
+
+def is_yolo26(model: YoloModel) -> bool:
+    """Return whether a model has YOLO26's outputs: distances instead of bins, with or without one-to-one outputs."""
+    return type(model.model[-1]).__name__ == "Segment26"
 
 
 def _read_description(source: str) -> dict[str, Any]:

@@ -23,6 +23,10 @@ MAX_CANDIDATES = 30_000  # per image, before non-maximum suppression; YOLOv8's l
 CLASS_OFFSET_PX = 7680  # between the boxes of different classes, so that one suppression keeps the classes apart
 
 
+class OneToOne(dict[str, torch.Tensor]):
+    """Raw outputs in which each object has one anchor, so that nothing is to be suppressed (YOLO26)."""
+
+
 @dataclass(frozen=True)
 class Detections:
     """One image's detections, best first: boxes float32 (n, 4) xyxy in input pixels, coefficients float32 (n, 32).
@@ -80,10 +84,16 @@ def predict_photos(
 def raw_outputs(
     model: nn.Module, images: torch.Tensor, autocast_dtype: torch.dtype | None = None
 ) -> dict[str, torch.Tensor]:
-    """Run a YOLOv8-seg model in evaluation mode on (B, 3, S, S) in 0..1; return its dictionary of raw outputs."""
+    """Run a model in evaluation mode on (B, 3, S, S) in 0..1; return its dictionary of raw outputs.
+
+    YOLO26 has two: those that it was told to predict with (`utils.yolo.model.load_for_prediction`).
+    """
     with torch.autocast(images.device.type, autocast_dtype or torch.bfloat16, enabled=autocast_dtype is not None):
         outputs = model(images)
-    return outputs[1] if isinstance(outputs, tuple) else outputs
+    raw: dict[str, Any] = outputs[1] if isinstance(outputs, tuple) else outputs
+    if "one2one" in raw:
+        return OneToOne(raw["one2one"]) if model.end2end else raw["one2many"]
+    return raw
 
 
 def decode(outputs: dict[str, torch.Tensor], strides: list[float], size_px: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,6 +119,8 @@ def detect(
 ) -> list[Detections]:
     """Suppress overlapping boxes of the same class and return each image's detections. Waits twice for a GPU.
 
+    Of one-to-one outputs the most confident are returned, whatever `iou` is.
+
     `multi_label` lets one anchor give detections of several classes, as AP is measured. Unlike in Ultralytics, there is
     no time limit.
     """
@@ -117,7 +129,7 @@ def detect(
         is_wanted = torch.tensor([float(class_id in classes) for class_id in range(probabilities.shape[-1])])
         probabilities = probabilities * copy_to_device(is_wanted, probabilities.device)
     found = _find_candidates(boxes, probabilities, confidence, multi_label)
-    kept = _suppress(found, iou, max_detections)
+    kept = _take_best(found, max_detections) if isinstance(outputs, OneToOne) else _suppress(found, iou, max_detections)
     coefficients = outputs["mask_coefficient"].float().transpose(1, 2)
     return [
         Detections(boxes, scores, class_ids, image[anchor])
@@ -160,6 +172,16 @@ def _find_candidates(
 
 # An image's boxes, scores and class ids in the host's memory, and the anchors of its detections on the device.
 _Kept = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
+def _take_best(found: _Candidates, most: int) -> _Kept:
+    """Return the most confident candidates of each image. Waits for a GPU once per image."""
+    kept: _Kept = []
+    columns = (found.boxes, found.scores, found.class_ids, found.anchor)
+    for boxes, scores, class_ids, anchor in zip(*(column.split(found.counts) for column in columns), strict=True):
+        best = scores.sort(descending=True, stable=True).indices[:most]
+        kept.append((boxes[best].cpu(), scores[best].cpu(), class_ids[best].cpu(), anchor[best]))
+    return kept
 
 
 def _suppress(found: _Candidates, iou: float, most: int) -> _Kept:

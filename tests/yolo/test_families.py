@@ -1,0 +1,244 @@
+"""The newer model families: Ultralytics' losses, files, resume, and two ranks. YOLOv8's tests are beside this one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ranks import run_ranks
+from tests.yolo.made_up import NAMES, random_outputs, targets_of
+from tests.yolo.test_loss import reference_of, share_of
+from utils import distributed
+from utils.assembly import follow_epochs
+from utils.common.errors import UserError
+from utils.engine import EngineOptions, Task, TrainingEngine, stopping
+from utils.yolo.loss import PARTS, SegmentationLoss
+from utils.yolo.loss26 import loss_for
+from utils.yolo.model import (
+    build_model,
+    class_names,
+    freeze_layers,
+    load_for_prediction,
+    load_weights,
+    save_deployable,
+)
+from utils.yolo.predict import OneToOne, detect, raw_outputs
+
+FAMILIES = ("yolo11n", "yolo12n", "yolo26n")
+SIZE_PX = 64
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Any]:
+    torch.manual_seed(0)
+    return {family: build_model(f"{family}-seg.yaml", NAMES).train() for family in FAMILIES}
+
+
+def doubled(outputs: Any) -> Any:
+    """Return a network's outputs in float64."""
+    if isinstance(outputs, torch.Tensor):
+        return outputs.double()
+    if isinstance(outputs, dict):
+        return {name: doubled(value) for name, value in outputs.items()}
+    return type(outputs)(doubled(value) for value in outputs)
+
+
+@pytest.mark.parametrize("family", FAMILIES[:2])
+def test_every_part_of_the_loss_equals_ultralytics(models: dict[str, Any], family: str) -> None:
+    """Ultralytics computes in float64: in float32 its class part alone differs by 5e-6 from the exact value."""
+    model, images = models[family], torch.rand(2, 3, SIZE_PX, SIZE_PX, generator=torch.Generator().manual_seed(0))
+    for outputs, counts in ((model(images), [5, 3]), (random_outputs(model, 2, SIZE_PX, 1), [20, 9])):
+        targets = targets_of(counts, SIZE_PX)
+        loss, values = SegmentationLoss(model, loss_scale=2.0)(outputs, targets)
+        expected, expected_parts = reference_of(model, doubled(outputs), targets)
+        assert {name: float(values[name]) for name in PARTS} == pytest.approx(expected_parts, rel=1e-6)
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_saved_model_opens_again_with_equal_outputs(models: dict[str, Any], family: str, tmp_path: Path) -> None:
+    path = tmp_path / "best.pt"
+    save_deployable(path, models[family], {}, img_size=SIZE_PX, data="dataset.yaml")
+    loaded = load_weights(str(path))
+    assert class_names(loaded) == NAMES
+    state = models[family].state_dict()
+    assert state.keys() == loaded.state_dict().keys()
+    for name, value in loaded.state_dict().items():
+        torch.testing.assert_close(value, state[name].half().to(value.dtype), msg=name)
+    fast = load_for_prediction(str(path), torch.device("cpu"))
+    assert not [module for module in fast.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    tuned = build_model(str(path), ("insulator", "tree"))  # another order and number of classes
+    for level in range(3):
+        kept = tuned.model[-1].cv3[level][-1].weight[0]
+        torch.testing.assert_close(kept, loaded.model[-1].cv3[level][-1].weight[2])
+
+
+def test_without_suppression_yolo26_finds_what_ultralytics_finds(models: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "best.pt"
+    save_deployable(path, models["yolo26n"], {}, img_size=SIZE_PX, data="dataset.yaml")
+    images = torch.rand(2, 3, SIZE_PX, SIZE_PX, generator=torch.Generator().manual_seed(0))
+    model, fast = load_weights(str(path)), load_for_prediction(str(path), torch.device("cpu"), nms=False)
+    model.end2end = True
+    with torch.no_grad():
+        outputs, of_fast = raw_outputs(model, images), raw_outputs(fast, images)
+        assert isinstance(of_fast, OneToOne)
+        torch.testing.assert_close(of_fast["scores"], outputs["scores"], rtol=1e-3, atol=1e-4)
+        for name in ("scores", "boxes", "mask_coefficient"):  # an untrained network's are all alike
+            outputs[name] = torch.randn(outputs[name].shape, generator=torch.Generator().manual_seed(1))
+        strides = [float(stride) for stride in model.stride]
+        found = detect(outputs, strides, SIZE_PX, confidence=0.0, iou=0.7, max_detections=40, multi_label=True)
+        head = model.model[-1]
+        expected = head.postprocess(head._inference(outputs).transpose(1, 2))  # (B, 84, 6 + 32): xyxy, score, class, …
+    assert expected[0, 0, 4] > expected[0, 39, 4]
+    for image, wanted in zip(found, expected[:, :40], strict=True):
+        torch.testing.assert_close(image.scores, wanted[:, 4], rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(image.boxes, wanted[:, :4], rtol=1e-3, atol=1e-2)
+        torch.testing.assert_close(image.coefficients, wanted[:, 6:], rtol=1e-3, atol=1e-3)
+        assert image.class_ids.tolist() == wanted[:, 5].int().tolist()
+
+
+def test_without_suppression_other_families_are_refused(models: dict[str, Any], tmp_path: Path) -> None:
+    save_deployable(tmp_path / "best.pt", models["yolo11n"], {}, img_size=SIZE_PX, data="dataset.yaml")
+    with pytest.raises(UserError, match=r"best\.pt: needs non-maximum suppression; only YOLO26"):
+        load_for_prediction(str(tmp_path / "best.pt"), torch.device("cpu"), nms=False)
+
+
+# --- training ------------------------------------------------------------------------------------------------------
+
+
+class Given(Task):
+    """Trains on batches that are given as (images, targets), and does not evaluate."""
+
+    def prepare(self, batch: Any, device: torch.device) -> tuple[Any, Any]:
+        return batch
+
+    def evaluate(self, model: Any, loader: Any, epoch: Any) -> dict[str, float]:
+        return {"val_loss": 0.0}
+
+
+def engine_for(family: str, folder: Path, **options: Any) -> TrainingEngine:
+    """Return the engine for a new model whose first three layers are frozen."""
+    torch.manual_seed(0)
+    model = build_model(f"{family}-seg.yaml", NAMES)
+    freeze_layers(model, 3)
+    plain: dict[str, Any] = {"precision": "off", "tensorboard": False, "quiet": True, "save_best": False}
+    choices = EngineOptions(epochs=2, ema_decay=0.9, save_last=False, **plain, **options)
+    task = Given(loss_for(model))
+    engine = TrainingEngine(model, torch.device("cpu"), choices, task=task, run=folder)
+    follow_epochs(task.criterion, engine)
+    return engine
+
+
+def batches_of(*counts: list[int]) -> list[Any]:
+    """Return a batch for each list: how many objects its images have."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (torch.rand(len(of_image), 3, SIZE_PX, SIZE_PX, generator=generator), targets_of(of_image, SIZE_PX, seed))
+        for seed, of_image in enumerate(counts)
+    ]
+
+
+def trained(folder: Path, *, stop_at: int = 0, resume: bool = False) -> dict[str, torch.Tensor]:
+    """Train YOLO26 for two epochs of two batches, or until batch `stop_at`; return weights and average."""
+    engine = engine_for("yolo26n", folder)
+    criterion, shares = engine.task.criterion, []
+
+    def counting(outputs: Any, targets: Any) -> Any:
+        shares.append(criterion.share)  # type: ignore[union-attr]
+        if len(shares) == stop_at:
+            engine.stop_flag.set("test")
+        return criterion(outputs, targets)  # type: ignore[misc]
+
+    engine.task.criterion = counting
+    optimizer = torch.optim.SGD([p for p in engine.state.model.parameters() if p.requires_grad], 0.01, 0.9)
+    engine.train(batches_of([3, 1], [0, 4]), [], optimizer, resume=resume)
+    expected = [0.8, 0.8, 0.1, 0.1]
+    assert shares == pytest.approx(expected[:stop_at] if stop_at else expected[3 * resume :])
+    assert engine.state.ema is not None
+    average = {f"average {name}": value for name, value in engine.state.ema.module.state_dict().items()}
+    return {**engine.state.model.state_dict(), **average}
+
+
+def test_yolo26_resumes_in_mid_epoch_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "STOP_CHECK_STEPS", 1)
+    whole = trained(tmp_path / "whole")
+    trained(tmp_path / "part", stop_at=3)
+    continued = trained(tmp_path / "part", resume=True)
+    assert whole.keys() == continued.keys()
+    assert [name for name, value in whole.items() if not torch.equal(value, continued[name])] == []
+
+
+def train_on_two_ranks(folder: Path) -> dict[str, Any]:
+    """Train YOLO12 and YOLO26 for two steps each; return sums of the weights, and how many parameters had no gradient.
+
+    Rank 1 has no object in its first batch.
+    """
+    facts: dict[str, Any] = {}
+    for family in FAMILIES[1:]:
+        engine = engine_for(family, folder / family, sync_batchnorm=True, static_graph=True)
+        weights = [p for p in engine.state.model.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(weights, 0.01, 0.9)
+        batches = batches_of([3, 2], [1, 4]) if distributed.rank() == 0 else batches_of([0, 0], [2, 0])
+        engine.begin(optimizer)
+        assert engine.train_one_epoch(batches) is not None
+        state = engine.state.model.state_dict().values()
+        facts[family] = {
+            "sums": [float(value.double().sum()) for value in state],
+            "without": sum(weight not in optimizer.state for weight in weights),
+        }
+    return facts
+
+
+def gradients_of_yolo26() -> dict[str, float]:
+    """Return, by scene, how the gradient of two ranks differs from one rank's, relative to it."""
+    torch.manual_seed(0)
+    model = build_model("yolo26n-seg.yaml", NAMES).train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.eval()
+    criterion, images = loss_for(model), torch.rand(4, 3, SIZE_PX, SIZE_PX, generator=torch.Generator().manual_seed(1))
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    share = slice(2 * distributed.rank(), 2 * distributed.rank() + 2)
+    differences = {}
+    for scene, counts in {"unequal": [2, 0, 4, 9], "one rank empty": [4, 6, 0, 0], "all empty": [0] * 4}.items():
+        targets, gradients = targets_of(counts, SIZE_PX), []
+        for is_whole in (True, False):
+            model.zero_grad()
+            if is_whole:
+                sums = criterion.sums(model(images), targets)
+                loss = sums.normalised(sums.normalisers).sum() * criterion.loss_scale
+            else:
+                loss, _ = criterion(wrapped(images[share]), share_of(targets, share))
+            loss.backward()
+            gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))  # type: ignore[union-attr]
+        differences[scene] = float((gradients[1] - gradients[0]).norm() / gradients[0].norm())
+    return differences
+
+
+def both_on_two_ranks(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
+    """Return the facts of `train_on_two_ranks` and `gradients_of_yolo26`, in one start of the processes."""
+    return train_on_two_ranks(folder), gradients_of_yolo26()
+
+
+def test_two_ranks_train_the_newer_families_together(tmp_path: Path) -> None:
+    (first, differences), (second, _) = run_ranks(both_on_two_ranks, 2, tmp_path, timeout_s=120)
+    for family in FAMILIES[1:]:
+        assert first[family]["sums"] == second[family]["sums"], family
+        assert first[family]["without"] == 0, "DDP would wait for these gradients"
+    assert differences == pytest.approx(dict.fromkeys(differences, 0), abs=1e-5)
+
+
+def test_a_model_that_the_loss_does_not_know_is_refused_in_one_line() -> None:
+    with pytest.raises(
+        UserError, match=r"^--model yolov8n\.yaml: its last layer, Detect .*, is not supported; .*yolo11"
+    ):
+        build_model("yolov8n.yaml", NAMES)
+
+
+def test_weights_that_nobody_publishes_point_to_training_from_scratch() -> None:
+    with pytest.raises(UserError, match=r"publishes none; train from scratch: --model yolo12s-seg\.yaml"):
+        build_model("yolo12s-seg.pt", NAMES)
