@@ -67,7 +67,6 @@ class _Epoch:
     """An epoch's record in metrics.jsonl. Its time is that of the last batch before it, so it is always the same."""
 
     number: int
-    global_step: float
     time_ms: int
     values: dict[str, float]
 
@@ -148,17 +147,17 @@ class Mirror(BackgroundWatch):
                 self._time_ms = int(_numbers(record).get("time_s", 0) * 1000)
             elif record.get("kind") == "epoch":
                 values = {allowed_name(name): value for name, value in _numbers(record).items()}
-                number, step = int(values.get("epoch", 0)), values.get("global_step", 0)
-                self._epochs[number] = _Epoch(number, step, self._time_ms, values)
+                number = int(values.get("epoch", 0))
+                self._epochs[number] = _Epoch(number, self._time_ms, values)
 
     def _missing_metrics(self, run: Run, is_finished: bool) -> list[Metric]:
         """Return the values of complete epochs that the run lacks, oldest first."""
-        saved_step = latest_facts(self._folder / "checkpoint").get("step", -1)
+        epochs_saved = latest_facts(self._folder / "checkpoint").get("epoch", 0)
         return [
             Metric(name, value, epoch.time_ms, epoch.number)
             for epoch in self._epochs.values()
             for name, value in epoch.values.items()
-            if (is_finished or epoch.global_step <= saved_step)
+            if (is_finished or epoch.number <= epochs_saved)
             and (name not in run.latest or run.latest[name].step < epoch.number)
         ]
 
