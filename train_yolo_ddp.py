@@ -27,6 +27,7 @@ from utils.distributed import cleanup_ddp, setup_ddp
 from utils.engine import TrainingEngine
 from utils.run.folder import OwnedRun, resume_arguments
 from utils.run.log import print_banner
+from utils.run.mlflow import mirror
 from utils.train_config import TrainConfig
 from utils.train_plan import GLOBAL_BATCH_SIZE, batches_per_step, keep_choices, plan_optimizer, run_choices
 from utils.training_pictures import save_first_pictures
@@ -64,7 +65,8 @@ def main() -> int:
             loading = assembly.plan_workers(config, workers, ranks.local_world_size)
             place = f"Device: {device}, {threads} threads and {loading.workers} loader workers per process"
             say("\n".join([*run.notes, *loading.notes, place]))
-            code = train(config, run, device, model, spec.names, (train_set, val_set), loading.workers, say)
+            with mirror(run.folder, config.mlflow):
+                code = train(config, run, device, model, spec.names, (train_set, val_set), loading.workers, say)
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"GPU {device.index}: --batch-size {config.batch_size} at {config.img_size} pixels does not fit its memory; "

@@ -28,6 +28,7 @@ from utils.common.environment import prepare_environment
 PROJECT = Path(__file__).resolve().parent.parent
 LONGEST_SUITE_S = 30 * 60
 prepare_environment()
+os.environ.pop("MLFLOW_TRACKING_URI", None)  # no test may write to the server of who runs it
 # What a terminal hands on. A shell's `&` and nohup leave these ignored, and the tests send them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -56,3 +56,14 @@ def test_a_resumed_run_has_the_same_scales_as_its_yaml() -> None:
     assert differences(config_of("--windows", "4", "--window-scale", "0.25", "1"), earlier) == []
     assert differences(config_of("--windows", "4"), earlier) == ["window_scale (0.25, 1.0) -> (0.5, 1.0)"]
     assert differences(config_of(), {}) == []
+
+
+def test_a_password_in_the_address_of_mlflow_is_refused_before_anything_is_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        config_of("--mlflow", "https://me:hush-4f1d@example.org")
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in said
+    assert "hush-4f1d" not in said

@@ -11,6 +11,7 @@ from utils.data.augment import COLOUR_CHOICES, AugmentConfig
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP
 from utils.data.windows import WindowConfig
 from utils.distributed.ddp import GRAD_COMPRESSION_CHOICES
+from utils.run.mlflow_api import checked_uri
 from utils.yolo.optimizer import NOMINAL_BATCH_SIZE, SGD_LR
 
 
@@ -122,6 +123,12 @@ class TrainConfig(Options):
         False, "leave out photographs that cannot be read, and list them in the run folder", may_differ=True
     )
     tensorboard: bool = option(True, "write TensorBoard events", may_differ=True)
+    mlflow: str | None = option(
+        None,
+        "MLflow server that shows the run (docs/mlflow.md); unset: that of MLFLOW_TRACKING_URI, if set; empty: none",
+        metavar="URI",
+        may_differ=True,
+    )
     val_pictures_every: int = option(
         5,
         "epochs between two pictures of validation predictions beside the labels; 0: none",
@@ -154,6 +161,8 @@ class TrainConfig(Options):
         super().__post_init__()
         if len(self.window_scale) != 2 or self.window_scale[0] > self.window_scale[1]:
             raise UsageError("--window-scale: give the lowest and the highest scale, such as 0.5 1")
+        if self.mlflow:
+            checked_uri(self.mlflow, "--mlflow")
 
     @property
     def window_config(self) -> WindowConfig | None:

@@ -23,6 +23,7 @@ from utils.engine.state import Progress
 from utils.engine.step import Step
 from utils.run import checkpoint
 from utils.run.checkpoint import latest_facts, load_latest, save_checkpoint
+from utils.run.records import read_epochs
 from utils.train_config import TrainConfig
 from utils.train_plan import batches_per_step, keep_choices
 
@@ -133,6 +134,29 @@ def test_a_kill_in_a_long_validation_loses_no_step(
     assert continued.progress.record_awaiting_validation is None
     for expected, value in zip(weights_of(whole), weights_of(continued), strict=True):
         np.testing.assert_array_equal(value, expected)
+
+
+def test_an_epoch_killed_between_its_report_and_its_checkpoint_is_recorded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "LONG_VALIDATION_S", -1.0)  # so a checkpoint of its last step is there already
+    report, count = TrainingEngine._report, 0
+
+    def dies_after_the_second(self: TrainingEngine, *arguments: Any) -> None:
+        nonlocal count
+        count += 1
+        report(self, *arguments)
+        if count == 2:
+            raise Killed
+
+    monkeypatch.setattr(TrainingEngine, "_report", dies_after_the_second)
+    with pytest.raises(Killed):
+        train(tmp_path)
+    assert [record["epoch"] for record in read_epochs(tmp_path)] == [1, 2]
+    assert latest_facts(tmp_path / "checkpoint")["epoch"] == 1
+    train(tmp_path, resume=True)
+    assert [record["epoch"] for record in read_epochs(tmp_path)] == [1, 2, 3]
+    assert latest_facts(tmp_path / "checkpoint")["epoch"] == 3
 
 
 def test_the_facts_stand_in_the_manifest(tmp_path: Path) -> None:

@@ -152,15 +152,16 @@ class Recovery:
                 f"version of the project that wrote it, or choose a new --save-dir"
             ) from error
         progress = self.state.progress
-        self.log.truncate_after(progress.global_step)
+        self.log.truncate_after(progress.global_step, progress.epoch)
         self.log.print(f"Resumed from {path} (epoch {progress.epoch + 1}, batch {progress.batch})")
         return True
 
     def _save(self, most_failures: int) -> None:
         step = self.state.progress.global_step
         state = {**self.state.state_dict(), "options": asdict(self.options)}
+        facts = {**self.facts, "epoch": self.state.progress.epoch}  # epochs that a resumed run will not repeat
         try:
-            _with_room_made(self.checkpoints, lambda: self.checkpoints.save(step, state, self.facts))
+            _with_room_made(self.checkpoints, lambda: self.checkpoints.save(step, state, facts))
         except OSError as error:
             self._num_failed_saves += 1
             problem = f"{self.checkpoints.folder}: no checkpoint at step {step}: {error.strerror or error}"

@@ -97,10 +97,11 @@ class RunLog:
         if writer is not None:
             writer.add_image(tag, image, step, dataformats="HWC")
 
-    def truncate_after(self, step: int) -> None:
-        """Remove records after `step`, from which a run resumes, so that no step appears twice.
+    def truncate_after(self, step: int, epochs: float = math.inf) -> None:
+        """Remove records after `step`, from which a run resumes, so that no step and no epoch appears twice.
 
         Removes the lines of metrics.jsonl and results.csv with a larger `global_step`; TensorBoard hides such events.
+        Also removes epochs after the first `epochs`: a run that resumes before a validation has the last one's step already.
         """
         if not self.is_main:
             return
@@ -109,11 +110,11 @@ class RunLog:
         file = self.run_dir / METRICS_FILE
         if file.is_file():
             lines = file.read_bytes().splitlines(keepends=True)
-            kept = b"".join(line for line in lines if _is_kept(line, step))
+            kept = b"".join(line for line in lines if _is_kept(line, step, epochs))
             write_bytes_atomic(file, kept)
         rows = self._read_rows()
         if rows:
-            rows[:] = [row for row in rows if _step_of(row.get("global_step")) <= step]
+            rows[:] = [row for row in rows if _is_before(row, step, epochs)]
             self._write_rows()
 
     def close(self) -> None:
@@ -184,13 +185,19 @@ def parse_record(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _is_kept(line: bytes, step: int) -> bool:
+def _is_kept(line: bytes, step: int, epochs: float) -> bool:
     record = parse_record(line)
-    return record is not None and _step_of(record.get("global_step")) <= step
+    if record is None:
+        return False
+    return _is_before(record, step, epochs if record.get("kind") == "epoch" else math.inf)
 
 
-def _step_of(value: Any) -> float:
-    """Return a record's step; minus infinity without one, so that the record is always kept."""
+def _is_before(record: Mapping[str, Any], step: int, epochs: float) -> bool:
+    return _count_of(record.get("global_step")) <= step and _count_of(record.get("epoch")) <= epochs
+
+
+def _count_of(value: Any) -> float:
+    """Return a record's step or epoch; minus infinity without one, so that the record is always kept."""
     try:
         return float(value)
     except (TypeError, ValueError):

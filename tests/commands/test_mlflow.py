@@ -1,0 +1,190 @@
+"""Trainings of two ranks beside a real MLflow server, which has its own process and an SQLite database."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import PROJECT, free_port, must_run, torchrun
+from tests.processes import wait_until
+from tests.run.test_mlflow import recorded
+from utils.common.bounded_http import JsonServer, ServerError
+from utils.data.images import encode_jpeg
+from utils.run.checkpoint import load_latest
+from utils.run.records import read_status
+
+MLFLOW = os.environ.get("MLFLOW_SERVER") or shutil.which("mlflow")
+EPOCHS = 10  # of about a second: the server has the first ones before the last begins
+NETWORK = (
+    "--model",
+    "yolov8n-seg.yaml",
+    "--img-size",
+    "64",
+    "--batch-size",
+    "2",
+    "--epochs",
+    str(EPOCHS),
+    "--seed",
+    "3",
+)
+FLAGS = (
+    *NETWORK,
+    "--num-workers",
+    "0",
+    "--cache",
+    "none",
+    "--no-tensorboard",
+    "--val-pictures-every",
+    "0",
+    "--amp",
+    "off",
+)
+pytestmark = pytest.mark.skipif(
+    MLFLOW is None, reason="needs an MLflow server (set MLFLOW_SERVER to the mlflow command)"
+)
+
+
+@dataclass
+class Server:
+    """A running `mlflow server`."""
+
+    url: str
+    files: Path
+    process: subprocess.Popen[bytes]
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def get(self, path: str) -> dict:  # type: ignore[type-arg]
+        return JsonServer(self.url, {}).call("GET", f"/api/2.0/mlflow/{path}")
+
+    def runs(self) -> list[dict]:  # type: ignore[type-arg]
+        question = {"experiment_ids": ["0"]}
+        return JsonServer(self.url, {}).call("POST", "/api/2.0/mlflow/runs/search", question).get("runs", [])
+
+    def metrics_of(self, run_id: str) -> list[tuple[int, str, float]]:
+        """Return (step, name, value) of every metric that the server ever accepted."""
+        names = [metric["key"] for metric in self.get(f"runs/get?run_id={run_id}")["run"]["data"]["metrics"]]
+        histories = [self.get(f"metrics/get-history?run_id={run_id}&metric_key={name}")["metrics"] for name in names]
+        return sorted((item["step"], item["key"], item["value"]) for history in histories for item in history)
+
+    def has_metrics(self) -> bool:
+        return any(run["data"].get("metrics") for run in self.runs())
+
+    def answers(self) -> bool:
+        try:
+            return self.get("experiments/get-by-name?experiment_name=Default") != {}
+        except ServerError:
+            return False
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    port, files, database = free_port(), tmp_path / "files", tmp_path / "mlflow.db"
+    command = [str(MLFLOW), "server", "--backend-store-uri", f"sqlite:///{database}", "--port", str(port)]
+    command += ["--artifacts-destination", str(files), "--workers", "1"]
+    quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
+    with (tmp_path / "server.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, env={**os.environ, **quiet}, stdout=log, stderr=log, cwd=tmp_path, start_new_session=True
+        )
+    found = Server(f"http://127.0.0.1:{port}", files, process)
+    try:
+        wait_until(found.answers, timeout_s=180)
+        yield found
+    finally:
+        found.kill()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a data set of 20 photographs for training and 6 for validation; return its YAML."""
+    folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    for split, count in (("train", 20), ("val", 6)):
+        for kind in ("images", "labels"):
+            (folder / split / kind).mkdir(parents=True)
+        for number in range(count):
+            picture = rng.integers(0, 255, (48, 64, 3), dtype=np.uint8)
+            (folder / split / "images" / f"{number}.jpg").write_bytes(encode_jpeg(picture))
+            (folder / split / "labels" / f"{number}.txt").write_text("0 0.1 0.1 0.6 0.1 0.6 0.7\n")
+    (folder / "data.yaml").write_text("train: train/images\nval: val/images\nnames: [pole]\n")
+    return folder / "data.yaml"
+
+
+def command_of(data: Path, run: Path, *more: str) -> tuple[str, ...]:
+    return (*torchrun(2), "train_yolo_ddp.py", "--data", str(data), "--save-dir", str(run), *FLAGS, *more)
+
+
+def start(command: tuple[str, ...], log: Path) -> subprocess.Popen[bytes]:
+    words = [sys.executable if word == "python" else word for word in command]
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            words, cwd=PROJECT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=file, stderr=file
+        )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train once without a server; return the run's folder."""
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    must_run(*command_of(data, run), OMP_NUM_THREADS="1")
+    assert not (run / "mlflow.json").exists()
+    return run
+
+
+def assert_equal_states(first: Path, second: Path) -> None:
+    states = [load_latest(run / "checkpoint") for run in (first, second)]
+    assert states[0] is not None
+    assert states[1] is not None
+    for part in ("model", "ema"):
+        for name, value in states[0][1][part].items():
+            np.testing.assert_array_equal(states[1][1][part][name].numpy(), value.numpy(), strict=True)
+
+
+def test_a_training_killed_and_resumed_is_one_run_that_equals_its_metrics_jsonl(
+    server: Server, data: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    command = command_of(data, run, "--mlflow", server.url)
+    training = start(command, tmp_path / "log.txt")
+    wait_until(lambda: server.has_metrics() or training.poll() is not None, timeout_s=200)
+    os.kill(read_status(run)["pid"], signal.SIGKILL)
+    assert training.wait(timeout=60) == 1, (tmp_path / "log.txt").read_text()[-3000:]
+    assert [found["info"]["status"] for found in server.runs()] == ["RUNNING"]
+    said = must_run(*command, OMP_NUM_THREADS="1")
+    (found,) = server.runs()
+    run_id = found["info"]["run_id"]
+    assert f"MLflow: {server.url}/#/experiments/0/runs/{run_id}" in said
+    assert found["info"]["status"] == "FINISHED"
+    assert server.metrics_of(run_id) == recorded(run)
+    assert {step for step, _, _ in recorded(run)} == set(range(1, EPOCHS + 1))
+    params = {param["key"]: param["value"] for param in found["data"]["params"]}
+    assert (params["epochs"], params["model"]) == (str(EPOCHS), "yolov8n-seg.yaml")
+    for name in ("best.pt", "config.yaml", "results.csv", "metrics.jsonl", "training_curves.png"):
+        assert (server.files / "0" / run_id / "artifacts" / name).read_bytes() == (run / name).read_bytes()
+    assert_equal_states(undisturbed, run)
+
+
+def test_a_server_killed_while_training_changes_neither_the_exit_code_nor_the_weights(
+    server: Server, data: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    run, log = tmp_path / "run", tmp_path / "log.txt"
+    training = start(command_of(data, run, "--mlflow", server.url), log)
+    wait_until(lambda: server.has_metrics() or training.poll() is not None, timeout_s=200)
+    server.kill()
+    assert training.wait(timeout=240) == 0, log.read_text()[-3000:]
+    assert "the same training command sends the rest" in log.read_text()
+    assert log.read_text().count("WARNING: MLflow") <= 2
+    assert_equal_states(undisturbed, run)
