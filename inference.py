@@ -5,8 +5,7 @@
 
 A few photographs are read ahead, so memory does not grow with their number. Unreadable photographs are reported and
 skipped. Started with torchrun, the ranks share the photographs. A model that was trained on windows predicts on tiles of
-large photographs (docs/windows.md). To deploy elsewhere, open the same model file with Ultralytics:
-`YOLO("best.pt").export(...)`.
+large photographs (docs/windows.md). The model may be an export (docs/export.md).
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ from utils.data.images import ImageError, read_image
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.evaluation.prediction_files import PredictionWriter, Source, merge_parts, outline
 from utils.plots import draw_instances, save_image
-from utils.yolo.model import class_names, load_for_prediction, trained_size_px
+from utils.yolo.exported import open_model
+from utils.yolo.model import class_names, trained_size_px
 from utils.yolo.predict import PhotoPrediction
 from utils.yolo.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, Tiling, check_tiles, choose_tiling
 
@@ -44,7 +44,9 @@ from utils.yolo.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, Tiling, check_t
 class InferenceConfig(Options):
     """Options of `inference.py`."""
 
-    model: str = option(None, "trained model, such as models/epri_distribution_ddp/best.pt", required=True)
+    model: str = option(
+        None, "trained model, such as models/epri_distribution_ddp/best.pt, or an export", required=True
+    )
     source: str = option(None, "photograph, folder (with its subfolders) or quoted pattern", required=True)
     output: str = option("outputs/predictions", "folder for pictures, labels/ and predictions.json", metavar="DIR")
     conf: float = option(0.25, "minimum confidence of a detection", **FRACTION)
@@ -83,7 +85,7 @@ def main() -> int:
     if device.type == "cpu":
         torch.set_num_threads(cores)
     files = list_photos(config.source)
-    model = load_for_prediction(config.model, device)
+    model = open_model(config.model, device, config.amp)
     names = class_names(model)
     wanted = wanted_classes(config.classes, names)
     size_px = config.img_size or trained_size_px(model)
