@@ -20,6 +20,7 @@ from tests.yolo.exports import NAMES, SIZE_PX, WINDOWS, tiny_weights
 from utils import export_report
 from utils.common.errors import UserError
 from utils.conversion import CalibrationImages, publish
+from utils.measure import export_speed
 from utils.measure.export_speed import images_per_second
 from utils.yolo import exported
 from utils.yolo.tiles import Tiling
@@ -38,14 +39,14 @@ def commands_keep_one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set of 4 smooth pictures, 150 x 100, with one object each."""
+    """A data set of 4 smooth pictures, 96 x 64, with one object each."""
     root = tmp_path_factory.mktemp("data")
     for split in ("train", "val"):
         for kind in ("images", "labels"):
             (root / split / kind).mkdir(parents=True)
         for index in range(2):
             rough = np.random.default_rng((index, len(split))).integers(0, 255, (4, 6, 3), np.uint8)
-            picture = cv2.resize(rough, (150, 100), interpolation=cv2.INTER_CUBIC)
+            picture = cv2.resize(rough, (96, 64), interpolation=cv2.INTER_CUBIC)
             cv2.imwrite(str(root / split / "images" / f"{index}.png"), picture)
             (root / split / "labels" / f"{index}.txt").write_text(f"{index} 0.1 0.1 0.6 0.1 0.6 0.7 0.1 0.7\n")
     names = "".join(f"  {number}: {name}\n" for number, name in enumerate(NAMES))
@@ -208,3 +209,14 @@ def test_speed_is_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == ["a", "b"] * 3
     assert set(speeds) == {0, 1}
     assert min(speeds.values()) > 0
+
+
+def test_the_process_that_measures_memory_opens_the_model_and_answers(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = {"path": str(weights), "device": "cpu", "amp": "off", "shape": (1, 3, SIZE_PX, SIZE_PX), "threads": 1}
+    answers: list[dict[str, int]] = []
+    monkeypatch.setattr(export_speed, "read_job", lambda: job)
+    monkeypatch.setattr(export_speed, "write_answer", answers.append)
+    export_speed.measure_memory()
+    assert answers[0]["bytes"] > 50 * 2**20
