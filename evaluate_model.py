@@ -4,6 +4,7 @@ python evaluate_model.py --model models/epri_distribution_ddp/best.pt
 python evaluate_model.py --model models/epri_distribution_ddp/best.pt --mask-resolution native --coco-eval
 python evaluate_model.py --model models/epri_distribution_ddp/best.pt --compare models/earlier/best.pt
 python evaluate_model.py --model models/epri_distribution_ddp/best.pt --tiles 640 --mask-resolution native
+python evaluate_model.py --model models/epri_distribution_ddp/best.onnx    # or another export (docs/export.md)
 torchrun --nproc_per_node=4 evaluate_model.py --model models/epri_distribution_ddp/best.pt
 """
 
@@ -32,7 +33,7 @@ from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load
 from utils.data.loader import ShardBatches, batch_bytes, get_dataloader, plan_loader
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
-from utils.evaluation.evaluate import AP_LIMITS, Evaluation, PhotoPixels, evaluate
+from utils.evaluation.evaluate import AP_LIMITS, Evaluation, PhotoPixels, criterion_of, evaluate, strides_of
 from utils.evaluation.metrics import (
     MIN_SCORE,
     TOLERANCE_PX,
@@ -54,9 +55,9 @@ from utils.evaluation.report import (
 from utils.evaluation.tables import class_table, coco_comparison_table, comparison_table, size_table, thin_table
 from utils.evaluation.tile_search import TileSearch
 from utils.plots import plot_confusion_matrix, plot_pr_curves
+from utils.yolo.exported import open_model
 from utils.yolo.loss import SegmentationLoss
-from utils.yolo.loss26 import loss_for
-from utils.yolo.model import class_names, load_for_prediction, trained_size_px
+from utils.yolo.model import class_names, trained_size_px
 from utils.yolo.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, check_tiles, choose_tiling
 
 PREFETCH = 4  # batches that each loader process prepares ahead
@@ -67,7 +68,9 @@ METRICS_FILES = ("metrics.json", "compared_metrics.json")
 class EvaluationConfig(Options):
     """Options of `evaluate_model.py`."""
 
-    model: str = option(None, "trained model, such as models/epri_distribution_ddp/best.pt", required=True)
+    model: str = option(
+        None, "trained model, such as models/epri_distribution_ddp/best.pt, or an export", required=True
+    )
     compare: str | None = option(None, "a second model, shown next to the first in report.html", metavar="MODEL")
     data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML: folders and class names", metavar="YAML")
     trust_links: bool = option(False, TRUST_LINKS_HELP)
@@ -135,7 +138,7 @@ class Candidate:
 
     path: str
     model: nn.Module
-    criterion: SegmentationLoss
+    criterion: SegmentationLoss | None
     dataset: SegmentationDataset
     find: TileSearch | None = None
 
@@ -149,7 +152,7 @@ def main() -> int:
     threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
     torch.set_num_threads(threads)
     paths = [config.model] + ([config.compare] if config.compare else [])
-    models = [load_for_prediction(path, device, nms=config.nms) for path in paths]
+    models = [open_model(path, device, config.amp, nms=config.nms) for path in paths]
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     for path, model in zip(paths, models, strict=True):
         check_classes(path, class_names(model), config.data, spec.names)
@@ -196,7 +199,7 @@ def get_candidate(
 ) -> Candidate:
     """Return a model with the split at its input size, and with the search on tiles if there are to be tiles."""
     size_px = config.img_size or trained_size_px(model)
-    candidate = Candidate(path, model, loss_for(model), SegmentationDataset(photos, size_px))
+    candidate = Candidate(path, model, criterion_of(model), SegmentationDataset(photos, size_px))
     tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
     if tiling is None:
         return candidate
@@ -305,7 +308,7 @@ def write_page(
     viewers = [
         Viewer(
             candidate.model,
-            candidate.criterion.strides,
+            strides_of(candidate.criterion),
             candidate.dataset,
             names,
             device,
@@ -335,7 +338,8 @@ def print_results(models: Sequence[dict[str, Any]], output: str) -> None:
         print(f"{coco_comparison_table(metrics)}\n")
     if len(models) > 1:
         print(f"{comparison_table(models)}\n")
-    print(f"Validation loss: {metrics['val_loss']:.4f}")
+    if metrics["val_loss"] is not None:
+        print(f"Validation loss: {metrics['val_loss']:.4f}")
     print(f"Results in {output}: report.html, metrics.json, predictions.json, *_pr_curve.png, confusion_matrix.png")
 
 

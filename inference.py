@@ -5,8 +5,8 @@
 
 A few photographs are read ahead, so memory does not grow with their number. Unreadable photographs are reported and
 skipped. Started with torchrun, the ranks share the photographs. A model that was trained on windows predicts on tiles of
-large photographs (docs/windows.md). `--geo` puts the detections on a map (docs/map.md). To deploy elsewhere, open the
-same model file with Ultralytics: `YOLO("best.pt").export(...)`.
+large photographs (docs/windows.md). `--geo` puts the detections on a map (docs/map.md). The model may be an export
+(docs/export.md).
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from utils.geo.findings import Site
 from utils.geo.map_files import write_map_files
 from utils.geo.thumbnails import save_thumbnails
 from utils.plots import draw_instances, save_image
-from utils.yolo.model import class_names, load_for_prediction, trained_size_px
+from utils.yolo.exported import open_model
+from utils.yolo.model import class_names, trained_size_px
 from utils.yolo.predict import PhotoPrediction
 from utils.yolo.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, Tiling, check_tiles, choose_tiling
 
@@ -48,7 +49,9 @@ from utils.yolo.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, Tiling, check_t
 class InferenceConfig(Options):
     """Options of `inference.py`."""
 
-    model: str = option(None, "trained model, such as models/epri_distribution_ddp/best.pt", required=True)
+    model: str = option(
+        None, "trained model, such as models/epri_distribution_ddp/best.pt, or an export", required=True
+    )
     source: str = option(None, "photograph, folder (with its subfolders) or quoted pattern", required=True)
     output: str = option("outputs/predictions", "folder for pictures, labels/ and predictions.json", metavar="DIR")
     conf: float = option(0.25, "minimum confidence of a detection", **FRACTION)
@@ -109,7 +112,7 @@ def main() -> int:
         torch.set_num_threads(cores)
     files = list_photos(config.source)
     site = read_site(config) if config.geo else None
-    model = load_for_prediction(config.model, device, nms=config.nms)
+    model = open_model(config.model, device, config.amp, nms=config.nms)
     names = class_names(model)
     wanted = wanted_classes(config.classes, names)
     size_px = config.img_size or trained_size_px(model)

@@ -22,7 +22,7 @@ def predict(source: Path, output: Path, *flags: str) -> int:
     """Run inference.py in this process with the stand-in."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         install(monkeypatch)
-        monkeypatch.setattr(inference, "load_for_prediction", lambda path, device: ColourNetwork())
+        monkeypatch.setattr(inference, "open_model", lambda path, device, amp: ColourNetwork())
         return run_main(inference, monkeypatch, "--model", "x.pt", "--source", source, "--output", output, *flags)
 
 

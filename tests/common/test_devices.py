@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy
 import pytest
 import torch
 
+from tests.conftest import PROJECT
 from utils.common import devices
 from utils.common.devices import tune_device
 from utils.common.errors import UserError
@@ -123,3 +127,13 @@ def test_the_switches_follow_the_wish_for_equal_bits(deterministic: bool) -> Non
         assert torch.backends.cudnn.benchmark != deterministic
     finally:
         tune_device(torch.device("cuda", 0), deterministic=False, fixed_shapes=False)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux: only there the system tells it apart")
+def test_a_small_process_does_not_report_the_memory_of_the_large_one_that_started_it() -> None:
+    code = (
+        "from types import SimpleNamespace; from utils.common.devices import peak_memory_bytes; "
+        "print(peak_memory_bytes(SimpleNamespace(type='cpu')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PROJECT)
+    assert int(done.stdout) < 0.5 * devices.peak_memory_bytes(torch.device("cpu"))

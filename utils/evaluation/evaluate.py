@@ -35,8 +35,10 @@ from utils.evaluation.metrics import (
     unpack_results,
 )
 from utils.evaluation.native_masks import OnMasks, masks_in_photo, place, region_iou, target_areas
+from utils.yolo.exported import ExportedModel
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import PARTS, SegmentationLoss
+from utils.yolo.loss26 import loss_for
 from utils.yolo.predict import Detections, Placement, detect, photo_masks, raw_outputs
 from utils.yolo.regions import Region
 
@@ -87,7 +89,7 @@ def evaluate(
     model: nn.Module,
     loader: Any,
     names: tuple[str, ...],
-    criterion: SegmentationLoss,
+    criterion: SegmentationLoss | None,
     device: torch.device,
     *,
     precision: Precision = FULL_PRECISION,
@@ -101,7 +103,7 @@ def evaluate(
     the batch size nor on the number of ranks. `on_image(sample, detections, prototypes (32, h, w))` is called for each
     image. With `photo` the metrics also contain `by_size` (see `summarise_sizes`) and, for each class, `native_mask_map50`,
     `native_mask_map50_95` and what `summarise_thin` returns. `find` replaces the detections and
-    their masks, not the loss; it needs `photo.compare`.
+    their masks, not the loss; it needs `photo.compare`. Without a criterion, as for exports, `val_loss` is None.
     """
     was_training = model.training
     model.eval()
@@ -112,13 +114,14 @@ def evaluate(
         images, targets = prepare_batch(batch, device)
         outputs = raw_outputs(model, images, precision.dtype)
         local += end_last()  # while a GPU runs the network
-        loss = criterion.sums(outputs, targets)
-        sums += torch.cat([loss.parts, loss.normalisers]).double()
+        if criterion is not None:
+            loss = criterion.sums(outputs, targets)
+            sums += torch.cat([loss.parts, loss.normalisers]).double()
         if find is not None and photo is not None:
             found, results = find_results(batch.samples, find, len(names), photo)
             local += results
         else:
-            found = detect(outputs, criterion.strides, images.shape[-1], **AP_LIMITS)
+            found = detect(outputs, strides_of(criterion), images.shape[-1], **AP_LIMITS)
             end_last = begin_results(batch.samples, found, outputs["proto"], len(names), photo)
         if on_image is not None:
             for arguments in zip(batch.samples, found, outputs["proto"], strict=True):
@@ -126,11 +129,21 @@ def evaluate(
     local += end_last()
     model.train(was_training)
     results = merge_results([unpack_results(part) for part in distributed.gather_arrays(pack_results(local))])
-    metrics = {**_mean_loss(sums), **summarise(results, list(names))}
+    metrics = {**(_mean_loss(sums) if criterion else {"val_loss": None}), **summarise(results, list(names))}
     if photo is not None:
         metrics["by_size"] = summarise_sizes(results, list(names))
         _add_native(metrics["per_class"], results, photo)
     return Evaluation(metrics, results)
+
+
+def criterion_of(model: nn.Module) -> SegmentationLoss | None:
+    """Return the loss that a model is evaluated with; None for an export, whose outputs have none."""
+    return None if isinstance(model, ExportedModel) else loss_for(model)
+
+
+def strides_of(criterion: SegmentationLoss | None) -> list[float]:
+    """Return the strides of the model's outputs; none for an export, which decodes its boxes itself."""
+    return criterion.strides if criterion else []
 
 
 def headline(metrics: dict[str, Any]) -> dict[str, float]:

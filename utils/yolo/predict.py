@@ -99,8 +99,13 @@ def raw_outputs(
 def decode(outputs: dict[str, torch.Tensor], strides: list[float], size_px: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return boxes (B, A, 4) xyxy in input pixels and class probabilities (B, A, classes), in float32.
 
-    The model's own decoding is not used: under bf16 autocast it rounds coordinates to whole pixels.
+    The model's own decoding is not used: under bf16 autocast it rounds coordinates to whole pixels. Exports
+    (utils/yolo/exported.py) hold it in their graph.
     """
+    if "xywh" in outputs:
+        centres, sizes = outputs["xywh"].float().transpose(1, 2).chunk(2, 2)
+        boxes = torch.cat([centres - sizes / 2, centres + sizes / 2], 2)
+        return boxes, outputs["probabilities"].float().transpose(1, 2)
     bins = outputs["boxes"].float().transpose(1, 2)
     points, stride_column = anchor_points(strides, size_px, bins.device)
     return decode_boxes(bins, points) * stride_column, outputs["scores"].float().transpose(1, 2).sigmoid()

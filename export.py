@@ -1,0 +1,169 @@
+"""Export a trained model to ONNX, OpenVINO, TorchScript or TensorRT, and prove that it predicts the same.
+
+    python export.py --model models/epri_distribution_ddp/best.pt --format onnx openvino
+    python export.py --model models/epri_distribution_ddp/best.pt --format openvino --half --int8
+
+Ultralytics converts. Then each export is compared with the torch model: its class names and sizes, its raw outputs, and
+the AP of each class on the validation split. Only exports that pass are written. The exit code is 1 if one fails.
+`inference.py` and `evaluate_model.py` open the exports (docs/export.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from utils.common.config import INPUT_SIZE, Options, option, parse_config, to_dict
+from utils.common.cores import choose_threads_and_workers
+from utils.common.devices import choose_device
+from utils.common.environment import environment_report
+from utils.common.errors import UserError, run_script
+from utils.common.files import write_text_atomic
+from utils.conversion import FORMATS, CalibrationImages, Variant, check_variants, convert, publish
+from utils.data.dataset import Photo, read_photos
+from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
+from utils.export_proof import Judge
+from utils.export_report import add_speed, row_of, table
+from utils.yolo.exported import ExportFacts, open_model
+from utils.yolo.model import (
+    YoloModel,
+    class_names,
+    load_for_prediction,
+    load_weights,
+    trained_size_px,
+    trained_windows,
+)
+from utils.yolo.tiles import OVERLAP, check_tiles, choose_tiling
+
+REPORT = "export.json"
+
+
+@dataclass(frozen=True)
+class ExportConfig(Options):
+    """Options of `export.py`."""
+
+    model: str = option(None, "trained model, such as models/epri_distribution_ddp/best.pt", required=True)
+    format: tuple[str, ...] = option(("onnx",), "formats to export to", choices=FORMATS)
+    fp32: bool = option(True, "export in fp32")
+    half: bool = option(False, "export in fp16, too")
+    int8: bool = option(False, "export in INT8, too; its ranges are measured on photographs of the training split")
+    calibration_images: int = option(300, "photographs that INT8 ranges are measured on, at most", at_least=1)
+    dynamic: bool = option(False, "accept any batch size and any input size that is a multiple of 32")
+    batch_size: int = option(1, "images per forward pass of the export; others are split or filled up", at_least=1)
+    img_size: int | None = option(None, "side of the network input in pixels; unset: as in training", **INPUT_SIZE)
+    data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML for proof and calibration", metavar="YAML")
+    trust_links: bool = option(False, TRUST_LINKS_HELP)
+    max_images: int | None = option(
+        None, "photographs of the validation split for the proof, evenly spaced; unset: all", at_least=1
+    )
+    tiles: str = option(
+        "auto",
+        "judge AP on tiles of this side, in the photographs' pixels; auto: as the model was trained, which is no tiles if "
+        "it saw whole photographs",
+        metavar="auto|off|SIZE",
+    )
+    overlap: float = option(
+        OVERLAP, "share by which neighbouring tiles overlap, at least 128 px", at_least=0, at_most=0.9
+    )
+    ap_tolerance: float | None = option(
+        None,
+        "how much a class's AP may differ from torch's; unset: 0.002 in fp32, 0.005 in fp16, a loss of 0.02 in INT8",
+        at_least=0,
+        at_most=1,
+    )
+    speed: bool = option(True, "measure images per second and peak memory of each format")
+    output: str | None = option(None, f"folder for the exports and {REPORT}; unset: the model's", metavar="DIR")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_tiles(self.tiles)
+
+    @property
+    def variants(self) -> list[Variant]:
+        """The exports to make, format by format."""
+        wanted = {"fp32": self.fp32, "fp16": self.half, "int8": self.int8}
+        kinds = dict.fromkeys(self.format)
+        return [Variant(kind, precision) for kind in kinds for precision in wanted if wanted[precision]]
+
+
+def main() -> int:
+    """Export and prove; return the exit code: 1 if a proof failed."""
+    config = parse_config(ExportConfig, "Export a trained model and prove that the export predicts the same")
+    device = choose_device(config.device, 0)
+    threads, workers = choose_threads_and_workers(1, 4, device.type)
+    torch.set_num_threads(threads)
+    torch.backends.cudnn.allow_tf32 = False  # the proof compares with true fp32
+    check_variants(config.variants, device)
+    model = load_weights(config.model)
+    spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
+    if class_names(model) != spec.names:
+        raise UserError(
+            f"{config.model} knows the classes {', '.join(class_names(model))} but {config.data} has {', '.join(spec.names)}"
+        )
+    size_px = config.img_size or trained_size_px(model)
+    tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
+    photos = evenly_spaced(read_photos(spec, "val", print), config.max_images)
+    judge = Judge(photos, spec.names, size_px, device, tiling, workers)
+    output = Path(config.output) if config.output else Path(config.model).parent
+    output.mkdir(parents=True, exist_ok=True)
+    print(f"torch: AP on {len(photos)} photographs", flush=True)
+    judge.learn(load_for_prediction(config.model, device))
+    training = read_photos(spec, "train") if config.int8 else []
+    files = [photo.file for photo in evenly_spaced(training, config.calibration_images)]
+    rows = make_exports(config, model, judge, CalibrationImages(files, size_px, tiling), output)
+    if config.speed:
+        rows = add_speed(rows, config.model, output, judge.inputs[: config.batch_size], device)
+    report = {
+        "config": to_dict(config),
+        "environment": environment_report(),
+        "input_px": size_px,
+        "tiles_px": tiling.size_px if tiling else None,
+        "num_photographs": len(photos),
+        "rows": rows,
+    }
+    write_text_atomic(output / REPORT, json.dumps(report, indent=2) + "\n")
+    print(table(rows))
+    failures = [failure for row in rows for failure in row["failures"]]
+    print(
+        f"Results in {output}: {REPORT}" + (f"; {len(failures)} failures, the first: {failures[0]}" if failures else "")
+    )
+    return 1 if failures else 0
+
+
+def make_exports(
+    config: ExportConfig, model: YoloModel, judge: Judge, calibration: CalibrationImages, output: Path
+) -> list[dict[str, Any]]:
+    """Convert and prove each variant; move those that pass to `output`. Return the report's rows."""
+    rows = []
+    digest = hashlib.sha256(Path(config.model).read_bytes()).hexdigest()
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=output) as scratch:
+        for variant in config.variants:
+            how = (judge.size_px, config.batch_size, config.dynamic, variant.precision)
+            facts = ExportFacts(class_names(model), *how, trained_windows(model), digest)
+            folder = Path(tempfile.mkdtemp(dir=scratch))
+            print(f"{variant.kind} {variant.precision}: converting and comparing", flush=True)
+            made = convert(model, variant, facts, folder, Path(config.model).stem, calibration, judge.device)
+            proof = judge.prove(open_model(str(made), judge.device), facts, config.ap_tolerance)
+            for failure in proof.failures:
+                print(f"✗ {made.name}: {failure}; not written", flush=True)
+            rows.append(row_of(variant, made, proof))
+            if not proof.failures:
+                publish(made, output / made.name)
+    return rows
+
+
+def evenly_spaced(photos: list[Photo], most: int | None) -> list[Photo]:
+    """Return at most `most` photographs, evenly spaced."""
+    number = min(most or len(photos), len(photos))
+    return [photos[index * len(photos) // number] for index in range(number)]
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,222 @@
+"""export.py from its command line; inference.py and evaluate_model.py with what it wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+import evaluate_model
+import export
+import inference
+from tests.conftest import run_main
+from tests.yolo.exports import NAMES, SIZE_PX, WINDOWS, tiny_weights
+from utils import export_report
+from utils.common.errors import UserError
+from utils.conversion import CalibrationImages, publish
+from utils.measure import export_speed
+from utils.measure.export_speed import images_per_second
+from utils.yolo import exported
+from utils.yolo.tiles import Tiling
+
+
+@pytest.fixture(scope="module", autouse=True)
+def commands_keep_one_thread() -> Iterator[None]:
+    """Two threads wait for each other beside other tests."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+        yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set of 4 smooth pictures, 96 x 64, with one object each."""
+    root = tmp_path_factory.mktemp("data")
+    for split in ("train", "val"):
+        for kind in ("images", "labels"):
+            (root / split / kind).mkdir(parents=True)
+        for index in range(2):
+            rough = np.random.default_rng((index, len(split))).integers(0, 255, (4, 6, 3), np.uint8)
+            picture = cv2.resize(rough, (96, 64), interpolation=cv2.INTER_CUBIC)
+            cv2.imwrite(str(root / split / "images" / f"{index}.png"), picture)
+            (root / split / "labels" / f"{index}.txt").write_text(f"{index} 0.1 0.1 0.6 0.1 0.6 0.7 0.1 0.7\n")
+    names = "".join(f"  {number}: {name}\n" for number, name in enumerate(NAMES))
+    (root / "dataset.yaml").write_text(f"train: train/images\nval: val/images\nnames:\n{names}")
+    return root / "dataset.yaml"
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_weights(tmp_path_factory.mktemp("run") / "best.pt", WINDOWS)
+
+
+@pytest.fixture(scope="module")
+def written(weights: Path, data: Path) -> dict[str, Any]:
+    """What `--format onnx --half --int8` reported and wrote, next to the weights."""
+    for package in ("onnx", "onnxruntime", "onnxslim"):
+        pytest.importorskip(package, reason="pip install -r requirements-export.txt")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(export_report, "peak_memory", lambda *_: 10**8)
+        flags = ("--format", "onnx", "--half", "--int8", "--batch-size", "2", "--ap-tolerance", "1")
+        code = run_main(export, monkeypatch, "--model", weights, "--data", data, *flags)
+    assert code == 0
+    return json.loads((weights.parent / "export.json").read_text())
+
+
+def test_each_precision_is_written_proven_and_measured(written: dict[str, Any], weights: Path) -> None:
+    rows = {(row["format"], row["precision"], row["compute"]): row for row in written["rows"]}
+    assert ("torch", "fp32", "off") in rows
+    for precision, name in (("fp32", "best.onnx"), ("fp16", "best_fp16.onnx"), ("int8", "best_int8.onnx")):
+        row = rows["onnx", precision, "off"]
+        assert row["bytes"] == (weights.parent / name).stat().st_size
+        assert row["failures"] == []
+        assert row["images_per_second"] > 0
+        assert row["peak_memory_bytes"] == 10**8
+        assert [one["name"] for one in row["per_class"]] == ["wire", "pole"]
+        assert row["largest_difference"]["prototypes"] > 0
+    sizes = [rows["onnx", precision, "off"]["bytes"] for precision in ("fp32", "fp16", "int8")]
+    assert sizes[0] > 1.8 * sizes[1] > 2.5 * sizes[2]
+    assert written["tiles_px"] == SIZE_PX  # the weights were trained on windows at the photographs' scale
+    assert written["num_photographs"] == 2
+    assert {path.name for path in weights.parent.iterdir()} == {
+        *("best.pt", "export.json", "best.onnx", "best_fp16.onnx", "best_int8.onnx")
+    }
+
+
+@pytest.mark.parametrize("tiles", ["auto", "off"])
+def test_inference_finds_the_same_with_the_export(
+    written: dict[str, Any], weights: Path, data: Path, tiles: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for name in ("best.pt", "best.onnx"):
+        places = ("--source", data.parent / "val" / "images", "--output", tmp_path / name)
+        flags = ("--conf", "0.3", "--tiles", tiles, "--batch-size", "3", "--max-detections", "10")
+        assert run_main(inference, monkeypatch, "--model", weights.with_name(name), *places, *flags) == 0
+        found.append(json.loads((tmp_path / name / "predictions.json").read_text()))
+    ours, theirs = found
+    assert sum(len(entry["detections"]) for entry in ours) > 5
+    for mine, its in zip(ours, theirs, strict=True):
+        assert [one["class"] for one in its["detections"]] == [one["class"] for one in mine["detections"]]
+        for name in ("box_xyxy", "confidence"):
+            np.testing.assert_allclose(
+                [one[name] for one in its["detections"]], [one[name] for one in mine["detections"]], atol=0.05
+            )
+
+
+def test_evaluation_takes_an_export_and_compares_it_with_torch(
+    written: dict[str, Any], weights: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("--data", data, "--output", tmp_path, "--num-workers", "0", "--mask-resolution", "native")
+    models = ("--model", weights.with_name("best.onnx"), "--compare", weights)
+    assert run_main(evaluate_model, monkeypatch, *models, *flags) == 0
+    theirs, ours = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("metrics", "compared_metrics"))
+    assert ours["val_loss"] > 0
+    assert theirs["val_loss"] is None
+    assert theirs["tiles"] == SIZE_PX
+    for name in ("num_targets", "box_map50", "mask_map50_95"):
+        assert theirs[name] == pytest.approx(ours[name], abs=0.02)
+    assert (tmp_path / "report.html").exists()
+
+
+def test_a_failed_proof_names_the_number_writes_nothing_and_keeps_the_export_before(
+    written: dict[str, Any],
+    weights: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "best.onnx").write_bytes(b"the export before")
+    real = exported._OnnxRuntime.__call__
+    monkeypatch.setattr(exported._OnnxRuntime, "__call__", lambda self, images: real(self, images[:, [2, 1, 0]]))
+    flags = ("--data", data, "--output", tmp_path, "--no-speed")
+    assert run_main(export, monkeypatch, "--model", weights, *flags) == 1
+    printed = capsys.readouterr().out
+    assert "✗ best.onnx: its probabilities of class" in printed
+    assert "allowed 0.0001 + 0.001 * |torch's|; not written" in printed
+    assert "failed" in printed
+    assert {path.name for path in tmp_path.iterdir()} == {"best.onnx", "export.json"}
+    assert (tmp_path / "best.onnx").read_bytes() == b"the export before"
+    assert json.loads((tmp_path / "export.json").read_text())["rows"][0]["failures"]
+
+
+def test_a_converter_that_fails_gives_one_line_and_leaves_nothing(
+    weights: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("unsupported\noperator")
+
+    monkeypatch.setattr(torch.jit, "trace", fail)
+    flags = ("--data", data, "--output", tmp_path, "--no-speed", "--tiles", "off")
+    with pytest.raises(UserError, match=r"^--format torchscript \(fp32\): unsupported operator$"):
+        run_main(export, monkeypatch, "--model", weights, "--format", "torchscript", *flags)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_of_other_classes_is_refused(
+    weights: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = data.with_name("other.yaml")
+    other.write_text(data.read_text().replace("sign", "mast"))
+    with pytest.raises(UserError, match=r"knows the classes wire, pole, sign but .*other\.yaml has wire, pole, mast"):
+        run_main(export, monkeypatch, "--model", weights, "--data", other, "--format", "torchscript")
+
+
+def test_a_folder_replaces_the_folder_before(tmp_path: Path) -> None:
+    scratch, target = tmp_path / "scratch", tmp_path / "best_openvino_model"
+    for number in range(2):
+        made = scratch / target.name
+        made.mkdir(parents=True)
+        (made / f"{number}.xml").write_text("")
+        publish(made, target)
+        assert [file.name for file in target.iterdir()] == [f"{number}.xml"]
+    assert list(scratch.iterdir()) == []
+
+
+def test_calibration_shows_photographs_and_tiles_of_the_training_size(data: Path) -> None:
+    files = sorted((data.parent / "train" / "images").iterdir())
+    for tiling, count in ((None, 2), (Tiling(64), 4)):
+        images = CalibrationImages(files, SIZE_PX, tiling)
+        found = [one["img"] for one in images]
+        assert len(found) == len(images) == count
+        assert {(image.dtype, tuple(image.shape)) for image in found} == {(torch.uint8, (1, 3, SIZE_PX, SIZE_PX))}
+    assert all(torch.equal(one["img"], again["img"]) for one, again in zip(images, images, strict=True))
+
+
+def test_speed_is_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Network(torch.nn.Module):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+            calls.append(self.name)
+            return {}
+
+    networks: Any = {0: (Network("a"), None), 1: (Network("b"), None)}
+    speeds = images_per_second(networks, torch.zeros(2, 3, 32, 32), rounds=2)
+    assert calls == ["a", "b"] * 3
+    assert set(speeds) == {0, 1}
+    assert min(speeds.values()) > 0
+
+
+def test_the_process_that_measures_memory_opens_the_model_and_answers(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = {"path": str(weights), "device": "cpu", "amp": "off", "shape": (1, 3, SIZE_PX, SIZE_PX), "threads": 1}
+    answers: list[dict[str, int]] = []
+    monkeypatch.setattr(export_speed, "read_job", lambda: job)
+    monkeypatch.setattr(export_speed, "write_answer", answers.append)
+    export_speed.measure_memory()
+    assert answers[0]["bytes"] > 50 * 2**20
