@@ -33,6 +33,14 @@ from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import IMAGE_SUFFIXES, is_photograph
 from utils.data.images import ImageError, read_image
 from utils.distributed import cleanup_ddp, setup_ddp
+from utils.evaluation.annotation_files import (
+    COCO_FILE,
+    LABEL_STUDIO_FILE,
+    ToolFiles,
+    ToolWriter,
+    common_folder,
+    merge_tool_files,
+)
 from utils.evaluation.prediction_files import PredictionWriter, Source, merge_parts, outline
 from utils.plots import draw_instances, save_image
 from utils.yolo.model import class_names, load_for_prediction, trained_size_px
@@ -66,6 +74,8 @@ class InferenceConfig(Options):
     )
     amp: str = option("off", "mixed precision; auto: the fastest that the hardware has", choices=PRECISION_CHOICES)
     save_crops: bool = option(False, "also write a cut-out of each detection to crops/<class>/")
+    save_coco: bool = option(False, f"also write {COCO_FILE}, which CVAT imports (docs/labels.md)")
+    save_label_studio: bool = option(False, f"also write {LABEL_STUDIO_FILE}: predictions to import into Label Studio")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
 
     def __post_init__(self) -> None:
@@ -97,20 +107,33 @@ def main() -> int:
     sources = [Source(position, *item) for position, item in enumerate(unique_keys(files))]
     mine = sources[ranks.rank :: ranks.world_size]
     counts = np.zeros(len(names) + 1, np.int64)  # of each class's detections, and of photographs
-    with PredictionWriter(Path(config.output), names, ranks.rank) as writer:
+    tools = tool_files(config, names, files)
+    with (
+        PredictionWriter(Path(config.output), names, ranks.rank) as writer,
+        ToolWriter(tools, ranks.rank) as tool_writer,
+    ):
         for source, photo, prediction in predictor.predict(read_photos(mine, size_px, tiling, cores)):
             write_results(writer, source, photo, prediction, names, config)
+            tool_writer.add(source, photo.shape, prediction)
             counts[:-1] += np.bincount(prediction.class_ids, minlength=len(names))
             counts[-1] += 1
     parts = distributed.gather_arrays({"counts": counts})
     *found, num_read = np.sum([part["counts"] for part in parts], axis=0).tolist()
     distributed.run_on_main(lambda: merge_parts(Path(config.output), ranks.world_size))
+    distributed.run_on_main(lambda: merge_tool_files(tools, ranks.world_size))
     if ranks.is_main:
         summary = ", ".join(f"{count} {name}" for name, count in zip(names, found, strict=True) if count) or "nothing"
         print(f"{num_read} photographs, {len(files) - num_read} skipped; found {summary}")
-        print(f"Results in {config.output}: pictures, labels/, predictions.json")
+        print(", ".join([f"Results in {config.output}: pictures, labels/, predictions.json", *tools.written]))
     cleanup_ddp()
     return 0 if num_read else 1
+
+
+def tool_files(config: InferenceConfig, names: tuple[str, ...], files: list[Path]) -> ToolFiles:
+    """Return which files for annotation tools are wanted."""
+    model = Path(config.model).absolute()
+    version, root = f"{model.parent.name}/{model.stem}", common_folder(config.source, files)
+    return ToolFiles(Path(config.output), names, root, version, config.save_coco, config.save_label_studio)
 
 
 def write_results(
