@@ -46,3 +46,10 @@ def test_slanted_edges_keep_a_quarter_of_the_vertices_of_their_pixels() -> None:
     (ring,) = mask_rings(mask.astype(bool))
     sides = np.count_nonzero(np.diff(mask, axis=0)) + np.count_nonzero(np.diff(mask, axis=1))
     assert len(ring) < sides / 4
+
+
+def test_noise_of_many_megapixels_is_refused_before_it_takes_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("utils.data.mask_rings.MAX_CORNERS", 50)
+    with pytest.raises(ValueError, match="is noise, not an object"):
+        mask_rings(np.random.default_rng(0).random((20, 20)) < 0.5)
+    assert mask_rings(np.ones((20, 20), bool))

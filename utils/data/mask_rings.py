@@ -11,7 +11,8 @@ import shapely
 # A ring passes halfway between the centres of neighbouring pixels, and 0.35 px from the centres at its corners: a
 # simplification by less than that encloses the same centres.
 SAME_PIXELS_PX = 0.35
-MAX_MASK_RINGS = 1000  # parts and holes of a mask; the smallest of more are dropped
+MAX_CORNERS = 1_000_000  # a wire across 20 megapixels has 15,000; noise of that size would take minutes
+MAX_MASK_RINGS = 5000  # parts and holes of a mask; the smallest of more are dropped
 
 
 def mask_rings(mask: np.ndarray, left: float = 0.0, top: float = 0.0) -> list[np.ndarray]:
@@ -20,7 +21,7 @@ def mask_rings(mask: np.ndarray, left: float = 0.0, top: float = 0.0) -> list[np
     Under the even-odd rule the rings enclose the centres of exactly the mask's pixels: outer outlines and those of holes,
     which run in the opposite direction. Pixels that touch at a corner are joined. A pixel's centre lies at (0.5, 0.5)
     from its corner. Corners are cut at the middle of the pixels' sides (marching squares), so that slanted edges need few
-    vertices. The largest ring comes first.
+    vertices. The largest ring comes first. Raises ValueError for a mask of more than MAX_CORNERS corners.
     """
     rings = [_simplified(_cut_corners(ring)) + np.array([left, top]) for ring in _corner_rings(mask)]
     return sorted(rings, key=lambda ring: -ring_area(ring))
@@ -142,6 +143,8 @@ def _corners(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
     is_crossing = (upper_left == lower_right) & (upper_right == lower_left) & (upper_left != upper_right)
     is_corner = (upper_left ^ upper_right ^ lower_left ^ lower_right) | is_crossing
     y, x = np.nonzero(is_corner)
+    if len(x) > MAX_CORNERS:
+        raise ValueError(f"a mask with {len(x):,} corners is noise, not an object")
     times = 1 + is_crossing[y, x]
     # At a crossing the first copy ends the side from the left, the second begins the one to the right.
     copy = np.arange(times.sum()) - np.repeat(times.cumsum() - times, times)

@@ -41,6 +41,26 @@ class _Annotations:
     digests: bytearray = field(default_factory=bytearray)
 
 
+@dataclass(frozen=True)
+class _Spans:
+    """The places of some annotations, without exact copies; made when they are asked for."""
+
+    annotations: _Annotations
+    positions: np.ndarray  # int64
+
+    def __len__(self) -> int:
+        """Count the annotations, with copies."""
+        return len(self.positions)
+
+    def __iter__(self) -> Iterator[Span]:
+        seen = set()
+        for position in self.positions.tolist():
+            digest = bytes(self.annotations.digests[position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES])
+            if digest not in seen:
+                seen.add(digest)
+                yield self.annotations.start[position], self.annotations.end[position], digest
+
+
 class CocoFile:
     """The images and categories of a COCO file, and where the annotations of each image lie.
 
@@ -80,26 +100,18 @@ class CocoFile:
         bounds = np.searchsorted(numbers[order], np.arange(len(self._numbers) + 1))
         context = json.dumps(sorted(self.categories.items()))
         for image_id, number in self._numbers.items():
-            spans = self._spans(order[bounds[number] : bounds[number + 1]].tolist())
+            spans = _Spans(self._annotations, order[bounds[number] : bounds[number + 1]])
+            num_copies = len(spans) - sum(1 for _ in spans)
             image = self._images.get(number)
             if image:
+                if num_copies:
+                    text = f"{printable(image.name)}: {num_copies} annotations are exact copies of others; ignored"
+                    self._complain(text, DUPLICATE_ID)
                 to_objects = partial(_objects, self.categories, image.size)
                 yield AnnotationRow((image.name,), self.path, spans, f"{image.size} {context}", to_objects)
             elif number not in self._images:
                 text = f"no image has the id {printable(str(image_id))}; its {len(spans)} annotations are skipped"
                 self._complain(text, UNUSABLE_OBJECT)
-
-    def _spans(self, positions: list[int]) -> list[Span]:
-        """Return the places of some annotations, without copies."""
-        spans: dict[bytes, Span] = {}
-        for position in positions:
-            digest = bytes(self._annotations.digests[position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES])
-            spans.setdefault(digest, (self._annotations.start[position], self._annotations.end[position], digest))
-        if len(spans) < len(positions):
-            self._complain(
-                f"{len(positions) - len(spans)} annotations are exact copies of others; ignored", DUPLICATE_ID
-            )
-        return list(spans.values())
 
     def _add_category(self, item: Item) -> None:
         category = _dictionary(item)

@@ -54,10 +54,8 @@ def object_ring(
 
 def parts_ring(parts: list[np.ndarray], size: tuple[int, int], tolerance_px: float) -> np.ndarray:
     """Return the union of an object's polygons (V, 2) inside a photograph as one ring, like `object_ring`."""
-    for points in parts:
-        _check("polygon", points)
-    if sum(map(len, parts)) > MAX_POINTS:
-        raise OutlineError(f"polygons of {sum(map(len, parts)):,} points, more than {MAX_POINTS:,}")
+    is_valid = len(parts) == 1 and len(parts[0]) > 2 and bool(shapely.is_valid(Polygon(parts[0])))
+    _check("polygon", np.concatenate(parts), may_cross=not is_valid)
     try:
         shape = shapely.union_all([_polygon(points, tolerance_px) for points in parts])
         return join_many_rings(_visible_rings(shape, size, MAX_MASK_RINGS, MIN_TOOL_AREA_PX))
@@ -84,13 +82,13 @@ def join_rings(rings: list[np.ndarray]) -> np.ndarray:
     return joined
 
 
-def _check(kind: str, points: np.ndarray) -> None:
+def _check(kind: str, points: np.ndarray, may_cross: bool = True) -> None:
     """Raise OutlineError for points that would take too long, or that no photograph contains."""
     if len(points) and np.abs(points).max() > MAX_COORDINATE_PX:
         raise OutlineError(f"{kind} has the coordinate {np.abs(points).max():g}, far outside any photograph")
     if len(points) > MAX_POINTS:
         raise OutlineError(f"{kind} of {len(points):,} points, more than {MAX_POINTS:,}")
-    if len(points) > DENSE_VERTICES and _estimated_crossings(points) > MAX_CROSSINGS:
+    if may_cross and len(points) > DENSE_VERTICES and _estimated_crossings(points) > MAX_CROSSINGS:
         raise OutlineError(f"{kind} crosses itself more than {MAX_CROSSINGS:,} times")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ class AnnotationRow:
 
     names: tuple[str, ...]
     file: Path
-    spans: Sequence[Span]
+    spans: Iterable[Span]
     context: str
     to_objects: ToObjects
     line: None = None

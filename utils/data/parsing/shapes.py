@@ -13,7 +13,6 @@ from utils.data.images import points_upright
 from utils.data.labels import LabelError
 from utils.data.mask_rings import MAX_MASK_RINGS, join_many_rings, mask_rings, ring_area
 from utils.data.parsing.outlines import MAX_POINTS, OutlineError, parts_ring
-from utils.data.parsing.run_lengths import RunLengthError
 
 SHAPE_TOLERANCE_PX = 0.05  # of the photograph; dense polygons lose what changes a mask by less than 1 %
 SAME_ASPECT = 0.01  # by how much the width and the height may be scaled differently
@@ -76,7 +75,7 @@ class ShapeObject:
             return parts_ring([placed(part) for part in self.parts], upright, SHAPE_TOLERANCE_PX), ""
         try:
             rings = mask_rings(*self.draw())
-        except RunLengthError as error:
+        except ValueError as error:
             raise OutlineError(str(error)) from error
         kept, lost = rings[:MAX_MASK_RINGS], sum(map(ring_area, rings[MAX_MASK_RINGS:]))
         total = sum(map(ring_area, kept)) + lost
