@@ -33,6 +33,14 @@ from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import IMAGE_SUFFIXES, is_photograph
 from utils.data.images import ImageError, read_image
 from utils.distributed import cleanup_ddp, setup_ddp
+from utils.evaluation.annotation_files import (
+    COCO_FILE,
+    LABEL_STUDIO_FILE,
+    ToolFiles,
+    ToolWriter,
+    common_folder,
+    merge_tool_files,
+)
 from utils.evaluation.prediction_files import PredictionWriter, Source, merge_parts, outline
 from utils.geo.assets import read_assets
 from utils.geo.findings import Site
@@ -76,6 +84,8 @@ class InferenceConfig(Options):
     )
     amp: str = option("off", "mixed precision; auto: the fastest that the hardware has", choices=PRECISION_CHOICES)
     save_crops: bool = option(False, "also write a cut-out of each detection to crops/<class>/")
+    save_coco: bool = option(False, f"also write {COCO_FILE}, which CVAT imports (docs/labels.md)")
+    save_label_studio: bool = option(False, f"also write {LABEL_STUDIO_FILE}: predictions to import into Label Studio")
     geo: bool = option(
         False, "also write where the detections are: detections.geojson, worklist.csv, detections.kml, thumbnails/"
     )
@@ -126,9 +136,14 @@ def main() -> int:
     sources = [Source(position, *item) for position, item in enumerate(unique_keys(files))]
     mine = sources[ranks.rank :: ranks.world_size]
     counts = np.zeros(len(names) + 1, np.int64)  # of each class's detections, and of photographs
-    with PredictionWriter(Path(config.output), names, ranks.rank) as writer:
+    tools = tool_files(config, names, files)
+    with (
+        PredictionWriter(Path(config.output), names, ranks.rank) as writer,
+        ToolWriter(tools, ranks.rank) as tool_writer,
+    ):
         for source, photo, prediction in predictor.predict(read_photos(mine, size_px, tiling, cores)):
             write_results(writer, source, photo, prediction, names, config)
+            tool_writer.add(source, photo.shape, prediction)
             counts[:-1] += np.bincount(prediction.class_ids, minlength=len(names))
             counts[-1] += 1
     parts = distributed.gather_arrays({"counts": counts})
@@ -136,14 +151,22 @@ def main() -> int:
     distributed.run_on_main(lambda: merge_parts(Path(config.output), ranks.world_size))
     keys = ((source.file, source.key) for source in sources)
     of_map = distributed.run_on_main(lambda: write_map_files(Path(config.output), keys, site) if site else [])
+    distributed.run_on_main(lambda: merge_tool_files(tools, ranks.world_size))
     if ranks.is_main:
         summary = ", ".join(f"{count} {name}" for name, count in zip(names, found, strict=True) if count) or "nothing"
         print(f"{num_read} photographs, {len(files) - num_read} skipped; found {summary}")
-        print(f"Results in {config.output}: pictures, labels/, predictions.json")
+        print(", ".join([f"Results in {config.output}: pictures, labels/, predictions.json", *tools.written]))
         for line in of_map or []:
             print(line)
     cleanup_ddp()
     return 0 if num_read else 1
+
+
+def tool_files(config: InferenceConfig, names: tuple[str, ...], files: list[Path]) -> ToolFiles:
+    """Return which files for annotation tools are wanted."""
+    model = Path(config.model).absolute()
+    version, root = f"{model.parent.name}/{model.stem}", common_folder(config.source, files)
+    return ToolFiles(Path(config.output), names, root, version, config.save_coco, config.save_label_studio)
 
 
 def write_results(

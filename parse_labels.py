@@ -1,4 +1,4 @@
-"""Turn the raw photographs and EPRI's label CSV into a YOLO-seg data set: python parse_labels.py --help."""
+"""Turn raw photographs and their labels (EPRI's CSV, COCO, Label Studio) into a YOLO-seg data set: see --help."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from utils.common.errors import UserError, run_script
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.data.images import NATIVE_LONG_SIDE_PX
 from utils.data.parsing.build import BuildOptions, build_dataset
+from utils.data.parsing.formats import AUTO, FORMAT_CHOICES
 from utils.data.parsing.manifest import UNREADABLE_KINDS, report_lines
 from utils.data.parsing.photograph import EXIF_FRAME_CHOICES, PhotographOptions
 from utils.data.parsing.split import SPLIT_BY_CHOICES
@@ -21,7 +22,14 @@ class ParseConfig(Options):
     """Options of parse_labels.py."""
 
     config: str | None = option(None, "YAML file with any of these options", metavar="FILE")
-    input: str = option("data/raw", "folder with the label CSV and the photographs, in folders or zips", metavar="DIR")
+    input: str = option("data/raw", "folder with the labels and the photographs, in folders or zips", metavar="DIR")
+    format: str = option(
+        AUTO, "format of the labels; auto: EPRI's if there is a CSV, else by the JSON file", choices=FORMAT_CHOICES
+    )
+    classes: tuple[str, ...] | None = option(
+        None,
+        "classes and their order; unset: those of EPRI's data set if they cover all labels, else those of the label file",
+    )
     output: str = option(
         "data/processed", "output folder; other files in its images and labels folders are removed", metavar="DIR"
     )
@@ -42,7 +50,9 @@ class ParseConfig(Options):
         "whether outlines of EXIF-rotated photographs refer to upright or stored pixels",
         choices=EXIF_FRAME_CHOICES,
     )
-    keep_unlabelled: bool = option(False, "keep photographs without a row in the CSV, as images without objects")
+    keep_unlabelled: bool = option(
+        False, "keep photographs that the label file does not list, as images without objects"
+    )
     trust_links: bool = option(False, TRUST_LINKS_HELP)
     workers: int = option(0, "threads; 0: all usable cores", at_least=0)
     strict: bool = option(False, "exit with code 1 when a row, a photograph or a zip cannot be read")
@@ -53,7 +63,7 @@ def main() -> None:
     config = parse_config(ParseConfig, "Turn raw photographs and label rows into a YOLO-seg data set.")
     options = BuildOptions(
         photograph=PhotographOptions(
-            class_names=load_dataset_yaml(DEFAULT_DATASET_YAML).names,
+            class_names=config.classes or load_dataset_yaml(DEFAULT_DATASET_YAML).names,
             long_side_px=config.long_side,
             line_width_px=config.line_width,
             exif_frame=config.exif_frame,
@@ -61,6 +71,8 @@ def main() -> None:
         split_by=config.split_by,
         val_fraction=config.val_fraction,
         keep_unlabelled=config.keep_unlabelled,
+        label_format=config.format,
+        use_file_classes=config.classes is None,
     )
     start_s = time.monotonic()
     manifest = build_dataset(

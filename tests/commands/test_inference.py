@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 
@@ -21,13 +22,20 @@ def test_inference_writes_pictures_labels_and_json_and_survives_a_broken_photogr
     (source / "broken.jpg").write_bytes(photos[0].read_bytes()[:3000])
     output = tmp_path / "predictions"
     flags = ("--source", source, "--output", output, "--conf", "0.0001", "--max-detections", "5", "--save-crops")
-    printed = must_run("python", "inference.py", "--model", trained.folder / "last.pt", *flags)
+    for_tools = ("--save-coco", "--save-label-studio")
+    printed = must_run("python", "inference.py", "--model", trained.folder / "last.pt", *flags, *for_tools)
     assert "skipped" in printed
     assert "broken.jpg" in printed
     entries = json.loads((output / "predictions.json").read_text())
     assert len(entries) == 2
     assert all(len(entry["detections"]) <= 5 for entry in entries)
     assert sum(len(entry["detections"]) for entry in entries) > 0
+    for_cvat = json.loads((output / "annotations" / "instances_default.json").read_text())
+    tasks = json.loads((output / "label_studio.json").read_text())
+    assert [image["file_name"] for image in for_cvat["images"]] == [photo.name for photo in photos]
+    assert [task["data"]["image"].rpartition("/")[2] for task in tasks] == [quote(photo.name) for photo in photos]
+    num_regions = sum(len(task["predictions"][0]["result"]) for task in tasks)
+    assert 0 < len(for_cvat["annotations"]) == num_regions <= sum(len(entry["detections"]) for entry in entries)
     for photo in photos:
         assert (output / f"{photo.stem}.jpg").exists()
         for line in (output / "labels" / f"{photo.stem}.txt").read_text().splitlines():

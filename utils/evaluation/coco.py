@@ -17,7 +17,7 @@ from utils.data.dataset import Sample
 from utils.evaluation.metrics import SIZES
 from utils.evaluation.native_masks import fill_outline, outlines_in_photo, place, target_areas
 from utils.yolo.predict import Detections, Placement
-from utils.yolo.regions import Region
+from utils.yolo.regions import Region, column_runs
 
 Entry = dict[str, Any]
 
@@ -78,17 +78,8 @@ def encode_region(region: Region, photo_size: tuple[int, int]) -> Entry:
     That is `size` [height, width] and `counts`, ASCII: how many pixels are outside and inside in turn, column by column.
     """
     width, height = photo_size
-    mask = region.mask
-    # Each change along a column lies before a pixel of the mask or, like a run up to the last row, after the column.
-    inner_row, inner_column = divmod(np.flatnonzero(mask[1:] != mask[:-1]), max(mask.shape[1], 1))
-    first, last = (np.flatnonzero(mask[row]) for row in (slice(0, 1), slice(-1, None)))
-    row = np.concatenate([inner_row + 1, np.zeros(len(first), int), np.full(len(last), len(mask))])
-    column = np.concatenate([inner_column, first, last])
-    changes, times = np.unique((region.left + column) * height + region.top + row, return_counts=True)
-    changes = changes[times == 1]  # a run that ends where the next column's begins is one run
-    ends = changes if len(changes) and changes[-1] == width * height else np.append(changes, width * height)
-    counts = np.diff(ends, prepend=0).tolist()
-    encoded = coco_mask.frPyObjects({"size": [height, width], "counts": counts}, height, width)["counts"]
+    runs = {"size": [height, width], "counts": column_runs(region, photo_size)}
+    encoded = coco_mask.frPyObjects(runs, height, width)["counts"]
     return {"size": [height, width], "counts": encoded.decode("ascii") if isinstance(encoded, bytes) else encoded}
 
 

@@ -6,9 +6,11 @@ import heapq
 import json
 import os
 import re
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import cv2
 import numpy as np
@@ -40,7 +42,7 @@ class PredictionWriter:
         self.folder = folder
         self.names = names
         (folder / "labels").mkdir(parents=True, exist_ok=True)
-        self._part = _part_of(folder, rank)
+        self._part = part_of(folder, PARTS, rank)
         self._file = self._part.open("w", encoding="utf-8")
 
     def __enter__(self) -> PredictionWriter:
@@ -100,27 +102,54 @@ class PredictionWriter:
 
 def merge_parts(folder: Path, num_ranks: int) -> None:
     """Write predictions.json of all ranks' parts, in the order of the photographs. Raises UserError if one is missing."""
-    parts = [_part_of(folder, rank) for rank in range(num_ranks)]
-    for part in parts:
-        if not part.exists():
-            raise UserError(f"{part} is missing: --output must be a folder that all machines share")
-    temporary = folder / f".predictions.tmp-{os.getpid()}"
-    with ExitStack() as stack:
-        lines = [stack.enter_context(part.open(encoding="utf-8")) for part in parts]
-        output = stack.enter_context(temporary.open("w", encoding="utf-8"))
-        output.write("[")
-        separator = "\n"
-        for line in heapq.merge(*lines, key=lambda line: int(line.partition("\t")[0])):
-            output.write(separator + line.partition("\t")[2].rstrip("\n"))
-            separator = ",\n"
-        output.write("\n]\n")
-    os.replace(temporary, folder / "predictions.json")
-    for part in folder.glob(PARTS):
-        part.unlink()
+    parts = Parts(folder, PARTS, num_ranks)
+    with parts.merged_into(folder / "predictions.json") as output:
+        write_list(output, "[", parts.lines(), "]\n")
 
 
-def _part_of(folder: Path, rank: int) -> Path:
-    return folder / PARTS.replace("*", str(rank))
+@dataclass(frozen=True)
+class Parts:
+    """All ranks' parts of one file: lines of a photograph's position, a tab and JSON."""
+
+    folder: Path
+    pattern: str
+    num_ranks: int
+
+    def lines(self) -> Iterator[str]:
+        """Yield the JSON of each photograph, in the order of the photographs."""
+        with ExitStack() as stack:
+            parts = [part_of(self.folder, self.pattern, rank) for rank in range(self.num_ranks)]
+            lines = [stack.enter_context(part.open(encoding="utf-8")) for part in parts]
+            for line in heapq.merge(*lines, key=lambda line: int(line.partition("\t")[0])):
+                yield line.partition("\t")[2].rstrip("\n")
+
+    @contextmanager
+    def merged_into(self, target: Path) -> Iterator[TextIO]:
+        """Yield a file that becomes `target` at the end, when the parts are removed. Raises UserError if one is missing."""
+        for part in (part_of(self.folder, self.pattern, rank) for rank in range(self.num_ranks)):
+            if not part.exists():
+                raise UserError(f"{part} is missing: --output must be a folder that all machines share")
+        temporary = target.with_name(f".{target.stem}.tmp-{os.getpid()}")
+        with temporary.open("w", encoding="utf-8") as output:
+            yield output
+        os.replace(temporary, target)
+        for part in self.folder.glob(self.pattern):
+            part.unlink()
+
+
+def write_list(output: TextIO, start: str, lines: Iterable[str], end: str) -> None:
+    """Write the items of a JSON list, one a line, between two texts."""
+    output.write(start)
+    separator = "\n"
+    for line in lines:
+        output.write(separator + line)
+        separator = ",\n"
+    output.write("\n" + end)
+
+
+def part_of(folder: Path, pattern: str, rank: int) -> Path:
+    """Return a rank's part of a file."""
+    return folder / pattern.replace("*", str(rank))
 
 
 def _folder_name(class_name: str, class_id: int) -> str:

@@ -35,6 +35,22 @@ class Region:
         return int(np.count_nonzero(self.window(*corners) & other.window(*corners)))
 
 
+def column_runs(region: Region, photo_size: tuple[int, int]) -> list[int]:
+    """Count in turn the pixels outside and inside a mask, column by column of a photograph of (width, height) pixels."""
+    width, height = photo_size
+    mask = region.mask
+    # Each change along a column lies before a pixel of the mask or, like a run up to the last row, after the column.
+    inner_row, inner_column = divmod(np.flatnonzero(mask[1:] != mask[:-1]), max(mask.shape[1], 1))
+    first, last = (np.flatnonzero(mask[row]) for row in (slice(0, 1), slice(-1, None)))
+    row = np.concatenate([inner_row + 1, np.zeros(len(first), int), np.full(len(last), len(mask))])
+    column = np.concatenate([inner_column, first, last])
+    changes, times = np.unique((region.left + column) * height + region.top + row, return_counts=True)
+    changes = changes[times == 1]  # a run that ends where the next column's begins is one run
+    ends = changes if len(changes) and changes[-1] == width * height else np.append(changes, width * height)
+    counts: list[int] = np.diff(ends, prepend=0).tolist()
+    return counts
+
+
 class LazyRegions(Sequence[Region]):
     """Masks that are drawn when they are asked for: all at once may take gigabytes. `draw` makes one out of a source."""
 

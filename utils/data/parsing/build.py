@@ -18,23 +18,12 @@ from utils.common.errors import UserError, printable
 from utils.common.files import write_bytes_atomic
 from utils.data.images import ImageError
 from utils.data.labels import LabelError
-from utils.data.parsing.label_csv import UNREADABLE_ROW, ClassTable, LabelRow, Problem, read_label_csv
-from utils.data.parsing.manifest import (
-    NO_PHOTOGRAPH,
-    NO_ROW,
-    by_severity,
-    dataset_yaml_text,
-    make_manifest,
-    manifest_bytes,
-)
+from utils.data.parsing.formats import EPRI, choose_classes, read_labels
+from utils.data.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem
+from utils.data.parsing.manifest import by_severity, dataset_yaml_text, make_manifest, manifest_bytes
 from utils.data.parsing.photograph import PhotographOptions, build_image, build_label
-from utils.data.parsing.sources import (
-    UNREADABLE_PHOTOGRAPH,
-    Photograph,
-    PhotographReader,
-    find_label_csv,
-    find_photographs,
-)
+from utils.data.parsing.rows import Row, place_of
+from utils.data.parsing.sources import UNREADABLE_PHOTOGRAPH, Photograph, PhotographReader
 from utils.data.parsing.split import SPLITS, assign_splits, output_stems
 from utils.data.parsing.state import (
     DATASET_FILE,
@@ -46,21 +35,26 @@ from utils.data.parsing.state import (
     remove_unexpected,
 )
 
-DUPLICATE_ROW = "duplicate row"
-
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """The options that affect the output folder."""
+    """The options that affect the output folder.
+
+    `use_file_classes`: take the classes of the label files if those of `photograph` do not cover them.
+    """
 
     photograph: PhotographOptions
     split_by: str
     val_fraction: float
     keep_unlabelled: bool
+    label_format: str = EPRI
+    use_file_classes: bool = False
 
     def to_dict(self) -> dict[str, Any]:
+        """Return what manifest.json and dataset.yaml list. The format and the classes show in the data themselves."""
         values = dataclasses.asdict(self)
         shared = values.pop("photograph")
+        del values["label_format"], values["use_file_classes"]
         del shared["class_names"]
         return {**shared, **values}
 
@@ -70,7 +64,7 @@ class Job:
     """One photograph to build, its label rows, its output name and split, and its entry from an earlier run."""
 
     photograph: Photograph
-    rows: tuple[LabelRow, ...]
+    rows: tuple[Row, ...]
     place: str
     stem: str
     split: str
@@ -87,18 +81,19 @@ def build_dataset(
     if output_folder.resolve().is_relative_to(input_folder.resolve()):
         raise UserError(f"--output {output_folder} lies inside --input {input_folder}; name a folder beside it")
     problems: list[Problem] = []
-    csv_file = find_label_csv(input_folder)
-    photographs = find_photographs(input_folder, problems, trust_links)
-    rows = _rows_by_key(csv_file, photographs, options.keep_unlabelled, problems)
-    chosen = {key: photographs[key] for key in rows}
+    labels = read_labels(input_folder, options.label_format, options.keep_unlabelled, problems, trust_links)
+    rows, shared = labels.rows, options.photograph
+    if options.use_file_classes:
+        shared = dataclasses.replace(shared, class_names=choose_classes(shared.class_names, labels.class_names))
+    chosen = {key: labels.photographs[key] for key in rows}
     splits = assign_splits(chosen.values(), options.split_by, options.val_fraction)
     stems = output_stems(chosen.values())
     with open_output(output_folder) as state:
         jobs = [
-            Job(chosen[key], rows[key], _place(csv_file, rows[key]), stems[key], splits[key], state.entries.get(key))
+            Job(chosen[key], rows[key], place_of(rows[key]), stems[key], splits[key], state.entries.get(key))
             for key in chosen
         ]
-        entries = _build_all(jobs, state, options.photograph, num_workers or usable_cpu_count(), problems)
+        entries = _build_all(jobs, state, shared, num_workers or usable_cpu_count(), problems)
         if not entries:
             worst = by_severity(problems)[0]  # a job yields an entry or a problem
             raise UserError(f"{input_folder}: none of {len(jobs)} photographs is usable; {worst.place}: {worst.text}")
@@ -107,40 +102,11 @@ def build_dataset(
         entries = [_move(output_folder, entry, final_splits[entry.key]) for entry in entries]
         remove_unexpected(output_folder, entries)
         state.rewrite(entries)
-        problems += [_complaint(csv_file, rows[entry.key], item) for entry in entries for item in entry.complaints]
-        names = options.photograph.class_names
-        manifest = make_manifest(entries, chosen, problems, options.to_dict(), names)
+        problems += [_complaint(rows[entry.key], item) for entry in entries for item in entry.complaints]
+        manifest = make_manifest(entries, chosen, problems, options.to_dict(), shared.class_names)
         write_bytes_atomic(output_folder / DATASET_FILE, dataset_yaml_text(manifest).encode())
         write_bytes_atomic(output_folder / MANIFEST_FILE, manifest_bytes(manifest))
     return manifest
-
-
-def _rows_by_key(
-    csv_file: Path, photographs: dict[str, Photograph], keep_unlabelled: bool, problems: list[Problem]
-) -> dict[str, tuple[LabelRow, ...]]:
-    """Return the rows of each photograph to build, sorted by key. Raises UserError when there is none."""
-    rows: dict[str, tuple[LabelRow, ...]] = {}
-    for row in read_label_csv(csv_file, problems):
-        key, place = row.image_name.lower(), f"{csv_file.name}:{row.line}"
-        if key not in photographs:
-            problems.append(Problem(place, f"no photograph called {printable(row.image_name)}", NO_PHOTOGRAPH))
-        elif any(row.digest == other.digest for other in rows.get(key, ())):
-            text = f"repeats line {rows[key][0].line} for {printable(row.image_name)}; ignored"
-            problems.append(Problem(place, text, DUPLICATE_ROW))
-        else:
-            if key in rows:
-                text = f"a further row for {printable(row.image_name)} (line {rows[key][0].line}); merged"
-                problems.append(Problem(place, text, DUPLICATE_ROW))
-            rows[key] = (*rows.get(key, ()), row)
-    for key, photograph in photographs.items():
-        if key not in rows:
-            text = f"no row in {csv_file.name}; " + ("kept without objects" if keep_unlabelled else "skipped")
-            problems.append(Problem(printable(photograph.source), text, NO_ROW))
-            if keep_unlabelled:
-                rows[key] = ()
-    if not rows:
-        raise UserError(f"{csv_file}: none of its rows names one of the {len(photographs)} photographs beside it")
-    return dict(sorted(rows.items()))
 
 
 def _build_all(
@@ -188,7 +154,7 @@ def _build_one(
         else:
             jpeg, facts = build_image(reader.read(job.photograph), options.long_side_px)
             image = (len(jpeg), _digest(jpeg))
-        label = build_label([row.text for row in job.rows], facts, options, classes)
+        label = build_label(job.rows, facts, options, classes)
     except ImageError as error:
         return Problem(printable(job.photograph.source), f"{error}; skipped", UNREADABLE_PHOTOGRAPH)
     except LabelError as error:
@@ -237,13 +203,9 @@ def _move(folder: Path, entry: Entry, split: str) -> Entry:
     return dataclasses.replace(entry, split=split)
 
 
-def _place(csv_file: Path, rows: tuple[LabelRow, ...]) -> str:
-    return f"{csv_file.name}:{','.join(str(row.line) for row in rows)}"
-
-
-def _complaint(csv_file: Path, rows: tuple[LabelRow, ...], complaint: tuple[int, str, str]) -> Problem:
+def _complaint(rows: tuple[Row, ...], complaint: tuple[int, str, str]) -> Problem:
     row, kind, text = complaint
-    return Problem(f"{csv_file.name}:{rows[row].line}", f"{printable(rows[row].image_name)}: {text}", kind)
+    return Problem(place_of(rows[row : row + 1]), f"{printable(rows[row].image_name)}: {text}", kind)
 
 
 def _has_digest(file: Path, digest: str) -> bool:

@@ -51,6 +51,7 @@ class LabelRow:
     """
 
     image_name: str
+    file_name: str
     line: int
     packed_text: bytes
 
@@ -61,6 +62,10 @@ class LabelRow:
     @property
     def digest(self) -> str:
         return hashlib.blake2b(self.packed_text, digest_size=16).hexdigest()
+
+    def parse(self) -> tuple[list[LabelObject], list[str]]:
+        """Return what `parse_label_text` returns."""
+        return parse_label_text(self.text)
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,7 @@ def _rows(path: Path, reader: Any, problems: list[Problem]) -> Iterator[LabelRow
                 text = f"{printable(name)}: the name is not UTF-8; convert the file: iconv -f LATIN1 -t UTF-8"
                 problems.append(Problem(f"{path.name}:{line}", text, UNREADABLE_ROW))
             elif fields:
-                yield LabelRow(name, line, zlib.compress(fields[label_index].encode(), level=1))
+                yield LabelRow(name, path.name, line, zlib.compress(fields[label_index].encode(), level=1))
             line = reader.line_num + 1  # the first line of the next row: a quoted field may span lines
     except csv.Error as error:
         raise UserError(f"{path}:{line}: not a CSV row ({error}); download the file again") from error

@@ -13,7 +13,10 @@ from shapely.geometry import LineString, Polygon
 from shapely.geometry.base import BaseGeometry
 from shapely.geometry.polygon import orient
 
+from utils.data.mask_rings import MAX_MASK_RINGS, join_many_rings
+
 MIN_PART_AREA_PX = 1.0  # smaller parts, in pixels of the original photograph, are dropped
+MIN_TOOL_AREA_PX = 0.4  # the same for polygons of annotation tools, which may outline one pixel of a mask (0.5)
 MAX_RINGS = 50  # parts and holes of an object; the smallest of more are dropped
 MAX_COORDINATE_PX = 1e6
 # Drawn outlines have tens of vertices and cross themselves a few times. Without limits 20,000 points in a zigzag, or
@@ -41,17 +44,23 @@ def object_ring(
     `line_width_px` with flat ends. More than DENSE_VERTICES points are simplified with `tolerance_px`. Raises
     OutlineError when nothing visible is left.
     """
-    if len(points) and np.abs(points).max() > MAX_COORDINATE_PX:
-        raise OutlineError(f"{kind} has the coordinate {np.abs(points).max():g}, far outside any photograph")
-    if len(points) > MAX_POINTS:
-        raise OutlineError(f"{kind} of {len(points):,} points, more than {MAX_POINTS:,}")
-    if len(points) > DENSE_VERTICES and estimated_crossings(points) > MAX_CROSSINGS:
-        raise OutlineError(f"{kind} crosses itself more than {MAX_CROSSINGS:,} times")
+    _check(kind, points)
     try:
         shape = _line_shape(points, line_width_px, tolerance_px) if kind == "line" else _polygon(points, tolerance_px)
-        return _visible_ring(shape, size)
+        return join_rings(_visible_rings(shape, size, MAX_RINGS, MIN_PART_AREA_PX))
     except shapely.GEOSException as error:
         raise OutlineError(f"{kind} cannot be repaired ({' '.join(str(error).split())[:80]})") from error
+
+
+def parts_ring(parts: list[np.ndarray], size: tuple[int, int], tolerance_px: float) -> np.ndarray:
+    """Return the union of an object's polygons (V, 2) inside a photograph as one ring, like `object_ring`."""
+    is_valid = len(parts) == 1 and len(parts[0]) > 2 and bool(shapely.is_valid(Polygon(parts[0])))
+    _check("polygon", np.concatenate(parts), may_cross=not is_valid)
+    try:
+        shape = shapely.union_all([_polygon(points, tolerance_px) for points in parts])
+        return join_many_rings(_visible_rings(shape, size, MAX_MASK_RINGS, MIN_TOOL_AREA_PX))
+    except shapely.GEOSException as error:
+        raise OutlineError(f"polygons cannot be repaired ({' '.join(str(error).split())[:80]})") from error
 
 
 def join_rings(rings: list[np.ndarray]) -> np.ndarray:
@@ -71,6 +80,16 @@ def join_rings(rings: list[np.ndarray]) -> np.ndarray:
         offers = [_bridge(ring, other) for other in waiting]
         bridges = [min(pair, key=lambda bridge: bridge[0]) for pair in zip(bridges, offers, strict=True)]
     return joined
+
+
+def _check(kind: str, points: np.ndarray, may_cross: bool = True) -> None:
+    """Raise OutlineError for points that would take too long, or that no photograph contains."""
+    if len(points) and np.abs(points).max() > MAX_COORDINATE_PX:
+        raise OutlineError(f"{kind} has the coordinate {np.abs(points).max():g}, far outside any photograph")
+    if len(points) > MAX_POINTS:
+        raise OutlineError(f"{kind} of {len(points):,} points, more than {MAX_POINTS:,}")
+    if may_cross and len(points) > DENSE_VERTICES and estimated_crossings(points) > MAX_CROSSINGS:
+        raise OutlineError(f"{kind} crosses itself more than {MAX_CROSSINGS:,} times")
 
 
 def _bridge(first: np.ndarray, second: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
@@ -131,15 +150,15 @@ def _without_repeats(points: np.ndarray) -> np.ndarray:
     return points[np.concatenate([[True], moved])]
 
 
-def _visible_ring(shape: BaseGeometry, size: tuple[int, int]) -> np.ndarray:
-    if shape.area < MIN_PART_AREA_PX:
+def _visible_rings(shape: BaseGeometry, size: tuple[int, int], max_rings: int, min_area_px: float) -> list[np.ndarray]:
+    if shape.area < min_area_px:
         raise OutlineError("has no area")
     visible = shapely.intersection(shape, shapely.box(0, 0, *size))
     parts = [part for part in shapely.get_parts(visible) if isinstance(part, Polygon)]
-    parts = [orient(part) for part in parts if part.area >= MIN_PART_AREA_PX]
+    parts = [orient(part) for part in parts if part.area >= min_area_px]
     if not parts:
         raise OutlineError(f"lies outside the photograph of {size[0]}x{size[1]}")
     rings = [ring for part in parts for ring in (part.exterior, *part.interiors)]
     areas = [Polygon(ring).area for ring in rings]
-    largest = sorted(range(len(rings)), key=lambda index: -areas[index])[:MAX_RINGS]
-    return join_rings([np.asarray(rings[index].coords)[:-1] for index in largest if areas[index] >= MIN_PART_AREA_PX])
+    largest = sorted(range(len(rings)), key=lambda index: -areas[index])[:max_rings]
+    return [np.asarray(rings[index].coords)[:-1] for index in largest if areas[index] >= min_area_px]

@@ -20,8 +20,10 @@ from utils.data.images import (
     upright_size,
 )
 from utils.data.labels import format_yolo_label
-from utils.data.parsing.label_csv import ClassTable, LabelObject, parse_label_text
+from utils.data.parsing.label_csv import ClassTable, LabelObject
 from utils.data.parsing.outlines import OutlineError, object_ring
+from utils.data.parsing.rows import Row
+from utils.data.parsing.shapes import ShapeObject
 
 JPEG_QUALITY = 95
 SIMPLIFY_OUTPUT_PX = 0.25  # less than a mask can show
@@ -29,6 +31,7 @@ FRAME_SLACK = 0.01  # an outline fits a frame if it exceeds it by at most this s
 EXIF_FRAME_CHOICES = ("auto", "upright", "stored")
 UNUSABLE_OBJECT = "unusable object"
 UNKNOWN_CLASS = "unknown class"
+AnyObject = LabelObject | ShapeObject
 
 
 @dataclass(frozen=True)
@@ -86,17 +89,15 @@ def build_image(data: bytes, long_side_px: int) -> tuple[bytes, ImageFacts]:
     return encode_jpeg(resize_area(image, output_width, output_height), JPEG_QUALITY), facts
 
 
-def build_label(
-    texts: Sequence[str], facts: ImageFacts, options: PhotographOptions, classes: ClassTable
-) -> LabelResult:
+def build_label(rows: Sequence[Row], facts: ImageFacts, options: PhotographOptions, classes: ClassTable) -> LabelResult:
     """Return the YOLO-seg label of a photograph's rows. Raises LabelError when a row is unreadable."""
     result = LabelResult()
-    objects: list[tuple[int, LabelObject]] = []
-    for row, text in enumerate(texts):
-        parsed, complaints = parse_label_text(text)
+    objects: list[tuple[int, AnyObject]] = []
+    for row, source in enumerate(rows):
+        parsed, complaints = source.parse()
         objects += [(row, item) for item in parsed]
         result.complaints += [(row, UNUSABLE_OBJECT, complaint) for complaint in complaints]
-    if len(texts) > 1:
+    if len(rows) > 1:
         objects = _without_copies(objects)
     result.exif_frame = choose_exif_frame([item for _, item in objects], facts, options.exif_frame)
     instances = []
@@ -106,10 +107,13 @@ def build_label(
             result.unknown_values[item.value] += 1
             continue
         try:
-            instances.append((class_id, _normalised_ring(item, facts, result.exif_frame, options)))
+            ring, complaint = _normalised_ring(item, facts, result.exif_frame, options)
+            instances.append((class_id, ring))
             result.objects[classes.names[class_id]] += 1
         except OutlineError as error:
-            result.complaints.append((row, UNUSABLE_OBJECT, f"{item.value}: {error}"))
+            complaint = str(error)
+        if complaint:
+            result.complaints.append((row, UNUSABLE_OBJECT, f"{_shown(item)}: {complaint}"))
     for value, count in sorted(result.unknown_values.items()):
         row = next(row for row, item in objects if item.value == value)
         result.complaints.append((row, UNKNOWN_CLASS, f"`{value}` ({count} objects) is none of the classes"))
@@ -117,19 +121,25 @@ def build_label(
     return result
 
 
-def choose_exif_frame(objects: Sequence[LabelObject], facts: ImageFacts, exif_frame: str) -> str:
+def choose_exif_frame(objects: Sequence[AnyObject], facts: ImageFacts, exif_frame: str) -> str:
     """Return the frame of the outlines: `upright`, `stored`, or `ambiguous` (then treated as upright).
 
     It is not documented whether the labelling tool applied the EXIF orientation. `auto` chooses the frame that contains
-    the outlines if only one does; for half turns and mirrored photographs both do.
+    the outlines if only one does; for half turns and mirrored photographs both do. Annotation files may say the image's
+    size instead. Raises LabelError when that is another photograph's.
     """
+    shapes = [item for item in objects if isinstance(item, ShapeObject)]
+    frames = {item.frame((facts.width, facts.height), facts.orientation, exif_frame) for item in shapes}
+    if frames:
+        return frames.pop() if len(frames) == 1 else "ambiguous"
     if facts.orientation == 1:
         return "upright"
     if exif_frame != "auto":
         return exif_frame
     if not objects or facts.orientation < 5 or facts.width == facts.height:
         return "ambiguous"
-    right, bottom = np.concatenate([item.points for item in objects]).max(axis=0, initial=0.0)
+    drawn = [item.points for item in objects if isinstance(item, LabelObject)]
+    right, bottom = np.concatenate(drawn).max(axis=0, initial=0.0)
     slack = FRAME_SLACK * max(facts.width, facts.height)
     fits_upright = right <= facts.width + slack and bottom <= facts.height + slack
     fits_stored = right <= facts.height + slack and bottom <= facts.width + slack
@@ -138,21 +148,34 @@ def choose_exif_frame(objects: Sequence[LabelObject], facts: ImageFacts, exif_fr
     return "upright" if fits_upright else "stored"
 
 
-def _normalised_ring(item: LabelObject, facts: ImageFacts, frame: str, options: PhotographOptions) -> np.ndarray:
+def _normalised_ring(
+    item: AnyObject, facts: ImageFacts, frame: str, options: PhotographOptions
+) -> tuple[np.ndarray, str]:
+    """Return an object's ring in 0..1, and what it lost, usually nothing."""
+    size = (facts.width, facts.height)
+    if isinstance(item, ShapeObject):
+        ring, complaint = item.ring(size, facts.orientation, frame)
+        return ring / size, complaint
     points = item.points
     if frame == "stored":
         points = points_upright(points, facts.orientation, facts.width, facts.height)
     tolerance_px = SIMPLIFY_OUTPUT_PX * facts.width / facts.output_width
-    ring = object_ring(item.kind, points, (facts.width, facts.height), options.line_width_px, tolerance_px)
-    return ring / (facts.width, facts.height)
+    return object_ring(item.kind, points, size, options.line_width_px, tolerance_px) / size, ""
 
 
-def _without_copies(objects: list[tuple[int, LabelObject]]) -> list[tuple[int, LabelObject]]:
-    """Drop objects that also are in an earlier row of the photograph."""
-    unique: dict[tuple[str, str, bytes], tuple[int, LabelObject]] = {}
+def _without_copies(objects: list[tuple[int, AnyObject]]) -> list[tuple[int, AnyObject]]:
+    """Drop objects that also are in an earlier row of the photograph. Annotation files have none."""
+    unique: dict[tuple[object, ...], tuple[int, AnyObject]] = {}
     for row, item in objects:
-        unique.setdefault((item.value, item.kind, item.points.tobytes()), (row, item))
+        if isinstance(item, ShapeObject):
+            unique.setdefault((row, len(unique)), (row, item))
+        else:
+            unique.setdefault((item.value, item.kind, item.points.tobytes()), (row, item))
     return list(unique.values())
+
+
+def _shown(item: AnyObject) -> str:
+    return f"{item.name} ({item.value})" if isinstance(item, ShapeObject) else item.value
 
 
 def _fingerprint(*parts: str) -> str:

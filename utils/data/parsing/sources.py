@@ -35,11 +35,12 @@ class Photograph:
     member: str | None
     size_bytes: int
     stamp: str  # changes with the bytes: size, and CRC in the zip or modification time
+    is_known_by_path: bool = False
 
     @property
     def key(self) -> str:
-        """The name in lower case, to match the label CSV."""
-        return self.name.lower()
+        """The name in lower case, to match the label CSV; with its folders if it is known by its path."""
+        return ((self.member or self.source) if self.is_known_by_path else self.name).lower()
 
 
 class PhotographReader:
@@ -91,8 +92,10 @@ def find_label_csv(folder: Path) -> Path:
     return chosen[0]
 
 
-def find_photographs(folder: Path, problems: list[Problem], trust_links: bool = False) -> dict[str, Photograph]:
-    """Return all photographs below the input folder, and in zips directly in it, by `key`.
+def find_photographs(
+    folder: Path, problems: list[Problem], trust_links: bool = False, by_path: bool = False
+) -> dict[str, Photograph]:
+    """Return all photographs below the input folder, and in zips directly in it, by `key`; `by_path`: with their folders.
 
     If a photograph is both a file and in a zip, the file is used, unless its size differs (an incomplete extraction).
     Follows links that leave the folder only with `trust_links`: they could expose any file. They, other copies and
@@ -100,13 +103,13 @@ def find_photographs(folder: Path, problems: list[Problem], trust_links: bool = 
     """
     root = None if trust_links else os.path.realpath(folder)
     found: dict[str, Photograph] = {}
-    for photograph in _in_folders(folder, root, problems):
+    for photograph in _in_folders(folder, root, problems, by_path):
         if photograph.key in found:
             problems.append(_duplicate(photograph, found[photograph.key]))
         else:
             found[photograph.key] = photograph
     in_zips: set[str] = set()
-    for photograph in _in_archives(folder, root, problems):
+    for photograph in _in_archives(folder, root, problems, by_path):
         kept = found.get(photograph.key)
         if kept is None or (kept.member is None and kept.size_bytes != photograph.size_bytes):
             found[photograph.key] = photograph
@@ -122,7 +125,7 @@ def _duplicate(ignored: Photograph, kept: Photograph) -> Problem:
     return Problem(printable(ignored.source), f"ignored, {printable(kept.source)} is used", DUPLICATE_PHOTOGRAPH)
 
 
-def _in_folders(folder: Path, root: str | None, problems: list[Problem]) -> Iterator[Photograph]:
+def _in_folders(folder: Path, root: str | None, problems: list[Problem], by_path: bool) -> Iterator[Photograph]:
     """Yield the photographs in the input folder. Follows links only below `root`; None: all. Each folder once."""
     visited = {os.path.realpath(folder)}
 
@@ -148,7 +151,7 @@ def _in_folders(folder: Path, root: str | None, problems: list[Problem]) -> Iter
                 continue
             status = path.stat()
             stamp = f"file {status.st_size} {status.st_mtime_ns}"
-            yield Photograph(name, source, _circuit(source), path, None, status.st_size, stamp)
+            yield Photograph(name, source, _circuit(source, by_path), path, None, status.st_size, stamp, by_path)
 
 
 def _leaves(path: Path, root: str | None, folder: Path, problems: list[Problem]) -> bool:
@@ -163,7 +166,7 @@ def _leaves(path: Path, root: str | None, folder: Path, problems: list[Problem])
     return True
 
 
-def _in_archives(folder: Path, root: str | None, problems: list[Problem]) -> Iterator[Photograph]:
+def _in_archives(folder: Path, root: str | None, problems: list[Problem], by_path: bool) -> Iterator[Photograph]:
     for path in sorted(folder.iterdir()):
         if path.suffix.lower() != ".zip" or path.name.startswith(".") or not path.is_file():
             continue
@@ -182,11 +185,15 @@ def _in_archives(folder: Path, root: str | None, problems: list[Problem]) -> Ite
             if not member.is_dir() and not hidden and is_photograph(inside.name):
                 source = f"{path.name}/{member.filename}"
                 stamp = f"zip {member.file_size} {member.CRC:08x}"
-                yield Photograph(inside.name, source, _circuit(source), path, member.filename, member.file_size, stamp)
+                circuit, size = _circuit(source, by_path), member.file_size
+                yield Photograph(inside.name, source, circuit, path, member.filename, size, stamp, by_path)
 
 
-def _circuit(source: str) -> str:
-    """Return a photograph's circuit: from a folder or zip named `Circuit…`, else from the name `4 (176).JPG`."""
+def _circuit(source: str, by_path: bool) -> str:
+    """Return a photograph's circuit: from a folder or zip named `Circuit…`, else from the name `4 (176).JPG`.
+
+    Without either the first folder, or all folders if photographs are known by their path.
+    """
     *folders, name = PurePosixPath(source).parts
     for part in folders:
         match = re.match(r"circuit[ _-]*(\w+)", part, flags=re.IGNORECASE)
@@ -195,4 +202,4 @@ def _circuit(source: str) -> str:
     match = re.match(r"(\w+) *\(\d+\)", name)
     if match:
         return f"Circuit{match[1].lower()}"
-    return printable(folders[0]) if folders else "unknown"
+    return printable("/".join(folders if by_path else folders[:1])) or "unknown"
