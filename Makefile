@@ -21,7 +21,7 @@ SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 setup: $(STAMP)
 
-$(STAMP): requirements.txt requirements-dev.txt $(wildcard recipes/*/requirements.txt) requirements.lock
+$(STAMP): requirements.txt requirements-dev.txt requirements-export.txt $(wildcard recipes/*/requirements.txt) requirements.lock
 	@test -x $(PYTHON) || python3 -m venv $(VENV)
 	@echo "Installing into $(VENV) (about 6 GB, a minute or two the first time)"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
