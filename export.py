@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,6 +145,7 @@ def make_exports(
     """Convert and prove each variant; move those that pass to `output`. Return the report's rows."""
     rows = []
     digest = hashlib.sha256(Path(config.model).read_bytes()).hexdigest()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the folder below is removed
     with tempfile.TemporaryDirectory(prefix=".export-", dir=output) as scratch:
         for variant in config.variants:
             how = (judge.size_px, config.batch_size, config.dynamic, variant.precision)

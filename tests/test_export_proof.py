@@ -19,7 +19,7 @@ from tests.oracle import SIZE_PX as ORACLE_PX
 from tests.oracle import STRIDES, Oracle, draw_photos
 from tests.yolo.exports import NAMES, SIZE_PX, export, facts, tiny_weights
 from utils.data.dataset import Photo
-from utils.evaluation.parity import BOUNDS, Bounds, bounds_of, compare_ap
+from utils.evaluation.parity import BOUNDS, bounds_of, compare_ap, compare_outputs
 from utils.export_proof import Judge, Proof
 from utils.yolo.exported import ExportedModel, open_model
 from utils.yolo.model import load_for_prediction
@@ -197,7 +197,17 @@ def test_the_bounds_of_ap(precision: str, found: float, num_failures: int) -> No
 
 
 def test_tensorrt_in_fp32_gets_the_bounds_of_fp16_for_outputs_alone() -> None:
-    assert bounds_of("engine", "fp32") == Bounds(BOUNDS["fp16"].relative, BOUNDS["fp16"].absolute, BOUNDS["fp32"].ap)
+    assert bounds_of("engine", "fp32") == replace(BOUNDS["fp16"], ap=BOUNDS["fp32"].ap)
+
+
+@pytest.mark.parametrize(
+    ("precision", "distance_px", "is_near"), [("fp16", 1.6, True), ("fp16", 1.8, False), ("fp32", 0.2, False)]
+)
+def test_boxes_in_fp16_may_move_by_a_hundredth_of_the_input(precision: str, distance_px: float, is_near: bool) -> None:
+    ours = {name: torch.zeros(1, 2, 4) for name in ("boxes", "probabilities", "coefficients")}
+    ours["prototypes"] = torch.zeros(1, 32, 40, 40)  # of an input of 160 px
+    moved = {**ours, "boxes": ours["boxes"] + distance_px}
+    assert (compare_outputs(ours, moved, BOUNDS[precision])[1] == []) == is_near
 
 
 def test_the_facts_survive_json() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,13 +30,15 @@ from utils.yolo.tiles import Tiling
 
 @pytest.fixture(scope="module", autouse=True)
 def commands_keep_one_thread() -> Iterator[None]:
-    """Two threads wait for each other beside other tests."""
+    """Two threads wait for each other beside other tests. The handler that export.py sets goes again."""
+    handler = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as monkeypatch:
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
         yield
     torch.set_num_threads(before)
+    signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +163,17 @@ def test_a_converter_that_fails_gives_one_line_and_leaves_nothing(
     flags = ("--data", data, "--output", tmp_path, "--no-speed", "--tiles", "off")
     with pytest.raises(UserError, match=r"^--format torchscript \(fp32\): unsupported operator$"):
         run_main(export, monkeypatch, "--model", weights, "--format", "torchscript", *flags)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_that_is_terminated_leaves_nothing(
+    weights: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.jit, "trace", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    flags = ("--data", data, "--output", tmp_path, "--no-speed", "--tiles", "off")
+    with pytest.raises(SystemExit) as stopped:
+        run_main(export, monkeypatch, "--model", weights, "--format", "torchscript", *flags)
+    assert stopped.value.code == 143
     assert list(tmp_path.iterdir()) == []
 
 

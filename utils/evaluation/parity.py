@@ -19,6 +19,7 @@ AP_NAMES = {
     "mask_map50": "mask mAP50",
     "mask_map50_95": "mask mAP50-95",
 }
+PROTOTYPE_STRIDE = 4  # input pixels per pixel of a prototype
 OUTPUTS = ("boxes", "probabilities", "coefficients", "prototypes")
 
 
@@ -26,7 +27,8 @@ OUTPUTS = ("boxes", "probabilities", "coefficients", "prototypes")
 class Bounds:
     """What an export may differ by.
 
-    A raw output may differ by `absolute + relative * |torch's|`, boxes in input pixels; None: any finite value. `ap`:
+    A raw output may differ by `absolute + relative * |torch's|`, boxes in input pixels; None: any finite value. Boxes may
+    differ by `box_share` of the input's side in addition: the distance to an edge is rounded, not its coordinate. `ap`:
     by how much a class's AP may differ. `only_losses`: a higher AP than torch's is no failure.
     """
 
@@ -34,13 +36,14 @@ class Bounds:
     absolute: float | None
     ap: float
     only_losses: bool = False
+    box_share: float = 0
 
 
 # fp16 has 11 bits: its spacing is 0.25 px at boxes beyond 256 px, and an export decodes boxes in its graph. On trained
-# weights the largest differences were 0.9 px, 0.002 in probabilities and 0.02 in prototypes (docs/export.md).
+# weights the largest differences were 1.3 px of 320, 0.005 in probabilities and 0.02 in prototypes (docs/export.md).
 BOUNDS = {
     "fp32": Bounds(1e-3, 1e-4, 0.002),
-    "fp16": Bounds(2e-2, 5e-2, 0.005),
+    "fp16": Bounds(2e-2, 5e-2, 0.005, box_share=0.01),
     "int8": Bounds(None, None, 0.02, only_losses=True),
 }
 
@@ -112,13 +115,15 @@ def compare_outputs(
         largest[name] = float(difference.max())
         if bounds.relative is None or bounds.absolute is None:
             continue
-        excess = difference - (bounds.absolute + bounds.relative * ours.abs())
+        input_px = PROTOTYPE_STRIDE * expected["prototypes"].shape[-1]
+        absolute = bounds.absolute + (bounds.box_share * input_px if name == "boxes" else 0)
+        excess = difference - (absolute + bounds.relative * ours.abs())
         if float(excess.max()) > 0:
             worst = np.unravel_index(int(excess.argmax()), ours.shape)
             about = f" of class {worst[-1]}" if name == "probabilities" else ""
             failures.append(
                 f"its {name}{about} differ by up to {largest[name]:.3g}: {float(theirs[worst]):.6g} instead of "
-                f"{float(ours[worst]):.6g}, allowed {bounds.absolute:g} + {bounds.relative:g} * |torch's|"
+                f"{float(ours[worst]):.6g}, allowed {absolute:g} + {bounds.relative:g} * |torch's|"
             )
     return largest, failures
 
