@@ -16,6 +16,7 @@ from tests.yolo.colour_network import ColourNetwork, install, paint
 from tests.yolo.tile_scenes import stroke
 
 SIZE = (700, 500)
+FOR_TOOLS = ("--save-coco", "--save-label-studio")
 
 
 def predict(source: Path, output: Path, *flags: str) -> int:
@@ -46,7 +47,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alone(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What one process writes."""
     output = tmp_path_factory.mktemp("alone")
-    assert predict(photos, output, "--tiles", "320", "--save-crops") == 0
+    assert predict(photos, output, "--tiles", "320", "--save-crops", *FOR_TOOLS) == 0
     return files_of(output)
 
 
@@ -68,11 +69,26 @@ def test_wires_come_out_whole_in_json_labels_pictures_and_crops(photos: Path, al
     assert not [name for name in alone if name.startswith(".")]
 
 
+def test_files_for_annotation_tools_hold_the_wires_in_the_photographs_pixels(alone: dict[str, bytes]) -> None:
+    for_cvat = json.loads(alone["annotations/instances_default.json"])
+    assert [image["file_name"] for image in for_cvat["images"]] == ["0.png", "1.png", "2.png", "3.png"]
+    widths = {image["id"]: image["width"] for image in for_cvat["images"]}
+    for number, one in enumerate(for_cvat["annotations"]):
+        assert one["image_id"] == for_cvat["images"][number // 2]["id"]
+        assert (one["bbox"][0], one["bbox"][2]) == (0, widths[one["image_id"]])
+    tasks = json.loads(alone["label_studio.json"])
+    for task in tasks:
+        for region in task["predictions"][0]["result"]:
+            across = np.array(region["value"]["points"])[:, 0]
+            assert (across.min(), across.max()) == (0, 100)
+    assert sum(len(task["predictions"][0]["result"]) for task in tasks) == len(for_cvat["annotations"]) == 8
+
+
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_ranks_share_the_photographs_and_write_the_same(
     photos: Path, alone: dict[str, bytes], num_ranks: int, tmp_path: Path
 ) -> None:
-    flags = ("--tiles", "320", "--save-crops", "--batch-size", "3")
+    flags = ("--tiles", "320", "--save-crops", "--batch-size", "3", *FOR_TOOLS)
     assert run_ranks(predict, num_ranks, photos, tmp_path, *flags, join=False) == [0] * num_ranks
     assert files_of(tmp_path) == alone
 
