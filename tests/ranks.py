@@ -39,7 +39,7 @@ def run_ranks(
     # Forked from a server that has imported PyTorch but never computed with it: as clean as a fresh interpreter, and
     # without the two seconds that each import takes.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.ranks"])
+    context.set_forkserver_preload(["tests.ranks", "ultralytics.nn.tasks", "torchvision.ops"])
     processes, receivers = [], {}
     try:
         for rank in range(world_size):

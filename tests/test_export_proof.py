@@ -90,7 +90,7 @@ def test_another_resize_and_swapped_channels_are_noticed(fault: Run, weights: Pa
 def test_an_overflow_in_fp16_is_noticed(judge: Judge, tmp_path: Path) -> None:
     """A real conversion of weights that fp16 cannot hold; fp32 can."""
     for package in ("onnx", "onnxruntime", "onnxslim"):
-        pytest.importorskip(package, reason="pip install -r requirements-export.txt")
+        pytest.importorskip(package, reason="needs the packages of exports (pip install -r requirements-export.txt)")
     large = tiny_weights(tmp_path / "best.pt", prototype_scale=1e6)
     mine = Judge(judge.photos, NAMES, SIZE_PX, CPU, None)
     mine.learn(load_for_prediction(str(large), CPU))

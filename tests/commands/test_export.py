@@ -67,7 +67,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def written(weights: Path, data: Path) -> dict[str, Any]:
     """What `--format onnx --half --int8` reported and wrote, next to the weights."""
     for package in ("onnx", "onnxruntime", "onnxslim"):
-        pytest.importorskip(package, reason="pip install -r requirements-export.txt")
+        pytest.importorskip(package, reason="needs the packages of exports (pip install -r requirements-export.txt)")
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(export_report, "peak_memory", lambda *_: 10**8)
         flags = ("--format", "onnx", "--half", "--int8", "--batch-size", "2", "--ap-tolerance", "1")

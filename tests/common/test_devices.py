@@ -129,7 +129,7 @@ def test_the_switches_follow_the_wish_for_equal_bits(deterministic: bool) -> Non
         tune_device(torch.device("cuda", 0), deterministic=False, fixed_shapes=False)
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux: only there the system tells it apart")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc (run it on Linux)")
 def test_a_small_process_does_not_report_the_memory_of_the_large_one_that_started_it() -> None:
     code = (
         "from types import SimpleNamespace; from utils.common.devices import peak_memory_bytes; "

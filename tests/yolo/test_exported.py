@@ -43,7 +43,10 @@ def exports(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     found = {}
     for kind in KINDS:
         if kind != "torchscript":
-            pytest.importorskip("onnx" if kind == "onnx" else kind, reason="pip install -r requirements-export.txt")
+            pytest.importorskip(
+                "onnx" if kind == "onnx" else kind,
+                reason="needs the packages of exports (pip install -r requirements-export.txt)",
+            )
         wanted = facts(windows=WINDOWS, batch_size=2, dynamic=kind == "onnx")
         found[kind] = export(weights, kind, root / kind, wanted)
     return found
@@ -217,7 +220,9 @@ def test_openvino_and_nncf_send_no_statistics() -> None:
     """In a process of its own: NNCF switches its statistics off if pytest is loaded."""
     for package in ("openvino", "nncf", "openvino_telemetry"):
         if package not in sys.modules:
-            pytest.importorskip(package, reason="pip install -r requirements-export.txt")
+            pytest.importorskip(
+                package, reason="needs the packages of exports (pip install -r requirements-export.txt)"
+            )
     done = subprocess.run([sys.executable, "-c", TELEMETRY], capture_output=True, text=True, cwd=PROJECT, timeout=120)
     assert done.stdout.strip() == "stand-ins only", done.stderr[-2000:]
 
@@ -327,7 +332,7 @@ def test_the_tensorrt_adapter_binds_shapes_addresses_and_stream(
 
 @pytest.mark.gpu
 def test_a_real_engine_computes_what_torch_computes(weights: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tensorrt", reason="pip install tensorrt")
+    pytest.importorskip("tensorrt", reason="needs TensorRT (pip install tensorrt)")
     gpu = torch.device("cuda", 0)
     path = export(weights, "engine", tmp_path / "engine", facts(batch_size=2, windows=WINDOWS))
     model, images = open_model(str(path), gpu), smooth_images(3).to(gpu)

@@ -149,7 +149,7 @@ class SegmentationLoss:
         # gradient of zero, for which DDP would otherwise wait.
         weight = assigned.strength[image, anchor]
         box, dfl = self._box_errors(
-            _AnchorRows.apply(bins, image, anchor), true_sides, weight, strides / targets.size_px
+            _AnchorRows.apply(bins, image, anchor), true_sides, weight, strides, targets.size_px
         )
         cls = _ClassError.apply(logits, probabilities, assigned.scores, constants.class_weights)
         coefficients = _AnchorRows.apply(outputs["mask_coefficient"], image, anchor)  # (P, 32)
@@ -161,9 +161,9 @@ class SegmentationLoss:
         return YOLOV8_RULE, None
 
     def _box_errors(
-        self, rows: torch.Tensor, true_sides: torch.Tensor, weight: torch.Tensor, cell: torch.Tensor
+        self, rows: torch.Tensor, true_sides: torch.Tensor, weight: torch.Tensor, strides: torch.Tensor, size_px: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sums () of the box and the distribution part; `cell` (P,): side of a cell, 1 being the input's."""
+        """Return the sums () of the box and the distribution part; `strides` (P,): sides of the anchors' cells in pixels."""
         errors: tuple[torch.Tensor, torch.Tensor] = BoxErrors.apply(rows, true_sides, weight)
         return errors
 

@@ -43,9 +43,10 @@ class OutputLoss(SegmentationLoss):
         return self.rule, PredictedMasks(prototypes, coefficients, targets.masks, targets.size_px)
 
     def _box_errors(
-        self, rows: torch.Tensor, true_sides: torch.Tensor, weight: torch.Tensor, cell: torch.Tensor
+        self, rows: torch.Tensor, true_sides: torch.Tensor, weight: torch.Tensor, strides: torch.Tensor, size_px: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        errors: tuple[torch.Tensor, torch.Tensor] = DistanceErrors.apply(rows, true_sides, weight, weight * cell)
+        distance_weight = weight * (strides / size_px)
+        errors: tuple[torch.Tensor, torch.Tensor] = DistanceErrors.apply(rows, true_sides, weight, distance_weight)
         return errors
 
 
