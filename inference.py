@@ -12,6 +12,7 @@ large photographs (docs/windows.md). `--geo` puts the detections on a map (docs/
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -239,10 +240,15 @@ def list_photos(source: str) -> list[Path]:
 
 def unique_keys(files: list[Path]) -> Iterator[tuple[Path, str]]:
     """Yield each file with a unique name for its results: its stem, with a number if the stem occurred before."""
-    seen: dict[str, int] = {}
+    stems = {file.stem.lower() for file in files}
+    taken: set[str] = set()
     for file in files:
-        number = seen[file.stem.lower()] = seen.get(file.stem.lower(), -1) + 1
-        yield file, file.stem if number == 0 else f"{file.stem}_{number}"
+        key = file.stem
+        if key.lower() in taken:
+            numbered = (f"{file.stem}_{number}" for number in itertools.count(1))
+            key = next(name for name in numbered if name.lower() not in stems and name.lower() not in taken)
+        taken.add(key.lower())
+        yield file, key
 
 
 def wanted_classes(classes: tuple[str, ...] | None, names: tuple[str, ...]) -> tuple[int, ...] | None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from inference import list_photos
+from inference import list_photos, unique_keys
 from tests.conftest import PROJECT
 from utils.common.config import Options, option, parse_config
 from utils.common.errors import DataErrors, UserError
@@ -331,3 +331,8 @@ def test_folders_nested_a_thousand_deep_are_read(tmp_path: Path) -> None:
     finally:
         os.chdir(here)
         subprocess.run(["rm", "-rf", str(tmp_path / "images")], check=True)  # pytest's own clean-up fails
+
+
+def test_no_two_photographs_of_a_folder_get_results_of_one_name() -> None:
+    files = [Path(name) for name in ("a.jpg", "x/a.jpg", "a_1.jpg", "y/A.png", "z/a_1.jpg")]
+    assert [key for _, key in unique_keys(files)] == ["a", "a_2", "a_1", "A_3", "a_1_1"]
