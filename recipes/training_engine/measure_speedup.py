@@ -2,7 +2,8 @@
 
     python measure_speedup.py
 
-Steps of one process alone and of both together take turns, so that other programs on the machine slow both.
+Steps of one process alone and of both together, with and without SyncBatchNorm, take turns, so that other programs on
+the machine slow all of them.
 """
 
 from __future__ import annotations
@@ -27,30 +28,36 @@ ROUNDS, STEPS = 12, 10
 
 
 def measure(rank: int, world_size: int, folder: str) -> None:
-    """Time the steps of rank 0 alone and of all ranks, and print the speed-up on rank 0."""
-    engines = {name: prepared_engine(folder, name == "together") for name in ("alone", "together")}
+    """Time the steps of rank 0 alone and of all ranks, and print the speed-ups on rank 0."""
+    engines = {
+        "alone": prepared_engine(folder, distributed=False, sync_batchnorm=False),
+        "with SyncBatchNorm": prepared_engine(folder, distributed=True, sync_batchnorm=True),
+        "without SyncBatchNorm": prepared_engine(folder, distributed=True, sync_batchnorm=False),
+    }
     batch = torch.randn(BATCH_SIZE, 3, 32, 32), torch.randint(NUM_CLASSES, (BATCH_SIZE,))
     times_s: dict[str, list[float]] = {name: [] for name in engines}
     for _ in range(ROUNDS):
         for name, engine in engines.items():
             barrier()
-            for _ in range(STEPS if rank == 0 or name == "together" else 0):
+            for _ in range(STEPS if rank == 0 or name != "alone" else 0):
                 start_s = time.perf_counter()
                 engine.step.forward_backward(batch)
                 engine.step.update()
                 times_s[name].append(time.perf_counter() - start_s)
     if rank == 0:
-        alone_s, together_s = (statistics.median(times_s[name]) for name in ("alone", "together"))
-        print(
-            f"ResNet-20, 32 x 32, batch {BATCH_SIZE} per process: {1000 * alone_s:.0f} ms per step alone, "
-            f"{1000 * together_s:.0f} ms in {world_size} processes: speed-up {world_size * alone_s / together_s:.2f}"
-        )
+        medians_s = {name: statistics.median(times) for name, times in times_s.items()}
+        alone_s = medians_s.pop("alone")
+        print(f"ResNet-20, 32 x 32, batch {BATCH_SIZE} per process: {1000 * alone_s:.0f} ms per step alone")
+        for name, seconds in medians_s.items():
+            speedup = world_size * alone_s / seconds
+            print(f"{world_size} processes {name}: {1000 * seconds:.0f} ms, speed-up {speedup:.2f}")
 
 
-def prepared_engine(folder: str, distributed: bool) -> TrainingEngine:
+def prepared_engine(folder: str, *, distributed: bool, sync_batchnorm: bool) -> TrainingEngine:
     torch.manual_seed(0)
     model = ResidualNetwork(NUM_CLASSES)
-    engine = TrainingEngine(model, "cpu", distributed=distributed, use_amp=False, quiet=True, save_dir=folder)
+    options = {"use_amp": False, "quiet": True, "save_dir": folder, "sync_batchnorm": sync_batchnorm}
+    engine = TrainingEngine(model, "cpu", distributed=distributed, **options)
     engine.begin(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), nn.CrossEntropyLoss())
     engine.model.train()
     return engine
