@@ -30,7 +30,7 @@ from utils.common.errors import EXIT_USAGE, UsageError, UserError, printable, ru
 from utils.common.files import write_text_atomic
 from utils.common.text import format_table
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, DatasetSpec, load_dataset_yaml
-from utils.yolo.model import YoloModel, class_names, load_for_prediction, trained_size_px
+from utils.yolo.model import YoloModel, load_for_prediction, require_classes, trained_size_px
 from utils.yolo.tiles import OVERLAP, Predictor, check_tiles, choose_tiling
 
 DEFAULT_SIZE_PX = 640  # the trainer's
@@ -102,11 +102,7 @@ def load_predictor(config: CheckConfig, spec: DatasetSpec, num_threads: int) -> 
     if device.type == "cpu":
         torch.set_num_threads(num_threads)
     model: YoloModel = load_for_prediction(str(config.model), device)
-    names = class_names(model)
-    if names != spec.names:
-        raise UserError(
-            f"{config.model} knows the classes {', '.join(names)} but {config.data} has {', '.join(spec.names)}"
-        )
+    require_classes(str(config.model), model, config.data, spec.names)
     size_px = config.img_size or trained_size_px(model)
     tiling = choose_tiling(config.tiles, OVERLAP, model, size_px)
     dtype = choose_precision(config.amp, device).dtype

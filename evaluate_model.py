@@ -25,7 +25,7 @@ from utils import distributed
 from utils.common.config import Options, option, parse_config
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
-from utils.common.errors import UsageError, UserError, run_script
+from utils.common.errors import UsageError, run_script
 from utils.common.files import write_text_atomic
 from utils.common.signals import die_with_parent
 from utils.data.dataset import Photo, SegmentationDataset, read_photos
@@ -57,7 +57,7 @@ from utils.evaluation.tile_search import TileSearch
 from utils.plots import plot_confusion_matrix, plot_pr_curves
 from utils.yolo.exported import open_model
 from utils.yolo.loss import SegmentationLoss
-from utils.yolo.model import class_names, trained_size_px
+from utils.yolo.model import class_names, require_classes, trained_size_px
 from utils.yolo.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, check_tiles, choose_tiling
 
 PREFETCH = 4  # batches that each loader process prepares ahead
@@ -155,7 +155,7 @@ def main() -> int:
     models = [open_model(path, device, config.amp, nms=config.nms) for path in paths]
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     for path, model in zip(paths, models, strict=True):
-        check_classes(path, class_names(model), config.data, spec.names)
+        require_classes(path, model, config.data, spec.names)
     photos = read_photos(spec, config.split, distributed.main_printer(ranks.rank))
     candidates = [get_candidate(path, model, photos, config, device) for path, model in zip(paths, models, strict=True)]
     loaders = [get_loader(candidate.dataset, config, ranks, workers, device) for candidate in candidates]
@@ -209,12 +209,6 @@ def get_candidate(
     limits, dtype = AP_LIMITS, choose_precision(config.amp, device).dtype
     predictor = Predictor(model, size_px, device, config.batch_size, tiling, limits, autocast_dtype=dtype)
     return replace(candidate, find=TileSearch(predictor, photos))
-
-
-def check_classes(path: str, names: tuple[str, ...], data: str, expected: tuple[str, ...]) -> None:
-    """Raise UserError if a model was trained on other classes than the data set's."""
-    if names != expected:
-        raise UserError(f"{path} knows the classes {', '.join(names)} but {data} has {', '.join(expected)}")
 
 
 def get_loader(

@@ -25,7 +25,7 @@ from utils.common.config import INPUT_SIZE, Options, option, parse_config, to_di
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device
 from utils.common.environment import environment_report
-from utils.common.errors import UserError, run_script
+from utils.common.errors import run_script
 from utils.common.files import write_text_atomic
 from utils.conversion import FORMATS, CalibrationImages, Variant, check_variants, convert, publish
 from utils.data.dataset import Photo, read_photos
@@ -38,6 +38,7 @@ from utils.yolo.model import (
     class_names,
     load_for_prediction,
     load_weights,
+    require_classes,
     trained_size_px,
     trained_windows,
 )
@@ -105,10 +106,7 @@ def main() -> int:
     check_variants(config.variants, device)
     model = load_weights(config.model)
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
-    if class_names(model) != spec.names:
-        raise UserError(
-            f"{config.model} knows the classes {', '.join(class_names(model))} but {config.data} has {', '.join(spec.names)}"
-        )
+    require_classes(config.model, model, config.data, spec.names)
     size_px = config.img_size or trained_size_px(model)
     tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
     photos = evenly_spaced(read_photos(spec, "val", print), config.max_images)

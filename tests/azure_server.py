@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-import threading
 from collections import deque
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import unquote, urlsplit
+
+from tests.local_server import LocalServer
 
 
 @dataclass
@@ -44,31 +44,15 @@ class Request:
     num_bytes: int
 
 
-class AzureServer:
+class AzureServer(LocalServer):
     """Serves `blobs` under `url` while it is a context manager; `requests` is the log."""
 
     def __init__(self) -> None:
         self.blobs: dict[str, Blob] = {}
         self.requests: list[Request] = []
         self.retry_after = "0"  # seconds, sent with 429 and 503
-        server = self
-
-        class Handler(_Handler):
-            azure = server
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._http.server_port}/imagery/"
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
-
-    def __enter__(self) -> AzureServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._http.shutdown()
-        self._thread.join()
-        self._http.server_close()
+        super().__init__(_Handler)
+        self.url = f"{self.root}/imagery/"
 
     def gets(self, name: str) -> list[Request]:
         return [request for request in self.requests if request.name == name and request.method == "GET"]
@@ -79,7 +63,7 @@ class AzureServer:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    azure: AzureServer
+    owner: AzureServer
 
     def do_HEAD(self) -> None:
         blob = self._blob()
@@ -107,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
         return unquote(urlsplit(self.path).path).removeprefix("/imagery/")
 
     def _blob(self) -> Blob | None:
-        blob = self.azure.blobs.get(self._name())
+        blob = self.owner.blobs.get(self._name())
         if blob is None:
             self._answer(404, None, 0)
         return blob
@@ -142,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
         content_md5: bool = False,
         body: bytes = b"",
     ) -> None:
-        self.azure.requests.append(
+        self.owner.requests.append(
             Request(
                 self.command,
                 self._name(),
@@ -156,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(length))
         if status in (429, 503):
-            self.send_header("Retry-After", self.azure.retry_after)
+            self.send_header("Retry-After", self.owner.retry_after)
         if blob:
             self.send_header("ETag", blob.etag)
             if blob.accepts_ranges:

@@ -8,16 +8,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.local_server import LocalServer
 
 Answer = tuple[int, dict[str, Any]]
 ARTIFACTS = "/api/2.0/mlflow-artifacts/artifacts/"
 
 
-class FakeMlflow:
+class FakeMlflow(LocalServer):
     """Serves `runs` under `url` while it is a context manager. It keeps duplicates of metrics, which MLflow would drop.
 
     `faults` are used up one request at a time: each writes the answer by itself. `after` are the same, but the request
@@ -35,24 +36,8 @@ class FakeMlflow:
         self.after: dict[str, Callable[[_Handler], None]] = {}  # by the request's last word; used once
         self.always: Callable[[_Handler], None] | None = None
         self.lock = threading.Lock()
-        server = self
-
-        class Handler(_Handler):
-            mlflow = server
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._http.server_port}"
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
-
-    def __enter__(self) -> FakeMlflow:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._http.shutdown()
-        self._thread.join()
-        self._http.server_close()
+        super().__init__(_Handler)
+        self.url = self.root
 
     def count(self, ending: str) -> int:
         return sum(path.endswith(ending) for _, path in self.requests)
@@ -118,7 +103,7 @@ class FakeMlflow:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    mlflow: FakeMlflow
+    owner: FakeMlflow
 
     def do_GET(self) -> None:
         self._serve()
@@ -133,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Stay quiet."""
 
     def _serve(self) -> None:
-        server, address = self.mlflow, urlsplit(self.path)
+        server, address = self.owner, urlsplit(self.path)
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         with server.lock:
             server.requests.append((self.command, address.path))
@@ -149,10 +134,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _carry_out(self, path: str, query: str, body: bytes) -> Answer:
         if self.command == "PUT":
-            self.mlflow.files[path.removeprefix(ARTIFACTS)] = body
+            self.owner.files[path.removeprefix(ARTIFACTS)] = body
             return 200, {}
         questions = {key: values[0] for key, values in parse_qs(query).items()}
-        return self.mlflow.do(path.removeprefix("/api/2.0/mlflow/"), questions, json.loads(body or b"{}"))
+        return self.owner.do(path.removeprefix("/api/2.0/mlflow/"), questions, json.loads(body or b"{}"))
 
     def reply(self, status: int, body: bytes, **headers: str) -> None:
         self.send_response(status)

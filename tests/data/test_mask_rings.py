@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from utils.data.mask_rings import join_many_rings, mask_rings, signed_area
+from utils.data.mask_rings import join_rings, mask_rings, signed_area
 from utils.evaluation.native_masks import fill_outline
 
 
@@ -27,7 +27,7 @@ def test_rings_enclose_the_pixels_of_the_mask_and_no_others(share: float, blur: 
         mask = noise <= np.quantile(noise, share)
         rings = mask_rings(mask)
         assert (filled(rings, height, width) == mask).all()
-        assert (filled([join_many_rings(rings)], height, width) == mask).all()
+        assert (filled([join_rings(rings)], height, width) == mask).all()
 
 
 def test_pixels_that_touch_at_a_corner_are_one_outline_and_a_hole_runs_the_other_way() -> None:

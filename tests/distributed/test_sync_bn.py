@@ -203,7 +203,7 @@ def test_uneven_shares_give_what_one_rank_with_all_images_gives(
     assert {name: gap for name, gap in gaps.items() if gap > tolerance and name not in WITHOUT_MEANING} == {}
 
 
-def compare_on_gpus() -> None:
+def assert_equal_on_gpus() -> None:
     """Compare our autograd function with PyTorch's on this rank's GPU, over NCCL; a single rank works as well."""
     rank = int(os.environ["RANK"])
     device = torch.device("cuda", rank)
@@ -233,7 +233,7 @@ def compare_on_gpus() -> None:
 
 @pytest.mark.gpu
 def test_ours_agrees_with_pytorchs_on_gpus() -> None:
-    run_ranks(compare_on_gpus, min(torch.cuda.device_count(), 2), join=False, timeout_s=120)
+    run_ranks(assert_equal_on_gpus, min(torch.cuda.device_count(), 2), join=False, timeout_s=120)
 
 
 def test_inputs_far_from_zero_lose_no_digits_that_matter(answers: list[dict[str, Any]]) -> None:

@@ -39,3 +39,12 @@ def random_outputs(model: Any, batch_size: int, size_px: int, seed: int) -> dict
         noise = torch.randn(outputs[name].shape, generator=generator) * scale
         outputs[name] = (noise - 2 * (name == "scores")).requires_grad_()
     return outputs
+
+
+def assert_same_gradients(loss: torch.Tensor, expected: torch.Tensor, leaves: list[torch.Tensor]) -> None:
+    """Each leaf's gradient of `loss` differs from that of `expected` by at most 1e-5 of its norm."""
+    ours = torch.autograd.grad(loss, leaves)
+    theirs = torch.autograd.grad(expected, leaves, allow_unused=True)
+    for leaf, gradient, wanted in zip(leaves, ours, theirs, strict=True):
+        wanted = torch.zeros_like(leaf) if wanted is None else wanted
+        assert (gradient - wanted).norm() <= 1e-5 * wanted.norm() + 1e-9

@@ -15,7 +15,7 @@ TILES = cut_tiles(*SIZE, 320)  # 6 x 4, 128 px of overlap
 WIRE, POLE = 0, 1
 
 
-def check_found(objects: list[JoinedObject], truth: list[Truth], min_iou: float = 0.99) -> None:
+def assert_found(objects: list[JoinedObject], truth: list[Truth], min_iou: float = 0.99) -> None:
     """Every true object is found once, with its class, and nothing else is."""
     assert len(objects) == len(truth)
     for class_id, mask in truth:
@@ -36,7 +36,7 @@ def test_parallel_wires_across_24_tiles_and_a_pole_are_four_objects(wires_and_po
     for seed in range(3):
         pieces = seen_in_tiles(wires_and_pole, TILES, seed, share=0.01)
         objects = join_tiles(pieces, TILES, 0.7)
-        check_found(objects, wires_and_pole)
+        assert_found(objects, wires_and_pole)
         for thing in objects:
             low, high = min(piece.score for piece in thing.pieces), max(piece.score for piece in thing.pieces)
             assert low < thing.score < high
@@ -78,7 +78,7 @@ def test_random_wires_come_out_whole() -> None:
 def test_wires_that_cross_stay_two() -> None:
     ends = [((20, 100), (1260, 800)), ((20, 800), (1260, 100)), ((20, 780), (1260, 720)), ((600, 20), (640, 880))]
     truth = [(WIRE, stroke(SIZE, line, 8)) for line in ends]
-    check_found(join_tiles(seen_in_tiles(truth, TILES, share=0.01), TILES, 0.7), truth)
+    assert_found(join_tiles(seen_in_tiles(truth, TILES, share=0.01), TILES, 0.7), truth)
 
 
 @pytest.mark.parametrize("lowest", [200, 310, 330, 345, 420, 700])
@@ -88,7 +88,7 @@ def test_a_wire_that_leaves_a_tile_and_returns_is_one(lowest: int) -> None:
     pieces = seen_in_tiles(truth, TILES, share=0.01)
     if lowest > 330:
         assert sum(piece.tile == 0 for piece in pieces) == 2
-    check_found(join_tiles(pieces, TILES, 0.7), truth)
+    assert_found(join_tiles(pieces, TILES, 0.7), truth)
 
 
 def test_wires_whose_detections_end_before_their_tile_does_come_out_whole() -> None:
@@ -101,7 +101,7 @@ def test_wires_whose_detections_end_before_their_tile_does_come_out_whole() -> N
             corners = (start, top, min(stop, right), bottom)
             pieces += made_up_piece(piece.tile, WIRE, piece.score, piece.mask.window(corners), start, top)
     objects = join_tiles(pieces, TILES, 0.7)
-    check_found(objects, truth, min_iou=0.9)
+    assert_found(objects, truth, min_iou=0.9)
 
 
 def test_boxes_that_overlap_in_one_tile_stay_two() -> None:
@@ -155,14 +155,14 @@ def test_an_object_seen_whole_by_four_tiles_is_one_and_one_of_another_class_anot
     pieces = seen_in_tiles(truth, TILES, share=0.0)
     assert len(pieces) == 8
     objects = join_tiles(pieces, TILES, 0.7)
-    check_found(objects, truth)
+    assert_found(objects, truth)
     assert [len(thing.pieces) for thing in objects] == [4, 4]
 
 
 def test_a_wire_that_ends_where_tiles_overlap_is_one() -> None:
     for end in (200, 230, 280, 315, 319):
         truth = [(WIRE, stroke(SIZE, [(20, 100), (end, 130)], 8))]
-        check_found(join_tiles(seen_in_tiles(truth, TILES, share=0.0), TILES, 0.7), truth, 0.98)
+        assert_found(join_tiles(seen_in_tiles(truth, TILES, share=0.0), TILES, 0.7), truth, 0.98)
 
 
 def test_a_sliver_at_a_border_goes_and_a_true_neighbour_stays() -> None:

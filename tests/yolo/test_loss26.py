@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.yolo.made_up import NAMES, targets_of
+from tests.yolo.made_up import NAMES, assert_same_gradients, targets_of
 from tests.yolo.test_families import doubled
 from utils.yolo.inputs import Targets
 from utils.yolo.loss import PARTS
@@ -123,11 +123,7 @@ def test_every_part_and_gradient_equals_ultralytics(model: Any, counts: list[int
         sums = output.sums({**outputs[name], "proto": outputs[name]["proto"][0]}, targets)
         of_output = sums.normalised(sums.normalisers).tolist()
         assert of_output == pytest.approx([parts[part] for part in ("box", "seg", "cls", "l1")], rel=1e-6)
-    ours = torch.autograd.grad(loss, leaves)
-    theirs = torch.autograd.grad(expected, leaves, allow_unused=True)
-    for leaf, gradient, wanted in zip(leaves, ours, theirs, strict=True):
-        wanted = torch.zeros_like(leaf) if wanted is None else wanted
-        assert (gradient - wanted).norm() <= 1e-5 * wanted.norm() + 1e-9
+    assert_same_gradients(loss, expected, leaves)
 
 
 def test_the_networks_own_outputs_give_ultralytics_numbers(model: Any) -> None:

@@ -78,12 +78,9 @@ def _compare_shares(
     counts: dict[str, dict[str, Any]], number: int, name: str, split: str, yaml_file: Path
 ) -> list[Finding]:
     """Compare the shares of photographs that show a class by the test of two proportions."""
-    shown, totals = (
-        np.array(
-            [counts[part][key] if key else counts[part]["classes"][number]["photographs"] for part in ("train", split)]
-        )
-        for key in ("", "photographs")
-    )
+    pair = [counts["train"], counts[split]]
+    shown = np.array([count["classes"][number]["photographs"] for count in pair])
+    totals = np.array([count["photographs"] for count in pair])
     shares = shown / totals
     pooled = shown.sum() / totals.sum()
     deviation = math.sqrt(max(pooled * (1 - pooled), 1e-12) * (1 / totals).sum())

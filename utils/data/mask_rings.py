@@ -27,7 +27,7 @@ def mask_rings(mask: np.ndarray, left: float = 0.0, top: float = 0.0) -> list[np
     return sorted(rings, key=lambda ring: -ring_area(ring))
 
 
-def join_many_rings(rings: list[np.ndarray]) -> np.ndarray:
+def join_rings(rings: list[np.ndarray]) -> np.ndarray:
     """Join rings into one by short bridges of zero width, which it passes in both directions.
 
     Under the even-odd rule parts stay separate and holes stay holes. The bridges are those edges of a Delaunay

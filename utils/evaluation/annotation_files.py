@@ -14,7 +14,7 @@ from urllib.parse import quote
 import numpy as np
 
 from utils.data.images import upright_size
-from utils.data.mask_rings import MAX_MASK_RINGS, join_many_rings, mask_rings, signed_area
+from utils.data.mask_rings import MAX_MASK_RINGS, join_rings, mask_rings, signed_area
 from utils.evaluation.native_masks import fill_outline
 from utils.evaluation.prediction_files import Parts, Source, part_of, write_list
 from utils.yolo.predict import PhotoPrediction
@@ -120,7 +120,7 @@ class _Object:
         if all(signed_area(ring) * signed_area(rings[0]) > 0 for ring in rings):
             segmentation: Any = [ring.round(2).reshape(-1).tolist() for ring in rings]
         else:
-            whole = self.region if (scale == 1).all() else fill_outline(join_many_rings(rings), size)
+            whole = self.region if (scale == 1).all() else fill_outline(join_rings(rings), size)
             segmentation = {"counts": column_runs(whole, size), "size": [size[1], size[0]]}
         low, high = np.min([ring.min(0) for ring in rings], axis=0), np.max([ring.max(0) for ring in rings], axis=0)
         return {
@@ -135,7 +135,7 @@ class _Object:
 
     def label_studio(self, size: tuple[int, int], scale: np.ndarray, names: Sequence[str]) -> Entry:
         """Return the region: one polygon in percent, whose parts and holes bridges of zero width join."""
-        percent = join_many_rings(self.rings) * scale / size * 100
+        percent = join_rings(self.rings) * scale / size * 100
         return {
             "type": "polygonlabels",
             "from_name": FROM_NAME,

@@ -13,9 +13,8 @@ from utils.geo.camera import CAMERA_HEIGHT_SIGMA_M, STRAIGHT_DOWN_DEG, Camera, r
 from utils.geo.metadata import PhotoMetadata
 from utils.geo.wgs84 import moved
 
-HIGHEST_PITCH_DEG = (
-    -15.0
-)  # nearer to the horizon a small error of an angle moves the ground point by the distance itself
+# Nearer to the horizon a small error of an angle moves the ground point by as much as its distance.
+HIGHEST_PITCH_DEG = -15.0
 ON_GROUND, AT_CAMERA, AT_ASSET = "ground", "camera", "asset"
 INVERSE_ORIENTATION = {6: 8, 8: 6}  # the others are their own inverse
 

@@ -24,12 +24,11 @@ from torch import nn
 from utils.common.devices import choose_precision
 from utils.common.environment import block_telemetry
 from utils.common.errors import UserError, one_line
-from utils.yolo.model import MAX_INPUT_PX, WINDOW_FACTS, YoloModel, load_for_prediction
+from utils.yolo.model import MAX_INPUT_PX, RESIZE, WINDOW_FACTS, YoloModel, load_for_prediction
 from utils.yolo.weights_file import ForeignFile, checked_names
 
 FACTS_KEY = "yolo_seg_ddp"  # of this project's facts among Ultralytics' metadata
 FACTS_VERSION = 1
-RESIZE = "area-v1"  # how the photographs are shrunk in front of the network
 REQUIREMENTS = "requirements-export.txt"
 # Formats by their file's suffix; an OpenVINO model is a folder.
 SUFFIXES = {".onnx": "onnx", ".torchscript": "torchscript", ".engine": "engine"}

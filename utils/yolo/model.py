@@ -26,6 +26,7 @@ YoloModel = Any  # ultralytics.nn.tasks.SegmentationModel, which has no type ann
 OFFICIAL_WEIGHTS = tuple(f"{family}{size}-seg.pt" for family in ("yolov8", "yolo11", "yolo26") for size in "nsmlx")
 UNPUBLISHED_WEIGHTS = tuple(f"yolo12{size}-seg.pt" for size in "nsmlx")
 MAX_INPUT_PX = 16_384
+RESIZE = "area-v1"  # how photographs are shrunk in front of the network: by area, never enlarged
 WINDOW_FACTS = ("per_photo", "low_scale", "high_scale")
 LAYER_MODULES = ("torch.nn.modules.", "ultralytics.nn.modules.")
 
@@ -147,6 +148,13 @@ def class_names(model: YoloModel) -> tuple[str, ...]:
     return tuple(names[index] for index in range(len(names))) if isinstance(names, dict) else tuple(names)
 
 
+def require_classes(path: str, model: YoloModel, data: str, names: tuple[str, ...]) -> None:
+    """Raise UserError if a loaded model predicts other classes than those of a data set, `names`."""
+    found = class_names(model)
+    if found != names:
+        raise UserError(f"{path} knows the classes {', '.join(found)} but {data} has {', '.join(names)}")
+
+
 def freeze_layers(model: YoloModel, num_layers: int) -> None:
     """Freeze the first `num_layers` layers: no gradients, and no updates of their BatchNorm statistics.
 
@@ -200,7 +208,7 @@ def save_deployable(
         "date": datetime.datetime.now(datetime.UTC).isoformat(),
         "version": package_version("ultralytics"),
         "trained_epochs": info.get("epoch"),
-        "resize": "area-v1",
+        "resize": RESIZE,
     }
     atomic_torch_save(content, path)
 

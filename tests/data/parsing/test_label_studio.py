@@ -25,7 +25,7 @@ from tests.data.parsing.tool_folder import (
     write_folder,
 )
 from utils.common.errors import UserError
-from utils.data.parsing.outlines import join_rings
+from utils.data.mask_rings import join_rings
 
 TRIANGLE = [[10, 10], [60, 10], [60, 80]]
 MASKS = hard_masks()

@@ -8,7 +8,8 @@ import cv2
 import numpy as np
 import pytest
 
-from utils.data.parsing.outlines import MAX_RINGS, OutlineError, join_rings, object_ring
+from utils.data.mask_rings import join_rings
+from utils.data.parsing.outlines import MAX_RINGS, OutlineError, object_ring
 
 SIZE = (400, 300)
 

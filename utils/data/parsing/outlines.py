@@ -13,7 +13,7 @@ from shapely.geometry import LineString, Polygon
 from shapely.geometry.base import BaseGeometry
 from shapely.geometry.polygon import orient
 
-from utils.data.mask_rings import MAX_MASK_RINGS, join_many_rings
+from utils.data.mask_rings import MAX_MASK_RINGS, join_rings
 
 MIN_PART_AREA_PX = 1.0  # smaller parts, in pixels of the original photograph, are dropped
 MIN_TOOL_AREA_PX = 0.4  # the same for polygons of annotation tools, which may outline one pixel of a mask (0.5)
@@ -58,28 +58,9 @@ def parts_ring(parts: list[np.ndarray], size: tuple[int, int], tolerance_px: flo
     _check("polygon", np.concatenate(parts), may_cross=not is_valid)
     try:
         shape = shapely.union_all([_polygon(points, tolerance_px) for points in parts])
-        return join_many_rings(_visible_rings(shape, size, MAX_MASK_RINGS, MIN_TOOL_AREA_PX))
+        return join_rings(_visible_rings(shape, size, MAX_MASK_RINGS, MIN_TOOL_AREA_PX))
     except shapely.GEOSException as error:
         raise OutlineError(f"polygons cannot be repaired ({' '.join(str(error).split())[:80]})") from error
-
-
-def join_rings(rings: list[np.ndarray]) -> np.ndarray:
-    """Join rings into one by bridges of zero width between nearest vertices.
-
-    A row of a YOLO file holds one ring. The ring passes each bridge in both directions, so that under the even-odd rule
-    (cv2.fillPoly) parts stay separate and holes stay holes, except for the pixels of the bridge.
-    """
-    joined, *waiting = rings
-    bridges = [_bridge(joined, ring) for ring in waiting]
-    while waiting:  # Prim's algorithm: the nearest ring first
-        nearest = min(range(len(waiting)), key=lambda index: bridges[index][0])
-        ring, (_, start, end) = waiting.pop(nearest), bridges.pop(nearest)
-        here, there = _index_of(start, joined), _index_of(end, ring)
-        visit = np.concatenate([ring[there:], ring[: there + 1]])
-        joined = np.concatenate([joined[: here + 1], visit, joined[here:]])
-        offers = [_bridge(ring, other) for other in waiting]
-        bridges = [min(pair, key=lambda bridge: bridge[0]) for pair in zip(bridges, offers, strict=True)]
-    return joined
 
 
 def _check(kind: str, points: np.ndarray, may_cross: bool = True) -> None:
@@ -90,17 +71,6 @@ def _check(kind: str, points: np.ndarray, may_cross: bool = True) -> None:
         raise OutlineError(f"{kind} of {len(points):,} points, more than {MAX_POINTS:,}")
     if may_cross and len(points) > DENSE_VERTICES and estimated_crossings(points) > MAX_CROSSINGS:
         raise OutlineError(f"{kind} crosses itself more than {MAX_CROSSINGS:,} times")
-
-
-def _bridge(first: np.ndarray, second: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-    """Return (length, vertex of `first`, vertex of `second`) of the two nearest vertices."""
-    line = shapely.shortest_line(shapely.multipoints(first), shapely.multipoints(second))
-    start, end = shapely.get_coordinates(line)
-    return float(line.length), start, end
-
-
-def _index_of(vertex: np.ndarray, ring: np.ndarray) -> int:
-    return int(np.abs(ring - vertex).sum(axis=1).argmin())
 
 
 def _polygon(points: np.ndarray, tolerance_px: float) -> BaseGeometry:

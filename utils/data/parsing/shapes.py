@@ -11,7 +11,7 @@ import numpy as np
 
 from utils.data.images import points_upright
 from utils.data.labels import LabelError
-from utils.data.mask_rings import MAX_MASK_RINGS, join_many_rings, mask_rings, ring_area
+from utils.data.mask_rings import MAX_MASK_RINGS, join_rings, mask_rings, ring_area
 from utils.data.parsing.outlines import MAX_POINTS, OutlineError, parts_ring
 
 SHAPE_TOLERANCE_PX = 0.05  # of the photograph; dense polygons lose what changes a mask by less than 1 %
@@ -80,7 +80,7 @@ class ShapeObject:
         kept, lost = rings[:MAX_MASK_RINGS], sum(map(ring_area, rings[MAX_MASK_RINGS:]))
         total = sum(map(ring_area, kept)) + lost
         text = f"{len(rings):,} parts and holes; the largest {MAX_MASK_RINGS:,} are kept, {lost / total:.0%} of the area is lost"
-        return placed(join_many_rings(kept)), text if lost > MAX_LOST_SHARE * total else ""
+        return placed(join_rings(kept)), text if lost > MAX_LOST_SHARE * total else ""
 
 
 def read_points(numbers: Any) -> np.ndarray:
