@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cv2
 import numpy as np
+import pytest
 
 from tests.yolo.tile_scenes import iou_with, made_up_piece, seen_in_tiles, stroke
 from utils.yolo.joining import JoinedObject, Piece, join_tiles
@@ -30,10 +31,51 @@ def joined(pieces: list[Piece], *whole: Piece) -> list[JoinedObject]:
 def test_an_object_of_tiles_beats_its_coarse_mask() -> None:
     wire, pole = stroke(SIZE, [(60, 860), (1200, 60)], 8), stroke(SIZE, [(300, 100), (300, 700)], 30)
     pieces = seen_in_tiles([(0, wire), (1, pole)], TILES, share=0.01)
+    alone = {thing.class_id: thing for thing in joined(pieces)}
+    for thing in joined(pieces, coarse(wire), coarse(pole, 0.9, 1)):
+        before = alone.pop(thing.class_id)
+        assert thing.pieces == before.pieces
+        # Both passes found it: wrong only if both are wrong.
+        assert thing.score == pytest.approx(1 - (1 - before.score) * (0.4, 0.1)[thing.class_id])
+    assert not alone
+
+
+def test_a_coarse_mask_raises_the_confidence_of_no_object_that_fills_less_than_half_of_it() -> None:
+    posts = [stroke(SIZE, [(300, y), (300, y + 90)], 20) for y in (60, 250, 440, 630)]
+    pieces = seen_in_tiles([(0, post) for post in posts], TILES, share=0.01)
     alone = joined(pieces)
-    assert [thing.pieces for thing in joined(pieces, coarse(wire), coarse(pole, 0.9, 1))] == [
-        thing.pieces for thing in alone
-    ]
+    fence = coarse(stroke(SIZE, [(300, 50), (300, 720)], 20), 0.9)
+    assert sorted(thing.score for thing in joined(pieces, fence))[:4] == sorted(thing.score for thing in alone)
+
+
+def building(width: int, height: int) -> np.ndarray:
+    mask = np.zeros(SIZE[::-1], bool)
+    mask[200 : 200 + height, 300 : 300 + width] = True
+    return mask
+
+
+def test_the_coarse_mask_of_what_is_thicker_than_a_tile_replaces_the_pieces_inside() -> None:
+    house = building(600, 400)
+    windows = [(0, stroke(SIZE, [(x, 320), (x, 480)], 60)) for x in range(350, 900, 110)]
+    beside = [(0, stroke(SIZE, [(100, 100), (100, 300)], 60)), (1, stroke(SIZE, [(500, 300), (500, 500)], 60))]
+    pieces = seen_in_tiles([*windows, *beside], TILES, share=0.01)
+    assert len(joined(pieces)) == 7
+    found = joined(pieces, coarse(house, 0.6))
+    assert len(found) == 3
+    assert sorted(iou_with(thing, house) > 0.9 for thing in found) == [False, False, True]
+    # Thinner than a tile: the pieces stay, and the coarse mask goes, because they cover half of it.
+    assert len(joined(pieces, coarse(building(600, 280), 0.6))) == 7
+
+
+@pytest.mark.parametrize("score", [0.3, 0.98])
+def test_of_a_thick_object_that_both_passes_found_the_more_confident_mask_stays(score: float) -> None:
+    house = building(600, 400)
+    whole = coarse(house, score)
+    pieces = seen_in_tiles([(0, house)], TILES, share=0.01)
+    (alone,) = joined(pieces)
+    (found,) = joined(pieces, whole)
+    assert found.pieces == ((whole,) if score > alone.score else alone.pieces)
+    assert found.score == pytest.approx(1 - (1 - score) * (1 - alone.score))
 
 
 def test_what_no_tile_found_stays() -> None:

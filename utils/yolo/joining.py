@@ -60,9 +60,10 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class JoinedObject:
-    """An object: the pieces it was joined from."""
+    """An object: the pieces it was joined from, and the confidence with which the other pass found it, if it did."""
 
     pieces: tuple[Piece, ...]
+    support: float = 0.0
 
     @property
     def class_id(self) -> int:
@@ -71,9 +72,10 @@ class JoinedObject:
 
     @cached_property
     def score(self) -> float:
-        """The pieces' mean confidence, weighted by area."""
+        """The pieces' mean confidence, weighted by area; with support, the chance that not both passes are wrong."""
         areas = [piece.mask.area for piece in self.pieces]
-        return sum(piece.score * area for piece, area in zip(self.pieces, areas, strict=True)) / sum(areas)
+        mean = sum(piece.score * area for piece, area in zip(self.pieces, areas, strict=True)) / sum(areas)
+        return 1 - (1 - mean) * (1 - self.support) if self.support else mean
 
     @cached_property
     def box(self) -> np.ndarray:

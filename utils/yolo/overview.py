@@ -5,10 +5,14 @@ photograph. So a mask from tiles is preferred wherever there is one:
 
 - fragments, cut off by their tiles' borders, that lie mostly inside one coarse mask become one object; where no tile
   found anything, the coarse mask fills the gap;
-- a coarse mask that is at least half covered by objects from tiles is dropped;
+- a coarse mask that is at least half covered by objects from tiles is dropped. If one of them covers half of it, both
+  passes found that object, which raises its confidence;
 - any other coarse mask stays.
 
 If two fragments of one tile lie in a coarse mask, it shows several objects as one: it joins nothing.
+
+No tile shows both sides of an object that is as thick as a tile is wide. There the coarse mask is preferred: it replaces
+the objects that lie mostly inside it, unless one that is as confident agrees with it.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from functools import cached_property
 import cv2
 import numpy as np
 
-from utils.yolo.joining import MOSTLY, SCORE_RATIO, JoinedObject, Piece, is_cut
+from utils.yolo.joining import MIN_AGREEMENT, MOSTLY, SCORE_RATIO, JoinedObject, Piece, is_cut
 from utils.yolo.regions import Cells, Corners, Runs, hull
 
 MIN_COVERED = 0.5
@@ -31,13 +35,14 @@ def add_overview(
 ) -> list[JoinedObject]:
     """Add the pieces of the whole photograph, of whose masks a pixel is `mask_px` of the photograph's. Best first."""
     cell_px = max(1, round(mask_px / 2))
+    tile_px = max(max(right - left, bottom - top) for left, top, right, bottom in tiles)
     of_class: dict[int, list[JoinedObject]] = {piece.class_id: [] for piece in whole}
     for thing in objects:
         of_class.setdefault(thing.class_id, []).append(thing)
     candidates = {class_id: _Candidates(things, cell_px, tiles) for class_id, things in of_class.items()}
     kept: list[JoinedObject] = []
     for piece in sorted((piece for piece in whole if not piece.mask.is_empty), key=lambda piece: piece.order):
-        kept += _place(piece, candidates[piece.class_id], cell_px)
+        kept += _place(piece, candidates[piece.class_id], cell_px, tile_px)
     for group in candidates.values():
         kept += [group.all[number].thing for number in np.flatnonzero(group.is_free)]
     return sorted(kept, key=lambda thing: (-thing.score, thing.pieces[0].order))
@@ -49,6 +54,10 @@ class _Candidate:
     def __init__(self, thing: JoinedObject, cell_px: int, tiles: list[Corners]) -> None:
         self.thing = thing
         self._cell_px, self._tiles = cell_px, tiles
+
+    def support(self, score: float) -> None:
+        """Note that the pass over the whole photograph found the object, too."""
+        self.thing = replace(self.thing, support=max(self.thing.support, score))
 
     @cached_property
     def is_fragment(self) -> bool:
@@ -79,32 +88,54 @@ class _Candidates:
         return np.flatnonzero(is_near & ratio & self.is_free).tolist()
 
 
-def _place(piece: Piece, candidates: _Candidates, cell_px: int) -> list[JoinedObject]:
-    """Return the object that a coarse mask becomes, if any. The fragments that it joins are no longer free."""
+def _place(piece: Piece, candidates: _Candidates, cell_px: int, tile_px: int) -> list[JoinedObject]:
+    """Return the object that a coarse mask becomes, if any. The objects that it joins or replaces are no longer free."""
     grid = Cells.of(piece.mask, cell_px)
     left, top, right, bottom = grid.corners
     around = (left - 2, top - 2, right + 2, bottom + 2)
     is_coarse = grid.window(around) >= min(grid.counts.max(), cell_px**2 / 4)
     reach = cv2.dilate(is_coarse.view(np.uint8), ONE_CELL).view(bool)
-    found = np.zeros(is_coarse.shape, np.uint8)
-    fragments = []
-    for number in candidates.near(piece, tuple(cell_px * side for side in around)):
-        candidate = candidates.all[number]
-        counts = candidate.cells.window(around)
-        found |= counts > 0
-        if counts[reach].sum() >= MOSTLY * candidate.cells.counts.sum() and candidate.is_fragment:
-            fragments.append(number)
-    found = cv2.dilate(found, TWO_CELLS).view(bool)  # one pixel of the coarse mask
+    seen = {  # where each object has pixels
+        number: candidates.all[number].cells.window(around)
+        for number in candidates.near(piece, tuple(cell_px * side for side in around))
+    }
+    totals = {number: candidates.all[number].cells.counts.sum() for number in seen}
+    inside = [number for number, counts in seen.items() if counts[reach].sum() >= MOSTLY * totals[number]]
+    if 2 * cell_px * cv2.distanceTransform(is_coarse.view(np.uint8), cv2.DIST_L2, 3).max() >= tile_px:
+        equal = [number for number, counts in seen.items() if _iou(counts > 0, is_coarse) >= MIN_AGREEMENT]
+        best = max((candidates.all[number].thing.score for number in equal), default=0.0)
+        if best < piece.score:
+            candidates.is_free[inside + equal] = False
+            return [JoinedObject((piece,), support=best)]
+    fragments = [number for number in inside if candidates.all[number].is_fragment]
+    found = _widened(np.any([counts > 0 for counts in seen.values()], axis=0)) if seen else np.zeros_like(is_coarse)
     things = [candidates.all[number].thing for number in fragments]
     tiles = [tile for thing in things for tile in {part.tile for part in thing.pieces}]
     if not fragments or len(set(tiles)) < len(tiles):
-        is_covered = np.count_nonzero(found & is_coarse) >= MIN_COVERED * np.count_nonzero(is_coarse)
-        return [] if is_covered else [JoinedObject((piece,))]
+        if not _covers(found, is_coarse):
+            return [JoinedObject((piece,))]
+        most = max(seen, key=lambda number: int(np.count_nonzero(seen[number][is_coarse])))
+        if _covers(_widened(seen[most] > 0), is_coarse):
+            candidates.all[most].support(piece.score)
+        return []
     candidates.is_free[fragments] = False
     pieces = sorted((part for thing in things for part in thing.pieces), key=lambda part: part.order)
     gap = cv2.dilate((is_coarse & ~found).view(np.uint8), TWO_CELLS).view(bool)  # up to the fragments
     rest = _inside_cells(piece, is_coarse & gap, around, cell_px)
     return [JoinedObject((*pieces, *([] if rest.mask.is_empty else [rest])))]
+
+
+def _widened(cells: np.ndarray) -> np.ndarray:
+    """Widen by one pixel of the coarse mask."""
+    return cv2.dilate(cells.view(np.uint8), TWO_CELLS).view(bool)
+
+
+def _covers(cells: np.ndarray, is_coarse: np.ndarray) -> bool:
+    return bool((cells & is_coarse).sum() >= MIN_COVERED * is_coarse.sum())
+
+
+def _iou(first: np.ndarray, second: np.ndarray) -> float:
+    return float((first & second).sum() / max((first | second).sum(), 1))
 
 
 def _inside_cells(piece: Piece, is_kept: np.ndarray, around: Corners, cell_px: int) -> Piece:
