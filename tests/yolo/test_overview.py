@@ -67,12 +67,18 @@ def test_the_coarse_mask_of_what_is_thicker_than_a_tile_replaces_the_pieces_insi
     assert len(joined(pieces, coarse(building(600, 280), 0.6))) == 7
 
 
+def test_what_is_thicker_than_a_tile_and_not_seen_in_the_whole_photograph_is_dropped() -> None:
+    pieces = seen_in_tiles([(0, building(600, 400)), (1, building(600, 280))], TILES, share=0.01)
+    assert [thing.class_id for thing in joined(pieces)] == [1]
+    assert [thing.class_id for thing in joined(pieces, coarse(building(600, 400), class_id=1))] == [1]
+
+
 @pytest.mark.parametrize("score", [0.3, 0.98])
 def test_of_a_thick_object_that_both_passes_found_the_more_confident_mask_stays(score: float) -> None:
     house = building(600, 400)
     whole = coarse(house, score)
     pieces = seen_in_tiles([(0, house)], TILES, share=0.01)
-    (alone,) = joined(pieces)
+    (alone,) = join_tiles(pieces, TILES, 0.7)
     (found,) = joined(pieces, whole)
     assert found.pieces == ((whole,) if score > alone.score else alone.pieces)
     assert found.score == pytest.approx(1 - (1 - score) * (1 - alone.score))

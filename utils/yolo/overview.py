@@ -11,8 +11,10 @@ photograph. So a mask from tiles is preferred wherever there is one:
 
 If two fragments of one tile lie in a coarse mask, it shows several objects as one: it joins nothing.
 
-No tile shows both sides of an object that is as thick as a tile is wide. There the coarse mask is preferred: it replaces
-the objects that lie mostly inside it, unless one that is as confident agrees with it.
+No tile shows both sides of an object that is as thick as a tile is wide: pieces of wood, sky or rock look like pieces of
+any large object. So the pass over the whole photograph decides there. A coarse mask that thick replaces the objects that
+lie mostly inside it, unless one that is as confident agrees with it. An object from tiles that thick is dropped if no
+coarse mask supports it.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def add_overview(
     for piece in sorted((piece for piece in whole if not piece.mask.is_empty), key=lambda piece: piece.order):
         kept += _place(piece, candidates[piece.class_id], cell_px, tile_px)
     for group in candidates.values():
-        kept += [group.all[number].thing for number in np.flatnonzero(group.is_free)]
+        free = [group.all[number] for number in np.flatnonzero(group.is_free)]
+        kept += [candidate.thing for candidate in free if candidate.thing.support or not candidate.is_thick(tile_px)]
     return sorted(kept, key=lambda thing: (-thing.score, thing.pieces[0].order))
 
 
@@ -58,6 +61,13 @@ class _Candidate:
     def support(self, score: float) -> None:
         """Note that the pass over the whole photograph found the object, too."""
         self.thing = replace(self.thing, support=max(self.thing.support, score))
+
+    def is_thick(self, tile_px: int) -> bool:
+        """Whether the object is as thick as a tile is wide."""
+        left, top, right, bottom = self.thing.corners
+        return (
+            min(right - left, bottom - top) >= tile_px and _thickness(self.cells.counts > 0) * self._cell_px >= tile_px
+        )
 
     @cached_property
     def is_fragment(self) -> bool:
@@ -101,7 +111,7 @@ def _place(piece: Piece, candidates: _Candidates, cell_px: int, tile_px: int) ->
     }
     totals = {number: candidates.all[number].cells.counts.sum() for number in seen}
     inside = [number for number, counts in seen.items() if counts[reach].sum() >= MOSTLY * totals[number]]
-    if 2 * cell_px * cv2.distanceTransform(is_coarse.view(np.uint8), cv2.DIST_L2, 3).max() >= tile_px:
+    if _thickness(is_coarse) * cell_px >= tile_px:
         equal = [number for number, counts in seen.items() if _iou(counts > 0, is_coarse) >= MIN_AGREEMENT]
         best = max((candidates.all[number].thing.score for number in equal), default=0.0)
         if best < piece.score:
@@ -128,6 +138,12 @@ def _place(piece: Piece, candidates: _Candidates, cell_px: int, tile_px: int) ->
 def _widened(cells: np.ndarray) -> np.ndarray:
     """Widen by one pixel of the coarse mask."""
     return cv2.dilate(cells.view(np.uint8), TWO_CELLS).view(bool)
+
+
+def _thickness(cells: np.ndarray) -> float:
+    """Return the diameter of the largest circle inside a mask; a photograph's edge is an edge of the mask."""
+    padded = np.pad(cells.view(np.uint8), 1)
+    return 2 * float(cv2.distanceTransform(padded, cv2.DIST_L2, 5).max())
 
 
 def _covers(cells: np.ndarray, is_coarse: np.ndarray) -> bool:
