@@ -56,15 +56,25 @@ def building(width: int, height: int) -> np.ndarray:
 
 def test_the_coarse_mask_of_what_is_thicker_than_a_tile_replaces_the_pieces_inside() -> None:
     house = building(600, 400)
-    windows = [(0, stroke(SIZE, [(x, 320), (x, 480)], 60)) for x in range(350, 900, 110)]
+    windows = [(0, stroke(SIZE, [(x, 320), (x, 480)], 60)) for x in range(350, 900, 110)]  # scores 0.59 to 0.98
     beside = [(0, stroke(SIZE, [(100, 100), (100, 300)], 60)), (1, stroke(SIZE, [(500, 300), (500, 500)], 60))]
     pieces = seen_in_tiles([*windows, *beside], TILES, share=0.01)
     assert len(joined(pieces)) == 7
-    found = joined(pieces, coarse(house, 0.6))
+    found = joined(pieces, coarse(house, 0.99))
     assert len(found) == 3
     assert sorted(iou_with(thing, house) > 0.9 for thing in found) == [False, False, True]
+    # It replaces only what is less confident.
+    assert len(joined(pieces, coarse(house, 0.6))) == 5
     # Thinner than a tile: the pieces stay, and the coarse mask goes, because they cover half of it.
-    assert len(joined(pieces, coarse(building(600, 280), 0.6))) == 7
+    assert len(joined(pieces, coarse(building(600, 280), 0.99))) == 7
+
+
+def test_a_thick_coarse_mask_over_two_more_confident_objects_replaces_neither() -> None:
+    pair = [building(280, 500), np.roll(building(280, 500), 300, axis=1)]
+    pieces = seen_in_tiles([(0, thing) for thing in pair], TILES, share=0.01)
+    found = joined(pieces, coarse(pair[0] | pair[1], 0.3))
+    assert sorted(iou_with(thing, pair[0]) > 0.9 for thing in found) == [False, True]
+    assert {thing.pieces for thing in found} == {thing.pieces for thing in joined(pieces)}
 
 
 def test_what_is_thicker_than_a_tile_and_not_seen_in_the_whole_photograph_is_dropped() -> None:

@@ -5,16 +5,16 @@ photograph. So a mask from tiles is preferred wherever there is one:
 
 - fragments, cut off by their tiles' borders, that lie mostly inside one coarse mask become one object; where no tile
   found anything, the coarse mask fills the gap;
-- a coarse mask that is at least half covered by objects from tiles is dropped. If one of them covers half of it, both
-  passes found that object, which raises its confidence;
+- a coarse mask that is at least half covered by objects from tiles is dropped. If one object covers half of it, and
+  lies half in it, both passes found that object, which raises its confidence;
 - any other coarse mask stays.
 
 If two fragments of one tile lie in a coarse mask, it shows several objects as one: it joins nothing.
 
 No tile shows both sides of an object that is as thick as a tile is wide: pieces of wood, sky or rock look like pieces of
-any large object. So the pass over the whole photograph decides there. A coarse mask that thick replaces the objects that
-lie mostly inside it, unless one that is as confident agrees with it. An object from tiles that thick is dropped if no
-coarse mask supports it.
+any large object. So the pass over the whole photograph decides there. A coarse mask that thick replaces the less
+confident objects that lie mostly in it or agree with it, unless a more confident one agrees with it or more confident
+ones cover half of it. An object from tiles that thick counts only where a coarse mask agrees with it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def add_overview(
 ) -> list[JoinedObject]:
     """Add the pieces of the whole photograph, of whose masks a pixel is `mask_px` of the photograph's. Best first."""
     cell_px = max(1, round(mask_px / 2))
-    tile_px = max(max(right - left, bottom - top) for left, top, right, bottom in tiles)
+    tile_px = _longest_side(tiles)
     of_class: dict[int, list[JoinedObject]] = {piece.class_id: [] for piece in whole}
     for thing in objects:
         of_class.setdefault(thing.class_id, []).append(thing)
@@ -47,8 +47,13 @@ def add_overview(
         kept += _place(piece, candidates[piece.class_id], cell_px, tile_px)
     for group in candidates.values():
         free = [group.all[number] for number in np.flatnonzero(group.is_free)]
-        kept += [candidate.thing for candidate in free if candidate.thing.support or not candidate.is_thick(tile_px)]
+        kept += [candidate.thing for candidate in free if candidate.thing.support or not candidate.is_thick]
     return sorted(kept, key=lambda thing: (-thing.score, thing.pieces[0].order))
+
+
+def _longest_side(tiles: list[Corners]) -> int:
+    """Return the longest side of any tile in pixels."""
+    return max(max(right - left, bottom - top) for left, top, right, bottom in tiles)
 
 
 class _Candidate:
@@ -62,9 +67,11 @@ class _Candidate:
         """Note that the pass over the whole photograph found the object, too."""
         self.thing = replace(self.thing, support=max(self.thing.support, score))
 
-    def is_thick(self, tile_px: int) -> bool:
+    @cached_property
+    def is_thick(self) -> bool:
         """Whether the object is as thick as a tile is wide."""
         left, top, right, bottom = self.thing.corners
+        tile_px = _longest_side(self._tiles)
         return (
             min(right - left, bottom - top) >= tile_px and _thickness(self.cells.counts > 0) * self._cell_px >= tile_px
         )
@@ -105,34 +112,48 @@ def _place(piece: Piece, candidates: _Candidates, cell_px: int, tile_px: int) ->
     around = (left - 2, top - 2, right + 2, bottom + 2)
     is_coarse = grid.window(around) >= min(grid.counts.max(), cell_px**2 / 4)
     reach = cv2.dilate(is_coarse.view(np.uint8), ONE_CELL).view(bool)
-    seen = {  # where each object has pixels
-        number: candidates.all[number].cells.window(around)
-        for number in candidates.near(piece, tuple(cell_px * side for side in around))
-    }
-    totals = {number: candidates.all[number].cells.counts.sum() for number in seen}
-    inside = [number for number, counts in seen.items() if counts[reach].sum() >= MOSTLY * totals[number]]
+    seen: dict[int, np.ndarray] = {}  # the cells in which an object has pixels
+    inside: dict[int, float] = {}  # the share of it that lies in the coarse mask
+    agreeing: list[int] = []
+    for number in candidates.near(piece, tuple(cell_px * side for side in around)):
+        candidate = candidates.all[number]
+        counts = candidate.cells.window(around)
+        agrees = _iou(counts > 0, is_coarse) >= MIN_AGREEMENT
+        if agrees or not candidate.is_thick:
+            seen[number] = counts > 0
+            inside[number] = counts[reach].sum() / candidate.cells.counts.sum()
+            agreeing += [number] * agrees
     if _thickness(is_coarse) * cell_px >= tile_px:
-        equal = [number for number, counts in seen.items() if _iou(counts > 0, is_coarse) >= MIN_AGREEMENT]
-        best = max((candidates.all[number].thing.score for number in equal), default=0.0)
-        if best < piece.score:
-            candidates.is_free[inside + equal] = False
+        best = max((candidates.all[number].thing.score for number in agreeing), default=0.0)
+        within = {*agreeing, *(number for number, share in inside.items() if share >= MOSTLY)}
+        replaced = [number for number in within if candidates.all[number].thing.score < piece.score]
+        others = [seen[number] for number in seen if number not in replaced]
+        if best < piece.score and not _cover(others, is_coarse):
+            candidates.is_free[replaced] = False
             return [JoinedObject((piece,), support=best)]
-    fragments = [number for number in inside if candidates.all[number].is_fragment]
-    found = _widened(np.any([counts > 0 for counts in seen.values()], axis=0)) if seen else np.zeros_like(is_coarse)
+    fragments = [number for number, share in inside.items() if share >= MOSTLY and candidates.all[number].is_fragment]
     things = [candidates.all[number].thing for number in fragments]
     tiles = [tile for thing in things for tile in {part.tile for part in thing.pieces}]
     if not fragments or len(set(tiles)) < len(tiles):
-        if not _covers(found, is_coarse):
+        if not _cover(list(seen.values()), is_coarse):
             return [JoinedObject((piece,))]
-        most = max(seen, key=lambda number: int(np.count_nonzero(seen[number][is_coarse])))
-        if _covers(_widened(seen[most] > 0), is_coarse):
+        most = max(seen, key=lambda number: int((seen[number] & is_coarse).sum()))
+        if inside[most] >= MIN_COVERED and _cover([seen[most]], is_coarse):
             candidates.all[most].support(piece.score)
         return []
     candidates.is_free[fragments] = False
     pieces = sorted((part for thing in things for part in thing.pieces), key=lambda part: part.order)
+    found = _widened(np.any(list(seen.values()), axis=0))
     gap = cv2.dilate((is_coarse & ~found).view(np.uint8), TWO_CELLS).view(bool)  # up to the fragments
     rest = _inside_cells(piece, is_coarse & gap, around, cell_px)
     return [JoinedObject((*pieces, *([] if rest.mask.is_empty else [rest])))]
+
+
+def _cover(seen: list[np.ndarray], is_coarse: np.ndarray) -> bool:
+    """Return whether some objects together cover half of a coarse mask."""
+    if not seen:
+        return False
+    return bool((_widened(np.any(seen, axis=0)) & is_coarse).sum() >= MIN_COVERED * is_coarse.sum())
 
 
 def _widened(cells: np.ndarray) -> np.ndarray:
@@ -144,10 +165,6 @@ def _thickness(cells: np.ndarray) -> float:
     """Return the diameter of the largest circle inside a mask; a photograph's edge is an edge of the mask."""
     padded = np.pad(cells.view(np.uint8), 1)
     return 2 * float(cv2.distanceTransform(padded, cv2.DIST_L2, 5).max())
-
-
-def _covers(cells: np.ndarray, is_coarse: np.ndarray) -> bool:
-    return bool((cells & is_coarse).sum() >= MIN_COVERED * is_coarse.sum())
 
 
 def _iou(first: np.ndarray, second: np.ndarray) -> float:
