@@ -83,6 +83,14 @@ def test_what_is_thicker_than_a_tile_and_not_seen_in_the_whole_photograph_is_dro
     assert [thing.class_id for thing in joined(pieces, coarse(building(600, 400), class_id=1))] == [1]
 
 
+def test_a_blob_from_tiles_that_contains_a_coarse_mask_neither_agrees_with_it_nor_covers_it() -> None:
+    house = building(400, 340)
+    pieces = seen_in_tiles([(0, building(900, 600))], TILES, share=0.01)
+    (found,) = joined(pieces, coarse(house, 0.3))
+    assert iou_with(found, house) > 0.85
+    assert found.score == 0.3
+
+
 @pytest.mark.parametrize("score", [0.3, 0.98])
 def test_of_a_thick_object_that_both_passes_found_the_more_confident_mask_stays(score: float) -> None:
     house = building(600, 400)

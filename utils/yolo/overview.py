@@ -19,7 +19,7 @@ ones cover half of it. An object from tiles that thick counts only where a coars
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import cv2
@@ -98,11 +98,25 @@ class _Candidates:
         self._scores = np.array([thing.score for thing in things])
         self._corners = np.array([thing.corners for thing in things]).reshape(-1, 4)
 
+    def score(self, near: _Near) -> float:
+        """Return an object's confidence."""
+        return self.all[near.number].thing.score
+
     def near(self, piece: Piece, corners: tuple[int, ...]) -> list[int]:
         """Return the numbers of the objects in a rectangle that are as confident as a coarse mask, to SCORE_RATIO."""
         is_near = (self._corners[:, :2] < corners[2:]).all(axis=1) & (self._corners[:, 2:] > corners[:2]).all(axis=1)
         ratio = np.minimum(self._scores, piece.score) >= SCORE_RATIO * np.maximum(self._scores, piece.score)
         return np.flatnonzero(is_near & ratio & self.is_free).tolist()
+
+
+@dataclass(frozen=True, eq=False)
+class _Near:
+    """How an object from tiles lies to a coarse mask: its cells there, the share of it inside, whether both agree."""
+
+    number: int
+    cells: np.ndarray
+    inside: float
+    agrees: bool
 
 
 def _place(piece: Piece, candidates: _Candidates, cell_px: int, tile_px: int) -> list[JoinedObject]:
@@ -111,64 +125,62 @@ def _place(piece: Piece, candidates: _Candidates, cell_px: int, tile_px: int) ->
     left, top, right, bottom = grid.corners
     around = (left - 2, top - 2, right + 2, bottom + 2)
     is_coarse = grid.window(around) >= min(grid.counts.max(), cell_px**2 / 4)
-    reach = cv2.dilate(is_coarse.view(np.uint8), ONE_CELL).view(bool)
-    seen: dict[int, np.ndarray] = {}  # the cells in which an object has pixels
-    inside: dict[int, float] = {}  # the share of it that lies in the coarse mask
-    agreeing: list[int] = []
-    for number in candidates.near(piece, tuple(cell_px * side for side in around)):
-        candidate = candidates.all[number]
-        counts = candidate.cells.window(around)
-        agrees = _iou(counts > 0, is_coarse) >= MIN_AGREEMENT
-        if agrees or not candidate.is_thick:
-            seen[number] = counts > 0
-            inside[number] = counts[reach].sum() / candidate.cells.counts.sum()
-            agreeing += [number] * agrees
+    seen = _look(piece, candidates, is_coarse, around, cell_px)
     if _thickness(is_coarse) * cell_px >= tile_px:
-        best = max((candidates.all[number].thing.score for number in agreeing), default=0.0)
-        within = {*agreeing, *(number for number, share in inside.items() if share >= MOSTLY)}
-        replaced = [number for number in within if candidates.all[number].thing.score < piece.score]
-        others = [seen[number] for number in seen if number not in replaced]
-        if best < piece.score and not _cover(others, is_coarse):
-            candidates.is_free[replaced] = False
-            return [JoinedObject((piece,), support=best)]
-    fragments = [number for number, share in inside.items() if share >= MOSTLY and candidates.all[number].is_fragment]
+        replaced = [near for near in seen if near.agrees or near.inside >= MOSTLY]
+        replaced = [near for near in replaced if candidates.score(near) < piece.score]
+        others = [near for near in seen if near not in replaced]
+        if not any(near.agrees for near in others) and not _cover(others, is_coarse):
+            candidates.is_free[[near.number for near in replaced]] = False
+            support = max((candidates.score(near) for near in replaced if near.agrees), default=0.0)
+            return [JoinedObject((piece,), support)]
+    fragments = [near.number for near in seen if near.inside >= MOSTLY and candidates.all[near.number].is_fragment]
     things = [candidates.all[number].thing for number in fragments]
     tiles = [tile for thing in things for tile in {part.tile for part in thing.pieces}]
     if not fragments or len(set(tiles)) < len(tiles):
-        if not _cover(list(seen.values()), is_coarse):
+        if not _cover(seen, is_coarse):
             return [JoinedObject((piece,))]
-        most = max(seen, key=lambda number: int((seen[number] & is_coarse).sum()))
-        if inside[most] >= MIN_COVERED and _cover([seen[most]], is_coarse):
-            candidates.all[most].support(piece.score)
+        most = max(seen, key=lambda near: int((near.cells & is_coarse).sum()))
+        if most.inside >= MIN_COVERED and _cover([most], is_coarse):
+            candidates.all[most.number].support(piece.score)
         return []
     candidates.is_free[fragments] = False
     pieces = sorted((part for thing in things for part in thing.pieces), key=lambda part: part.order)
-    found = _widened(np.any(list(seen.values()), axis=0))
-    gap = cv2.dilate((is_coarse & ~found).view(np.uint8), TWO_CELLS).view(bool)  # up to the fragments
+    gap = cv2.dilate((is_coarse & ~_found(seen)).view(np.uint8), TWO_CELLS).view(bool)  # up to the fragments
     rest = _inside_cells(piece, is_coarse & gap, around, cell_px)
     return [JoinedObject((*pieces, *([] if rest.mask.is_empty else [rest])))]
 
 
-def _cover(seen: list[np.ndarray], is_coarse: np.ndarray) -> bool:
-    """Return whether some objects together cover half of a coarse mask."""
-    if not seen:
-        return False
-    return bool((_widened(np.any(seen, axis=0)) & is_coarse).sum() >= MIN_COVERED * is_coarse.sum())
+def _look(piece: Piece, candidates: _Candidates, is_coarse: np.ndarray, around: Corners, cell_px: int) -> list[_Near]:
+    """Compare the objects near a coarse mask with it, except those of which only the coarse mask can decide."""
+    reach = cv2.dilate(is_coarse.view(np.uint8), ONE_CELL).view(bool)
+    found = []
+    for number in candidates.near(piece, tuple(cell_px * side for side in around)):
+        candidate = candidates.all[number]
+        counts = candidate.cells.window(around)
+        shared = ((counts > 0) & is_coarse).sum()
+        agrees = shared >= MIN_AGREEMENT * (is_coarse.sum() + (candidate.cells.counts > 0).sum() - shared)
+        if agrees or not candidate.is_thick:
+            inside = float(counts[reach].sum() / candidate.cells.counts.sum())
+            found.append(_Near(number, counts > 0, inside, bool(agrees)))
+    return found
 
 
-def _widened(cells: np.ndarray) -> np.ndarray:
-    """Widen by one pixel of the coarse mask."""
+def _found(seen: list[_Near]) -> np.ndarray:
+    """Return the cells of some objects, widened by one pixel of the coarse mask."""
+    cells = np.any([near.cells for near in seen], axis=0)
     return cv2.dilate(cells.view(np.uint8), TWO_CELLS).view(bool)
+
+
+def _cover(seen: list[_Near], is_coarse: np.ndarray) -> bool:
+    """Return whether some objects together cover half of a coarse mask."""
+    return bool(seen) and bool((_found(seen) & is_coarse).sum() >= MIN_COVERED * is_coarse.sum())
 
 
 def _thickness(cells: np.ndarray) -> float:
     """Return the diameter of the largest circle inside a mask; a photograph's edge is an edge of the mask."""
     padded = np.pad(cells.view(np.uint8), 1)
     return 2 * float(cv2.distanceTransform(padded, cv2.DIST_L2, 5).max())
-
-
-def _iou(first: np.ndarray, second: np.ndarray) -> float:
-    return float((first & second).sum() / max((first | second).sum(), 1))
 
 
 def _inside_cells(piece: Piece, is_kept: np.ndarray, around: Corners, cell_px: int) -> Piece:
