@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import cv2
 import numpy as np
@@ -49,12 +50,15 @@ def _shared_on_host(
     Only the pixels inside a detection's box are looked at.
     """
     counts = []
+    # One room for the logits of all images: fetching fresh memory takes longer than the product.
+    room = torch.empty(max(map(len, found), default=0), *prototypes.shape[2:])
     for sample, detections, maps, owner in zip(samples, found, prototypes, owners, strict=True):
-        logits = (detections.coefficients @ maps.float().flatten(1)).view(-1, *maps.shape[1:]).numpy()
+        logits = room[: len(detections)]
+        torch.matmul(detections.coefficients, maps.float().flatten(1), out=logits.flatten(1))
         boxes = detections.boxes * (maps.shape[-1] / sample.image.shape[0])
         corners = boxes.ceil().clamp(0, maps.shape[-1]).int().tolist()
         shared = np.zeros((len(detections), len(sample.polygons) + 1), np.float32)
-        for row, values, (left, top, right, bottom) in zip(shared, logits, corners, strict=True):
+        for row, values, (left, top, right, bottom) in zip(shared, logits.numpy(), corners, strict=True):
             inside = slice(top, bottom), slice(left, right)
             row[:] = np.bincount(owner[inside][values[inside] > 0], minlength=len(row))
         counts.append(np.concatenate([shared[:, 1:], shared.sum(1, keepdims=True)], axis=1).T)
@@ -96,21 +100,54 @@ def truth_owners(sample: Sample) -> np.ndarray:
     size_px = sample.image.shape[0]
     side = size_px // MASK_STRIDE
     owner = np.zeros((side, side), np.int64)
-    areas = []
-    drawn = []
-    for polygon in sample.polygons:
-        full = np.zeros((size_px, size_px), np.uint8)
-        cv2.fillPoly(full, [_add_points(polygon, OUTLINE_POINTS).astype(np.int32)], 1)
-        drawn.append(cv2.resize(full, (side, side)) > 0)
-        areas.append(drawn[-1].sum())
-    for position in np.argsort(-np.array(areas), kind="stable"):
-        owner[drawn[position]] = position + 1
+    drawn = [_drawn(polygon, side) for polygon in sample.polygons]
+    areas = np.array([mask.sum() for _, mask in drawn])
+    for position in np.argsort(-areas, kind="stable").tolist():
+        part, mask = drawn[position]
+        owner[part][mask] = position + 1
     return owner
 
 
-def _add_points(polygon: np.ndarray, num_points: int) -> np.ndarray:
-    """Return a closed outline's vertices and points spread evenly between them, `num_points` in all: (P, 2)."""
-    closed = np.concatenate([polygon, polygon[:1]])
-    numbers = np.arange(len(closed), dtype=np.float64)
-    position = np.sort(np.append(np.linspace(0, len(closed) - 1, max(num_points - len(closed), 0)), numbers))
-    return np.stack([np.interp(position, numbers, closed[:, axis]) for axis in (0, 1)], axis=1)
+def _drawn(polygon: np.ndarray, side: int) -> tuple[tuple[slice, slice], np.ndarray]:
+    """Return an outline's mask in its part of the (side, side) map: (part, bool).
+
+    Shrinking by four, linear interpolation looks at the middle 2 x 2 of 4 x 4 pixels only, so the part is enough.
+    """
+    outline = _spread_points(polygon)
+    x, y, width, height = cv2.boundingRect(outline)
+    left, right, top, bottom = (
+        min(max(edge, 0), side)
+        for low, length in ((x, width), (y, height))
+        for edge in (low // MASK_STRIDE, (low + length - 1) // MASK_STRIDE + 1)
+    )
+    part = slice(top, bottom), slice(left, right)
+    full = np.zeros(((bottom - top) * MASK_STRIDE, (right - left) * MASK_STRIDE), np.uint8)
+    if not full.size:
+        return part, np.zeros((bottom - top, right - left), bool)
+    cv2.fillPoly(full, [outline], 1, offset=(-left * MASK_STRIDE, -top * MASK_STRIDE))
+    return part, cv2.resize(full, (right - left, bottom - top)) > 0
+
+
+def _spread_points(polygon: np.ndarray) -> np.ndarray:
+    """Return the pixels of an outline's vertices and of points spread evenly between them, OUTLINE_POINTS in all.
+
+    int32 (P, 2), without repeats of the pixel before.
+    """
+    vertex, share = _places(len(polygon) + 1)
+    closed = np.concatenate([polygon, polygon[:1], polygon[:1]]).astype(np.float64).view(np.complex128)[:, 0]
+    points = (closed[1:] - closed[:-1]).take(vertex)
+    points *= share
+    points += closed.take(vertex)
+    pixels = points.view(np.float64).astype(np.int32)
+    both = pixels.view(np.int64)  # x and y as one number
+    return pixels.reshape(-1, 2)[np.append(True, both[1:] != both[:-1])]
+
+
+@lru_cache(maxsize=256)
+def _places(num_vertices: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each point the vertex before it, and its share of the way to the next one."""
+    last = num_vertices - 1
+    spread = np.linspace(0, last, max(OUTLINE_POINTS - num_vertices, 0))
+    position = np.sort(np.append(spread, np.arange(num_vertices, dtype=np.float64)))
+    vertex = position.astype(np.int64)
+    return vertex, position - vertex

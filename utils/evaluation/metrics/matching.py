@@ -33,14 +33,22 @@ def hit_targets(iou: np.ndarray, target_class_ids: np.ndarray, predicted_class_i
         return hits
     same_class = targets[:, None] == predictions[None, :]
     overlap = np.where(same_class, np.asarray(iou).reshape(same_class.shape), 0).astype(np.float32)
-    columns = np.arange(len(IOU_THRESHOLDS))
-    is_free = np.ones((len(targets), len(columns)), dtype=bool)
-    for prediction in np.flatnonzero(overlap.max(axis=0) >= IOU_THRESHOLDS[0]):
-        free_overlap = np.where(is_free, overlap[:, prediction, None], 0)
-        chosen = free_overlap.argmax(axis=0)
-        is_hit = free_overlap[chosen, columns] >= IOU_THRESHOLDS
-        is_free[chosen[is_hit], columns[is_hit]] = False
-        hits[prediction, is_hit] = chosen[is_hit]
+    # By prediction, then by IoU; the first of equal targets, as argmax chooses.
+    target, prediction = np.nonzero(overlap >= IOU_THRESHOLDS[0])
+    order = np.lexsort((target, -overlap[target, prediction], prediction))
+    pairs = np.stack([prediction, target], axis=1)[order]
+    reached = np.searchsorted(IOU_THRESHOLDS, overlap[target, prediction][order], side="right")
+    # Sets of thresholds as the bits of a number: those at which a target is free, or a prediction has no target yet.
+    every = 2 ** len(IOU_THRESHOLDS) - 1
+    free, waiting = [every] * len(targets), [every] * len(predictions)
+    taken = []
+    for (p, t), count in zip(pairs.tolist(), reached.tolist(), strict=True):
+        hit = free[t] & waiting[p] & (2**count - 1)
+        free[t] -= hit
+        waiting[p] -= hit
+        taken.append(hit)
+    pair, column = np.nonzero(np.array(taken, np.int64)[:, None] >> np.arange(len(IOU_THRESHOLDS)) & 1)
+    hits[pairs[pair, 0], column] = pairs[pair, 1]
     return hits
 
 
