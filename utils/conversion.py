@@ -81,7 +81,8 @@ class CalibrationImages:
             photo = read_image(file, None if self.tiling else self.size_px)
             yield self._input(photo)
             if self.tiling:
-                tiles = self.tiling.tiles_of(photo) or [(0, 0, photo.shape[1], photo.shape[0])]
+                tiles = [tile for level in self.tiling.tiles_of(photo) for tile in level]
+                tiles = tiles or [(0, 0, photo.shape[1], photo.shape[0])]
                 left, top, right, bottom = tiles[np.random.default_rng(number).integers(len(tiles))]
                 yield self._input(photo[top:bottom, left:right])
 

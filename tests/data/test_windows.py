@@ -18,10 +18,21 @@ from utils.data import windows as module
 from utils.data.augment import AugmentConfig
 from utils.data.dataset import SegmentationDataset, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
-from utils.data.images import fit_long_side
+from utils.data.images import letterbox
 from utils.data.labels import Photo
 from utils.data.loader import EpochBatches, get_dataloader
-from utils.data.windows import CELL, EMPTY, OBJECT, ROLES, WHOLE, WindowConfig, WindowedPhotos, Windows, open_windows
+from utils.data.windows import (
+    CELL,
+    EMPTY,
+    OBJECT,
+    ROLES,
+    WHOLE,
+    Window,
+    WindowConfig,
+    WindowedPhotos,
+    Windows,
+    open_windows,
+)
 from utils.train_config import TrainConfig
 
 SIDE_PX = 640
@@ -76,17 +87,18 @@ def test_every_object_is_seen_within_the_stated_number_of_epochs(per_photo: int)
 
 
 def test_the_walk_alone_keeps_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Windows, "_point_on_object", lambda *_: (np.zeros(2), np.zeros(2)))  # no luck
+    monkeypatch.setattr(Windows, "_on_object", lambda self, photo, rng: Window(photo, 0, 0, 9, 9))  # no luck
     assert_every_object_is_seen(3)
 
 
 def test_windows_lie_in_their_photograph_at_the_scales_asked_for() -> None:
-    windows = windows_of([photo for photo, _ in MANY], [size for _, size in MANY], 4)
+    sizes = [size for _, size in MANY]
+    windows = windows_of([photo_with(12, number, largest=0.1) for number in range(3)], sizes, 4)
     scales = []
     for index in range(len(windows)):
         for epoch in range(40):
             window = windows.window(epoch, index)
-            height, width = MANY[window.photo][1]
+            height, width = sizes[window.photo]
             assert 0 <= window.left < window.right <= width
             assert 0 <= window.top < window.bottom <= height
             if window.shape != (height, width):
@@ -135,6 +147,36 @@ def test_objects_of_a_rare_class_are_shown_as_often_as_the_others(monkeypatch: p
     shown = [set(windows.labels(windows.window(epoch, 0)).class_ids.tolist()) for epoch in range(300)]
     assert 0.4 < np.mean([classes == {1} for classes in shown]) < 0.6
     assert all(shown)
+
+
+@pytest.mark.parametrize("low_scale", [0.25, 1.0])
+def test_a_compact_object_is_whole_in_its_window_and_a_wire_is_not_shrunk(
+    low_scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROLES", (OBJECT,))
+    objects = {
+        "small": box(0.5, 0.5, 0.01, 0.02),
+        "large": box(0.2, 0.3, 0.4, 0.5),  # 2189 x 1824 pixels, 3.4 times the window at scale 1
+        "wire": box(0.1, 0.4, 0.8, 0.002),
+    }
+    scales = {}
+    for number, (name, outline) in enumerate(objects.items()):
+        photo = Photo(Path("x.jpg"), np.array([0]), [outline])
+        windows = Windows([photo], np.array([(3648, 5472)]), SIDE_PX, WindowConfig(1, low_scale, 1.0), number)
+        drawn = [windows.window(epoch, 0) for epoch in range(200)]
+        scales[name] = [SIDE_PX / max(window.shape) for window in drawn]
+        low, high = (outline.min(axis=0), outline.max(axis=0)) * np.array([5472, 3648])
+        whole = [
+            (low >= (window.left, window.top)).all() and (high <= (window.right, window.bottom)).all()
+            for window in drawn
+        ]
+        assert all(whole) if name != "wire" else not any(whole), name
+    fitting = SIDE_PX * 7 / 8 / (0.4 * 5472)
+    assert min(scales["large"]) == pytest.approx(min(low_scale, fitting / 2), rel=0.05)
+    assert max(scales["large"]) == pytest.approx(fitting, rel=0.05)
+    for name in ("small", "wire"):
+        assert min(scales[name]) == pytest.approx(low_scale, rel=0.05)
+        assert max(scales[name]) == pytest.approx(1, rel=0.05)
 
 
 def test_a_cell_is_never_at_the_border_of_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,10 +246,9 @@ def test_a_window_at_scale_one_shows_the_photographs_own_pixels(windowed: Window
             whole = PICTURES.whole(window.photo).astype(float)
             expected = whole[window.top : window.bottom, window.left : window.right]
             image = data[epoch, index].image.astype(float)
-            if window.shape != (INPUT_PX, INPUT_PX):
-                expected = fit_long_side(expected.astype(np.uint8), INPUT_PX)
-                image = image[16:112]  # a whole photograph, letterboxed
-            # JPEG, and half a pixel of interpolation at the edges of the whole ones
+            if window.shape != (INPUT_PX, INPUT_PX):  # a whole photograph or a large object
+                expected, _, _ = letterbox(expected.astype(np.uint8), INPUT_PX)
+            # JPEG, and half a pixel of interpolation at the edges of shrunk ones
             assert np.abs(image - expected).mean() < 3
 
 

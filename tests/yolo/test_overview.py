@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import cv2
 import numpy as np
 import pytest
@@ -25,7 +27,9 @@ def coarse(mask: np.ndarray, score: float = 0.6, class_id: int = 0) -> Piece:
 
 
 def joined(pieces: list[Piece], *whole: Piece) -> list[JoinedObject]:
-    return add_overview(join_tiles(pieces, TILES, 0.7), list(whole), TILES, MASK_PX)
+    return add_overview(
+        join_tiles(pieces, TILES, 0.7), [JoinedObject((piece,)) for piece in whole], TILES, 320, MASK_PX
+    )
 
 
 def test_an_object_of_tiles_beats_its_coarse_mask() -> None:
@@ -144,3 +148,21 @@ def test_a_coarse_mask_of_hardly_any_confidence_joins_and_covers_nothing() -> No
     found = joined(pieces, coarse(pole, 0.004))
     assert [thing.pieces for thing in found[:2]] == [thing.pieces for thing in joined(pieces)]
     assert len(found) == 3
+
+
+def test_larger_tiles_join_and_replace_as_the_whole_photograph_does() -> None:
+    """Two passes over tiles: 320 and 640 pixels, 8 and 16 pixels of the photograph a pixel of their masks."""
+    larger = cut_tiles(*SIZE, 640)
+    house, wire = building(600, 400), stroke(SIZE, [(60, 860), (1200, 60)], 8)
+    windows = [(0, stroke(SIZE, [(x, 320), (x, 480)], 60)) for x in range(350, 900, 110)]
+    fine = join_tiles(seen_in_tiles([*windows, (1, wire)], TILES, share=0.01), TILES, 0.7)
+    tiles = [*TILES, *larger]
+    seen = seen_in_tiles([(0, house), (1, wire)], larger, share=0.01)
+    seen = [replace(piece, tile=piece.tile + len(TILES), score=0.99) for piece in seen]
+    coarser = join_tiles(seen, tiles, 0.7)
+    assert [len(thing.pieces) > 1 for thing in coarser] == [True, True]  # no tile shows either of them whole
+    found = {thing.class_id: thing for thing in add_overview(fine, coarser, tiles, 320, MASK_PX)}
+    assert len(found) == 2
+    assert iou_with(found[0], house) > 0.95
+    assert {piece.tile < len(TILES) for piece in found[1].pieces} == {True}  # the finer mask of the wire
+    assert found[1].support == pytest.approx(0.99)

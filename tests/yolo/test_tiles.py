@@ -105,6 +105,18 @@ def whole_iou(region: Region, mask: np.ndarray) -> float:
     return shared / (np.count_nonzero(mask) + np.count_nonzero(region.mask) - shared)
 
 
+def test_larger_tiles_follow_while_the_photograph_is_twice_as_long() -> None:
+    def sizes(width: int, height: int) -> list[int]:
+        levels = Tiling(320).tiles_of(np.zeros((height, width, 3), np.uint8))
+        return [max(right - left for left, _, right, _ in level) for level in levels]
+
+    assert sizes(320, 200) == []
+    assert sizes(2559, 1700) == [320]
+    assert sizes(1700, 2560) == [320, 1280]
+    assert sizes(5472, 3648) == [320, 1280]
+    assert sizes(10240, 600) == [320, 1280, 5120]
+
+
 def test_of_many_objects_the_most_confident_remain(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
     spots = [(0, stroke(SIZE, [(90 + 200 * n, 100), (90 + 200 * n, 101)], 10 + 4 * n)) for n in range(6)]

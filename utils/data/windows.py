@@ -19,7 +19,7 @@ from utils.data.augment import Tile, compose, seen_window, warp_into
 from utils.data.blocks import BlockStore, open_blocks
 from utils.data.labels import Photo
 from utils.data.pieces import Sides, pieces_in
-from utils.data.polygons import extents, join_outlines
+from utils.data.polygons import areas, extents, join_outlines
 
 WHOLE, OBJECT, CELL, EMPTY = range(4)
 ROLES = (WHOLE, OBJECT, CELL, EMPTY, OBJECT, CELL, OBJECT, CELL)
@@ -27,6 +27,8 @@ ROLES = (WHOLE, OBJECT, CELL, EMPTY, OBJECT, CELL, OBJECT, CELL)
 # that a piece of the object long enough to be kept (pieces.py) is inside. The rest of the side is room to move.
 MARGIN = 1 / 16
 LARGEST_CELL = 3 / 4
+# A window placed on an object shows the whole object if that is at least this thick then, in pixels of the network's input.
+MIN_THICKNESS_PX = 8
 WINDOW_STREAM, CELL_STREAM = 2, 3  # separate these random numbers from those of a sample and of a batch's size
 
 
@@ -89,7 +91,7 @@ class Windows:
         if role in (OBJECT, CELL) and not len(cells) and len(self._labelled):
             photo, role = int(rng.choice(self._labelled)), OBJECT
         if role == OBJECT and len(self._cells[photo]):
-            return self._around(photo, *self._point_on_object(photo, rng), rng)
+            return self._on_object(photo, rng)
         if role == EMPTY:
             empty = np.setdiff1d(np.arange(math.prod(self._grid(photo))), cells)
             cells = empty if len(empty) else cells
@@ -117,23 +119,41 @@ class Windows:
         turns = -(-num_cells // ROLES.count(CELL)) * len(ROLES)
         return -(-turns // self.config.per_photo)
 
-    def _point_on_object(self, photo: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Return a random point on the outline of an object as (low, high), which are equal: x, y in pixels."""
+    def _on_object(self, photo: int, rng: np.random.Generator) -> Window:
+        """Return a window on a random object: on the whole object, or on a point of its outline if it is too thin."""
         labels = self.photos[photo]
         classes = np.unique(labels.class_ids)
         same = np.flatnonzero(labels.class_ids == rng.choice(classes))
         points = labels.polygons[int(rng.choice(same))] * self.sizes[photo][::-1]
+        low, high = points.min(axis=0), points.max(axis=0)
         edges = np.roll(points, -1, axis=0) - points
         lengths = np.hypot(*edges.T).cumsum()
+        fitting = self.side_px * (1 - 2 * MARGIN) / max(*(high - low), 1)
+        thickness = 2 * areas(points, np.zeros(1, int))[0] / max(lengths[-1], 1)
+        if thickness * fitting >= MIN_THICKNESS_PX:
+            return self._around(photo, low, high, rng, fitting)
         walked = rng.random() * lengths[-1]
         edge = min(int(np.searchsorted(lengths, walked, side="right")), len(points) - 1)
         point = points[edge] + rng.random() * edges[edge]
-        return point, point
+        return self._around(photo, point, point, rng)
 
-    def _around(self, photo: int, low: np.ndarray, high: np.ndarray, rng: np.random.Generator) -> Window:
-        """Return a window of random scale at a random place where it contains the box from `low` to `high` (x, y)."""
+    def _around(
+        self,
+        photo: int,
+        low: np.ndarray,
+        high: np.ndarray,
+        rng: np.random.Generator,
+        highest_scale: float = math.inf,
+    ) -> Window:
+        """Return a window of random scale at a random place where it contains the box from `low` to `high` (x, y).
+
+        A `highest_scale` below that of the configuration leaves at least the range from half of it.
+        """
         sides = self.sizes[photo][::-1].tolist()
-        scale = math.exp(rng.uniform(math.log(self.config.low_scale), math.log(self.config.high_scale)))
+        low_scale, high_scale = self.config.low_scale, self.config.high_scale
+        if highest_scale < high_scale:
+            low_scale, high_scale = min(low_scale, highest_scale / 2), highest_scale
+        scale = math.exp(rng.uniform(math.log(low_scale), math.log(high_scale)))
         side = round(min(self.side_px / scale, max(sides)))
         starts = []
         for axis, length in enumerate(sides):

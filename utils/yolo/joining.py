@@ -9,7 +9,7 @@ in neighbouring tiles have boxes that hardly overlap.
    weakest. One that would put two detections of one tile into an object is refused, unless these are linked too, or are
    separate parts that the object connects outside the tile: a wire that leaves it and returns.
 3. A fragment, cut off by its tile's border, is dropped if it lies mostly inside a more confident object of its class.
-4. What the pass over the whole photograph found is compared with the result (utils/yolo/overview.py).
+4. What larger tiles and then the whole photograph show is compared with the result (utils/yolo/overview.py).
 
 All decisions follow from sorted lists, so the order of tiles and the batch size do not matter.
 """
@@ -60,7 +60,7 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class JoinedObject:
-    """An object: the pieces it was joined from, and the confidence with which the other pass found it, if it did."""
+    """An object: the pieces it was joined from, and the confidence with which a coarser pass found it, if it did."""
 
     pieces: tuple[Piece, ...]
     support: float = 0.0
@@ -87,6 +87,14 @@ class JoinedObject:
     def corners(self) -> Corners:
         """The bounding box of the mask's pixels."""
         return hull([piece.mask.corners for piece in self.pieces])
+
+    @cached_property
+    def mask(self) -> Runs:
+        """The union of the pieces' masks."""
+        if len(self.pieces) == 1:
+            return self.pieces[0].mask
+        drawn = self.region()
+        return Runs.of_cut(drawn.mask, drawn.left, drawn.top)
 
     def region(self) -> Region:
         """Draw the mask, the union of the pieces' masks. A wire across a photograph takes as much memory as that."""

@@ -135,15 +135,19 @@ class Runs:
         left, top, right, bottom = corners
         first, last = np.searchsorted(self.edges, (top * ROW, bottom * ROW))
         edges = self.edges[first:last]
-        return edges // ROW - top, (edges % ROW).clip(left, right) - left
+        return edges // ROW - top, np.minimum(np.maximum(edges % ROW, left), right) - left
 
     def pixels_before(self, positions: np.ndarray) -> np.ndarray:
         """Count the mask's pixels before some positions, given as row * ROW + column: int64."""
-        starts, stops = self.edges[::2], self.edges[1::2]
-        before = np.concatenate([[0], (stops - starts).cumsum()])
+        starts, stops, before = self._sums
         number = np.searchsorted(starts, positions)  # runs that start before the position
-        after = np.append(0, stops)[number] - positions
-        return before[number] - after.clip(min=0)
+        return before[number] - np.maximum(stops[number] - positions, 0)
+
+    @cached_property
+    def _sums(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where runs start; where they stop, after a 0; how many pixels lie before each run."""
+        starts, stops = np.ascontiguousarray(self.edges[::2]), np.append(0, self.edges[1::2])
+        return starts, stops, np.append(0, (stops[1:] - starts).cumsum())
 
 
 def intersection(first: Corners, second: Corners) -> Corners:

@@ -1,9 +1,10 @@
-"""Predicts on overlapping tiles of large photographs, and on each whole photograph besides."""
+"""Predicts on overlapping tiles of large photographs, on larger and coarser tiles, and on each whole photograph."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from utils.data.target_masks import MASK_STRIDE
 from utils.yolo.inputs import prepare_images
 from utils.yolo.joining import JoinedObject, Piece, join_tiles
 from utils.yolo.model import YoloModel, trained_windows
-from utils.yolo.overview import add_overview
+from utils.yolo.overview import add_overview, longest_side
 from utils.yolo.predict import Detections, PhotoPrediction, Placement, detect, photo_masks, raw_outputs
 from utils.yolo.regions import Corners, LazyRegions, Runs
 
@@ -25,19 +26,29 @@ OVERLAP = 0.2  # of a tile's side
 MIN_TILE_PX = 64
 PIECES_PER_DETECTION = 16  # pieces of a photograph that are joined, per detection that may result: the most confident
 LONGEST_WAIT_S = str(24 * 3600)  # of ranks for the last one: a share of the photographs can take hours
+COARSER = 4  # a tile's side relative to that of the next smaller ones
 WHOLE = -1  # in place of a tile's number: the whole photograph
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """The side of a tile in pixels of the photograph, and the share of it by which neighbours overlap."""
+    """The side of the smallest tiles in pixels of the photograph, and the share of a side by which neighbours overlap."""
 
     size_px: int
     overlap: float = OVERLAP
 
-    def tiles_of(self, photo: np.ndarray) -> list[Corners]:
-        """Return the tiles of a photograph (H, W, 3); none if it is no larger than one tile."""
-        return cut_tiles(photo.shape[1], photo.shape[0], self.size_px, self.overlap)
+    def tiles_of(self, photo: np.ndarray) -> list[list[Corners]]:
+        """Return the tiles of a photograph (H, W, 3), size by size; none if it is no larger than one tile.
+
+        Each size is COARSER times the one before, as long as the photograph is at least twice as long as a tile.
+        """
+        height, width = photo.shape[:2]
+        if max(height, width) <= self.size_px:
+            return []
+        sizes = [self.size_px]
+        while 2 * COARSER * sizes[-1] <= max(height, width):
+            sizes.append(COARSER * sizes[-1])
+        return [cut_tiles(width, height, size_px, self.overlap) for size_px in sizes]
 
 
 def check_tiles(tiles: str) -> None:
@@ -138,11 +149,18 @@ class Predictor:
 
     def _join(self, state: _Open) -> PhotoPrediction:
         pieces = sorted(state.pieces, key=lambda piece: piece.order)[: PIECES_PER_DETECTION * self.max_detections]
-        of_tiles = [piece for piece in pieces if piece.tile != WHOLE]
-        whole = [piece for piece in pieces if piece.tile == WHOLE]
+        objects: list[JoinedObject] = []
+        first, finer_px = 0, 0
+        for level in state.levels:
+            numbers = range(first, first + len(level))
+            joined = join_tiles([piece for piece in pieces if piece.tile in numbers], state.tiles, self.limits["iou"])
+            side_px = longest_side(level)
+            mask_px = MASK_STRIDE * side_px / self.size_px
+            objects = add_overview(objects, joined, state.tiles, finer_px, mask_px) if first else joined
+            first, finer_px = numbers.stop, side_px
+        whole = [JoinedObject((piece,)) for piece in pieces if piece.tile == WHOLE and not piece.mask.is_empty]
         mask_px = MASK_STRIDE * max(state.photo.shape[:2]) / self.size_px
-        objects = join_tiles(of_tiles, state.tiles, self.limits["iou"])
-        objects = add_overview(objects, whole, state.tiles, mask_px)[: self.max_detections]
+        objects = add_overview(objects, whole, state.tiles, finer_px, mask_px)[: self.max_detections]
         boxes = np.array([thing.box for thing in objects], np.float32).reshape(-1, 4)
         scores = torch.tensor([thing.score for thing in objects], dtype=torch.float32)
         class_ids = torch.tensor([thing.class_id for thing in objects], dtype=torch.int64)
@@ -160,10 +178,15 @@ class _Open:
     key: Any
     photo: np.ndarray
     size_px: int  # of the network's input
-    tiles: list[Corners]
+    levels: list[list[Corners]]  # tiles, the smallest first
     pieces: list[Piece] = field(default_factory=list)
     best_scores: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
     whole: Placement | None = None  # where the whole photograph lies in the input
+
+    @cached_property
+    def tiles(self) -> list[Corners]:
+        """The tiles of all sizes."""
+        return [tile for level in self.levels for tile in level]
 
     def add(self, view: _View, found: Detections, prototypes: torch.Tensor, most: int) -> None:
         """Add a view's detections, except those that are not among the `most` most confident ones so far."""
