@@ -16,7 +16,7 @@ import torch
 
 from utils import assembly, distributed
 from utils.common.config import parse_config
-from utils.common.cores import choose_threads_and_workers
+from utils.common.cores import choose_threads_and_workers, threads_beside_others
 from utils.common.devices import choose_device, choose_precision, seed_everything, tune_device
 from utils.common.errors import UserError, run_script
 from utils.common.signals import die_with_parent
@@ -29,7 +29,14 @@ from utils.run.folder import OwnedRun, resume_arguments
 from utils.run.log import print_banner
 from utils.run.mlflow import mirror
 from utils.train_config import TrainConfig
-from utils.train_plan import GLOBAL_BATCH_SIZE, batches_per_step, keep_choices, plan_optimizer, run_choices
+from utils.train_plan import (
+    GLOBAL_BATCH_SIZE,
+    batches_per_step,
+    keep_choices,
+    keep_threads,
+    plan_optimizer,
+    run_choices,
+)
 from utils.training_pictures import save_first_pictures
 from utils.yolo.model import YoloModel, build_model, freeze_layers
 from utils.yolo.optimizer import build_optimizer
@@ -44,8 +51,10 @@ def main() -> int:
     die_with_parent()
     device = choose_device(config.device, ranks.local_rank)
     threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
-    threads = config.threads or threads
-    torch.set_num_threads(threads)
+    all_threads = threads
+    if device.type == "cpu" and not config.threads and ranks.local_world_size == 1:
+        threads = threads_beside_others(threads)
+    torch.set_num_threads(config.threads or threads)
     seed_everything(config.seed)
     tune_device(device, deterministic=config.deterministic, fixed_shapes=not config.multi_scale)
 
@@ -62,9 +71,15 @@ def main() -> int:
         config = replace(config, batch_size=assembly.agree_batch_size(config, found))
         with OwnedRun(config) as run:
             print_banner(ranks.world_size, ranks.rank)
+            threads = config.threads or keep_threads(threads, run.choices)
+            torch.set_num_threads(threads)
             loading = assembly.plan_workers(config, workers, ranks.local_world_size)
             place = f"Device: {device}, {threads} threads and {loading.workers} loader workers per process"
             say("\n".join([*run.notes, *loading.notes, place]))
+            if threads < all_threads and not config.threads:
+                say(
+                    f"Other programs used its cores when the run began, so not {all_threads} threads (--threads N sets them)"
+                )
             with mirror(run.folder, config.mlflow):
                 code = train(config, run, device, model, spec.names, (train_set, val_set), loading.workers, say)
     except torch.OutOfMemoryError as error:
@@ -110,7 +125,7 @@ def train(
     optimizer = build_optimizer(model, plan)
     task = assembly.Segmentation(config, model, names, run, val_set.photos, weights)
     options = assembly.engine_options(config, device)
-    facts = run_choices(plan, choose_precision(config.amp, device), world_size, skipped)
+    facts = run_choices(plan, choose_precision(config.amp, device), world_size, torch.get_num_threads(), skipped)
     engine = TrainingEngine(model, device, options, task=task, run=run.folder, facts=facts)
     assembly.follow_epochs(task.criterion, engine)
     engine.train(

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, Precision, choose_precision
 from utils.common.errors import UserError
 from utils.train_config import TrainConfig
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 
 GLOBAL_BATCH_SIZE = "global_batch_size"  # one of a run's choices: images per optimizer step
+THREADS, CORES = "threads", "cores"  # two more: compute threads per process, and the cores that it could use
 SKIPPED_PHOTOGRAPHS = "skipped_photographs"  # another: what --skip-bad left out, by its path in the data set, sorted
 
 
@@ -43,7 +45,7 @@ def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_cl
 
 
 def run_choices(
-    plan: OptimizerPlan, precision: Precision, world_size: int, skipped: Iterable[str] = ()
+    plan: OptimizerPlan, precision: Precision, world_size: int, threads: int, skipped: Iterable[str] = ()
 ) -> dict[str, Any]:
     """Return what a resumed run must keep although it may be started elsewhere: written into each manifest."""
     return {
@@ -51,6 +53,8 @@ def run_choices(
         "world_size": world_size,
         "optimizer": plan.name,
         "amp": precision.name,
+        THREADS: threads,
+        CORES: usable_cpu_count(),
         SKIPPED_PHOTOGRAPHS: sorted(skipped),
     }
 
@@ -73,6 +77,15 @@ def keep_choices(config: TrainConfig, choices: dict[str, Any], device: torch.dev
             now = choose_precision("auto", device).name
             lines.append(f"The run began with --amp {began}, which this device does not support; continuing with {now}")
     return config, lines
+
+
+def keep_threads(threads: int, choices: dict[str, Any]) -> int:
+    """Return how many compute threads a run without `--threads` uses: as it began, if it can use as many cores as then.
+
+    The number changes how sums are rounded, and depends on what else ran when the run began.
+    """
+    began = choices.get(THREADS)
+    return began if isinstance(began, int) and began > 0 and choices.get(CORES) == usable_cpu_count() else threads
 
 
 def batches_per_step(config: TrainConfig, world_size: int, choices: dict[str, Any]) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,62 @@ def test_threads_and_workers_never_oversubscribe_the_cores(device_type: str, req
 def test_gpu_ranks_load_with_all_but_one_of_their_cores() -> None:
     assert cores.choose_threads_and_workers(4, 8, "cuda", cores=16) == (1, 3)
     assert cores.choose_threads_and_workers(2, 8, "cuda", cores=32) == (8, 8)
+
+
+BEFORE = """cpu  900 0 0 900 0 0 0 0 0 0
+cpu0 100 0 50 1000 10 0 0 0 0 0
+cpu1 100 0 50 1000 10 0 0 0 0 0
+cpu2 100 0 50 1000 10 0 0 0 0 0
+intr 12345
+"""
+AFTER = """cpu  900 0 0 900 0 0 0 0 0 0
+cpu0 102 0 50 1036 12 0 0 0 2 0
+cpu1 140 0 60 1000 10 0 0 0 0 0
+cpu2 100 10 50 1010 10 0 5 15 0 0
+intr 12345
+"""
+
+
+@pytest.mark.parametrize(("mine", "expected"), [({0}, 0.95), ({1}, 0.0), ({2}, 0.25), ({0, 1, 2}, 1.2), ({0, 7}, 2.0)])
+def test_free_cores_are_those_that_idle(
+    mine: set[int], expected: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: mine)
+    file = tmp_path / "stat"
+    file.write_text(BEFORE)
+    monkeypatch.setattr(cores.time, "sleep", lambda seconds: file.write_text(AFTER))
+    assert cores.free_cores(stat_file=file) == pytest.approx(expected)
+    assert cores.free_cores(stat_file=tmp_path / "missing") == len(mine)
+
+
+def test_a_busy_program_on_one_of_our_cores_is_noticed() -> None:
+    core = min(os.sched_getaffinity(0))
+    busy = f"import os\nos.sched_setaffinity(0, [{core}])\nprint(flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None
+            other.stdout.readline()
+            assert cores.free_cores(0.2) < len(os.sched_getaffinity(0)) - 0.9
+        finally:
+            other.kill()
+
+
+@pytest.mark.parametrize(
+    ("threads", "free", "expected"),
+    [
+        (1, 0.0, 1),
+        (2, 2.0, 2),
+        (2, 1.75, 2),
+        (2, 1.6, 1),
+        (2, 1.0, 1),
+        (2, 0.1, 1),
+        (8, 6.5, 6),
+        (8, 6.8, 7),
+        (4, 64, 4),
+    ],
+)
+def test_threads_leave_the_cores_of_other_programs(threads: int, free: float, expected: int) -> None:
+    assert cores.threads_beside_others(threads, free) == expected
 
 
 def test_free_shared_memory_is_reported_in_bytes(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.engine.small import ScriptedTask
+from utils import train_plan
 from utils.common.devices import Precision, choose_precision
 from utils.common.errors import EXIT_IO, UserError
 from utils.data.loader import EpochBatches
@@ -25,7 +26,7 @@ from utils.run import checkpoint
 from utils.run.checkpoint import latest_facts, load_latest, save_checkpoint
 from utils.run.records import read_epochs
 from utils.train_config import TrainConfig
-from utils.train_plan import batches_per_step, keep_choices
+from utils.train_plan import batches_per_step, keep_choices, keep_threads
 
 CPU = torch.device("cpu")
 BATCHES = 12  # per epoch
@@ -314,6 +315,13 @@ def test_a_run_that_continues_keeps_what_auto_chose_when_it_began() -> None:
     assert keep_choices(config, foreign, CPU) == (config, [])
     told = TrainConfig(optimizer="sgd", amp="bf16")
     assert keep_choices(told, {"optimizer": "adamw", "amp": "off"}, CPU) == (told, [])
+
+
+def test_a_resumed_run_keeps_its_threads_on_a_machine_of_as_many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_plan, "usable_cpu_count", lambda: 4)
+    assert keep_threads(3, {"threads": 1, "cores": 4}) == 1
+    assert keep_threads(3, {"threads": 1, "cores": 16}) == 3
+    assert keep_threads(3, {}) == 3  # a run of an earlier version
 
 
 def test_a_precision_that_the_new_machine_has_not_is_told_of() -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import time
 from pathlib import Path
+
+IDLE = slice(3, 5)  # of a core's times in /proc/stat: idle, and idle while waiting for a disk
+MOSTLY_FREE = 0.3  # a core whose idle share is 1 - MOSTLY_FREE counts as free
 
 
 def usable_cpu_count(
@@ -67,6 +71,42 @@ def choose_threads_and_workers(
     else:
         workers = min(requested_workers, max(1, share - 1))
     return max(1, share - workers), workers
+
+
+def threads_beside_others(threads: int, free: float | None = None) -> int:
+    """Return how many of `threads` compute threads to use beside other programs, for which `free` cores are left.
+
+    At each step of a computation all threads wait for the slowest. One that shares its core makes all of them several
+    times slower than fewer threads with a core each. `free` None: measured, which takes half a second.
+    """
+    if threads < 2:
+        return threads
+    return min(threads, max(1, math.floor((free_cores() if free is None else free) + MOSTLY_FREE)))
+
+
+def free_cores(wait_s: float = 0.5, stat_file: Path = Path("/proc/stat")) -> float:
+    """Return how many of this process's cores nobody uses while it waits; all of them where the system does not say."""
+    mine = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    before = _core_times(stat_file)
+    time.sleep(wait_s)
+    after = _core_times(stat_file)
+    free = 0.0
+    for core in mine:
+        if core not in before or core not in after:
+            return float(len(mine))
+        passed = [end - start for start, end in zip(before[core], after[core], strict=True)]
+        free += sum(passed[IDLE]) / max(sum(passed), 1)
+    return free
+
+
+def _core_times(stat_file: Path) -> dict[int, list[int]]:
+    """Return for each core how long it did what since the start, in the order of proc(5)."""
+    times = {}
+    for line in read_words(stat_file, separator="\n"):
+        name, *values = line.split() or [""]
+        if name.startswith("cpu") and name[3:].isdigit():
+            times[int(name[3:])] = [int(value) for value in values[:8]]  # the last two are part of the first two
+    return times
 
 
 def shared_memory_free_bytes(folder: Path = Path("/dev/shm")) -> int | None:
