@@ -36,7 +36,8 @@ Json = dict[str, Any]
 class Setting:
     """Options that both sides get. With `close_mosaic` None each side uses its own default.
 
-    `nominal_batch` is for Ultralytics only, which accumulates gradients over that many images before a step.
+    `nominal_batch` is for Ultralytics only, which accumulates gradients over that many images before a step; `extra` are
+    further options of our training.
     """
 
     model: str
@@ -47,6 +48,7 @@ class Setting:
     close_mosaic: int | None
     device: str
     nominal_batch: int = 64
+    extra: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,7 @@ def train_side(setting: Setting, data: Data, seed: int, side: str, folder: Path)
         **_versions(),
         **({"source": source_digest()} if side == PROJECT else {}),
     }
-    if side == PROJECT:
-        del options["nominal_batch"]
+    del options["nominal_batch" if side == PROJECT else "extra"]
     home = folder / f"{side}-seed{seed}-{_short(options)}"
     answer_file = home / "training.json"
     is_kept = answer_file.exists() and (home / _read_json(answer_file)["best"]).exists()
@@ -195,6 +196,7 @@ def _train_project(setting: Setting, data: Data, seed: int, start: Path, home: P
         "--best-metric=mask_map",
         "--no-tensorboard",
         *([] if setting.close_mosaic is None else [f"--close-mosaic={setting.close_mosaic}"]),
+        *setting.extra,
     ]
     wall_s, usage = _run(command, home / "train.log", home / "usage.json")
     records = read_epochs(folder)
