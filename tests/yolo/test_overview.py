@@ -113,7 +113,13 @@ def test_what_no_tile_found_stays() -> None:
     assert len(found) == 2
     assert iou_with(found[0], bush) > 0.9
     # The same place, but another class: two objects.
-    assert len(joined(pieces, coarse(wire, 0.95, class_id=1))) == 2
+    assert len(joined(pieces, coarse(stroke(SIZE, [(60, 860), (1200, 60)], 40), 0.95, class_id=1))) == 2
+
+
+def test_a_coarse_mask_one_pixel_thick_is_dropped_where_no_tile_found_anything() -> None:
+    wire = stroke(SIZE, [(60, 440), (1200, 440)], 8)  # half a pixel of the coarse mask
+    assert joined([], coarse(wire, 0.9)) == []
+    assert len(joined([], coarse(stroke(SIZE, [(60, 440), (1200, 440)], 30), 0.9))) == 1
 
 
 def test_fragments_inside_one_coarse_mask_become_one_object_and_the_gap_is_filled() -> None:

@@ -7,7 +7,8 @@ photograph. So a mask from smaller tiles is preferred wherever there is one:
   found anything in a quarter of the coarse mask, it fills the gap;
 - a coarse mask that is at least half covered by objects from smaller tiles is dropped. If one object covers half of it,
   and lies half in it, both passes found that object, which raises its confidence;
-- any other coarse mask stays.
+- any other coarse mask stays, unless it is only about one of its own pixels thick: smaller tiles show that better, and
+  found nothing.
 
 If two fragments of one tile lie in a coarse mask, it shows several objects as one: it joins nothing.
 
@@ -29,6 +30,7 @@ from utils.yolo.joining import MIN_AGREEMENT, MOSTLY, SCORE_RATIO, JoinedObject,
 from utils.yolo.regions import Cells, Corners, Runs, hull
 
 MIN_COVERED = 0.5
+MIN_CELLS = 3  # thickness of a coarse mask that counts although no smaller tile shows it; a cell is half a mask pixel
 MIN_GAP = 0.25  # of a coarse mask: less may be the mask's coarse edge
 ONE_CELL, TWO_CELLS = np.ones((3, 3), np.uint8), np.ones((5, 5), np.uint8)
 
@@ -142,7 +144,7 @@ def _place(coarse: JoinedObject, candidates: _Candidates, cell_px: int, tile_px:
     tiles = [tile for thing in things for tile in {part.tile for part in thing.pieces}]
     if not fragments or len(set(tiles)) < len(tiles):
         if not _cover(seen, is_coarse):
-            return [coarse]
+            return [coarse] if _thickness(is_coarse) >= MIN_CELLS else []
         most = max(seen, key=lambda near: int((near.cells & is_coarse).sum()))
         if most.inside >= MIN_COVERED and _cover([most], is_coarse):
             candidates.all[most.number].support(coarse.score)
