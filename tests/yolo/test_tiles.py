@@ -98,6 +98,21 @@ def test_wires_across_24_tiles_are_found_whole_whatever_the_batch_size(
         np.testing.assert_array_equal(one.mask, other.mask)
 
 
+def test_larger_tiles_change_nothing_that_the_smallest_show_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    size = (2600, 360)
+    wires = [(0, stroke(size, [(50, 300 - dy), (2550, 80 - dy)], 10)) for dy in (0, 60)]
+    assert len(Tiling(320).tiles_of(paint(wires, size))) == 2
+    found = []
+    for batch_size in (1, 64):
+        _, ((*_, prediction),) = predict_all([paint(wires, size)], batch_size, Tiling(320))
+        assert len(prediction.masks) == 2
+        assert all(max(whole_iou(region, mask) for region in prediction.masks) >= 0.99 for _, mask in wires)
+        found.append(prediction)
+    np.testing.assert_array_equal(found[0].found.scores, found[1].found.scores)
+    np.testing.assert_array_equal(found[0].boxes, found[1].boxes)
+
+
 def whole_iou(region: Region, mask: np.ndarray) -> float:
     rows, columns = region.mask.shape
     there = mask[region.top : region.top + rows, region.left : region.left + columns]
