@@ -149,7 +149,14 @@ def test_objects_of_a_rare_class_are_shown_as_often_as_the_others(monkeypatch: p
     assert all(shown)
 
 
-@pytest.mark.parametrize("low_scale", [0.25, 1.0])
+def test_windows_of_one_scale_have_it_on_large_objects_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROLES", (OBJECT,))
+    photo = Photo(Path("x.jpg"), np.array([0]), [box(0.2, 0.3, 0.4, 0.5)])
+    windows = Windows([photo], np.array([(3648, 5472)]), SIDE_PX, WindowConfig(1, 1.0, 1.0), 0)
+    assert {windows.window(epoch, 0).shape for epoch in range(20)} == {(SIDE_PX, SIDE_PX)}
+
+
+@pytest.mark.parametrize("low_scale", [0.25, 0.9])
 def test_a_compact_object_is_whole_in_its_window_and_a_wire_is_not_shrunk(
     low_scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,7 +120,10 @@ class Windows:
         return -(-turns // self.config.per_photo)
 
     def _on_object(self, photo: int, rng: np.random.Generator) -> Window:
-        """Return a window on a random object: on the whole object, or on a point of its outline if it is too thin."""
+        """Return a window on a random object: on the whole object, or on a point of its outline.
+
+        On a point if the object would be too thin, or if all windows are to have one scale.
+        """
         labels = self.photos[photo]
         classes = np.unique(labels.class_ids)
         same = np.flatnonzero(labels.class_ids == rng.choice(classes))
@@ -130,7 +133,7 @@ class Windows:
         lengths = np.hypot(*edges.T).cumsum()
         fitting = self.side_px * (1 - 2 * MARGIN) / max(*(high - low), 1)
         thickness = 2 * areas(points, np.zeros(1, int))[0] / max(lengths[-1], 1)
-        if thickness * fitting >= MIN_THICKNESS_PX:
+        if self.config.low_scale < self.config.high_scale and thickness * fitting >= MIN_THICKNESS_PX:
             return self._around(photo, low, high, rng, fitting)
         walked = rng.random() * lengths[-1]
         edge = min(int(np.searchsorted(lengths, walked, side="right")), len(points) - 1)
