@@ -29,7 +29,7 @@ from utils.evaluation.prediction_files import outline
 from utils.yolo.model import load_for_prediction
 from utils.yolo.predict import PhotoPrediction
 from utils.yolo.regions import Region
-from utils.yolo.tiles import Predictor, Tiling
+from utils.yolo.tiles import OVERLAP, Predictor, choose_tiling
 
 IOU, MAX_DETECTIONS = 0.7, 300  # of each tile, on both sides: the defaults of inference.py and of Ultralytics
 BATCH_SIZE = 8  # tiles per forward pass, the default of inference.py; SAHI's is 1
@@ -56,7 +56,7 @@ class OurSide:
     def __init__(self, job: Json, device: torch.device) -> None:
         model = load_for_prediction(job["model"], device)
         limits = {"confidence": job["conf"], "iou": IOU, "classes": None}
-        tiling = Tiling(job["tile_px"])
+        tiling = choose_tiling(str(job["tile_px"]), OVERLAP, model, job["size_px"])
         dtype = choose_precision(job["amp"], device).dtype
         self.predictor = Predictor(model, job["size_px"], device, BATCH_SIZE, tiling, limits, MAX_DETECTIONS, dtype)
 

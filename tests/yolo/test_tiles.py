@@ -173,6 +173,10 @@ def test_auto_follows_the_models_training() -> None:
     model.args["windows"] = {"per_photo": 4, "low_scale": 0.25, "high_scale": 0.5}
     assert choose_tiling("auto", 0.2, model, 320) == Tiling(640, 0.2)
     assert choose_tiling("off", 0.2, model, 320) is None
+    model.args["windows"] = {"per_photo": 4, "low_scale": 0.5, "high_scale": 0.5}  # it never saw larger tiles
+    assert choose_tiling("auto", 0.2, model, 320) == Tiling(640, 0.2, larger=False)
+    assert choose_tiling("320", 0.2, model, 320) == Tiling(320, 0.2, larger=False)
+    assert len(Tiling(320, larger=False).tiles_of(np.zeros((100, 5472, 3), np.uint8))) == 1
     for wrong in ("on", "12", "-640", "6.5"):
         with pytest.raises(UsageError, match=f"--tiles {wrong}: must be auto, off or"):
             check_tiles(wrong)

@@ -32,10 +32,14 @@ WHOLE = -1  # in place of a tile's number: the whole photograph
 
 @dataclass(frozen=True)
 class Tiling:
-    """The side of the smallest tiles in pixels of the photograph, and the share of a side by which neighbours overlap."""
+    """The side of the smallest tiles in pixels of the photograph, and the share of a side by which neighbours overlap.
+
+    larger: whether larger tiles follow, between these and the whole photograph.
+    """
 
     size_px: int
     overlap: float = OVERLAP
+    larger: bool = True
 
     def tiles_of(self, photo: np.ndarray) -> list[list[Corners]]:
         """Return the tiles of a photograph (H, W, 3), size by size; none if it is no larger than one tile.
@@ -46,7 +50,7 @@ class Tiling:
         if max(height, width) <= self.size_px:
             return []
         sizes = [self.size_px]
-        while 2 * COARSER * sizes[-1] <= max(height, width):
+        while self.larger and 2 * COARSER * sizes[-1] <= max(height, width):
             sizes.append(COARSER * sizes[-1])
         return [cut_tiles(width, height, size_px, self.overlap) for size_px in sizes]
 
@@ -60,12 +64,14 @@ def check_tiles(tiles: str) -> None:
 def choose_tiling(tiles: str, overlap: float, model: YoloModel, size_px: int) -> Tiling | None:
     """Return the tiling that `--tiles auto|off|SIZE` and `--overlap` ask for; None: whole photographs only.
 
-    `auto` cuts tiles if the model was trained on windows, at the highest scale of these.
+    `auto` cuts tiles if the model was trained on windows, at the highest scale of these. A model that was trained on
+    windows of one scale only gets no larger tiles.
     """
+    windows = trained_windows(model)
+    larger = not windows or windows["low_scale"] < windows["high_scale"]
     if tiles.isdecimal():
-        return Tiling(int(tiles), overlap)
-    windows = trained_windows(model) if tiles == "auto" else None
-    return Tiling(round(size_px / windows["high_scale"]), overlap) if windows else None
+        return Tiling(int(tiles), overlap, larger)
+    return Tiling(round(size_px / windows["high_scale"]), overlap, larger) if windows and tiles == "auto" else None
 
 
 def overlap_px(size_px: int, share: float) -> int:
