@@ -16,7 +16,7 @@ import torch
 
 from utils import assembly, distributed
 from utils.common.config import parse_config
-from utils.common.cores import choose_threads_and_workers, threads_beside_others
+from utils.common.cores import choose_threads_and_workers, free_cores, threads_beside_others
 from utils.common.devices import choose_device, choose_precision, seed_everything, tune_device
 from utils.common.errors import UserError, run_script
 from utils.common.signals import die_with_parent
@@ -50,11 +50,12 @@ def main() -> int:
     ranks = distributed.read_rank_environment()
     die_with_parent()
     device = choose_device(config.device, ranks.local_rank)
-    threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
-    all_threads = threads
-    if device.type == "cpu" and not config.threads and ranks.local_world_size == 1:
-        threads = threads_beside_others(threads)
-    torch.set_num_threads(config.threads or threads)
+    most_threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
+    threads = config.threads or most_threads
+    # Only of one process: several that start together would take each other for other programs.
+    if device.type == "cpu" and not config.threads and most_threads > 1 and ranks.local_world_size == 1:
+        threads = threads_beside_others(most_threads, free_cores())
+    torch.set_num_threads(threads)
     seed_everything(config.seed)
     tune_device(device, deterministic=config.deterministic, fixed_shapes=not config.multi_scale)
 
@@ -71,15 +72,14 @@ def main() -> int:
         config = replace(config, batch_size=assembly.agree_batch_size(config, found))
         with OwnedRun(config) as run:
             print_banner(ranks.world_size, ranks.rank)
-            threads = config.threads or keep_threads(threads, run.choices)
+            threads = config.threads or keep_threads(threads, most_threads, ranks.world_size, run.choices)
             torch.set_num_threads(threads)
             loading = assembly.plan_workers(config, workers, ranks.local_world_size)
             place = f"Device: {device}, {threads} threads and {loading.workers} loader workers per process"
             say("\n".join([*run.notes, *loading.notes, place]))
-            if threads < all_threads and not config.threads:
-                say(
-                    f"Other programs used its cores when the run began, so not {all_threads} threads (--threads N sets them)"
-                )
+            if threads < most_threads and not config.threads:
+                reason = "as when the run began" if run.resumes else "because other programs use the cores"
+                say(f"Compute threads: {threads} of {most_threads}, {reason} (--threads {most_threads} uses all)")
             with mirror(run.folder, config.mlflow):
                 code = train(config, run, device, model, spec.names, (train_set, val_set), loading.workers, say)
     except torch.OutOfMemoryError as error:

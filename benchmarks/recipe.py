@@ -23,7 +23,7 @@ if __package__ in (None, ""):  # started by its path: Python would search this f
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from benchmarks.comparison import Setting, compare, open_data
-from benchmarks.recipe_sets import HUB, PUBLIC_SETS, make_public_set
+from benchmarks.recipe_sets import PUBLIC_SETS, make_public_set
 from benchmarks.summary import PROJECT, ULTRALYTICS, Run
 from utils.common.config import INPUT_SIZE, Options, option, parse_config, to_dict
 from utils.common.environment import environment_report
@@ -44,7 +44,6 @@ class RecipeConfig(Options):
     batch_size: int = option(16, "images per step", at_least=1)
     seeds: tuple[int, ...] = option((0, 1, 2), "one training of each side per seed", at_least=0)
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
-    hub: str = option(HUB, "where the repositories are, with / at the end")
     output: str = option("outputs/benchmarks/recipe", "folder for data sets, weights, logs and results", metavar="DIR")
     json: str | None = option(None, "write the results here; unset: results.json in --output", metavar="FILE")
 
@@ -73,17 +72,14 @@ def main() -> int:
     results = Path(config.json).resolve() if config.json else folder / "results.json"
     results.parent.mkdir(parents=True, exist_ok=True)
     recipes = dict(map(read_recipe, config.recipes))
-    places = {
-        name: make_public_set(name, folder, config.hub) if name in PUBLIC_SETS else Path(name) for name in config.sets
-    }
+    places = {name: make_public_set(name, folder) if name in PUBLIC_SETS else Path(name) for name in config.sets}
     runs: list[Run] = []
     for seed in config.seeds:
         for name, yaml_file in places.items():
             data = open_data(yaml_file, folder / "runs")
-            epochs = -(-config.steps // -(-data.num_train // config.batch_size))
             setting = Setting(
                 model=config.model,
-                epochs=epochs,
+                epochs=-(-config.steps // -(-data.num_train // config.batch_size)),
                 img_size=config.img_size,
                 batch_size=config.batch_size,
                 optimizer="auto",

@@ -79,13 +79,15 @@ def keep_choices(config: TrainConfig, choices: dict[str, Any], device: torch.dev
     return config, lines
 
 
-def keep_threads(threads: int, choices: dict[str, Any]) -> int:
-    """Return how many compute threads a run without `--threads` uses: as it began, if it can use as many cores as then.
+def keep_threads(threads: int, most: int, world_size: int, choices: dict[str, Any]) -> int:
+    """Return how many compute threads, at most `most`, a run without `--threads` uses: `threads` if it is new.
 
-    The number changes how sums are rounded, and depends on what else ran when the run began.
+    A run that continues with as many cores and processes keeps the number with which it began: the number changes how sums
+    are rounded, and depended on what else ran then.
     """
     began = choices.get(THREADS)
-    return began if isinstance(began, int) and began > 0 and choices.get(CORES) == usable_cpu_count() else threads
+    same = choices.get(CORES) == usable_cpu_count() and choices.get("world_size") == world_size
+    return min(began, most) if same and isinstance(began, int) and began > 0 else threads
 
 
 def batches_per_step(config: TrainConfig, world_size: int, choices: dict[str, Any]) -> int:

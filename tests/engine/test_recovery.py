@@ -317,11 +317,15 @@ def test_a_run_that_continues_keeps_what_auto_chose_when_it_began() -> None:
     assert keep_choices(told, {"optimizer": "adamw", "amp": "off"}, CPU) == (told, [])
 
 
-def test_a_resumed_run_keeps_its_threads_on_a_machine_of_as_many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_keeps_its_threads_with_as_many_cores_and_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_plan, "usable_cpu_count", lambda: 4)
-    assert keep_threads(3, {"threads": 1, "cores": 4}) == 1
-    assert keep_threads(3, {"threads": 1, "cores": 16}) == 3
-    assert keep_threads(3, {}) == 3  # a run of an earlier version
+    began = {"threads": 1, "cores": 4, "world_size": 1}
+    assert keep_threads(3, 4, 1, began) == 1
+    assert keep_threads(1, 4, 1, {**began, "threads": 4}) == 4  # although other programs are busy now
+    assert keep_threads(3, 3, 1, {**began, "threads": 4}) == 3  # a loader process has the fourth core now
+    assert keep_threads(3, 4, 1, {**began, "cores": 16}) == 3
+    assert keep_threads(2, 2, 2, {**began, "threads": 4}) == 2
+    assert keep_threads(3, 4, 1, {}) == 3  # a run of an earlier version
 
 
 def test_a_precision_that_the_new_machine_has_not_is_told_of() -> None:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 IDLE = slice(3, 5)  # of a core's times in /proc/stat: idle, and idle while waiting for a disk
-MOSTLY_FREE = 0.3  # a core whose idle share is 1 - MOSTLY_FREE counts as free
+MOSTLY_FREE = 0.3  # a core that is busy for at most this share counts as free
 
 
 def usable_cpu_count(
@@ -73,15 +73,13 @@ def choose_threads_and_workers(
     return max(1, share - workers), workers
 
 
-def threads_beside_others(threads: int, free: float | None = None) -> int:
+def threads_beside_others(threads: int, free: float) -> int:
     """Return how many of `threads` compute threads to use beside other programs, for which `free` cores are left.
 
     At each step of a computation all threads wait for the slowest. One that shares its core makes all of them several
-    times slower than fewer threads with a core each. `free` None: measured, which takes half a second.
+    times slower than fewer threads with a core each.
     """
-    if threads < 2:
-        return threads
-    return min(threads, max(1, math.floor((free_cores() if free is None else free) + MOSTLY_FREE)))
+    return min(threads, max(1, math.floor(free + MOSTLY_FREE)))
 
 
 def free_cores(wait_s: float = 0.5, stat_file: Path = Path("/proc/stat")) -> float:

@@ -50,10 +50,10 @@ def _shared_on_host(
     Only the pixels inside a detection's box are looked at.
     """
     counts = []
-    # One room for the logits of all images: fetching fresh memory takes longer than the product.
-    room = torch.empty(max(map(len, found), default=0), *prototypes.shape[2:])
+    # All images use the same memory for their logits: fetching new memory takes longer than the product.
+    logits_memory = torch.empty(max(map(len, found), default=0), *prototypes.shape[2:])
     for sample, detections, maps, owner in zip(samples, found, prototypes, owners, strict=True):
-        logits = room[: len(detections)]
+        logits = logits_memory[: len(detections)]
         torch.matmul(detections.coefficients, maps.float().flatten(1), out=logits.flatten(1))
         boxes = detections.boxes * (maps.shape[-1] / sample.image.shape[0])
         corners = boxes.ceil().clamp(0, maps.shape[-1]).int().tolist()
