@@ -193,7 +193,7 @@ def _train_project(setting: Setting, data: Data, seed: int, start: Path, home: P
         f"--optimizer={setting.optimizer}",
         f"--seed={seed}",
         f"--device={setting.device}",
-        "--best-metric=mask_map",
+        "--best-metric=mean_map",
         "--no-tensorboard",
         *([] if setting.close_mosaic is None else [f"--close-mosaic={setting.close_mosaic}"]),
         *setting.extra,

@@ -16,7 +16,7 @@ def config_of(*arguments: str) -> TrainConfig:
 def test_the_optimizer_brings_its_own_rate_unless_one_is_given() -> None:
     for epochs in ("10", "1000"):
         plan = plan_optimizer(config_of("--epochs", epochs), 1, 1000, 8)
-        assert (plan.name, plan.lr) == ("sgd", 0.01)
+        assert (plan.name, plan.lr) == ("musgd", 0.01)
     adamw = plan_optimizer(config_of("--optimizer", "adamw"), 1, 1000, 8)
     assert adamw.name == "adamw"
     assert adamw.lr == pytest.approx(0.002 * 5 / 12, abs=1e-6)

@@ -24,7 +24,7 @@ from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.evaluation.evaluate import evaluate, headline
 from utils.measure.batch_size import probe_batch_size
 from utils.run.folder import OwnedRun
-from utils.run.records import read_config
+from utils.run.records import MEAN_MAP, read_config
 from utils.run.status import RUNNING
 from utils.train_config import TrainConfig
 from utils.train_plan import SKIPPED_PHOTOGRAPHS
@@ -193,7 +193,10 @@ class Segmentation(Task):
         found = evaluate(
             model, loader, self.names, self.val_criterion, epoch.device, precision=epoch.precision, on_image=on_image
         )
-        return headline(found.metrics)
+        values = headline(found.metrics)
+        if self.config.monitor == MEAN_MAP:
+            values[MEAN_MAP] = (values["mask_map50_95"] + values["box_map50_95"]) / 2
+        return values
 
     def save(self, path: Path, model: torch.nn.Module, info: dict[str, Any]) -> None:
         """Write a file that Ultralytics opens."""

@@ -12,6 +12,7 @@ from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP
 from utils.data.windows import WindowConfig
 from utils.distributed.ddp import GRAD_COMPRESSION_CHOICES
 from utils.run.mlflow_api import checked_uri
+from utils.run.records import BEST_METRICS
 from utils.yolo.optimizer import NOMINAL_BATCH_SIZE, SGD_LR
 
 
@@ -46,7 +47,7 @@ class TrainConfig(Options):
     )
     lr: float | None = option(
         None,
-        f"peak learning rate at batch {NOMINAL_BATCH_SIZE}; unset: {SGD_LR} for SGD, 0.002 * 5 / (4 + classes) for AdamW",
+        f"peak learning rate at batch {NOMINAL_BATCH_SIZE}; unset: {SGD_LR} for SGD and MuSGD, 0.002 * 5 / (4 + classes) for AdamW",
         above=0,
     )
     weight_decay: float = option(5e-4, f"weight decay at batch {NOMINAL_BATCH_SIZE}", at_least=0)
@@ -86,7 +87,7 @@ class TrainConfig(Options):
         "--windows",
         choices=("auto", "on", "off"),
     )
-    optimizer: str = option("auto", "auto: SGD (docs/recipe.md says why)", choices=("auto", "sgd", "adamw"))
+    optimizer: str = option("auto", "auto: MuSGD (docs/recipe.md says why)", choices=("auto", "sgd", "musgd", "adamw"))
     compile: bool = option(
         False, "compile the network with torch.compile; needs a C++ compiler and takes minutes at the start"
     )
@@ -115,7 +116,7 @@ class TrainConfig(Options):
     close_mosaic: int = option(10, "number of last epochs without mosaic, at most half of the run", at_least=0)
     seed: int = option(0, "random seed", at_least=0)
     device: str = option("auto", "auto, cpu, cuda or cuda:N", may_differ=True)
-    best_metric: str = option("val_loss", "what chooses best.pt", choices=("val_loss", "mask_map", "box_map"))
+    best_metric: str = option("val_loss", "what chooses best.pt", choices=tuple(BEST_METRICS))
     cache: str = option(
         "auto", "packed copy of the photographs at --img-size", choices=("auto", "packed", "none"), may_differ=True
     )
@@ -177,7 +178,7 @@ class TrainConfig(Options):
     @property
     def monitor(self) -> str:
         """The reported value that chooses best.pt."""
-        return {"val_loss": "val_loss", "mask_map": "mask_map50_95", "box_map": "box_map50_95"}[self.best_metric]
+        return BEST_METRICS[self.best_metric]
 
     @property
     def augment(self) -> AugmentConfig:

@@ -10,7 +10,14 @@ from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, Precision, choose_precision
 from utils.common.errors import UserError
 from utils.train_config import TrainConfig
-from utils.yolo.optimizer import NOMINAL_BATCH_SIZE, SGD_LR, SGD_WARMUP_BIAS_LR, OptimizerPlan, scaled_lr
+from utils.yolo.optimizer import (
+    NOMINAL_BATCH_SIZE,
+    OPTIMIZER_NAMES,
+    SGD_LR,
+    SGD_WARMUP_BIAS_LR,
+    OptimizerPlan,
+    scaled_lr,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -25,22 +32,23 @@ def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_cl
     """Choose the optimizer and derive the effective batch, learning rate and weight decay, with lines that explain them.
 
     AdamW's rate is Ultralytics' rule for fine-tuning; weight decay grows with the batch as in YOLOv5. Biases warm up
-    from a high rate with SGD, as in YOLOv8; not with AdamW, whose step is as long as the rate itself.
+    from a high rate with SGD and MuSGD, as in YOLOv8; not with AdamW, whose step is as long as the rate itself.
     """
     global_batch = config.batch_size * world_size * config.accumulate
     total_steps = -(-num_images // global_batch) * config.epochs
-    name = "sgd" if config.optimizer == "auto" else config.optimizer
-    base_lr = config.lr if config.lr is not None else SGD_LR if name == "sgd" else round(0.01 / (4 + num_classes), 6)
+    name = "musgd" if config.optimizer == "auto" else config.optimizer
+    is_adamw = name == "adamw"
+    base_lr = config.lr if config.lr is not None else round(0.01 / (4 + num_classes), 6) if is_adamw else SGD_LR
     lr = scaled_lr(base_lr, config.lr_scale, global_batch)
     weight_decay = config.weight_decay * global_batch / NOMINAL_BATCH_SIZE
     arithmetic = (
         f"Effective batch: {config.batch_size} images x {world_size} processes x {config.accumulate} batches per step = {global_batch}",
-        f"Learning rate: {base_lr:g} x {lr / base_lr:g} ({config.lr_scale} scaling) = {lr:g} ({name.upper() if name == 'sgd' else 'AdamW'})",
+        f"Learning rate: {base_lr:g} x {lr / base_lr:g} ({config.lr_scale} scaling) = {lr:g} ({OPTIMIZER_NAMES[name]})",
         f"Weight decay: {config.weight_decay:g} x {global_batch}/{NOMINAL_BATCH_SIZE} = {weight_decay:g}",
         f"Steps: {num_images} images / {global_batch} = {-(-num_images // global_batch)} per epoch, {total_steps} in all",
     )
-    momentum = 0.937 if name == "sgd" else 0.9
-    warmup_bias_lr = SGD_WARMUP_BIAS_LR if name == "sgd" else 0.0
+    momentum = 0.9 if is_adamw else 0.937
+    warmup_bias_lr = 0.0 if is_adamw else SGD_WARMUP_BIAS_LR
     return OptimizerPlan(name, lr, weight_decay, momentum, warmup_bias_lr, global_batch, arithmetic)
 
 
@@ -66,7 +74,7 @@ def keep_choices(config: TrainConfig, choices: dict[str, Any], device: torch.dev
     an optimizer cannot load another optimizer's state, and a run should keep its precision.
     """
     lines = []
-    if config.optimizer == "auto" and choices.get("optimizer") in ("sgd", "adamw"):
+    if config.optimizer == "auto" and choices.get("optimizer") in OPTIMIZER_NAMES:
         config = replace(config, optimizer=choices["optimizer"])
     began = choices.get("amp")
     if config.amp == "auto" and began in PRECISION_CHOICES[1:]:

@@ -20,9 +20,9 @@ PARTS: tuple[Part, ...] = (
         after=DATA,
     ),
     Part(
-        "precision_sgd",
-        "SGD in bf16 and fp16: finite weights, fp32's loss within 5 %, no steps skipped after the first",
-        trainings.train_with_sgd,
+        "precision_musgd",
+        "MuSGD in bf16 and fp16: finite weights, fp32's loss within 5 %, no steps skipped after the first",
+        trainings.train_with_musgd,
         200,
         40,
         after=DATA,
@@ -81,7 +81,7 @@ PARTS: tuple[Part, ...] = (
         60,
         15,
         alone=True,
-        after=("precision_sgd",),
+        after=("precision_musgd",),
     ),
     Part(
         "evaluation",
@@ -90,7 +90,7 @@ PARTS: tuple[Part, ...] = (
         90,
         20,
         alone=True,
-        after=("precision_sgd",),
+        after=("precision_musgd",),
     ),
     Part(
         "vs_ultralytics",

@@ -86,10 +86,10 @@ def inference_precisions(setting: Setting) -> dict[str, torch.dtype | None]:
 
 
 def trained_model(setting: Setting, device: torch.device) -> YoloModel:
-    """Return the model of the part `precision_sgd`. Raises PartFailed without it."""
-    weights = precision_folder(setting, "sgd", "off") / "best.pt"
+    """Return the model of the part `precision_musgd`. Raises PartFailed without it."""
+    weights = precision_folder(setting, "musgd", "off") / "best.pt"
     if not weights.exists():
-        raise PartFailed(f"there is no {weights}: the part precision_sgd has not trained it")
+        raise PartFailed(f"there is no {weights}: the part precision_musgd has not trained it")
     return load_weights(str(weights)).to(device, memory_format=torch.channels_last)
 
 

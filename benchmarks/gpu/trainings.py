@@ -29,9 +29,9 @@ WAIT_S = 150.0
 # --- precisions ----------------------------------------------------------------------------------------------------
 
 
-def train_with_sgd(setting: Setting) -> Finding:
-    """Train in every precision with SGD, the default."""
-    return compare_precisions(setting, "sgd")
+def train_with_musgd(setting: Setting) -> Finding:
+    """Train in every precision with MuSGD, the default."""
+    return compare_precisions(setting, "musgd")
 
 
 def train_with_adamw(setting: Setting) -> Finding:

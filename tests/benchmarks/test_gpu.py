@@ -141,7 +141,7 @@ def test_each_part_waits_only_for_earlier_ones() -> None:
 
 
 def test_chosen_parts_bring_those_they_need() -> None:
-    assert [one.name for one in with_needed(["inference", "nccl"])] == ["data", "precision_sgd", "nccl", "inference"]
+    assert [one.name for one in with_needed(["inference", "nccl"])] == ["data", "precision_musgd", "nccl", "inference"]
 
 
 def test_an_unknown_part_is_named_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from tests.conftest import TRAIN_FLAGS, TrainedRun, free_port, must_run, run_scr
 from utils.common.devices import choose_precision
 from utils.common.environment import python_path
 from utils.run.checkpoint import latest_facts
+from utils.run.records import read_epochs
 
 
 def test_the_console_shows_what_the_guide_shows(trained: TrainedRun) -> None:
@@ -170,7 +171,11 @@ def test_ultralytics_measures_what_we_measure(tmp_path: Path) -> None:
         "1",
         "--no-tensorboard",
     )
-    must_run("python", "train_yolo_ddp.py", "--data", data, "--save-dir", run, *shape, *quick)
+    chosen = ("--best-metric", "mean_map")
+    printed = must_run("python", "train_yolo_ddp.py", "--data", data, "--save-dir", run, *shape, *quick, *chosen)
+    of_epochs = [(one["mean_map50_95"], one["mask_map50_95"], one["box_map50_95"]) for one in read_epochs(run)]
+    assert all(mean == pytest.approx((mask + box) / 2) for mean, mask, box in of_epochs)
+    assert f"(mean_map50_95 {max(of_epochs)[0]:.4f}, epoch " in printed
     weights, output = run / "last.pt", tmp_path / "ours"
     must_run("python", "evaluate_model.py", "--model", weights, "--data", data, "--split", "train", "--output", output)
     ours = json.loads((output / "metrics.json").read_text())

@@ -192,7 +192,8 @@ def test_another_recipe_is_another_run_also_beside_a_run_from_before_the_option(
 
 
 @pytest.mark.parametrize(
-    ("flags", "expected"), [({"optimizer": "sgd"}, 0.1), ({"optimizer": "adamw"}, 0.0), ({"lr": 0.01}, 0.1)]
+    ("flags", "expected"),
+    [({"optimizer": "sgd"}, 0.1), ({"optimizer": "adamw"}, 0.0), ({"optimizer": "musgd"}, 0.1), ({"lr": 0.01}, 0.1)],
 )
-def test_only_sgd_warms_its_biases_up_from_a_high_rate(flags: dict[str, Any], expected: float) -> None:
+def test_all_but_adamw_warm_their_biases_up_from_a_high_rate(flags: dict[str, Any], expected: float) -> None:
     assert plan_optimizer(TrainConfig(**flags), 1, 1000, 8).warmup_bias_lr == expected

@@ -19,7 +19,7 @@ from utils.engine import EngineOptions, TrainingEngine
 from utils.measure.step_timer import SegmentationStep
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import build_model
-from utils.yolo.optimizer import parameter_groups
+from utils.yolo.optimizer import OptimizerPlan, build_optimizer
 
 SIZE_PX = 64
 GLOBAL_BATCH = 4
@@ -62,7 +62,7 @@ def photos_with_boxes(count: int) -> list[Photo]:
 
 
 def train_some_steps(world_size: int, sync_batchnorm: bool) -> dict[str, np.ndarray]:
-    """Train SGD steps in fp32 on this rank's share; return the weights after them."""
+    """Train MuSGD steps in fp32 on this rank's share; return the weights after them."""
     torch.manual_seed(0)
     photos = photos_with_boxes(GLOBAL_BATCH * STEPS)
     packed: Any = Drawn(photos)
@@ -70,7 +70,7 @@ def train_some_steps(world_size: int, sync_batchnorm: bool) -> dict[str, np.ndar
     ranks = RankInfo(current_rank(), current_rank(), world_size, world_size)
     batches = EpochBatches(len(dataset), GLOBAL_BATCH // world_size, ranks.rank, world_size, seed=1)
     model = build_model("yolov8n-seg.yaml", ("one", "two"))
-    optimizer = torch.optim.SGD(parameter_groups(model, 5e-4), lr=LEARNING_RATE, momentum=0.9, nesterov=True)
+    optimizer = build_optimizer(model, OptimizerPlan("musgd", LEARNING_RATE, 5e-4, 0.9, 0.0, GLOBAL_BATCH, ()))
     options = EngineOptions(epochs=1, precision="off", clip_norm=10.0, sync_batchnorm=sync_batchnorm, quiet=True)
     engine = TrainingEngine(model, torch.device("cpu"), options, task=SegmentationStep())
     engine.begin(optimizer, SegmentationLoss(model))

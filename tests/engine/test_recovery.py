@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from ultralytics.optim import MuSGD
 
 from tests.engine.small import ScriptedTask
 from utils import train_plan
@@ -341,6 +342,7 @@ def test_a_precision_that_the_new_machine_has_not_is_told_of() -> None:
     [
         (torch.optim.AdamW, torch.optim.SGD, "it holds the state of AdamW"),
         (torch.optim.SGD, torch.optim.AdamW, "it holds the state of SGD"),
+        (MuSGD, torch.optim.SGD, "it holds the state of MuSGD"),
     ],
 )
 def test_the_state_of_another_optimizer_is_refused(tmp_path: Path, first: Any, second: Any, held: str) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+import copy
+import io
 
+import pytest
+import torch
+
+from utils.train_config import TrainConfig
+from utils.train_plan import plan_optimizer
 from utils.yolo.model import build_model
-from utils.yolo.optimizer import parameter_groups, scaled_lr
+from utils.yolo.optimizer import MUON_GAIN, OptimizerPlan, build_optimizer, parameter_groups, scaled_lr
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("none", 0.01), ("linear", 0.04), ("sqrt", 0.02)])
@@ -26,3 +32,55 @@ def test_every_trainable_parameter_is_in_exactly_one_group() -> None:
     assert set(grouped) == set(trainable)
     assert [group["weight_decay"] for group in groups] == [0.01, 0.0, 0.0]
     assert all(parameter.ndim == 1 for group in groups[1:] for parameter in group["params"])
+
+
+def plan_of(name: str) -> OptimizerPlan:
+    return plan_optimizer(TrainConfig(optimizer=name, weight_decay=0.0), 1, 1000, len(NAMES))
+
+
+def set_gradients(model: torch.nn.Module, seed: int) -> None:
+    torch.manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.randn_like(parameter)  # in the parameter's memory format, like a real one
+
+
+def test_musgd_adds_an_orthogonal_update_to_that_of_sgd() -> None:
+    model = build_model("yolov8n-seg.yaml", NAMES).to(memory_format=torch.channels_last)
+    by_sgd, before = copy.deepcopy(model), copy.deepcopy(model.state_dict())
+    set_gradients(model, 0)
+    set_gradients(by_sgd, 0)
+    plan = plan_of("musgd")
+    build_optimizer(model, plan).step()
+    build_optimizer(by_sgd, plan_of("sgd")).step()
+    after = by_sgd.state_dict()
+    for name, value in model.state_dict().items():
+        assert value.ndim == 4 or torch.equal(value, after[name])  # biases and normalisation
+    for name in ("model.0.conv.weight", "model.4.m.0.cv1.conv.weight", "model.22.cv4.0.2.weight"):
+        assert not torch.equal(after[name], before[name])
+        added = (model.state_dict()[name] - after[name]).double().flatten(1)
+        rows, columns = added.shape
+        values = torch.linalg.svdvals(added) / (plan.lr * MUON_GAIN * max(1, rows / columns) ** 0.5)
+        assert 0.6 < values.median() <= values.max() < 1.4, name  # five Newton-Schulz iterations bring them near one
+
+
+@pytest.mark.parametrize("name", ["sgd", "musgd", "adamw"])
+def test_an_optimizer_continues_bit_for_bit_from_a_file(name: str) -> None:
+    """MuSGD sums over a momentum in its order in memory, so a file that changed the order would change the rounding."""
+    model = build_model("yolov8n-seg.yaml", NAMES).to(memory_format=torch.channels_last)
+    optimizer = build_optimizer(model, plan_of(name))
+    set_gradients(model, 0)
+    optimizer.step()
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    resumed = build_model("yolov8n-seg.yaml", NAMES).to(memory_format=torch.channels_last)
+    continued = build_optimizer(resumed, plan_of(name))
+    file.seek(0)
+    state = torch.load(file)
+    resumed.load_state_dict(state["model"])
+    continued.load_state_dict(state["optimizer"])
+    for one, its_optimizer in ((model, optimizer), (resumed, continued)):
+        set_gradients(one, 1)
+        its_optimizer.step()
+    ours = resumed.state_dict()
+    assert all(torch.equal(value, ours[key]) for key, value in model.state_dict().items())

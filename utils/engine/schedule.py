@@ -13,7 +13,7 @@ class ScheduleSpec:
     """Linear warm-up, then one half cosine down to `final_lr_fraction` of the peak, over `total_steps` optimizer steps.
 
     During warm-up the bias group starts at `warmup_bias_lr` and momentum at `warmup_momentum` (YOLOv5's recipe, which
-    YOLOv8 kept). For SGD `warmup_bias_lr` is `SGD_WARMUP_BIAS_LR`.
+    YOLOv8 kept). For SGD and MuSGD `warmup_bias_lr` is `SGD_WARMUP_BIAS_LR`.
     """
 
     lr: float

@@ -21,6 +21,9 @@ from utils.run.log import METRICS_FILE, parse_record
 from utils.run.status import RUNNING, STATUS_FILE
 
 CONFIG_FILE = "config.yaml"
+MEAN_MAP = "mean_map50_95"  # the mean of mask and box mAP50-95, reported if it chooses best.pt
+# The choices of --best-metric, and the reported values that they stand for.
+BEST_METRICS = {"val_loss": "val_loss", "mean_map": MEAN_MAP, "mask_map": "mask_map50_95", "box_map": "box_map50_95"}
 MAX_BATCHES = 4000  # batch records kept for the curves
 MAX_SILENCE_S = 300.0  # a run that writes nothing for longer, and for three times its longest pause, looks dead
 MAX_PAUSE_S = 1800.0  # a longer pause between records was the time between two processes of the run

@@ -10,7 +10,7 @@ from typing import Any
 
 from utils.common.errors import printable
 from utils.common.text import format_bytes, format_duration, format_table
-from utils.run.records import Record, RunState
+from utils.run.records import BEST_METRICS, Record, RunState
 from utils.run.slow_rank import others_ms
 
 MIN_COLUMNS = 40
@@ -19,7 +19,6 @@ MAX_EPOCHS = 6  # rows of the epoch table
 MAX_RANKS = 12
 RECENT_EPOCHS = 3  # whose mean duration predicts the remaining time
 
-_BEST = {"val_loss": "val_loss", "mask_map": "mask_map50_95", "box_map": "box_map50_95"}
 _BAR_WIDTH = 20
 _NOT_LOSSES = ("epoch", "batch", "global_step", "images_per_s", "step_ms", "data_wait_share", "num_batches", "time_s")
 # Title -> (key of the record, how its number is written)
@@ -216,7 +215,7 @@ def _position(state: RunState) -> tuple[int, float, str]:
 
 
 def _best_epoch(state: RunState) -> Record | None:
-    key = _BEST.get(str(state.config.get("best_metric", "val_loss")), "val_loss")
+    key = BEST_METRICS.get(str(state.config.get("best_metric", "val_loss")), "val_loss")
     known = [record for record in state.epochs if math.isfinite(_number(record, key))]
     if not known:
         return None

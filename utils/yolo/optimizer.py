@@ -9,9 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from utils.common.environment import prepare_environment
+
 NOMINAL_BATCH_SIZE = 64  # the batch YOLOv8's learning rate, weight decay and gradient clip were tuned for
-SGD_LR = 0.01  # for the nominal batch
+SGD_LR = 0.01  # of SGD and MuSGD, for the nominal batch
+MUON_GAIN, SGD_GAIN = 0.2, 1.0  # of the two updates that MuSGD adds up; Ultralytics' values
 SGD_WARMUP_BIAS_LR = 0.1  # YOLOv8's warmup_bias_lr; with `optimizer=auto` Ultralytics sets it to 0
+OPTIMIZER_NAMES = {"sgd": "SGD", "musgd": "MuSGD", "adamw": "AdamW"}
 GRADIENT_CLIP_NORM = 10.0  # YOLOv8's limit for the gradient of the nominal batch
 
 
@@ -29,8 +33,21 @@ class OptimizerPlan:
 
 
 def build_optimizer(model: torch.nn.Module, plan: OptimizerPlan) -> torch.optim.Optimizer:
-    """Build SGD with Nesterov momentum or AdamW over `parameter_groups`, with fused updates."""
+    """Build SGD with Nesterov momentum, MuSGD or AdamW over `parameter_groups`, with fused updates where PyTorch has them.
+
+    MuSGD moves each convolution by SGD's update and by Muon's: its momentum with all singular values brought near one
+    (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon).
+    """
     groups = parameter_groups(model, plan.weight_decay)
+    if plan.name == "musgd":
+        prepare_environment()
+        from ultralytics.optim import MuSGD
+
+        groups = [{**group, "use_muon": group["name"] == "weight"} for group in groups]
+        muon_sgd: torch.optim.Optimizer = MuSGD(
+            groups, lr=plan.lr, momentum=plan.momentum, nesterov=True, muon=MUON_GAIN, sgd=SGD_GAIN
+        )
+        return muon_sgd
     if plan.name == "sgd":
         return torch.optim.SGD(groups, lr=plan.lr, momentum=plan.momentum, nesterov=True, fused=True)
     return torch.optim.AdamW(groups, lr=plan.lr, betas=(plan.momentum, 0.999), fused=True)
