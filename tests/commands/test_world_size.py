@@ -61,8 +61,8 @@ def photos_with_boxes(count: int) -> list[Photo]:
     return photos
 
 
-def train_some_steps(world_size: int, sync_batchnorm: bool) -> dict[str, np.ndarray]:
-    """Train MuSGD steps in fp32 on this rank's share; return the weights after them."""
+def train_some_steps(world_size: int, sync_batchnorm: bool, optimizer_name: str = "sgd") -> dict[str, np.ndarray]:
+    """Train steps in fp32 on this rank's share; return the weights after them."""
     torch.manual_seed(0)
     photos = photos_with_boxes(GLOBAL_BATCH * STEPS)
     packed: Any = Drawn(photos)
@@ -70,7 +70,7 @@ def train_some_steps(world_size: int, sync_batchnorm: bool) -> dict[str, np.ndar
     ranks = RankInfo(current_rank(), current_rank(), world_size, world_size)
     batches = EpochBatches(len(dataset), GLOBAL_BATCH // world_size, ranks.rank, world_size, seed=1)
     model = build_model("yolov8n-seg.yaml", ("one", "two"))
-    optimizer = build_optimizer(model, OptimizerPlan("musgd", LEARNING_RATE, 5e-4, 0.9, 0.0, GLOBAL_BATCH, ()))
+    optimizer = build_optimizer(model, OptimizerPlan(optimizer_name, LEARNING_RATE, 5e-4, 0.9, 0.0, GLOBAL_BATCH, ()))
     options = EngineOptions(epochs=1, precision="off", clip_norm=10.0, sync_batchnorm=sync_batchnorm, quiet=True)
     engine = TrainingEngine(model, torch.device("cpu"), options, task=SegmentationStep())
     engine.begin(optimizer, SegmentationLoss(model))
@@ -97,3 +97,11 @@ def test_two_ranks_with_synchronised_batchnorm_train_what_one_rank_trains() -> N
     # The control: without synchronised statistics the same comparison must fail.
     apart, _ = run_ranks(train_some_steps, 2, 2, False, timeout_s=120)
     assert difference(alone, apart) > 1e-2
+
+
+def test_two_ranks_take_the_steps_of_one_with_musgd() -> None:
+    """Its update makes the smallest directions of a gradient, where rounding differs, as long as the largest."""
+    alone = train_some_steps(1, False, "musgd")
+    first, second = run_ranks(train_some_steps, 2, 2, True, "musgd", timeout_s=120)
+    assert all((first[name] == second[name]).all() for name in first), "the two ranks ended with different weights"
+    assert difference(alone, first) <= 1e-2

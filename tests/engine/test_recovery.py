@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from ultralytics.optim import MuSGD
 
 from tests.engine.small import ScriptedTask
 from utils import train_plan
@@ -28,6 +27,7 @@ from utils.run.checkpoint import latest_facts, load_latest, save_checkpoint
 from utils.run.records import read_epochs
 from utils.train_config import TrainConfig
 from utils.train_plan import batches_per_step, keep_choices, keep_threads
+from utils.yolo.optimizer import MuSGD
 
 CPU = torch.device("cpu")
 BATCHES = 12  # per epoch

@@ -8,10 +8,19 @@ import io
 import pytest
 import torch
 
+from utils.engine.nonfinite import NonFiniteGuard
 from utils.train_config import TrainConfig
 from utils.train_plan import plan_optimizer
 from utils.yolo.model import build_model
-from utils.yolo.optimizer import MUON_GAIN, OptimizerPlan, build_optimizer, parameter_groups, scaled_lr
+from utils.yolo.optimizer import (
+    MUON_GAIN,
+    MuSGD,
+    OptimizerPlan,
+    build_optimizer,
+    orthogonalise,
+    parameter_groups,
+    scaled_lr,
+)
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("none", 0.01), ("linear", 0.04), ("sqrt", 0.02)])
@@ -66,7 +75,6 @@ def test_musgd_adds_an_orthogonal_update_to_that_of_sgd() -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "musgd", "adamw"])
 def test_an_optimizer_continues_bit_for_bit_from_a_file(name: str) -> None:
-    """MuSGD sums over a momentum in its order in memory, so a file that changed the order would change the rounding."""
     model = build_model("yolov8n-seg.yaml", NAMES).to(memory_format=torch.channels_last)
     optimizer = build_optimizer(model, plan_of(name))
     set_gradients(model, 0)
@@ -84,3 +92,33 @@ def test_an_optimizer_continues_bit_for_bit_from_a_file(name: str) -> None:
         its_optimizer.step()
     ours = resumed.state_dict()
     assert all(torch.equal(value, ours[key]) for key, value in model.state_dict().items())
+
+
+def test_the_shortcut_over_the_gram_matrix_equals_muons_iteration() -> None:
+    torch.manual_seed(0)
+    shapes = [(16, 27), (64, 16), (16, 144), (8, 8), (1, 5)]
+    matrices = [torch.randn(shape) for shape in shapes]
+    matrices[2] = torch.randn(16, 2) @ torch.randn(2, 144) + 1e-3 * torch.randn(16, 144)  # nearly of rank 2
+    for matrix, found in zip(matrices, orthogonalise(matrices), strict=True):
+        x = matrix.double() / matrix.double().norm()
+        for _ in range(5):
+            x = 3.4445 * x - 4.7750 * (x @ x.T) @ x + 2.0315 * (x @ x.T) @ (x @ x.T) @ x
+        wanted = x * max(1.0, len(x) / x.shape[1]) ** 0.5
+        assert found.shape == matrix.shape
+        assert (found - wanted).norm() < 1e-3 * wanted.norm()
+    assert not orthogonalise([torch.zeros(3, 4)])[0].any()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_musgd_skips_a_step_with_a_nan(fused: bool) -> None:
+    weight = torch.nn.Parameter(torch.randn(4, 3, 2, 2))
+    optimizer = MuSGD([{"params": [weight], "use_muon": True}], lr=0.1, momentum=0.9, nesterov=True, fused=fused)
+    guard = NonFiniteGuard(torch.device("cpu"))
+    before = weight.detach().clone()
+    weight.grad = torch.full_like(weight, torch.nan)
+    guard.step(optimizer, weight.grad.norm())
+    assert torch.equal(weight, before)
+    weight.grad = torch.randn_like(weight)
+    guard.step(optimizer, weight.grad.norm())
+    assert weight.isfinite().all()
+    assert not torch.equal(weight, before)

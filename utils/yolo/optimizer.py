@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from utils.common.environment import prepare_environment
-
 NOMINAL_BATCH_SIZE = 64  # the batch YOLOv8's learning rate, weight decay and gradient clip were tuned for
 SGD_LR = 0.01  # of SGD and MuSGD, for the nominal batch
-MUON_GAIN, SGD_GAIN = 0.2, 1.0  # of the two updates that MuSGD adds up; Ultralytics' values
+MUON_GAIN = 0.2  # of Muon's update, which MuSGD adds to SGD's; Ultralytics' value
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a, b, c of a X + b (X X') X + c (X X')^2 X, Muon's polynomial
+NEWTON_SCHULZ_STEPS = 5
 SGD_WARMUP_BIAS_LR = 0.1  # YOLOv8's warmup_bias_lr; with `optimizer=auto` Ultralytics sets it to 0
 OPTIMIZER_NAMES = {"sgd": "SGD", "musgd": "MuSGD", "adamw": "AdamW"}
 GRADIENT_CLIP_NORM = 10.0  # YOLOv8's limit for the gradient of the nominal batch
@@ -32,22 +34,90 @@ class OptimizerPlan:
     arithmetic: tuple[str, ...]
 
 
-def build_optimizer(model: torch.nn.Module, plan: OptimizerPlan) -> torch.optim.Optimizer:
-    """Build SGD with Nesterov momentum, MuSGD or AdamW over `parameter_groups`, with fused updates where PyTorch has them.
+class MuSGD(torch.optim.SGD):
+    """SGD that also moves the matrices of groups with `use_muon` along their orthogonalised momentum.
 
-    MuSGD moves each convolution by SGD's update and by Muon's: its momentum with all singular values brought near one
-    (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon).
+    A convolution's weight is the matrix (output channels, the rest). The second update is Muon's (Jordan et al. 2024,
+    https://kellerjordan.github.io/posts/muon) times `MUON_GAIN`, from SGD's own Nesterov momentum, as the length of a
+    momentum does not matter there. The sum of both is the idea of Ultralytics' class of this name. That one computes in
+    bf16, which takes seconds a step on a CPU that has no instructions for it, and keeps two momenta.
     """
+
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, **options)
+        for group in self.param_groups:
+            group.setdefault("use_muon", False)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Take both steps; with `found_inf` = 1, as the fused SGD, none."""
+        loss = super().step(closure)
+        found_inf = getattr(self, "found_inf", None)
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None] if group["use_muon"] else []
+            if not weights:
+                continue
+            momenta = [self.state[weight]["momentum_buffer"] for weight in weights]
+            directions = torch._foreach_add([weight.grad for weight in weights], momenta, alpha=group["momentum"])
+            # In the order of the indices, so that no memory format changes how sums are rounded.
+            with full_matmul_precision():
+                updates = orthogonalise([direction.flatten(1) for direction in directions])
+            if found_inf is not None:
+                updates = [torch.where(found_inf > 0, torch.zeros_like(update), update) for update in updates]
+            shaped = [update.view(weight.shape) for update, weight in zip(updates, weights, strict=True)]
+            torch._foreach_add_(weights, shaped, alpha=-group["lr"] * MUON_GAIN)
+        return loss
+
+
+@contextlib.contextmanager
+def full_matmul_precision() -> Iterator[None]:
+    """Multiply float32 matrices in float32 on a GPU, too: TF32's 10 bits are too few for the powers of X X'."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def orthogonalise(matrices: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Bring the singular values of float32 matrices (M, N) near 1, times sqrt(M / N) where M > N.
+
+    Five Newton-Schulz iterations leave them between 0.68 and 1.2; those below a thousandth of the largest stay smaller.
+    Each iteration multiplies X by a polynomial of X X', so X X' alone is iterated, a much smaller matrix for a 3 x 3
+    convolution, and X is multiplied once by the product of the polynomials.
+    """
+    wide = [matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix for matrix in matrices]
+    by_height: dict[int, list[int]] = {}
+    for position, matrix in enumerate(wide):
+        by_height.setdefault(len(matrix), []).append(position)
+    results = list(wide)
+    first, second, third = NEWTON_SCHULZ
+    for positions in by_height.values():
+        gram = torch.stack([wide[position] @ wide[position].mT for position in positions])  # (K, M, M)
+        squared_norm = gram.diagonal(dim1=1, dim2=2).sum(1)[:, None, None].clamp(min=1e-14)
+        gram /= squared_norm
+        product = squared_norm.rsqrt() * torch.eye(gram.shape[1], device=gram.device)
+        for number in range(NEWTON_SCHULZ_STEPS):
+            polynomial = torch.baddbmm(gram, gram, gram, beta=second, alpha=third)
+            polynomial.diagonal(dim1=1, dim2=2).add_(first)
+            product = polynomial @ product
+            if number < NEWTON_SCHULZ_STEPS - 1:
+                gram = polynomial @ gram @ polynomial
+        for position, factor in zip(positions, product.unbind(), strict=True):
+            results[position] = factor @ wide[position]
+    return [
+        result.mT * math.sqrt(len(matrix) / matrix.shape[1]) if len(matrix) > matrix.shape[1] else result
+        for matrix, result in zip(matrices, results, strict=True)
+    ]
+
+
+def build_optimizer(model: torch.nn.Module, plan: OptimizerPlan) -> torch.optim.Optimizer:
+    """Build SGD with Nesterov momentum, MuSGD or AdamW over `parameter_groups`, with fused updates."""
     groups = parameter_groups(model, plan.weight_decay)
     if plan.name == "musgd":
-        prepare_environment()
-        from ultralytics.optim import MuSGD
-
         groups = [{**group, "use_muon": group["name"] == "weight"} for group in groups]
-        muon_sgd: torch.optim.Optimizer = MuSGD(
-            groups, lr=plan.lr, momentum=plan.momentum, nesterov=True, muon=MUON_GAIN, sgd=SGD_GAIN
-        )
-        return muon_sgd
+        return MuSGD(groups, lr=plan.lr, momentum=plan.momentum, nesterov=True, fused=True)
     if plan.name == "sgd":
         return torch.optim.SGD(groups, lr=plan.lr, momentum=plan.momentum, nesterov=True, fused=True)
     return torch.optim.AdamW(groups, lr=plan.lr, betas=(plan.momentum, 0.999), fused=True)
