@@ -90,10 +90,10 @@ class Case:
 
 CASES = {
     "fp32 with AdamW on two ranks": Case("off", "adamw", num_ranks=2),
-    "bf16 with SGD and synchronised BatchNorm": Case(
-        "bf16", "sgd", accumulate=2, jitters=True, num_ranks=2, sync_batchnorm=True
+    "bf16 with MuSGD and synchronised BatchNorm": Case(
+        "bf16", "musgd", accumulate=2, jitters=True, num_ranks=2, sync_batchnorm=True
     ),
-    "fp16 with SGD": Case("fp16", "sgd", jitters=True),
+    "fp16 with MuSGD": Case("fp16", "musgd", jitters=True),
     "fp16 with AdamW": Case("fp16", "adamw", accumulate=2),
 }
 
