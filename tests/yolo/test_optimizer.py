@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-import io
+from pathlib import Path
 
 import pytest
 import torch
 
 from utils.engine.nonfinite import NonFiniteGuard
+from utils.run.checkpoint import load_latest, save_checkpoint
 from utils.train_config import TrainConfig
 from utils.train_plan import plan_optimizer
 from utils.yolo.model import build_model
@@ -74,17 +75,17 @@ def test_musgd_adds_an_orthogonal_update_to_that_of_sgd() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "musgd", "adamw"])
-def test_an_optimizer_continues_bit_for_bit_from_a_file(name: str) -> None:
+def test_an_optimizer_continues_bit_for_bit_from_a_checkpoint(name: str, tmp_path: Path) -> None:
     model = build_model("yolov8n-seg.yaml", NAMES).to(memory_format=torch.channels_last)
     optimizer = build_optimizer(model, plan_of(name))
     set_gradients(model, 0)
     optimizer.step()
-    file = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    save_checkpoint(tmp_path, 1, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
     resumed = build_model("yolov8n-seg.yaml", NAMES).to(memory_format=torch.channels_last)
     continued = build_optimizer(resumed, plan_of(name))
-    file.seek(0)
-    state = torch.load(file)
+    found = load_latest(tmp_path)
+    assert found is not None
+    state = found[1]
     resumed.load_state_dict(state["model"])
     continued.load_state_dict(state["optimizer"])
     for one, its_optimizer in ((model, optimizer), (resumed, continued)):
