@@ -50,7 +50,7 @@ class MuSGD(torch.optim.SGD):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Take both steps; with `found_inf` = 1, as the fused SGD, none."""
+        """Take both steps, or neither when the gradient is not finite: then `found_inf`, a tensor (), is 1."""
         loss = super().step(closure)
         found_inf = getattr(self, "found_inf", None)
         for group in self.param_groups:
