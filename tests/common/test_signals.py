@@ -90,6 +90,18 @@ def test_killed_launcher_leaves_no_rank_behind() -> None:
     wait_until(lambda: not is_running(int(child_id)))
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs prctl (run them on Linux)")
+def test_a_rank_ends_when_its_parent_was_gone_before_the_tie() -> None:
+    code = "import sys; from utils.common.signals import die_with_parent; print(die_with_parent(int(sys.argv[1])), flush=True)"
+    environment = {**os.environ, "TORCHELASTIC_RUN_ID": "test"}
+    command = [sys.executable, "-c", code]
+    for parent_id, returncode, said in ((os.getpid(), 0, "True\n"), (os.getppid(), -signal.SIGKILL, "")):
+        ended = subprocess.run(
+            [*command, str(parent_id)], cwd=PROJECT, env=environment, capture_output=True, text=True, check=False
+        )
+        assert (ended.returncode, ended.stdout) == (returncode, said)
+
+
 def test_plain_python_outlives_its_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     assert signals.die_with_parent() is False

@@ -102,16 +102,17 @@ def stop_signals() -> list[signal.Signals]:
     return [signal.Signals[name] for name in STOP_SIGNALS if name in signal.Signals.__members__]
 
 
-def die_with_parent(*, only_under_torchrun: bool = True) -> bool:
+def die_with_parent(parent_id: int | None = None, *, only_under_torchrun: bool = True) -> bool:
     """Ask Linux to kill this process when its parent dies, so that no rank outlives a killed launcher.
 
     Returns whether Linux will do so. By default only under torchrun: `nohup python train_yolo_ddp.py` must survive.
+    `parent_id` is the process that started this one. A parent that died before this call can only be noticed with it.
     """
     if not sys.platform.startswith("linux") or (only_under_torchrun and "TORCHELASTIC_RUN_ID" not in os.environ):
         return False
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG in <linux/prctl.h>
-    parent = os.getppid()
+    parent_id = parent_id or os.getppid()
     arranged = ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL), 0, 0, 0) == 0
-    if os.getppid() != parent:  # the parent died before the call: no signal will come
+    if os.getppid() != parent_id:  # the parent died before the call: no signal will come
         os.kill(os.getpid(), signal.SIGKILL)
     return arranged

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.05
 
-# The tie to the parent comes first: importing PyTorch takes seconds, in which the parent may be killed. `run_script`
-# leaves without the interpreter's teardown, in which a rank may abort although its work is done.
+# The tie to the parent comes first: importing PyTorch takes seconds, in which the parent may be killed. The parent may
+# even be killed before the tie, hence its number. `run_script` leaves without the interpreter's teardown, in which a
+# rank may abort although its work is done.
 _PREPARE = (
-    "from utils.common.signals import die_with_parent; die_with_parent(only_under_torchrun=False); "
+    "from utils.common.signals import die_with_parent; die_with_parent({parent_id}, only_under_torchrun=False); "
     "from utils.common.errors import run_script; "
 )
 _USER_ERROR = re.compile(r"^(\[rank \d+\] )?error: ")
@@ -52,11 +53,12 @@ def run_ranks(
         folder = Path(name)
         write_text_atomic(folder / "job.json", json.dumps(job))
         deadline_s = time.monotonic() + timeout_s
+        prepare = _PREPARE.format(parent_id=os.getpid())
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(world_size):
                 # -P: Python does not search the current folder, which may hold another `utils`.
-                command = [sys.executable, "-P", "-c", _PREPARE + code, name]
+                command = [sys.executable, "-P", "-c", prepare + code, name]
                 with _log_file(folder, rank).open("wb") as log:
                     environment = _environment(rank, world_size)
                     processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
