@@ -13,7 +13,7 @@ from torch import nn
 
 NOMINAL_BATCH_SIZE = 64  # the batch YOLOv8's learning rate, weight decay and gradient clip were tuned for
 SGD_LR = 0.01  # of SGD and MuSGD, for the nominal batch
-MUON_GAIN = 0.2  # of Muon's update, which MuSGD adds to SGD's; Ultralytics' value
+MUON_GAIN = 1.6  # factor of Muon's update, which MuSGD adds to SGD's; 0.2 in Ultralytics (docs/recipe.md)
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a, b, c of a X + b (X X') X + c (X X')^2 X, Muon's polynomial
 NEWTON_SCHULZ_STEPS = 5
 SGD_WARMUP_BIAS_LR = 0.1  # YOLOv8's warmup_bias_lr; with `optimizer=auto` Ultralytics sets it to 0
