@@ -214,10 +214,10 @@ def test_a_target_with_many_anchors_gets_as_many_groups_as_it_needs() -> None:
     found = find_positives(foreground, target_index, boxes, side=16)
     assert found.num_groups == 4
     assert (found.slot // GROUP_SIZE).bincount().tolist() == [GROUP_SIZE, GROUP_SIZE, 23 - 2 * GROUP_SIZE, 1]
-    assert found.unit_target.tolist() == [0, 0, 0, 0, 0, 0, 3, 3]
+    assert found.unit_target.tolist() == [0] * 9 + [3]
     assert sorted(found.slot.tolist()) == [*range(23), 3 * GROUP_SIZE]
-    assert found.unit_group.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert found.unit_tile.tolist() == [0, 1] * 3 + [4 + 1, 4 + 3]  # two by two tiles in each image
+    assert found.unit_group.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
+    assert found.unit_block.tolist() == [0, 1, 2] * 3 + [0]  # 9 * 8 pixels, and 3 * 8
 
 
 def test_a_box_without_a_single_pixel_costs_nothing() -> None:

@@ -1,4 +1,4 @@
-"""The tiled mask loss against plain PyTorch: the same loss and the same gradients of prototypes and coefficients."""
+"""The mask loss in blocks against plain PyTorch: the same loss and the same gradients of prototypes and coefficients."""
 
 from __future__ import annotations
 

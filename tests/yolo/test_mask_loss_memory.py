@@ -103,4 +103,4 @@ def test_bf16_products_on_a_cpu_have_few_shapes_however_many_objects_there_are(
             outputs["proto"] = outputs["proto"].detach().bfloat16().requires_grad_()
             SegmentationLoss(model)(outputs, targets_of(counts, 128, seed))
     assert len(products.shapes) >= 20
-    assert len(set(products.shapes)) == 3
+    assert len(set(products.shapes)) <= 3
