@@ -48,7 +48,7 @@ class Sizes:
     small_model: str = "yolov8n-seg.yaml"
     large_model: str = "yolov8m-seg.yaml"
     epochs: int = 3
-    loss_within: float = 0.05  # of fp32's, relative, the mean of the run; bf16 on a CPU: at most 0.011
+    loss_within: float = 0.1  # of fp32's, relative, the mean of the run; bf16 on a CPU: AdamW 0.011, MuSGD 0.038
     steps: int = 10
     rounds: int = 3
     seconds: float = 2.0  # of each throughput
