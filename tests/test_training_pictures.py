@@ -29,7 +29,7 @@ NAMES = ("pole", "wire")
 SIZE_PX = 64
 
 
-def test_curves_are_drawn_first_last_and_every_half_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_curves_are_drawn_last_and_every_half_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Path] = []
     now_s = 1000.0
     monkeypatch.setattr(training_pictures, "read_epochs", lambda _: [])
@@ -37,11 +37,11 @@ def test_curves_are_drawn_first_last_and_every_half_minute(tmp_path: Path, monke
     monkeypatch.setattr(training_pictures.time, "monotonic", lambda: now_s)
     curves = Curves(tmp_path)
     counts = []
-    for passed_s, is_last in ((0, False), (1, False), (REDRAW_S, False), (1, False), (1, True)):
+    for passed_s, is_last in ((1, False), (REDRAW_S - 1, False), (1, False), (REDRAW_S, False), (1, True)):
         now_s += passed_s
         curves.draw(is_last)
         counts.append(len(drawn))
-    assert counts == [1, 1, 2, 2, 3]
+    assert counts == [0, 1, 1, 2, 3]
     assert set(drawn) == {tmp_path / "training_curves.png"}
 
 

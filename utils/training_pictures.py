@@ -5,7 +5,6 @@ An error while a picture is drawn is printed in one line; the training continues
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ MAX_IMAGES = 16
 CELL_PX = 480  # side of a picture in a grid, at least
 MOST_PX = 640  # side at which instances are drawn, at most
 MOST_OBJECTS = 300  # drawn on one picture, the largest first; a label file may hold tens of thousands
-REDRAW_S = 30.0  # drawing takes half a second, longer than an epoch of a small data set
+REDRAW_S = 30.0  # drawing takes a second, as long as an epoch of a small data set
 VAL_IMAGES = 8
 VAL_CONFIDENCE = 0.25  # as in inference.py
 VAL_MOST_OBJECTS = 50  # drawn on one picture, the most confident first
@@ -122,14 +121,14 @@ class ValidationPictures:
 
 
 class Curves:
-    """Draws `training_curves.png` after the first and the last epoch of this process, and at most every half minute between."""
+    """Draws `training_curves.png` after the last epoch, and before it after an epoch every half minute."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._drawn_s = -math.inf
+        self._drawn_s = time.monotonic()
 
     def draw(self, is_last: bool) -> None:
-        """Draw the run's epochs, unless that was done less than half a minute ago."""
+        """Draw the run's epochs, unless the last drawing or the start is less than half a minute ago."""
         if is_last or time.monotonic() - self._drawn_s >= REDRAW_S:
             with going_on_without_picture("training_curves.png"):
                 plot_training_curves(read_epochs(self.folder), self.folder / "training_curves.png")

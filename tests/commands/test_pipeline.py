@@ -152,7 +152,11 @@ def test_a_broken_label_is_named_with_its_line(trained: TrainedRun, tmp_path: Pa
 
 
 def test_ultralytics_measures_what_we_measure(tmp_path: Path) -> None:
-    """Both resize alike here: the photographs already have the network's size, so neither resizes at all."""
+    """Both resize alike here: the photographs already have the network's size, so neither resizes at all.
+
+    Where two objects with equally many pixels overlap, the label file's order or an unstable sort decides there which of
+    them is in front. A detection of a class may therefore count in one and not in the other.
+    """
     data, run = tmp_path / "processed" / "dataset.yaml", tmp_path / "run"
     must_run("python", "download_data.py", "--sample", "40", "--output", tmp_path / "raw")
     sizes = ("--long-side", "160", "--line-width", "14", "--val-fraction", "0.1")
@@ -196,11 +200,11 @@ def test_ultralytics_measures_what_we_measure(tmp_path: Path) -> None:
     values = {"box_map50": box.map50, "box_map50_95": box.map, "mask_map50": mask.map50, "mask_map50_95": mask.map}
     for name, value in values.items():
         assert ours[name] == pytest.approx(value, abs=0.005), name
-    for kind, judged in (("box", box), ("mask", mask)):
+    for kind, judged, within in (("box", box, 0.002), ("mask", mask, 0.02)):
         rows = [ours["per_class"][class_id] for class_id in judged.ap_class_index]
         assert {row["class_id"] for row in ours["per_class"] if row["num_targets"]} == set(judged.ap_class_index)
-        assert [row[f"{kind}_map50"] for row in rows] == pytest.approx(judged.ap50.tolist(), abs=0.002)
-        assert [row[f"{kind}_map50_95"] for row in rows] == pytest.approx(judged.ap.tolist(), abs=0.002)
+        assert [row[f"{kind}_map50"] for row in rows] == pytest.approx(judged.ap50.tolist(), abs=within)
+        assert [row[f"{kind}_map50_95"] for row in rows] == pytest.approx(judged.ap.tolist(), abs=within)
 
 
 NETWORK_GUARD = """
