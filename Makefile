@@ -4,7 +4,7 @@
 #   make demo-recipes  the four systems in recipes/ in small
 #   make format       format the code and fix what ruff can fix
 #   make check        ruff and mypy
-#   make test         check, then every test
+#   make test         check, and every test
 #   make test-quick   check, then the tests that start no whole command: run it while you work
 #   make gpu          prove and measure the GPU path (docs/gpu.md); DEVICE=cpu: a dry run; PYTHON=python3: without .venv
 #   make chaos        attacks on real trainings (docs/reliability.md)
@@ -17,7 +17,7 @@ STAMP := $(VENV)/.installed
 JOBS ?= 2
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo demo-recipes format check test test-quick gpu chaos clean
+.PHONY: setup demo demo-recipes format check test side-by-side test-quick gpu chaos clean
 
 setup: $(STAMP)
 
@@ -43,10 +43,14 @@ check: setup
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/mypy
 
-# Most tests run side by side; those that measure or time (marker `alone`) run after them, one at a time.
-test: check
-	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not alone"; failed=$$?; \
+# Most tests run side by side, and beside ruff and mypy; those that measure or time (marker `alone`) run after them, one at a
+# time.
+test: setup
+	@$(MAKE) --no-print-directory -j 2 check side-by-side; failed=$$?; \
 	$(PYTHON) -m pytest -m alone && exit $$failed
+
+side-by-side: setup
+	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not alone"
 
 test-quick: check
 	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not slow and not alone"; failed=$$?; \
