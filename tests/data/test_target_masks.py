@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import cv2
 import numpy as np
 import pytest
 
-from utils.data.dataset import Sample
-from utils.data.target_masks import MASK_STRIDE, densify, draw_masks
-from utils.evaluation.input_masks import truth_masks
+from utils.data.target_masks import MASK_STRIDE, densify, draw_masks, draw_truth
 
 SIZE_PX = 640
 
@@ -49,15 +46,14 @@ def blobs(num_blobs: int, seed: int) -> list[np.ndarray]:
 def test_masks_are_those_of_the_judge() -> None:
     """The truth of the evaluation walks each outline with 1000 points; ours, four to the pixel, must draw the same."""
     polygons = [*blobs(25, seed=0), *(outline.astype(np.float32) for outline in wires(3)[:10])]
-    nothing = np.zeros(0)
-    sample = Sample(0, np.zeros((SIZE_PX, SIZE_PX, 3), np.uint8), nothing, nothing, nothing, polygons)
-    truth, ours = truth_masks(sample), draw_masks(polygons, SIZE_PX)
+    truth, ours = draw_truth(polygons, SIZE_PX), draw_masks(polygons, SIZE_PX)
     overlaps = [
-        (mask & (ours == value)).sum() / max((mask | (ours == value)).sum(), 1) for value, mask in enumerate(truth, 1)
+        ((truth == value) & (ours == value)).sum() / max(((truth == value) | (ours == value)).sum(), 1)
+        for value in range(1, len(polygons) + 1)
     ]
     assert np.mean(overlaps) > 0.95  # wires of one area that cross may lie the other way round
     plain = [filled_without_walking(polygon) for polygon in polygons[:25]]
-    alone = [truth_masks(replace(sample, polygons=[polygon]))[0] for polygon in polygons[:25]]
+    alone = [draw_truth([polygon], SIZE_PX) > 0 for polygon in polygons[:25]]
     walked = [draw_masks([polygon], SIZE_PX) > 0 for polygon in polygons[:25]]
     # The control: filled between its vertices alone an outline misses pixels that count.
     walked_errors, plain_errors = (

@@ -12,9 +12,10 @@ import torch
 from tests.oracle import NAMES, SIZE_PX, Oracle, draw_photos
 from utils.data.dataset import SegmentationDataset
 from utils.data.loader import ShardBatches, get_dataloader
+from utils.data.target_masks import draw_truth
 from utils.evaluation import evaluate as evaluation
 from utils.evaluation import input_masks
-from utils.evaluation.input_masks import begin_mask_overlaps, truth_masks
+from utils.evaluation.input_masks import begin_mask_overlaps
 from utils.evaluation.metrics import ImageResult
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.predict import Detections, prototype_masks
@@ -35,7 +36,8 @@ def test_overlap_is_that_of_whole_masks(way: str, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(input_masks, "_shared_on_host", getattr(input_masks, way))
     overlaps = begin_mask_overlaps(samples, found, prototypes)()
     for sample, detections, maps, (iou, areas) in zip(samples, found, prototypes, overlaps, strict=True):
-        truth, masks = truth_masks(sample), prototype_masks(maps, detections, SIZE_PX).numpy()
+        truth = draw_truth(sample.polygons, SIZE_PX) == np.arange(1, len(sample.polygons) + 1)[:, None, None]
+        masks = prototype_masks(maps, detections, SIZE_PX).numpy()
         shared = np.einsum("myx,nyx->mn", truth.astype(np.float32), masks.astype(np.float32))
         union = truth.sum((1, 2))[:, None] + masks.sum((1, 2)) - shared
         np.testing.assert_allclose(iou, shared / np.maximum(union, 1e-7), rtol=1e-6)

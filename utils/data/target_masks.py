@@ -1,10 +1,12 @@
-"""Target masks at a quarter of the input size, drawn by the rules that evaluation uses for its ground truth.
+"""Masks at a quarter of the input size: the targets of training, and the ground truth of evaluation by the same rules.
 
 As Ultralytics' validator does: round outlines down to whole pixels, fill them with their edge, shrink linearly; a pixel
 of several objects belongs to the one with the fewest pixels. Other rules gave worse results: docs/design.md.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import cv2
 import numpy as np
@@ -16,6 +18,7 @@ FULL = 255
 HALF = 128
 STEPS_PER_PX = 4  # points per pixel on an outline's edges before rounding to whole pixels
 MAX_STEPS = 4096  # points per edge
+OUTLINE_POINTS = 1000  # of an outline in the ground truth; Ultralytics' value, which matters: points are cut to pixels
 
 
 def draw_masks(polygons: list[np.ndarray], size_px: int) -> np.ndarray:
@@ -24,18 +27,33 @@ def draw_masks(polygons: list[np.ndarray], size_px: int) -> np.ndarray:
     0 is background, k + 1 the k-th outline; smaller ones lie on top. An outline too small for any pixel gets the pixel
     that it covers most, unless a smaller outline has it.
     """
-    side = size_px // MASK_STRIDE
-    index_map = np.zeros((side, side), np.int32)
-    if not polygons:
-        return index_map
-    points, starts = join_outlines(polygons)
-    low, high = extents(points, starts)
-    first = np.floor(low / MASK_STRIDE).astype(int).clip(0, side)
-    sizes = (np.floor(high / MASK_STRIDE).astype(int).clip(-1, side - 1) + 1 - first).clip(0)
-    pixels, starts = _without_repeats(*densify(points, starts))
-    corners = _repeat_rows((first * MASK_STRIDE).astype(np.int32), np.diff(starts, append=len(pixels)))
+    return _draw(*densify(*join_outlines(polygons)), size_px, keep_tiny=True) if polygons else _draw_nothing(size_px)
+
+
+def draw_truth(polygons: list[np.ndarray], size_px: int) -> np.ndarray:
+    """Draw what detections are compared with, as Ultralytics' validator does, so that scores are comparable.
+
+    The map is that of `draw_masks`, but an outline has OUTLINE_POINTS points, and may be too small for any pixel.
+    That moves edges by up to half an input pixel: enough to matter for thin wires.
+    """
+    return _draw(*_spread(polygons), size_px, keep_tiny=False) if polygons else _draw_nothing(size_px)
+
+
+def _draw_nothing(size_px: int) -> np.ndarray:
+    return np.zeros((size_px // MASK_STRIDE,) * 2, np.int32)
+
+
+def _draw(points: np.ndarray, starts: np.ndarray, size_px: int, keep_tiny: bool) -> np.ndarray:
+    """Round joined outlines down to whole pixels, fill and shrink them: int32 (S/4, S/4), see `draw_masks`."""
+    index_map = _draw_nothing(size_px)
+    side = len(index_map)
+    pixels, starts = _without_repeats(points, starts)
+    first, last = (corner // MASK_STRIDE for corner in extents(pixels, starts))
+    first = first.clip(0, side)
+    sizes = (last.clip(-1, side - 1) + 1 - first).clip(0)
+    corners = _repeat_rows(first * MASK_STRIDE, np.diff(starts, append=len(pixels)))
     outlines = split_outlines(pixels - corners, starts)
-    masks = [_small_mask(outline, *size) for outline, size in zip(outlines, sizes.tolist(), strict=True)]
+    masks = [_small_mask(outline, *size, keep_tiny) for outline, size in zip(outlines, sizes.tolist(), strict=True)]
     areas = np.array([np.count_nonzero(mask) for mask in masks])
     for position in np.argsort(-areas, kind="stable").tolist():
         (left, top), (width, height) = first[position].tolist(), sizes[position].tolist()
@@ -53,6 +71,31 @@ def densify(points: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndar
     share = (np.arange(before[-1]) - np.repeat(before[:-1], steps)) / np.repeat(steps, steps)
     walked = np.repeat(places, steps) + share * np.repeat(edges, steps)
     return walked.view(np.float64).reshape(-1, 2), before[starts]
+
+
+def _spread(polygons: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return outlines with points spread evenly over their edges, OUTLINE_POINTS in all; joined outlines."""
+    places = [_places(len(polygon) + 1) for polygon in polygons]
+    counts = np.array([len(vertex) for vertex, _ in places])
+    # Each outline is closed by its first vertex, once more so that an edge begins at its last point too.
+    closed = np.concatenate([part for polygon in polygons for part in (polygon, polygon[:1], polygon[:1])])
+    closed = closed.astype(np.float64).view(np.complex128)[:, 0]
+    first = np.cumsum([0] + [len(polygon) + 2 for polygon in polygons[:-1]])
+    vertex = np.concatenate([vertex for vertex, _ in places]) + np.repeat(first, counts)
+    points = (closed[1:] - closed[:-1]).take(vertex)
+    points *= np.concatenate([share for _, share in places])
+    points += closed.take(vertex)
+    return points.view(np.float64).reshape(-1, 2), np.cumsum(counts) - counts
+
+
+@lru_cache(maxsize=256)
+def _places(num_vertices: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each point of an outline the vertex before it, and its share of the way to the next one."""
+    last = num_vertices - 1
+    spread = np.linspace(0, last, max(OUTLINE_POINTS - num_vertices, 0))
+    position = np.sort(np.append(spread, np.arange(num_vertices, dtype=np.float64)))
+    vertex = position.astype(np.int64)
+    return vertex, position - vertex
 
 
 def _without_repeats(points: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -73,7 +116,7 @@ def _repeat_rows(pairs: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.repeat(pairs.view(np.int64)[:, 0], counts).view(np.int32).reshape(-1, 2)
 
 
-def _small_mask(outline: np.ndarray, width: int, height: int) -> np.ndarray:
+def _small_mask(outline: np.ndarray, width: int, height: int, keep_tiny: bool) -> np.ndarray:
     """Fill an outline int32 (V, 2), in input pixels relative to its window, and shrink it: bool (height, width)."""
     if not width or not height:
         return np.zeros((height, width), bool)
@@ -81,7 +124,7 @@ def _small_mask(outline: np.ndarray, width: int, height: int) -> np.ndarray:
     cv2.fillPoly(fine, [outline], FULL)
     # Shrinking by four, linear interpolation averages the middle 2 x 2 of 4 x 4 pixels: none outside the window.
     mask = cv2.resize(fine, (width, height), interpolation=cv2.INTER_LINEAR) >= HALF
-    if not mask.any():
+    if keep_tiny and not mask.any():
         covered = cv2.resize(fine, (width, height), interpolation=cv2.INTER_AREA)
         mask.flat[covered.argmax()] = covered.any()
     return mask

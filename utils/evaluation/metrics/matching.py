@@ -15,8 +15,12 @@ def box_iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return the pairwise IoU, shape (m, n), of boxes (m, 4) and (n, 4) in xyxy; 0 where both are empty."""
     a = np.asarray(first, np.float64).reshape(-1, 1, 4)
     b = np.asarray(second, np.float64).reshape(1, -1, 4)
-    sides = np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])
-    overlap = sides.clip(min=0).prod(axis=-1)
+    # One axis after the other: NumPy takes several times as long for a product over an axis of two.
+    width, height = (
+        (np.minimum(a[..., axis + 2], b[..., axis + 2]) - np.maximum(a[..., axis], b[..., axis])).clip(min=0)
+        for axis in (0, 1)
+    )
+    overlap = width * height
     union = (a[..., 2:] - a[..., :2]).prod(axis=-1) + (b[..., 2:] - b[..., :2]).prod(axis=-1) - overlap
     return np.divide(overlap, union, out=np.zeros_like(overlap), where=union > 0)
 
