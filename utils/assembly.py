@@ -32,7 +32,7 @@ from utils.training_pictures import Curves, ValidationPictures
 from utils.yolo.inputs import Targets, prepare_batch
 from utils.yolo.loss import inverse_frequency_weights
 from utils.yolo.loss26 import EndToEndLoss, loss_for
-from utils.yolo.model import YoloModel, save_deployable
+from utils.yolo.model import YoloModel, copy_for_prediction, save_deployable
 from utils.yolo.optimizer import GRADIENT_CLIP_NORM, OptimizerPlan
 
 SKIPPED_FILE = "skipped_photographs.txt"
@@ -190,8 +190,15 @@ class Segmentation(Task):
     def evaluate(self, model: torch.nn.Module, loader: Any, epoch: Epoch) -> dict[str, float]:
         """Return the validation loss and the mean average precisions over all ranks."""
         on_image = self.pictures.observer(epoch.number, epoch.is_last)
+        predictor = copy_for_prediction(model)
         found = evaluate(
-            model, loader, self.names, self.val_criterion, epoch.device, precision=epoch.precision, on_image=on_image
+            predictor,
+            loader,
+            self.names,
+            self.val_criterion,
+            epoch.device,
+            precision=epoch.precision,
+            on_image=on_image,
         )
         values = headline(found.metrics)
         if self.config.monitor == MEAN_MAP:

@@ -12,6 +12,7 @@ from utils.distributed.sync_bn import SyncBatchNorm2d, convert_sync_batchnorm
 from utils.yolo.model import (
     build_model,
     class_names,
+    copy_for_prediction,
     load_for_prediction,
     load_weights,
     save_deployable,
@@ -44,14 +45,16 @@ def test_a_deployed_file_opens_again_with_the_same_weights_and_classes(saved: Pa
 
 
 def test_the_form_that_predicts_fastest_has_no_batchnorm_and_the_same_outputs(saved: Path) -> None:
-    fast, model = load_for_prediction(str(saved), torch.device("cpu")), load_weights(str(saved))
-    assert not [module for module in fast.modules() if isinstance(module, torch.nn.BatchNorm2d)]
-    assert (class_names(fast), trained_windows(fast)) == (class_names(model), trained_windows(model))
+    model = load_weights(str(saved))
     image = torch.rand(1, 3, 96, 96, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        ours, theirs = fast(image)[1], model(image)[1]
-    for name in ("boxes", "scores", "mask_coefficient", "proto"):
-        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-4, msg=name)
+    for fast in (load_for_prediction(str(saved), torch.device("cpu")), copy_for_prediction(model)):
+        assert not [module for module in fast.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+        assert (class_names(fast), trained_windows(fast)) == (class_names(model), trained_windows(model))
+        with torch.no_grad():
+            ours, theirs = fast(image)[1], model(image)[1]
+        for name in ("boxes", "scores", "mask_coefficient", "proto"):
+            torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-4, msg=name)
+    assert [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]  # only the copy changed
 
 
 def test_the_deployed_file_is_opened_by_ultralytics_for_prediction_and_export(saved: Path) -> None:

@@ -111,6 +111,11 @@ def load_for_prediction(source: str, device: torch.device, *, nms: bool = True) 
     return model.fuse(verbose=False).to(device, memory_format=torch.channels_last)
 
 
+def copy_for_prediction(model: nn.Module) -> YoloModel:
+    """Return a copy of a model in training in the form that `load_for_prediction` gives it."""
+    return copy.deepcopy(model).fuse(verbose=False).to(memory_format=torch.channels_last)
+
+
 def weights_or_description(model: str) -> tuple[str, str | None]:
     """Return the source to build `model` from and, if it differs from `model`, a line that says so.
 
