@@ -127,13 +127,13 @@ def _duplicate(ignored: Photograph, kept: Photograph) -> Problem:
 
 def _in_folders(folder: Path, root: str | None, problems: list[Problem], by_path: bool) -> Iterator[Photograph]:
     """Yield the photographs in the input folder. Follows links only below `root`; None: all. Each folder once."""
-    visited = {os.path.realpath(folder)}
+    visited = {_identity(folder)}
 
     def enters(path: Path) -> bool:
-        real = os.path.realpath(path)
-        if path.name.startswith(".") or real in visited or _leaves(path, root, folder, problems):
+        identity = _identity(path)
+        if path.name.startswith(".") or identity in visited or _leaves(path, root, folder, problems):
             return False
-        visited.add(real)
+        visited.add(identity)
         return True
 
     def report(path: Path, reason: str) -> None:
@@ -152,6 +152,18 @@ def _in_folders(folder: Path, root: str | None, problems: list[Problem], by_path
             status = path.stat()
             stamp = f"file {status.st_size} {status.st_mtime_ns}"
             yield Photograph(name, source, _circuit(source, by_path), path, None, status.st_size, stamp, by_path)
+
+
+def _identity(folder: Path) -> tuple[int, int] | Path:
+    """Return what tells folders apart, however they are reached; the path of one that cannot be reached.
+
+    `os.path.realpath` would take 15 s for 1,100 nested folders.
+    """
+    try:
+        status = folder.stat()
+    except OSError:  # `walk` reports it
+        return folder
+    return status.st_dev, status.st_ino
 
 
 def _leaves(path: Path, root: str | None, folder: Path, problems: list[Problem]) -> bool:
