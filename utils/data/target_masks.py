@@ -53,7 +53,10 @@ def _draw(points: np.ndarray, starts: np.ndarray, size_px: int, keep_tiny: bool)
     sizes = (last.clip(-1, side - 1) + 1 - first).clip(0)
     corners = _repeat_rows(first * MASK_STRIDE, np.diff(starts, append=len(pixels)))
     outlines = split_outlines(pixels - corners, starts)
-    masks = [_small_mask(outline, *size, keep_tiny) for outline, size in zip(outlines, sizes.tolist(), strict=True)]
+    masks = [
+        _small_mask(outline, width, height, keep_tiny)
+        for outline, (width, height) in zip(outlines, sizes.tolist(), strict=True)
+    ]
     areas = np.array([np.count_nonzero(mask) for mask in masks])
     for position in np.argsort(-areas, kind="stable").tolist():
         (left, top), (width, height) = first[position].tolist(), sizes[position].tolist()

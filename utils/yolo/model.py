@@ -111,7 +111,7 @@ def load_for_prediction(source: str, device: torch.device, *, nms: bool = True) 
     return model.fuse(verbose=False).to(device, memory_format=torch.channels_last)
 
 
-def copy_for_prediction(model: nn.Module) -> YoloModel:
+def copy_for_prediction(model: YoloModel) -> YoloModel:
     """Return a copy of a model in training in the form that `load_for_prediction` gives it."""
     return copy.deepcopy(model).fuse(verbose=False).to(memory_format=torch.channels_last)
 

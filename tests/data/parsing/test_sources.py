@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import zipfile
 from pathlib import Path
 
-from tests.data.parsing.raw_folder import build, problems_of, record
+from tests.data.parsing.raw_folder import build, photo, problems_of, record
+from utils.data.parsing.label_csv import Problem
+from utils.data.parsing.sources import find_photographs
 
 
 def test_half_extracted_photograph_is_taken_from_its_zip(raw: Path) -> None:
@@ -27,3 +31,26 @@ def test_damaged_zip_member_is_one_unreadable_photograph(raw: Path) -> None:
     manifest = build(raw)
     assert problems_of(manifest) == [("Circuit2.zip/Circuit2/2 (1).JPG", "unreadable photograph")]
     assert "CRC" in manifest["problems"][0]["text"]
+
+
+def test_what_lies_in_a_folder_that_may_be_listed_but_not_entered_is_a_problem() -> None:
+    nobody = 65534
+    problems: list[Problem] = []
+    with tempfile.TemporaryDirectory() as name:  # others may enter its parents, unlike those of pytest's folders
+        folder = Path(name)
+        closed = folder / "closed"
+        (closed / "inner").mkdir(parents=True)
+        for file in (folder / "open.jpg", closed / "a.jpg"):
+            file.write_bytes(photo())
+        folder.chmod(0o755)
+        closed.chmod(0o444)
+        is_root = os.geteuid() == 0
+        try:
+            if is_root:  # who may enter any folder
+                os.seteuid(nobody)
+            assert list(find_photographs(folder, problems)) == ["open.jpg"]
+        finally:
+            if is_root:
+                os.seteuid(0)
+            closed.chmod(0o755)
+    assert {problem.place for problem in problems} == {"closed/a.jpg", "closed/inner"}

@@ -146,8 +146,9 @@ def _in_folders(folder: Path, root: str | None, problems: list[Problem], by_path
             if _leaves(path, root, folder, problems):
                 continue
             source = path.relative_to(folder).as_posix()
-            if not path.is_file():
-                problems.append(Problem(printable(source), "not a regular file; skipped", UNREADABLE_PHOTOGRAPH))
+            if not os.path.isfile(path):  # False, too, in a folder that may be listed but not entered
+                text = "not a regular file, or its folder forbids access; skipped"
+                problems.append(Problem(printable(source), text, UNREADABLE_PHOTOGRAPH))
                 continue
             status = path.stat()
             stamp = f"file {status.st_size} {status.st_mtime_ns}"
@@ -168,7 +169,7 @@ def _identity(folder: Path) -> tuple[int, int] | Path:
 
 def _leaves(path: Path, root: str | None, folder: Path, problems: list[Problem]) -> bool:
     """Return whether a path is a link to outside `root` (None: trust all links), and add it to `problems`."""
-    if root is None or not path.is_symlink() or Path(os.path.realpath(path)).is_relative_to(root):
+    if root is None or not os.path.islink(path) or Path(os.path.realpath(path)).is_relative_to(root):
         return False
     text = (
         f"a link that leaves {folder}, skipped; put the files there, let {folder} itself be the link, "
