@@ -25,6 +25,8 @@ def main():
     print("unflushed", end=" ")
     if sys.argv[1:] == ["a bug"]:
         raise RuntimeError("a bug")
+    if sys.argv[1:] == ["a closed file"]:
+        raise PermissionError(13, "Permission denied", "photo.jpg")
     if len(sys.argv) > 1:
         raise UserError(sys.argv[1])
     return 75
@@ -54,6 +56,12 @@ def test_a_process_on_its_own_is_torn_down_as_usual() -> None:
 def test_an_error_is_one_line_from_a_rank(rank: str, line: str) -> None:
     done = _leave("no such file", RANK=rank)
     assert (done.returncode, done.stderr.strip()) == (1, line)
+
+
+def test_a_file_that_may_not_be_opened_is_one_line() -> None:
+    done = _leave("a closed file")
+    line = "error: photo.jpg: Permission denied; give the user who runs this access to it and to its folder\n"
+    assert (done.returncode, done.stderr) == (1, line)
 
 
 def test_a_bug_in_a_rank_keeps_its_traceback_and_waits_for_nobody() -> None:

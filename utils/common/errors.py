@@ -68,22 +68,13 @@ def print_warning(line: str) -> None:
 
 
 def run_script(main: Callable[[], int | None]) -> None:
-    """Run a script's `main` and exit with its code; print a UserError as one line on stderr.
+    """Run a script's `main` and exit with its code; print a UserError, or a file without permission, as one line on stderr.
 
     Any other exception is a bug and keeps its traceback. One of several ranks then exits at once, like after a UserError:
     it must not wait for the other ranks.
     """
     try:
         code = main()
-    except UserError as error:
-        rank = os.environ.get("RANK", "0")
-        where = "" if rank == "0" else f"[rank {rank}] "
-        if isinstance(error, DataErrors) and rank == "0":
-            more = len(error.details) - MAX_DETAILS
-            shown = [*error.details[:MAX_DETAILS], *([f"… and {more} more"] if more > 0 else [])]
-            print(*shown, sep="\n", file=sys.stderr)
-        print(f"{where}error: {_last_line(error)}", file=sys.stderr, flush=True)
-        code = error.exit_code
     except KeyboardInterrupt:
         print("stopped by the keyboard", file=sys.stderr, flush=True)
         code = EXIT_KEYBOARD
@@ -91,12 +82,34 @@ def run_script(main: Callable[[], int | None]) -> None:
         # `script | head` closed our output: redirect stdout so that the interpreter's last flush cannot fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_DONE
-    except Exception:
-        if "RANK" not in os.environ:
+    except Exception as error:
+        known = _error_of_the_user(error)
+        if known is not None:
+            _print_error(known)
+        elif "RANK" not in os.environ:
             raise
-        traceback.print_exc()
-        code = EXIT_FAILED
+        else:
+            traceback.print_exc()
+        code = known.exit_code if known is not None else EXIT_FAILED
     _exit(code or EXIT_DONE)
+
+
+def _error_of_the_user(error: Exception) -> UserError | None:
+    """Return what a user can mend as a UserError: also a file or folder that the process may not open."""
+    if isinstance(error, PermissionError) and error.filename is not None:
+        place = printable(str(error.filename), 400)
+        return UserError(f"{place}: {error.strerror}; give the user who runs this access to it and to its folder")
+    return error if isinstance(error, UserError) else None
+
+
+def _print_error(error: UserError) -> None:
+    rank = os.environ.get("RANK", "0")
+    where = "" if rank == "0" else f"[rank {rank}] "
+    if isinstance(error, DataErrors) and rank == "0":
+        more = len(error.details) - MAX_DETAILS
+        shown = [*error.details[:MAX_DETAILS], *([f"… and {more} more"] if more > 0 else [])]
+        print(*shown, sep="\n", file=sys.stderr)
+    print(f"{where}error: {_last_line(error)}", file=sys.stderr, flush=True)
 
 
 def _last_line(error: UserError) -> str:
