@@ -11,8 +11,7 @@ step "1/7 Making the built-in sample"
 step "2/7 Parsing labels to YOLO format"
 "$PYTHON" parse_labels.py --input data/demo/raw --output data/demo/processed --line-width 14 --long-side 640
 step "3/7 Training on all GPUs, or on 2 CPU processes"
-# A short training from random weights: AdamW with a higher learning rate than its default, which suits fine-tuning.
-bash train_ddp.sh -- --batch-size 4 --epochs 30 --img-size 320 --model yolov8n-seg.yaml --optimizer adamw --lr 0.002 \
+bash train_ddp.sh -- --batch-size 4 --epochs 24 --img-size 320 --model yolov8n-seg.yaml \
     --data data/demo/processed/dataset.yaml --save-dir models/demo
 step "4/7 Evaluating best.pt"
 "$PYTHON" evaluate_model.py --model models/demo/best.pt --data data/demo/processed/dataset.yaml --output outputs/demo/evaluation
@@ -23,7 +22,7 @@ step "6/7 Training on windows of photographs of 20 megapixels"
 "$PYTHON" parse_labels.py --input data/demo/large-raw --output data/demo/large --line-width 7 --long-side native \
     --val-fraction 0.3
 bash train_ddp.sh -- --batch-size 8 --epochs 12 --img-size 320 --model models/demo/best.pt --windows 16 --window-scale 1 1 \
-    --optimizer adamw --lr 0.002 --data data/demo/large/dataset.yaml --save-dir models/demo-windows
+    --data data/demo/large/dataset.yaml --save-dir models/demo-windows
 step "7/7 Evaluating on tiles, wires by their centrelines too"
 # best.pt is chosen on whole photographs, in which wires cannot be seen
 "$PYTHON" evaluate_model.py --model models/demo-windows/last.pt --data data/demo/large/dataset.yaml \
