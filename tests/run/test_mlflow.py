@@ -33,7 +33,7 @@ TOKEN = "hush-4f1d"
 def hurry() -> None:
     """Shorten every wait."""
     mlflow.POLL_S, mlflow.MOST_BACKOFF_S, mlflow.STOP_WAIT_S = 0.02, 0.05, 3.0
-    bounded_http.WAIT_S, bounded_http.MOST_ANSWER_S = 0.3, 0.6
+    bounded_http.WAIT_S, bounded_http.MOST_ANSWER_S = 0.6, 1.2
 
 
 @pytest.fixture(autouse=True)
