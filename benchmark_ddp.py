@@ -22,8 +22,8 @@ import torch
 
 from utils.common.config import INPUT_SIZE, Options, option, parse_config, to_dict
 from utils.common.cores import choose_threads_and_workers, usable_cpu_count
-from utils.common.devices import PRECISION_CHOICES, choose_precision, visible_gpu_count
-from utils.common.environment import environment_report
+from utils.common.devices import PRECISION_CHOICES, choose_precision
+from utils.common.environment import environment_report, visible_gpu_count
 from utils.common.errors import UserError, run_script
 from utils.common.files import write_bytes_atomic
 from utils.measure.interconnect import GPUS_PER_NODE, MEASURED, PRESETS, Link

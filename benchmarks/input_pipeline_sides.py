@@ -138,7 +138,7 @@ class TheirSide:
         description = {"names": dict(enumerate(spec.names)), "channels": 3}
         folders = [str(source) for source in spec.splits["train"]]
         self.reader: Any = reader
-        self.dataset = cast(Any, build_yolo_dataset(config, folders, batch_size, description, mode="train"))
+        self.dataset = cast("Any", build_yolo_dataset(config, folders, batch_size, description, mode="train"))
         self.batch_size, self.position = batch_size, 0
         # Mosaic takes three of its four photographs from a buffer of those read last. In file order, one photograph is
         # read per sample, as in a data set that is larger than the buffer.

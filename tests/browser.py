@@ -119,7 +119,7 @@ def browser_page(profile: Path) -> Iterator[Page]:
     process = subprocess.Popen(
         [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
         close_fds=False,
-        preexec_fn=as_three_and_four,
+        preexec_fn=as_three_and_four,  # noqa: PLW1509 # no other thread holds a lock yet
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

@@ -17,7 +17,7 @@ import yaml
 
 from utils.common.config import Options, option, parse_config
 from utils.common.cores import choose_threads_and_workers
-from utils.common.devices import visible_gpu_count
+from utils.common.environment import visible_gpu_count
 from utils.common.errors import UserError, run_script
 from utils.common.files import read_text
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml

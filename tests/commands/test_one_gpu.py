@@ -22,7 +22,7 @@ count = lambda: len([word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "0"
 torch.cuda = types.SimpleNamespace(device_count=count, is_available=lambda: count() > 0)
 sys.modules["torch"] = torch
 """
-COUNT = "from utils.common.devices import visible_gpu_count; print(visible_gpu_count())"
+COUNT = "from utils.common.environment import visible_gpu_count; print(visible_gpu_count())"
 
 
 @pytest.fixture

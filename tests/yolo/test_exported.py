@@ -223,7 +223,9 @@ def test_openvino_and_nncf_send_no_statistics() -> None:
             pytest.importorskip(
                 package, reason="needs the packages of exports (pip install -r requirements-export.txt)"
             )
-    done = subprocess.run([sys.executable, "-c", TELEMETRY], capture_output=True, text=True, cwd=PROJECT, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", TELEMETRY], capture_output=True, text=True, cwd=PROJECT, timeout=120, check=False
+    )
     assert done.stdout.strip() == "stand-ins only", done.stderr[-2000:]
 
 

@@ -1,7 +1,4 @@
-"""Devices, precision, seeds, memory, and PyTorch's global settings.
-
-Functions import PyTorch themselves, so that the launcher can count GPUs without it.
-"""
+"""Devices, precision, seeds, memory, and PyTorch's global settings."""
 
 from __future__ import annotations
 
@@ -13,29 +10,18 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy
+import torch
 
 from utils.common.cores import read_words
 from utils.common.errors import UserError
 
-if TYPE_CHECKING:
-    import torch
-
 DEVICE_CHOICES = "auto, cpu, cuda, cuda:N or N"
 PRECISION_CHOICES = ("auto", "bf16", "fp16", "off")
 _CPU_BF16 = ("amx_bf16", "avx512_bf16")  # CPU features that multiply bf16 matrices in hardware
-_GPU_DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA, NVIDIA under WSL, AMD
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt in glibc's malloc.h
 _LARGEST = 2**31 - 1  # of a C int
-
-
-def visible_gpu_count() -> int:
-    """Return the number of GPUs PyTorch can use. Does not import PyTorch where there is no driver."""
-    if not any(Path(file).exists() for file in _GPU_DRIVER_FILES):
-        return 0
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def choose_device(requested: str, local_rank: int) -> torch.device:
@@ -43,8 +29,6 @@ def choose_device(requested: str, local_rank: int) -> torch.device:
 
     Raises UserError when there is no such GPU, or when this node has more ranks than GPUs.
     """
-    import torch
-
     ranks = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), local_rank + 1)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     word = requested.strip().lower()
@@ -74,8 +58,6 @@ def choose_device(requested: str, local_rank: int) -> torch.device:
 
 
 def _made_current(device: torch.device) -> torch.device:
-    import torch
-
     torch.cuda.set_device(device)  # otherwise every rank would also open a context on GPU 0
     return device
 
@@ -90,8 +72,6 @@ class Precision:
 
     def autocast(self, device: torch.device) -> AbstractContextManager[None]:
         """Return the context in which forward passes and losses are computed."""
-        import torch
-
         return nullcontext() if self.dtype is None else torch.autocast(device.type, self.dtype)
 
 
@@ -101,8 +81,6 @@ def choose_precision(requested: str, device: torch.device) -> Precision:
     `auto` is bf16 if the hardware supports it: GPUs from Ampere on, CPUs with AMX (a step is about five times as fast)
     or AVX512-BF16 (1.3 to 1.5 times as fast). Otherwise fp16 on a GPU, off on a CPU. Cost in mAP: docs/performance.md.
     """
-    import torch
-
     if requested not in PRECISION_CHOICES:
         raise UserError(f"--amp {requested}: not one of {', '.join(PRECISION_CHOICES)}")
     is_cpu = device.type == "cpu"
@@ -119,8 +97,6 @@ def choose_precision(requested: str, device: torch.device) -> Precision:
 
 
 def _cpu_has_bf16() -> bool:
-    import torch
-
     if hasattr(torch.cpu, "get_capabilities"):
         has = torch.cpu.get_capabilities()
         return any(has.get(name) for name in _CPU_BF16)
@@ -130,9 +106,6 @@ def _cpu_has_bf16() -> bool:
 
 def seed_everything(seed: int, rank: int = 0) -> None:
     """Seed Python, NumPy and PyTorch with `seed + rank`, so that ranks draw different numbers."""
-    import numpy
-    import torch
-
     random.seed(seed + rank)
     numpy.random.seed((seed + rank) % 2**32)
     torch.manual_seed(seed + rank)
@@ -147,8 +120,6 @@ def copy_to_host(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Begin to copy a tensor to the host's memory; return a function that waits for the copy, and for nothing later."""
     if tensor.device.type != "cuda":
         return lambda: tensor
-    import torch
-
     copy, is_done = tensor.to("cpu", non_blocking=True), torch.cuda.Event()
     is_done.record()
 
@@ -162,13 +133,9 @@ def copy_to_host(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
 def peak_memory_bytes(device: torch.device) -> int:
     """Return the peak memory so far: of PyTorch's tensors on a GPU, of the whole process on a CPU."""
     if device.type == "cuda":
-        import torch
-
         return torch.cuda.max_memory_allocated(device)
     for line in read_words(Path("/proc/self/status"), separator="\n"):
-        if line.startswith(
-            "VmHWM:"
-        ):  # unlike ru_maxrss it does not begin at the memory of the process that started this
+        if line.startswith("VmHWM:"):  # ru_maxrss would begin at the memory of the process that started this one
             return int(line.split()[1]) * 1024
     import resource
 
@@ -180,11 +147,16 @@ def tune_device(device: torch.device, *, deterministic: bool, fixed_shapes: bool
     """Set PyTorch's global settings for a training process.
 
     GPU: TensorFloat-32 for fp32 operations, and cuDNN's benchmark mode if all batches have the same shape. With
-    `deterministic` neither: slower, but equal runs give equal bits (on a CPU they always do). CPU: `keep_freed_memory`.
+    `deterministic` neither: slower, but equal runs give equal bits (on a CPU they always do). cuBLAS reads its variable
+    when it is first used, so call this before any computation. CPU: `keep_freed_memory`.
     """
     if device.type != "cuda":
         keep_freed_memory()
         return
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # Filling costs time and changes no result.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.set_float32_matmul_precision("highest" if deterministic else "high")
     torch.backends.cudnn.allow_tf32 = not deterministic
     torch.backends.cudnn.benchmark = fixed_shapes and not deterministic

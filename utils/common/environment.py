@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 
 from utils.common.cores import read_words, usable_cpu_count
-from utils.common.devices import visible_gpu_count
 
+_GPU_DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA, NVIDIA under WSL, AMD
 PROJECT_FOLDER = Path(__file__).resolve().parent.parent.parent
 
 
@@ -53,6 +53,15 @@ def _settings_folder() -> Path:
         if os.access(folder, os.W_OK):
             return folder
     return Path(tempfile.mkdtemp(prefix="yolo-seg-ddp-"))
+
+
+def visible_gpu_count() -> int:
+    """Return the number of GPUs PyTorch can use. Does not import PyTorch where there is no driver."""
+    if not any(Path(file).exists() for file in _GPU_DRIVER_FILES):
+        return 0
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def python_path() -> str:

@@ -5,6 +5,7 @@ Batches depend only on (seed, epoch): a loader that starts in the middle of an e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -98,7 +99,7 @@ class ShardBatches(Sampler[list[Key]]):
         self.batch_size = batch_size
 
     def __len__(self) -> int:
-        return -(-len(self.indices) // self.batch_size)
+        return math.ceil(len(self.indices) / self.batch_size)
 
     def __iter__(self) -> Iterator[list[Key]]:
         for start in range(0, len(self.indices), self.batch_size):

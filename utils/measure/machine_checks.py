@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from utils.common.cores import choose_threads_and_workers, shared_memory_free_bytes, usable_cpu_count
-from utils.common.devices import choose_precision, visible_gpu_count
-from utils.common.environment import PROJECT_FOLDER, package_version
+from utils.common.environment import PROJECT_FOLDER, package_version, visible_gpu_count
 from utils.common.errors import UserError
 from utils.data.dataset_yaml import label_file_for, load_dataset_yaml
 from utils.measure.process_group_check import check_common_step
@@ -153,6 +152,8 @@ def check_mixed_precision() -> Result:
     """Does the loss of a small network fall under autocast, in the precision that the trainer would choose here?"""
     import torch
     from torch import nn
+
+    from utils.common.devices import choose_precision
 
     device = torch.device("cuda", 0) if visible_gpu_count() else torch.device("cpu")
     precision = choose_precision("auto", device)
