@@ -113,7 +113,9 @@ def seed_everything(seed: int, rank: int = 0) -> None:
 
 def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a tensor from the host's memory to the device. The host does not wait for a GPU."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    if device.type != "cuda":
+        return tensor
+    return (tensor if tensor.is_pinned() else tensor.pin_memory()).to(device, non_blocking=True)
 
 
 def copy_to_host(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:

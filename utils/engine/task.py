@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from utils.common.devices import Precision
+from utils.common.devices import Precision, copy_to_device
 from utils.common.tensor_files import atomic_torch_save
 from utils.engine.meters import EpochMeter
 from utils.run.checkpoint import CheckpointFolders, CheckpointStore
@@ -59,7 +59,7 @@ class Task:
     def prepare(self, batch: Batch, device: torch.device) -> tuple[Any, Any]:
         """Return a batch of the loader as (inputs, targets) on the device. Here: the batch is such a pair of tensors."""
         inputs, targets = batch
-        return inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+        return copy_to_device(inputs, device), copy_to_device(targets, device)
 
     def loss(self, outputs: Any, targets: Any) -> torch.Tensor | tuple[torch.Tensor, NamedValues]:
         """Return the batch's mean loss (), or (loss, {name: value ()}); a value named `loss` replaces it in reports.

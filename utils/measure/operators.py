@@ -64,7 +64,11 @@ def profile_operators(engine: TrainingEngine, batch: Batch, steps: int, trace: P
 
 
 def most_expensive(averages: Any, steps: int, is_gpu: bool) -> list[Operator]:
-    """Return the MAX_OPERATORS operators with the largest own time, from the profiler's averages over `steps`."""
+    """Return the MAX_OPERATORS operators with the largest own time, from the profiler's averages over `steps`.
+
+    The time is the host's where the system does not let the profiler read the GPU's.
+    """
+    is_gpu = is_gpu and any(event.self_device_time_total > 0 for event in averages)
     time_us = (lambda event: event.self_device_time_total) if is_gpu else (lambda event: event.self_cpu_time_total)
     # The list also holds GPU kernels. Their time is already counted for the operator that launched them.
     is_operator = [

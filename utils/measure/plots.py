@@ -101,7 +101,7 @@ def _busy_panel(axes: Axes, profiles: Sequence[BatchProfile]) -> None:
             axes.plot([at for at, _ in found], values, "o-", color=color, label=label, linewidth=1.6)
             for (at, _), value in zip(found, values, strict=True):
                 axes.annotate(f"{value:.3g}", (at, value), (0, 6), textcoords="offset points", ha="center", fontsize=8)
-    axes.set_title("during the measured steps")
+    axes.set_title("during the measured steps" if axes.has_data() else "during the measured steps: not readable")
 
 
 def stack_bars(axes: Axes, parts: Mapping[str, tuple[Sequence[float], Any]], totals: Sequence[float]) -> None:
@@ -122,7 +122,8 @@ def finish_axes(
     """Set ticks, limits and style. Call this after everything is drawn."""
     axes.set_xticks(range(len(labels)), labels)
     axes.set_xlim(-0.6, len(labels) - 0.4)
-    axes.set_ylim(0, room * max(axes.dataLim.ymax, 0) or 1)  # space for the legend
+    highest = axes.dataLim.ymax if axes.has_data() else 0  # infinite without data
+    axes.set_ylim(0, room * max(highest, 0) or 1)  # space for the legend
     axes.set_xlabel(axis_name, fontsize=9)
     axes.title.set_fontsize(10)
     axes.tick_params(labelsize=8)

@@ -155,10 +155,7 @@ def _time_with_and_without(
 
 def _time_ranges(engine: TrainingEngine, loader: Any, batch: Batch, job: RankJob, steps: int) -> Timed:
     """Train `steps` steps after the warm-up and return their times."""
-    device = engine.device
-    if device.type == "cuda":
-        batch.pin_memory()
-    timer = RangeTimer(device)
+    timer = RangeTimer(engine.device)
     wall = _WallClock(timer, job.warmup_steps, steps)
     marked = MarkedLoader(loader or Repeated(batch, 1), job.warmup_steps + steps + 1, wall)
     with timed_collectives(timer, engine.model):

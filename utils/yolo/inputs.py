@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from utils.common.devices import copy_to_device
 from utils.data.augment import jitter_colours
 from utils.data.dataset import Batch
 
@@ -29,7 +30,7 @@ class Targets:
 
 def prepare_images(images: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Turn uint8 (B, S, S, 3) into float32 (B, 3, S, S) in 0..1 on the device, in channels-last memory format."""
-    return images.to(device, non_blocking=True).permute(0, 3, 1, 2).float().div_(255)
+    return copy_to_device(images, device).permute(0, 3, 1, 2).float().div_(255)
 
 
 def prepare_batch(batch: Batch, device: torch.device) -> tuple[torch.Tensor, Targets]:

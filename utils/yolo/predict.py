@@ -72,7 +72,7 @@ def predict_photos(
         return
     placed = [letterbox(photo, size_px) for photo in photos]
     images = torch.from_numpy(np.stack([canvas for canvas, _, _ in placed]))
-    outputs = raw_outputs(model, prepare_images(copy_to_device(images, device), device))
+    outputs = raw_outputs(model, prepare_images(images, device))
     strides = [float(stride) for stride in model.stride]  # type: ignore[union-attr]
     for position, found in enumerate(detect(outputs, strides, size_px, **limits)):
         (height, width), (_, scale, pad) = photos[position].shape[:2], placed[position]

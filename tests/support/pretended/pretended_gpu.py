@@ -32,6 +32,7 @@ from torch.utils._pytree import tree_leaves
 
 Tensor = torch.Tensor
 GIB = 2**30
+COPIES = [0]  # from the host to a GPU, in this process
 _MARK, _PINNED = "_pretended_gpu", "_pretended_pinned"
 _HERE = SimpleNamespace(index=0)  # the current device of this process
 _NAMES_OF_DEVICE = {"device", "device_type", "map_location"}
@@ -156,6 +157,7 @@ def _moved(result: Tensor, tensor: Tensor, target: int | None, kwargs: dict[str,
         and tensor.numel()
     ):
         raise RuntimeError(f"copies {tuple(tensor.shape)} from pageable memory: the host would wait (pretended GPU)")
+    COPIES[0] += moves and target is not None
     if moves and result is tensor:
         result = result.clone(memory_format=torch.preserve_format)
     result.__dict__.pop(_MARK, None)
@@ -183,7 +185,7 @@ _ANSWERS = {
     "pin_memory": _pinned,
     "is_pinned": lambda tensor, index: _PINNED in tensor.__dict__,
     "get_device": lambda tensor, index: -1 if index is None else index,
-    "cuda": lambda tensor, index: _mark(tensor.clone(), _HERE.index) if index is None else tensor,
+    "cuda": lambda tensor, index: tensor if index is not None else _moved(tensor, tensor, _HERE.index, {}),
 }
 
 
@@ -282,6 +284,9 @@ class _Stream:
     def query(self) -> bool:
         return True
 
+    def is_capturing(self) -> bool:
+        return False
+
     def record_event(self, event: Any = None) -> Any:
         return event or _Event()
 
@@ -320,6 +325,11 @@ def _record_stream(tensor: Tensor, stream: Any) -> None:
     assert is_on_gpu(tensor), "record_stream of a tensor that is not on the GPU"
 
 
+def _returning(value: Any) -> Any:
+    """Return a new function each time: torch.compile refuses one function under two names."""
+    return lambda *_, **__: value
+
+
 def _cuda_functions(count: int) -> dict[str, Any]:
     facts = SimpleNamespace(name="Pretended GPU", major=9, minor=0, total_memory=80 * GIB, multi_processor_count=132)
     facts.__dict__.update(L2_cache_size=50 * 2**20, max_threads_per_multi_processor=2048, is_integrated=False, uuid="0")
@@ -339,8 +349,8 @@ def _cuda_functions(count: int) -> dict[str, Any]:
         _HERE.index = index
 
     return {
-        **dict.fromkeys(nothing, lambda *_, **__: None),
-        **dict.fromkeys(memory, lambda *_: GIB),
+        **{name: _returning(None) for name in nothing},
+        **{name: _returning(GIB) for name in memory},
         "Stream": _Stream,
         "Event": _Event,
         "stream": _Nothing,
@@ -370,15 +380,16 @@ def _cuda_functions(count: int) -> dict[str, Any]:
 
 
 def _accelerator_functions(cuda: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "is_available": lambda *_, **__: cuda["is_available"](),
-        "current_accelerator": lambda *_, **__: torch.device("cuda"),
-        "device_count": cuda["device_count"],
-        "current_device_index": cuda["current_device"],
-        "set_device_index": cuda["set_device"],
-        "synchronize": cuda["synchronize"],
-        "current_stream": cuda["current_stream"],
+    same = {
+        "is_available": "is_available",
+        "device_count": "device_count",
+        "current_device_index": "current_device",
+        "set_device_index": "set_device",
+        "synchronize": "synchronize",
+        "current_stream": "current_stream",
     }
+    functions = {name: lambda *args, its=its, **_: cuda[its](*args) for name, its in same.items()}
+    return {**functions, "current_accelerator": _returning(torch.device("cuda"))}
 
 
 # -- autocast, DDP, files -------------------------------------------------------------------------------------------------
@@ -395,6 +406,11 @@ class _Scaler(torch.amp.GradScaler):
     def __init__(self, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
         assert str(device).startswith("cuda"), f"a GradScaler for {device} (pretended GPU)"
         super().__init__("cpu", *args, **kwargs)
+
+
+class _Profile(torch.profiler.profile):
+    def __init__(self, *, activities: Any = None, **kwargs: Any) -> None:
+        super().__init__(activities=[torch.profiler.ProfilerActivity.CPU], **kwargs)
 
 
 def _patch_distributed() -> None:
@@ -452,6 +468,7 @@ def switch_on(count: int) -> None:
     torch.cuda.nccl.version = lambda: (2, 29, 0)
     torch.autocast = torch.amp.autocast = torch.amp.autocast_mode.autocast = _Autocast  # type: ignore[misc]
     torch.amp.GradScaler = torch.amp.grad_scaler.GradScaler = _Scaler  # type: ignore[misc]
+    torch.profiler.profile = _Profile  # type: ignore[misc]
     _patch_distributed()
     _patch_files()
     run_thread, new_parameter = threading.Thread.run, torch.nn.Parameter.__new__

@@ -1,0 +1,168 @@
+"""Every command runs its CUDA branches, on pretended GPUs (tests/support/pretended), and trains the bits of a CPU."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import PROJECT, TrainedRun, run_script
+from tests.ranks import RankFailed, run_ranks
+from tests.recipes.compressed_ad.small import small_settings, write_small_histories
+from utils.run.checkpoint import load_latest
+
+PRETENCE = PROJECT / "tests" / "support" / "pretended"
+SIZE = ("--img-size", "64")
+RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_at: int = 0) -> tuple[int, int]:
+    """Run a command in this fresh process; return its exit code and how many tensors it copied to a GPU.
+
+    It is killed at its optimizer step number `kill_at`.
+    """
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
+    os.dup2(1, 2)
+    if os.environ["WORLD_SIZE"] == "1":  # some commands start ranks of their own
+        for name in RANK_NAMES:
+            del os.environ[name]
+    sys.path[:0] = [str((PROJECT / script).parent), str(PRETENCE)]
+    sys.argv = [script, *arguments]
+    copies: Callable[[], int] = lambda: 0  # noqa: E731
+    if num_gpus:
+        os.environ.update(PRETEND_GPUS=str(num_gpus), PYTHONPATH=os.pathsep.join([str(PRETENCE), str(PROJECT)]))
+        pretended_gpu = importlib.import_module("pretended_gpu")
+        pretended_gpu.switch_on(num_gpus)
+        copies = lambda: pretended_gpu.COPIES[0]  # noqa: E731
+    if kill_at:
+        kill_at_step(kill_at)
+    command = importlib.import_module(Path(script).stem)
+    if num_gpus and (roofline := sys.modules.get("utils.measure.roofline")):
+        for sizes in (roofline._MATMUL_SIDE, roofline._CONVOLUTION, roofline._COPY_BYTES):
+            sizes["cuda"] = sizes["cpu"]  # a GPU's sizes take a CPU minutes
+        # Below PyTorch's dispatcher, where memory is counted, the pretence has no marks.
+        sys.modules["utils.measure.tensor_memory"].TensorMemory._is_here = lambda *_: True
+    code = command.main()
+    return int(code or 0), copies()
+
+
+def kill_at_step(number: int) -> None:
+    from utils.engine.step import Step
+
+    update, steps_left = Step.update, [number]
+
+    def counted(self: Step) -> None:
+        steps_left[0] -= 1
+        if not steps_left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        update(self)
+
+    Step.update = counted  # type: ignore[method-assign]
+
+
+def run(
+    folder: Path, num_gpus: int, script: str, *arguments: str | Path, ranks: int = 1, kill_at: int = 0
+) -> list[tuple[int, int]]:
+    log = folder / "printed.txt"
+    arguments_ = [str(argument) for argument in arguments]
+    try:
+        return run_ranks(call_main, ranks, num_gpus, script, arguments_, log, kill_at, join=False, timeout_s=240)
+    except RankFailed as error:
+        if kill_at:
+            return []
+        raise AssertionError(f"{error}\n{log.read_text()[-4000:]}") from error
+
+
+# -- every command --------------------------------------------------------------------------------------------------------
+
+
+def crowd(folder: Path, trained: TrainedRun) -> list[str]:
+    from tests.recipes.crowd_bt.small import write_data
+
+    data = write_data(folder)
+    return [
+        *("--backbone", "test_resnet", "--no-pretrained", "--input-size", "32", "--amp", "--epochs", "1"),
+        *("--batch-size", "16", "--data-dir", str(data), "--image-dir", str(data / "images"), "--num-workers", "0"),
+        *("--checkpoint-dir", str(folder / "run")),
+    ]
+
+
+def rooms(folder: Path, trained: TrainedRun) -> list[str]:
+    import yaml
+
+    settings = small_settings(folder)
+    write_small_histories(settings)
+    (folder / "small.yaml").write_text(yaml.safe_dump(settings.plain()))
+    return [str(folder / "small.yaml")]
+
+
+COMMANDS: dict[str, tuple[str, Callable[[Path, TrainedRun], list[str]]]] = {
+    "train": (
+        "train_yolo_ddp.py",
+        lambda folder, trained: [
+            *("--data", str(trained.data), "--save-dir", str(folder / "run"), "--model", "yolo11n-seg.yaml", *SIZE),
+            *("--batch-size", "4", "--epochs", "1", "--amp", "fp16", "--accumulate", "2", "--multi-scale"),
+        ],
+    ),
+    "evaluate": (
+        "evaluate_model.py",
+        lambda folder, trained: [
+            *("--model", str(trained.folder / "best.pt"), "--data", str(trained.data), *SIZE, "--amp", "auto"),
+            *("--mask-resolution", "native", "--output", str(folder / "evaluation")),
+        ],
+    ),
+    "infer": (
+        "inference.py",
+        lambda folder, trained: [
+            *("--model", str(trained.folder / "best.pt"), "--source", str(trained.processed / "val" / "images")),
+            *("--tiles", "96", "--output", str(folder / "predictions")),
+        ],
+    ),
+    "export": (
+        "export.py",
+        lambda folder, trained: [
+            *("--model", str(trained.folder / "best.pt"), "--data", str(trained.data), *SIZE, "--format"),
+            *("torchscript", "--output", str(folder / "export")),
+        ],
+    ),
+    "profile": (
+        "profile_gpu.py",
+        lambda folder, trained: [
+            *("--model", "yolov8n-seg.yaml", "--batch-sizes", "1", "--steps", "1", *SIZE),
+            *("--output", str(folder / "profile")),
+        ],
+    ),
+    "benchmark": (
+        "benchmark_ddp.py",
+        lambda folder, trained: [
+            *("--batch-size", "2", "--steps", "1", "--warmup", "1", "--repeats", "1", *SIZE),
+            *("--output", str(folder / "benchmark")),
+        ],
+    ),
+    "check data": (
+        "check_data.py",
+        lambda folder, trained: [
+            *("--model", str(trained.folder / "best.pt"), "--data", str(trained.data)),
+            *("--output", str(folder / "check")),
+        ],
+    ),
+    "check machine": ("test_ddp.py", lambda folder, trained: ["--data", str(trained.data)]),
+    "crowd_bt": ("recipes/crowd_bt/train.py", crowd),
+    "compressed_ad": ("recipes/compressed_ad/train.py", rooms),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_runs_on_a_gpu(name: str, trained: TrainedRun, tmp_path: Path) -> None:
+    script, arguments = COMMANDS[name]
+    ((code, num_copies),) = run(tmp_path, 1, script, *arguments(tmp_path, trained))
+    printed = (tmp_path / "printed.txt").read_text()
+    assert code == 0, printed
+    assert num_copies > 0, f"used no GPU\n{printed}"
