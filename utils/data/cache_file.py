@@ -94,7 +94,7 @@ class RecordFile:
         assert index.make is not None  # `open_or_build_kind` sets it
         made = index.make(file)
         if isinstance(made, str) or (len(made[0]), made[1]) != (end - begin, self.shape(position)):
-            raise DamagedRecord(index.pixel_file, f", and {file.name} is no longer the photograph that was packed")
+            raise DamagedRecord(index.pixel_file, f", and {printable(file.name)} no longer gives the same bytes")
         try:
             with open(index.pixel_file, "r+b", opener=regular_only) as output:
                 output.seek(begin)
