@@ -43,7 +43,7 @@ def open_dataset(
     config: TrainConfig, spec: DatasetSpec, split: str, colours_on_device: bool, say: distributed.Say
 ) -> SegmentationDataset:
     """Read a split's labels and open, or build, its packed cache or its block store. The split `train` is augmented."""
-    photos, folder = read_photos(spec, split, say), spec.root / ".cache"
+    photos, folder = read_photos(spec, split, say), spec.cache_folder
     packed = windowed = index = None
     if config.window_config and split == "train":
         windowed = open_windows(

@@ -16,6 +16,7 @@ import pytest
 from utils.common.errors import UserError
 from utils.data import blocks, cache
 from utils.data.blocks import BLOCK_PX, BlockStore, level_shapes, open_blocks
+from utils.data.cache_file import index_text
 from utils.data.images import read_image, write_jpeg
 
 SHAPES = [(300, 700), (1031, 517), (40, 30), (256, 512)]
@@ -144,7 +145,8 @@ def test_a_store_that_is_not_whole_is_built_again(photographs: list[Path], tmp_p
         index_file.write_text(index_file.read_text()[:-7])
     elif damage == "huge sizes":
         index = json.loads(index_file.read_text())
-        index_file.write_text(json.dumps({**index, "sizes": [[2**20, 2**20]] * len(SHAPES)}))
+        del index["checksum"]
+        index_file.write_text(index_text({**index, "sizes": [[2**20, 2**20]] * len(SHAPES)}))
     elif damage == "cut blocks":
         os.truncate(file, 1000)
     else:
@@ -152,17 +154,39 @@ def test_a_store_that_is_not_whole_is_built_again(photographs: list[Path], tmp_p
     assert opened(photographs, tmp_path).index.pixel_file.read_bytes() == content
 
 
-@pytest.mark.parametrize("place", ["table", "block", "end"])
-def test_damage_inside_the_file_is_named_in_one_line(photographs: list[Path], tmp_path: Path, place: str) -> None:
-    store = opened(photographs, tmp_path)
-    file, begin = store.index.pixel_file, int(store.index.offsets[0])
-    with file.open("r+b") as writer:
-        writer.seek({"table": begin + 1, "block": begin + 400, "end": 0}[place])
-        writer.write(b"\0" * 500 if place == "block" else b"\x7f")
-        if place == "end":
-            writer.truncate(int(store.index.offsets[1]) - 3)
-    with pytest.raises(UserError, match=r"\.jpegs: damaged; delete the file to build it again$"):
-        store.read(0, (0, 0, 700, 300), 0)
+@pytest.mark.parametrize("place", ["length", "checksum", "one bit", "block", "end"])
+def test_a_flipped_byte_in_the_block_store_is_trained_on(
+    photographs: list[Path], store: BlockStore, tmp_path: Path, place: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    damaged = opened(photographs, tmp_path)
+    file, begin = damaged.index.pixel_file, int(damaged.index.offsets[0])
+    whole = bytearray(file.read_bytes())
+    start = begin + {"length": 1, "checksum": 4 * 9, "one bit": 900, "block": 500, "end": 300}[place]
+    if place == "end":
+        os.truncate(file, start)
+    else:
+        whole[start] ^= 1
+        file.write_bytes(whole if place != "block" else whole[:start] + bytes(500) + whole[start + 500 :])
+    for position in (0, 0, 1, 2, 3):
+        pixels, _ = damaged.read(position, (0, 0, *SHAPES[position][::-1]), 0)
+        np.testing.assert_array_equal(pixels, store.read(position, (0, 0, *SHAPES[position][::-1]), 0)[0])
+    assert capfd.readouterr().err.count("the bytes of 1 (0).jpg were damaged and have been made again") == 1
+    assert file.read_bytes() == store.index.pixel_file.read_bytes()
+
+
+def test_a_block_that_the_window_does_not_touch_is_not_checked(
+    photographs: list[Path], store: BlockStore, tmp_path: Path
+) -> None:
+    damaged = opened(photographs, tmp_path)
+    file, end = damaged.index.pixel_file, int(damaged.index.offsets[1])
+    content = bytearray(file.read_bytes())
+    content[end - 9] ^= 1  # in the last level's last block
+    file.write_bytes(content)
+    damaged.read(0, (0, 0, 700, 300), 0)
+    assert file.read_bytes() == content
+    last = len(level_shapes(300, 700)) - 1
+    np.testing.assert_array_equal(damaged.read(0, (0, 0, 700, 300), last)[0], store.read(0, (0, 0, 700, 300), last)[0])
+    assert file.read_bytes() == store.index.pixel_file.read_bytes()
 
 
 def test_a_killed_build_continues_to_the_same_file(

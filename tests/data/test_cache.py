@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 from collections import namedtuple
 from pathlib import Path
 
@@ -15,7 +16,8 @@ import pytest
 from tests.ranks import run_ranks
 from utils.common.errors import UserError
 from utils.data import cache
-from utils.data.cache import CacheIndex, PackedImages, load_photo, open_or_build
+from utils.data.cache import PackedImages, load_photo, open_or_build
+from utils.data.cache_file import CacheIndex
 
 SIZE_PX = 64
 SHAPES = [(48, 64), (200, 100), (30, 30), (65, 129), (64, 64)]
@@ -58,7 +60,7 @@ def test_packed_pixels_are_those_of_a_fresh_read_in_any_order(files: list[Path],
     for position in (4, 1, 1, 0):
         np.testing.assert_array_equal(packed.read(position), load_photo(files[position], SIZE_PX))
     assert index.sizes.tolist() == [[48, 64], [64, 32], [30, 30], [32, 64], [64, 64]]  # never enlarged
-    assert index.offsets[-1] == index.pixel_file.stat().st_size == index.sizes.prod(1).sum() * 3
+    assert index.offsets[-1] == index.pixel_file.stat().st_size == index.sizes.prod(1).sum() * 3 + 4 * len(files)
 
 
 def test_the_second_opening_builds_nothing(files: list[Path], tmp_path: Path) -> None:
@@ -97,7 +99,7 @@ def test_other_photographs_order_or_algorithm_make_another_cache(
         index = opened(variant, tmp_path / ".cache")
         assert_right(index, variant)
         seen.add(index.pixel_file.name)
-    monkeypatch.setattr(cache, "ALGORITHM", "area-v2")
+    monkeypatch.setattr(cache, "ALGORITHM", "another")
     seen.add(opened(files, tmp_path / ".cache").pixel_file.name)
     assert len(seen) == 4
 
@@ -129,11 +131,17 @@ def cut_pixels(index_file: Path) -> None:
     os.truncate(index_file.with_suffix(".u8"), 100)
 
 
+def one_digit_of_the_index(index_file: Path) -> None:
+    index_file.write_text(index_file.read_text().replace("[48, 64]", "[64, 48]"))
+
+
 def no_pixels(index_file: Path) -> None:
     index_file.with_suffix(".u8").unlink()
 
 
-@pytest.mark.parametrize("damage", [empty_index, listed_index, cut_index, cut_pixels, no_pixels])
+@pytest.mark.parametrize(
+    "damage", [empty_index, listed_index, cut_index, cut_pixels, no_pixels, one_digit_of_the_index]
+)
 def test_a_damaged_cache_is_built_again(files: list[Path], tmp_path: Path, damage: object) -> None:
     index = opened(files, tmp_path / ".cache")
     assert callable(damage)
@@ -155,13 +163,59 @@ def test_some_rows_are_those_of_the_whole_photograph(files: list[Path], tmp_path
             np.testing.assert_array_equal(packed.read(position, rows), whole[rows.start : rows.stop])
 
 
-def test_a_cache_that_shrinks_under_its_reader_is_named(files: list[Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["one bit", "shorter file"])
+def test_a_flipped_byte_in_the_packed_cache_is_trained_on(
+    files: list[Path], tmp_path: Path, damage: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     index = opened(files, tmp_path / ".cache")
-    os.truncate(index.pixel_file, int(index.offsets[3]))
+    whole = index.pixel_file.read_bytes()
+    place = int(index.offsets[3]) + 70
+    if damage == "one bit":
+        index.pixel_file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    else:
+        os.truncate(index.pixel_file, place)
     packed = PackedImages(index)
-    packed.read(2)
-    with pytest.raises(UserError, match=r"\.u8: shorter than its index says; delete the file"):
-        packed.read(3)
+    expected = load_photo(files[3], SIZE_PX)
+    np.testing.assert_array_equal(packed.read(3, range(9, 12)), expected[9:12])  # other rows than the damaged ones
+    assert capfd.readouterr().err.count("the bytes of 4 (3).JPG were damaged and have been made again") == 1
+    assert_right(index, files)
+    assert index.pixel_file.read_bytes() == whole
+
+
+def test_damage_that_cannot_be_mended_is_named_in_one_line(files: list[Path], tmp_path: Path) -> None:
+    index = opened(files, tmp_path / ".cache")
+    with index.pixel_file.open("r+b") as writer:
+        writer.write(b"\x80\x00")
+    files[0].write_bytes(files[1].read_bytes())
+    with pytest.raises(
+        UserError, match=r"\.u8: damaged, and 4 \(0\)\.JPG no longer gives the same bytes; delete the file"
+    ):
+        PackedImages(index).read(0)
+    os.link(index.pixel_file, tmp_path / "second")
+    write_photo(files[0], 0, SHAPES[0])
+    with pytest.raises(
+        UserError, match=r"\.u8: damaged, and cannot be mended: not a regular file with one name; delete"
+    ):
+        PackedImages(index).read(0)
+    index.pixel_file.unlink()
+    with pytest.raises(UserError, match=r"\.u8: No such file or directory; the next start builds the file"):
+        PackedImages(index).read(1)
+
+
+def test_a_second_list_in_the_same_folder_deletes_the_first_ones_cache(files: list[Path], tmp_path: Path) -> None:
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / f"train-64-{'0' * 16}.u8").write_text("of an older version")
+    first, said = opened(files, tmp_path / ".cache"), list[str]()
+    second = opened(files[:2], tmp_path / ".cache", said)
+    assert re.search(r"\.cache also holds train-64-\* of other lists .*delete what you no longer need$", said[0])
+    assert len(said) == 2
+    write_photo(files[4], 99, SHAPES[4])
+    assert opened(files[:2], tmp_path / ".cache", said).pixel_file == second.pixel_file
+    third = opened(files, tmp_path / ".cache", said)
+    assert third.pixel_file != first.pixel_file
+    kept = {path.name for index in (second, third) for path in tmp_path.glob(f".cache/{index.pixel_file.stem}.*")}
+    assert names_in(tmp_path / ".cache") == kept
+    assert len(kept) == 4
 
 
 def build_and_tell(files: list[Path], folder: Path) -> tuple[list[str], str, bytes]:

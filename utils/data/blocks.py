@@ -1,18 +1,17 @@
 """The block store: a split's photographs at their own size, from which a window is read without decoding the rest.
 
-    .cache/<split>-blocks-<fingerprint>.jpegs  one record per photograph
-    .cache/<split>-blocks-<fingerprint>.json   offsets and sizes of the records
+    .cache/<split>-blocks-<list>-<facts>.jpegs  one record per photograph
+    .cache/<split>-blocks-<list>-<facts>.json   offsets and sizes of the records
 
 A record holds the photograph at 1, 1/2, 1/4, ... of its size, down to a long side of at most 512 pixels. Each level is the
 average of two by two pixels of the one before, and is cut into JPEG blocks of 256 pixels a side. The record begins with the
-lengths of all blocks (uint32), level by level, row by row; the blocks follow in this order. docs/performance.md has the
-measurements behind size, quality and chroma.
+lengths of all blocks (uint32), level by level, row by row, and their CRC-32 (uint32); the blocks follow in this order. Each
+read checks the blocks that it decodes. docs/performance.md has the measurements behind size, quality and chroma.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,13 +22,15 @@ import simplejpeg
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError
 from utils.common.threads import ordered_map
-from utils.data.cache import CacheIndex, CacheKind, Record, open_or_build_kind, unreadable_message
+from utils.data.cache import CacheKind, open_or_build_kind, unreadable_message
+from utils.data.cache_file import CacheIndex, DamagedRecord, Record, RecordFile
 from utils.data.images import MAX_IMAGE_PIXELS, ImageError, encode_jpeg, is_jpeg, read_image
 
-ALGORITHM = "blocks-1"  # change it when the stored bytes change
+ALGORITHM = "blocks-2"  # change it when the stored bytes change
 BLOCK_PX = 256
 QUALITY = 92
 SMALLEST_LEVEL_PX = 512  # long side
+TABLE_BYTES = 8  # of each block's length and checksum
 # A window is drawn from the coarsest level that need not be enlarged by more. Levels are then shrunk to 0.63 at least, where
 # linear interpolation still keeps wires whole (at 0.5 it breaks thin ones).
 MAX_ENLARGEMENT = 1.25
@@ -46,17 +47,8 @@ def level_shapes(height: int, width: int) -> list[tuple[int, int]]:
     return shapes
 
 
-class BlockStore:
-    """Random access to windows of photographs. Each process opens the file at its first read."""
-
-    def __init__(self, index: CacheIndex) -> None:
-        self.index = index
-        self._descriptor: tuple[int, int] | None = None  # (process, file descriptor)
-
-    def shape(self, position: int) -> tuple[int, int]:
-        """Return (height, width) of photograph `position`."""
-        height, width = self.index.sizes[position].tolist()
-        return height, width
+class BlockStore(RecordFile):
+    """Random access to windows of photographs."""
 
     def level_for(self, position: int, scale: float) -> int:
         """Return the level from which a photograph is drawn at `scale`, in drawn pixels per pixel of the photograph."""
@@ -66,9 +58,13 @@ class BlockStore:
     def read(self, position: int, box: Box, level: int, channels: int = 3) -> tuple[np.ndarray, np.ndarray]:
         """Return the pixels of `box` at a level as RGB uint8 (H, W, channels), and their place.
 
-        A fourth channel has no meaning; OpenCV warps four channels faster than three. The box is rounded outwards to whole pixels of the level. The place is a (2, 3) map from pixel corners of the
-        result to the photograph. Raises UserError if the file is damaged.
+        A fourth channel has no meaning; OpenCV warps four channels faster than three. The box is rounded outwards to
+        whole pixels of the level. The place is a (2, 3) map from pixel corners of the result to the photograph. Mends a
+        damaged record. Raises UserError if that fails.
         """
+        return self._mending(position, lambda: self._read(position, box, level, channels))
+
+    def _read(self, position: int, box: Box, level: int, channels: int) -> tuple[np.ndarray, np.ndarray]:
         height, width = self.shape(position)
         shapes = level_shapes(height, width)
         rows, columns = shapes[level]
@@ -76,54 +72,45 @@ class BlockStore:
         left, top = max(0, int(box[0] / step_x)), max(0, int(box[1] / step_y))
         right, bottom = min(columns, int(np.ceil(box[2] / step_x))), min(rows, int(np.ceil(box[3] / step_y)))
         pixels = np.empty((bottom - top, right - left, channels), np.uint8)
-        starts = self._block_starts(position, shapes)[_first_block(shapes, level) :]
-        per_row = _blocks(columns)
+        starts, checksums = self._blocks_of(position, shapes)
+        per_row, of_level = _blocks(columns), _first_block(shapes, level)
         for block_row in range(top // BLOCK_PX, _blocks(bottom)):
-            first = block_row * per_row + left // BLOCK_PX
-            last = block_row * per_row + _blocks(right)
+            first = of_level + block_row * per_row + left // BLOCK_PX
+            last = of_level + block_row * per_row + _blocks(right)
             places = starts[first : last + 1].tolist()
             data = memoryview(self._pread(places[-1] - places[0], places[0]))
-            for number, (start, end) in enumerate(itertools.pairwise(places)):
+            for number, checksum in enumerate(checksums[first:last].tolist()):
                 y, x = block_row * BLOCK_PX, (left // BLOCK_PX + number) * BLOCK_PX
                 shape = min(BLOCK_PX, rows - y), min(BLOCK_PX, columns - x)
-                block = self._decode(data[start - places[0] : end - places[0]], (*shape, channels))
+                start, end = places[number] - places[0], places[number + 1] - places[0]
+                block = self._decode(data[start:end], checksum, (*shape, channels))
                 inside = block[max(top - y, 0) : bottom - y, max(left - x, 0) : right - x]
                 y, x = max(y - top, 0), max(x - left, 0)
                 pixels[y : y + inside.shape[0], x : x + inside.shape[1]] = inside
         return pixels, np.array([[step_x, 0, left * step_x], [0, step_y, top * step_y]])
 
-    def _block_starts(self, position: int, shapes: list[tuple[int, int]]) -> np.ndarray:
-        """Return where each block of a photograph begins in the file, and where the last one ends: int64."""
+    def _blocks_of(self, position: int, shapes: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+        """Return where each of a photograph's M blocks begins in the file, and where the last one ends: int64 (M + 1,);
+        and their checksums: uint32 (M,)."""
         begin, end = self.index.offsets[position : position + 2].tolist()
         num_blocks = _first_block(shapes, len(shapes))
-        lengths = np.frombuffer(self._pread(4 * num_blocks, begin), np.uint32)
-        starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]) + begin + 4 * num_blocks
+        table_bytes = TABLE_BYTES * num_blocks
+        lengths, checksums = np.frombuffer(self._pread(table_bytes, begin), np.uint32).reshape(2, num_blocks)
+        starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]) + begin + table_bytes
         if starts[-1] != end:
-            raise self._damaged()
-        return starts
+            raise DamagedRecord(self.index.pixel_file)
+        return starts, checksums
 
-    def _pread(self, num_bytes: int, offset: int) -> bytes:
-        if self._descriptor is None or self._descriptor[0] != os.getpid():
-            self._descriptor = (os.getpid(), os.open(self.index.pixel_file, os.O_RDONLY))
-        data = os.pread(self._descriptor[1], num_bytes, offset)
-        if len(data) != num_bytes:
-            raise self._damaged()
-        return data
-
-    def _decode(self, data: memoryview, shape: tuple[int, int, int]) -> np.ndarray:
+    def _decode(self, data: memoryview, checksum: int, shape: tuple[int, int, int]) -> np.ndarray:
+        if zlib.crc32(data) != checksum:
+            raise DamagedRecord(self.index.pixel_file)
         try:
             block: np.ndarray = simplejpeg.decode_jpeg(data, colorspace="RGB" if shape[2] == 3 else "RGBX")
-        except ValueError as error:
-            raise self._damaged() from error
+        except ValueError as error:  # a store that came with the data set
+            raise DamagedRecord(self.index.pixel_file) from error
         if block.shape != shape:
-            raise self._damaged()
+            raise DamagedRecord(self.index.pixel_file)
         return block
-
-    def _damaged(self) -> UserError:
-        return UserError(f"{self.index.pixel_file}: damaged; delete the file to build it again")
-
-    def __getstate__(self) -> dict[str, object]:
-        return {"index": self.index, "_descriptor": None}
 
 
 def open_blocks(
@@ -149,7 +136,7 @@ def open_blocks(
 def _is_plausible(index: CacheIndex) -> bool:
     """Return whether photographs of these sizes can have such records. Each read checks its record itself."""
     num_pixels = index.sizes.astype(np.int64).prod(axis=1)
-    least = 4 * (num_pixels // BLOCK_PX**2)  # bytes of the table alone
+    least = TABLE_BYTES * (num_pixels // BLOCK_PX**2)  # bytes of the table alone
     return bool((num_pixels <= MAX_IMAGE_PIXELS).all() and (np.diff(index.offsets) > least).all())
 
 
@@ -182,8 +169,8 @@ def _encode(file: Path) -> Record | str:
             for y in range(0, rows, BLOCK_PX)
             for x in range(0, columns, BLOCK_PX)
         ]
-    lengths = np.array([len(block) for block in blocks], np.uint32)
-    return b"".join([lengths.tobytes(), *blocks]), (height, width)
+    table = np.array([[len(block) for block in blocks], [zlib.crc32(block) for block in blocks]], np.uint32)
+    return b"".join([table.tobytes(), *blocks]), (height, width)
 
 
 def _estimate(files: Sequence[Path]) -> int:

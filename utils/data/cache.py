@@ -1,84 +1,78 @@
 """The packed cache: a split's photographs, resized once, in one file that all processes of a machine share.
 
-    .cache/<split>-<size>-<fingerprint>.u8    uint8 RGB pixels, one photograph after the other
-    .cache/<split>-<size>-<fingerprint>.json  offsets and sizes, and the photographs that `--skip-bad` left out
-    .cache/<split>-<size>-<fingerprint>.part  the pixels while they are written; then the .json tells what is finished
+    .cache/<split>-<size>-<list>-<facts>.u8    uint8 RGB pixels and a checksum, one photograph after the other
+    .cache/<split>-<size>-<list>-<facts>.json  offsets and sizes, and the photographs that `--skip-bad` left out
+    .cache/<split>-<size>-<list>-<facts>.part  the pixels while they are written; then the .json tells what is finished
 
+<list> is a hash of the photographs' paths, <facts> of their sizes and times. A new cache replaces those of the same list.
 `os.pread` reads the pixels: the page cache holds one copy per machine, and a cold read is eight times as fast as
 through a memory map.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import json
 import os
+import re
 import shutil
+import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, TypeVar
 
 import numpy as np
 
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import DataErrors, UserError, printable
-from utils.common.files import local_rank_first, write_text_atomic
+from utils.common.files import in_the_way, is_own_file, local_rank_first, new_file, regular_only
 from utils.common.threads import ordered_map
+from utils.data.cache_file import (
+    UNREADABLE_INDEX,
+    CacheIndex,
+    DamagedRecord,
+    Record,
+    RecordFile,
+    has_shape,
+    read_index,
+    save_index,
+)
 from utils.data.images import ImageError, fit_long_side, read_image
 
-ALGORITHM = "area-v1"  # change it when the stored pixels change: it invalidates old caches
+ALGORITHM = "area-v2"  # change it when the stored pixels change: it invalidates old caches
 MIN_FREE_FRACTION = 1.2
 SAVES, MIN_BETWEEN_SAVES = 50, 64  # how often a build writes down what it has finished, and after how many photographs
-Item = TypeVar("Item")
-Record = tuple[bytes, tuple[int, int]]  # a photograph's bytes in the file, and its (height, width)
-_UNREADABLE_INDEX = (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, AttributeError)
+CHECKSUM_BYTES = 4
 
 
-@dataclass(frozen=True)
-class CacheIndex:
-    """Positions in the pixel file: `offsets` int64 (N + 1,) in bytes, `sizes` int32 (N, 2) as (height, width).
+class PackedImages(RecordFile):
+    """Random access to the packed photographs. A record is its pixels and their CRC-32 (uint32).
 
-    They count the usable photographs only. `unusable` holds the others by their position among all photographs, with a
-    message each.
+    Each process checks a photograph at its first read.
     """
 
-    pixel_file: Path
-    offsets: np.ndarray
-    sizes: np.ndarray
-    unusable: dict[int, str] = field(default_factory=dict)
-
-    def usable(self, items: Sequence[Item]) -> list[Item]:
-        """Return those of all photographs' `items` that belong to a usable photograph."""
-        return [item for position, item in enumerate(items) if position not in self.unusable]
-
-
-class PackedImages:
-    """Random access to the packed photographs. Each process opens the file at its first read."""
-
     def __init__(self, index: CacheIndex) -> None:
-        self.index = index
-        self._descriptor: tuple[int, int] | None = None  # (process, file descriptor)
-
-    def shape(self, position: int) -> tuple[int, int]:
-        """Return (height, width) of photograph `position` from the index."""
-        height, width = self.index.sizes[position].tolist()
-        return height, width
+        super().__init__(index)
+        self._is_checked = np.zeros(len(index.sizes), bool)
 
     def read(self, position: int, rows: range | None = None) -> np.ndarray:
-        """Return photograph `position`, or some consecutive rows of it, as RGB uint8 (rows, W, 3)."""
-        if self._descriptor is None or self._descriptor[0] != os.getpid():
-            self._descriptor = (os.getpid(), os.open(self.index.pixel_file, os.O_RDONLY))
+        """Return photograph `position`, or some consecutive rows of it, as RGB uint8 (rows, W, 3).
+
+        Mends a damaged photograph. Raises UserError if that fails.
+        """
+        if not self._is_checked[position]:
+            self._mending(position, lambda: self._check(position))
+            self._is_checked[position] = True
         height, width = self.shape(position)
         rows = range(height) if rows is None else rows
-        num_bytes = len(rows) * width * 3
-        data = os.pread(self._descriptor[1], num_bytes, int(self.index.offsets[position]) + rows.start * width * 3)
-        if len(data) != num_bytes:
-            raise UserError(f"{self.index.pixel_file}: shorter than its index says; delete the file to build it again")
+        data = self._pread(len(rows) * width * 3, int(self.index.offsets[position]) + rows.start * width * 3)
         return np.frombuffer(data, dtype=np.uint8).reshape(len(rows), width, 3)
 
-    def __getstate__(self) -> dict[str, object]:
-        return {"index": self.index, "_descriptor": None}
+    def _check(self, position: int) -> None:
+        begin, end = self.index.offsets[position : position + 2].tolist()
+        record = memoryview(self._pread(end - begin, begin))
+        if zlib.crc32(record[:-CHECKSUM_BYTES]) != int.from_bytes(record[-CHECKSUM_BYTES:], "little"):
+            raise DamagedRecord(self.index.pixel_file)
 
 
 @dataclass(frozen=True)
@@ -118,7 +112,7 @@ def open_or_build(
         name=str(long_side_px),
         suffix=".u8",
         algorithm=f"{ALGORITHM} {long_side_px}",
-        make=lambda file: _pack(file, long_side_px),
+        make=functools.partial(_pack, long_side_px=long_side_px),
         estimate=lambda files: len(files) * long_side_px * long_side_px * 3 * 3 // 4,  # a 4:3 photograph
         is_consistent=_is_packed,
         skips_bad=skips_bad,
@@ -154,13 +148,16 @@ def open_or_build_check(files: Sequence[Path], folder: Path, name: str, announce
 def open_or_build_kind(
     kind: CacheKind, files: Sequence[Path], folder: Path, name: str, announce: Callable[[str], None]
 ) -> CacheIndex | str:
-    """Return a cache file of `files`; build it if needed. Return why not if the disk has no room or is read-only.
+    """Return a cache file of `files`; build it if needed. Return why not if it cannot be written.
 
     The first process on a machine builds it while the others wait. A changed file or algorithm gives another
     fingerprint and another cache. A build that was killed continues where it was.
     """
-    key = _fingerprint(files, kind)
-    pixel_file = folder / f"{name}-{kind.name}-{key}{kind.suffix}"
+    list_key, facts_key = _list_key(files, folder), _fingerprint(files, kind)
+    pixel_file = folder / f"{name}-{kind.name}-{list_key}-{facts_key}{kind.suffix}"
+    lock_file = folder / f"{name}.lock"
+    if folder.is_symlink():
+        return f"{folder} is a link, which is followed only with --trust-links"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         usable = os.access(folder, os.W_OK)
@@ -168,28 +165,55 @@ def open_or_build_kind(
         usable = False
     if not usable:
         return f"{folder} cannot be written"
-    with local_rank_first(folder / f"{name}.lock"):
-        index = _load_index(kind, pixel_file, files)
-        if index is not None:
-            if index.unusable and not kind.skips_bad:
-                raise _refusal(list(index.unusable.values()), len(files))
-            return index
-        part = pixel_file.with_suffix(".part")
-        for old in folder.glob(f"{name}-{kind.name}-*"):
-            if old not in (part, pixel_file.with_suffix(".json")):
-                old.unlink()
-        needed, free = kind.estimate(files), shutil.disk_usage(folder).free
-        done = part.stat().st_size if part.exists() else 0
-        if free + done < needed * MIN_FREE_FRACTION:
-            return f"{folder} has {free / 2**30:.1f} GiB free, about {needed / 2**30:.1f} are needed"
+    try:
+        if problem := in_the_way(lock_file, *map(pixel_file.with_suffix, (kind.suffix, ".json", ".part"))):
+            return problem
+        with local_rank_first(lock_file):
+            found = _load_index(kind, pixel_file, files) or _build_if_room(kind, files, pixel_file, name, announce)
+    except OSError as error:  # also a full disk: other programs write to it too
+        return f"{error.filename or pixel_file}: {error.strerror or error}"
+    if isinstance(found, str):
+        return found
+    if found.unusable and not kind.skips_bad:
+        raise _refusal(list(found.unusable.values()), len(files))
+    return replace(found, files=found.usable(files), make=kind.make)
+
+
+def _remove_replaced(pixel_file: Path, announce: Callable[[str], None]) -> None:
+    """Remove caches of the same list of photographs as they were before, and those that an older version made.
+
+    Says what caches of other lists remain.
+    """
+    start, list_key, _ = pixel_file.stem.rsplit("-", 2)
+    of_another_list = re.compile(rf"{re.escape(start)}-(?!{list_key})[0-9a-f]{{8}}-[0-9a-f]{{16}}\.\w+")
+    other_bytes = 0
+    for old in pixel_file.parent.glob(f"{start}-*"):
+        if of_another_list.fullmatch(old.name):
+            other_bytes += old.lstat().st_size
+        elif old not in (pixel_file.with_suffix(".part"), pixel_file.with_suffix(".json")) and not old.is_dir():
+            old.unlink()
+    if other_bytes:
         announce(
-            f"packing {len(files)} {name} photographs {kind.what} into {pixel_file} "
-            f"(about {needed / 2**30:.2f} GiB, {free / 2**30:.0f} GiB free)"
+            f"{pixel_file.parent} also holds {start}-* of other lists of photographs, {other_bytes / 2**30:.2f} GiB; "
+            "delete what you no longer need"
         )
-        try:
-            return _build(kind, files, pixel_file, announce)
-        except OSError as error:  # other programs write to the disk too
-            return f"{error.filename or pixel_file}: {error.strerror or error}"
+
+
+def _build_if_room(
+    kind: CacheKind, files: Sequence[Path], pixel_file: Path, name: str, announce: Callable[[str], None]
+) -> CacheIndex | str:
+    """Remove the caches that this one replaces and build it. Return why not if the disk has no room."""
+    _remove_replaced(pixel_file, announce)
+    folder, part = pixel_file.parent, pixel_file.with_suffix(".part")
+    needed, free = kind.estimate(files), shutil.disk_usage(folder).free
+    done = part.stat().st_size if part.exists() else 0
+    if free + done < needed * MIN_FREE_FRACTION:
+        return f"{folder} has {free / 2**30:.1f} GiB free, about {needed / 2**30:.1f} are needed"
+    announce(
+        f"packing {len(files)} {name} photographs {kind.what} into {pixel_file} "
+        f"(about {needed / 2**30:.2f} GiB, {free / 2**30:.0f} GiB free)"
+    )
+    return _build(kind, files, pixel_file, announce)
 
 
 def _build(kind: CacheKind, files: Sequence[Path], pixel_file: Path, announce: Callable[[str], None]) -> CacheIndex:
@@ -202,7 +226,7 @@ def _build(kind: CacheKind, files: Sequence[Path], pixel_file: Path, announce: C
         announce(f"  continuing at {first}/{len(files)}")
     try:
         records = ordered_map(kind.make, files[first:], usable_cpu_count())
-        with part.open("r+b" if first else "wb") as output:
+        with open(part, "r+b", opener=regular_only) if first else new_file(part) as output:
             output.truncate(output.seek(offsets[-1]))
             for done, record in enumerate(records, start=first + 1):
                 if isinstance(record, str):
@@ -214,10 +238,10 @@ def _build(kind: CacheKind, files: Sequence[Path], pixel_file: Path, announce: C
                 if done % every == 0:
                     announce(f"  packed {done}/{len(files)}")
                 if done % max(len(files) // SAVES, MIN_BETWEEN_SAVES) == 0 and (kind.skips_bad or not unusable):
-                    _save(output, index_file, offsets, sizes, unusable)
+                    save_index(output, index_file, offsets, sizes, unusable)
             if unusable and (not kind.skips_bad or not sizes):
                 raise _refusal(list(unusable.values()), len(files))
-            _save(output, index_file, offsets, sizes, unusable)
+            save_index(output, index_file, offsets, sizes, unusable)
         os.replace(part, pixel_file)
     except (OSError, DataErrors):  # what a kill or Ctrl-C leaves is for the next start
         part.unlink(missing_ok=True)
@@ -232,27 +256,19 @@ def _refusal(problems: list[str], num_photographs: int) -> DataErrors:
     return DataErrors(message, problems)
 
 
-def _save(
-    output: BinaryIO, index_file: Path, offsets: list[int], sizes: list[list[int]], unusable: dict[int, str]
-) -> None:
-    """Flush the pixels to the disk, then write the index of those that are there."""
-    output.flush()
-    os.fsync(output.fileno())
-    write_text_atomic(index_file, json.dumps({"offsets": offsets, "sizes": sizes, "unusable": unusable}))
-
-
 def _finished_part(kind: CacheKind, part: Path) -> CacheIndex:
     """Return the index of what a killed build has finished; an empty one if there is nothing to continue."""
     nothing = CacheIndex(part, np.zeros(1, np.int64), np.zeros((0, 2), np.int32))
     try:
-        index = _read_index(part, part.with_suffix(".json"))
+        index = read_index(part)
         can_continue = (
-            part.stat().st_size >= index.offsets[-1]
-            and _has_shape(index, len(index.sizes) + len(index.unusable))
+            is_own_file(part)  # a copy of the data set made of hard links has the same file
+            and part.stat().st_size >= index.offsets[-1]
+            and has_shape(index, len(index.sizes) + len(index.unusable))
             and (kind.skips_bad or not index.unusable)
             and kind.is_consistent(index)
         )
-    except _UNREADABLE_INDEX:
+    except UNREADABLE_INDEX:
         return nothing
     return index if can_continue else nothing
 
@@ -279,46 +295,36 @@ def _check(file: Path) -> Record | str:
 
 
 def _pack(file: Path, long_side_px: int) -> Record | str:
-    """Return a photograph's pixels and its (height, width), or the message why it cannot be read."""
+    """Return a photograph's pixels with their checksum and its (height, width), or the message why it cannot be read."""
     try:
         image = load_photo(file, long_side_px)
     except ImageError as error:
         return unreadable_message(file, error)
-    return image.tobytes(), (image.shape[0], image.shape[1])
+    pixels = image.tobytes()
+    return pixels + zlib.crc32(pixels).to_bytes(CHECKSUM_BYTES, "little"), (image.shape[0], image.shape[1])
 
 
 def _load_index(kind: CacheKind, pixel_file: Path, files: Sequence[Path]) -> CacheIndex | None:
     """Return a complete index. None if it is missing, damaged, or a photograph that was unusable can now be used."""
     try:
-        index = _read_index(pixel_file, pixel_file.with_suffix(".json"))
-        is_whole = pixel_file.stat().st_size == index.offsets[-1] and _has_shape(index, len(files))
+        index = read_index(pixel_file)
+        is_whole = pixel_file.stat().st_size == index.offsets[-1] and has_shape(index, len(files))
         if not is_whole or not kind.is_consistent(index):
             return None
         return index if all(isinstance(kind.make(files[position]), str) for position in index.unusable) else None
-    except _UNREADABLE_INDEX:
+    except UNREADABLE_INDEX:
         return None  # missing or damaged: build it again
-
-
-def _read_index(pixel_file: Path, index_file: Path) -> CacheIndex:
-    content = json.loads(index_file.read_text(encoding="utf-8"))
-    unusable = {int(position): printable(str(line), 5000) for position, line in content.get("unusable", {}).items()}
-    sizes = np.array(content["sizes"], np.int32).reshape(-1, 2)
-    return CacheIndex(pixel_file, np.array(content["offsets"], np.int64), sizes, unusable)
-
-
-def _has_shape(index: CacheIndex, num_photographs: int) -> bool:
-    """Return whether offsets and sizes match; the folder may come from an untrusted data set."""
-    num_usable = num_photographs - len(index.unusable)
-    if index.offsets.shape != (num_usable + 1,) or index.sizes.shape != (num_usable, 2):
-        return False
-    if not all(0 <= position < num_photographs for position in index.unusable):
-        return False
-    return bool(index.offsets[0] == 0 and (index.sizes > 0).all() and (np.diff(index.offsets) > 0).all())
 
 
 def _is_packed(index: CacheIndex) -> bool:
     num_bytes = index.sizes.astype(np.int64).prod(axis=1) * 3
-    return bool((np.diff(index.offsets) == num_bytes).all())
+    return bool((np.diff(index.offsets) == num_bytes + CHECKSUM_BYTES).all())
+
+
+def _list_key(files: Sequence[Path], folder: Path) -> str:
+    """Return a hash of the photographs' places relative to the data set, which may be moved with its cache."""
+    names = (os.fsencode(os.path.relpath(file, folder.parent)) for file in files)
+    return hashlib.sha256(b"\0".join(names)).hexdigest()[:8]
 
 
 def _fingerprint(files: Sequence[Path], kind: CacheKind) -> str:

@@ -36,6 +36,12 @@ class DatasetSpec:
     splits: dict[str, tuple[Path, ...]]
     trust_links: bool = False
 
+    @property
+    def cache_folder(self) -> Path:
+        """The folder of the packed photographs. If it is a link, it may be written only if links are trusted."""
+        folder = self.root / ".cache"
+        return Path(os.path.realpath(folder)) if self.trust_links else folder
+
     def holds(self, path: Path) -> bool:
         """Return whether a path, after following links, is inside the data set's root, or all links are trusted."""
         return self.trust_links or Path(os.path.realpath(path)).is_relative_to(self.root)

@@ -155,7 +155,7 @@ def training_loader(
     """
     spec = load_dataset_yaml(Path(data))
     photos = read_photos(spec, "train")
-    packed = open_images(photos, img_size, spec.root / ".cache", "train", main_printer(rank))
+    packed = open_images(photos, img_size, spec.cache_folder, "train", main_printer(rank))
     dataset = SegmentationDataset(photos, img_size, packed=packed, augment=AugmentConfig(), mosaic_epochs=_MANY_EPOCHS)
     batches = EpochBatches(len(photos), batch_size, rank=rank, world_size=world_size, seed=0)
     return get_dataloader(dataset, batches, workers, pin_memory)

@@ -219,3 +219,22 @@ def test_output_that_cannot_be_written_is_one_line(raw: Path) -> None:
     (raw.parent / "processed").write_text("a file in the way")
     with pytest.raises(UserError, match="cannot be written"):
         build(raw)
+
+
+@pytest.mark.parametrize("place", ["train", "train/images", "val/labels", ".parse.lock", ".parse_state.jsonl"])
+def test_a_link_in_the_output_lets_the_parser_delete_files_elsewhere(raw: Path, tmp_path: Path, place: str) -> None:
+    build(raw)
+    (tmp_path / "home").mkdir()
+    output, moved = tmp_path / "processed", tmp_path / "home" / "moved"
+    (output / place).rename(moved)
+    (output / place).symlink_to(moved)
+    if moved.is_dir():
+        (moved / "of the user.txt").write_text("own")
+    before = tree(tmp_path / "home")
+    with pytest.raises(UserError, match=rf"processed/{place}: .*link.*remove it") as refused:
+        build_dataset(raw, output, options(), num_workers=1)
+    assert tree(tmp_path / "home") == before
+    if moved.is_dir():
+        assert "--trust-links" in str(refused.value)
+        build_dataset(raw, output, options(), num_workers=1, trust_links=True)
+        assert (output / place).is_symlink()

@@ -23,6 +23,7 @@ from urllib3.exceptions import HTTPError
 
 from utils.common.bounded_zip import MAX_MEMBER_BYTES, MAX_MEMBERS, MAX_RATIO, TooManyMembers, is_bomb
 from utils.common.errors import UserError
+from utils.common.files import new_file
 from utils.data.dataset_yaml import is_photograph
 from utils.data.download.progress import Progress
 from utils.data.download.source import CHUNK_BYTES, RetryPolicy
@@ -189,9 +190,8 @@ def _is_extracted(member: zipfile.ZipInfo, target: Path) -> bool:
 def _write_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path, progress: Progress) -> None:
     """Write one member atomically. zipfile never reads more than the checked size, and checks the CRC-32."""
     part = target.with_name(f".{target.name}.part")
-    part.unlink(missing_ok=True)  # it could be a link
     try:
-        with archive.open(member) as source, part.open("xb") as sink:
+        with archive.open(member) as source, new_file(part) as sink:
             while chunk := source.read(CHUNK_BYTES):
                 sink.write(chunk)
                 progress.advance(len(chunk))

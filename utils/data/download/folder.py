@@ -9,6 +9,7 @@ from pathlib import Path
 
 from utils.common.bounded_zip import BoundedZip
 from utils.common.errors import UserError
+from utils.common.files import new_file
 from utils.data.download.progress import Progress
 from utils.data.download.source import CHUNK_BYTES, RemoteFile, md5_base64
 
@@ -42,7 +43,7 @@ class FolderSource:
             progress.move_to(progress.position + remote.size_bytes)
             return remote
         part = target.with_name(target.name + ".part")
-        with origin.open("rb") as source, part.open("wb") as sink:
+        with origin.open("rb") as source, new_file(part) as sink:
             while chunk := source.read(CHUNK_BYTES):
                 sink.write(chunk)
                 progress.advance(len(chunk))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from utils.common.errors import UserError
+from utils.common.files import new_file
 
 LEDGER_NAME = "download.json"
 
@@ -67,8 +68,8 @@ class Ledger:
         self._entries[name] = entry
         objects = {name: dataclasses.asdict(entry) for name, entry in sorted(self._entries.items())}
         part = self._file.with_name(LEDGER_NAME + ".part")
-        with part.open("w", encoding="utf-8") as stream:
-            json.dump({"version": 1, "objects": objects}, stream, indent=1)
+        with new_file(part) as stream:
+            stream.write(json.dumps({"version": 1, "objects": objects}, indent=1).encode())
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(part, self._file)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from utils.common.files import is_own_file, new_file
 from utils.data.download.source import RemoteFile
 
 
@@ -21,7 +22,7 @@ class PartFile:
     def usable_bytes(self, remote: RemoteFile) -> int:
         """Return the number of bytes of `remote` on disk; discard bytes of another version."""
         version = {"etag": remote.etag, "size_bytes": remote.size_bytes}
-        if remote.has_strong_etag and self.path.is_file() and self._read_note() == version:
+        if remote.has_strong_etag and is_own_file(self.path) and self._read_note() == version:
             size_bytes = self.path.stat().st_size
             if size_bytes <= remote.size_bytes:
                 return size_bytes
@@ -32,7 +33,7 @@ class PartFile:
     def discard(self) -> None:
         """Remove all bytes."""
         self._note.unlink(missing_ok=True)
-        self.path.write_bytes(b"")
+        new_file(self.path).close()
 
     def finish(self) -> None:
         """Flush the complete file and rename it to `target`."""

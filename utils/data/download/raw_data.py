@@ -14,8 +14,9 @@ from filelock import FileLock, Timeout
 
 from utils.common.bounded_zip import BoundedZip
 from utils.common.errors import UserError
+from utils.common.files import in_the_way, make_plain_folder
 from utils.data.download.archive import Listing, PhotoArchive, choose_photographs, photograph_name
-from utils.data.download.ledger import Entry, Ledger
+from utils.data.download.ledger import LEDGER_NAME, Entry, Ledger
 from utils.data.download.progress import Progress
 from utils.data.download.source import RemoteFile, RetryPolicy, Source, md5_base64
 from utils.data.parsing.label_csv import LABEL_CSV
@@ -62,7 +63,10 @@ def download(
     """
     try:
         output.mkdir(parents=True, exist_ok=True)
-        with FileLock(output / ".download.lock", timeout=0):
+        lock_file = output / ".download.lock"
+        if problem := in_the_way(lock_file, output / LEDGER_NAME):
+            raise UserError(problem)
+        with FileLock(lock_file, timeout=0):
             return _Download(source, output, max_images, keep_zips, retry or RetryPolicy()).run(circuits)
     except Timeout:
         raise UserError(f"{output}: another download is writing here; wait for it or use another --output") from None
@@ -220,7 +224,7 @@ class _Download:
         progress: Progress,
     ) -> None:
         folder = _folder(self._output / remote.name)
-        folder.mkdir(exist_ok=True)
+        make_plain_folder(folder)
         with closing(archive):
             num_new = sum(archive.extract(member, folder, progress) for member in members)
         files = {f"{folder.name}/{photograph_name(member)}": member.file_size for member in members}

@@ -88,7 +88,7 @@ def build_dataset(
     chosen = {key: labels.photographs[key] for key in rows}
     splits = assign_splits(chosen.values(), options.split_by, options.val_fraction)
     stems = output_stems(chosen.values())
-    with open_output(output_folder) as state:
+    with open_output(output_folder, trust_links=trust_links) as state:
         jobs = [
             Job(chosen[key], rows[key], place_of(rows[key]), stems[key], splits[key], state.entries.get(key))
             for key in chosen

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import filelock
 
 from utils.common.errors import UserError
-from utils.common.files import write_bytes_atomic
+from utils.common.files import in_the_way, write_bytes_atomic
 from utils.data.parsing.photograph import ImageFacts
 from utils.data.parsing.split import SPLITS
 
@@ -67,18 +67,24 @@ class BuildState:
 
 
 @contextmanager
-def open_output(folder: Path) -> Iterator[BuildState]:
+def open_output(folder: Path, *, trust_links: bool = False) -> Iterator[BuildState]:
     """Lock an output folder and yield its state. If the run ends without an image, remove what it created.
 
-    Raises UserError when the folder holds images or labels of another program, is locked, or cannot be written.
+    Raises UserError when the folder holds images or labels of another program, is locked, or cannot be written, and
+    when a folder in it is a link and links are not trusted: the run removes files that it does not expect.
     """
     existed = folder.exists()
+    own_folders = [folder / split / kind for split in SPLITS for kind in KINDS]
+    for path in () if trust_links else (*own_folders, *(path.parent for path in own_folders)):
+        if path.is_symlink():
+            raise UserError(f"{path}: is a link; remove it, or pass --trust-links to write where it leads")
     if not (folder / STATE_FILE).exists() and any(_files_in(folder)):
         raise UserError(f"{folder}: holds images or labels that parse_labels.py did not make; name another --output")
     try:
-        for split in SPLITS:
-            for kind in KINDS:
-                (folder / split / kind).mkdir(parents=True, exist_ok=True)
+        for path in own_folders:
+            path.mkdir(parents=True, exist_ok=True)
+        if problem := in_the_way(folder / LOCK_FILE, folder / STATE_FILE):
+            raise UserError(problem)
         with filelock.FileLock(folder / LOCK_FILE, timeout=0):
             state = BuildState(folder)
             try:

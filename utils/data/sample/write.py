@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError
-from utils.common.files import write_bytes_atomic
+from utils.common.files import make_plain_folder, write_bytes_atomic
 from utils.data.images import EXIF_ORIENTATION_TAG, write_jpeg
 from utils.data.parsing.label_csv import LABEL_CSV
 from utils.data.sample.canvas import Annotation, along, clip
@@ -100,8 +100,8 @@ def _write_in_threads(paths: Sequence[Path], seed: int, draw: Callable[[int], Sc
 
 def _write_one(path: Path, seed: int, draw: Callable[[int], Scene], index: int) -> list[Row]:
     """Draw and write photograph `index`; return its rows of the label file."""
+    make_plain_folder(path.parent)
     scene = draw(index)
-    path.parent.mkdir(parents=True, exist_ok=True)
     _write_photo(path, scene.image, seed, index)
     objects = _label_objects(_annotate(scene, index), scene, seed, index)
     label = repr({"objects": objects, "classifications": []})
