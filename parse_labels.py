@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from utils.common.config import Options, option, parse_config
-from utils.common.errors import UserError, run_script
+from utils.common.errors import UsageError, UserError, run_script
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.data.images import NATIVE_LONG_SIDE_PX
 from utils.data.parsing.build import BuildOptions, build_dataset
 from utils.data.parsing.formats import AUTO, FORMAT_CHOICES
 from utils.data.parsing.manifest import UNREADABLE_KINDS, report_lines
 from utils.data.parsing.photograph import EXIF_FRAME_CHOICES, PhotographOptions
-from utils.data.parsing.split import SPLIT_BY_CHOICES
+from utils.data.parsing.split import SPLIT_BY_CHOICES, TIME, TIME_GAP_S
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,15 @@ class ParseConfig(Options):
     line_width: float = option(
         6.0, "width of wires drawn as lines, in pixels of the original photograph", above=0, at_most=1000
     )
-    split_by: str = option("hash", "split train and val by photograph (hash) or by circuit", choices=SPLIT_BY_CHOICES)
+    split_by: str = option(
+        "hash", "split train and val by photograph (hash), by circuit or by pauses in time", choices=SPLIT_BY_CHOICES
+    )
+    time_gap: float | None = option(
+        None,
+        f"with --split-by time: longest pause in seconds inside a series, by EXIF; unset: {TIME_GAP_S:g}",
+        at_least=0,
+        metavar="SECONDS",
+    )
     val_fraction: float = option(0.2, "share of the photographs for validation, between 0 and 1", above=0, below=1)
     exif_frame: str = option(
         "auto",
@@ -56,6 +64,11 @@ class ParseConfig(Options):
     trust_links: bool = option(False, TRUST_LINKS_HELP)
     workers: int = option(0, "threads; 0: all usable cores", at_least=0)
     strict: bool = option(False, "exit with code 1 when a row, a photograph or a zip cannot be read")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.time_gap is not None and self.split_by != TIME:
+            raise UsageError(f"--time-gap {self.time_gap:g}: needs --split-by time")
 
 
 def main() -> None:
@@ -73,6 +86,7 @@ def main() -> None:
         keep_unlabelled=config.keep_unlabelled,
         label_format=config.format,
         use_file_classes=config.classes is None,
+        time_gap_s=TIME_GAP_S if config.time_gap is None else config.time_gap,
     )
     start_s = time.monotonic()
     manifest = build_dataset(

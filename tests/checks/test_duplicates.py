@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from tests.checks.planted import picture
-from utils.checks.duplicates import bit_distances, perceptual_hash, same_pictures
+from utils.checks.duplicates import same_measured
 from utils.checks.pictures import Picture, measure
 from utils.data.images import encode_jpeg, fit_long_side
+from utils.data.near_duplicates import bit_distances, perceptual_hash
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +38,11 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Picture]:
 
 @pytest.mark.parametrize("change", ["darker", "brighter", "gamma", "quality", "small"])
 def test_a_changed_copy_shows_the_same(measured: dict[str, Picture], change: str) -> None:
-    assert len(set(same_pictures([measured["original"], measured["other"], measured[change]]).tolist())) == 2
+    assert len(set(same_measured([measured["original"], measured["other"], measured[change]]).tolist())) == 2
 
 
 def test_the_same_place_seen_from_elsewhere_is_another_picture(measured: dict[str, Picture]) -> None:
-    assert len(set(same_pictures([measured[name] for name in ("original", "moved", "other")]).tolist())) == 3
+    assert len(set(same_measured([measured[name] for name in ("original", "moved", "other")]).tolist())) == 3
 
 
 def test_copies_are_found_across_blocks_as_by_comparing_all_pairs() -> None:
@@ -54,9 +55,9 @@ def test_copies_are_found_across_blocks_as_by_comparing_all_pairs() -> None:
     pictures = [
         Picture(400, 300, 1, number.to_bytes(2), 90.0, 200.0, 40.0, 3.0, thumb) for number, thumb in enumerate(thumbs)
     ]
-    assert same_pictures(pictures).tolist() == source.tolist()
-    hashes = np.stack([perceptual_hash(thumb) for thumb in thumbs[:9]])
-    bits = np.unpackbits(hashes.view(np.uint8).reshape(9, -1), axis=1).astype(int)
+    assert same_measured(pictures).tolist() == source.tolist()
+    hashes = np.frombuffer(b"".join(perceptual_hash(thumb) for thumb in thumbs[:9]), np.uint64).reshape(9, -1)
+    bits = np.unpackbits(hashes.view(np.uint8), axis=1).astype(int)
     assert bit_distances(hashes, hashes).tolist() == np.abs(bits[:, None] - bits).sum(-1).tolist()
 
 
@@ -64,4 +65,4 @@ def test_pictures_of_one_colour_are_the_same_only_as_the_same_file(tmp_path: Pat
     grey = np.full((90, 120, 3), 90, np.uint8)
     for name, quality in (("a", 95), ("b", 95), ("c", 60)):
         (tmp_path / name).write_bytes(encode_jpeg(grey, quality))
-    assert same_pictures([measure(tmp_path / name) for name in "abc"]).tolist() == [0, 0, 2]
+    assert same_measured([measure(tmp_path / name) for name in "abc"]).tolist() == [0, 0, 2]

@@ -16,6 +16,7 @@ import torch
 from tests.conftest import PROJECT, TrainedRun, run_script
 from tests.ranks import RankFailed, run_ranks
 from tests.recipes.compressed_ad.small import small_settings, write_small_histories
+from utils.common import environment
 from utils.run.checkpoint import load_latest
 
 PRETENCE = PROJECT / "tests" / "support" / "pretended"
@@ -40,6 +41,7 @@ def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_
         os.environ.update(PRETEND_GPUS=str(num_gpus), PYTHONPATH=os.pathsep.join([str(PRETENCE), str(PROJECT)]))
         pretended_gpu = importlib.import_module("pretended_gpu")
         pretended_gpu.switch_on(num_gpus)
+        environment._GPU_DRIVER_FILES = ("/",)  # one that exists
         copies = lambda: pretended_gpu.COPIES[0]  # noqa: E731
     if kill_at:
         kill_at_step(kill_at)

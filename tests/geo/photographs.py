@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from utils.geo.metadata import EXIF_IFD, FOCAL_LENGTH_35_MM, GPS_IFD, TIME, PhotoMetadata
+from utils.data.images import EXIF_IFD, EXIF_TIME_TAG
+from utils.geo.metadata import FOCAL_LENGTH_35_MM, GPS_IFD, PhotoMetadata
 
 SIZE = (600, 400)
 HOME = (47.3769, 8.5417)
@@ -58,7 +59,7 @@ def exif_of(
     exif = Image.Exif()
     exif[274] = orientation
     exif.get_ifd(GPS_IFD).update(gps or {})
-    exif.get_ifd(EXIF_IFD).update({TIME: "2026:05:04 10:11:12", **(tags or {})})
+    exif.get_ifd(EXIF_IFD).update({EXIF_TIME_TAG: "2026:05:04 10:11:12", **(tags or {})})
     return exif
 
 

@@ -13,16 +13,14 @@ import numpy as np
 
 from utils.checks.findings import Finding, View
 from utils.data.images import ImageError, decode_image, exif_orientation, fit_long_side, upright_size
+from utils.data.near_duplicates import MEASURED_PX, UNIFORM_CONTRAST, small_grey, thumbnail
 
-MEASURED_PX = 512  # long side at which exposure and blur are measured
-THUMB_PX = 64  # side of the square grey picture that duplicates are compared on
 MIN_PHOTOS = 8  # below that, no photograph is unlike the others
 RARE_SHARE = 0.02  # a photograph is unlike the others if no more than these are like it
 LIKE_SIZE, FAR_SIZE = 1.5, 2.0  # factors between the numbers of pixels' square roots
 LIKE_SHAPE, FAR_SHAPE = 1.1, 1.25  # factors between width / height
 DARK_P95 = 45  # grey value of 0-255 below which 95 % of a dark photograph lie
 WHITE_P25 = 250  # grey value above which 75 % of an overexposed photograph lie
-UNIFORM_CONTRAST = 4.0  # standard deviation of the grey values
 COARSE = 8  # how many times smaller the picture is whose detail counts as coarse
 NO_DETAIL = 0.2  # added to the variances: less is noise
 BLUR_DEVIATIONS, BLUR_OCTAVES = 3.5, 1.5  # below the median, both; a deviation is 1.4826 median absolute deviations
@@ -52,8 +50,7 @@ def measure(file: Path) -> Picture:
     """Read and measure a photograph, decoded at a reduced size where the format can. Raises ImageError and OSError."""
     data = file.read_bytes()
     width, height = upright_size(data)
-    image = fit_long_side(decode_image(data, MEASURED_PX), MEASURED_PX)
-    grey = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
+    grey = small_grey(decode_image(data, MEASURED_PX))
     p25, p95 = np.percentile(grey, (25, 95)).tolist()
     return Picture(
         width,
@@ -64,7 +61,7 @@ def measure(file: Path) -> Picture:
         p95,
         float(grey.std()),
         sharpness(grey),
-        cv2.resize(grey, (THUMB_PX, THUMB_PX), interpolation=cv2.INTER_AREA),
+        thumbnail(grey),
     )
 
 

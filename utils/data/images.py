@@ -12,6 +12,7 @@ import re
 import stat
 import struct
 import warnings
+from datetime import datetime
 from pathlib import Path
 
 import cv2
@@ -29,8 +30,10 @@ NATIVE_LONG_SIDE_PX = 65_535  # the longest side of a JPEG: shrinking to it keep
 MAX_IMAGE_BYTES = 2_000_000_000
 FILL = 114  # the grey padding that pretrained YOLO weights were trained with
 EXIF_ORIENTATION_TAG = 274  # EXIF 2.32, tag 0x0112
+EXIF_IFD, EXIF_TIME_TAG = 0x8769, 0x9003  # the directory of the picture's facts, and its DateTimeOriginal
 # Errors of Pillow's header readers on damaged bytes (UnidentifiedImageError is an OSError).
 HEADER_ERRORS = (OSError, ValueError, SyntaxError, struct.error, EOFError, LookupError, TypeError, ImportError)
+EXIF_ERRORS = (*HEADER_ERRORS, ArithmeticError, AttributeError)
 _JPEG_START = b"\xff\xd8\xff"
 # The supported formats by their first bytes, with Pillow's class for each, so that Pillow (header) and OpenCV (pixels)
 # read the same format. Not with `Image.open`: Ultralytics replaces it by a function that tries to install more packages.
@@ -93,6 +96,28 @@ def exif_orientation(data: bytes) -> int:
     Always 1 for TIFF: its decoders apply the tag themselves.
     """
     return _read_header(data)[2]
+
+
+def time_taken(data: bytes) -> datetime | None:
+    """Return the local time of EXIF at which a photograph was taken; None if it is missing or damaged. Raises ImageError."""
+    with _open_picture(data) as header:
+        block = header.info.get("exif")
+    if not isinstance(block, bytes):
+        return None
+    exif = Image.Exif()
+    try:
+        exif.load(block)
+        return parse_exif_time(exif.get_ifd(EXIF_IFD).get(EXIF_TIME_TAG))
+    except EXIF_ERRORS:
+        return None
+
+
+def parse_exif_time(value: object) -> datetime | None:
+    """Return a time as EXIF writes it, `2023:04:03 13:26:37`; None for anything else, such as zeros."""
+    try:
+        return datetime.strptime(str(value).strip("\0 "), "%Y:%m:%d %H:%M:%S")
+    except ValueError:
+        return None
 
 
 def is_jpeg(data: bytes) -> bool:

@@ -10,21 +10,20 @@ import math
 import re
 import warnings
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from PIL import Image, JpegImagePlugin
 
-from utils.data.images import HEADER_ERRORS, orientation_of
+from utils.data.images import EXIF_ERRORS, EXIF_IFD, EXIF_TIME_TAG, orientation_of, parse_exif_time
 from utils.geo.xmp import XmpError, read_dji_fields
 
 NOT_JPEG = "not a JPEG: positions are read from JPEG files only"
 MAX_HEADER_BYTES = 32_000_000  # everything before the pixels; thermal photographs keep some MB there
-EXIF_IFD, GPS_IFD = 0x8769, 0x8825  # this and the tags below: EXIF 2.32 (CIPA DC-008-2019), 4.6
+GPS_IFD = 0x8825  # this and the tags below: EXIF 2.32 (CIPA DC-008-2019), 4.6
 LATITUDE_REF, LATITUDE, LONGITUDE_REF, LONGITUDE, ALTITUDE_REF, ALTITUDE = 1, 2, 3, 4, 5, 6
-TIME, TIME_OFFSET = 0x9003, 0x9011
+TIME_OFFSET = 0x9011
 WIDTH, HEIGHT, DIGITAL_ZOOM, FOCAL_LENGTH_35_MM = 0xA002, 0xA003, 0xA404, 0xA405
 DIAGONAL_35_MM = math.hypot(36, 24)  # CIPA DCG-001: the 35 mm equivalent has the same diagonal angle of view
 CALIBRATED_FOCAL_SIGMA, FOCAL_35_MM_SIGMA = 0.01, 0.03  # shares; the equivalent is rounded to whole millimetres
@@ -36,7 +35,6 @@ SIGMA_FIXED_M, SIGMA_FLOAT_M, SIGMA_SINGLE_M, SIGMA_FAILED_M = 0.05, 0.5, 2.0, 1
 SIGMA_WITHOUT_RTK_M = 5.0  # ordinary satellite navigation
 GIMBAL_FIELDS = ("GimbalYawDegree", "GimbalPitchDegree", "GimbalRollDegree")
 _NUMBER = re.compile(r"[+-]?\d{1,9}(\.\d{0,18})?")
-_EXIF_ERRORS = (*HEADER_ERRORS, ArithmeticError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -145,12 +143,10 @@ class PhotoMetadata:
     @property
     def time(self) -> str | None:
         """When the photograph was taken, ISO 8601: local time, with its offset from UTC if EXIF has it."""
-        text, offset = str(self.exif.get(TIME, "")).strip("\0 "), str(self.exif.get(TIME_OFFSET, "")).strip("\0 ")
-        try:
-            taken = datetime.strptime(text, "%Y:%m:%d %H:%M:%S").isoformat()
-        except ValueError:
+        taken, offset = parse_exif_time(self.exif.get(EXIF_TIME_TAG)), str(self.exif.get(TIME_OFFSET, "")).strip("\0 ")
+        if taken is None:
             return None
-        return taken + (offset if re.fullmatch(r"[+-]\d\d:\d\d", offset) else "")
+        return taken.isoformat() + (offset if re.fullmatch(r"[+-]\d\d:\d\d", offset) else "")
 
     @property
     def _original_size(self) -> tuple[float, float]:
@@ -178,7 +174,7 @@ def read_metadata(path: Path) -> PhotoMetadata:
             block, packet = picture.info.get("exif", b""), picture.info.get("xmp", b"")
             exif, gps = _read_exif(block)
             frame = (*picture.size, orientation_of(block))
-    except _EXIF_ERRORS as error:
+    except EXIF_ERRORS as error:
         return PhotoMetadata(problem=f"header not readable ({type(error).__name__})")
     try:
         dji, problem = read_dji_fields(packet) if packet else {}, None
@@ -202,7 +198,7 @@ def _read_exif(data: bytes) -> tuple[dict[int, Any], dict[int, Any]]:
     try:
         exif.load(data)
         return dict(exif.get_ifd(EXIF_IFD)), dict(exif.get_ifd(GPS_IFD))
-    except _EXIF_ERRORS:
+    except EXIF_ERRORS:
         return {}, {}
 
 

@@ -404,7 +404,8 @@ class _Autocast(torch.autocast):
 
 class _Scaler(torch.amp.GradScaler):
     def __init__(self, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
-        assert str(device).startswith("cuda"), f"a GradScaler for {device} (pretended GPU)"
+        enabled = kwargs.get("enabled", True)
+        assert str(device).startswith("cuda") or not enabled, f"a GradScaler for {device} (pretended GPU)"
         super().__init__("cpu", *args, **kwargs)
 
 

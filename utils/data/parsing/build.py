@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import cv2
+import numpy as np
 from tqdm import tqdm
 
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError, printable
 from utils.common.files import write_bytes_atomic
-from utils.data.images import ImageError
+from utils.common.threads import ordered_map
+from utils.data.images import ImageError, read_image
 from utils.data.labels import LabelError
+from utils.data.near_duplicates import MAX_BITS, MEASURED_PX, same_pictures, small_grey, thumbnail
 from utils.data.parsing.formats import EPRI, choose_classes, read_labels
 from utils.data.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem
 from utils.data.parsing.manifest import by_severity, dataset_yaml_text, make_manifest, manifest_bytes
 from utils.data.parsing.photograph import PhotographOptions, build_image, build_label
 from utils.data.parsing.rows import Row, place_of
 from utils.data.parsing.sources import UNREADABLE_PHOTOGRAPH, Photograph, PhotographReader
-from utils.data.parsing.split import SPLITS, assign_splits, output_stems
+from utils.data.parsing.split import SPLITS, TIME, TIME_GAP_S, assign_splits, bursts, output_stems
 from utils.data.parsing.state import (
     DATASET_FILE,
     MANIFEST_FILE,
@@ -35,11 +41,14 @@ from utils.data.parsing.state import (
     remove_unexpected,
 )
 
+SPARE_BITS = 8  # by which pairs may differ more than in check_data.py, which hashes what JPEG left of the pictures
+
 
 @dataclass(frozen=True)
 class BuildOptions:
     """The options that affect the output folder.
 
+    `time_gap_s`: the longest pause in seconds inside a group, if `split_by` is `time`.
     `use_file_classes`: take the classes of the label files if those of `photograph` do not cover them.
     """
 
@@ -49,6 +58,7 @@ class BuildOptions:
     keep_unlabelled: bool
     label_format: str = EPRI
     use_file_classes: bool = False
+    time_gap_s: float = TIME_GAP_S
 
     def to_dict(self) -> dict[str, Any]:
         """Return what manifest.json and dataset.yaml list. The format and the classes show in the data themselves."""
@@ -56,12 +66,17 @@ class BuildOptions:
         shared = values.pop("photograph")
         del values["label_format"], values["use_file_classes"]
         del shared["class_names"]
+        if self.split_by != TIME:
+            del values["time_gap_s"]
         return {**shared, **values}
 
 
 @dataclass(frozen=True)
 class Job:
-    """One photograph to build, its label rows, its output name and split, and its entry from an earlier run."""
+    """One photograph to build, its label rows, its output name and split, and its entry from an earlier run.
+
+    The split is that of the earlier run, or the one without its look-alikes, which are known when all are built.
+    """
 
     photograph: Photograph
     rows: tuple[Row, ...]
@@ -89,21 +104,25 @@ def build_dataset(
     splits = assign_splits(chosen.values(), options.split_by, options.val_fraction)
     stems = output_stems(chosen.values())
     with open_output(output_folder, trust_links=trust_links) as state:
+        splits |= {key: state.entries[key].split for key in splits.keys() & state.entries.keys()}
         jobs = [
             Job(chosen[key], rows[key], place_of(rows[key]), stems[key], splits[key], state.entries.get(key))
             for key in chosen
         ]
-        entries = _build_all(jobs, state, shared, num_workers or usable_cpu_count(), problems)
+        num_threads = num_workers or usable_cpu_count()
+        entries = _build_all(jobs, state, shared, num_threads, problems)
         if not entries:
             worst = by_severity(problems)[0]  # a job yields an entry or a problem
             raise UserError(f"{input_folder}: none of {len(jobs)} photographs is usable; {worst.place}: {worst.text}")
         usable = [chosen[entry.key] for entry in entries]
-        final_splits = assign_splits(usable, options.split_by, options.val_fraction)
+        copies = _copies(output_folder, entries, num_threads)
+        series = _series(entries, options.time_gap_s) if options.split_by == TIME else None
+        final_splits = assign_splits(usable, options.split_by, options.val_fraction, copies + (series or []))
         entries = [_move(output_folder, entry, final_splits[entry.key]) for entry in entries]
         remove_unexpected(output_folder, entries)
         state.rewrite(entries)
         problems += [_complaint(rows[entry.key], item) for entry in entries for item in entry.complaints]
-        manifest = make_manifest(entries, chosen, problems, options.to_dict(), shared.class_names)
+        manifest = make_manifest(entries, chosen, problems, options.to_dict(), shared.class_names, copies, series)
         write_bytes_atomic(output_folder / DATASET_FILE, dataset_yaml_text(manifest).encode())
         write_bytes_atomic(output_folder / MANIFEST_FILE, manifest_bytes(manifest))
     return manifest
@@ -201,6 +220,38 @@ def _move(folder: Path, entry: Entry, split: str) -> Entry:
         for source, target in zip(sources, targets, strict=True):
             os.replace(source, target)
     return dataclasses.replace(entry, split=split)
+
+
+def _copies(folder: Path, entries: Sequence[Entry], num_threads: int) -> list[list[str]]:
+    """Return the keys of the photographs that show the same picture, a list for each picture that several show."""
+
+    @functools.cache
+    def read_thumb(position: int) -> np.ndarray:
+        entry = entries[position]
+        image = read_image(output_files(folder, entry.split, entry.stem)[0], MEASURED_PX)
+        return thumbnail(small_grey(image))
+
+    try:
+        groups = same_pictures(
+            [entry.image_digest for entry in entries],
+            [bytes.fromhex(entry.facts.picture_hash) for entry in entries],
+            [entry.facts.output_width / entry.facts.output_height for entry in entries],
+            lambda positions: np.stack(list(ordered_map(read_thumb, positions, num_threads))),
+            MAX_BITS + SPARE_BITS,
+        )
+    except ImageError as error:
+        raise UserError(f"{error}; remove it and start again") from error
+    keys: dict[int, list[str]] = {}
+    for entry, group in zip(entries, groups.tolist(), strict=True):
+        keys.setdefault(group, []).append(entry.key)
+    return [same for same in keys.values() if len(same) > 1]
+
+
+def _series(entries: Sequence[Entry], gap_s: float) -> list[list[str]]:
+    times = {entry.key: datetime.fromisoformat(entry.facts.taken) for entry in entries if entry.facts.taken}
+    if not times:
+        raise UserError(f"--split-by time: none of {len(entries)} photographs has a time in EXIF; use --split-by hash")
+    return bursts(times, gap_s)
 
 
 def _complaint(rows: tuple[Row, ...], complaint: tuple[int, str, str]) -> Problem:

@@ -12,13 +12,14 @@ import yaml
 
 from utils.data.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.data.parsing.sources import UNREADABLE_ARCHIVE, UNREADABLE_PHOTOGRAPH, Photograph
-from utils.data.parsing.split import SPLITS
+from utils.data.parsing.split import HASH, SPLITS, VAL
 from utils.data.parsing.state import Entry
 
 MANIFEST_VERSION = 1
 NO_ROW = "photograph without a row"
 NO_PHOTOGRAPH = "row without a photograph"
 UNREADABLE_KINDS = (UNREADABLE_PHOTOGRAPH, UNREADABLE_ARCHIVE, UNREADABLE_ROW)
+MIN_VAL_OBJECTS = 5  # of a class; its scores say little with fewer
 _RANKS = {**dict.fromkeys(UNREADABLE_KINDS, 0), NO_ROW: 2, NO_PHOTOGRAPH: 2}  # order of printing; 1 for other kinds
 
 
@@ -28,8 +29,14 @@ def make_manifest(
     problems: Iterable[Problem],
     options: dict[str, Any],
     class_names: Sequence[str],
+    copies: Sequence[Sequence[str]],
+    series: Sequence[Sequence[str]] | None,
 ) -> dict[str, Any]:
-    """Return the manifest as plain values, in an order that depends only on the data."""
+    """Return the manifest as plain values, in an order that depends only on the data.
+
+    copies, series: keys of the photographs that show the same, and that were taken in one series, or None.
+    """
+    files = {entry.key: f"{entry.stem}.jpg" for entry in entries}
     records = [_record(entry, photographs[entry.key]) for entry in entries]
     listed = sorted(set(problems), key=_problem_order)
     return {
@@ -40,6 +47,8 @@ def make_manifest(
         "counts": _counts(entries, photographs, class_names),
         "skipped": dict(sorted(Counter(problem.kind for problem in listed).items())),
         "unknown_values": dict(sorted(sum((Counter(entry.unknown_values) for entry in entries), Counter()).items())),
+        "copies": [[files[key] for key in group] for group in copies],
+        **({} if series is None else {"series": [[files[key] for key in group] for group in series]}),
         "photographs": records,
         "problems": [{"place": item.place, "kind": item.kind, "text": item.text} for item in listed],
     }
@@ -74,6 +83,11 @@ def report_lines(manifest: dict[str, Any], num_problems: int = 20) -> list[str]:
         numbers = [*(by_split[split] for split in SPLITS), sum(by_split.values())]
         lines.append(f"{name:{width}} " + " ".join(f"{number:>9,}" for number in numbers))
     lines += [f"{split} circuits: {_listed(circuits)}" for split, circuits in counts["circuits"].items()]
+    lines += _group_lines(manifest)
+    few = [(name, by_split) for name, by_split in counts["objects"].items() if by_split[VAL] < MIN_VAL_OBJECTS]
+    if few:
+        shown = ", ".join(f"{name} {by_split[VAL]} of {sum(by_split.values()):,}" for name, by_split in few)
+        lines.append(f"classes with fewer than {MIN_VAL_OBJECTS} objects in val: {shown}")
     if counts["turned_photographs"]:
         lines.append(
             f"EXIF-turned photographs, by the frame of their outlines: {_listed(counts['turned_photographs'])}"
@@ -86,6 +100,21 @@ def report_lines(manifest: dict[str, Any], num_problems: int = 20) -> list[str]:
         lines += [f"  {item.place}: {item.text}" for item in problems[:num_problems]]
     if len(problems) > num_problems:
         lines.append(f"  … and {len(problems) - num_problems:,} more, all in manifest.json")
+    return lines
+
+
+def _group_lines(manifest: dict[str, Any]) -> list[str]:
+    """Return what is known of the photographs that stay on one side, nothing without any."""
+    copies, series, total = manifest["copies"], manifest.get("series"), len(manifest["photographs"])
+    lines = []
+    if copies:
+        shown = f"copies: {sum(map(len, copies)):,} photographs show only {len(copies):,} pictures"
+        is_apart = len(copies[0]) == total and manifest["options"]["split_by"] == HASH
+        lines.append(f"{shown}; " + ("all are alike, so train and val share it" if is_apart else "each is on one side"))
+    if series is not None:
+        without = total - sum(map(len, series))
+        unknown = f"; {without:,} without a time in EXIF, each on its own" if without else ""
+        lines.append(f"series: {len(series):,}, the longest of {max(map(len, series)):,} photographs{unknown}")
     return lines
 
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,6 +15,7 @@ import filelock
 
 from utils.common.errors import UserError
 from utils.common.files import in_the_way, write_bytes_atomic
+from utils.data.near_duplicates import HASH_BYTES
 from utils.data.parsing.photograph import ImageFacts
 from utils.data.parsing.split import SPLITS
 
@@ -145,7 +147,11 @@ def _from_line(line: str) -> Entry | None:
     """Return None for an incomplete line or one of another version; its photograph is then built again."""
     try:
         values: dict[str, Any] = json.loads(line)
-        values["facts"] = ImageFacts(**values["facts"])
+        values["facts"] = facts = ImageFacts(**values["facts"])
+        if values["split"] not in SPLITS or len(bytes.fromhex(facts.picture_hash)) not in (0, HASH_BYTES):
+            return None
+        if facts.taken:
+            datetime.fromisoformat(facts.taken)
         values["complaints"] = [(int(row), str(kind), str(text)) for row, kind, text in values["complaints"]]
         return Entry(**values)
     except (ValueError, TypeError, KeyError):
