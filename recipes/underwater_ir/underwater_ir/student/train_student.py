@@ -64,7 +64,7 @@ class StudentConfig(Options):
         "pseudo-labels/daclip",
         "labels: train, testset_ref/SET, testset_nonref/SET",
         metavar="DIR",
-        needs="not pseudo_train_root or not pseudo_val_ref_root or not pseudo_val_nonref_root",
+        wants="not pseudo_train_root or not pseudo_val_ref_root or not pseudo_val_nonref_root",
     )
     epochs: int = option(10, "passes over the training pictures", at_least=1, may_differ=True)
     batch_size: int = option(4, "pictures per GPU (per process) and step", at_least=1)
@@ -158,6 +158,8 @@ def find_ranks(config: StudentConfig) -> RankInfo:
         return ranks
     os.environ.setdefault("MASTER_ADDR", DEFAULT_ADDRESS)
     os.environ.setdefault("MASTER_PORT", DEFAULT_PORT)
+    if "RANK" not in os.environ and config.local_rank >= config.world_size:
+        raise UsageError(f"--local-rank {config.local_rank}: must be below --world-size, {config.world_size}")
     if "RANK" not in os.environ and config.world_size > 1:
         place = {"RANK": config.local_rank, "LOCAL_RANK": config.local_rank, "WORLD_SIZE": config.world_size}
         os.environ.update({name: str(value) for name, value in place.items()})
