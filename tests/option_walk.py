@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import pytest
@@ -16,7 +16,9 @@ from tests.option_scripts import Script
 from utils.common import config as configuration
 from utils.common.errors import UsageError, UserError
 
-READERS = {"OwnedRun": ("save_dir",)}  # functions that get all options, and what they do with some of them
+READERS: Mapping[str, tuple[str, ...]] = {
+    "OwnedRun": ("save_dir",)
+}  # functions that get all options, and what they do with some of them
 BY_PARSER = {"config", "resume"}  # read before `main` has the options
 
 
@@ -68,7 +70,7 @@ class Walk:
         self.options = {f.name: f for f in dataclasses.fields(kind) if f.name not in BY_PARSER}
         real = [self.main, *map(importlib.import_module, script.real)]
         kept = {
-            **{name: self._reader(name, options) for name, options in (READERS | script.readers).items()},
+            **{name: self._reader(name, options) for name, options in {**READERS, **script.readers}.items()},
             "settings_of_command_line": lambda: configuration.parse_config(kind, ""),
             **script.kept,
         }
@@ -107,10 +109,9 @@ class Walk:
 
     def all(self) -> tuple[set[str], list[tuple[tuple[str, ...], str]]]:
         """Walk every option in every mode; return the options that acted in one, and (mode, option) without a word."""
-        wanted, acted, idle = self.script.only or self.options, set(), []
-        for mode in self.modes():
-            without = self.idle(mode, wanted, acted)
-            idle += [(mode, name) for name in without]
+        acted: set[str] = set()
+        wanted = self.script.only or self.options
+        idle = [(mode, name) for mode in self.modes() for name in self.idle(mode, wanted, acted)]
         return acted, idle
 
     def idle(self, mode: tuple[str, ...], names: Iterable[str], acted: set[str] | None = None) -> list[str]:
