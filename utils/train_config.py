@@ -126,7 +126,10 @@ class TrainConfig(Options):
     device: str = option("auto", "auto, cpu, cuda or cuda:N", may_differ=True)
     best_metric: str = option("val_loss", "what chooses best.pt", choices=tuple(BEST_METRICS))
     cache: str = option(
-        "auto", "packed copy of the photographs at --img-size", choices=("auto", "packed", "none"), may_differ=True
+        "auto",
+        "packed copy of the photographs at --img-size; auto: where the disk has room; packed: end if it has none",
+        choices=("auto", "packed", "none"),
+        may_differ=True,
     )
     skip_bad: bool = option(
         False, "leave out photographs that cannot be read, and list them in the run folder", may_differ=True
