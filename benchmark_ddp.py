@@ -54,10 +54,10 @@ class BenchmarkConfig(Options):
         "side of the square network input in pixels, a multiple of 32; unset: 640 on GPUs, 256 on a CPU",
         **INPUT_SIZE,
     )
-    objects_per_image: int = option(20, "labelled objects in each synthetic image", at_least=0)
+    objects_per_image: int = option(20, "labelled objects in each synthetic image", at_least=0, needs="not data")
     data: str | None = option(None, "data-set YAML: train on it with the trainer's loader", metavar="YAML")
     num_workers: int | None = option(
-        None, "loader processes per rank with --data; unset: as many as the trainer uses", at_least=0
+        None, "loader processes per rank with --data; unset: as many as the trainer uses", at_least=0, needs="data"
     )
     steps: int | None = option(None, "training steps measured per run; unset: 20 on GPUs, 6 on a CPU", at_least=1)
     warmup: int | None = option(

@@ -57,10 +57,11 @@ class CheckConfig(Options):
         "with --model: side in pixels of the tiles that larger photographs are cut into; auto: as the model was trained, "
         "which is no tiles if it saw whole photographs",
         metavar="auto|off|SIZE",
+        needs="model",
     )
-    batch_size: int = option(8, "with --model: photographs or tiles per forward pass", at_least=1)
-    amp: str = option("off", "with --model: mixed precision", choices=PRECISION_CHOICES)
-    device: str = option("auto", "with --model: auto, cpu, cuda or cuda:N")
+    batch_size: int = option(8, "with --model: photographs or tiles per forward pass", at_least=1, needs="model")
+    amp: str = option("off", "with --model: mixed precision", choices=PRECISION_CHOICES, needs="model")
+    device: str = option("auto", "with --model: auto, cpu, cuda or cuda:N", needs="model")
     num_workers: int = option(0, "threads; 0: all usable cores", at_least=0)
 
     def __post_init__(self) -> None:

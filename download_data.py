@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from utils.common.config import Options, option, parse_config
-from utils.common.errors import EXIT_DONE, EXIT_KEYBOARD, UsageError, UserError, run_script
+from utils.common.errors import EXIT_DONE, EXIT_KEYBOARD, UserError, run_script
 from utils.data.download import DEFAULT_BASE_URL, Report, download, expand_circuits, open_source
 
 DEFAULT_SAMPLE = 240
@@ -28,17 +28,29 @@ DEFAULT_SAMPLE = 240
 class DownloadConfig(Options):
     """Options of download_data.py."""
 
-    circuits: tuple[str, ...] = option(("1", "10"), "circuits such as 1 10 13b, or all", metavar="CIRCUIT")
-    base_url: str = option(
-        DEFAULT_BASE_URL, "https address, or local folder, that holds the label file and the zips", metavar="URL"
+    circuits: tuple[str, ...] = option(
+        ("1", "10"), "circuits such as 1 10 13b, or all", metavar="CIRCUIT", needs="not sample"
     )
-    max_images: int | None = option(None, "take only N photographs per circuit, by range requests", metavar="N")
+    base_url: str = option(
+        DEFAULT_BASE_URL,
+        "https address, or local folder, that holds the label file and the zips",
+        metavar="URL",
+        needs="not sample",
+    )
+    max_images: int | None = option(
+        None, "take only N photographs per circuit, by range requests", metavar="N", at_least=1, needs="not sample"
+    )
     output: str = option(
         "data/raw", "folder for the label file and one folder of photographs per circuit", metavar="FOLDER"
     )
-    keep_zips: bool = option(False, "keep each zip after its photographs are extracted")
+    keep_zips: bool = option(
+        False, "keep each zip after its photographs are extracted", needs=("not sample", "not max_images")
+    )
     sample: int | None = option(
-        None, f"write the built-in sample of N photographs ({DEFAULT_SAMPLE} without N) instead", metavar="[N]"
+        None,
+        f"write the built-in sample of N photographs ({DEFAULT_SAMPLE} without N) instead",
+        metavar="[N]",
+        at_least=1,
     )
     sample_size: int | None = option(
         None,
@@ -47,13 +59,15 @@ class DownloadConfig(Options):
         metavar="PX",
         at_least=1280,
         at_most=8192,
+        needs="sample",
     )
     wire_width: float | None = option(
         None,
         "width of the sample's wires in pixels; unset: 14 (in photographs 1280 pixels wide), or 4 to 10 with --sample-size",
         metavar="PX",
+        needs="sample",
     )
-    seed: int = option(0, "seed of the built-in sample")
+    seed: int = option(0, "seed of the built-in sample", needs="sample")
     config: str | None = option(None, "YAML file with any of these options", metavar="FILE")
 
 
@@ -62,7 +76,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse_config(
         DownloadConfig, "Download the raw data.", with_sample_size(sys.argv[1:] if argv is None else argv)
     )
-    _check(config)
     try:
         if config.sample is not None:
             return _write_sample(config, config.sample)
@@ -91,19 +104,6 @@ def with_sample_size(arguments: Sequence[str]) -> list[str]:
         if argument == "--sample" and (index + 1 == len(arguments) or arguments[index + 1].startswith("-")):
             completed.append(str(DEFAULT_SAMPLE))
     return completed
-
-
-def _check(config: DownloadConfig) -> None:
-    for flag, number in (("--max-images", config.max_images), ("--sample", config.sample)):
-        if number is not None and number < 1:
-            raise UsageError(f"{flag} {number}: expected a number of photographs, 1 or more")
-    if config.max_images is not None and config.keep_zips:
-        raise UsageError("--keep-zips: no zip is downloaded with --max-images; leave one of them out")
-    if config.sample is not None and (config.max_images is not None or config.base_url != DEFAULT_BASE_URL):
-        raise UsageError("--sample downloads nothing: leave out --base-url and --max-images")
-
-    if config.sample is None and config.sample_size is not None:
-        raise UsageError("--sample-size: only drawn photographs have a size to choose; add --sample")
 
 
 def _print_report(config: DownloadConfig, report: Report) -> None:

@@ -25,7 +25,7 @@ from utils import distributed
 from utils.common.config import Options, option, parse_config
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
-from utils.common.errors import UsageError, run_script
+from utils.common.errors import run_script
 from utils.common.files import write_text_atomic
 from utils.common.signals import die_with_parent
 from utils.data.dataset import Photo, SegmentationDataset, read_photos
@@ -62,6 +62,7 @@ from utils.yolo.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, check_tiles, ch
 
 PREFETCH = 4  # batches that each loader process prepares ahead
 METRICS_FILES = ("metrics.json", "compared_metrics.json")
+JUDGED_BY_CENTRELINES = ("mask_resolution=native", "not thin_classes=none")
 
 
 @dataclass(frozen=True)
@@ -96,40 +97,47 @@ class EvaluationConfig(Options):
         "side in pixels of the tiles that larger photographs are cut into, which needs --mask-resolution native; auto: "
         "as the model was trained, which is no tiles if it saw whole photographs",
         metavar="auto|off|SIZE",
+        needs="mask_resolution=native or tiles=off",
     )
     overlap: float = option(
-        OVERLAP, "share by which neighbouring tiles overlap, at least 128 px", at_least=0, at_most=0.9
+        OVERLAP,
+        "share by which neighbouring tiles overlap, at least 128 px",
+        at_least=0,
+        at_most=0.9,
+        needs=("mask_resolution=native", "not tiles=off"),
     )
     thin_classes: tuple[str, ...] = option(
         ("auto",),
         "classes judged by their centrelines, with --mask-resolution native: names; auto: those whose median object is 50 "
         "times as long as wide; none",
         metavar="CLASS",
+        needs="mask_resolution=native or thin_classes=none",
     )
     centreline_tolerance: float = option(
         TOLERANCE_PX,
         "how far a centreline may lie from the true one, in pixels of the photograph",
         at_least=0,
         at_most=20,
+        needs=JUDGED_BY_CENTRELINES,
     )
     centreline_confidence: float = option(
-        MIN_SCORE, "lowest confidence of a detection whose centreline counts", at_least=0.001, at_most=1
+        MIN_SCORE,
+        "lowest confidence of a detection whose centreline counts",
+        at_least=0.001,
+        at_most=1,
+        needs=JUDGED_BY_CENTRELINES,
     )
     predictions: bool = option(True, "write predictions.json (COCO format, masks at the photographs' size)")
     coco_eval: bool = option(
-        False, "also write ground_truth.json and compute AP with faster-coco-eval (masks always at native resolution)"
+        False,
+        "also write ground_truth.json and compute AP with faster-coco-eval (masks always at native resolution)",
+        needs="predictions",
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.coco_eval and not self.predictions:
-            raise UsageError("--coco-eval reads predictions.json: leave out --no-predictions")
         check_tiles(self.tiles)
-        if self.tiles not in ("auto", "off") and self.mask_resolution != "native":
-            raise UsageError(
-                f"--tiles {self.tiles}: add --mask-resolution native, the only one that shows the difference"
-            )
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,9 @@ class ExportConfig(Options):
     fp32: bool = option(True, "export in fp32")
     half: bool = option(False, "export in fp16, too")
     int8: bool = option(False, "export in INT8, too; its ranges are measured on photographs of the training split")
-    calibration_images: int = option(300, "photographs that INT8 ranges are measured on, at most", at_least=1)
+    calibration_images: int = option(
+        300, "photographs that INT8 ranges are measured on, at most", at_least=1, needs="int8"
+    )
     dynamic: bool = option(False, "accept any batch size and any input size that is a multiple of 32")
     batch_size: int = option(1, "images per forward pass of the export; others are split or filled up", at_least=1)
     img_size: int | None = option(None, "side of the network input in pixels; unset: as in training", **INPUT_SIZE)
@@ -72,7 +74,11 @@ class ExportConfig(Options):
         metavar="auto|off|SIZE",
     )
     overlap: float = option(
-        OVERLAP, "share by which neighbouring tiles overlap, at least 128 px", at_least=0, at_most=0.9
+        OVERLAP,
+        "share by which neighbouring tiles overlap, at least 128 px",
+        at_least=0,
+        at_most=0.9,
+        needs="not tiles=off",
     )
     ap_tolerance: float | None = option(
         None,

@@ -27,7 +27,7 @@ from utils import distributed
 from utils.common.config import FRACTION, Options, option, parse_config
 from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
-from utils.common.errors import UsageError, UserError, printable, run_script
+from utils.common.errors import UserError, printable, run_script
 from utils.common.files import walk
 from utils.common.signals import die_with_parent
 from utils.common.threads import ordered_map
@@ -64,7 +64,12 @@ class InferenceConfig(Options):
     source: str = option(None, "photograph, folder (with its subfolders) or quoted pattern", required=True)
     output: str = option("outputs/predictions", "folder for pictures, labels/ and predictions.json", metavar="DIR")
     conf: float = option(0.25, "minimum confidence of a detection", **FRACTION)
-    iou: float = option(0.7, "IoU above which the less confident of two detections of a class is dropped", **FRACTION)
+    iou: float = option(
+        0.7,
+        "IoU above which the less confident of two detections of a class is dropped",
+        needs="nms or not tiles=off",
+        **FRACTION,
+    )
     nms: bool = option(
         True, "suppress overlapping detections; --no-nms: use YOLO26's one-to-one outputs, which need none"
     )
@@ -81,7 +86,11 @@ class InferenceConfig(Options):
         metavar="auto|off|SIZE",
     )
     overlap: float = option(
-        OVERLAP, "share by which neighbouring tiles overlap, at least 128 px", at_least=0, at_most=0.9
+        OVERLAP,
+        "share by which neighbouring tiles overlap, at least 128 px",
+        at_least=0,
+        at_most=0.9,
+        needs="not tiles=off",
     )
     amp: str = option("off", "mixed precision; auto: the fastest that the hardware has", choices=PRECISION_CHOICES)
     save_crops: bool = option(False, "also write a cut-out of each detection to crops/<class>/")
@@ -90,26 +99,35 @@ class InferenceConfig(Options):
     geo: bool = option(
         False, "also write where the detections are: detections.geojson, worklist.csv, detections.kml, thumbnails/"
     )
-    assets: str | None = option(None, "with --geo: GeoJSON file of points, such as poles, to assign detections to")
+    assets: str | None = option(
+        None, "with --geo: GeoJSON file of points, such as poles, to assign detections to", needs="geo"
+    )
     asset_range: float = option(
-        100.0, "metres from the camera within which an asset is looked for", above=0, at_most=10_000
+        100.0,
+        "metres from the camera within which an asset is looked for",
+        above=0,
+        at_most=10_000,
+        needs=("geo", "assets"),
     )
     ground_height: float = option(
-        0.0, "metres of the ground at the objects above the take-off point", at_least=-10_000, at_most=10_000
+        0.0,
+        "metres of the ground at the objects above the take-off point",
+        at_least=-10_000,
+        at_most=10_000,
+        needs="geo",
     )
     ground_sigma: float = option(
         7.0,
         "standard deviation in metres of the objects' heights from that ground; 7: anywhere on a 12 m pole",
         at_least=0,
         at_most=1000,
+        needs="geo",
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_tiles(self.tiles)
-        if self.assets is not None and not self.geo:
-            raise UsageError("--assets needs --geo")
 
 
 def main() -> int:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from utils.common.config import Options, option, parse_config
-from utils.common.errors import UsageError, UserError, run_script
+from utils.common.config import Options, ignored, option, parse_config
+from utils.common.errors import UserError, print_warning, run_script
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.data.images import NATIVE_LONG_SIDE_PX
 from utils.data.parsing.build import BuildOptions, build_dataset
-from utils.data.parsing.formats import AUTO, FORMAT_CHOICES
+from utils.data.parsing.formats import AUTO, FORMAT_CHOICES, choose_format
 from utils.data.parsing.manifest import UNREADABLE_KINDS, report_lines
 from utils.data.parsing.photograph import EXIF_FRAME_CHOICES, PhotographOptions
-from utils.data.parsing.split import SPLIT_BY_CHOICES, TIME, TIME_GAP_S
+from utils.data.parsing.split import SPLIT_BY_CHOICES, TIME_GAP_S
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,20 @@ class ParseConfig(Options):
         at_most=NATIVE_LONG_SIDE_PX,
     )
     line_width: float = option(
-        6.0, "width of wires drawn as lines, in pixels of the original photograph", above=0, at_most=1000
+        6.0,
+        "width of wires drawn as lines (EPRI's format), in pixels of the original photograph",
+        above=0,
+        at_most=1000,
+        needs=("not format=coco", "not format=labelstudio"),
     )
     split_by: str = option(
         "hash", "split train and val by photograph (hash), by circuit or by pauses in time", choices=SPLIT_BY_CHOICES
     )
     time_gap: float | None = option(
         None,
-        f"with --split-by time: longest pause in seconds inside a series, by EXIF; unset: {TIME_GAP_S:g}",
+        f"longest pause in seconds inside a series, by EXIF; unset: {TIME_GAP_S:g}",
         at_least=0,
+        needs="split_by=time",
         metavar="SECONDS",
     )
     val_fraction: float = option(0.2, "share of the photographs for validation, between 0 and 1", above=0, below=1)
@@ -65,15 +70,14 @@ class ParseConfig(Options):
     workers: int = option(0, "threads; 0: all usable cores", at_least=0)
     strict: bool = option(False, "exit with code 1 when a row, a photograph or a zip cannot be read")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.time_gap is not None and self.split_by != TIME:
-            raise UsageError(f"--time-gap {self.time_gap:g}: needs --split-by time")
-
 
 def main() -> None:
     """Build the data set and print what it contains and what was skipped."""
     config = parse_config(ParseConfig, "Turn raw photographs and label rows into a YOLO-seg data set.")
+    if config.format == AUTO:
+        config = replace(config, format=choose_format(Path(config.input)))
+        for line in ignored(config, ["line_width"], "needs"):
+            print_warning(f"{config.input}: {line}")
     options = BuildOptions(
         photograph=PhotographOptions(
             class_names=config.classes or load_dataset_yaml(DEFAULT_DATASET_YAML).names,

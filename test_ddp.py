@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from utils.common.config import Options, option, parse_config
-from utils.common.errors import EXIT_DONE, EXIT_FAILED, UsageError, run_script
+from utils.common.errors import EXIT_DONE, EXIT_FAILED, run_script
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML
 from utils.measure.machine_checks import run_checks
 
@@ -20,14 +20,14 @@ class MachineCheckConfig(Options):
     """Options of `test_ddp.py`."""
 
     data: str = option(str(DEFAULT_DATASET_YAML), "data-set YAML to check", metavar="FILE")
-    timeout_s: float = option(120.0, "time limit for the training step of several processes", metavar="SECONDS")
+    timeout_s: float = option(
+        120.0, "time limit for the training step of several processes", metavar="SECONDS", above=0
+    )
 
 
 def main() -> int:
     """Run the checks; return the exit code."""
     config = parse_config(MachineCheckConfig, "Check whether this machine is ready to train.")
-    if config.timeout_s <= 0:
-        raise UsageError(f"--timeout-s {config.timeout_s:g}: must be above 0")
     statuses = []
     for result in run_checks(config.data, config.timeout_s):
         print(result, flush=True)

@@ -46,7 +46,7 @@ class InputConfig(Options):
     raw: str | None = option(
         None, "folder written by download_data.py, instead of --originals: parsed here at both sizes", metavar="DIR"
     )
-    sample_images: int = option(160, "photographs of the built-in sample", at_least=10)
+    sample_images: int = option(160, "photographs of the built-in sample", at_least=10, needs="not data")
     img_size: int = option(640, "side of the square network input in pixels, a multiple of 32", **INPUT_SIZE)
     batch_size: int = option(16, "samples per batch", at_least=1)
     batches: int = option(4, "batches of each side per round", at_least=1)

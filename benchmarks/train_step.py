@@ -54,7 +54,7 @@ class StepConfig(Options):
     )
     img_size: int = option(640, "side of the square network input in pixels, a multiple of 32", **INPUT_SIZE)
     batch_size: int = option(16, "images per step", at_least=1)
-    objects: int = option(20, "labelled objects in each image; without --data", at_least=0)
+    objects: int = option(20, "labelled objects in each image; without --data", at_least=0, needs="not data")
     steps: int = option(5, "steps of each side per round", at_least=1)
     warmup: int = option(1, "steps before them in each round", at_least=1)
     rounds: int = option(3, "rounds; the median of all steps counts", at_least=1)

@@ -42,9 +42,13 @@ class ComparisonConfig(Options):
     """Options of `benchmarks/vs_ultralytics.py`."""
 
     data: str | None = option(None, "data-set YAML; unset: the built-in sample", metavar="YAML")
-    sample_images: int = option(400, "photographs of that sample, a fifth of them for validation", at_least=10)
-    sample_long_side: int = option(1280, "their longer side in pixels, as parse_labels.py would write them")
-    sample_wire_width: int = option(14, "how wide its wires are drawn, in pixels of 1280", at_least=1)
+    sample_images: int = option(
+        400, "photographs of that sample, a fifth of them for validation", at_least=10, needs="not data"
+    )
+    sample_long_side: int = option(
+        1280, "their longer side in pixels, as parse_labels.py would write them", needs="not data"
+    )
+    sample_wire_width: int = option(14, "how wide its wires are drawn, in pixels of 1280", at_least=1, needs="not data")
     model: str = option("yolov8n-seg.yaml", "a .yaml (random weights of each seed) or a .pt to start from")
     epochs: int = option(30, "passes over the training images", at_least=1)
     img_size: int = option(320, "side of the square network input in pixels, a multiple of 32", **INPUT_SIZE)

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from utils.common.config import parse_config
+from utils.common.errors import UsageError
 from utils.data.windows import WindowConfig
-from utils.run.folder import differences
+from utils.run import folder
+from utils.run.folder import differences, resume_arguments
 from utils.train_config import TrainConfig
 
 
@@ -38,7 +40,6 @@ def test_mosaic_ends_before_the_run_does() -> None:
 def test_windows_need_a_low_and_a_high_scale() -> None:
     config = config_of("--windows", "4", "--window-scale", "0.25", "1")
     assert config.window_config == WindowConfig(4, 0.25, 1.0)
-    assert config_of("--window-scale", "0.25", "1").window_config is None
     for scales in (("1", "0.5"), ("0.5",), ("0.5", "1.5"), ("0", "1")):
         with pytest.raises(SystemExit):
             config_of("--windows", "4", "--window-scale", *scales)
@@ -67,3 +68,18 @@ def test_a_password_in_the_address_of_mlflow_is_refused_before_anything_is_writt
     said = capsys.readouterr().err
     assert "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in said
     assert "hush-4f1d" not in said
+
+
+def test_another_folder_beside_a_resume_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "run_folder_of", Path)
+    assert resume_arguments(["--resume", "a", "--epochs", "9"])[2:] == [
+        "--resume",
+        "a",
+        "--epochs",
+        "9",
+        "--save-dir",
+        "a",
+    ]
+    for flags in (["--save-dir", "b"], ["--save-dir=b"]):
+        with pytest.raises(UsageError, match="--save-dir has no effect with --resume"):
+            resume_arguments(["--resume", "a", *flags])

@@ -54,6 +54,10 @@ def open_dataset(
     elif config.cache != "none":
         packed = open_images(photos, config.img_size, folder, split, say, skips_bad=config.skip_bad)
         index = packed.index if packed else None
+        if config.cache == "packed" and index is None:
+            raise UserError(
+                f"--cache packed: {folder} has no room for it; make room, or use --cache auto, which does without"
+            )
     if config.skip_bad and index is None:
         index = open_or_build_check([photo.file for photo in photos], folder, split, say)
     unusable = index.unusable if index else {}

@@ -25,7 +25,7 @@ GONE_S = 3.0  # a folder may be missing this long: a new run renames the old one
 class MonitorConfig(Options):
     run: str = option("", "run folder; may be the first argument, without --run", required=True, metavar="RUN")
     once: bool = option(False, "print the current state and exit")
-    every: float = option(2.0, "seconds between two updates", above=0)
+    every: float = option(2.0, "seconds between two updates", above=0, needs="not once")
 
 
 def main() -> int:

@@ -42,6 +42,7 @@ class TrainConfig(Options):
     window_scale: tuple[float, ...] = option(
         (0.5, 1.0),
         "lowest and highest scale of a window; 1: the photograph's own pixels, 0.5: twice the side",
+        needs="windows",
         above=0,
         at_most=1,
     )
@@ -54,7 +55,9 @@ class TrainConfig(Options):
     num_workers: int = option(
         8, "most loader processes per GPU; fewer where there are not enough cores", at_least=0, may_differ=True
     )
-    prefetch: int = option(4, "batches each loader process prepares ahead", at_least=1, may_differ=True)
+    prefetch: int = option(
+        4, "batches each loader process prepares ahead", at_least=1, may_differ=True, wants="num_workers"
+    )
     threads: int = option(
         0, "compute threads per process; 0: the cores that the loader processes leave", at_least=0, may_differ=True
     )
@@ -99,8 +102,8 @@ class TrainConfig(Options):
     )
     amp: str = option("auto", "mixed precision", choices=PRECISION_CHOICES)
     ema: bool = option(True, "evaluate and save the moving average of the weights")
-    ema_decay: float = option(0.9999, "decay of the moving average", **FRACTION)
-    ema_ramp: float = option(2000.0, "optimizer steps over which the decay is reached")
+    ema_decay: float = option(0.9999, "decay of the moving average", needs="ema", **FRACTION)
+    ema_ramp: float = option(2000.0, "optimizer steps over which the decay is reached", needs="ema")
     sync_bn: str = option(
         "auto",
         "batch statistics over all GPUs; auto: on GPUs with fewer than 16 images each",
@@ -113,12 +116,20 @@ class TrainConfig(Options):
     patience: int = option(
         100, "stop after this many epochs without a better --best-metric; 0: never", at_least=0, may_differ=True
     )
-    close_mosaic: int = option(10, "number of last epochs without mosaic, at most half of the run", at_least=0)
+    close_mosaic: int = option(
+        10,
+        "number of last epochs without mosaic, at most half of the run",
+        at_least=0,
+        needs="mosaic or mixup or copy_paste",
+    )
     seed: int = option(0, "random seed", at_least=0)
     device: str = option("auto", "auto, cpu, cuda or cuda:N", may_differ=True)
     best_metric: str = option("val_loss", "what chooses best.pt", choices=tuple(BEST_METRICS))
     cache: str = option(
-        "auto", "packed copy of the photographs at --img-size", choices=("auto", "packed", "none"), may_differ=True
+        "auto",
+        "packed copy of the photographs at --img-size; auto: where the disk has room; packed: end if it has none",
+        choices=("auto", "packed", "none"),
+        may_differ=True,
     )
     skip_bad: bool = option(
         False, "leave out photographs that cannot be read, and list them in the run folder", may_differ=True
@@ -147,6 +158,7 @@ class TrainConfig(Options):
         "auto",
         "where colours are varied; auto: on the device if it is a GPU, else in the loader",
         choices=COLOUR_CHOICES,
+        needs="hsv_h or hsv_s or hsv_v",
     )
     hsv_h: float = option(0.015, "random hue, +- fraction", **FRACTION)
     hsv_s: float = option(0.7, "random saturation, +- fraction", **FRACTION)

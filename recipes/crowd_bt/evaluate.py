@@ -31,13 +31,13 @@ class EvaluateConfig(Options):
     input_size: int | None = option(None, "side of the input in pixels; unset: the checkpoint's", at_least=32)
     device: str = option("auto", "auto, cuda or cpu")
     image_dir: str = option(IMAGE_DIR, "folder of the images", metavar="DIR")
-    data_dir: str = option(DATA_DIR, "folder of the lists", metavar="DIR")
+    data_dir: str = option(DATA_DIR, "folder of the lists", metavar="DIR", wants="not prepared_data_dir")
     prepared_data_dir: str | None = option(None, "folder in the prepared format, instead of --data-dir", metavar="DIR")
     split: str = option("val", "which comparisons", choices=SPLITS)
     output: str = option("evaluation_results.json", "file for the result", metavar="FILE")
     batch_size: int = option(64, "images scored at once", at_least=1)
     num_workers: int = option(0, "loader processes", at_least=0)
-    seed: int = option(42, "seed of the split, as in training", at_least=0)
+    seed: int = option(42, "seed of the split, as in training", at_least=0, wants="not prepared_data_dir")
 
 
 def main() -> int:

@@ -39,7 +39,7 @@ class InferConfig(Options):
     backbone: str | None = option(None, "must be the checkpoint's, which is the default", metavar="NAME")
     input_size: int | None = option(None, "side of the input in pixels; unset: the checkpoint's", at_least=32)
     device: str = option("auto", "auto, cuda or cpu")
-    batch_size: int = option(32, "images of a folder that are scored at once", at_least=1)
+    batch_size: int = option(32, "images of a folder that are scored at once", at_least=1, needs="image_dir")
 
     def __post_init__(self) -> None:
         super().__post_init__()

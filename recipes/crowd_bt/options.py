@@ -15,6 +15,7 @@ from utils.run.folder import resume_arguments
 DATA_DIR = "data"
 IMAGE_DIR = "data/images"
 BEST_MODEL = "best_model.pt"
+FROM_S3 = ("data_source=s3", "not prepared_data_dir")
 
 
 @dataclass(frozen=True)
@@ -27,21 +28,32 @@ class TrainConfig(Options):
     batch_size: int = option(32, "pairs per GPU (per process) and step", at_least=1)
     lr: float = option(1e-4, "learning rate of AdamW", above=0)
     weight_decay: float = option(1e-5, "weight decay of AdamW", at_least=0)
-    data_source: str = option("local", "local: lists in --data-dir; s3: annotators' logs", choices=("local", "s3"))
+    data_source: str = option(
+        "local",
+        "local: lists in --data-dir; s3: annotators' logs",
+        choices=("local", "s3"),
+        wants="not prepared_data_dir",
+    )
     image_dir: str = option(IMAGE_DIR, "folder of the images", metavar="DIR", may_differ=True)
-    data_dir: str = option(DATA_DIR, "folder of the lists", metavar="DIR", may_differ=True)
+    data_dir: str = option(
+        DATA_DIR, "folder of the lists", metavar="DIR", may_differ=True, wants="not prepared_data_dir"
+    )
     checkpoint_dir: str = option("results", "folder of the run", metavar="DIR", may_differ=True)
     num_workers: int = option(
         4, "most loader processes per GPU; fewer where cores are few", at_least=0, may_differ=True
     )
-    eta_init: float = option(0.8, "reliability that the crowd starts with", at_least=0.5, at_most=1)
-    learnable_eta: bool = option(True, "learn the crowd's reliability")
+    eta_init: float = option(
+        0.8, "reliability that the crowd starts with", at_least=0.5, at_most=1, needs="loss=crowd-bt"
+    )
+    learnable_eta: bool = option(True, "learn the crowd's reliability", needs="loss=crowd-bt")
     device: str = option("auto", "auto, cuda or cpu", may_differ=True)
     distributed: bool = option(False, "train in several processes, which a launcher starts", may_differ=True)
     local_rank: int = option(-1, "set by the launcher; LOCAL_RANK of the environment has precedence", may_differ=True)
     world_size: int = option(1, "number of processes; WORLD_SIZE of the environment has precedence", may_differ=True)
     resume: str | None = option(None, "continue this run's folder with its own options", metavar="RUN", may_differ=True)
-    auto_resume: bool = option(True, "continue the run in --checkpoint-dir if it has the same options", may_differ=True)
+    auto_resume: bool = option(
+        True, "continue the run in --checkpoint-dir if it has the same options", may_differ=True, wants="not resume"
+    )
     config: str | None = option(None, "YAML file with any of these options", metavar="FILE", may_differ=True)
     prepared_data_dir: str | None = option(
         None, "folder in the prepared format, used instead of --data-source", metavar="DIR", may_differ=True
@@ -49,7 +61,9 @@ class TrainConfig(Options):
     loss: str = option(
         "crowd-bt", "bradley-terry: every answer counts as reliable", choices=("crowd-bt", "bradley-terry")
     )
-    eta_lr: float | None = option(None, "learning rate of the crowd's reliability; unset: --lr", above=0)
+    eta_lr: float | None = option(
+        None, "learning rate of the crowd's reliability; unset: --lr", above=0, needs=("loss=crowd-bt", "learnable_eta")
+    )
     pretrained: bool = option(True, "begin with the weights of ImageNet, downloaded by timm")
     grad_checkpointing: bool = option(False, "compute features twice instead of keeping them: less memory")
     amp: bool = option(False, "mixed precision: bf16 where supported, else fp16 on GPUs")
@@ -58,8 +72,8 @@ class TrainConfig(Options):
         15.0, "largest random rotation in degrees; 0 keeps noise and JPEG blocks as they are", at_least=0
     )
     seed: int = option(42, "seed of split, weights, order and augmentation", at_least=0)
-    s3_bucket: str = option("surface-quality-dataset", "bucket of the annotators' logs")
-    s3_prefix: str = option("quack_v2_data_user_logs/", "prefix of the annotators' folders")
+    s3_bucket: str = option("surface-quality-dataset", "bucket of the annotators' logs", needs=FROM_S3)
+    s3_prefix: str = option("quack_v2_data_user_logs/", "prefix of the annotators' folders", needs=FROM_S3)
 
     @property
     def save_dir(self) -> str:
@@ -99,10 +113,9 @@ def adopt_launch_flags(config: TrainConfig) -> list[str]:
             lines.append(
                 f"--world-size {config.world_size}, but the launcher started {actual} processes: {actual} count"
             )
-    elif config.distributed and config.world_size > 1:
-        raise UsageError(
-            f"--world-size {config.world_size} without a launcher; start ./train_distributed.sh {config.world_size} …"
-        )
+    elif config.world_size > 1 or config.local_rank > 0:
+        flag = f"--world-size {config.world_size}" if config.world_size > 1 else f"--local-rank {config.local_rank}"
+        raise UsageError(f"{flag} without a launcher; start ./train_distributed.sh {max(config.world_size, 2)} …")
     elif config.distributed:
         lines.append("--distributed without a launcher: a single process trains; see ./train_distributed.sh")
     return lines

@@ -42,13 +42,20 @@ class ExampleConfig(Options):
     batch_size: int = option(128, "pictures per GPU (per process) and step", at_least=1)
     lr: float = option(0.1, "learning rate; with N GPUs a rate N times as high is common", above=0)
     patience: int = option(20, "stop after this many epochs without a better validation accuracy; 0: never", at_least=0)
-    data_dir: str = option("./data", "folder of CIFAR-10", metavar="DIR", may_differ=True)
+    data_dir: str = option("./data", "folder of CIFAR-10", metavar="DIR", may_differ=True, needs="not dataset=digits")
     num_workers: int = option(4, "most loader processes per GPU; fewer where cores are few", at_least=0)
     use_amp: bool = option(False, "mixed precision: bf16 where supported, else fp16 on GPUs")
     use_ema: bool = option(False, "validate a moving average of the weights")
     distributed: bool = option(False, "train on several GPUs, or in 2 CPU processes")
-    world_size: int | None = option(None, "processes with --distributed; unset: one per GPU, else 2", at_least=1)
-    backend: str = option("nccl", "how processes communicate; without a GPU always gloo", choices=("nccl", "gloo"))
+    world_size: int | None = option(
+        None,
+        "processes with --distributed; unset: one per GPU, else 2",
+        at_least=1,
+        needs="distributed or world_size=1",
+    )
+    backend: str = option(
+        "nccl", "how processes communicate; without a GPU always gloo", choices=("nccl", "gloo"), needs="distributed"
+    )
     experiment_name: str = option("cifar10_training", "folder in --save-dir", metavar="NAME", may_differ=True)
     save_dir: str = option("./experiments", "folder of all experiments", metavar="DIR", may_differ=True)
     dataset: str = option(

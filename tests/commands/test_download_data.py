@@ -15,7 +15,7 @@ import download_data
 from tests.azure_server import AzureServer
 from tests.conftest import PROJECT
 from tests.data.download.archives import add_two_circuits, circuit, files_under, folder_with, get, zip_bytes
-from utils.common.errors import UsageError, UserError
+from utils.common.errors import UserError
 
 
 def test_sample_takes_an_optional_number() -> None:
@@ -38,8 +38,9 @@ def test_sample_takes_an_optional_number() -> None:
     ],
 )
 def test_options_that_make_no_sense(arguments: list[str]) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(SystemExit) as leaving:
         download_data.main(arguments)
+    assert leaving.value.code == 2
 
 
 def test_script_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

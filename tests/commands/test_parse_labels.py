@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import parse_labels
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, run_main
 from tests.data.parsing.raw_folder import BOX, WIRE, photo, tree, write_csv, write_raw_folder, write_zip
+from utils.common.errors import UserError
 from utils.data.images import upright_size
 from utils.data.parsing.sources import LABEL_CSV
 from utils.data.parsing.state import LOCK_FILE
@@ -27,6 +28,17 @@ def raw(tmp_path: Path) -> Path:
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(PROJECT / "parse_labels.py"), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_line_width_for_polygons_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "result.json").write_text('{"images": []}')
+    for width in ("6", "9"):
+        with pytest.raises(UserError):  # it holds no photographs
+            run_main(parse_labels, monkeypatch, "--input", tmp_path, "--line-width", width)
+    said = f"WARNING: {tmp_path}: --line-width has no effect with --format coco\n"
+    assert capsys.readouterr().err == said  # of 9; 6 is the default
 
 
 def test_killed_run_continues_to_the_same_result(tmp_path: Path) -> None:

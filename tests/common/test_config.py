@@ -33,6 +33,24 @@ class NeedsName(Options):
     config: str | None = option(None, "YAML file")
 
 
+@dataclass(frozen=True)
+class Dependent(Options):
+    """Options that act only beside others."""
+
+    windows: int = option(0, "windows")
+    scale: float = option(1.0, "with windows", needs="windows")
+    ema: bool = option(True, "average the weights")
+    decay: float = option(0.9, "with ema", needs="ema", may_differ=True)
+    mode: str = option("fast", "how", choices=("fast", "exact", "off"))
+    tolerance: int = option(3, "with mode exact and windows", needs=("mode=exact", "windows"))
+    overlap: float = option(0.2, "unless mode off", needs="not mode=off")
+    size: int | None = option(None, "with ema or windows, 8 anywhere", needs="ema or windows or size=8")
+    folder: str = option("data", "not with windows", wants="not windows")
+    sizes: tuple[int, ...] = option((1, 2), "with windows", wants="windows")
+    resume: str | None = option(None, "a run")
+    config: str | None = option(None, "YAML file")
+
+
 def parse(tmp_path: Path, text: str | None, *arguments: str) -> Settings:
     if text is None:
         return parse_config(Settings, "test", list(arguments))
@@ -188,3 +206,79 @@ def test_a_file_alone_is_refused_without_naming_a_flag(tmp_path: Path, text: str
         read_config(Settings, tmp_path / "run.yaml")
     assert expected in str(caught.value)
     assert "--" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("--scale 0.5", "--scale has no effect without --windows"),
+        ("--no-ema --decay 0.5", "--decay has no effect with --no-ema"),
+        ("--tolerance 4", "--tolerance has no effect without --mode exact"),
+        ("--tolerance 4 --mode off", "--tolerance has no effect with --mode off"),
+        ("--tolerance 4 --mode exact", "--tolerance has no effect without --windows"),
+        ("--overlap 0 --mode off", "--overlap has no effect with --mode off"),
+        ("--size 9 --no-ema", "--size has no effect with --no-ema and without --windows"),
+        ("--scale 0.5 --tolerance 4", "effect without --windows; --tolerance has no effect without --mode exact"),
+    ],
+)
+def test_an_option_that_cannot_act_is_not_ignored_without_a_word(
+    capsys: pytest.CaptureFixture[str], arguments: str, complaint: str
+) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        parse_config(Dependent, "test", arguments.split())
+    assert leaving.value.code == 2
+    error = capsys.readouterr().err
+    assert f"{complaint} -- see" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--windows 2 --scale 0.5",
+        "--scale 1",
+        "--decay 0.5",
+        "--tolerance 4 --mode exact --windows 2",
+        "--overlap 0.5",
+        "--size 8 --no-ema",
+        "--size 9 --no-ema --windows 1",
+        "--folder other",
+        "--sizes 1 2",
+    ],
+)
+def test_an_option_that_acts_or_has_its_default_is_taken_silently(
+    capsys: pytest.CaptureFixture[str], arguments: str
+) -> None:
+    parse_config(Dependent, "test", arguments.split())
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_guides_and_launchers_pass_anyway_is_one_line_from_one_rank(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert parse_config(Dependent, "test", ["--folder", "x", "--windows", "2"]).folder == "x"
+    assert capsys.readouterr().err == "WARNING: --folder has no effect with --windows\n"
+    assert parse_config(Dependent, "test", ["--sizes", "5"]).sizes == (5,)
+    assert capsys.readouterr().err == "WARNING: --sizes has no effect without --windows\n"
+    monkeypatch.setenv("RANK", "1")
+    parse_config(Dependent, "test", ["--folder", "x", "--windows", "2"])
+    assert capsys.readouterr().err == ""
+
+
+def test_a_file_of_options_meets_one_line_and_a_resumed_run_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(to_dict(Dependent(windows=2, scale=0.5, decay=0.5))))
+    assert parse_config(Dependent, "test", ["--config", str(file)]).scale == 0.5
+    assert capsys.readouterr().err == ""
+    overridden = ["--config", str(file), "--windows", "0"]
+    assert parse_config(Dependent, "test", overridden).windows == 0
+    assert capsys.readouterr().err == f"WARNING: --config {file}: --scale has no effect without --windows\n"
+    parse_config(Dependent, "test", [*overridden, "--resume", "run"])
+    assert capsys.readouterr().err == ""
+    with pytest.raises(SystemExit):
+        parse_config(Dependent, "test", [*overridden, "--scale", "0.25"])
+    file.write_text("scale: 0.5\n")
+    assert read_config(Dependent, file).scale == 0.5
+    assert f"WARNING: {file}: --scale has no effect" in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """Builds a script's command line and reads its YAML file from one frozen dataclass of options.
 
 The command line overrides `--config FILE`, which overrides the defaults. An unknown key is an error that names the
-nearest known one.
+nearest known one. An option that can do nothing beside the others is refused (`needs=`); from a file it is one printed line.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import argparse
 import dataclasses
 import difflib
 import operator
+import os
 import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import yaml
 
-from utils.common.errors import EXIT_USAGE, UsageError, UserError
+from utils.common.errors import EXIT_USAGE, UsageError, UserError, print_warning
 from utils.common.files import read_text
 
 T = TypeVar("T")
@@ -38,6 +39,8 @@ def option(
     required: bool = False,
     words: Mapping[str, Any] | None = None,
     may_differ: bool = False,
+    needs: str | tuple[str, ...] = (),
+    wants: str | tuple[str, ...] = (),
     **bounds: float,
 ) -> Any:
     """Declare one option of an `Options` dataclass; the field's annotation gives its type.
@@ -45,9 +48,19 @@ def option(
     `bool` becomes `--name/--no-name`, `tuple[X, ...]` takes one or more values, `X | None` may be left unset. `words`
     maps words to values, such as `auto` to 0. `bounds` are any of `at_least`, `at_most`, `above`, `below` and
     `multiple_of`; they apply to each number of a tuple. `may_differ`: a resumed run may change this option.
+
+    `needs`: conditions on the other options, all of which must hold for this one to act: `windows` (neither 0, empty nor
+    unset), `tiles=off`, `not sample`, `not tiles=off`, or several of these joined by ` or `. Where one does not hold, the
+    option is refused; with `wants` instead of `needs`, one line says that it has no effect. With `x or x=VALUE` an
+    option may have the value that asks for nothing. The default always may stand.
     """
     facts = {"help": help, "choices": choices, "metavar": metavar, "required": required, "words": words or {}}
-    return dataclasses.field(default=default, metadata={**facts, "may_differ": may_differ, "bounds": bounds})
+    conditions = {
+        kind: (given,) if isinstance(given, str) else given for kind, given in (("needs", needs), ("wants", wants))
+    }
+    return dataclasses.field(
+        default=default, metadata={**facts, **conditions, "may_differ": may_differ, "bounds": bounds}
+    )
 
 
 _BOUNDS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
@@ -71,9 +84,7 @@ class Options:
                     rule = " and ".join(
                         f"{text} {bounds[kind]:g}" for kind, (text, _) in _BOUNDS.items() if kind in bounds
                     )
-                    raise UsageError(
-                        f"--{field.name.replace('_', '-')} {number}: must be {rule}{_example(number, bounds)}"
-                    )
+                    raise UsageError(f"{_flag(field.name)} {number}: must be {rule}{_example(number, bounds)}")
 
 
 def _example(number: float, bounds: Mapping[str, float]) -> str:
@@ -94,7 +105,13 @@ def parse_config(config_class: type[T], description: str, argv: Sequence[str] | 
         from_file = _read_yaml(config_class, Path(config_file), "--config ") if config_file else {}
         values = {**from_file, **given}
         _require(config_class, values)
-        return config_class(**values)
+        config = config_class(**values)
+        if refused := list(ignored(config, given, "needs")):
+            raise UsageError("; ".join(refused))
+        _warn("", ignored(config, given, "wants"))
+        if "resume" not in given:  # a run's own file may hold what an `auto` became
+            _warn(f"--config {config_file}: ", ignored(config, from_file.keys() - given.keys(), "needs", "wants"))
+        return config
     except UsageError as error:
         parser.error(str(error))
 
@@ -104,10 +121,68 @@ def read_config(config_class: type[T], path: Path) -> T:
     values = _read_yaml(config_class, path)
     try:
         _require(config_class, values)
-        return config_class(**values)
+        config = config_class(**values)
     except UsageError as error:  # it names the flag of the command line
         flag, _, rest = str(error).partition(" ")
         raise UsageError(f"{path}: {flag.removeprefix('--').replace('-', '_')} {rest}") from error
+    _warn(f"{path}: ", ignored(config, values, "needs", "wants"))
+    return config
+
+
+def ignored(config: Any, names: Collection[str], *kinds: str) -> Iterator[str]:
+    """Yield a line for each of the named options that has another value than by default and cannot act.
+
+    `kinds`: `needs`, `wants` or both.
+    """
+    for field in dataclasses.fields(config):
+        if field.name in names and getattr(config, field.name) != field.default:
+            conditions = [condition for kind in kinds for condition in field.metadata[kind]]
+            failing = [condition for condition in conditions if not _holds(config, condition)]
+            if failing:
+                yield f"{_flag(field.name)} has no effect {_reason(config, field.name, failing[0])}"
+
+
+def _holds(config: Any, condition: str) -> bool:
+    return any(_is_true(config, term) for term in condition.split(" or "))
+
+
+def _is_true(config: Any, term: str) -> bool:
+    name, _, wanted = term.removeprefix("not ").partition("=")
+    value = getattr(config, name)
+    return (_shown(value) == wanted if wanted else bool(value)) != term.startswith("not ")
+
+
+def _reason(config: Any, option_name: str, condition: str) -> str:
+    """Return why no term of a condition holds, in flags: `without --windows`, `with --no-ema`, `with --tiles off`."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    reasons = []
+    for term in condition.split(" or "):
+        name, _, wanted = term.removeprefix("not ").partition("=")
+        value = getattr(config, name)
+        if name == option_name:
+            continue
+        if value == defaults[name] and not term.startswith("not "):
+            reasons.append(f"without {_flag(name)} {wanted}")
+        elif value is False:
+            reasons.append(f"with {_flag('no_' + name)}")
+        else:
+            reasons.append(f"with {_flag(name)} {wanted if term.startswith('not ') else _shown(value)}")
+    return " and ".join(reason.strip() for reason in reasons)
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _warn(place: str, lines: Iterable[str]) -> None:
+    """Print lines about options that have no effect, on one of the ranks."""
+    for line in lines:
+        if os.environ.get("RANK", "0") == "0":
+            print_warning(without_secrets(f"{place}{line}"))
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -142,11 +217,9 @@ class _Parser(argparse.ArgumentParser):
 def _build_parser(config_class: type, description: str) -> argparse.ArgumentParser:
     parser = _Parser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for field, kind in _fields(config_class):
-        flag = "--" + field.name.replace("_", "-")
         help_text = field.metadata["help"].replace("%", "%%")
         if not field.metadata["required"]:
-            shown = " ".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
-            help_text += f" (default: {shown})"
+            help_text += f" (default: {_shown(field.default)})"
         keywords: dict[str, Any] = {"help": help_text}
         base, is_list, _ = _unpack(kind)
         if base is bool:
@@ -159,7 +232,7 @@ def _build_parser(config_class: type, description: str) -> argparse.ArgumentPars
             )
             if is_list:
                 keywords["nargs"] = "+"
-        parser.add_argument(flag, **keywords)
+        parser.add_argument(_flag(field.name), **keywords)
     return parser
 
 
@@ -193,7 +266,7 @@ def _require(config_class: type, values: dict[str, Any]) -> None:
     """Raise UsageError for a missing option; convert lists to tuples in place."""
     for field, kind in _fields(config_class):
         if field.metadata["required"] and field.name not in values:
-            raise UsageError(f"--{field.name.replace('_', '-')} is required")
+            raise UsageError(f"{_flag(field.name)} is required")
         if isinstance(values.get(field.name), list) and _unpack(kind)[1]:
             values[field.name] = tuple(values[field.name])
 

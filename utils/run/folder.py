@@ -12,7 +12,7 @@ import yaml
 from utils import distributed
 from utils.common.config import to_dict
 from utils.common.environment import environment_report
-from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UserError
+from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UsageError, UserError
 from utils.common.files import warn_on_write_error, write_text_atomic
 from utils.run.checkpoint import has_checkpoint, latest_facts
 from utils.run.records import CONFIG_FILE, read_config
@@ -32,7 +32,7 @@ class RunOptions(Protocol):
 def resume_arguments(argv: list[str], folder_flag: str = "--save-dir") -> list[str]:
     """Add the options of the run of `--resume RUN`; the rest of the command line overrides them.
 
-    `folder_flag` is the script's flag for the run folder.
+    `folder_flag` is the script's flag for the run folder. Raises UsageError if it names a folder, too.
     """
     for position, argument in enumerate(argv):
         if argument == "--resume" and position + 1 < len(argv):
@@ -41,6 +41,8 @@ def resume_arguments(argv: list[str], folder_flag: str = "--save-dir") -> list[s
             run = run_folder_of(argument.split("=", 1)[1])
         else:
             continue
+        if any(argument.split("=")[0] == folder_flag for argument in argv):
+            raise UsageError(f"{folder_flag} has no effect with --resume, which names the run's folder: leave it out")
         return ["--config", str(run / CONFIG_FILE), *argv, folder_flag, str(run)]
     return argv
 

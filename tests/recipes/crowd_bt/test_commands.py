@@ -222,8 +222,11 @@ def test_the_environment_comes_before_the_flags(
 def test_several_processes_need_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in RANK_NAMES:
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(UsageError, match=r"--world-size 4 without a launcher; start \./train_distributed\.sh 4"):
-        adopt_launch_flags(read_options(["--distributed", "--world-size", "4"]))
+    for flags in (["--distributed", "--world-size", "4"], ["--world-size", "4"]):
+        with pytest.raises(UsageError, match=r"--world-size 4 without a launcher; start \./train_distributed\.sh 4"):
+            adopt_launch_flags(read_options(flags))
+    with pytest.raises(UsageError, match=r"--local-rank 1 without a launcher"):
+        adopt_launch_flags(read_options(["--distributed", "--local-rank", "1"]))
 
 
 def test_weights_that_cannot_be_fetched_are_one_line(

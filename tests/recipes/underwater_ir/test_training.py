@@ -218,6 +218,8 @@ def test_flags_make_a_rank_where_no_launcher_does(monkeypatch: pytest.MonkeyPatc
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "0")  # restored after the test
         monkeypatch.delenv(name)
+    with pytest.raises(UsageError, match="--local-rank 1: must be below --world-size, 1"):
+        train_student.find_ranks(train_student.StudentConfig(ddp=True, local_rank=1))
     config = train_student.StudentConfig(ddp=True, local_rank=1, world_size=2)
     found = train_student.find_ranks(config)
     assert (found.rank, found.local_rank, found.world_size) == (1, 1, 2)

@@ -422,6 +422,8 @@ def _patch_distributed() -> None:
 
     def init_process_group(backend: str | None = None, *args: Any, device_id: Any = None, **kwargs: Any) -> None:
         kwargs.pop("pg_options", None)
+        if backend and "nccl" in backend:
+            dist.get_backend = lambda *_: "nccl"
         start(backend_of(backend), *args, **kwargs)
 
     def made_group(*args: Any, backend: str | None = None, device_id: Any = None, **kwargs: Any) -> Any:
@@ -431,13 +433,13 @@ def _patch_distributed() -> None:
 
     def __init__(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, **kwargs: Any) -> None:
         devices = {weight.device for weight in module.parameters()}
-        assert devices == {torch.device("cuda", _HERE.index)}, f"DDP over {devices}, but this is GPU {_HERE.index}"
-        assert device_ids == [_HERE.index], f"DDP's device_ids are {device_ids}, but this is GPU {_HERE.index}"
+        if devices != {torch.device("cpu")}:
+            assert devices == {torch.device("cuda", _HERE.index)}, f"DDP over {devices}, but this is GPU {_HERE.index}"
+            assert device_ids == [_HERE.index], f"DDP's device_ids are {device_ids}, but this is GPU {_HERE.index}"
         build(self, module, **kwargs)
 
     dist.init_process_group = dist.distributed_c10d.init_process_group = init_process_group
     dist.new_group = dist.distributed_c10d.new_group = made_group
-    dist.get_backend = lambda *_: "nccl"
     dist.is_nccl_available = lambda: True
     DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign,assignment]
 

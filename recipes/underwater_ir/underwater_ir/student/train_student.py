@@ -61,7 +61,10 @@ class StudentConfig(Options):
     val_ref_root: str = option("Dataset/testset(ref)", "test sets with targets: SET/input, SET/target", metavar="DIR")
     val_nonref_root: str = option("Dataset/testset(non-ref)", "test sets without targets: SET", metavar="DIR")
     pseudo_root: str = option(
-        "pseudo-labels/daclip", "labels: train, testset_ref/SET, testset_nonref/SET", metavar="DIR"
+        "pseudo-labels/daclip",
+        "labels: train, testset_ref/SET, testset_nonref/SET",
+        metavar="DIR",
+        wants="not pseudo_train_root or not pseudo_val_ref_root or not pseudo_val_nonref_root",
     )
     epochs: int = option(10, "passes over the training pictures", at_least=1, may_differ=True)
     batch_size: int = option(4, "pictures per GPU (per process) and step", at_least=1)
@@ -72,9 +75,13 @@ class StudentConfig(Options):
     save_path: str = option("student_model.pt", "file for the weights, written after each epoch", metavar="FILE")
     device: str = option("auto", "auto, cpu, cuda or cuda:N", may_differ=True)
     ddp: bool = option(False, "train together with the launcher's other processes", may_differ=True)
-    local_rank: int = option(0, "this process's number; LOCAL_RANK comes first", at_least=0, may_differ=True)
-    world_size: int = option(1, "number of processes; WORLD_SIZE comes first", at_least=1)
-    backend: str = option("auto", "auto: NCCL on GPUs, else gloo", choices=("auto", "nccl", "gloo"), may_differ=True)
+    local_rank: int = option(
+        0, "this process's number; LOCAL_RANK comes first", at_least=0, may_differ=True, wants="ddp"
+    )
+    world_size: int = option(1, "number of processes; WORLD_SIZE comes first", at_least=1, wants="ddp")
+    backend: str = option(
+        "auto", "auto: NCCL on GPUs, else gloo", choices=("auto", "nccl", "gloo"), may_differ=True, wants="ddp"
+    )
     pseudo_train_root: str | None = option(None, "labels of the training pictures", metavar="DIR")
     pseudo_val_ref_root: str | None = option(None, "labels of the test sets with targets", metavar="DIR")
     pseudo_val_nonref_root: str | None = option(None, "labels of the test sets without targets", metavar="DIR")
@@ -151,6 +158,8 @@ def find_ranks(config: StudentConfig) -> RankInfo:
         return ranks
     os.environ.setdefault("MASTER_ADDR", DEFAULT_ADDRESS)
     os.environ.setdefault("MASTER_PORT", DEFAULT_PORT)
+    if "RANK" not in os.environ and config.local_rank >= config.world_size:
+        raise UsageError(f"--local-rank {config.local_rank}: must be below --world-size, {config.world_size}")
     if "RANK" not in os.environ and config.world_size > 1:
         place = {"RANK": config.local_rank, "LOCAL_RANK": config.local_rank, "WORLD_SIZE": config.world_size}
         os.environ.update({name: str(value) for name, value in place.items()})
