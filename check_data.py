@@ -27,7 +27,7 @@ from utils.common.config import Options, option, parse_config
 from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
 from utils.common.errors import EXIT_USAGE, UsageError, UserError, printable, run_script
-from utils.common.files import write_text_atomic
+from utils.common.files import output_folder, write_text_atomic
 from utils.common.text import format_table
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, DatasetSpec, load_dataset_yaml
 from utils.yolo.model import YoloModel, load_for_prediction, require_classes, trained_size_px
@@ -76,6 +76,7 @@ def main() -> int:
         if ranks.is_main:
             raise UsageError("check_data.py is one process with threads: start it without torchrun")
         return EXIT_USAGE
+    output_folder(config.output)
     num_threads = config.num_workers or usable_cpu_count()
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     predictor = load_predictor(config, spec, num_threads) if config.model else None
@@ -126,7 +127,6 @@ def write_results(
 ) -> None:
     """Write check.html and check.json."""
     folder = Path(config.output)
-    folder.mkdir(parents=True, exist_ok=True)
     errors = num_errors(findings)
     content = {
         "data": config.data,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shlex
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -81,7 +82,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def write_bytes_atomic(path: Path, data: bytes) -> None:
     """Write a file atomically: readers see the old or the whole new content, also while others write it."""
-    temporary = path.with_name(f".{os.getpid()}-{threading.get_ident()}.{path.name[-80:]}.part")
+    temporary = path.with_name(f".{os.getpid()}-{threading.get_ident()}.{path.name[-40:]}.part")
     try:
         temporary.write_bytes(data)
         os.replace(temporary, path)
@@ -92,6 +93,16 @@ def write_bytes_atomic(path: Path, data: bytes) -> None:
 def write_text_atomic(path: Path, text: str) -> None:
     """Write a file of UTF-8 text atomically."""
     write_bytes_atomic(path, text.encode("utf-8"))
+
+
+def output_folder(path: str, flag: str = "--output") -> Path:
+    """Make a script's output folder, before its work begins. Raises UserError if no file can be written there."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return Path(path)
+    except OSError as error:
+        raise UserError(f"{flag} {path}: {error.strerror}; name a folder in which files can be written") from error
 
 
 @contextmanager
