@@ -107,6 +107,7 @@ def main() -> int:
     if points:
         tables += ["", "All-reduce by itself:", allreduce_table(points)]
     print("\n".join([*tables, "", *notes, prediction_table(predicted)]))
+    folder.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {
         "config": to_dict(config),
         "environment": environment_report(),

@@ -127,6 +127,7 @@ def write_results(
 ) -> None:
     """Write check.html and check.json."""
     folder = Path(config.output)
+    folder.mkdir(parents=True, exist_ok=True)
     errors = num_errors(findings)
     content = {
         "data": config.data,

@@ -237,6 +237,7 @@ def write_results(
 ) -> list[dict[str, Any]]:
     """Write COCO files, metrics and figures; with --coco-eval also compute COCO's AP. Return each model's metrics."""
     folder = Path(config.output)
+    folder.mkdir(parents=True, exist_ok=True)
     for file_name, content in files.items():
         write_text_atomic(folder / file_name, json.dumps(content))
     metrics = [

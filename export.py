@@ -114,6 +114,7 @@ def main() -> int:
     tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
     photos = evenly_spaced(read_photos(spec, "val", print), config.max_images)
     judge = Judge(photos, spec.names, size_px, device, tiling, workers)
+    output.mkdir(parents=True, exist_ok=True)
     print(f"torch: AP on {len(photos)} photographs", flush=True)
     judge.learn(load_for_prediction(config.model, device))
     training = read_photos(spec, "train") if config.int8 else []

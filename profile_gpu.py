@@ -95,6 +95,7 @@ def main() -> int:
 
     engine = build_training(model, device, precision)
     profiles, too_large = measure_batch_sizes(config, engine, space)
+    folder.mkdir(parents=True, exist_ok=True)
     best = best_profile(profiles, space.capacity_bytes)
     operators = find_operators(config, engine, best, folder)
     roofline = best.roofline(measure_limits(device, precision))

@@ -96,10 +96,12 @@ def write_text_atomic(path: Path, text: str) -> None:
 
 
 def output_folder(path: str, flag: str = "--output") -> Path:
-    """Make a script's output folder, before its work begins. Raises UserError if no file can be written there."""
+    """Return a script's output folder; make nothing. Raises UserError, before the work, if no file can be written there."""
     try:
-        Path(path).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
+        place = Path(path).absolute()
+        while not place.exists():
+            place = place.parent
+        with tempfile.TemporaryFile(dir=place):
             return Path(path)
     except OSError as error:
         raise UserError(f"{flag} {path}: {error.strerror}; name a folder in which files can be written") from error

@@ -37,7 +37,7 @@ class RunLock:
 
     def __init__(self, folder: Path, wait_s: float = WAIT_FOR_OWNER_S) -> None:
         folder = Path(folder).absolute()
-        output_folder(str(folder.parent), "--save-dir")
+        output_folder(str(folder.parent), "--save-dir").mkdir(parents=True, exist_ok=True)
         self._owner_file = folder.with_name(f".{folder.name}.owner.json")
         self._lock = FileLock(str(folder.with_name(f".{folder.name}.lock")), timeout=wait_s)
         try:
