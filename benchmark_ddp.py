@@ -25,7 +25,7 @@ from utils.common.cores import choose_threads_and_workers, usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_precision
 from utils.common.environment import environment_report, visible_gpu_count
 from utils.common.errors import UserError, run_script
-from utils.common.files import write_bytes_atomic
+from utils.common.files import output_folder, write_bytes_atomic
 from utils.measure.interconnect import GPUS_PER_NODE, MEASURED, PRESETS, Link
 from utils.measure.plots import plot_scaling
 from utils.measure.scaling import MAX_CPU_PROCESSES, Run, process_counts, run_benchmark, summarise
@@ -87,6 +87,7 @@ class BenchmarkConfig(Options):
 def main() -> int:
     """Run the benchmark; return the exit code."""
     config = parse_config(BenchmarkConfig, "Measure how training scales with the number of processes")
+    folder = output_folder(config.output)
     gpus = 0 if config.device == "cpu" else visible_gpu_count()
     config = replace(config, img_size=config.img_size or (640 if gpus else 256))
     counts = choose_counts(config, gpus)
@@ -106,7 +107,6 @@ def main() -> int:
     if points:
         tables += ["", "All-reduce by itself:", allreduce_table(points)]
     print("\n".join([*tables, "", *notes, prediction_table(predicted)]))
-    folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {
         "config": to_dict(config),

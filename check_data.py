@@ -27,7 +27,7 @@ from utils.common.config import Options, option, parse_config
 from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
 from utils.common.errors import EXIT_USAGE, UsageError, UserError, printable, run_script
-from utils.common.files import write_text_atomic
+from utils.common.files import output_folder, write_text_atomic
 from utils.common.text import format_table
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, DatasetSpec, load_dataset_yaml
 from utils.yolo.model import YoloModel, load_for_prediction, require_classes, trained_size_px
@@ -77,6 +77,7 @@ def main() -> int:
         if ranks.is_main:
             raise UsageError("check_data.py is one process with threads: start it without torchrun")
         return EXIT_USAGE
+    output_folder(config.output)
     num_threads = config.num_workers or usable_cpu_count()
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     predictor = load_predictor(config, spec, num_threads) if config.model else None

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from utils.common.config import Options, option, parse_config
 from utils.common.errors import EXIT_DONE, EXIT_KEYBOARD, UserError, run_script
+from utils.common.files import output_folder
 from utils.data.download import DEFAULT_BASE_URL, Report, download, expand_circuits, open_source
 
 DEFAULT_SAMPLE = 240
@@ -78,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         if config.sample is not None:
+            output_folder(config.output)
             return _write_sample(config, config.sample)
         source = open_source(config.base_url)
         report = download(

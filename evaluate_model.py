@@ -26,7 +26,7 @@ from utils.common.config import Options, option, parse_config
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
 from utils.common.errors import run_script
-from utils.common.files import write_text_atomic
+from utils.common.files import output_folder, write_text_atomic
 from utils.common.signals import die_with_parent
 from utils.data.dataset import Photo, SegmentationDataset, read_photos
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
@@ -154,6 +154,7 @@ class Candidate:
 def main() -> int:
     """Evaluate; return the exit code."""
     config = parse_config(EvaluationConfig, "Evaluate a trained model on a split of a data set")
+    output_folder(config.output)
     ranks = distributed.read_rank_environment()
     die_with_parent()
     device = choose_device(config.device, ranks.local_rank)

@@ -25,14 +25,14 @@ from utils.common.config import INPUT_SIZE, Options, option, parse_config, to_di
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device
 from utils.common.environment import environment_report
-from utils.common.errors import run_script
-from utils.common.files import write_text_atomic
-from utils.conversion import FORMATS, CalibrationImages, Variant, check_variants, convert, publish
+from utils.common.errors import UsageError, run_script
+from utils.common.files import output_folder, write_text_atomic
+from utils.conversion import FORMATS, CalibrationImages, Variant, check_variants, convert, publish, scratch_folder
 from utils.data.dataset import Photo, read_photos
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.export_proof import Judge
 from utils.export_report import add_speed, row_of, table
-from utils.yolo.exported import ExportFacts, open_model
+from utils.yolo.exported import ExportFacts, most_images, open_model
 from utils.yolo.model import (
     YoloModel,
     class_names,
@@ -111,13 +111,15 @@ def main() -> int:
     torch.backends.cudnn.allow_tf32 = False  # the proof compares with true fp32
     check_variants(config.variants, device)
     model = load_weights(config.model)
+    output = output_folder(config.output or str(Path(config.model).parent))
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     require_classes(config.model, model, config.data, spec.names)
     size_px = config.img_size or trained_size_px(model)
+    if config.batch_size > most_images(size_px):
+        raise UsageError(f"--batch-size {config.batch_size}: at most {most_images(size_px)} images of {size_px} px")
     tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
     photos = evenly_spaced(read_photos(spec, "val", print), config.max_images)
     judge = Judge(photos, spec.names, size_px, device, tiling, workers)
-    output = Path(config.output) if config.output else Path(config.model).parent
     output.mkdir(parents=True, exist_ok=True)
     print(f"torch: AP on {len(photos)} photographs", flush=True)
     judge.learn(load_for_prediction(config.model, device))
@@ -150,7 +152,7 @@ def make_exports(
     rows = []
     digest = hashlib.sha256(Path(config.model).read_bytes()).hexdigest()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the folder below is removed
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=output) as scratch:
+    with scratch_folder(output) as scratch:
         for variant in config.variants:
             how = (judge.size_px, config.batch_size, config.dynamic, variant.precision)
             facts = ExportFacts(class_names(model), *how, trained_windows(model), digest)

@@ -3,10 +3,10 @@
     python inference.py --model models/epri_distribution_ddp/best.pt --source data/processed/val/images \
         --output outputs/predictions
 
-A few photographs are read ahead, so memory does not grow with their number. Unreadable photographs are reported and
-skipped. Started with torchrun, the ranks share the photographs. A model that was trained on windows predicts on tiles of
-large photographs (docs/windows.md). `--geo` puts the detections on a map (docs/map.md). The model may be an export
-(docs/export.md).
+A few photographs are read ahead, so memory does not grow with their number. All results are in the photographs' own
+pixels, upright. A photograph that cannot be read, or whose results cannot be written, is named and skipped. Started with
+torchrun, the ranks share the photographs. A model that was trained on windows predicts on tiles of large photographs
+(docs/windows.md). `--geo` puts the detections on a map (docs/map.md). The model may be an export (docs/export.md).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from utils.common.config import FRACTION, Options, option, parse_config
 from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
 from utils.common.errors import UserError, printable, run_script
-from utils.common.files import walk
+from utils.common.files import output_folder, walk
 from utils.common.signals import die_with_parent
 from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import IMAGE_SUFFIXES, is_photograph
-from utils.data.images import ImageError, read_image
+from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, read_image
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.evaluation.annotation_files import (
     COCO_FILE,
@@ -46,12 +46,14 @@ from utils.evaluation.prediction_files import PredictionWriter, Source, merge_pa
 from utils.geo.assets import read_assets
 from utils.geo.findings import Site
 from utils.geo.map_files import write_map_files
-from utils.geo.thumbnails import save_thumbnails
+from utils.geo.thumbnails import save_thumbnails, thumbnail_path
 from utils.plots import draw_instances, save_image
 from utils.yolo.exported import open_model
 from utils.yolo.model import class_names, trained_size_px
 from utils.yolo.predict import PhotoPrediction
-from utils.yolo.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, Tiling, check_tiles, choose_tiling
+from utils.yolo.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, check_tiles, choose_tiling
+
+MAX_NAME_BYTES = 255  # of a file on Linux's file systems
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ class InferenceConfig(Options):
 def main() -> int:
     """Predict; return the exit code: 1 if no photograph could be read."""
     config = parse_config(InferenceConfig, "Find objects in photographs with a trained model")
+    output = output_folder(config.output)
     ranks = distributed.read_rank_environment()
     die_with_parent()
     device = choose_device(config.device, ranks.local_rank)
@@ -157,19 +160,19 @@ def main() -> int:
     counts = np.zeros(len(names) + 1, np.int64)  # of each class's detections, and of photographs
     tools = tool_files(config, names, files)
     with (
-        PredictionWriter(Path(config.output), names, ranks.rank) as writer,
+        PredictionWriter(output, names, ranks.rank) as writer,
         ToolWriter(tools, ranks.rank) as tool_writer,
     ):
-        for source, photo, prediction in predictor.predict(read_photos(mine, size_px, tiling, cores)):
+        for source, photo, prediction in predictor.predict(read_photos(mine, config, cores)):
             write_results(writer, source, photo, prediction, names, config)
             tool_writer.add(source, photo.shape, prediction)
             counts[:-1] += np.bincount(prediction.class_ids, minlength=len(names))
             counts[-1] += 1
     parts = distributed.gather_arrays({"counts": counts})
     *found, num_read = np.sum([part["counts"] for part in parts], axis=0).tolist()
-    distributed.run_on_main(lambda: merge_parts(Path(config.output), ranks.world_size))
+    distributed.run_on_main(lambda: merge_parts(output, ranks.world_size))
     keys = ((source.file, source.key) for source in sources)
-    of_map = distributed.run_on_main(lambda: write_map_files(Path(config.output), keys, site) if site else [])
+    of_map = distributed.run_on_main(lambda: write_map_files(output, keys, site) if site else [])
     distributed.run_on_main(lambda: merge_tool_files(tools, ranks.world_size))
     if ranks.is_main:
         summary = ", ".join(f"{count} {name}" for name, count in zip(names, found, strict=True) if count) or "nothing"
@@ -213,24 +216,33 @@ def read_site(config: InferenceConfig) -> Site:
     return Site(config.ground_height, config.ground_sigma, assets, config.asset_range)
 
 
-def read_photos(
-    sources: list[Source], size_px: int, tiling: Tiling | None, cores: int
-) -> Iterator[tuple[Source, np.ndarray]]:
-    """Yield the photographs, a few read ahead, those to be cut into tiles at full size. Reports unreadable ones."""
-    full_above_px = tiling.size_px if tiling else None
+def read_photos(sources: list[Source], config: InferenceConfig, cores: int) -> Iterator[tuple[Source, np.ndarray]]:
+    """Yield the photographs, a few read ahead. Names those that cannot be read, or whose results cannot be written."""
 
     def read(source: Source) -> tuple[Source, Any]:
         try:
-            return source, read_image(source.file, size_px, full_above_px)
+            check_names(source.key, config)
+            photo = read_image(source.file)
+            if max(photo.shape) > NATIVE_LONG_SIDE_PX:
+                raise ImageError(f"a JPEG with its detections has at most {NATIVE_LONG_SIDE_PX} pixels a side")
+            return source, photo
         except (ImageError, OSError) as error:
             return source, error
 
-    # At full size a photograph takes 60 MB and is decoded faster than its tiles are computed.
-    for source, photo in ordered_map(read, sources, min(cores, 2) if tiling else cores):
+    for source, photo in ordered_map(read, sources, min(cores, 2)):  # a drone's photograph takes 60 MB
         if isinstance(photo, np.ndarray):
             yield source, photo
         else:
             print(f"skipped {printable(str(source.file), 400)}: {printable(str(photo), 400)}", flush=True)
+
+
+def check_names(key: str, config: InferenceConfig) -> None:
+    """Raise ImageError if a file with a photograph's results would have a name that is too long."""
+    names, last = [f"{key}.jpg"], config.max_detections - 1
+    names += [f"{key}_{last}.jpg"] * config.save_crops + [Path(thumbnail_path(key, last)).name] * config.geo
+    longest = max(len(os.fsencode(name)) for name in names)
+    if longest > MAX_NAME_BYTES:
+        raise ImageError(f"results would have names of {longest} bytes, more than {MAX_NAME_BYTES}; rename it")
 
 
 def list_photos(source: str) -> list[Path]:

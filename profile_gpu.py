@@ -21,7 +21,7 @@ from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision, seed_everything, tune_device
 from utils.common.environment import environment_report
 from utils.common.errors import UserError, run_script
-from utils.common.files import write_bytes_atomic
+from utils.common.files import output_folder, write_bytes_atomic
 from utils.common.text import format_bytes
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.engine import TrainingEngine
@@ -74,6 +74,7 @@ class ProfileConfig(Options):
 def main() -> int:
     """Profile; return the exit code."""
     config = parse_config(ProfileConfig, "Measure the speed and memory of training at several batch sizes")
+    folder = output_folder(config.output)
     device = choose_device(config.device, 0)
     tune_device(device, deterministic=False, fixed_shapes=True)
     if device.type == "cuda":
@@ -94,7 +95,6 @@ def main() -> int:
 
     engine = build_training(model, device, precision)
     profiles, too_large = measure_batch_sizes(config, engine, space)
-    folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     best = best_profile(profiles, space.capacity_bytes)
     operators = find_operators(config, engine, best, folder)

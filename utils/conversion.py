@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import logging
 import os
 import shutil
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ PACKAGES = {  # that a format needs, by their import names
     "engine": ("onnx", "onnxslim", "tensorrt"),
 }
 FORMATS = tuple(PACKAGES)
+SCRATCH, LOCK_FILE, OLD = ".export-", "in-use.lock", ".old"
 
 
 @dataclass(frozen=True)
@@ -160,12 +163,41 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
+@contextlib.contextmanager
+def scratch_folder(output: Path) -> Iterator[Path]:
+    """Yield a folder in `output` for exports that are not proven yet; remove it, and before it those of killed processes.
+
+    The system releases a process's lock when it ends. A folder without a lock file is left alone: it may be the user's.
+    """
+    for file in output.glob(f"{SCRATCH}*/{LOCK_FILE}"):
+        _remove_if_left(file, output)
+    with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=output) as folder, (Path(folder) / "lock").open("w") as lock:
+        with contextlib.suppress(OSError):  # a file system without locks: other processes leave the folder alone
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            os.rename(lock.name, Path(folder) / LOCK_FILE)
+        yield Path(folder)
+
+
+def _remove_if_left(file: Path, output: Path) -> None:
+    folder = file.parent
+    if folder.is_symlink() or file.is_symlink() or not file.is_file():
+        return
+    with contextlib.suppress(OSError), file.open("r+") as lock:  # locked by its process, or another user's
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for old in folder.glob(f"*/*{OLD}"):  # killed in the middle of `publish`
+            target = output / old.name.removesuffix(OLD)
+            if not target.exists():
+                os.replace(old, target)
+        shutil.rmtree(folder)
+        print(f"Removed {folder}, which an export that was killed left", flush=True)
+
+
 def publish(made: Path, target: Path) -> None:
     """Move a proven export to its place; one of that name is replaced. A folder is moved whole."""
     if not made.is_dir() or not target.exists():
         os.replace(made, target)
         return
-    old = made.with_name(f"{target.name}.old")  # a folder cannot be renamed over another
+    old = made.with_name(f"{target.name}{OLD}")  # a folder cannot be renamed over another
     os.replace(target, old)
     os.replace(made, target)
     shutil.rmtree(old)

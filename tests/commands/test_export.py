@@ -20,8 +20,8 @@ import inference
 from tests.conftest import run_main
 from tests.yolo.exports import NAMES, SIZE_PX, WINDOWS, tiny_weights
 from utils import export_report
-from utils.common.errors import UserError
-from utils.conversion import CalibrationImages, publish
+from utils.common.errors import UsageError, UserError
+from utils.conversion import LOCK_FILE, CalibrationImages, publish, scratch_folder
 from utils.measure import export_speed
 from utils.measure.export_speed import images_per_second
 from utils.yolo import exported
@@ -175,6 +175,33 @@ def test_an_export_that_is_terminated_leaves_nothing(
         run_main(export, monkeypatch, "--model", weights, "--format", "torchscript", *flags)
     assert stopped.value.code == 143
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_of_a_killed_export_is_removed_and_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    child = os.fork()
+    if child == 0:
+        with scratch_folder(tmp_path) as killed:
+            (killed / "one").mkdir()
+            (killed / "one" / "best.onnx").write_text("half")
+            (killed / "one" / "best_openvino_model.old").mkdir()  # `publish` moved the folder before, and no more
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    (killed,) = tmp_path.iterdir()
+    (tmp_path / ".export-mine1234").mkdir()
+    (tmp_path / ".export-link1234").symlink_to(killed)
+    with scratch_folder(tmp_path) as living, scratch_folder(tmp_path) as second:
+        assert (living / LOCK_FILE).exists()
+        found = {path.name for path in tmp_path.iterdir()}
+    assert found == {living.name, second.name, ".export-mine1234", ".export-link1234", "best_openvino_model"}
+    assert capsys.readouterr().out == f"Removed {killed}, which an export that was killed left\n"
+
+
+def test_a_batch_that_no_memory_holds_is_refused(weights: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ("--data", data, "--img-size", "1280", "--batch-size", "164")
+    with pytest.raises(UsageError, match="--batch-size 164: at most 163 images of 1280 px"):
+        run_main(export, monkeypatch, "--model", weights, *flags)
 
 
 def test_a_model_of_other_classes_is_refused(

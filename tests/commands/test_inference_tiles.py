@@ -9,11 +9,20 @@ import cv2
 import numpy as np
 import pytest
 
+import benchmark_ddp
+import check_data
+import download_data
+import evaluate_model
 import inference
+import profile_gpu
 from tests.conftest import run_main
+from tests.geo.photographs import exif_of, write_photo
 from tests.ranks import run_ranks
 from tests.yolo.colour_network import ColourNetwork, install, paint
 from tests.yolo.tile_scenes import stroke
+from utils.common.errors import UserError
+from utils.data.images import read_image
+from utils.evaluation.annotation_files import COCO_FILE, LABEL_STUDIO_FILE
 
 SIZE = (700, 500)
 FOR_TOOLS = ("--save-coco", "--save-label-studio")
@@ -96,6 +105,84 @@ def test_ranks_share_the_photographs_and_write_the_same(
 def test_more_ranks_than_photographs_and_none_readable(photos: Path, tmp_path: Path) -> None:
     assert run_ranks(predict, 2, photos / "1b.jpg", tmp_path, join=False) == [1, 1]
     assert json.loads((tmp_path / "predictions.json").read_text()) == []
+
+
+def test_without_tiles_all_files_have_the_photographs_own_pixels(tmp_path: Path) -> None:
+    size = (1500, 1100)  # more than four times the network's input, which JPEGs once were read smaller for
+    mask = np.zeros(size[::-1], bool)
+    mask[200:600, 300:900] = True
+    (tmp_path / "sub").mkdir()
+    source = write_photo(tmp_path / "sub" / "ü 1.jpg", np.rot90(paint([(1, mask)], size)), exif=exif_of(orientation=6))
+    assert predict(tmp_path, tmp_path / "out", "--tiles", "off", "--save-crops", *FOR_TOOLS) == 0
+    (entry,) = json.loads((tmp_path / "out" / "predictions.json").read_text())
+    assert (entry["file"], entry["width"], entry["height"]) == (str(source), *size)
+    (found,) = entry["detections"]
+    (for_cvat,) = json.loads((tmp_path / "out" / COCO_FILE).read_text())["annotations"]
+    (task,) = json.loads((tmp_path / "out" / LABEL_STUDIO_FILE).read_text())
+    region = task["predictions"][0]["result"][0]
+    left, top, width, height = for_cvat["bbox"]
+    label = np.array((tmp_path / "out" / "labels" / "ü 1.txt").read_text().split()[1:], float)
+    corners = [
+        found["box_xyxy"],
+        _corners(np.array(found["polygons"][0])),
+        (left, top, left + width, top + height),
+        _corners(np.array(region["value"]["points"]).ravel() * np.tile(size, len(region["value"]["points"])) / 100),
+        _corners(label * np.tile(size, len(label) // 2)),
+    ]
+    assert corners == pytest.approx(np.tile((300, 200, 900, 600), (5, 1)), abs=6), "a pixel of the input has 4.7"
+    assert (region["original_width"], region["original_height"]) == size
+    assert task["data"]["image"].endswith("/sub/%C3%BC%201.jpg")
+    picture = read_image(tmp_path / "out" / "ü 1.jpg")
+    assert picture.shape == (*size[::-1], 3)
+    assert np.abs(picture[np.ix_((210, 590), (310, 890))].astype(int) - picture[400, 600]).max() < 20
+    (crop,) = (tmp_path / "out" / "crops").rglob("*.jpg")
+    assert read_image(crop).shape[:2] == pytest.approx((400, 600), abs=10)
+
+
+def _corners(points: np.ndarray) -> tuple[float, ...]:
+    """Return the box around points x, y, x, y, …."""
+    return (points[::2].min(), points[1::2].min(), points[::2].max(), points[1::2].max())
+
+
+def test_photographs_whose_results_cannot_be_written_do_not_end_the_others(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, long_name = tmp_path / "photos", "n" * 250 + ".png"
+    source.mkdir()
+    for name in ("0.png", long_name):
+        (source / name).write_bytes((photos / "0.png").read_bytes())
+    cv2.imwrite(str(source / "tall.png"), np.zeros((100_000, 1, 3), np.uint8))
+    for flag, skipped in (
+        ("--save-crops", ["tall.png", long_name]),
+        ("--geo", ["tall.png", long_name]),
+        ("", ["tall.png"]),
+    ):
+        output = tmp_path / f"out{flag}"
+        assert predict(source, output, "--tiles", "off", *([flag] if flag else [])) == 0
+        entries = json.loads((output / "predictions.json").read_text())
+        assert {Path(entry["file"]).name for entry in entries} == {"0.png", long_name} - set(skipped)
+        said = capsys.readouterr().out
+        assert all(f"skipped {source / name}: " in said for name in skipped)
+        assert f"{3 - len(skipped)} photographs, {len(skipped)} skipped; " in said
+
+
+@pytest.mark.parametrize("output", ["file", "file/folder", "/proc/results", "/proc/self"])
+def test_an_output_that_is_no_folder_is_refused_before_the_work(
+    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("a result of another program")
+    place = tmp_path / output
+    for script, flags in (
+        (inference, ("--model", "x.pt", "--source", "y")),
+        (evaluate_model, ("--model", "x.pt")),
+        (check_data, ()),
+        (profile_gpu, ()),
+        (benchmark_ddp, ()),
+        (download_data, ("--sample", "1")),
+    ):
+        with pytest.raises(UserError, match=rf"^--output {place}: .+; name a folder in which files can be written$"):
+            run_main(script, monkeypatch, *flags, "--output", place)
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["a result of another program"]
 
 
 def test_without_tiles_the_small_wires_of_a_shrunk_photograph_are_coarse(photos: Path, tmp_path: Path) -> None:

@@ -8,12 +8,11 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from tests.conftest import PROJECT, TrainedRun, run_script
+from tests.conftest import PROJECT, TrainedRun
 from tests.ranks import RankFailed, run_ranks
 from tests.recipes.compressed_ad.small import small_settings, write_small_histories
 from utils.common import environment
@@ -176,10 +175,33 @@ def test_a_command_runs_on_a_gpu(name: str, trained: TrainedRun, tmp_path: Path)
 def train(folder: Path, device: str, trained: TrainedRun, *flags: str, ranks: int = 1, kill_at: int = 0) -> None:
     """Train six steps on pretended GPUs or on the CPU, as its own command."""
     folder.mkdir(exist_ok=True)
-    flags += ("--model", "yolov8n-seg.yaml", "--batch-size", str(8 // ranks), "--epochs", "2", "--num-workers", "0", *SIZE)
-    flags += ("--device", device, "--data", str(trained.data), "--colour", "loader", "--sync-bn", "off", "--threads", "1")
+    flags += (
+        "--model",
+        "yolov8n-seg.yaml",
+        "--batch-size",
+        str(8 // ranks),
+        "--epochs",
+        "2",
+        "--num-workers",
+        "0",
+        *SIZE,
+    )
+    flags += (
+        "--device",
+        device,
+        "--data",
+        str(trained.data),
+        "--colour",
+        "loader",
+        "--sync-bn",
+        "off",
+        "--threads",
+        "1",
+    )
     num_gpus = ranks if device == "cuda" else 0
-    codes = run(folder, num_gpus, "train_yolo_ddp.py", "--save-dir", folder / "run", *flags, ranks=ranks, kill_at=kill_at)
+    codes = run(
+        folder, num_gpus, "train_yolo_ddp.py", "--save-dir", folder / "run", *flags, ranks=ranks, kill_at=kill_at
+    )
     assert bool(kill_at) or [code for code, _ in codes] == [0] * ranks
 
 

@@ -27,6 +27,8 @@ def main():
         raise RuntimeError("a bug")
     if sys.argv[1:] == ["a closed file"]:
         raise PermissionError(13, "Permission denied", "photo.jpg")
+    if sys.argv[1:] == ["a file as folder"]:
+        raise FileExistsError(17, "File exists", "results")
     if len(sys.argv) > 1:
         raise UserError(sys.argv[1])
     return 75
@@ -62,6 +64,11 @@ def test_a_file_that_may_not_be_opened_is_one_line() -> None:
     done = _leave("a closed file")
     line = "error: photo.jpg: Permission denied; give the user who runs this access to it and to its folder\n"
     assert (done.returncode, done.stderr) == (1, line)
+
+
+def test_a_file_where_a_folder_is_needed_is_one_line() -> None:
+    done = _leave("a file as folder")
+    assert (done.returncode, done.stderr) == (1, "error: results: File exists; name another place\n")
 
 
 def test_a_bug_in_a_rank_keeps_its_traceback_and_waits_for_nobody() -> None:

@@ -1,4 +1,4 @@
-"""The lock that one process of a machine holds at a time."""
+"""Files with long names, and the lock that one process of a machine holds at a time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import os
 import time
 from pathlib import Path
 
-from utils.common.files import local_rank_first
+from utils.common.files import local_rank_first, write_bytes_atomic
+
+
+def test_a_long_name_of_another_alphabet_is_written(tmp_path: Path) -> None:
+    file = tmp_path / ("写" * 83 + ".jpg")  # 253 bytes; a name has at most 255
+    write_bytes_atomic(file, b"picture")
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"picture"]
 
 
 def test_one_process_at_a_time_holds_the_machines_lock(tmp_path: Path) -> None:

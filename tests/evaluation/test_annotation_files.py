@@ -100,26 +100,6 @@ def test_masks_survive_the_way_from_a_tool_through_yolo_back_to_the_tools(tmp_pa
         assert iou(whole(drawn(polygon)), mask) >= 0.99
 
 
-def test_masks_of_a_photograph_that_was_read_smaller_are_in_its_own_pixels(tmp_path: Path) -> None:
-    root = tmp_path / "photos"
-    (root / "sub").mkdir(parents=True)
-    (root / "sub" / "ü 1.jpg").write_bytes(photo(4 * WIDTH, 4 * HEIGHT))
-    bitmaps = [MASKS["hole"], MASKS["border"]]
-    empty = Region(0, 0, np.zeros((0, 0), bool))
-    regions = [*(Region(0, 0, mask) for mask in bitmaps), empty]
-    write(tmp_path / "out", root, {"sub/ü 1.jpg": regions}, (HEIGHT, WIDTH))
-    decoded = coco_masks(tmp_path / "out" / COCO_FILE)
-    assert len(decoded) == 2
-    for mask, expected in zip(decoded, bitmaps, strict=True):
-        assert iou(mask, expected.repeat(4, axis=0).repeat(4, axis=1)) >= 0.98
-    (image,) = json.loads((tmp_path / "out" / COCO_FILE).read_text())["images"]
-    assert (image["width"], image["height"], image["file_name"]) == (4 * WIDTH, 4 * HEIGHT, "sub/ü 1.jpg")
-    (entry,) = json.loads((tmp_path / "out" / LABEL_STUDIO_FILE).read_text())
-    assert entry["data"]["image"] == "/data/local-files/?d=photos/sub/%C3%BC%201.jpg"
-    sizes = {(one["original_width"], one["original_height"]) for one in entry["predictions"][0]["result"]}
-    assert sizes == {(4 * WIDTH, 4 * HEIGHT)}
-
-
 def test_parts_of_several_ranks_are_joined_in_order_and_a_missing_one_is_named(tmp_path: Path) -> None:
     files = files_in(tmp_path / "out", tmp_path)
     for position in range(5):

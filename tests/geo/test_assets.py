@@ -69,6 +69,8 @@ def test_a_bad_feature_is_named_with_its_file(broken: Any, complaint: str, tmp_p
         ("[]", "not a GeoJSON FeatureCollection"),
         ('{"type": "FeatureCollection", "features": []}', "no points"),
         ('{"type": "FeatureCollection", "features": [], "crs": {"name": "EPSG:25832"}}', "export it in WGS84"),
+        ('{"type": "FeatureCollection", "features": [], "crs": {"name": "EPSG:43260"}}', "export it in WGS84"),
+        ('{"type": "FeatureCollection", "features": [], "crs": {"name": "EPSG:4326"}}', "no points"),
     ],
 )
 def test_a_bad_file_is_named(text: str, complaint: str, tmp_path: Path) -> None:

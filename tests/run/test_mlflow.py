@@ -322,6 +322,21 @@ def test_a_hostile_server_costs_two_short_lines_and_no_time(
     assert all(line.startswith("WARNING: MLflow") and line.isprintable() and len(line) < 500 for line in lines)
 
 
+def test_a_server_that_begins_to_drip_does_not_delay_the_end_of_a_training(
+    server: FakeMlflow, folder: Folder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bounded_http, "MOST_ANSWER_S", 30.0)
+    monkeypatch.setattr(mlflow, "STOP_WAIT_S", 0.4)
+    folder.epoch(1)
+    with mlflow.Mirror(folder.path, server.url, {}):
+        wait_until(lambda: server.files)  # all is sent: the server answered last time
+        server.always = drip
+        write_status(folder.path, FINISHED)
+        ends_s = time.monotonic()
+    assert time.monotonic() - ends_s < 3, "its answer takes eight seconds"
+    assert "MLflow lacks a part of this run (not done after 0 s)" in capsys.readouterr().err
+
+
 def test_a_redirect_takes_no_token_to_another_server(
     server: FakeMlflow, folder: Folder, capsys: pytest.CaptureFixture[str]
 ) -> None:

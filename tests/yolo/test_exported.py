@@ -6,6 +6,7 @@ import ctypes
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from utils.conversion import Variant, check_variants
 from utils.evaluation.evaluate import AP_LIMITS
 from utils.evaluation.parity import BOUNDS, compare_outputs, decoded_outputs
 from utils.yolo import exported
-from utils.yolo.exported import FACTS_KEY, ExportedModel, open_model, read_facts
+from utils.yolo.exported import FACTS_KEY, ExportedModel, open_model
 from utils.yolo.model import class_names, load_for_prediction, trained_size_px, trained_windows
 from utils.yolo.tiles import Predictor, Tiling
 
@@ -115,62 +116,17 @@ def test_amp_is_refused_where_the_export_fixes_the_precision(exports: dict[str, 
     assert class_names(open_model(str(exports["onnx"]), CPU, "auto")) == NAMES
 
 
-def stored(**changes: Any) -> dict[str, Any]:
-    content = {**json.loads(facts().to_json()), **changes}
-    return {FACTS_KEY: json.dumps(content), "names": dict(enumerate(NAMES))}
-
-
 @pytest.mark.parametrize(
-    ("metadata", "complaint"),
-    [
-        ({}, "its metadata lack what this project needs"),
-        ({"names": {0: "wire"}}, "its metadata lack what this project needs"),
-        (stored(version=0), "made by another version of this project"),
-        (stored(resize="linear"), "made by another version of this project"),
-        (stored(size_px=0), "impossible values"),
-        (stored(windows={**WINDOWS, "high_scale": 0}), "impossible values"),
-        (stored(names=["pole", "wire", "sign"]), "name the classes twice and differently, wire, pole, sign and pole,"),
-        (stored(names=["a\nb", "pole", "sign"]), "its metadata are damaged"),
-        (stored(more=1), "its metadata are damaged"),
-        ({FACTS_KEY: "{"}, "its metadata are damaged"),
-        ({FACTS_KEY: "[]"}, "its metadata are damaged"),
-        ({**stored(), "names": "__import__('os')"}, "its metadata are damaged"),
-        ({**stored(), "names": None}, "its metadata are damaged"),
-    ],
+    ("kind", "wrong"),
+    [("openvino", {"batch_size": 3}), ("openvino", {"size_px": 128}), ("torchscript", {"size_px": 128})],
 )
-def test_missing_stale_or_damaged_metadata_give_one_clear_line(metadata: dict[str, Any], complaint: str) -> None:
-    assert read_facts(Path("best.onnx"), stored()) == facts()
-    with pytest.raises(UserError, match=complaint) as caught:
-        read_facts(Path("best.onnx"), metadata)
-    assert str(caught.value).startswith("best.onnx: ")
-    assert "\n" not in str(caught.value)
-    assert "export it again: python export.py" in str(caught.value)
-
-
-def test_metadata_of_a_network_with_more_classes_are_noticed() -> None:
-    model = ExportedModel(
-        Path("a.onnx"), "onnx", facts(), lambda _: [torch.zeros(1, 4 + 8 + 32, 84), torch.zeros(1, 32, 16, 16)]
-    )
-    with pytest.raises(UserError, match=r"a\.onnx: the network has 8 classes but its metadata name 3"):
-        model(smooth_images(1))
-
-
-@pytest.mark.parametrize("name", ["x.onnx", "x.torchscript", "x.engine"])
-def test_a_missing_export_says_how_to_make_it(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no such file; make it with python export\.py --model best\.pt --format \w+"):
-        open_model(str(tmp_path / name), CPU)
-
-
-@pytest.mark.parametrize("name", ["x.onnx", "x.torchscript", "folder"])
-def test_a_damaged_export_gives_one_line(name: str, tmp_path: Path) -> None:
-    path = tmp_path / name
-    if name == "folder":
-        path.mkdir()
-        (path / "x.xml").write_bytes(b"damaged")
-    else:
-        path.write_bytes(b"damaged")
-    with pytest.raises(UserError, match=r"cannot be opened \(.*\); export it again") as caught:
-        open_model(str(path), CPU)
+def test_facts_that_do_not_fit_the_network_give_one_line(
+    exports: dict[str, Path], kind: str, wrong: dict[str, int]
+) -> None:
+    right = open_model(str(exports[kind]), CPU)
+    model = ExportedModel(right.path, kind, replace(right.facts, **wrong), right._run)
+    with pytest.raises(UserError, match=r"fails on inputs of \(\d, 3, \d+, \d+\) \(.+\); export it again$") as caught:
+        model(smooth_images(1, model.facts.size_px))
     assert "\n" not in str(caught.value)
 
 

@@ -69,7 +69,15 @@ def test_the_deployed_file_is_opened_by_ultralytics_for_prediction_and_export(sa
     assert exported.stat().st_size > 1_000_000
 
 
-@pytest.mark.parametrize("windows", [None, {"per_photo": 4}, {"per_photo": 4, "low_scale": -1, "high_scale": 1}])
+@pytest.mark.parametrize(
+    "windows",
+    [
+        None,
+        {"per_photo": 4},
+        {"per_photo": 4, "low_scale": -1, "high_scale": 1},
+        {"per_photo": 4, "low_scale": 0.5, "high_scale": 1e9},
+    ],
+)
 def test_a_file_without_proper_facts_about_windows_has_none(windows: dict[str, float] | None) -> None:
     model = build_model("yolov8n-seg.yaml", NAMES)
     model.args = {"imgsz": 64, "windows": windows}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import math
 import os
 import socket
 import time
@@ -37,10 +38,14 @@ class ServerError(Exception):
 
 
 class JsonServer:
-    """Sends requests to the addresses below `url`, with `headers` such as credentials. Every method raises ServerError."""
+    """Sends requests to the addresses below `url`, with `headers` such as credentials. Every method raises ServerError.
+
+    progress_s: when, by `time.monotonic`, the server last completed an answer or was sent a block of a file.
+    """
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self.url = url.rstrip("/")
+        self.progress_s = -math.inf
         self._headers = dict(headers)
         self._opener = urllib.request.build_opener(_RefuseRedirects, _Http, _Https)
 
@@ -58,7 +63,7 @@ class JsonServer:
         with file.open("rb") as stream:
             size_bytes = os.fstat(stream.fileno()).st_size
             headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size_bytes)}
-            self._send("PUT", path, _blocks(stream, size_bytes), headers)
+            self._send("PUT", path, self._blocks(stream, size_bytes), headers)
 
     def _send(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> bytes:
         try:
@@ -67,6 +72,7 @@ class JsonServer:
             )
             with self._opener.open(request, timeout=WAIT_S) as answer:
                 data: bytes = answer.read(MOST_ANSWER_BYTES + 1)
+            self.progress_s = time.monotonic()
         except urllib.error.HTTPError as error:
             with error:
                 raise self._refusal(error) from error
@@ -93,6 +99,16 @@ class JsonServer:
         words = printable(" ".join(f"{code} {message}".split()), 200) or _shown(data)
         return ServerError(f"{self.url}: HTTP {error.code} {words}".rstrip(), code)
 
+    def _blocks(self, stream: IO[bytes], size_bytes: int) -> Iterator[bytes]:
+        """Yield the first `size_bytes` of a file, which may grow meanwhile."""
+        end_s = time.monotonic() + MOST_UPLOAD_S
+        while size_bytes > 0 and (block := stream.read(min(BLOCK_BYTES, size_bytes))):
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"a file was not received within {MOST_UPLOAD_S:.0f} s")
+            size_bytes -= len(block)
+            yield block
+            self.progress_s = time.monotonic()
+
 
 def _parsed(data: bytes) -> dict[str, Any] | None:
     try:
@@ -108,16 +124,6 @@ def _shown(data: bytes) -> str:
 
 def _words(error: Exception) -> str:
     return one_line(error) if str(error) else type(error).__name__
-
-
-def _blocks(stream: IO[bytes], size_bytes: int) -> Iterator[bytes]:
-    """Yield the first `size_bytes` of a file, which may grow meanwhile."""
-    end_s = time.monotonic() + MOST_UPLOAD_S
-    while size_bytes > 0 and (block := stream.read(min(BLOCK_BYTES, size_bytes))):
-        if time.monotonic() > end_s:
-            raise TimeoutError(f"a file was not received within {MOST_UPLOAD_S:.0f} s")
-        size_bytes -= len(block)
-        yield block
 
 
 class _RefuseRedirects(urllib.request.HTTPRedirectHandler):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
 import re
 import sys
@@ -22,6 +23,11 @@ EXIT_STARTUP_TIMEOUT = 76  # not all ranks joined in time; launchers may try aga
 EXIT_KEYBOARD = 130  # the shell's convention: 128 + SIGINT
 
 MAX_DETAILS = 1000  # lines of a DataErrors that are printed
+_ACCESS, _OTHER_PLACE = "give the user who runs this access to it and to its folder", "name another place"
+ADVICE = {  # by the number of a file's error
+    **dict.fromkeys((errno.EACCES, errno.EPERM), _ACCESS),
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ENAMETOOLONG), _OTHER_PLACE),
+}
 
 
 class UserError(Exception):
@@ -68,7 +74,7 @@ def print_warning(line: str) -> None:
 
 
 def run_script(main: Callable[[], int | None]) -> None:
-    """Run a script's `main` and exit with its code; print a UserError, or a file without permission, as one line on stderr.
+    """Run a script's `main` and exit with its code; print a UserError, or a place that cannot be written, as one line on stderr.
 
     Any other exception is a bug and keeps its traceback. One of several ranks then exits at once, like after a UserError:
     it must not wait for the other ranks.
@@ -95,10 +101,9 @@ def run_script(main: Callable[[], int | None]) -> None:
 
 
 def _error_of_the_user(error: Exception) -> UserError | None:
-    """Return what a user can mend as a UserError: also a file or folder that the process may not open."""
-    if isinstance(error, PermissionError) and error.filename is not None:
-        place = printable(str(error.filename), 400)
-        return UserError(f"{place}: {error.strerror}; give the user who runs this access to it and to its folder")
+    """Return what a user can mend as a UserError: also a place at which the process may or can not write."""
+    if isinstance(error, OSError) and error.filename is not None and error.errno in ADVICE:
+        return UserError(f"{printable(str(error.filename), 400)}: {error.strerror}; {ADVICE[error.errno]}")
     return error if isinstance(error, UserError) else None
 
 

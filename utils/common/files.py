@@ -7,6 +7,7 @@ import itertools
 import os
 import shlex
 import stat
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -129,7 +130,7 @@ def in_the_way(*files: Path) -> str:
 
 def write_bytes_atomic(path: Path, data: bytes) -> None:
     """Write a file atomically: readers see the old or the whole new content, also while others write it."""
-    temporary = path.with_name(f".{os.getpid()}-{threading.get_ident()}.{path.name[-80:]}.part")
+    temporary = path.with_name(f".{os.getpid()}-{threading.get_ident()}.{path.name[-40:]}.part")
     try:
         with new_file(temporary) as output:
             output.write(data)
@@ -141,6 +142,18 @@ def write_bytes_atomic(path: Path, data: bytes) -> None:
 def write_text_atomic(path: Path, text: str) -> None:
     """Write a file of UTF-8 text atomically."""
     write_bytes_atomic(path, text.encode("utf-8"))
+
+
+def output_folder(path: str, flag: str = "--output") -> Path:
+    """Return a script's output folder; make nothing. Raises UserError, before the work, if no file can be written there."""
+    try:
+        place = Path(path).absolute()
+        while not place.exists():
+            place = place.parent
+        with tempfile.TemporaryFile(dir=place):
+            return Path(path)
+    except OSError as error:
+        raise UserError(f"{flag} {path}: {error.strerror}; name a folder in which files can be written") from error
 
 
 @contextmanager

@@ -26,7 +26,7 @@ MAX_IMAGE_PIXELS = 400_000_000  # a drone photograph has 20 million
 # A uniform image of any size needs only a few kB. Photographs have 1 to 20 pixels a byte, at most 100 (blue sky).
 UNSUSPICIOUS_PIXELS = 25_000_000
 MAX_PIXELS_PER_BYTE = 200
-NATIVE_LONG_SIDE_PX = 65_535  # the longest side of a JPEG: shrinking to it keeps every photograph's size
+NATIVE_LONG_SIDE_PX = 65_500  # the longest side that libjpeg writes: shrinking to it keeps every JPEG's size
 MAX_IMAGE_BYTES = 2_000_000_000
 FILL = 114  # the grey padding that pretrained YOLO weights were trained with
 EXIF_ORIENTATION_TAG = 274  # EXIF 2.32, tag 0x0112

@@ -13,9 +13,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from utils.data.images import upright_size
 from utils.data.mask_rings import MAX_MASK_RINGS, join_rings, mask_rings, signed_area
-from utils.evaluation.native_masks import fill_outline
 from utils.evaluation.prediction_files import Parts, Source, part_of, write_list
 from utils.yolo.predict import PhotoPrediction
 from utils.yolo.regions import Region, column_runs
@@ -57,11 +55,10 @@ class ToolWriter:
         return self
 
     def add(self, source: Source, shape: tuple[int, ...], prediction: PhotoPrediction) -> None:
-        """Add a photograph whose masks refer to `shape` (H, W, 3); the files have the size of the photograph on disk."""
+        """Add a photograph of `shape` (H, W, 3) with its detections."""
         if not self._coco and not self._label_studio:
             return
-        size = upright_size(source.file.read_bytes())
-        scale = np.divide(size, (shape[1], shape[0]))
+        size = (shape[1], shape[0])
         found = prediction.found
         objects = [
             _Object(
@@ -75,18 +72,16 @@ class ToolWriter:
         name = Path(os.path.relpath(source.file, self.files.root)).as_posix()
         if self._coco:
             image = {"id": source.position + 1, "width": size[0], "height": size[1], "file_name": name, "license": 0}
-            annotations = [{"image_id": source.position + 1, **one.coco(size, scale)} for one in objects]
+            annotations = [{"image_id": source.position + 1, **one.coco(size)} for one in objects]
             _write(self._coco, source, {"image": image, "annotations": annotations})
         if self._label_studio:
-            _write(self._label_studio, source, self._task(name, source, size, scale, objects))
+            _write(self._label_studio, source, self._task(name, source, size, objects))
 
-    def _task(
-        self, name: str, source: Source, size: tuple[int, int], scale: np.ndarray, objects: Sequence[_Object]
-    ) -> Entry:
+    def _task(self, name: str, source: Source, size: tuple[int, int], objects: Sequence[_Object]) -> Entry:
         path = f"{self.files.root.absolute().name}/{name}"
         address = f"/data/local-files/?d={quote(path, errors='surrogateescape')}"
         result = [
-            {"id": f"{source.position}-{number}", **one.label_studio(size, scale, self.files.names)}
+            {"id": f"{source.position}-{number}", **one.label_studio(size, self.files.names)}
             for number, one in enumerate(objects)
         ]
         score = round(sum(one.score for one in objects) / len(objects), 5) if objects else 0.0
@@ -114,28 +109,27 @@ class _Object:
     region: Region
     rings: list[np.ndarray]
 
-    def coco(self, size: tuple[int, int], scale: np.ndarray) -> Entry:
+    def coco(self, size: tuple[int, int]) -> Entry:
         """Return the annotation: polygons, or run lengths if the mask has a hole, which polygons cannot have."""
-        rings = [ring * scale for ring in self.rings]
-        if all(signed_area(ring) * signed_area(rings[0]) > 0 for ring in rings):
-            segmentation: Any = [ring.round(2).reshape(-1).tolist() for ring in rings]
+        if all(signed_area(ring) * signed_area(self.rings[0]) > 0 for ring in self.rings):
+            segmentation: Any = [ring.round(2).reshape(-1).tolist() for ring in self.rings]
         else:
-            whole = self.region if (scale == 1).all() else fill_outline(join_rings(rings), size)
-            segmentation = {"counts": column_runs(whole, size), "size": [size[1], size[0]]}
-        low, high = np.min([ring.min(0) for ring in rings], axis=0), np.max([ring.max(0) for ring in rings], axis=0)
+            segmentation = {"counts": column_runs(self.region, size), "size": [size[1], size[0]]}
+        corners = np.concatenate(self.rings)
+        low, high = corners.min(0), corners.max(0)
         return {
             "category_id": self.class_id + 1,
             "segmentation": segmentation,
-            "area": round(float(np.count_nonzero(self.region.mask) * scale.prod()), 2),
+            "area": round(float(np.count_nonzero(self.region.mask)), 2),
             "bbox": [round(float(value), 2) for value in (*low, *(high - low))],
             "iscrowd": 0,
             "score": self.score,
             "attributes": {"occluded": False},
         }
 
-    def label_studio(self, size: tuple[int, int], scale: np.ndarray, names: Sequence[str]) -> Entry:
+    def label_studio(self, size: tuple[int, int], names: Sequence[str]) -> Entry:
         """Return the region: one polygon in percent, whose parts and holes bridges of zero width join."""
-        percent = join_rings(self.rings) * scale / size * 100
+        percent = join_rings(self.rings) / size * 100
         return {
             "type": "polygonlabels",
             "from_name": FROM_NAME,

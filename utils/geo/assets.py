@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,10 @@ from utils.geo.wgs84 import geocentric, offsets_m
 MAX_FILE_BYTES = 200_000_000  # about a million poles
 MAX_ID_CHARACTERS = 200
 ID_PROPERTIES = ("asset_id", "pole_id", "id", "name")  # looked up in this order, in any case, if a feature has no id
-WGS84_NAMES = ("CRS84", "4326")  # what the `crs` of files from before RFC 7946 may name
+# What the `crs` of files from before RFC 7946 may name: a name, a URN, an address of OGC; or EPSG's number alone.
+WGS84 = re.compile(
+    r"((urn:ogc:def:crs:|https?://www\.opengis\.net/def/crs/)?(OGC|EPSG)[:/\d.]*[:/])?(CRS84h?|4326)", re.I
+)
 TOLERANCE_DEG = 5.0
 TOLERANCE_SIGMAS = 2.0
 ASSET_SIGMA_M = 2.0  # of the assets' own positions; an assumption, few registers state theirs
@@ -112,14 +116,20 @@ def read_assets(path: Path) -> Assets:
     features = loaded.get("features") if isinstance(loaded, dict) else None
     if not isinstance(features, list) or loaded.get("type") != "FeatureCollection":
         raise UserError(f"--assets {name}: not a GeoJSON FeatureCollection")
-    crs = json.dumps(loaded.get("crs"))
-    if crs != "null" and not any(known in crs for known in WGS84_NAMES):
-        raise UserError(f"--assets {name}: crs {printable(crs)}: export it in WGS84 (EPSG:4326)")
+    crs = loaded.get("crs")
+    if crs is not None and not _is_wgs84(crs):
+        raise UserError(f"--assets {name}: crs {printable(json.dumps(crs))}: export it in WGS84 (EPSG:4326)")
     found = list(_read_features(features, name))
     if not found:
         raise UserError(f"--assets {name}: no points in it")
     longitudes, latitudes = np.array([point for _, point in found], np.float64).T
     return Assets(tuple(asset_id for asset_id, _ in found), latitudes, longitudes, geocentric(latitudes, longitudes))
+
+
+def _is_wgs84(crs: Any) -> bool:
+    """Return whether a `crs` names WGS84: as a text, or as GeoJSON 2008, section 3, in its properties `name` or `code`."""
+    facts = crs.get("properties", crs) if isinstance(crs, dict) else {"name": crs}
+    return isinstance(facts, dict) and bool(WGS84.fullmatch(str(facts.get("name", facts.get("code")))))
 
 
 def _read_features(features: list[Any], name: str) -> Iterator[tuple[str, tuple[float, float]]]:

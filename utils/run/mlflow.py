@@ -34,9 +34,10 @@ from utils.run.status import FAILED, FINISHED, STOPPED
 
 POLL_S = 5.0
 MOST_BACKOFF_S = 300.0
+LOOK_S = 0.1  # at the end, between two looks at the server's progress
 BEST_EVERY_S = 600.0  # at most so often is a new best.pt sent before the training ends
 FINISH_WAIT_S = 60.0  # at the end of a training whose server answered last time
-STOP_WAIT_S = 10.0  # at any other end; schedulers grant 30 seconds between a stop and a kill
+STOP_WAIT_S = 10.0  # at any other end, and for one answer; schedulers grant 30 seconds between a stop and a kill
 NOTE_FILE = "mlflow.json"
 KEY_TAG = "run_folder_key"
 BEST_FILE = "best.pt"
@@ -100,10 +101,15 @@ class Mirror(BackgroundWatch):
         state = FAILED if error[0] is not None else str(read_status(self._folder).get("state"))
         self._final_status = STATUSES.get(state, "KILLED")
         is_worth_waiting = state == FINISHED and not self._num_failures
-        self._max_wait_s = FINISH_WAIT_S if is_worth_waiting else STOP_WAIT_S
-        super().__exit__(*error)
+        self._is_over.set()
+        start_s = now_s = time.monotonic()
+        end_s = start_s + (FINISH_WAIT_S if is_worth_waiting else STOP_WAIT_S)
+        assert self._thread is not None
+        while self._thread.is_alive() and now_s < min(end_s, max(start_s, self._server.progress_s) + STOP_WAIT_S):
+            self._thread.join(LOOK_S)
+            now_s = time.monotonic()
         if not self._is_complete:
-            why = self._problem or f"not done after {self._max_wait_s:.0f} s"
+            why = self._problem or f"not done after {now_s - start_s:.0f} s"
             print_warning(f"MLflow lacks a part of this run ({why}); the same training command sends the rest")
 
     def _watch(self) -> None:

@@ -86,6 +86,11 @@ class MlflowServer:
         self.url = url
         self._server = JsonServer(url, headers)
 
+    @property
+    def progress_s(self) -> float:
+        """When the server last got on with a request, by `time.monotonic`."""
+        return self._server.progress_s
+
     def experiment_id(self, name: str) -> str:
         """Return the number of the experiment of this name; create it if there is none."""
         try:

@@ -15,7 +15,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from utils.common.errors import EXIT_LOCKED, UserError
-from utils.common.files import write_text_atomic
+from utils.common.files import output_folder, write_text_atomic
 
 STATUS_FILE = "status.json"
 RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
@@ -37,7 +37,7 @@ class RunLock:
 
     def __init__(self, folder: Path, wait_s: float = WAIT_FOR_OWNER_S) -> None:
         folder = Path(folder).absolute()
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        output_folder(str(folder.parent), "--save-dir").mkdir(parents=True, exist_ok=True)
         self._owner_file = folder.with_name(f".{folder.name}.owner.json")
         self._lock = FileLock(str(folder.with_name(f".{folder.name}.lock")), timeout=wait_s)
         try:

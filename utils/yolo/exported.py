@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import importlib
 import json
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -24,7 +23,8 @@ from torch import nn
 from utils.common.devices import choose_precision
 from utils.common.environment import block_telemetry
 from utils.common.errors import UserError, one_line
-from utils.yolo.model import MAX_INPUT_PX, RESIZE, WINDOW_FACTS, YoloModel, load_for_prediction
+from utils.data.target_masks import MASK_STRIDE
+from utils.yolo.model import MAX_INPUT_PX, RESIZE, YoloModel, are_possible_windows, load_for_prediction
 from utils.yolo.weights_file import ForeignFile, checked_names
 
 FACTS_KEY = "yolo_seg_ddp"  # of this project's facts among Ultralytics' metadata
@@ -69,6 +69,9 @@ def open_model(source: str, device: torch.device, amp: str = "off", *, nms: bool
         return load_for_prediction(source, device, nms=nms)
     if not path.exists():
         raise UserError(f"{path}: no such file; make it with python export.py --model best.pt --format {kind}")
+    for file in path.iterdir() if kind == "openvino" else [path]:
+        if not file.is_file() and not file.is_dir():  # reading a pipe would block
+            raise UserError(f"{file}: not a regular file; name an export's file or folder")
     if not nms:
         raise UserError(f"--no-nms: {path} is an export, which needs non-maximum suppression; name the .pt file")
     if kind != "openvino" and amp not in ("off", "auto"):
@@ -113,21 +116,43 @@ class ExportedModel(nn.Module):
         with torch.autocast(images.device.type, enabled=False):
             found = [self._run_padded(part.contiguous()) for part in parts]
         predictions, prototypes = (torch.cat(column).to(images.device) for column in zip(*found, strict=True))
-        num_classes, num_coefficients = len(facts.names), prototypes.shape[1]
-        if predictions.shape[1] != 4 + num_classes + num_coefficients:
-            raise UserError(
-                f"{self.path}: the network has {predictions.shape[1] - 4 - num_coefficients} classes but its metadata "
-                f"name {num_classes}; export it again"
-            )
-        boxes, probabilities, coefficients = predictions.split([4, num_classes, num_coefficients], 1)
+        boxes, probabilities, coefficients = predictions.split([4, len(facts.names), prototypes.shape[1]], 1)
         return {"xywh": boxes, "probabilities": probabilities, "mask_coefficient": coefficients, "proto": prototypes}
 
     def _run_padded(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         count, missing = len(images), self.facts.batch_size - len(images)
         if missing > 0 and not self.facts.is_dynamic:
             images = torch.cat([images, images[-1:].expand(missing, -1, -1, -1)])
-        predictions, prototypes = sorted(self._run(images), key=lambda output: output.ndim)
+        try:
+            outputs = sorted(self._run(images), key=lambda output: output.ndim)
+        except UserError:
+            raise
+        except Exception as error:  # each runtime has errors of its own
+            shape = tuple(images.shape)
+            raise UserError(f"{self.path}: fails on inputs of {shape} ({one_line(error)}); export it again") from error
+        predictions, prototypes = self._checked(outputs, images)
         return predictions[:count], prototypes[:count]
+
+    def _checked(self, outputs: list[torch.Tensor], images: torch.Tensor) -> list[torch.Tensor]:
+        """Return a batch's outputs. Raises UserError unless they are those of a YOLO segmentation network."""
+        shapes = [tuple(output.shape) for output in outputs]
+        side = images.shape[-1] // MASK_STRIDE
+        if (
+            [len(shape) for shape in shapes] != [3, 4]
+            or shapes[0][0] != len(images)
+            or shapes[1] != (len(images), shapes[1][1], side, side)
+        ):
+            raise UserError(
+                f"{self.path}: its outputs {', '.join(map(str, shapes))} are not those of a YOLO segmentation model; "
+                "export it again"
+            )
+        num_classes = shapes[0][1] - 4 - shapes[1][1]
+        if num_classes != len(self.facts.names):
+            raise UserError(
+                f"{self.path}: the network has {num_classes} classes but its metadata name {len(self.facts.names)}; "
+                "export it again"
+            )
+        return outputs
 
 
 def read_facts(path: Path, metadata: Mapping[str, Any]) -> ExportFacts:
@@ -139,7 +164,7 @@ def read_facts(path: Path, metadata: Mapping[str, Any]) -> ExportFacts:
         resize = content.pop("resize")
     except KeyError as error:
         raise UserError(f"{path}: its metadata lack what this project needs ({error.args[0]}); {again}") from error
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"{path}: its metadata are damaged ({one_line(error)}); {again}") from error
     if (version, resize) != (FACTS_VERSION, RESIZE):
         raise UserError(f"{path}: made by another version of this project ({version}, {resize}); {again}")
@@ -147,7 +172,7 @@ def read_facts(path: Path, metadata: Mapping[str, Any]) -> ExportFacts:
         facts = ExportFacts(**{**content, "names": checked_names(content["names"])})
         theirs = checked_names(_plain_names(metadata.get("names")))
         is_sound = _is_sound(facts)
-    except (TypeError, ValueError, KeyError, SyntaxError, ForeignFile) as error:
+    except (TypeError, ValueError, KeyError, SyntaxError, RecursionError, MemoryError, ForeignFile) as error:
         raise UserError(f"{path}: its metadata are damaged ({one_line(error)}); {again}") from error
     if not is_sound:
         raise UserError(f"{path}: its metadata hold impossible values; {again}")
@@ -160,15 +185,21 @@ def read_facts(path: Path, metadata: Mapping[str, Any]) -> ExportFacts:
 
 
 def _is_sound(facts: ExportFacts) -> bool:
-    """Return whether the numbers are possible: a stale or edited file must not choose a tile of zero pixels."""
-    windows = facts.windows
+    """Return whether the numbers are possible: an edited file must not choose a tile of zero pixels or all memory."""
     return (
-        32 <= facts.size_px <= MAX_INPUT_PX
+        all(type(number) is int for number in (facts.size_px, facts.batch_size))
+        and 32 <= facts.size_px <= MAX_INPUT_PX
         and facts.size_px % 32 == 0
-        and facts.batch_size >= 1
+        and 1 <= facts.batch_size <= most_images(facts.size_px)
+        and isinstance(facts.is_dynamic, bool)
         and facts.precision in ("fp32", "fp16", "int8")
-        and (windows is None or all(0 < windows[name] < math.inf for name in WINDOW_FACTS))
+        and (facts.windows is None or are_possible_windows(facts.windows))
     )
+
+
+def most_images(size_px: int) -> int:
+    """Return how many images of this side a fixed batch may have: those with the pixels of one of the largest side."""
+    return MAX_INPUT_PX**2 // size_px**2
 
 
 def _plain_names(names: Any) -> dict[int, Any]:

@@ -142,9 +142,14 @@ def trained_windows(model: YoloModel) -> dict[str, float] | None:
     photograph.
     """
     facts = model.args.get("windows")
+    return {name: facts[name] for name in WINDOW_FACTS} if are_possible_windows(facts) else None
+
+
+def are_possible_windows(facts: Any) -> bool:
+    """Return whether the trainer's options could give these facts of a training on windows."""
     if not isinstance(facts, dict) or not all(0 < facts.get(name, 0) < math.inf for name in WINDOW_FACTS):
-        return None
-    return {name: facts[name] for name in WINDOW_FACTS}
+        return False
+    return bool(facts["low_scale"] <= facts["high_scale"] <= 1)
 
 
 def class_names(model: YoloModel) -> tuple[str, ...]:

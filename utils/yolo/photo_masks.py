@@ -34,10 +34,11 @@ class Placement:
         return max(round(self.photo_size[0] * self.scale), 1), max(round(self.photo_size[1] * self.scale), 1)
 
     def boxes_to_photo(self, boxes: torch.Tensor) -> torch.Tensor:
-        """Map xyxy boxes (n, 4) from input to photograph pixels, clipped to the photograph."""
+        """Map xyxy boxes (n, 4) from input to photograph pixels, clipped to the photograph; what is no number becomes 0."""
         inner = boxes.new_tensor(self.inner_size * 2)
         photo = boxes.new_tensor(self.photo_size * 2)
-        return ((boxes - boxes.new_tensor(self.pad * 2)) / inner * photo).clamp(min=0).minimum(photo)
+        placed = (boxes - boxes.new_tensor(self.pad * 2)) / inner * photo
+        return placed.nan_to_num().clamp(min=0).minimum(photo)
 
 
 def photo_regions(

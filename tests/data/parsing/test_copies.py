@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from parse_labels import ParseConfig
 from tests.checks.planted import picture
 from tests.data.parsing.raw_folder import BOX, WIRE, build, tree, write_csv
 from utils.checks.duplicates import same_measured
 from utils.checks.pictures import measure
-from utils.common.errors import UsageError, UserError
+from utils.common.errors import UserError
 from utils.data.parsing.manifest import report_lines
 
 START = datetime(2023, 4, 3, 13, 26, 37)
@@ -102,11 +101,6 @@ def test_a_series_of_one_drone_is_one_group(tmp_path: Path) -> None:
 def test_without_any_time_in_exif_there_are_no_series(raw: Path) -> None:
     with pytest.raises(UserError, match="none of 6 photographs has a time in EXIF; use --split-by hash"):
         build(raw, split_by="time")
-
-
-def test_a_gap_without_the_mode_that_uses_it_is_refused() -> None:
-    with pytest.raises(UsageError, match="--time-gap 60: needs --split-by time"):
-        ParseConfig(time_gap=60.0)
 
 
 def test_a_class_with_too_few_objects_in_val_is_named(pairs: Path) -> None:

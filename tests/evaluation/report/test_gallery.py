@@ -81,6 +81,9 @@ def test_large_photographs_are_kept_at_full_size_with_every_object(
     assert all(card.view is None for card in draw_cards(worst[:2], [viewer]))
     monkeypatch.setattr(gallery, "MIN_LONG_SIDE_PX", 300)
     monkeypatch.setattr(gallery, "MAX_PHOTOS", 3)
+    with monkeypatch.context() as patched:  # as for a photograph of 1 x 100,000 pixels
+        patched.setattr(gallery, "NATIVE_LONG_SIDE_PX", 301)
+        assert all(card.view is None for card in draw_cards(worst[:1], [viewer]))
     cards = draw_cards(worst[:5], [viewer, viewer])
     assert [card.full_size for card in cards] == [0, 1, 2, None, None]
     for card in cards[:3]:

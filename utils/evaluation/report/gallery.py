@@ -13,7 +13,7 @@ from torch import nn
 from utils.common.devices import Precision
 from utils.data.cache import load_photo
 from utils.data.dataset import Sample, SegmentationDataset
-from utils.data.images import encode_jpeg, read_image, upright_size
+from utils.data.images import NATIVE_LONG_SIDE_PX, encode_jpeg, read_image, upright_size
 from utils.evaluation.evaluate import AP_IOU, Find
 from utils.evaluation.metrics import CONFUSION_MIN_SCORE, ImageResult, box_iou, pair_ignoring_class
 from utils.evaluation.native_masks import outlines_in_photo, place
@@ -116,7 +116,7 @@ def draw_image(viewer: Viewer, index: int, at_full_size: bool = False) -> tuple[
     photo = load_photo(file, LONG_SIDE_PX)
     placement = place(sample, (photo.shape[1], photo.shape[0]))
     full = place(sample, upright_size(file.read_bytes()))
-    at_full_size &= max(full.photo_size) >= MIN_LONG_SIDE_PX
+    at_full_size &= MIN_LONG_SIDE_PX <= max(full.photo_size) <= NATIVE_LONG_SIDE_PX
     found, masks, full_masks = _predict(viewer, sample, placement, full if at_full_size else None)
     truth, boxes = torch.from_numpy(sample.boxes), found.boxes
     if viewer.in_photo:
