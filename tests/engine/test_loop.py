@@ -65,8 +65,11 @@ def test_best_follows_the_monitored_value_and_last_every_epoch(
     np.testing.assert_array_equal(trainer.progress.history[name], values)
 
 
-def test_best_and_last_can_be_left_out(tmp_path: Path) -> None:
-    assert train_on_script(tmp_path, [3, 2], save_best=False, save_last=False)[1] == []
+def test_a_run_that_keeps_no_best_speaks_of_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_on_script(tmp_path / "both", [3, 2], "val_loss")[1] != []
+    assert capsys.readouterr().out.count("best val_loss so far") == 2
+    assert train_on_script(tmp_path / "none", [3, 2], "val_loss", save_best=False, save_last=False)[1] == []
+    assert "best" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -288,7 +288,8 @@ class TrainingEngine:
 
     def _report(self, record: dict[str, Any], is_best: bool) -> None:
         monitor = self.options.monitor
-        report_epoch(self.log, record, _numbers(record), self.task.epoch_lines(record, monitor, is_best))
+        keeps_it = is_best and self.options.save_best
+        report_epoch(self.log, record, _numbers(record), self.task.epoch_lines(record, monitor, keeps_it))
         if self.is_main:
             with warn_on_write_error("what follows an epoch"):
                 self.task.after_epoch(record, self._epoch(record["epoch"]))
