@@ -28,14 +28,19 @@ from utils.common.tensor_files import atomic_torch_save
 from utils.distributed import all_reduce_sum, cleanup_ddp, join_process_group
 from utils.engine import EngineOptions, Task
 from utils.engine.progress_bar import ProgressBar
-from utils.engine.state import Progress, TrainState
-from utils.plots.figures import figure_color, new_figure, save_figure
+from utils.engine.state import TrainState
+from utils.plots import plot_training_curves
 
 __all__ = ["TrainingEngine", "distributed_train_worker", "launch_distributed_training"]
 SEED = 0
 EMA_DECAY = 0.9999  # of the guide
 DEFAULTS = EngineOptions(sync_batchnorm=True, monitor="val_accuracy", seed=SEED, log_interval=100)
 HISTORY_PICTURE = "training_history.png"
+CURVES = (
+    ("loss", {"train": "train_loss", "validation": "val_loss"}),
+    ("accuracy", {"train": "train_accuracy", "validation": "val_accuracy", "validation, top 5": "val_top5_accuracy"}),
+    ("learning rate", {"learning rate": "lr"}),
+)
 _PARTS = ("model", "ema", "optimizer", "scheduler", "scaler")  # of a checkpoint: each as `<part>_state_dict`
 
 
@@ -167,7 +172,10 @@ class TrainingEngine(engine.TrainingEngine):
     def plot_training_history(self, path: str | Path | None = None) -> Path:
         """Draw loss, accuracies and learning rate; by default as training_history.png in the run's folder."""
         file = Path(path or self.log.run_dir / HISTORY_PICTURE)
-        plot_history(self.progress, file)
+        history = self.progress.history
+        epochs = [dict(zip(history, values, strict=True)) for values in zip(*history.values(), strict=True)]
+        records = [{"epoch": number, **epoch} for number, epoch in enumerate(epochs, 1)]
+        plot_training_curves(records, file, CURVES)
         return file
 
 
@@ -244,25 +252,6 @@ def report_end(trainer: TrainingEngine) -> None:
     best = "" if progress.best_value is None else f" (best {trainer.options.monitor} {progress.best_value:.4f})"
     trainer.log.print(f"\nTraining complete after {progress.epoch} epochs: {shown}{best}")
     trainer.log.print(f"Curves: {trainer.plot_training_history()}")
-
-
-def plot_history(progress: Progress, file: Path) -> None:
-    """Draw a history as panels of training and validation curves, and save the picture."""
-    history = progress.history
-    panels = {
-        "loss": ("train_loss", "val_loss"),
-        "accuracy": ("train_accuracy", "val_accuracy", "val_top5_accuracy"),
-        "learning rate": ("lr",),
-    }
-    figure, grid = new_figure(len(panels), 1, cell_width=4.2, cell_height=3.2)
-    for axes, (title, names) in zip(grid, panels.items(), strict=True):
-        for number, name in enumerate(names):
-            values = history.get(name, [])
-            axes.plot(range(1, len(values) + 1), values, color=figure_color((4, 5, 2)[number]), label=name)
-        axes.set(title=title, xlabel="epoch")
-        axes.grid(alpha=0.25)
-        axes.legend(fontsize=8, frameon=False)
-    save_figure(figure, file)
 
 
 def _given(**values: Any) -> dict[str, Any]:
