@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,9 @@ SIZE = ModelSize(
 )
 
 
-def network() -> CompressedAD:
+def network(**changes: int) -> CompressedAD:
     torch.manual_seed(1)
-    return CompressedAD(SIZE).eval()
+    return CompressedAD(replace(SIZE, **changes)).eval()
 
 
 def random_steps(batch: int, length: int, seed: int) -> torch.Tensor:
@@ -94,9 +95,10 @@ def test_every_weight_gets_a_gradient_at_every_depth(depth: int) -> None:
     assert [name for name, weight in model.named_parameters() if weight.grad is None] == []
 
 
-def test_a_rollout_with_its_cache_computes_what_training_computes() -> None:
-    """Including the layer norm of new steps, positions after a compression, and two compressions in a row."""
-    model, steps = network(), random_steps(2, 40, 5)
+@pytest.mark.parametrize("encoder_layers", [2, 0])
+def test_a_rollout_with_its_cache_computes_what_training_computes(encoder_layers: int) -> None:
+    """Including the layer norm of new steps, positions after a compression, and two in a row; without an encoder it forgets."""
+    model, steps = network(encoder_layers=encoder_layers), random_steps(2, 40, 5)
     context = InContext(model, 2, most_recent=15, segment=12)
     begins: list[int] = []  # of the segments
     with torch.inference_mode():
@@ -105,7 +107,7 @@ def test_a_rollout_with_its_cache_computes_what_training_computes() -> None:
             whole = {
                 "recent": steps[:, start:number],
                 "query_cells": steps[:, number : number + 1, 0],
-                "segments": [steps[:, begin : begin + 12] for begin in begins],
+                "segments": [steps[:, begin : begin + 12] for begin in begins if encoder_layers],
                 "segment_lengths": torch.full((2, len(begins)), 12),
             }
             expected = model(whole)[:, 0]
