@@ -266,7 +266,7 @@ def test_without_vgg_one_line_says_so(
         monkeypatch.setattr(train_student, "rank", lambda number=number: number)
         assert train_student.perceptual_features(config, dict(WEIGHTS), device) is None
     printed = capsys.readouterr()
-    assert printed.out.startswith('Downloading: "https://')
+    assert printed.out.startswith('Downloading: "http')
     assert printed.out.count("Downloading") == 1
     lines = printed.err.splitlines()
     assert len(lines) == 1
