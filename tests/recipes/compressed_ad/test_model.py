@@ -130,7 +130,12 @@ def test_returns_count_the_steps_on_the_goal_which_the_model_sees(monkeypatch: p
 
     seen: list[torch.Tensor] = []
     observe = InContext.observe
-    monkeypatch.setattr(InContext, "observe", lambda self, steps: (seen.append(steps), observe(self, steps)))
+
+    def noting(self: InContext, steps: torch.Tensor) -> None:
+        seen.append(steps)
+        observe(self, steps)
+
+    monkeypatch.setattr(InContext, "observe", noting)
     returns = roll_out(Stays(), Darkroom(np.array([4, 0]), 3, 5), 8, most_recent=10, segment=6, seed=0)
     assert returns.tolist() == [[5] * 8, [0] * 8]
     assert torch.stack(seen).unique(dim=0).tolist() == [[[4, 4, 1, 4], [4, 4, 0, 4]]]
