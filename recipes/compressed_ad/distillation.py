@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 
 from recipes.compressed_ad.environment import split_goals
 from recipes.compressed_ad.histories import read_histories
 from recipes.compressed_ad.model import CompressedAD
-from recipes.compressed_ad.records import TestBatches, TrainBatches, draw_records
+from recipes.compressed_ad.records import Records, TestBatches, TrainBatches, draw_records
 from recipes.compressed_ad.settings import Settings
+from recipes.compressed_ad.sizes import CONTEXTS
 from utils.common.devices import copy_to_device
 from utils.engine.state import TrainState
 from utils.engine.task import Epoch, Task
@@ -88,7 +90,11 @@ def loaders(config: Settings, accumulate: int, rank: int, world_size: int) -> tu
     for goals, streams, seed in ((train_goals, config.train_streams, 0), (test_goals, config.test_streams, 1)):
         found = read_histories(config.data_file, goals, streams, config.train_source_steps, config.grid_size)
         histories.append(found)
-        records.append(draw_records(len(found), found.shape[1], seed))
+        drawn = draw_records(len(found), found.shape[1], seed)
+        if not config.encoder_layers:  # the same recent steps, without what came before them
+            table = np.concatenate([each.table[:, :3] for each in drawn])
+            drawn = [Records(0, table[table[:, 2] >= CONTEXTS[0]])]
+        records.append(drawn)
     place = {"rank": rank, "world_size": world_size}
     return (
         TrainBatches(

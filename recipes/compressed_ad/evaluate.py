@@ -38,7 +38,7 @@ def main() -> int:
     model, step = trained_model(config)
     start_s = time.perf_counter()
     curves = returns_of_all(config, model)
-    ours = curves["CompressedAD"]
+    ours = curves[config.model_name]
     _save(config, curves)
     first, last = ours[:, 0], ours[:, -5:].mean(1)
     print(
@@ -83,7 +83,7 @@ def returns_of_all(config: Settings, model: CompressedAD) -> dict[str, np.ndarra
     source = source.reshape(len(goals), streams, -1, config.horizon).sum(3).mean(1)[:, : config.eval_episodes]
     by_goal = (len(goals), config.eval_rollouts, -1)
     return {
-        "CompressedAD": ours.reshape(by_goal).mean(1),
+        config.model_name: ours.reshape(by_goal).mean(1),
         "source learner": source,
         "random actions": chance.reshape(by_goal).mean(1),
     }
@@ -96,7 +96,7 @@ def _shown(num_episodes: int) -> list[int]:
 
 def _save(config: Settings, curves: dict[str, np.ndarray]) -> None:
     buffer = io.BytesIO()
-    np.save(buffer, curves["CompressedAD"])
+    np.save(buffer, curves[config.model_name])
     write_bytes_atomic(config.run_folder / RESULT_FILE, buffer.getvalue())
     figure, (axes,) = new_figure(1, 1, cell_width=6.4, cell_height=4)
     for number, (name, values) in zip((4, 5, 2), curves.items(), strict=False):

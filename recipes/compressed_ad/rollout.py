@@ -29,15 +29,16 @@ class InContext:
         return scores
 
     def observe(self, steps: torch.Tensor) -> None:
-        """Append a step (N, 4). When there are `most_recent`, the oldest `segment` of them are compressed."""
+        """Append a step (N, 4). When there are `most_recent`, the oldest `segment` are compressed (AD: forgotten)."""
         self.recent = torch.cat([self.recent, steps[:, None]], 1)
         if self.recent.shape[1] < self.most_recent:
             self._extend(self.model.step_tokens(steps[:, None], self.recent.shape[1] - 1), None)
             return
-        self.latents = self.model.compress(self.latents, self.recent[:, : self.segment])
+        if len(self.model.encoder):
+            self.latents = self.model.compress(self.latents, self.recent[:, : self.segment])
         self.recent = self.recent[:, self.segment :]
         self.cache = []
-        num_latents, num_steps = self.latents.shape[1], self.recent.shape[1]
+        num_latents, num_steps = 0 if self.latents is None else self.latents.shape[1], self.recent.shape[1]
         visible = training_mask(num_latents, num_steps, num_steps, steps.device)[:-1, :-1]  # without the query
         self._extend(self.model.prefix(self.latents, self.recent), visible)
 

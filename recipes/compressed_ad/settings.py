@@ -40,7 +40,7 @@ class Settings(Options):
     width: int = option(128, "channels", at_least=1)
     heads: int = option(8, "attention heads", at_least=1)
     feedforward: int = option(512, "channels between a block's last two layers", at_least=1)
-    encoder_layers: int = option(3, "blocks that compress", at_least=1)
+    encoder_layers: int = option(3, "blocks that compress; 0: the baseline, which forgets instead", at_least=0)
     decoder_layers: int = option(4, "blocks that predict", at_least=1)
     latents: int = option(40, "tokens of the compressed history", at_least=1)
     dropout: float = option(0.1, "share of channels set to 0 in training", at_least=0, below=1)
@@ -90,9 +90,14 @@ class Settings(Options):
         return
 
     @property
+    def model_name(self) -> str:
+        """AD is the baseline, which compresses nothing."""
+        return "CompressedAD" if self.encoder_layers else "AD"
+
+    @property
     def run_folder(self) -> Path:
         """The folder of checkpoints and logs."""
-        return Path(self.save_dir) / f"CompressedAD-darkroom-seed{self.seed}"
+        return Path(self.save_dir) / f"{self.model_name}-darkroom-seed{self.seed}"
 
     def in_run_folder(self) -> Settings:
         """Return the same options with the run's own folder as `save_dir`, as OwnedRun needs it."""

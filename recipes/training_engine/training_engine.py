@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,22 @@ from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import seed_everything
 from utils.common.errors import EXIT_STOPPED_BY_SIGNAL, UserError, one_line
 from utils.common.tensor_files import atomic_torch_save
+from utils.distributed import all_reduce_sum, cleanup_ddp, join_process_group
 from utils.engine import EngineOptions, Task
 from utils.engine.progress_bar import ProgressBar
-from utils.engine.state import Progress, TrainState
-from utils.plots.figures import figure_color, new_figure, save_figure
+from utils.engine.state import TrainState
+from utils.plots import plot_training_curves
 
 __all__ = ["TrainingEngine", "distributed_train_worker", "launch_distributed_training"]
 SEED = 0
+EMA_DECAY = 0.9999  # of the guide
 DEFAULTS = EngineOptions(sync_batchnorm=True, monitor="val_accuracy", seed=SEED, log_interval=100)
 HISTORY_PICTURE = "training_history.png"
+CURVES = (
+    ("loss", {"train": "train_loss", "validation": "val_loss"}),
+    ("accuracy", {"train": "train_accuracy", "validation": "val_accuracy", "validation, top 5": "val_top5_accuracy"}),
+    ("learning rate", {"learning rate": "lr"}),
+)
 _PARTS = ("model", "ema", "optimizer", "scheduler", "scaler")  # of a checkpoint: each as `<part>_state_dict`
 
 
@@ -58,21 +66,41 @@ class Classification(Task):
 
 
 class TrainingEngine(engine.TrainingEngine):
-    """The project's engine with the guide's defaults: SyncBatchNorm, accuracy, mixed precision, a progress bar."""
+    """The project's engine with the guide's names and defaults: SyncBatchNorm, accuracy, mixed precision, a bar."""
+
+    setup_distributed = staticmethod(join_process_group)
+    cleanup_distributed = staticmethod(cleanup_ddp)
 
     def __init__(
         self,
         model: nn.Module,
         device: torch.device | str,
         *,
+        distributed: bool | None = None,
+        local_rank: int | None = None,
+        world_size: int | None = None,
+        backend: str | None = None,
+        use_amp: bool | None = None,
+        use_ema: bool | None = None,
+        ema_decay: float | None = None,
+        gradient_clip_val: float | None = None,
         save_dir: str | Path = "./checkpoints",
         experiment_name: str = "experiment",
-        **keywords: Any,
+        **options: Any,
     ) -> None:
-        """See the README for the keywords. Files go to `save_dir`/`experiment_name`."""
-        task = Classification()
-        folder = Path(save_dir) / experiment_name
-        super().__init__(model, torch.device(device), DEFAULTS, task=task, run=folder, **_with_guide_names(keywords))
+        """See the README for the keywords; `options` are fields of EngineOptions. Files go to `save_dir`/`experiment_name`.
+
+        The process group knows `local_rank`, `world_size` and `backend` already. Raises TypeError for an unknown keyword.
+        """
+        averages = ema_decay is not None if use_ema is None else use_ema
+        guide = _given(
+            precision=None if use_amp is None else "auto" if use_amp else "off",
+            ema_decay=(EMA_DECAY if ema_decay is None else ema_decay) if averages else None,
+            clip_norm=gradient_clip_val,
+        )
+        task, run = Classification(), Path(save_dir) / experiment_name
+        chosen = replace(DEFAULTS, **guide, **options)
+        super().__init__(model, torch.device(device), chosen, task=task, run=run, distributed=distributed)
         task.state = self.state
 
     def train(
@@ -83,16 +111,30 @@ class TrainingEngine(engine.TrainingEngine):
         criterion: Any = None,
         scheduler: Any = None,
         *,
+        num_epochs: int | None = None,
+        save_best: bool | None = None,
+        save_last: bool | None = None,
+        early_stopping_patience: int | None = None,
+        monitor_metric: str | None = None,
         resume: bool = False,
-        **keywords: Any,
     ) -> dict[str, list[float]]:
         """Train and return the history: one list per value, such as train_loss, val_loss and val_accuracy.
 
-        `resume` continues exactly from the newest checkpoint of the folder, if there is one. Every rank calls this.
+        `monitor_metric` is the validation's unless it begins with `train_`. `resume` continues exactly from the newest
+        checkpoint of the folder, if there is one. Every rank calls this.
         """
+        if monitor_metric is not None and not monitor_metric.startswith(("val_", "train_")):
+            monitor_metric = f"val_{monitor_metric}"
+        changes = _given(
+            epochs=num_epochs,
+            save_best=save_best,
+            save_last=save_last,
+            patience=early_stopping_patience,
+            monitor=monitor_metric,
+        )
+        self.options = self.recovery.options = replace(self.options, **changes)
         shown = ProgressBar(train_loader, self) if self.is_main else train_loader
-        keywords = _with_guide_names(keywords)
-        history = super().train(shown, val_loader, optimizer, criterion, scheduler, resume=resume, **keywords)
+        history = super().train(shown, val_loader, optimizer, criterion, scheduler, resume=resume)
         return {**history, "train_learning_rate": history.get("lr", [])}
 
     def load_checkpoint(
@@ -123,10 +165,17 @@ class TrainingEngine(engine.TrainingEngine):
         self.log.truncate_after(self.progress.global_step)
         return self.progress.epoch
 
+    def _reduce_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the mean of a tensor over all ranks. Every rank must reach this."""
+        return all_reduce_sum(tensor) / self.world_size
+
     def plot_training_history(self, path: str | Path | None = None) -> Path:
         """Draw loss, accuracies and learning rate; by default as training_history.png in the run's folder."""
         file = Path(path or self.log.run_dir / HISTORY_PICTURE)
-        plot_history(self.progress, file)
+        history = self.progress.history
+        epochs = [dict(zip(history, values, strict=True)) for values in zip(*history.values(), strict=True)]
+        records = [{"epoch": number, **epoch} for number, epoch in enumerate(epochs, 1)]
+        plot_training_curves(records, file, CURVES)
         return file
 
 
@@ -205,31 +254,8 @@ def report_end(trainer: TrainingEngine) -> None:
     trainer.log.print(f"Curves: {trainer.plot_training_history()}")
 
 
-def plot_history(progress: Progress, file: Path) -> None:
-    """Draw a history as panels of training and validation curves, and save the picture."""
-    history = progress.history
-    panels = {
-        "loss": ("train_loss", "val_loss"),
-        "accuracy": ("train_accuracy", "val_accuracy", "val_top5_accuracy"),
-        "learning rate": ("lr",),
-    }
-    figure, grid = new_figure(len(panels), 1, cell_width=4.2, cell_height=3.2)
-    for axes, (title, names) in zip(grid, panels.items(), strict=True):
-        for number, name in enumerate(names):
-            values = history.get(name, [])
-            axes.plot(range(1, len(values) + 1), values, color=figure_color((4, 5, 2)[number]), label=name)
-        axes.set(title=title, xlabel="epoch")
-        axes.grid(alpha=0.25)
-        axes.legend(fontsize=8, frameon=False)
-    save_figure(figure, file)
-
-
-def _with_guide_names(keywords: dict[str, Any]) -> dict[str, Any]:
-    """Return the keywords with the guide's `monitor_metric` as the engine reports it: `accuracy` is `val_accuracy`."""
-    metric = keywords.get("monitor_metric")
-    if metric is None or metric.startswith(("val_", "train_")):
-        return keywords
-    return {**keywords, "monitor_metric": f"val_{metric}"}
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _read_checkpoint(path: Path, map_location: Any) -> dict[str, Any]:

@@ -52,11 +52,11 @@ def trained(folder: Path, num_frozen: int, use_ema: bool) -> tuple[Any, dict[str
         def save(self, path: Path, model: torch.nn.Module, info: dict[str, Any]) -> None:
             save_deployable(path, model, info, img_size=64, data="data.yaml")
 
-    options = EngineOptions(ema_decay=0.9999 if use_ema else None, tensorboard=False)
+    options = EngineOptions(epochs=1, ema_decay=0.9999 if use_ema else None, tensorboard=False)
     engine = TrainingEngine(model, torch.device("cpu"), options, task=WithoutEvaluation(), run=folder)
     batches: list[Batch] = [synthetic_batch(2, 64, len(NAMES), seed=seed, objects_per_image=4) for seed in range(3)]
     optimizer = torch.optim.SGD(parameter_groups(model, 5e-4), lr=0.01, momentum=0.9)
-    engine.train(batches, None, optimizer, SegmentationLoss(model), num_epochs=1)
+    engine.train(batches, None, optimizer, SegmentationLoss(model))
     return model, before, engine
 
 

@@ -39,8 +39,11 @@ def loader_of(data: TensorDataset, batch_size: int, shuffle: bool = True) -> Dat
     return DataLoader(data, batch_size=batch_size, sampler=sampler)
 
 
-def engine_of(model: nn.Module, folder: Path, **options: Any) -> TrainingEngine:
-    return TrainingEngine(model, CPU, EngineOptions(precision="off", tensorboard=False), run=folder, **options)
+def engine_of(
+    model: nn.Module, folder: Path, *, task: Task | None = None, facts: Record | None = None, **options: Any
+) -> TrainingEngine:
+    options = {"precision": "off", "tensorboard": False, **options}
+    return TrainingEngine(model, CPU, EngineOptions(**options), task=task, run=folder, facts=facts)
 
 
 def plain(state: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -81,6 +84,7 @@ def train_with_everything(
         ema_ramp=5,
         clip_norm=1.0,
         accumulate=accumulation_steps,
+        epochs=num_epochs,
     )
     num_batches = 0
 
@@ -98,7 +102,6 @@ def train_with_everything(
         optimizer=optimizer,
         criterion=criterion,
         scheduler=StepSchedule(optimizer, ScheduleSpec(0.1, total_steps=60, warmup_steps=5)),
-        num_epochs=num_epochs,
         resume=resume,
     )
     assert trainer.state.ema is not None
@@ -132,11 +135,10 @@ def assert_bitwise_equal(first: Record, second: Record) -> None:
 def plain_steps(folder: Path, batch_size: int, accumulation_steps: int, num_samples: int) -> dict[str, np.ndarray]:
     """Train without BatchNorm and in the data's own order; return the weights."""
     model = classifier(norm=False)
-    engine_of(model, folder, accumulate=accumulation_steps).train(
+    engine_of(model, folder, accumulate=accumulation_steps, epochs=2).train(
         train_loader=loader_of(points(num_samples), batch_size, shuffle=False),
         val_loader=loader_of(points(8, seed=1), 4),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         criterion=nn.CrossEntropyLoss(),
-        num_epochs=2,
     )
     return plain(model.state_dict())

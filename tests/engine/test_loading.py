@@ -43,7 +43,7 @@ def train_with_noise(
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
     torch.seed()  # what was drawn before must not matter
     trainer = TrainingEngine(
-        model, CPU, EngineOptions(precision="off", tensorboard=False, seed=seed), run=folder, quiet=True
+        model, CPU, EngineOptions(epochs=2, precision="off", tensorboard=False, seed=seed, quiet=True), run=folder
     )
     num_batches = 0
 
@@ -61,7 +61,6 @@ def train_with_noise(
         loader_of(points(8), 4),
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         criterion,
-        num_epochs=2,
         resume=resume,
     )
     return {"weights": plain(model.state_dict()), "step": trainer.progress.global_step}
@@ -101,9 +100,8 @@ def train_unevenly(folder: Path) -> str:
     model = nn.Linear(4, 2)
     data = DataLoader(points(8 if distributed.rank() else 12), 4)
     try:
-        engine_of(model, folder).train(
-            data, data, torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss(), num_epochs=1
-        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        engine_of(model, folder, epochs=1).train(data, data, optimizer, nn.CrossEntropyLoss())
     except UserError as error:
         return str(error)
     return "nothing"

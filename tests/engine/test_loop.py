@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from tests.engine.small import CPU, ScriptedTask, classifier, engine_of, loader_of, points
 from utils.common.errors import UserError
-from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
+from utils.engine import Epoch, Task, TrainingEngine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -22,21 +22,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def train_on_script(
-    folder: Path, values: list[float], name: str = "score", **options: Any
+    folder: Path, values: list[float], name: str = "score", *, resume: bool = False, **options: Any
 ) -> tuple[TrainingEngine, list[tuple[str, int]]]:
     """Train one epoch for each scripted value of a metric; return the engine and which files were written when."""
     written: list[tuple[str, int]] = []
     model = classifier()
-    trainer = engine_of(model, folder, task=ScriptedTask(name, values, written))
-    trainer.train(
-        loader_of(points(8), 4),
-        None,
-        torch.optim.SGD(model.parameters(), lr=0.01),
-        nn.CrossEntropyLoss(),
-        num_epochs=len(values),
-        monitor_metric=name,
-        **options,
-    )
+    task = ScriptedTask(name, values, written)
+    trainer = engine_of(model, folder, task=task, epochs=len(values), monitor=name, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    trainer.train(loader_of(points(8), 4), None, optimizer, nn.CrossEntropyLoss(), resume=resume)
     return trainer, written
 
 
@@ -71,8 +65,11 @@ def test_best_follows_the_monitored_value_and_last_every_epoch(
     np.testing.assert_array_equal(trainer.progress.history[name], values)
 
 
-def test_best_and_last_can_be_left_out(tmp_path: Path) -> None:
-    assert train_on_script(tmp_path, [3, 2], save_best=False, save_last=False)[1] == []
+def test_a_run_that_keeps_no_best_speaks_of_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_on_script(tmp_path / "both", [3, 2], "val_loss")[1] != []
+    assert capsys.readouterr().out.count("best val_loss so far") == 2
+    assert train_on_script(tmp_path / "none", [3, 2], "val_loss", save_best=False, save_last=False)[1] == []
+    assert "best" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -86,10 +83,10 @@ def test_best_and_last_can_be_left_out(tmp_path: Path) -> None:
     ],
 )
 def test_patience_ends_the_training(tmp_path: Path, values: list[float], patience: int | None, epochs: int) -> None:
-    trainer, _ = train_on_script(tmp_path, values, "val_loss", early_stopping_patience=patience)
+    trainer, _ = train_on_script(tmp_path, values, "val_loss", patience=patience)
     assert trainer.progress.epoch == epochs
     assert trainer.progress.stopped_early == (epochs < len(values))
-    resumed, written = train_on_script(tmp_path, values, "val_loss", early_stopping_patience=patience, resume=True)
+    resumed, written = train_on_script(tmp_path, values, "val_loss", patience=patience, resume=True)
     assert written == []  # it is over: nothing more is trained
     assert resumed.progress.epoch == epochs
 
@@ -97,9 +94,9 @@ def test_patience_ends_the_training(tmp_path: Path, values: list[float], patienc
 def test_the_best_so_far_survives_a_resume(tmp_path: Path) -> None:
     train_on_script(tmp_path, [3, 1], "val_loss")
     model = classifier()
-    trainer = engine_of(model, tmp_path, task=ScriptedTask("val_loss", [2.0]))
+    trainer = engine_of(model, tmp_path, task=ScriptedTask("val_loss", [2.0]), epochs=3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    trainer.train(loader_of(points(8), 4), None, optimizer, nn.CrossEntropyLoss(), num_epochs=3, resume=True)
+    trainer.train(loader_of(points(8), 4), None, optimizer, nn.CrossEntropyLoss(), resume=True)
     assert (trainer.progress.best_value, trainer.progress.best_epoch) == (1.0, 1)
     assert trainer.progress.history["val_loss"] == [3, 1, 2]
     assert (tmp_path / "last.pt").exists()
@@ -108,11 +105,11 @@ def test_the_best_so_far_survives_a_resume(tmp_path: Path) -> None:
 
 def test_a_value_nobody_reports_is_named_with_those_there_are(tmp_path: Path) -> None:
     model = classifier()
-    trainer = engine_of(model, tmp_path, task=ScriptedTask("score", [1.0]))
+    trainer = engine_of(model, tmp_path, task=ScriptedTask("score", [1.0]), epochs=1, monitor="val_dice")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     loss = nn.CrossEntropyLoss()
     with pytest.raises(Exception, match=r"val_dice.*score.*train_loss"):
-        trainer.train(loader_of(points(8), 4), None, optimizer, loss, num_epochs=1, monitor_metric="val_dice")
+        trainer.train(loader_of(points(8), 4), None, optimizer, loss)
 
 
 # --- what is reported and averaged ---------------------------------------------------------------------------------
@@ -127,10 +124,8 @@ def test_reported_losses_are_means_over_images_and_not_over_batches(tmp_path: Pa
         return loss, {"first": labels.float().mean()}
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    trainer = engine_of(model, tmp_path)
-    history = trainer.train(
-        DataLoader(data, batch_size=3), DataLoader(data, batch_size=5), optimizer, criterion, num_epochs=1
-    )
+    trainer = engine_of(model, tmp_path, epochs=1)
+    history = trainer.train(DataLoader(data, batch_size=3), DataLoader(data, batch_size=5), optimizer, criterion)
     expected = nn.functional.cross_entropy(model(data.tensors[0]), data.tensors[1]).item()
     assert [*history["train_loss"], *history["val_loss"]] == pytest.approx([expected] * 2, rel=1e-6)
     assert [*history["train_first"], *history["val_first"]] == pytest.approx([3 / 7] * 2)
@@ -151,11 +146,11 @@ def test_the_average_is_judged_and_deployed_and_equals_the_one_by_hand(tmp_path:
         def save(self, path: Path, module: nn.Module, info: dict[str, Any]) -> None:
             deployed.append(module.weight.detach().double().clone())  # type: ignore[union-attr,operator]
 
-    trainer = engine_of(model, tmp_path, ema_decay=0.8, ema_ramp=0, task=Watching())
+    trainer = engine_of(model, tmp_path, ema_decay=0.8, ema_ramp=0, task=Watching(), epochs=4, save_best=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    trainer.train(  # one batch, and so one update, an epoch
-        loader_of(points(8), 8), None, optimizer, nn.CrossEntropyLoss(), num_epochs=4, save_best=False
-    )
+    trainer.train(
+        loader_of(points(8), 8), None, optimizer, nn.CrossEntropyLoss()
+    )  # one batch, and one update, an epoch
     average = raw[0]
     for epoch in range(4):
         average = 0.8 * average + 0.2 * raw[epoch + 1]
@@ -177,13 +172,12 @@ def test_schedulers_of_both_kinds_are_called_when_they_expect_it(tmp_path: Path)
 
     for scheduler in (EachStep(), EachEpoch()):
         model = classifier()
-        engine_of(model, tmp_path / type(scheduler).__name__, accumulate=2).train(
+        engine_of(model, tmp_path / type(scheduler).__name__, accumulate=2, epochs=2).train(
             loader_of(points(20), 4),
             loader_of(points(4), 4),
             torch.optim.SGD(model.parameters(), lr=0.1),
             nn.CrossEntropyLoss(),
             scheduler,
-            num_epochs=2,
         )
     assert calls == [0, 1, 2, 3, 4, 5, "epoch", "epoch"]
 
@@ -192,12 +186,11 @@ def gradient_norms(folder: Path, clip: float | None) -> float:
     """Return how far one step of plain SGD with rate 1 moved the weights."""
     model = classifier(norm=False)
     before = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-    engine_of(model, folder, clip_norm=clip).train(
+    engine_of(model, folder, clip_norm=clip, epochs=1).train(
         loader_of(points(8), 8),
         loader_of(points(8), 8),
         torch.optim.SGD(model.parameters(), lr=1.0),
         lambda outputs, labels: 100 * nn.functional.cross_entropy(outputs, labels),
-        num_epochs=1,
     )
     return float((torch.nn.utils.parameters_to_vector(model.parameters()).detach() - before).norm())
 
@@ -215,12 +208,11 @@ def test_reduced_precision_trains_too(tmp_path: Path) -> None:
         seen.append(outputs.dtype)
         return nn.functional.cross_entropy(outputs, labels)
 
-    history = engine_of(model, tmp_path, precision="bf16").train(
+    history = engine_of(model, tmp_path, precision="bf16", epochs=3).train(
         loader_of(points(64), 8),
         loader_of(points(16, seed=1), 8),
         torch.optim.SGD(model.parameters(), lr=0.2),
         criterion,
-        num_epochs=3,
     )
     assert set(seen) == {torch.bfloat16}
     assert history["train_loss"][-1] < 0.7 * history["train_loss"][0]
@@ -237,12 +229,11 @@ def test_callbacks_run_on_the_main_rank_after_every_epoch(tmp_path: Path) -> Non
             epochs.append((epoch.number, epoch.is_last))
 
     model = classifier()
-    engine_of(model, tmp_path, experiment_name="named", task=Following()).train(
+    engine_of(model, tmp_path / "named", task=Following(), epochs=2).train(
         loader_of(points(20), 4),
         loader_of(points(8), 4),
         torch.optim.SGD(model.parameters(), lr=0.1),
         nn.CrossEntropyLoss(),
-        num_epochs=2,
     )
     assert [record["epoch"] for record in records] == [1, 2]
     assert epochs == [(1, False), (2, True)]
@@ -258,53 +249,7 @@ def test_what_is_missing_or_unknown_is_named(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="use_apex"):
         engine_of(classifier(), tmp_path, use_apex=True)
     with pytest.raises(UserError, match="without a process group"):
-        engine_of(classifier(), tmp_path, distributed=True)
+        TrainingEngine(classifier(), CPU, distributed=True)
     model = classifier()
     with pytest.raises(TypeError, match="criterion"):
         engine_of(model, tmp_path).train(loader_of(points(8), 4), None, torch.optim.SGD(model.parameters(), lr=0.1))
-
-
-def test_the_keywords_of_the_training_engine_guide_set_the_options(tmp_path: Path) -> None:
-    keywords: dict[str, Any] = {
-        "distributed": False,
-        "local_rank": 0,
-        "world_size": 1,
-        "backend": "gloo",
-        "use_amp": False,
-        "use_ema": True,
-        "ema_decay": 0.99,
-        "gradient_clip_val": 1.0,
-        "log_interval": 100,
-        "save_dir": tmp_path,
-        "experiment_name": "mine",
-        "tensorboard": False,
-    }
-    model = classifier()
-    engine = TrainingEngine(model=model, device=CPU, **keywords)
-    assert engine.log.run_dir == tmp_path / "mine"
-    assert engine.options == EngineOptions(
-        precision="off", ema_decay=0.99, clip_norm=1.0, log_interval=100, tensorboard=False
-    )
-    history = engine.train(
-        train_loader=loader_of(points(8), 4),
-        val_loader=loader_of(points(8), 4),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        criterion=nn.CrossEntropyLoss(),
-        scheduler=None,
-        num_epochs=2,
-        save_best=True,
-        save_last=False,
-        early_stopping_patience=5,
-        monitor_metric="train_loss",
-    )
-    assert len(history["val_loss"]) == 2
-    assert {path.name for path in (tmp_path / "mine").glob("*.pt")} == {"best.pt"}
-
-
-@pytest.mark.parametrize(
-    ("keywords", "decay"), [({}, None), ({"use_ema": False, "ema_decay": 0.9}, None), ({"use_ema": True}, 0.9999)]
-)
-def test_the_moving_average_is_a_switch_in_the_guide(
-    tmp_path: Path, keywords: dict[str, Any], decay: float | None
-) -> None:
-    assert engine_of(classifier(), tmp_path, **keywords).options.ema_decay == decay

@@ -28,7 +28,7 @@ def train_with_bad_batches(folder: Path, bad: list[int], *, fused: bool = True, 
     """
     model = classifier()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=fused)
-    engine = engine_of(model, folder, ema_decay=0.9999, ema_ramp=5, clip_norm=1.0)
+    engine = engine_of(model, folder, ema_decay=0.9999, ema_ramp=5, clip_norm=1.0, epochs=2)
     seen = 0
 
     def criterion(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -45,7 +45,7 @@ def train_with_bad_batches(folder: Path, bad: list[int], *, fused: bool = True, 
     loader = loader_of(points(count * distributed.world_size()), 4 // distributed.world_size())
     problem = ""
     try:
-        engine.train(loader, loader_of(points(20, seed=1), 4), optimizer, criterion, num_epochs=2)
+        engine.train(loader, loader_of(points(20, seed=1), 4), optimizer, criterion)
     except Diverged as error:
         problem = str(error)
     assert engine.state.ema is not None

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.engine.small import ScriptedTask
+from tests.engine.small import ScriptedTask, engine_of
 from utils import train_plan
 from utils.common.devices import Precision, choose_precision
 from utils.common.errors import EXIT_IO, UserError
 from utils.data.loader import EpochBatches
-from utils.engine import EngineOptions, TrainingEngine, loop, recovery, stopping
+from utils.engine import TrainingEngine, loop, recovery, stopping
 from utils.engine.recovery import CannotSave
 from utils.engine.state import Progress
 from utils.engine.step import Step
@@ -54,9 +54,7 @@ def train(
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
     data = TensorDataset(torch.randn(4 * BATCHES, 4), torch.arange(4 * BATCHES) % 2)
     loader = DataLoader(data, batch_size=4)
-    trainer = TrainingEngine(
-        model, CPU, EngineOptions(precision="off", ema_decay=0.9999, tensorboard=False), run=folder, **options
-    )
+    trainer = engine_of(model, folder, ema_decay=0.9999, epochs=epochs, **options)
     seen = 0
 
     def criterion(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -67,7 +65,7 @@ def train(
         return nn.functional.cross_entropy(outputs, labels)
 
     optimizer = optimizer_type(model.parameters(), lr=0.1)
-    trainer.train(loader, loader, optimizer, criterion, num_epochs=epochs, resume=resume)
+    trainer.train(loader, loader, optimizer, criterion, resume=resume)
     return trainer
 
 

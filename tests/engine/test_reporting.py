@@ -36,12 +36,11 @@ def train_with_a_slow_rank(folder: Path) -> str:
 
     model = classifier()
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        engine_of(model, folder, task=Slow()).train(
+        engine_of(model, folder, task=Slow(), epochs=1).train(
             loader_of(points(248), 4),
             loader_of(points(8), 4),
             torch.optim.SGD(model.parameters(), lr=0.1),
             nn.CrossEntropyLoss(),
-            num_epochs=1,
         )
     return said.getvalue()
 

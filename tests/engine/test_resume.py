@@ -92,7 +92,7 @@ def test_a_loader_that_can_start_in_the_middle_is_asked_to(tmp_path: Path, monke
     calls = []
     for resume in (False, True):
         loader, model = KeyedLoader(), classifier()
-        trainer = engine_of(model, tmp_path)
+        trainer = engine_of(model, tmp_path, epochs=3)
 
         def criterion(
             outputs: Any, labels: Any, trainer: TrainingEngine = trainer, stops: bool = not resume
@@ -102,7 +102,7 @@ def test_a_loader_that_can_start_in_the_middle_is_asked_to(tmp_path: Path, monke
             return nn.functional.cross_entropy(outputs, labels)
 
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        trainer.train(loader, loader_of(points(8), 4), optimizer, criterion, num_epochs=3, resume=resume)
+        trainer.train(loader, loader_of(points(8), 4), optimizer, criterion, resume=resume)
         calls.append(loader.calls)
     assert calls == [[(0, 0), (1, 0)], [(1, 2), (2, 0)]]
 
@@ -130,7 +130,7 @@ def test_samplers_are_told_the_epoch_so_that_each_has_its_own_order(tmp_path: Pa
     numbers = torch.arange(8.0)[:, None]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     train_loader = loader_of(TensorDataset(numbers, numbers), 8)
-    engine_of(model, tmp_path).train(train_loader, [(numbers, numbers)], optimizer, criterion, num_epochs=3)
+    engine_of(model, tmp_path, epochs=3).train(train_loader, [(numbers, numbers)], optimizer, criterion)
     orders = [tuple(labels) for labels in seen[::2]]  # every other call is the validation's
     assert len(set(orders)) == 3
     assert {tuple(sorted(order)) for order in orders} == {tuple(range(8))}
@@ -155,16 +155,10 @@ def test_a_task_keeps_its_checkpoints_where_and_when_it_is_told(tmp_path: Path) 
 
     logged: list[tuple[int, bool]] = []
     model = classifier()
-    trainer = engine_of(model, tmp_path, task=Own(nn.CrossEntropyLoss()), facts={"name": "own"})
+    options = {"epochs": 2, "save_every_steps": 3, "log_interval": 4, "save_last": False, "save_best": False}
+    trainer = engine_of(model, tmp_path, task=Own(nn.CrossEntropyLoss()), facts={"name": "own"}, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    options: dict[str, Any] = {
-        "num_epochs": 2,
-        "save_every_steps": 3,
-        "log_interval": 4,
-        "save_last": False,
-        "save_best": False,
-    }
-    trainer.train(loader_of(points(28), 4), loader_of(points(8), 4), optimizer, **options)  # 7 steps an epoch
+    trainer.train(loader_of(points(28), 4), loader_of(points(8), 4), optimizer)  # 7 steps an epoch
     assert steps == [3, 6, 7, 9, 12, 14]
     assert logged == [(1, True), (5, True), (7, True), (8, True), (12, True), (14, True)]
     assert [path.name for path in tmp_path.glob("*.pt")] == ["ckpt-14.pt"]

@@ -1,8 +1,7 @@
-"""Training on two ranks: the TrainingEngine guide's first method, equal ranks, resume and stop, equal to one rank."""
+"""Training on two ranks: with samplers, equal ranks, resume and stop, equal to one rank."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler
 
 from tests.engine.small import (
     CPU,
@@ -27,48 +25,26 @@ from tests.engine.small import (
 )
 from tests.ranks import run_ranks
 from utils import distributed
-from utils.engine import Task, TrainingEngine
+from utils.engine import Task
 from utils.run.checkpoint import load_latest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def as_in_the_guide(rank: int, world_size: int, folder: Path) -> Record:
-    """Follow the guide's first method line by line; only the backend is named, because there is no GPU here."""
-    os.chdir(folder)
-    device = CPU
-    train_dataset, val_dataset, batch_size, num_epochs = points(64), points(16, seed=1), 4, 3
-
-    TrainingEngine.setup_distributed(rank, world_size, backend="gloo")
-    model = classifier(seed=rank).to(device)  # DDP must give rank 1 the weights of rank 0
-    train_sampler: DistributedSampler[Any] = DistributedSampler(train_dataset, num_replicas=world_size, rank=rank)
-    val_sampler: DistributedSampler[Any] = DistributedSampler(val_dataset, num_replicas=world_size, rank=rank)
-    train_loader = DataLoader(train_dataset, batch_size=batch_size, sampler=train_sampler)
-    val_loader = DataLoader(val_dataset, batch_size=batch_size, sampler=val_sampler)
+def train_with_samplers(folder: Path) -> Record:
+    model = classifier(seed=distributed.rank())  # DDP must give rank 1 the weights of rank 0
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    criterion = nn.CrossEntropyLoss()
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
-    trainer = TrainingEngine(
-        model=model,
-        device=device,
-        distributed=True,
-        local_rank=rank,
-        world_size=world_size,
-        backend="gloo",
-    )
+    trainer = engine_of(model, folder / "checkpoints", epochs=3)
     history = trainer.train(
-        train_loader=train_loader,
-        val_loader=val_loader,
-        optimizer=optimizer,
-        criterion=criterion,
-        scheduler=scheduler,
-        num_epochs=num_epochs,
+        loader_of(points(64), 4),
+        loader_of(points(16, seed=1), 4),
+        optimizer,
+        nn.CrossEntropyLoss(),
+        torch.optim.lr_scheduler.StepLR(optimizer, step_size=2),
     )
-    reduced = trainer._reduce_tensor(torch.tensor([1.0, 4.0]) * (rank + 1))
     return {
         "history": history,
         "weights": plain(model.state_dict()),
-        "reduced": reduced.tolist(),
         "files": sorted(path.name for path in (folder / "checkpoints").iterdir()),
     }
 
@@ -76,7 +52,7 @@ def as_in_the_guide(rank: int, world_size: int, folder: Path) -> Record:
 def drifting_apart(folder: Path) -> str:
     """Train while rank 1's moving average goes its own way; return what ends the training."""
     model = classifier()
-    trainer = engine_of(model, folder, ema_decay=0.9999, ema_ramp=0.001)
+    trainer = engine_of(model, folder, ema_decay=0.9999, ema_ramp=0.001, epochs=1)
     assert trainer.state.ema is not None
     if distributed.rank() == 1:
         next(trainer.state.ema.module.buffers()).add_(1e-6)
@@ -86,7 +62,6 @@ def drifting_apart(folder: Path) -> str:
             loader_of(points(8), 4),
             torch.optim.SGD(model.parameters(), lr=0.1),
             nn.CrossEntropyLoss(),
-            num_epochs=1,
         )
     except distributed.RankDisagreement as error:
         return str(error)
@@ -94,9 +69,9 @@ def drifting_apart(folder: Path) -> str:
 
 
 def on_two_ranks(folder: Path) -> Record:
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    distributed.setup_ddp(CPU)
     stop_soon()
-    answers: Record = {"guide": as_in_the_guide(rank, world_size, folder)}
+    answers: Record = {"samplers": train_with_samplers(folder)}
     answers["whole"] = train_with_everything(folder / "whole", 4)
     answers["half"] = train_with_everything(folder / "halves", 2)
     answers["halves"] = train_with_everything(folder / "halves", 4, resume=True)
@@ -105,7 +80,7 @@ def on_two_ranks(folder: Path) -> Record:
     answers["plain"] = plain_steps(folder / "plain", 4, 1, 64)
     answers["accumulated"] = plain_steps(folder / "accumulated", 2, 2, 64)
     answers["drift"] = drifting_apart(folder / "drifted")
-    TrainingEngine.cleanup_distributed()
+    distributed.cleanup_ddp()
     answers["left"] = not torch.distributed.is_initialized()
     return answers
 
@@ -116,8 +91,8 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Record], P
     return run_ranks(on_two_ranks, 2, folder, join=False), folder
 
 
-def test_the_guides_training_works_on_two_ranks(two_ranks: tuple[list[Record], Path]) -> None:
-    first, second = (answers["guide"] for answers in two_ranks[0])
+def test_training_with_samplers_works_on_two_ranks(two_ranks: tuple[list[Record], Path]) -> None:
+    first, second = (answers["samplers"] for answers in two_ranks[0])
     assert isinstance(first["history"]["train_loss"], list)
     assert len(first["history"]["train_loss"]) == len(first["history"]["val_loss"]) == 3
     assert first["history"]["train_loss"][-1] < 0.7 * first["history"]["train_loss"][0]
@@ -125,15 +100,14 @@ def test_the_guides_training_works_on_two_ranks(two_ranks: tuple[list[Record], P
     assert first["history"]["lr"] == [0.1, 0.1, pytest.approx(0.01)]
     for name in ("train_loss", "val_loss"):
         assert first["history"][name] == second["history"][name]
-    assert first["reduced"] == second["reduced"] == [1.5, 6.0]
     assert {"best.pt", "last.pt", "checkpoint", "metrics.jsonl", "results.csv"} <= set(first["files"])
     assert all(answers["left"] for answers in two_ranks[0])
 
 
 def test_ranks_end_with_equal_weights_averages_and_batch_statistics(two_ranks: tuple[list[Record], Path]) -> None:
     first, second = two_ranks[0]
-    for name, value in first["guide"]["weights"].items():
-        np.testing.assert_array_equal(second["guide"]["weights"][name], value, err_msg=name)
+    for name, value in first["samplers"]["weights"].items():
+        np.testing.assert_array_equal(second["samplers"]["weights"][name], value, err_msg=name)
     for run in ("whole", "halves", "continued"):
         assert_bitwise_equal(first[run], second[run])
 
@@ -150,12 +124,12 @@ def test_ranks_that_drift_apart_stop_before_anything_is_saved(two_ranks: tuple[l
 def test_files_hold_the_raw_modules_names(two_ranks: tuple[list[Record], Path]) -> None:
     answers, folder = two_ranks
     saved = torch.load(folder / "checkpoints" / "last.pt", weights_only=True)
-    assert saved["model_state_dict"].keys() == answers[0]["guide"]["weights"].keys()
+    assert saved["model_state_dict"].keys() == answers[0]["samplers"]["weights"].keys()
     for name, value in saved["model_state_dict"].items():
-        np.testing.assert_array_equal(value.numpy(), answers[0]["guide"]["weights"][name])
+        np.testing.assert_array_equal(value.numpy(), answers[0]["samplers"]["weights"][name])
     found = load_latest(folder / "checkpoints" / "checkpoint")
     assert found is not None
-    assert found[1]["model"].keys() == answers[0]["guide"]["weights"].keys()
+    assert found[1]["model"].keys() == answers[0]["samplers"]["weights"].keys()
 
 
 def test_two_ranks_step_like_one_with_the_double_batch(two_ranks: tuple[list[Record], Path], tmp_path: Path) -> None:

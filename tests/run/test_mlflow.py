@@ -403,13 +403,12 @@ def train_small(folder: Path, url: str, resume: bool, kill_at: int | None = None
         return nn.functional.cross_entropy(outputs, labels)
 
     with mlflow.mirror(folder, url):
-        engine = engine_of(model, folder, ema_decay=0.9)
+        engine = engine_of(model, folder, ema_decay=0.9, epochs=4)
         engine.train(
             loader_of(points(32), 4),
             loader_of(points(16, seed=1), 4),
             torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
             criterion,
-            num_epochs=4,
             resume=resume,
         )
         write_status(folder, FINISHED)

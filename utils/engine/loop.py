@@ -22,12 +22,9 @@ from utils.common.errors import UserError
 from utils.common.files import warn_on_write_error
 from utils.common.signals import StopFlag
 from utils.distributed import (
-    all_reduce_sum,
     any_rank,
-    cleanup_ddp,
     collective_timeout_s,
     is_distributed,
-    join_process_group,
     rank,
     world_size,
 )
@@ -37,7 +34,7 @@ from utils.engine.ema import ModelEMA
 from utils.engine.loading import batches_from, each_sample_once, require_equal_batches
 from utils.engine.meters import EpochMeter
 from utils.engine.nonfinite import RollBack
-from utils.engine.options import EngineOptions, read_keywords, with_keywords
+from utils.engine.options import EngineOptions
 from utils.engine.recovery import Recovery
 from utils.engine.reporting import BatchLog, report_epoch
 from utils.engine.stall import StallWatch
@@ -55,9 +52,6 @@ STALL_SHARE = 0.8  # of a collective's time limit: after this long without progr
 class TrainingEngine:
     """Trains a module. `state` is what checkpoints hold, `step` one training step, `recovery` saving and resuming."""
 
-    setup_distributed = staticmethod(join_process_group)
-    cleanup_distributed = staticmethod(cleanup_ddp)
-
     def __init__(
         self,
         model: nn.Module,
@@ -68,19 +62,17 @@ class TrainingEngine:
         run: str | Path = "./checkpoints",
         distributed: bool | None = None,
         facts: dict[str, Any] | None = None,
-        **keywords: Any,
     ) -> None:
         """Move the model to the device and, for several ranks, wrap it for DistributedDataParallel.
 
         `run` is the folder for checkpoints, metrics and models. `distributed`: whether to train with the other ranks of
-        the process group; unset: if there are any. `facts` are written into each checkpoint's manifest. `keywords` are
-        options, or the names that the TrainingEngine guide has for them (`utils.engine.options`).
+        the process group; unset: if there are any. `facts` are written into each checkpoint's manifest.
         """
-        self.options, folder = read_keywords(options or EngineOptions(), run, keywords)
+        self.options, folder = options or EngineOptions(), Path(run)
         self.task = task or Task()
         self.device = device
         if distributed and not dist.is_initialized():
-            raise UserError("distributed=True without a process group: call TrainingEngine.setup_distributed first")
+            raise UserError("distributed=True without a process group: call setup_ddp or setup_distributed first")
         distributed = is_distributed() if distributed is None else distributed
         self.world_size = world_size() if distributed else 1
         self.is_main = rank() == 0
@@ -123,16 +115,14 @@ class TrainingEngine:
         scheduler: Any = None,
         *,
         resume: bool = False,
-        **keywords: Any,
     ) -> dict[str, list[float]]:
         """Train until `options.epochs` are complete and return the history: one list per reported value.
 
         `criterion(outputs, targets)` is the loss of a task without its own. `scheduler.step_update(step)` is called before
         each optimizer step where it exists, else `scheduler.step()` after each epoch. `resume` continues from the newest
         checkpoint in the run folder. On SIGTERM or Ctrl-C (`StopFlag`) all ranks save a checkpoint at the same step and
-        return. `keywords` change options, as the constructor's.
+        return.
         """
-        self.options = self.recovery.options = with_keywords(self.options, keywords)
         self.begin(optimizer, criterion, scheduler)
         require_equal_batches(train_loader)
         if resume:
@@ -298,7 +288,8 @@ class TrainingEngine:
 
     def _report(self, record: dict[str, Any], is_best: bool) -> None:
         monitor = self.options.monitor
-        report_epoch(self.log, record, _numbers(record), self.task.epoch_lines(record, monitor, is_best))
+        keeps_it = is_best and self.options.save_best
+        report_epoch(self.log, record, _numbers(record), self.task.epoch_lines(record, monitor, keeps_it))
         if self.is_main:
             with warn_on_write_error("what follows an epoch"):
                 self.task.after_epoch(record, self._epoch(record["epoch"]))
@@ -309,10 +300,6 @@ class TrainingEngine:
         number = number or self.progress.epoch + 1
         is_last = number >= self.options.epochs or self.progress.stopped_early
         return Epoch(number, is_last, self.device, self.precision, self.log)
-
-    def _reduce_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the mean of a tensor over all ranks (of the TrainingEngine guide). Every rank must reach this."""
-        return all_reduce_sum(tensor) / self.world_size
 
 
 def _prepare_model(

@@ -1,10 +1,8 @@
-"""Options of the training engine, and the keywords of the TrainingEngine guide that set them."""
+"""Options of the training engine."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -39,36 +37,3 @@ class EngineOptions:
         if self.higher_is_better is not None:
             return self.higher_is_better
         return any(word in self.monitor.lower() for word in ("acc", "map"))
-
-
-GUIDE_EMA_DECAY = 0.9999
-# Names in the TrainingEngine guide, with ours.
-_GUIDE_NAMES = {
-    "gradient_clip_val": "clip_norm",
-    "num_epochs": "epochs",
-    "monitor_metric": "monitor",
-    "early_stopping_patience": "patience",
-}
-_FACTS_OF_THE_GROUP = ("local_rank", "world_size", "backend")  # the process group knows them already
-
-
-def with_keywords(options: EngineOptions, keywords: dict[str, Any]) -> EngineOptions:
-    """Return `options` changed by keywords: fields of EngineOptions, or the guide's names for them.
-
-    `use_amp` and `use_ema` are switches: `use_ema=True` without `ema_decay` averages with a decay of 0.9999. Raises
-    TypeError for an unknown keyword.
-    """
-    values = {_GUIDE_NAMES.get(name, name): value for name, value in keywords.items()}
-    if "use_amp" in values:
-        values["precision"] = "auto" if values.pop("use_amp") else "off"
-    if "use_ema" in values:
-        decay = values.get("ema_decay", options.ema_decay or GUIDE_EMA_DECAY)
-        values["ema_decay"] = decay if values.pop("use_ema") else None
-    return replace(options, **values)
-
-
-def read_keywords(options: EngineOptions, run: str | Path, keywords: dict[str, Any]) -> tuple[EngineOptions, Path]:
-    """Return the options and the run folder after the keywords of TrainingEngine's constructor."""
-    rest = {name: value for name, value in keywords.items() if name not in _FACTS_OF_THE_GROUP}
-    folder = Path(rest.pop("save_dir", run)) / rest.pop("experiment_name", "")
-    return with_keywords(options, rest), folder

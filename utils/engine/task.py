@@ -97,7 +97,7 @@ class Task:
         """Follow up a logged batch, whose line of metrics.jsonl is `record`. Here: nothing."""
 
     def epoch_lines(self, record: dict[str, Any], monitor: str, is_best: bool) -> list[str]:
-        """Return the console lines that close an epoch, whose reported values are `record`; `is_best` by `monitor`."""
+        """Return the console lines that close an epoch, whose reported values are `record`; `is_best`: best.pt is written."""
         names = dict.fromkeys(("val_loss", "box_map50", "box_map50_95", "mask_map50", "mask_map50_95", monitor))
         shown = [name for name in names if name in record and not name.startswith("train_")]
         return [

@@ -20,15 +20,18 @@ _MAX_LEGEND_CLASSES = 20  # with more classes, their curves are grey and have no
 _MAX_NUMBERED_CLASSES = 20  # with more classes, the confusion matrix shows no numbers
 
 
-def plot_training_curves(records: Iterable[Mapping[str, Any]], path: Path) -> None:
+Panels = Sequence[tuple[str, Mapping[str, str]]]  # (title, {label of a curve: its name in the records})
+
+
+def plot_training_curves(records: Iterable[Mapping[str, Any]], path: Path, chosen: Panels | None = None) -> None:
     """Draw the epoch records of metrics.jsonl, one panel for each metric that they contain.
 
-    Panels: the loss, each of its parts (`train_<part>`, `val_<part>`), box mAP, mask mAP, learning rate, images per
-    second. Records without `epoch` are ignored.
+    Panels, unless they are `chosen`: the loss, each of its parts (`train_<part>`, `val_<part>`), box mAP, mask mAP, learning
+    rate, images per second. Records without `epoch` are ignored.
     """
     epochs = [record for record in records if _is_number(record.get("epoch"))]
     panels = []
-    for title, lines in _training_panels(epochs):
+    for title, lines in _training_panels(epochs) if chosen is None else chosen:
         points = {label: _points(epochs, name) for label, name in lines.items()}
         points = {label: found for label, found in points.items() if found[0]}
         if points:
@@ -45,7 +48,7 @@ def plot_training_curves(records: Iterable[Mapping[str, Any]], path: Path) -> No
         axes.grid(alpha=0.25)
         axes.tick_params(labelsize=8)
         _whole_epochs(axes)
-        if not title.endswith("loss"):
+        if chosen is None and not title.endswith("loss"):
             axes.set_ylim(0, 1.08 * max(max(values) for _, values in points.values()) or 1)
         if len(points) > 1:
             axes.legend(fontsize=8, frameon=False)
@@ -121,7 +124,7 @@ def _write_shares(axes: Axes, shares: np.ndarray, counts: np.ndarray) -> None:
         axes.text(column, row, text, ha="center", va="center", fontsize=7.5, color=color, linespacing=1.1)
 
 
-def _training_panels(epochs: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, str]]]:
+def _training_panels(epochs: Sequence[Mapping[str, Any]]) -> Panels:
     """Return (title, {label: record key}) of every possible panel."""
     keys = dict.fromkeys(key for record in epochs for key in record)
     parts = dict.fromkeys(

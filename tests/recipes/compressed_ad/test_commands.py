@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import types
@@ -34,16 +35,25 @@ def write_config(folder: Path, **changes: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Train with the guide's own command; return the folder and what it printed."""
+    """Train with the README's command for all GPUs, and the guide's file; return the folder and what it printed."""
     folder = tmp_path_factory.mktemp("launched")
     config = write_config(folder)
     write_small_histories(small_settings(folder))
-    command = [str(Path(sys.executable).parent / "accelerate"), "launch", "--config_file", "accelerate_config.yaml"]
-    command += [f"--main_process_port={free_port()}", "train.py", str(config)]
+    (line,) = re.findall(r"^bin/accelerate launch .*=auto .*$", (FOLDER / "README.md").read_text(), re.MULTILINE)
+    activated = Path(sys.executable).parent
+    program, launch, *flags, script = line.split()
+    assert [launch, script] == ["launch", "train.py"]
+    command = [program, launch, "--config_file", "accelerate_config.yaml", *flags]
+    command += [f"--main_process_port={free_port()}", script, str(config)]
     done = subprocess.run(
         command,
         cwd=FOLDER,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(folder)},
+        env={
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "",
+            "HF_HOME": str(folder),
+            "PATH": f"{activated}:{os.environ['PATH']}",
+        },
         capture_output=True,
         text=True,
         timeout=120,

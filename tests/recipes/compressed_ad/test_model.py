@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from recipes.compressed_ad.environment import Darkroom
 from recipes.compressed_ad.model import CompressedAD
@@ -20,9 +22,9 @@ SIZE = ModelSize(
 )
 
 
-def network() -> CompressedAD:
+def network(**changes: int) -> CompressedAD:
     torch.manual_seed(1)
-    return CompressedAD(SIZE).eval()
+    return CompressedAD(replace(SIZE, **changes)).eval()
 
 
 def random_steps(batch: int, length: int, seed: int) -> torch.Tensor:
@@ -60,6 +62,19 @@ def test_padding_changes_nothing(depth: int) -> None:
     assert torch.allclose(model(padded)[:, :4], scores, atol=1e-6)
 
 
+def test_a_step_is_embedded_with_its_reward() -> None:
+    """From cell 5 by action 3 to cell 7, with and without a reward: rows and columns one-hot, then the linear layer."""
+    model = network()
+    for reward in (0, 1):
+        features = torch.zeros(6 + 5 + 1 + 6)
+        features[[0 + 1, 3 + 2, 6 + 3, 12 + 2, 15 + 1]] = 1.0  # row 1, column 2; action 3; row 2, column 1
+        features[11] = reward
+        layer = model.step_embedding
+        expected = functional.layer_norm(layer.weight @ features + layer.bias, (SIZE.width,))
+        found = model.embed_steps(torch.tensor([[[5, 3, reward, 7]]]))
+        assert torch.allclose(found[0, 0], expected, atol=1e-5), reward
+
+
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_query_sees_what_came_before_it_only(depth: int) -> None:
     model, batch = network(), inputs(depth)
@@ -80,9 +95,10 @@ def test_every_weight_gets_a_gradient_at_every_depth(depth: int) -> None:
     assert [name for name, weight in model.named_parameters() if weight.grad is None] == []
 
 
-def test_a_rollout_with_its_cache_computes_what_training_computes() -> None:
-    """Including the layer norm of new steps, positions after a compression, and two compressions in a row."""
-    model, steps = network(), random_steps(2, 40, 5)
+@pytest.mark.parametrize("encoder_layers", [2, 0])
+def test_a_rollout_with_its_cache_computes_what_training_computes(encoder_layers: int) -> None:
+    """Including the layer norm of new steps, positions after a compression, and two in a row; without an encoder it forgets."""
+    model, steps = network(encoder_layers=encoder_layers), random_steps(2, 40, 5)
     context = InContext(model, 2, most_recent=15, segment=12)
     begins: list[int] = []  # of the segments
     with torch.inference_mode():
@@ -91,7 +107,7 @@ def test_a_rollout_with_its_cache_computes_what_training_computes() -> None:
             whole = {
                 "recent": steps[:, start:number],
                 "query_cells": steps[:, number : number + 1, 0],
-                "segments": [steps[:, begin : begin + 12] for begin in begins],
+                "segments": [steps[:, begin : begin + 12] for begin in begins if encoder_layers],
                 "segment_lengths": torch.full((2, len(begins)), 12),
             }
             expected = model(whole)[:, 0]
@@ -102,7 +118,7 @@ def test_a_rollout_with_its_cache_computes_what_training_computes() -> None:
     assert len(begins) == 2
 
 
-def test_returns_count_the_steps_on_the_goal() -> None:
+def test_returns_count_the_steps_on_the_goal_which_the_model_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stays(CompressedAD):
         """Always chooses the last action."""
 
@@ -112,8 +128,17 @@ def test_returns_count_the_steps_on_the_goal() -> None:
                 self.action_head.weight.zero_()
                 self.action_head.bias.copy_(torch.tensor([0.0, 0, 0, 0, 100]))
 
+    seen: list[torch.Tensor] = []
+    observe = InContext.observe
+
+    def noting(self: InContext, steps: torch.Tensor) -> None:
+        seen.append(steps)
+        observe(self, steps)
+
+    monkeypatch.setattr(InContext, "observe", noting)
     returns = roll_out(Stays(), Darkroom(np.array([4, 0]), 3, 5), 8, most_recent=10, segment=6, seed=0)
     assert returns.tolist() == [[5] * 8, [0] * 8]
+    assert torch.stack(seen).unique(dim=0).tolist() == [[[4, 4, 1, 4], [4, 4, 0, 4]]]
     by_chance = random_returns(Darkroom(np.full(200, 4), 3, 5), 3, 0)
     assert by_chance.shape == (200, 3)
     assert 0.5 < by_chance.mean() < 1.5

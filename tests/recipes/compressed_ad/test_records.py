@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from recipes.compressed_ad.distillation import loaders
 from recipes.compressed_ad.records import TestBatches, TrainBatches, draw_records
 from recipes.compressed_ad.sizes import RECORDS_OF_DEPTH
+from tests.recipes.compressed_ad.small import small_settings, write_small_histories
 from utils.common.errors import UserError
 
 NUM_STEPS = 270
@@ -106,3 +110,14 @@ def test_the_test_uses_each_record_once_over_all_ranks() -> None:
     ]
     used = sorted((depth, int(number)) for part in parts for depth, numbers in part for number in numbers)
     assert used == [(depth, number) for depth in range(4) for number in range(2 * RECORDS_OF_DEPTH[depth])]
+
+
+def test_the_baseline_sees_recent_steps_alone_and_each_record_has_a_target(tmp_path: Path) -> None:
+    settings = small_settings(tmp_path, encoder_layers=0)
+    write_small_histories(settings)
+    for loader in loaders(settings, 1, 0, 1):
+        (records,) = loader.records
+        assert len(records) > 80
+        batch = records.batch(loader.histories, np.arange(len(records)))
+        assert batch["segments"] == []
+        assert (batch["targets"] >= 0).any(1).all()  # a mean over no target is not a number

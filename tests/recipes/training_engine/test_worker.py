@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,8 @@ from tests.recipes.training_engine.small import (
     train_small,
 )
 from utils.common.errors import UserError
-from utils.engine import stopping
+from utils.engine import EngineOptions, stopping
+from utils.engine import TrainingEngine as PlainEngine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 KILL_AT = 13  # the third batch of the third epoch
@@ -160,6 +163,80 @@ def test_weights_alone_load_from_any_naming(tmp_path: Path) -> None:
             assert torch.equal(module.state_dict()[name], value), name
 
 
+# --- the keywords --------------------------------------------------------------------------------------------------
+
+
+class BareTask(training_engine.Classification):
+    """Writes no best.pt and last.pt."""
+
+    def save(self, *arguments: Any) -> None:
+        pass
+
+
+def after_an_epoch(engine: Any, optimizer: Any, loaders: list[Any]) -> list[torch.Tensor]:
+    """Train with all options of the engine; return its weights, and its moving average if there is one."""
+    engine.train(*loaders, optimizer, nn.CrossEntropyLoss())
+    return [value for module in engine.state.modules().values() for value in module.state_dict().values()]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "options"),
+    [
+        ({"gradient_clip_val": 0.01}, {"clip_norm": 0.01}),
+        ({"accumulate": 2}, {"accumulate": 2}),
+        ({"precision": "bf16"}, {"precision": "bf16"}),
+        ({"use_ema": True, "ema_decay": 0.5, "ema_ramp": 1}, {"ema_decay": 0.5, "ema_ramp": 1}),
+        ({"ema_decay": 0.9}, {"ema_decay": 0.9}),
+        ({"use_ema": True}, {"ema_decay": 0.9999}),
+        ({"use_ema": False, "ema_decay": 0.5}, {}),
+    ],
+)
+def test_a_keyword_gives_the_weights_of_the_option_that_it_names(
+    tmp_path: Path, keywords: dict[str, Any], options: dict[str, Any]
+) -> None:
+    use_amp = {"use_amp": None} if "precision" in keywords else {}
+    engine, optimizer, _, loaders = engine_with_loaders(tmp_path, epochs=1, **use_amp, **keywords)
+    ours, others = after_an_epoch(engine, optimizer, loaders), []
+    for chosen in (options, {}):
+        same, optimizer, _, loaders = engine_with_loaders(tmp_path / "unused")
+        own = replace(training_engine.DEFAULTS, **{"epochs": 1, "precision": "off", "quiet": True, **chosen})
+        plain = PlainEngine(same.state.model, torch.device("cpu"), own, task=BareTask(), run=tmp_path / "plain")
+        shown = training_engine.ProgressBar(loaders[0], plain)  # it draws a random number before the first batch
+        others.append(after_an_epoch(plain, optimizer, [shown, loaders[1]]))
+    assert all(torch.equal(one, other) for one, other in zip(ours, others[0], strict=True))
+    is_baseline = len(ours) == len(others[1]) and all(map(torch.equal, ours, others[1]))
+    assert is_baseline == (not options)
+
+
+def test_mixed_precision_is_a_switch(tmp_path: Path) -> None:
+    found = [engine_with_loaders(tmp_path, use_amp=value)[0].options.precision for value in (True, False, None)]
+    assert found == ["auto", "off", "auto"]
+
+
+def test_keywords_of_the_constructor_are_refused_where_they_cannot_act(tmp_path: Path) -> None:
+    engine, optimizer, _, loaders = engine_with_loaders(tmp_path, use_ema=True)
+    names = {field.name for field in fields(EngineOptions)} | {"gradient_clip_val", "use_ema", "use_amp", "use_apex"}
+    for method in (engine.train, super(training_engine.TrainingEngine, engine).train):
+        acting = inspect.signature(method).parameters
+        for name in names - set(acting):
+            with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+                method(*loaders, optimizer, nn.CrossEntropyLoss(), **{name: 1})
+    assert engine.progress.global_step == 0
+    for keywords in ({"use_apex": True}, {"gradient_clip_val": 1.0, "clip_norm": 2.0}):
+        with pytest.raises(TypeError, match=r"use_apex|clip_norm"):
+            engine_with_loaders(tmp_path, **keywords)
+
+
+def test_the_keywords_of_train_act(tmp_path: Path) -> None:
+    engine, optimizer, _, loaders = engine_with_loaders(tmp_path)
+    optimizer.param_groups[0]["lr"] = 0.0
+    keywords = {"num_epochs": 6, "save_last": False, "early_stopping_patience": 2, "monitor_metric": "loss"}
+    history = engine.train(*loaders, optimizer, nn.CrossEntropyLoss(), **keywords)
+    assert len(history["val_loss"]) == 3  # BatchNorm's statistics get better once
+    assert {path.name for path in (tmp_path / "experiment").glob("*.pt")} == {"best.pt"}
+    assert engine.progress.best_value == min(history["val_loss"])
+
+
 def test_the_bar_shows_the_epoch_and_leaves_the_line_to_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,7 +248,7 @@ def test_the_bar_shows_the_epoch_and_leaves_the_line_to_the_log(
                 time.sleep(0.2)
                 yield number
 
-    engine, *_ = engine_with_loaders(tmp_path, quiet=False, num_epochs=7)
+    engine, *_ = engine_with_loaders(tmp_path, quiet=False, epochs=7)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     bar = training_engine.ProgressBar(Slow(range(5)), engine)
     assert (len(bar), bar.sampler) == (5, "the loader's")

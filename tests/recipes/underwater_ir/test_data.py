@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from underwater_ir.commands.export_pseudo_labels import import_scores
 from underwater_ir.commands.make_data import find_photographs, write_png
 from underwater_ir.data import water
 from underwater_ir.data.datasets import (
@@ -67,6 +70,16 @@ def test_red_is_lost_first_and_distance_blurs() -> None:
     assert widths[8] > widths[4] > 0
 
 
+def test_depth_below_the_surface_attenuates_each_channel() -> None:
+    """At no range a picture keeps N_c^depth of each channel's light, times one exposure for all channels."""
+    photo = (60 + photograph(3) * 0.4).astype(np.uint8)
+    scene = water.Water("III", 3.0, 0.5)
+    seen = water.submerge(photo, np.zeros((48, 48), np.float32), scene, np.random.default_rng(0))
+    mean = [((image / 255) ** water.GAMMA).mean((0, 1)) for image in (photo, seen)]
+    kept = mean[1] / mean[0]
+    assert kept / kept[1] == pytest.approx((scene.transmission_per_m / 0.885) ** 3, rel=0.02)
+
+
 def test_labels_name_what_is_seen() -> None:
     def likely(image: np.ndarray) -> str:
         return PROMPTS[int(label_from(describe(image)).global_prob.argmax())]
@@ -77,6 +90,7 @@ def test_labels_name_what_is_seen() -> None:
     assert likely(dark) == "low light"
     label = label_from(describe(photograph(0)))
     assert label.shape == SHAPE
+    assert label.source == "colour scores, not DA-CLIP's"
     assert float(label.global_prob.sum()) == pytest.approx(1)
     assert torch.allclose(label.z_d[:10].sigmoid(), label.global_prob, atol=1e-5)
     assert torch.allclose(label.z_d[10:], label.masks.mean((1, 2)), atol=1e-5)
@@ -88,6 +102,66 @@ def test_labels_in_three_npy_files_are_read(tmp_path: Path) -> None:
     label = read_label(tmp_path / "x_features.npy")
     assert label.shape == SHAPE
     assert float(label.confidence_scale) == pytest.approx(0.2)
+
+
+HEADER = {"teacher": "DA-CLIP", "prompts": ["clear", "hazy"], "text_embeddings": [[1, 0, 0], [0, 1, 0]]}
+NAMES = ("train/a.png", "testset_ref/UIEB/b.jpg")
+
+
+def write_scores(file: Path, *records: object) -> Path:
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return file
+
+
+def test_scores_of_a_teacher_become_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = [[[0.1, 0.5]], [[0.3, -0.5]]]  # two prompts, one row of two cells
+    records = [{"picture": NAMES[0], "scores": [0.2, 0.3]}, {"picture": NAMES[1], "scores": grid}]
+    import_scores(write_scores(tmp_path / "s.jsonl", HEADER, *records), tmp_path / "labels", NAMES)
+    assert "s.jsonl: 2 pictures" in capsys.readouterr().out
+    whole, parts = (read_label((tmp_path / "labels" / name).with_suffix(".pt")) for name in NAMES)
+    assert (whole.shape, whole.source) == ((2, 4, 2, 3), "DA-CLIP")
+    assert whole.global_prob.tolist() == pytest.approx([1 / (1 + np.exp(1)), 1 / (1 + np.exp(-1))])
+    assert whole.masks.flatten().tolist() == pytest.approx([1 / (1 + np.exp(-1)), 1 / (1 + np.exp(-1.5))])
+    assert parts.masks.shape == (2, 1, 2)
+    assert parts.global_prob[0].item() == pytest.approx((1 / (1 + np.exp(2)) + 1 / (1 + np.exp(-10))) / 2)
+
+
+@pytest.mark.parametrize(
+    ("records", "reason"),
+    [
+        ([], "no scores of 2 of 2 pictures, the first is testset_ref/UIEB/b.jpg"),
+        ([[1]], "1: expected an object with prompts and teacher"),
+        ([{**HEADER, "teacher": ""}], "1: teacher: expected a name"),
+        ([{**HEADER, "prompts": "hazy"}], "1: prompts: expected a list"),
+        ([{**HEADER, "text_embeddings": "x"}], "1: "),
+        (
+            [{**HEADER, "text_embeddings": [[1.0]]}, {"picture": NAMES[0], "scores": [0, 0]}],
+            "2: 1 text_embeddings for 2",
+        ),
+        ([HEADER, {"picture": NAMES[0]}], "2: expected an object with picture and scores"),
+        (
+            [HEADER, {"picture": NAMES[0], "scores": [0.1]}],
+            "2: scores: expected 2 numbers, one for each prompt, or 2 grids",
+        ),
+        ([HEADER, {"picture": NAMES[0], "scores": ["0.1", "0.2"]}], "2: scores: expected 2 numbers"),
+        ([HEADER, {"picture": NAMES[0], "scores": [0.1, 25]}], "2: scores: a cosine similarity is between -1 and 1"),
+        ([HEADER, {"picture": NAMES[0], "scores": [0.1, float("nan")]}], "2: scores: a cosine similarity is between"),
+        (
+            [HEADER, {"picture": "c.png", "scores": [0, 0]}],
+            "2: c.png is not a picture of the data set; expected one such",
+        ),
+        ([HEADER, *[{"picture": NAMES[0], "scores": [0, 0]}] * 2], "3: train/a.png stands in line 2 already"),
+        ([HEADER, {"picture": NAMES[0], "scores": [0, 0]}], "no scores of 1 of 2 pictures, the first is testset_ref"),
+    ],
+)
+def test_a_wrong_line_of_scores_is_named_and_no_label_is_written(
+    tmp_path: Path, records: list[object], reason: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(reason)) as caught:
+        import_scores(write_scores(tmp_path / "s.jsonl", *records), tmp_path / "labels", NAMES)
+    assert "s.jsonl" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "labels").exists()
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,52 @@ def test_each_loss_in_numbers() -> None:
     assert values["feat"] == pytest.approx([0.75, 0.75])
 
 
+def test_variation_counts_both_directions() -> None:
+    row, column = torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij")
+    picture = (0.03 * row + 0.05 * column).expand(1, 3, 8, 8)
+    assert losses.variation(outputs_of(picture), {}).tolist() == pytest.approx([0.08])
+
+
+def test_high_bands_follow_the_first_mask_and_the_low_band_the_last() -> None:
+    """The picture is a random one with stripes in its lower left quarter, and 0.5 brighter everywhere."""
+    target = 0.3 * batch(1)["target"]
+    half = SIZE_PX // 2
+    stripes = torch.zeros(SIZE_PX, SIZE_PX)
+    stripes[half:, :half] = torch.tensor([0.25, -0.25]).repeat(half // 2)
+    masks = torch.zeros(1, 10, SIZE_PX, SIZE_PX)
+    masks[:, 0, half:, :half] = 1  # where the stripes are: LH is 2 * 0.25 there
+    masks[:, -1, :half, :half] = 1  # a quarter of the spectrum, with frequency 0
+    hf = losses.high_frequency(outputs_of(target + stripes + 0.5), {"target": target, "masks": masks})
+    assert hf.tolist() == pytest.approx([0.5], rel=1e-4)
+    # The amplitude at frequency 0 of the 8 x 8 band LL grows by 2 * 0.5 * 8, the others stay.
+    lf = losses.low_frequency(outputs_of(target + 0.5), {"target": target, "masks": masks})
+    assert lf.tolist() == pytest.approx([2 * 0.5 * 8 / 16], rel=1e-4)
+
+
+def test_every_loss_has_its_default_weight() -> None:
+    network, samples = student(text_dim=6), batch(2, text_dim=6)
+    with torch.no_grad():
+        outputs = network(samples)
+    weights = {
+        "rec": 1,
+        "ssim": 0.2,
+        "hf": 0.5,
+        "lf": 0.5,
+        "region": 0.3,
+        "tv": 1e-4,
+        "kd": 0.1,
+        "feat": 0.05,
+        "ctr": 0.05,
+    }
+    assert weights | {"perc": 0.05} == read_weights(None)
+    _, values = StudentLoss(read_weights(None))(outputs, samples)
+    terms = {name: term(outputs, samples).mean() for name, term in losses.TERMS.items()}
+    terms["ctr"] = losses.contrast(outputs.text, samples).mean()
+    assert all(float(term) > 0.01 for term in terms.values())
+    expected = sum(weight * float(terms[name]) for name, weight in weights.items())
+    assert float(values["loss"]) == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_mask_selects_its_region() -> None:
     masks = torch.zeros(1, 1, 4, 4)
     masks[..., :2] = 1

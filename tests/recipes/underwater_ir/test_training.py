@@ -238,7 +238,10 @@ def test_other_losses_are_refused_at_a_resume(
     file = str(write_losses(tmp_path))
     arguments[arguments.index("--loss-config") + 1] = file
     assert run_main(train_student, monkeypatch, *arguments) == 0
-    assert "Epoch 1/1 - Train loss: " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Epoch 1/1 - Train loss: " in printed
+    assert "Pseudo-labels: colour scores, not DA-CLIP's" in printed
+    assert read_image(tmp_path / "x_run" / "curves.png").std() > 5
     write_losses(tmp_path, {"perc": 0, "tv": 0})
     with pytest.raises(UserError, match=r"trained with the losses .* give the same --loss-config"):
         run_main(train_student, monkeypatch, *arguments)
@@ -256,12 +259,18 @@ def test_without_vgg_one_line_says_so(
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
 
     def refuse(*arguments: Any, **keywords: Any) -> None:
+        print("Downloading: as PyTorch says it on every rank", file=sys.stderr)
         raise OSError("no network")
 
     monkeypatch.setattr("torch.hub.load_state_dict_from_url", refuse)
     config, device = train_student.StudentConfig(), torch.device("cpu")
-    assert train_student.perceptual_features(config, dict(WEIGHTS), device) is None
-    lines = capsys.readouterr().err.splitlines()
+    for number in (0, 1):
+        monkeypatch.setattr(train_student, "rank", lambda number=number: number)
+        assert train_student.perceptual_features(config, dict(WEIGHTS), device) is None
+    printed = capsys.readouterr()
+    assert printed.out.startswith('Downloading: "http')
+    assert printed.out.count("Downloading") == 1
+    lines = printed.err.splitlines()
     assert len(lines) == 1
     assert "VGG19's weights: no network; training without the perceptual loss (perc)" in lines[0]
     with pytest.raises(UserError, match="--vgg-weights nowhere"):

@@ -1,24 +1,31 @@
 """Write the pseudo-labels of a data set.
 
     python export_pseudo_labels.py --train-root Dataset/train --pseudo-root pseudo-labels/daclip
+    python export_pseudo_labels.py --scores daclip_scores.jsonl
 
-The guide's teacher, DA-CLIP, is not part of this recipe: the labels come from the colours of the pictures.
+The guide's teacher, DA-CLIP, is not part of this recipe. Without a file of its scores the labels are made from the colours
+of the pictures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
 from underwater_ir.data.datasets import list_pictures
-from underwater_ir.data.pseudo_labels import describe
+from underwater_ir.data.pseudo_labels import COLOURS, describe, label_from, label_of_scores
 from utils.common.config import Options, option, parse_config
-from utils.common.errors import UserError, print_warning
+from utils.common.errors import UserError, one_line, print_warning
 from utils.common.tensor_files import atomic_torch_save
 from utils.data.images import ImageError, read_image
+
+LARGEST_GRID = 256  # cells on a side
 
 
 @dataclass(frozen=True)
@@ -27,24 +34,34 @@ class ExportConfig(Options):
     val_ref_root: str = option("Dataset/testset(ref)", "test sets with targets", metavar="DIR")
     val_nonref_root: str = option("Dataset/testset(non-ref)", "test sets without targets", metavar="DIR")
     pseudo_root: str = option("pseudo-labels/daclip", "folder for the labels", metavar="DIR")
+    scores: str | None = option(
+        None, "a teacher's scores as JSON lines (README.md); unset: scores of the pictures' colours", metavar="FILE"
+    )
 
 
 def main() -> None:
     config = parse_config(ExportConfig, "Write the pseudo-labels of a data set.")
+    parts = [(source, labels, list_pictures(source)) for source, labels in folders(config)]
+    if not any(pictures for _, _, pictures in parts):
+        raise UserError(
+            f"no pictures below {config.train_root}/input, {config.val_ref_root} or {config.val_nonref_root}"
+        )
+    if config.scores is not None:
+        root = Path(config.pseudo_root)
+        names = {str((labels / path).relative_to(root)) for _, labels, pictures in parts for path in pictures}
+        import_scores(Path(config.scores), root, names)
+        return
     total = 0
-    for source, labels in folders(config):
-        pictures = list_pictures(source)
+    for source, labels, pictures in parts:
         for picture in pictures:
             try:
                 write_label(labels, picture, read_image(source / picture))
                 total += 1
             except ImageError as error:
                 print_warning(f"{error}: no label")
-        print(f"{source}: {len(pictures)} pictures -> {labels}", flush=True)
+        print(f"{source}: {len(pictures)} pictures -> {labels} ({COLOURS})", flush=True)
     if not total:
-        raise UserError(
-            f"no pictures below {config.train_root}/input, {config.val_ref_root} or {config.val_nonref_root}"
-        )
+        raise UserError(f"none of the pictures below {config.train_root} and the test sets can be read")
 
 
 def folders(config: ExportConfig) -> Iterator[tuple[Path, Path]]:
@@ -60,3 +77,84 @@ def folders(config: ExportConfig) -> Iterator[tuple[Path, Path]]:
 def write_label(folder: Path, picture: Path, image: np.ndarray) -> None:
     """Write the label of a picture, which has the path `picture` below its root."""
     atomic_torch_save(describe(image), folder / picture.with_suffix(".pt"))
+
+
+# --- a teacher's scores --------------------------------------------------------------------------------------------
+
+
+def import_scores(file: Path, root: Path, names: Collection[str]) -> None:
+    """Write the labels of a file of scores, after all of it has been checked. Raises UserError that names the line."""
+    found = {name for name, _ in read_scores(file, names)}
+    if missing := sorted(set(names) - found):
+        raise UserError(
+            f"--scores {file}: no scores of {len(missing)} of {len(names)} pictures, the first is {missing[0]}"
+        )
+    source = ""
+    for name, label in read_scores(file, names):
+        atomic_torch_save(label, (root / name).with_suffix(".pt"))
+        source = str(label["source"])
+    print(f"{file}: {len(found)} pictures -> {root} ({source})", flush=True)
+
+
+def read_scores(file: Path, names: Collection[str]) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield each picture's name, such as train/a.png, with its label. `names` are those of the data set."""
+    header: dict[str, Any] = {}
+    seen: dict[str, int] = {}
+    try:
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    record = json.loads(line)
+                    if number == 1:
+                        header = checked_header(record)
+                        continue
+                    name, label = checked_label(record, header)
+                    if name not in names:
+                        raise ValueError(f"{name} is not a picture of the data set; expected one such as {min(names)}")
+                    if name in seen:
+                        raise ValueError(f"{name} stands in line {seen[name]} already")
+                except (ValueError, TypeError, RecursionError) as error:
+                    raise UserError(f"--scores {file}:{number}: {one_line(error)}") from error
+                seen[name] = number
+                yield name, label
+    except OSError as error:
+        raise UserError(f"--scores {file}: {error.strerror}") from error
+
+
+def checked_header(record: Any) -> dict[str, Any]:
+    """Return the first line. Raises ValueError."""
+    _require_keys(record, {"teacher", "prompts"}, {"text_embeddings"})
+    prompts = record["prompts"]
+    if not isinstance(record["teacher"], str) or not record["teacher"]:
+        raise ValueError('teacher: expected a name such as "DA-CLIP"')
+    if not isinstance(prompts, list) or not prompts or not all(isinstance(prompt, str) for prompt in prompts):
+        raise ValueError('prompts: expected a list such as ["clear water", "green cast"]')
+    if "text_embeddings" in record:
+        return {**record, "text_embeddings": torch.as_tensor(record["text_embeddings"], dtype=torch.float32)}
+    return dict(record)
+
+
+def checked_label(record: Any, header: dict[str, Any]) -> tuple[str, dict[str, object]]:
+    """Return a picture's name and its label. Raises ValueError."""
+    _require_keys(record, {"picture", "scores"})
+    if not isinstance(record["picture"], str):
+        raise ValueError("picture: expected a path such as train/a.png")
+    scores, count = np.asarray(record["scores"]), len(header["prompts"])
+    shape = scores.shape
+    fits = len(shape) in (1, 3) and shape[0] == count and max(shape[1:], default=1) <= LARGEST_GRID
+    if not fits or scores.dtype.kind not in "if":
+        raise ValueError(
+            f"scores: expected {count} numbers, one for each prompt, or {count} grids of at most 256 x 256"
+        )
+    if not (np.abs(scores) <= 1).all():  # also refuses NaN
+        raise ValueError("scores: a cosine similarity is between -1 and 1")
+    label = label_of_scores(scores.reshape(count, *(shape[1:] or (1, 1))), header["prompts"], header["teacher"])
+    if "text_embeddings" in header:
+        label["text_embeddings"] = header["text_embeddings"]
+    label_from(label)
+    return record["picture"], label
+
+
+def _require_keys(record: Any, needed: set[str], allowed: Collection[str] = ()) -> None:
+    if not isinstance(record, dict) or not needed <= record.keys() <= {*needed, *allowed}:
+        raise ValueError(f"expected an object with {' and '.join(sorted(needed))}")

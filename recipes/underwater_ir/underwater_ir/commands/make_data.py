@@ -16,6 +16,7 @@ import numpy as np
 
 from underwater_ir.commands.export_pseudo_labels import write_label
 from underwater_ir.data.datasets import list_pictures
+from underwater_ir.data.pseudo_labels import COLOURS
 from underwater_ir.data.water import draw_range_m, draw_water, reach_m, submerge
 from utils.common.config import Options, option, parse_config
 from utils.common.errors import UserError, print_warning
@@ -65,7 +66,7 @@ def main() -> None:
             if folder != unpaired:
                 write_png(folder / "target" / name, clear)
             write_label(label_folder, Path(name), under_water)
-        print(f"{folder}: {count} pictures", flush=True)
+        print(f"{folder}: {count} pictures, labels in {label_folder} ({COLOURS})", flush=True)
 
 
 def find_photographs(folder: str | None) -> list[Path]:

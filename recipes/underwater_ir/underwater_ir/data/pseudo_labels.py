@@ -2,12 +2,12 @@
 
 A file `<picture's name>.pt` holds a dictionary: `masks` (K, h, w) in [0, 1] of any size; `z_d` (2K,), the logit of each
 `global_prob` and then each mean intensity; `global_prob` (K,), a distribution; `confidence` (K,); `confidence_scale` ();
-perhaps `text_embeddings` (K, D). Instead there may be `<name>_features.npy` (z_d), `_masks.npy` and `_probs.npy`.
+perhaps `text_embeddings` (K, D) and `source`, what the scores are. Instead there may be `<name>_features.npy` (z_d), `_masks.npy` and `_probs.npy`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,7 @@ GRID = 32  # cells on a side of the masks
 SIMILARITY_TO_LOGIT, SIMILARITY_TO_INTENSITY = 10.0, 5.0  # as a CLIP-like teacher turns its cosines into numbers
 UNSURE = (0.5, 0.6)  # intensities in which a mask could as well be absent
 FEATURES, MASKS, PROBS = "_features.npy", "_masks.npy", "_probs.npy"
+COLOURS, UNKNOWN = "colour scores, not DA-CLIP's", "scores of an unnamed source"  # a label's source
 NPY_CONFIDENCE = 0.8  # of labels in three .npy files, which hold none
 
 
@@ -45,6 +46,7 @@ class Label:
     global_prob: torch.Tensor  # (K,)
     confidence_scale: torch.Tensor  # ()
     text_embeddings: torch.Tensor | None  # (K, D)
+    source: str = UNKNOWN
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -54,11 +56,12 @@ class Label:
 
 
 def describe(image: np.ndarray) -> dict[str, object]:
-    """Return the label of a picture, RGB uint8 (H, W, 3), from its colours: a stand-in for a learned teacher.
+    """Return the label of a picture, RGB uint8 (H, W, 3), from its colours: a stand-in, made by hand, for a learned teacher."""
+    return label_of_scores(_scores(image), PROMPTS, COLOURS)
 
-    Each kind of degradation has a score in [-1, 1] on a grid, which takes the place of a teacher's cosine similarity.
-    """
-    scores = _scores(image)  # (K, GRID, GRID)
+
+def label_of_scores(scores: np.ndarray, prompts: Sequence[str], source: str) -> dict[str, object]:
+    """Return the label of scores in [-1, 1], (K, h, w): a teacher's cosine similarities of places in a picture with prompts."""
     logits = SIMILARITY_TO_LOGIT * scores
     probs = np.exp(logits - logits.max(0))
     probs /= probs.sum(0)
@@ -76,7 +79,7 @@ def describe(image: np.ndarray) -> dict[str, object]:
         "confidence_scale": 1 - confidence.mean(),
     }
     tensors = {name: torch.as_tensor(value, dtype=torch.float32).clone() for name, value in arrays.items()}
-    return {**tensors, "prompts": list(PROMPTS)}
+    return {**tensors, "prompts": list(prompts), "source": source}
 
 
 def _scores(image: np.ndarray) -> np.ndarray:
@@ -134,6 +137,7 @@ def label_from(values: Mapping[str, object]) -> Label:
         _tensor(values, "global_prob", 1),
         _tensor(values, "confidence_scale", 0),
         _tensor(values, "text_embeddings", 2) if values.get("text_embeddings") is not None else None,
+        str(values.get("source", UNKNOWN)),
     )
     if not (float(label.masks.min()) >= 0 and float(label.masks.max()) <= 1):
         raise ValueError("masks outside 0 to 1")

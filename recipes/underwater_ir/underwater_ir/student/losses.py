@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
 import socket
@@ -183,8 +185,10 @@ def perceptual(features: nn.Module, picture: torch.Tensor, target: torch.Tensor)
     return total
 
 
-def load_vgg(file: str | None, cache: Path) -> nn.Sequential:
+def load_vgg(file: str | None, cache: Path, say: Callable[[str], None] = print) -> nn.Sequential:
     """Return VGG19's frozen features up to relu3_4, from a file of torchvision's weights or downloaded into `cache` (548 MB).
+
+    Every rank may call this at the same time; `say` announces a download and is silent on all ranks but one.
 
     Raises UserError when they can be neither read nor fetched.
     """
@@ -192,8 +196,12 @@ def load_vgg(file: str | None, cache: Path) -> nn.Sequential:
 
     try:
         if file is None:
+            url = VGG19_Weights.IMAGENET1K_V1.url
+            target = cache / url.rpartition("/")[2]
+            if not target.is_file():
+                say(f'Downloading: "{url}" to {target}')
             with local_rank_first(cache / "vgg19.lock"):
-                weights = _download(VGG19_Weights.IMAGENET1K_V1.url, cache)
+                weights = _download(url, cache)
         else:
             weights = torch.load(file, map_location="cpu", weights_only=True)
         features = vgg19(weights=None).features[: RELU_3_4 + 1]
@@ -218,9 +226,10 @@ def _download(url: str, cache: Path) -> dict[str, Any]:
     before_s = socket.getdefaulttimeout()
     socket.setdefaulttimeout(DOWNLOAD_TIMEOUT_S)
     try:
-        weights: dict[str, Any] = torch.hub.load_state_dict_from_url(
-            url, str(cache), map_location="cpu", progress=False, check_hash=True, weights_only=True
-        )
+        with contextlib.redirect_stderr(io.StringIO()):  # every rank would say what it does
+            weights: dict[str, Any] = torch.hub.load_state_dict_from_url(
+                url, str(cache), map_location="cpu", progress=False, check_hash=True, weights_only=True
+            )
     finally:
         socket.setdefaulttimeout(before_s)
     return weights

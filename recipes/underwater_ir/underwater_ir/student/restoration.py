@@ -11,12 +11,16 @@ from torch import nn
 
 from underwater_ir.data.datasets import RestorationDataset
 from underwater_ir.metrics import psnr_db, ssim, uciqe, uiqm
-from underwater_ir.student.losses import StudentLoss
+from underwater_ir.student.losses import WEIGHTS, StudentLoss
+from utils.common.files import warn_on_write_error
 from utils.common.tensor_files import atomic_torch_save
 from utils.distributed import gather_arrays
 from utils.engine import Epoch, Task
+from utils.plots import plot_training_curves
+from utils.run.records import read_epochs
 
 INPUTS, FROM_TEACHER = ("picture", "z_d", "masks"), ("global_prob", "confidence_scale", "text_embeddings")
+CURVES_PICTURE = "curves.png"
 REFERENCE, NO_REFERENCE = ("psnr", "ssim"), ("uiqm", "uciqe")
 
 
@@ -113,3 +117,18 @@ def benchmark_lines(dataset: RestorationDataset, record: dict[str, Any]) -> list
             else f"[Non-Ref] {name}: UIQM={first:.3f}, UCIQE={second:.3f}"
         )
     return lines
+
+
+def draw_curves(run_folder: Path) -> None:
+    """Draw the losses and each test set's metrics over the epochs into curves.png of a run's folder."""
+    metrics = {"psnr": "PSNR in dB", "ssim": "SSIM", "uiqm": "UIQM", "uciqe": "UCIQE"}
+    with warn_on_write_error(str(run_folder / CURVES_PICTURE)):
+        epochs = read_epochs(run_folder)
+        names = dict.fromkeys(name for record in epochs for name in record)
+        of_sets = [
+            (title, {name.partition("/")[2]: name for name in names if name.startswith(f"{metric}/")})
+            for metric, title in metrics.items()
+        ]
+        of_losses = [(f"loss: {name}", {name: f"train_{name}"}) for name in WEIGHTS]
+        panels = [("loss", {"loss": "train_loss"}), *of_sets, *of_losses]
+        plot_training_curves(epochs, run_folder / CURVES_PICTURE, panels)

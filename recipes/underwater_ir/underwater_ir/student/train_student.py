@@ -27,7 +27,7 @@ from underwater_ir.data.datasets import (
 from underwater_ir.data.pseudo_labels import read_label
 from underwater_ir.student.losses import StudentLoss, load_vgg, read_weights
 from underwater_ir.student.network import CROSS_HEADS, SIZE_MULTIPLE, Student
-from underwater_ir.student.restoration import Restoration
+from underwater_ir.student.restoration import Restoration, draw_curves
 from utils.common.config import Options, option, parse_config
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device, seed_everything, tune_device
@@ -42,6 +42,7 @@ from utils.distributed import (
     main_printer,
     rank,
     read_rank_environment,
+    run_on_main,
     setup_ddp,
     world_size,
 )
@@ -208,6 +209,7 @@ def heading(
         *([f"✅ DDP enabled: training on {count} {kind}"] if count > 1 else []),
         f"{len(train_set)} training pictures, total batch {count} x {config.batch_size} = {count * config.batch_size}; "
         f"{million:.1f} million weights on {device}",
+        f"Pseudo-labels: {read_label(train_set.entries[0].label).source}",
     ]
 
 
@@ -217,7 +219,9 @@ def perceptual_features(config: StudentConfig, weights: dict[str, float], device
         return None
     features, problem = None, ""
     try:
-        features = load_vgg(config.vgg_weights, Path(torch.hub.get_dir()) / "checkpoints").to(device)
+        features = load_vgg(config.vgg_weights, Path(torch.hub.get_dir()) / "checkpoints", main_printer(rank())).to(
+            device
+        )
     except UserError as error:
         problem = str(error)
     if any_rank(features is None):
@@ -269,6 +273,7 @@ def train(
     )
     stopped_by = engine.stop_flag.reason or "a signal to another process" if engine.stopped_by_signal else ""
     if not stopped_by:
+        run_on_main(lambda: draw_curves(run.folder))
         main_printer(rank())(f"Training complete after {engine.progress.epoch} epochs: {config.save_path}")
     return run.conclude(stopped_by, epoch=engine.progress.epoch, step=engine.progress.global_step)
 
