@@ -34,8 +34,10 @@ class TrainConfig(Options):
     num_workers: int = option(
         4, "most loader processes per GPU; fewer where cores are few", at_least=0, may_differ=True
     )
-    eta_init: float = option(0.8, "reliability that the crowd starts with", at_least=0.5, at_most=1)
-    learnable_eta: bool = option(True, "learn the crowd's reliability")
+    eta_init: float = option(
+        0.8, "first reliability of the crowd, and of annotators without gold pairs", at_least=0.5, at_most=1
+    )
+    learnable_eta: bool = option(True, "learn the reliability of the crowd, or of each annotator")
     device: str = option("auto", "auto, cuda or cpu", may_differ=True)
     distributed: bool = option(False, "train in several processes, which a launcher starts", may_differ=True)
     local_rank: int = option(-1, "set by the launcher; LOCAL_RANK of the environment has precedence", may_differ=True)
@@ -49,7 +51,7 @@ class TrainConfig(Options):
     loss: str = option(
         "crowd-bt", "bradley-terry: every answer counts as reliable", choices=("crowd-bt", "bradley-terry")
     )
-    eta_lr: float | None = option(None, "learning rate of the crowd's reliability; unset: --lr", above=0)
+    eta_lr: float = option(0.03, "learning rate of the reliabilities", above=0)
     pretrained: bool = option(True, "begin with the weights of ImageNet, downloaded by timm")
     grad_checkpointing: bool = option(False, "compute features twice instead of keeping them: less memory")
     amp: bool = option(False, "mixed precision: bf16 where supported, else fp16 on GPUs")
@@ -65,6 +67,11 @@ class TrainConfig(Options):
     def save_dir(self) -> str:
         """The run's folder, by the name that `utils.run.folder` knows."""
         return self.checkpoint_dir
+
+    @property
+    def learns_eta(self) -> bool:
+        """Whether reliabilities are learned."""
+        return self.learnable_eta and self.loss == "crowd-bt"
 
     @property
     def prepared_folder(self) -> Path:
