@@ -133,7 +133,8 @@ def data_lines(config: TrainConfig, comparisons: Comparisons, ranks: RankInfo) -
         mode = "1 (Bradley-Terry)"
     else:
         owner = f"one for each of {len(names)} annotators" if (names := comparisons.measured) else "one for all"
-        first = "the measured one" if any(names.values()) else f"{config.eta_init:g}"
+        is_measured = any(value is not None for value in names.values())
+        first = "the measured one" if is_measured else f"{config.eta_init:g}"
         mode = f"{owner}, {first} at first, {'learned' if config.learns_eta else 'fixed'}"
     return [
         f"{len(comparisons.train)} training and {len(comparisons.val)} validation pairs; reliability: {mode}",

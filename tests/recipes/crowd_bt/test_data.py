@@ -13,7 +13,7 @@ import torch
 from crowd_bt import annotators, comparisons, metrics
 from crowd_bt.comparisons import Comparison, load_local, load_prepared, split_rows, write_prepared
 from crowd_bt.images import Pairs, load_image
-from crowd_bt.make_data import Picture, compare, damaged
+from crowd_bt.make_data import MakeConfig, Picture, compare, damaged, write_annotators
 
 from tests.recipes.crowd_bt.small import SIZE_PX, photographs, write_data
 from utils.common.errors import UserError
@@ -215,6 +215,24 @@ def test_an_annotator_follows_the_order_as_often_as_told() -> None:
     answers = Counter(compare(Picture("a", 1), Picture("b", 4), 0.1, generator) for _ in range(4000))
     assert answers["left"] / 4000 == pytest.approx(0.1, abs=0.02)
     assert compare(Picture("a", 2), Picture("b", 2), 1.0, generator) == "draw"
+
+
+def test_annotators_may_lie_and_see_no_gold_pairs(tmp_path: Path) -> None:
+    pictures = [Picture(str(number), number % 7) for number in range(42)]
+    config = MakeConfig(annotators=4, per_annotator=40, guessing=0.25, lying=0.5, gold=False)
+    write_annotators(tmp_path, pictures, config, np.random.default_rng(0))
+    true, measured = (
+        json.loads((tmp_path / name).read_text()) for name in ("annotators.json", "prepared/user_reliabilities.json")
+    )
+    assert list(true.values()) == pytest.approx([0.5, 0.975, 0.025, 0.025])
+    assert list(measured.values()) == [None] * 4
+    answers = json.loads((tmp_path / "users" / "user03" / "comparison_data.json").read_text())["comparisons"]
+    levels = {picture.category: picture.level for picture in pictures}
+    favours_worse = [
+        (levels[item["img1_category"]] > levels[item["img2_category"]]) == (item["choice"] == "left")
+        for item in answers
+    ]
+    assert np.mean(favours_worse) > 0.8
 
 
 def test_accuracies_by_pair_type_put_gold_first_and_skip_draws() -> None:
