@@ -87,7 +87,7 @@ def test_eta_lr_is_the_step_of_the_reliabilities_and_of_nothing_else(rows: list[
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     sum(weight.sum() for weight in model.parameters()).backward()  # type: ignore[union-attr]
     optimizer.step()  # Adam's first step is the learning rate
-    moved = {name: float((weight - before[name]).abs().max()) for name, weight in model.named_parameters()}
+    moved = {name: float((weight.detach() - before[name]).abs().max()) for name, weight in model.named_parameters()}
     assert moved.pop("eta_logit") == pytest.approx(0.2, rel=1e-3)
     assert max(moved.values()) == pytest.approx(1e-3, rel=1e-2)
 
