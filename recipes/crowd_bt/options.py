@@ -51,7 +51,9 @@ class TrainConfig(Options):
     loss: str = option(
         "crowd-bt", "bradley-terry: every answer counts as reliable", choices=("crowd-bt", "bradley-terry")
     )
-    eta_lr: float = option(0.03, "learning rate of the reliabilities", above=0)
+    eta_lr: float | None = option(
+        None, "learning rate of reliabilities; unset: 0.03 for annotators, --lr for one crowd", above=0
+    )
     pretrained: bool = option(True, "begin with the weights of ImageNet, downloaded by timm")
     grad_checkpointing: bool = option(False, "compute features twice instead of keeping them: less memory")
     amp: bool = option(False, "mixed precision: bf16 where supported, else fp16 on GPUs")

@@ -42,6 +42,7 @@ from utils.engine import EngineOptions, TrainingEngine
 from utils.run.folder import OwnedRun
 
 FINAL_LR_SHARE = 0.01
+ANNOTATORS_LR = 0.03  # of the logits of annotators' η
 SAVE_EVERY_S = 600.0  # a killed run loses ten minutes at most
 PREFETCH = 4  # batches that each loader process keeps ready
 RESULTS_FILE = "evaluation_results.json"
@@ -215,7 +216,9 @@ def build_optimizer(model: PairModel, config: TrainConfig) -> torch.optim.AdamW:
     """Return AdamW for the scorer and, if they are learned, the reliabilities."""
     groups: list[dict[str, Any]] = [{"params": list(model.scorer.parameters())}]
     if model.eta_logit is not None:
-        groups.append({"params": [model.eta_logit], "lr": config.eta_lr, "weight_decay": 0.0})
+        # A crowd's η, which has no prior, falls towards 0.5 when it learns faster than the first qualities.
+        eta_lr = config.eta_lr or (ANNOTATORS_LR if model.eta_logit.dim() else config.lr)
+        groups.append({"params": [model.eta_logit], "lr": eta_lr, "weight_decay": 0.0})
     return torch.optim.AdamW(groups, lr=config.lr, weight_decay=config.weight_decay)
 
 
