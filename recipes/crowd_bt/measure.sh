@@ -10,6 +10,6 @@ data=$output/crowd run=$output/global
 mkdir -p "$output"
 [[ -d $data ]] || "$python" make_data.py --output "$data" --size 48 --num-pictures 1000 --comparisons 4000
 PYTHON=$python ./train_distributed.sh 2 --backbone test_resnet --no-pretrained --input-size 48 --epochs 12 --batch-size 8 \
-    --lr 5e-3 --eta-lr 0.03 --rotation 0 --image-dir "$data/images" --data-dir "$data" --checkpoint-dir "$run"
+    --lr 5e-3 --rotation 0 --image-dir "$data/images" --data-dir "$data" --checkpoint-dir "$run"
 "$python" evaluate.py --checkpoint "$run/best_model.pt" --split all --data-dir "$data/unseen" \
     --image-dir "$data/unseen/images" --output "$output/unseen.json"
