@@ -1,4 +1,4 @@
-"""Annotators' logs: what each said, how reliable it was on gold pairs, and which answers are used."""
+"""Annotators' logs: what each said, how reliable it was on gold pairs, and which answers can be used."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from crowd_bt.comparisons import GOLD, Comparison, image_names, label_of
 
 from utils.common.errors import printable
 
-MIN_USER_RELIABILITY = 0.3  # a less reliable user is dropped
-MIN_ANNOTATION_RELIABILITY = 0.5  # a less reliable annotation is dropped
-UNKNOWN_RELIABILITY = 0.5  # of a user without gold pairs
 TEST_USER = "dummy"  # users whose name begins so are dropped
 GOLDEN_SAMPLE = 100  # rank of an image without damage
 UNKNOWN_CATEGORY = -1
@@ -21,10 +18,10 @@ UNKNOWN_CATEGORY = -1
 
 @dataclass
 class Crowd:
-    """The usable comparisons of all users, and what was dropped."""
+    """The comparisons of all users, and what was dropped."""
 
     rows: list[Comparison] = field(default_factory=list)
-    reliabilities: dict[str, float] = field(default_factory=dict)  # of every user but test users
+    reliabilities: dict[str, float | None] = field(default_factory=dict)  # of every user but test users
     notes: list[str] = field(default_factory=list)
 
 
@@ -37,8 +34,8 @@ def category_rank(category: Any) -> int:
     return int(found[1]) if found else UNKNOWN_CATEGORY
 
 
-def user_reliability(items: list[Any]) -> float:
-    """Return r = (correct + near draws / 2) / gold pairs of one user's comparisons; 0.5 without gold pairs.
+def user_reliability(items: list[Any]) -> float | None:
+    """Return r = (correct + near draws / 2) / gold pairs of one user's comparisons; None without gold pairs.
 
     The category's rank says which answer is correct: equal ranks are a draw. A near draw is the answer "draw" for ranks
     that differ by 1 at most, neither of which is a golden sample.
@@ -56,7 +53,7 @@ def user_reliability(items: list[Any]) -> float:
         num_gold += 1
         is_near = abs(first - second) <= 1 and GOLDEN_SAMPLE not in (first, second)
         points += 1.0 if answer == expected else 0.5 if answer == 0 and is_near else 0.0
-    return points / num_gold if num_gold else UNKNOWN_RELIABILITY
+    return points / num_gold if num_gold else None
 
 
 def read_crowd(logs: Mapping[str, Any]) -> Crowd:
@@ -65,7 +62,7 @@ def read_crowd(logs: Mapping[str, Any]) -> Crowd:
     Every annotation stays a sample of its own, with its user's reliability. Entries that cannot be read are counted.
     """
     crowd = Crowd()
-    dropped = {"test users": 0, "users below 0.3": 0, "annotations below 0.5": 0, "unreadable entries": 0}
+    dropped = {"test users": 0, "unreadable entries": 0}
     for user, log in sorted(logs.items()):
         if user.startswith(TEST_USER):
             dropped["test users"] += 1
@@ -75,24 +72,16 @@ def read_crowd(logs: Mapping[str, Any]) -> Crowd:
             crowd.notes.append(f"WARNING: {printable(user)}: its log holds no list of comparisons; left out")
             continue
         reliability = crowd.reliabilities[user] = user_reliability(items)
-        if reliability < MIN_USER_RELIABILITY:
-            dropped["users below 0.3"] += 1
-            continue
-        for item in items:
-            row = _row(item, user, reliability)
-            if row is None:
-                dropped["unreadable entries"] += 1
-            elif reliability < MIN_ANNOTATION_RELIABILITY:
-                dropped["annotations below 0.5"] += 1
-            else:
-                crowd.rows.append(row)
+        rows = [_row(item, user, reliability) for item in items]
+        crowd.rows += [row for row in rows if row is not None]
+        dropped["unreadable entries"] += rows.count(None)
     counts = ", ".join(f"{number} {what}" for what, number in dropped.items() if number)
     users = len({row.annotator_id for row in crowd.rows})
     crowd.notes.append(f"{len(crowd.rows)} comparisons of {users} users" + (f"; dropped {counts}" if counts else ""))
     return crowd
 
 
-def _row(item: Any, user: str, reliability: float) -> Comparison | None:
+def _row(item: Any, user: str, reliability: float | None) -> Comparison | None:
     try:
         first, second = image_names(item)
         label = label_of(item.get("choice"))

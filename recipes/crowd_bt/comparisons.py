@@ -23,6 +23,7 @@ METADATA_FILE = "metadata.json"
 LABELS = {"left": 1, "right": -1, "draw": 0}
 VAL_SHARE = 0.2
 GOLD = "gold_gold"
+MIN_RELIABILITY = 0.5  # an answer by a measurably worse annotator is used only where η is learned
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,14 @@ class Comparison:
     pair_type: str
     weight: float = 1.0
     annotator_id: str | None = None
-    annotator_reliability: float | None = None  # from 0 to 1; a fixed η for this annotation
+    annotator_reliability: float | None = None  # from 0 to 1, the share of right answers on gold pairs: a measured η
+
+    @property
+    def annotator(self) -> str:
+        """Who answered; answers of the same reliability count as one annotator's where no name is known."""
+        if self.annotator_id is not None:
+            return self.annotator_id
+        return "" if self.annotator_reliability is None else f"reliability {self.annotator_reliability:g}"
 
 
 @dataclass(frozen=True)
@@ -47,9 +55,10 @@ class Comparisons:
     known_order: dict[str, float]
 
     @property
-    def uses_fixed_eta(self) -> bool:
-        """Whether each annotation has its own reliability."""
-        return any(row.annotator_reliability is not None for row in self.train)
+    def measured(self) -> dict[str, float | None]:
+        """Each annotator's measured reliability, None where it is unknown, in the order of names; empty for one crowd."""
+        found = {row.annotator: row.annotator_reliability for row in [*self.val, *self.train]}
+        return dict(sorted(found.items())) if any(found) else {}
 
     def of(self, split: str) -> list[Comparison]:
         """Return the comparisons of `train`, `val` or `all`."""
@@ -73,8 +82,12 @@ def load_local(folder: Path, image_folder: Path, seed: int, say: Say) -> Compari
     return _checked(Comparisons(train, val, read_known_order(folder)), folder)
 
 
-def load_prepared(folder: Path, image_folder: Path, say: Say) -> Comparisons:
-    """Read a folder in the prepared format, leaving out pairs with missing images. Raises UserError."""
+def load_prepared(folder: Path, image_folder: Path, say: Say, *, learns_eta: bool = False) -> Comparisons:
+    """Read a folder in the prepared format, leaving out pairs with missing images. Raises UserError.
+
+    Annotations of a measured reliability below 0.5 are left out, too: only a training that learns each annotator's η
+    can use them.
+    """
     if not (folder / METADATA_FILE).is_file():
         raise UserError(f"{folder}: no {METADATA_FILE}; --data-source s3 and make_data.py write the prepared format")
     splits = {}
@@ -84,7 +97,10 @@ def load_prepared(folder: Path, image_folder: Path, say: Say) -> Comparisons:
         if not isinstance(items, list):
             raise UserError(f"{file}: expected a list of comparisons, found a {type(items).__name__}")
         rows = [_prepared_row(item, f"{file}: item {number}") for number, item in enumerate(items, 1)]
-        splits[split] = with_images(rows, image_folder, say)
+        found = with_images(rows, image_folder, say)
+        splits[split] = found if learns_eta and split == "train" else [row for row in found if is_reliable(row)]
+        if dropped := len(found) - len(splits[split]):
+            say(f"{file}: {dropped} annotations by annotators of a reliability below {MIN_RELIABILITY:g} are left out")
     return _checked(Comparisons(splits["train"], splits["val"], read_known_order(folder)), folder)
 
 
@@ -102,6 +118,11 @@ def write_prepared(folder: Path, rows: Sequence[Comparison], facts: dict[str, An
     has_fixed = any(row.annotator_reliability is not None for row in rows)
     counts = {"num_train": len(train), "num_val": len(val), "num_users": len(reliabilities)}
     _write_json(folder / METADATA_FILE, {"uses_fixed_eta": has_fixed, "seed": seed, **counts, **facts})
+
+
+def is_reliable(row: Comparison) -> bool:
+    """Whether nothing is known against the annotator."""
+    return row.annotator_reliability is None or row.annotator_reliability >= MIN_RELIABILITY
 
 
 def split_rows(rows: Sequence[Comparison], seed: int) -> tuple[list[Comparison], list[Comparison]]:
@@ -173,7 +194,7 @@ def _local_row(item: Any, place: str) -> Comparison:
         label = label_of(item.get("expected_choice"))
     except ValueError as error:
         raise UserError(f"{place}: {'' if 'object' in str(error) else 'expected_choice '}{error}") from error
-    return Comparison(first, second, label, _pair_type(item.get("type")))
+    return Comparison(first, second, label, _pair_type(item.get("type")), annotator_id=_annotator(item))
 
 
 def _prepared_row(item: Any, place: str) -> Comparison:
@@ -186,11 +207,14 @@ def _prepared_row(item: Any, place: str) -> Comparison:
             raise ValueError(f"annotator_reliability {printable(repr(reliability))} is not a number from 0 to 1")
     except ValueError as error:
         raise UserError(f"{place}: {error}") from error
-    annotator = item.get("annotator_id")
-    kind = _pair_type(item.get("pair_type"))
     return Comparison(
-        first, second, int(label), kind, float(weight), None if annotator is None else str(annotator), reliability
+        first, second, int(label), _pair_type(item.get("pair_type")), float(weight), _annotator(item), reliability
     )
+
+
+def _annotator(item: dict[str, Any]) -> str | None:
+    found = item.get("annotator_id")
+    return None if found is None else str(found)
 
 
 def _pair_type(found: Any) -> str:
@@ -212,9 +236,6 @@ def _checked(found: Comparisons, folder: Path) -> Comparisons:
         raise UserError(
             f"{folder}: {len(found.train)} training and {len(found.val)} validation comparisons remain; both are needed"
         )
-    has_reliability = [row.annotator_reliability is not None for row in found.train]
-    if any(has_reliability) and not all(has_reliability):
-        raise UserError(f"{folder}: some comparisons have an annotator_reliability and others have none")
     return found
 
 

@@ -11,7 +11,7 @@ data=$output/data run=$output/run
 
 "$python" make_data.py --output "$data" --size 48 --comparisons 1500
 PYTHON=$python ./train_distributed.sh 2 --backbone test_resnet --no-pretrained --input-size 48 --epochs 4 --batch-size 8 \
-    --lr 5e-3 --eta-lr 0.03 --rotation 0 --data-dir "$data" --image-dir "$data/images" --checkpoint-dir "$run"
+    --lr 5e-3 --rotation 0 --data-dir "$data" --image-dir "$data/images" --checkpoint-dir "$run"
 "$python" evaluate.py --checkpoint "$run/best_model.pt" --split all --data-dir "$data/unseen" \
     --image-dir "$data/unseen/images" --output "$output/unseen.json"
 "$python" infer.py --checkpoint "$run/best_model.pt" --image-dir "$data/unseen/images" --output "$output/ranking.json"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,17 @@ class Pairs:
     collate: Callable[[list[Any]], Any] = staticmethod(default_collate)
 
     def __init__(
-        self, rows: Sequence[Comparison], folder: Path, size_px: int, seed: int, rotation_deg: float = 15.0
+        self,
+        rows: Sequence[Comparison],
+        folder: Path,
+        size_px: int,
+        seed: int,
+        rotation_deg: float = 15.0,
+        annotators: Iterable[str] = (),
     ) -> None:
+        """`annotators` are all names, in the order of their η."""
         self.rows = rows
+        self.positions = {name: number for number, name in enumerate(annotators)}
         self.folder = folder
         self.size_px = size_px
         self.seed = seed
@@ -42,7 +50,7 @@ class Pairs:
         return len(self.rows)
 
     def __getitem__(self, key: Key) -> dict[str, Any]:
-        """Return images uint8 (2, 3, S, S), label, weight and reliability (1 when the annotation has none)."""
+        """Return images uint8 (2, 3, S, S), label, weight and the annotator's position (0 in a crowd without names)."""
         epoch, index = key
         row = self.rows[index]
         images = [
@@ -53,12 +61,11 @@ class Pairs:
             )
             for side, name in enumerate((row.img1, row.img2))
         ]
-        reliability = 1.0 if row.annotator_reliability is None else row.annotator_reliability
         return {
             "images": torch.stack([to_tensor(image) for image in images]),
             "label": np.float32(row.label),
             "weight": np.float32(row.weight),
-            "reliability": np.float32(reliability),
+            "annotator": self.positions.get(row.annotator, 0),
         }
 
 

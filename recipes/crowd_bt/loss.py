@@ -1,7 +1,8 @@
 """The Crowd-BT loss, equal for any number of processes.
 
-Chen et al. 2013, "Pairwise ranking aggregation in a crowdsourced setting": an annotator of reliability η follows the
-qualities with probability η and guesses otherwise.
+Chen et al. 2013, "Pairwise ranking aggregation in a crowdsourced setting": an annotator of reliability η answers by the
+qualities with probability η and against them otherwise. η is 1 for a perfect annotator, 0.5 for one who guesses and 0 for
+one who always says the opposite; it is what the share of right answers on gold pairs measures.
 """
 
 from __future__ import annotations
@@ -16,44 +17,44 @@ from utils.distributed import all_reduce_sum, world_size
 EPSILON = 1e-8
 DRAW_SHARE = 0.5  # weight of a draw's |d| beside a win's log-likelihood
 DRAW_BELOW = 0.1  # a smaller |d| counts as the prediction "draw" while training
-ETA_RANGE = (0.5, 1.0)  # of a fixed reliability
+PRIOR = (10.0, 1.0)  # Beta(α, β) of an annotator's η: the values of Chen et al.
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What annotators said about the pairs of a batch: float32 (B,) each; `label` is +1, -1 or 0."""
+    """What annotators said about the pairs of a batch: `label` +1, -1 or 0, and `weight`, float32 (B,); who said it, int64 (B,)."""
 
     label: torch.Tensor
     weight: torch.Tensor
-    reliability: torch.Tensor
+    annotator: torch.Tensor
 
 
 def pair_losses(difference: torch.Tensor, label: torch.Tensor, eta: torch.Tensor) -> torch.Tensor:
     """Return the loss of each pair (B,), unweighted.
 
-    With p = η σ(±d) + (1 - η)/2 for the answer's side, it is -log(p + ε); for a draw |d|/2. `difference` d (B,), `eta`
+    With p = η σ(±d) + (1 - η) σ(∓d) for the answer's side, it is -log(p + ε); for a draw |d|/2. `difference` d (B,), `eta`
     () or (B,).
     """
-    agreement = logsigmoid(difference * label).exp()
-    answered = -torch.log(eta * agreement + (1 - eta) / 2 + EPSILON)
+    towards = difference * label
+    answered = -torch.log(eta * logsigmoid(towards).exp() + (1 - eta) * logsigmoid(-towards).exp() + EPSILON)
     return torch.where(label == 0, DRAW_SHARE * difference.abs(), answered)
 
 
-def fixed_eta(reliability: torch.Tensor) -> torch.Tensor:
-    """Return η of annotations with a reliability of their own."""
-    return reliability.clamp(*ETA_RANGE)
+def prior_loss(eta: torch.Tensor) -> torch.Tensor:
+    """Return -log of the prior density of annotators' η (K,), without its constant: () ."""
+    alpha, beta = PRIOR
+    return -((alpha - 1) * torch.log(eta + EPSILON) + (beta - 1) * torch.log(1 - eta + EPSILON)).sum()
 
 
 def crowd_loss(
-    difference: torch.Tensor, eta: torch.Tensor | None, answers: Answers
+    difference: torch.Tensor, eta: torch.Tensor, answers: Answers
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return this rank's loss, whose mean over the ranks is that of all their pairs, and the accuracy in the same way.
 
-    Both are weighted sums, divided by the weights of all ranks. `eta`: the crowd's, or None for each annotation's own.
-    Every rank must reach this.
+    Both are weighted sums, divided by the weights of all ranks. `eta`: the crowd's (), or each annotator's (K,). Every rank
+    must reach this.
     """
-    eta = fixed_eta(answers.reliability) if eta is None else eta
-    losses = pair_losses(difference, answers.label, eta)
+    losses = pair_losses(difference, answers.label, eta[answers.annotator] if eta.dim() else eta)
     total_weight = all_reduce_sum(answers.weight.sum()) + EPSILON
     share = answers.weight * (world_size() / total_weight)
     is_right = predicted(difference.detach(), DRAW_BELOW) == answers.label

@@ -29,7 +29,7 @@ from crowd_bt.annotators import read_crowd
 from crowd_bt.comparisons import LISTS, ORDER_FILE, write_prepared
 
 from utils.common.config import Options, option, parse_config
-from utils.common.errors import EXIT_DONE, UserError, one_line, print_warning, run_script
+from utils.common.errors import EXIT_DONE, UsageError, UserError, one_line, print_warning, run_script
 from utils.common.files import walk, write_text_atomic
 from utils.data.images import ImageError, read_image, resize_area
 
@@ -62,13 +62,22 @@ class MakeConfig(Options):
     num_unseen: int = option(140, "pictures of the unseen photographs", at_least=14)
     comparisons: int = option(3000, "comparisons in the lists", at_least=60)
     reliability: float = option(
-        0.8, "of the lists' crowd: with the rest of the probability it guesses", at_least=0, at_most=1
+        0.9, "of the lists' crowd: the probability of a right answer; 0.5 guesses", at_least=0, at_most=1
     )
     annotators: int = option(12, "single annotators, each with a log", at_least=1)
     per_annotator: int = option(250, "comparisons of each annotator", at_least=10)
     guessing: float = option(1 / 3, "share of the annotators who only guess", at_least=0, at_most=1)
-    honest_reliability: float = option(0.95, "reliability of the other annotators", at_least=0, at_most=1)
+    lying: float = option(
+        0.0, "share of the annotators who mostly say the opposite of what they see", at_least=0, at_most=1
+    )
+    honest_reliability: float = option(0.975, "reliability of the other annotators", at_least=0, at_most=1)
+    gold: bool = option(True, "the annotators compare gold pairs too, which measure their reliability")
     seed: int = option(0, "seed", at_least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.guessing + self.lying > 1:
+            raise UsageError(f"--guessing {self.guessing:g} and --lying {self.lying:g}: more than all annotators")
 
 
 @dataclass(frozen=True)
@@ -85,7 +94,12 @@ class Picture:
 
 def main() -> int:
     """Write the data; return the exit code."""
-    config = parse_config(MakeConfig, "Make comparisons of known order")
+    make(parse_config(MakeConfig, "Make comparisons of known order"))
+    return EXIT_DONE
+
+
+def make(config: MakeConfig) -> None:
+    """Write the data. Raises UserError."""
     output = Path(config.output)
     if output.is_dir() and any(output.iterdir()):
         raise UserError(f"--output {output}: not empty; remove it, or name another folder")
@@ -105,7 +119,6 @@ def main() -> int:
         f"reliability {config.reliability:g}, {config.annotators} annotators' logs"
     )
     print(f"{output / 'unseen'}: {len(held_out)} pictures of {len(unseen)} other photographs, compared without errors")
-    return EXIT_DONE
 
 
 def read_folder(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
@@ -193,10 +206,12 @@ def damaged(image: np.ndarray, damage: str, level: int, generator: np.random.Gen
 
 
 def compare(first: Picture, second: Picture, reliability: float, generator: np.random.Generator) -> str:
-    """Return an annotator's answer: the truth with the probability `reliability`, else a guess."""
-    if generator.random() >= reliability:
+    """Return an annotator's answer: right with the probability `reliability`; at 0.5 it is a guess, at 0 the opposite."""
+    if generator.random() >= abs(2 * reliability - 1):
         return "left" if generator.random() < 0.5 else "right"
-    return "draw" if first.level == second.level else "left" if first.level < second.level else "right"
+    if first.level == second.level:
+        return "draw"
+    return "left" if (first.level < second.level) == (reliability > 0.5) else "right"
 
 
 def random_pairs(
@@ -241,14 +256,14 @@ def write_annotators(
     output: Path, pictures: Sequence[Picture], config: MakeConfig, generator: np.random.Generator
 ) -> None:
     """Write each annotator's log as it lies in S3, all logs in the prepared format, and the true reliabilities."""
-    num_guessing = round(config.guessing * config.annotators)
-    reliabilities = {
-        f"user{number:02d}": 0.0 if number < num_guessing else config.honest_reliability
-        for number in range(config.annotators)
-    }
+    num_guessing, num_lying = (round(share * config.annotators) for share in (config.guessing, config.lying))
+    honest = config.honest_reliability
+    num_honest = max(config.annotators - num_guessing - num_lying, 0)
+    values = [0.5] * num_guessing + [honest] * num_honest + [1 - honest] * num_lying
+    reliabilities = {f"user{number:02d}": value for number, value in enumerate(values[: config.annotators])}
     logs = {}
     for user, reliability in reliabilities.items():
-        kinds = itertools.cycle(LIST_TYPES)
+        kinds = itertools.cycle(LIST_TYPES if config.gold else LIST_TYPES[1:])
         items = []
         for kind in itertools.islice(kinds, config.per_annotator):
             ((one, other),) = random_pairs(*sides(pictures, kind), 1, generator)

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from crowd_bt.comparisons import GOLD, Comparison
-from crowd_bt.loss import DRAW_BELOW, DRAW_SHARE, EPSILON, ETA_RANGE
+from crowd_bt.comparisons import GOLD, Comparison, Comparisons
+from crowd_bt.loss import DRAW_BELOW, DRAW_SHARE, EPSILON
 
-from utils.common.errors import UserError
+from utils.common.errors import UserError, printable
 
 Scores = Mapping[str, float]  # an image's quality by its name
 
 
-def validation_values(rows: Sequence[Comparison], scores: Scores, eta: float | None) -> dict[str, float]:
+def validation_values(rows: Sequence[Comparison], scores: Scores, eta: float | Mapping[str, float]) -> dict[str, float]:
     """Return loss and weighted accuracy with draws, as in training, and the accuracy of gold pairs if there are any.
 
-    `eta` is the crowd's reliability; None: each annotation has its own.
+    `eta` is the crowd's reliability, or each annotator's by name.
     """
     difference, label = _differences(rows, scores), _labels(rows)
     weight = np.array([row.weight for row in rows])
-    own = np.clip([row.annotator_reliability or 0.0 for row in rows], *ETA_RANGE)
-    reliability = own if eta is None else np.full(len(rows), eta)
-    agreement = np.exp(-np.logaddexp(0, -difference * label))
-    answered = -np.log(reliability * agreement + (1 - reliability) / 2 + EPSILON)
+    own = np.array([eta[row.annotator] if isinstance(eta, Mapping) else eta for row in rows])
+    towards, against = (np.exp(-np.logaddexp(0, sign * difference * label)) for sign in (-1, 1))
+    answered = -np.log(own * towards + (1 - own) * against + EPSILON)
     losses = np.where(label == 0, DRAW_SHARE * np.abs(difference), answered)
     is_right = np.sign(difference) * (np.abs(difference) > DRAW_BELOW) == label
     total = weight.sum() + EPSILON
@@ -104,6 +104,15 @@ def evaluation(rows: Sequence[Comparison], scores: Scores, known: Mapping[str, f
     return {**pair_accuracies(rows, scores), **({"known_order": order} if order else {})}
 
 
+def annotator_table(comparisons: Comparisons, eta: Mapping[str, float]) -> dict[str, dict[str, float | None]]:
+    """Return each annotator's reliability η, the measured one and the number of training comparisons, least reliable first."""
+    counts, measured = Counter(row.annotator for row in comparisons.train), comparisons.measured
+    return {
+        name: {"eta": eta[name], "measured": measured[name], "num_comparisons": counts[name]}
+        for name in sorted(eta, key=lambda name: eta[name])
+    }
+
+
 def evaluation_lines(found: dict[str, Any]) -> list[str]:
     """Return the lines of an evaluation for the console."""
     lines = [f"  Gold-gold accuracy: {_percent(found['gold_gold_accuracy'])}"]
@@ -111,6 +120,10 @@ def evaluation_lines(found: dict[str, Any]) -> list[str]:
     for kind, row in found["by_pair_type"].items():
         margin = "" if row["mean_margin"] is None else f", mean margin {row['mean_margin']:.3f}"
         lines.append(f"    {kind}: {_percent(row['accuracy'])} ({row['correct']} of {row['total']}){margin}")
+    if annotators := found.get("annotators"):
+        names = list(annotators)
+        ends = " to ".join(f"{annotators[name]['eta']:.2f} ({printable(name)})" for name in (names[0], names[-1]))
+        lines.append(f"  Reliability of {len(names)} annotators: {ends}")
     if order := found.get("known_order"):
         lines.append(
             f"  Known order of {order['num_images']} images: accuracy {_percent(order['order_accuracy'])}, "

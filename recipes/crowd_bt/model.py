@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from utils.common.errors import UserError, one_line, print_warning
 
 DROPOUT = 0.2
 LAST_LAYER_STD = 0.01
-ETA_BOUNDS = (0.501, 0.999)  # of the first reliability: at 0.5 and 1 its logit would be infinite
+CROWD_BOUNDS = (0.501, 0.999)  # of the crowd's first reliability: at 0.5 and 1 its logit would be infinite
+ANNOTATOR_BOUNDS = (0.05, 0.95)  # of an annotator's, which a few gold pairs have measured
 
 
 class QualityScorer(nn.Module):
@@ -47,38 +48,38 @@ class QualityScorer(nn.Module):
 
 
 class PairModel(nn.Module):
-    """What is trained: the scorer, and in global mode the crowd's reliability, which must be inside DDP's module.
+    """What is trained: the scorer and the reliabilities, which must be inside DDP's module.
 
-    η = 1/2 + σ(λ)/2, with λ = `eta_logit`. `eta`: the first η, or None if each annotation has its own.
+    `eta` is the first η: one for the whole crowd, or a list of the annotators'. With λ = `eta_logit` an annotator's η is
+    σ(λ), and the crowd's, which does not mislead as a whole, 1/2 + σ(λ)/2. An η that is not learned stays as it is given.
     """
 
-    eta_logit: torch.Tensor | None
+    eta_logit: nn.Parameter | None
 
-    def __init__(self, scorer: QualityScorer, eta: float | None, is_learnable: bool = True) -> None:
+    def __init__(self, scorer: QualityScorer, eta: float | Sequence[float], is_learnable: bool = True) -> None:
         super().__init__()
         self.scorer = scorer
-        logit = None if eta is None else torch.tensor(logit_of(eta))
-        if logit is not None and is_learnable:
-            self.eta_logit = nn.Parameter(logit)
-        else:
-            self.register_buffer("eta_logit", logit)
+        first = torch.tensor(eta, dtype=torch.float32)
+        self.register_parameter("eta_logit", nn.Parameter(logit_of(first)) if is_learnable else None)
+        self.register_buffer("fixed_eta", None if is_learnable else first)
 
     @property
-    def eta(self) -> torch.Tensor | None:
-        """The crowd's reliability (), between 1/2 and 1; None when each annotation has its own."""
-        return None if self.eta_logit is None else 0.5 + 0.5 * torch.sigmoid(self.eta_logit)
+    def eta(self) -> torch.Tensor:
+        """The crowd's reliability (), or each annotator's (K,)."""
+        if self.eta_logit is None:
+            return self.fixed_eta  # type: ignore[return-value]
+        share = torch.sigmoid(self.eta_logit)
+        return share if share.dim() else 0.5 + 0.5 * share
 
-    def forward(self, pairs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def forward(self, pairs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Map images (B, 2, 3, S, S) to the differences of their qualities (B,), by one pass of the scorer, and η."""
         scores = self.scorer(pairs.flatten(0, 1)).view(-1, 2)
         return scores[:, 0] - scores[:, 1], self.eta
 
 
-def logit_of(eta: float) -> float:
-    """Return λ of a reliability η, which is first moved between `ETA_BOUNDS`."""
-    low, high = ETA_BOUNDS
-    share = 2 * min(max(eta, low), high) - 1
-    return math.log(share / (1 - share))
+def logit_of(eta: torch.Tensor) -> torch.Tensor:
+    """Return λ of the crowd's η () or of annotators' (K,), which is first moved between the bounds."""
+    return torch.logit(eta.clamp(*ANNOTATOR_BOUNDS) if eta.dim() else 2 * eta.clamp(*CROWD_BOUNDS) - 1)
 
 
 def build_scorer(

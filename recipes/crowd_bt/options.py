@@ -43,9 +43,15 @@ class TrainConfig(Options):
         4, "most loader processes per GPU; fewer where cores are few", at_least=0, may_differ=True
     )
     eta_init: float = option(
-        0.8, "reliability that the crowd starts with", at_least=0.5, at_most=1, needs="loss=crowd-bt"
+        0.8,
+        "first reliability of the crowd, and of annotators without gold pairs",
+        at_least=0.5,
+        at_most=1,
+        needs="loss=crowd-bt",
     )
-    learnable_eta: bool = option(True, "learn the crowd's reliability", needs="loss=crowd-bt")
+    learnable_eta: bool = option(
+        True, "learn the reliability of the crowd, or of each annotator", needs="loss=crowd-bt"
+    )
     device: str = option("auto", "auto, cuda or cpu", may_differ=True)
     distributed: bool = option(False, "train in several processes, which a launcher starts", may_differ=True)
     local_rank: int = option(-1, "set by the launcher; LOCAL_RANK of the environment has precedence", may_differ=True)
@@ -62,7 +68,10 @@ class TrainConfig(Options):
         "crowd-bt", "bradley-terry: every answer counts as reliable", choices=("crowd-bt", "bradley-terry")
     )
     eta_lr: float | None = option(
-        None, "learning rate of the crowd's reliability; unset: --lr", above=0, needs=("loss=crowd-bt", "learnable_eta")
+        None,
+        "learning rate of reliabilities; unset: 0.03 for annotators, --lr for one crowd",
+        above=0,
+        needs=("loss=crowd-bt", "learnable_eta"),
     )
     pretrained: bool = option(True, "begin with the weights of ImageNet, downloaded by timm")
     grad_checkpointing: bool = option(False, "compute features twice instead of keeping them: less memory")
@@ -79,6 +88,11 @@ class TrainConfig(Options):
     def save_dir(self) -> str:
         """The run's folder, by the name that `utils.run.folder` knows."""
         return self.checkpoint_dir
+
+    @property
+    def learns_eta(self) -> bool:
+        """Whether reliabilities are learned."""
+        return self.learnable_eta and self.loss == "crowd-bt"
 
     @property
     def prepared_folder(self) -> Path:

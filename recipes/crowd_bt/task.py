@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from crowd_bt.comparisons import Comparisons, image_list
 from crowd_bt.images import normalised
-from crowd_bt.loss import Answers, crowd_loss
+from crowd_bt.loss import Answers, crowd_loss, prior_loss
 from crowd_bt.metrics import order_values, validation_values
 from crowd_bt.model import PairModel
 from crowd_bt.options import BEST_MODEL
@@ -38,28 +38,39 @@ class PairComparison(Task):
         self.comparisons = comparisons
         self.config = config
         self.val_images = image_list(comparisons.val)
+        self.total_weight = sum(row.weight for row in comparisons.train)
 
     def prepare(self, batch: dict[str, torch.Tensor], device: torch.device) -> tuple[torch.Tensor, Answers]:
         """Return normalised images (B, 2, 3, S, S) and the answers about them."""
         moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
-        return normalised(moved["images"]), Answers(moved["label"], moved["weight"], moved["reliability"])
+        return normalised(moved["images"]), Answers(moved["label"], moved["weight"], moved["annotator"])
 
     def loss(self, outputs: Any, targets: Answers) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the loss and the accuracy, normalised over all ranks."""
+        """Return the loss and the accuracy, normalised over all ranks.
+
+        Each step has the prior's share that belongs to a pair of mean weight, so an epoch has the whole prior.
+        """
         difference, eta = outputs
         with torch.autocast(difference.device.type, enabled=False):
-            return crowd_loss(difference, eta, targets)
+            loss, values = crowd_loss(difference, eta, targets)
+            return loss + (prior_loss(eta) / self.total_weight if eta.requires_grad and eta.dim() else 0), values
 
     def evaluate(self, model: nn.Module, loader: Any, epoch: Epoch) -> dict[str, Any]:
         """Score each validation image once, on one of the ranks; return the metrics of all pairs."""
         assert isinstance(model, PairModel)
         scores = score_images(model.scorer, loader, self.val_images, epoch.device, epoch.precision)
-        eta = None if model.eta is None else float(model.eta.detach())
+        eta = self.eta_of(model)
         order = order_values(scores, self.comparisons.known_order)
         values = validation_values(self.comparisons.val, scores, eta)
         shown = ("order_accuracy", "kendall_tau", "spearman_rho")
         values.update({f"val_{name}": order[name] for name in shown if name in order})
-        return values | ({} if eta is None else {"eta": eta})
+        values["lr"] = self.state.optimizer.param_groups[0]["lr"]  # the scorer's; that of the reliabilities is higher
+        return values | {"eta": eta if isinstance(eta, float) else sum(eta.values()) / len(eta)}
+
+    def eta_of(self, model: PairModel) -> float | dict[str, float]:
+        """Return the crowd's reliability, or each annotator's by name."""
+        eta = model.eta.tolist()
+        return eta if isinstance(eta, float) else dict(zip(self.comparisons.measured, eta, strict=True))
 
     def save(self, path: Path, model: nn.Module, info: dict[str, Any]) -> None:
         """Write last.pt or best_model.pt, and every five epochs checkpoint_epoch_<k>.pt."""
@@ -83,15 +94,14 @@ class PairComparison(Task):
             "scheduler": state["scheduler"],
             "metrics": {**metrics, "loss": metrics["train_loss"], "accuracy": metrics["train_accuracy"]},
             "config": dict(self.config),
-            "eta_logit": None if model.eta_logit is None else float(model.eta_logit.detach()),
+            "eta_logit": None if model.eta_logit is None else model.eta_logit.tolist(),
         }
 
     def after_epoch(self, record: dict[str, Any], epoch: Epoch) -> None:
         """Print the guide's lines and add the epoch to training_log.json."""
-        eta = f", eta: {record['eta']:.3f}" if "eta" in record else ""
         epoch.log.print(
             f"  Train Loss: {record['train_loss']:.4f}, Train Acc: {record['train_accuracy']:.4f}",
-            f"  Val Loss: {record['val_loss']:.4f}, Val Acc: {record['val_accuracy']:.4f}{eta}",
+            f"  Val Loss: {record['val_loss']:.4f}, Val Acc: {record['val_accuracy']:.4f}, eta: {record['eta']:.3f}",
         )
         names = [name for name in record if name.startswith(("train_", "val_")) or name == "eta"]
         entry = {"epoch": record["epoch"], **{name: record[name] for name in names}, "learning_rate": record["lr"]}

@@ -15,14 +15,14 @@ import os
 import sys
 import time
 import zlib
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # where the package crowd_bt is
 import torch
 from crowd_bt.comparisons import Comparisons, load_local, load_prepared
 from crowd_bt.images import Pairs
-from crowd_bt.metrics import evaluation, evaluation_lines
+from crowd_bt.metrics import annotator_table, evaluation, evaluation_lines
 from crowd_bt.model import PairModel, build_scorer, read_checkpoint
 from crowd_bt.options import BEST_MODEL, TrainConfig, adopt_launch_flags, read_options
 from crowd_bt.s3_source import prepare_from_s3
@@ -42,6 +42,7 @@ from utils.engine import EngineOptions, TrainingEngine
 from utils.run.folder import OwnedRun
 
 FINAL_LR_SHARE = 0.01
+ANNOTATORS_LR = 0.03  # of the logits of annotators' η
 SAVE_EVERY_S = 600.0  # a killed run loses ten minutes at most
 PREFETCH = 4  # batches that each loader process keeps ready
 RESULTS_FILE = "evaluation_results.json"
@@ -99,21 +100,20 @@ def main() -> int:
 
 
 def read_comparisons(config: TrainConfig, say: Say) -> Comparisons:
-    """Return the comparisons that the options name; without reliabilities for a Bradley-Terry loss."""
+    """Return the comparisons that the options name."""
     images = Path(config.image_dir)
     if config.prepared_data_dir is not None or config.data_source == "s3":
-        found = load_prepared(config.prepared_folder, images, say)
-    else:
-        found = load_local(Path(config.data_dir), images, config.seed, say)
-    if config.loss == "crowd-bt":
-        return found
-    train, val = ([replace(row, annotator_reliability=1.0) for row in rows] for rows in (found.train, found.val))
-    return Comparisons(train, val, found.known_order)
+        return load_prepared(config.prepared_folder, images, say, learns_eta=config.learns_eta)
+    return load_local(Path(config.data_dir), images, config.seed, say)
 
 
-def eta_of(config: TrainConfig, comparisons: Comparisons) -> tuple[float | None, bool]:
-    """Return the crowd's first reliability (None if each annotation has its own) and whether it is learned."""
-    return (None if comparisons.uses_fixed_eta else config.eta_init), config.learnable_eta
+def eta_of(config: TrainConfig, comparisons: Comparisons) -> tuple[float | list[float], bool]:
+    """Return the first reliability, the crowd's or each annotator's, and whether it is learned."""
+    if config.loss == "bradley-terry":
+        return 1.0, False
+    measured = comparisons.measured.values()
+    own = [config.eta_init if found is None else found for found in measured]
+    return own or config.eta_init, config.learns_eta
 
 
 def require_same_data(comparisons: Comparisons) -> None:
@@ -132,10 +132,11 @@ def data_lines(config: TrainConfig, comparisons: Comparisons, ranks: RankInfo) -
     """Return lines about the data and the batch for the console."""
     if config.loss == "bradley-terry":
         mode = "1 (Bradley-Terry)"
-    elif comparisons.uses_fixed_eta:
-        mode = "each annotator's own"
     else:
-        mode = f"one for all, {config.eta_init:g} at first, {'learned' if config.learnable_eta else 'fixed'}"
+        owner = f"one for each of {len(names)} annotators" if (names := comparisons.measured) else "one for all"
+        is_measured = any(value is not None for value in names.values())
+        first = "the measured one" if is_measured else f"{config.eta_init:g}"
+        mode = f"{owner}, {first} at first, {'learned' if config.learns_eta else 'fixed'}"
     return [
         f"{len(comparisons.train)} training and {len(comparisons.val)} validation pairs; reliability: {mode}",
         f"Batch size per GPU: {config.batch_size}, effective batch size: {config.batch_size * ranks.world_size}",
@@ -193,7 +194,7 @@ def engine_options(config: TrainConfig) -> EngineOptions:
         epochs=config.epochs,
         precision="auto" if config.amp else "off",
         sync_batchnorm=config.sync_batchnorm,
-        monitor="val_accuracy",
+        monitor="val_loss",  # the accuracy stays at 0 while all differences count as draws
         save_every_s=SAVE_EVERY_S,
         seed=config.seed,
     )
@@ -212,10 +213,12 @@ def require_same(config: TrainConfig, run: OwnedRun, facts: dict[str, int]) -> N
 
 
 def build_optimizer(model: PairModel, config: TrainConfig) -> torch.optim.AdamW:
-    """Return AdamW for the scorer and, if it is learned, the crowd's reliability."""
-    groups = [{"params": list(model.scorer.parameters())}]
-    if isinstance(model.eta_logit, torch.nn.Parameter):
-        groups.append({"params": [model.eta_logit], "lr": config.eta_lr or config.lr})  # type: ignore[dict-item]
+    """Return AdamW for the scorer and, if they are learned, the reliabilities."""
+    groups: list[dict[str, Any]] = [{"params": list(model.scorer.parameters())}]
+    if model.eta_logit is not None:
+        # A crowd's η, which has no prior, falls towards 0.5 when it learns faster than the first qualities.
+        eta_lr = config.eta_lr or (ANNOTATORS_LR if model.eta_logit.dim() else config.lr)
+        groups.append({"params": [model.eta_logit], "lr": eta_lr, "weight_decay": 0.0})
     return torch.optim.AdamW(groups, lr=config.lr, weight_decay=config.weight_decay)
 
 
@@ -236,14 +239,23 @@ def conclude(engine: TrainingEngine, task: PairComparison, comparisons: Comparis
 
     distributed.run_on_main(write_final)
     best = folder / BEST_MODEL
-    distributed.run_on_main(
-        lambda: model.scorer.load_state_dict(read_checkpoint(best)["model"]) if best.exists() else None
-    )
+
+    def load_best() -> None:
+        if best.exists():
+            saved = read_checkpoint(best)
+            model.scorer.load_state_dict(saved["model"])
+            if model.eta_logit is not None:
+                model.eta_logit.data.copy_(torch.as_tensor(saved["eta_logit"]))
+
+    distributed.run_on_main(load_best)
     if distributed.is_distributed():  # the other machines may not see rank 0's files
         for tensor in model.scorer.state_dict().values():
             torch.distributed.broadcast(tensor, 0)
     scores = score_images(model.scorer, val_loader, task.val_images, engine.device, engine.precision)  # type: ignore[arg-type]
     found = evaluation(comparisons.val, scores, comparisons.known_order)
+    eta = task.eta_of(model)
+    if isinstance(eta, dict):
+        found["annotators"] = annotator_table(comparisons, eta)
 
     def write_results() -> None:
         text = json.dumps({"model": BEST_MODEL, "epoch": engine.progress.best_epoch + 1, **found}, indent=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from crowd_bt import train
-from crowd_bt.comparisons import Comparisons
+from crowd_bt.comparisons import LISTS, Comparisons
 from crowd_bt.make_data import write_lists, write_pictures
 from crowd_bt.model import PairModel, QualityScorer
 from crowd_bt.options import TrainConfig
@@ -33,11 +34,16 @@ def photographs() -> list[tuple[str, np.ndarray]]:
     return [(f"tiles{number}", np.kron(tiles, np.ones((8, 8, 1), np.uint8))) for number, tiles in enumerate(coarse)]
 
 
-def write_data(folder: Path, reliability: float = 0.8) -> Path:
-    """Write lists of 90 comparisons of 42 pictures."""
+def write_data(folder: Path, reliability: float = 0.9, num_annotators: int = 0) -> Path:
+    """Write lists of 90 comparisons of 42 pictures, by one crowd or by annotators whose names are known."""
     generator = np.random.default_rng(1)
     pictures = write_pictures(folder / "images", photographs(), 42, SIZE_PX, generator)
     write_lists(folder, pictures, 90, reliability, generator)
+    for name in LISTS if num_annotators else ():
+        items = json.loads((folder / name).read_text())
+        for number, item in enumerate(items):
+            item["annotator_id"] = f"user{number % num_annotators}"
+        (folder / name).write_text(json.dumps(items))
     return folder
 
 
@@ -47,11 +53,11 @@ def config_for(data: Path, run: Path, **options: Any) -> TrainConfig:
     return TrainConfig(**{**settings, "pretrained": False, **options})
 
 
-def small_model(eta: float | None = 0.8, *, dropout: bool = True) -> PairModel:
-    """Return a scorer with a BatchNorm and a crowd."""
+def small_model(eta: float | Sequence[float] = 0.8, is_learnable: bool = True, *, dropout: bool = True) -> PairModel:
+    """Return a scorer with a BatchNorm and a crowd, or its annotators."""
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
-    model = PairModel(QualityScorer(backbone, 32), eta)
+    model = PairModel(QualityScorer(backbone, 32), eta, is_learnable)
     if not dropout:
         for layer in model.modules():
             if isinstance(layer, nn.Dropout):
@@ -63,7 +69,7 @@ def read(config: TrainConfig) -> Comparisons:
     return train.read_comparisons(config, lambda line: None)
 
 
-def train_small(config: TrainConfig, *, kill_at: int = 0, eta: float | None = 0.8) -> dict[str, Any]:
+def train_small(config: TrainConfig, *, kill_at: int = 0) -> dict[str, Any]:
     """Train as train.py does; kill this process at its batch number `kill_at`. Return the engine's last record."""
     batches_left = [kill_at]
     ordinary = PairComparison.loss
@@ -79,6 +85,6 @@ def train_small(config: TrainConfig, *, kill_at: int = 0, eta: float | None = 0.
     with pytest.MonkeyPatch.context() as patch, OwnedRun(config) as run:
         patch.setattr(PairComparison, "loss", loss)
         patch.setattr(train, "engine_options", lambda config: replace(options(config), tensorboard=False))
-        train.train(config, run, torch.device("cpu"), small_model(eta), comparisons, 0)
+        train.train(config, run, torch.device("cpu"), small_model(*train.eta_of(config, comparisons)), comparisons, 0)
     records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     return next(record for record in reversed(records) if record["kind"] == "epoch")

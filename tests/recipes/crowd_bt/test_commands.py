@@ -174,9 +174,9 @@ def test_make_data_damages_photographs_of_a_folder(tmp_path: Path, monkeypatch: 
     unseen = {file.name.split("_")[1] for file in (output / "unseen" / "images").iterdir()}
     assert (seen, unseen) == ({"0", "2"}, {"1"})
     true = json.loads((output / "annotators.json").read_text())
-    assert sorted(true.values()) == [0.0] * 4 + [0.95] * 8
+    assert sorted(true.values()) == [0.5] * 4 + [0.975] * 8
     measured = json.loads((output / "prepared" / "user_reliabilities.json").read_text())
-    assert min(measured[user] for user, value in true.items() if value) > 0.7
+    assert min(measured[user] for user, value in true.items() if value > 0.5) > 0.7
     assert (output / "users" / "user00" / "comparison_data.json").is_file()
 
 

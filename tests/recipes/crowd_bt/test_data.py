@@ -13,7 +13,7 @@ import torch
 from crowd_bt import annotators, comparisons, metrics
 from crowd_bt.comparisons import Comparison, load_local, load_prepared, split_rows, write_prepared
 from crowd_bt.images import Pairs, load_image
-from crowd_bt.make_data import Picture, compare, damaged
+from crowd_bt.make_data import MakeConfig, Picture, compare, damaged, write_annotators
 
 from tests.recipes.crowd_bt.small import SIZE_PX, photographs, write_data
 from utils.common.errors import UserError
@@ -37,8 +37,18 @@ def test_lists_are_split_80_to_20_within_each_pair_type(data: Path) -> None:
     assert found == load_local(data, data / "images", 42, lines.append)
     assert found != load_local(data, data / "images", 43, lines.append)
     assert len(found.known_order) == 42
-    assert not found.uses_fixed_eta
+    assert found.measured == {}
     assert lines == []
+
+
+def test_lists_that_name_annotators_keep_the_names(tmp_path: Path) -> None:
+    data = write_data(tmp_path, num_annotators=3)
+    found = load_local(data, data / "images", 42, print)
+    assert Counter(row.annotator_id for row in found.of("all")) == {"user0": 30, "user1": 30, "user2": 30}
+    assert found.measured == {"user0": None, "user1": None, "user2": None}
+    pairs = Pairs(found.train, data / "images", SIZE_PX, 5, annotators=found.measured)
+    names = [row.annotator_id for row in found.train[:6]]
+    assert [f"user{pairs[0, index]['annotator']}" for index in range(6)] == names
 
 
 def test_absent_lists_and_images_are_reported_and_left_out(tmp_path: Path) -> None:
@@ -118,25 +128,40 @@ def test_reliability_counts_right_answers_and_half_of_near_draws() -> None:
         "nonsense",
     ]
     assert annotators.user_reliability(items) == pytest.approx(2.5 / 6)
-    assert annotators.user_reliability(items[6:]) == 0.5
+    assert annotators.user_reliability(items[6:]) is None
 
 
-def test_test_users_and_unreliable_ones_are_dropped() -> None:
+def test_test_users_are_dropped_and_users_without_gold_pairs_are_no_guessers() -> None:
     right, wrong = gold("POS_5", "POS_0", "left"), gold("POS_5", "POS_0", "right")
     logs = {
         "dummy_1": {"comparisons": [right]},
         "good": {"comparisons": [right, right, {"img1": "a"}]},
-        "poor": {"comparisons": [right, wrong, wrong]},  # 0.33: the user stays, its annotations go
-        "bad": {"comparisons": [right, wrong, wrong, wrong]},  # 0.25
+        "poor": {"comparisons": [right, wrong, wrong]},
+        "new": {"comparisons": [{**right, "pair_type": "anchor_anchor"}]},
         "broken": [1],
     }
     crowd = annotators.read_crowd(logs)
-    assert [(row.annotator_id, row.annotator_reliability) for row in crowd.rows] == [("good", 1.0)] * 2
-    assert crowd.reliabilities == pytest.approx({"good": 1.0, "poor": 1 / 3, "bad": 0.25})
+    found = [(row.annotator_id, row.annotator_reliability) for row in crowd.rows]
+    assert found == [("good", 1.0)] * 2 + [("new", None)] + [("poor", pytest.approx(1 / 3))] * 3
+    assert crowd.reliabilities == {"good": 1.0, "new": None, "poor": pytest.approx(1 / 3)}
     assert crowd.notes == [
         "WARNING: broken: its log holds no list of comparisons; left out",
-        "2 comparisons of 1 users; dropped 1 test users, 1 users below 0.3, 3 annotations below 0.5, 1 unreadable entries",
+        "6 comparisons of 3 users; dropped 1 test users, 1 unreadable entries",
     ]
+
+
+def test_worse_than_guessing_is_used_only_where_reliabilities_are_learned(tmp_path: Path) -> None:
+    rows = [
+        Comparison("a", "b", 1, "x", 1.0, name, value) for name, value in (("eve", 0.2), ("ann", 0.9), ("new", None))
+    ]
+    write_prepared(tmp_path, rows * 10, {"user_reliabilities": {}}, 3)
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("")
+    lines: list[str] = []
+    fixed, learned = (load_prepared(tmp_path, tmp_path, lines.append, learns_eta=learns) for learns in (False, True))
+    assert "eve" not in {row.annotator for row in [*fixed.of("all"), *learned.val]}
+    assert {row.annotator for row in learned.train} == {"ann", "new", "eve"}
+    assert "annotations by annotators of a reliability below 0.5 are left out" in lines[0]
 
 
 def test_the_prepared_format_keeps_every_field(tmp_path: Path) -> None:
@@ -149,7 +174,7 @@ def test_the_prepared_format_keeps_every_field(tmp_path: Path) -> None:
         (tmp_path / name).write_text("")
     found = load_prepared(tmp_path, tmp_path, print)
     assert (found.train, found.val) == split_rows(rows, 3)
-    assert found.uses_fixed_eta
+    assert found.measured == {f"user{number}": 0.5 + number / 40 for number in range(20)}
     facts = json.loads((tmp_path / "metadata.json").read_text())
     assert facts == {"uses_fixed_eta": True, "seed": 3, "num_train": 16, "num_val": 4, "num_users": 1, "bucket": "x"}
     assert json.loads((tmp_path / "user_reliabilities.json").read_text()) == {"user0": 0.5}
@@ -184,10 +209,30 @@ def test_each_level_damages_more_than_the_one_before(damage: str) -> None:
 
 def test_an_annotator_follows_the_order_as_often_as_told() -> None:
     generator = np.random.default_rng(0)
-    answers = Counter(compare(Picture("a", 1), Picture("b", 4), 0.6, generator) for _ in range(4000))
-    assert answers["left"] / 4000 == pytest.approx(0.6 + 0.4 / 2, abs=0.02)
+    answers = Counter(compare(Picture("a", 1), Picture("b", 4), 0.8, generator) for _ in range(4000))
+    assert answers["left"] / 4000 == pytest.approx(0.8, abs=0.02)
     assert set(answers) == {"left", "right"}
+    answers = Counter(compare(Picture("a", 1), Picture("b", 4), 0.1, generator) for _ in range(4000))
+    assert answers["left"] / 4000 == pytest.approx(0.1, abs=0.02)
     assert compare(Picture("a", 2), Picture("b", 2), 1.0, generator) == "draw"
+
+
+def test_annotators_may_lie_and_see_no_gold_pairs(tmp_path: Path) -> None:
+    pictures = [Picture(str(number), number % 7) for number in range(42)]
+    config = MakeConfig(annotators=4, per_annotator=40, guessing=0.25, lying=0.5, gold=False)
+    write_annotators(tmp_path, pictures, config, np.random.default_rng(0))
+    true, measured = (
+        json.loads((tmp_path / name).read_text()) for name in ("annotators.json", "prepared/user_reliabilities.json")
+    )
+    assert list(true.values()) == pytest.approx([0.5, 0.975, 0.025, 0.025])
+    assert list(measured.values()) == [None] * 4
+    answers = json.loads((tmp_path / "users" / "user03" / "comparison_data.json").read_text())["comparisons"]
+    levels = {picture.category: picture.level for picture in pictures}
+    favours_worse = [
+        (levels[item["img1_category"]] > levels[item["img2_category"]]) == (item["choice"] == "left")
+        for item in answers
+    ]
+    assert np.mean(favours_worse) > 0.8
 
 
 def test_accuracies_by_pair_type_put_gold_first_and_skip_draws() -> None:

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from crowd_bt.loss import Answers, crowd_loss, fixed_eta, pair_losses
+from crowd_bt import train
+from crowd_bt.comparisons import Comparison, Comparisons
+from crowd_bt.loss import Answers, crowd_loss, pair_losses
 from crowd_bt.metrics import validation_values
+from crowd_bt.model import PairModel
+from crowd_bt.options import TrainConfig
+from crowd_bt.task import PairComparison
+from torch import nn
 
 from tests.recipes.crowd_bt.small import small_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NUM_ITEMS = 12
+ROWS = [Comparison("a", "b", 1, "x", 1.0, "ann", 0.9), Comparison("b", "a", 1, "x", 1.0, "bob", 0.6)]
 
 
 def by_hand(difference: float, label: int, eta: float) -> float:
     if label == 0:
         return 0.5 * abs(difference)
     sigma = 1 / (1 + math.exp(-difference * label))
-    return -math.log(eta * sigma + (1 - eta) / 2 + 1e-8)
+    return -math.log(eta * sigma + (1 - eta) * (1 - sigma) + 1e-8)
 
 
-@pytest.mark.parametrize("eta", [0.5, 0.8, 1.0])
+@pytest.mark.parametrize("eta", [0.1, 0.5, 0.8, 1.0])
 def test_a_pair_costs_what_the_formula_says(eta: float) -> None:
     cases = [(d, label) for d in (-30.0, -0.3, 0.0, 2.0) for label in (-1, 0, 1)]
     difference, label = (torch.tensor(values, dtype=torch.float64) for values in zip(*cases, strict=True))
@@ -29,12 +40,10 @@ def test_a_pair_costs_what_the_formula_says(eta: float) -> None:
 
 
 def test_the_loss_is_the_weighted_mean_and_validation_computes_the_same() -> None:
-    from crowd_bt.comparisons import Comparison
-
     scores = {"a": 1.0, "b": 0.2, "c": 0.15}
     rows = [Comparison("a", "b", 1, "x", 2.0), Comparison("b", "a", 1, "x", 1.0), Comparison("b", "c", 0, "x", 3.0)]
     difference = torch.tensor([0.8, -0.8, 0.05])
-    answers = Answers(*(torch.tensor(values) for values in ([1.0, 1.0, 0.0], [2.0, 1.0, 3.0], [1.0, 1.0, 1.0])))
+    answers = Answers(*(torch.tensor(values) for values in ([1.0, 1.0, 0.0], [2.0, 1.0, 3.0], [0, 0, 0])))
     loss, values = crowd_loss(difference, torch.tensor(0.7), answers)
     expected = (2 * by_hand(0.8, 1, 0.7) + by_hand(-0.8, 1, 0.7) + 3 * by_hand(0.05, 0, 0.7)) / 6
     assert float(loss) == pytest.approx(expected, rel=1e-6)
@@ -44,17 +53,82 @@ def test_the_loss_is_the_weighted_mean_and_validation_computes_the_same() -> Non
     assert found["val_accuracy"] == pytest.approx(5 / 6)
 
 
-def test_annotations_of_their_own_reliability_are_clamped() -> None:
-    difference, label = torch.tensor([1.0, 1.0]), torch.tensor([-1.0, 1.0])
-    answers = Answers(label, torch.ones(2), torch.tensor([0.3, 0.9]))
-    assert fixed_eta(answers.reliability).tolist() == pytest.approx([0.5, 0.9])
-    expected = (by_hand(1, -1, 0.5) + by_hand(1, 1, 0.9)) / 2
-    assert float(crowd_loss(difference, None, answers)[0]) == pytest.approx(expected, rel=1e-6)
+@pytest.mark.parametrize(("reliability", "direction"), [(0.9, -1), (0.5, 0), (0.1, 1)])
+def test_who_guesses_moves_no_quality_and_who_lies_moves_it_the_other_way(reliability: float, direction: int) -> None:
+    # A measured reliability of 0.5 is that of guesses; it once counted as half trust.
+    config, found = TrainConfig(learnable_eta=False), [replace(ROWS[0], annotator_reliability=reliability)]
+    model = PairModel(nn.Identity(), *train.eta_of(config, Comparisons(found, found, {})))  # type: ignore[arg-type]
+    difference, who = torch.zeros(1, requires_grad=True), torch.zeros(1, dtype=torch.int64)
+    loss, _ = crowd_loss(difference, model.eta, Answers(torch.ones(1), torch.ones(1), who))
+    loss.backward()
+    assert difference.grad is not None
+    assert float(difference.grad) == pytest.approx(direction * 0.4, abs=1e-6)  # (1 - 2 η) / 2
+
+
+def test_bradley_terry_trusts_every_answer() -> None:
+    # Its log once said so while the loss was that of Crowd-BT with the annotators' own reliabilities.
+    comparisons, losses = Comparisons(ROWS, ROWS, {}), {}
+    for loss in ("bradley-terry", "crowd-bt"):
+        model = PairModel(nn.Identity(), *train.eta_of(TrainConfig(loss=loss), comparisons))  # type: ignore[arg-type]
+        answers = Answers(torch.ones(2), torch.ones(2), torch.tensor([0, 1]))
+        losses[loss] = PairComparison(comparisons, {}).loss((torch.tensor([0.7, -0.7]), model.eta), answers)[0].item()
+    plain = [math.log(1 + math.exp(-0.7)), math.log(1 + math.exp(0.7))]
+    assert losses["bradley-terry"] == pytest.approx(sum(plain) / 2, rel=1e-6)
+    prior = -9 * (math.log(0.9) + math.log(0.6)) / 2
+    expected = (by_hand(0.7, 1, 0.9) + by_hand(-0.7, 1, 0.6)) / 2 + prior
+    assert losses["crowd-bt"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("rows", [ROWS, [Comparison("a", "b", 1, "x")]])
+def test_eta_lr_is_the_step_of_the_reliabilities_and_of_nothing_else(rows: list[Comparison]) -> None:
+    config = TrainConfig(lr=1e-3, eta_lr=0.2)
+    model = small_model(*train.eta_of(config, Comparisons(rows, rows, {})))
+    optimizer = train.build_optimizer(model, config)
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    sum(weight.sum() for weight in model.parameters()).backward()  # type: ignore[union-attr]
+    optimizer.step()  # Adam's first step is the learning rate
+    moved = {name: float((weight.detach() - before[name]).abs().max()) for name, weight in model.named_parameters()}
+    assert moved.pop("eta_logit") == pytest.approx(0.2, rel=1e-3)
+    assert max(moved.values()) == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_training_finds_who_guesses_and_who_lies_without_gold_pairs() -> None:
+    generator, honest = np.random.default_rng(0), {"ann": 0.95, "bob": 0.95, "eve": 0.05, "guy": 0.5}
+    rows = []
+    for name, reliability in honest.items():
+        for _ in range(150):
+            one, other = sorted(generator.choice(NUM_ITEMS, 2, replace=False))  # the second is the better one
+            is_right = generator.random() < reliability
+            rows.append(Comparison(str(one), str(other), -1 if is_right else 1, "x", annotator_id=name))
+    comparisons, config = Comparisons(rows, rows, {}), TrainConfig(lr=0.05, eta_lr=0.1)
+    scorer = nn.Sequential(nn.Linear(NUM_ITEMS, 1, bias=False), nn.Flatten(0))
+    model = PairModel(scorer, *train.eta_of(config, comparisons))  # type: ignore[arg-type]
+    task, optimizer = PairComparison(comparisons, {}), train.build_optimizer(model, config)
+    pairs = torch.eye(NUM_ITEMS)[torch.tensor([[int(row.img1), int(row.img2)] for row in rows])]
+    names = list(comparisons.measured)
+    who = torch.tensor([names.index(row.annotator) for row in rows])
+    answers = Answers(torch.tensor([float(row.label) for row in rows]), torch.ones(len(rows)), who)
+    for _ in range(150):
+        optimizer.zero_grad()
+        task.loss(model(pairs), answers)[0].backward()
+        optimizer.step()
+    assert task.eta_of(model) == pytest.approx(honest, abs=0.12)
+    qualities = scorer(torch.eye(NUM_ITEMS)).tolist()
+    assert qualities == sorted(qualities)
+
+
+def test_the_best_epoch_is_no_tie_while_all_differences_count_as_draws() -> None:
+    # The accuracy, which once chose best_model.pt, is 0 for both: the first epoch stayed the best one.
+    options = train.engine_options(TrainConfig())
+    wrong, right = (validation_values(ROWS[:1], {"a": quality, "b": 0.0}, 0.8) for quality in (-0.09, 0.09))
+    assert wrong["val_accuracy"] == right["val_accuracy"] == 0
+    assert not options.monitors_a_score
+    assert right[options.monitor] < wrong[options.monitor]
 
 
 @pytest.mark.parametrize(("first", "expected"), [(0.8, 0.8), (0.5, 0.501), (1.0, 0.999)])
 def test_the_crowds_reliability_begins_where_it_is_told(first: float, expected: float) -> None:
-    assert float(small_model(first).eta or 0) == pytest.approx(expected, abs=1e-6)
+    assert float(small_model(first).eta) == pytest.approx(expected, abs=1e-6)
 
 
 def test_both_images_of_a_pair_pass_the_network_together() -> None:
@@ -64,7 +138,7 @@ def test_both_images_of_a_pair_pass_the_network_together() -> None:
     pairs = torch.from_numpy(np.random.default_rng(0).normal(size=(5, 2, 3, 32, 32)).astype(np.float32))
     difference, eta = model.eval()(pairs)
     assert sizes == [10]
-    assert eta is not None
+    assert float(eta) == pytest.approx(0.8)
     first, second = model.scorer(pairs[:, 0]), model.scorer(pairs[:, 1])
     assert torch.allclose(difference, first - second, atol=1e-5)
     assert difference.abs().max() > 0

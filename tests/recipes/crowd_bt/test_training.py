@@ -44,8 +44,12 @@ def gradient_and_metrics(config: TrainConfig, folder: Path, batch_size: int) -> 
     comparisons, rank = weighted(read(config)), distributed.rank()
     task = PairComparison(comparisons, {})
     options = EngineOptions(precision="off", sync_batchnorm=True, quiet=True)
-    engine = TrainingEngine(small_model(dropout=False), torch.device("cpu"), options, task=task, run=folder / "engine")
-    pairs = Pairs(comparisons.train, Path(config.image_dir), config.input_size, config.seed)
+    model = small_model(*train.eta_of(config, comparisons), dropout=False)
+    engine = TrainingEngine(model, torch.device("cpu"), options, task=task, run=folder / "engine")
+    task.state, engine.state.optimizer = engine.state, train.build_optimizer(model, config)
+    pairs = Pairs(
+        comparisons.train, Path(config.image_dir), config.input_size, config.seed, annotators=comparisons.measured
+    )
     batches = EpochBatches(len(pairs), batch_size, rank, distributed.world_size(), config.seed)
     *_, last = get_dataloader(pairs, batches, 0, False)
     loader = image_loader(task.val_images, Path(config.image_dir), config.input_size, 5, 0)
@@ -74,7 +78,7 @@ def train_and_die(config: TrainConfig, folder: Path) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train on two ranks, whole and killed and resumed; measure the gradient on two ranks and on this one."""
     folder = tmp_path_factory.mktemp("runs")
-    config = config_for(write_data(folder / "data"), folder / "killed")
+    config = config_for(write_data(folder / "data", num_annotators=3), folder / "killed")
     with pytest.raises(RankFailed, match="rank 1 died"):
         run_ranks(train_and_die, 2, config, folder, timeout_s=240)
     run_ranks(train_small, 2, config, timeout_s=240)
@@ -92,6 +96,7 @@ def test_two_ranks_compute_the_gradient_of_one(folder: Path) -> None:
     assert [facts(folder, name)["num_pairs"] for name in ("1-0", "2-0", "2-1")] == [11, 6, 5]
     assert set(one.files) == set(ours.files)
     assert {"eta_logit", "scorer.head.6.weight", "scorer.backbone.0.weight"} <= set(one.files)
+    assert one["eta_logit"].shape == (3,)  # of each annotator, with the prior's part, which must count once
     # η's gradient is a small difference of larger ones, so a tenth of the largest gradient bounds the scale from below.
     least = max(float(np.abs(one[name]).max()) for name in one.files) / 10
     for name in one.files:
@@ -154,6 +159,11 @@ def test_files_are_those_of_the_guide(folder: Path) -> None:
     assert epochs[1]["learning_rate"] == pytest.approx(2e-3 * (0.01 + 0.99 / 2))
     assert last["evaluation"]["by_pair_type"].keys() == {"gold_gold", "anchor_anchor", "anchor_regular"}
     assert next(iter(last["evaluation"])) == "gold_gold_accuracy"
+    reliabilities = {name: entry["eta"] for name, entry in last["evaluation"]["annotators"].items()}
+    assert sorted(reliabilities) == ["user0", "user1", "user2"]
+    assert torch.sigmoid(torch.tensor(saved["eta_logit"])).tolist() == pytest.approx(
+        [reliabilities[name] for name in sorted(reliabilities)], abs=1e-6
+    )
 
 
 def test_another_number_of_processes_is_refused_for_a_resumed_run(folder: Path) -> None:
