@@ -52,7 +52,7 @@ class MuSGD(torch.optim.SGD):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._orthogonalisers: dict[int, Orthogonaliser] = {}
+        self._orthogonalisers = {}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -68,9 +68,19 @@ class MuSGD(torch.optim.SGD):
             with full_matmul_precision():
                 updates = self._orthogonaliser(number, weights).sum_of(gradients, momenta, group["momentum"])
             # SGD's kernel: it takes no step where `found_inf` is 1.
-            plain = {"weight_decay": 0, "momentum": 0, "dampening": 0, "nesterov": False, "maximize": False}
-            lr = group["lr"] * MUON_GAIN
-            torch._fused_sgd_(weights, updates, [], **plain, lr=lr, is_first_step=False, found_inf=found_inf)
+            torch._fused_sgd_(
+                weights,
+                updates,
+                [],
+                lr=group["lr"] * MUON_GAIN,
+                weight_decay=0.0,
+                momentum=0.0,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+                found_inf=found_inf,
+            )
         return loss
 
     def _orthogonaliser(self, number: int, weights: list[torch.Tensor]) -> Orthogonaliser:
