@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from utils.engine.nonfinite import NonFiniteGuard
 from utils.run.checkpoint import load_latest, save_checkpoint
@@ -18,10 +20,10 @@ from utils.yolo.optimizer import (
     MuSGD,
     OptimizerPlan,
     build_optimizer,
-    orthogonalise,
     parameter_groups,
     scaled_lr,
 )
+from utils.yolo.orthogonal import Orthogonaliser
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("none", 0.01), ("linear", 0.04), ("sqrt", 0.02)])
@@ -55,23 +57,33 @@ def set_gradients(model: torch.nn.Module, seed: int) -> None:
             parameter.grad = torch.randn_like(parameter)  # in the parameter's memory format, like a real one
 
 
+def take_steps(sides: dict[torch.nn.Module, torch.optim.Optimizer], seed: int) -> None:
+    for model, optimizer in sides.items():
+        set_gradients(model, seed)
+        optimizer.step()
+
+
 def test_musgd_adds_an_orthogonal_update_to_that_of_sgd() -> None:
     model = build_model("yolov8n-seg.yaml", NAMES).to(memory_format=torch.channels_last)
     by_sgd, before = copy.deepcopy(model), copy.deepcopy(model.state_dict())
-    set_gradients(model, 0)
-    set_gradients(by_sgd, 0)
     plan = plan_of("musgd")
-    build_optimizer(model, plan).step()
-    build_optimizer(by_sgd, plan_of("sgd")).step()
-    after = by_sgd.state_dict()
-    for name, value in model.state_dict().items():
-        assert value.ndim == 4 or torch.equal(value, after[name])  # biases and normalisation
+    sides = {model: build_optimizer(model, plan), by_sgd: build_optimizer(by_sgd, plan_of("sgd"))}
+    take_steps(sides, seed=0)
+    after = copy.deepcopy(by_sgd.state_dict())
     for name in ("model.0.conv.weight", "model.4.m.0.cv1.conv.weight", "model.22.cv4.0.2.weight"):
         assert not torch.equal(after[name], before[name])
         added = (model.state_dict()[name] - after[name]).double().flatten(1)
         rows, columns = added.shape
         values = torch.linalg.svdvals(added) / (plan.lr * MUON_GAIN * max(1, rows / columns) ** 0.5)
         assert 0.6 < values.median() <= values.max() < 1.4, name  # five Newton-Schulz iterations bring them near one
+    take_steps(sides, seed=1)
+    for (name, value), other in zip(model.named_parameters(), by_sgd.parameters(), strict=True):
+        assert value.ndim == 4 or torch.equal(value, other), name  # biases and normalisation
+        if value.requires_grad:
+            momentum, wanted = (
+                sides[side].state[key]["momentum_buffer"] for side, key in ((model, value), (by_sgd, other))
+            )
+            assert torch.equal(momentum, wanted), name  # of all
 
 
 @pytest.mark.parametrize("name", ["sgd", "musgd", "adamw"])
@@ -95,9 +107,14 @@ def test_an_optimizer_continues_bit_for_bit_from_a_checkpoint(name: str, tmp_pat
     assert all(torch.equal(value, ours[key]) for key, value in model.state_dict().items())
 
 
+def orthogonalise(matrices: list[torch.Tensor]) -> list[torch.Tensor]:
+    return Orthogonaliser(matrices).sum_of(matrices, matrices, 0.0)
+
+
 def test_the_shortcut_over_the_gram_matrix_equals_muons_iteration() -> None:
     torch.manual_seed(0)
-    shapes = [(16, 27), (64, 16), (16, 144), (8, 8), (1, 5)]
+    large = [(96, 864)] * 3  # so that the small ones are padded to each other's sizes
+    shapes = [(16, 27), (64, 16), (16, 144), (8, 8), (1, 5), (64, 9), (9, 9), *large]
     matrices = [torch.randn(shape) for shape in shapes]
     matrices[2] = torch.randn(16, 2) @ torch.randn(2, 144) + 1e-3 * torch.randn(16, 144)  # nearly of rank 2
     for matrix, found in zip(matrices, orthogonalise(matrices), strict=True):
@@ -110,16 +127,42 @@ def test_the_shortcut_over_the_gram_matrix_equals_muons_iteration() -> None:
     assert not orthogonalise([torch.zeros(3, 4)])[0].any()
 
 
+class Computing(TorchDispatchMode):
+    """Counts the operators that compute: each is at least one launch on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        named = operator.overloadpacket.__name__
+        self.count += not operator.is_view and "empty" not in named and operator.namespace != "profiler"
+        return operator(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize(("name", "most"), [("yolov8n-seg.yaml", 94), ("yolo26n-seg.yaml", 136)])
+def test_a_step_of_musgd_needs_few_launches(name: str, most: int) -> None:
+    """Forward and backward pass and loss of YOLOv8n have some 870, for any batch."""
+    model = build_model(name, NAMES).to(memory_format=torch.channels_last)
+    optimizer = build_optimizer(model, plan_of("musgd"))
+    set_gradients(model, 0)
+    optimizer.step()
+    with Computing() as computing:
+        optimizer.step()
+    assert computing.count <= most
+
+
 @pytest.mark.parametrize("fused", [True, False])
 def test_musgd_skips_a_step_with_a_nan(fused: bool) -> None:
-    weight = torch.nn.Parameter(torch.randn(4, 3, 2, 2))
-    optimizer = MuSGD([{"params": [weight], "use_muon": True}], lr=0.1, momentum=0.9, nesterov=True, fused=fused)
+    shapes = [(64, 64, 3, 3), (64, 48, 3, 3), (16, 3, 3, 3), (8, 16, 1, 1)]  # the last ones are padded
+    weights = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    optimizer = MuSGD([{"params": weights, "use_muon": True}], lr=0.1, momentum=0.9, nesterov=True, fused=fused)
     guard = NonFiniteGuard(torch.device("cpu"))
-    before = weight.detach().clone()
-    weight.grad = torch.full_like(weight, torch.nan)
-    guard.step(optimizer, weight.grad.norm())
-    assert torch.equal(weight, before)
-    weight.grad = torch.randn_like(weight)
-    guard.step(optimizer, weight.grad.norm())
-    assert weight.isfinite().all()
-    assert not torch.equal(weight, before)
+    for value, is_bad in ((1.0, False), (torch.nan, True), (torch.inf, True), (1.0, False)):
+        before = [weight.detach().clone() for weight in weights]
+        for weight in weights:
+            weight.grad = torch.randn_like(weight) * value
+        guard.step(optimizer, torch.tensor(value))
+        for weight, its_before in zip(weights, before, strict=True):
+            assert weight.isfinite().all()
+            assert torch.equal(weight, its_before) == is_bad

@@ -87,8 +87,8 @@ def criterion_of(engine: TrainingEngine) -> SegmentationLoss:
 def build_training(model: YoloModel, device: torch.device, precision: Precision) -> TrainingEngine:
     """Set up the trainer's engine with the defaults of `train_yolo_ddp.py`: channels last, clip, EMA, DDP.
 
-    Two differences: AdamW, which needs more memory than the default MuSGD and less time on a CPU; and each rank keeps its own
-    BatchNorm statistics.
+    Two differences: AdamW, which needs about as much memory as the default MuSGD and less time on a CPU; and each rank keeps
+    its own BatchNorm statistics.
     """
     model = model.to(device, memory_format=torch.channels_last)
     options = EngineOptions(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from utils.yolo.orthogonal import Orthogonaliser
+
 NOMINAL_BATCH_SIZE = 64  # the batch YOLOv8's learning rate, weight decay and gradient clip were tuned for
 SGD_LR = 0.01  # of SGD and MuSGD, for the nominal batch
 MUON_GAIN = 1.6  # factor of Muon's update, which MuSGD adds to SGD's; 0.2 in Ultralytics (docs/recipe.md)
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a, b, c of a X + b (X X') X + c (X X')^2 X, Muon's polynomial
-NEWTON_SCHULZ_STEPS = 5
 SGD_WARMUP_BIAS_LR = 0.1  # YOLOv8's warmup_bias_lr; with `optimizer=auto` Ultralytics sets it to 0
 OPTIMIZER_NAMES = {"sgd": "SGD", "musgd": "MuSGD", "adamw": "AdamW"}
 GRADIENT_CLIP_NORM = 10.0  # YOLOv8's limit for the gradient of the nominal batch
@@ -45,28 +46,48 @@ class MuSGD(torch.optim.SGD):
 
     def __init__(self, params: Any, **options: Any) -> None:
         super().__init__(params, **options)
+        self._orthogonalisers: dict[int, Orthogonaliser] = {}
         for group in self.param_groups:
             group.setdefault("use_muon", False)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._orthogonalisers = {}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Take both steps, or neither when the gradient is not finite: then `found_inf`, a tensor (), is 1."""
         loss = super().step(closure)
         found_inf = getattr(self, "found_inf", None)
-        for group in self.param_groups:
+        for number, group in enumerate(self.param_groups):
             weights = [weight for weight in group["params"] if weight.grad is not None] if group["use_muon"] else []
             if not weights:
                 continue
+            gradients = [weight.grad for weight in weights]
             momenta = [self.state[weight]["momentum_buffer"] for weight in weights]
-            directions = torch._foreach_add([weight.grad for weight in weights], momenta, alpha=group["momentum"])
-            # In the order of the indices, so that no memory format changes how sums are rounded.
             with full_matmul_precision():
-                updates = orthogonalise([direction.flatten(1) for direction in directions])
-            if found_inf is not None:
-                updates = [torch.where(found_inf > 0, torch.zeros_like(update), update) for update in updates]
-            shaped = [update.view(weight.shape) for update, weight in zip(updates, weights, strict=True)]
-            torch._foreach_add_(weights, shaped, alpha=-group["lr"] * MUON_GAIN)
+                updates = self._orthogonaliser(number, weights).sum_of(gradients, momenta, group["momentum"])
+            # SGD's kernel: it takes no step where `found_inf` is 1.
+            torch._fused_sgd_(
+                weights,
+                updates,
+                [],
+                lr=group["lr"] * MUON_GAIN,
+                weight_decay=0.0,
+                momentum=0.0,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+                found_inf=found_inf,
+            )
         return loss
+
+    def _orthogonaliser(self, number: int, weights: list[torch.Tensor]) -> Orthogonaliser:
+        found = self._orthogonalisers.get(number)
+        if found is None or len(weights) != len(found.weights) or any(map(operator.is_not, weights, found.weights)):
+            found = self._orthogonalisers[number] = Orthogonaliser(weights)
+        return found
 
 
 @contextlib.contextmanager
@@ -78,38 +99,6 @@ def full_matmul_precision() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def orthogonalise(matrices: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Bring the singular values of float32 matrices (M, N) near 1, times sqrt(M / N) where M > N.
-
-    Five Newton-Schulz iterations leave them between 0.68 and 1.2; those below a thousandth of the largest stay smaller.
-    Each iteration multiplies X by a polynomial of X X', so X X' alone is iterated, a much smaller matrix for a 3 x 3
-    convolution, and X is multiplied once by the product of the polynomials.
-    """
-    wide = [matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix for matrix in matrices]
-    by_height: dict[int, list[int]] = {}
-    for position, matrix in enumerate(wide):
-        by_height.setdefault(len(matrix), []).append(position)
-    results = list(wide)
-    first, second, third = NEWTON_SCHULZ
-    for positions in by_height.values():
-        gram = torch.stack([wide[position] @ wide[position].mT for position in positions])  # (K, M, M)
-        squared_norm = gram.diagonal(dim1=1, dim2=2).sum(1)[:, None, None].clamp(min=1e-14)
-        gram /= squared_norm
-        product = squared_norm.rsqrt() * torch.eye(gram.shape[1], device=gram.device)
-        for number in range(NEWTON_SCHULZ_STEPS):
-            polynomial = torch.baddbmm(gram, gram, gram, beta=second, alpha=third)
-            polynomial.diagonal(dim1=1, dim2=2).add_(first)
-            product = polynomial @ product
-            if number < NEWTON_SCHULZ_STEPS - 1:
-                gram = polynomial @ gram @ polynomial
-        for position, factor in zip(positions, product.unbind(), strict=True):
-            results[position] = factor @ wide[position]
-    return [
-        result.mT * math.sqrt(len(matrix) / matrix.shape[1]) if len(matrix) > matrix.shape[1] else result
-        for matrix, result in zip(matrices, results, strict=True)
-    ]
 
 
 def build_optimizer(model: torch.nn.Module, plan: OptimizerPlan) -> torch.optim.Optimizer:
