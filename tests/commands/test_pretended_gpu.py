@@ -8,11 +8,12 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from tests.conftest import PROJECT, TrainedRun
+from tests.conftest import PROJECT, TrainedRun, must_run
 from tests.ranks import RankFailed, run_ranks
 from tests.recipes.compressed_ad.small import small_settings, write_small_histories
 from utils.common import environment
@@ -23,35 +24,50 @@ SIZE = ("--img-size", "64")
 RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_at: int = 0) -> tuple[int, int]:
-    """Run a command in this fresh process; return its exit code and how many tensors it copied to a GPU.
+def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_at: int = 0) -> dict[str, Any]:
+    """Run a command, given as folder/module, in this fresh process; return its exit code and what it did on a GPU.
 
-    It is killed at its optimizer step number `kill_at`.
+    `copies` counts tensors copied to a GPU; `dtypes` and `formats` are those of the convolutions' results and inputs.
+    The process is killed at its optimizer step number `kill_at`.
     """
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
     os.dup2(1, 2)
     if os.environ["WORLD_SIZE"] == "1":  # some commands start ranks of their own
         for name in RANK_NAMES:
             del os.environ[name]
-    sys.path[:0] = [str((PROJECT / script).parent), str(PRETENCE)]
+    folder, _, module = script.rpartition("/")
+    sys.path[:0] = [str(PROJECT / folder), str(PRETENCE)]
     sys.argv = [script, *arguments]
-    copies: Callable[[], int] = lambda: 0  # noqa: E731
+    seen: dict[str, Any] = {"copies": 0, "dtypes": set(), "formats": set()}
     if num_gpus:
         os.environ.update(PRETEND_GPUS=str(num_gpus), PYTHONPATH=os.pathsep.join([str(PRETENCE), str(PROJECT)]))
         pretended_gpu = importlib.import_module("pretended_gpu")
         pretended_gpu.switch_on(num_gpus)
         environment._GPU_DRIVER_FILES = ("/",)  # one that exists
-        copies = lambda: pretended_gpu.COPIES[0]  # noqa: E731
+        watch_convolutions(seen)
     if kill_at:
         kill_at_step(kill_at)
-    command = importlib.import_module(Path(script).stem)
+    command = importlib.import_module(module)
     if num_gpus and (roofline := sys.modules.get("utils.measure.roofline")):
         for sizes in (roofline._MATMUL_SIDE, roofline._CONVOLUTION, roofline._COPY_BYTES):
             sizes["cuda"] = sizes["cpu"]  # a GPU's sizes take a CPU minutes
         # Below PyTorch's dispatcher, where memory is counted, the pretence has no marks.
         sys.modules["utils.measure.tensor_memory"].TensorMemory._is_here = lambda *_: True
-    code = command.main()
-    return int(code or 0), copies()
+    seen["code"] = int(command.main() or 0)
+    if num_gpus:
+        seen["copies"] = pretended_gpu.COPIES[0]
+    seen["deterministic"] = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+    return seen
+
+
+def watch_convolutions(seen: dict[str, Any]) -> None:
+    def note(module: Any, inputs: Any, output: Any) -> None:
+        if isinstance(module, torch.nn.Conv2d) and inputs[0].device.type == "cuda":
+            seen["dtypes"].add(str(output.dtype))
+            tensors = (module.weight, inputs[0]) if not seen["formats"] else (module.weight,)  # the network's input
+            seen["formats"] |= {tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors}
+
+    torch.nn.modules.module.register_module_forward_hook(note)
 
 
 def kill_at_step(number: int) -> None:
@@ -70,7 +86,7 @@ def kill_at_step(number: int) -> None:
 
 def run(
     folder: Path, num_gpus: int, script: str, *arguments: str | Path, ranks: int = 1, kill_at: int = 0
-) -> list[tuple[int, int]]:
+) -> list[dict[str, Any]]:
     log = folder / "printed.txt"
     arguments_ = [str(argument) for argument in arguments]
     try:
@@ -95,6 +111,19 @@ def crowd(folder: Path, trained: TrainedRun) -> list[str]:
     ]
 
 
+def underwater(folder: Path, trained: TrainedRun) -> list[str]:
+    from tests.recipes.underwater_ir.small import write_losses, write_photographs
+    from tests.recipes.underwater_ir.test_training import arguments_of
+
+    write_photographs(folder / "photographs", 3)
+    made = [*("--images", str(folder / "photographs"), "--output", str(folder), "--num-train", "4"), "--num-test", "2"]
+    must_run("python", "recipes/underwater_ir/make_data.py", *made, "--size", "24")
+    write_losses(folder)
+    arguments = arguments_of(folder, folder / "student.pt")
+    arguments[arguments.index("--device") + 1] = "cuda"
+    return [*arguments, "--epochs", "1"]
+
+
 def rooms(folder: Path, trained: TrainedRun) -> list[str]:
     import yaml
 
@@ -106,67 +135,78 @@ def rooms(folder: Path, trained: TrainedRun) -> list[str]:
 
 COMMANDS: dict[str, tuple[str, Callable[[Path, TrainedRun], list[str]]]] = {
     "train": (
-        "train_yolo_ddp.py",
+        "train_yolo_ddp",
         lambda folder, trained: [
             *("--data", str(trained.data), "--save-dir", str(folder / "run"), "--model", "yolo11n-seg.yaml", *SIZE),
-            *("--batch-size", "4", "--epochs", "1", "--amp", "fp16", "--accumulate", "2", "--multi-scale"),
+            *("--batch-size", "8", "--epochs", "1", "--amp", "fp16", "--accumulate", "2", "--multi-scale"),
+            "--deterministic",
         ],
     ),
     "evaluate": (
-        "evaluate_model.py",
+        "evaluate_model",
         lambda folder, trained: [
             *("--model", str(trained.folder / "best.pt"), "--data", str(trained.data), *SIZE, "--amp", "auto"),
             *("--mask-resolution", "native", "--output", str(folder / "evaluation")),
         ],
     ),
     "infer": (
-        "inference.py",
+        "inference",
         lambda folder, trained: [
             *("--model", str(trained.folder / "best.pt"), "--source", str(trained.processed / "val" / "images")),
             *("--tiles", "96", "--output", str(folder / "predictions")),
         ],
     ),
     "export": (
-        "export.py",
+        "export",
         lambda folder, trained: [
             *("--model", str(trained.folder / "best.pt"), "--data", str(trained.data), *SIZE, "--format"),
             *("torchscript", "--output", str(folder / "export")),
         ],
     ),
     "profile": (
-        "profile_gpu.py",
+        "profile_gpu",
         lambda folder, trained: [
             *("--model", "yolov8n-seg.yaml", "--batch-sizes", "1", "--steps", "1", *SIZE),
             *("--output", str(folder / "profile")),
         ],
     ),
     "benchmark": (
-        "benchmark_ddp.py",
+        "benchmark_ddp",
         lambda folder, trained: [
             *("--batch-size", "2", "--steps", "1", "--warmup", "1", "--repeats", "1", *SIZE),
             *("--output", str(folder / "benchmark")),
         ],
     ),
     "check data": (
-        "check_data.py",
+        "check_data",
         lambda folder, trained: [
             *("--model", str(trained.folder / "best.pt"), "--data", str(trained.data)),
             *("--output", str(folder / "check")),
         ],
     ),
-    "check machine": ("test_ddp.py", lambda folder, trained: ["--data", str(trained.data)]),
-    "crowd_bt": ("recipes/crowd_bt/train.py", crowd),
-    "compressed_ad": ("recipes/compressed_ad/train.py", rooms),
+    "check machine": ("test_ddp", lambda folder, trained: ["--data", str(trained.data)]),
+    "crowd_bt": ("recipes/crowd_bt/train", crowd),
+    "compressed_ad": ("recipes/compressed_ad/train", rooms),
+    "underwater_ir": ("recipes/underwater_ir/underwater_ir.student.train_student", underwater),
 }
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_runs_on_a_gpu(name: str, trained: TrainedRun, tmp_path: Path) -> None:
     script, arguments = COMMANDS[name]
-    ((code, num_copies),) = run(tmp_path, 1, script, *arguments(tmp_path, trained))
+    (seen,) = run(tmp_path, 1, script, *arguments(tmp_path, trained))
     printed = (tmp_path / "printed.txt").read_text()
-    assert code == 0, printed
-    assert num_copies > 0 or "on Pretended GPU" in printed, f"used no GPU\n{printed}"
+    assert seen["code"] == 0, printed
+    assert seen["copies"] > 0 or "on up to 1 x Pretended GPU" in printed, f"used no GPU\n{printed}"
+    if name == "train":
+        assert seen["dtypes"] >= {"torch.float16"}
+        assert seen["formats"] == {True}
+        assert seen["deterministic"] == (True, "highest")
+        found = load_latest(tmp_path / "run" / "checkpoint")
+        assert found is not None
+        assert found[1]["scaler"]["scale"] > 1
+    if name == "evaluate":
+        assert seen["dtypes"] == {"torch.bfloat16"}
 
 
 # -- the bits of a CPU ------------------------------------------------------------------------------------------------------
@@ -199,10 +239,8 @@ def train(folder: Path, device: str, trained: TrainedRun, *flags: str, ranks: in
         "1",
     )
     num_gpus = ranks if device == "cuda" else 0
-    codes = run(
-        folder, num_gpus, "train_yolo_ddp.py", "--save-dir", folder / "run", *flags, ranks=ranks, kill_at=kill_at
-    )
-    assert bool(kill_at) or [code for code, _ in codes] == [0] * ranks
+    seen = run(folder, num_gpus, "train_yolo_ddp", "--save-dir", folder / "run", *flags, ranks=ranks, kill_at=kill_at)
+    assert bool(kill_at) or [one["code"] for one in seen] == [0] * ranks
 
 
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -222,10 +260,10 @@ def test_a_training_that_was_killed_and_resumed_on_a_gpu_has_the_bits_of_a_cpu(
     trained: TrainedRun, tmp_path: Path
 ) -> None:
     cpu, gpu = tmp_path / "cpu", tmp_path / "gpu"
-    train(cpu, "cpu", trained, "--amp", "bf16")
-    train(gpu, "cuda", trained, "--amp", "bf16", kill_at=4)
+    train(cpu, "cpu", trained, "--amp", "off")
+    train(gpu, "cuda", trained, "--amp", "off", kill_at=4)
     assert not (gpu / "run" / "status.json").read_text().count("finished")
-    train(gpu, "cuda", trained, "--amp", "bf16")
+    train(gpu, "cuda", trained, "--amp", "off")
     assert "Resumed from" in (gpu / "printed.txt").read_text()
     expected = tensors_of(cpu)
     assert len(expected) > 1000
