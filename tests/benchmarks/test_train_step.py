@@ -103,7 +103,7 @@ def test_waits_add_up_by_operator() -> None:
 @pytest.fixture(scope="module")
 def engine() -> TrainingEngine:
     torch.manual_seed(0)
-    trained = build_training(build_model("yolov8n-seg.yaml", NAMES), CPU, choose_precision("auto", CPU))
+    trained = build_training(build_model("yolov8n-seg.yaml", NAMES), CPU, choose_precision("auto", CPU), "adamw")
     trained.model.train()
     return trained
 
