@@ -77,7 +77,7 @@ def check_nccl(setting: Setting) -> Finding:
         found = ranks_found(setting, ["cpu"], "gloo", ["off"])
         raise NeedsGpu(f"over gloo instead: {said_of(found)}", **found)
     devices = [f"cuda:{number}" for number in range(setting.num_gpus)]
-    found = ranks_found(setting, devices, "nccl", ["auto", "fp16"])
+    found = ranks_found(setting, devices, "nccl", ["off", "auto", "fp16"])
     return Finding(said_of(found), found)
 
 
