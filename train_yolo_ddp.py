@@ -18,7 +18,7 @@ from utils import assembly, distributed
 from utils.common.config import parse_config
 from utils.common.cores import choose_threads_and_workers, free_cores, threads_beside_others
 from utils.common.devices import choose_device, choose_precision, seed_everything, tune_device
-from utils.common.errors import UserError, run_script
+from utils.common.errors import explain_out_of_memory, run_script
 from utils.common.signals import die_with_parent
 from utils.data.dataset import SegmentationDataset
 from utils.data.dataset_yaml import load_dataset_yaml
@@ -68,25 +68,23 @@ def main() -> int:
     freeze_layers(model, config.freeze)
     found = assembly.find_batch_size(config, model, device)
     setup_ddp(device, ranks)
-    try:
-        config = replace(config, batch_size=assembly.agree_batch_size(config, found))
-        with OwnedRun(config) as run:
-            print_banner(ranks.world_size, ranks.rank)
-            threads = config.threads or keep_threads(threads, most_threads, ranks.world_size, run.choices)
-            torch.set_num_threads(threads)
-            loading = assembly.plan_workers(config, workers, ranks.local_world_size)
-            place = f"Device: {device}, {threads} threads and {loading.workers} loader workers per process"
-            say("\n".join([*run.notes, *loading.notes, place]))
-            if threads < most_threads and not config.threads:
-                reason = "as when the run began" if run.resumes else "because other programs use the cores"
-                say(f"Compute threads: {threads} of {most_threads}, {reason} (--threads {most_threads} uses all)")
-            with mirror(run.folder, config.mlflow):
-                code = train(config, run, device, model, spec.names, (train_set, val_set), loading.workers, say)
-    except torch.OutOfMemoryError as error:
-        raise UserError(
-            f"GPU {device.index}: --batch-size {config.batch_size} at {config.img_size} pixels does not fit its memory; "
-            f"halve it and double --accumulate (the same training), or let --batch-size auto choose"
-        ) from error
+    config = replace(config, batch_size=assembly.agree_batch_size(config, found))
+    too_large = (
+        f"GPU {device.index}: --batch-size {config.batch_size} at {config.img_size} pixels does not fit its memory; "
+        f"halve it and double --accumulate (the same training), or let --batch-size auto choose"
+    )
+    with explain_out_of_memory(too_large), OwnedRun(config) as run:
+        print_banner(ranks.world_size, ranks.rank)
+        threads = config.threads or keep_threads(threads, most_threads, ranks.world_size, run.choices)
+        torch.set_num_threads(threads)
+        loading = assembly.plan_workers(config, workers, ranks.local_world_size)
+        place = f"Device: {device}, {threads} threads and {loading.workers} loader workers per process"
+        say("\n".join([*run.notes, *loading.notes, place]))
+        if threads < most_threads and not config.threads:
+            reason = "as when the run began" if run.resumes else "because other programs use the cores"
+            say(f"Compute threads: {threads} of {most_threads}, {reason} (--threads {most_threads} uses all)")
+        with mirror(run.folder, config.mlflow):
+            code = train(config, run, device, model, spec.names, (train_set, val_set), loading.workers, say)
     cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
     return code
 

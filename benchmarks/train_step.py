@@ -59,6 +59,7 @@ class StepConfig(Options):
     warmup: int = option(1, "steps before them in each round", at_least=1)
     rounds: int = option(3, "rounds; the median of all steps counts", at_least=1)
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    optimizer: str = option("musgd", "optimizer of both sides", choices=("musgd", "adamw"))
     amp: str = option("auto", "this project's mixed precision", choices=PRECISION_CHOICES)
     threads: int | None = option(None, "compute threads; unset: as many as the trainer takes", at_least=1)
     data: str | None = option(None, "data-set YAML: train on its first batch, and time loading too", metavar="YAML")
@@ -96,8 +97,8 @@ def main() -> int:
         f"({torch.get_num_threads()} threads); this project in {precision.name}",
         flush=True,
     )
-    ours = OurSide(copy.deepcopy(model), batch, device, precision)
-    sides: dict[str, Side] = {OURS: ours, THEIRS: TheirSide(model, batch, device)}
+    ours = OurSide(copy.deepcopy(model), batch, device, precision, config.optimizer)
+    sides: dict[str, Side] = {OURS: ours, THEIRS: TheirSide(model, batch, device, config.optimizer)}
     figures = measure(sides, len(batch), config)
     record: Json = {"config": to_dict(config), "environment": environment_report(), "sides": figures}
     ceiling = figures[OURS]["images_per_s"]

@@ -21,8 +21,16 @@ from utils.data.dataset import Batch
 from utils.data.loader import EpochLoader
 from utils.engine.state import Progress
 from utils.measure.operators import OperatorCount, count_operators
-from utils.measure.step_timer import LEARNING_RATE, WEIGHT_DECAY, StepTimer, build_training, time_training_steps
+from utils.measure.step_timer import (
+    LEARNING_RATE,
+    MOMENTUM,
+    WEIGHT_DECAY,
+    StepTimer,
+    build_training,
+    time_training_steps,
+)
 from utils.yolo.model import YoloModel
+from utils.yolo.optimizer import OPTIMIZER_NAMES
 
 
 class Side(Protocol):
@@ -38,8 +46,10 @@ class Side(Protocol):
 class OurSide:
     """The trainer's engine with all that it does between two batches; every step uses the same batch."""
 
-    def __init__(self, model: YoloModel, batch: Batch, device: torch.device, precision: Precision) -> None:
-        self.engine = build_training(model, device, precision)
+    def __init__(
+        self, model: YoloModel, batch: Batch, device: torch.device, precision: Precision, optimizer: str
+    ) -> None:
+        self.engine = build_training(model, device, precision, optimizer)
         self.engine.model.train()
         self.batch = batch
 
@@ -77,20 +87,26 @@ class OurSide:
 
 
 class TheirSide:
-    """Ultralytics' model, loss, optimizer, clip and moving average, with AMP on a GPU, which is its default."""
+    """Ultralytics' model, loss, optimizer, clip and moving average, with its trainer's defaults.
 
-    def __init__(self, model: YoloModel, batch: Batch, device: torch.device) -> None:
+    Those are deterministic algorithms, and on a GPU AMP (fp16) and weights in channels-last memory format.
+    """
+
+    def __init__(self, model: YoloModel, batch: Batch, device: torch.device, optimizer: str) -> None:
         prepare_environment()
         from ultralytics.engine.trainer import BaseTrainer
         from ultralytics.utils.torch_utils import ModelEMA
 
         self.device = device
         self.model = model.to(device).train()
+        if device.type == "cuda":
+            self.model = self.model.to(memory_format=torch.channels_last)
         self.model.args = SimpleNamespace(box=7.5, cls=0.5, dfl=1.5, overlap_mask=True, epochs=100)
         self.batch = _their_batch(batch, device)
         self.amp = device.type == "cuda"
         # Ultralytics' own methods, called with the few attributes of a trainer that they use.
-        rule = {"name": "AdamW", "lr": LEARNING_RATE, "momentum": 0.9, "decay": WEIGHT_DECAY}
+        name = OPTIMIZER_NAMES[optimizer]
+        rule = {"name": name, "lr": LEARNING_RATE, "momentum": MOMENTUM, "decay": WEIGHT_DECAY}
         trainer: Any = SimpleNamespace(model=self.model, ema=ModelEMA(self.model), device=device)
         trainer.scaler = torch.amp.GradScaler(device.type, enabled=self.amp)
         trainer.optimizer = BaseTrainer.build_optimizer(trainer, self.model, **rule)
@@ -101,15 +117,17 @@ class TheirSide:
     def phases_ms(self, warmup: int, steps: int) -> np.ndarray:
         """See Side."""
         timer = StepTimer(self.device)
-        for _ in range(warmup + steps):
-            self._step(timer)
-        timer.mark("input")  # ends the last step
-        return timer.phases_ms()[-steps:]
+        with _their_switches():
+            for _ in range(warmup + steps):
+                self._step(timer)
+            timer.mark("input")  # ends the last step
+            return timer.phases_ms()[-steps:]
 
     def host_syncs(self) -> dict[str, int]:
         """See Side. On a CPU without the optimizer, which reads its step counters there but not on a GPU."""
         step = self._step if self.device.type == "cuda" else self._gradients
-        return count_host_syncs(lambda: step(StepTimer(self.device)), self.device)
+        with _their_switches():
+            return count_host_syncs(lambda: step(StepTimer(self.device)), self.device)
 
     def _step(self, timer: StepTimer) -> None:
         self._gradients(timer)
@@ -118,9 +136,9 @@ class TheirSide:
 
     def _gradients(self, timer: StepTimer) -> None:
         timer.mark("input")
-        batch = {name: value.to(self.device, non_blocking=True) for name, value in self.batch.items()}
-        batch["img"] = batch["img"].float() / 255
         with torch.autocast("cuda") if self.amp else nullcontext():
+            batch = {name: value.to(self.device, non_blocking=True) for name, value in self.batch.items()}
+            batch["img"] = batch["img"].float() / 255
             timer.mark("forward")
             outputs = self.model(batch["img"])
             timer.mark("loss")
@@ -141,6 +159,18 @@ def _trainers_switches(device: torch.device) -> Iterator[None]:
         torch.set_float32_matmul_precision(matmul)
         torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = tf32, benchmark
         torch.use_deterministic_algorithms(deterministic, warn_only=True)
+
+
+@contextmanager
+def _their_switches() -> Iterator[None]:
+    """Set PyTorch's global switches as Ultralytics' trainer does by default, then restore them."""
+    from ultralytics.utils.torch_utils import init_seeds, unset_deterministic
+
+    init_seeds(1, deterministic=True)
+    try:
+        yield
+    finally:
+        unset_deterministic()
 
 
 def _their_batch(batch: Batch, device: torch.device) -> dict[str, torch.Tensor]:

@@ -23,7 +23,6 @@ from utils.common.files import read_text
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 
 CPU_PROCESSES = 2
-DEFAULT_WORKERS = 8
 DATA_CURE = "run python download_data.py && python parse_labels.py, or name another data set with --data FILE"
 
 
@@ -70,7 +69,7 @@ def plan_launch(
             f"run bash train_ddp.sh {gpus}, or check CUDA_VISIBLE_DEVICES"
         )
     workers = str(trainer_setting(trainer_arguments, "num_workers"))
-    requested_workers = int(workers) if workers.isdigit() else DEFAULT_WORKERS
+    requested_workers = int(workers) if workers.isdigit() else None
     threads, _ = choose_threads_and_workers(processes, requested_workers, device, cores)
     return LaunchPlan(processes, threads, device)
 

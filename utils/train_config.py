@@ -52,8 +52,12 @@ class TrainConfig(Options):
         above=0,
     )
     weight_decay: float = option(5e-4, f"weight decay at batch {NOMINAL_BATCH_SIZE}", at_least=0)
-    num_workers: int = option(
-        8, "most loader processes per GPU; fewer where there are not enough cores", at_least=0, may_differ=True
+    num_workers: int | None = option(
+        None,
+        "most loader processes per GPU; fewer where there are not enough cores; unset: 8, and up to 16 where a GPU has more "
+        "than 8 cores to itself",
+        at_least=0,
+        may_differ=True,
     )
     prefetch: int = option(
         4, "batches each loader process prepares ahead", at_least=1, may_differ=True, wants="num_workers"

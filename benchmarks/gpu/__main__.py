@@ -21,10 +21,10 @@ if os.environ.get("WHEELS"):  # before the first import that may need them
     _site = Path("outputs/gpu/site")
     print("Unpacked:", ", ".join(unpack(Path(os.environ["WHEELS"]), _site)) or "no wheels", flush=True)
     start_again_with(_site, "benchmarks.gpu", sys.argv[1:])
-if _missing := missing_modules():
+if __name__ == "__main__" and (_missing := missing_modules()):
     sys.exit(
-        f"error: {sys.executable} lacks {', '.join(_missing)}; install requirements.txt and pytest, or set WHEELS to a "
-        f"folder with their wheels"
+        f"error: {sys.executable} cannot import {'; '.join(_missing)}: install requirements.txt and pytest, or set WHEELS "
+        f"to a folder with wheels for this Python"
     )
 
 import hashlib
@@ -39,14 +39,14 @@ import torch
 from benchmarks.comparison import source_digest
 from benchmarks.gpu.parts import PARTS, with_needed
 from benchmarks.gpu.plan import Outcome, Part, Setting
-from benchmarks.gpu.report import hardware, results_file, table, verdict, write_results
+from benchmarks.gpu.report import hardware, table, verdict, write_results
 from benchmarks.gpu.runner import Running, Store, has_failed, run_parts
 from utils.common.config import Options, option, parse_config
 from utils.common.cores import usable_cpu_count
 from utils.common.environment import prepare_environment
 from utils.common.errors import EXIT_DONE, EXIT_FAILED, UsageError, run_script
 
-MINUTES = {"cuda": 9.0, "cpu": 12.0}
+MINUTES = {"cuda": 9.0, "cpu": 10.0}
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class GpuConfig(Options):
     """Options of `python -m benchmarks.gpu`."""
 
     device: str = option("auto", "auto: the GPUs, which must be there; cpu: a dry run", choices=("auto", "cuda", "cpu"))
-    minutes: float | None = option(None, "time for everything; unset: 9, on a CPU 12", above=0)
+    minutes: float | None = option(None, "time for everything; unset: 9, on a CPU 10", above=0)
     only: tuple[str, ...] = option((), "parts to run, with those that they need; unset: all", metavar="PART")
     again: bool = option(False, "also run what is finished")
     output: str = option("outputs/gpu", "folder for data, logs and finished parts", metavar="DIR")
-    json: str | None = option(None, "results; unset: docs/results/gpu-<name>-<date>.json", metavar="FILE")
+    json: str | None = option(None, "folder for all results; unset: results in --output", metavar="DIR")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,16 +96,22 @@ def main() -> int:
             shutil.rmtree(setting.folder / part.name, ignore_errors=True)
         return Running(part, setting, root / "logs", min(part.limit_s * setting.patience, seconds))
 
+    folder = Path(config.json) if config.json else root / "results"
+    command = " ".join(["python -m benchmarks.gpu", *sys.argv[1:]])
+    ended = dict(kept)
+
     def on_end(part: Part, outcome: Outcome) -> None:
         store.keep(part, outcome)
+        ended[part.name] = outcome
         elapsed_s = time.monotonic() - start_s
         print(f"[{elapsed_s:3.0f} s] {part.name}: {outcome.status}, {outcome.seconds:.0f} s", flush=True)
+        write_results(folder, root, {**facts, "minutes": round(elapsed_s / 60, 2)}, command, parts, ended)
 
     outcomes = run_parts(parts, kept, start, left_s, slots, on_end)
-    file = Path(config.json) if config.json else results_file(setting, facts)
-    command = " ".join(["python -m benchmarks.gpu", *sys.argv[1:]])
-    write_results(file, {**facts, "minutes": round((time.monotonic() - start_s) / 60, 2)}, command, parts, outcomes)
-    print(f"\n{table(parts, outcomes)}\n\n{verdict(outcomes)}. Logs: {root / 'logs'}. Results: {file}")
+    write_results(
+        folder, root, {**facts, "minutes": round((time.monotonic() - start_s) / 60, 2)}, command, parts, outcomes
+    )
+    print(f"\n{table(parts, outcomes)}\n\n{verdict(outcomes)}. All results, with logs and the trace: {folder}")
     return EXIT_FAILED if has_failed(outcomes) else EXIT_DONE
 
 

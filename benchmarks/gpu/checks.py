@@ -77,7 +77,7 @@ def check_nccl(setting: Setting) -> Finding:
         found = ranks_found(setting, ["cpu"], "gloo", ["off"])
         raise NeedsGpu(f"over gloo instead: {said_of(found)}", **found)
     devices = [f"cuda:{number}" for number in range(setting.num_gpus)]
-    found = ranks_found(setting, devices, "nccl", ["auto", "fp16"])
+    found = ranks_found(setting, devices, "nccl", ["off", "auto", "fp16"])
     return Finding(said_of(found), found)
 
 
@@ -93,6 +93,7 @@ def ranks_found(setting: Setting, devices: list[str], backend: str, precisions: 
     job = {"devices": devices, "backend": backend, "precisions": precisions, "timeout_s": 120.0}
     answers = run_ranks(RANK_CODE, len(devices), {**job, "img_size": setting.sizes.small_px}, timeout_s=280)
     found: Json = {"ranks": len(devices), "backend": answers[0]["backend"], "losses": answers[0]["losses"]}
+    found["synchronised_layers"] = answers[0]["synchronised_layers"]
     wrong = sorted({name for answer in answers for name in answer["wrong"]})
     if wrong or found["backend"] != backend:
         raise PartFailed(f"backend {found['backend']}, wrong answers of {', '.join(wrong) or 'none'}", **found)
@@ -101,7 +102,11 @@ def ranks_found(setting: Setting, devices: list[str], backend: str, precisions: 
 
 def said_of(found: Json) -> str:
     """Return one line about the ranks."""
-    return f"{found['ranks']} rank(s) over {found['backend']}: all collectives right, {len(found['losses'])} trainings equal"
+    layers = f", {found['synchronised_layers']} layers by synchronised BatchNorm's kernels"
+    return (
+        f"{found['ranks']} rank(s) over {found['backend']}: all collectives right, {len(found['losses'])} trainings equal"
+        f"{layers if found['synchronised_layers'] else ''}"
+    )
 
 
 def exhaust_memory(setting: Setting) -> Finding:

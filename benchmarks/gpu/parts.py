@@ -1,116 +1,40 @@
-"""The table of parts, the most important ones first. Parts that measure run alone, after the others."""
+"""The table of parts, the most important ones first. Parts that measure run alone. docs/gpu.md says more about each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
-from benchmarks.gpu import checks, speed, steps, throughput, trainings
+from benchmarks.gpu import against_cpu, checks, speed, steps, throughput, trainings
 from benchmarks.gpu.plan import Part
 
 DATA = ("data",)
+TRAINED = ("precision_musgd",)
+PRECISION = "finite weights in bf16 and fp16, fp32's loss, no steps skipped after the first"
 PARTS: tuple[Part, ...] = (
+    Part("same_as_cpu", "a batch gives what the CPU computes", against_cpu.compare_with_cpu, 200, 30),
     Part("data", "the built-in sample for the other parts", checks.make_data, 120, 20),
+    Part("nccl", "collectives, DDP and synchronised BatchNorm over NCCL on all GPUs", checks.check_nccl, 290, 30),
     Part("machine", "test_ddp.py finds nothing wrong", checks.check_machine, 150, 15, after=DATA),
-    Part(
-        "deterministic",
-        "--deterministic: equal runs, and runs killed or stopped and resumed, end with equal bits",
-        trainings.compare_deterministic_runs,
-        280,
-        60,
-        after=DATA,
-    ),
-    Part(
-        "precision_musgd",
-        "MuSGD in bf16 and fp16: finite weights, fp32's loss within 5 %, no steps skipped after the first",
-        trainings.train_with_musgd,
-        200,
-        40,
-        after=DATA,
-    ),
-    Part("precision_adamw", "the same with AdamW", trainings.train_with_adamw, 200, 40, after=DATA),
-    Part("nccl", "every collective and DDP over NCCL on all GPUs; equal weights", checks.check_nccl, 290, 30),
-    Part(
-        "launcher", "train_ddp.sh: one process per GPU, over NCCL", trainings.train_with_launcher, 200, 30, after=DATA
-    ),
-    Part("two_ranks", "two ranks share a GPU, over gloo; equal weights", checks.check_two_ranks, 290, 30),
+    Part("precision_musgd", PRECISION, partial(trainings.compare_precisions, "musgd"), 200, 40, after=DATA),
+    Part("vs_ultralytics", "the same short training with both", speed.against_ultralytics, 180, 60, True, DATA),
+    Part("train_step_n", "a step of yolov8n with both", partial(speed.compare_steps, "n"), 90, 25, True, DATA),
+    Part("deterministic", "equal runs end with equal bits", trainings.compare_deterministic_runs, 280, 60, after=DATA),
+    Part("precision_adamw", PRECISION, partial(trainings.compare_precisions, "adamw"), 200, 40, after=DATA),
+    Part("variants", "accumulation, multi-scale, YOLO11, YOLO26", trainings.train_variants, 200, 40, after=DATA),
+    Part("launcher", "train_ddp.sh: one process per GPU", trainings.train_with_launcher, 200, 30, after=DATA),
+    Part("two_ranks", "two ranks share a GPU, over gloo", checks.check_two_ranks, 290, 30),
     Part("tests", "the tests marked gpu", checks.run_gpu_tests, 280, 60),
-    Part(
-        "default",
-        "without --deterministic: killed and stopped runs resume and finish; equal bits or not",
-        trainings.compare_default_runs,
-        280,
-        60,
-        after=DATA,
-    ),
-    Part(
-        "out_of_memory",
-        "a batch that is too large ends with one line and a non-zero code",
-        checks.exhaust_memory,
-        200,
-        30,
-        alone=True,
-        after=DATA,
-    ),
-    Part(
-        "profile", "yolov8m: speed and memory by batch size, and the GPU's limits", speed.profile, 150, 60, alone=True
-    ),
-    Part(
-        "train_step_n",
-        "a step of yolov8n against Ultralytics', and with our loader",
-        speed.step_of_small_model,
-        90,
-        25,
-        alone=True,
-        after=DATA,
-    ),
-    Part("train_step_m", "the same of yolov8m, one batch", speed.step_of_large_model, 90, 25, alone=True),
-    Part("operators", "operators, kernels and host waits of a step", steps.look_at_steps, 90, 20, alone=True),
-    Part(
-        "loader_m",
-        "yolov8m: is a training bound by the loader?",
-        speed.loading_of_large_model,
-        120,
-        30,
-        alone=True,
-        after=DATA,
-    ),
-    Part(
-        "inference",
-        "images/s of the network, and from photographs to masks",
-        throughput.inference,
-        60,
-        15,
-        alone=True,
-        after=("precision_musgd",),
-    ),
-    Part(
-        "evaluation",
-        "images/s of an evaluation",
-        throughput.evaluation,
-        90,
-        20,
-        alone=True,
-        after=("precision_musgd",),
-    ),
-    Part(
-        "vs_ultralytics",
-        "the same short training with both, Ultralytics with AMP",
-        speed.against_ultralytics,
-        180,
-        50,
-        alone=True,
-        after=DATA,
-    ),
-    Part("options", "ms per step by precision and --deterministic", steps.cost_of_options, 90, 20, alone=True),
-    Part(
-        "loader_n",
-        "yolov8n: is a training bound by the loader?",
-        speed.loading_of_small_model,
-        120,
-        30,
-        alone=True,
-        after=DATA,
-    ),
+    Part("default", "the same without --deterministic", trainings.compare_default_runs, 280, 60, after=DATA),
+    Part("profile", "yolov8m: speed and memory by batch size", speed.profile, 200, 70, True),
+    Part("operators", "operators, kernels and host waits; a trace", steps.look_at_steps, 90, 25, True),
+    Part("loader", "does the loader keep up, with 8 processes and more?", speed.loading, 150, 60, True, DATA),
+    Part("train_step_m", "a step of yolov8m with both", partial(speed.compare_steps, "m"), 90, 25, True),
+    Part("options", "ms per step of precisions, options and models", steps.cost_of_options, 120, 30, True),
+    Part("inference", "images/s of the network, and to masks", throughput.inference, 60, 15, True, TRAINED),
+    Part("evaluation", "images/s of an evaluation", throughput.evaluation, 90, 20, True, TRAINED),
+    Part("out_of_memory", "a batch too large ends with one line", checks.exhaust_memory, 200, 30, True, DATA),
+    Part("compile", "ms per step with --compile", steps.cost_of_compiling, 180, 60, True),
 )
 
 

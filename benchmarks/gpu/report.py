@@ -1,33 +1,38 @@
-"""The table at the end, and the file of results."""
+"""The table at the end, and the folder of results."""
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
-import re
 import shutil
 import subprocess
+import tarfile
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import date
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.plan import NO_TIME, Json, Outcome, Part, Setting
+from benchmarks.gpu.plan import Json, Outcome, Part, Setting
 from utils.common.environment import PROJECT_FOLDER, environment_report
-from utils.common.files import write_text_atomic
+from utils.common.files import write_bytes_atomic, write_text_atomic
 from utils.common.text import format_table
 
 WIDTH = 100  # characters of the last column
+NOT_YET = Outcome("not run yet")
+LOGS = ("log", "metrics.jsonl", "profiling_report.txt")
+LONGEST_LOG = 2**19
 
 
 def table(parts: Sequence[Part], outcomes: Mapping[str, Outcome]) -> str:
     """Return one row per part: how it ended, its seconds, what it found."""
     rows: list[list[str]] = []
     for part in parts:
-        outcome = outcomes[part.name]
-        seconds = "" if outcome.status == NO_TIME else f"{outcome.seconds:.0f}{' kept' if outcome.is_kept else ''}"
+        outcome = outcomes.get(part.name, NOT_YET)
+        seconds = "" if not outcome.seconds else f"{outcome.seconds:.0f}{' kept' if outcome.is_kept else ''}"
         lines = textwrap.wrap(outcome.said or part.what, WIDTH) or [""]
         rows.append([part.name, outcome.status, seconds, lines[0]])
         rows += [["", "", "", line] for line in lines[1:]]
@@ -59,25 +64,40 @@ def driver_version() -> str:
     return done.stdout.splitlines()[0].strip() if done.returncode == 0 and done.stdout.strip() else "none"
 
 
-def results_file(setting: Setting, facts: Json) -> Path:
-    """Return where results go: beside the quoted figures of docs/results, those of a dry run to `setting.folder`."""
-    if not setting.is_gpu:
-        return setting.folder.parent / f"gpu-dry-run-{date.today().isoformat()}.json"
-    slug = re.sub(r"[^a-z0-9]+", "-", facts["gpus"][0]["name"].lower()).strip("-")
-    number = f"{len(facts['gpus'])}x-" if len(facts["gpus"]) > 1 else ""
-    return PROJECT_FOLDER / "docs" / "results" / f"gpu-{number}{slug}-{date.today().isoformat()}.json"
-
-
 def write_results(
-    file: Path, facts: Json, command: str, parts: Sequence[Part], outcomes: Mapping[str, Outcome]
+    folder: Path, root: Path, facts: Json, command: str, parts: Sequence[Part], outcomes: Mapping[str, Outcome]
 ) -> None:
-    """Write every figure, with paths relative to the project's folder."""
+    """Write all that is needed to judge a run into `folder`: figures, the table, all logs, and the trace of `root`.
+
+    Paths become relative to the project's folder. Call it after each part: what a killed run has found is kept.
+    """
     found = {}
     for part in parts:
-        outcome = outcomes[part.name]
+        outcome = outcomes.get(part.name, NOT_YET)
         seen = {"status": outcome.status, "seconds": round(outcome.seconds, 1), "said": outcome.said}
         found[part.name] = {"what": part.what, **seen, "figures": outcome.figures}
     content = {"command": command, "environment": facts, "result": verdict(outcomes), "parts": found}
     text = json.dumps(content, indent=2).replace(f"{PROJECT_FOLDER}/", "").replace(str(Path.home()), "~")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomic(file, text + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text_atomic(folder / "results.json", text + "\n")
+    head = "\n".join(f"{name}: {value}" for name, value in facts.items())
+    write_text_atomic(folder / "report.txt", f"{head}\n\n{table(parts, outcomes)}\n\n{verdict(outcomes)}\n")
+    write_bytes_atomic(folder / "logs.tar.gz", packed_logs(root))
+    trace = root / "work" / "operators" / "trace.json"
+    if trace.exists():
+        write_bytes_atomic(folder / "trace.json.gz", gzip.compress(trace.read_bytes(), 6))
+
+
+def packed_logs(root: Path) -> bytes:
+    """Return a .tar.gz of the parts' logs and those of what they started; of a long one its end."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for file in sorted(root.rglob("*")):
+            if file.suffix != ".log" and file.name not in LOGS:
+                continue
+            with suppress(FileNotFoundError):  # a part that runs may begin anew
+                content = file.read_bytes()[-LONGEST_LOG:]
+                facts = tarfile.TarInfo(str(file.relative_to(root)))
+                facts.size = len(content)
+                archive.addfile(facts, io.BytesIO(content))
+    return buffer.getvalue()

@@ -15,6 +15,7 @@ from chaos.jobs import Job
 from utils.common.files import write_text_atomic
 
 POLL_S = 0.1
+RUN_PART = ("-m", "benchmarks.gpu.run_part")
 
 
 class Store:
@@ -65,7 +66,7 @@ class Running:
         # The dry run may share its cores with others: threads that wait must not spin.
         environment = {} if setting.is_gpu else {"OMP_WAIT_POLICY": "PASSIVE"}
         files = (str(setting_file), str(self._answer))
-        command = [sys.executable, "-m", "benchmarks.gpu.run_part", part.name, *files]
+        command = [sys.executable, *RUN_PART, part.name, *files]
         self._job = self._stack.enter_context(Job(command, self.log, **environment))
 
     def outcome(self) -> Outcome | None:

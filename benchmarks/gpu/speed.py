@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 from benchmarks import comparison
@@ -14,6 +16,8 @@ from benchmarks.summary import PROJECT, SIDES, ULTRALYTICS
 from chaos.jobs import Job
 from utils.common.cores import choose_threads_and_workers
 from utils.common.text import format_bytes
+from utils.data.loader import EpochLoader
+from utils.measure.step_ranges import training_loader
 from utils.run.records import read_epochs
 
 LOADER_BOUND = 0.10  # share of the time spent waiting for batches, from which more loader workers help
@@ -56,21 +60,12 @@ def profile(setting: Setting) -> Finding:
     )
 
 
-def step_of_small_model(setting: Setting) -> Finding:
-    """Run benchmarks/train_step.py with the small model, on a real batch, and with our loader."""
-    data = setting.data.with_name("long_epoch.yaml")
-    return compare_steps(setting, "train_step_n", setting.sizes.small_model, f"--data={data}")
-
-
-def step_of_large_model(setting: Setting) -> Finding:
-    """Run benchmarks/train_step.py with the large model, on a synthetic batch."""
-    return compare_steps(setting, "train_step_m", setting.sizes.large_model)
-
-
-def compare_steps(setting: Setting, name: str, model: str, *flags: str) -> Finding:
-    """Time a training step of this project and of Ultralytics in turn."""
-    sizes, answer = setting.sizes, setting.folder / name / "step.json"
-    shape = [f"--img-size={sizes.full_px}", f"--batch-size={sizes.batch_size}", f"--steps={sizes.steps}"]
+def compare_steps(size: str, setting: Setting) -> Finding:
+    """Time a training step of this project and of Ultralytics in turn: of the model n with loading, or of the model m."""
+    sizes, answer = setting.sizes, setting.folder / f"train_step_{size}" / "step.json"
+    model, batch_size = (sizes.small_model, sizes.batch_size) if size == "n" else (sizes.large_model, sizes.large_batch)
+    flags = [f"--data={setting.data.with_name('long_epoch.yaml')}"] if size == "n" else []
+    shape = [f"--img-size={sizes.full_px}", f"--batch-size={batch_size}", f"--steps={sizes.steps}"]
     pace = [f"--rounds={sizes.rounds}", f"--warmup={sizes.rounds}", f"--json={answer}"]
     command = ["benchmarks/train_step.py", f"--model={model}", *shape, *pace, *setting.threads, *flags]
     found = script_figures(setting, "train_step.py", answer, *command)
@@ -85,45 +80,52 @@ def compare_steps(setting: Setting, name: str, model: str, *flags: str) -> Findi
     return Finding(said, {name: value for name, value in found.items() if name != "environment"})
 
 
-def loading_of_small_model(setting: Setting) -> Finding:
-    """Measure the data wait of the small model, whose steps are short: the hardest case for the loader."""
-    return wait_for_data(setting, setting.sizes.small_model, "loader_n")
+def loading(setting: Setting) -> Finding:
+    """Measure the small model, whose steps are short, with 8 loader processes and with as many as the trainer chooses.
 
-
-def loading_of_large_model(setting: Setting) -> Finding:
-    """Measure the data wait of the large model."""
-    return wait_for_data(setting, setting.sizes.large_model, "loader_m")
-
-
-def wait_for_data(setting: Setting, model: str, name: str) -> Finding:
-    """Train two epochs with the best batch size of the part `profile`; read the second one's share of data wait."""
-    sizes, folder = setting.sizes, setting.folder / name
-    profiled = setting.folder / "profile" / "profile.json"
-    batch_size = sizes.batch_size
-    if profiled.exists():
-        batch_size = json.loads(profiled.read_text(encoding="utf-8"))["best_batch_size"]
+    The loader alone shows what it can deliver; of a training, the epoch with the least waiting for data counts.
+    """
+    sizes, figures = setting.sizes, {}
     data = setting.data.with_name("long_epoch.yaml")
-    flags = [f"--model={model}", f"--data={data}", f"--save-dir={folder / 'run'}", "--no-tensorboard", "--epochs=2"]
-    flags += [f"--img-size={sizes.full_px}", f"--batch-size={batch_size}", "--val-pictures-every=0"]
-    device = "cuda:0" if setting.is_gpu else "cpu"
-    with Job(
-        [sys.executable, "train_yolo_ddp.py", *flags, *setting.threads, f"--device={device}"], folder / "log"
-    ) as job:
-        if code := job.wait(400):
-            raise PartFailed(f"the training ended with {code}; see {folder / 'log'}")
-    last = read_epochs(folder / "run")[-1]
-    share = last["data_wait_share"]
-    verdict = "bound by the loader" if share > LOADER_BOUND else "not bound by the loader"
-    _, workers = choose_threads_and_workers(1, device_type=setting.device)
-    return Finding(
-        f"batch {batch_size}: {last['images_per_s']:.0f} images/s, {share:.0%} of the time waiting for data "
-        f"({workers} workers): {verdict}",
-        {
-            "batch_size": batch_size,
-            "workers": workers,
-            **{name: last[name] for name in ("images_per_s", "data_wait_share")},
-        },
+    default = choose_threads_and_workers(1, device_type=setting.device)[1]
+    for workers in sorted({min(8, max(default, 1)), max(default, 1)}):
+        loader = training_loader(str(data), sizes.full_px, sizes.loaded_batch, workers, setting.is_gpu)
+        alone = loaded_per_s(loader, sizes.seconds)
+        del loader  # its processes
+        folder = setting.folder / "loader" / str(workers)
+        flags = [f"--model={sizes.small_model}", f"--data={data}", f"--save-dir={folder / 'run'}", "--no-tensorboard"]
+        flags += [f"--img-size={sizes.full_px}", f"--batch-size={sizes.loaded_batch}", f"--epochs={sizes.epochs + 1}"]
+        flags += [f"--num-workers={workers}", "--val-pictures-every=0", *setting.threads]
+        flags += [f"--device={'cuda:0' if setting.is_gpu else 'cpu'}"]
+        with Job([sys.executable, "train_yolo_ddp.py", *flags], folder / "log") as job:
+            if code := job.wait(400):
+                raise PartFailed(f"the training ended with {code}; see {folder / 'log'}")
+        best = min(read_epochs(folder / "run")[1:], key=lambda epoch: epoch["data_wait_share"])
+        seen = {name: best[name] for name in ("images_per_s", "data_wait_share")}
+        figures[str(workers)] = {"loader_alone_images_per_s": alone, **seen}
+    said = "; ".join(
+        f"{workers} processes: loader alone {found['loader_alone_images_per_s']:.0f} images/s, training "
+        f"{found['images_per_s']:.0f}, {found['data_wait_share']:.0%} of it waiting"
+        for workers, found in figures.items()
     )
+    last = figures[str(max(default, 1))]["data_wait_share"]
+    verdict = "bound by the loader" if last > LOADER_BOUND else "not bound by the loader"
+    return Finding(f"batch {sizes.loaded_batch}: {said}; {verdict}", {"batch_size": sizes.loaded_batch, **figures})
+
+
+def loaded_per_s(loader: EpochLoader, seconds: float) -> float:
+    """Return the images/s of whole epochs of a loader that nobody waits for, after a first epoch."""
+    num_images, start_s = 0, 0.0
+    for epoch in itertools.count():
+        loader.set_epoch(epoch)
+        num_in_epoch = sum(len(batch) for batch in loader)
+        if not epoch:
+            start_s = time.perf_counter()  # the processes have started
+            continue
+        num_images += num_in_epoch
+        if (elapsed_s := time.perf_counter() - start_s) > seconds:
+            break
+    return num_images / elapsed_s
 
 
 def against_ultralytics(setting: Setting) -> Finding:
@@ -135,9 +137,9 @@ def against_ultralytics(setting: Setting) -> Finding:
         stand_in.mkdir(exist_ok=True)
         (stand_in / "polars.py").write_text(NO_POLARS)
         os.environ["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], str(stand_in)])
-    shape = (sizes.small_model, sizes.epochs if setting.is_gpu else 1, sizes.small_px, sizes.batch_size)
+    shape = (sizes.small_model, sizes.epochs if setting.is_gpu else 1, sizes.full_px, sizes.batch_size)
     options = comparison.Setting(*shape, optimizer="auto", close_mosaic=None, device=setting.device)
-    data = comparison.open_data(setting.data, folder)
+    data = comparison.open_data(setting.data.with_name("long_epoch.yaml"), folder)
     runs = {side: comparison.train_side(options, data, 0, side, folder)[0] for side in SIDES}
     with_amp = runs[ULTRALYTICS]["mixed_precision"]
     if with_amp != setting.is_gpu:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
@@ -12,11 +13,12 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from benchmarks.gpu.plan import Finding, Json, Setting
+from benchmarks.gpu.plan import Finding, Json, NeedsGpu, Setting
+from benchmarks.gpu.trainings import precisions_of
 from benchmarks.host_syncs import count_host_syncs
 from utils.common.devices import Precision, choose_device, choose_precision, tune_device
 from utils.engine import TrainingEngine
-from utils.measure.operators import count_operators
+from utils.measure.operators import count_operators, profile_operators
 from utils.measure.step_timer import Repeated, build_training, run_training_steps, time_training_steps
 from utils.measure.synthetic import synthetic_batch, training_colours
 from utils.yolo.model import build_model
@@ -48,6 +50,7 @@ def look_at_steps(setting: Setting) -> Finding:
         figures[name] = {
             **operators,
             **kernels_of(step, device),
+            **traced(setting, engine, batch, name),
             "host_waits": sum(waits.values()),
             "host_waits_by_place": waits,
         }
@@ -56,6 +59,14 @@ def look_at_steps(setting: Setting) -> Finding:
         for name, found in figures.items()
     )
     return Finding(said if setting.is_gpu else f"{said} (a CPU launches no kernels)", dict(figures))
+
+
+def traced(setting: Setting, engine: TrainingEngine, batch: Any, name: str) -> Json:
+    """Return the most expensive operators; of the small model also write a trace of two steps, for ui.perfetto.dev."""
+    trace = setting.folder / "operators" / "trace.json" if name == "n" else None
+    if trace is not None:
+        trace.parent.mkdir(parents=True, exist_ok=True)
+    return {"most_expensive": [asdict(one) for one in profile_operators(engine, batch, 2, trace)]}
 
 
 def kernels_of(step: Callable[[], None], device: torch.device) -> Json:
@@ -73,26 +84,46 @@ def kernels_of(step: Callable[[], None], device: torch.device) -> Json:
 
 
 def cost_of_options(setting: Setting) -> Finding:
-    """Time a step of the small model in each precision and with --deterministic, in turn."""
+    """Time a step in each precision, with --deterministic, without cuDNN's search (as in multi-scale), and of other models."""
     sizes, device = setting.sizes, choose_device(setting.device, 0)
-    variants: dict[str, tuple[str, bool]] = {"bf16": ("bf16", False), "fp32": ("off", False)}
-    variants["deterministic bf16"] = ("bf16", True)
-    if setting.is_gpu:
-        variants["fp16"] = ("fp16", False)
-        if not torch.cuda.is_bf16_supported(including_emulation=False):
-            variants = {"fp16": ("fp16", False), "fp32": ("off", False), "deterministic fp16": ("fp16", True)}
-    batch = new_batch(setting, device)
-    engines = {
-        name: new_training(sizes.small_model, device, choose_precision(amp, device))
-        for name, (amp, _) in variants.items()
+    half = precisions_of(setting)[1]
+    small = sizes.small_model
+    variants = {  # model, precision, deterministic, fixed shapes
+        **{"fp32" if amp == "off" else amp: (small, amp, False, True) for amp in precisions_of(setting)},
+        f"{half} deterministic": (small, half, True, True),
+        f"{half} without cuDNN's search": (small, half, False, False),
+        **{f"{half} {name}": (f"{name}n-seg.yaml", half, False, True) for name in ("yolo11", "yolo26")},
     }
+    batch = new_batch(setting, device)
+    engines = {name: new_training(one[0], device, choose_precision(one[1], device)) for name, one in variants.items()}
     times: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(sizes.rounds):
-        for name, (_, deterministic) in variants.items():
-            tune_device(device, deterministic=deterministic, fixed_shapes=True)
+        for name, (_, _, deterministic, fixed) in variants.items():
+            tune_device(device, deterministic=deterministic, fixed_shapes=fixed)
             times[name] += time_training_steps(engines[name], batch, sizes.rounds, sizes.steps).sum(1).tolist()
     medians = {name: statistics.median(values) for name, values in times.items()}
     return Finding(", ".join(f"{name} {ms:.1f} ms" for name, ms in medians.items()), {"step_ms": medians})
+
+
+def cost_of_compiling(setting: Setting) -> Finding:
+    """Time a step of the small model with torch.compile and without, and the start that compiling takes."""
+    if not setting.is_gpu:
+        raise NeedsGpu("compiling takes minutes on a CPU")
+    sizes, device = setting.sizes, choose_device(setting.device, 0)
+    tune_device(device, deterministic=False, fixed_shapes=True)
+    batch, precision = new_batch(setting, device), choose_precision("auto", device)
+    plain, compiled = (new_training(sizes.small_model, device, precision) for _ in range(2))
+    compiled.state.model.compile()
+    start_s = time.perf_counter()
+    time_training_steps(compiled, batch, 1, 1)
+    figures = {"start_s": time.perf_counter() - start_s}
+    for name, engine in {"plain_ms": plain, "compiled_ms": compiled}.items():
+        steps_ms = time_training_steps(engine, batch, 2 * sizes.rounds, sizes.rounds * sizes.steps).sum(1)
+        figures[name] = statistics.median(steps_ms.tolist())
+    return Finding(
+        f"{figures['compiled_ms']:.1f} ms, without {figures['plain_ms']:.1f} ms; start {figures['start_s']:.0f} s",
+        figures,
+    )
 
 
 def new_training(model: str, device: torch.device, precision: Precision) -> TrainingEngine:

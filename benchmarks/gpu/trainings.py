@@ -25,21 +25,17 @@ from utils.run.records import read_epochs
 
 MOST_SKIPPED = 8  # fp16's first steps: from 2^6, the scaler's start, down to 2^-2
 WAIT_S = 150.0
+VARIANTS = {
+    "accumulation": ["--accumulate=2"],
+    "multi-scale": ["--multi-scale"],
+    "YOLO11": ["--model=yolo11n-seg.yaml"],
+    "YOLO26": ["--model=yolo26n-seg.yaml"],
+}
 
 # --- precisions ----------------------------------------------------------------------------------------------------
 
 
-def train_with_musgd(setting: Setting) -> Finding:
-    """Train in every precision with MuSGD, the default."""
-    return compare_precisions(setting, "musgd")
-
-
-def train_with_adamw(setting: Setting) -> Finding:
-    """Train in every precision with AdamW."""
-    return compare_precisions(setting, "adamw")
-
-
-def compare_precisions(setting: Setting, optimizer: str) -> Finding:
+def compare_precisions(optimizer: str, setting: Setting) -> Finding:
     """Train the same run in fp32 and in 16 bits: finite weights, a loss near fp32's, no skipped steps after the first."""
     figures: dict[str, Json] = {}
     for precision in precisions_of(setting):
@@ -61,6 +57,20 @@ def precisions_of(setting: Setting) -> Sequence[str]:
     if not setting.is_gpu:
         return ("off", "bf16")
     return ("off", *(["bf16"] if torch.cuda.is_bf16_supported(including_emulation=False) else []), "fp16")
+
+
+def train_variants(setting: Setting) -> Finding:
+    """Train in the default precision with each of VARIANTS: every run must end well, with finite weights."""
+    figures = {}
+    for name, flags in VARIANTS.items():
+        folder = setting.folder / "variants" / name
+        train_here(setting, folder, *flags)
+        figures[name] = health(folder, None, 0)
+    problems = [f"{name}: {problem}" for name, facts in figures.items() for problem in facts["problems"]]
+    said = ", ".join(f"{name} {facts['loss']:.2f}" for name, facts in figures.items())
+    if problems:
+        raise PartFailed(f"{'; '.join(problems)} (losses: {said})", **figures)
+    return Finding(f"losses: {said}", dict(figures))
 
 
 def precision_folder(setting: Setting, optimizer: str, precision: str) -> Path:

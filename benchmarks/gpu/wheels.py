@@ -1,12 +1,15 @@
-"""Packages from a folder of wheels, for a machine without a network. Uses the standard library only."""
+"""Packages from a folder of wheels, for a machine without a network. Needs no package itself."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import sys
 import zipfile
+from contextlib import suppress
 from pathlib import Path
+
+from utils.common.environment import prepare_environment
 
 # The modules of requirements.txt that the parts import.
 NEEDED = (
@@ -38,5 +41,13 @@ def start_again_with(site: Path, module: str, arguments: list[str]) -> None:
 
 
 def missing_modules() -> list[str]:
-    """Return the needed modules that this interpreter does not find."""
-    return [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    """Import each needed module; return those that fail, with the reason, such as a wheel of another Python."""
+    missing = []
+    with suppress(ImportError):  # of torch, which is named below
+        prepare_environment()
+    for name in NEEDED:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 # a wrong wheel fails in many ways
+            missing.append(f"{name} ({type(error).__name__}: {' '.join(str(error).split())[:150]})")
+    return missing

@@ -32,7 +32,7 @@ from crowd_bt.task import LOG_FILE, PairComparison, read_log, write_log
 from utils import distributed
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device, seed_everything, tune_device
-from utils.common.errors import UserError, run_script
+from utils.common.errors import UserError, explain_out_of_memory, run_script
 from utils.common.files import write_text_atomic
 from utils.common.signals import die_with_parent
 from utils.common.tensor_files import atomic_torch_save
@@ -76,7 +76,12 @@ def main() -> int:
     setup_ddp(device, ranks)
     if distributed.is_distributed():
         say(f"Distributed training initialized with {ranks.world_size} processes")
-    try:
+    too_large = (
+        f"GPU {device.index}: --batch-size {config.batch_size} at --input-size {config.input_size} does not fit its "
+        f"memory; use --batch-size {max(config.batch_size // 2, 1)}, --input-size 384, --backbone efficientnet_b3 or "
+        f"--grad-checkpointing"
+    )
+    with explain_out_of_memory(too_large):
         if comparisons is None:
             distributed.run_once_per_machine(lambda: prepare_from_s3(config, say), ranks.local_rank)
             comparisons = read_comparisons(config, say)
@@ -89,12 +94,6 @@ def main() -> int:
             code = train(
                 config, run, device, PairModel(scorer, *eta_of(config, comparisons)), comparisons, loading.workers
             )
-    except torch.OutOfMemoryError as error:
-        raise UserError(
-            f"GPU {device.index}: --batch-size {config.batch_size} at --input-size {config.input_size} does not fit its "
-            f"memory; use --batch-size {max(config.batch_size // 2, 1)}, --input-size 384, --backbone efficientnet_b3 or "
-            f"--grad-checkpointing"
-        ) from error
     cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
     return code
 

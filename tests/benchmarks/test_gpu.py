@@ -1,11 +1,13 @@
-"""`make gpu`: which parts run when, what is kept, the table, the file of results, and two parts for real."""
+"""`make gpu`: which parts run when, what is kept, the table, the folder of results, what parts check."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
 import sys
+import tarfile
 import time
 import zipfile
 from pathlib import Path
@@ -16,7 +18,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import plan, runner, trainings, wheels
+from benchmarks.gpu import plan, run_part, runner, trainings, wheels
 from benchmarks.gpu.parts import PARTS, with_needed
 from benchmarks.gpu.plan import Finding, NeedsGpu, Outcome, Part, PartFailed, Setting
 from benchmarks.gpu.report import table, verdict, write_results
@@ -131,23 +133,28 @@ def test_only_good_ends_with_the_same_code_are_kept(tmp_path: Path) -> None:
 # --- the table of parts ----------------------------------------------------------------------------------------------
 
 
+def test_the_comparison_comes_first_and_vs_ultralytics_before_all_that_measures() -> None:
+    names = [part.name for part in PARTS]
+    assert names[0] == "same_as_cpu"
+    assert next(part.name for part in PARTS if part.alone) == "vs_ultralytics"
+
+
 def test_each_part_waits_only_for_earlier_ones() -> None:
     names = [part.name for part in PARTS]
     assert len(set(names)) == len(names)
     for number, one in enumerate(PARTS):
         assert set(one.after) <= set(names[:number]), one.name
         assert one.needed_s <= one.limit_s
-    assert not any(one.alone for one in PARTS[: [one.alone for one in PARTS].index(True)])
 
 
 def test_chosen_parts_bring_those_they_need() -> None:
-    assert [one.name for one in with_needed(["inference", "nccl"])] == ["data", "precision_musgd", "nccl", "inference"]
+    assert [one.name for one in with_needed(["inference", "nccl"])] == ["data", "nccl", "precision_musgd", "inference"]
 
 
 def test_an_unknown_part_is_named_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         parse_config(command.GpuConfig, "", ["--only", "ncll"])
-    assert "--only ncll: there is data machine" in capsys.readouterr().err
+    assert "--only ncll: there is same_as_cpu data" in capsys.readouterr().err
 
 
 # --- how a part ends ---------------------------------------------------------------------------------------------------
@@ -181,19 +188,34 @@ def wait_for(running: Running) -> Outcome:
     return outcome
 
 
-def test_a_part_runs_in_its_own_process_and_ends_with_its_time(tmp_path: Path) -> None:
-    (memory,) = with_needed(["out_of_memory"])[1:]
-    running = Running(memory, SETTING, tmp_path / "logs", limit_s=60)
+def test_a_part_runs_in_its_own_process_and_ends_with_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = "import sys, pathlib; pathlib.Path(sys.argv[3]).write_text(sys.argv[4])"
+    monkeypatch.setattr(runner, "RUN_PART", ["-c", "import time; time.sleep(60)"])
     late = Running(part("late"), SETTING, tmp_path / "late", limit_s=0)
-    outcome = wait_for(late)
-    assert outcome.status == plan.TOO_SLOW
+    monkeypatch.setattr(runner, "RUN_PART", ["-c", answer.replace("sys.argv[4]", '\'{"status": "ok"}\'')])
+    good = Running(part("good"), SETTING, tmp_path / "logs", limit_s=60)
+    monkeypatch.setattr(runner, "RUN_PART", ["-c", "print('no such driver'); raise SystemExit(3)"])
+    bad = Running(part("bad"), SETTING, tmp_path / "logs", limit_s=60)
+    assert wait_for(late).status == plan.TOO_SLOW
     process = late._job.process
     late.close()
     assert not process.is_alive()
-    outcome = wait_for(running)
-    running.close()
-    assert (outcome.status, outcome.said) == (plan.NEEDS_GPU, "a batch that no GPU holds"), running.log.read_text()
-    assert outcome.seconds > 0.1
+    assert wait_for(good).status == plan.OK, good.log.read_text()
+    found = wait_for(bad)
+    assert (found.status, found.said) == (plan.FAILED, "ended with code 3; no such driver")
+    assert found.seconds > 0
+    good.close()
+    bad.close()
+
+
+def test_a_process_writes_how_its_part_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting, answer = tmp_path / "setting.json", tmp_path / "answer.json"
+    setting.write_text(json.dumps({"device": "cpu", "num_gpus": 0, "folder": str(tmp_path)}))
+    monkeypatch.setattr(run_part, "die_with_parent", lambda **_: None)
+    monkeypatch.setattr(sys, "argv", ["run_part", "out_of_memory", str(setting), str(answer)])
+    run_part.main()
+    found = json.loads(answer.read_text())
+    assert (found["status"], found["said"]) == (plan.NEEDS_GPU, "a batch that no GPU holds")
 
 
 # --- the table and the file --------------------------------------------------------------------------------------------
@@ -213,12 +235,21 @@ def test_table_and_file_hold_every_part_whatever_its_end(tmp_path: Path) -> None
     assert lines[4].startswith(" ")  # a long text continues below
     assert lines[-1].split() == ["late", "no", "time", "left", "needs", "about", "60", "s"]
     assert verdict(outcomes) == "3 parts: 1 ok, 1 FAILED, 1 no time left"
-    file = tmp_path / "deep" / "results.json"
-    write_results(file, {"driver": "580.1"}, "make gpu", parts, outcomes)
-    content = json.loads(file.read_text())
+    root, folder = tmp_path / "gpu", tmp_path / "deep" / "results"
+    (root / "logs").mkdir(parents=True)
+    (root / "logs" / "bad.log").write_text("no such driver")
+    (root / "work" / "operators").mkdir(parents=True)
+    (root / "work" / "operators" / "trace.json").write_text("{}")
+    write_results(folder, root, {"driver": "580.1"}, "make gpu", parts, outcomes)
+    content = json.loads((folder / "results.json").read_text())
     assert content["environment"] == {"driver": "580.1"}
     assert content["parts"]["good"]["figures"] == {"folder": "outputs/x", "speed": 12.5}
     assert [found["status"] for found in content["parts"].values()] == [plan.OK, plan.FAILED, plan.NO_TIME]
+    assert "all equal" in (folder / "report.txt").read_text()
+    with tarfile.open(folder / "logs.tar.gz") as logs:
+        assert logs.getnames() == ["logs/bad.log"]
+    assert gzip.decompress((folder / "trace.json.gz").read_bytes()) == b"{}"
+    assert len(list(folder.iterdir())) == 4
 
 
 def test_a_failed_part_fails_the_command_after_its_table(
@@ -229,12 +260,14 @@ def test_a_failed_part_fails_the_command_after_its_table(
     monkeypatch.setattr(command, "PARTS", parts)
     monkeypatch.setattr(command, "Running", lambda part, setting, logs, limit_s: stage.start(part, limit_s))
     monkeypatch.setattr(sys, "argv", ["gpu", "--device", "cpu", "--output", str(tmp_path)])
+    monkeypatch.setattr(command, "write_results", lambda *arguments: written.append(dict(arguments[-1])))
+    written: list[dict[str, Outcome]] = []
     assert command.main() == 1
+    assert [list(outcomes) for outcomes in written[:2]] == [["data"], ["data", "bad"]]  # after each part
     stage.statuses.clear()
     assert command.main() == 0
     assert stage.begun == ["data", "bad", "bad"]  # what is finished does not run again
     assert "2 parts: 2 ok" in capsys.readouterr().out
-    assert len(list(tmp_path.glob("gpu-dry-run-*.json"))) == 1
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--again"])
     assert command.main() == 0
     assert stage.begun[3:] == ["data", "bad"]
@@ -293,10 +326,15 @@ def test_wheels_are_unpacked_once_and_added_to_pythonpath(tmp_path: Path, monkey
     assert "WHEELS" not in environment
 
 
-def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert wheels.missing_modules() == []
-    monkeypatch.setattr(wheels, "NEEDED", ("torch", "no_such_module"))
-    assert wheels.missing_modules() == ["no_such_module"]
+def test_a_package_for_another_python_is_named_although_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_another_python.py").write_text("raise ImportError('undefined symbol: _PyLong_New')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(wheels, "NEEDED", ("torch", "no_such_module", "of_another_python"))
+    missing = wheels.missing_modules()
+    assert [line.split()[0] for line in missing] == ["no_such_module", "of_another_python"]
+    assert "undefined symbol" in missing[1]
 
 
 # --- what parts check --------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from torch import nn
 
 from benchmarks import train_step
 from benchmarks.host_syncs import count_host_syncs
-from benchmarks.train_step_sides import _their_batch
+from benchmarks.train_step_sides import TheirSide, _their_batch
 from tests.oracle import draw_photos
 from utils.common.devices import Precision, choose_precision, keep_freed_memory
 from utils.engine import TrainingEngine
@@ -103,7 +103,7 @@ def test_waits_add_up_by_operator() -> None:
 @pytest.fixture(scope="module")
 def engine() -> TrainingEngine:
     torch.manual_seed(0)
-    trained = build_training(build_model("yolov8n-seg.yaml", NAMES), CPU, choose_precision("auto", CPU))
+    trained = build_training(build_model("yolov8n-seg.yaml", NAMES), CPU, choose_precision("auto", CPU), "adamw")
     trained.model.train()
     return trained
 
@@ -307,6 +307,21 @@ def test_both_sides_upload_from_page_locked_memory(
     monkeypatch.setattr(step_timer, "run_training_steps", lambda *arguments: None)
     step_timer.time_training_steps(SimpleNamespace(device=torch.device(device)), batch, 1, 1)  # type: ignore[arg-type]
     assert (batch.images.data_ptr() in locked) == is_locked
+
+
+def test_the_other_side_is_measured_with_its_trainers_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, bool]] = []
+    side = object.__new__(TheirSide)
+    side.device = CPU
+
+    def step(timer: Any) -> None:
+        seen.append((torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic))
+
+    monkeypatch.setattr(side, "_step", step)
+    side.phases_ms(1, 1)
+    assert seen == [(True, True)] * 2
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert not torch.backends.cudnn.deterministic
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from utils.common.environment import python_path
+from utils.common.errors import UserError, explain_out_of_memory
 
 SCRIPT = """
 import atexit, sys
@@ -76,3 +77,17 @@ def test_a_bug_in_a_rank_keeps_its_traceback_and_waits_for_nobody() -> None:
     assert (done.returncode, done.stdout) == (1, "unflushed cleaned up\n")
     assert "Traceback" in done.stderr
     assert done.stderr.strip().endswith("RuntimeError: a bug")
+
+
+@pytest.mark.parametrize(
+    "words", ["CUDA error: out of memory", "GET was unable to find an engine to execute this computation"]
+)
+def test_used_up_memory_is_explained_whoever_notices_it(words: str) -> None:
+    with pytest.raises(UserError, match="use a smaller batch"), explain_out_of_memory("use a smaller batch"):
+        raise RuntimeError(words)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("illegal memory access"), ValueError("out of memory")])
+def test_other_errors_are_not_explained_by_memory(error: Exception) -> None:
+    with pytest.raises(type(error), match=str(error)), explain_out_of_memory("use a smaller batch"):
+        raise error

@@ -236,6 +236,21 @@ def test_ours_agrees_with_pytorchs_on_gpus() -> None:
     run_ranks(assert_equal_on_gpus, min(torch.cuda.device_count(), 2), join=False, timeout_s=120)
 
 
+def test_one_rank_that_is_told_so_uses_the_synchronised_kernels_too() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with (
+            mock.patch.object(distributed.collectives, "is_distributed", return_value=True),
+            mock.patch.object(Kernels, "batch_norm_stats", wraps=Kernels.batch_norm_stats) as kernel,
+        ):
+            found = run_kernels(slice(0, 8))
+    finally:
+        dist.destroy_process_group()
+    assert kernel.call_count == 3 * NUM_STEPS
+    expected = run(network(), slice(0, 8), dtype=torch.float64)
+    np.testing.assert_allclose(found[-1]["outputs"], expected[-1]["outputs"], rtol=1e-6)
+
+
 def test_inputs_far_from_zero_lose_no_digits_that_matter(answers: list[dict[str, Any]]) -> None:
     gaps = difference(answers, "far from zero", run(network(), slice(0, 8), offset=30.0))
     assert {name: gaps[name] for name in ("outputs", "1.running_var") if gaps[name] > 1e-3} == {}

@@ -47,6 +47,31 @@ def test_a_gpu_too_small_for_one_image_is_named() -> None:
         largest_that_fits(lambda _: False, 640)
 
 
+@pytest.mark.parametrize(
+    ("words", "is_memory"),
+    [
+        ("CUDA out of memory. Tried to allocate 2 GiB", True),
+        ("FIND was unable to find an engine to execute this computation", True),
+        ("an illegal memory access was encountered", False),
+    ],
+)
+def test_a_batch_for_which_cudnn_finds_no_engine_does_not_fit(
+    words: str, is_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(batch_size, "build_training", fail)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
+    arguments: Any = (nn.Identity(), CPU, choose_precision("off", CPU), None)
+    if is_memory:
+        assert not batch_size._fits(*arguments)
+        return
+    with pytest.raises(RuntimeError, match="illegal"):
+        batch_size._fits(*arguments)
+
+
 def test_a_cpu_has_a_plain_answer() -> None:
     assert probe_batch_size(nn.Identity(), CPU, choose_precision("off", CPU), 64) == batch_size.CPU_BATCH_SIZE  # type: ignore[arg-type]
 

@@ -15,8 +15,11 @@ from utils.measure import step_timer
 from utils.measure.step_timer import PHASES, StepTimer, build_training, middle_half, time_training_steps
 from utils.measure.synthetic import synthetic_batch
 from utils.yolo.model import build_model
+from utils.yolo.optimizer import MuSGD
 
 CPU = torch.device("cpu")
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_a_phase_lasts_until_the_next_mark(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,6 +42,7 @@ def test_a_step_without_all_phases_is_refused() -> None:
 def test_real_steps_are_timed_and_leave_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     training = build_training(build_model(JOB.model, ("a", "b")), CPU, choose_precision("off", CPU))
+    assert isinstance(training.state.optimizer, MuSGD)  # the trainer's default
     before = next(training.state.model.parameters()).detach().clone()
     batch = synthetic_batch(1, 64, 2, objects_per_image=3)
     start_s = time.perf_counter()

@@ -78,7 +78,7 @@ def test_bytes_moved_are_those_read_and_written() -> None:
 
 
 def test_a_training_steps_memory_and_operations() -> None:
-    training = build_training(build_model("yolov8n-seg.yaml", ("a", "b")), CPU, choose_precision("off", CPU))
+    training = build_training(build_model("yolov8n-seg.yaml", ("a", "b")), CPU, choose_precision("off", CPU), "adamw")
     batch = synthetic_batch(2, 64, 2, objects_per_image=3)
     observe_step(training, batch)  # the optimizer's state comes to be
     memory, flop = observe_step(training, batch)

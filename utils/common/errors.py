@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 EXIT_DONE = 0
@@ -48,6 +48,32 @@ class UsageError(UserError):
     """The command line or a configuration file is wrong."""
 
     exit_code = EXIT_USAGE
+
+
+# Parts of the message of a RuntimeError, which torch.OutOfMemoryError is too. cuDNN leaves out the engines whose workspace
+# cannot be allocated; when none is left it says "FIND (or GET) was unable to find an engine to execute this computation".
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "unable to find an engine",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that the device's memory is used up."""
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
+@contextlib.contextmanager
+def explain_out_of_memory(message: str) -> Iterator[None]:
+    """Turn the error of a device whose memory is used up into a UserError with `message`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(message) from error
 
 
 # PyTorch wraps the reason in paragraphs of advice; one of them tells the user to load without protection.

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from utils.distributed import collectives
+
 # Counted for a rank without samples: too small to matter in any sum, but the kernel can divide by it.
 NO_SAMPLES = 1e-30
 
@@ -106,7 +108,7 @@ class _SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalise (B, C, ...). Every rank must reach this in training."""
-        if not (self.training and dist.is_initialized() and dist.get_world_size() > 1):
+        if not (self.training and collectives.is_distributed()):
             return super().forward(input)
         tracks = self.track_running_stats and self.running_mean is not None and self.running_var is not None
         if tracks and self.num_batches_tracked is not None:

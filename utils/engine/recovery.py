@@ -9,9 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-import torch
-
-from utils.common.errors import EXIT_IO, UserError, one_line
+from utils.common.errors import EXIT_IO, UserError, is_out_of_memory, one_line
 from utils.distributed import any_rank, check_ranks_agree, run_on_main
 from utils.engine.nonfinite import MOST_IN_A_ROW, MOST_ROLLBACKS, Diverged, NonFiniteGuard, RollBack, all_finite
 from utils.engine.options import EngineOptions
@@ -144,9 +142,9 @@ class Recovery:
         path, saved = found
         try:
             self.state.load_state_dict(saved)
-        except torch.OutOfMemoryError:
-            raise
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise
             raise UserError(
                 f"{path}: not a checkpoint of this model and these options ({one_line(error)}); continue it with the "
                 f"version of the project that wrote it, or choose a new --save-dir"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from utils.common.devices import Precision
-from utils.common.errors import UserError
+from utils.common.errors import UserError, is_out_of_memory
 from utils.data.augment import AugmentConfig
 from utils.data.dataset import Batch
 from utils.measure.step_timer import build_training, time_training_steps
@@ -60,7 +60,9 @@ def _fits(model: YoloModel, device: torch.device, precision: Precision, batch: B
         engine = build_training(copy.deepcopy(model), device, precision)
         time_training_steps(engine, batch, warmup_steps=1, steps=_STEPS)
         return torch.cuda.max_memory_reserved(device) <= MEMORY_SHARE * free_bytes
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         return False
     finally:
         engine = None  # type: ignore[assignment] # before the next, larger attempt

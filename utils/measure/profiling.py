@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from utils.common.cores import read_words
 from utils.common.devices import peak_memory_bytes
-from utils.common.errors import print_warning
+from utils.common.errors import is_out_of_memory, print_warning
 from utils.common.nvml import GpuWatch
 from utils.common.text import format_bytes
 from utils.data.dataset import Batch
@@ -39,8 +39,6 @@ BEST_WITHIN = 0.03  # a smaller batch this close to the fastest one is the bette
 HEADROOM = 0.10  # of the device's memory: communication and photographs with many objects need it
 PROCESS = "process"  # on a CPU: memory of the process before the model was built
 _SAMPLE_S = 0.1
-# Parts of a RuntimeError's message:
-_OUT_OF_MEMORY = ("out of memory", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 @dataclass(frozen=True)
@@ -214,8 +212,8 @@ def profile_until_full(
             return profiles, TooLarge(batch_size, reason)
         try:
             profiles.append(measure(batch_size))
-        except RuntimeError as error:  # also torch.OutOfMemoryError
-            if not any(words in str(error) for words in _OUT_OF_MEMORY):
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
                 raise
             too_large = TooLarge(batch_size, "ran out of memory")
         else:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from utils.common.devices import choose_device, choose_precision, seed_everything, tune_device
-from utils.common.errors import UserError
+from utils.common.errors import explain_out_of_memory
 from utils.data.dataset import Batch
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.distributed import RankInfo, barrier, read_rank_environment
@@ -69,15 +69,11 @@ def main() -> None:
     torch.set_num_threads(1)  # otherwise a single process would use all cores
     device = choose_device(job.device, ranks.local_rank)
     tune_device(device, deterministic=False, fixed_shapes=True)
-    try:
+    too_large = f"{job.global_batch_size} images over {ranks.world_size} process(es) do not fit the GPU; use a smaller --batch-size"
+    with explain_out_of_memory(too_large):
         if ranks.world_size > 1:
             join_ranks(device, job.timeout_s)
         answer = measure(job, ranks, device)
-    except torch.OutOfMemoryError as error:
-        raise UserError(
-            f"{job.global_batch_size} images over {ranks.world_size} process(es) do not fit the GPU; "
-            "use a smaller --batch-size"
-        ) from error
     # Not after a failure: leaving the group may wait for the other ranks, which would delay the report.
     if dist.is_initialized():
         dist.destroy_process_group()

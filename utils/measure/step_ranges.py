@@ -151,12 +151,19 @@ def training_loader(
 ) -> EpochLoader:
     """Build the trainer's loader for a rank's share of the training photographs, with default augmentation.
 
-    `batch_size` is per rank.
+    `batch_size` is per rank. `pin_memory`: for a GPU, which also varies the colours.
     """
     spec = load_dataset_yaml(Path(data))
     photos = read_photos(spec, "train")
     packed = open_images(photos, img_size, spec.cache_folder, "train", main_printer(rank))
-    dataset = SegmentationDataset(photos, img_size, packed=packed, augment=AugmentConfig(), mosaic_epochs=_MANY_EPOCHS)
+    dataset = SegmentationDataset(
+        photos,
+        img_size,
+        packed=packed,
+        augment=AugmentConfig(),
+        mosaic_epochs=_MANY_EPOCHS,
+        colours_on_device=pin_memory,
+    )
     batches = EpochBatches(len(photos), batch_size, rank=rank, world_size=world_size, seed=0)
     return get_dataloader(dataset, batches, workers, pin_memory)
 

@@ -24,13 +24,14 @@ from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.loss26 import loss_for
 from utils.yolo.model import YoloModel
-from utils.yolo.optimizer import GRADIENT_CLIP_NORM, parameter_groups
+from utils.yolo.optimizer import GRADIENT_CLIP_NORM, NOMINAL_BATCH_SIZE, OptimizerPlan, build_optimizer
 
 # input: upload and conversion to float, on a GPU only the part for which the arithmetic waits; optimizer: gradient clip,
 # update, moving average of the weights.
 PHASES = ("input", "forward", "loss", "backward", "optimizer")
 LEARNING_RATE = 1e-5  # small, so that training on noise does not diverge
 WEIGHT_DECAY = 5e-4
+MOMENTUM = 0.9
 
 
 class StepTimer:
@@ -84,19 +85,20 @@ def criterion_of(engine: TrainingEngine) -> SegmentationLoss:
     return criterion
 
 
-def build_training(model: YoloModel, device: torch.device, precision: Precision) -> TrainingEngine:
+def build_training(
+    model: YoloModel, device: torch.device, precision: Precision, optimizer: str = "musgd"
+) -> TrainingEngine:
     """Set up the trainer's engine with the defaults of `train_yolo_ddp.py`: channels last, clip, EMA, DDP.
 
-    Two differences: AdamW, which needs about as much memory as the default MuSGD and less time on a CPU; and each rank keeps
-    its own BatchNorm statistics.
+    One difference: each rank keeps its own BatchNorm statistics. `optimizer` is one of OPTIMIZER_NAMES.
     """
     model = model.to(device, memory_format=torch.channels_last)
     options = EngineOptions(
         precision=precision.name, ema_decay=0.9999, clip_norm=GRADIENT_CLIP_NORM, static_graph=True, quiet=True
     )
     engine = TrainingEngine(model, device, options, task=SegmentationStep())
-    optimizer = torch.optim.AdamW(parameter_groups(model, WEIGHT_DECAY), lr=LEARNING_RATE, fused=True)
-    engine.begin(optimizer, loss_for(model))
+    plan = OptimizerPlan(optimizer, LEARNING_RATE, WEIGHT_DECAY, MOMENTUM, 0.0, NOMINAL_BATCH_SIZE, ())
+    engine.begin(build_optimizer(model, plan), loss_for(model))
     return engine
 
 

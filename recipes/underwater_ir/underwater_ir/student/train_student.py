@@ -31,7 +31,7 @@ from underwater_ir.student.restoration import Restoration, draw_curves
 from utils.common.config import Options, option, parse_config
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device, seed_everything, tune_device
-from utils.common.errors import UsageError, UserError, print_warning, run_script
+from utils.common.errors import UsageError, UserError, explain_out_of_memory, print_warning, run_script
 from utils.common.signals import die_with_parent
 from utils.data.loader import EpochBatches, ShardBatches
 from utils.distributed import (
@@ -124,17 +124,16 @@ def main() -> int:
     weights = read_weights(config.loss_config)
     train_set, benchmarks = open_datasets(config, print if ranks.is_main else lambda line: None)
     network = Student(config.width, *train_set.label_shape, recompute=config.recompute)
-    try:
+    too_large = (
+        f"GPU {device.index}: --batch-size {config.batch_size} at {config.img_size} pixels does not fit its memory; "
+        f"lower --batch-size or --img-size; --recompute needs the least"
+    )
+    with explain_out_of_memory(too_large):
         join(config, ranks, device)
         with OwnedRun(config) as run:
             say = main_printer(rank())
             say("\n".join([*run.notes, *heading(config, device, train_set, network)]))
             code = train(config, run, device, network, (train_set, benchmarks), weights, workers)
-    except torch.OutOfMemoryError as error:
-        raise UserError(
-            f"GPU {device.index}: --batch-size {config.batch_size} at {config.img_size} pixels does not fit its memory; "
-            f"lower --batch-size or --img-size; --recompute needs the least"
-        ) from error
     cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
     return code
 
