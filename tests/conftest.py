@@ -26,6 +26,7 @@ from filelock import FileLock
 from utils.common.environment import prepare_environment
 
 PROJECT = Path(__file__).resolve().parent.parent
+PRETENCE = PROJECT / "tests" / "support" / "pretended"  # in PYTHONPATH, it gives Python PRETEND_GPUS GPUs
 LONGEST_SUITE_S = 30 * 60
 prepare_environment()
 os.environ.pop("MLFLOW_TRACKING_URI", None)  # no test may write to the server of who runs it

@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import PROJECT, TrainedRun, must_run
+from tests.conftest import PRETENCE, PROJECT, TrainedRun, must_run
 from tests.ranks import RankFailed, run_ranks
 from tests.recipes.compressed_ad.small import small_settings, write_small_histories
 from utils.common import environment
 from utils.run.checkpoint import load_latest
 
-PRETENCE = PROJECT / "tests" / "support" / "pretended"
 SIZE = ("--img-size", "64")
 RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -116,7 +115,7 @@ def underwater(folder: Path, trained: TrainedRun) -> list[str]:
     from tests.recipes.underwater_ir.test_training import arguments_of
 
     write_photographs(folder / "photographs", 3)
-    made = [*("--images", str(folder / "photographs"), "--output", str(folder), "--num-train", "4"), "--num-test", "2"]
+    made: list[str] = [*("--images", str(folder / "photographs"), "--output", str(folder), "--num-train", "4"), "--num-test", "2"]
     must_run("python", "recipes/underwater_ir/make_data.py", *made, "--size", "24")
     write_losses(folder)
     arguments = arguments_of(folder, folder / "student.pt")

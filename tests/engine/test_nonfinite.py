@@ -174,6 +174,19 @@ def test_fp16_training_with_sgd_survives_an_overflow_in_its_first_steps(
     assert answer["saved"]
 
 
+def test_a_scaled_gradient_is_clipped_at_its_own_size(tmp_path: Path) -> None:
+    def weights_after_an_epoch(scale: float | None) -> dict[str, np.ndarray]:
+        model = classifier(norm=False)
+        engine = engine_of(model, tmp_path / str(scale), clip_norm=0.5)
+        engine.state.scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+        engine.begin(torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss())
+        engine.train_one_epoch(loader_of(points(32), 4))
+        return plain(model.state_dict())
+
+    scaled, unscaled = weights_after_an_epoch(1024.0), weights_after_an_epoch(None)
+    assert all(np.array_equal(value, scaled[name]) for name, value in unscaled.items())
+
+
 def test_finiteness_is_seen_in_every_kind_of_tensor() -> None:
     fine = [torch.ones(3), torch.arange(4), torch.zeros(0), torch.ones(2, dtype=torch.float16)]
     assert all_finite(fine)

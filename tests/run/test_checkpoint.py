@@ -66,6 +66,15 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     torch.testing.assert_close(found[1], state, rtol=0, atol=0)
 
 
+def test_a_checkpoint_of_any_gpu_is_loaded_onto_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:3")
+        save_checkpoint(tmp_path, 1, {"weights": torch.ones(3)})
+    found = load_latest(tmp_path)
+    assert found is not None
+    assert found[1]["weights"].device == torch.device("cpu")
+
+
 def test_nothing_saved_is_nothing_found(tmp_path: Path) -> None:
     assert load_latest(tmp_path / "absent") is None
     assert load_latest(tmp_path) is None

@@ -1,4 +1,4 @@
-"""The code of the recipe's README runs as printed, on two gloo processes, and is the guide's."""
+"""The code of the recipe's README runs as printed, on two processes with a pretended GPU each, and is the guide's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROJECT, free_port
+from tests.conftest import PRETENCE, PROJECT, free_port
 from tests.recipes.training_engine import FOLDER
 
 SEEDS = PROJECT.parent / "shared" / "seeds"
@@ -28,6 +28,11 @@ torch.set_num_threads(1)
 class YourModel(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+
+    def forward(self, x):
+        if self.training:
+            print(f"first of a batch: {float(x[0, 0])}", flush=True)
+        return super().forward(x)
 
 def points(number, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -50,11 +55,11 @@ def guides_blocks() -> list[str]:
 
 
 def start(script: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    search = os.pathsep.join(filter(None, [str(FOLDER), os.environ.get("PYTHONPATH")]))
+    search = os.pathsep.join(filter(None, [str(FOLDER), str(PRETENCE), os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
         [sys.executable, script.name, *arguments],
         cwd=script.parent,
-        env={**os.environ, "PYTHONPATH": search, "CUDA_VISIBLE_DEVICES": "", **environment},
+        env={**os.environ, "PYTHONPATH": search, "PRETEND_GPUS": "2", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -65,6 +70,13 @@ def finish(process: subprocess.Popen[str]) -> str:
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     return output
+
+
+def orders_of_epochs(output: str, num_epochs: int) -> set[tuple[str, ...]]:
+    """Return the different orders in which a rank saw the samples: an order is the first sample of each batch."""
+    firsts = re.findall(r"^first of a batch: (.*)$", output, re.MULTILINE)
+    size = len(firsts) // num_epochs
+    return {tuple(firsts[start : start + size]) for start in range(0, size * num_epochs, size)}
 
 
 def test_the_readme_has_every_code_block_of_the_guide() -> None:
@@ -84,12 +96,14 @@ def test_method_1_and_the_advanced_blocks_run_as_printed_in_two_processes(tmp_pa
     script = tmp_path / "method_1.py"
     parts = [
         YOURS,
-        "rank, world_size = int(sys.argv[1]), 2\ndevice, batch_size, num_epochs, some_value = 'cpu', 4, 3, rank\n",
+        "rank, world_size = int(sys.argv[1]), 2\n"
+        "device, batch_size, num_epochs, some_value = f'cuda:{rank}', 4, 3, rank\n",
         before,
         "optimizer, criterion = torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss()\n"
         "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)\n",
         "# Create training engine" + middle,
         "assert isinstance(engine.model, DDP) and len(history['val_accuracy']) == 3\n",
+        "print('trained', flush=True)\n",
         blocks[METRIC],
         "assert reduced_metric.item() == 0.5\n",
         blocks[MIXED_PRECISION],
@@ -108,6 +122,7 @@ def test_method_1_and_the_advanced_blocks_run_as_printed_in_two_processes(tmp_pa
     finals = [re.findall(r"^final (\d) (.*)$", output, re.MULTILINE) for output in outputs]
     assert [finals[0][0][0], finals[1][0][0]] == ["0", "1"]
     assert finals[0][0][1] == finals[1][0][1]  # every rank has the same metrics
+    assert [len(orders_of_epochs(output.split("trained")[0], 3)) for output in outputs] == [3, 3]
     assert "Epoch 3" in outputs[0]
     assert "Epoch" not in outputs[1]  # only rank 0 prints
     assert {"best.pt", "last.pt", "metrics.jsonl"} <= {
@@ -116,17 +131,17 @@ def test_method_1_and_the_advanced_blocks_run_as_printed_in_two_processes(tmp_pa
 
 
 def test_method_2_runs_as_printed_lambdas_included(tmp_path: Path) -> None:
-    """The script has no `if __name__ == "__main__"`. Two GPUs are claimed, so that there are two ranks; they find none."""
+    """The script has no `if __name__ == "__main__"`."""
     pytest.importorskip(
         "cloudpickle", reason="needs cloudpickle (pip install -r recipes/training_engine/requirements.txt)"
     )
     block = guides_blocks()[METHOD_2]
     assert block.count("'num_epochs': 100") == 1
-    claim = "torch.cuda.device_count = lambda: 2\n"
     script = tmp_path / "method_2.py"
-    script.write_text(YOURS + claim + block.replace("'num_epochs': 100", "'num_epochs': 6"))
+    script.write_text(YOURS + block.replace("'num_epochs': 100", "'num_epochs': 6"))
     output = finish(start(script))
-    assert "2 process(es) with" in output
+    assert "Device: cuda:0, 2 process(es) with" in output
+    assert len(orders_of_epochs(output, 6)) == 6  # both ranks' first samples of each epoch
     assert "Effective batch: 64 x 2 = 128" in output
     assert "Training complete after 6 epochs" in output
     folder = tmp_path / "checkpoints" / "my_experiment"

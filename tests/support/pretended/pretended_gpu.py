@@ -18,6 +18,7 @@ It does not see CUDA kernels and their types, streams and races, memory, NCCL, c
 from __future__ import annotations
 
 import contextlib
+import io
 import multiprocessing
 import threading
 import time
@@ -448,7 +449,8 @@ def _patch_files() -> None:
     load, load_script = torch.load, torch.jit.load
 
     def load_to(file: Any, map_location: Any = None, **kwargs: Any) -> Any:
-        assert map_location is not None, f"torch.load({file}) without map_location goes to the GPU that saved it"
+        in_memory = isinstance(file, io.BytesIO)  # what pickle holds of a tensor
+        assert in_memory or map_location, f"torch.load({file}) without map_location goes to the GPU that saved it"
         index = _gpu_index(map_location)
         assert index in (None, _HERE.index), f"torch.load({file}) to GPU {index}, but this is GPU {_HERE.index}"
         value = load(file, map_location="cpu" if index is not None else map_location, **kwargs)
