@@ -42,7 +42,7 @@ def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_
         os.environ.update(PRETEND_GPUS=str(num_gpus), PYTHONPATH=os.pathsep.join([str(PRETENCE), str(PROJECT)]))
         pretended_gpu = importlib.import_module("pretended_gpu")
         pretended_gpu.switch_on(num_gpus)
-        environment._GPU_DRIVER_FILES = ("/",)  # one that exists
+        environment._GPU_DRIVER_FILES = ("/", "/", "/")  # one that exists
         watch_convolutions(seen)
     if kill_at:
         kill_at_step(kill_at)
