@@ -26,7 +26,8 @@ RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_AD
 def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_at: int = 0) -> dict[str, Any]:
     """Run a command, given as folder/module, in this fresh process; return its exit code and what it did on a GPU.
 
-    `copies` counts tensors copied to a GPU; `dtypes` and `formats` are those of the convolutions' results and inputs.
+    `copies` counts tensors copied to a GPU. Of the convolutions there, `formats` says whether their weights and the
+    network's input are channels_last, and `trained` and `predicted` hold the types of their results.
     The process is killed at its optimizer step number `kill_at`.
     """
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
@@ -37,7 +38,7 @@ def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_
     folder, _, module = script.rpartition("/")
     sys.path[:0] = [str(PROJECT / folder), str(PRETENCE)]
     sys.argv = [script, *arguments]
-    seen: dict[str, Any] = {"copies": 0, "dtypes": set(), "formats": set()}
+    seen: dict[str, Any] = {"copies": 0, "trained": set(), "predicted": set(), "formats": set()}
     if num_gpus:
         os.environ.update(PRETEND_GPUS=str(num_gpus), PYTHONPATH=os.pathsep.join([str(PRETENCE), str(PROJECT)]))
         pretended_gpu = importlib.import_module("pretended_gpu")
@@ -62,7 +63,7 @@ def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_
 def watch_convolutions(seen: dict[str, Any]) -> None:
     def note(module: Any, inputs: Any, output: Any) -> None:
         if isinstance(module, torch.nn.Conv2d) and inputs[0].device.type == "cuda":
-            seen["dtypes"].add(str(output.dtype))
+            seen["trained" if output.requires_grad else "predicted"].add(output.dtype)
             tensors = (module.weight, inputs[0]) if not seen["formats"] else (module.weight,)  # the network's input
             seen["formats"] |= {tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors}
 
@@ -198,14 +199,14 @@ def test_a_command_runs_on_a_gpu(name: str, trained: TrainedRun, tmp_path: Path)
     assert seen["code"] == 0, printed
     assert seen["copies"] > 0 or "on up to 1 x Pretended GPU" in printed, f"used no GPU\n{printed}"
     if name == "train":
-        assert seen["dtypes"] >= {"torch.float16"}
+        assert seen["trained"] == {torch.float16}
         assert seen["formats"] == {True}
         assert seen["deterministic"] == (True, "highest")
         found = load_latest(tmp_path / "run" / "checkpoint")
         assert found is not None
         assert found[1]["scaler"]["scale"] > 1
     if name == "evaluate":
-        assert seen["dtypes"] == {"torch.bfloat16"}
+        assert seen["predicted"] == {torch.bfloat16}
 
 
 # -- the bits of a CPU ------------------------------------------------------------------------------------------------------
