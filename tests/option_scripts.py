@@ -73,7 +73,7 @@ SCRIPTS = [
         "TrainConfig",
         home="utils.train_config",
         real=("utils.assembly", "utils.train_plan"),
-        values={"window_scale": ((0.25, 1.0),), "mlflow": ("http://host",)},
+        values={"window_scale": ((0.25, 1.0),), "mlflow": ("https://host",)},
     ),
     Script("inference", "InferenceConfig", ("--model=m", "--source=s"), values=TILES, kept=TILING),
     Script("evaluate_model", "EvaluationConfig", ("--model=m",), values=TILES, kept=TILING),
@@ -114,7 +114,7 @@ SCRIPTS = [
         home="crowd_bt.options",
         real=("crowd_bt.options",),
         readers={"prepare_from_s3": ("s3_bucket", "s3_prefix", "prepared_folder", "seed")},
-        tested={"uses_fixed_eta": False},
+        tested={"measured": {"an annotator": None}},
         elsewhere=(
             "local_rank",
             "world_size",

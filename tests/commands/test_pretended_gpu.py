@@ -116,7 +116,11 @@ def underwater(folder: Path, trained: TrainedRun) -> list[str]:
     from tests.recipes.underwater_ir.test_training import arguments_of
 
     write_photographs(folder / "photographs", 3)
-    made: list[str] = [*("--images", str(folder / "photographs"), "--output", str(folder), "--num-train", "4"), "--num-test", "2"]
+    made: list[str] = [
+        *("--images", str(folder / "photographs"), "--output", str(folder), "--num-train", "4"),
+        "--num-test",
+        "2",
+    ]
     must_run("python", "recipes/underwater_ir/make_data.py", *made, "--size", "24")
     write_losses(folder)
     arguments = arguments_of(folder, folder / "student.pt")

@@ -12,7 +12,7 @@ import yaml
 
 from utils.data.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.data.parsing.sources import UNREADABLE_ARCHIVE, UNREADABLE_PHOTOGRAPH, Photograph
-from utils.data.parsing.split import HASH, SPLITS, VAL
+from utils.data.parsing.split import SPLITS, VAL
 from utils.data.parsing.state import Entry
 
 MANIFEST_VERSION = 1
@@ -109,8 +109,12 @@ def _group_lines(manifest: dict[str, Any]) -> list[str]:
     lines = []
     if copies:
         shown = f"copies: {sum(map(len, copies)):,} photographs show only {len(copies):,} pictures"
-        is_apart = len(copies[0]) == total and manifest["options"]["split_by"] == HASH
-        lines.append(f"{shown}; " + ("all are alike, so train and val share it" if is_apart else "each is on one side"))
+        split_of = {record["file"]: record["split"] for record in manifest["photographs"]}
+        num_apart = sum(len({split_of[file] for file in group}) > 1 for group in copies)
+        reason = "all are alike" if len(copies[0]) == total else "every circuit shares some"
+        lines.append(
+            f"{shown}; " + (f"{num_apart:,} in train and val: {reason}" if num_apart else "each is on one side")
+        )
     if series is not None:
         without = total - sum(map(len, series))
         unknown = f"; {without:,} without a time in EXIF, each on its own" if without else ""

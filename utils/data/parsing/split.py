@@ -27,16 +27,15 @@ def assign_splits(
     `hash`: by a hash of the first file name of the group only, so that adding photographs moves none. Exceptions: a group
     larger than the smaller side goes to the larger one. If one of the two splits is empty, the smallest group
     with the smallest hash moves to it. If all photographs are one group, each is on its own.
-    `circuit`: whole circuits, because photographs of a circuit show the same poles; `time`: whole groups. Raises
-    UserError when all are one group.
+    `circuit`: whole circuits, because photographs of a circuit show the same poles. Circuits that share a picture are one
+    group; if that makes all of them one, the circuits alone count. `time`: whole groups. Raises UserError when all are one.
     """
     chosen = list(photographs)
     circuits = {photograph.key: photograph.circuit for photograph in chosen}
-    together = list(together)
+    names = first = _first_of_group(circuits, [*together, *(_listed_by(circuits) if split_by == CIRCUIT else [])])
     if split_by == CIRCUIT:
-        together += _listed_by(circuits)
-    first = _first_of_group(circuits, together)
-    names = {key: circuits[one] for key, one in first.items()} if split_by == CIRCUIT else first
+        is_one_group = len(set(first.values())) == 1
+        names = circuits if is_one_group else {key: circuits[one] for key, one in first.items()}
     sizes = Counter(names.values())
     if split_by == HASH:
         if len(sizes) == 1:
@@ -126,9 +125,8 @@ def _filled(sizes: Counter[str], val_fraction: float) -> set[str]:
 def _one_group(split_by: str, circuits: Sequence[str]) -> str:
     if split_by == TIME:
         return "--split-by time: no pause between the photographs is long enough; use a smaller --time-gap"
-    same = " that share no picture" if len(circuits) > 1 else ""
     found = ", ".join(circuits) or "none"
-    return f"--split-by circuit needs photographs of two circuits{same}, found {found}; use --split-by hash"
+    return f"--split-by circuit needs photographs of two circuits, found {found}; use --split-by hash"
 
 
 def _stem(name: str) -> str:
