@@ -72,11 +72,9 @@ def finish(process: subprocess.Popen[str]) -> str:
     return output
 
 
-def orders_of_epochs(output: str, num_epochs: int) -> set[tuple[str, ...]]:
-    """Return the different orders in which a rank saw the samples: an order is the first sample of each batch."""
-    firsts = re.findall(r"^first of a batch: (.*)$", output, re.MULTILINE)
-    size = len(firsts) // num_epochs
-    return {tuple(firsts[start : start + size]) for start in range(0, size * num_epochs, size)}
+def first_samples(output: str) -> list[str]:
+    """Return a number of the first sample of each training batch. Lines of two ranks may have become one."""
+    return re.findall(r"first of a batch: (-?\d+\.\d+(?:e-?\d+)?)", output)
 
 
 def test_the_readme_has_every_code_block_of_the_guide() -> None:
@@ -122,7 +120,11 @@ def test_method_1_and_the_advanced_blocks_run_as_printed_in_two_processes(tmp_pa
     finals = [re.findall(r"^final (\d) (.*)$", output, re.MULTILINE) for output in outputs]
     assert [finals[0][0][0], finals[1][0][0]] == ["0", "1"]
     assert finals[0][0][1] == finals[1][0][1]  # every rank has the same metrics
-    assert [len(orders_of_epochs(output.split("trained")[0], 3)) for output in outputs] == [3, 3]
+    for output in outputs:
+        firsts = first_samples(output.split("trained")[0])
+        epochs = [firsts[start : start + 8] for start in (0, 8, 16)]
+        assert len(firsts) == 24
+        assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
     assert "Epoch 3" in outputs[0]
     assert "Epoch" not in outputs[1]  # only rank 0 prints
     assert {"best.pt", "last.pt", "metrics.jsonl"} <= {
@@ -141,7 +143,7 @@ def test_method_2_runs_as_printed_lambdas_included(tmp_path: Path) -> None:
     script.write_text(YOURS + block.replace("'num_epochs': 100", "'num_epochs': 6"))
     output = finish(start(script))
     assert "Device: cuda:0, 2 process(es) with" in output
-    assert len(orders_of_epochs(output, 6)) == 6  # both ranks' first samples of each epoch
+    assert len(set(first_samples(output))) >= 6  # of 12; in the same order in each epoch 2
     assert "Effective batch: 64 x 2 = 128" in output
     assert "Training complete after 6 epochs" in output
     folder = tmp_path / "checkpoints" / "my_experiment"
