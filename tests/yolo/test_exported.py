@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import subprocess
 import sys
@@ -134,6 +135,20 @@ def test_facts_that_do_not_fit_the_network_give_one_line(
     ("kind", "precision", "package"),
     [("onnx", "fp32", "onnxslim"), ("openvino", "fp32", "openvino"), ("openvino", "int8", "nncf")],
 )
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads /proc (run it on Linux)")
+def test_a_signal_after_openvino_models_were_closed_kills_the_process(exports: dict[str, Path]) -> None:
+    first = open_model(str(exports["openvino"]), CPU)
+    second = open_model(str(exports["openvino"]), CPU)
+    del first
+    gc.collect()
+    del second
+    gc.collect()
+    stack = (ctypes.c_size_t * 3)()  # stack_t of signal.h: address, flags, size
+    assert ctypes.CDLL(None).sigaltstack(None, stack) == 0
+    ranges = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
+    assert not stack[2] or any(int(start, 16) <= stack[0] < int(end, 16) for start, end in ranges)
+
+
 def test_a_missing_package_gives_the_command_that_installs_it(
     kind: str, precision: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ else is that of the torch model: the resize in front, the suppression, the masks
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import json
 import warnings
@@ -241,6 +242,16 @@ class _OnnxRuntime:
         return [torch.from_numpy(output) for output in outputs]
 
 
+@functools.cache
+def _openvino_core(runtime: Any) -> Any:
+    """Return the process's only Core.
+
+    A Core replaces the stack that signal handlers run on, and frees that stack at its end. After two of them had ended in
+    the order in which they began, the next signal, also that of a child's end, killed the process.
+    """
+    return runtime.Core()
+
+
 class _OpenVino:
     def __init__(self, path: Path, device: torch.device, amp: str) -> None:
         runtime = import_runtime("openvino")
@@ -256,7 +267,7 @@ class _OpenVino:
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
             "PERFORMANCE_HINT": "LATENCY",
         }
-        self.network = runtime.Core().compile_model(str(networks[0]), "CPU", settings)
+        self.network = _openvino_core(runtime).compile_model(str(networks[0]), "CPU", settings)
 
     def __call__(self, images: torch.Tensor) -> list[torch.Tensor]:
         return [torch.from_numpy(output) for output in self.network([images.cpu().numpy()]).values()]
