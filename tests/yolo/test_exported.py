@@ -70,6 +70,20 @@ def test_every_runtime_computes_what_torch_computes_in_batches_of_any_size(
             assert len(largest) == 4
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads /proc (run it on Linux)")
+def test_a_signal_after_openvino_models_were_closed_kills_the_process(exports: dict[str, Path]) -> None:
+    first = open_model(str(exports["openvino"]), CPU)
+    second = open_model(str(exports["openvino"]), CPU)
+    del first
+    gc.collect()
+    del second
+    gc.collect()
+    stack = (ctypes.c_size_t * 3)()  # stack_t of signal.h: address, flags, size
+    assert ctypes.CDLL(None).sigaltstack(None, stack) == 0
+    ranges = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
+    assert not stack[2] or any(int(start, 16) <= stack[0] < int(end, 16) for start, end in ranges)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_names_trained_size_and_windows_travel_with_the_export(exports: dict[str, Path], kind: str) -> None:
     model = open_model(str(exports[kind]), CPU)
@@ -135,20 +149,6 @@ def test_facts_that_do_not_fit_the_network_give_one_line(
     ("kind", "precision", "package"),
     [("onnx", "fp32", "onnxslim"), ("openvino", "fp32", "openvino"), ("openvino", "int8", "nncf")],
 )
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads /proc (run it on Linux)")
-def test_a_signal_after_openvino_models_were_closed_kills_the_process(exports: dict[str, Path]) -> None:
-    first = open_model(str(exports["openvino"]), CPU)
-    second = open_model(str(exports["openvino"]), CPU)
-    del first
-    gc.collect()
-    del second
-    gc.collect()
-    stack = (ctypes.c_size_t * 3)()  # stack_t of signal.h: address, flags, size
-    assert ctypes.CDLL(None).sigaltstack(None, stack) == 0
-    ranges = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
-    assert not stack[2] or any(int(start, 16) <= stack[0] < int(end, 16) for start, end in ranges)
-
-
 def test_a_missing_package_gives_the_command_that_installs_it(
     kind: str, precision: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
