@@ -49,7 +49,8 @@ def test_profile_gpu_writes_chart_report_and_numbers(
         assert memory["process"] > 2 * sum(size for kind, size in memory.items() if kind != "process")
         assert memory["optimizer"] == pytest.approx(memory["weights"], rel=0.02)  # MuSGD's momentum
         assert 0.2 < found["readings"]["cpu_util"] < 1.3
-    assert record["profiles"][1]["flop"] == pytest.approx(2 * record["profiles"][0]["flop"], rel=0.01)
+    of_one, of_two = (found["flop"] for found in record["profiles"])
+    assert of_two - of_one == pytest.approx(0.34e9, rel=0.01)  # of an image; MuSGD's are the same for any batch
     assert 0 < record["roofline"]["of_peak"] < 1
     assert len(record["operators"]) == 10
     assert sum(found["share"] for found in record["operators"]) < 1.0001
