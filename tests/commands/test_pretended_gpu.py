@@ -50,7 +50,8 @@ def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_
     if kill_at:
         kill_at_step(kill_at)
     command = importlib.import_module(module)
-    if num_gpus and (roofline := sys.modules.get("utils.measure.roofline")):
+    roofline: Any = sys.modules.get("utils.measure.roofline")
+    if num_gpus and roofline:
         for sizes in (roofline._MATMUL_SIDE, roofline._CONVOLUTION, roofline._COPY_BYTES):
             sizes["cuda"] = sizes["cpu"]  # a GPU's sizes take a CPU minutes
         roofline._SECONDS, roofline._FEWEST_CALLS = 0.0, 1
