@@ -16,13 +16,6 @@ from typing import Any
 import torch
 
 from utils import distributed
-from utils.checks.classes import check_classes, count_classes
-from utils.checks.contradictions import LIMITS, find_contradictions
-from utils.checks.duplicates import find_duplicates
-from utils.checks.findings import KINDS, Finding, count_kinds, in_order, num_errors
-from utils.checks.page import build_page
-from utils.checks.pictures import check_pictures, usable
-from utils.checks.reading import Entry, read_all
 from utils.common.config import Options, option, parse_config
 from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
@@ -30,8 +23,15 @@ from utils.common.errors import EXIT_USAGE, UsageError, UserError, printable, ru
 from utils.common.files import output_folder, write_text_atomic
 from utils.common.text import format_table
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, DatasetSpec, load_dataset_yaml
+from utils.evaluation.contradictions import LIMITS, find_contradictions
+from utils.pages.check_page import build_page
+from utils.predict.tiles import OVERLAP, Predictor, check_tiles, choose_tiling
+from utils.sources.checks.classes import check_classes, count_classes
+from utils.sources.checks.duplicates import find_duplicates
+from utils.sources.checks.findings import KINDS, Finding, count_kinds, in_order, num_errors
+from utils.sources.checks.pictures import check_pictures, usable
+from utils.sources.checks.reading import Entry, read_all
 from utils.yolo.model import YoloModel, load_for_prediction, require_classes, trained_size_px
-from utils.yolo.tiles import OVERLAP, Predictor, check_tiles, choose_tiling
 
 DEFAULT_SIZE_PX = 640  # the trainer's
 REPORT, FACTS = "check.html", "check.json"

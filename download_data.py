@@ -20,7 +20,7 @@ from pathlib import Path
 from utils.common.config import Options, option, parse_config
 from utils.common.errors import EXIT_DONE, EXIT_KEYBOARD, UserError, run_script
 from utils.common.files import output_folder
-from utils.data.download import DEFAULT_BASE_URL, Report, download, expand_circuits, open_source
+from utils.sources.download import DEFAULT_BASE_URL, Report, download, expand_circuits, open_source
 
 DEFAULT_SAMPLE = 240
 
@@ -118,7 +118,7 @@ def _print_report(config: DownloadConfig, report: Report) -> None:
 
 
 def _write_sample(config: DownloadConfig, num_photographs: int) -> int:
-    from utils.data.sample import write_sample
+    from utils.sources.sample import write_sample
 
     write_sample(Path(config.output), num_photographs, config.seed, config.wire_width, config.sample_size)
     print(f"{config.output}: {num_photographs:,} drawn photographs\nnext: python parse_labels.py")

@@ -43,7 +43,10 @@ from utils.evaluation.metrics import (
     precision_recall_curves,
 )
 from utils.evaluation.native_masks import choose_thin_classes, sizes_on_disk
-from utils.evaluation.report import (
+from utils.evaluation.tables import class_table, coco_comparison_table, comparison_table, size_table, thin_table
+from utils.evaluation.tile_search import TileSearch
+from utils.pages import plot_confusion_matrix, plot_pr_curves
+from utils.pages.report import (
     Subject,
     Viewer,
     build_page,
@@ -52,13 +55,10 @@ from utils.evaluation.report import (
     draw_cards,
     write_photographs,
 )
-from utils.evaluation.tables import class_table, coco_comparison_table, comparison_table, size_table, thin_table
-from utils.evaluation.tile_search import TileSearch
-from utils.plots import plot_confusion_matrix, plot_pr_curves
-from utils.yolo.exported import open_model
+from utils.predict.exported import open_model
+from utils.predict.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, check_tiles, choose_tiling
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import class_names, require_classes, trained_size_px
-from utils.yolo.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, check_tiles, choose_tiling
 
 PREFETCH = 4  # batches that each loader process prepares ahead
 METRICS_FILES = ("metrics.json", "compared_metrics.json")

@@ -27,12 +27,21 @@ from utils.common.devices import choose_device
 from utils.common.environment import environment_report
 from utils.common.errors import UsageError, run_script
 from utils.common.files import output_folder, write_text_atomic
-from utils.conversion import FORMATS, CalibrationImages, Variant, check_variants, convert, publish, scratch_folder
 from utils.data.dataset import Photo, read_photos
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
-from utils.export_proof import Judge
-from utils.export_report import add_speed, row_of, table
-from utils.yolo.exported import ExportFacts, most_images, open_model
+from utils.export.conversion import (
+    FORMATS,
+    CalibrationImages,
+    Variant,
+    check_variants,
+    convert,
+    publish,
+    scratch_folder,
+)
+from utils.export.proof import Judge
+from utils.export.report import add_speed, row_of, table
+from utils.predict.exported import ExportFacts, most_images, open_model
+from utils.predict.tiles import OVERLAP, check_tiles, choose_tiling
 from utils.yolo.model import (
     YoloModel,
     class_names,
@@ -42,7 +51,6 @@ from utils.yolo.model import (
     trained_size_px,
     trained_windows,
 )
-from utils.yolo.tiles import OVERLAP, check_tiles, choose_tiling
 
 REPORT = "export.json"
 

@@ -34,7 +34,8 @@ from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import IMAGE_SUFFIXES, is_photograph
 from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, read_image
 from utils.distributed import cleanup_ddp, setup_ddp
-from utils.evaluation.annotation_files import (
+from utils.pages import draw_instances, save_image
+from utils.predict.annotation_files import (
     COCO_FILE,
     LABEL_STUDIO_FILE,
     ToolFiles,
@@ -42,16 +43,15 @@ from utils.evaluation.annotation_files import (
     common_folder,
     merge_tool_files,
 )
-from utils.evaluation.prediction_files import PredictionWriter, Source, merge_parts, outline
-from utils.geo.assets import read_assets
-from utils.geo.findings import Site
-from utils.geo.map_files import write_map_files
-from utils.geo.thumbnails import save_thumbnails, thumbnail_path
-from utils.plots import draw_instances, save_image
-from utils.yolo.exported import open_model
+from utils.predict.detections import PhotoPrediction
+from utils.predict.exported import open_model
+from utils.predict.maps.assets import read_assets
+from utils.predict.maps.findings import Site
+from utils.predict.maps.map_files import write_map_files
+from utils.predict.maps.thumbnails import save_thumbnails, thumbnail_path
+from utils.predict.prediction_files import PredictionWriter, Source, merge_parts, outline
+from utils.predict.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, check_tiles, choose_tiling
 from utils.yolo.model import class_names, trained_size_px
-from utils.yolo.predict import PhotoPrediction
-from utils.yolo.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, check_tiles, choose_tiling
 
 MAX_NAME_BYTES = 255  # of a file on Linux's file systems
 

@@ -10,11 +10,11 @@ from utils.common.config import Options, ignored, option, parse_config
 from utils.common.errors import UserError, print_warning, run_script
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.data.images import NATIVE_LONG_SIDE_PX
-from utils.data.parsing.build import BuildOptions, build_dataset
-from utils.data.parsing.formats import AUTO, FORMAT_CHOICES, choose_format
-from utils.data.parsing.manifest import UNREADABLE_KINDS, report_lines
-from utils.data.parsing.photograph import EXIF_FRAME_CHOICES, PhotographOptions
-from utils.data.parsing.split import SPLIT_BY_CHOICES, TIME_GAP_S
+from utils.sources.parsing.build import BuildOptions, build_dataset
+from utils.sources.parsing.formats import AUTO, FORMAT_CHOICES, choose_format
+from utils.sources.parsing.manifest import UNREADABLE_KINDS, report_lines
+from utils.sources.parsing.photograph import EXIF_FRAME_CHOICES, PhotographOptions
+from utils.sources.parsing.split import SPLIT_BY_CHOICES, TIME_GAP_S
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ plan_options=(--own-trainer)
 [[ -z $trainer ]] || plan_options=(--no-own-trainer)
 [[ -z $processes ]] || plan_options+=(--processes "$processes")
 [[ $nodes != 1 || -z $master_port ]] || plan_options+=(--port "$master_port")
-plan=$("$python" -m utils.launch "${plan_options[@]}" -- "$@") || exit $?
+plan=$("$python" -m utils.training.launch "${plan_options[@]}" -- "$@") || exit $?
 read -r processes threads device <<<"$plan"
 
 # --- the launch ---
@@ -141,7 +141,7 @@ module=torch.distributed.run
 if [[ $nodes == 1 ]]; then
     # torchrun with its store on the loopback interface. With port 0 the store chooses a free port itself, so no other
     # program can take the port in between.
-    module=utils.loopback
+    module=utils.distributed.loopback
     launcher+=(--rdzv-backend loopback --rdzv-endpoint "127.0.0.1:${master_port:-0}"
         --rdzv-id "train-$$-$RANDOM" --local-addr 127.0.0.1)
     if [[ $(uname) == Linux ]]; then # one machine needs no network

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from utils import assembly, distributed
+from utils import distributed
 from utils.common.config import parse_config
 from utils.common.cores import choose_threads_and_workers, free_cores, threads_beside_others
 from utils.common.devices import choose_device, choose_precision, seed_everything, tune_device
@@ -28,8 +28,10 @@ from utils.engine import TrainingEngine
 from utils.run.folder import OwnedRun, resume_arguments
 from utils.run.log import print_banner
 from utils.run.mlflow import mirror
-from utils.train_config import TrainConfig
-from utils.train_plan import (
+from utils.training import assembly
+from utils.training.config import TrainConfig
+from utils.training.pictures import save_first_pictures
+from utils.training.plan import (
     GLOBAL_BATCH_SIZE,
     batches_per_step,
     keep_choices,
@@ -37,7 +39,6 @@ from utils.train_plan import (
     plan_optimizer,
     run_choices,
 )
-from utils.training_pictures import save_first_pictures
 from utils.yolo.model import YoloModel, build_model, freeze_layers
 from utils.yolo.optimizer import build_optimizer
 

@@ -33,8 +33,8 @@ from utils.data.dataset import SegmentationDataset, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.loader import ShardBatches, get_dataloader
 from utils.distributed import all_reduce_sum, barrier, read_rank_environment
+from utils.distributed.rank_processes import join_ranks, read_job, run_ranks, write_answer
 from utils.evaluation.evaluate import evaluate
-from utils.measure.rank_processes import join_ranks, read_job, run_ranks, write_answer
 from utils.yolo.loss26 import loss_for
 from utils.yolo.model import class_names, load_weights, trained_size_px
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from utils.common.environment import PROJECT_FOLDER
 from utils.common.errors import UserError
-from utils.data.mask_rings import join_rings, mask_rings
+from utils.sources.mask_rings import join_rings, mask_rings
 
 HUB = "https://github.com/"
 MOST_PHOTOGRAPHS = 300

@@ -25,11 +25,11 @@ from utils.common.signals import die_with_parent
 from utils.data.images import read_image, upright_size
 from utils.engine.meters import rss_bytes
 from utils.evaluation.coco import encode_region
-from utils.evaluation.prediction_files import outline
+from utils.predict.detections import PhotoPrediction
+from utils.predict.prediction_files import outline
+from utils.predict.regions import Region
+from utils.predict.tiles import OVERLAP, Predictor, choose_tiling
 from utils.yolo.model import load_for_prediction
-from utils.yolo.predict import PhotoPrediction
-from utils.yolo.regions import Region
-from utils.yolo.tiles import OVERLAP, Predictor, choose_tiling
 
 IOU, MAX_DETECTIONS = 0.7, 300  # of each tile, on both sides: the defaults of inference.py and of Ultralytics
 BATCH_SIZE = 8  # tiles per forward pass, the default of inference.py; SAHI's is 1

@@ -38,8 +38,8 @@ from utils.common.text import format_table
 from utils.data.dataset import Photo, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.engine.meters import rss_bytes
+from utils.predict.tiles import MIN_TILE_PX, OVERLAP, choose_tiling
 from utils.yolo.model import class_names, load_weights, trained_size_px
-from utils.yolo.tiles import MIN_TILE_PX, OVERLAP, choose_tiling
 
 OURS, SAHI = SIDES = ("ours", "sahi")
 SIDE_PROGRAM = ("-m", "benchmarks.sahi_sides")

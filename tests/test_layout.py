@@ -15,10 +15,12 @@ from tests.conftest import PROJECT
 FLOORS = (
     ("common",),
     ("data", "distributed"),
-    ("run",),
-    ("yolo", "plots", "engine"),
-    ("evaluation", "geo"),
-    ("checks", "measure"),
+    ("sources", "run"),
+    ("yolo", "engine"),
+    ("predict",),
+    ("evaluation",),
+    ("pages", "measure"),
+    ("training", "export"),
     ("utils",),
     ("outside",),
 )
@@ -82,8 +84,8 @@ def test_every_folder_of_utils_has_its_floor() -> None:
         ("utils.data.cache", "from utils.distributed import rank", "utils.data.cache imports utils.distributed"),
         ("utils.distributed.ddp", "import utils.data.cache", "utils.distributed.ddp imports utils.data.cache"),
         ("utils.engine.loop", "from utils.yolo import loss", "utils.engine.loop imports utils.yolo.loss"),
-        ("utils.common.files", "from utils import launch", "utils.common.files imports utils.launch"),
-        ("utils.launch", "import benchmark_ddp", "utils.launch imports benchmark_ddp"),
+        ("utils.common.files", "from utils import launch", "utils.common.files imports utils.training.launch"),
+        ("utils.training.launch", "import benchmark_ddp", "utils.training.launch imports benchmark_ddp"),
         ("utils.data.cache", "from utils.data.images import read", "circle: utils.data.cache -> utils.data.images -> "),
     ],
 )

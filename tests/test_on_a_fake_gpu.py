@@ -1,6 +1,6 @@
 """Training, evaluation and inference on a pretended GPU: devices, types, CUDA kernels, collectives and host waits.
 
-All cases run in one process of their own (tests/fake_cuda.py says why), which returns what the tests look at.
+All cases run in one process of their own (tests/support/fake_cuda.py says why), which returns what the tests look at.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.fake_cuda import GPU, FakeGpu, join_fake_group, require_gpu
-from tests.ranks import run_ranks
+from tests.support.fake_cuda import GPU, FakeGpu, join_fake_group, require_gpu
+from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.common.devices import choose_precision
 from utils.data.dataset import Batch
@@ -30,27 +30,27 @@ from utils.engine import EngineOptions, TrainingEngine, meters
 from utils.evaluation.evaluate import PhotoPixels, evaluate
 from utils.measure.step_timer import SegmentationStep
 from utils.measure.synthetic import synthetic_batch
+from utils.predict.detections import predict_photos
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import YoloModel, build_model
 from utils.yolo.optimizer import OptimizerPlan, build_optimizer
-from utils.yolo.predict import predict_photos
 
 NAMES = ("pole", "wire", "insulator")
 SIZE_PX = 64
 # Of each batch of a training, except where a step is logged.
 WAITS_PER_BATCH = {"utils/yolo/assigner.py assign: nonzero": 1, "utils/yolo/mask_loss.py find_positives: tolist": 1}
 WAITS_OF_DETECT = {
-    "utils/yolo/predict.py _find_candidates: tolist": 1,
-    "utils/yolo/predict.py _suppress_at_once: to the host": 1,
+    "utils/predict/detections.py _find_candidates: tolist": 1,
+    "utils/predict/detections.py _suppress_at_once: to the host": 1,
 }
 WAITS_PER_EVALUATED_BATCH = {  # of 2 images
     # The event is the end of the batch before; the GPU has the network of this one to run.
     "at input": {**WAITS_PER_BATCH, **WAITS_OF_DETECT, "utils/common/devices.py wait: an earlier event": 1},
     # Each photograph's prototypes and coefficients, in one copy.
-    "native": {**WAITS_PER_BATCH, **WAITS_OF_DETECT, "utils/yolo/predict.py photo_masks: to the host": 2},
+    "native": {**WAITS_PER_BATCH, **WAITS_OF_DETECT, "utils/predict/detections.py photo_masks: to the host": 2},
 }
-WAITS_PER_INFERENCE = {**WAITS_OF_DETECT, "utils/yolo/predict.py photo_masks: to the host": 2}
+WAITS_PER_INFERENCE = {**WAITS_OF_DETECT, "utils/predict/detections.py photo_masks: to the host": 2}
 Answers = dict[str, Any]
 # All kinds of layers of YOLOv8-seg, in less than half the number.
 NETWORK = """

@@ -10,8 +10,8 @@ import tests.recipes.crowd_bt
 import tests.recipes.training_engine
 import tests.recipes.underwater_ir  # noqa: F401 # these three make the recipes' modules importable
 from tests.conftest import PROJECT
-from tests.option_scripts import COMPRESSED_AD, SCRIPTS, Script
-from tests.option_walk import Refused, Walk
+from tests.support.option_scripts import COMPRESSED_AD, SCRIPTS, Script
+from tests.support.option_walk import Refused, Walk
 
 KINDS = ("needs", "wants")
 # Rules that the walk cannot prove: the script hands the option on in every mode, and what it calls leaves it out there.

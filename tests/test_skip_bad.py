@@ -11,9 +11,8 @@ import pytest
 
 import train_yolo_ddp
 from tests.conftest import run_main
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from utils import distributed
-from utils.assembly import SKIPPED_FILE, keep_skipped, open_dataset
 from utils.common.errors import DataErrors, UserError
 from utils.data import cache
 from utils.data.cache import load_photo, open_or_build
@@ -23,7 +22,8 @@ from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import encode_jpeg
 from utils.run.checkpoint import latest_facts
 from utils.run.folder import OwnedRun
-from utils.train_config import TrainConfig
+from utils.training.assembly import SKIPPED_FILE, keep_skipped, open_dataset
+from utils.training.config import TrainConfig
 
 BAD = {"1.jpg": b"", "4.jpg": b"\xff\xd8\xff\xe0 not all", "6.jpg": b"just words"}
 NUM_PHOTOS = 9

@@ -25,10 +25,10 @@ from utils.data.augment import AugmentConfig
 from utils.data.dataset import Batch
 from utils.engine.loop import FIRST_SCALE
 from utils.measure.synthetic import synthetic_batch
+from utils.predict.detections import Detections, detect, prototype_masks
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import YoloModel, build_model
-from utils.yolo.predict import Detections, detect, prototype_masks
 
 CPU = torch.device("cpu")
 CLASSES = tuple("abcdefgh")

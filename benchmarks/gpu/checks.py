@@ -12,7 +12,7 @@ from benchmarks.gpu.plan import Finding, Json, NeedsGpu, PartFailed, Setting
 from chaos.jobs import PROJECT, Job
 from chaos.trainers import draw_sample
 from utils.data.dataset_yaml import is_photograph
-from utils.measure.rank_processes import run_ranks
+from utils.distributed.rank_processes import run_ranks
 
 RANK_CODE = "from benchmarks.gpu.ranks import check_ranks; run_script(check_ranks)"
 # Of a training step with yolov8m at 1280 px in 16 bits, about: four times docs/gpu.md's figure for 640 px.

@@ -19,9 +19,9 @@ from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import read_image
 from utils.data.loader import ShardBatches, get_dataloader
 from utils.evaluation.evaluate import evaluate
+from utils.predict.detections import predict_photos, raw_outputs
 from utils.yolo.loss26 import loss_for
 from utils.yolo.model import YoloModel, class_names, load_weights
-from utils.yolo.predict import predict_photos, raw_outputs
 
 
 def inference(setting: Setting) -> Finding:

@@ -18,10 +18,10 @@ from chaos.trainers import difference
 from utils.common.errors import EXIT_STOPPED_BY_SIGNAL
 from utils.engine.nonfinite import all_finite
 from utils.engine.upload import tensors_in
-from utils.launch import CPU_PROCESSES
 from utils.run.checkpoint import load_latest
 from utils.run.log import METRICS_FILE, parse_record
 from utils.run.records import read_epochs
+from utils.training.launch import CPU_PROCESSES
 
 MOST_SKIPPED = 8  # fp16's first steps: from 2^6, the scaler's start, down to 2^-2
 WAIT_S = 150.0

@@ -26,7 +26,7 @@ from recipes.compressed_ad.rollout import random_returns, roll_out
 from recipes.compressed_ad.settings import Settings, settings_of_command_line
 from utils.common.errors import EXIT_DONE, UserError, one_line, run_script
 from utils.common.files import write_bytes_atomic
-from utils.plots.figures import figure_color, new_figure, save_figure
+from utils.pages.figures import figure_color, new_figure, save_figure
 from utils.run.checkpoint import CheckpointFiles
 
 RESULT_FILE, PICTURE_FILE = "eval_result.npy", "eval_returns.png"

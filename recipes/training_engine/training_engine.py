@@ -29,7 +29,7 @@ from utils.distributed import all_reduce_sum, cleanup_ddp, join_process_group
 from utils.engine import EngineOptions, Task
 from utils.engine.progress_bar import ProgressBar
 from utils.engine.state import TrainState
-from utils.plots import plot_training_curves
+from utils.pages import plot_training_curves
 
 __all__ = ["TrainingEngine", "distributed_train_worker", "launch_distributed_training"]
 SEED = 0

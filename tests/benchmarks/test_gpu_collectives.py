@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.gpu.all_collectives import COLLECTIVES, wrong_collectives
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from utils.distributed import collectives
 
 

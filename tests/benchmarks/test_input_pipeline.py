@@ -15,7 +15,7 @@ from tests.conftest import PROJECT, must_run, run_script
 from utils.common.config import parse_config
 from utils.common.errors import UserError
 from utils.data.images import upright_size
-from utils.data.sample import write_sample
+from utils.sources.sample import write_sample
 
 SCRIPT = PROJECT / "benchmarks" / "input_pipeline.py"
 

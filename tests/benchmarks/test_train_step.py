@@ -19,7 +19,7 @@ from torch import nn
 from benchmarks import train_step
 from benchmarks.host_syncs import count_host_syncs
 from benchmarks.train_step_sides import TheirSide, _their_batch
-from tests.oracle import draw_photos
+from tests.support.oracle import draw_photos
 from utils.common.devices import Precision, choose_precision, keep_freed_memory
 from utils.engine import TrainingEngine
 from utils.engine.ema import ModelEMA

@@ -21,8 +21,8 @@ from chaos import jobs
 from tests.conftest import PROJECT, run_script
 from utils.common.config import parse_config
 from utils.common.errors import UserError
-from utils.train_config import TrainConfig
-from utils.train_plan import plan_optimizer
+from utils.training.config import TrainConfig
+from utils.training.plan import plan_optimizer
 from utils.yolo.model import build_model, load_weights
 
 NAMES = ("conductor", "pole")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import download_data
-from tests.azure_server import AzureServer
 from tests.conftest import PROJECT
-from tests.data.download.archives import add_two_circuits, circuit, files_under, folder_with, get, zip_bytes
+from tests.sources.download.archives import add_two_circuits, circuit, files_under, folder_with, get, zip_bytes
+from tests.support.azure_server import AzureServer
 from utils.common.errors import UserError
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import TrainedRun, must_run, run_script, torchrun
-from tests.evaluation.report.elements import Elements, check_figures
+from tests.pages.report.elements import Elements, check_figures
 
 
 def test_native_masks_and_the_second_judge_on_two_ranks(trained: TrainedRun, tmp_path: Path) -> None:

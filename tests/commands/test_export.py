@@ -18,14 +18,14 @@ import evaluate_model
 import export
 import inference
 from tests.conftest import run_main
-from tests.yolo.exports import NAMES, SIZE_PX, WINDOWS, tiny_weights
-from utils import export_report
+from tests.predict.exports import NAMES, SIZE_PX, WINDOWS, tiny_weights
 from utils.common.errors import UsageError, UserError
-from utils.conversion import LOCK_FILE, CalibrationImages, publish, scratch_folder
-from utils.measure import export_speed
-from utils.measure.export_speed import images_per_second
-from utils.yolo import exported
-from utils.yolo.tiles import Tiling
+from utils.export import report as export_report
+from utils.export import speed as export_speed
+from utils.export.conversion import LOCK_FILE, CalibrationImages, publish, scratch_folder
+from utils.export.speed import images_per_second
+from utils.predict import exported
+from utils.predict.tiles import Tiling
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,10 +15,10 @@ from geojson_pydantic import FeatureCollection
 import inference
 from tests.commands.test_inference_tiles import files_of, predict
 from tests.conftest import run_main
-from tests.geo.photographs import GPS, HOME, dji, exif_of, packet, write_photo
-from tests.ranks import run_ranks
+from tests.predict.maps.photographs import GPS, HOME, dji, exif_of, packet, write_photo
+from tests.support.ranks import run_ranks
 from tests.yolo.colour_network import paint
-from utils.geo.wgs84 import moved
+from utils.predict.maps.wgs84 import moved
 
 SIZE = (700, 500)
 CENTRE = {"CalibratedOpticalCenterX": "350.0", "CalibratedOpticalCenterY": "250.0"}

@@ -16,13 +16,13 @@ import evaluate_model
 import inference
 import profile_gpu
 from tests.conftest import run_main
-from tests.geo.photographs import exif_of, write_photo
-from tests.ranks import run_ranks
+from tests.predict.maps.photographs import exif_of, write_photo
+from tests.predict.tile_scenes import stroke
+from tests.support.ranks import run_ranks
 from tests.yolo.colour_network import ColourNetwork, install, paint
-from tests.yolo.tile_scenes import stroke
 from utils.common.errors import UserError
 from utils.data.images import read_image
-from utils.evaluation.annotation_files import COCO_FILE, LABEL_STUDIO_FILE
+from utils.predict.annotation_files import COCO_FILE, LABEL_STUDIO_FILE
 
 SIZE = (700, 500)
 FOR_TOOLS = ("--save-coco", "--save-label-studio")

@@ -15,7 +15,7 @@ from torch.distributed.run import config_from_args, parse_args
 from tests.commands.kubeflow import KUBEFLOW
 from tests.conftest import PROJECT, run_script
 from utils.common.config import parse_config
-from utils.train_config import TrainConfig
+from utils.training.config import TrainConfig
 
 PATIENCE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 BATCH_SCRIPT = PROJECT / "launch" / "slurm.sbatch"

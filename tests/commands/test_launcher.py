@@ -1,4 +1,4 @@
-"""Tests of train_ddp.sh and utils/launch.py, with a stand-in trainer and mostly without launching."""
+"""Tests of train_ddp.sh and utils/training/launch.py, with a stand-in trainer and mostly without launching."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 
 from tests.commands.kubeflow import KUBEFLOW
 from tests.conftest import PROJECT
-from tests.processes import is_running, wait_until
-from utils import launch
+from tests.support.processes import is_running, wait_until
 from utils.common.errors import UserError
+from utils.distributed import launch
 
 SCRIPT = PROJECT / "train_ddp.sh"
 TRAINER = """

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from tests.conftest import PROJECT, free_port, must_run, torchrun
-from tests.processes import wait_until
 from tests.run.test_mlflow import recorded
+from tests.support.processes import wait_until
 from utils.common.bounded_http import JsonServer, ServerError
 from utils.data.images import encode_jpeg
 from utils.run.checkpoint import load_latest

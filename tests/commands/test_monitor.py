@@ -1,4 +1,4 @@
-"""utils.monitor as a command: into a pipe, into a terminal, and without a run."""
+"""utils.run.monitor as a command: into a pipe, into a terminal, and without a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.run.made_up import batch, epoch_record, write_run
 def test_the_command_prints_once_into_a_pipe_and_changes_nothing(tmp_path: Path) -> None:
     write_run(tmp_path, [batch(1, 0)])
     before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in tmp_path.iterdir()}
-    done = run_script("python", "-m", "utils.monitor", tmp_path, timeout_s=20, COLUMNS="80")
+    done = run_script("python", "-m", "utils.run.monitor", tmp_path, timeout_s=20, COLUMNS="80")
     assert done.returncode == 0, done.stderr
     assert "Epoch 1/4" in done.stdout
     assert "\x1b" not in done.stdout
@@ -26,7 +26,7 @@ def test_the_command_prints_once_into_a_pipe_and_changes_nothing(tmp_path: Path)
 
 def test_a_folder_without_a_run_is_told_in_one_line(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
-        done = run_script("python", "-m", "utils.monitor", path, timeout_s=20)
+        done = run_script("python", "-m", "utils.run.monitor", path, timeout_s=20)
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
         assert f"{path}: no run there" in done.stderr
 
@@ -35,7 +35,7 @@ def test_in_a_terminal_the_view_is_refreshed_until_the_run_ends(tmp_path: Path) 
     folder = tmp_path / "run"
     write_run(folder, [batch(1, 0)])
     shown, screen = pty.openpty()
-    command = [sys.executable, "-m", "utils.monitor", str(folder), "--every", "0.05"]
+    command = [sys.executable, "-m", "utils.run.monitor", str(folder), "--every", "0.05"]
     watcher = subprocess.Popen(command, cwd=PROJECT, stdout=screen, stderr=screen, stdin=subprocess.DEVNULL)
     os.close(screen)
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROJECT, run_script
-from tests.oracle import draw_photos
+from tests.support.oracle import draw_photos
 
 # Python imports it at its start. PyTorch's stand-in counts the GPUs in CUDA_VISIBLE_DEVICES, or one without it.
 ONE_GPU = """

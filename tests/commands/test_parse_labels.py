@@ -13,11 +13,11 @@ import pytest
 
 import parse_labels
 from tests.conftest import PROJECT, run_main
-from tests.data.parsing.raw_folder import BOX, WIRE, photo, tree, write_csv, write_raw_folder, write_zip
+from tests.sources.parsing.raw_folder import BOX, WIRE, photo, tree, write_csv, write_raw_folder, write_zip
 from utils.common.errors import UserError
 from utils.data.images import upright_size
-from utils.data.parsing.sources import LABEL_CSV
-from utils.data.parsing.state import LOCK_FILE
+from utils.sources.parsing.sources import LABEL_CSV
+from utils.sources.parsing.state import LOCK_FILE
 
 
 @pytest.fixture

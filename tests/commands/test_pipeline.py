@@ -66,7 +66,7 @@ def test_the_run_folder_holds_everything_promised(trained: TrainedRun) -> None:
     assert epochs[1]["train_loss"] < epochs[0]["train_loss"]
     assert yaml.safe_load((trained.folder / "config.yaml").read_text())["img_size"] == 96
     assert all(len(record["ranks"]["own_ms"]) == 2 for record in records if record["kind"] == "batch")
-    view = must_run("python", "-m", "utils.monitor", trained.folder / "best.pt", COLUMNS="80")
+    view = must_run("python", "-m", "utils.run.monitor", trained.folder / "best.pt", COLUMNS="80")
     assert "finished" in view
     assert "Epoch 2/2" in view
 

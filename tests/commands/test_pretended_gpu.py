@@ -16,8 +16,8 @@ import torch
 import yaml
 
 from tests.conftest import PRETENCE, PROJECT, TrainedRun, must_run
-from tests.ranks import RankFailed, run_ranks
 from tests.recipes.compressed_ad.small import small_settings, write_small_histories
+from tests.support.ranks import RankFailed, run_ranks
 from utils.common import environment
 from utils.run.checkpoint import load_latest
 

@@ -14,7 +14,7 @@ from tests.conftest import PROJECT, run_script
 from utils.common.config import parse_config
 from utils.common.cores import choose_threads_and_workers
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML
-from utils.train_config import TrainConfig
+from utils.training.config import TrainConfig
 
 TRAIN_COMMANDS = [
     "--model yolov8n-seg.pt --epochs 10 --batch-size 16",
@@ -117,5 +117,5 @@ def test_the_readmes_tree_is_true() -> None:
 
 def test_indented_names_belong_to_the_folder_above_them() -> None:
     tree = "a.py  text\nutils/\n  data/  text\n    cache.py\n  launch.py\ndocs/"
-    expected = {"a.py", "utils/", "utils/data/", "utils/data/cache.py", "utils/launch.py", "docs/"}
+    expected = {"a.py", "utils/", "utils/data/", "utils/data/cache.py", "utils/training/launch.py", "docs/"}
     assert paths_in(tree) == expected

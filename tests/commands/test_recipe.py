@@ -21,8 +21,8 @@ from utils.distributed.sync_bn import convert_sync_batchnorm
 from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
 from utils.measure.synthetic import synthetic_batch
 from utils.run.folder import differences
-from utils.train_config import TrainConfig
-from utils.train_plan import plan_optimizer
+from utils.training.config import TrainConfig
+from utils.training.plan import plan_optimizer
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import SegmentationLoss, inverse_frequency_weights
 from utils.yolo.model import build_model, freeze_layers, load_weights, save_deployable

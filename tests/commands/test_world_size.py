@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from tests.in_memory import InMemory
-from tests.ranks import run_ranks
+from tests.support.in_memory import InMemory
+from tests.support.ranks import run_ranks
 from utils.data.augment import AugmentConfig
 from utils.data.dataset import Photo, SegmentationDataset, collate
 from utils.data.loader import EpochBatches

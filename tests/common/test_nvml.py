@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.processes import wait_until
+from tests.support.processes import wait_until
 from utils.common.nvml import READINGS, Gpu, GpuWatch
 
 

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from tests.conftest import PROJECT
-from tests.processes import is_running, wait_until
+from tests.support.processes import is_running, wait_until
 from utils.common import signals
 
 

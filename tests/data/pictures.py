@@ -5,7 +5,7 @@ from __future__ import annotations
 import cv2
 import numpy as np
 
-from tests.in_memory import InMemory
+from tests.support.in_memory import InMemory
 from utils.data.augment import AugmentConfig, Scene
 from utils.data.dataset import Photo, Sample, SegmentationDataset
 from utils.data.polygons import large_to_small

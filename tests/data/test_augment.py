@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.in_memory import InMemory
+from tests.support.in_memory import InMemory
 from utils.data.augment import (
     AugmentConfig,
     compose,

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from utils.common.errors import UserError
 from utils.data import cache
 from utils.data.cache import PackedImages, load_photo, open_or_build

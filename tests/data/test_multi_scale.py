@@ -18,7 +18,7 @@ from tests.data.pictures import (
     dataset_of,
     worst_label,
 )
-from tests.in_memory import InMemory
+from tests.support.in_memory import InMemory
 from utils.data.augment import AugmentConfig
 from utils.data.dataset import Photo, SegmentationDataset, collate
 from utils.data.loader import EpochBatches, multi_scale_sizes

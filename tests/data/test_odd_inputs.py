@@ -25,8 +25,8 @@ from utils.data.dataset import read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import ImageError, decode_image, encode_jpeg
 from utils.data.labels import LabelError, read_yolo_label
-from utils.data.parsing.label_csv import Problem, read_label_csv
-from utils.data.parsing.sources import find_photographs
+from utils.sources.parsing.label_csv import Problem, read_label_csv
+from utils.sources.parsing.sources import find_photographs
 
 PHOTO = encode_jpeg(np.full((60, 80, 3), 90, np.uint8))
 TRIANGLE = "0 0.1 0.1 0.5 0.1 0.5 0.5\n"

@@ -21,7 +21,7 @@ from tests.data.pictures import (
 from utils.data import dataset as dataset_module
 from utils.data.augment import AugmentConfig, Scene, blend, paste_mirrored, sample_generator
 from utils.data.loader import EpochBatches, get_dataloader, multi_scale_sizes
-from utils.data.sample.canvas import area
+from utils.sources.sample.canvas import area
 
 STRONG = {"shear": 15.0, "copy_paste": 1.0, "mixup": 1.0}
 

@@ -14,8 +14,8 @@ from utils.common.errors import UserError
 from utils.data.dataset import read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import encode_jpeg
-from utils.data.parsing.sources import find_photographs
-from utils.launch import require_dataset
+from utils.sources.parsing.sources import find_photographs
+from utils.training.launch import require_dataset
 
 PHOTO = encode_jpeg(np.full((60, 80, 3), 90, np.uint8))
 CELL = '{"objects": [{"value": "pole", "polygon": [{"x": 4, "y": 3}, {"x": 60, "y": 3}, {"x": 60, "y": 50}]}]}'

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from tests.data.pictures import COLOURLESS, WORST_LABEL, Pictures, content, unlabelled_pixels, worst_label
-from utils import assembly
 from utils.data import windows as module
 from utils.data.augment import AugmentConfig
 from utils.data.dataset import SegmentationDataset, read_photos
@@ -33,7 +32,8 @@ from utils.data.windows import (
     Windows,
     open_windows,
 )
-from utils.train_config import TrainConfig
+from utils.training import assembly
+from utils.training.config import TrainConfig
 
 SIDE_PX = 640
 STILL = AugmentConfig(mosaic=0, translate=0, scale=0, fliplr=0, hsv_h=0, hsv_s=0, hsv_v=0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ranks import RankFailed, run_ranks
+from tests.support.ranks import RankFailed, run_ranks
 from utils import distributed
 from utils.distributed import collectives
 

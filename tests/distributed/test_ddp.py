@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.distributed.ddp import bucket_bytes, gradient_bytes, wrap_for_ranks
 from utils.engine import EngineOptions, TrainingEngine

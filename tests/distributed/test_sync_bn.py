@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules._functions import SyncBatchNorm as TorchFunction
 
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.distributed import sync_bn
 from utils.distributed.sync_bn import SyncBatchNorm2d, convert_sync_batchnorm, revert_sync_batchnorm

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from tests.engine.small import CPU, Record, engine_of, loader_of, plain, points
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.common.errors import UserError
 from utils.engine import EngineOptions, TrainingEngine

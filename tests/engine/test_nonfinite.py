@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tests.engine.small import classifier, engine_of, loader_of, plain, points
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.common.devices import Precision
 from utils.engine import loop

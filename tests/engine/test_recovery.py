@@ -14,7 +14,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.engine.small import ScriptedTask, engine_of
-from utils import train_plan
 from utils.common.devices import Precision, choose_precision
 from utils.common.errors import EXIT_IO, UserError
 from utils.data.loader import EpochBatches
@@ -25,8 +24,9 @@ from utils.engine.step import Step
 from utils.run import checkpoint
 from utils.run.checkpoint import latest_facts, load_latest, save_checkpoint
 from utils.run.records import read_epochs
-from utils.train_config import TrainConfig
-from utils.train_plan import batches_per_step, keep_choices, keep_threads
+from utils.training import plan as train_plan
+from utils.training.config import TrainConfig
+from utils.training.plan import batches_per_step, keep_choices, keep_threads
 from utils.yolo.optimizer import MuSGD
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.engine.small import classifier, engine_of, loader_of, points
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.engine import Task
 from utils.engine.meters import FIELDS, EpochMeter

@@ -23,7 +23,7 @@ from tests.engine.small import (
     stop_soon,
     train_with_everything,
 )
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.engine import Task
 from utils.run.checkpoint import load_latest

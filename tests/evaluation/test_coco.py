@@ -5,7 +5,7 @@ import pytest
 from faster_coco_eval.core import mask as coco_mask
 
 from utils.evaluation.coco import encode_region
-from utils.yolo.regions import Region
+from utils.predict.regions import Region
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.oracle import NAMES, SIZE_PX, Oracle, draw_photos
-from tests.ranks import run_ranks
+from tests.support.oracle import NAMES, SIZE_PX, Oracle, draw_photos
+from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.common.files import write_text_atomic
 from utils.data.dataset import Sample, SegmentationDataset, collate
@@ -19,9 +19,9 @@ from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
 from utils.evaluation.evaluate import Evaluation, PhotoPixels, evaluate
 from utils.evaluation.metrics import SIZES, ThinRule
 from utils.evaluation.native_masks import place, sizes_on_disk
+from utils.predict.detections import Detections
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import SegmentationLoss
-from utils.yolo.predict import Detections
 
 NUM_PHOTOS = 37
 NATIVE = (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.oracle import NAMES, SIZE_PX, Oracle, draw_photos
+from tests.support.oracle import NAMES, SIZE_PX, Oracle, draw_photos
 from utils.data.dataset import SegmentationDataset
 from utils.data.loader import ShardBatches, get_dataloader
 from utils.data.target_masks import draw_truth
@@ -17,8 +17,8 @@ from utils.evaluation import evaluate as evaluation
 from utils.evaluation import input_masks
 from utils.evaluation.input_masks import begin_mask_overlaps
 from utils.evaluation.metrics import ImageResult
+from utils.predict.detections import Detections, prototype_masks
 from utils.yolo.loss import SegmentationLoss
-from utils.yolo.predict import Detections, prototype_masks
 
 
 @pytest.mark.parametrize("way", ["_shared_on_host", "_shared_on_device"])

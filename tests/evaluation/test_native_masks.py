@@ -20,8 +20,8 @@ from utils.evaluation.native_masks import (
     region_iou,
     target_areas,
 )
-from utils.yolo.predict import Detections, photo_masks
-from utils.yolo.regions import Region
+from utils.predict.detections import Detections, photo_masks
+from utils.predict.regions import Region
 
 PHOTO_SIZE = (400, 300)
 

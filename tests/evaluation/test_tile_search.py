@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.oracle import GREY_STEP, NAMES, SIZE_PX, Oracle
-from tests.ranks import run_ranks
+from tests.support.oracle import GREY_STEP, NAMES, SIZE_PX, Oracle
+from tests.support.ranks import run_ranks
 from tests.yolo.colour_network import COLOURS, ColourNetwork, install
 from utils import distributed
 from utils.common.files import write_text_atomic
@@ -22,8 +22,8 @@ from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
 from utils.evaluation.evaluate import AP_LIMITS, Evaluation, PhotoPixels, evaluate
 from utils.evaluation.native_masks import fill_outline, place, sizes_on_disk
 from utils.evaluation.tile_search import TileSearch
+from utils.predict.tiles import Predictor, Tiling
 from utils.yolo.loss import SegmentationLoss
-from utils.yolo.tiles import Predictor, Tiling
 
 CPU = torch.device("cpu")
 SIZE = (800, 600)

@@ -12,10 +12,11 @@ import pytest
 
 from tests.conftest import PROJECT
 from tests.measure.made_up import JOB
-from tests.oracle import draw_photos
-from tests.processes import is_running, wait_until
+from tests.support.oracle import draw_photos
+from tests.support.processes import is_running, wait_until
 from utils.common.errors import UserError
-from utils.measure import rank_processes, scaling
+from utils.distributed import rank_processes
+from utils.measure import scaling
 
 
 def test_the_trainers_loader_can_feed_the_benchmark(tmp_path: Path) -> None:
@@ -32,7 +33,7 @@ def test_the_trainers_loader_can_feed_the_benchmark(tmp_path: Path) -> None:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
-    """Collect the processes which `utils.measure.rank_processes` starts."""
+    """Collect the processes which `utils.distributed.rank_processes` starts."""
     processes: list[subprocess.Popen[bytes]] = []
     start = subprocess.Popen
 

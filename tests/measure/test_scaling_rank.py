@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from tests.measure.made_up import JOB
-from tests.ranks import run_ranks as run_test_ranks
+from tests.support.ranks import run_ranks as run_test_ranks
 from utils.common.devices import choose_precision
 from utils.measure.scaling_rank import _alone
 from utils.measure.step_timer import build_training, time_training_steps

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from utils.common.devices import choose_precision
 from utils.measure import step_timer
 from utils.measure.step_ranges import RANGES, MarkedLoader, RangeTimer, split_collectives, timed_collectives

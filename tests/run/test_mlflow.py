@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from tests.engine.small import classifier, engine_of, loader_of, plain, points
-from tests.mlflow_server import FakeMlflow, drip, hang_up, never_answer, reply
-from tests.processes import wait_until
-from tests.ranks import RankFailed, run_ranks
+from tests.support.mlflow_server import FakeMlflow, drip, hang_up, never_answer, reply
+from tests.support.processes import wait_until
+from tests.support.ranks import RankFailed, run_ranks
 from utils.common import bounded_http
 from utils.common.errors import UsageError
 from utils.run import mlflow

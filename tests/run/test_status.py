@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROJECT
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.common.errors import UserError
 from utils.run.folder import OwnedRun
 from utils.run.status import FolderInUse, RunLock, write_status
-from utils.train_config import TrainConfig
+from utils.training.config import TrainConfig
 
 HOLDER = """
 import sys, time

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.azure_server import AzureServer, Blob
-from tests.hostile_jobs import build, peak_mb
+from tests.support.azure_server import AzureServer, Blob
+from tests.support.hostile_jobs import build, peak_mb
 from utils.common.bounded_zip import MAX_DIRECTORY_BYTES, BoundedZip, TooManyMembers
 from utils.common.errors import UserError
-from utils.data.download import RetryPolicy, download, open_source
 from utils.data.images import encode_jpeg
+from utils.sources.download import RetryPolicy, download, open_source
 
 LABELS = b'Label,External ID\n"{}",1 (1).JPG\n'
 PHOTO = encode_jpeg(np.full((30, 40, 3), 90, np.uint8))

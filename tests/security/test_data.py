@@ -19,22 +19,22 @@ import torch
 from PIL import Image
 
 from tests.conftest import PROJECT
-from tests.hostile import hostile_cells
+from tests.support.hostile import hostile_cells
 from utils.common.errors import UserError
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import encode_jpeg
 from utils.data.labels import LabelError, read_yolo_label
-from utils.data.parsing.sources import Photograph
-from utils.data.parsing.split import output_stems
-from utils.evaluation.prediction_files import PredictionWriter
-from utils.yolo.predict import Detections
+from utils.predict.detections import Detections
+from utils.predict.prediction_files import PredictionWriter
+from utils.sources.parsing.sources import Photograph
+from utils.sources.parsing.split import output_stems
 
 BOX = '{"objects": [{"value": "pole", "polygon": [{"x": 40, "y": 30}, {"x": 120, "y": 30}, {"x": 120, "y": 90}]}]}'
 PHOTO = encode_jpeg(np.full((300, 400, 3), 90, np.uint8))
 
 
 def job(name: str, folder: Path) -> Any:
-    command = [sys.executable, "-m", "tests.hostile_jobs", name, str(folder)]
+    command = [sys.executable, "-m", "tests.support.hostile_jobs", name, str(folder)]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -17,11 +17,11 @@ ALLOWED = {
     ("benchmarks/gpu/wheels.py", "extract_all"): "wheels that the user names; zipfile drops `..` and absolute paths",
     ("recipes/training_engine/launching.py", "pickle"): "lambdas on their way to processes that it starts itself",
     ("tests/data/test_cache.py", "pickle"): "its own object, on its way to a worker process",
-    ("tests/data/download/test_address.py", "plain_http"): "addresses that must be refused",
-    ("tests/data/download/test_web.py", "plain_http"): "a redirect that must be refused",
+    ("tests/sources/download/test_address.py", "plain_http"): "addresses that must be refused",
+    ("tests/sources/download/test_web.py", "plain_http"): "a redirect that must be refused",
     ("tests/security/test_run.py", "plain_http"): "addresses that must be refused, and a proxy with a secret",
     ("tests/security/test_weights.py", "torch_load"): "the controls: opened without care the payload runs",
-    ("utils/geo/xmp.py", "plain_http"): "the name of an XML namespace; nothing is fetched",
+    ("utils/predict/maps/xmp.py", "plain_http"): "the name of an XML namespace; nothing is fetched",
     ("tests/yolo/test_model.py", "torch_load"): "the control: opened without care the payload runs",
 }
 CODE_RUNNERS = {"eval", "exec", "compile", "__import__"}

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import download_data
-from tests.azure_server import AzureServer, Blob
 from tests.conftest import PROJECT
+from tests.support.azure_server import AzureServer, Blob
 from utils.common.environment import python_path
 from utils.common.errors import DataErrors, UserError, run_script
 from utils.data.cache import open_or_build
@@ -198,8 +198,8 @@ def test_without_the_cache_a_damaged_photograph_ends_the_run_in_one_line(
 def test_a_failing_download_shows_no_secret(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("utils.data.download.source.RetryPolicy.wait", lambda *_: None)
-    monkeypatch.setattr("utils.data.download.web._AnnouncedRetry.sleep", lambda *_: None)
+    monkeypatch.setattr("utils.sources.download.source.RetryPolicy.wait", lambda *_: None)
+    monkeypatch.setattr("utils.sources.download.web._AnnouncedRetry.sleep", lambda *_: None)
     arguments = [word.format(s=SECRET) for word in words]
     with pytest.raises((UserError, SystemExit)) as ended:
         download_data.main([*arguments, "--output", str(tmp_path / "raw")])

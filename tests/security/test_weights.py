@@ -18,7 +18,7 @@ import torch
 
 import evaluate_model
 import inference
-from tests.hostile import Call, hostile_weights, saved, zipped
+from tests.support.hostile import Call, hostile_weights, saved, zipped
 from utils.common.errors import UserError
 from utils.data.images import write_jpeg
 from utils.run.checkpoint import MANIFEST_FILE, STATE_FILE, load_latest

@@ -12,17 +12,17 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.data.download.archives import circuit, folder_with, get_from_folder, zip_bytes
+from tests.sources.download.archives import circuit, folder_with, get_from_folder, zip_bytes
 from utils.common.errors import UserError
 from utils.common.files import regular_only, write_text_atomic
 from utils.data.blocks import open_blocks
 from utils.data.cache import open_or_build
 from utils.data.cache_file import CacheIndex, index_text
 from utils.data.dataset_yaml import load_dataset_yaml
-from utils.data.download.ledger import LEDGER_NAME
-from utils.data.download.part_file import PartFile
-from utils.data.download.source import RemoteFile
-from utils.data.sample import write_sample
+from utils.sources.download.ledger import LEDGER_NAME
+from utils.sources.download.part_file import PartFile
+from utils.sources.download.source import RemoteFile
+from utils.sources.sample import write_sample
 
 SECRET = b"the user's own file\n" * 50
 Opens = Callable[[list[Path], Path, list[str]], CacheIndex | None]

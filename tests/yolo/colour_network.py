@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from utils.yolo import tiles
-from utils.yolo.predict import Detections, Placement
-from utils.yolo.regions import Region
+from utils.predict import tiles
+from utils.predict.detections import Detections, Placement
+from utils.predict.regions import Region
 
 NAMES = ("wire", "pole")
 COLOURS = ((255, 0, 0), (0, 255, 0))

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from tests.yolo.made_up import NAMES, random_outputs, targets_of
 from tests.yolo.test_loss import reference_of, share_of
 from utils import distributed
-from utils.assembly import follow_epochs
 from utils.common.errors import UserError
 from utils.engine import EngineOptions, Task, TrainingEngine, stopping
+from utils.predict.detections import OneToOne, detect, raw_outputs
+from utils.training.assembly import follow_epochs
 from utils.yolo.loss import PARTS, SegmentationLoss
 from utils.yolo.loss26 import loss_for
 from utils.yolo.model import (
@@ -25,7 +26,6 @@ from utils.yolo.model import (
     load_weights,
     save_deployable,
 )
-from utils.yolo.predict import OneToOne, detect, raw_outputs
 
 FAMILIES = ("yolo11n", "yolo12n", "yolo26n")
 SIZE_PX = 64

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 from tests.yolo.made_up import NAMES, assert_same_gradients, random_outputs, targets_of
 from utils import distributed
 from utils.engine import EngineOptions, TrainingEngine

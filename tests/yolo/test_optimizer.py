@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from utils.engine.nonfinite import NonFiniteGuard
 from utils.run.checkpoint import load_latest, save_checkpoint
-from utils.train_config import TrainConfig
-from utils.train_plan import plan_optimizer
+from utils.training.config import TrainConfig
+from utils.training.plan import plan_optimizer
 from utils.yolo.model import build_model
 from utils.yolo.optimizer import (
     MUON_GAIN,

@@ -13,6 +13,8 @@ import numpy as np
 SHIFT_BITS = 4  # cv2.fillPoly takes fixed-point coordinates: 1/16 of a pixel
 MIN_SIDE_PX = 2.0  # of the longer side of an augmented outline; smaller ones are dropped
 MIN_VISIBLE_FRACTION = 0.01  # of the area of an outline's box, as in YOLOv8
+SIZES = ("small", "medium", "large")
+SIZE_BOUNDS_PX2 = (32.0**2, 96.0**2)  # COCO's: small below the first, large from the second on
 
 
 def transform_points(points: np.ndarray, matrix: np.ndarray) -> np.ndarray:
@@ -130,3 +132,8 @@ def draw_index_map(polygons: list[np.ndarray], size_px: int) -> np.ndarray:
         fixed = np.rint((polygon - 0.5) * (1 << SHIFT_BITS)).astype(np.int32)
         cv2.fillPoly(index_map, [fixed], value, lineType=cv2.LINE_8, shift=SHIFT_BITS)
     return index_map
+
+
+def size_classes(areas: np.ndarray) -> np.ndarray:
+    """Return the position in SIZES of each area in pixels of the photograph: uint8, the shape of `areas`."""
+    return np.digitize(np.asarray(areas, np.float64), SIZE_BOUNDS_PX2).astype(np.uint8)

@@ -16,8 +16,8 @@ from utils import distributed
 from utils.data.dataset import Sample
 from utils.evaluation.metrics import SIZES
 from utils.evaluation.native_masks import fill_outline, outlines_in_photo, place, target_areas
-from utils.yolo.predict import Detections, Placement
-from utils.yolo.regions import Region, column_runs
+from utils.predict.detections import Detections, Placement
+from utils.predict.regions import Region, column_runs
 
 Entry = dict[str, Any]
 

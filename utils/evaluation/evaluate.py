@@ -35,12 +35,12 @@ from utils.evaluation.metrics import (
     unpack_results,
 )
 from utils.evaluation.native_masks import OnMasks, masks_in_photo, place, region_iou, target_areas
-from utils.yolo.exported import ExportedModel
+from utils.predict.detections import Detections, Placement, detect, photo_masks, raw_outputs
+from utils.predict.exported import ExportedModel
+from utils.predict.regions import Region
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import PARTS, SegmentationLoss
 from utils.yolo.loss26 import loss_for
-from utils.yolo.predict import Detections, Placement, detect, photo_masks, raw_outputs
-from utils.yolo.regions import Region
 
 AP_CONFIDENCE = 0.001  # so low that the precision-recall curve is complete; Ultralytics' value
 AP_IOU = 0.7  # of non-maximum suppression; Ultralytics' value

@@ -10,7 +10,7 @@ import torch
 from utils.common.devices import copy_to_device, copy_to_host
 from utils.data.dataset import Sample
 from utils.data.target_masks import MASK_STRIDE, draw_truth
-from utils.yolo.predict import Detections, prototype_masks
+from utils.predict.detections import Detections, prototype_masks
 
 # IoU float32 (m, n) of an image's labels and detections, and the detections' areas float64 (n,) in input pixels.
 Overlap = tuple[np.ndarray, np.ndarray]

@@ -17,8 +17,8 @@ from utils.common.errors import UsageError
 from utils.data.dataset import Photo, Sample
 from utils.data.images import upright_size
 from utils.evaluation.metrics import elongated_classes, elongation
-from utils.yolo.predict import Detections, Placement
-from utils.yolo.regions import Region
+from utils.predict.detections import Detections, Placement
+from utils.predict.regions import Region
 
 PIXELS_PER_PART = 100_000_000  # of the masks kept at a time, a byte each
 THIN_PHOTOS = 64

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from utils.plots.figures import figure_color, new_figure, save_figure
+from utils.pages.figures import figure_color, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

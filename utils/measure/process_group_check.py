@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from utils.measure.rank_processes import join_ranks, read_job, run_ranks
+from utils.distributed.rank_processes import join_ranks, read_job, run_ranks
 
 if TYPE_CHECKING:
     import torch

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from utils.distributed.rank_processes import run_ranks
 from utils.measure.interconnect import bus_gb_per_s
-from utils.measure.rank_processes import run_ranks
 from utils.measure.scaling_rank import RankJob
 from utils.measure.step_ranges import DATA, RANGES, split_collectives
 from utils.measure.step_timer import PHASES

@@ -17,8 +17,8 @@ from utils.data.dataset import Batch
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.distributed import RankInfo, barrier, read_rank_environment
 from utils.distributed.ddp import gradient_bytes
+from utils.distributed.rank_processes import join_ranks, read_job, write_answer
 from utils.engine import TrainingEngine
-from utils.measure.rank_processes import join_ranks, read_job, write_answer
 from utils.measure.step_ranges import DATA, MarkedLoader, RangeTimer, StepRanges, timed_collectives, training_loader
 from utils.measure.step_timer import (
     Repeated,

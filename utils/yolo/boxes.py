@@ -195,3 +195,7 @@ class DistanceErrors(torch.autograd.Function):
         """Scale the gradients of the distances."""
         box_gradient, distance_gradient = context.saved_tensors
         return (box_gradient * box).addcmul_(distance_gradient, distance), None, None, None
+
+
+class OneToOne(dict[str, torch.Tensor]):
+    """Raw outputs in which each object has one anchor, so that nothing is to be suppressed (YOLO26)."""

@@ -17,12 +17,11 @@ import torch
 import torch.nn.functional as F
 
 from utils.yolo.assigner import Rule
-from utils.yolo.boxes import DistanceErrors
+from utils.yolo.boxes import DistanceErrors, OneToOne
 from utils.yolo.inputs import Targets
 from utils.yolo.loss import PARTS, LossGains, LossSums, SegmentationLoss, pad_targets
 from utils.yolo.mask_overlap import PredictedMasks
 from utils.yolo.model import is_yolo26
-from utils.yolo.predict import OneToOne
 
 ONE_TO_MANY, ONE_TO_ONE = Rule(top_k=10), Rule(top_k=7, final_top_k=1)
 FIRST_SHARE, LAST_SHARE = 0.8, 0.1  # of the loss that is one-to-many: in the first and in the last epoch

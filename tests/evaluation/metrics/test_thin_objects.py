@@ -9,7 +9,7 @@ import pytest
 
 from utils.evaluation.metrics import ImageResult, ThinRule, elongated_classes, elongation, measure, summarise_thin
 from utils.evaluation.metrics.thin_objects import COLUMNS
-from utils.yolo.regions import Region
+from utils.predict.regions import Region
 
 WIRE, OTHER = 2, 5
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from utils.evaluation.metrics.thinning import centreline
-from utils.yolo.regions import Region
+from utils.predict.regions import Region
 
 
 def drawn(points: list[tuple[int, int]], width_px: int) -> np.ndarray:

@@ -15,8 +15,8 @@ import torch
 from recipes.compressed_ad import train
 from recipes.compressed_ad.distillation import Distillation, build_model, loaders
 from recipes.compressed_ad.settings import Settings
-from tests.ranks import RankFailed, run_ranks
 from tests.recipes.compressed_ad.small import NUM_STEPS, small_settings, write_small_histories
+from tests.support.ranks import RankFailed, run_ranks
 from utils.engine import EngineOptions, TrainingEngine
 from utils.run.checkpoint import CheckpointFiles
 

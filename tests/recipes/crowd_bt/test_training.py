@@ -19,8 +19,8 @@ from crowd_bt.options import TrainConfig
 from crowd_bt.scoring import image_loader
 from crowd_bt.task import PairComparison
 
-from tests.ranks import RankFailed, run_ranks
 from tests.recipes.crowd_bt.small import config_for, read, small_model, train_small, write_data
+from tests.support.ranks import RankFailed, run_ranks
 from utils import distributed
 from utils.common.errors import UserError
 from utils.data.loader import EpochBatches, get_dataloader

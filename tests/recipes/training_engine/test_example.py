@@ -16,8 +16,8 @@ import pytest
 import torch
 from torchvision.datasets import CIFAR10
 
-from tests.processes import wait_until
 from tests.recipes.training_engine import FOLDER
+from tests.support.processes import wait_until
 from utils.common.config import parse_config
 from utils.common.errors import EXIT_STOPPED_BY_SIGNAL, UserError
 

@@ -10,7 +10,7 @@ import launching
 import pytest
 import training_engine
 
-from tests.processes import is_running, wait_until
+from tests.support.processes import is_running, wait_until
 from utils.common.errors import UserError
 
 pytest.importorskip("cloudpickle", reason="needs cloudpickle (pip install -r recipes/training_engine/requirements.txt)")

@@ -17,7 +17,6 @@ import training_engine
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
-from tests.ranks import RankFailed, run_ranks
 from tests.recipes.training_engine.small import (
     NUM_STEPS,
     assert_same_state,
@@ -27,6 +26,7 @@ from tests.recipes.training_engine.small import (
     small_network,
     train_small,
 )
+from tests.support.ranks import RankFailed, run_ranks
 from utils.common.errors import UserError
 from utils.engine import EngineOptions, stopping
 from utils.engine import TrainingEngine as PlainEngine

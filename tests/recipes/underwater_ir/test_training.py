@@ -20,7 +20,6 @@ from underwater_ir.student.losses import WEIGHTS, StudentLoss
 from underwater_ir.student.restoration import Restoration, measure, summarise
 
 from tests.conftest import PROJECT, free_port, run_main, run_script
-from tests.ranks import RankFailed, run_ranks
 from tests.recipes.underwater_ir.small import (
     SIZE_PX,
     WIDTH,
@@ -30,6 +29,7 @@ from tests.recipes.underwater_ir.small import (
     write_losses,
     write_photographs,
 )
+from tests.support.ranks import RankFailed, run_ranks
 from utils.common.config import parse_config
 from utils.common.errors import UsageError, UserError
 from utils.data.images import read_image

@@ -12,7 +12,7 @@ memory that is meant not to wait, `torch.load` without `map_location` or to anot
 DDP with another device than the process's own. Autocast for the CPU casts nothing.
 
 It does not see CUDA kernels and their types, streams and races, memory, NCCL, cuDNN, speed, or where the host waits
-(`tests/fake_cuda.py` counts those). In backward passes the mode is off, so mixed devices are not seen there.
+(`tests/support/fake_cuda.py` counts those). In backward passes the mode is off, so mixed devices are not seen there.
 """
 
 from __future__ import annotations

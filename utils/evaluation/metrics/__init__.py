@@ -6,15 +6,14 @@ confidence with the highest smoothed mean F1. Predictions of equal confidence ar
 the image), so scores do not depend on the order in which ranks deliver images.
 """
 
+from utils.data.polygons import SIZES, size_classes
 from utils.evaluation.metrics.confidence import calibration, operating_points
 from utils.evaluation.metrics.matching import (
     CONFUSION_MIN_SCORE,
-    SIZES,
     box_iou,
     confusion_pairs,
     hit_targets,
     pair_ignoring_class,
-    size_classes,
     sizes_of_predictions,
 )
 from utils.evaluation.metrics.results import ImageResult, merge_results, pack_results, unpack_results

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 IOU_THRESHOLDS = (np.arange(50, 100, 5) / 100).astype(np.float32)  # 0.50, 0.55, ... 0.95
-SIZES = ("small", "medium", "large")
-SIZE_BOUNDS_PX2 = (32.0**2, 96.0**2)  # COCO's: small below the first, large from the second on
 CONFUSION_MIN_SCORE = 0.25  # the confusion matrix ignores less confident predictions
 CONFUSION_MIN_IOU = 0.45
 
@@ -54,11 +52,6 @@ def hit_targets(iou: np.ndarray, target_class_ids: np.ndarray, predicted_class_i
     pair, column = np.nonzero(np.array(taken, np.int64)[:, None] >> np.arange(len(IOU_THRESHOLDS)) & 1)
     hits[pairs[pair, 0], column] = pairs[pair, 1]
     return hits
-
-
-def size_classes(areas: np.ndarray) -> np.ndarray:
-    """Return the position in SIZES of each area in pixels of the photograph: uint8, the shape of `areas`."""
-    return np.digitize(np.asarray(areas, np.float64), SIZE_BOUNDS_PX2).astype(np.uint8)
 
 
 def sizes_of_predictions(hits: np.ndarray, target_sizes: np.ndarray, own_sizes: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 
 from utils.evaluation.metrics.results import ImageResult
 from utils.evaluation.metrics.thinning import centreline
-from utils.yolo.regions import Region
+from utils.predict.regions import Region
 
 TOLERANCE_PX = 3.0
 MIN_SCORE = 0.25

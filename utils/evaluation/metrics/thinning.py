@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from utils.yolo.regions import Region
+from utils.predict.regions import Region
 
 
 def centreline(region: Region) -> np.ndarray:

@@ -16,7 +16,7 @@ from utils.common.files import warn_on_write_error
 from utils.common.tensor_files import atomic_torch_save
 from utils.distributed import gather_arrays
 from utils.engine import Epoch, Task
-from utils.plots import plot_training_curves
+from utils.pages import plot_training_curves
 from utils.run.records import read_epochs
 
 INPUTS, FROM_TEACHER = ("picture", "z_d", "masks"), ("global_prob", "confidence_scale", "text_embeddings")

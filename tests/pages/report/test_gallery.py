@@ -1,0 +1,98 @@
+"""The report's pictures: which images are the worst, and what they show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.oracle import NAMES, SIZE_PX, Oracle, draw_photos
+from utils.data.dataset import SegmentationDataset
+from utils.data.images import decode_image
+from utils.data.loader import ShardBatches, get_dataloader
+from utils.evaluation.evaluate import FULL_PRECISION, PhotoPixels, evaluate
+from utils.evaluation.metrics import summarise
+from utils.evaluation.native_masks import sizes_on_disk
+from utils.pages.report import Viewer, choose_worst, count_errors, draw_cards, gallery
+from utils.pages.report.gallery import CONFUSED, RIGHT, WRONG
+from utils.yolo.loss import SegmentationLoss
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Viewer, list[Any]]:
+    """Photographs, a stand-in for a model, and what the evaluation makes of them."""
+    photos = draw_photos(tmp_path_factory.mktemp("photos"), 14)
+    dataset, model = SegmentationDataset(photos, SIZE_PX), Oracle(photos)
+    loader = get_dataloader(dataset, ShardBatches(len(photos), 5, 0, 1), 0, False)
+    criterion = SegmentationLoss(model)
+    found = evaluate(model, loader, NAMES, criterion, CPU, photo=PhotoPixels(sizes_on_disk(photos)))
+    return Viewer(model, criterion.strides, dataset, NAMES, CPU, FULL_PRECISION, False), found.results
+
+
+def test_the_errors_of_all_images_are_those_of_the_confusion_matrix(judged: tuple[Viewer, list[Any]]) -> None:
+    _, results = judged
+    errors = count_errors(results, len(NAMES))
+    matrix = np.array(summarise(results, list(NAMES))["confusion_matrix"])
+    inside = matrix[:-1, :-1]
+    assert sum(row["missed"] for row in errors) == matrix[-1].sum() > 0
+    assert sum(row["false"] for row in errors) == matrix[:, -1].sum() > 0
+    assert sum(row["confused"] for row in errors) == inside.sum() - np.trace(inside) > 0
+
+
+def test_the_worst_images_are_those_with_the_most_errors_of_each_kind() -> None:
+    def row(image_id: int, missed: int, false: int, confused: int) -> dict[str, int]:
+        return {"image_id": image_id, "num_targets": 9, "missed": missed, "false": false, "confused": confused}
+
+    rows = [row(0, 0, 0, 0), row(1, 1, 0, 0), row(2, 0, 1, 0), row(3, 0, 0, 1), row(4, 3, 3, 0), row(5, 2, 2, 0)]
+    assert [one["image_id"] for one in choose_worst(rows, 3)] == [4, 5, 3], "also the only one with a confusion"
+    assert [one["image_id"] for one in choose_worst(rows, 99)] == [4, 5, 1, 2, 3], "never one without errors"
+
+
+def test_the_pictures_show_what_was_counted_and_stay_within_their_bytes(judged: tuple[Viewer, list[Any]]) -> None:
+    viewer, results = judged
+    worst = choose_worst(count_errors(results, len(NAMES)))
+    cards = draw_cards(worst, [viewer, viewer])
+    assert len(cards) == len(worst)
+
+    def shows(picture: bytes, color: tuple[int, int, int]) -> bool:
+        """Whether an outline of this colour is in a picture; JPEG blurs it a little."""
+        return bool((np.abs(decode_image(picture).astype(int) - color).max(axis=2) < 45).sum() > 3)
+
+    for card in cards:
+        assert card.predictions[0] == card.predictions[1]
+        assert shows(card.truth, WRONG) == (card.errors["missed"] > 0), card.errors
+        assert shows(card.predictions[0], WRONG) == (card.errors["false"] > 0), card.errors
+        assert shows(card.truth, CONFUSED) == shows(card.predictions[0], CONFUSED) == (card.errors["confused"] > 0)
+    assert any(shows(card.truth, RIGHT) for card in cards)
+    largest = len(cards[0].truth) + 2 * len(cards[0].predictions[0])
+    assert len(draw_cards(worst, [viewer, viewer], max_bytes=largest)) == 1
+    assert draw_cards(worst, [viewer, viewer], max_bytes=largest - 1) == []
+
+
+def test_large_photographs_are_kept_at_full_size_with_every_object(
+    judged: tuple[Viewer, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    viewer, results = judged
+    worst = choose_worst(count_errors(results, len(NAMES)))
+    assert all(card.view is None for card in draw_cards(worst[:2], [viewer]))
+    monkeypatch.setattr(gallery, "MIN_LONG_SIDE_PX", 300)
+    monkeypatch.setattr(gallery, "MAX_PHOTOS", 3)
+    with monkeypatch.context() as patched:  # as for a photograph of 1 x 100,000 pixels
+        patched.setattr(gallery, "NATIVE_LONG_SIDE_PX", 301)
+        assert all(card.view is None for card in draw_cards(worst[:1], [viewer]))
+    cards = draw_cards(worst[:5], [viewer, viewer])
+    assert [card.full_size for card in cards] == [0, 1, 2, None, None]
+    for card in cards[:3]:
+        assert card.view is not None
+        assert decode_image(card.view.jpeg).shape[1::-1] == card.view.size
+        assert len(card.view.truth) == card.errors["num_targets"]
+        errors = [shape.error for shape in (*card.view.truth, *card.view.predictions)]
+        assert errors.count("missed") == card.errors["missed"]
+        assert errors.count("false") == card.errors["false"]
+        assert errors.count("confused") == 2 * card.errors["confused"]
+        for shape in card.view.truth:
+            assert (np.concatenate(shape.outlines) <= card.view.size).all()

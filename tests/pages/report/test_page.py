@@ -1,0 +1,116 @@
+"""The report page: every figure is that of metrics.json, and nothing in it can run or load."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.evaluation.made_up import made_up_results
+from tests.pages.report.elements import Elements, check_figures
+from tests.pages.report.made_up import HOSTILE, made_up_card, made_up_subject
+from utils.evaluation.metrics import calibration, operating_points, precision_recall_curves, summarise
+from utils.pages.report import Subject, build_page
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("num_models", [1, 2])
+def test_every_figure_is_that_of_metrics_json(num_models: int) -> None:
+    names = ("pole", "crossarm", "insulator")
+    subjects = [made_up_subject(names, seed) for seed in range(num_models)]
+    page = build_page(subjects, [made_up_card(num_models, number) for number in range(3)])
+    assert check_figures(page, [subject.metrics for subject in subjects]) > 100 * num_models
+    shown = {str(attributes["data-key"]) for attributes, _ in Elements(page).figures}
+    for kind in ("box", "mask"):
+        for name in ("map50", "map50_95", "precision", "recall", "f1"):
+            assert {f"{kind}_{name}", *(f"per_class.{number}.{kind}_{name}" for number in range(3))} <= shown
+        assert {
+            f"by_size.large.{kind}_map50_95",
+            f"calibration.{kind}.error",
+            f"operating_points.{kind}.2.threshold",
+        } <= shown
+    wrong = {**subjects[0].metrics, "mask_map50": 0.123}
+    with pytest.raises(AssertionError):
+        check_figures(page, [wrong, *(subject.metrics for subject in subjects[1:])])
+
+
+def test_the_difference_of_two_models_is_the_second_minus_the_first() -> None:
+    first, second = (made_up_subject(("pole", "crossarm"), seed) for seed in (1, 2))
+    page = build_page([first, second], [])
+    gain = second.metrics["mask_map50_95"] - first.metrics["mask_map50_95"]
+    assert f'data-value="{json.dumps(gain)}"' in page
+    assert ("▲ +" if gain > 0 else "▼ −") + f"{abs(gain):.3f}" in page
+
+
+@pytest.mark.parametrize("num_models", [1, 2])
+def test_thin_classes_show_their_centrelines_and_others_a_dash(num_models: int) -> None:
+    subjects = [made_up_subject(("conductor", "pole"), seed) for seed in range(num_models)]
+    plain = build_page(subjects, [])
+    assert "Centreline recall" not in plain
+    values = {"centreline_recall": 0.75, "centreline_precision": None, "pieces_per_object": 1.25}
+    for subject in subjects:
+        for row, thin in zip(subject.metrics["per_class"], (values, dict.fromkeys(values)), strict=True):
+            row.update(thin)
+    page = build_page(subjects, [])
+    check_figures(page, [subject.metrics for subject in subjects])
+    shown = {str(facts["data-key"]): text for facts, text in Elements(page).figures if not facts.get("data-model")}
+    expected = {"centreline_recall": "0.750", "centreline_precision": "–", "pieces_per_object": "1.25"}
+    assert {name: shown[f"per_class.0.{name}"] for name in values} == expected
+    assert {shown[f"per_class.1.{name}"] for name in values} == {"–"}
+
+
+def test_a_photograph_at_full_size_has_a_link() -> None:
+    cards = [made_up_card(1, 0), replace(made_up_card(1, 1), full_size=0)]
+    page = build_page([made_up_subject(("pole",), 1)], cards)
+    links = [facts["href"] for tag, facts in Elements(page).found if tag == "a" and facts["href"] != ""]
+    assert [link for link in links if not str(link).startswith("#")] == ["photographs.html#0"]
+
+
+def test_a_class_without_targets_has_no_score_rather_than_nought() -> None:
+    subject = made_up_subject(("pole", "crossarm"), 3)
+    subject.metrics["per_class"][1]["num_targets"] = 0
+    keys = {attributes["data-key"] for attributes, _ in Elements(build_page([subject], [])).figures}
+    assert "per_class.0.mask_map50" in keys
+    assert "per_class.1.mask_map50" not in keys
+
+
+def test_nothing_found_and_nothing_there_still_make_a_page() -> None:
+    metrics = made_up_subject(("pole",), 0).metrics
+    results = made_up_results(0, 0, 1)
+    empty = {**metrics, **summarise(results, ["pole"]), "calibration": calibration(results), "worst_images": []}
+    empty["operating_points"] = operating_points(results, ["pole"])
+    page = build_page([Subject(empty, precision_recall_curves(results, ["pole"]))], [])
+    assert "No image has an error" in page
+    assert check_figures(page, [empty]) > 10
+
+
+def test_names_cannot_become_markup() -> None:
+    subject = made_up_subject(HOSTILE, 1)
+    page = build_page([subject], [made_up_card(1, number, HOSTILE[number]) for number in range(3)])
+    parsed = Elements(page)
+    tags = [tag for tag, _ in parsed.found]
+    assert tags.count("script") == 1
+    assert tags.count("img") == 6, "two for each image of the gallery and no other"
+    assert tags.count("b") == 3, "model, data and split"
+    for _, attributes in parsed.found:
+        assert not [name for name in attributes if name.startswith("on")], attributes
+    text = "".join(parsed.text)
+    assert all(name in text for name in HOSTILE[:3]), "what is printable is shown as it is"
+    assert "\\u202e\\x00\\n\\ud800 name" in text, "the rest is spelt out"
+    page.encode("utf-8")  # no half surrogate is left
+
+
+def test_the_page_may_load_nothing() -> None:
+    parsed = Elements(build_page([made_up_subject(("pole",), 1)], [made_up_card(1, 0)]))
+    policy = next(
+        str(facts["content"]) for tag, facts in parsed.found if facts.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert "default-src 'none'" in policy
+    for tag, facts in parsed.found:
+        for name in ("src", "href"):
+            assert str(facts.get(name) or "#").startswith(("data:", "#")), (tag, facts)
+        assert tag != "img" or facts.get("alt"), facts
+        assert tag != "th" or facts.get("scope"), facts

@@ -1,0 +1,136 @@
+"""Training curves, precision-recall curves, and confusion matrices."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import PROJECT
+from tests.pages.drawn import BLUE, NAMES, share_of, spoken_texts
+from utils.data.images import read_image
+from utils.pages import plot_confusion_matrix, plot_pr_curves, plot_training_curves
+
+
+def epoch_record(epoch: int) -> dict[str, Any]:
+    parts = {f"{split}_{part}": 2.0 / epoch for split in ("train", "val") for part in ("loss", "box", "seg")}
+    maps = {f"{kind}_{name}": 1 - 1 / epoch for kind in ("box", "mask") for name in ("map50", "map50_95")}
+    return {"kind": "epoch", "epoch": epoch, "lr": 0.01 / epoch, "images_per_s": 100.0, **parts, **maps}
+
+
+def pr_curves(num_classes: int) -> dict[str, Any]:
+    axis = np.linspace(0, 1, 1000)
+    reach = np.linspace(0.5, 0.95, num_classes)[:, None]
+    return {
+        "class_ids": np.arange(num_classes),
+        "axis": axis,
+        "precision_at_recall": np.where(axis < reach, 0.9, 0.0),
+        "average_precision": np.repeat(0.9 * reach, 10, axis=1),
+    }
+
+
+def test_training_curves_show_every_metric_that_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = spoken_texts(monkeypatch)
+    plot_training_curves([epoch_record(epoch) for epoch in range(1, 4)], tmp_path / "deep" / "curves.png")
+    titles = {"loss", "box loss", "seg loss", "box mAP", "mask mAP", "learning rate", "images per second"}
+    assert titles <= set(texts)
+    picture = read_image(tmp_path / "deep" / "curves.png")
+    assert picture.shape[1] > picture.shape[0] > 400
+    assert share_of(picture, BLUE) > 0.001
+    assert [file.name for file in (tmp_path / "deep").iterdir()] == ["curves.png"]
+
+
+def test_training_curves_skip_what_is_missing_and_other_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = spoken_texts(monkeypatch)
+    records: list[dict[str, Any]] = [
+        {"kind": "start", "train_loss": 5.0},
+        {"epoch": 1, "train_loss": 3.0, "val_loss": None, "train_box": float("nan")},
+        {"epoch": 2, "train_loss": 2.0, "epoch_time_s": 3.0},
+    ]
+    plot_training_curves(records, tmp_path / "curves.png")
+    assert "loss" in texts
+    assert not {"box loss", "box mAP", "learning rate", "validation"} & set(texts)
+
+
+def test_one_epoch_is_drawn_as_points_on_whole_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = spoken_texts(monkeypatch)
+    plot_training_curves([{"epoch": 1, "train_loss": 3.0}], tmp_path / "one.png")
+    plot_training_curves([{"epoch": 1, "train_loss": None}], tmp_path / "none.png")
+    assert "no epochs yet" in texts
+    assert {"0", "1", "2"} <= set(texts)
+    assert "0.96" not in texts
+    assert 0 < share_of(read_image(tmp_path / "one.png"), BLUE) < 0.001
+    assert share_of(read_image(tmp_path / "none.png"), BLUE) == 0
+
+
+def test_pr_curves_name_the_classes_only_while_they_can_be_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = spoken_texts(monkeypatch)
+    plot_pr_curves(pr_curves(8), NAMES, tmp_path / "pr.png", "box precision and recall")
+    assert "box precision and recall" in texts
+    assert {text for text in texts if text.startswith("background_structure")} == {"background_structure  0.855"}
+    assert "mean of 8 classes  0.653" in texts
+    texts.clear()
+    plot_pr_curves(pr_curves(80), [f"class {index}" for index in range(80)], tmp_path / "many.png", "many")
+    assert "mean of 80 classes  0.653" in texts
+    assert not [text for text in texts if text.startswith("class ")]
+    empty = {"class_ids": [], "axis": np.zeros(0), "precision_at_recall": [], "average_precision": np.zeros((0, 10))}
+    plot_pr_curves(empty, NAMES, tmp_path / "empty.png", "empty")
+    assert "no targets" in texts
+
+
+def test_confusion_matrix_shows_shares_of_each_true_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = spoken_texts(monkeypatch)
+    matrix = np.zeros((9, 9), int)
+    matrix[0, 0], matrix[2, 0], matrix[8, 0] = 6, 3, 1  # conductor: found, taken for a pole, missed
+    plot_confusion_matrix(matrix.tolist(), NAMES, tmp_path / "matrix.png")
+    assert {"missed", "background"} <= set(texts)
+    # Nothing is written into empty cells.
+    assert {text for text in texts if "\n" in text} == {"0.60\n6", "0.30\n3", "0.10\n1"}
+    assert read_image(tmp_path / "matrix.png").shape[0] > 600
+
+
+def test_confusion_matrix_of_eighty_classes_has_labels_and_no_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = spoken_texts(monkeypatch)
+    names = [f"class {index}" for index in range(80)]
+    plot_confusion_matrix(np.eye(81, dtype=int), names, tmp_path / "matrix.png")
+    assert set(names) <= set(texts)
+    assert not [text for text in texts if "\n" in text]
+    height, width = read_image(tmp_path / "matrix.png").shape[:2]
+    assert height / 81 > 15  # pixels for each row: a label of 7 points is 12 pixels high
+    assert width < 4000
+
+
+def test_a_failed_write_leaves_the_old_chart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plot_training_curves([epoch_record(1)], tmp_path / "curves.png")
+    before = (tmp_path / "curves.png").read_bytes()
+
+    def fail(source: object, target: object) -> None:
+        raise OSError("disk is full")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(OSError, match="disk is full"):
+        plot_training_curves([epoch_record(1), epoch_record(2)], tmp_path / "curves.png")
+    assert [file.name for file in tmp_path.iterdir()] == ["curves.png"]
+    assert (tmp_path / "curves.png").read_bytes() == before
+
+
+def test_importing_plots_loads_no_matplotlib_and_charts_need_no_pyplot(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from utils.pages import plot_training_curves as p\n"
+        "assert 'matplotlib' not in sys.modules and 'torch' not in sys.modules\n"
+        "p([{'epoch': 1, 'train_loss': 1.0}], Path(sys.argv[1])); assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "curves.png")]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "curves.png").stat().st_size > 1000

@@ -1,0 +1,147 @@
+"""Instances drawn on photographs, grids, and image files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from tests.pages.drawn import BLUE, NAMES, ORANGE, share_of
+from utils.common.colors import class_color
+from utils.pages import draw_instances, image_grid, pictures, save_image
+
+
+def test_masks_tint_their_pixels_and_leave_the_rest_and_the_original_alone() -> None:
+    image = np.full((200, 300, 3), 100, np.uint8)
+    mask = np.zeros((1, 200, 300), bool)
+    mask[0, 80:160, 100:220] = True
+    mask[0, 110:130, 140:180] = False  # a hole
+    drawn = draw_instances(image, [4], None, mask, None, NAMES)
+    assert drawn[145, 120].tolist() == [60, 106, 131]  # 60 % photograph, 40 % of (0, 114, 178)
+    assert drawn[120, 160].tolist() == [100, 100, 100]
+    assert share_of(drawn[80:81, 120:210], BLUE) == 1  # the outline
+    assert drawn[180, 250].tolist() == [100, 100, 100]
+    assert image.min() == image.max() == 100
+
+
+def test_polygons_look_like_the_masks_they_describe() -> None:
+    image = np.full((200, 300, 3), 100, np.uint8)
+    polygon = np.array([[100.2, 79.8], [219.0, 80.0], [219.0, 159.4], [100.0, 159.0]])
+    mask = np.zeros((1, 200, 300), bool)
+    mask[0, 80:160, 100:220] = True
+    from_polygon = draw_instances(image, [0], None, [polygon], [0.5], NAMES)
+    from_mask = draw_instances(image, [0], None, mask, [0.5], NAMES)
+    assert np.array_equal(from_polygon, from_mask)
+
+
+def test_masks_cut_to_a_part_of_the_picture_are_drawn_as_whole_ones() -> None:
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 255, (200, 300, 3), dtype=np.uint8)
+    parts = [(0, 0, 50, 70), (230, 120, 70, 80), (40, 30, 100, 5), (90, 90, 20, 20), (5, 5, 0, 0)]
+    masks, cut = np.zeros((len(parts), 200, 300), bool), []
+    for number, (left, top, width, height) in enumerate(parts):
+        bitmap = cv2.blur(rng.random((height, width)), (5, 5)) > 0.5 if width else np.zeros((0, 0), bool)
+        cut.append(SimpleNamespace(left=left, top=top, mask=bitmap if number != 3 else bitmap & False))
+        masks[number, top : top + height, left : left + width] = cut[-1].mask
+    for boxes in (None, np.full((5, 4), 50.0)):
+        whole = draw_instances(image, [0, 1, 2, 0, 1], boxes, masks, None, NAMES)
+        assert np.array_equal(draw_instances(image, [0, 1, 2, 0, 1], boxes, cut, None, NAMES), whole)
+
+
+def test_boxes_are_drawn_and_cut_at_the_edge() -> None:
+    image = np.zeros((200, 300, 3), np.uint8)
+    drawn = draw_instances(image, [0, 4], np.array([[50, 60, 120, 150], [250.0, -20, 400, 80]]), None, None, NAMES)
+    assert drawn[60:150, 50].tolist() == [list(ORANGE)] * 90
+    assert drawn[149, 50:120].tolist() == [list(ORANGE)] * 70
+    assert drawn[100, 85].tolist() == [0, 0, 0]
+    assert drawn[30, 299].tolist() == list(BLUE)
+
+
+@pytest.mark.parametrize(("size", "heights"), [((64, 48), (4, 18)), ((480, 640), (12, 24)), ((3000, 4000), (60, 120))])
+@pytest.mark.parametrize("corner", [(0, 0), (1, 0), (0, 1), (1, 1)])
+def test_labels_stay_inside_and_grow_with_the_picture(
+    size: tuple[int, int], heights: tuple[int, int], corner: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    height, width = size
+    x, y = corner[0] * (width - width // 8), corner[1] * (height - height // 8)
+    places = []
+    draw_label = pictures._draw_label
+
+    def note(*arguments: Any) -> Any:
+        places.append(draw_label(*arguments))
+        return places[-1]
+
+    monkeypatch.setattr(pictures, "_draw_label", note)
+    box = np.array([[x, y, x + width // 8, y + height // 8]])
+    drawn = draw_instances(np.zeros((height, width, 3), np.uint8), [7], box, None, [0.87], NAMES)
+    left, top, right, bottom = places[0]
+    assert 0 <= left < right <= width
+    assert 0 <= top < bottom <= height
+    assert heights[0] <= bottom - top <= heights[1]
+    label = drawn[top:bottom, left:right].min(axis=2)
+    for edge in (label[0], label[-1], label[:, 0], label[:, -1]):
+        assert edge.min() == 255  # the background is whole and no letter touches its edge
+    assert label[2:-2].min() < 100  # black letters
+
+
+def test_labels_of_neighbours_do_not_cover_each_other() -> None:
+    image = np.zeros((400, 600, 3), np.uint8)
+    boxes = np.array([[200, 200, 300, 300], [202, 201, 302, 302], [204, 202, 303, 304]])
+    drawn = draw_instances(image, [0, 4, 6], boxes, None, [0.9, 0.8, 0.7], NAMES)
+    alone = [
+        share_of(draw_instances(image, [class_id], boxes[[row]], None, [0.9], NAMES), class_color(class_id))
+        for row, class_id in enumerate((0, 4, 6))
+    ]
+    for class_id, expected in zip((0, 4, 6), alone, strict=True):
+        assert share_of(drawn, class_color(class_id)) > 0.75 * expected
+
+
+def test_nothing_found_and_empty_masks_are_no_error() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (50, 60, 3), dtype=np.uint8)
+    none: tuple[Any, ...] = (None, np.zeros((0, 50, 60), bool), [])
+    for masks in none:
+        assert np.array_equal(draw_instances(image, [], np.zeros((0, 4)), masks, [], NAMES), image)
+    drawn = draw_instances(image, [0, 1], None, np.zeros((2, 50, 60), bool), None, NAMES)
+    assert np.array_equal(drawn, image)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    image = np.zeros((50, 60, 3), np.uint8)
+    with pytest.raises(ValueError, match="2 instances, but 1 boxes"):
+        draw_instances(image, [0, 1], np.zeros((1, 4)), None, None, NAMES)
+    with pytest.raises(ValueError, match=r"a mask of \(25, 30\) does not fit a picture of \(50, 60\)"):
+        draw_instances(image, [0], None, np.ones((1, 25, 30), bool), None, NAMES)
+    with pytest.raises(ValueError, match="1 pictures, but 2 captions"):
+        image_grid([image], 1, 50, ["a", "b"])
+
+
+def test_image_grid_places_pictures_and_captions() -> None:
+    colors = [(200, 0, 0), (0, 200, 0), (0, 0, 200)]
+    pictures = [np.full((100, 200, 3), color, np.uint8) for color in colors]
+    grid = image_grid(pictures, 2, 100)
+    assert grid.shape == (2 * (50 + 2) + 2, 2 * (100 + 2) + 2, 3)
+    assert [grid[25, 50].tolist(), grid[25, 150].tolist(), grid[80, 50].tolist()] == [list(color) for color in colors]
+    assert grid[80, 150].tolist() == [255, 255, 255]
+    captioned = image_grid(pictures, 2, 100, ["one", "4 (176).JPG", "a caption much too long for a small cell"])
+    strip = captioned[54:66]
+    assert (strip.min(axis=(0, 2)) < 128).sum() > 10  # black letters
+    assert captioned.shape[1] == grid.shape[1]
+    assert image_grid([], 3, 40).shape == (44, 128, 3)
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("a.png", 0), ("a.jpg", 4), ("b.JPEG", 4)])
+def test_save_image_writes_colours_the_right_way_round(tmp_path: Path, name: str, tolerance: int) -> None:
+    image = np.full((16, 24, 3), (200, 100, 30), np.uint8)
+    save_image(tmp_path / "new" / name, image)
+    stored = np.asarray(cv2.imread(str(tmp_path / "new" / name)))[..., ::-1]
+    assert np.abs(stored.astype(int) - image).max() <= tolerance
+    assert [file.name for file in (tmp_path / "new").iterdir()] == [name]
+
+
+def test_save_image_refuses_other_kinds(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"\.png or \.jpg"):
+        save_image(tmp_path / "a.gif", np.zeros((4, 4, 3), np.uint8))

@@ -1,0 +1,102 @@
+"""The pinhole camera against projections with vectors, and its standard deviations against drawn errors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import cv2
+import numpy as np
+import pytest
+
+from tests.predict.maps.photographs import HOME, dji
+from tests.predict.maps.test_wgs84 import radii_m
+from utils.predict.maps.camera import CAMERA_HEIGHT_SIGMA_M, HEADING_SIGMA_DEG, TILT_SIGMA_DEG, Camera, rotation
+from utils.predict.maps.findings import Site, locate
+from utils.predict.maps.metadata import PhotoMetadata
+
+SIZE = np.array([600, 400])
+
+
+def project(point: np.ndarray, focal_px: float, angles: tuple[float, float, float]) -> np.ndarray:
+    """Return the pixel of a point north, east, down of the camera: the axis first, then what is right and down of it."""
+    yaw, pitch, roll = np.radians(angles)
+    axis = np.array([np.cos(pitch) * np.cos(yaw), np.cos(pitch) * np.sin(yaw), -np.sin(pitch)])
+    level_right = np.array([-np.sin(yaw), np.cos(yaw), 0])
+    level_down = np.cross(axis, level_right)
+    right = np.cos(roll) * level_right + np.sin(roll) * level_down
+    down = np.cos(roll) * level_down - np.sin(roll) * level_right
+    return SIZE / 2 + focal_px * np.array([point @ right, point @ down]) / (point @ axis)
+
+
+def entry(*points: np.ndarray, size: tuple[int, int] = (600, 400)) -> dict[str, object]:
+    """Return a photograph's predictions: boxes of 4 x 4 pixels around points."""
+    boxes = [[x - 2, y - 2, x + 2, y + 2] for x, y in points]
+    found = [{"class": "pole", "confidence": 0.9, "box_xyxy": box} for box in boxes]
+    return {"file": "a.jpg", "width": size[0], "height": size[1], "detections": found}
+
+
+@pytest.mark.parametrize(
+    "angles", [(0, -90, 0), (30, -40, 0), (200, -60, 12), (-75, -30, -25), (110, -89, 180), (10, -50, 90)]
+)
+def test_a_point_on_the_ground_is_found_again_within_5_centimetres(angles: tuple[float, float, float]) -> None:
+    height, ground = 42.0, 5.0
+    yaw, pitch, _ = np.radians(angles)
+    ahead = (height - ground) / np.tan(-pitch)
+    point = np.array([ahead * np.cos(yaw) + 3, ahead * np.sin(yaw) - 4, height - ground])
+    pixel = project(point, 500.0, angles)
+    fields = dict(zip(("GimbalYawDegree", "GimbalPitchDegree", "GimbalRollDegree"), map(str, angles), strict=True))
+    (found,) = locate(
+        PhotoMetadata(600, 400, dji=dji(RelativeAltitude=str(height), **fields)), entry(pixel), Site(ground)
+    )
+    meridian, normal = radii_m(HOME[0])
+    north = np.radians(found["latitude"] - HOME[0]) * meridian
+    east = np.radians(found["longitude"] - HOME[1]) * normal * np.cos(np.radians(HOME[0]))
+    assert found["position_kind"] == "ground"
+    assert (north, east) == pytest.approx(tuple(point[:2]), abs=0.05)
+    assert found["distance_m"] == pytest.approx(np.hypot(*point[:2]), abs=0.05)
+    if found["bearing_deg"] is not None:
+        assert found["bearing_deg"] == pytest.approx(np.degrees(np.arctan2(point[1], point[0])) % 360, abs=0.1)
+
+
+def test_straight_down_the_photograph_covers_its_rectangle_on_the_ground() -> None:
+    corners = np.array([[0, 0], [600, 0], [600, 400], [0, 400]], float)
+    camera = Camera(500, 0, 600, 400, rotation(0, -90, 0), above_ground_m=50)
+    north_up = np.array([[20, -30], [20, 30], [-20, 30], [-20, -30]], float)  # north, east
+    assert camera.ground_offsets(corners) == pytest.approx(north_up)
+    east_up = np.stack([-north_up[:, 1], north_up[:, 0]], axis=1)
+    assert replace(camera, attitude=rotation(90, -90, 0)).ground_offsets(corners) == pytest.approx(east_up)
+    assert replace(camera, attitude=rotation(180, -90, 180)).ground_offsets(corners) == pytest.approx(north_up)
+
+
+def test_the_gimbals_angles_are_applied_in_the_order_z_y_x() -> None:
+    """Roll turns about the optical axis, so it leaves the direction of the picture's centre alone."""
+    axis = rotation(30, -40, 25)[:, 0]
+    assert axis == pytest.approx(rotation(30, -40, 0)[:, 0])
+    assert np.degrees(np.arctan2(axis[1], axis[0])) == pytest.approx(30)
+    assert np.degrees(np.arcsin(axis[2])) == pytest.approx(40)
+
+
+@pytest.mark.parametrize(("pitch", "pixel"), [(-90, (300, 200)), (-45, (420, 310)), (-30, (100, 250))])
+def test_standard_deviations_are_those_of_drawn_errors(pitch: float, pixel: tuple[float, float]) -> None:
+    sigma_m = float(np.hypot(CAMERA_HEIGHT_SIGMA_M, 2))
+    camera = Camera(500, 5, 600, 400, rotation(50, pitch, 0), above_ground_m=40, above_ground_sigma_m=sigma_m)
+    rng = np.random.default_rng(3)
+    pixels = np.array([pixel], float)
+    drawn = []
+    for heading, tilt_north, tilt_east, focal, height, north, east in rng.normal(size=(4000, 7)):
+        turn = np.array([tilt_north * TILT_SIGMA_DEG, tilt_east * TILT_SIGMA_DEG, heading * HEADING_SIGMA_DEG])
+        wrong = replace(
+            camera,
+            attitude=cv2.Rodrigues(np.radians(turn))[0] @ camera.attitude,
+            focal_px=500 + 5 * focal,
+            above_ground_m=40 + sigma_m * height,
+        )
+        drawn.append(wrong.ground_offsets(pixels)[0] + (0.5 * north, 0.5 * east))
+    expected = np.sqrt(np.linalg.eigvalsh(np.cov(np.array(drawn).T))[-1])
+    assert camera.ground_sigmas(pixels, 0.5)[0] == pytest.approx(expected, rel=0.06)
+
+
+def test_the_bearings_standard_deviation_is_the_gimbals_yaw_far_from_the_nadir_and_more_near_it() -> None:
+    camera = Camera(500, 5, 600, 400, rotation(359.99, -20, 0))
+    assert camera.bearing_sigmas(np.array([[300.0, 200.0]]))[0] == pytest.approx(HEADING_SIGMA_DEG, rel=0.1)
+    assert replace(camera, attitude=rotation(359.99, -85, 0)).bearing_sigmas(np.array([[300.0, 200.0]]))[0] > 10

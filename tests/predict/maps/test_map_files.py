@@ -1,0 +1,191 @@
+"""The three files: valid, complete, and safe with text from strangers."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from geojson_pydantic import FeatureCollection
+
+from tests.predict.maps.photographs import GPS, dji, exif_of, packet, write_photo
+from utils.predict.maps.findings import Site
+from utils.predict.maps.map_files import GEOJSON, KML, WORK_LIST, WORK_LIST_COLUMNS, write_map_files
+from utils.predict.maps.thumbnails import save_thumbnails, thumbnail
+
+
+def detection(name: str = "pole", centre: tuple[float, float] = (300, 100)) -> dict[str, Any]:
+    x, y = centre
+    return {"class_id": 0, "class": name, "confidence": 0.875, "box_xyxy": [x - 9, y - 9, x + 9, y + 9], "polygons": []}
+
+
+def write_predictions(folder: Path, photos: list[tuple[Path, list[dict[str, Any]]]]) -> None:
+    entries = [
+        json.dumps({"file": str(file), "width": 600, "height": 400, "detections": found}) for file, found in photos
+    ]
+    (folder / "predictions.json").write_text("[\n" + ",\n".join(entries) + "\n]\n")
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    with (folder / WORK_LIST).open(encoding="utf-8-sig", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of four photographs: straight down, level, without position, without detections; one was not read."""
+    folder = tmp_path_factory.mktemp("map")
+    files = [folder / f"{name}.jpg" for name in ("down", "level", "broken", "nowhere", "empty")]
+    write_photo(files[0], exif=exif_of())
+    write_photo(files[1], exif=exif_of(GPS), xmp=packet(dji(GimbalPitchDegree="-5", GimbalYawDegree="90")))
+    write_photo(files[3], xmp=None)
+    write_photo(files[4])
+    found = [detection(), detection("insulator", (450, 300))]
+    write_predictions(folder, [(files[0], found), (files[1], found[:1]), (files[3], found[1:]), (files[4], [])])
+    for file, number in ((files[0], 2), (files[1], 1), (files[3], 1)):
+        boxes = np.array([item["box_xyxy"] for item in found[:number]])
+        save_thumbnails(folder, file.stem, np.full((400, 600, 3), 90, np.uint8), [0] * number, boxes)
+    lines = write_map_files(folder, [(file, file.stem) for file in files], Site())
+    assert lines[0].startswith("Map: 2 on the ground, 1 at the camera, 1 without position")
+    assert len(lines) == 3
+    return folder
+
+
+def test_the_geojson_is_valid_and_its_points_are_longitude_and_latitude(output: Path) -> None:
+    collection: FeatureCollection[Any] = FeatureCollection.model_validate_json(
+        (output / GEOJSON).read_text(encoding="utf-8")
+    )
+    assert len(collection.features) == 4
+    ground, _, camera, nowhere = collection.features
+    assert ground.geometry is not None
+    assert tuple(ground.geometry.coordinates) == pytest.approx((8.5417, 47.3769 + 10 / 111_190), abs=1e-6)
+    assert ground.properties is not None
+    assert camera.properties is not None
+    assert nowhere.properties is not None
+    assert (ground.properties["position_kind"], ground.properties["distance_m"]) == ("ground", 10.0)
+    assert ground.properties["sigma_m"] > 0
+    assert camera.properties["position_kind"] == "camera"
+    assert camera.properties["bearing_deg"] == 90.0
+    assert nowhere.geometry is None
+    assert nowhere.properties["position_kind"] is None
+    assert set(ground.properties) == set(nowhere.properties)
+
+
+def test_the_work_list_has_a_row_for_each_finding_with_empty_cells_for_what_is_unknown(output: Path) -> None:
+    rows = rows_of(output)
+    assert tuple(rows[0]) == WORK_LIST_COLUMNS
+    assert [row["position_kind"] for row in rows] == ["ground", "ground", "camera", ""]
+    assert (rows[3]["latitude"], rows[3]["sigma_m"]) == ("", "")
+    assert rows[3]["reason"] == "no position in EXIF or XMP"
+    assert rows[0]["time"] == "2026-05-04T10:11:12"
+    features = json.loads((output / GEOJSON).read_text())["features"]
+    for row, item in zip(rows[:3], features[:3], strict=True):
+        assert [float(row["longitude"]), float(row["latitude"])] == item["geometry"]["coordinates"]
+    assert (output / WORK_LIST).read_bytes().startswith(b"\xef\xbb\xbf")
+
+
+def kml_of(folder: Path) -> ElementTree.Element:
+    root = ElementTree.parse(folder / KML).getroot()
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+    return root
+
+
+def test_the_kml_parses_and_shows_pins_lines_and_balloons(output: Path) -> None:
+    marks = kml_of(output).findall("Document/Folder/Placemark")
+    folders = [folder.findtext("name") for folder in kml_of(output).iter("Folder")]
+    assert folders == ["down.jpg", "level.jpg", "nowhere.jpg"]
+    assert [mark.findtext("name") for mark in marks] == ["pole 0.88", "insulator 0.88", "pole 0.88", "insulator 0.88"]
+    assert [len(list(mark.iter("Point"))) for mark in marks] == [1, 1, 1, 0]
+    line = str(marks[2].findtext(".//LineString/coordinates")).split()
+    start, end = ([float(value) for value in point.split(",")] for point in line)
+    assert end[0] > start[0]  # the bearing is east
+    assert end[1] == pytest.approx(start[1], abs=1e-6)
+    styles = {element.get("id") for element in kml_of(output).iter("Style")}
+    assert {str(mark.findtext("styleUrl"))[1:] for mark in marks[:3]} <= styles
+
+
+def test_every_link_leads_to_a_picture(output: Path) -> None:
+    linked = {row["thumbnail"] for row in rows_of(output)}
+    assert linked == {
+        item["properties"]["thumbnail"] for item in json.loads((output / GEOJSON).read_text())["features"]
+    }
+    balloons = [ElementTree.fromstring(f"<b>{mark.text}</b>") for mark in kml_of(output).iter("description")]
+    assert {unquote(str(image.get("src"))) for balloon in balloons for image in balloon.iter("img")} == linked
+    assert len(linked) == 4
+    for link in linked:
+        assert (output / link).read_bytes()[:2] == b"\xff\xd8"
+
+
+UNSAFE = (
+    "=cmd|'/C calc'!A0",
+    "+1",
+    "-1",
+    "@SUM(A1)",
+    "＝1",
+    "\t=1",
+    "a<b>&\"'",
+    "a\x01\nb\udce9",
+    "]]>",
+    "4 (176) #1%20?",
+)
+
+
+def test_names_from_strangers_neither_compute_nor_break_a_file(tmp_path: Path) -> None:
+    for number, name in enumerate(UNSAFE):
+        file = tmp_path / f"{name.replace('/', '')}.jpg"
+        write_photo(file, xmp=packet(dji(GpsLongitude="-8.5")))
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        relative = Path(file.name)
+        write_predictions(folder, [(file, [detection(name)])])
+        save_thumbnails(folder, relative.stem, np.zeros((40, 60, 3), np.uint8), [0], np.array([[3, 3, 9, 9]]))
+        write_map_files(folder, [(file, relative.stem)], Site())
+        (row,) = rows_of(folder)
+        assert not any(cell.startswith(("=", "+", "@", "\t", "＝")) for cell in row.values())
+        assert row["class"].startswith("-") is False
+        assert float(row["longitude"]) < 0  # numbers stay numbers
+        collection: FeatureCollection[Any] = FeatureCollection.model_validate_json((folder / GEOJSON).read_bytes())
+        (item,) = collection.features
+        assert item.properties is not None
+        assert (folder / item.properties["thumbnail"]).exists()
+        (mark,) = kml_of(folder).iter("Placemark")
+        balloon = ElementTree.fromstring(f"<b>{mark.findtext('description')}</b>")
+        assert (folder / unquote(str(balloon.find(".//img").get("src")))).exists()  # type: ignore[union-attr]
+        assert len(balloon) == 2
+
+
+def test_a_failure_leaves_the_old_files_and_no_parts(tmp_path: Path) -> None:
+    (tmp_path / GEOJSON).write_text("old")
+    (tmp_path / "predictions.json").write_text('[\n{"file": \n]\n')
+    with pytest.raises(ValueError, match="Expecting value"):
+        write_map_files(tmp_path, [], Site())
+    assert (tmp_path / GEOJSON).read_text() == "old"
+    assert sorted(file.name for file in tmp_path.iterdir()) == [GEOJSON, "predictions.json"]
+
+
+@pytest.mark.parametrize(
+    ("box", "size"),
+    [
+        ((5, 5, 15, 10), (128, 128)),  # a small object keeps its surroundings
+        ((0, 0, 600, 400), (320, 213)),
+        ((560, 380, 600, 400), (128, 128)),
+        ((100, 100, 300, 300), (300, 300)),
+    ],
+)
+def test_a_thumbnail_shows_the_box_with_a_margin(box: tuple[int, ...], size: tuple[int, int]) -> None:
+    photo = np.zeros((400, 600, 3), np.uint8)
+    photo[box[1] : box[3], box[0] : box[2]] = 200
+    cut = thumbnail(photo, np.array(box, float), (255, 0, 0))
+    assert cut.shape[1::-1] == size
+    assert (cut == 200).all(axis=2).any()
+    assert photo.max() == 200
+
+
+def test_a_thin_photograph_has_a_thumbnail(tmp_path: Path) -> None:
+    assert thumbnail(np.zeros((1, 900, 3), np.uint8), np.array([0, 0, 900, 1.0]), (1, 2, 3)).shape == (1, 320, 3)

@@ -1,0 +1,235 @@
+"""Each trap of a drone's metadata."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.predict.maps.photographs import DJI, FOCAL_TAGS, GPS, HOME, dji, exif_of, metadata, packet, write_photo
+from tests.predict.maps.test_camera import entry
+from utils.data.images import decode_image, read_image
+from utils.predict.maps import metadata as module
+from utils.predict.maps.findings import Site, locate, stored_pixels
+from utils.predict.maps.metadata import DIGITAL_ZOOM, HEIGHT, TIME_OFFSET, WIDTH, PhotoMetadata, read_metadata
+
+CENTRE = np.array([300.0, 200.0])
+
+
+def located(photo: PhotoMetadata, site: Site | None = None, point: np.ndarray = CENTRE) -> dict[str, Any]:
+    (found,) = locate(photo, entry(point), site or Site())
+    return found
+
+
+def test_djis_fields_and_exif_are_read_from_a_file(tmp_path: Path) -> None:
+    photo = read_metadata(write_photo(tmp_path / "a.jpg", exif=exif_of(GPS, {**FOCAL_TAGS, TIME_OFFSET: "+02:00"})))
+    assert (photo.width, photo.height, photo.problem) == (600, 400, None)
+    assert photo.position == HOME
+    assert photo.gimbal_deg == (0, -90, 0)
+    assert photo.focal_px == (500, 5)
+    assert photo.time == "2026-05-04T10:11:12+02:00"
+    assert photo.direction_problem is None
+
+
+def test_without_xmp_the_position_is_that_of_exif_and_the_direction_is_unknown(tmp_path: Path) -> None:
+    photo = read_metadata(write_photo(tmp_path / "a.jpg", exif=exif_of(GPS, FOCAL_TAGS), xmp=None))
+    assert photo.position == pytest.approx((-33.857, -70.5))
+    assert (photo.altitude_m, photo.altitude_reference) == (80.5, "unknown")
+    assert photo.focal_px is not None
+    assert photo.focal_px[0] == pytest.approx(500, rel=1e-3)  # 3:2: 30 mm of 36 mm
+    found = located(photo)
+    assert found["position_kind"] == "camera"
+    assert found["bearing_deg"] is found["sigma_m"] is found["distance_m"] is None
+    assert found["camera_sigma_m"] == 5.0
+    assert found["reason"] == "no GimbalYawDegree, GimbalPitchDegree, GimbalRollDegree in XMP"
+
+
+def test_the_header_is_read_and_not_the_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (400, 600, 3), np.uint8)
+    file = write_photo(tmp_path / "a.jpg", noise)
+    data = file.read_bytes()
+    file.write_bytes(data[:3000])
+    assert len(data) > 100_000
+    assert read_metadata(file).position == HOME
+    monkeypatch.setattr(module, "MAX_HEADER_BYTES", 1000)
+    assert read_metadata(file).problem == "header not readable (OSError)"
+
+
+def test_what_is_no_jpeg_is_missing_or_has_a_damaged_header_has_nulls_and_a_reason(tmp_path: Path) -> None:
+    picture = tmp_path / "a.png"
+    Image.new("RGB", (60, 40)).save(picture)
+    short = tmp_path / "short.jpg"
+    short.write_bytes(b"\xff\xd8\xff\xe1\0")
+    for file, reason in ((picture, "not a JPEG"), (short, "header not readable"), (tmp_path / "none", "not readable")):
+        found = located(read_metadata(file))
+        assert reason in found["reason"]
+        assert found["position_kind"] is found["latitude"] is found["camera_latitude"] is found["time"] is None
+
+
+def test_damaged_exif_gives_a_place_on_earth_or_none(tmp_path: Path) -> None:
+    whole = exif_of(GPS, FOCAL_TAGS).tobytes()
+    rng = np.random.default_rng(1)
+    for number in range(30):
+        damaged = bytearray(whole)
+        damaged[10 + number :: 7] = rng.bytes(len(damaged[10 + number :: 7]))
+        file = tmp_path / "a.jpg"
+        Image.new("RGB", (60, 40)).save(file, exif=bytes(damaged))
+        found = located(read_metadata(file))
+        assert found["reason"]
+        if found["camera_latitude"] is not None:  # the damage spared it, or changed it to another place on Earth
+            assert abs(found["camera_latitude"]) <= 90
+            assert abs(found["camera_longitude"]) <= 180
+
+
+@pytest.mark.parametrize(
+    "gps", [{**GPS, 2: (0.0, 0.0, 0.0), 4: (0.0, 0.0, 0.0)}, {**GPS, 2: (91.0, 0.0, 0.0)}, {**GPS, 1: "X"}, {}]
+)
+def test_an_impossible_position_is_none(gps: dict[int, Any], tmp_path: Path) -> None:
+    photo = read_metadata(write_photo(tmp_path / "a.jpg", exif=exif_of(gps), xmp=None))
+    assert photo.position is None
+    assert located(photo)["reason"] == "no position in EXIF or XMP"
+
+
+def test_a_receiver_without_a_fix_has_no_position_but_the_bearing_stays() -> None:
+    found = located(metadata(GpsStatus="Invalid", GimbalPitchDegree="-40", GimbalYawDegree="-90"))
+    assert found["position_kind"] is None
+    assert found["bearing_deg"] == pytest.approx(270)
+
+
+def test_the_longitude_of_older_firmware_is_read_under_its_misspelt_name() -> None:
+    assert metadata(GpsLongitude=None, GpsLongtitude="8.5417").position == HOME
+
+
+@pytest.mark.parametrize(
+    ("flag", "sigma_m"), [("50", 0.05), ("34", 0.5), ("48", 0.5), ("16", 2.0), ("0", 10.0), (None, 5.0), ("x", 5.0)]
+)
+def test_the_rtk_flag_gives_the_positions_standard_deviation(flag: str | None, sigma_m: float) -> None:
+    photo = metadata(RtkFlag=flag)
+    assert photo.position_sigma_m == sigma_m
+    found = located(photo)
+    assert found["camera_sigma_m"] == sigma_m
+    assert found["sigma_m"] >= sigma_m
+
+
+def test_relative_altitude_is_above_the_take_off_point_and_not_above_the_ground() -> None:
+    edge = np.array([300.0, 0.0])  # 0.4 m ahead for each metre of height
+    assert located(metadata(), point=edge)["distance_m"] == pytest.approx(20, abs=0.01)
+    assert located(metadata(), Site(ground_height_m=20), edge)["distance_m"] == pytest.approx(12, abs=0.01)
+    assert located(metadata(), Site(ground_height_m=-20), edge)["distance_m"] == pytest.approx(28, abs=0.01)
+    below = located(metadata(), Site(ground_height_m=50), edge)
+    assert (below["position_kind"], below["reason"]) == ("camera", "camera not above the ground height")
+
+
+def test_an_unknown_height_of_the_object_grows_sigma_by_the_cotangent_of_the_depression() -> None:
+    photo = metadata(GimbalPitchDegree="-30")
+    sigmas = [located(photo, Site(ground_sigma_m=sigma_m))["sigma_m"] for sigma_m in (0, 12)]
+    added = np.sqrt(sigmas[1] ** 2 - sigmas[0] ** 2)
+    assert added == pytest.approx(12 / np.tan(np.radians(30)), rel=0.01)
+
+
+def test_the_altitudes_zero_is_the_ellipsoid_only_with_rtk() -> None:
+    assert metadata().altitude_reference == "unknown"
+    assert metadata(AltitudeType="RtkAlt").altitude_reference == "ellipsoid"
+    assert metadata(AbsoluteAltitude=None).altitude_reference is None
+
+
+@pytest.mark.parametrize(
+    ("pitch", "kind"), [("-14.9", "camera"), ("0", "camera"), ("12", "camera"), ("-15.1", "ground")]
+)
+def test_a_gimbal_pitch_above_minus_15_degrees_gives_the_camera_and_a_bearing_only(pitch: str, kind: str) -> None:
+    found = located(metadata(GimbalPitchDegree=pitch, GimbalYawDegree="33"), point=np.array([300.0, 390.0]))
+    assert found["position_kind"] == kind
+    assert found["bearing_deg"] == pytest.approx(33, abs=0.01)
+    if kind == "camera":
+        assert (found["latitude"], found["longitude"]) == HOME
+        assert found["sigma_m"] is found["ground_latitude"] is None
+        assert found["reason"] == "gimbal pitch above -15 degrees"
+
+
+def test_a_line_of_sight_near_the_horizon_gives_the_camera_although_the_gimbal_looks_down() -> None:
+    found = located(metadata(GimbalPitchDegree="-30"), point=np.array([300.0, 20.0]))
+    assert found["depression_deg"] == pytest.approx(10.2, abs=0.1)
+    assert (found["position_kind"], found["bearing_deg"]) == ("camera", pytest.approx(0, abs=0.01))
+    assert found["reason"] == "line of sight less than 15 degrees below the horizon"
+
+
+def test_the_aircrafts_yaw_never_stands_in_for_the_gimbals() -> None:
+    found = located(metadata(GimbalYawDegree=None))
+    assert found["bearing_deg"] is None
+    assert found["reason"] == "no GimbalYawDegree in XMP"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"GimbalRollDegree": None}, "no GimbalRollDegree in XMP"),
+        ({"GimbalPitchDegree": "nan"}, "no GimbalPitchDegree in XMP"),
+        ({"GimbalPitchDegree": "1e1"}, "no GimbalPitchDegree in XMP"),
+        ({"GimbalYawDegree": "9" * 9}, "no GimbalYawDegree in XMP"),
+        ({"RelativeAltitude": None}, "no RelativeAltitude in XMP"),
+        ({"CalibratedFocalLength": None}, "no CalibratedFocalLength in XMP and no 35 mm"),
+        ({"CamReverse": "1"}, "upside down"),
+        ({"CalibratedOpticalCenterY": "300.0"}, "cropped or rotated"),
+    ],
+)
+def test_a_missing_or_doubtful_field_leaves_the_cameras_position(changes: dict[str, Any], reason: str) -> None:
+    found = located(metadata(**changes))
+    assert found["position_kind"] == "camera"
+    assert (found["latitude"], found["longitude"]) == HOME
+    assert found["sigma_m"] is None
+    assert reason in found["reason"]
+
+
+def test_a_shrunk_photograph_that_kept_its_metadata_has_the_shrunk_focal_length() -> None:
+    assert metadata(size=(300, 200)).focal_px == (250, 2.5)
+    without_centre = {"CalibratedOpticalCenterX": None, "CalibratedOpticalCenterY": None}
+    photo = PhotoMetadata(300, 200, exif={WIDTH: 600, HEIGHT: 400}, dji=dji(**without_centre))
+    assert photo.focal_px == (250, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("tags", "reason"),
+    [({DIGITAL_ZOOM: 2.0}, "digital zoom"), ({0xA405: 60}, "contradict each other"), ({0xA405: 31}, None)],
+)
+def test_zoom_and_contradicting_focal_lengths_leave_the_direction_unknown(tags: dict[int, Any], reason: str) -> None:
+    problem = PhotoMetadata(600, 400, exif=tags, dji=DJI).direction_problem
+    assert problem is None if reason is None else reason in str(problem)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_pixels_are_those_of_the_stored_frame_in_each_orientation_and_when_decoded_smaller(
+    orientation: int, tmp_path: Path
+) -> None:
+    """The gimbal's angles hold for the frame as stored, detections are found in the upright, shrunk picture."""
+    stored = np.zeros((400, 600, 3), np.uint8)
+    stored[80:112, 440:488] = 255  # centre (464, 96)
+    file = write_photo(tmp_path / "a.jpg", stored, exif=exif_of(orientation=orientation))
+    photo = read_metadata(file)
+    assert photo.orientation == orientation
+    for upright in (decode_image(file.read_bytes()), read_image(file, min_long_side_px=100)):
+        rows, columns = np.nonzero(upright[..., 0] > 127)
+        centre = np.array([[columns.mean() + 0.5, rows.mean() + 0.5]])
+        height, width = upright.shape[:2]
+        assert (width < height) == (orientation >= 5)
+        assert stored_pixels(centre, width, height, photo)[0] == pytest.approx((464, 96), abs=0.5)
+
+
+def test_a_turned_photograph_finds_the_same_ground_point(tmp_path: Path) -> None:
+    straight = read_metadata(write_photo(tmp_path / "a.jpg", exif=exif_of(orientation=1)))
+    turned = read_metadata(write_photo(tmp_path / "b.jpg", exif=exif_of(orientation=6)))
+    expected = located(straight, point=np.array([464.0, 96.0]))
+    # Orientation 6: shown turned clockwise, so the stored (x, y) is at (height - y, x).
+    (found,) = locate(turned, entry(np.array([400 - 96.0, 464.0]), size=(400, 600)), Site())
+    assert (found["latitude"], found["longitude"]) == (expected["latitude"], expected["longitude"])
+
+
+def test_refused_xmp_leaves_exif_and_gives_the_reason(tmp_path: Path) -> None:
+    hostile = packet(DJI, before='<!DOCTYPE x [<!ENTITY e SYSTEM "file:///etc/passwd">]>')
+    photo = read_metadata(write_photo(tmp_path / "a.jpg", exif=exif_of(GPS), xmp=hostile))
+    found = located(photo)
+    assert photo.position == pytest.approx((-33.857, -70.5))
+    assert found["position_kind"] == "camera"
+    assert found["reason"] == "XMP refused: it declares a document type (DOCTYPE)"

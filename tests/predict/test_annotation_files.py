@@ -1,0 +1,121 @@
+"""Predictions for CVAT and Label Studio, and the way there and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from faster_coco_eval import COCO
+
+from tests.sources.parsing.raw_folder import photo
+from tests.sources.parsing.tool_folder import (
+    HEIGHT,
+    NAMES,
+    WIDTH,
+    annotation,
+    brush,
+    build,
+    coco,
+    drawn,
+    hard_masks,
+    iou,
+    labels_of,
+    region,
+    run_lengths,
+    task,
+    whole,
+    write_folder,
+)
+from utils.common.errors import UserError
+from utils.predict.annotation_files import COCO_FILE, LABEL_STUDIO_FILE, ToolFiles, ToolWriter, merge_tool_files
+from utils.predict.detections import Detections, PhotoPrediction
+from utils.predict.prediction_files import Source
+from utils.predict.regions import Region
+
+MASKS = hard_masks()
+
+
+def prediction(regions: list[Region]) -> PhotoPrediction:
+    scores = torch.linspace(0.9, 0.5, len(regions))
+    found = Detections(
+        torch.zeros(len(regions), 4), scores, torch.ones(len(regions), dtype=torch.int64), torch.zeros(0)
+    )
+    return PhotoPrediction(found, regions, np.zeros((len(regions), 4)))
+
+
+def files_in(folder: Path, root: Path) -> ToolFiles:
+    return ToolFiles(folder, NAMES, root, "run/best", True, True)
+
+
+def write(folder: Path, root: Path, photographs: dict[str, list[Region]], shape: tuple[int, int]) -> None:
+    files = files_in(folder, root)
+    with ToolWriter(files, 0) as writer:
+        for position, (name, regions) in enumerate(photographs.items()):
+            writer.add(Source(position, root / name, name), (*shape, 3), prediction(regions))
+    merge_tool_files(files, 1)
+
+
+def coco_masks(file: Path) -> list[np.ndarray]:
+    found = COCO(str(file))
+    return [found.annToMask(one).astype(bool) for one in found.loadAnns(found.getAnnIds())]
+
+
+@pytest.mark.parametrize("tool", ["coco", "label studio"])
+def test_masks_survive_the_way_from_a_tool_through_yolo_back_to_the_tools(tmp_path: Path, tool: str) -> None:
+    masks = list(MASKS.values())
+    content: Any = coco([annotation(number, 1, run_lengths(mask)) for number, mask in enumerate(masks, 1)])
+    if tool != "coco":
+        content = [task(1, "a.jpg", [region(n, "brushlabels", rle=brush(mask)) for n, mask in enumerate(masks)])]
+    raw = write_folder(tmp_path / "raw", content)
+    build(raw)
+    regions = [drawn(polygon) for _, polygon in labels_of(tmp_path / "processed")]
+    write(tmp_path / "out", raw / "images", {"a.jpg": regions}, (HEIGHT, WIDTH))
+
+    written = json.loads((tmp_path / "out" / COCO_FILE).read_text())
+    assert written["images"] == [{"id": 1, "width": WIDTH, "height": HEIGHT, "file_name": "a.jpg", "license": 0}]
+    assert [one["name"] for one in written["categories"]] == [*NAMES]
+    assert {one["category_id"] for one in written["annotations"]} == {2}
+    for one, decoded, mask in zip(written["annotations"], coco_masks(tmp_path / "out" / COCO_FILE), masks, strict=True):
+        assert iou(decoded, mask) >= 0.99
+        rows, columns = np.nonzero(mask)
+        edges = (columns.min(), rows.min(), np.ptp(columns) + 1, np.ptp(rows) + 1)
+        assert one["bbox"] == pytest.approx(edges, abs=1)
+        assert one["area"] == pytest.approx(mask.sum(), rel=0.01)
+    kinds = [isinstance(one["segmentation"], list) for one in written["annotations"]]
+    assert kinds == [name in ("wire", "border") for name in MASKS]  # the others have holes
+
+    (entry,) = json.loads((tmp_path / "out" / LABEL_STUDIO_FILE).read_text())
+    assert entry["data"] == {"image": "/data/local-files/?d=images/a.jpg"}
+    (found,) = entry["predictions"]
+    assert (found["model_version"], found["score"]) == ("run/best", pytest.approx(0.7))
+    assert [one["value"]["polygonlabels"] for one in found["result"]] == [["wire"]] * len(masks)
+    # What the annotator accepts comes back as an annotation.
+    accepted = [{**entry, "id": 1, "annotations": [{"id": 1, "result": found["result"]}]}]
+    build(write_folder(tmp_path / "again" / "raw", accepted))
+    for (_, polygon), mask in zip(labels_of(tmp_path / "again" / "processed", num_classes=1), masks, strict=True):
+        assert iou(whole(drawn(polygon)), mask) >= 0.99
+
+
+def test_parts_of_several_ranks_are_joined_in_order_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    files = files_in(tmp_path / "out", tmp_path)
+    for position in range(5):
+        (tmp_path / f"{position}.jpg").write_bytes(photo(WIDTH, HEIGHT))
+    for rank in (0, 1):
+        with ToolWriter(files, rank) as writer:
+            for position in range(rank, 5, 2):
+                regions = [Region(0, 0, MASKS["border"])] * (position % 3)
+                source = Source(position, tmp_path / f"{position}.jpg", str(position))
+                writer.add(source, (HEIGHT, WIDTH, 3), prediction(regions))
+    with pytest.raises(UserError, match="a folder that all machines share"):
+        merge_tool_files(files, 3)
+    merge_tool_files(files, 2)
+    written = json.loads((tmp_path / "out" / COCO_FILE).read_text())
+    assert [image["file_name"] for image in written["images"]] == [f"{position}.jpg" for position in range(5)]
+    assert [(one["id"], one["image_id"]) for one in written["annotations"]] == [(1, 2), (2, 3), (3, 3), (4, 5)]
+    tasks = json.loads((tmp_path / "out" / LABEL_STUDIO_FILE).read_text())
+    assert [len(entry["predictions"][0]["result"]) for entry in tasks] == [0, 1, 2, 0, 1]
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["annotations", "label_studio.json"]

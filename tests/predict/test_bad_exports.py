@@ -1,0 +1,128 @@
+"""Exports whose metadata, outputs or files are missing, stale, damaged or hostile: one clear line each."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.predict.exports import NAMES, WINDOWS, facts, smooth_images
+from utils.common.errors import UserError
+from utils.predict.exported import FACTS_KEY, ExportedModel, open_model, read_facts
+from utils.predict.tiles import Predictor
+
+CPU = torch.device("cpu")
+
+
+def stored(**changes: Any) -> dict[str, Any]:
+    content = {**json.loads(facts().to_json()), **changes}
+    return {FACTS_KEY: json.dumps(content), "names": dict(enumerate(NAMES))}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "complaint"),
+    [
+        ({}, "its metadata lack what this project needs"),
+        ({"names": {0: "wire"}}, "its metadata lack what this project needs"),
+        (stored(version=0), "made by another version of this project"),
+        (stored(resize="linear"), "made by another version of this project"),
+        (stored(size_px=0), "impossible values"),
+        (stored(windows={**WINDOWS, "high_scale": 0}), "impossible values"),
+        (stored(windows={**WINDOWS, "high_scale": 1e9}), "impossible values"),
+        (stored(windows=[1, 0.5, 1]), "impossible values"),
+        (stored(windows={**WINDOWS, "high_scale": "1"}), "its metadata are damaged"),
+        (stored(batch_size=10**9), "impossible values"),
+        (stored(batch_size=2.0), "impossible values"),
+        (stored(batch_size=True), "impossible values"),
+        (stored(size_px=64.0), "impossible values"),
+        (stored(is_dynamic="no"), "impossible values"),
+        (stored(names=["pole", "wire", "sign"]), "name the classes twice and differently, wire, pole, sign and pole,"),
+        (stored(names=["a\nb", "pole", "sign"]), "its metadata are damaged"),
+        (stored(more=1), "its metadata are damaged"),
+        ({FACTS_KEY: "{"}, "its metadata are damaged"),
+        ({FACTS_KEY: "[]"}, "its metadata are damaged"),
+        ({FACTS_KEY: "[" * 100_000}, "its metadata are damaged"),
+        ({**stored(), "names": "[" * 100_000}, "its metadata are damaged"),
+        ({**stored(), "names": "-" * 100_000}, "its metadata are damaged"),
+        ({**stored(), "names": "__import__('os')"}, "its metadata are damaged"),
+        ({**stored(), "names": None}, "its metadata are damaged"),
+    ],
+)
+def test_missing_stale_or_damaged_metadata_give_one_clear_line(metadata: dict[str, Any], complaint: str) -> None:
+    assert read_facts(Path("best.onnx"), stored()) == facts()
+    with pytest.raises(UserError, match=complaint) as caught:
+        read_facts(Path("best.onnx"), metadata)
+    assert str(caught.value).startswith("best.onnx: ")
+    assert "\n" not in str(caught.value)
+    assert "export it again: python export.py" in str(caught.value)
+
+
+def test_metadata_of_a_network_with_more_classes_are_noticed() -> None:
+    model = ExportedModel(
+        Path("a.onnx"), "onnx", facts(), lambda _: [torch.zeros(1, 4 + 8 + 32, 84), torch.zeros(1, 32, 16, 16)]
+    )
+    with pytest.raises(UserError, match=r"a\.onnx: the network has 8 classes but its metadata name 3"):
+        model(smooth_images(1))
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(1, 39, 84)],
+        [(1, 39, 84), (1, 32, 16, 16), (1, 4)],
+        [(1, 39, 84), (1, 39, 84)],
+        [(2, 39, 84), (1, 32, 16, 16)],
+        [(1, 39, 84), (1, 32, 8, 8)],
+    ],
+)
+def test_a_graph_with_other_outputs_gives_one_line(shapes: list[tuple[int, ...]]) -> None:
+    model = ExportedModel(Path("a.onnx"), "onnx", facts(), lambda _: [torch.zeros(shape) for shape in shapes])
+    with pytest.raises(UserError, match=r"^a\.onnx: its outputs \(.* are not those of a YOLO segmentation model"):
+        model(smooth_images(1))
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_boxes_that_are_no_numbers_do_not_end_the_prediction(value: float) -> None:
+    predictions, prototypes = torch.full((1, 39, 84), 0.5), torch.ones(1, 32, 16, 16)
+    predictions[:, :4] = value
+    model = ExportedModel(Path("a.onnx"), "onnx", facts(), lambda _: [predictions, prototypes])
+    predictor = Predictor(model, 64, CPU, 1, None, {"confidence": 0.2, "iou": 0.7})
+    ((_, _, found),) = predictor.predict([("photo", np.zeros((150, 200, 3), np.uint8))])
+    assert ((found.boxes >= 0) & (found.boxes <= 200)).all()
+
+
+@pytest.mark.parametrize(
+    "name", ["x.onnx", "x.torchscript", "x.engine", "x.pt", "folder/x.xml", "folder/metadata.yaml"]
+)
+def test_a_pipe_as_model_is_refused_and_not_read(name: str, tmp_path: Path) -> None:
+    pipe = tmp_path / name
+    pipe.parent.mkdir(exist_ok=True)
+    os.mkfifo(pipe)
+    model = pipe.parent if name.startswith("folder") else pipe
+    with pytest.raises(UserError, match=rf"{re.escape(name)}: not a (regular )?file"):
+        open_model(str(model), CPU)
+
+
+@pytest.mark.parametrize("name", ["x.onnx", "x.torchscript", "x.engine"])
+def test_a_missing_export_says_how_to_make_it(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no such file; make it with python export\.py --model best\.pt --format \w+"):
+        open_model(str(tmp_path / name), CPU)
+
+
+@pytest.mark.parametrize("name", ["x.onnx", "x.torchscript", "folder"])
+def test_a_damaged_export_gives_one_line(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if name == "folder":
+        path.mkdir()
+        (path / "x.xml").write_bytes(b"damaged")
+    else:
+        path.write_bytes(b"damaged")
+    with pytest.raises(UserError, match=r"cannot be opened \(.*\); export it again") as caught:
+        open_model(str(path), CPU)
+    assert "\n" not in str(caught.value)

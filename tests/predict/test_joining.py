@@ -1,0 +1,220 @@
+"""Made-up detections in tiles become the objects that they are parts of."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.predict.tile_scenes import Truth, blur_edges, iou_with, made_up_piece, seen_in_tiles, stroke
+from utils.predict.joining import JoinedObject, Piece, agreement, is_cut, join_tiles
+from utils.predict.regions import Runs, shared_area
+from utils.predict.tiles import cut_tiles
+
+SIZE = (1280, 896)
+TILES = cut_tiles(*SIZE, 320)  # 6 x 4, 128 px of overlap
+WIRE, POLE = 0, 1
+
+
+def assert_found(objects: list[JoinedObject], truth: list[Truth], min_iou: float = 0.99) -> None:
+    """Every true object is found once, with its class, and nothing else is."""
+    assert len(objects) == len(truth)
+    for class_id, mask in truth:
+        same_class = [thing for thing in objects if thing.class_id == class_id]
+        assert sum(iou_with(thing, mask) >= min_iou for thing in same_class) == 1
+
+
+@pytest.fixture(scope="module")
+def wires_and_pole() -> list[Truth]:
+    """Three diagonal wires, 8 px wide and 50 px apart, across the photograph, and a pole over three rows of tiles."""
+    offsets = (0, 67, 134)  # along x; the wires rise by 48 degrees
+    wires = [(WIRE, stroke(SIZE, [(100 + dx, 880), (838 + dx, 60)], 8)) for dx in offsets]
+    return [*wires, (POLE, stroke(SIZE, [(1000, 40), (1000, 500)], 30))]
+
+
+def test_parallel_wires_across_24_tiles_and_a_pole_are_four_objects(wires_and_pole: list[Truth]) -> None:
+    assert len(TILES) == 24
+    for seed in range(3):
+        pieces = seen_in_tiles(wires_and_pole, TILES, seed, share=0.01)
+        objects = join_tiles(pieces, TILES, 0.7)
+        assert_found(objects, wires_and_pole)
+        for thing in objects:
+            low, high = min(piece.score for piece in thing.pieces), max(piece.score for piece in thing.pieces)
+            assert low < thing.score < high
+            x1, y1, x2, y2 = thing.box
+            assert thing.corners == (x1, y1, x2, y2)
+
+
+def test_the_order_of_the_pieces_changes_nothing(wires_and_pole: list[Truth]) -> None:
+    pieces = seen_in_tiles(wires_and_pole, TILES)
+    objects = join_tiles(pieces, TILES, 0.7)
+    for seed in range(3):
+        shuffled = [pieces[position] for position in np.random.default_rng(seed).permutation(len(pieces))]
+        again = join_tiles(shuffled, TILES, 0.7)
+        assert [thing.score for thing in again] == [thing.score for thing in objects]
+        assert [thing.pieces for thing in again] == [thing.pieces for thing in objects]
+
+
+def test_a_mask_three_pixels_beside_the_other_still_agrees() -> None:
+    strip = (0, 0, 300, 100)
+    low, high = (Runs.of(stroke((300, 100), [(10, y), (280, y)], 7)) for y in (40, 43))
+    assert shared_area(low, high) < 0.5 * (low.area + high.area - shared_area(low, high))
+    assert agreement(low, high, strip) >= 0.5
+    far = Runs.of(stroke((300, 100), [(10, 60), (280, 60)], 7))
+    assert agreement(low, far, strip) == 0
+
+
+def test_random_wires_come_out_whole() -> None:
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        ends = rng.integers(0, 896, (8, 2))
+        truth = [(WIRE, stroke(SIZE, [(0, low), (1279, high)], 4 + number)) for number, (low, high) in enumerate(ends)]
+        pieces = seen_in_tiles(truth, TILES, seed, share=0.01, split=False)
+        objects = join_tiles(pieces, TILES, 0.7)
+        assert len(pieces) > 8 * len(truth)
+        assert len(objects) <= len(truth) + 1
+        assert all(max(iou_with(thing, mask) for thing in objects) > 0.97 for _, mask in truth)
+
+
+def test_wires_that_cross_stay_two() -> None:
+    ends = [((20, 100), (1260, 800)), ((20, 800), (1260, 100)), ((20, 780), (1260, 720)), ((600, 20), (640, 880))]
+    truth = [(WIRE, stroke(SIZE, line, 8)) for line in ends]
+    assert_found(join_tiles(seen_in_tiles(truth, TILES, share=0.01), TILES, 0.7), truth)
+
+
+@pytest.mark.parametrize("lowest", [200, 310, 330, 345, 420, 700])
+def test_a_wire_that_leaves_a_tile_and_returns_is_one(lowest: int) -> None:
+    sag = [(x, lowest - (lowest - 20) * ((x - 160) / 130) ** 2) for x in range(30, 291, 4)]
+    truth = [(WIRE, stroke(SIZE, sag, 6))]
+    pieces = seen_in_tiles(truth, TILES, share=0.01)
+    if lowest > 330:
+        assert sum(piece.tile == 0 for piece in pieces) == 2
+    assert_found(join_tiles(pieces, TILES, 0.7), truth)
+
+
+def test_wires_whose_detections_end_before_their_tile_does_come_out_whole() -> None:
+    # YOLOv8's finest level predicts boxes of at most 240 px: here each tile of 320 px has up to two such parts of a wire.
+    truth = [(WIRE, stroke(SIZE, [(0, y), (1279, y + 60)], 7)) for y in (200, 250, 640)]
+    pieces = []
+    for piece in seen_in_tiles(truth, TILES, split=False):
+        left, top, right, bottom = piece.mask.corners
+        for start, stop in ((left, left + 200), (left + 70, left + 270)):
+            corners = (start, top, min(stop, right), bottom)
+            pieces += made_up_piece(piece.tile, WIRE, piece.score, piece.mask.window(corners), start, top)
+    objects = join_tiles(pieces, TILES, 0.7)
+    assert_found(objects, truth, min_iou=0.9)
+
+
+def test_boxes_that_overlap_in_one_tile_stay_two() -> None:
+    truth = [(POLE, stroke(SIZE, [(x, 40), (x, 90)], 40)) for x in (100, 118)]
+    pieces = [*made_up_piece(0, POLE, 0.9, truth[0][1]), *made_up_piece(0, POLE, 0.8, truth[1][1])]
+    assert len(join_tiles(pieces, TILES, 0.7)) == 2
+
+
+def test_one_detection_of_two_separate_wires_does_not_make_them_one() -> None:
+    wires = [(WIRE, stroke(SIZE, [(20, y), (800, y)], 8)) for y in (100, 150)]
+    pieces = seen_in_tiles(wires, TILES)
+    both = wires[0][1] | wires[1][1]
+    left, top, right, bottom = TILES[1]
+    pieces = [piece for piece in pieces if piece.tile != 1]
+    pieces += made_up_piece(1, WIRE, 0.6, both[top:bottom, left:right], left, top)
+    objects = join_tiles(pieces, TILES, 0.7)
+    for other in objects:
+        tiles = [piece.tile for piece in other.pieces]
+        assert len(set(tiles)) == len(tiles)
+    assert len(objects) >= 2
+
+
+def test_wires_that_cross_in_one_tile_and_meet_in_the_next_stay_two() -> None:
+    lines = [[(20, 100), (260, 200), (500, 150)], [(20, 200), (260, 100), (500, 150)]]
+    wires = [(WIRE, stroke(SIZE, line, 8)) for line in lines]
+    in_first = [piece for piece in seen_in_tiles(wires, TILES, split=False) if piece.tile == 0]
+    left, top, right, bottom = TILES[1]
+    both = (wires[0][1] | wires[1][1])[top:bottom, left:right]
+    both[:, :68] = False  # the part in which they still run apart
+    objects = join_tiles(in_first + made_up_piece(1, WIRE, 0.6, both, left, top), TILES, 0.7)
+    assert len(objects) >= 2
+    assert all(len({piece.tile for piece in thing.pieces}) == len(thing.pieces) for thing in objects)
+
+
+def test_a_wire_continues_in_the_confident_detection_not_in_a_doubtful_one_that_fits_better() -> None:
+    wire = stroke(SIZE, [(20, 100), (480, 100)], 8)
+    astray = stroke(SIZE, [(20, 100), (320, 100), (480, 250)], 8)
+    shifted = np.roll(wire, 1, axis=0)
+    (left, top, right, bottom), tile = TILES[1], (slice(0, 320), slice(0, 320))
+    there = (slice(top, bottom), slice(left, right))
+    (start,) = made_up_piece(0, WIRE, 0.9, wire[tile])
+    (good,) = made_up_piece(1, WIRE, 0.8, shifted[there], left, top)
+    (doubtful,) = made_up_piece(1, WIRE, 0.1, astray[there], left, top)
+    first, *_ = join_tiles([start, good, doubtful], TILES, 0.7)
+    assert first.pieces == (start, good)
+
+
+def test_an_object_seen_whole_by_four_tiles_is_one_and_one_of_another_class_another() -> None:
+    spot = stroke(SIZE, [(250, 240), (262, 270)], 20)
+    truth = [(WIRE, spot), (POLE, spot)]
+    pieces = seen_in_tiles(truth, TILES, share=0.0)
+    assert len(pieces) == 8
+    objects = join_tiles(pieces, TILES, 0.7)
+    assert_found(objects, truth)
+    assert [len(thing.pieces) for thing in objects] == [4, 4]
+
+
+def test_a_wire_that_ends_where_tiles_overlap_is_one() -> None:
+    for end in (200, 230, 280, 315, 319):
+        truth = [(WIRE, stroke(SIZE, [(20, 100), (end, 130)], 8))]
+        assert_found(join_tiles(seen_in_tiles(truth, TILES, share=0.0), TILES, 0.7), truth, 0.98)
+
+
+def test_a_sliver_at_a_border_goes_and_a_true_neighbour_stays() -> None:
+    pole = stroke(SIZE, [(330, 60), (330, 180)], 28)  # tile 0 sees 4 px of it
+    sliver = np.zeros((320, 320), bool)
+    sliver[100:130, 317:] = True
+    (whole,) = [piece for piece in seen_in_tiles([(POLE, pole)], TILES, share=0.0, short_px=0) if piece.tile == 1]
+    pieces = [whole, *made_up_piece(0, POLE, 0.25, sliver)]
+    assert is_cut(JoinedObject((pieces[1],)), TILES)
+    assert not is_cut(JoinedObject((whole,)), TILES)
+    assert [thing.pieces for thing in join_tiles(pieces, TILES, 0.7)] == [(whole,)]
+    beside = np.zeros((320, 320), bool)
+    beside[250:300, 290:] = True
+    pieces[1:] = made_up_piece(0, POLE, 0.25, beside)
+    assert len(join_tiles(pieces, TILES, 0.7)) == 2
+
+
+def duplicates(pieces: list[Piece], share: float, score: float, seed: int = 1) -> list[Piece]:
+    """Return the pieces again, with other edges and less confidence."""
+    rng = np.random.default_rng(seed)
+    again = []
+    for piece in pieces:
+        left, top, right, bottom = piece.mask.corners
+        mask = blur_edges(piece.mask.window((left, top, right, bottom)), rng, share)
+        again += made_up_piece(piece.tile, piece.class_id, piece.score * score, mask, left, top)
+    return again
+
+
+def test_duplicates_in_every_tile_change_nothing(wires_and_pole: list[Truth]) -> None:
+    pieces = seen_in_tiles(wires_and_pole, TILES)
+    objects = join_tiles(pieces, TILES, 0.7)
+    again = join_tiles(pieces + duplicates(pieces, 0.2, 0.5) + duplicates(pieces, 0.2, 0.01, 2), TILES, 0.7)
+    assert [thing.pieces for thing in again] == [thing.pieces for thing in objects]
+
+
+def test_masks_of_hardly_any_confidence_leave_the_objects_alone(wires_and_pole: list[Truth]) -> None:
+    pieces = seen_in_tiles(wires_and_pole, TILES)
+    objects = join_tiles(pieces, TILES, 0.7)
+    rng = np.random.default_rng(5)
+    junk = []
+    for number, (left, top, *_) in enumerate(TILES):
+        for _ in range(20):
+            mask = np.zeros((320, 320), bool)
+            x, y, width, height = rng.integers(0, 280, 4)
+            mask[y : y + height + 8, x : x + width + 8] = True
+            junk += made_up_piece(number, int(rng.integers(2)), float(rng.uniform(0.001, 0.02)), mask, left, top)
+    again = join_tiles(pieces + junk, TILES, 0.7)
+    assert [thing.pieces for thing in again[:4]] == [thing.pieces for thing in objects]
+    assert all(thing.score <= 0.02 for thing in again[4:])
+
+
+def test_without_detections_there_is_nothing_to_join() -> None:
+    assert join_tiles([], TILES, 0.7) == []
+    nothing = Piece(0, 0, 0.5, np.zeros(4, np.float32), Runs.of(np.zeros((4, 4), bool)))
+    assert join_tiles([nothing], TILES, 0.7) == []

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from utils.predict.regions import Cells, Runs, shared_area
+
+
+def random_mask(seed: int, height: int = 60, width: int = 90) -> np.ndarray:
+    """Return a mask with full rows, empty rows and pixels at all edges."""
+    rng = np.random.default_rng(seed)
+    mask = rng.random((height, width)) < rng.uniform(0.05, 0.95)
+    mask[rng.integers(height)] = True
+    mask[rng.integers(height)] = False
+    return mask
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_runs_draw_count_and_compare_as_bitmaps_do(seed: int) -> None:
+    rng = np.random.default_rng(100 + seed)
+    photo = np.zeros((2, 200, 300), bool)
+    runs = []
+    for number in range(2):
+        left, top = (int(value) for value in rng.integers(0, 100, 2))
+        mask = random_mask(seed + number)
+        photo[number, top : top + 60, left : left + 90] = mask
+        runs.append(Runs.of(mask, left, top))
+    first, second = runs
+    assert first.area == photo[0].sum()
+    assert shared_area(first, second) == shared_area(second, first) == (photo[0] & photo[1]).sum()
+    for _ in range(20):
+        x, y = np.sort(rng.integers(0, 300, 2)), np.sort(rng.integers(0, 200, 2))
+        corners = (int(x[0]), int(y[0]), int(x[1]), int(y[1]))
+        there = photo[0, y[0] : y[1], x[0] : x[1]]
+        np.testing.assert_array_equal(first.window(corners), there)
+        assert first.area_in(corners) == there.sum()
+
+
+def test_runs_are_cut_to_their_pixels_and_may_be_empty() -> None:
+    mask = np.zeros((20, 30), bool)
+    assert Runs.of(mask, 5, 6).is_empty
+    assert not Runs.of(mask).window((0, 0, 30, 20)).any()
+    mask[4, 7:9] = True
+    runs = Runs.of(mask, 100, 200)
+    assert runs.corners == (107, 204, 109, 205)
+    assert shared_area(runs, Runs.of(mask)) == 0
+    assert shared_area(runs, Runs.of(np.zeros((3, 3), bool))) == 0
+
+
+def test_cells_count_the_pixels_on_a_grid_over_the_photograph() -> None:
+    photo = np.zeros((96, 96), bool)
+    photo[13:70, 21:80] = random_mask(3, 57, 59)
+    cells = Cells.of(Runs.of(photo), 16)
+    expected = photo.reshape(6, 16, 6, 16).sum(axis=(1, 3))
+    np.testing.assert_array_equal(cells.window((0, 0, 6, 6)), expected)
+    np.testing.assert_array_equal(cells.window((2, 1, 9, 4)), np.pad(expected, ((0, 0), (0, 3)))[1:4, 2:9])

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from tests.predict.tile_scenes import Truth, stroke
+from tests.yolo.colour_network import ColourNetwork, install, paint
+from utils.common.errors import UsageError
+from utils.predict.detections import PhotoPrediction, Placement, predict_photos
+from utils.predict.regions import Region
+from utils.predict.tiles import Predictor, Tiling, check_tiles, choose_tiling, cut_tiles, overlap_px
+from utils.yolo.model import build_model
+
+
+@pytest.mark.parametrize("size", [(2800, 1900), (1281, 960), (641, 640), (4000, 500), (700, 3000)])
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.9])
+def test_tiles_cover_the_photograph_overlap_and_end_at_its_edges(size: tuple[int, int], share: float) -> None:
+    width, height = size
+    tiles = cut_tiles(width, height, 640, share)
+    seen = np.zeros((height, width), np.uint16)
+    for left, top, right, bottom in tiles:
+        assert (right - left, bottom - top) == (min(640, width), min(640, height))
+        seen[top:bottom, left:right] += 1
+    assert seen.min() >= 1
+    assert len(set(tiles)) == len(tiles)
+    for low, high, length in ((0, 2, width), (1, 3, height)):
+        sides = sorted({(tile[low], tile[high]) for tile in tiles})
+        assert (sides[0][0], sides[-1][1]) == (0, length)
+        overlaps = [before[1] - after[0] for before, after in itertools.pairwise(sides)]
+        assert all(overlap >= max(128, share * 640) for overlap in overlaps)
+
+
+def test_a_photograph_no_larger_than_a_tile_has_none() -> None:
+    assert cut_tiles(640, 480, 640) == []
+    assert len(cut_tiles(641, 480, 640)) == 2
+
+
+def test_tiles_smaller_than_twice_the_overlap_overlap_by_half() -> None:
+    assert overlap_px(96, 0.2) == 48
+    assert overlap_px(96, 0.9) == 86
+    assert len(cut_tiles(300, 96, 96)) == 6
+
+
+# --- prediction ----------------------------------------------------------------------------------------------------
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SIZE = (1280, 896)
+
+
+@pytest.fixture(scope="module")
+def truth() -> list[Truth]:
+    """Three diagonal wires 50 px apart across 24 tiles, and a pole over three rows of tiles."""
+    wires = [(0, stroke(SIZE, [(100 + dx, 880), (838 + dx, 60)], 8)) for dx in (0, 67, 134)]
+    return [*wires, (1, stroke(SIZE, [(1000, 40), (1000, 500)], 30))]
+
+
+def predict_all(
+    photos: list[np.ndarray], batch_size: int, tiling: Tiling | None, most: int = 300
+) -> tuple[ColourNetwork, list[tuple[int, np.ndarray, PhotoPrediction]]]:
+    model = ColourNetwork()
+    limits = {"confidence": 0.25, "iou": 0.7}
+    predictor = Predictor(model, 320, torch.device("cpu"), batch_size, tiling, limits, most)
+    return model, list(predictor.predict(enumerate(photos)))
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64])
+def test_wires_across_24_tiles_are_found_whole_whatever_the_batch_size(
+    truth: list[Truth], batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch)
+    photos = [paint(truth, SIZE), paint([], SIZE)[:400, :400], paint(truth[3:], SIZE)[:300, 800:1100]]
+    model, found = predict_all(photos, batch_size, Tiling(320))
+    assert set(model.batch_sizes) == {batch_size}  # across tiles and photographs, the last one filled up
+    assert sum(model.batch_sizes) < 25 + 5 + 1 + batch_size
+    assert [key for key, *_ in found] == [0, 1, 2]
+    assert all(photo is photos[key] for key, photo, _ in found)
+    assert [len(prediction.masks) for *_, prediction in found] == [4, 0, 1]
+    prediction = found[0][2]
+    for class_id, mask in truth:
+        ious = [whole_iou(region, mask) for region in prediction.masks]
+        position = int(np.argmax(ious))
+        assert ious[position] >= 0.99
+        assert prediction.class_ids[position] == class_id
+        rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+        expected = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
+        np.testing.assert_array_equal(prediction.boxes[position], expected)
+    assert (np.diff(prediction.found.scores.numpy()) <= 0).all()
+    placement = Placement(320, 0.25, (0, 48), SIZE)
+    np.testing.assert_allclose(placement.boxes_to_photo(prediction.found.boxes), prediction.boxes, atol=1e-3)
+    # The batch size changes no bit.
+    _, alone = predict_all(photos[:1], 64, Tiling(320))
+    np.testing.assert_array_equal(alone[0][2].found.scores, prediction.found.scores)
+    for one, other in zip(alone[0][2].masks, prediction.masks, strict=True):
+        np.testing.assert_array_equal(one.mask, other.mask)
+
+
+def test_larger_tiles_change_nothing_that_the_smallest_show_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    size = (2600, 360)
+    wires = [(0, stroke(size, [(50, 300 - dy), (2550, 80 - dy)], 10)) for dy in (0, 60)]
+    assert len(Tiling(320).tiles_of(paint(wires, size))) == 2
+    found = []
+    for batch_size in (1, 64):
+        _, ((*_, prediction),) = predict_all([paint(wires, size)], batch_size, Tiling(320))
+        assert len(prediction.masks) == 2
+        assert all(max(whole_iou(region, mask) for region in prediction.masks) >= 0.99 for _, mask in wires)
+        found.append(prediction)
+    np.testing.assert_array_equal(found[0].found.scores, found[1].found.scores)
+    np.testing.assert_array_equal(found[0].boxes, found[1].boxes)
+
+
+def whole_iou(region: Region, mask: np.ndarray) -> float:
+    rows, columns = region.mask.shape
+    there = mask[region.top : region.top + rows, region.left : region.left + columns]
+    shared = np.count_nonzero(there & region.mask)
+    return shared / (np.count_nonzero(mask) + np.count_nonzero(region.mask) - shared)
+
+
+def test_larger_tiles_follow_while_the_photograph_is_twice_as_long() -> None:
+    def sizes(width: int, height: int) -> list[int]:
+        levels = Tiling(320).tiles_of(np.zeros((height, width, 3), np.uint8))
+        return [max(right - left for left, _, right, _ in level) for level in levels]
+
+    assert sizes(320, 200) == []
+    assert sizes(2559, 1700) == [320]
+    assert sizes(1700, 2560) == [320, 1280]
+    assert sizes(5472, 3648) == [320, 1280]
+    assert sizes(10240, 600) == [320, 1280, 5120]
+
+
+def test_of_many_objects_the_most_confident_remain(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    spots = [(0, stroke(SIZE, [(90 + 200 * n, 100), (90 + 200 * n, 101)], 10 + 4 * n)) for n in range(6)]
+    _, ((*_, found),) = predict_all([paint(spots, SIZE)], 8, Tiling(320))
+    _, ((*_, best),) = predict_all([paint(spots, SIZE)], 8, Tiling(320), most=4)
+    assert len(found.masks) == 6
+    np.testing.assert_array_equal(best.boxes, found.boxes[:4])
+
+
+def test_a_photograph_no_larger_than_a_tile_is_predicted_as_without_tiles() -> None:
+    torch.manual_seed(0)
+    model = build_model("yolov8n-seg.yaml", ("one", "two")).eval()
+    rng = np.random.default_rng(0)
+    photos = [rng.integers(0, 255, (*size, 3), dtype=np.uint8) for size in ((60, 90), (128, 64), (96, 96))]
+    limits = {"confidence": 0.0, "iou": 0.7, "classes": None}
+    device = torch.device("cpu")
+    plain, tiled = (
+        list(Predictor(model, 96, device, 2, tiling, limits, 5).predict(enumerate(photos)))
+        for tiling in (None, Tiling(128))
+    )
+    today = [
+        *predict_photos(model, photos[:2], 96, device, max_detections=5, **limits),
+        *predict_photos(model, photos[2:], 96, device, max_detections=5, **limits),
+    ]
+    for expected, *found in zip(today, plain, tiled, strict=True):
+        assert len(expected.found) == 5
+        for *_, prediction in found:
+            for name in ("boxes", "scores", "class_ids", "coefficients"):
+                np.testing.assert_array_equal(getattr(prediction.found, name), getattr(expected.found, name))
+            np.testing.assert_array_equal(prediction.boxes, expected.boxes)
+            for one, other in zip(prediction.masks, expected.masks, strict=True):
+                np.testing.assert_array_equal(one.mask, other.mask)
+
+
+def test_auto_follows_the_models_training() -> None:
+    model = ColourNetwork()
+    assert choose_tiling("auto", 0.2, model, 320) is None
+    assert choose_tiling("640", 0.3, model, 320) == Tiling(640, 0.3)
+    model.args["windows"] = {"per_photo": 4, "low_scale": 0.25, "high_scale": 0.5}
+    assert choose_tiling("auto", 0.2, model, 320) == Tiling(640, 0.2)
+    assert choose_tiling("off", 0.2, model, 320) is None
+    model.args["windows"] = {"per_photo": 4, "low_scale": 0.5, "high_scale": 0.5}  # it never saw larger tiles
+    assert choose_tiling("auto", 0.2, model, 320) == Tiling(640, 0.2, larger=False)
+    assert choose_tiling("320", 0.2, model, 320) == Tiling(320, 0.2, larger=False)
+    assert len(Tiling(320, larger=False).tiles_of(np.zeros((100, 5472, 3), np.uint8))) == 1
+    for wrong in ("on", "12", "-640", "6.5"):
+        with pytest.raises(UsageError, match=f"--tiles {wrong}: must be auto, off or"):
+            check_tiles(wrong)

@@ -1,0 +1,233 @@
+"""check_data.py on a data set without a fault, and on one with a planted fault of every kind."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+import check_data
+from tests.conftest import run_main
+from tests.sources.checks.planted import INSULATOR, NAMES, POLE, DataFolder, picture, row
+from tests.support.browser import CHROMIUM, browser_page
+from utils.common.errors import UsageError, UserError
+from utils.data.images import EXIF_ORIENTATION_TAG, encode_jpeg, fit_long_side, write_jpeg
+from utils.sources.checks.findings import KINDS, MODEL_KINDS
+
+# An outline with a hole, joined to it by a bridge of zero width as parse_labels.py writes it.
+WITH_HOLE = (
+    *((0.1, 0.1), (0.3, 0.1), (0.31, 0.3), (0.1, 0.3), (0.1, 0.1)),
+    *((0.15, 0.15), (0.15, 0.25), (0.25, 0.25), (0.25, 0.15), (0.15, 0.15)),
+)
+
+
+def check(data: DataFolder, output: Path, *flags: str) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        assert run_main(check_data, monkeypatch, "--data", data.yaml, "--output", output, *flags) == 0
+    content: dict[str, Any] = json.loads((output / "check.json").read_text())
+    return content
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> DataFolder:
+    return DataFolder(tmp_path_factory.mktemp("clean"))
+
+
+@pytest.fixture(scope="module")
+def clean_facts(clean: DataFolder) -> dict[str, Any]:
+    return check(clean, clean.root / "check")
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> tuple[DataFolder, dict[str, set[str]]]:
+    """Plant faults; return the data set and the places of each kind of finding."""
+    data = DataFolder(tmp_path_factory.mktemp("faulty"))
+    data.write_yaml(NAMES)
+    planted: dict[str, set[str]] = defaultdict(set)
+    plant_rows(data, planted)
+    plant_pictures(data, planted)
+    plant_classes(data, planted)
+    return data, planted
+
+
+def plant_rows(data: DataFolder, planted: dict[str, set[str]]) -> None:
+    crossing = ((0.1, 0.1), (0.3, 0.3), (0.3, 0.1), (0.1, 0.3))
+    faults = {
+        "unreadable_label": "0 0.1 0.2 0.3 abc 0.5 0.6",
+        "outside": "0 0.1 0.2 0.3 1.4 0.5 0.6",
+        "no_area": "0 0.1 0.2 0.3 0.3 0.1 0.2",
+        "crosses_itself": row(0, crossing),
+        "duplicate_line": row(1, (*INSULATOR[2:], *INSULATOR[:2])),
+        "box_row": "0 0.2 0.2 0.1 0.1",
+        "tiny": row(0, ((0.1, 0.1), (0.104, 0.1), (0.1, 0.104))),
+        "rectangle": row(0, ((0.1, 0.1), (0.2, 0.1), (0.2, 0.2), (0.1, 0.2))),
+        "touches_edge": row(0, ((0.0, 0.1), (0.1, 0.12), (0.1, 0.2), (0.0, 0.18))),
+    }
+    for number, (kind, fault) in enumerate(faults.items()):
+        data.write_rows("train", number, row(0, POLE), "", row(1, INSULATOR), fault)
+        planted[kind].add(f"{data.labels('train', number)}:4")
+    data.write_rows("train", 9, row(0, POLE), row(1, WITH_HOLE), "0 0.5", "7 0.1 0.1 0.2 0.1 0.2 0.2")
+    planted["no_area"].add(f"{data.labels('train', 9)}:3")
+    planted["unreadable_label"].add(f"{data.labels('train', 9)}:4")
+    data.labels("train", 10).unlink()
+    planted["no_label_file"].add(str(data.photo("train", 10)))
+    (data.labels("train", 0).parent / "stray.txt").write_text(row(0, POLE) + "\n")
+    (data.labels("train", 0).parent / "classes.txt").write_text("pole\n")
+    planted["label_without_photo"].add(str(data.labels("train", 0).with_name("stray.txt")))
+
+
+def plant_pictures(data: DataFolder, planted: dict[str, set[str]]) -> None:
+    def place(kind: str, split: str, number: int, image: np.ndarray) -> None:
+        write_jpeg(data.photo(split, number), image)
+        planted[kind].add(str(data.photo(split, number)))
+
+    place("dark", "train", 11, picture(11) // 8)
+    place("overexposed", "train", 12, (picture(12).astype(int) + 180).clip(0, 255).astype(np.uint8))
+    place("uniform", "train", 13, np.full((300, 400, 3), 90, np.uint8))
+    place("odd_shape", "train", 15, picture(15, (400, 180)))
+    place("odd_size", "train", 16, fit_long_side(picture(16), 100))
+    large = picture(14, (1600, 1200))
+    place("odd_size", "train", 14, large)
+    place("blurred", "train", 17, cv2.GaussianBlur(picture(17), (0, 0), 3))
+    data.photo("train", 18).write_bytes(encode_jpeg(picture(18))[:9000])
+    planted["unreadable_photo"].add(str(data.photo("train", 18)))
+    exif = Image.Exif()
+    exif[EXIF_ORIENTATION_TAG] = 3
+    Image.fromarray(picture(19)).save(data.photo("train", 19), exif=exif)
+    planted["turned"].add(str(data.photo("train", 19)))
+
+    brighter = (picture(20) * 1.2).clip(0, 255).astype(np.uint8)
+    data.photo("val", 0).write_bytes(encode_jpeg(fit_long_side(brighter, 300), 40))
+    data.photo("val", 1).write_bytes(data.photo("train", 21).read_bytes())
+    planted["leak"] |= {str(data.photo("val", number)) for number in (0, 1)}
+    place("repeated", "train", 23, (picture(22) * 0.7).astype(np.uint8))
+
+
+def plant_classes(data: DataFolder, planted: dict[str, set[str]]) -> None:
+    """crossarm: val only. cutout: in a few photographs of train, and not in val. insulator: in almost no one of val."""
+    data.write_rows("val", 2, row(0, POLE), row(2, ((0.1, 0.1), (0.3, 0.12), (0.25, 0.2))))
+    for number in range(3, 12):
+        data.write_rows("val", number, row(0, POLE))
+    data.write_rows("train", 20, row(0, POLE), row(1, INSULATOR), row(3, ((0.1, 0.1), (0.3, 0.12), (0.25, 0.2))))
+    for kind in ("class_not_in_train", "class_not_in_val", "class_unused", "class_share"):
+        planted[kind].add(str(data.yaml))
+
+
+@pytest.fixture(scope="module")
+def faulty_facts(faulty: tuple[DataFolder, dict[str, set[str]]]) -> dict[str, Any]:
+    return check(faulty[0], faulty[0].root / "check")
+
+
+def places(facts: dict[str, Any]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = defaultdict(set)
+    for one in facts["findings"]:
+        found[one["kind"]].add(one["file"] + (f":{one['line']}" if one["line"] else ""))
+    return found
+
+
+def test_a_set_without_faults_has_no_findings(clean_facts: dict[str, Any]) -> None:
+    assert clean_facts["findings"] == []
+    assert clean_facts["splits"]["train"]["classes"][1] == {
+        "photographs": 24,
+        "objects": 24,
+        "small": 0,
+        "medium": 24,
+        "large": 0,
+    }
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - set(MODEL_KINDS)))  # those: test_contradictions.py
+def test_each_planted_fault_is_found_and_nothing_else(
+    kind: str, faulty: tuple[DataFolder, dict[str, set[str]]], faulty_facts: dict[str, Any]
+) -> None:
+    assert faulty[1][kind], f"no {kind} was planted"
+    assert places(faulty_facts)[kind] == faulty[1][kind]
+
+
+def test_the_texts_name_the_other_line_the_other_file_and_the_class(
+    faulty: tuple[DataFolder, dict[str, set[str]]], faulty_facts: dict[str, Any]
+) -> None:
+    data = faulty[0]
+    texts = {(one["kind"], Path(one["file"]).name): one["text"] for one in faulty_facts["findings"]}
+    assert texts["duplicate_line", "4.txt"] == "insulator repeats line 3"
+    assert texts["leak", "1.jpg"] == f"shows the same as {data.photo('train', 21)} of train (the same file)"
+    assert f"{data.photo('train', 20)} of train (similarity 0.9" in texts["leak", "0.jpg"]
+    assert texts["touches_edge", "8.txt"].startswith("pole is cut at the left edge")
+    assert texts["outside", "1.txt"] == "coordinate 1.4 is outside 0..1; normalise by the picture's size"
+    of_classes = [one["text"] for one in faulty_facts["findings"] if one["kind"].startswith("class_")]
+    assert of_classes == [
+        "crossarm: 1 in val, none in train",
+        "cutout: 1 in train, none in val",
+        "unused: no objects",
+        "insulator: in 96% of the photographs of train, in 17% of those of val",
+    ]
+
+
+def test_strict_fails_for_errors_and_not_for_hints(
+    clean: DataFolder,
+    faulty: tuple[DataFolder, dict[str, set[str]]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = faulty[0]
+    with pytest.raises(UserError, match=re.escape(f"errors in {data.yaml}; the first: {data.photo('val', 1)}: shows")):
+        check(data, tmp_path, "--strict")
+    assert (tmp_path / "check.html").exists()
+    capsys.readouterr()
+    (clean.labels("val", 3).parent / "stray.txt").write_text("")
+    assert check(clean, tmp_path, "--strict")["num_hints"] == 1
+    (clean.labels("val", 3).parent / "stray.txt").unlink()
+    assert "hint  Label file without a photograph       1  " in capsys.readouterr().out
+
+
+def test_labels_behind_a_link_need_trust_links(clean: DataFolder, tmp_path: Path) -> None:
+    labels, elsewhere = clean.labels("val", 0).parent, tmp_path / "elsewhere"
+    labels.rename(elsewhere)
+    labels.symlink_to(elsewhere)
+    try:
+        facts = check(clean, tmp_path / "untrusted")
+        assert places(facts).keys() == {"unreadable_label", "class_not_in_val"}
+        assert "pass --trust-links" in facts["findings"][0]["text"]
+        assert check(clean, tmp_path / "trusted", "--trust-links")["findings"] == []
+    finally:
+        labels.unlink()
+        elsewhere.rename(labels)
+
+
+def test_several_ranks_are_refused_in_one_line(clean: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        if rank == "0":
+            with pytest.raises(UsageError, match="start it without torchrun"):
+                run_main(check_data, monkeypatch, "--data", clean.yaml)
+        else:
+            assert run_main(check_data, monkeypatch, "--data", clean.yaml) == 2
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)")
+def test_a_browser_shows_the_page_without_a_complaint(
+    faulty: tuple[DataFolder, dict[str, set[str]]], faulty_facts: dict[str, Any], tmp_path: Path
+) -> None:
+    with browser_page(tmp_path / "profile") as page:
+        for width_px, scheme in ((400, "light"), (1400, "dark")):
+            page.open(faulty[0].root / "check" / "check.html", width_px, scheme)
+            assert page.run("document.documentElement.scrollWidth") <= width_px, "the page scrolls sideways"
+        assert page.run("document.images.length") > 20
+        assert page.run("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
+        shown = page.run(
+            "[...document.querySelectorAll('#summary td[data-key]')].map(c => [c.dataset.key, +c.dataset.value])"
+        )
+        assert dict(shown) == {f"counts.{kind}": number for kind, number in faulty_facts["counts"].items() if number}
+        page.run("document.querySelector('.zoom').click()")
+        assert page.run("document.querySelector('dialog').open")
+        assert page.complaints == []
+        assert all(url.startswith(("file:", "data:")) for url in page.requests), page.requests

@@ -1,0 +1,68 @@
+"""Photographs that show the same picture, through changes of their bytes, and those that do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.sources.checks.planted import picture
+from utils.data.images import encode_jpeg, fit_long_side
+from utils.sources.checks.duplicates import same_measured
+from utils.sources.checks.pictures import Picture, measure
+from utils.sources.near_duplicates import bit_distances, perceptual_hash
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Picture]:
+    """Measures of a picture of 1200 x 900, of changed copies of it, and of others."""
+    scene = picture(1, (1320, 990))
+    image = scene[:900, :1200].copy()
+    changed = image.astype(np.float32)
+    jpegs = {
+        "original": encode_jpeg(image),
+        "darker": encode_jpeg((changed * 0.6).astype(np.uint8)),
+        "brighter": encode_jpeg((changed * 1.3).clip(0, 255).astype(np.uint8)),
+        "gamma": encode_jpeg((255 * (changed / 255) ** 1.6).astype(np.uint8)),
+        "quality": encode_jpeg(image, 20),
+        "small": encode_jpeg(fit_long_side(image, 200)),
+        "moved": encode_jpeg(scene[60:960, 70:1270]),  # the camera turned by a twentieth of the view
+        "other": encode_jpeg(picture(2, (1200, 900))),
+    }
+    folder = tmp_path_factory.mktemp("copies")
+    for name, jpeg in jpegs.items():
+        (folder / f"{name}.jpg").write_bytes(jpeg)
+    return {name: measure(folder / f"{name}.jpg") for name in jpegs}
+
+
+@pytest.mark.parametrize("change", ["darker", "brighter", "gamma", "quality", "small"])
+def test_a_changed_copy_shows_the_same(measured: dict[str, Picture], change: str) -> None:
+    assert len(set(same_measured([measured["original"], measured["other"], measured[change]]).tolist())) == 2
+
+
+def test_the_same_place_seen_from_elsewhere_is_another_picture(measured: dict[str, Picture]) -> None:
+    assert len(set(same_measured([measured[name] for name in ("original", "moved", "other")]).tolist())) == 3
+
+
+def test_copies_are_found_across_blocks_as_by_comparing_all_pairs() -> None:
+    """300 pictures, every third a noisy copy of the one 150 before it; more than two blocks."""
+    rng = np.random.default_rng(0)
+    thumbs = rng.normal(128, 40, (300, 64, 64)).clip(0, 255)
+    source = np.arange(300)
+    source[150::3] -= 150
+    thumbs = (thumbs[source] + rng.normal(0, 4, thumbs.shape)).clip(0, 255).astype(np.uint8)
+    pictures = [
+        Picture(400, 300, 1, number.to_bytes(2), 90.0, 200.0, 40.0, 3.0, thumb) for number, thumb in enumerate(thumbs)
+    ]
+    assert same_measured(pictures).tolist() == source.tolist()
+    hashes = np.frombuffer(b"".join(perceptual_hash(thumb) for thumb in thumbs[:9]), np.uint64).reshape(9, -1)
+    bits = np.unpackbits(hashes.view(np.uint8), axis=1).astype(int)
+    assert bit_distances(hashes, hashes).tolist() == np.abs(bits[:, None] - bits).sum(-1).tolist()
+
+
+def test_pictures_of_one_colour_are_the_same_only_as_the_same_file(tmp_path: Path) -> None:
+    grey = np.full((90, 120, 3), 90, np.uint8)
+    for name, quality in (("a", 95), ("b", 95), ("c", 60)):
+        (tmp_path / name).write_bytes(encode_jpeg(grey, quality))
+    assert same_measured([measure(tmp_path / name) for name in "abc"]).tolist() == [0, 0, 2]

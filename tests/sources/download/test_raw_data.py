@@ -1,0 +1,172 @@
+"""The whole download: what is written, what a second run does, a few photographs, and a full disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from tests.sources.download.archives import (
+    CSV,
+    LABELS,
+    PHOTOGRAPH_BYTES,
+    circuit,
+    files_under,
+    get,
+    photograph,
+    zip_bytes,
+)
+from tests.support.azure_server import AzureServer, Blob
+from utils.common.errors import UserError
+
+
+def test_labels_and_circuits_are_written_flat_and_zips_deleted(server: AzureServer, tmp_path: Path) -> None:
+    report = get(server, tmp_path, "1", "10")
+    expected = {f"Circuit1/1 ({i}).JPG" for i in range(1, 7)} | {f"Circuit10/10 ({i}).JPG" for i in range(1, 4)}
+    assert files_under(tmp_path) == expected | {LABELS, "download.json", ".download.lock"}
+    assert (tmp_path / "Circuit1" / "1 (2).JPG").read_bytes() == photograph(2)
+    assert report.num_photographs == 9
+    assert not report.missing
+    assert len(server.gets("Circuit1.zip")) == 1
+
+
+def test_second_run_sends_no_request(server: AzureServer, tmp_path: Path) -> None:
+    get(server, tmp_path, "1", "10")
+    num_requests = len(server.requests)
+    report = get(server, tmp_path, "1", "10")
+    assert report.is_unchanged
+    assert report.num_photographs == 9
+    assert len(server.requests) == num_requests
+
+
+def test_kept_zip_is_asked_for_again_only_when_it_is_gone(server: AzureServer, tmp_path: Path) -> None:
+    get(server, tmp_path, keep_zips=True)
+    assert (tmp_path / "Circuit1.zip").read_bytes() == server.blobs["Circuit1.zip"].content
+    assert get(server, tmp_path, keep_zips=True).is_unchanged
+    (tmp_path / "Circuit1.zip").unlink()
+    get(server, tmp_path, keep_zips=True)
+    assert len(server.gets("Circuit1.zip")) == 2
+
+
+def test_missing_circuit_is_reported_and_the_others_kept(server: AzureServer, tmp_path: Path) -> None:
+    report = get(server, tmp_path, "99", "10")
+    assert report.missing == ("Circuit99.zip",)
+    assert (tmp_path / "Circuit10" / "10 (1).JPG").is_file()
+
+
+def test_killed_during_extraction_does_not_download_again(
+    server: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.blobs["Circuit1.zip"].md5 = ""
+    replaced: list[object] = []
+    real_replace = os.replace
+
+    def dies_at_the_third_photograph(origin: Path, target: Path) -> None:
+        if str(target).endswith(".JPG"):
+            replaced.append(target)
+            if len(replaced) == 3:
+                raise KeyboardInterrupt
+        real_replace(origin, target)
+
+    monkeypatch.setattr(os, "replace", dies_at_the_third_photograph)
+    with pytest.raises(KeyboardInterrupt):
+        get(server, tmp_path)
+    monkeypatch.setattr(os, "replace", real_replace)
+    assert sorted(files_under(tmp_path / "Circuit1")) == ["1 (1).JPG", "1 (2).JPG"]
+    before = (tmp_path / "Circuit1" / "1 (1).JPG").stat().st_mtime_ns
+    get(server, tmp_path)
+    assert len(server.gets("Circuit1.zip")) == 1
+    assert len(files_under(tmp_path / "Circuit1")) == 6
+    assert (tmp_path / "Circuit1" / "1 (1).JPG").stat().st_mtime_ns == before
+
+
+def test_max_images_takes_photographs_without_the_rest(server: AzureServer, tmp_path: Path) -> None:
+    server.blobs["Circuit1.zip"] = blob = Blob(zip_bytes(circuit(1, 40, nested=True)))
+    report = get(server, tmp_path, max_images=3)
+    names = files_under(tmp_path / "Circuit1")
+    assert report.num_photographs == len(names) == 3
+    for name in names:
+        number = int(name.split("(")[1].split(")")[0])
+        assert (tmp_path / "Circuit1" / name).read_bytes() == photograph(number)
+    directory_bytes = 2 * (1 << 20)  # read when planning and when extracting
+    assert server.bytes_sent("Circuit1.zip") < directory_bytes + 3 * PHOTOGRAPH_BYTES + 10_000
+    assert server.bytes_sent("Circuit1.zip") < len(blob.content) / 2
+    assert all(request.status == 206 and request.if_match for request in server.gets("Circuit1.zip"))
+
+
+def test_larger_max_images_adds_to_the_smaller(server: AzureServer, tmp_path: Path) -> None:
+    server.blobs["Circuit1.zip"] = Blob(zip_bytes(circuit(1, 40)))
+    get(server, tmp_path, max_images=3)
+    first = files_under(tmp_path / "Circuit1")
+    num_sent = server.bytes_sent("Circuit1.zip")
+    get(server, tmp_path, max_images=5)
+    assert first < files_under(tmp_path / "Circuit1")
+    assert len(files_under(tmp_path / "Circuit1")) == 5
+    assert server.bytes_sent("Circuit1.zip") - num_sent < 2 * (1 << 20) + 2 * PHOTOGRAPH_BYTES + 10_000
+    assert get(server, tmp_path, max_images=2).is_unchanged
+
+
+def test_few_photographs_then_the_whole_circuit(server: AzureServer, tmp_path: Path) -> None:
+    get(server, tmp_path, max_images=1)
+    assert get(server, tmp_path).num_photographs == 6
+    assert len(files_under(tmp_path / "Circuit1")) == 6
+    assert get(server, tmp_path, max_images=1).is_unchanged
+
+
+def test_lost_photograph_is_fetched_alone(server: AzureServer, tmp_path: Path) -> None:
+    server.blobs["Circuit1.zip"] = Blob(zip_bytes(circuit(1, 40)))
+    get(server, tmp_path)
+    (tmp_path / "Circuit1" / "1 (7).JPG").unlink()
+    num_sent = server.bytes_sent("Circuit1.zip")
+    get(server, tmp_path)
+    assert (tmp_path / "Circuit1" / "1 (7).JPG").read_bytes() == photograph(7)
+    assert server.bytes_sent("Circuit1.zip") - num_sent < 2 * (1 << 20) + PHOTOGRAPH_BYTES + 10_000
+
+
+def test_labels_edited_by_hand_are_not_overwritten(server: AzureServer, tmp_path: Path) -> None:
+    get(server, tmp_path)
+    (tmp_path / LABELS).write_bytes(CSV + b"mine")
+    with pytest.raises(UserError, match="delete it"):
+        get(server, tmp_path)
+    assert (tmp_path / LABELS).read_bytes().endswith(b"mine")
+
+
+def test_full_disk_is_refused_before_anything_is_fetched(
+    server: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = server.blobs["Circuit1.zip"]
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=2 * len(blob.content)))
+    with pytest.raises(UserError, match=r"needs 0\.0 GiB"):  # both the zip and its photographs, and the labels
+        get(server, tmp_path)
+    assert not any(request.method == "GET" for request in server.requests)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=2 * len(blob.content) + len(CSV)))
+    assert get(server, tmp_path).num_photographs == 6
+
+
+def test_archive_that_unpacks_to_more_than_expected_is_refused_when_it_does_not_fit(
+    server: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = {f"1 ({index}).JPG": photograph(index, 5_000) * 20 for index in range(5)}
+    server.blobs["Circuit1.zip"] = blob = Blob(zip_bytes(members, zipfile.ZIP_DEFLATED))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=3 * len(blob.content)))
+    with pytest.raises(UserError, match=r"needs 0\.0 GiB"):
+        get(server, tmp_path)
+    assert (tmp_path / "Circuit1.zip").is_file()
+    assert not (tmp_path / "Circuit1").exists()
+
+
+def test_two_downloads_into_one_folder(server: AzureServer, tmp_path: Path) -> None:
+    with FileLock(tmp_path / ".download.lock"), pytest.raises(UserError, match="another download"):
+        get(server, tmp_path)
+
+
+def test_output_that_is_a_file(server: AzureServer, tmp_path: Path) -> None:
+    (tmp_path / "raw").write_text("a file")
+    with pytest.raises(UserError, match="raw: File exists"):
+        get(server, tmp_path / "raw")

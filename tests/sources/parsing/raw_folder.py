@@ -1,0 +1,95 @@
+"""A small folder of raw photographs and labels, and how the tests of parsing build it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
+from utils.data.images import encode_jpeg
+from utils.sources.parsing.build import BuildOptions, build_dataset
+from utils.sources.parsing.photograph import PhotographOptions
+from utils.sources.parsing.sources import LABEL_CSV
+from utils.sources.parsing.state import LOCK_FILE
+
+NAMES = load_dataset_yaml(DEFAULT_DATASET_YAML).names
+
+
+def photo(width: int = 400, height: int = 300, shade: int = 90, orientation: int | None = None) -> bytes:
+    pixels = np.full((height, width, 3), shade, np.uint8)
+    cv2.rectangle(pixels, (40, 30), (119, 89), (250, 20, 20), -1)
+    if orientation is None:
+        return encode_jpeg(pixels)
+    exif, stream = Image.Exif(), io.BytesIO()
+    exif[274] = orientation
+    Image.fromarray(pixels).save(stream, "JPEG", quality=95, exif=exif)
+    return stream.getvalue()
+
+
+def polygon(value: str, *pairs: tuple[float, float]) -> dict[str, Any]:
+    return {"value": value, "polygon": [{"x": x, "y": y} for x, y in pairs]}
+
+
+BOX = polygon("insulator", (40, 30), (120, 30), (120, 90), (40, 90))
+WIRE = {"value": "conductor", "line": [{"x": 10, "y": 200}, {"x": 390, "y": 200}]}
+
+
+def write_csv(folder: Path, rows: list[tuple[str, object]]) -> None:
+    with (folder / LABEL_CSV).open("w", encoding="utf-8-sig", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["Label", "External ID"])
+        for name, content in rows:
+            text = content if isinstance(content, str) else repr({"objects": content, "classifications": []})
+            writer.writerow([text, name])
+
+
+def write_zip(file: Path, members: Mapping[str, bytes]) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+
+
+def options(**changes: Any) -> BuildOptions:
+    photograph: dict[str, Any] = {"class_names": NAMES, "long_side_px": 500, "line_width_px": 6.0, "exif_frame": "auto"}
+    photograph |= {key: changes.pop(key) for key in list(changes) if key in photograph}
+    values: dict[str, Any] = {"split_by": "hash", "val_fraction": 0.4, "keep_unlabelled": False} | changes
+    return BuildOptions(PhotographOptions(**photograph), **values)
+
+
+def build(raw: Path, **changes: Any) -> dict[str, Any]:
+    return build_dataset(raw, raw.parent / "processed", options(**changes), num_workers=2)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Return every file of a data set but the lock."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != LOCK_FILE)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def problems_of(manifest: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(item["place"], item["kind"]) for item in manifest["problems"]]
+
+
+def record(manifest: dict[str, Any], file: str) -> dict[str, Any]:
+    (found,) = [item for item in manifest["photographs"] if item["file"] == file]
+    return found
+
+
+def write_raw_folder(folder: Path) -> Path:
+    """Write six photographs of two circuits: one circuit in a folder, the other in a zip, all labelled."""
+    (folder / "Circuit1").mkdir(parents=True)
+    for number in range(1, 4):
+        (folder / "Circuit1" / f"1 ({number}).JPG").write_bytes(photo(shade=60 + number))
+    members = {f"Circuit2/2 ({number}).JPG": photo(1000, 500, shade=70 + number) for number in range(1, 4)}
+    write_zip(folder / "Circuit2.zip", members)
+    names = [f"{circuit} ({number}).jpg" for circuit in (1, 2) for number in range(1, 4)]
+    write_csv(folder, [(name, [BOX, WIRE]) for name in names])
+    return folder

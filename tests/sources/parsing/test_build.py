@@ -1,0 +1,240 @@
+"""A data set built, built again, and built from data with errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pytest
+
+from tests.sources.parsing.raw_folder import (
+    BOX,
+    WIRE,
+    build,
+    options,
+    photo,
+    polygon,
+    problems_of,
+    record,
+    tree,
+    write_csv,
+    write_zip,
+)
+from utils.common.errors import UserError
+from utils.data.dataset_yaml import load_dataset_yaml
+from utils.sources.parsing.build import build_dataset
+from utils.sources.parsing.manifest import report_lines
+from utils.sources.parsing.sources import LABEL_CSV
+from utils.sources.parsing.state import LOCK_FILE
+
+# --- what comes out ---
+
+
+def test_the_folder_can_be_moved(raw: Path) -> None:
+    build(raw)
+    (raw.parent / "processed").rename(raw.parent / "elsewhere")
+    assert load_dataset_yaml(raw.parent / "elsewhere" / "dataset.yaml").image_files("train")
+
+
+def test_same_input_gives_the_same_bytes_everywhere(raw: Path, tmp_path: Path) -> None:
+    build(raw)
+    build_dataset(raw, tmp_path / "second", options(), num_workers=1)
+    assert tree(tmp_path / "processed") == tree(tmp_path / "second")
+
+
+# --- running again ---
+
+
+def test_running_again_touches_nothing(raw: Path) -> None:
+    build(raw)
+    before = {path: path.stat().st_mtime_ns for path in (raw.parent / "processed").glob("*/*/*")}
+    assert len(before) == 12
+    build(raw)
+    assert before == {path: path.stat().st_mtime_ns for path in (raw.parent / "processed").glob("*/*/*")}
+
+
+def test_changed_line_width_rebuilds_labels_but_no_image(raw: Path) -> None:
+    folder = raw.parent / "processed"
+    build(raw)
+    images = {path: path.stat().st_mtime_ns for path in folder.glob("*/images/*")}
+    labels = {path: path.read_bytes() for path in folder.glob("*/labels/*")}
+    build(raw, line_width_px=20.0)
+    assert images == {path: path.stat().st_mtime_ns for path in folder.glob("*/images/*")}
+    assert all(path.read_bytes() != text for path, text in labels.items())
+
+
+@pytest.mark.parametrize(
+    "changes", [{"long_side_px": 200}, {"val_fraction": 0.9}, {"split_by": "circuit"}, {"line_width_px": 2.0}]
+)
+def test_changed_option_gives_what_a_fresh_build_gives(raw: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    build(raw)
+    build(raw, **changes)
+    build_dataset(raw, tmp_path / "fresh", options(**changes), num_workers=2)
+    assert tree(tmp_path / "processed") == tree(tmp_path / "fresh")
+
+
+def test_changed_photograph_and_row_are_built_again_and_removed_ones_go(raw: Path, tmp_path: Path) -> None:
+    build(raw)
+    (raw / "Circuit1" / "1 (1).JPG").write_bytes(photo(600, 300, shade=200))
+    (raw / "Circuit1" / "1 (2).JPG").unlink()
+    write_csv(raw, [(f"{a} ({b}).JPG", [BOX] if b == 3 else [BOX, WIRE]) for a in (1, 2) for b in (1, 2, 3)])
+    manifest = build(raw)
+    assert record(manifest, "1 (1).jpg")["width"] == 600
+    assert record(manifest, "2 (3).jpg")["objects"] == {"insulator": 1}
+    assert problems_of(manifest) == [(f"{LABEL_CSV}:3", "row without a photograph")]
+    build_dataset(raw, tmp_path / "fresh", options(), num_workers=2)
+    assert tree(tmp_path / "processed") == tree(tmp_path / "fresh")
+
+
+def test_damaged_outputs_are_made_again(raw: Path) -> None:
+    folder = raw.parent / "processed"
+    build(raw)
+    whole = tree(folder)
+    image, label = sorted(folder.glob("*/images/*"))[0], sorted(folder.glob("*/labels/*"))[1]
+    image.write_bytes(image.read_bytes()[:100])
+    label.write_text("0 0 0 1 1 0 1\n")
+    sorted(folder.glob("*/labels/*"))[2].unlink()
+    build(raw)
+    assert tree(folder) == whole
+
+
+def test_leftovers_of_a_killed_run_are_swept(raw: Path) -> None:
+    folder = raw.parent / "processed"
+    build(raw)
+    whole = tree(folder)
+    (folder / "val" / "images" / ".99-1.2 (1).jpg.part").write_bytes(b"half")
+    (folder / "val" / "labels" / "9 (9).txt").write_text("")
+    with (folder / ".parse_state.jsonl").open("a") as stream:
+        stream.write('{"key": "2 (1).jpg", "stem": "2 (')
+    build(raw)
+    assert tree(folder) == whole
+
+
+# --- what is wrong with the data ---
+
+
+def test_unreadable_rows_and_photographs_are_listed_and_the_rest_is_built(raw: Path) -> None:
+    (raw / "Circuit1" / "1 (2).JPG").write_bytes(photo()[:1500])
+    (raw / "Circuit1" / "1 (9).JPG").write_bytes(photo())
+    (raw / "Circuit3.zip").write_bytes(b"PK but not a zip")
+    lost = polygon("pole", (900, 5), (950, 5), (950, 90))
+    rows: list[tuple[str, object]] = [
+        ("1 (1).JPG", [BOX, polygon("Tower", (1, 1), (9, 1), (9, 9)), lost]),
+        ("1 (2).JPG", [BOX]),
+        ("1 (3).JPG", "Skip"),
+        ("2 (1).JPG", []),
+        ("2 (2).JPG", [BOX]),
+        ("2 (2).jpg", [BOX, WIRE]),
+        ("2 (3).JPG", [BOX]),
+        ("2 (3).JPG", [BOX]),
+        ("8 (8).JPG", [BOX]),
+    ]
+    write_csv(raw, rows)
+    manifest = build(raw)
+    assert problems_of(manifest) == [
+        ("Circuit1/1 (2).JPG", "unreadable photograph"),
+        ("Circuit1/1 (9).JPG", "photograph without a row"),
+        ("Circuit3.zip", "unreadable archive"),
+        (f"{LABEL_CSV}:2", "unknown class"),
+        (f"{LABEL_CSV}:2", "unusable object"),
+        (f"{LABEL_CSV}:4", "unreadable row"),
+        (f"{LABEL_CSV}:7", "duplicate row"),
+        (f"{LABEL_CSV}:9", "duplicate row"),
+        (f"{LABEL_CSV}:10", "row without a photograph"),
+    ]
+    built = {item["file"]: item["objects"] for item in manifest["photographs"]}
+    assert built == {
+        "1 (1).jpg": {"insulator": 1},
+        "2 (1).jpg": {},
+        "2 (2).jpg": {"conductor": 1, "insulator": 1},
+        "2 (3).jpg": {"insulator": 1},
+    }
+    assert manifest["unknown_values"] == {"Tower": 1}
+    assert [path.read_text() for path in (raw.parent / "processed").glob("*/labels/2 (1).txt")] == [""]
+    assert manifest == build(raw)
+    report = "\n".join(report_lines(manifest, num_problems=3))
+    assert "Tower 1" in report
+    assert "… and 6 more, all in manifest.json" in report
+    assert "Circuit1/1 (2).JPG: truncated or corrupt JPEG" in report
+    assert "no photograph called" not in report  # it is among the six: what could not be read comes first
+
+
+def test_unlabelled_photographs_are_kept_on_request(raw: Path) -> None:
+    (raw / "Circuit1" / "1 (9).JPG").write_bytes(photo())
+    assert record(build(raw, keep_unlabelled=True), "1 (9).jpg")["objects"] == {}
+    assert all(item["file"] != "1 (9).jpg" for item in build(raw)["photographs"])
+    assert not list((raw.parent / "processed").glob("*/*/1 (9).*"))
+
+
+def test_unreadable_photograph_does_not_empty_its_side(raw: Path, tmp_path: Path) -> None:
+    splits = {item["source"]: item["split"] for item in build(raw, val_fraction=1e-9)["photographs"]}
+    (alone,) = [source for source, split in splits.items() if split == "val"]
+    if alone.startswith("Circuit2"):
+        write_zip(raw / "Circuit2.zip", {"2 (1).JPG": b"x", "2 (2).JPG": b"x", "2 (3).JPG": b"x"})
+    else:
+        (raw / alone).write_bytes(b"x")
+    counts = build(raw, val_fraction=1e-9)["counts"]["photographs"]
+    assert counts["val"] == 1
+    assert counts["train"] >= 2
+    build_dataset(raw, tmp_path / "fresh", options(val_fraction=1e-9), num_workers=2)
+    assert tree(tmp_path / "processed") == tree(tmp_path / "fresh")
+
+
+# --- refusals ---
+
+
+def test_rows_without_any_photograph_are_an_error(raw: Path) -> None:
+    write_csv(raw, [("77 (1).JPG", [BOX])])
+    with pytest.raises(UserError, match="none of its rows"):
+        build(raw)
+
+
+def test_foreign_files_are_never_touched(raw: Path) -> None:
+    theirs = raw.parent / "processed" / "train" / "images" / "mine.jpg"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_bytes(b"mine")
+    with pytest.raises(UserError, match="name another --output"):
+        build(raw)
+    assert theirs.read_bytes() == b"mine"
+
+
+def test_output_inside_the_input_is_refused(raw: Path) -> None:
+    with pytest.raises(UserError, match="lies inside"):
+        build_dataset(raw, raw / "processed", options(), num_workers=1)
+
+
+def test_two_runs_do_not_write_into_one_folder(raw: Path) -> None:
+    build(raw)
+    before = tree(raw.parent / "processed")
+    with (
+        filelock.FileLock(raw.parent / "processed" / LOCK_FILE),
+        pytest.raises(UserError, match="another parse_labels"),
+    ):
+        build(raw)
+    assert tree(raw.parent / "processed") == before
+
+
+def test_output_that_cannot_be_written_is_one_line(raw: Path) -> None:
+    (raw.parent / "processed").write_text("a file in the way")
+    with pytest.raises(UserError, match="cannot be written"):
+        build(raw)
+
+
+@pytest.mark.parametrize("place", ["train", "train/images", "val/labels", ".parse.lock", ".parse_state.jsonl"])
+def test_a_link_in_the_output_lets_the_parser_delete_files_elsewhere(raw: Path, tmp_path: Path, place: str) -> None:
+    build(raw)
+    (tmp_path / "home").mkdir()
+    output, moved = tmp_path / "processed", tmp_path / "home" / "moved"
+    (output / place).rename(moved)
+    (output / place).symlink_to(moved)
+    if moved.is_dir():
+        (moved / "of the user.txt").write_text("own")
+    before = tree(tmp_path / "home")
+    with pytest.raises(UserError, match=rf"processed/{place}: .*link.*remove it") as refused:
+        build_dataset(raw, output, options(), num_workers=1)
+    assert tree(tmp_path / "home") == before
+    if moved.is_dir():
+        assert "--trust-links" in str(refused.value)
+        build_dataset(raw, output, options(), num_workers=1, trust_links=True)
+        assert (output / place).is_symlink()

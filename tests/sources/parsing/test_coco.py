@@ -1,0 +1,274 @@
+"""COCO files, as CVAT writes them, become the data set that EPRI's CSV becomes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from faster_coco_eval.core import mask as coco_mask
+
+from tests.sources.parsing.raw_folder import photo, record, tree
+from tests.sources.parsing.tool_folder import (
+    HEIGHT,
+    NAMES,
+    WIDTH,
+    annotation,
+    box_of,
+    build,
+    coco,
+    drawn,
+    hard_masks,
+    iou,
+    labels_of,
+    run_lengths,
+    texts_of,
+    whole,
+    write_folder,
+)
+from utils.common.errors import UserError
+from utils.data.dataset_yaml import load_dataset_yaml
+from utils.sources.parsing import json_stream
+from utils.sources.parsing.coco import CocoFile
+
+SQUARE = [[30, 20, 60, 20, 60, 50, 30, 50]]
+MASKS = hard_masks()
+
+
+@pytest.mark.parametrize("is_text", [False, True])
+def test_masks_keep_their_holes_and_parts(tmp_path: Path, is_text: bool) -> None:
+    encoded = [run_lengths(mask) for mask in MASKS.values()]
+    if is_text:
+        packed = [coco_mask.encode(np.asfortranarray(mask.astype(np.uint8))) for mask in MASKS.values()]
+        encoded = [{"size": one["size"], "counts": one["counts"].decode("ascii")} for one in packed]
+    content = coco([annotation(number, 1, one, iscrowd=1) for number, one in enumerate(encoded, 1)])
+    manifest = build(write_folder(tmp_path / "raw", content))
+    assert manifest["problems"] == []
+    labels = labels_of(tmp_path / "processed")
+    assert len(labels) == len(MASKS)
+    for (_, polygon), mask in zip(labels, MASKS.values(), strict=True):
+        assert iou(whole(drawn(polygon)), mask) >= 0.99
+
+
+def test_polygons_of_several_parts_are_one_object(tmp_path: Path) -> None:
+    parts = [[5, 5, 40, 5, 40, 30, 5, 30], [100, 50, 140, 50, 140, 80, 100, 80], [1, 2]]
+    manifest = build(write_folder(tmp_path / "raw", coco([annotation(1, 1, parts), annotation(2, 1, SQUARE[0])])))
+    expected = np.zeros((HEIGHT, WIDTH), bool)
+    expected[5:30, 5:40] = expected[50:80, 100:140] = True
+    (_, both), (_, square) = labels_of(tmp_path / "processed")
+    assert iou(whole(drawn(both)), expected) == 1
+    assert box_of(square) == (30, 20, 60, 50)
+    assert sum(manifest["counts"]["objects"]["pole"].values()) == 2
+
+
+def test_a_box_without_segmentation_is_its_corners_and_attributes_do_not_matter(tmp_path: Path) -> None:
+    attributes = {"occluded": False, "rotation": 0.0, "note": "größer"}
+    boxes = [
+        annotation(1, 1, [], bbox=[10, 20, 30, 40], attributes=attributes),
+        annotation(2, 1, None, bbox=[1, 2, 3, 0]),
+    ]
+    manifest = build(write_folder(tmp_path / "raw", coco(boxes)))
+    ((_, polygon),) = labels_of(tmp_path / "processed")
+    assert len(polygon) == 4
+    assert box_of(polygon) == (10, 20, 40, 60)
+    assert "annotation 2: box of width 3 and height 0" in texts_of(manifest)
+
+
+def test_photographs_in_subfolders_with_one_name_stay_apart(tmp_path: Path) -> None:
+    files = ["north/a.jpg", "south\\A.jpg", "images/c.jpg", "/home/someone/d.jpg"]
+    places = ("images/north/a.jpg", "images/south/a.jpg", "images/c.jpg", "images/deep/d.jpg", "images/e.jpg")
+    shapes = [[[10 * n, 10, 10 * n + 10, 10, 10 * n + 10, 20, 10 * n, 20]] for n in range(4)]
+    content = coco([annotation(n + 1, n + 1, shape) for n, shape in enumerate(shapes)], files)
+    manifest = build(write_folder(tmp_path / "raw", content, places), class_names=NAMES)
+    lefts = {}
+    for found in manifest["photographs"]:
+        ((_, polygon),) = labels_of(tmp_path / "processed", Path(found["file"]).stem)
+        lefts[found["source"]] = box_of(polygon)[0]
+    assert lefts == {place: 10 * number for number, place in enumerate(places[:4])}
+    assert texts_of(manifest) == "images/e.jpg: no row in instances_default.json; skipped"
+    circuits = manifest["counts"]["circuits"]
+    assert {*circuits["train"], *circuits["val"]} == {"images/north", "images/south", "images", "images/deep"}
+
+
+def test_a_name_that_leads_out_of_the_folder_or_fits_two_photographs_finds_none(tmp_path: Path) -> None:
+    (tmp_path / "secret.jpg").write_bytes(photo())
+    files = ["../secret.jpg", "a.jpg", "twice.jpg", "x/one.jpg", "y/one.jpg", "missing.jpg", "\0\x1b.jpg"]
+    places = ("images/a.jpg", "images/1/twice.jpg", "images/2/twice.jpg", "images/one.jpg")
+    content = coco([annotation(n, n, SQUARE) for n in range(1, 8)], files)
+    manifest = build(write_folder(tmp_path / "raw", content, places))
+    assert [found["file"] for found in manifest["photographs"]] == ["a.jpg"]
+    text = texts_of(manifest)
+    assert "../secret.jpg: the name leads out of the folder" in text
+    assert "twice.jpg: 2 photographs have this name" in text
+    assert "x/one.jpg: other names fit" in text
+    assert "missing.jpg: no photograph called missing.jpg" in text
+    assert manifest["skipped"] == {"photograph without a row": 3, "row without a photograph": 6}
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ({"segmentation": [[1, 2, 3, 4]]}, "annotation 7: a polygon needs"),
+        ({"segmentation": [[1, 2, float("nan"), 4, 5, 6]]}, "annotation 7: nan is not a finite number"),
+        ({"segmentation": [[1, 2, 10**400, 4, 5, 6]]}, "annotation 7: int too large"),
+        ({"segmentation": [[1, 2, 1e9, 4, 5, 6]]}, "annotation 7 (pole): polygon has the coordinate 1e+09"),
+        ({"segmentation": [[900, 900, 990, 900, 990, 990]]}, "annotation 7 (pole): lies outside the photograph"),
+        ({"segmentation": ["1,2,3"]}, "annotation 7: "),
+        ({"segmentation": {"size": [HEIGHT, WIDTH], "counts": [1]}}, "annotation 7 (pole): its runs do not add up"),
+        (
+            {"segmentation": {"size": [10**6, 10**6], "counts": "0"}},
+            "annotation 7 (pole): its `size` is 1000000x1000000",
+        ),
+        ({"segmentation": {}}, "annotation 7: has neither `segmentation` nor `bbox`"),
+        ({"segmentation": 3}, "annotation 7: `segmentation` is neither"),
+        (
+            {"segmentation": [list(np.random.default_rng(n).random(6) * 90) for n in range(900)]},
+            "crosses itself more than",
+        ),
+        ({"category_id": 99}, "`category 99` (1 objects) is none of the classes"),
+        ({"category_id": None}, "`category None` (1 objects)"),
+        ({"image_id": 99}, "no image has the id 99; its 1 annotations are skipped"),
+        ({"image_id": [1]}, "annotation 7 at byte"),
+    ],
+)
+def test_a_bad_annotation_is_named_by_its_id_and_the_others_are_kept(
+    tmp_path: Path, bad: dict[str, Any], reason: str
+) -> None:
+    content = coco([annotation(3, 1, SQUARE), {**annotation(7, 1, SQUARE), **bad}])
+    manifest = build(write_folder(tmp_path / "raw", content))
+    assert len(labels_of(tmp_path / "processed")) == 1
+    (problem,) = manifest["problems"]
+    assert problem["place"] == "instances_default.json"
+    assert reason in problem["text"]
+    assert "\n" not in problem["text"]
+    assert sum(manifest["skipped"].values()) == 1
+
+
+def test_ids_that_occur_twice_are_reported(tmp_path: Path) -> None:
+    content = coco(
+        [annotation(1, 1, SQUARE), annotation(1, 1, SQUARE), annotation(2, 2, SQUARE)], ["a.jpg", "b.jpg", "c.jpg"]
+    )
+    content["images"][2]["id"] = 2
+    content["categories"].append({"id": 1, "name": "other"})
+    manifest = build(write_folder(tmp_path / "raw", content, ("a.jpg", "b.jpg", "c.jpg")))
+    assert len(labels_of(tmp_path / "processed")) == 1
+    assert [found["file"] for found in manifest["photographs"]] == ["a.jpg"]
+    text = texts_of(manifest)
+    assert "a.jpg: 1 annotations are exact copies of others; ignored" in text
+    assert "image 2 twice, also as c.jpg" in text
+    assert "category 1 twice: `pole` and `other`" in text
+
+
+def test_a_photograph_of_another_shape_than_the_file_says_is_refused(tmp_path: Path) -> None:
+    folder = write_folder(
+        tmp_path / "raw", coco([annotation(1, 1, SQUARE), annotation(2, 2, SQUARE)], ["a.jpg", "b.jpg"])
+    )
+    (folder / "images" / "b.jpg").write_bytes(photo(90, 90))
+    manifest = build(folder)
+    assert "annotation 2: drawn on an image of 150x90 pixels, but the photograph has 90x90" in texts_of(manifest)
+    assert manifest["skipped"] == {"unreadable row": 1}
+
+
+def test_labels_of_a_smaller_copy_are_scaled_and_a_turned_photograph_is_turned(tmp_path: Path) -> None:
+    files = ["large.jpg", "turned.jpg", "stored.jpg"]
+    content = coco([annotation(n, n, SQUARE) for n in (1, 2, 3)], files)
+    content["images"][1] |= {"width": HEIGHT, "height": WIDTH}
+    folder = write_folder(tmp_path / "raw", content, ())
+    for name, data in (
+        ("large.jpg", photo(2 * WIDTH, 2 * HEIGHT)),
+        ("turned.jpg", photo(WIDTH, HEIGHT, orientation=6)),
+        ("stored.jpg", photo(WIDTH, HEIGHT, orientation=6)),
+    ):
+        (folder / name).write_bytes(data)
+    manifest = build(folder)
+    assert record(manifest, "turned.jpg")["exif_frame"] == "upright"
+    assert record(manifest, "stored.jpg")["exif_frame"] == "stored"
+    ((_, large),), ((_, turned),), ((_, stored),) = (labels_of(tmp_path / "processed", name[:-4]) for name in files)
+    assert box_of(large, 2 * WIDTH, 2 * HEIGHT) == (60, 40, 120, 100)
+    assert box_of(turned, HEIGHT, WIDTH) == (30, 20, 60, 50)
+    assert box_of(stored, HEIGHT, WIDTH) == (HEIGHT - 50, 30, HEIGHT - 20, 60)  # the stored pixels turn clockwise
+
+
+def test_classes_are_the_files_own_unless_the_known_ones_cover_them(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "raw", coco([annotation(1, 1, SQUARE, category_id=2)]))
+    assert build(folder)["classes"] == ["pole", "wire"]
+    assert build(folder, class_names=("wires", "x", "Pole"))["classes"] == ["wires", "x", "Pole"]
+    assert labels_of(tmp_path / "processed", num_classes=3)[0][0] == 0
+    given = build(folder, class_names=("pole",), use_file_classes=False)
+    assert given["classes"] == ["pole"]
+    assert given["unknown_values"] == {"wire": 1}
+    assert load_dataset_yaml(tmp_path / "processed" / "dataset.yaml").names == ("pole",)
+
+
+def test_building_again_keeps_everything_and_a_changed_annotation_rebuilds_one_label(tmp_path: Path) -> None:
+    content = coco([annotation(1, 1, SQUARE), annotation(2, 2, SQUARE)], ["a.jpg", "b.jpg"])
+    folder = write_folder(tmp_path / "raw", content, ("images/a.jpg", "images/b.jpg"))
+    processed = tmp_path / "processed"
+    build(folder)
+    before = {file: file.stat().st_mtime_ns for file in processed.glob("*/*/*")}
+    whole_set = tree(processed)
+    build(folder)
+    assert before == {file: file.stat().st_mtime_ns for file in processed.glob("*/*/*")}
+    changed = copy.deepcopy(content)
+    changed["annotations"][1]["segmentation"] = [[1, 1, 9, 1, 9, 9]]
+    write_folder(folder, changed, ())
+    build(folder)
+    touched = {file.name for file, then in before.items() if file.stat().st_mtime_ns != then}
+    assert touched == {"b.txt"}
+    backwards = dict(reversed(content.items()))  # annotations before images before categories
+    write_folder(folder, backwards, ())
+    build(folder)
+    assert tree(processed) == whole_set
+
+
+def test_several_files_are_read_together(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "raw", coco([annotation(1, 1, SQUARE)]), ("images/a.jpg", "images/b.jpg"))
+    (folder / "annotations" / "instances_second.json").write_text(
+        json.dumps(coco([annotation(1, 1, SQUARE)], ["b.jpg"]))
+    )
+    (folder / "annotations" / "captions.json").write_text("{}")
+    assert sum(build(folder)["counts"]["photographs"].values()) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({"images": []}, "no list `categories` and `annotations`"),
+        (coco([]) | {"images": 3}, "no list `images`"),
+        (coco([annotation(1, 1, SQUARE)], ["other.jpg"]), "none of its rows names one of the 1 photographs"),
+    ],
+)
+def test_a_file_that_is_no_coco_file_is_one_line(tmp_path: Path, content: Any, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        build(write_folder(tmp_path / "raw", content))
+
+
+def test_a_folder_without_json_says_how_to_export(tmp_path: Path) -> None:
+    write_folder(tmp_path / "raw", coco([]))
+    (tmp_path / "raw" / "annotations" / "instances_default.json").unlink()
+    with pytest.raises(UserError, match=r"export as COCO 1\.0 and unzip"):
+        build(tmp_path / "raw", label_format="coco")
+    with pytest.raises(UserError, match=r"download_data\.py"):
+        build(tmp_path / "raw")
+
+
+def test_reading_a_large_file_takes_a_fraction_of_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_stream, "CHUNK_BYTES", 50_000)
+    file = tmp_path / "instances_default.json"
+    outline = np.random.default_rng(0).random(1000).round(6).tolist()
+    with file.open("w") as stream:
+        text = json.dumps(coco([], [f"{n}.jpg" for n in range(20)]))
+        stream.write(text[: -len("]}")])
+        stream.writelines("," * (n > 0) + json.dumps(annotation(n, n % 20 + 1, [outline, [n] * 6])) for n in range(200))
+        stream.write("]}")
+    assert file.stat().st_size > 1_700_000
+    tracemalloc.start()
+    rows = list(CocoFile(file, []).rows())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum(len(list(row.spans)) for row in rows) == 200
+    assert peak < 600_000

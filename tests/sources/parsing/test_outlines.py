@@ -1,0 +1,129 @@
+"""Outlines: lines become strips, polygons are clipped to the photograph."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import cv2
+import numpy as np
+import pytest
+
+from utils.sources.mask_rings import join_rings
+from utils.sources.parsing.outlines import MAX_RINGS, OutlineError, object_ring
+
+SIZE = (400, 300)
+
+
+def points(*pairs: tuple[float, float]) -> np.ndarray:
+    return np.array(pairs, dtype=np.float64).reshape(-1, 2)
+
+
+def fill(ring: np.ndarray, scale: int = 4) -> float:
+    """Return the area, in pixels of the photograph, that cv2.fillPoly paints for a ring."""
+    canvas = np.zeros((SIZE[1] * scale, SIZE[0] * scale), np.uint8)
+    cv2.fillPoly(canvas, [np.round(ring * scale).astype(np.int32)], 1)
+    return float(canvas.sum()) / scale**2
+
+
+def test_polygon_stays_as_drawn() -> None:
+    square = points((10, 10), (50, 10), (50, 40), (10, 40))
+    ring = object_ring("polygon", np.concatenate([square, square[:1]]), SIZE, 6, 1)
+    assert {tuple(vertex) for vertex in ring} == {tuple(vertex) for vertex in square}
+
+
+def test_line_becomes_a_strip_and_not_the_area_it_encloses() -> None:
+    ring = object_ring("line", points((50, 50), (350, 50), (350, 250)), SIZE, 6, 1)
+    assert fill(ring) == pytest.approx(6 * 500, rel=0.05)
+    assert len(ring) == 6
+
+
+def test_line_ends_are_flat_and_its_width_exact() -> None:
+    ring = object_ring("line", points((100, 100), (200, 100)), SIZE, 6, 1)
+    assert sorted(ring.tolist()) == [[100, 97], [100, 103], [200, 97], [200, 103]]
+
+
+def test_polygon_is_clipped_to_the_photograph() -> None:
+    ring = object_ring("polygon", points((-100, -100), (100, -100), (100, 100), (-100, 100)), SIZE, 6, 1)
+    assert ring.min() == 0
+    assert fill(ring) == pytest.approx(100 * 100, rel=0.02)
+
+
+def test_wire_that_leaves_and_returns_stays_one_object() -> None:
+    wire = points((50, 50), (100, -200), (150, 50), (200, -200), (250, 50))
+    ring = object_ring("line", wire, SIZE, 6, 1)
+    length_inside = 4 * np.hypot(50, 250) * 50 / 250
+    assert ring.min() >= 0
+    assert fill(ring) == pytest.approx(6 * length_inside, rel=0.12)
+
+
+def test_polygon_with_a_hole_keeps_its_hole() -> None:
+    outer, inner = (
+        points((10, 10), (210, 10), (210, 210), (10, 210)),
+        points((60, 60), (60, 160), (160, 160), (160, 60)),
+    )
+    assert fill(join_rings([outer, inner])) == pytest.approx(200 * 200 - 100 * 100, rel=0.02)
+
+
+def test_closed_wire_encloses_nothing() -> None:
+    loop = points((50, 50), (250, 50), (250, 250), (50, 250), (50, 50))
+    assert fill(object_ring("line", loop, SIZE, 8, 1)) == pytest.approx(4 * 200 * 8, rel=0.06)
+
+
+def test_bow_tie_keeps_both_halves() -> None:
+    ring = object_ring("polygon", points((50, 50), (250, 250), (250, 50), (50, 250)), SIZE, 6, 1)
+    assert fill(ring) == pytest.approx(2 * 200 * 100 / 2, rel=0.03)
+
+
+def test_outline_drawn_over_itself_has_no_hole() -> None:
+    overlapping = points((50, 50), (150, 50), (150, 150), (50, 150), (50, 30), (80, 30), (80, 80), (50, 80))
+    assert fill(object_ring("polygon", overlapping, SIZE, 6, 1)) == pytest.approx(100 * 100 + 30 * 20, rel=0.03)
+
+
+def test_dense_outline_is_thinned_without_moving() -> None:
+    angles = np.linspace(0, 2 * np.pi, 5000, endpoint=False)
+    circle = 200 + 100 * np.column_stack([np.cos(angles), np.sin(angles)]) * (1, 0.9)
+    ring = object_ring("polygon", circle, SIZE, 6, tolerance_px=0.5)
+    assert len(ring) < 100
+    assert fill(ring) == pytest.approx(np.pi * 100 * 90, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pairs", "reason"),
+    [
+        ("polygon", (), "0 different points"),
+        ("polygon", ((5, 5), (5, 5), (9, 9), (5, 5)), "2 different points"),
+        ("polygon", ((5, 5), (9, 9), (13, 13)), "no area"),
+        ("polygon", ((500, 5), (900, 5), (900, 90)), "outside the photograph of 400x300"),
+        ("polygon", ((0, 0), (1e300, 0), (1e300, 1e300)), "far outside"),
+        ("line", ((5, 5),), "1 different points"),
+        ("line", ((5, 5), (5, 5)), "1 different points"),
+        ("line", ((5, -50), (300, -50)), "outside the photograph"),
+    ],
+)
+def test_objects_without_a_visible_area_are_refused(
+    kind: Literal["polygon", "line"], pairs: tuple[tuple[float, float], ...], reason: str
+) -> None:
+    with pytest.raises(OutlineError, match=reason):
+        object_ring(kind, points(*pairs), SIZE, 6, 1)
+
+
+def test_random_scribbles_give_rings_inside_the_photograph() -> None:
+    generator = np.random.default_rng(3)
+    num_rings = 0
+    for _ in range(300):
+        scribble = generator.normal(0.5, 0.6, (int(generator.integers(3, 40)), 2)) * generator.choice([10, 400, 4000])
+        for kind in ("polygon", "line"):
+            try:
+                ring = object_ring(kind, scribble, SIZE, 6, 1)
+            except OutlineError:
+                continue
+            num_rings += 1
+            assert len(ring) >= 3
+            assert (ring >= -1e-6).all()
+            assert (ring <= np.array(SIZE) + 1e-6).all()
+    assert num_rings > 300
+
+
+def test_scribble_with_many_holes_stays_bounded() -> None:
+    scribble = np.random.default_rng(0).random((300, 2)) * SIZE
+    assert len(object_ring("polygon", scribble, SIZE, 6, 1)) < 100 * MAX_RINGS

@@ -1,0 +1,148 @@
+"""A folder of photographs with the files of annotation tools beside them, and masks that are hard to keep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from tests.sources.parsing.raw_folder import photo
+from utils.data.labels import read_yolo_label
+from utils.evaluation.native_masks import fill_outline
+from utils.predict.regions import Region, column_runs
+from utils.sources.parsing.build import BuildOptions, build_dataset
+from utils.sources.parsing.photograph import PhotographOptions
+
+WIDTH, HEIGHT = 150, 90
+NAMES = ("pole", "wire")
+Mask = np.ndarray  # bool (H, W)
+
+
+def hard_masks() -> dict[str, Mask]:
+    """Return masks with holes, parts, thin lines and pixels at the border: bool (HEIGHT, WIDTH)."""
+    found = {
+        name: np.zeros((HEIGHT, WIDTH), np.uint8) for name in ("hole", "parts", "wire", "border", "nested", "noise")
+    }
+    cv2.circle(found["hole"], (60, 40), 30, 1, -1)
+    cv2.circle(found["hole"], (55, 40), 12, 0, -1)
+    cv2.rectangle(found["parts"], (5, 5), (40, 30), 1, -1)
+    cv2.circle(found["parts"], (100, 60), 18, 1, 3)
+    cv2.ellipse(found["parts"], (60, 75), (9, 5), 20, 0, 360, 1, -1)
+    cv2.line(found["wire"], (0, 20), (149, 61), 1, 1)
+    cv2.line(found["wire"], (30, 89), (149, 3), 1, 2)
+    found["border"][:20, 100:] = 1
+    found["border"][70:, :50] = 1
+    for side, value in ((40, 1), (30, 0), (20, 1), (10, 0)):
+        cv2.rectangle(found["nested"], (75 - side, 45 - side), (75 + side, 45 + side), value, -1)
+    found["noise"][:] = cv2.blur(np.random.default_rng(3).random((HEIGHT, WIDTH)), (9, 9)) > 0.53
+    return {name: mask.astype(bool) for name, mask in found.items()}
+
+
+def run_lengths(mask: Mask) -> dict[str, Any]:
+    return {"size": [mask.shape[0], mask.shape[1]], "counts": column_runs(Region(0, 0, mask), mask.shape[::-1])}
+
+
+def brush(mask: Mask, first_values: Sequence[int] = (0, 0, 0)) -> list[int]:
+    """Pack a mask as Label Studio does; with `first_values` for red, green and blue runs end inside pixels."""
+    rgba = np.zeros((*mask.shape, 4), np.uint8)
+    rgba[mask] = [*first_values, 255]
+    values = rgba.reshape(-1)
+    starts = np.flatnonzero(np.diff(values.astype(int), prepend=-1))
+    bits = [f"{len(values):032b}", f"{7:05b}", *(f"{size - 1:04b}" for size in (3, 4, 8, 16))]
+    pending: list[int] = []
+
+    def write_different() -> None:
+        for at in range(0, len(pending), 16):
+            block = pending[at : at + 16]
+            bits.extend(["0", "01", f"{len(block) - 1:04b}", *(f"{value:08b}" for value in block)])
+        pending.clear()
+
+    for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(values)], strict=True):
+        if end - start == 1:
+            pending.append(int(values[start]))
+            continue
+        write_different()
+        lengths = (min(end - at, 1 << 16) for at in range(start, end, 1 << 16))
+        bits += [f"111{length - 1:016b}{int(values[start]):08b}" for length in lengths]
+    write_different()
+    text = "".join(bits)
+    text += "0" * (-len(text) % 8)
+    return [int(text[at : at + 8], 2) for at in range(0, len(text), 8)]
+
+
+def annotation(number: int, image_id: int, segmentation: Any, **more: Any) -> dict[str, Any]:
+    return {"id": number, "image_id": image_id, "category_id": 1, "segmentation": segmentation, "iscrowd": 0, **more}
+
+
+def coco(annotations: Sequence[Any], files: Sequence[str] = ("a.jpg",), **more: Any) -> dict[str, Any]:
+    images = [
+        {"id": number, "file_name": name, "width": WIDTH, "height": HEIGHT} for number, name in enumerate(files, 1)
+    ]
+    categories = [{"id": number, "name": name, "supercategory": ""} for number, name in enumerate(NAMES, 1)]
+    return {"info": {}, "categories": categories, "images": images, "annotations": list(annotations), **more}
+
+
+def region(number: int, kind: str, label: str = "pole", **value: Any) -> dict[str, Any]:
+    size = {"original_width": WIDTH, "original_height": HEIGHT, "image_rotation": 0}
+    return {"id": f"r{number}", "type": kind, **size, "value": {**value, kind: [label]}}
+
+
+def task(number: int, image: str, regions: Sequence[Any], **more: Any) -> dict[str, Any]:
+    annotations = [{"id": 1, "result": list(regions), "was_cancelled": False, "ground_truth": False}]
+    return {"id": number, "data": {"image": image}, "annotations": annotations, **more}
+
+
+def write_folder(folder: Path, content: Any, photographs: Sequence[str] = ("images/a.jpg",)) -> Path:
+    """Write photographs and a COCO file (a dictionary) or a Label Studio export (a list)."""
+    for name in photographs:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(photo(WIDTH, HEIGHT))
+    file = folder / ("annotations/instances_default.json" if isinstance(content, dict) else "export.json")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content))
+    return folder
+
+
+def build(folder: Path, **changes: Any) -> dict[str, Any]:
+    known = changes.pop("class_names", ("conductor", "insulator"))
+    photograph: dict[str, Any] = {"long_side_px": 1280, "line_width_px": 6.0, "exif_frame": "auto"}
+    photograph |= {key: changes.pop(key) for key in list(changes) if key in photograph}
+    values: dict[str, Any] = {"label_format": "auto", "use_file_classes": True} | changes
+    options = BuildOptions(PhotographOptions(known, **photograph), "hash", 0.5, False, **values)
+    return build_dataset(folder, folder.parent / "processed", options, num_workers=1)
+
+
+def labels_of(processed: Path, stem: str = "a", num_classes: int = 2) -> list[tuple[int, np.ndarray]]:
+    """Return class id and polygon (V, 2), 0..1, of each object of a photograph."""
+    (file,) = processed.glob(f"*/labels/{stem}.txt")
+    class_ids, polygons = read_yolo_label(file, num_classes)
+    return list(zip(class_ids.tolist(), polygons, strict=True))
+
+
+def drawn(polygon: np.ndarray, width: int = WIDTH, height: int = HEIGHT) -> Region:
+    """Fill a normalised polygon."""
+    return fill_outline(polygon.astype(np.float64) * (width, height), (width, height))
+
+
+def whole(found: Region, width: int = WIDTH, height: int = HEIGHT) -> Mask:
+    mask = np.zeros((height, width), bool)
+    mask[found.top : found.top + found.mask.shape[0], found.left : found.left + found.mask.shape[1]] = found.mask
+    return mask
+
+
+def box_of(polygon: np.ndarray, width: int = WIDTH, height: int = HEIGHT) -> tuple[int, int, int, int]:
+    """Return left, top, right and bottom of the pixels inside a normalised polygon; right and bottom are excluded."""
+    rows, columns = np.nonzero(whole(drawn(polygon, width, height), width, height))
+    return int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1
+
+
+def iou(first: Mask, second: Mask) -> float:
+    return float((first & second).sum() / (first | second).sum())
+
+
+def texts_of(manifest: Mapping[str, Any]) -> str:
+    return "\n".join(f"{item['place']}: {item['text']}" for item in manifest["problems"])

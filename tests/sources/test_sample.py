@@ -1,0 +1,243 @@
+"""The built-in sample: deterministic, complete, and as awkward to read as EPRI's own files."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import hashlib
+import io
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from utils.common.errors import UserError
+from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
+from utils.data.images import exif_orientation, read_image, upright_size
+from utils.sources.parsing.label_csv import LABEL_CSV, ClassTable
+from utils.sources.sample import write_sample
+from utils.sources.sample.canvas import Frame, area, clip
+from utils.sources.sample.scene import SAMPLE_LINE_WIDTH_PX, draw_scene
+
+NUM_PHOTOS = 24
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sample") / "raw"
+    write_sample(folder, NUM_PHOTOS, seed=3)
+    return folder
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    text = (folder / LABEL_CSV).read_text(encoding="utf-8-sig")
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def objects_of(row: dict[str, str]) -> list[dict[str, Any]]:
+    return ast.literal_eval(row["Label"])["objects"]
+
+
+def points_of(entry: dict[str, Any]) -> np.ndarray:
+    return np.array([(point["x"], point["y"]) for point in entry.get("polygon") or entry["line"]])
+
+
+def photos_of(folder: Path) -> dict[str, Path]:
+    return {path.name: path for path in folder.glob("Circuit*/*")}
+
+
+def test_the_same_call_writes_the_same_bytes_and_another_seed_does_not(tmp_path: Path) -> None:
+    for name, seed in (("one", 5), ("two", 5), ("other", 6)):
+        write_sample(tmp_path / name, 4, seed)
+    one, two, other = (files_of(tmp_path / name) for name in ("one", "two", "other"))
+    assert one == two
+    assert set(one) == set(other)
+    assert all(one[name] != other[name] for name in one)
+
+
+def test_the_sample_of_earlier_versions_is_drawn_again(sample: Path) -> None:
+    """Labels are compared by the byte, a picture by its means: OpenCV rounds differently on other processors."""
+    labels = b"\r\n".join((sample / LABEL_CSV).read_bytes().split(b"\r\n")[:6]) + b"\r\n"
+    assert hashlib.sha256(labels).hexdigest() == "305f5751a30cb9539acd00b12d903279903424609507884374541d31dcdaacb7"
+    green = draw_scene(3, 1).image[..., 1].reshape(4, 240, 4, 320).mean(axis=(1, 3))
+    before = [
+        [182.2, 182.9, 182.5, 192.9],
+        [166.4, 161.3, 163.3, 185.4],
+        [90.3, 98.4, 105.3, 106.3],
+        [89.4, 99.0, 96.1, 96.5],
+    ]
+    assert green == pytest.approx(np.array(before), abs=0.1)
+
+
+def test_a_larger_sample_extends_a_smaller_one(tmp_path: Path) -> None:
+    write_sample(tmp_path / "four", 4)
+    write_sample(tmp_path / "six", 6)
+    four, six = files_of(tmp_path / "four"), files_of(tmp_path / "six")
+    labels_four, labels_six = four.pop(LABEL_CSV), six.pop(LABEL_CSV)
+    assert len(four) == 4
+    assert len(six) == 6
+    assert {name: six[name] for name in four} == four
+    assert labels_six.startswith(labels_four)
+
+
+def test_every_class_is_drawn(sample: Path) -> None:
+    names = load_dataset_yaml(DEFAULT_DATASET_YAML).names
+    classes = ClassTable(names)
+    counts = Counter(classes.find(entry["value"]) for row in rows_of(sample) for entry in objects_of(row))
+    assert min(counts[class_id] for class_id in range(len(names))) >= NUM_PHOTOS // 3
+    assert len(photos_of(sample)) == NUM_PHOTOS
+
+
+def test_wires_are_lines_and_all_else_polygons(sample: Path) -> None:
+    for row in rows_of(sample):
+        for entry in objects_of(row):
+            is_wire = entry["value"] in ("conductor", "other_wire", "other-wire")
+            assert ("line" in entry, "polygon" in entry) == (is_wire, not is_wire)
+            assert not is_wire or 4 <= len(entry["line"]) <= 12
+
+
+def test_labels_begin_with_a_byte_order_mark_and_hold_python_literals(sample: Path) -> None:
+    assert (sample / LABEL_CSV).read_bytes().startswith(b"\xef\xbb\xbfLabel,External ID,")
+    labels = [row["Label"] for row in rows_of(sample)]
+    assert all(label.startswith("{'objects': [{'featureId': '") for label in labels)
+    assert all(set(ast.literal_eval(label)) == {"objects", "classifications"} for label in labels)
+
+
+def test_one_row_lacks_its_photograph_and_one_photograph_its_row(sample: Path) -> None:
+    named, present = {row["External ID"] for row in rows_of(sample)}, set(photos_of(sample))
+    assert len(named - present) == 1
+    assert len(present - named) == 1
+
+
+def test_names_are_unique_ignoring_case_and_extensions_mix_it(sample: Path) -> None:
+    photos = photos_of(sample)
+    assert len({name.lower() for name in photos}) == NUM_PHOTOS
+    assert {path.suffix for path in photos.values()} == {".JPG", ".jpg", ".JPEG"}
+    assert sum(path.parent.name == "Circuit10" for path in photos.values()) == NUM_PHOTOS // 4
+
+
+def test_some_polygons_pass_the_edge_one_has_two_points_and_one_touches_itself(
+    sample: Path,
+) -> None:
+    photos = photos_of(sample)
+    num_past_edge = num_short = num_touching = 0
+    for row in rows_of(sample):
+        if row["External ID"] not in photos:
+            continue
+        width, height = upright_size(photos[row["External ID"]].read_bytes())
+        for polygon in (points_of(entry) for entry in objects_of(row) if "polygon" in entry):
+            num_short += len(polygon) < 3
+            num_past_edge += bool((polygon < 0).any() or (polygon > (width, height)).any())
+            num_touching += len(polygon) > 3 and len({tuple(point) for point in polygon.tolist()}) < len(polygon)
+    assert num_short == 1
+    assert num_past_edge >= 3
+    assert num_touching == 1
+
+
+def test_turned_files_are_upright_again_with_their_exif_orientation(sample: Path) -> None:
+    by_number = {int(path.stem.split("(")[1][:-1]): path for path in photos_of(sample).values()}
+    found = {number - 1: exif_orientation(path.read_bytes()) for number, path in by_number.items()}
+    turned = {index: orientation for index, orientation in found.items() if orientation != 1}
+    assert turned == {2: 6, 5: 8, 7: 3}
+    for index in turned:
+        drawn = draw_scene(3, index).image
+        assert _difference(read_image(by_number[index + 1]), drawn) < 6
+        stored = np.asarray(Image.open(by_number[index + 1]))
+        assert stored.shape != drawn.shape or _difference(stored, drawn) > 20
+
+
+@pytest.mark.parametrize("num_photos", [1, 2, 8])
+def test_a_small_sample_is_complete(tmp_path: Path, num_photos: int) -> None:
+    write_sample(tmp_path, num_photos)
+    assert len(photos_of(tmp_path)) == num_photos
+    values = [entry["value"] for row in rows_of(tmp_path) for entry in objects_of(row)]
+    assert "pole" in values
+
+
+def test_cables_are_annotated_where_they_are_painted() -> None:
+    """Along a cable's line the picture is black; beside it there is the brighter backdrop."""
+    for index in range(6):
+        scene = draw_scene(0, index)
+        height, width = scene.image.shape[:2]
+        for name, points, _ in [annotation for annotation in scene.annotations if annotation.name == "other_wire"]:
+            inside = np.arange(10, width - 10, 5)
+            rows = np.rint(np.interp(inside, points[:, 0], points[:, 1])).astype(int)
+            seen = (rows > 20) & (rows < height - 20)
+            on_wire = scene.image[rows[seen], inside[seen]].mean()
+            beside = scene.image[rows[seen] - SAMPLE_LINE_WIDTH_PX - 6, inside[seen]].mean()
+            assert on_wire < beside - 15, (index, name)
+
+
+def test_wires_are_as_thin_as_asked_and_nothing_else_moves() -> None:
+    wide, thin = draw_scene(0, 0), draw_scene(0, 0, wire_width_px=3)
+    assert [annotation.name for annotation in thin.annotations] == [annotation.name for annotation in wide.annotations]
+    for before, after in zip(wide.annotations, thin.annotations, strict=True):
+        assert np.array_equal(before.points, after.points)
+    wires = [annotation.points for annotation in wide.annotations if annotation.is_line]
+    near_wires = np.zeros(wide.image.shape[:2], np.uint8)
+    cv2.polylines(near_wires, [np.rint(points).astype(np.int32) for points in wires], False, 1, 40)
+    changed = np.abs(wide.image.astype(int) - thin.image.astype(int)).max(2) > 40
+    assert changed.sum() > 1000
+    assert changed[near_wires == 0].mean() < 0.001
+
+
+@pytest.mark.parametrize("width", [0.5, 41])
+def test_impossible_wires_are_refused(tmp_path: Path, width: float) -> None:
+    with pytest.raises(UserError, match=rf"wire_width_px: {width}"):
+        write_sample(tmp_path, 1, wire_width_px=width)
+
+
+def test_another_folders_photographs_and_labels_are_never_overwritten(tmp_path: Path) -> None:
+    photo = tmp_path / "Circuit1" / "1 (1).JPG"
+    photo.parent.mkdir()
+    photo.write_bytes(b"not ours")
+    with pytest.raises(UserError, match=r"1 \(1\).JPG: not part of the sample"):
+        write_sample(tmp_path, 2)
+    assert photo.read_bytes() == b"not ours"
+    photo.unlink()
+    (tmp_path / LABEL_CSV).write_text("Label,External ID\n", encoding="utf-8")
+    with pytest.raises(UserError, match=LABEL_CSV):
+        write_sample(tmp_path, 2)
+    assert not list(tmp_path.glob("Circuit*/*"))
+
+
+def test_a_sample_can_be_written_again_but_not_shrunk_in_place(tmp_path: Path) -> None:
+    write_sample(tmp_path, 3)
+    before = files_of(tmp_path)
+    write_sample(tmp_path, 3)
+    assert files_of(tmp_path) == before
+    with pytest.raises(UserError, match="choose an empty folder"):
+        write_sample(tmp_path, 2)
+    assert files_of(tmp_path) == before
+
+
+def test_no_photographs_and_a_negative_seed_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="num_photos: 0; ask for at least 1"):
+        write_sample(tmp_path, 0)
+    with pytest.raises(UserError, match="seed: -1; must not be negative"):
+        write_sample(tmp_path, 2, seed=-1)
+
+
+def test_clip_keeps_what_lies_inside() -> None:
+    square = np.array([(-10.0, -10.0), (30.0, -10.0), (30.0, 30.0), (-10.0, 30.0)])
+    assert area(clip(square, 20, 10)) == pytest.approx(200)
+    assert area(clip(square, 20, 10, margin_px=5)) == pytest.approx(30 * 20)
+    assert len(clip(square + 100, 20, 10)) == 0
+
+
+def test_frames_turn_clockwise_and_nest() -> None:
+    frame = Frame(100, 50, 2.0, 90)
+    assert frame.place([(1, 0), (0, 1)]) == pytest.approx(np.array([(100, 52), (98, 50)]))
+    assert frame.child(1, 0, -90).place([(3, 0)]) == pytest.approx(np.array([(106, 52)]))
+
+
+def _difference(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.abs(one.astype(int) - other.astype(int)).mean())

@@ -1,0 +1,132 @@
+"""`--batch-size auto`: the largest batch that fits, found without changing the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.support.in_memory import InMemory
+from utils.common.config import parse_config
+from utils.common.devices import Precision, choose_precision
+from utils.common.errors import UserError
+from utils.data.dataset import Batch, Photo, SegmentationDataset, collate
+from utils.training import assembly, batch_size
+from utils.training.batch_size import largest_that_fits, probe_batch_size
+from utils.training.config import TrainConfig
+from utils.yolo.inputs import prepare_batch
+
+CPU = torch.device("cpu")
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 16, 23, 24, 100])
+def test_the_largest_batch_that_fits_is_found(limit: int) -> None:
+    tried: list[int] = []
+
+    def fits(number: int) -> bool:
+        tried.append(number)
+        return number <= limit
+
+    found = largest_that_fits(fits, 640)
+    assert found <= limit < 1.5 * found + 1
+    assert len(tried) == len(set(tried))
+
+
+def test_a_gpu_too_small_for_one_image_is_named() -> None:
+    with pytest.raises(UserError, match="not one image of 640 pixels fits the GPU"):
+        largest_that_fits(lambda _: False, 640)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_memory"),
+    [
+        ("CUDA out of memory. Tried to allocate 2 GiB", True),
+        ("FIND was unable to find an engine to execute this computation", True),
+        ("an illegal memory access was encountered", False),
+    ],
+)
+def test_a_batch_for_which_cudnn_finds_no_engine_does_not_fit(
+    words: str, is_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(batch_size, "build_training", fail)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
+    arguments: Any = (nn.Identity(), CPU, choose_precision("off", CPU), None)
+    if is_memory:
+        assert not batch_size._fits(*arguments)
+        return
+    with pytest.raises(RuntimeError, match="illegal"):
+        batch_size._fits(*arguments)
+
+
+def test_a_cpu_has_a_plain_answer() -> None:
+    assert probe_batch_size(nn.Identity(), CPU, choose_precision("off", CPU), 64) == batch_size.CPU_BATCH_SIZE  # type: ignore[arg-type]
+
+
+def test_auto_is_a_word_for_the_batch_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("batch_size: auto\n", encoding="utf-8")
+    for arguments in (["--batch-size", "auto"], ["--config", str(file)]):
+        assert parse_config(TrainConfig, "", arguments).batch_size == 0
+    with pytest.raises(SystemExit, match="2"):
+        parse_config(TrainConfig, "", ["--batch-size", "many"])
+    assert "invalid int or auto value: 'many'" in capsys.readouterr().err
+
+
+def test_auto_keeps_the_batch_size_of_a_run_that_continues(tmp_path: Path) -> None:
+    config = TrainConfig(batch_size=0, save_dir=str(tmp_path))
+    assert assembly.agree_batch_size(config, 12) == 12
+    (tmp_path / "config.yaml").write_text("batch_size: 24\n", encoding="utf-8")
+    assert assembly.agree_batch_size(config, 12) == 24
+    assert assembly.agree_batch_size(TrainConfig(batch_size=6, save_dir=str(tmp_path)), None) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "has_gains"),
+    [({}, True), ({"colour": "loader"}, False), ({"hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.0}, False)],
+    ids=["auto", "loader", "off"],
+)
+def test_the_probe_varies_colours_where_the_training_does(
+    options: dict[str, Any], has_gains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probed: list[Batch] = []
+
+    def fits(model: nn.Module, device: torch.device, precision: Precision, batch: Batch) -> bool:
+        probed.append(batch)
+        return len(batch) == 1
+
+    monkeypatch.setattr(batch_size, "_fits", fits)
+    monkeypatch.setattr(assembly, "choose_precision", lambda name, device: choose_precision("off", CPU))
+    config, gpu = TrainConfig(batch_size=0, img_size=64, **options), torch.device("cuda", 0)
+    model = SimpleNamespace(nc=3)
+    assert assembly.find_batch_size(config, model, gpu) == 1  # type: ignore[arg-type]
+    training_set = SegmentationDataset(
+        [Photo(Path("one.jpg"), np.zeros(0, np.int64), [])],
+        64,
+        packed=InMemory(),  # type: ignore[arg-type]
+        augment=config.augment,
+        colours_on_device=assembly.varies_colours_on_device(config, gpu),
+    )
+    monkeypatch.setattr(InMemory, "whole", lambda self, position: np.zeros((48, 64, 3), np.uint8))
+    trained_on = collate([training_set[0, 0]])
+    for batch in (probed[0], trained_on):
+        assert (batch.colour_gains is not None) == has_gains
+    if has_gains:
+        assert probed[0].colour_gains is not None
+        assert trained_on.colour_gains is not None
+        assert probed[0].colour_gains.dtype == trained_on.colour_gains.dtype
+        inputs, _ = prepare_batch(probed[0], CPU)
+        plain, _ = prepare_batch(replace(probed[0], colour_gains=None), CPU)
+        assert not torch.equal(inputs, plain)  # the step computes the new colours

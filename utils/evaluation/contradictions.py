@@ -1,0 +1,211 @@
+"""Compares labels with a trained model's predictions: missing labels, labels on nothing, other classes.
+
+All masks are compared on a grid of at most 1024 pixels, so photographs of any size take the same memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cv2
+import numpy as np
+from tqdm import tqdm
+
+from utils.common.errors import UserError
+from utils.common.threads import ordered_map
+from utils.data.cache import unreadable_message
+from utils.data.images import ImageError, read_image, scaled_size
+from utils.evaluation.evaluate import AP_IOU
+from utils.evaluation.metrics import box_iou, pair_ignoring_class
+from utils.predict.detections import PhotoPrediction
+from utils.predict.prediction_files import outline
+from utils.predict.regions import Region, shrunk
+from utils.predict.tiles import Predictor
+from utils.sources.checks.findings import Finding, Mark, View
+from utils.sources.checks.reading import Entry
+
+GRID_PX = 1024
+UNSURE = 0.05  # confidence from which a prediction supports a label
+SURE = 0.5  # confidence from which a prediction contradicts the labels
+LIMITS: dict[str, Any] = {"confidence": UNSURE, "iou": AP_IOU}
+MAX_LABELLED = 0.3  # share of a prediction without a label that labels of any class cover
+MAX_SEEN = 0.1  # share of an unseen label that predictions of any class cover
+FOUND = 0.5  # share of a label that predictions of its class cover
+NEAR_PX = 2  # of the grid: masks this near to each other overlap, because wires are thin
+MIN_FOUND = 0.5  # share of a class's labels that the model must find before an unseen one is worth a look
+READ_AHEAD_THREADS = 2  # a photograph of 20 megapixels takes 60 MB
+
+
+@dataclass(frozen=True)
+class Object:
+    """A label or a prediction on the grid; `score` is None for a label."""
+
+    class_id: int
+    mask: Region
+    mark: Mark
+    score: float | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One photograph's contradictions, its unseen labels with their classes, and each class's labels, all and found."""
+
+    findings: list[Finding]
+    unseen: list[tuple[int, Finding]]
+    num_labels: np.ndarray
+    num_found: np.ndarray
+
+
+def find_contradictions(
+    entries: Sequence[Entry], predictor: Predictor, names: tuple[str, ...]
+) -> tuple[list[Finding], list[str]]:
+    """Return what a model contradicts, and notes on the classes that it finds too seldom to judge their labels."""
+    findings: list[Finding] = []
+    unseen: list[tuple[int, Finding]] = []
+    num_labels, num_found = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
+    readable = [entry for entry in entries if entry.picture]
+    predictions = predictor.predict(_read(readable, predictor))
+    for entry, photo, prediction in tqdm(predictions, "predicting", len(readable), unit="photo", disable=None):
+        compared = compare(entry, (photo.shape[1], photo.shape[0]), prediction, names)
+        findings += compared.findings
+        unseen += compared.unseen
+        num_labels += compared.num_labels
+        num_found += compared.num_found
+    shares = num_found / num_labels.clip(min=1)
+    findings += [
+        replace(one, weight=float(shares[class_id]), facts={"class_found": round(float(shares[class_id]), 3)})
+        for class_id, one in unseen
+        if shares[class_id] >= MIN_FOUND
+    ]
+    seldom = np.flatnonzero((num_labels > 0) & (shares < MIN_FOUND)).tolist()
+    return findings, [
+        f"{names[number]}: the model finds {shares[number]:.0%} of {num_labels[number]} labels, so labels that it does "
+        "not see are not listed"
+        for number in seldom
+    ]
+
+
+def _read(entries: Sequence[Entry], predictor: Predictor) -> Iterator[tuple[Entry, np.ndarray]]:
+    full_above_px = predictor.tiling.size_px if predictor.tiling else None
+
+    def read(entry: Entry) -> np.ndarray:
+        try:
+            return read_image(entry.file, predictor.size_px, full_above_px)
+        except ImageError as error:
+            raise UserError(unreadable_message(entry.file, error)) from error
+
+    return zip(entries, ordered_map(read, entries, READ_AHEAD_THREADS), strict=True)
+
+
+def compare(entry: Entry, size: tuple[int, int], prediction: PhotoPrediction, names: tuple[str, ...]) -> Compared:
+    """Compare a photograph's labels with the predictions, which are in pixels of a photograph of `size` (w, h)."""
+    grid = scaled_size(*size, min(1.0, GRID_PX / max(size)))
+    labels = [
+        Object(row.class_id, _fill(row.polygon, grid), Mark(row.polygon, names[row.class_id]), None, row.line)
+        for row in entry.rows
+    ]
+    found = list(_predicted(prediction, size, grid, names))
+    scores = np.array([one.score for one in found], np.float64)
+    partner = pair_ignoring_class(_mask_iou(labels, found), len(labels), scores).tolist()
+    classes = {one.class_id for one in labels}
+    near_own = {number: _near([one for one in found if one.class_id == number], grid) for number in classes}
+    is_found = [_covered(label, near_own[label.class_id]) >= FOUND for label in labels]
+
+    findings = []
+    for label, position, is_own_found in zip(labels, partner, is_found, strict=True):
+        other = found[position] if position >= 0 else label
+        if other.class_id != label.class_id and scores[position] >= SURE and not is_own_found:
+            text = f"labelled {names[label.class_id]}; the model says {other.mark.text}"
+            findings.append(_finding("other_class", entry, text, label, other))
+    near_labels, near_found = _near(labels, grid), _near(found, grid)
+    for position, other in enumerate(found):
+        is_sure = scores[position] >= SURE and position not in partner
+        if is_sure and _covered(other, near_labels) < MAX_LABELLED:
+            text = f"no label; the model says {other.mark.text}"
+            findings.append(_finding("missed_label", entry, text, None, other))
+    unseen = [
+        (
+            label.class_id,
+            _finding("unfound_label", entry, f"{label.mark.text} that the model does not see", label, None),
+        )
+        for label in labels
+        if _covered(label, near_found) < MAX_SEEN
+    ]
+    class_ids = np.array([label.class_id for label in labels], np.int64)
+    count = [np.bincount(ids, minlength=len(names)) for ids in (class_ids, class_ids[np.array(is_found, bool)])]
+    return Compared(findings, unseen, *count)
+
+
+def _finding(kind: str, entry: Entry, text: str, label: Object | None, other: Object | None) -> Finding:
+    facts: dict[str, Any] = {}
+    if other is not None:
+        box = np.concatenate([other.mark.outline.min(axis=0), other.mark.outline.max(axis=0)])
+        facts = {"confidence": round(other.score or 0.0, 4), "box": [round(value, 5) for value in box.tolist()]}
+    marks = [one.mark for one in (label, other) if one is not None]
+    context = [Mark(row.polygon, is_subject=False) for row in entry.rows if label is None or row.line != label.line]
+    views = (View(entry.file, entry.file.name, [*context, *marks]), View(entry.file, "without outlines", _bare(marks)))
+    line = None if label is None else label.line
+    weight = 0.0 if other is None else other.score or 0.0
+    return Finding(kind, entry.split, entry.label_file, text, line, weight, facts, views)
+
+
+def _bare(marks: Sequence[Mark]) -> list[Mark]:
+    return [replace(mark, is_drawn=False) for mark in marks]
+
+
+def _predicted(
+    prediction: PhotoPrediction, size: tuple[int, int], grid: tuple[int, int], names: tuple[str, ...]
+) -> Iterator[Object]:
+    """Yield the predictions on the grid, the most confident first."""
+    rows = zip(prediction.class_ids.tolist(), prediction.found.scores.tolist(), prediction.masks, strict=True)
+    for class_id, score, region in rows:
+        mask = shrunk(region, size, grid)
+        parts = outline(mask)
+        shown = parts[0] if parts else np.array([[mask.left, mask.top]])
+        mark = Mark(shown / grid, f"{names[class_id]} {score:.2f}", is_prediction=True)
+        yield Object(class_id, mask, mark, score)
+
+
+def _fill(polygon: np.ndarray, grid: tuple[int, int]) -> Region:
+    """Fill an outline in 0..1 on the grid, with all cells that it touches."""
+    points = np.floor(polygon.astype(np.float64) * grid).astype(np.int32).clip(0, np.array(grid) - 1)
+    low = points.min(axis=0)
+    width, height = (points.max(axis=0) - low + 1).tolist()
+    mask = np.zeros((height, width), np.uint8)
+    cv2.fillPoly(mask, [points - low], 1)
+    return Region(int(low[0]), int(low[1]), mask.astype(bool))
+
+
+def _mask_iou(labels: Sequence[Object], found: Sequence[Object]) -> np.ndarray:
+    iou = np.zeros((len(labels), len(found)))
+    sizes = [[int(one.mask.mask.sum()) for one in objects] for objects in (labels, found)]
+    boxes = [np.array([_box(one.mask) for one in objects]).reshape(-1, 4) for objects in (labels, found)]
+    for label, position in np.argwhere(box_iou(*boxes) > 0).tolist():
+        shared = labels[label].mask.shared_pixels(found[position].mask)
+        iou[label, position] = shared / max(sizes[0][label] + sizes[1][position] - shared, 1)
+    return iou
+
+
+def _box(region: Region) -> tuple[int, int, int, int]:
+    height, width = region.mask.shape
+    return region.left, region.top, region.left + width, region.top + height
+
+
+def _near(objects: Iterable[Object], grid: tuple[int, int]) -> np.ndarray:
+    """Return the cells of the grid that objects cover or come near: bool (H, W)."""
+    cells = np.zeros((grid[1], grid[0]), np.uint8)
+    for one in objects:
+        left, top, right, bottom = _box(one.mask)
+        cells[top:bottom, left:right] |= one.mask.mask
+    side = 2 * NEAR_PX + 1
+    return cv2.dilate(cells, np.ones((side, side), np.uint8)).astype(bool)
+
+
+def _covered(one: Object, cells: np.ndarray) -> float:
+    """Return the share of an object's cells that are among `cells`."""
+    left, top, right, bottom = _box(one.mask)
+    shared = int((one.mask.mask & cells[top:bottom, left:right]).sum())
+    return shared / max(int(one.mask.mask.sum()), 1)

@@ -1,0 +1,85 @@
+"""The rows of `export.py`'s report: proof, file size, speed and memory of each export beside torch's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from utils.common.devices import choose_precision
+from utils.common.text import format_bytes, format_table
+from utils.export.conversion import Variant
+from utils.export.parity import largest_change
+from utils.export.proof import Proof
+from utils.export.speed import images_per_second, peak_memory
+from utils.predict.exported import open_model
+
+Row = dict[str, Any]
+
+
+def row_of(variant: Variant, made: Path, proof: Proof) -> Row:
+    """Return an export's row. `compute` is the value of --amp that its speed is measured with."""
+    files = made.rglob("*") if made.is_dir() else [made]
+    return {
+        "format": variant.kind,
+        "precision": variant.precision,
+        "compute": "off",
+        "file": made.name,
+        "bytes": sum(file.stat().st_size for file in files if file.is_file()),
+        "failures": proof.failures,
+        "largest_difference": proof.largest,
+        "per_class": proof.per_class,
+    }
+
+
+def add_speed(rows: list[Row], model: str, folder: Path, images: torch.Tensor, device: torch.device) -> list[Row]:
+    """Return the rows with images per second and peak memory; torch's are added in front.
+
+    If the hardware has bf16, torch and OpenVINO are measured in it, too. Exports that failed are not measured.
+    """
+    fast = choose_precision("auto", device)
+    base = {"format": "torch", "precision": "fp32", "compute": "off", "file": Path(model).name, "failures": []}
+    size = {"bytes": Path(model).stat().st_size}
+    found: list[Row] = []
+    for row in [{**base, **size}, *rows]:
+        found.append(row)
+        computes_in_bf16 = row["format"] == "torch" or (row["format"] == "openvino" and device.type == "cpu")
+        if fast.dtype is not None and computes_in_bf16 and row["precision"] != "int8" and not row["failures"]:
+            found.append({**{key: row[key] for key in (*base, "bytes")}, "compute": fast.name})
+    networks = {}
+    for number, row in enumerate(found):
+        if row["failures"]:
+            continue
+        path = model if row["format"] == "torch" else str(folder / row["file"])
+        row["peak_memory_bytes"] = peak_memory(path, str(device), row["compute"], tuple(images.shape))
+        dtype = fast.dtype if row["compute"] != "off" else None
+        networks[number] = (open_model(path, device, row["compute"]), dtype)
+    for number, speed in images_per_second(networks, images).items():
+        found[number]["images_per_second"] = speed
+    return found
+
+
+def table(rows: list[Row]) -> str:
+    """Return one line per row: size, speed, memory, the largest differences from torch, and whether it was written."""
+    torch_speed = next((row.get("images_per_second") for row in rows if row["format"] == "torch"), None)
+    lines = []
+    for row in rows:
+        speed, change = row.get("images_per_second"), largest_change(row.get("per_class", []))
+        differences = row.get("largest_difference", {})
+        lines.append(
+            [
+                row["format"],
+                row["precision"] + (f", --amp {row['compute']}" if row["compute"] != "off" else ""),
+                format_bytes(row["bytes"]),
+                f"{speed:.1f}" if speed else None,
+                f"{speed / torch_speed:.2f}" if speed and torch_speed else None,
+                format_bytes(row["peak_memory_bytes"]) if "peak_memory_bytes" in row else None,
+                f"{differences['boxes']:.2g}" if "boxes" in differences else None,
+                f"{differences['probabilities']:.2g}" if "probabilities" in differences else None,
+                f"{change[0]:+.4f} ({change[1]})" if change else None,
+                "failed" if row["failures"] else "proven" if differences else "-",
+            ]
+        )
+    header = ["format", "precision", "size", "images/s", "of torch", "peak memory", "boxes, px", "probability", "AP"]
+    return format_table([*header, "proof"], lines)

@@ -1,0 +1,204 @@
+"""Builds the page of the findings: a single file that loads nothing else, in the style of the evaluation's report."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+from utils.evaluation.metrics import SIZES
+from utils.pages.check_views import draw_views
+from utils.pages.report.markup import Markup, element, page_head
+from utils.pages.report.tables import table
+from utils.sources.checks.findings import KINDS, MODEL_KINDS, Finding, count_kinds, num_errors
+
+MAX_CARDS = 8  # pictures of a kind
+MAX_ROWS = 200  # rows of a kind
+MAX_LINKS = 8  # to kinds, at the top of the window; the summary has all
+MAX_BYTES = 6_000_000  # of all pictures together; base64 makes them a third larger
+KEYS = "Vermillion: the label in question. Yellow: the model's prediction. Blue: other labels."
+
+
+def build_page(
+    data: str,
+    counts: dict[str, dict[str, Any]],
+    names: Sequence[str],
+    findings: Sequence[Finding],
+    about: Sequence[str],
+    has_model: bool,
+) -> str:
+    """Return the page about sorted findings; counts: see `count_classes`; about: lines for the top of the page; has_model:
+    whether labels were compared with a model."""
+    head, script = page_head(f"Check of {data}", "report", "img-src data:")
+    number_of = count_kinds(findings)
+    kinds = [kind for kind, number in number_of.items() if number]
+    pictures = _Pictures()
+    sections = [_section(kind, [one for one in findings if one.kind == kind], pictures) for kind in kinds]
+    links = [("summary", "Summary"), ("classes", "Classes")]
+    links += [(kind, KINDS[kind].title) for kind in kinds][:MAX_LINKS]
+    nav = element("nav", *(element("a", label, href=f"#{name}") for name, label in links), aria_label="Sections")
+    body = element(
+        "body",
+        element(
+            "header",
+            element("h1", "Data check"),
+            element("p", "Data ", element("b", data), class_="about"),
+            *(element("p", line, class_="about") for line in about),
+        ),
+        element("div", nav, class_="switch"),
+        element(
+            "main",
+            _cards(counts, findings),
+            element("section", element("h2", "Summary"), *_summary(number_of, has_model), id="summary"),
+            element("section", element("h2", "Classes"), *_classes(counts, names), id="classes"),
+            *sections,
+        ),
+        element("dialog", element("form", element("button", "Close"), method="dialog"), aria_label="Enlarged picture"),
+        element("footer", "All findings are in check.json next to this file. docs/check_data.md explains each kind."),
+        script,
+    )
+    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
+
+
+class _Pictures:
+    """Draws pictures until they take MAX_BYTES."""
+
+    def __init__(self) -> None:
+        self.bytes_left = MAX_BYTES
+
+    def draw(self, findings: Sequence[Finding]) -> list[list[tuple[bytes, str]]]:
+        """Return the pictures of each finding, with their captions; none once the limit is reached."""
+        views = [view for finding in findings for view in finding.views] if self.bytes_left > 0 else []
+        drawn = iter(draw_views(views, 2))
+        pictures: list[list[tuple[bytes, str]]] = []
+        for finding in findings:
+            jpegs = [(next(drawn), view.caption) for view in finding.views] if views else []
+            pictures.append([(jpeg, caption) for jpeg, caption in jpegs if jpeg is not None])
+            self.bytes_left -= sum(len(jpeg) for jpeg, _ in pictures[-1])
+        return pictures
+
+
+def _cards(counts: dict[str, dict[str, Any]], findings: Sequence[Finding]) -> Markup:
+    errors = num_errors(findings)
+    values = {f"Photographs, {split}": count["photographs"] for split, count in counts.items()}
+    values |= {f"Objects, {split}": count["objects"] for split, count in counts.items()}
+    values |= {"Errors": errors, "Hints": len(findings) - errors}
+    cards = (
+        element("div", element("dt", label), element("dd", f"{value:,}", class_="value"))
+        for label, value in values.items()
+    )
+    return element("dl", *cards, class_="cards")
+
+
+def _summary(number_of: dict[str, int], has_model: bool) -> list[Markup]:
+    rows = [
+        element(
+            "tr",
+            _name(element("a", KINDS[kind].title, href=f"#{kind}")),
+            element("td", _level(kind), class_="name worse" if KINDS[kind].is_error else "name"),
+            _number(number, key=f"counts.{kind}"),
+            element("td", KINDS[kind].meaning, class_="name"),
+        )
+        for kind, number in number_of.items()
+        if number
+    ]
+    head = [_heading("Kind", True), _heading("Level", True), _heading("Findings"), _heading("What it means", True)]
+    checked = [kind for kind in number_of if has_model or kind not in MODEL_KINDS]
+    clean = ", ".join(KINDS[kind].title[0].lower() + KINDS[kind].title[1:] for kind in checked if not number_of[kind])
+    unchecked = "" if has_model else " Not compared with a model: that takes --model."
+    nothing = element("p", f"Nothing found of: {clean}.{unchecked}", class_="note")
+    return [table("Kinds of findings", head, rows), nothing] if rows else [nothing]
+
+
+def _level(kind: str) -> str:
+    return "error" if KINDS[kind].is_error else "hint"
+
+
+def _classes(counts: dict[str, dict[str, Any]], names: Sequence[str]) -> list[Markup]:
+    columns = {"photographs": "photographs", "objects": "objects", **{size: size for size in SIZES}}
+    head = [_heading("Class", True)]
+    head += [_heading(f"{label}, {split}") for split in counts for label in columns.values()]
+    rows = []
+    for number, name in enumerate(names):
+        cells = [_name(name)]
+        for split, count in counts.items():
+            row = count["classes"][number]
+            cells += [
+                _number(row[key], key=f"splits.{split}.classes.{number}.{key}") for key in columns if key not in SIZES
+            ]
+            measured = sum(row[size] for size in SIZES)
+            cells += [_share(row[size] / measured if measured else None) for size in SIZES]
+        rows.append(element("tr", *cells))
+    words = "Size classes by the object's area in pixels of the photograph on disk: small under 32 x 32, medium up to 96 x 96 (COCO's bounds)."
+    empty = ", ".join(f"{count['without_objects']:,} in {split}" for split, count in counts.items())
+    return [element("p", words, f" Photographs without objects: {empty}.", class_="note"), table("Classes", head, rows)]
+
+
+def _section(kind: str, findings: Sequence[Finding], pictures: _Pictures) -> Markup:
+    facts = KINDS[kind]
+    shown = [one for one in findings if one.views][:MAX_CARDS]
+    drawn = pictures.draw(shown)
+    cards = [_card(finding, jpegs) for finding, jpegs in zip(shown, drawn, strict=True) if jpegs]
+    wide = any(len(jpegs) > 1 for jpegs in drawn)
+    style = f"grid-template-columns:repeat(auto-fill,minmax(min(100%,{560 if wide else 270}px),1fr))"
+    rows = [
+        element(
+            "tr",
+            element("th", element("span", str(finding.place), style="max-width:none"), scope="row", class_="name"),
+            element("td", finding.split, class_="name"),
+            element("td", element("span", finding.text, style="max-width:none"), class_="name"),
+        )
+        for finding in findings[:MAX_ROWS]
+    ]
+    left = (
+        f" The first {MAX_ROWS} of {len(findings):,} are listed; check.json has all."
+        if len(findings) > MAX_ROWS
+        else ""
+    )
+    few = f" The pictures show {len(cards)} of them." if 0 < len(cards) < len(findings) else ""
+    has_keys = any(mark.is_prediction for finding in shown for view in finding.views for mark in view.marks)
+    head = [_heading("Place", True), _heading("Split", True), _heading("What", True)]
+    number = f" · {len(findings):,} {_level(kind)}{'s' if len(findings) != 1 else ''}"
+    return element(
+        "section",
+        element("h2", facts.title, element("small", number, class_="worse" if facts.is_error else "same")),
+        element("p", f"{facts.meaning} {facts.remedy}{few}{left}"),
+        *([element("p", KEYS, class_="note")] if cards and has_keys else []),
+        *([element("div", *cards, class_="gallery", style=f"{style};margin:.6rem 0")] if cards else []),
+        table(facts.title, head, rows),
+        id=kind,
+    )
+
+
+def _card(finding: Finding, jpegs: Sequence[tuple[bytes, str]]) -> Markup:
+    columns = f"grid-template-columns:repeat({len(jpegs)},1fr)"
+    return element(
+        "article",
+        element("p", finding.text, class_="note"),
+        element("div", *(_picture(jpeg, caption) for jpeg, caption in jpegs), class_="pair", style=columns),
+    )
+
+
+def _picture(jpeg: bytes, caption: str) -> Markup:
+    source = Markup("data:image/jpeg;base64," + base64.b64encode(jpeg).decode())
+    image = element("img", src=source, alt=caption)
+    return element("figure", element("figcaption", caption), element("button", image, type="button", class_="zoom"))
+
+
+def _heading(label: str, is_name: bool = False) -> Markup:
+    return element("th", element("button", label, type="button"), scope="col", class_="name" if is_name else None)
+
+
+def _name(name: str) -> Markup:
+    return element("th", element("span", name), scope="row", class_="name")
+
+
+def _number(value: int, key: str) -> Markup:
+    return element("td", f"{value:,}", data_key=key, data_value=value, class_=None if value else "none")
+
+
+def _share(value: float | None) -> Markup:
+    if value is None:
+        return element("td", "–", class_="none")
+    style = f"--share:{100 * value:.1f}%"
+    return element("td", f"{100 * value:.0f} %", data_value=f"{value:.4f}", class_="bar", style=style)

@@ -1,0 +1,59 @@
+"""Draws the pictures of findings: a part of a photograph with its outlines, as JPEG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from utils.common.threads import ordered_map
+from utils.data.images import ImageError, encode_jpeg, fit_long_side, read_image, resize_area, scaled_size
+from utils.pages import draw_instances
+from utils.pages.report.gallery import CONFUSED, RIGHT, WRONG
+from utils.sources.checks.findings import View
+
+SHOWN_PX = 400
+JPEG_QUALITY = 80
+AROUND = 1.5  # the part shown, relative to the subjects
+MIN_SHARE = 0.12  # of the photograph's long side that is shown at least
+
+
+def draw_views(views: Sequence[View], num_threads: int) -> Iterator[bytes | None]:
+    """Yield each view's JPEG, None for a photograph that cannot be read."""
+    return ordered_map(draw_view, views, num_threads)
+
+
+def draw_view(view: View) -> bytes | None:
+    """Return a view as JPEG, at most SHOWN_PX wide and high; None if its photograph cannot be read."""
+    subjects = [mark.outline for mark in view.marks if mark.is_subject and len(mark.outline)]
+    low, high = np.zeros(2), np.ones(2)
+    if subjects:
+        points = np.concatenate(subjects).astype(np.float64)
+        low, high = points.min(axis=0), points.max(axis=0)
+    share = min(1.0, max(AROUND * float((high - low).max()), MIN_SHARE))
+    long_side_px = round(SHOWN_PX / share)
+    try:
+        photo = fit_long_side(read_image(view.photo, long_side_px), long_side_px)
+    except ImageError:
+        return None
+    size = np.array(photo.shape[1::-1])
+    left, top, right, bottom = _window(low * size, high * size, size)
+    scale = SHOWN_PX / max(bottom - top, right - left)  # a small part is enlarged, so that its outlines are thin
+    part = resize_area(photo[top:bottom, left:right], *scaled_size(right - left, bottom - top, scale))
+    drawn = [mark for mark in view.marks if mark.is_drawn and len(mark.outline)]
+    if drawn:
+        colors = [RIGHT if not mark.is_subject else CONFUSED if mark.is_prediction else WRONG for mark in drawn]
+        outlines = [(mark.outline * size - (left, top)) * scale for mark in drawn]
+        texts = [mark.text for mark in drawn]
+        part = draw_instances(part, [0] * len(drawn), None, outlines, None, [""], colors=colors, labels=texts)
+    return encode_jpeg(part, JPEG_QUALITY)
+
+
+def _window(low: np.ndarray, high: np.ndarray, size: np.ndarray) -> tuple[int, int, int, int]:
+    """Return the part of a photograph of `size` (w, h) around a box, all in pixels: left, top, right, bottom."""
+    side = max(AROUND * float((high - low).max()), MIN_SHARE * float(size.max()), 2.0)
+    sides = np.minimum(side, size)
+    corner = np.clip((low + high) / 2 - sides / 2, 0, size - sides)
+    left, top = np.floor(corner).astype(int).tolist()
+    right, bottom = np.ceil(corner + sides).astype(int).clip(None, size).tolist()
+    return left, top, right, bottom

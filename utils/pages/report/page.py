@@ -1,0 +1,265 @@
+"""Builds report.html: a single file that loads nothing else and runs only its own script (content security policy)."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from utils.pages.report import photographs
+from utils.pages.report.charts import (
+    MAX_COLOURED,
+    Line,
+    class_style,
+    confusion_chart,
+    curve_chart,
+    reliability_chart,
+)
+from utils.pages.report.gallery import CONFUSED, KINDS_OF_ERROR, RIGHT, WRONG, Card
+from utils.pages.report.markup import Markup, element, joined, page_head
+from utils.pages.report.tables import (
+    KINDS,
+    MODEL_LETTERS,
+    class_table,
+    confusions_table,
+    headline_cards,
+    size_table,
+    threshold_table,
+)
+
+CURVES = (
+    ("precision_at_recall", "Precision over recall at IoU 0.5", "recall", "precision"),
+    ("f1", "F1 over confidence", "confidence", "F1"),
+    ("precision", "Precision over confidence", "confidence", "precision"),
+    ("recall", "Recall over confidence", "confidence", "recall"),
+)
+SECTIONS = {
+    "classes": "Classes",
+    "curves": "Curves",
+    "thresholds": "Thresholds",
+    "confusion": "Confusion",
+    "sizes": "Sizes",
+    "calibration": "Calibration",
+    "worst": "Worst images",
+}
+
+ON_THRESHOLDS = "The confidence threshold that gives a class its highest F1 at IoU 0.5, and the scores at that threshold. Threshold and scores come from the same images, so the scores are slightly optimistic. For classes with few objects they are uncertain."
+NO_ERRORS = "No image has an error: no object is missed or confused and no detection is false above confidence 0.25."
+ON_SIZES = "Size classes by the object's area in pixels of the photograph on disk (COCO's bounds)."
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One evaluated model: the content of its metrics.json, and the result of `metrics.precision_recall_curves`."""
+
+    metrics: dict[str, Any]
+    curves: dict[str, Any]
+
+
+def build_page(subjects: Sequence[Subject], cards: Sequence[Card]) -> str:
+    """Return the page for one model, or for two: model A and model B, with which it is compared.
+
+    cards: the images of the gallery, in the order of metrics.json's `worst_images`.
+    """
+    head, script = page_head(f"Evaluation of {subjects[0].metrics['model']}", "report", "img-src data:")
+    body = element("body", *_body(subjects, cards), script)
+    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
+
+
+def _body(subjects: Sequence[Subject], cards: Sequence[Card]) -> list[Markup]:
+    models = [subject.metrics for subject in subjects]
+    links = element(
+        "nav", *(element("a", label, href=f"#{name}") for name, label in SECTIONS.items()), aria_label="Sections"
+    )
+    choice = [
+        element(
+            "label",
+            element("input", type="radio", name="kind", id=f"show-{kind}", checked=kind == "mask"),
+            plural.capitalize(),
+        )
+        for kind, plural in KINDS.items()
+    ]
+    content = {
+        "classes": _both("", lambda kind: class_table(models, kind)),
+        "curves": _curves(subjects),
+        "thresholds": [
+            element("p", ON_THRESHOLDS, class_="note"),
+            *_both("", lambda kind: threshold_table(models, kind)),
+        ],
+        "confusion": _confusion(models),
+        "sizes": [element("p", ON_SIZES, class_="note"), *_both("", lambda kind: size_table(models, kind))],
+        "calibration": _calibration(models),
+        "worst": _gallery(cards, len(models)),
+    }
+    titles = {
+        **SECTIONS,
+        "confusion": "Confusion matrix",
+        "sizes": "AP by object size",
+        "thresholds": "Best threshold of each class",
+    }
+    return [
+        element("header", element("h1", "Evaluation"), *_about(models)),
+        element("div", element("fieldset", *choice, aria_label="Masks or boxes"), links, class_="switch"),
+        element(
+            "main",
+            headline_cards(models),
+            *(element("section", element("h2", titles[name]), *parts, id=name) for name, parts in content.items()),
+        ),
+        element("dialog", element("form", element("button", "Close"), method="dialog"), aria_label="Enlarged picture"),
+        element(
+            "footer",
+            "Every score and count on this page is also in metrics.json next to this file (model B: compared_metrics.json). Greedy matching and 101-point AP as in Ultralytics 8.4. Classes without objects in the split have no scores.",
+        ),
+    ]
+
+
+def _about(models: Sequence[dict[str, Any]]) -> list[Markup]:
+    lines = []
+    for letter, metrics in zip(MODEL_LETTERS, models, strict=False):
+        name = f"Model {letter} " if len(models) > 1 else "Model "
+        size = f", input {metrics['img_size']} px"
+        lines.append(element("p", name, element("b", metrics["model"]), size, class_="about"))
+    metrics = models[0]
+    where = "in the photographs' pixels" if metrics["mask_resolution"] == "native" else "at a quarter of the input"
+    words = (" · split ", element("b", metrics["split"]), f" · masks compared {where}")
+    return [*lines, element("p", "Data ", element("b", metrics["data"]), *words, class_="about")]
+
+
+def _both(class_: str, make: Any) -> list[Markup]:
+    """Return one element for masks and one for boxes; the page shows the selected one."""
+    return [element("div", make(kind), class_=f"kind-{kind} {class_}".strip()) for kind in KINDS]
+
+
+def _curves(subjects: Sequence[Subject]) -> list[Markup]:
+    names = [row["name"] for row in subjects[0].metrics["per_class"]]
+    class_ids = subjects[0].curves["mask"]["class_ids"].tolist()
+    buttons = []
+    for class_id in class_ids:
+        line = element("line", x1=0, y1=4, x2=22, y2=4, style=class_style(class_id, len(names)) or None)
+        swatch = element("svg", line, viewBox="0 0 22 8", aria_hidden="true")
+        buttons.append(
+            element("button", swatch, names[class_id], type="button", data_class=class_id, aria_pressed="false")
+        )
+    hint = "The thick line is the mean over the classes. Click a class to highlight its curves."
+    if len(subjects) > 1:
+        hint += " Dashed lines are model B; its curves for a class appear when the class is selected."
+    many = " many" if len(names) > MAX_COLOURED else ""
+    return [
+        element("p", hint, class_="note"),
+        element("div", *buttons, class_="legend", role="group", aria_label="Classes"),
+        *_both("charts" + many, lambda kind: joined(*(_curve(subjects, names, kind, *curve) for curve in CURVES))),
+    ]
+
+
+def _curve(
+    subjects: Sequence[Subject], names: Sequence[str], kind: str, field: str, title: str, x_name: str, y_name: str
+) -> Markup:
+    lines = []
+    for model, subject in enumerate(subjects):
+        curves = subject.curves[kind]
+        letter = f" {MODEL_LETTERS[model]}" if len(subjects) > 1 else ""
+        for class_id, values in zip(curves["class_ids"].tolist(), curves[field], strict=True):
+            lines.append(Line(names[class_id] + letter, values, class_id, model))
+        if len(curves["class_ids"]):
+            lines.append(Line(f"mean{letter}", curves[field].mean(axis=0), None, model))
+    mark = subjects[0].metrics[f"{kind}_best_confidence"] if x_name == "confidence" else None
+    return curve_chart(f"{title}, {KINDS[kind]}", x_name, y_name, lines, len(names), mark)
+
+
+def _confusion(models: Sequence[dict[str, Any]]) -> list[Markup]:
+    names = [row["name"] for row in models[0]["per_class"]]
+    words = "Boxes with confidence above 0.25, matched at IoU above 0.45. Columns are true classes, rows are predicted classes; percentages are of the column. The last row counts missed objects, the last column false positives."
+    parts = [
+        element("p", words, class_="note"),
+        element("ol", *(element("li", name) for name in names), class_="labels", hidden=True),
+    ]
+    for letter, metrics in zip(MODEL_LETTERS, models, strict=False):
+        if len(models) > 1:
+            parts.append(element("h3", f"Model {letter}"))
+        chart = confusion_chart(metrics["confusion_matrix"], names)
+        parts.append(element("div", chart, class_="scroll", tabindex="0", role="region", aria_label="Confusion matrix"))
+        if metrics is models[0]:
+            parts += [element("h3", "The most frequent confusions"), confusions_table(metrics)]
+    return parts
+
+
+def _calibration(models: Sequence[dict[str, Any]]) -> list[Markup]:
+    words = "Precision (IoU 0.5) of the detections in each confidence range. On the dashed line confidence equals precision; bars below it show overconfidence. The grey bars at the bottom show the number of detections. Detections below confidence 0.05 are not counted."
+
+    def charts(kind: str) -> Markup:
+        parts = []
+        for letter, metrics in zip(MODEL_LETTERS, models, strict=False):
+            found = metrics["calibration"][kind]
+            title = f"Reliability, {KINDS[kind]}" + (f", model {letter}" if len(models) > 1 else "")
+            if found["error"] is None:
+                parts.append(element("p", f"{title}: no detections"))
+                continue
+            title += f": expected calibration error {found['error']:.3f}, mean confidence minus precision {found['excess']:+.3f}".replace(
+                "-", "−"
+            )
+            parts.append(reliability_chart(f"{title}, {found['num_detections']} detections", found))
+        return joined(*parts)
+
+    return [element("p", words, class_="note"), *_both("charts", charts)]
+
+
+def _gallery(cards: Sequence[Card], num_models: int) -> list[Markup]:
+    if not cards:
+        return [element("p", NO_ERRORS)]
+    keys = [
+        joined(element("span", class_="key", style=f"background:rgb{color}"), label)
+        for color, label in (
+            (RIGHT, "correct, "),
+            (WRONG, "missed (labels) or false (prediction), "),
+            (CONFUSED, "confused with another class"),
+        )
+    ]
+    words = f"The {len(cards)} images with the most errors, as counted in the confusion matrix. Only errors have a name on them. "
+    orders = {"all": "most errors", **{kind: f"most {kind}" for kind in KINDS_OF_ERROR}}
+    buttons = [
+        element("button", label, type="button", data_by=name, aria_pressed=str(name == "all").lower())
+        for name, label in orders.items()
+    ]
+    articles = [_article(position, card, num_models) for position, card in enumerate(cards)]
+    return [
+        element("p", words, *keys, class_="note"),
+        element("div", "Order:", *buttons, class_="order", role="group", aria_label="Order of the images"),
+        element("div", *articles, class_="gallery"),
+    ]
+
+
+def _article(position: int, card: Card, num_models: int) -> Markup:
+    errors = card.errors
+    counts = {kind: errors[kind] for kind in KINDS_OF_ERROR}
+    shown = {
+        name: element("span", str(errors[name]), data_key=f"worst_images.{position}.{name}", data_value=errors[name])
+        for name in (*KINDS_OF_ERROR, "num_targets")
+    }
+    facts = [joined(shown[kind], f" {kind}, ") for kind in KINDS_OF_ERROR]
+    in_words = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    pictures = [_picture(card.truth, "Labels", f"{errors['file']} with its {errors['num_targets']} labelled objects")]
+    for model, picture in enumerate(card.predictions):
+        name = f"Prediction of model {MODEL_LETTERS[model]}" if num_models > 1 else "Prediction"
+        words = f"{errors['file']} with predictions" + ("" if model else f": {in_words}")
+        pictures.append(_picture(picture, name, words))
+    letter = "model A: " if num_models > 1 else ""
+    link = f"{photographs.PAGE}#{card.full_size}"
+    full_size = [] if card.full_size is None else [" · ", element("a", "full size", href=link)]
+    return element(
+        "article",
+        element("h3", errors["file"]),
+        element("p", letter, *facts, "of ", shown["num_targets"], " objects", *full_size, class_="note"),
+        element("div", *pictures, class_="pair"),
+        data_all=sum(counts.values()),
+        **{f"data_{kind}": count for kind, count in counts.items()},
+    )
+
+
+def _picture(jpeg: bytes, caption: str, alt: str) -> Markup:
+    source = Markup("data:image/jpeg;base64," + base64.b64encode(jpeg).decode())
+    return element(
+        "figure",
+        element("figcaption", caption),
+        element("button", element("img", src=source, alt=alt), type="button", class_="zoom"),
+    )

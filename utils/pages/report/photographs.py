@@ -1,0 +1,154 @@
+"""photographs.html: the worst photographs at full size, to zoom into, with outlines of labels and predictions over them.
+
+The page and its folder of pictures, `photographs/`, lie beside report.html. It loads nothing else and runs only its own script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from utils.common.files import write_bytes_atomic, write_text_atomic
+from utils.pages.report.markup import Markup, element, page_head
+from utils.predict.regions import Region
+
+PAGE, FOLDER = "photographs.html", "photographs"
+MAX_PHOTOS = 6
+MIN_LONG_SIDE_PX = 1281  # smaller ones are shown large enough in report.html
+JPEG_QUALITY = 80
+_SIMPLIFY_PX = 0.75
+KEYS = (
+    ("mouse wheel, + and −", "zoom"),
+    ("drag, arrow keys", "move"),
+    ("0", "whole photograph"),
+    ("1", "one pixel of the photograph on one pixel of the screen"),
+    ("t", "labels on or off"),
+    ("p", "predictions on or off"),
+    ("e", "next error"),
+    ("n", "next photograph"),
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An object's outlines in pixels of the photograph, each (V, 2), its name, colour, and the kind of error or ""."""
+
+    outlines: list[np.ndarray]
+    name: str
+    color: tuple[int, int, int]
+    error: str
+
+
+@dataclass(frozen=True)
+class FullView:
+    """A photograph at full size: its name, width and height, JPEG bytes, and what is drawn over it."""
+
+    file: str
+    size: tuple[int, int]
+    jpeg: bytes
+    truth: list[Shape]
+    predictions: list[Shape]
+
+
+def region_outlines(region: Region) -> list[np.ndarray]:
+    """Return a mask's outlines, holes included, in pixels of the photograph: float64 (V, 2) each."""
+    contours, _ = cv2.findContours(region.mask.astype(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE)
+    simple = [cv2.approxPolyDP(contour, _SIMPLIFY_PX, True)[:, 0] for contour in contours]
+    return [part + np.array([region.left + 0.5, region.top + 0.5]) for part in simple]
+
+
+def write_photographs(folder: Path, views: Sequence[FullView]) -> None:
+    """Write the page and its pictures beside report.html, and remove those of an earlier evaluation."""
+    pictures = folder / FOLDER
+    for old in [*pictures.glob("[0-9].jpg"), folder / PAGE]:
+        old.unlink(missing_ok=True)
+    if not views:
+        return
+    pictures.mkdir(exist_ok=True)
+    for number, view in enumerate(views):
+        write_bytes_atomic(pictures / f"{number}.jpg", view.jpeg)
+    write_text_atomic(folder / PAGE, build_photographs(views))
+
+
+def build_photographs(views: Sequence[FullView]) -> str:
+    """Return the page."""
+    head, script = page_head("Photographs at full size", "photographs", "img-src 'self' file: data:")
+    names = [element("option", view.file, value=number) for number, view in enumerate(views)]
+    toggles = [
+        element("label", element("input", type="checkbox", id=f"show-{name}", checked=True), label)
+        for name, label in (("truth", "Labels (dashed)"), ("predictions", "Predictions"))
+    ]
+    buttons = [
+        element("button", label, type="button", id=name, title=title)
+        for name, label, title in (
+            ("zoom-in", "+", "enlarge"),
+            ("zoom-out", "−", "reduce"),
+            ("fit", "Whole", "whole photograph"),
+            ("actual", "1:1", "one pixel of the photograph on one pixel of the screen"),
+            ("next-error", "Next error", "show the next error"),
+        )
+    ]
+    keys = [element("li", element("kbd", key), f" {meaning}") for key, meaning in KEYS]
+    body = element(
+        "body",
+        element(
+            "header",
+            element("a", "Report", href="report.html"),
+            element("select", *names, id="photo", aria_label="Photograph"),
+            *toggles,
+            *buttons,
+            element("output", id="scale"),
+            element("details", element("summary", "Keys"), element("ul", *keys)),
+        ),
+        element(
+            "main",
+            *(_world(number, view) for number, view in enumerate(views)),
+            id="stage",
+            tabindex="0",
+            aria_label="Photograph; drag or use the arrow keys to move, plus and minus to zoom",
+        ),
+        element("nav", *(_errors(number, view) for number, view in enumerate(views)), aria_label="Errors"),
+        script,
+    )
+    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
+
+
+def _world(number: int, view: FullView) -> Markup:
+    width, height = view.size
+    # The script sets the picture's source when it is shown first: six of them take half a gigabyte of memory.
+    picture = element(
+        "img", alt=view.file, width=width, height=height, data_src=f"{FOLDER}/{number}.jpg", draggable="false"
+    )
+    groups = [
+        element("g", *(_shape(shape) for shape in shapes), class_=kind)
+        for kind, shapes in (("predictions", view.predictions), ("truth", view.truth))
+    ]
+    drawing = element("svg", *groups, viewBox=f"0 0 {width} {height}", width=width, height=height)
+    return element("div", picture, drawing, class_="world", hidden=True, data_width=width, data_height=height)
+
+
+def _shape(shape: Shape) -> Markup:
+    steps = []
+    for outline in shape.outlines:
+        points = " ".join(f"{x:g},{y:g}" for x, y in np.round(outline, 1).tolist())
+        steps.append(f"M{points}Z")
+    words = f"{shape.name}: {shape.error}" if shape.error else shape.name
+    return element("path", element("title", words), d=Markup(" ".join(steps)), stroke=f"rgb{shape.color}")
+
+
+def _errors(number: int, view: FullView) -> Markup:
+    """Return the list of a photograph's errors; a click on one shows it."""
+    items = []
+    for shape in (*view.truth, *view.predictions):
+        if shape.error and shape.outlines:
+            points = np.concatenate(shape.outlines)
+            box = " ".join(f"{value:.0f}" for value in (*points.min(axis=0), *points.max(axis=0)))
+            key = element("span", class_="key", style=f"background:rgb{shape.color}")
+            items.append(
+                element("li", element("button", key, f"{shape.error}: {shape.name}", type="button", data_box=box))
+            )
+    return element("ol", *items, hidden=True, data_photo=number)

@@ -1,0 +1,251 @@
+"""Turns a model's raw outputs into detections with masks, alike in validation, evaluation and inference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from utils.common.devices import copy_to_device
+from utils.data.images import letterbox
+from utils.predict.photo_masks import Placement, photo_regions
+from utils.predict.regions import Region
+from utils.predict.suppression import suppress
+from utils.yolo.boxes import OneToOne, anchor_points, decode_boxes
+from utils.yolo.inputs import prepare_images
+
+MAX_CANDIDATES = 30_000  # per image, before non-maximum suppression; YOLOv8's limit
+CLASS_OFFSET_PX = 7680  # between the boxes of different classes, so that one suppression keeps the classes apart
+
+
+@dataclass(frozen=True)
+class Detections:
+    """One image's detections, best first: boxes float32 (n, 4) xyxy in input pixels, coefficients float32 (n, 32).
+
+    The coefficients lie on the model's device, the rest in the host's memory.
+    """
+
+    boxes: torch.Tensor
+    scores: torch.Tensor  # float32 (n,)
+    class_ids: torch.Tensor  # int64 (n,)
+    coefficients: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def __getitem__(self, part: slice) -> Detections:
+        return Detections(self.boxes[part], self.scores[part], self.class_ids[part], self.coefficients[part])
+
+
+@dataclass(frozen=True)
+class PhotoPrediction:
+    """The detections of a photograph, with masks and boxes, float32 (n, 4) xyxy, in its pixels."""
+
+    found: Detections
+    masks: Sequence[Region]
+    boxes: np.ndarray
+
+    @property
+    def class_ids(self) -> np.ndarray:
+        """The class of each detection, int64 (n,)."""
+        return self.found.class_ids.numpy()
+
+
+@torch.no_grad()
+def predict_photos(
+    model: nn.Module, photos: list[np.ndarray], size_px: int, device: torch.device, **limits: Any
+) -> Iterator[PhotoPrediction]:
+    """Find objects in photographs, RGB uint8 (H, W, 3) of any sizes, in one pass; `limits` are those of `detect`.
+
+    Masks are made one photograph at a time, when the iterator reaches it.
+    """
+    if not photos:
+        return
+    placed = [letterbox(photo, size_px) for photo in photos]
+    images = torch.from_numpy(np.stack([canvas for canvas, _, _ in placed]))
+    outputs = raw_outputs(model, prepare_images(images, device))
+    strides = [float(stride) for stride in model.stride]  # type: ignore[union-attr]
+    for position, found in enumerate(detect(outputs, strides, size_px, **limits)):
+        (height, width), (_, scale, pad) = photos[position].shape[:2], placed[position]
+        placement = Placement(size_px, scale, pad, (width, height))
+        masks = list(photo_masks(outputs["proto"][position], found, placement))
+        yield PhotoPrediction(found, masks, placement.boxes_to_photo(found.boxes).numpy())
+
+
+def raw_outputs(
+    model: nn.Module, images: torch.Tensor, autocast_dtype: torch.dtype | None = None
+) -> dict[str, torch.Tensor]:
+    """Run a model in evaluation mode on (B, 3, S, S) in 0..1; return its dictionary of raw outputs.
+
+    YOLO26 has two: those that it was told to predict with (`utils.yolo.model.load_for_prediction`).
+    """
+    with torch.autocast(images.device.type, autocast_dtype or torch.bfloat16, enabled=autocast_dtype is not None):
+        outputs = model(images)
+    raw: dict[str, Any] = outputs[1] if isinstance(outputs, tuple) else outputs
+    if "one2one" in raw:
+        return OneToOne(raw["one2one"]) if model.end2end else raw["one2many"]
+    return raw
+
+
+def decode(outputs: dict[str, torch.Tensor], strides: list[float], size_px: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return boxes (B, A, 4) xyxy in input pixels and class probabilities (B, A, classes), in float32.
+
+    The model's own decoding is not used: under bf16 autocast it rounds coordinates to whole pixels. Exports
+    (utils/predict/exported.py) hold it in their graph.
+    """
+    if "xywh" in outputs:
+        centres, sizes = outputs["xywh"].float().transpose(1, 2).chunk(2, 2)
+        boxes = torch.cat([centres - sizes / 2, centres + sizes / 2], 2)
+        return boxes, outputs["probabilities"].float().transpose(1, 2)
+    bins = outputs["boxes"].float().transpose(1, 2)
+    points, stride_column = anchor_points(strides, size_px, bins.device)
+    return decode_boxes(bins, points) * stride_column, outputs["scores"].float().transpose(1, 2).sigmoid()
+
+
+def detect(
+    outputs: dict[str, torch.Tensor],
+    strides: list[float],
+    size_px: int,
+    *,
+    confidence: float,
+    iou: float,
+    max_detections: int = 300,
+    multi_label: bool = False,
+    classes: tuple[int, ...] | None = None,
+) -> list[Detections]:
+    """Suppress overlapping boxes of the same class and return each image's detections. Waits twice for a GPU.
+
+    Of one-to-one outputs the most confident are returned, whatever `iou` is.
+
+    `multi_label` lets one anchor give detections of several classes, as AP is measured. Unlike in Ultralytics, there is
+    no time limit.
+    """
+    boxes, probabilities = decode(outputs, strides, size_px)
+    if classes is not None:
+        is_wanted = torch.tensor([float(class_id in classes) for class_id in range(probabilities.shape[-1])])
+        probabilities = probabilities * copy_to_device(is_wanted, probabilities.device)
+    found = _find_candidates(boxes, probabilities, confidence, multi_label)
+    kept = _take_best(found, max_detections) if isinstance(outputs, OneToOne) else _suppress(found, iou, max_detections)
+    coefficients = outputs["mask_coefficient"].float().transpose(1, 2)
+    return [
+        Detections(boxes, scores, class_ids, image[anchor])
+        for (boxes, scores, class_ids, anchor), image in zip(kept, coefficients, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """What may become a detection: all images' candidates, image by image."""
+
+    counts: list[int]  # of each of the B images
+    image: torch.Tensor  # int64 (N,), ascending
+    anchor: torch.Tensor  # int64 (N,)
+    boxes: torch.Tensor  # float32 (N, 4)
+    scores: torch.Tensor  # (N,)
+    class_ids: torch.Tensor  # int64 (N,)
+
+    @property
+    def apart(self) -> torch.Tensor:
+        """The boxes, moved so far that those of different classes do not overlap."""
+        return self.boxes + self.class_ids[:, None] * CLASS_OFFSET_PX
+
+
+def _find_candidates(
+    boxes: torch.Tensor, probabilities: torch.Tensor, confidence: float, multi_label: bool
+) -> _Candidates:
+    """Find classes of anchors above a confidence: with `multi_label` all classes of an anchor, else its best."""
+    if multi_label:
+        scores, best_class = probabilities, None
+    else:
+        scores, best_class = probabilities.max(2, keepdim=True)
+    is_candidate = (scores > confidence).flatten(1)
+    counts = is_candidate.sum(1, dtype=torch.int32).tolist()  # the first wait; from here on the sizes are known
+    image, place = torch.nonzero_static(is_candidate, size=sum(counts)).unbind(1)
+    anchor = place // scores.shape[2]
+    class_ids = place % scores.shape[2] if best_class is None else best_class[image, anchor, 0]
+    return _Candidates(counts, image, anchor, boxes[image, anchor], scores.flatten(1)[image, place], class_ids)
+
+
+# An image's boxes, scores and class ids in the host's memory, and the anchors of its detections on the device.
+_Kept = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
+def _take_best(found: _Candidates, most: int) -> _Kept:
+    """Return the most confident candidates of each image. Waits for a GPU once per image."""
+    kept: _Kept = []
+    columns = (found.boxes, found.scores, found.class_ids, found.anchor)
+    for boxes, scores, class_ids, anchor in zip(*(column.split(found.counts) for column in columns), strict=True):
+        best = scores.sort(descending=True, stable=True).indices[:most]
+        kept.append((boxes[best].cpu(), scores[best].cpu(), class_ids[best].cpu(), anchor[best]))
+    return kept
+
+
+def _suppress(found: _Candidates, iou: float, most: int) -> _Kept:
+    on_cpu = found.boxes.device.type == "cpu"  # where one by one is the faster way
+    return (_suppress_one_by_one if on_cpu else _suppress_at_once)(found, iou, most)
+
+
+def _suppress_one_by_one(found: _Candidates, iou: float, most: int) -> _Kept:
+    """Suppress the candidates of each image in turn. Waits several times per image for a GPU."""
+    from torchvision.ops import nms  # takes 1.3 s: a wrong option is reported before
+
+    kept: _Kept = []
+    columns = (found.apart, found.boxes, found.scores, found.class_ids, found.anchor)
+    for image in zip(*(column.split(found.counts) for column in columns), strict=True):
+        if len(image[0]) > MAX_CANDIDATES:
+            best = image[2].sort(dim=0, descending=True, stable=True).indices[:MAX_CANDIDATES]
+            image = tuple(column[best] for column in image)
+        apart, boxes, scores, class_ids, anchor = image
+        chosen = nms(apart, scores, iou)[:most]
+        kept.append((boxes[chosen].cpu(), scores[chosen].cpu(), class_ids[chosen].cpu(), anchor[chosen]))
+    return kept
+
+
+def _suppress_at_once(found: _Candidates, iou: float, most: int) -> _Kept:
+    """Suppress the candidates of all images together. Waits once for a GPU."""
+    device, num_images = found.boxes.device, len(found.counts)
+    starts = copy_to_device(torch.tensor([0, *accumulate(found.counts[:-1])]), device)
+    slot = torch.arange(len(found.image), device=device) - starts[found.image]
+    scores = found.scores.new_full((num_images, max(found.counts)), -1)  # n slots for each image
+    scores[found.image, slot] = found.scores
+    ordered = scores.sort(dim=1, descending=True, stable=True)
+    row = (starts[:, None] + ordered.indices[:, :MAX_CANDIDATES]).clamp(max=len(slot) - 1)  # (B, n) in 0..N-1
+    is_candidate = ordered.values[:, :MAX_CANDIDATES] >= 0
+    position, number, is_settled = suppress(found.apart[row], is_candidate, iou, min(most, row.shape[1]))
+    row = row.gather(1, position)
+    table = torch.cat([found.boxes[row], found.scores[row][..., None], found.class_ids[row][..., None]], 2)
+    packed = torch.cat([table.flatten(), number.float(), is_settled.float()[None]]).cpu()  # the second wait
+    if not packed[-1]:
+        return _suppress_one_by_one(found, iou, most)
+    table, numbers = packed[: table.numel()].view(table.shape), packed[table.numel() : -1].int().tolist()
+    return [
+        (image[:n, :4], image[:n, 4], image[:n, 5].long(), anchor[:n])
+        for image, n, anchor in zip(table, numbers, found.anchor[row], strict=True)
+    ]
+
+
+def prototype_masks(prototypes: torch.Tensor, detections: Detections, size_px: int) -> torch.Tensor:
+    """Return masks at prototype resolution, cut to their boxes: bool (n, h, w) from prototypes (32, h, w)."""
+    _, height, width = prototypes.shape
+    masks = (detections.coefficients @ prototypes.float().flatten(1)).view(-1, height, width) > 0
+    boxes = copy_to_device(detections.boxes * (width / size_px), prototypes.device)
+    return masks & _inside(boxes, height, width)
+
+
+def photo_masks(prototypes: torch.Tensor, detections: Detections, placement: Placement) -> Iterator[Region]:
+    """Yield each detection's mask in photograph pixels, cut to its box. Waits once for a GPU."""
+    both = torch.cat([detections.coefficients.T, prototypes.float().flatten(1)], 1).cpu()  # in one copy
+    coefficients, maps = both[:, : len(detections)].T, both[:, len(detections) :].view(prototypes.shape)
+    return photo_regions(maps, coefficients, placement.boxes_to_photo(detections.boxes), placement)
+
+
+def _inside(boxes: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Return which pixels (n, height, width) lie in xyxy boxes (n, 4) given in the same pixels."""
+    x1, y1, x2, y2 = boxes.T[..., None]
+    columns, rows = torch.arange(width, device=boxes.device), torch.arange(height, device=boxes.device)
+    return ((columns >= x1) & (columns < x2))[:, None, :] & ((rows >= y1) & (rows < y2))[:, :, None]

@@ -1,0 +1,190 @@
+"""Where each detection of a photograph is: the properties of its feature on the map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from utils.data.images import points_upright
+from utils.predict.maps.assets import Assets, Sight, match_asset
+from utils.predict.maps.camera import CAMERA_HEIGHT_SIGMA_M, STRAIGHT_DOWN_DEG, Camera, rotation
+from utils.predict.maps.metadata import PhotoMetadata
+from utils.predict.maps.wgs84 import moved
+
+# Nearer to the horizon a small error of an angle moves the ground point by as much as its distance.
+HIGHEST_PITCH_DEG = -15.0
+ON_GROUND, AT_CAMERA, AT_ASSET = "ground", "camera", "asset"
+INVERSE_ORIENTATION = {6: 8, 8: 6}  # the others are their own inverse
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the metadata of photographs cannot say: the ground's height above the take-off point, and the assets.
+
+    ground_sigma_m: by how much the objects' heights differ from it, as a standard deviation.
+    """
+
+    ground_height_m: float = 0.0
+    ground_sigma_m: float = 7.0
+    assets: Assets | None = None
+    asset_range_m: float = 100.0
+
+
+def locate(photo: PhotoMetadata, entry: dict[str, Any], site: Site) -> list[dict[str, Any]]:
+    """Return the map properties of a photograph's detections, in their order; unknown values are None.
+
+    entry: the photograph's entry of predictions.json: boxes in pixels of the upright picture, which may be smaller than
+    the photograph's. The point of an object is the centre of its box.
+    """
+    boxes = np.array([item["box_xyxy"] for item in entry["detections"]], np.float64).reshape(-1, 4)
+    centres = (boxes[:, :2] + boxes[:, 2:]) / 2
+    camera, problem = _camera_of(photo, site)
+    pixels = stored_pixels(centres, entry["width"], entry["height"], photo) if camera else centres
+    found = [
+        {**_of_detection(entry, number), **_of_photograph(photo, problem)} for number in range(len(entry["detections"]))
+    ]
+    if camera is not None and len(found):
+        depressions, bearings, sigmas = (
+            camera.depressions(pixels),
+            camera.bearings(pixels),
+            camera.bearing_sigmas(pixels),
+        )
+        for item, depression, bearing, sigma in zip(found, depressions, bearings, sigmas, strict=True):
+            item["depression_deg"] = float(depression)
+            if depression < STRAIGHT_DOWN_DEG:
+                item["bearing_deg"], item["bearing_sigma_deg"] = float(bearing), float(sigma)
+            if problem is None and depression < -HIGHEST_PITCH_DEG:
+                item["reason"] = f"line of sight less than {-HIGHEST_PITCH_DEG:g} degrees below the horizon"
+    offsets = _add_ground(found, camera, pixels, photo) if camera is not None and problem is None else {}
+    if site.assets is not None and photo.position is not None:
+        _add_assets(found, offsets, photo, site)
+    return found
+
+
+def stored_pixels(points: np.ndarray, width: int, height: int, photo: PhotoMetadata) -> np.ndarray:
+    """Convert points (n, 2) of an upright picture of width x height to pixels of the photograph's stored frame."""
+    is_turned = photo.orientation >= 5
+    stored_width, stored_height = (height, width) if is_turned else (width, height)
+    inverse = INVERSE_ORIENTATION.get(photo.orientation, photo.orientation)
+    stored = points_upright(points, inverse, stored_width, stored_height)
+    return stored * (photo.width / stored_width, photo.height / stored_height)
+
+
+def _camera_of(photo: PhotoMetadata, site: Site) -> tuple[Camera | None, str | None]:
+    """Return the camera, None if its direction is unknown, and why there is no ground point, None if there is one."""
+    angles, focal = photo.gimbal_deg, photo.focal_px
+    if photo.direction_problem is not None or angles is None or focal is None:
+        return None, photo.direction_problem if photo.position else _no_position(photo)
+    camera = Camera(*focal, photo.width, photo.height, rotation(*angles))
+    if photo.position is None:
+        return camera, _no_position(photo)
+    if angles[1] > HIGHEST_PITCH_DEG:
+        return camera, f"gimbal pitch above {HIGHEST_PITCH_DEG:g} degrees"
+    if photo.above_take_off_m is None:
+        return camera, "no RelativeAltitude in XMP"
+    above_ground_m = photo.above_take_off_m - site.ground_height_m
+    if above_ground_m <= 0:
+        return camera, "camera not above the ground height"
+    sigma_m = float(np.hypot(CAMERA_HEIGHT_SIGMA_M, site.ground_sigma_m))
+    return replace(camera, above_ground_m=above_ground_m, above_ground_sigma_m=sigma_m), None
+
+
+def _no_position(photo: PhotoMetadata) -> str:
+    return photo.problem or "no position in EXIF or XMP"
+
+
+def _of_detection(entry: dict[str, Any], number: int) -> dict[str, Any]:
+    item = entry["detections"][number]
+    return {
+        "photograph": entry["file"],
+        "detection": number,
+        "class": item["class"],
+        "confidence": item["confidence"],
+    }
+
+
+def _of_photograph(photo: PhotoMetadata, problem: str | None) -> dict[str, Any]:
+    """Return the properties that a photograph's detections share; each has its own place for the rest, still None."""
+    latitude, longitude = photo.position or (None, None)
+    return {
+        "latitude": latitude,
+        "longitude": longitude,
+        "position_kind": AT_CAMERA if photo.position else None,
+        "sigma_m": None,
+        "bearing_deg": None,
+        "bearing_sigma_deg": None,
+        "depression_deg": None,
+        "distance_m": None,
+        "reason": problem,
+        "camera_latitude": latitude,
+        "camera_longitude": longitude,
+        "camera_sigma_m": photo.position_sigma_m if photo.position else None,
+        "camera_altitude_m": photo.altitude_m,
+        "camera_altitude_reference": photo.altitude_reference,
+        "camera_above_take_off_m": photo.above_take_off_m,
+        "ground_latitude": None,
+        "ground_longitude": None,
+        "ground_sigma_m": None,
+        "asset_id": None,
+        "asset_beside_m": None,
+        "asset_candidates": None,
+        "time": photo.time,
+    }
+
+
+def _add_ground(
+    found: list[dict[str, Any]], camera: Camera, pixels: np.ndarray, photo: PhotoMetadata
+) -> dict[int, np.ndarray]:
+    """Move the findings whose line of sight is steep enough to where it meets the ground.
+
+    Returns by their numbers how far north and east of the camera they are then: (2,) each.
+    """
+    steep = [number for number, item in enumerate(found) if item["reason"] is None]
+    offsets = camera.ground_offsets(pixels[steep])
+    sigmas = camera.ground_sigmas(pixels[steep], photo.position_sigma_m)
+    assert photo.position is not None
+    for number, offset, sigma in zip(steep, offsets, sigmas, strict=True):
+        latitude, longitude = moved(*photo.position, offset)
+        found[number] |= {
+            "latitude": latitude,
+            "longitude": longitude,
+            "position_kind": ON_GROUND,
+            "sigma_m": float(sigma),
+            "distance_m": float(np.linalg.norm(offset)),
+            "ground_latitude": latitude,
+            "ground_longitude": longitude,
+            "ground_sigma_m": float(sigma),
+        }
+    return dict(zip(steep, offsets, strict=True))
+
+
+def _add_assets(
+    found: list[dict[str, Any]], ground_offsets: dict[int, np.ndarray], photo: PhotoMetadata, site: Site
+) -> None:
+    """Move the findings that an asset fits to the asset."""
+    assert site.assets is not None
+    assert photo.position is not None
+    numbers, offsets = site.assets.near(*photo.position, site.asset_range_m)
+    for number, item in enumerate(found):
+        sight = Sight(
+            item["bearing_deg"],
+            item["bearing_sigma_deg"] or 0.0,
+            photo.position_sigma_m,
+            ground_offsets.get(number),
+            item["ground_sigma_m"] or 0.0,
+        )
+        match = match_asset(sight, offsets)
+        if match is not None:
+            asset = numbers[match.position]
+            item |= {
+                "latitude": float(site.assets.latitudes[asset]),
+                "longitude": float(site.assets.longitudes[asset]),
+                "position_kind": AT_ASSET,
+                "sigma_m": match.sigma_m,
+                "distance_m": float(np.linalg.norm(offsets[match.position])),
+                "asset_id": site.assets.ids[asset],
+                "asset_beside_m": match.beside_m,
+                "asset_candidates": match.num_candidates,
+            }

@@ -1,0 +1,225 @@
+"""Reads from a photograph's header where the camera was and how it looked: EXIF, and DJI's fields in XMP.
+
+A field that is missing, not a number or out of range is None. Only JPEG files are read: drones write these.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import warnings
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, JpegImagePlugin
+
+from utils.data.images import EXIF_ERRORS, EXIF_IFD, EXIF_TIME_TAG, orientation_of, parse_exif_time
+from utils.predict.maps.xmp import XmpError, read_dji_fields
+
+NOT_JPEG = "not a JPEG: positions are read from JPEG files only"
+MAX_HEADER_BYTES = 32_000_000  # everything before the pixels; thermal photographs keep some MB there
+GPS_IFD = 0x8825  # this and the tags below: EXIF 2.32 (CIPA DC-008-2019), 4.6
+LATITUDE_REF, LATITUDE, LONGITUDE_REF, LONGITUDE, ALTITUDE_REF, ALTITUDE = 1, 2, 3, 4, 5, 6
+TIME_OFFSET = 0x9011
+WIDTH, HEIGHT, DIGITAL_ZOOM, FOCAL_LENGTH_35_MM = 0xA002, 0xA003, 0xA404, 0xA405
+DIAGONAL_35_MM = math.hypot(36, 24)  # CIPA DCG-001: the 35 mm equivalent has the same diagonal angle of view
+CALIBRATED_FOCAL_SIGMA, FOCAL_35_MM_SIGMA = 0.01, 0.03  # shares; the equivalent is rounded to whole millimetres
+MOST_FOCAL_DIFFERENCE = 0.15  # between the two
+MOST_ASPECT_DIFFERENCE = 0.02
+# Standard deviation of the position for DJI's RtkFlag: centimetres, decimetres, metres, failed (its user manuals).
+FIXED_RTK, FLOAT_RTK, SINGLE_RTK = 50, range(32, 50), 16
+SIGMA_FIXED_M, SIGMA_FLOAT_M, SIGMA_SINGLE_M, SIGMA_FAILED_M = 0.05, 0.5, 2.0, 10.0
+SIGMA_WITHOUT_RTK_M = 5.0  # ordinary satellite navigation
+GIMBAL_FIELDS = ("GimbalYawDegree", "GimbalPitchDegree", "GimbalRollDegree")
+_NUMBER = re.compile(r"[+-]?\d{1,9}(\.\d{0,18})?")
+
+
+@dataclass(frozen=True)
+class PhotoMetadata:
+    """What a photograph's header says. `width`, `height`: of the stored frame, before the EXIF orientation is applied."""
+
+    width: int = 0
+    height: int = 0
+    orientation: int = 1  # as utils/data/images.py applies it
+    exif: dict[int, Any] = field(default_factory=dict)
+    gps: dict[int, Any] = field(default_factory=dict)
+    dji: dict[str, str] = field(default_factory=dict)
+    problem: str | None = None  # why the header, or its XMP, was not used
+
+    @cached_property
+    def position(self) -> tuple[float, float] | None:
+        """Latitude and longitude in degrees: DJI's, which have more digits, else EXIF's. Exactly 0, 0 is no position."""
+        longitude = self._dji("GpsLongitude", -180, 180)
+        if longitude is None:
+            longitude = self._dji("GpsLongtitude", -180, 180)  # so spelled in older firmware
+        found = (self._dji("GpsLatitude", -90, 90), longitude)
+        if None in found:
+            found = (
+                _degrees(self.gps.get(LATITUDE), self.gps.get(LATITUDE_REF), "N", "S", 90),
+                _degrees(self.gps.get(LONGITUDE), self.gps.get(LONGITUDE_REF), "E", "W", 180),
+            )
+        latitude, longitude = found
+        is_missing = latitude is None or longitude is None or latitude == longitude == 0
+        return None if is_missing or self.dji.get("GpsStatus") == "Invalid" else (latitude, longitude)  # type: ignore[return-value]
+
+    @property
+    def position_sigma_m(self) -> float:
+        """Standard deviation of the position north and east, each."""
+        flag = self._dji("RtkFlag", 0, 99)
+        if flag is None:
+            return SIGMA_WITHOUT_RTK_M
+        if flag == FIXED_RTK:
+            return SIGMA_FIXED_M
+        if flag in FLOAT_RTK:
+            return SIGMA_FLOAT_M
+        return SIGMA_SINGLE_M if flag == SINGLE_RTK else SIGMA_FAILED_M
+
+    @property
+    def altitude_m(self) -> float | None:
+        """The absolute altitude. Its zero may be the ellipsoid or the sea level, 20 to 30 m apart and more."""
+        found = self._dji("AbsoluteAltitude", -1000, 20_000)
+        if found is None:
+            found = _number(self.gps.get(ALTITUDE), -1000, 20_000)
+            below = self.gps.get(ALTITUDE_REF) in (1, b"\1")
+            found = -found if found is not None and below else found
+        return found
+
+    @property
+    def altitude_reference(self) -> str | None:
+        """`ellipsoid` when an RTK receiver measured the altitude, else `unknown`; None without altitude."""
+        if self.altitude_m is None:
+            return None
+        return "ellipsoid" if self.dji.get("AltitudeType") == "RtkAlt" else "unknown"
+
+    @property
+    def above_take_off_m(self) -> float | None:
+        """Height above the take-off point, which says nothing about the ground below the drone."""
+        return self._dji("RelativeAltitude", -2000, 20_000)
+
+    @property
+    def gimbal_deg(self) -> tuple[float, float, float] | None:
+        """Yaw, pitch and roll of the gimbal, never of the aircraft."""
+        yaw, pitch, roll = (self._dji(name, -360, 360) for name in GIMBAL_FIELDS)
+        return None if yaw is None or pitch is None or roll is None else (yaw, pitch, roll)
+
+    @cached_property
+    def focal_px(self) -> tuple[float, float] | None:
+        """Focal length and its standard deviation in pixels of the stored frame."""
+        calibrated = self._dji("CalibratedFocalLength", 1, 1e6)
+        equivalent_mm = _number(self.exif.get(FOCAL_LENGTH_35_MM), 1, 10_000)
+        if calibrated is not None:
+            focal = calibrated * self.width / self._original_size[0]
+            return focal, CALIBRATED_FOCAL_SIGMA * focal
+        if equivalent_mm is not None:
+            focal = equivalent_mm * math.hypot(self.width, self.height) / DIAGONAL_35_MM
+            return focal, FOCAL_35_MM_SIGMA * focal
+        return None
+
+    @property
+    def direction_problem(self) -> str | None:
+        """Why the direction of an object is not known; None if it is."""
+        if self.gimbal_deg is None:
+            missing = [name for name in GIMBAL_FIELDS if self._dji(name, -360, 360) is None]
+            return self.problem or f"no {', '.join(missing)} in XMP"
+        if self._dji("CamReverse", 0, 1):
+            return "camera mounted upside down (CamReverse)"
+        if self.focal_px is None:
+            return "no CalibratedFocalLength in XMP and no 35 mm equivalent focal length in EXIF"
+        if (_number(self.exif.get(DIGITAL_ZOOM), 0, 1000) or 1) > 1.01:
+            return "digital zoom"
+        width, height = self._original_size
+        if abs(width / height / (self.width / self.height) - 1) > MOST_ASPECT_DIFFERENCE:
+            return "cropped or rotated after it was taken"
+        equivalent_mm = _number(self.exif.get(FOCAL_LENGTH_35_MM), 1, 10_000)
+        if equivalent_mm is not None:
+            expected = equivalent_mm * math.hypot(self.width, self.height) / DIAGONAL_35_MM
+            if abs(self.focal_px[0] / expected - 1) > MOST_FOCAL_DIFFERENCE:
+                return "CalibratedFocalLength in XMP and the 35 mm equivalent in EXIF contradict each other"
+        return None
+
+    @property
+    def time(self) -> str | None:
+        """When the photograph was taken, ISO 8601: local time, with its offset from UTC if EXIF has it."""
+        taken, offset = parse_exif_time(self.exif.get(EXIF_TIME_TAG)), str(self.exif.get(TIME_OFFSET, "")).strip("\0 ")
+        if taken is None:
+            return None
+        return taken.isoformat() + (offset if re.fullmatch(r"[+-]\d\d:\d\d", offset) else "")
+
+    @property
+    def _original_size(self) -> tuple[float, float]:
+        """The frame that the calibration is for: who shrinks a photograph often keeps its EXIF and XMP."""
+        half = (self._dji("CalibratedOpticalCenterX", 1, 1e6), self._dji("CalibratedOpticalCenterY", 1, 1e6))
+        if half[0] is not None and half[1] is not None:
+            return 2 * half[0], 2 * half[1]
+        size = _number(self.exif.get(WIDTH), 1, 1e6), _number(self.exif.get(HEIGHT), 1, 1e6)
+        return (size[0], size[1]) if size[0] is not None and size[1] is not None else (self.width, self.height)
+
+    def _dji(self, name: str, least: float, most: float) -> float | None:
+        return _number(self.dji.get(name), least, most)
+
+
+def read_metadata(path: Path) -> PhotoMetadata:
+    """Read a JPEG's header, not its pixels. What cannot be used is missing, and `problem` says why."""
+    try:
+        with warnings.catch_warnings(), _Header(path) as file:
+            warnings.simplefilter("ignore")  # Pillow's, about damaged EXIF
+            start = file.read(3)
+            if start != b"\xff\xd8\xff":
+                return PhotoMetadata(problem=NOT_JPEG)
+            file.seek(0)
+            picture = JpegImagePlugin.JpegImageFile(file)  # reads up to the pixels
+            block, packet = picture.info.get("exif", b""), picture.info.get("xmp", b"")
+            exif, gps = _read_exif(block)
+            frame = (*picture.size, orientation_of(block))
+    except EXIF_ERRORS as error:
+        return PhotoMetadata(problem=f"header not readable ({type(error).__name__})")
+    try:
+        dji, problem = read_dji_fields(packet) if packet else {}, None
+    except XmpError as error:
+        dji, problem = {}, f"XMP refused: {error}"
+    return PhotoMetadata(*frame, exif, gps, dji, problem)
+
+
+class _Header(io.FileIO):
+    """A file of which only the first MAX_HEADER_BYTES can be read."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or size < 0 or self.tell() + size > MAX_HEADER_BYTES:
+            raise OSError(f"header longer than {MAX_HEADER_BYTES} bytes")
+        return super().read(size)
+
+
+def _read_exif(data: bytes) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Return the tags of the EXIF and the GPS directory; none if they are damaged."""
+    exif = Image.Exif()
+    try:
+        exif.load(data)
+        return dict(exif.get_ifd(EXIF_IFD)), dict(exif.get_ifd(GPS_IFD))
+    except EXIF_ERRORS:
+        return {}, {}
+
+
+def _number(value: Any, least: float, most: float) -> float | None:
+    """Return a number of EXIF, or one written in XMP, if it is between the bounds."""
+    if isinstance(value, str):
+        number = float(value) if _NUMBER.fullmatch(value) else math.nan
+    else:
+        try:
+            number = float(value)
+        except (TypeError, ValueError, ArithmeticError):
+            return None
+    return number if least <= number <= most else None
+
+
+def _degrees(value: Any, reference: Any, positive: str, negative: str, most: float) -> float | None:
+    """Return degrees of EXIF's degrees, minutes and seconds and a hemisphere's letter."""
+    if not isinstance(value, tuple) or len(value) != 3 or reference not in (positive, negative):
+        return None
+    parts = [_number(part, 0, bound) for part, bound in zip(value, (most, 60, 60), strict=True)]
+    if None in parts:
+        return None
+    degrees = sum(part / 60**power for power, part in enumerate(parts) if part is not None)
+    return None if degrees > most else degrees if reference == positive else -degrees

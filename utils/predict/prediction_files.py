@@ -1,0 +1,168 @@
+"""Predictions on disk: predictions.json with outlines, YOLO label files, cut-outs of the detections."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import cv2
+import numpy as np
+
+from utils.common.errors import UserError
+from utils.data.images import write_jpeg
+from utils.predict.detections import Detections
+from utils.predict.regions import Region
+
+PARTS = ".predictions.part-*"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A photograph that is predicted on: its place among all, its file, and the name of its results."""
+
+    position: int
+    file: Path
+    key: str
+
+
+class PredictionWriter:
+    """Writes `labels/<key>.txt` for each photograph, and its entry of predictions.json to this rank's part of it.
+
+    `merge_parts` makes predictions.json of all ranks' parts.
+    """
+
+    def __init__(self, folder: Path, names: tuple[str, ...], rank: int = 0) -> None:
+        self.folder = folder
+        self.names = names
+        (folder / "labels").mkdir(parents=True, exist_ok=True)
+        self._part = part_of(folder, PARTS, rank)
+        self._file = self._part.open("w", encoding="utf-8")
+
+    def __enter__(self) -> PredictionWriter:
+        return self
+
+    def add(
+        self,
+        source: Source,
+        shape: tuple[int, ...],
+        found: Detections,
+        boxes: np.ndarray,
+        outlines: list[list[np.ndarray]],
+    ) -> None:
+        """Add a photograph of `shape` (H, W, 3): boxes (n, 4) xyxy and each detection's outlines, in its pixels.
+
+        A rank adds its photographs in ascending order of their positions.
+        """
+        height, width = shape[:2]
+        class_ids, scores = found.class_ids.tolist(), found.scores.tolist()
+        detections = [
+            {
+                "class_id": class_id,
+                "class": self.names[class_id],
+                "confidence": round(score, 5),
+                "box_xyxy": [round(float(value), 2) for value in box],
+                "polygons": [part.reshape(-1).tolist() for part in parts],
+            }
+            for class_id, score, box, parts in zip(class_ids, scores, boxes, outlines, strict=True)
+        ]
+        entry = {"file": str(source.file), "width": width, "height": height, "detections": detections}
+        self._file.write(f"{source.position}\t{json.dumps(entry)}\n")
+        lines = [
+            f"{class_id} " + " ".join(f"{value:.6f}" for value in (parts[0] / (width, height)).clip(0, 1).reshape(-1))
+            for class_id, parts in zip(class_ids, outlines, strict=True)
+            if parts
+        ]
+        (self.folder / "labels" / f"{source.key}.txt").write_text(
+            "\n".join(lines) + "\n" * bool(lines), encoding="utf-8"
+        )
+
+    def save_crops(self, key: str, photo: np.ndarray, found: Detections, boxes: np.ndarray) -> None:
+        """Write each detection's box as crops/<class>/<key>_<number>.jpg."""
+        for number, (class_id, box) in enumerate(zip(found.class_ids.tolist(), boxes, strict=True)):
+            x1, y1 = np.floor(box[:2]).astype(int)
+            x2, y2 = np.ceil(box[2:]).astype(int)
+            cut = photo[y1 : max(y2, y1 + 1), x1 : max(x2, x1 + 1)]
+            if cut.size:
+                folder = self.folder / "crops" / _folder_name(self.names[class_id], class_id)
+                folder.mkdir(parents=True, exist_ok=True)
+                write_jpeg(folder / f"{key}_{number}.jpg", np.ascontiguousarray(cut))
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._file.close()
+        if kind is not None:
+            self._part.unlink()
+
+
+def merge_parts(folder: Path, num_ranks: int) -> None:
+    """Write predictions.json of all ranks' parts, in the order of the photographs. Raises UserError if one is missing."""
+    parts = Parts(folder, PARTS, num_ranks)
+    with parts.merged_into(folder / "predictions.json") as output:
+        write_list(output, "[", parts.lines(), "]\n")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """All ranks' parts of one file: lines of a photograph's position, a tab and JSON."""
+
+    folder: Path
+    pattern: str
+    num_ranks: int
+
+    def lines(self) -> Iterator[str]:
+        """Yield the JSON of each photograph, in the order of the photographs."""
+        with ExitStack() as stack:
+            parts = [part_of(self.folder, self.pattern, rank) for rank in range(self.num_ranks)]
+            lines = [stack.enter_context(part.open(encoding="utf-8")) for part in parts]
+            for line in heapq.merge(*lines, key=lambda line: int(line.partition("\t")[0])):
+                yield line.partition("\t")[2].rstrip("\n")
+
+    @contextmanager
+    def merged_into(self, target: Path) -> Iterator[TextIO]:
+        """Yield a file that becomes `target` at the end, when the parts are removed. Raises UserError if one is missing."""
+        for part in (part_of(self.folder, self.pattern, rank) for rank in range(self.num_ranks)):
+            if not part.exists():
+                raise UserError(f"{part} is missing: --output must be a folder that all machines share")
+        temporary = target.with_name(f".{target.stem}.tmp-{os.getpid()}")
+        with temporary.open("w", encoding="utf-8") as output:
+            yield output
+        os.replace(temporary, target)
+        for part in self.folder.glob(self.pattern):
+            part.unlink()
+
+
+def write_list(output: TextIO, start: str, lines: Iterable[str], end: str) -> None:
+    """Write the items of a JSON list, one a line, between two texts."""
+    output.write(start)
+    separator = "\n"
+    for line in lines:
+        output.write(separator + line)
+        separator = ",\n"
+    output.write("\n" + end)
+
+
+def part_of(folder: Path, pattern: str, rank: int) -> Path:
+    """Return a rank's part of a file."""
+    return folder / pattern.replace("*", str(rank))
+
+
+def _folder_name(class_name: str, class_id: int) -> str:
+    """Return a folder name for a class, whose name may be `bus/truck`, or `../x` in a hostile model file."""
+    safe = re.sub(r"[^\w \-+().]", "_", class_name)[:60].strip(" .")
+    return safe if safe == class_name else f"{safe}-{class_id}"
+
+
+def outline(region: Region) -> list[np.ndarray]:
+    """Return a mask's outer outlines, largest first, as int32 (V, 2) xy pixels; none for an empty mask."""
+    if not region.mask.any():
+        return []
+    bitmap, corner = region.mask.view(np.uint8), (region.left, region.top)
+    contours, _ = cv2.findContours(bitmap, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE, offset=corner)
+    parts = [contour[:, 0] for contour in contours if len(contour) >= 3]
+    return sorted(parts, key=lambda part: -cv2.contourArea(part))

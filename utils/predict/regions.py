@@ -1,0 +1,222 @@
+"""Masks of objects that take little memory in a large photograph: a bitmap cut to its box, or runs of pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Region:
+    """A mask cut to its bounding box: bool (h, w), its upper left pixel at (left, top) of the photograph."""
+
+    left: int
+    top: int
+    mask: np.ndarray
+
+    def window(self, left: int, top: int, right: int, bottom: int) -> np.ndarray:
+        """Return the part of the mask inside a window of the photograph, at most the window's size: bool, a view."""
+        return self.mask[
+            max(top - self.top, 0) : max(bottom - self.top, 0), max(left - self.left, 0) : max(right - self.left, 0)
+        ]
+
+    def shared_pixels(self, other: Region) -> int:
+        """Count the pixels in both masks."""
+        left, top = max(self.left, other.left), max(self.top, other.top)
+        right = min(self.left + self.mask.shape[1], other.left + other.mask.shape[1])
+        bottom = min(self.top + self.mask.shape[0], other.top + other.mask.shape[0])
+        if left >= right or top >= bottom:
+            return 0
+        corners = (left, top, right, bottom)
+        return int(np.count_nonzero(self.window(*corners) & other.window(*corners)))
+
+
+def column_runs(region: Region, photo_size: tuple[int, int]) -> list[int]:
+    """Count in turn the pixels outside and inside a mask, column by column of a photograph of (width, height) pixels."""
+    width, height = photo_size
+    mask = region.mask
+    # Each change along a column lies before a pixel of the mask or, like a run up to the last row, after the column.
+    inner_row, inner_column = divmod(np.flatnonzero(mask[1:] != mask[:-1]), max(mask.shape[1], 1))
+    first, last = (np.flatnonzero(mask[row]) for row in (slice(0, 1), slice(-1, None)))
+    row = np.concatenate([inner_row + 1, np.zeros(len(first), int), np.full(len(last), len(mask))])
+    column = np.concatenate([inner_column, first, last])
+    changes, times = np.unique((region.left + column) * height + region.top + row, return_counts=True)
+    changes = changes[times == 1]  # a run that ends where the next column's begins is one run
+    ends = changes if len(changes) and changes[-1] == width * height else np.append(changes, width * height)
+    counts: list[int] = np.diff(ends, prepend=0).tolist()
+    return counts
+
+
+class LazyRegions(Sequence[Region]):
+    """Masks that are drawn when they are asked for: all at once may take gigabytes. `draw` makes one out of a source."""
+
+    def __init__(self, sources: Sequence[Any], draw: Callable[[Any], Region]) -> None:
+        self.sources, self.draw = sources, draw
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    @overload
+    def __getitem__(self, position: int) -> Region: ...
+    @overload
+    def __getitem__(self, position: slice) -> LazyRegions: ...
+    def __getitem__(self, position: int | slice) -> Region | LazyRegions:
+        """Draw a mask."""
+        if isinstance(position, slice):
+            return LazyRegions(self.sources[position], self.draw)
+        return self.draw(self.sources[position])
+
+
+ROW = 2**32  # larger than any column
+Corners = tuple[int, int, int, int]  # left, top, right, bottom in pixels of the photograph; right and bottom excluded
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A mask in a photograph, stored as its rows' runs of pixels: a wire takes some kB, its bitmap up to 20 MB.
+
+    corners: the bounding box of the pixels. edges: int64, ascending; of each run the first pixel and the one after its
+    last, as row * ROW + column.
+    """
+
+    corners: Corners
+    edges: np.ndarray
+
+    @classmethod
+    def of(cls, mask: np.ndarray, left: int = 0, top: int = 0) -> Runs:
+        """Return a mask (H, W), its upper left pixel at (left, top), as runs."""
+        rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+        if not len(rows):
+            return cls((left, top, left, top), np.zeros(0, np.int64))
+        y, x = int(rows[0]), int(columns[0])
+        return cls.of_cut(mask[y : int(rows[-1]) + 1, x : int(columns[-1]) + 1], left + x, top + y)
+
+    @classmethod
+    def of_cut(cls, mask: np.ndarray, left: int, top: int) -> Runs:
+        """Return a mask that has pixels in its first and last row and column as runs."""
+        height, width = mask.shape
+        padded = np.zeros((height, width + 2), bool)
+        padded[:, 1:-1] = mask
+        flat = padded.ravel()
+        row, column = np.divmod(np.flatnonzero(flat[1:] != flat[:-1]), width + 2)
+        return cls((left, top, left + width, top + height), (row + top) * ROW + column + left)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no pixels."""
+        return not len(self.edges)
+
+    @cached_property
+    def area(self) -> int:
+        """The number of pixels."""
+        return int((self.edges[1::2] - self.edges[::2]).sum())
+
+    def area_in(self, corners: Corners) -> int:
+        """Count the pixels inside a window of the photograph."""
+        if intersection(corners, self.corners) == self.corners:
+            return self.area
+        _, columns = self._inside(corners)
+        return int((columns[1::2] - columns[::2]).sum())
+
+    def window(self, corners: Corners) -> np.ndarray:
+        """Draw the mask in a window of the photograph: bool (bottom - top, right - left)."""
+        width, height = corners[2] - corners[0], corners[3] - corners[1]
+        rows, columns = self._inside(corners)
+        edges = np.empty(len(rows) + 2, np.int64)
+        edges[0], edges[1:-1], edges[-1] = 0, rows * width + columns, width * height
+        return np.repeat(np.arange(len(edges) - 1) % 2 == 1, edges[1:] - edges[:-1]).reshape(height, width)
+
+    def _inside(self, corners: Corners) -> tuple[np.ndarray, np.ndarray]:
+        """Return row and column of the edges in a window, counted from its corner; runs outside it are empty."""
+        left, top, right, bottom = corners
+        first, last = np.searchsorted(self.edges, (top * ROW, bottom * ROW))
+        edges = self.edges[first:last]
+        return edges // ROW - top, np.minimum(np.maximum(edges % ROW, left), right) - left
+
+    def pixels_before(self, positions: np.ndarray) -> np.ndarray:
+        """Count the mask's pixels before some positions, given as row * ROW + column: int64."""
+        starts, stops, before = self._sums
+        number = np.searchsorted(starts, positions)  # runs that start before the position
+        return before[number] - np.maximum(stops[number] - positions, 0)
+
+    @cached_property
+    def _sums(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where runs start; where they stop, after a 0; how many pixels lie before each run."""
+        starts, stops = np.ascontiguousarray(self.edges[::2]), np.append(0, self.edges[1::2])
+        return starts, stops, np.append(0, (stops[1:] - starts).cumsum())
+
+
+def intersection(first: Corners, second: Corners) -> Corners:
+    """Return the corners of what two rectangles share; if that is nothing, left >= right or top >= bottom."""
+    return (
+        max(first[0], second[0]),
+        max(first[1], second[1]),
+        min(first[2], second[2]),
+        min(first[3], second[3]),
+    )
+
+
+def hull(rectangles: list[Corners]) -> Corners:
+    """Return the smallest rectangle around some."""
+    left, top, right, bottom = zip(*rectangles, strict=True)
+    return min(left), min(top), max(right), max(bottom)
+
+
+def has_pixels(corners: Corners) -> bool:
+    """Return whether a rectangle is not empty."""
+    return corners[0] < corners[2] and corners[1] < corners[3]
+
+
+def shared_area(first: Runs, second: Runs) -> int:
+    """Count the pixels in both masks."""
+    before = second.pixels_before(first.edges)
+    return int((before[1::2] - before[::2]).sum())
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A mask's number of pixels in each cell of a grid over the photograph: float32 (h, w), from cell (left, top) on."""
+
+    left: int
+    top: int
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, mask: Runs, cell_px: int) -> Cells:
+        """Count a mask's pixels in square cells."""
+        left, top, right, bottom = mask.corners
+        left, top, right, bottom = left // cell_px, top // cell_px, -(-right // cell_px), -(-bottom // cell_px)
+        pixels = mask.window((left * cell_px, top * cell_px, right * cell_px, bottom * cell_px)).view(np.uint8)
+        rows = np.add.reduceat(pixels, np.arange(0, pixels.shape[0], cell_px), axis=0, dtype=np.uint16)
+        counts = np.add.reduceat(rows, np.arange(0, pixels.shape[1], cell_px), axis=1, dtype=np.uint32)
+        return cls(left, top, counts.astype(np.float32))
+
+    @property
+    def corners(self) -> Corners:
+        """The rectangle of cells."""
+        return self.left, self.top, self.left + self.counts.shape[1], self.top + self.counts.shape[0]
+
+    def window(self, corners: Corners) -> np.ndarray:
+        """Return the counts in a rectangle of cells: float32 (bottom - top, right - left), 0 outside the mask's."""
+        result = np.zeros((corners[3] - corners[1], corners[2] - corners[0]), np.float32)
+        x1, y1, x2, y2 = intersection(corners, self.corners)
+        if has_pixels((x1, y1, x2, y2)):
+            cells = self.counts[y1 - self.top : y2 - self.top, x1 - self.left : x2 - self.left]
+            result[y1 - corners[1] : y2 - corners[1], x1 - corners[0] : x2 - corners[0]] = cells
+        return result
+
+
+def shrunk(region: Region, photo_size: tuple[int, int], shown_size: tuple[int, int]) -> Region:
+    """Return a mask in a smaller picture; a pixel of it belongs to the mask if any pixel that it stands for does."""
+    rows, columns = np.nonzero(region.mask)
+    if not len(rows):
+        return Region(0, 0, np.zeros((1, 1), bool))
+    y = (region.top + rows) * shown_size[1] // photo_size[1]
+    x = (region.left + columns) * shown_size[0] // photo_size[0]
+    mask = np.zeros((y.max() - y.min() + 1, x.max() - x.min() + 1), bool)
+    mask[y - y.min(), x - x.min()] = True
+    return Region(int(x.min()), int(y.min()), mask)

@@ -1,0 +1,237 @@
+"""Predicts on overlapping tiles of large photographs, on larger and coarser tiles, and on each whole photograph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from utils.common.errors import UsageError
+from utils.data.images import FILL, letterbox
+from utils.data.target_masks import MASK_STRIDE
+from utils.predict.detections import Detections, PhotoPrediction, Placement, detect, photo_masks, raw_outputs
+from utils.predict.joining import JoinedObject, Piece, join_tiles
+from utils.predict.overview import add_overview, longest_side
+from utils.predict.regions import Corners, LazyRegions, Runs
+from utils.yolo.inputs import prepare_images
+from utils.yolo.model import YoloModel, trained_windows
+
+MIN_OVERLAP_PX = 128
+OVERLAP = 0.2  # of a tile's side
+MIN_TILE_PX = 64
+PIECES_PER_DETECTION = 16  # pieces of a photograph that are joined, per detection that may result: the most confident
+LONGEST_WAIT_S = str(24 * 3600)  # of ranks for the last one: a share of the photographs can take hours
+COARSER = 4  # a tile's side relative to that of the next smaller ones
+WHOLE = -1  # in place of a tile's number: the whole photograph
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The side of the smallest tiles in pixels of the photograph, and the share of a side by which neighbours overlap.
+
+    larger: whether larger tiles follow, between these and the whole photograph.
+    """
+
+    size_px: int
+    overlap: float = OVERLAP
+    larger: bool = True
+
+    def tiles_of(self, photo: np.ndarray) -> list[list[Corners]]:
+        """Return the tiles of a photograph (H, W, 3), size by size; none if it is no larger than one tile.
+
+        Each size is COARSER times the one before, as long as the photograph is at least twice as long as a tile.
+        """
+        height, width = photo.shape[:2]
+        if max(height, width) <= self.size_px:
+            return []
+        sizes = [self.size_px]
+        while self.larger and 2 * COARSER * sizes[-1] <= max(height, width):
+            sizes.append(COARSER * sizes[-1])
+        return [cut_tiles(width, height, size_px, self.overlap) for size_px in sizes]
+
+
+def check_tiles(tiles: str) -> None:
+    """Raise UsageError unless the value of `--tiles` is auto, off or a side in pixels."""
+    if tiles not in ("auto", "off") and not (tiles.isdecimal() and int(tiles) >= MIN_TILE_PX):
+        raise UsageError(f"--tiles {tiles}: must be auto, off or a tile's side of at least {MIN_TILE_PX} pixels")
+
+
+def choose_tiling(tiles: str, overlap: float, model: YoloModel, size_px: int) -> Tiling | None:
+    """Return the tiling that `--tiles auto|off|SIZE` and `--overlap` ask for; None: whole photographs only.
+
+    `auto` cuts tiles if the model was trained on windows, at the highest scale of these. A model that was trained on
+    windows of one scale only gets no larger tiles.
+    """
+    windows = trained_windows(model)
+    larger = not windows or windows["low_scale"] < windows["high_scale"]
+    if tiles.isdecimal():
+        return Tiling(int(tiles), overlap, larger)
+    return Tiling(round(size_px / windows["high_scale"]), overlap, larger) if windows and tiles == "auto" else None
+
+
+def overlap_px(size_px: int, share: float) -> int:
+    """Return by how many pixels neighbouring tiles overlap: a share of their side, at least 128 px or half of it."""
+    return max(round(share * size_px), min(MIN_OVERLAP_PX, size_px // 2))
+
+
+def cut_tiles(width: int, height: int, size_px: int, share: float = OVERLAP) -> list[Corners]:
+    """Return tiles of `size_px` that cover a photograph, row by row; none for a photograph no larger than one tile.
+
+    The last tile of a row or column ends at the photograph's edge. A photograph narrower than a tile has narrower tiles.
+    """
+    if max(width, height) <= size_px:
+        return []
+    step = size_px - overlap_px(size_px, share)
+    return [
+        (left, top, min(left + size_px, width), min(top + size_px, height))
+        for top in _starts(height, size_px, step)
+        for left in _starts(width, size_px, step)
+    ]
+
+
+def _starts(length: int, size_px: int, step: int) -> list[int]:
+    last = max(length - size_px, 0)
+    return [*range(0, last, step), last]
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A model and how it is applied to a stream of photographs, `batch_size` tiles or photographs at a time.
+
+    limits: those of `detect` besides `max_detections`, which holds for each tile and for each photograph.
+    """
+
+    model: nn.Module
+    size_px: int
+    device: torch.device
+    batch_size: int
+    tiling: Tiling | None
+    limits: dict[str, Any]
+    max_detections: int = 300
+    autocast_dtype: torch.dtype | None = None
+
+    @torch.no_grad()
+    def predict(self, photos: Iterable[tuple[Any, np.ndarray]]) -> Iterator[tuple[Any, np.ndarray, PhotoPrediction]]:
+        """Find objects in photographs, RGB uint8 (H, W, 3) of any sizes; yield them in order with their keys.
+
+        Batches run across tiles and photographs. Masks are made one photograph at a time.
+        """
+        batch: list[_View] = []
+        for key, photo in photos:
+            state = _Open(key, photo, self.size_px, self.tiling.tiles_of(photo) if self.tiling else [])
+            for number in range(WHOLE, len(state.tiles)):
+                batch.append(_View.of(state, number))
+                if len(batch) == self.batch_size:
+                    yield from self._run(batch)
+                    batch = []
+        if batch:
+            yield from self._run(batch)
+
+    def _run(self, batch: list[_View]) -> Iterator[tuple[Any, np.ndarray, PhotoPrediction]]:
+        canvases = np.stack([view.canvas for view in batch])
+        if any(view.state.tiles for view in batch):
+            # Always the same size, so that a last, smaller batch is computed in the same way on any number of ranks.
+            missing = self.batch_size - len(batch)
+            canvases = np.concatenate([canvases, np.full((missing, *canvases.shape[1:]), FILL, np.uint8)])
+        images = prepare_images(torch.from_numpy(canvases), self.device)
+        outputs = raw_outputs(self.model, images, self.autocast_dtype)
+        strides = [float(stride) for stride in self.model.stride]  # type: ignore[union-attr]
+        found_in = detect(outputs, strides, self.size_px, max_detections=self.max_detections, **self.limits)
+        for view, found, prototypes in zip(batch, found_in, outputs["proto"], strict=False):
+            state = view.state
+            if not state.tiles:
+                masks = list(photo_masks(prototypes, found, view.placement))
+                boxes = view.placement.boxes_to_photo(found.boxes).numpy()
+                yield state.key, state.photo, PhotoPrediction(found, masks, boxes)
+                continue
+            state.add(view, found, prototypes, PIECES_PER_DETECTION * self.max_detections)
+            if view.number == len(state.tiles) - 1:  # the photograph's last
+                yield state.key, state.photo, self._join(state)
+
+    def _join(self, state: _Open) -> PhotoPrediction:
+        pieces = sorted(state.pieces, key=lambda piece: piece.order)[: PIECES_PER_DETECTION * self.max_detections]
+        objects: list[JoinedObject] = []
+        first, finer_px = 0, 0
+        for level in state.levels:
+            numbers = range(first, first + len(level))
+            joined = join_tiles([piece for piece in pieces if piece.tile in numbers], state.tiles, self.limits["iou"])
+            side_px = longest_side(level)
+            mask_px = MASK_STRIDE * side_px / self.size_px
+            objects = add_overview(objects, joined, state.tiles, finer_px, mask_px) if first else joined
+            first, finer_px = numbers.stop, side_px
+        whole = [JoinedObject((piece,)) for piece in pieces if piece.tile == WHOLE and not piece.mask.is_empty]
+        mask_px = MASK_STRIDE * max(state.photo.shape[:2]) / self.size_px
+        objects = add_overview(objects, whole, state.tiles, finer_px, mask_px)[: self.max_detections]
+        boxes = np.array([thing.box for thing in objects], np.float32).reshape(-1, 4)
+        scores = torch.tensor([thing.score for thing in objects], dtype=torch.float32)
+        class_ids = torch.tensor([thing.class_id for thing in objects], dtype=torch.int64)
+        assert state.whole is not None
+        found = Detections(
+            boxes_to_input(torch.from_numpy(boxes), state.whole), scores, class_ids, torch.zeros(len(objects), 0)
+        )
+        return PhotoPrediction(found, LazyRegions(objects, JoinedObject.region), boxes)
+
+
+@dataclass
+class _Open:
+    """A photograph whose views are not all computed yet, and what was found in it so far."""
+
+    key: Any
+    photo: np.ndarray
+    size_px: int  # of the network's input
+    levels: list[list[Corners]]  # tiles, the smallest first
+    pieces: list[Piece] = field(default_factory=list)
+    best_scores: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    whole: Placement | None = None  # where the whole photograph lies in the input
+
+    @cached_property
+    def tiles(self) -> list[Corners]:
+        """The tiles of all sizes."""
+        return [tile for level in self.levels for tile in level]
+
+    def add(self, view: _View, found: Detections, prototypes: torch.Tensor, most: int) -> None:
+        """Add a view's detections, except those that are not among the `most` most confident ones so far."""
+        scores = found.scores.numpy()
+        self.best_scores = np.sort(np.concatenate([self.best_scores, scores]))[-most:]
+        number = len(found) if len(self.best_scores) < most else int((scores >= self.best_scores[0]).sum())
+        found = found[:number]
+        if view.number == WHOLE:
+            self.whole = view.placement
+        left, top = view.corner
+        boxes = view.placement.boxes_to_photo(found.boxes).numpy() + np.array([left, top, left, top], np.float32)
+        regions = photo_masks(prototypes, found, view.placement)
+        rows = zip(found.class_ids.tolist(), found.scores.tolist(), boxes, regions, strict=True)
+        for class_id, score, box, region in rows:
+            mask = Runs.of(region.mask, left + region.left, top + region.top)
+            self.pieces.append(Piece(view.number, class_id, score, box, mask))
+
+
+@dataclass(frozen=True)
+class _View:
+    """One input of the network: a tile, or the whole photograph, letterboxed."""
+
+    state: _Open
+    number: int  # of the tile, or WHOLE
+    corner: tuple[int, int]  # left, top in the photograph
+    placement: Placement
+    canvas: np.ndarray
+
+    @classmethod
+    def of(cls, state: _Open, number: int) -> _View:
+        """Cut a view out of a photograph."""
+        height, width = state.photo.shape[:2]
+        left, top, right, bottom = (0, 0, width, height) if number == WHOLE else state.tiles[number]
+        canvas, scale, pad = letterbox(state.photo[top:bottom, left:right], state.size_px)
+        placement = Placement(state.size_px, scale, pad, (right - left, bottom - top))
+        return cls(state, number, (left, top), placement, canvas)
+
+
+def boxes_to_input(boxes: torch.Tensor, placement: Placement) -> torch.Tensor:
+    """Map xyxy boxes (n, 4) from photograph to input pixels."""
+    inner, photo = boxes.new_tensor(placement.inner_size * 2), boxes.new_tensor(placement.photo_size * 2)
+    return boxes / photo * inner + boxes.new_tensor(placement.pad * 2)

@@ -1,0 +1,119 @@
+"""Reads the photographs and labels of all splits on threads, without stopping at what is wrong with them."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+from tqdm import tqdm
+
+from utils.common.errors import UserError
+from utils.common.threads import ordered_map
+from utils.data.dataset import find_label_file
+from utils.data.dataset_yaml import DatasetSpec, is_photograph, label_file_for
+from utils.data.images import ImageError
+from utils.data.labels import LabelError, Photo
+from utils.sources.checks.findings import Finding, View, shown_path
+from utils.sources.checks.outlines import Labels, Row, check_rows, read_rows
+from utils.sources.checks.pictures import Picture, measure, unreadable
+
+NO_LABEL_FILES = ("classes.txt",)  # annotation tools write it beside the labels
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A photograph of a split and what was read of it; `picture` is None if it is unreadable."""
+
+    split: str
+    file: Path
+    label_file: Path
+    rows: list[Row]
+    findings: list[Finding]
+    picture: Picture | None
+
+    @property
+    def photo(self) -> Photo:
+        """The photograph with the outlines that could be read."""
+        return Photo(self.file, _ids(self.rows), [row.polygon for row in self.rows])
+
+
+def read_all(
+    spec: DatasetSpec, size_px: int, num_threads: int, announce: Callable[[str], None]
+) -> tuple[list[Entry], list[Finding]]:
+    """Read all splits; return a record for each photograph, and the label files without one.
+
+    size_px: the network's input size, at which small outlines are judged. Raises UserError without any photograph.
+    """
+    if not spec.splits:
+        raise UserError(f"{spec.yaml_file}: has none of `train`, `val` and `test`")
+    jobs = [(split, file) for split in spec.splits for file in spec.image_files(split, announce)]
+    read = functools.partial(_read_entry, spec, size_px, functools.cache(spec.holds))
+    opencv_threads = cv2.getNumThreads()
+    cv2.setNumThreads(1)  # a photograph per thread; more OpenCV threads would only compete for cores
+    try:
+        entries = list(
+            tqdm(ordered_map(read, jobs, num_threads), "reading", total=len(jobs), unit="photo", disable=None)
+        )
+    finally:
+        cv2.setNumThreads(opencv_threads)
+    return entries, _labels_without_photo(spec, jobs)
+
+
+def _read_entry(spec: DatasetSpec, size_px: int, holds_folder: Callable[[Path], bool], job: tuple[str, Path]) -> Entry:
+    split, file = job
+    findings: list[Finding] = []
+    picture = None
+    try:
+        picture = measure(file)
+    except (ImageError, OSError) as error:
+        findings.append(unreadable(split, file, error))
+    size = (size_px, size_px) if picture is None else _trained_size(picture, size_px)
+    labels = Labels(split, file, label_file_for(file), spec.names, size)
+    rows: list[Row] = []
+    try:
+        if find_label_file(spec, file, holds_folder) is None:
+            text = f"no {shown_path(labels.file)}"
+            findings.append(Finding("no_label_file", split, file, text, views=(View(file, file.name),)))
+        else:
+            rows, wrong = read_rows(labels)
+            findings += wrong + check_rows(labels, rows)
+    except LabelError as error:
+        reason = str(error).removeprefix(f"{labels.file}: ")
+        findings.append(Finding("unreadable_label", split, labels.file, reason))
+    return Entry(split, file, labels.file, rows, findings, picture)
+
+
+def _trained_size(picture: Picture, size_px: int) -> tuple[float, float]:
+    scale = size_px / max(picture.width, picture.height)
+    return picture.width * scale, picture.height * scale
+
+
+def _labels_without_photo(spec: DatasetSpec, jobs: Sequence[tuple[str, Path]]) -> list[Finding]:
+    """Return the label files, in the folders of the photographs' label files, that belong to no photograph there."""
+    split_of = {label_file_for(file).parent: split for split, file in reversed(jobs)}
+    stems: dict[Path, set[str]] = {folder: set() for folder in split_of}
+    for image_folder in {file.parent for _, file in jobs}:
+        for name in os.listdir(image_folder):
+            if is_photograph(name):
+                label_file = label_file_for(image_folder / name)
+                stems[label_file.parent].add(label_file.name)
+    findings = []
+    for folder, split in split_of.items():
+        if folder.is_dir() and spec.holds(folder):
+            names = {name for name in os.listdir(folder) if name.endswith(".txt") and not name.startswith(".")}
+            lists = {source for sources in spec.splits.values() for source in sources}
+            findings += [
+                Finding("label_without_photo", split, folder / name, "no photograph has this name")
+                for name in sorted(names - stems[folder] - set(NO_LABEL_FILES))
+                if folder / name not in lists
+            ]
+    return findings
+
+
+def _ids(rows: Sequence[Row]) -> np.ndarray:
+    return np.array([row.class_id for row in rows], np.int64)

@@ -1,0 +1,280 @@
+"""Fills a raw-data folder: the label file and one folder of photographs per circuit."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import zipfile
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from utils.common.bounded_zip import BoundedZip
+from utils.common.errors import UserError
+from utils.common.files import in_the_way, make_plain_folder
+from utils.sources.download.archive import Listing, PhotoArchive, choose_photographs, photograph_name
+from utils.sources.download.ledger import LEDGER_NAME, Entry, Ledger
+from utils.sources.download.progress import Progress
+from utils.sources.download.source import RemoteFile, RetryPolicy, Source, md5_base64
+from utils.sources.parsing.label_csv import LABEL_CSV
+
+LABELS_SHA256 = "a2b75c6d6aa08e2e7620ca007eb9b6b52546b4ee119f2105ec1ac689bedd3a52"  # of the only version known to us
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of a download. `missing` lists files that the source does not have."""
+
+    num_photographs: int
+    missing: tuple[str, ...]
+    is_unchanged: bool
+    summary: str
+
+
+@dataclass(frozen=True)
+class _CircuitTask:
+    """The work for one circuit. Without a `listing` the whole zip is downloaded and extracted; with one, `members` are
+    extracted from the zip at its source. `transfer_bytes` are downloaded, the others are needed on the disk."""
+
+    remote: RemoteFile
+    listing: Listing | None
+    members: tuple[zipfile.ZipInfo, ...]
+    transfer_bytes: int
+    zip_on_disk_bytes: int
+    photographs_on_disk_bytes: int
+
+
+def download(
+    source: Source,
+    output: Path,
+    circuits: Sequence[str],
+    *,
+    max_images: int | None = None,
+    keep_zips: bool = False,
+    retry: RetryPolicy | None = None,
+) -> Report:
+    """Download the label file and the circuits into `output`, continuing an earlier run.
+
+    Makes no request for objects that are complete in `download.json` and whose files still exist with their sizes.
+    Files that the source does not have are listed in the report. Raises UserError when the download stops.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        lock_file = output / ".download.lock"
+        if problem := in_the_way(lock_file, output / LEDGER_NAME):
+            raise UserError(problem)
+        with FileLock(lock_file, timeout=0):
+            return _Download(source, output, max_images, keep_zips, retry or RetryPolicy()).run(circuits)
+    except Timeout:
+        raise UserError(f"{output}: another download is writing here; wait for it or use another --output") from None
+    except OSError as error:
+        where, why = error.filename or output, error.strerror or type(error).__name__
+        raise UserError(f"{where}: {why}; run the same command again to continue") from error
+
+
+class _Download:
+    def __init__(
+        self, source: Source, output: Path, max_images: int | None, keep_zips: bool, retry: RetryPolicy
+    ) -> None:
+        self._source = source
+        self._output = output
+        self._max_images = max_images
+        self._keep_zips = keep_zips
+        self._retry = retry
+        self._ledger = Ledger(output)
+        self._missing: list[str] = []
+
+    def run(self, circuits: Sequence[str]) -> Report:
+        labels = self._plan_labels()
+        tasks = [task for circuit in circuits if (task := self._plan_circuit(f"Circuit{circuit}.zip"))]
+        zips_bytes = [task.zip_on_disk_bytes for task in tasks]
+        self._check_disk(
+            (labels.size_bytes if labels else 0)
+            + sum(task.photographs_on_disk_bytes for task in tasks)
+            + (
+                sum(zips_bytes) if self._keep_zips else max(zips_bytes, default=0)
+            )  # otherwise each is deleted before the next
+        )
+        total_bytes = (labels.size_bytes if labels else 0) + sum(task.transfer_bytes for task in tasks)
+        with closing(Progress(total_bytes)) as progress:
+            if labels:
+                self._get_labels(labels, progress)
+            for task in tasks:
+                self._get_circuit(task, progress)
+        entries = [self._ledger.entry(f"Circuit{circuit}.zip") for circuit in circuits]
+        return Report(
+            num_photographs=sum(entry.num_photographs for entry in entries if entry),
+            missing=tuple(self._missing),
+            is_unchanged=not (labels or tasks or self._missing),
+            summary=progress.summary(),
+        )
+
+    def _plan_labels(self) -> RemoteFile | None:
+        entry, target = self._ledger.entry(LABEL_CSV), self._output / LABEL_CSV
+        if entry and entry.url == self._source.shown(LABEL_CSV) and self._ledger.is_in_place(LABEL_CSV):
+            return None
+        remote = self._describe(LABEL_CSV)
+        if remote is None or not target.exists():
+            return remote
+        if target.stat().st_size != remote.size_bytes or (remote.md5 and md5_base64(target) != remote.md5):
+            raise UserError(
+                f"{target}: differs from {self._source.shown(LABEL_CSV)}; delete it to download that file, or use "
+                "another --output"
+            )
+        self._record(remote, {LABEL_CSV: remote.size_bytes}, 0)
+        return None
+
+    def _plan_circuit(self, name: str) -> _CircuitTask | None:
+        entry, zip_file = self._ledger.entry(name), self._output / name
+        is_complete = bool(entry and entry.covers(self._max_images) and self._ledger.is_in_place(name))
+        if entry and self._keep_zips:
+            is_complete = is_complete and zip_file.is_file() and zip_file.stat().st_size == entry.size_bytes
+        if entry and is_complete and entry.url == self._source.shown(name):
+            return None
+        remote = self._describe(name)
+        if remote is None or is_complete:  # complete: the same file at another address
+            return None
+        in_place = self._max_images is not None or (self._source.is_local and not self._keep_zips)
+        if in_place:
+            return self._plan_members(remote)
+        has_zip = self._has_zip(remote)
+        folder_bytes = _folder_bytes(_folder(zip_file))
+        part = zip_file.with_name(zip_file.name + ".part")
+        if folder_bytes and remote.accepts_ranges and not (has_zip or self._keep_zips or part.exists()):
+            task = self._plan_members(remote)
+            if task.transfer_bytes < remote.size_bytes / 2:
+                return task  # most photographs exist: fetch only the missing ones
+        arriving_bytes = 0 if has_zip else remote.size_bytes
+        return _CircuitTask(
+            remote=remote,
+            listing=None,
+            members=(),
+            transfer_bytes=arriving_bytes,
+            zip_on_disk_bytes=max(arriving_bytes - (part.stat().st_size if part.exists() else 0), 0),
+            photographs_on_disk_bytes=max(remote.size_bytes - folder_bytes, 0),  # JPEG does not shrink in a zip
+        )
+
+    def _plan_members(self, remote: RemoteFile) -> _CircuitTask:
+        with closing(self._archive_in_place(remote)) as archive:
+            listing = archive.listing()
+        members = tuple(choose_photographs(listing.photographs, self._max_images))
+        wanted_bytes = _missing_bytes(members, _folder(self._output / remote.name))
+        return _CircuitTask(remote, listing, members, wanted_bytes, 0, wanted_bytes)
+
+    def _describe(self, name: str) -> RemoteFile | None:
+        remote = self._source.describe(name)
+        if remote is None:
+            self._missing.append(name)
+            return None
+        entry = self._ledger.entry(name)
+        if entry and entry.url != self._source.shown(name):
+            if not remote.is_same_content(entry.size_bytes, entry.etag, entry.md5):
+                raise UserError(
+                    f"{self._output}: {name} came from {entry.url}, and {self._source.shown(name)} is another file; "
+                    f"use another --output, or delete {self._output}"
+                )
+            self._ledger.record(name, replace(entry, url=self._source.shown(name)))
+        return remote
+
+    def _get_labels(self, remote: RemoteFile, progress: Progress) -> None:
+        target = self._output / LABEL_CSV
+        remote = self._source.fetch(remote, target, progress)
+        content = target.read_bytes()
+        header = content.partition(b"\n")[0]
+        if b"Label" not in header or b"External ID" not in header:
+            target.unlink()
+            raise UserError(
+                f"{self._source.shown(LABEL_CSV)}: not the label file, its first line lacks the columns `Label` and "
+                "`External ID`; check --base-url"
+            )
+        self._record(remote, {LABEL_CSV: remote.size_bytes}, 0)
+        digest = hashlib.sha256(content).hexdigest()
+        if digest != LABELS_SHA256:
+            progress.note(
+                f"note: {LABEL_CSV} is another version than the known one (SHA-256 {digest[:16]}…); this is no error"
+            )
+
+    def _get_circuit(self, task: _CircuitTask, progress: Progress) -> None:
+        remote, zip_file = task.remote, self._output / task.remote.name
+        if task.listing is not None:
+            self._extract(remote, self._archive_in_place(remote), task.listing, task.members, progress)
+            return
+        if task.transfer_bytes:
+            remote = self._source.fetch(remote, zip_file, progress)
+            self._ledger.record(remote.name, self._entry(remote))
+        with closing(PhotoArchive(lambda: BoundedZip(zip_file), str(zip_file))) as archive:
+            listing = archive.listing()
+        members = choose_photographs(listing.photographs, None)
+        missing_bytes = _missing_bytes(members, _folder(zip_file))
+        self._check_disk(missing_bytes)
+        with closing(Progress(missing_bytes)) as unpacking:  # not `progress`, which has already counted these bytes
+            self._extract(remote, archive, listing, members, unpacking)
+        if not self._keep_zips:
+            zip_file.unlink()
+
+    def _extract(
+        self,
+        remote: RemoteFile,
+        archive: PhotoArchive,
+        listing: Listing,
+        members: Sequence[zipfile.ZipInfo],
+        progress: Progress,
+    ) -> None:
+        folder = _folder(self._output / remote.name)
+        make_plain_folder(folder)
+        with closing(archive):
+            num_new = sum(archive.extract(member, folder, progress) for member in members)
+        files = {f"{folder.name}/{photograph_name(member)}": member.file_size for member in members}
+        self._record(remote, files, len(members))
+        line = f"{folder.name}: {len(members):,} photographs, {num_new:,} of them new"
+        if listing.num_ignored:
+            line += f"; {listing.num_ignored:,} other files in the archive ignored"
+        if listing.repeated:
+            line += f"; {len(listing.repeated):,} with a repeated name skipped, the first {listing.repeated[0]!r}"
+        progress.note(line)
+
+    def _archive_in_place(self, remote: RemoteFile) -> PhotoArchive:
+        retry = None if self._source.is_local else self._retry
+        return PhotoArchive(lambda: self._source.open_zip(remote), self._source.shown(remote.name), retry)
+
+    def _has_zip(self, remote: RemoteFile) -> bool:
+        """Return whether the whole zip is already here, from an earlier run or copied by the user."""
+        zip_file, entry = self._output / remote.name, self._ledger.entry(remote.name)
+        if not zip_file.is_file() or zip_file.stat().st_size != remote.size_bytes:
+            return False
+        if entry and remote.is_same_content(entry.size_bytes, entry.etag, entry.md5):
+            return True
+        return bool(remote.md5) and md5_base64(zip_file) == remote.md5
+
+    def _entry(self, remote: RemoteFile) -> Entry:
+        return Entry(self._source.shown(remote.name), remote.size_bytes, remote.etag, remote.md5)
+
+    def _record(self, remote: RemoteFile, files: dict[str, int], num_photographs: int) -> None:
+        max_images = self._max_images if num_photographs else None
+        entry = replace(self._entry(remote), max_images=max_images, num_photographs=num_photographs, files=files)
+        self._ledger.record(remote.name, replace(entry, is_complete=True))
+
+    def _check_disk(self, needed_bytes: int) -> None:
+        free_bytes = shutil.disk_usage(self._output).free
+        if needed_bytes > free_bytes:
+            raise UserError(
+                f"{self._output}: needs {needed_bytes / 2**30:.1f} GiB, only {free_bytes / 2**30:.1f} GiB are free; "
+                "use --max-images, fewer --circuits or another --output"
+            )
+
+
+def _folder(zip_file: Path) -> Path:
+    return zip_file.with_suffix("")
+
+
+def _folder_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) if folder.is_dir() else 0
+
+
+def _missing_bytes(members: Sequence[zipfile.ZipInfo], folder: Path) -> int:
+    """Return the total size of the photographs that do not exist in `folder` with their size."""
+    files = ((member.file_size, folder / photograph_name(member)) for member in members)
+    return sum(size for size, file in files if not (file.is_file() and file.stat().st_size == size))

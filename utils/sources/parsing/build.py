@@ -1,0 +1,270 @@
+"""Builds `{train,val}/{images,labels}` from raw photographs and labels: parallel, resumable, reproducible."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from tqdm import tqdm
+
+from utils.common.cores import usable_cpu_count
+from utils.common.errors import UserError, printable
+from utils.common.files import write_bytes_atomic
+from utils.common.threads import ordered_map
+from utils.data.images import ImageError, read_image
+from utils.data.labels import LabelError
+from utils.sources.near_duplicates import MAX_BITS, MEASURED_PX, same_pictures, small_grey, thumbnail
+from utils.sources.parsing.formats import EPRI, choose_classes, read_labels
+from utils.sources.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem
+from utils.sources.parsing.manifest import by_severity, dataset_yaml_text, make_manifest, manifest_bytes
+from utils.sources.parsing.photograph import PhotographOptions, build_image, build_label
+from utils.sources.parsing.rows import Row, place_of
+from utils.sources.parsing.sources import UNREADABLE_PHOTOGRAPH, Photograph, PhotographReader
+from utils.sources.parsing.split import SPLITS, TIME, TIME_GAP_S, assign_splits, bursts, output_stems
+from utils.sources.parsing.state import (
+    DATASET_FILE,
+    MANIFEST_FILE,
+    BuildState,
+    Entry,
+    open_output,
+    output_files,
+    remove_unexpected,
+)
+
+SPARE_BITS = 8  # by which pairs may differ more than in check_data.py, which hashes what JPEG left of the pictures
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """The options that affect the output folder.
+
+    `time_gap_s`: the longest pause in seconds inside a group, if `split_by` is `time`.
+    `use_file_classes`: take the classes of the label files if those of `photograph` do not cover them.
+    """
+
+    photograph: PhotographOptions
+    split_by: str
+    val_fraction: float
+    keep_unlabelled: bool
+    label_format: str = EPRI
+    use_file_classes: bool = False
+    time_gap_s: float = TIME_GAP_S
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what manifest.json and dataset.yaml list. The format and the classes show in the data themselves."""
+        values = dataclasses.asdict(self)
+        shared = values.pop("photograph")
+        del values["label_format"], values["use_file_classes"]
+        del shared["class_names"]
+        if self.split_by != TIME:
+            del values["time_gap_s"]
+        return {**shared, **values}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One photograph to build, its label rows, its output name and split, and its entry from an earlier run.
+
+    The split is that of the earlier run, or the one without its look-alikes, which are known when all are built.
+    """
+
+    photograph: Photograph
+    rows: tuple[Row, ...]
+    place: str
+    stem: str
+    split: str
+    previous: Entry | None
+
+
+def build_dataset(
+    input_folder: Path, output_folder: Path, options: BuildOptions, num_workers: int, *, trust_links: bool = False
+) -> dict[str, Any]:
+    """Build or complete the processed data set and return its manifest; `num_workers` 0 means all usable cores.
+
+    Removes all other files from the four output folders. Raises UserError without usable input.
+    """
+    if output_folder.resolve().is_relative_to(input_folder.resolve()):
+        raise UserError(f"--output {output_folder} lies inside --input {input_folder}; name a folder beside it")
+    problems: list[Problem] = []
+    labels = read_labels(input_folder, options.label_format, options.keep_unlabelled, problems, trust_links)
+    rows, shared = labels.rows, options.photograph
+    if options.use_file_classes:
+        shared = dataclasses.replace(shared, class_names=choose_classes(shared.class_names, labels.class_names))
+    chosen = {key: labels.photographs[key] for key in rows}
+    splits = assign_splits(chosen.values(), options.split_by, options.val_fraction)
+    stems = output_stems(chosen.values())
+    with open_output(output_folder, trust_links=trust_links) as state:
+        splits |= {key: state.entries[key].split for key in splits.keys() & state.entries.keys()}
+        jobs = [
+            Job(chosen[key], rows[key], place_of(rows[key]), stems[key], splits[key], state.entries.get(key))
+            for key in chosen
+        ]
+        num_threads = num_workers or usable_cpu_count()
+        entries = _build_all(jobs, state, shared, num_threads, problems)
+        if not entries:
+            worst = by_severity(problems)[0]  # a job yields an entry or a problem
+            raise UserError(f"{input_folder}: none of {len(jobs)} photographs is usable; {worst.place}: {worst.text}")
+        usable = [chosen[entry.key] for entry in entries]
+        copies = _copies(output_folder, entries, num_threads)
+        series = _series(entries, options.time_gap_s) if options.split_by == TIME else None
+        final_splits = assign_splits(usable, options.split_by, options.val_fraction, copies + (series or []))
+        entries = [_move(output_folder, entry, final_splits[entry.key]) for entry in entries]
+        remove_unexpected(output_folder, entries)
+        state.rewrite(entries)
+        problems += [_complaint(rows[entry.key], item) for entry in entries for item in entry.complaints]
+        manifest = make_manifest(entries, chosen, problems, options.to_dict(), shared.class_names, copies, series)
+        write_bytes_atomic(output_folder / DATASET_FILE, dataset_yaml_text(manifest).encode())
+        write_bytes_atomic(output_folder / MANIFEST_FILE, manifest_bytes(manifest))
+    return manifest
+
+
+def _build_all(
+    jobs: list[Job], state: BuildState, options: PhotographOptions, num_threads: int, problems: list[Problem]
+) -> list[Entry]:
+    """Build all photographs in threads; return the entries of the usable ones, sorted by key."""
+    classes = ClassTable(options.class_names)
+    entries: list[Entry] = []
+    # Until the build is complete, the folder mixes two data sets, which no manifest describes.
+    (state.folder / MANIFEST_FILE).unlink(missing_ok=True)
+    opencv_threads = cv2.getNumThreads()
+    cv2.setNumThreads(1)  # a photograph per thread; more OpenCV threads would only compete for cores
+    pool = ThreadPoolExecutor(num_threads)
+    try:
+        with PhotographReader() as reader:
+            futures = [pool.submit(_build_one, job, state.folder, reader, options, classes) for job in jobs]
+            try:
+                for future in tqdm(as_completed(futures), total=len(futures), unit="photo", disable=None):
+                    result = future.result()
+                    if isinstance(result, Problem):
+                        problems.append(result)
+                        continue
+                    entries.append(result)
+                    if state.entries.get(result.key) != result:
+                        state.append(result)
+            finally:
+                pool.shutdown(cancel_futures=True)  # waits for the photographs in progress
+    finally:
+        cv2.setNumThreads(opencv_threads)
+    return sorted(entries, key=lambda entry: entry.key)
+
+
+def _build_one(
+    job: Job, folder: Path, reader: PhotographReader, options: PhotographOptions, classes: ClassTable
+) -> Entry | Problem:
+    image_fingerprint = options.image_fingerprint(job.photograph.stamp)
+    label_fingerprint = options.label_fingerprint(image_fingerprint, [row.digest for row in job.rows])
+    image_file, label_file = output_files(folder, job.split, job.stem)
+    kept = _keep_image(job, folder, image_fingerprint)
+    try:
+        if kept and kept.label_fingerprint == label_fingerprint and _has_digest(label_file, kept.label_digest):
+            return dataclasses.replace(kept, split=job.split)
+        if kept:
+            jpeg, facts, image = b"", kept.facts, (kept.image_bytes, kept.image_digest)
+        else:
+            jpeg, facts = build_image(reader.read(job.photograph), options.long_side_px)
+            image = (len(jpeg), _digest(jpeg))
+        label = build_label(job.rows, facts, options, classes)
+    except ImageError as error:
+        return Problem(printable(job.photograph.source), f"{error}; skipped", UNREADABLE_PHOTOGRAPH)
+    except LabelError as error:
+        return Problem(job.place, f"{error}; {printable(job.photograph.name)} is skipped", UNREADABLE_ROW)
+    if jpeg:
+        write_bytes_atomic(image_file, jpeg)
+    write_bytes_atomic(label_file, label.text.encode())
+    return Entry(
+        key=job.photograph.key,
+        stem=job.stem,
+        split=job.split,
+        image_fingerprint=image_fingerprint,
+        label_fingerprint=label_fingerprint,
+        image_bytes=image[0],
+        image_digest=image[1],
+        label_digest=_digest(label.text.encode()),
+        facts=facts,
+        exif_frame=label.exif_frame,
+        objects=dict(label.objects),
+        unknown_values=dict(label.unknown_values),
+        complaints=label.complaints,
+    )
+
+
+def _keep_image(job: Job, folder: Path, image_fingerprint: str) -> Entry | None:
+    """Return the earlier entry if its image is still valid; move the image to this run's split if needed."""
+    previous = job.previous
+    if previous is None or previous.image_fingerprint != image_fingerprint or previous.stem != job.stem:
+        return None
+    wanted = output_files(folder, job.split, job.stem)[0]
+    for split in (job.split, *SPLITS):
+        image_file = output_files(folder, split, job.stem)[0]
+        if image_file.is_file() and image_file.stat().st_size == previous.image_bytes:
+            if image_file != wanted:
+                os.replace(image_file, wanted)
+            return previous
+    return None
+
+
+def _move(folder: Path, entry: Entry, split: str) -> Entry:
+    """Move a photograph's files to its final split, which can change when other photographs are unusable."""
+    if split != entry.split:
+        sources, targets = output_files(folder, entry.split, entry.stem), output_files(folder, split, entry.stem)
+        for source, target in zip(sources, targets, strict=True):
+            os.replace(source, target)
+    return dataclasses.replace(entry, split=split)
+
+
+def _copies(folder: Path, entries: Sequence[Entry], num_threads: int) -> list[list[str]]:
+    """Return the keys of the photographs that show the same picture, a list for each picture that several show."""
+
+    @functools.cache
+    def read_thumb(position: int) -> np.ndarray:
+        entry = entries[position]
+        image = read_image(output_files(folder, entry.split, entry.stem)[0], MEASURED_PX)
+        return thumbnail(small_grey(image))
+
+    try:
+        groups = same_pictures(
+            [entry.image_digest for entry in entries],
+            [bytes.fromhex(entry.facts.picture_hash) for entry in entries],
+            [entry.facts.output_width / entry.facts.output_height for entry in entries],
+            lambda positions: np.stack(list(ordered_map(read_thumb, positions, num_threads))),
+            MAX_BITS + SPARE_BITS,
+        )
+    except ImageError as error:
+        raise UserError(f"{error}; remove it and start again") from error
+    keys: dict[int, list[str]] = {}
+    for entry, group in zip(entries, groups.tolist(), strict=True):
+        keys.setdefault(group, []).append(entry.key)
+    return [same for same in keys.values() if len(same) > 1]
+
+
+def _series(entries: Sequence[Entry], gap_s: float) -> list[list[str]]:
+    times = {entry.key: datetime.fromisoformat(entry.facts.taken) for entry in entries if entry.facts.taken}
+    if not times:
+        raise UserError(f"--split-by time: none of {len(entries)} photographs has a time in EXIF; use --split-by hash")
+    return bursts(times, gap_s)
+
+
+def _complaint(rows: tuple[Row, ...], complaint: tuple[int, str, str]) -> Problem:
+    row, kind, text = complaint
+    return Problem(place_of(rows[row : row + 1]), f"{printable(rows[row].image_name)}: {text}", kind)
+
+
+def _has_digest(file: Path, digest: str) -> bool:
+    try:
+        return _digest(file.read_bytes()) == digest
+    except FileNotFoundError:
+        return False
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -1,0 +1,178 @@
+"""The processed data set's manifest.json and dataset.yaml, and the report that parse_labels.py prints."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
+from utils.sources.parsing.sources import UNREADABLE_ARCHIVE, UNREADABLE_PHOTOGRAPH, Photograph
+from utils.sources.parsing.split import SPLITS, VAL
+from utils.sources.parsing.state import Entry
+
+MANIFEST_VERSION = 1
+NO_ROW = "photograph without a row"
+NO_PHOTOGRAPH = "row without a photograph"
+UNREADABLE_KINDS = (UNREADABLE_PHOTOGRAPH, UNREADABLE_ARCHIVE, UNREADABLE_ROW)
+MIN_VAL_OBJECTS = 5  # of a class; its scores say little with fewer
+_RANKS = {**dict.fromkeys(UNREADABLE_KINDS, 0), NO_ROW: 2, NO_PHOTOGRAPH: 2}  # order of printing; 1 for other kinds
+
+
+def make_manifest(
+    entries: Sequence[Entry],
+    photographs: Mapping[str, Photograph],
+    problems: Iterable[Problem],
+    options: dict[str, Any],
+    class_names: Sequence[str],
+    copies: Sequence[Sequence[str]],
+    series: Sequence[Sequence[str]] | None,
+) -> dict[str, Any]:
+    """Return the manifest as plain values, in an order that depends only on the data.
+
+    copies, series: keys of the photographs that show the same, and that were taken in one series, or None.
+    """
+    files = {entry.key: f"{entry.stem}.jpg" for entry in entries}
+    records = [_record(entry, photographs[entry.key]) for entry in entries]
+    listed = sorted(set(problems), key=_problem_order)
+    return {
+        "version": MANIFEST_VERSION,
+        "fingerprint": _fingerprint(records, class_names),
+        "classes": list(class_names),
+        "options": options,
+        "counts": _counts(entries, photographs, class_names),
+        "skipped": dict(sorted(Counter(problem.kind for problem in listed).items())),
+        "unknown_values": dict(sorted(sum((Counter(entry.unknown_values) for entry in entries), Counter()).items())),
+        "copies": [[files[key] for key in group] for group in copies],
+        **({} if series is None else {"series": [[files[key] for key in group] for group in series]}),
+        "photographs": records,
+        "problems": [{"place": item.place, "kind": item.kind, "text": item.text} for item in listed],
+    }
+
+
+def manifest_bytes(manifest: dict[str, Any]) -> bytes:
+    """Return the bytes of manifest.json."""
+    return (json.dumps(manifest, indent=1) + "\n").encode("ascii")
+
+
+def dataset_yaml_text(manifest: dict[str, Any]) -> str:
+    """Return the text of dataset.yaml. Its paths are relative to its folder, so the folder can be moved."""
+    options = ", ".join(f"{name} {value}" for name, value in manifest["options"].items())
+    names = yaml.safe_dump({"names": dict(enumerate(manifest["classes"]))}, allow_unicode=True, sort_keys=False)
+    return (
+        "# Made by parse_labels.py; what was skipped and why is in manifest.json beside it.\n"
+        f"# {options}\n"
+        "train: train/images\n"
+        "val: val/images\n"
+        f"{names}"
+    )
+
+
+def report_lines(manifest: dict[str, Any], num_problems: int = 20) -> list[str]:
+    """Return the report of a run: photographs and objects per class and split, and what was skipped."""
+    counts = manifest["counts"]
+    rows = [("photographs", counts["photographs"]), ("  without objects", counts["without_objects"])]
+    rows += [(name, counts["objects"][name]) for name in manifest["classes"]]
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{'':{width}} {'train':>9} {'val':>9} {'all':>9}"]
+    for name, by_split in rows:
+        numbers = [*(by_split[split] for split in SPLITS), sum(by_split.values())]
+        lines.append(f"{name:{width}} " + " ".join(f"{number:>9,}" for number in numbers))
+    lines += [f"{split} circuits: {_listed(circuits)}" for split, circuits in counts["circuits"].items()]
+    lines += _group_lines(manifest)
+    few = [(name, by_split) for name, by_split in counts["objects"].items() if by_split[VAL] < MIN_VAL_OBJECTS]
+    if few:
+        shown = ", ".join(f"{name} {by_split[VAL]} of {sum(by_split.values()):,}" for name, by_split in few)
+        lines.append(f"classes with fewer than {MIN_VAL_OBJECTS} objects in val: {shown}")
+    if counts["turned_photographs"]:
+        lines.append(
+            f"EXIF-turned photographs, by the frame of their outlines: {_listed(counts['turned_photographs'])}"
+        )
+    if manifest["unknown_values"]:
+        lines.append(f"objects of unknown classes: {_listed(manifest['unknown_values'])}")
+    problems = by_severity(Problem(**item) for item in manifest["problems"])
+    if problems:
+        lines.append(f"left out or mended: {_listed(manifest['skipped'])}")
+        lines += [f"  {item.place}: {item.text}" for item in problems[:num_problems]]
+    if len(problems) > num_problems:
+        lines.append(f"  … and {len(problems) - num_problems:,} more, all in manifest.json")
+    return lines
+
+
+def _group_lines(manifest: dict[str, Any]) -> list[str]:
+    """Return what is known of the photographs that stay on one side, nothing without any."""
+    copies, series, total = manifest["copies"], manifest.get("series"), len(manifest["photographs"])
+    lines = []
+    if copies:
+        shown = f"copies: {sum(map(len, copies)):,} photographs show only {len(copies):,} pictures"
+        split_of = {record["file"]: record["split"] for record in manifest["photographs"]}
+        num_apart = sum(len({split_of[file] for file in group}) > 1 for group in copies)
+        reason = "all are alike" if len(copies[0]) == total else "every circuit shares some"
+        lines.append(
+            f"{shown}; " + (f"{num_apart:,} in train and val: {reason}" if num_apart else "each is on one side")
+        )
+    if series is not None:
+        without = total - sum(map(len, series))
+        unknown = f"; {without:,} without a time in EXIF, each on its own" if without else ""
+        lines.append(f"series: {len(series):,}, the longest of {max(map(len, series)):,} photographs{unknown}")
+    return lines
+
+
+def _record(entry: Entry, photograph: Photograph) -> dict[str, Any]:
+    facts = entry.facts
+    return {
+        "file": f"{entry.stem}.jpg",
+        "source": photograph.source,
+        "circuit": photograph.circuit,
+        "split": entry.split,
+        "width": facts.width,
+        "height": facts.height,
+        "orientation": facts.orientation,
+        "exif_frame": entry.exif_frame,
+        "output_width": facts.output_width,
+        "output_height": facts.output_height,
+        "objects": dict(sorted(entry.objects.items())),
+        "digest": entry.image_digest,
+        "label_digest": entry.label_digest,
+    }
+
+
+def _counts(
+    entries: Sequence[Entry], photographs: Mapping[str, Photograph], class_names: Sequence[str]
+) -> dict[str, Any]:
+    by_split = {split: [entry for entry in entries if entry.split == split] for split in SPLITS}
+    objects = {split: sum((Counter(entry.objects) for entry in by_split[split]), Counter()) for split in SPLITS}
+    circuits = {split: Counter(photographs[entry.key].circuit for entry in by_split[split]) for split in SPLITS}
+    turned = Counter(entry.exif_frame for entry in entries if entry.facts.orientation != 1)
+    return {
+        "photographs": {split: len(by_split[split]) for split in SPLITS},
+        "without_objects": {split: sum(not entry.objects for entry in by_split[split]) for split in SPLITS},
+        "objects": {name: {split: objects[split][name] for split in SPLITS} for name in class_names},
+        "circuits": {split: dict(sorted(circuits[split].items())) for split in SPLITS},
+        "turned_photographs": dict(sorted(turned.items())),
+    }
+
+
+def _fingerprint(records: list[dict[str, Any]], class_names: Sequence[str]) -> str:
+    """Return a hash of what training reads: splits, file names, pixels, labels and classes."""
+    content = [[record["split"], record["file"], record["digest"], record["label_digest"]] for record in records]
+    return hashlib.blake2b(json.dumps([list(class_names), content]).encode(), digest_size=16).hexdigest()
+
+
+def by_severity(problems: Iterable[Problem]) -> list[Problem]:
+    """Sort problems: unreadable inputs, others, and last those that are frequent in EPRI's data set."""
+    return sorted(problems, key=lambda problem: (_RANKS.get(problem.kind, 1), _problem_order(problem)))
+
+
+def _problem_order(problem: Problem) -> tuple[str, int, str, str]:
+    file, _, line = problem.place.rpartition(":")
+    is_line = line.isdigit()
+    return (file if is_line else problem.place, int(line) if is_line else 0, problem.kind, problem.text)
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items()) or "none"

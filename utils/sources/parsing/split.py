@@ -1,0 +1,148 @@
+"""Assigns photographs to train or val and gives their files names."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from datetime import datetime
+
+from utils.common.errors import UserError
+from utils.sources.parsing.sources import Photograph
+
+TRAIN, VAL = "train", "val"
+SPLITS = (TRAIN, VAL)
+HASH, CIRCUIT, TIME = "hash", "circuit", "time"
+SPLIT_BY_CHOICES = (HASH, CIRCUIT, TIME)
+TIME_GAP_S = 30.0  # longest pause inside a series of photographs
+
+
+def assign_splits(
+    photographs: Iterable[Photograph], split_by: str, val_fraction: float, together: Iterable[Sequence[str]] = ()
+) -> dict[str, str]:
+    """Return `train` or `val` for each photograph's key, the same in every run and on every machine.
+
+    together: keys of photographs that stay on one side. What shares a photograph becomes one group.
+    `hash`: by a hash of the first file name of the group only, so that adding photographs moves none. Exceptions: a group
+    larger than the smaller side goes to the larger one. If one of the two splits is empty, the smallest group
+    with the smallest hash moves to it. If all photographs are one group, each is on its own.
+    `circuit`: whole circuits, because photographs of a circuit show the same poles. Circuits that share a picture are one
+    group; if that makes all of them one, the circuits alone count. `time`: whole groups. Raises UserError when all are one.
+    """
+    chosen = list(photographs)
+    circuits = {photograph.key: photograph.circuit for photograph in chosen}
+    names = first = _first_of_group(circuits, [*together, *(_listed_by(circuits) if split_by == CIRCUIT else [])])
+    if split_by == CIRCUIT:
+        is_one_group = len(set(first.values())) == 1
+        names = circuits if is_one_group else {key: circuits[one] for key, one in first.items()}
+    sizes = Counter(names.values())
+    if split_by == HASH:
+        if len(sizes) == 1:
+            names, sizes = dict(zip(circuits, circuits, strict=True)), Counter(circuits.keys())
+        held_out = _hashed(sizes, val_fraction)
+    elif len(sizes) < 2:
+        raise UserError(_one_group(split_by, sorted(set(circuits.values()))))
+    else:
+        held_out = _filled(sizes, val_fraction)
+    return {key: VAL if name in held_out else TRAIN for key, name in names.items()}
+
+
+def bursts(times: Mapping[str, datetime], gap_s: float) -> list[list[str]]:
+    """Return the keys of photographs in groups without a pause of more than `gap_s` seconds."""
+    groups: list[list[str]] = []
+    last = datetime.min
+    for time, key in sorted((time, key) for key, time in times.items()):
+        if not groups or (time - last).total_seconds() > gap_s:
+            groups.append([])
+        groups[-1].append(key)
+        last = time
+    return groups
+
+
+def output_stems(photographs: Iterable[Photograph]) -> dict[str, str]:
+    """Return a safe file name without suffix for each photograph's key, unique also without case."""
+    chosen = list(photographs)
+    stems = {photograph.key: _safe(_stem(photograph.name)) for photograph in chosen}
+    shared = Counter(stem.lower() for stem in stems.values())
+    return {
+        key: stem if shared[stem.lower()] == 1 else f"{stem}-{_digest(key)[:8]}"  # `a.jpg` beside `a.png`
+        for key, stem in stems.items()
+    }
+
+
+def _listed_by(names: Mapping[str, Hashable]) -> list[list[str]]:
+    """Return the keys of each name."""
+    keys: dict[Hashable, list[str]] = {}
+    for key, name in names.items():
+        keys.setdefault(name, []).append(key)
+    return list(keys.values())
+
+
+def _first_of_group(keys: Iterable[str], together: Iterable[Sequence[str]]) -> dict[str, str]:
+    """Return the first key, in the order of the alphabet, of the group that each key belongs to."""
+    first = {key: key for key in keys}
+
+    def root(key: str) -> str:
+        while first[key] != key:
+            first[key] = key = first[first[key]]  # halves the way for the next search
+        return key
+
+    for one, *others in together:
+        for other in others:
+            low, high = sorted((root(one), root(other)))
+            first[high] = low
+    return {key: root(key) for key in first}
+
+
+def _hashed(sizes: Counter[str], val_fraction: float) -> set[str]:
+    """Take each group whose hash is below the share, so that what is added later changes nothing."""
+    hashes = {name: _unit_hash(_stem(name)) for name in sizes}
+    most = min(val_fraction, 1 - val_fraction) * sizes.total()  # photographs of the smaller side
+    larger = TRAIN if val_fraction <= 0.5 else VAL
+    sides = {
+        name: larger if 1 < sizes[name] > most else VAL if hashes[name] < val_fraction else TRAIN for name in sizes
+    }
+    if len(sides) >= 2 and len(set(sides.values())) == 1:
+        smallest = min(hashes, key=lambda name: (sizes[name], hashes[name], name))
+        sides[smallest] = TRAIN if sides[smallest] == VAL else VAL
+    return {name for name, side in sides.items() if side == VAL}
+
+
+def _filled(sizes: Counter[str], val_fraction: float) -> set[str]:
+    """Take groups in the order of their hash if that brings the share nearer to `val_fraction`."""
+    target = val_fraction * sizes.total()
+    ordered = sorted(sizes, key=lambda name: (_unit_hash(name), name))
+    held_out: set[str] = set()
+    taken = 0
+    for name in ordered:
+        if abs(taken + sizes[name] - target) < abs(taken - target) and len(held_out) < len(sizes) - 1:
+            held_out.add(name)
+            taken += sizes[name]
+    return held_out or {min(ordered, key=lambda name: sizes[name])}
+
+
+def _one_group(split_by: str, circuits: Sequence[str]) -> str:
+    if split_by == TIME:
+        return "--split-by time: no pause between the photographs is long enough; use a smaller --time-gap"
+    found = ", ".join(circuits) or "none"
+    return f"--split-by circuit needs photographs of two circuits, found {found}; use --split-by hash"
+
+
+def _stem(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _safe(stem: str) -> str:
+    """Replace all but letters, digits and ` _-+().`: other characters are special to a shell or a file system."""
+    safe = re.sub(r"[^\w \-+().]", "_", stem.encode("utf-8", "replace").decode())[:120]
+    safe = safe.encode()[:200].decode(errors="ignore").strip(" .")  # file systems allow 255 bytes, including the suffix
+    return safe or "photograph"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+
+
+def _unit_hash(text: str) -> float:
+    return int(_digest(text), 16) / 2**64

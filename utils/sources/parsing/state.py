@@ -1,0 +1,158 @@
+"""The journal of finished photographs, from which a killed run resumes, and the output folder's lock."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+import filelock
+
+from utils.common.errors import UserError
+from utils.common.files import in_the_way, write_bytes_atomic
+from utils.sources.near_duplicates import HASH_BYTES
+from utils.sources.parsing.photograph import ImageFacts
+from utils.sources.parsing.split import SPLITS
+
+STATE_FILE = ".parse_state.jsonl"
+LOCK_FILE = ".parse.lock"
+MANIFEST_FILE = "manifest.json"
+DATASET_FILE = "dataset.yaml"
+KINDS = ("images", "labels")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One finished photograph. The fingerprints identify the inputs and options of its two files."""
+
+    key: str
+    stem: str
+    split: str
+    image_fingerprint: str
+    label_fingerprint: str
+    image_bytes: int
+    image_digest: str
+    label_digest: str
+    facts: ImageFacts
+    exif_frame: str
+    objects: dict[str, int]
+    unknown_values: dict[str, int]
+    complaints: list[tuple[int, str, str]]
+
+
+class BuildState:
+    """The entries of earlier runs, and the journal to which this run appends. Only one thread may write it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.entries = {entry.key: entry for entry in _read_entries(folder / STATE_FILE)}
+        self.rewrite(self.entries.values())  # drops an incomplete line of a killed run
+        self._journal: TextIO = (folder / STATE_FILE).open("a", encoding="utf-8")
+
+    def append(self, entry: Entry) -> None:
+        """Write a finished photograph's entry and flush it."""
+        self._journal.write(_to_line(entry))
+        self._journal.flush()
+
+    def rewrite(self, entries: Iterable[Entry]) -> None:
+        """Replace the whole journal by `entries`."""
+        lines = [_to_line(entry) for entry in sorted(entries, key=lambda entry: entry.key)]
+        write_bytes_atomic(self.folder / STATE_FILE, "".join(lines).encode())
+
+    def close(self) -> None:
+        self._journal.close()
+
+
+@contextmanager
+def open_output(folder: Path, *, trust_links: bool = False) -> Iterator[BuildState]:
+    """Lock an output folder and yield its state. If the run ends without an image, remove what it created.
+
+    Raises UserError when the folder holds images or labels of another program, is locked, or cannot be written, and
+    when a folder in it is a link and links are not trusted: the run removes files that it does not expect.
+    """
+    existed = folder.exists()
+    own_folders = [folder / split / kind for split in SPLITS for kind in KINDS]
+    for path in () if trust_links else (*own_folders, *(path.parent for path in own_folders)):
+        if path.is_symlink():
+            raise UserError(f"{path}: is a link; remove it, or pass --trust-links to write where it leads")
+    if not (folder / STATE_FILE).exists() and any(_files_in(folder)):
+        raise UserError(f"{folder}: holds images or labels that parse_labels.py did not make; name another --output")
+    try:
+        for path in own_folders:
+            path.mkdir(parents=True, exist_ok=True)
+        if problem := in_the_way(folder / LOCK_FILE, folder / STATE_FILE):
+            raise UserError(problem)
+        with filelock.FileLock(folder / LOCK_FILE, timeout=0):
+            state = BuildState(folder)
+            try:
+                yield state
+            finally:
+                state.close()
+                if not any(_files_in(folder)):
+                    _remove_scaffold(folder, existed)
+    except filelock.Timeout as error:
+        raise UserError(f"{folder}: another parse_labels.py is writing here; wait for it to end") from error
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from error
+
+
+def _remove_scaffold(folder: Path, existed: bool) -> None:
+    """Remove the empty folders and the state of a failed run; leave all other files."""
+    (folder / STATE_FILE).unlink(missing_ok=True)
+    own = [folder / split / kind for split in SPLITS for kind in KINDS] + [folder / split for split in SPLITS]
+    if not existed:
+        (folder / LOCK_FILE).unlink(missing_ok=True)
+        own.append(folder)
+    for path in own:
+        with suppress(OSError):  # not empty
+            path.rmdir()
+
+
+def remove_unexpected(folder: Path, entries: Iterable[Entry]) -> None:
+    """Remove files without an entry from the four output folders."""
+    expected = {path for entry in entries for path in output_files(folder, entry.split, entry.stem)}
+    for path in [path for path in _files_in(folder) if path not in expected]:
+        path.unlink()
+
+
+def output_files(folder: Path, split: str, stem: str) -> tuple[Path, Path]:
+    """Return the image and the label file of one photograph."""
+    return folder / split / "images" / f"{stem}.jpg", folder / split / "labels" / f"{stem}.txt"
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    for split in SPLITS:
+        for kind in KINDS:
+            if (folder / split / kind).is_dir():
+                yield from (path for path in sorted((folder / split / kind).iterdir()) if not path.is_dir())
+
+
+def _to_line(entry: Entry) -> str:
+    return json.dumps(dataclasses.asdict(entry), sort_keys=True) + "\n"
+
+
+def _read_entries(file: Path) -> Iterator[Entry]:
+    if not file.exists():
+        return
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    yield from (entry for entry in map(_from_line, lines) if entry is not None)
+
+
+def _from_line(line: str) -> Entry | None:
+    """Return None for an incomplete line or one of another version; its photograph is then built again."""
+    try:
+        values: dict[str, Any] = json.loads(line)
+        values["facts"] = facts = ImageFacts(**values["facts"])
+        if values["split"] not in SPLITS or len(bytes.fromhex(facts.picture_hash)) not in (0, HASH_BYTES):
+            return None
+        if facts.taken:
+            datetime.fromisoformat(facts.taken)
+        values["complaints"] = [(int(row), str(kind), str(text)) for row, kind, text in values["complaints"]]
+        return Entry(**values)
+    except (ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,209 @@
+"""Writes the sample in EPRI's raw layout: a folder per circuit and one CSV, with the irregularities of EPRI's files."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import hashlib
+import io
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
+from utils.common.cores import usable_cpu_count
+from utils.common.errors import UserError
+from utils.common.files import make_plain_folder, write_bytes_atomic
+from utils.data.images import EXIF_ORIENTATION_TAG, write_jpeg
+from utils.sources.parsing.label_csv import LABEL_CSV
+from utils.sources.sample.canvas import Annotation, along, clip
+from utils.sources.sample.full_size import LONG_SIDE_BOUNDS_PX, draw_full_scene
+from utils.sources.sample.scene import SAMPLE_LINE_WIDTH_PX, Scene, draw_scene
+
+_DATASET_NAME = "Built-in sample"
+_CIRCUITS = ("Circuit1", "Circuit10")
+MAX_THREADS = 16  # each takes about 300 MB for a photograph of 20 megapixels
+_COLUMNS = ("Label", "External ID", "Dataset Name")
+Row = tuple[str, str, str]
+_PAST_EDGE_PX = 40.0
+# Counterclockwise quarter turns from the upright to the stored image, by EXIF orientation.
+_TURNS = {3: 2, 6: 1, 8: 3}
+# (index % 12, class) -> another spelling of the class
+_SPELLINGS = {
+    (2, "transformers"): "transformer",
+    (4, "background_structure"): "Background Structure",
+    (7, "other_wire"): "other-wire",
+}
+
+
+def write_sample(
+    output_dir: Path,
+    num_photos: int = 240,
+    seed: int = 0,
+    wire_width_px: float | None = None,
+    long_side_px: int | None = None,
+) -> None:
+    """Write labelled drawn photographs of a distribution line in EPRI's raw layout.
+
+    Photograph i, its name, row and irregularities depend only on (seed, i): the same call gives the same bytes, and a
+    larger `num_photos` extends a smaller one. Wires are about `wire_width_px` wide, by default 14, in a photograph of 1280
+    pixels. With `long_side_px` photographs are as large as a drone camera's and wires by default 4 to 10 pixels wide; as
+    many threads as there are cores draw them. Points are pixels of the upright photograph, also if its file has an EXIF orientation. Irregularities of EPRI's
+    files, by index:
+
+    - every 8th from 0: polygons extend up to 40 pixels beyond the edges (in others they end there)
+    - 0, 120, …: a pole's outline touches itself; 1, 121, …: another pole with only two points
+    - 3, 123, …: another row, whose photograph does not exist; 6, 246, …: a photograph without a row
+    - 2, 5, 7 of every 40: EXIF orientation 6, 8, 3
+
+    Raises UserError when a number is out of range, or when the folder holds other photographs or labels.
+    """
+    if num_photos < 1:
+        raise UserError(f"num_photos: {num_photos}; ask for at least 1 photograph")
+    if seed < 0:
+        raise UserError(f"seed: {seed}; must not be negative")
+    if wire_width_px is not None and not 1 <= wire_width_px <= 40:
+        raise UserError(f"wire_width_px: {wire_width_px}; wires can be drawn 1 to 40 pixels wide")
+    smallest, largest = LONG_SIDE_BOUNDS_PX
+    if long_side_px is not None and not smallest <= long_side_px <= largest:
+        raise UserError(f"long_side_px: {long_side_px}; photographs can be drawn with {smallest} to {largest} pixels")
+    paths = [output_dir / photo_path(index) for index in range(num_photos)]
+    labels_file = output_dir / LABEL_CSV
+    _refuse_other_data(output_dir, labels_file, set(paths))
+    # Old rows must not describe new photographs: no label file until the new one is complete.
+    labels_file.unlink(missing_ok=True)
+    if long_side_px is None:
+        draw = functools.partial(draw_scene, seed, wire_width_px=wire_width_px or SAMPLE_LINE_WIDTH_PX)
+        rows = [_write_one(path, seed, draw, index) for index, path in enumerate(paths)]
+    else:
+        draw = functools.partial(draw_full_scene, seed, long_side_px=long_side_px, wire_width_px=wire_width_px)
+        rows = _write_in_threads(paths, seed, draw)
+    _write_labels(labels_file, [row for of_photo in rows for row in of_photo])
+
+
+def _write_in_threads(paths: Sequence[Path], seed: int, draw: Callable[[int], Scene]) -> list[list[Row]]:
+    opencv_threads = cv2.getNumThreads()
+    cv2.setNumThreads(1)  # a photograph per thread; more OpenCV threads would only compete for cores
+    pool = ThreadPoolExecutor(min(usable_cpu_count(), MAX_THREADS))
+    try:
+        futures = [pool.submit(_write_one, path, seed, draw, index) for index, path in enumerate(paths)]
+        return [future.result() for future in tqdm(futures, unit="photo", disable=None)]
+    finally:
+        pool.shutdown(cancel_futures=True)  # waits for the photographs in progress
+        cv2.setNumThreads(opencv_threads)
+
+
+def _write_one(path: Path, seed: int, draw: Callable[[int], Scene], index: int) -> list[Row]:
+    """Draw and write photograph `index`; return its rows of the label file."""
+    make_plain_folder(path.parent)
+    scene = draw(index)
+    _write_photo(path, scene.image, seed, index)
+    objects = _label_objects(_annotate(scene, index), scene, seed, index)
+    label = repr({"objects": objects, "classifications": []})
+    return [(label, name, _DATASET_NAME) for name in _row_names(path.name, index)]
+
+
+def photo_path(index: int) -> Path:
+    """Return the path of photograph `index`, such as `Circuit10/10 (4).jpg`; every fourth belongs to circuit 10."""
+    circuit = "10" if index % 4 == 3 else "1"
+    suffix = ".jpg" if index % 5 == 2 else ".JPEG" if index % 16 == 9 else ".JPG"
+    return Path(f"Circuit{circuit}") / f"{circuit} ({index + 1}){suffix}"
+
+
+def _refuse_other_data(output_dir: Path, labels_file: Path, expected: set[Path]) -> None:
+    """Raise UserError if the folder holds anything but a sample of at most this size."""
+    present = {file for circuit in _CIRCUITS for file in (output_dir / circuit).glob("*") if file.is_file()}
+    if not labels_file.exists():
+        strangers = present
+    elif _DATASET_NAME.encode() not in labels_file.read_bytes():
+        strangers = {labels_file}
+    else:
+        strangers = {file for file in present - expected if not file.name.endswith(".part")}
+    if strangers:
+        raise UserError(f"{min(strangers)}: not part of the sample to be written; choose an empty folder")
+
+
+def _row_names(file_name: str, index: int) -> list[str]:
+    """Return the `External ID` of the photograph's rows: none, one, or two, of which the second names no file."""
+    if index % 240 == 6:
+        return []
+    return [file_name, f"10 ({90_000 + index}).JPG"] if index % 120 == 3 else [file_name]
+
+
+def _write_photo(path: Path, image: np.ndarray, seed: int, index: int) -> None:
+    quality = 85 + int(np.random.default_rng((seed, index, 1)).integers(0, 9))
+    orientation = {2: 6, 5: 8, 7: 3}.get(index % 40)
+    if orientation is None:
+        write_jpeg(path, image, quality)
+        return
+    exif = Image.Exif()
+    exif[EXIF_ORIENTATION_TAG] = orientation
+    stored = Image.fromarray(np.ascontiguousarray(np.rot90(image, _TURNS[orientation])))
+    buffer = io.BytesIO()
+    stored.save(buffer, format="JPEG", quality=quality, exif=exif)
+    write_bytes_atomic(path, buffer.getvalue())
+
+
+def _annotate(scene: Scene, index: int) -> list[Annotation]:
+    """Apply the irregularities of photograph `index` to its annotations."""
+    height_px, width_px = scene.image.shape[:2]
+    margin_px = _PAST_EDGE_PX if index % 8 == 0 else 0.0
+    found = []
+    for annotation in scene.annotations:
+        points = annotation.points
+        if index % 120 == 0 and annotation.name == "pole":
+            points = _touching_itself(points)
+        if not annotation.is_line:
+            points = clip(points, width_px, height_px, margin_px)
+        found.append(Annotation(annotation.name, points, annotation.is_line))
+    if index % 120 == 1:  # the pole again, with only two points
+        corners = next(annotation.points for annotation in found if annotation.name == "pole")
+        found.append(Annotation("pole", corners[:2]))
+    return found
+
+
+def _touching_itself(outline: np.ndarray) -> np.ndarray:
+    """Notch the left side of a pole up to its right side; `outline` is its four corners, counterclockwise."""
+    left_top, left_bottom, right_bottom, right_top = outline
+    touch = along(right_top, right_bottom, 0.4)
+    notch = [along(left_top, left_bottom, 0.39), touch, along(left_top, left_bottom, 0.41)]
+    return np.array([left_top, *notch, left_bottom, right_bottom, touch, right_top])
+
+
+def _label_objects(annotations: list[Annotation], scene: Scene, seed: int, index: int) -> list[dict[str, Any]]:
+    """Return the objects in Labelbox's export format, as plain values, so that `repr` is a Python literal."""
+    height_px, width_px = scene.image.shape[:2]
+    objects = []
+    for number, annotation in enumerate(annotations):
+        points = [{"x": round(float(x), 1), "y": round(float(y), 1)} for x, y in annotation.points]
+        entry = {
+            "featureId": _identifier(f"{seed}/{index}/{number}"),
+            "schemaId": _identifier(annotation.name),
+            "title": annotation.name.replace("_", " ").capitalize(),
+            "value": _SPELLINGS.get((index % 12, annotation.name), annotation.name),
+            "color": f"#{_identifier(annotation.name)[-6:]}",
+            "line" if annotation.is_line else "polygon": points,
+            "instanceURI": "",
+        }
+        if any(point["x"] in (0, width_px) or point["y"] in (0, height_px) for point in points):
+            answer = {"title": "Truncated", "value": "truncated"}
+            entry["classifications"] = [{"title": "Visibility", "value": "visibility", "answer": answer}]
+        objects.append(entry)
+    return objects
+
+
+def _identifier(key: str) -> str:
+    return "ck" + hashlib.sha256(key.encode()).hexdigest()[:23]
+
+
+def _write_labels(path: Path, rows: list[Row]) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(_COLUMNS)
+    writer.writerows(rows)
+    write_bytes_atomic(path, text.getvalue().encode("utf-8-sig"))

@@ -1,0 +1,164 @@
+"""Pictures of a training run: label statistics, a training batch, validation predictions and curves.
+
+An error while a picture is drawn is printed in one line; the training continues.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+
+from utils.common.errors import one_line, print_warning
+from utils.data.dataset import Photo, Sample, SegmentationDataset
+from utils.data.images import fit_long_side
+from utils.data.loader import EpochBatches
+from utils.data.polygons import polygon_boxes
+from utils.pages import draw_instances, image_grid, plot_label_statistics, plot_training_curves, save_image
+from utils.predict.detections import Detections, prototype_masks
+from utils.run.records import read_epochs
+
+MAX_IMAGES = 16
+CELL_PX = 480  # side of a picture in a grid, at least
+MOST_PX = 640  # side at which instances are drawn, at most
+MOST_OBJECTS = 300  # drawn on one picture, the largest first; a label file may hold tens of thousands
+REDRAW_S = 30.0  # drawing takes a second, as long as an epoch of a small data set
+VAL_IMAGES = 8
+VAL_CONFIDENCE = 0.25  # as in inference.py
+VAL_MOST_OBJECTS = 50  # drawn on one picture, the most confident first
+VAL_FILE = "val_predictions.jpg"
+ShowImage = Callable[[str, np.ndarray, int], None]  # tag, RGB uint8 (H, W, 3), step: RunLog.image
+
+
+@contextmanager
+def going_on_without_picture(name: str) -> Iterator[None]:
+    """Print any error of this block and continue: a full disk, a missing font."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 # see above; the loader raises faults of the data too
+        print_warning(f"{name} was not drawn: {type(error).__name__}: {one_line(error)}")
+
+
+def save_first_pictures(
+    dataset: SegmentationDataset, batches: EpochBatches, names: tuple[str, ...], folder: Path
+) -> None:
+    """Draw `labels.png` and `train_batch0.jpg` into the folder of a new run."""
+    with going_on_without_picture("labels.png"):
+        save_label_statistics(dataset.photos, names, folder / "labels.png")
+    with going_on_without_picture("train_batch0.jpg"):
+        save_first_batch(dataset, batches, names, folder / "train_batch0.jpg")
+
+
+def save_label_statistics(photos: list[Photo], names: tuple[str, ...], path: Path) -> None:
+    """Draw statistics of the labels: classes, counts, positions and sizes."""
+    class_ids = [np.zeros(0, np.int64), *(photo.class_ids for photo in photos)]
+    boxes = polygon_boxes([polygon for photo in photos for polygon in photo.polygons])
+    counts = np.array([len(photo.class_ids) for photo in photos])
+    plot_label_statistics(np.concatenate(class_ids), boxes, counts, names, path)
+
+
+def save_first_batch(dataset: SegmentationDataset, batches: EpochBatches, names: tuple[str, ...], path: Path) -> None:
+    """Draw up to 16 samples of the first batch of the first epoch, masks as the loss sees them."""
+    pictures = []
+    for key in next(iter(batches))[:MAX_IMAGES]:
+        sample = dataset[key]
+        class_ids, boxes = sample.class_ids[:MOST_OBJECTS], sample.boxes[:MOST_OBJECTS]
+        masks = sample.masks[None] == np.arange(1, len(class_ids) + 1)[:, None, None]
+        pictures.append(_draw(sample.image, class_ids, boxes, masks, None, names))
+    columns = int(np.ceil(np.sqrt(len(pictures))))
+    save_image(path, image_grid(pictures, columns, max(len(picture) for picture in pictures)))
+
+
+class ValidationPictures:
+    """Labels and predictions side by side, `val_predictions.jpg`, for the same few photographs every `every` epochs.
+
+    `evaluate` calls what `observer` returns for each image, so the pictures need no extra forward pass.
+    """
+
+    def __init__(self, photos: list[Photo], names: tuple[str, ...], every: int, rank: int, world_size: int) -> None:
+        self.names = names
+        self.every = every
+        # From rank 0's share only; photographs with objects first.
+        mine = range(0, len(photos), world_size) if rank == 0 and every else range(0)
+        labelled = [index for index in mine if len(photos[index].class_ids)] or list(mine)
+        picked = np.linspace(0, len(labelled) - 1, min(VAL_IMAGES, len(labelled))).round().astype(int)
+        self._wanted = {labelled[place] for place in picked}
+        self._pairs: list[np.ndarray] = []
+
+    def observer(self, epoch: int, is_last: bool) -> Callable[[Sample, Detections, torch.Tensor], None] | None:
+        """Return the function that draws this epoch's images (epochs count from 1), or None when none are due on this rank."""
+        self._pairs = []
+        is_due = self._wanted and (epoch == 1 or epoch % self.every == 0 or is_last)
+        return self._take if is_due else None
+
+    def finish(self, folder: Path, show: ShowImage, epoch: int) -> None:
+        """Write the images drawn since `observer`, if any, to the run folder and to TensorBoard."""
+        if self._pairs:
+            with going_on_without_picture(VAL_FILE):
+                captions = [side for _ in self._pairs[::2] for side in ("truth", f"epoch {epoch}")]
+                grid = image_grid(self._pairs, 4, CELL_PX, captions)
+                self._pairs = []
+                save_image(folder / VAL_FILE, grid)
+                show("validation", grid, epoch)
+
+    def _take(self, sample: Sample, found: Detections, prototypes: torch.Tensor) -> None:
+        if sample.index not in self._wanted:
+            return
+        with going_on_without_picture(VAL_FILE):
+            sure = slice(min(int((found.scores >= VAL_CONFIDENCE).sum()), VAL_MOST_OBJECTS))  # the best come first
+            kept = found[sure]
+            masks = prototype_masks(prototypes, kept, sample.image.shape[0]).cpu().numpy()
+            first = slice(MOST_OBJECTS)
+            labels = sample.class_ids[first], sample.boxes[first], sample.polygons[first]
+            truth = _draw(sample.image, *labels, None, self.names)
+            class_ids, boxes, scores = (part.numpy() for part in (kept.class_ids, kept.boxes, kept.scores))
+            self._pairs += [truth, _draw(sample.image, class_ids, boxes, masks, scores, self.names)]
+
+
+class Curves:
+    """Draws `training_curves.png` after the last epoch, and before it after an epoch every half minute."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._drawn_s = time.monotonic()
+
+    def draw(self, is_last: bool) -> None:
+        """Draw the run's epochs, unless the last drawing or the start is less than half a minute ago."""
+        if is_last or time.monotonic() - self._drawn_s >= REDRAW_S:
+            with going_on_without_picture("training_curves.png"):
+                plot_training_curves(read_epochs(self.folder), self.folder / "training_curves.png")
+            self._drawn_s = time.monotonic()
+
+
+def _draw(
+    image: np.ndarray,
+    class_ids: np.ndarray,
+    boxes: np.ndarray,
+    masks: np.ndarray | list[np.ndarray],
+    scores: np.ndarray | None,
+    names: tuple[str, ...],
+) -> np.ndarray:
+    """Draw instances on a network input (S, S, 3). masks: bool (n, S/4, S/4), or n outlines (V, 2) in pixels of the input.
+
+    A small input is enlarged, so that class names do not hide the objects. A large one is shrunk, which bounds the time.
+    """
+    size_px = image.shape[0]
+    side_px = size_px * -(-CELL_PX // size_px) if size_px < CELL_PX else min(size_px, MOST_PX)
+    factor = side_px / size_px
+    if factor > 1:
+        image = cv2.resize(image, (side_px, side_px), interpolation=cv2.INTER_NEAREST)
+    else:
+        image = fit_long_side(image, side_px)
+    if isinstance(masks, np.ndarray):
+        place = ((np.arange(side_px) + 0.5) * masks.shape[-1] / side_px).astype(
+            int
+        )  # the mask pixel of each picture pixel
+        masks = masks[:, place[:, None], place[None]]
+    else:
+        masks = [outline * factor for outline in masks]
+    return draw_instances(image, class_ids, boxes * factor, masks, scores, names)
