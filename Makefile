@@ -3,7 +3,7 @@
 #   make demo         download, train, evaluate and predict on a small sample
 #   make demo-recipes  the four systems in recipes/ in small
 #   make format       format the code and fix what ruff can fix
-#   make check        ruff and mypy
+#   make check        ruff, import-linter and mypy
 #   make test         check, and every test
 #   make test-quick   check, then the tests that start no whole command: run it while you work
 #   make gpu          prove and measure the GPU path (docs/gpu.md); DEVICE=cpu: a dry run; PYTHON=python3: without .venv
@@ -21,7 +21,7 @@ SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 setup: $(STAMP)
 
-$(STAMP): requirements.txt requirements-dev.txt requirements-export.txt $(wildcard recipes/*/requirements.txt) requirements.lock
+$(STAMP): requirements.txt requirements-dev.txt requirements-export.txt requirements-mlflow.txt $(wildcard recipes/*/requirements.txt) requirements.lock
 	@test -x $(PYTHON) || python3 -m venv $(VENV)
 	@echo "Installing into $(VENV) (about 6 GB, a minute or two the first time)"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
@@ -41,6 +41,7 @@ format: setup
 check: setup
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/lint-imports --no-logo
 	@$(VENV)/bin/mypy
 
 # Most tests run side by side, and beside ruff and mypy; those that measure or time (marker `alone`) run after them, one at a
@@ -65,5 +66,5 @@ chaos: setup
 	$(PYTHON) -m chaos.namespaces && $(PYTHON) -m chaos.recipes && $(PYTHON) -m chaos.slurm && exit $$failed
 
 clean:
-	rm -rf $(VENV) data/demo models/demo models/demo-windows outputs/demo outputs/recipes .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) data/demo models/demo models/demo-windows outputs/demo outputs/recipes .mypy_cache .ruff_cache .import_linter_cache .pytest_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -17,7 +17,7 @@ from tests.commands.kubeflow import KUBEFLOW
 from tests.conftest import PROJECT
 from tests.support.processes import is_running, wait_until
 from utils.common.errors import UserError
-from utils.distributed import launch
+from utils.training import launch
 
 SCRIPT = PROJECT / "train_ddp.sh"
 TRAINER = """

@@ -1,1 +1,5 @@
-"""Evaluation of a trained model: metrics, COCO files, prediction files, report.html."""
+"""How good the predicted objects are: average precision, thin objects, photograph pixels, COCO's judge.
+
+In: predictions and labels, shared out over the ranks. Out: one dictionary of metrics, equal on every rank.
+Read `evaluate.py` first.
+"""

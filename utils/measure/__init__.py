@@ -1,1 +1,4 @@
-"""Machine checks, profiling and scaling: the code behind test_ddp.py, profile_gpu.py and benchmark_ddp.py."""
+"""What a training costs: profile, scaling over ranks, checks of the machine.
+
+In: a model and made-up batches. Out: tables, charts and JSON. Read `step_timer.py` first.
+"""

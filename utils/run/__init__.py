@@ -1,1 +1,4 @@
-"""A run's folder: lock, status, checkpoints, log."""
+"""A run's folder: lock, state, checkpoints, log, MLflow, and the monitor that reads them.
+
+In: records of the engine. Out: `checkpoint/`, `metrics.jsonl`, `status.json`. Read `folder.py` first.
+"""

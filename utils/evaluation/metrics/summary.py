@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from utils.evaluation.metrics.matching import IOU_THRESHOLDS, SIZES
+from utils.data.polygons import SIZES
+from utils.evaluation.metrics.matching import IOU_THRESHOLDS
 from utils.evaluation.metrics.results import ImageResult, merge_results, pool_predictions
 
 KINDS = ("box", "mask")
