@@ -4,6 +4,7 @@
 #   make demo-recipes  the four systems in recipes/ in small
 #   make format       format the code and fix what ruff can fix
 #   make check        ruff, import-linter and mypy
+#   make size         lines and files of each part beside its budget
 #   make test         check, and every test
 #   make test-quick   check, then the tests that start no whole command: run it while you work
 #   make gpu          prove and measure the GPU path (docs/gpu.md); DEVICE=cpu: a dry run; PYTHON=python3: without .venv
@@ -17,7 +18,7 @@ STAMP := $(VENV)/.installed
 JOBS ?= 2
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo demo-recipes format check test side-by-side test-quick gpu chaos clean
+.PHONY: setup demo demo-recipes format check size test side-by-side test-quick gpu chaos clean
 
 setup: $(STAMP)
 
@@ -64,6 +65,9 @@ gpu: $(if $(GIVEN_PYTHON),,setup)
 chaos: setup
 	@$(PYTHON) -m chaos --json outputs/chaos.json; failed=$$?; \
 	$(PYTHON) -m chaos.namespaces && $(PYTHON) -m chaos.recipes && $(PYTHON) -m chaos.slurm && exit $$failed
+
+size:
+	@python3 .ci/size.py
 
 clean:
 	rm -rf $(VENV) data/demo models/demo models/demo-windows outputs/demo outputs/recipes .mypy_cache .ruff_cache .import_linter_cache .pytest_cache
