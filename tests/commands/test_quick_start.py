@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -103,19 +104,22 @@ def paths_in(tree: str) -> set[str]:
     return paths
 
 
-def test_the_readmes_tree_is_true() -> None:
-    readme = (PROJECT / "README.md").read_text(encoding="utf-8")
-    (tree,) = [block for block in readme.split("```")[1::2] if "\nutils/" in block]
+def test_the_tree_of_files_is_true() -> None:
+    guide = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (tree,) = [block for block in guide.split("```")[1::2] if "\nutils/" in block]
     named = paths_in(tree)
     absent = {path for path in named if not (PROJECT / path).exists()}
-    assert not absent, f"README names what is not there: {absent}"
+    assert not absent, f"CONTRIBUTING.md names what is not there: {absent}"
     folders = {f"utils/{file.parent.name}/" for file in (PROJECT / "utils").glob("*/__init__.py")}
     scripts = {file.name for kind in ("*.py", "*.sh") for file in PROJECT.glob(kind)}
     missing = (folders | scripts) - named
-    assert not missing, f"README's tree does not name {missing}"
+    assert not missing, f"CONTRIBUTING.md's tree does not name {missing}"
 
 
-def test_indented_names_belong_to_the_folder_above_them() -> None:
-    tree = "a.py  text\nutils/\n  data/  text\n    cache.py\n  launch.py\ndocs/"
-    expected = {"a.py", "utils/", "utils/data/", "utils/data/cache.py", "utils/training/launch.py", "docs/"}
-    assert paths_in(tree) == expected
+def test_each_page_is_linked_from_the_readme_and_no_link_is_broken() -> None:
+    readme = PROJECT / "README.md"
+    pages = [readme, PROJECT / "CONTRIBUTING.md", *(PROJECT / "docs").glob("*.md")]
+    links = {page: set(re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))) for page in pages}
+    broken = {(page.name, link) for page in pages for link in links[page] if not (page.parent / link).exists()}
+    assert not broken
+    assert {f"docs/{page.name}" for page in pages[2:]} <= links[readme]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -208,9 +207,3 @@ def test_boxes_in_fp16_may_move_by_a_hundredth_of_the_input(precision: str, dist
     ours["prototypes"] = torch.zeros(1, 32, 40, 40)  # of an input of 160 px
     moved = {**ours, "boxes": ours["boxes"] + distance_px}
     assert (compare_outputs(ours, moved, BOUNDS[precision])[1] == []) == is_near
-
-
-def test_the_facts_survive_json() -> None:
-    content = json.loads(facts().to_json())
-    assert content["names"] == list(NAMES)
-    assert content["resize"] == "area-v1"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import cv2
@@ -13,6 +12,7 @@ import pytest
 from tests.pages.drawn import BLUE, NAMES, ORANGE, share_of
 from utils.common.colors import class_color
 from utils.pages import draw_instances, image_grid, pictures, save_image
+from utils.predict.regions import Region
 
 
 def test_masks_tint_their_pixels_and_leave_the_rest_and_the_original_alone() -> None:
@@ -45,7 +45,7 @@ def test_masks_cut_to_a_part_of_the_picture_are_drawn_as_whole_ones() -> None:
     masks, cut = np.zeros((len(parts), 200, 300), bool), []
     for number, (left, top, width, height) in enumerate(parts):
         bitmap = cv2.blur(rng.random((height, width)), (5, 5)) > 0.5 if width else np.zeros((0, 0), bool)
-        cut.append(SimpleNamespace(left=left, top=top, mask=bitmap if number != 3 else bitmap & False))
+        cut.append(Region(left, top, bitmap if number != 3 else bitmap & False))
         masks[number, top : top + height, left : left + width] = cut[-1].mask
     for boxes in (None, np.full((5, 4), 50.0)):
         whole = draw_instances(image, [0, 1, 2, 0, 1], boxes, masks, None, NAMES)

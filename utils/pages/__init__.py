@@ -1,8 +1,13 @@
-"""Figures of a run (matplotlib), and instances drawn on photographs (OpenCV).
+"""Figures of a run (matplotlib), instances drawn on photographs (OpenCV), and the HTML pages.
 
-Pictures are RGB uint8 (height, width, 3). Files are written atomically.
+In: metrics, records of epochs, findings, photographs with detections. Out: PNG, JPEG and HTML files, written atomically.
+Pictures are RGB uint8 (height, width, 3). Read `pictures.py` first, then `report/page.py`.
 """
 
-from utils.pages.charts import plot_confusion_matrix, plot_pr_curves, plot_training_curves
-from utils.pages.labels import plot_label_statistics
+from utils.pages.figures import (
+    plot_confusion_matrix,
+    plot_label_statistics,
+    plot_pr_curves,
+    plot_training_curves,
+)
 from utils.pages.pictures import draw_instances, image_grid, save_image

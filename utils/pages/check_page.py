@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from typing import Any
 
 from utils.evaluation.metrics import SIZES
 from utils.pages.check_views import draw_views
-from utils.pages.report.markup import Markup, element, page_head
-from utils.pages.report.tables import table
+from utils.pages.report.markup import Markup, element, report_page, zoomable
+from utils.pages.report.tables import heading, name_cell, table
 from utils.sources.checks.findings import KINDS, MODEL_KINDS, Finding, count_kinds, num_errors
 
 MAX_CARDS = 8  # pictures of a kind
@@ -29,35 +28,28 @@ def build_page(
 ) -> str:
     """Return the page about sorted findings; counts: see `count_classes`; about: lines for the top of the page; has_model:
     whether labels were compared with a model."""
-    head, script = page_head(f"Check of {data}", "report", "img-src data:")
     number_of = count_kinds(findings)
     kinds = [kind for kind, number in number_of.items() if number]
     pictures = _Pictures()
-    sections = [_section(kind, [one for one in findings if one.kind == kind], pictures) for kind in kinds]
-    links = [("summary", "Summary"), ("classes", "Classes")]
-    links += [(kind, KINDS[kind].title) for kind in kinds][:MAX_LINKS]
-    nav = element("nav", *(element("a", label, href=f"#{name}") for name, label in links), aria_label="Sections")
-    body = element(
-        "body",
-        element(
-            "header",
+    sections = [_section(kind, [finding for finding in findings if finding.kind == kind], pictures) for kind in kinds]
+    links = {"summary": "Summary", "classes": "Classes", **{kind: KINDS[kind].title for kind in kinds[:MAX_LINKS]}}
+    return report_page(
+        f"Check of {data}",
+        [
             element("h1", "Data check"),
             element("p", "Data ", element("b", data), class_="about"),
             *(element("p", line, class_="about") for line in about),
-        ),
-        element("div", nav, class_="switch"),
-        element(
-            "main",
+        ],
+        [],
+        links,
+        [
             _cards(counts, findings),
             element("section", element("h2", "Summary"), *_summary(number_of, has_model), id="summary"),
             element("section", element("h2", "Classes"), *_classes(counts, names), id="classes"),
             *sections,
-        ),
-        element("dialog", element("form", element("button", "Close"), method="dialog"), aria_label="Enlarged picture"),
-        element("footer", "All findings are in check.json next to this file. docs/check_data.md explains each kind."),
-        script,
+        ],
+        "All findings are in check.json next to this file. docs/check_data.md explains each kind.",
     )
-    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
 
 
 class _Pictures:
@@ -94,7 +86,7 @@ def _summary(number_of: dict[str, int], has_model: bool) -> list[Markup]:
     rows = [
         element(
             "tr",
-            _name(element("a", KINDS[kind].title, href=f"#{kind}")),
+            name_cell(element("a", KINDS[kind].title, href=f"#{kind}")),
             element("td", _level(kind), class_="name worse" if KINDS[kind].is_error else "name"),
             _number(number, key=f"counts.{kind}"),
             element("td", KINDS[kind].meaning, class_="name"),
@@ -102,7 +94,7 @@ def _summary(number_of: dict[str, int], has_model: bool) -> list[Markup]:
         for kind, number in number_of.items()
         if number
     ]
-    head = [_heading("Kind", True), _heading("Level", True), _heading("Findings"), _heading("What it means", True)]
+    head = [heading("Kind", True), heading("Level", True), heading("Findings"), heading("What it means", True)]
     checked = [kind for kind in number_of if has_model or kind not in MODEL_KINDS]
     clean = ", ".join(KINDS[kind].title[0].lower() + KINDS[kind].title[1:] for kind in checked if not number_of[kind])
     unchecked = "" if has_model else " Not compared with a model: that takes --model."
@@ -116,11 +108,11 @@ def _level(kind: str) -> str:
 
 def _classes(counts: dict[str, dict[str, Any]], names: Sequence[str]) -> list[Markup]:
     columns = {"photographs": "photographs", "objects": "objects", **{size: size for size in SIZES}}
-    head = [_heading("Class", True)]
-    head += [_heading(f"{label}, {split}") for split in counts for label in columns.values()]
+    head = [heading("Class", True)]
+    head += [heading(f"{label}, {split}") for split in counts for label in columns.values()]
     rows = []
     for number, name in enumerate(names):
-        cells = [_name(name)]
+        cells = [name_cell(name)]
         for split, count in counts.items():
             row = count["classes"][number]
             cells += [
@@ -157,7 +149,7 @@ def _section(kind: str, findings: Sequence[Finding], pictures: _Pictures) -> Mar
     )
     few = f" The pictures show {len(cards)} of them." if 0 < len(cards) < len(findings) else ""
     has_keys = any(mark.is_prediction for finding in shown for view in finding.views for mark in view.marks)
-    head = [_heading("Place", True), _heading("Split", True), _heading("What", True)]
+    head = [heading("Place", True), heading("Split", True), heading("What", True)]
     number = f" · {len(findings):,} {_level(kind)}{'s' if len(findings) != 1 else ''}"
     return element(
         "section",
@@ -175,22 +167,8 @@ def _card(finding: Finding, jpegs: Sequence[tuple[bytes, str]]) -> Markup:
     return element(
         "article",
         element("p", finding.text, class_="note"),
-        element("div", *(_picture(jpeg, caption) for jpeg, caption in jpegs), class_="pair", style=columns),
+        element("div", *(zoomable(jpeg, caption, caption) for jpeg, caption in jpegs), class_="pair", style=columns),
     )
-
-
-def _picture(jpeg: bytes, caption: str) -> Markup:
-    source = Markup("data:image/jpeg;base64," + base64.b64encode(jpeg).decode())
-    image = element("img", src=source, alt=caption)
-    return element("figure", element("figcaption", caption), element("button", image, type="button", class_="zoom"))
-
-
-def _heading(label: str, is_name: bool = False) -> Markup:
-    return element("th", element("button", label, type="button"), scope="col", class_="name" if is_name else None)
-
-
-def _name(name: str) -> Markup:
-    return element("th", element("span", name), scope="row", class_="name")
 
 
 def _number(value: int, key: str) -> Markup:

@@ -1,19 +1,31 @@
-"""Makes and saves matplotlib figures without pyplot."""
+"""The figures of a run, drawn with matplotlib (imported on first use) and without pyplot.
+
+Training curves, precision-recall curves, confusion matrix, statistics of a data set's labels.
+"""
 
 from __future__ import annotations
 
 import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from utils.common.colors import class_color, luminance
+from utils.common.colors import PALETTE, class_color, luminance
 from utils.common.files import write_bytes_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+MAX_CLASSES_SHOWN = 20  # more curves are grey and have no legend; a larger confusion matrix shows no numbers
+_MOST_CLASS_BARS = 30  # the other classes are summed in one more bar
+_SMALLEST_SHARE = 1e-3  # of the photograph's side: lower end of the size axes
+_BINS = 48  # along each axis of a 2D histogram
+
+Panels = Sequence[tuple[str, Mapping[str, str]]]  # (title, {label of a curve: its name in the records})
 
 
 def figure_color(class_id: int) -> tuple[float, ...]:
@@ -42,3 +54,206 @@ def save_figure(figure: Figure, path: Path) -> None:
     figure.savefig(buffer, format=path.suffix.lstrip(".") or "png", dpi=120)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes_atomic(path, buffer.getvalue())
+
+
+def plot_training_curves(records: Iterable[Mapping[str, Any]], path: Path, chosen: Panels | None = None) -> None:
+    """Draw the epoch records of metrics.jsonl, one panel for each metric that they contain.
+
+    Panels, unless they are `chosen`: the loss, each of its parts (`train_<part>`, `val_<part>`), box mAP, mask mAP, learning
+    rate, images per second. Records without `epoch` are ignored.
+    """
+    epochs = [record for record in records if _is_number(record.get("epoch"))]
+    panels = []
+    for title, lines in _training_panels(epochs) if chosen is None else chosen:
+        points = {label: _points(epochs, name) for label, name in lines.items()}
+        points = {label: found for label, found in points.items() if found[0]}
+        if points:
+            panels.append((title, points))
+    columns = min(max(1, len(panels)), min((4, 3), key=lambda width: -len(panels) % width))  # fewest empty panels
+    figure, grid = new_figure(columns, max(1, math.ceil(len(panels) / columns)), cell_width=3.6, cell_height=2.7)
+    for axes, (title, points) in zip(grid, panels, strict=False):
+        for position, (label, (epoch_values, values)) in enumerate(points.items()):
+            color = figure_color((4, 5, 2)[position % 3])
+            marker = "o" if len(values) <= 30 else None  # a single epoch is only visible as a point
+            axes.plot(epoch_values, values, color=color, marker=marker, markersize=3.5, linewidth=1.5, label=label)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("epoch", fontsize=8)
+        axes.grid(alpha=0.25)
+        axes.tick_params(labelsize=8)
+        _whole_epochs(axes)
+        if chosen is None and not title.endswith("loss"):
+            axes.set_ylim(0, 1.08 * max(max(values) for _, values in points.values()) or 1)
+        if len(points) > 1:
+            axes.legend(fontsize=8, frameon=False)
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    if not panels:
+        grid[0].text(0.5, 0.5, "no epochs yet", ha="center", va="center")
+    save_figure(figure, path)
+
+
+def plot_pr_curves(curves: Mapping[str, Any], names: Sequence[str], path: Path, title: str) -> None:
+    """Draw precision over recall at IoU 0.5 for each class, and their mean.
+
+    curves: the `box` or `mask` entry of `utils.evaluation.metrics.precision_recall_curves`.
+    """
+    figure, (axes,) = new_figure(1, 1, cell_width=9.0, cell_height=5.5)
+    precision, class_ids = np.asarray(curves["precision_at_recall"]), np.asarray(curves["class_ids"])
+    scores = np.asarray(curves["average_precision"])[:, 0]
+    is_legible = len(class_ids) <= MAX_CLASSES_SHOWN
+    for row, class_id in enumerate(class_ids):
+        label = f"{names[class_id]}  {scores[row]:.3f}" if is_legible else None
+        color = figure_color(class_id) if is_legible else "0.75"
+        style, width = (("-", "--", ":")[class_id // len(PALETTE) % 3], 1.4) if is_legible else ("-", 0.7)
+        axes.plot(curves["axis"], precision[row], color=color, linestyle=style, linewidth=width, label=label)
+    if len(class_ids):
+        label = f"mean of {len(class_ids)} classes  {scores.mean():.3f}"
+        axes.plot(curves["axis"], precision.mean(axis=0), color="black", linewidth=2.8, label=label)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=9, frameon=False, title="AP at IoU 0.5")
+    else:
+        axes.text(0.5, 0.5, "no targets", ha="center", va="center")
+    axes.set(title=title, xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02))
+    axes.grid(alpha=0.25)
+    save_figure(figure, path)
+
+
+def plot_confusion_matrix(matrix: Any, names: Sequence[str], path: Path) -> None:
+    """Draw a confusion matrix (nc + 1, nc + 1), normalised by column.
+
+    Rows are predicted classes, the last one missed; columns are true classes, the last one background. A column without
+    entries stays blank.
+    """
+    counts = np.asarray(matrix, dtype=np.float64)
+    totals = counts.sum(axis=0, keepdims=True)
+    shares = np.divide(counts, totals, out=np.full_like(counts, np.nan), where=totals > 0)
+    is_large = len(names) > MAX_CLASSES_SHOWN
+    size_inches = max(10.0, 0.17 * len(counts)) if is_large else max(6.5, 0.8 * len(counts))
+    figure, (axes,) = new_figure(1, 1, cell_width=size_inches * 1.15, cell_height=size_inches)
+    picture = axes.imshow(np.ma.masked_invalid(shares), cmap="Blues", vmin=0, vmax=1)
+    colorbar = figure.colorbar(picture, ax=axes, fraction=0.04, pad=0.02)
+    positions, font_size, title_size = np.arange(len(counts)), 7 if is_large else 9, 8 + 0.5 * size_inches
+    axes.set_xticks(positions, [*names, "background"], fontsize=font_size, rotation=90 if is_large else 45)
+    for label in () if is_large else axes.get_xticklabels():
+        label.set(horizontalalignment="right", rotation_mode="anchor")
+    axes.set_yticks(positions, [*names, "missed"], fontsize=font_size)
+    colorbar.set_label("share of the column", fontsize=title_size)
+    axes.set_xlabel("true class", fontsize=title_size)
+    axes.set_ylabel("predicted class", fontsize=title_size)
+    axes.set_title("Confusion matrix, normalised by column", fontsize=title_size + 1)
+    axes.set_xticks(positions[:-1] + 0.5, minor=True)
+    axes.set_yticks(positions[:-1] + 0.5, minor=True)
+    axes.grid(which="minor", color="0.9", linewidth=0.5)
+    axes.tick_params(which="minor", length=0)
+    if not is_large:
+        _write_shares(axes, shares, counts)
+    save_figure(figure, path)
+
+
+def _write_shares(axes: Axes, shares: np.ndarray, counts: np.ndarray) -> None:
+    for row, column in zip(*np.nonzero(counts), strict=True):
+        share = shares[row, column]
+        text = f"{share:.2f}\n{counts[row, column]:.0f}"
+        color = "white" if share > 0.5 else "black"
+        axes.text(column, row, text, ha="center", va="center", fontsize=7.5, color=color, linespacing=1.1)
+
+
+def _training_panels(epochs: Sequence[Mapping[str, Any]]) -> Panels:
+    """Return (title, {label: record key}) of every possible panel."""
+    keys = dict.fromkeys(key for record in epochs for key in record)
+    parts = dict.fromkeys(
+        key.partition("_")[2]
+        for key in keys
+        if key.startswith(("train_", "val_")) and not key.endswith("_loss") and not key.endswith("_s")
+    )
+    maps = {"mAP50": "map50", "mAP50-95": "map50_95"}
+    return [
+        ("loss", {"train": "train_loss", "validation": "val_loss"}),
+        *((f"{part} loss", {"train": f"train_{part}", "validation": f"val_{part}"}) for part in parts),
+        *((f"{kind} mAP", {label: f"{kind}_{name}" for label, name in maps.items()}) for kind in ("box", "mask")),
+        ("learning rate", {"lr": "lr"}),
+        ("images per second", {"images per second": "images_per_s"}),
+    ]
+
+
+def _whole_epochs(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
+    left, right = axes.get_xlim()
+    if right - left < 1:  # one epoch
+        axes.set_xlim((left + right) / 2 - 1, (left + right) / 2 + 1)
+
+
+def _points(epochs: Sequence[Mapping[str, Any]], name: str) -> tuple[list[float], list[float]]:
+    found = sorted((record["epoch"], record[name]) for record in epochs if _is_number(record.get(name)))
+    return [epoch for epoch, _ in found], [value for _, value in found]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def plot_label_statistics(
+    class_ids: np.ndarray, boxes: np.ndarray, objects_per_photo: np.ndarray, names: Sequence[str], path: Path
+) -> None:
+    """Draw histograms: objects per class, objects per photograph, centres and sizes of objects.
+
+    class_ids int (N,); boxes float (N, 4) xyxy as shares of the photograph; objects_per_photo int (photographs,).
+    """
+    from matplotlib.colors import PowerNorm
+    from matplotlib.ticker import MaxNLocator
+
+    figure, (classes, counts, places, sizes) = new_figure(2, 2, cell_width=5.6, cell_height=4.4)
+    empty = int((objects_per_photo == 0).sum())
+    title = f"{len(class_ids):,} objects in {len(objects_per_photo):,} photographs"
+    figure.suptitle(title + (f", {empty:,} of them without any" if empty else ""), fontsize=11)
+    _class_panel(classes, class_ids, names)
+
+    most = max(int(np.percentile(objects_per_photo, 99)), 1) if len(objects_per_photo) else 1
+    width = -(-(most + 1) // 40)  # objects per bar, a whole number
+    edges = np.arange(0, most + 1 + width, width) - 0.5
+    shown = np.minimum(objects_per_photo, edges[-1] - 0.5)
+    heights, _ = np.histogram(shown, bins=edges)
+    counts.bar((edges[:-1] + edges[1:]) / 2, heights, 0.9 * width, color=figure_color(4))
+    beyond = int((objects_per_photo > edges[-1]).sum())
+    last = f" (last bar: also {beyond:,} with more)" if beyond else ""
+    counts.set(title="objects per photograph", xlabel=f"objects{last}", ylabel="photographs")
+    counts.xaxis.set_major_locator(MaxNLocator(integer=True))
+    counts.yaxis.set_major_locator(MaxNLocator(integer=True))
+
+    centres = (boxes[:, :2] + boxes[:, 2:]) / 2
+    places.hist2d(
+        centres[:, 0], centres[:, 1], bins=_BINS, range=((0, 1), (0, 1)), cmap="YlGnBu", cmin=1, norm=PowerNorm(0.5)
+    )
+    places.set(title="centres of objects", xlabel="from the left", ylabel="from the top", xlim=(0, 1), ylim=(1, 0))
+    places.set_aspect("equal")
+
+    extent = np.clip(boxes[:, 2:] - boxes[:, :2], _SMALLEST_SHARE, 1)
+    bins = np.geomspace(_SMALLEST_SHARE, 1, _BINS + 1)
+    sizes.hist2d(extent[:, 0], extent[:, 1], bins=(bins, bins), cmap="YlGnBu", cmin=1, norm=PowerNorm(0.5))
+    sizes.set(title="sizes of objects", xlabel="width / photograph's width", ylabel="height / photograph's height")
+    sizes.set(xscale="log", yscale="log")
+    sizes.set_aspect("equal")
+    for axes in (classes, counts, places, sizes):
+        axes.title.set_fontsize(10)
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    save_figure(figure, path)
+
+
+def _class_panel(axes: Axes, class_ids: np.ndarray, names: Sequence[str]) -> None:
+    totals = np.bincount(class_ids, minlength=len(names))
+    order = np.arange(len(names)) if len(names) <= _MOST_CLASS_BARS else np.argsort(-totals, kind="stable")
+    shown, rest = order[:_MOST_CLASS_BARS], order[_MOST_CLASS_BARS:]
+    labels = [names[number] for number in shown]
+    values, colors = totals[shown].tolist(), [figure_color(number) for number in shown]
+    if len(rest):
+        labels.append(f"{len(rest)} more")
+        values.append(int(totals[rest].sum()))
+        colors.append((0.6,) * 3)
+    bars = axes.barh(range(len(values)), values, color=colors)
+    axes.bar_label(bars, [f"{value:,}" for value in values], fontsize=8, padding=3)
+    axes.set_yticks(range(len(values)), labels)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.18 * max([*values, 1]))
+    axes.set(title="objects of each class", xlabel="objects")

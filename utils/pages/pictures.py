@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import cv2
 import numpy as np
@@ -13,28 +12,15 @@ import numpy as np
 from utils.common.colors import class_color, luminance
 from utils.common.files import write_bytes_atomic
 from utils.data.images import encode_jpeg, fit_long_side
+from utils.predict.regions import Region
 
 _MASK_TENTHS = 4  # tenths of the class colour in a tinted pixel; an integer, so that no float picture is needed
 _GRID_BACKGROUND = 255
 Rectangle = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom excluded
 
 
-class PlacedMask(Protocol):
-    """A mask cut to a part of the picture: bool (h, w), its upper left pixel at (left, top)."""
-
-    @property
-    def left(self) -> int: ...
-
-    @property
-    def top(self) -> int: ...
-
-    @property
-    def mask(self) -> np.ndarray: ...
-
-
-Mask = (
-    np.ndarray | PlacedMask
-)  # bool (height, width) of the picture, a polygon (k, 2) in pixels, or a part of the picture
+# Bool (height, width) of the picture, a polygon (k, 2) in pixels, or a mask cut to a part of the picture.
+Mask = np.ndarray | Region
 
 
 def draw_instances(

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.pages.report.made_up import HOSTILE, made_up_card, made_up_subject
-from tests.support.browser import CHROMIUM, Page, browser_page
+from tests.support.browser import Page
 from utils.pages.report import build_page
-
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)")
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium (apt-get install chromium)")
-    with browser_page(tmp_path_factory.mktemp("profile")) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +26,6 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / f"{name}.html" for name in pages}
 
 
-@needs_chromium
 @pytest.mark.parametrize("name", ["plain", "large", "hostile"])
 def test_a_browser_shows_it_without_a_complaint_at_any_width(page: Page, reports: dict[str, Path], name: str) -> None:
     page.complaints.clear()
@@ -54,7 +42,6 @@ def test_a_browser_shows_it_without_a_complaint_at_any_width(page: Page, reports
     assert all(url.startswith(("file:", "data:")) for url in page.requests), page.requests
 
 
-@needs_chromium
 def test_the_browser_does_report_what_it_refuses(page: Page, reports: dict[str, Path], tmp_path: Path) -> None:
     """The control: a page that loads and runs what it may not is complained about."""
     spoilt = tmp_path / "spoilt.html"
@@ -67,7 +54,6 @@ def test_the_browser_does_report_what_it_refuses(page: Page, reports: dict[str, 
     assert len(page.complaints) == 2, page.complaints
 
 
-@needs_chromium
 def test_a_click_on_a_heading_sorts_the_table(page: Page, reports: dict[str, Path]) -> None:
     page.open(reports["plain"], 1400)
     column = "[...document.querySelectorAll('#classes .kind-mask tbody tr')].map(row => row.cells[1].dataset.value)"
@@ -90,7 +76,6 @@ def test_a_click_on_a_heading_sorts_the_table(page: Page, reports: dict[str, Pat
     )
 
 
-@needs_chromium
 def test_masks_and_boxes_curves_and_pictures_answer_to_clicks(page: Page, reports: dict[str, Path]) -> None:
     page.open(reports["plain"], 1400)
     shown = "[...document.querySelectorAll('#classes > div')].map(part => part.offsetParent !== null)"
@@ -108,7 +93,6 @@ def test_masks_and_boxes_curves_and_pictures_answer_to_clicks(page: Page, report
     assert page.run("document.querySelector('dialog').open && document.querySelectorAll('dialog img').length") == 1
 
 
-@needs_chromium
 def test_the_pointer_over_a_curve_shows_the_value_that_the_curve_has_there(
     page: Page, reports: dict[str, Path]
 ) -> None:

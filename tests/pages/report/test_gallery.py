@@ -21,11 +21,13 @@ from utils.yolo.loss import SegmentationLoss
 
 CPU = torch.device("cpu")
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Viewer, list[Any]]:
     """Photographs, a stand-in for a model, and what the evaluation makes of them."""
-    photos = draw_photos(tmp_path_factory.mktemp("photos"), 14)
+    photos = draw_photos(tmp_path_factory.mktemp("photos"), 9)
     dataset, model = SegmentationDataset(photos, SIZE_PX), Oracle(photos)
     loader = get_dataloader(dataset, ShardBatches(len(photos), 5, 0, 1), 0, False)
     criterion = SegmentationLoss(model)
@@ -69,8 +71,8 @@ def test_the_pictures_show_what_was_counted_and_stay_within_their_bytes(judged: 
         assert shows(card.truth, CONFUSED) == shows(card.predictions[0], CONFUSED) == (card.errors["confused"] > 0)
     assert any(shows(card.truth, RIGHT) for card in cards)
     largest = len(cards[0].truth) + 2 * len(cards[0].predictions[0])
-    assert len(draw_cards(worst, [viewer, viewer], max_bytes=largest)) == 1
-    assert draw_cards(worst, [viewer, viewer], max_bytes=largest - 1) == []
+    assert len(draw_cards(worst[:2], [viewer, viewer], max_bytes=largest)) == 1
+    assert draw_cards(worst[:2], [viewer, viewer], max_bytes=largest - 1) == []
 
 
 def test_large_photographs_are_kept_at_full_size_with_every_object(

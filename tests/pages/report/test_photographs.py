@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.pages.report.made_up import HOSTILE
-from tests.support.browser import CHROMIUM, Page, browser_page
+from tests.support.browser import Page
 from utils.data.images import encode_jpeg
 from utils.pages.report.gallery import RIGHT, WRONG
 from utils.pages.report.photographs import PAGE, FullView, Shape, region_outlines, write_photographs
@@ -38,14 +37,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("evaluation")
     write_photographs(folder, [made_up_view("1 (1).JPG"), made_up_view(HOSTILE[0], HOSTILE[1])])
     return folder
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium (apt-get install chromium)")
-    with browser_page(tmp_path_factory.mktemp("profile")) as found:
-        yield found
 
 
 def scale_of(page: Page) -> float:

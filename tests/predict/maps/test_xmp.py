@@ -9,19 +9,17 @@ import pytest
 from tests.predict.maps.photographs import DJI, packet
 from utils.predict.maps.xmp import MAX_DEPTH, MAX_PACKET_BYTES, XmpError, read_dji_fields
 
+LONG = {"SelfData": "x" * 5000, "RtkFlag": "50"}
+
 
 @pytest.mark.parametrize("as_elements", [False, True])
-def test_djis_fields_are_read_from_attributes_and_elements(as_elements: bool) -> None:
-    assert read_dji_fields(packet(DJI, as_elements=as_elements) + b"\0\0 \n") == DJI
-
-
-def test_fields_of_another_namespace_are_not_djis() -> None:
-    assert read_dji_fields(packet(DJI, namespace="other")) == {}
-
-
-def test_a_long_value_is_left_out_and_the_others_are_read() -> None:
-    assert read_dji_fields(packet({"SelfData": "x" * 5000, "RtkFlag": "50"})) == {"RtkFlag": "50"}
-    assert read_dji_fields(packet({"SelfData": "x" * 5000, "RtkFlag": "50"}, as_elements=True)) == {"RtkFlag": "50"}
+@pytest.mark.parametrize(
+    ("fields", "namespace", "expected"), [(DJI, "dji", DJI), (DJI, "other", {}), (LONG, "dji", {"RtkFlag": "50"})]
+)
+def test_djis_short_fields_are_read_from_attributes_and_elements(
+    fields: dict[str, str], namespace: str, expected: dict[str, str], as_elements: bool
+) -> None:
+    assert read_dji_fields(packet(fields, as_elements=as_elements, namespace=namespace) + b"\0\0 \n") == expected
 
 
 def entities(secret: Path) -> dict[str, str]:

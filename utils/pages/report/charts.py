@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from utils.common.colors import PALETTE
-from utils.pages.figures import figure_color
+from utils.pages.figures import MAX_CLASSES_SHOWN, figure_color
 from utils.pages.report.markup import Markup, element, joined
 
 WIDTH, HEIGHT = 460, 310  # of a chart, in SVG units
 LEFT, TOP, RIGHT, BOTTOM = 46, 12, 448, 268  # of the axes; report.js has the same numbers
 POINTS = 101  # per curve: steps of 0.01, as in 101-point AP
-MAX_COLOURED = 20  # with more classes than this, lines are grey until selected
 _DASHES = ("", "6 3", "2 3")
 
 
@@ -33,8 +32,8 @@ class Line:
 
 
 def class_style(class_id: int, num_classes: int) -> str:
-    """Return the CSS for the colour and dashes of a class's line; "" with more than MAX_COLOURED classes."""
-    if num_classes > MAX_COLOURED:
+    """Return the CSS for the colour and dashes of a class's line; "" with more than MAX_CLASSES_SHOWN classes."""
+    if num_classes > MAX_CLASSES_SHOWN:
         return ""
     red, green, blue = (round(255 * part) for part in figure_color(class_id))
     dashes = _DASHES[class_id // len(PALETTE) % len(_DASHES)]
@@ -78,10 +77,10 @@ def reliability_chart(title: str, calibration: Mapping[str, Any]) -> Markup:
 
 
 def confusion_chart(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> Markup:
-    """Draw a confusion matrix (nc + 1, nc + 1) normalised by column, with numbers up to MAX_COLOURED classes."""
+    """Draw a confusion matrix (nc + 1, nc + 1) normalised by column, with numbers up to MAX_CLASSES_SHOWN classes."""
     counts = np.asarray(matrix, np.int64)
     totals = counts.sum(axis=0)
-    is_large = len(names) > MAX_COLOURED
+    is_large = len(names) > MAX_CLASSES_SHOWN
     cell, size = (15, 11) if is_large else (48, 13)
     longest = max(map(len, [*names, "background"]))
     left = min(190, 16 + round(longest * size * 0.58))

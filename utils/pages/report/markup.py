@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from utils.common.errors import printable
@@ -42,8 +43,8 @@ def joined(*parts: str) -> Markup:
     return Markup("".join(escaped(part) for part in parts))
 
 
-def page_head(title: str, name: str, pictures: str) -> tuple[Markup, Markup]:
-    """Return a page's head and its script, from `name`.css and `name`.js beside this file.
+def document(title: str, name: str, pictures: str, *body: str) -> str:
+    """Return a page with its style and script, from `name`.css and `name`.js beside this file.
 
     The content security policy allows no other script, and the pictures that the directive `pictures` names.
     """
@@ -59,4 +60,34 @@ def page_head(title: str, name: str, pictures: str) -> tuple[Markup, Markup]:
         element("link", rel="icon", href="data:,"),
         element("style", Markup(style)),
     )
-    return head, element("script", Markup(script))
+    html_body = element("body", *body, element("script", Markup(script)))
+    return f"<!DOCTYPE html>\n{element('html', head, html_body, lang='en')}\n"
+
+
+def report_page(
+    title: str,
+    header: Sequence[str],
+    controls: Sequence[str],
+    sections: Mapping[str, str],
+    main: Sequence[str],
+    footer: str,
+) -> str:
+    """Return a page in the style of the report. controls: beside the links to `sections`, {id: label}."""
+    links = (element("a", label, href=f"#{name}") for name, label in sections.items())
+    return document(
+        title,
+        "report",
+        "img-src data:",
+        element("header", *header),
+        element("div", *controls, element("nav", *links, aria_label="Sections"), class_="switch"),
+        element("main", *main),
+        element("dialog", element("form", element("button", "Close"), method="dialog"), aria_label="Enlarged picture"),
+        element("footer", footer),
+    )
+
+
+def zoomable(jpeg: bytes, caption: str, alt: str) -> Markup:
+    """Return a picture with its caption; a click enlarges it."""
+    source = Markup("data:image/jpeg;base64," + base64.b64encode(jpeg).decode())
+    image = element("img", src=source, alt=alt)
+    return element("figure", element("figcaption", caption), element("button", image, type="button", class_="zoom"))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from utils.pages.figures import MAX_CLASSES_SHOWN
 from utils.pages.report import photographs
 from utils.pages.report.charts import (
-    MAX_COLOURED,
     Line,
     class_style,
     confusion_chart,
@@ -17,7 +16,7 @@ from utils.pages.report.charts import (
     reliability_chart,
 )
 from utils.pages.report.gallery import CONFUSED, KINDS_OF_ERROR, RIGHT, WRONG, Card
-from utils.pages.report.markup import Markup, element, joined, page_head
+from utils.pages.report.markup import Markup, element, joined, report_page, zoomable
 from utils.pages.report.tables import (
     KINDS,
     MODEL_LETTERS,
@@ -46,6 +45,7 @@ SECTIONS = {
 
 ON_THRESHOLDS = "The confidence threshold that gives a class its highest F1 at IoU 0.5, and the scores at that threshold. Threshold and scores come from the same images, so the scores are slightly optimistic. For classes with few objects they are uncertain."
 NO_ERRORS = "No image has an error: no object is missed or confused and no detection is false above confidence 0.25."
+FOOTER = "Every score and count on this page is also in metrics.json next to this file (model B: compared_metrics.json). Greedy matching and 101-point AP as in Ultralytics 8.4. Classes without objects in the split have no scores."
 ON_SIZES = "Size classes by the object's area in pixels of the photograph on disk (COCO's bounds)."
 
 
@@ -62,16 +62,7 @@ def build_page(subjects: Sequence[Subject], cards: Sequence[Card]) -> str:
 
     cards: the images of the gallery, in the order of metrics.json's `worst_images`.
     """
-    head, script = page_head(f"Evaluation of {subjects[0].metrics['model']}", "report", "img-src data:")
-    body = element("body", *_body(subjects, cards), script)
-    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
-
-
-def _body(subjects: Sequence[Subject], cards: Sequence[Card]) -> list[Markup]:
     models = [subject.metrics for subject in subjects]
-    links = element(
-        "nav", *(element("a", label, href=f"#{name}") for name, label in SECTIONS.items()), aria_label="Sections"
-    )
     choice = [
         element(
             "label",
@@ -98,20 +89,15 @@ def _body(subjects: Sequence[Subject], cards: Sequence[Card]) -> list[Markup]:
         "sizes": "AP by object size",
         "thresholds": "Best threshold of each class",
     }
-    return [
-        element("header", element("h1", "Evaluation"), *_about(models)),
-        element("div", element("fieldset", *choice, aria_label="Masks or boxes"), links, class_="switch"),
-        element(
-            "main",
-            headline_cards(models),
-            *(element("section", element("h2", titles[name]), *parts, id=name) for name, parts in content.items()),
-        ),
-        element("dialog", element("form", element("button", "Close"), method="dialog"), aria_label="Enlarged picture"),
-        element(
-            "footer",
-            "Every score and count on this page is also in metrics.json next to this file (model B: compared_metrics.json). Greedy matching and 101-point AP as in Ultralytics 8.4. Classes without objects in the split have no scores.",
-        ),
-    ]
+    sections = (element("section", element("h2", titles[name]), *parts, id=name) for name, parts in content.items())
+    return report_page(
+        f"Evaluation of {models[0]['model']}",
+        [element("h1", "Evaluation"), *_about(models)],
+        [element("fieldset", *choice, aria_label="Masks or boxes")],
+        SECTIONS,
+        [headline_cards(models), *sections],
+        FOOTER,
+    )
 
 
 def _about(models: Sequence[dict[str, Any]]) -> list[Markup]:
@@ -144,7 +130,7 @@ def _curves(subjects: Sequence[Subject]) -> list[Markup]:
     hint = "The thick line is the mean over the classes. Click a class to highlight its curves."
     if len(subjects) > 1:
         hint += " Dashed lines are model B; its curves for a class appear when the class is selected."
-    many = " many" if len(names) > MAX_COLOURED else ""
+    many = " many" if len(names) > MAX_CLASSES_SHOWN else ""
     return [
         element("p", hint, class_="note"),
         element("div", *buttons, class_="legend", role="group", aria_label="Classes"),
@@ -238,11 +224,11 @@ def _article(position: int, card: Card, num_models: int) -> Markup:
     }
     facts = [joined(shown[kind], f" {kind}, ") for kind in KINDS_OF_ERROR]
     in_words = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    pictures = [_picture(card.truth, "Labels", f"{errors['file']} with its {errors['num_targets']} labelled objects")]
+    pictures = [zoomable(card.truth, "Labels", f"{errors['file']} with its {errors['num_targets']} labelled objects")]
     for model, picture in enumerate(card.predictions):
         name = f"Prediction of model {MODEL_LETTERS[model]}" if num_models > 1 else "Prediction"
         words = f"{errors['file']} with predictions" + ("" if model else f": {in_words}")
-        pictures.append(_picture(picture, name, words))
+        pictures.append(zoomable(picture, name, words))
     letter = "model A: " if num_models > 1 else ""
     link = f"{photographs.PAGE}#{card.full_size}"
     full_size = [] if card.full_size is None else [" · ", element("a", "full size", href=link)]
@@ -253,13 +239,4 @@ def _article(position: int, card: Card, num_models: int) -> Markup:
         element("div", *pictures, class_="pair"),
         data_all=sum(counts.values()),
         **{f"data_{kind}": count for kind, count in counts.items()},
-    )
-
-
-def _picture(jpeg: bytes, caption: str, alt: str) -> Markup:
-    source = Markup("data:image/jpeg;base64," + base64.b64encode(jpeg).decode())
-    return element(
-        "figure",
-        element("figcaption", caption),
-        element("button", element("img", src=source, alt=alt), type="button", class_="zoom"),
     )

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 
 from utils.common.files import write_bytes_atomic, write_text_atomic
-from utils.pages.report.markup import Markup, element, page_head
+from utils.pages.report.markup import Markup, document, element
 from utils.predict.regions import Region
 
 PAGE, FOLDER = "photographs.html", "photographs"
@@ -76,7 +76,6 @@ def write_photographs(folder: Path, views: Sequence[FullView]) -> None:
 
 def build_photographs(views: Sequence[FullView]) -> str:
     """Return the page."""
-    head, script = page_head("Photographs at full size", "photographs", "img-src 'self' file: data:")
     names = [element("option", view.file, value=number) for number, view in enumerate(views)]
     toggles = [
         element("label", element("input", type="checkbox", id=f"show-{name}", checked=True), label)
@@ -93,8 +92,10 @@ def build_photographs(views: Sequence[FullView]) -> str:
         )
     ]
     keys = [element("li", element("kbd", key), f" {meaning}") for key, meaning in KEYS]
-    body = element(
-        "body",
+    return document(
+        "Photographs at full size",
+        "photographs",
+        "img-src 'self' file: data:",
         element(
             "header",
             element("a", "Report", href="report.html"),
@@ -112,9 +113,7 @@ def build_photographs(views: Sequence[FullView]) -> str:
             aria_label="Photograph; drag or use the arrow keys to move, plus and minus to zoom",
         ),
         element("nav", *(_errors(number, view) for number, view in enumerate(views)), aria_label="Errors"),
-        script,
     )
-    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
 
 
 def _world(number: int, view: FullView) -> Markup:

@@ -63,22 +63,22 @@ def headline_cards(models: Sequence[Metrics]) -> Markup:
 def class_table(models: Sequence[Metrics], kind: str) -> Markup:
     """Return the scores over all classes and of each class; a class without objects has none."""
     counts = {"num_images": "Images", "num_targets": "Objects"}
-    head = [_heading("Class", is_name=True)]
-    head += [heading for label in SCORES.values() for heading in _score_headings(label, len(models))]
+    head = [heading("Class", True)]
+    head += [cell for label in SCORES.values() for cell in _score_headings(label, len(models))]
     is_thin = any(row.get(name) is not None for row in models[0]["per_class"] for name in THIN)
     thin = THIN if kind == "mask" and is_thin else {}
-    head += [heading for label in thin.values() for heading in _score_headings(label, len(models))]
-    head += [_heading(label) for label in counts.values()]
+    head += [cell for label in thin.values() for cell in _score_headings(label, len(models))]
+    head += [heading(label) for label in counts.values()]
     rows = []
     for number, row in enumerate(models[0]["per_class"]):
-        cells = [_name_cell(row["name"])]
+        cells = [name_cell(row["name"])]
         for name in SCORES:
             cells += _score_cells(models, f"per_class.{number}.{kind}_{name}", bool(row["num_targets"]))
         for name in thin:
             cells += _thin_cells(models, f"per_class.{number}.{name}", name == "pieces_per_object")
         cells += [number_cell(models[0], f"per_class.{number}.{key}", 0) for key in counts]
         rows.append(element("tr", *cells))
-    total = [_name_cell("all"), *(cell for name in SCORES for cell in _score_cells(models, f"{kind}_{name}", True))]
+    total = [name_cell("all"), *(cell for name in SCORES for cell in _score_cells(models, f"{kind}_{name}", True))]
     total += [element("td", NOTHING, class_="none")] * (len(thin) * (1 if len(models) == 1 else 3))
     total += [number_cell(models[0], key, 0) for key in counts]
     return table(f"Scores of each class, {KINDS[kind]}", head, rows, element("tr", *total, class_="all"))
@@ -86,12 +86,12 @@ def class_table(models: Sequence[Metrics], kind: str) -> Markup:
 
 def size_table(models: Sequence[Metrics], kind: str) -> Markup:
     """Return AP by object size."""
-    head = [_heading("Size", is_name=True), _heading("Objects")]
+    head = [heading("Size", True), heading("Objects")]
     scores = {name: SCORES[name] for name in ("map50_95", "map50")}
-    head += [heading for label in scores.values() for heading in _score_headings(label, len(models))]
+    head += [cell for label in scores.values() for cell in _score_headings(label, len(models))]
     rows = []
     for size in SIZES:
-        cells = [_name_cell(f"{size} ({SIZE_LIMITS[size]})"), number_cell(models[0], f"by_size.{size}.num_targets", 0)]
+        cells = [name_cell(f"{size} ({SIZE_LIMITS[size]})"), number_cell(models[0], f"by_size.{size}.num_targets", 0)]
         cells += [cell for name in scores for cell in _score_cells(models, f"by_size.{size}.{kind}_{name}", True)]
         rows.append(element("tr", *cells))
     return table(f"AP by object size, {KINDS[kind]}", head, rows)
@@ -99,12 +99,12 @@ def size_table(models: Sequence[Metrics], kind: str) -> Markup:
 
 def threshold_table(models: Sequence[Metrics], kind: str) -> Markup:
     """Return each class's best threshold and the scores there, of one model or of two side by side."""
-    head = [_heading("Class", is_name=True)]
+    head = [heading("Class", True)]
     letters = [f" {letter}" for letter in MODEL_LETTERS] if len(models) > 1 else [""]
-    head += [_heading(label + letter) for label, _ in POINT_COLUMNS.values() for letter in letters]
+    head += [heading(label + letter) for label, _ in POINT_COLUMNS.values() for letter in letters]
     rows = []
     for number, row in enumerate(models[0]["per_class"]):
-        cells = [_name_cell(row["name"])]
+        cells = [name_cell(row["name"])]
         for name, (_, digits) in POINT_COLUMNS.items():
             key = f"operating_points.{kind}.{number}.{name}"
             cells += [number_cell(metrics, key, digits, model=model) for model, metrics in enumerate(models)]
@@ -124,12 +124,12 @@ def confusions_table(metrics: Metrics) -> Markup:
         if row != column and count
     ]
     entries.sort(key=lambda entry: (-entry[0], entry[1], entry[2]))
-    head = [_heading(label, is_name=True) for label in ("True class", "Predicted as")]
-    head += [_heading(label) for label in ("Number", "Share of the true class")]
+    head = [heading(label, True) for label in ("True class", "Predicted as")]
+    head += [heading(label) for label in ("Number", "Share of the true class")]
     rows = [
         element(
             "tr",
-            _name_cell(true[column]),
+            name_cell(true[column]),
             element("td", element("span", predicted[row]), class_="name"),
             number_cell(metrics, f"confusion_matrix.{row}.{column}", 0),
             element("td", f"{100 * count / totals[column]:.1f} %", data_value=count / totals[column])
@@ -149,6 +149,16 @@ def table(caption: str, head: Iterable[str], rows: Iterable[str], total: Markup 
     return element("div", inside, class_="scroll tall", tabindex="0", role="region", aria_label=caption)
 
 
+def heading(label: str, is_name: bool = False) -> Markup:
+    """Return the heading of a column, which sorts the table when it is clicked."""
+    return element("th", element("button", label, type="button"), scope="col", class_="name" if is_name else None)
+
+
+def name_cell(name: str) -> Markup:
+    """Return the first cell of a row."""
+    return element("th", element("span", name), scope="row", class_="name")
+
+
 def number_cell(metrics: Metrics, key: str, digits: int, *, model: int = 0, is_bar: bool = False) -> Markup:
     """Return the table cell of one metric, with a dash for None."""
     value = value_at(metrics, key)
@@ -165,7 +175,7 @@ def _data(key: str, value: Any, model: int) -> dict[str, Any]:
 
 
 def _score_headings(label: str, num_models: int) -> list[Markup]:
-    return [_heading(label)] if num_models == 1 else [_heading(text) for text in (f"{label} A", f"{label} B", "B − A")]
+    return [heading(label)] if num_models == 1 else [heading(text) for text in (f"{label} A", f"{label} B", "B − A")]
 
 
 def _score_cells(models: Sequence[Metrics], key: str, has_targets: bool) -> list[Markup]:
@@ -209,11 +219,3 @@ def _card(
     if len(models) > 1:
         shown.append(_difference("dd", models, key, sign, digits))
     return element("div", element("dt", label), *shown, class_=f"kind-{kind}" if kind else None, title=note or None)
-
-
-def _heading(label: str, *, is_name: bool = False) -> Markup:
-    return element("th", element("button", label, type="button"), scope="col", class_="name" if is_name else None)
-
-
-def _name_cell(name: str) -> Markup:
-    return element("th", element("span", name), scope="row", class_="name")

@@ -42,16 +42,10 @@ def locate(photo: PhotoMetadata, entry: dict[str, Any], site: Site) -> list[dict
     centres = (boxes[:, :2] + boxes[:, 2:]) / 2
     camera, problem = _camera_of(photo, site)
     pixels = stored_pixels(centres, entry["width"], entry["height"], photo) if camera else centres
-    found = [
-        {**_of_detection(entry, number), **_of_photograph(photo, problem)} for number in range(len(entry["detections"]))
-    ]
+    found = [_blank(entry, number, photo, problem) for number in range(len(entry["detections"]))]
     if camera is not None and len(found):
-        depressions, bearings, sigmas = (
-            camera.depressions(pixels),
-            camera.bearings(pixels),
-            camera.bearing_sigmas(pixels),
-        )
-        for item, depression, bearing, sigma in zip(found, depressions, bearings, sigmas, strict=True):
+        directions = (camera.depressions(pixels), camera.bearings(pixels), camera.bearing_sigmas(pixels))
+        for item, depression, bearing, sigma in zip(found, *directions, strict=True):
             item["depression_deg"] = float(depression)
             if depression < STRAIGHT_DOWN_DEG:
                 item["bearing_deg"], item["bearing_sigma_deg"] = float(bearing), float(sigma)
@@ -95,20 +89,15 @@ def _no_position(photo: PhotoMetadata) -> str:
     return photo.problem or "no position in EXIF or XMP"
 
 
-def _of_detection(entry: dict[str, Any], number: int) -> dict[str, Any]:
-    item = entry["detections"][number]
+def _blank(entry: dict[str, Any], number: int, photo: PhotoMetadata, problem: str | None) -> dict[str, Any]:
+    """Return a detection's properties as far as they are known from the photograph as a whole; the others are None."""
+    detection = entry["detections"][number]
+    latitude, longitude = photo.position or (None, None)
     return {
         "photograph": entry["file"],
         "detection": number,
-        "class": item["class"],
-        "confidence": item["confidence"],
-    }
-
-
-def _of_photograph(photo: PhotoMetadata, problem: str | None) -> dict[str, Any]:
-    """Return the properties that a photograph's detections share; each has its own place for the rest, still None."""
-    latitude, longitude = photo.position or (None, None)
-    return {
+        "class": detection["class"],
+        "confidence": detection["confidence"],
         "latitude": latitude,
         "longitude": longitude,
         "position_kind": AT_CAMERA if photo.position else None,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-from xml.parsers import expat
+from typing import Any, NoReturn
+from xml.etree import ElementTree
 
 NAMESPACE = "http://www.dji.com/drone-dji/1.0/"  # a name; nothing is fetched from there
 MAX_PACKET_BYTES = 65_502  # what fits one JPEG segment: Adobe XMP specification, part 3 (2020), 1.1.3
@@ -25,53 +25,37 @@ def read_dji_fields(packet: bytes) -> dict[str, str]:
     """
     if len(packet) > MAX_PACKET_BYTES:
         raise XmpError(f"longer than {MAX_PACKET_BYTES} bytes")
-    fields = _Fields()
-    parser = expat.ParserCreate("utf-8", namespace_separator=" ")
-    parser.StartDoctypeDeclHandler = _refuse_document_type
-    parser.StartElementHandler = fields.start
-    parser.EndElementHandler = fields.end
-    parser.CharacterDataHandler = fields.text
+    parser = ElementTree.XMLParser(target=_BoundedTree(), encoding="utf-8")
     try:
-        parser.Parse(packet.strip(b"\0 \r\n\t"), True)
-    except expat.ExpatError as error:
+        parser.feed(packet.strip(b"\0 \r\n\t"))
+        root = parser.close()
+    except ElementTree.ParseError as error:
         raise XmpError(f"not well-formed ({error})") from error
-    return fields.found
+    fields: dict[str, str] = {}
+    for element in root.iter():  # a field is an attribute, or an element that holds only text
+        texts = [] if len(element) else [(element.tag, element.text or "")]
+        for name, value in [*element.items(), *texts]:
+            if name.startswith(f"{{{NAMESPACE}}}") and len(value) <= MAX_VALUE_CHARACTERS:
+                fields.setdefault(name.partition("}")[2], value.strip())
+    if len(fields) > MAX_FIELDS:
+        raise XmpError(f"more than {MAX_FIELDS} fields")
+    return fields
 
 
-def _refuse_document_type(*_: object) -> NoReturn:
-    raise XmpError("it declares a document type (DOCTYPE)")
+class _BoundedTree(ElementTree.TreeBuilder):
+    """Refuses, while the parser runs, what no drone writes."""
 
+    depth = 0
 
-class _Fields:
-    """Collects the fields, which are attributes or elements, while the parser runs."""
+    def doctype(self, *_: object) -> NoReturn:
+        raise XmpError("it declares a document type (DOCTYPE)")
 
-    def __init__(self) -> None:
-        self.found: dict[str, str] = {}
-        self._depth = 0
-        self._open: str | None = None  # the field whose element has begun
-        self._value = ""
-
-    def start(self, name: str, attributes: dict[str, str]) -> None:
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
+    def start(self, tag: Any, attributes: Any, /) -> Any:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
             raise XmpError(f"nested deeper than {MAX_DEPTH} levels")
-        for attribute, value in attributes.items():
-            self._keep(attribute, value)
-        self._open, self._value = name, ""
+        return super().start(tag, attributes)
 
-    def text(self, text: str) -> None:
-        if len(self._value) <= MAX_VALUE_CHARACTERS:
-            self._value += text
-
-    def end(self, name: str) -> None:
-        self._depth -= 1
-        if self._open == name:
-            self._keep(name, self._value)
-        self._open = None
-
-    def _keep(self, name: str, value: str) -> None:
-        namespace, _, field = name.rpartition(" ")
-        if namespace == NAMESPACE and len(value) <= MAX_VALUE_CHARACTERS:
-            self.found.setdefault(field, value.strip())
-            if len(self.found) > MAX_FIELDS:
-                raise XmpError(f"more than {MAX_FIELDS} fields")
+    def end(self, tag: Any, /) -> Any:
+        self.depth -= 1
+        return super().end(tag)

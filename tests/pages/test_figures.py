@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import PROJECT
 from tests.pages.drawn import BLUE, NAMES, share_of, spoken_texts
 from utils.data.images import read_image
-from utils.pages import plot_confusion_matrix, plot_pr_curves, plot_training_curves
+from utils.pages import plot_confusion_matrix, plot_label_statistics, plot_pr_curves, plot_training_curves
 
 
 def epoch_record(epoch: int) -> dict[str, Any]:
@@ -134,3 +134,25 @@ def test_importing_plots_loads_no_matplotlib_and_charts_need_no_pyplot(tmp_path:
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("num_classes", [2, 40])
+def test_label_statistics_name_the_classes_and_count_their_objects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_classes: int
+) -> None:
+    texts = spoken_texts(monkeypatch)
+    class_ids = np.array([0] * 1234 + [num_classes - 1] * 7)
+    boxes = np.tile(np.array([[0.1, 0.2, 0.3, 0.25]]), (len(class_ids), 1))
+    names = [f"class {number}" for number in range(num_classes)]
+    plot_label_statistics(class_ids, boxes, np.array([0, 600, 641]), names, tmp_path / "labels.png")
+    assert {"class 0", f"class {num_classes - 1}", "1,234", "7"} <= set(texts)
+    assert "1,241 objects in 3 photographs, 1 of them without any" in texts
+    assert ("10 more" in texts) == (num_classes == 40)
+    assert share_of(read_image(tmp_path / "labels.png"), BLUE) > 0.001
+
+
+def test_labels_without_an_object_are_drawn_too(tmp_path: Path) -> None:
+    nothing = np.zeros((0, 4))
+    plot_label_statistics(np.zeros(0, np.int64), nothing, np.zeros(3, np.int64), NAMES, tmp_path / "labels.png")
+    plot_label_statistics(np.zeros(0, np.int64), nothing, np.zeros(0, np.int64), NAMES, tmp_path / "none.png")
+    assert read_image(tmp_path / "none.png").shape[0] > 400
