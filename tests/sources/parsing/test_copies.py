@@ -79,6 +79,22 @@ def test_photographs_that_are_all_alike_are_split_one_by_one(tmp_path: Path) -> 
     assert any("all are alike" in line for line in report_lines(manifest))
 
 
+def test_circuits_that_all_share_pictures_are_split_as_plain_circuits(tmp_path: Path) -> None:
+    """Two circuits whose photographs show the same four pictures would be one group, and one side empty."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for number in range(4):
+        write(raw, f"1 ({number}).jpg", picture(number))
+        write(raw, f"2 ({number}).jpg", (picture(number) * 0.7).astype(np.uint8), quality=60)
+    write_csv(raw, [(file.name, [BOX]) for file in raw.iterdir()])
+    manifest = build(raw, split_by="circuit")
+    split_of = sides(tmp_path / "processed")
+    assert {split_of[f"1 ({number})"] for number in range(4)} != {split_of[f"2 ({number})"] for number in range(4)}
+    assert all(len({split_of[f"{circuit} ({number})"] for number in range(4)}) == 1 for circuit in (1, 2))
+    line = "copies: 8 photographs show only 4 pictures; 4 in train and val: every circuit shares some"
+    assert line in report_lines(manifest)
+
+
 def test_a_series_of_one_drone_is_one_group(tmp_path: Path) -> None:
     """Four series of three pictures each, with pauses of 20 s inside and of 60 s between them, and one without a time."""
     raw = tmp_path / "raw"

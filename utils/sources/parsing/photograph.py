@@ -23,9 +23,8 @@ from utils.data.images import (
 from utils.data.labels import format_yolo_label
 from utils.sources.near_duplicates import MEASURED_PX, UNIFORM_CONTRAST, perceptual_hash, small_grey, thumbnail
 from utils.sources.parsing.label_csv import ClassTable, LabelObject
-from utils.sources.parsing.outlines import OutlineError, object_ring
+from utils.sources.parsing.outlines import OutlineError, ShapeObject, object_ring
 from utils.sources.parsing.rows import Row
-from utils.sources.parsing.shapes import ShapeObject
 
 JPEG_QUALITY = 95
 SIMPLIFY_OUTPUT_PX = 0.25  # less than a mask can show
