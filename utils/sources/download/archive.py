@@ -26,7 +26,7 @@ from utils.common.errors import UserError
 from utils.common.files import new_file
 from utils.data.dataset_yaml import is_photograph
 from utils.sources.download.progress import Progress
-from utils.sources.download.source import CHUNK_BYTES, RetryPolicy
+from utils.sources.download.source import RetryPolicy
 
 T = TypeVar("T")
 FAILURES = (zipfile.BadZipFile, EOFError, zlib.error, RemoteZipError, HTTPError, requests.RequestException)
@@ -192,9 +192,7 @@ def _write_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Pat
     part = target.with_name(f".{target.name}.part")
     try:
         with archive.open(member) as source, new_file(part) as sink:
-            while chunk := source.read(CHUNK_BYTES):
-                sink.write(chunk)
-                progress.advance(len(chunk))
+            progress.copy(source, sink)
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
