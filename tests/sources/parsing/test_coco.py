@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faster_coco_eval.core import mask as coco_mask
 
 from tests.sources.parsing.raw_folder import photo, record, tree
 from tests.sources.parsing.tool_folder import (
@@ -22,10 +21,8 @@ from tests.sources.parsing.tool_folder import (
     build,
     coco,
     drawn,
-    hard_masks,
     iou,
     labels_of,
-    run_lengths,
     texts_of,
     whole,
     write_folder,
@@ -37,27 +34,13 @@ from utils.sources.parsing.coco import CocoFile
 from utils.sources.parsing.rows import SPAN
 
 SQUARE = [[30, 20, 60, 20, 60, 50, 30, 50]]
-MASKS = hard_masks()
-
-
-@pytest.mark.parametrize("is_text", [False, True])
-def test_masks_keep_their_holes_and_parts(tmp_path: Path, is_text: bool) -> None:
-    encoded = [run_lengths(mask) for mask in MASKS.values()]
-    if is_text:
-        packed = [coco_mask.encode(np.asfortranarray(mask.astype(np.uint8))) for mask in MASKS.values()]
-        encoded = [{"size": one["size"], "counts": one["counts"].decode("ascii")} for one in packed]
-    content = coco([annotation(number, 1, one, iscrowd=1) for number, one in enumerate(encoded, 1)])
-    manifest = build(write_folder(tmp_path / "raw", content))
-    assert manifest["problems"] == []
-    labels = labels_of(tmp_path / "processed")
-    assert len(labels) == len(MASKS)
-    for (_, polygon), mask in zip(labels, MASKS.values(), strict=True):
-        assert iou(whole(drawn(polygon)), mask) >= 0.99
 
 
 def test_polygons_of_several_parts_are_one_object(tmp_path: Path) -> None:
     parts = [[5, 5, 40, 5, 40, 30, 5, 30], [100, 50, 140, 50, 140, 80, 100, 80], [1, 2]]
-    manifest = build(write_folder(tmp_path / "raw", coco([annotation(1, 1, parts), annotation(2, 1, SQUARE[0])])))
+    manifest = build(
+        write_folder(tmp_path / "raw", coco([annotation(1, 1, parts, iscrowd=1), annotation(2, 1, SQUARE[0])]))
+    )
     expected = np.zeros((HEIGHT, WIDTH), bool)
     expected[5:30, 5:40] = expected[50:80, 100:140] = True
     (_, both), (_, square) = labels_of(tmp_path / "processed")
