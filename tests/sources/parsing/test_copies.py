@@ -13,8 +13,7 @@ from PIL import Image
 from tests.sources.checks.planted import picture
 from tests.sources.parsing.raw_folder import BOX, WIRE, build, tree, write_csv
 from utils.common.errors import UserError
-from utils.sources.checks.duplicates import same_measured
-from utils.sources.checks.pictures import measure
+from utils.sources.checks.pictures import measure, same_measured
 from utils.sources.parsing.manifest import report_lines
 
 START = datetime(2023, 4, 3, 13, 26, 37)
