@@ -171,7 +171,7 @@ class _Download:
                 f"{target}: differs from {self._source.shown(LABEL_CSV)}; delete it to download that file, or use "
                 "another --output"
             )
-        self._record(remote, {LABEL_CSV: remote.size_bytes}, 0)
+        self._record(remote, {LABEL_CSV: remote.size_bytes})
         return None
 
     def _plan_circuit(self, name: str) -> _CircuitTask | None:
@@ -236,7 +236,7 @@ class _Download:
                 f"{self._source.shown(LABEL_CSV)}: not the label file, its first line lacks the columns `Label` and "
                 "`External ID`; check --base-url"
             )
-        self._record(remote, {LABEL_CSV: remote.size_bytes}, 0)
+        self._record(remote, {LABEL_CSV: remote.size_bytes})
         digest = hashlib.sha256(content).hexdigest()
         if digest != LABELS_SHA256:
             progress.note(
@@ -250,7 +250,7 @@ class _Download:
             return
         if task.transfer_bytes:
             remote = self._source.fetch(remote, zip_file, progress)
-            self._ledger.record(remote.name, self._entry(remote))
+            self._record(remote)
         with closing(PhotoArchive(lambda: BoundedZip(zip_file), str(zip_file))) as archive:
             listing = archive.listing()
         members = choose_photographs(listing.photographs, None)
@@ -295,13 +295,12 @@ class _Download:
             return True
         return bool(remote.md5) and md5_base64(zip_file) == remote.md5
 
-    def _entry(self, remote: RemoteFile) -> Entry:
-        return Entry(self._source.shown(remote.name), remote.size_bytes, remote.etag, remote.md5)
-
-    def _record(self, remote: RemoteFile, files: dict[str, int], num_photographs: int) -> None:
+    def _record(self, remote: RemoteFile, files: dict[str, int] | None = None, num_photographs: int = 0) -> None:
+        """Write down an object. With `files` it is complete."""
         max_images = self._max_images if num_photographs else None
-        entry = replace(self._entry(remote), max_images=max_images, num_photographs=num_photographs, files=files)
-        self._ledger.record(remote.name, replace(entry, is_complete=True))
+        content = (self._source.shown(remote.name), remote.size_bytes, remote.etag, remote.md5)
+        entry = Entry(*content, max_images, num_photographs, files is not None, files or {})
+        self._ledger.record(remote.name, entry)
 
     def _check_disk(self, needed_bytes: int) -> None:
         free_bytes = shutil.disk_usage(self._output).free
