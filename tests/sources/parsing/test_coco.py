@@ -29,6 +29,7 @@ from tests.sources.parsing.tool_folder import (
 )
 from utils.common.errors import UserError
 from utils.data.dataset_yaml import load_dataset_yaml
+from utils.data.labels import LabelError
 from utils.sources.parsing import json_stream
 from utils.sources.parsing.coco import CocoFile
 from utils.sources.parsing.rows import SPAN
@@ -175,6 +176,9 @@ def test_labels_of_a_smaller_copy_are_scaled_and_a_turned_photograph_is_turned(t
     assert box_of(large, 2 * WIDTH, 2 * HEIGHT) == (60, 40, 120, 100)
     assert box_of(turned, HEIGHT, WIDTH) == (30, 20, 60, 50)
     assert box_of(stored, HEIGHT, WIDTH) == (HEIGHT - 50, 30, HEIGHT - 20, 60)  # the stored pixels turn clockwise
+    assert "annotation 3: drawn on an image of 150x90 pixels, but the photograph has 90x150" in texts_of(
+        build(folder, exif_frame="upright")
+    )
 
 
 def test_classes_are_the_files_own_unless_the_known_ones_cover_them(tmp_path: Path) -> None:
@@ -207,6 +211,14 @@ def test_building_again_keeps_everything_and_a_changed_annotation_rebuilds_one_l
     write_folder(folder, backwards, ())
     build(folder)
     assert tree(processed) == whole_set
+
+
+def test_a_file_that_changes_while_it_is_read_is_no_other_annotation(tmp_path: Path) -> None:
+    file = write_folder(tmp_path, coco([annotation(1, 1, SQUARE)]), ()) / "annotations" / "instances_default.json"
+    (row,) = CocoFile(file, []).rows()
+    file.write_text(file.read_text().replace("30", "31"))
+    with pytest.raises(LabelError, match="has changed since this run began"):
+        row.parse()
 
 
 def test_several_files_are_read_together(tmp_path: Path) -> None:
