@@ -27,9 +27,8 @@ from utils.evaluation.contradictions import LIMITS, find_contradictions
 from utils.pages.check_page import build_page
 from utils.predict.tiles import OVERLAP, Predictor, check_tiles, choose_tiling
 from utils.sources.checks.classes import check_classes, count_classes
-from utils.sources.checks.duplicates import find_duplicates
 from utils.sources.checks.findings import KINDS, Finding, count_kinds, in_order, num_errors
-from utils.sources.checks.pictures import check_pictures, usable
+from utils.sources.checks.pictures import check_pictures, find_duplicates
 from utils.sources.checks.reading import Entry, read_all
 from utils.yolo.model import YoloModel, load_for_prediction, require_classes, trained_size_px
 
@@ -114,7 +113,7 @@ def load_predictor(config: CheckConfig, spec: DatasetSpec, num_threads: int) -> 
 def check_entries(entries: Sequence[Entry]) -> list[Finding]:
     """Return what is wrong with single photographs and label files, and the photographs that show the same."""
     findings = [finding for entry in entries for finding in entry.findings]
-    pictures = usable((entry.split, entry.file, entry.picture) for entry in entries)
+    pictures = [(entry.split, entry.file, entry.picture) for entry in entries if entry.picture]
     return findings + check_pictures(pictures) + find_duplicates(pictures)
 
 

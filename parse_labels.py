@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from utils.common.config import Options, ignored, option, parse_config
-from utils.common.errors import UserError, print_warning, run_script
+from utils.common.errors import EXIT_DONE, UserError, print_warning, run_script
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.data.images import NATIVE_LONG_SIDE_PX
 from utils.sources.parsing.build import BuildOptions, build_dataset
@@ -71,8 +71,8 @@ class ParseConfig(Options):
     strict: bool = option(False, "exit with code 1 when a row, a photograph or a zip cannot be read")
 
 
-def main() -> None:
-    """Build the data set and print what it contains and what was skipped."""
+def main() -> int:
+    """Build the data set and print what it contains and what was skipped; return the exit code."""
     config = parse_config(ParseConfig, "Turn raw photographs and label rows into a YOLO-seg data set.")
     if config.format == AUTO:
         config = replace(config, format=choose_format(Path(config.input)))
@@ -101,6 +101,7 @@ def main() -> None:
     num_unreadable = sum(manifest["skipped"].get(kind, 0) for kind in UNREADABLE_KINDS)
     if config.strict and num_unreadable:
         raise UserError(f"--strict: {num_unreadable} rows, photographs or zips in {config.input} could not be read")
+    return EXIT_DONE
 
 
 if __name__ == "__main__":

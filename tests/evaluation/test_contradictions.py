@@ -62,19 +62,8 @@ def check(data: Path, output: Path, *flags: str) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         install(monkeypatch)
         monkeypatch.setattr(check_data, "load_for_prediction", lambda path, device: ColourNetwork())
-        run_main(
-            check_data,
-            monkeypatch,
-            "--data",
-            data / "data.yaml",
-            "--model",
-            "x.pt",
-            "--output",
-            output,
-            "--img-size",
-            "640",
-            *flags,
-        )
+        words = ("--data", data / "data.yaml", "--model", "x.pt", "--output", output, "--img-size", "640")
+        run_main(check_data, monkeypatch, *words, *flags)
     content: dict[str, Any] = json.loads((output / "check.json").read_text())
     return content
 

@@ -17,7 +17,6 @@ ALLOWED = {
     ("benchmarks/gpu/wheels.py", "extract_all"): "wheels that the user names; zipfile drops `..` and absolute paths",
     ("recipes/training_engine/launching.py", "pickle"): "lambdas on their way to processes that it starts itself",
     ("tests/data/test_cache.py", "pickle"): "its own object, on its way to a worker process",
-    ("tests/sources/download/test_address.py", "plain_http"): "addresses that must be refused",
     ("tests/sources/download/test_web.py", "plain_http"): "a redirect that must be refused",
     ("tests/security/test_run.py", "plain_http"): "addresses that must be refused, and a proxy with a secret",
     ("tests/security/test_weights.py", "torch_load"): "the controls: opened without care the payload runs",

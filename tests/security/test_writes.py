@@ -19,9 +19,9 @@ from utils.data.blocks import open_blocks
 from utils.data.cache import open_or_build
 from utils.data.cache_file import CacheIndex, index_text
 from utils.data.dataset_yaml import load_dataset_yaml
-from utils.sources.download.ledger import LEDGER_NAME
-from utils.sources.download.part_file import PartFile
+from utils.sources.download.raw_data import LEDGER_NAME
 from utils.sources.download.source import RemoteFile
+from utils.sources.download.web import PartFile
 from utils.sources.sample import write_sample
 
 SECRET = b"the user's own file\n" * 50

@@ -126,17 +126,9 @@ class _Handler(BaseHTTPRequestHandler):
         content_md5: bool = False,
         body: bytes = b"",
     ) -> None:
-        self.owner.requests.append(
-            Request(
-                self.command,
-                self._name(),
-                self.headers.get("Range", ""),
-                self.headers.get("If-Match", ""),
-                urlsplit(self.path).query,
-                status,
-                len(body),
-            )
-        )
+        asked, if_match = self.headers.get("Range", ""), self.headers.get("If-Match", "")
+        query = urlsplit(self.path).query
+        self.owner.requests.append(Request(self.command, self._name(), asked, if_match, query, status, len(body)))
         self.send_response(status)
         self.send_header("Content-Length", str(length))
         if status in (429, 503):

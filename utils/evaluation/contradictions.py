@@ -81,9 +81,9 @@ def find_contradictions(
         if shares[class_id] >= MIN_FOUND
     ]
     seldom = np.flatnonzero((num_labels > 0) & (shares < MIN_FOUND)).tolist()
+    after = "so labels that it does not see are not listed"
     return findings, [
-        f"{names[number]}: the model finds {shares[number]:.0%} of {num_labels[number]} labels, so labels that it does "
-        "not see are not listed"
+        f"{names[number]}: the model finds {shares[number]:.0%} of {num_labels[number]} labels, {after}"
         for number in seldom
     ]
 
@@ -126,14 +126,11 @@ def compare(entry: Entry, size: tuple[int, int], prediction: PhotoPrediction, na
         if is_sure and _covered(other, near_labels) < MAX_LABELLED:
             text = f"no label; the model says {other.mark.text}"
             findings.append(_finding("missed_label", entry, text, None, other))
-    unseen = [
-        (
-            label.class_id,
-            _finding("unfound_label", entry, f"{label.mark.text} that the model does not see", label, None),
-        )
-        for label in labels
-        if _covered(label, near_found) < MAX_SEEN
-    ]
+    unseen = []
+    for label in labels:
+        if _covered(label, near_found) < MAX_SEEN:
+            text = f"{label.mark.text} that the model does not see"
+            unseen.append((label.class_id, _finding("unfound_label", entry, text, label, None)))
     class_ids = np.array([label.class_id for label in labels], np.int64)
     count = [np.bincount(ids, minlength=len(names)) for ids in (class_ids, class_ids[np.array(is_found, bool)])]
     return Compared(findings, unseen, *count)
@@ -146,14 +143,11 @@ def _finding(kind: str, entry: Entry, text: str, label: Object | None, other: Ob
         facts = {"confidence": round(other.score or 0.0, 4), "box": [round(value, 5) for value in box.tolist()]}
     marks = [one.mark for one in (label, other) if one is not None]
     context = [Mark(row.polygon, is_subject=False) for row in entry.rows if label is None or row.line != label.line]
-    views = (View(entry.file, entry.file.name, [*context, *marks]), View(entry.file, "without outlines", _bare(marks)))
+    bare = [replace(mark, is_drawn=False) for mark in marks]
+    views = (View(entry.file, entry.file.name, [*context, *marks]), View(entry.file, "without outlines", bare))
     line = None if label is None else label.line
     weight = 0.0 if other is None else other.score or 0.0
     return Finding(kind, entry.split, entry.label_file, text, line, weight, facts, views)
-
-
-def _bare(marks: Sequence[Mark]) -> list[Mark]:
-    return [replace(mark, is_drawn=False) for mark in marks]
 
 
 def _predicted(

@@ -134,13 +134,8 @@ def places(facts: dict[str, Any]) -> dict[str, set[str]]:
 
 def test_a_set_without_faults_has_no_findings(clean_facts: dict[str, Any]) -> None:
     assert clean_facts["findings"] == []
-    assert clean_facts["splits"]["train"]["classes"][1] == {
-        "photographs": 24,
-        "objects": 24,
-        "small": 0,
-        "medium": 24,
-        "large": 0,
-    }
+    counts = {"photographs": 24, "objects": 24, "small": 0, "medium": 24, "large": 0}
+    assert clean_facts["splits"]["train"]["classes"][1] == counts
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - set(MODEL_KINDS)))  # those: test_contradictions.py
@@ -202,15 +197,13 @@ def test_labels_behind_a_link_need_trust_links(clean: DataFolder, tmp_path: Path
 
 
 def test_several_ranks_are_refused_in_one_line(clean: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    for rank in ("0", "1"):
-        monkeypatch.setenv("RANK", rank)
-        monkeypatch.setenv("LOCAL_RANK", rank)
-        if rank == "0":
-            with pytest.raises(UsageError, match="start it without torchrun"):
-                run_main(check_data, monkeypatch, "--data", clean.yaml)
-        else:
-            assert run_main(check_data, monkeypatch, "--data", clean.yaml) == 2
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", "0"), ("LOCAL_RANK", "0")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="start it without torchrun"):
+        run_main(check_data, monkeypatch, "--data", clean.yaml)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert run_main(check_data, monkeypatch, "--data", clean.yaml) == 2
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)")

@@ -9,8 +9,7 @@ import pytest
 
 from tests.sources.checks.planted import picture
 from utils.data.images import encode_jpeg, fit_long_side
-from utils.sources.checks.duplicates import same_measured
-from utils.sources.checks.pictures import Picture, measure
+from utils.sources.checks.pictures import Picture, measure, same_measured
 from utils.sources.near_duplicates import bit_distances, perceptual_hash
 
 

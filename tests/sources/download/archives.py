@@ -20,11 +20,14 @@ def photograph(number: int, size_bytes: int = PHOTOGRAPH_BYTES) -> bytes:
     return random.Random(number).randbytes(size_bytes)
 
 
-def zip_bytes(members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
+def zip_bytes(members: dict[str, bytes], compression: int = zipfile.ZIP_STORED, mode: int = 0) -> bytes:
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", compression) as archive:
+    with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in members.items():
-            archive.writestr(name, content)
+            member = zipfile.ZipInfo(name)
+            member.compress_type = compression
+            member.external_attr = mode << 16
+            archive.writestr(member, content)
     return buffer.getvalue()
 
 

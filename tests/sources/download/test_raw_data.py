@@ -1,7 +1,8 @@
-"""The whole download: what is written, what a second run does, a few photographs, and a full disk."""
+"""The whole download: what is written, what a second run does, a few photographs, other data, and a full disk."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import zipfile
@@ -16,31 +17,52 @@ from tests.sources.download.archives import (
     PHOTOGRAPH_BYTES,
     circuit,
     files_under,
+    folder_with,
     get,
+    get_from_folder,
     photograph,
     zip_bytes,
 )
 from tests.support.azure_server import AzureServer, Blob
 from utils.common.errors import UserError
+from utils.sources.download import download, open_source
+
+DIRECTORY_BYTES = 1 << 20  # asked for when a remote zip is opened: once to plan, once to extract
 
 
-def test_labels_and_circuits_are_written_flat_and_zips_deleted(server: AzureServer, tmp_path: Path) -> None:
+# --- what is written, and a second run ---
+
+
+def test_two_circuits_are_written_flat_and_a_second_run_sends_no_request(server: AzureServer, tmp_path: Path) -> None:
     report = get(server, tmp_path, "1", "10")
     expected = {f"Circuit1/1 ({i}).JPG" for i in range(1, 7)} | {f"Circuit10/10 ({i}).JPG" for i in range(1, 4)}
-    assert files_under(tmp_path) == expected | {LABELS, "download.json", ".download.lock"}
+    assert files_under(tmp_path) == expected | {LABELS, "download.json", ".download.lock"}  # the zips are deleted
     assert (tmp_path / "Circuit1" / "1 (2).JPG").read_bytes() == photograph(2)
     assert report.num_photographs == 9
     assert not report.missing
     assert len(server.gets("Circuit1.zip")) == 1
+    entry = json.loads((tmp_path / "download.json").read_text())["objects"]["Circuit1.zip"]
+    blob = server.blobs["Circuit1.zip"]
+    assert entry["url"] == server.url + "Circuit1.zip"
+    assert (entry["etag"], entry["md5"], entry["size_bytes"]) == (blob.etag, blob.content_md5(), len(blob.content))
+    assert (entry["num_photographs"], entry["max_images"], entry["is_complete"]) == (6, None, True)
 
-
-def test_second_run_sends_no_request(server: AzureServer, tmp_path: Path) -> None:
-    get(server, tmp_path, "1", "10")
     num_requests = len(server.requests)
     report = get(server, tmp_path, "1", "10")
     assert report.is_unchanged
     assert report.num_photographs == 9
     assert len(server.requests) == num_requests
+
+
+def test_folder_and_file_url_give_the_same(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, zip_bytes(circuit(1, 4, nested=True)))
+    get_from_folder(folder, tmp_path / "raw")
+    download(open_source(folder.as_uri()), tmp_path / "raw2", ["1"], keep_zips=True)
+    assert files_under(tmp_path / "raw2") - files_under(tmp_path / "raw") == {"Circuit1.zip"}
+    assert (tmp_path / "raw" / "Circuit1" / "1 (4).JPG").read_bytes() == photograph(4)
+    assert get_from_folder(folder, tmp_path / "raw").is_unchanged
+    get_from_folder(folder, folder)  # the output may be the source itself
+    assert {LABELS, "Circuit1.zip", "Circuit1/1 (1).JPG"} <= files_under(folder)
 
 
 def test_kept_zip_is_asked_for_again_only_when_it_is_gone(server: AzureServer, tmp_path: Path) -> None:
@@ -84,47 +106,63 @@ def test_killed_during_extraction_does_not_download_again(
     assert (tmp_path / "Circuit1" / "1 (1).JPG").stat().st_mtime_ns == before
 
 
-def test_max_images_takes_photographs_without_the_rest(server: AzureServer, tmp_path: Path) -> None:
+# --- a few photographs ---
+
+
+def test_max_images_takes_photographs_without_the_rest_and_a_larger_one_adds_to_them(
+    server: AzureServer, tmp_path: Path
+) -> None:
     server.blobs["Circuit1.zip"] = blob = Blob(zip_bytes(circuit(1, 40, nested=True)))
-    report = get(server, tmp_path, max_images=3)
-    names = files_under(tmp_path / "Circuit1")
-    assert report.num_photographs == len(names) == 3
-    for name in names:
-        number = int(name.split("(")[1].split(")")[0])
-        assert (tmp_path / "Circuit1" / name).read_bytes() == photograph(number)
-    directory_bytes = 2 * (1 << 20)  # read when planning and when extracting
-    assert server.bytes_sent("Circuit1.zip") < directory_bytes + 3 * PHOTOGRAPH_BYTES + 10_000
-    assert server.bytes_sent("Circuit1.zip") < len(blob.content) / 2
+    sent_bytes = 0
+    first: set[str] = set()
+    for max_images in (3, 5):
+        report = get(server, tmp_path, max_images=max_images)
+        names = files_under(tmp_path / "Circuit1")
+        assert report.num_photographs == len(names) == max_images
+        assert first <= names
+        for name in names:
+            number = int(name.split("(")[1].split(")")[0])
+            assert (tmp_path / "Circuit1" / name).read_bytes() == photograph(number)
+        new_bytes = (max_images - len(first)) * PHOTOGRAPH_BYTES
+        assert server.bytes_sent("Circuit1.zip") - sent_bytes < 2 * DIRECTORY_BYTES + new_bytes + 10_000
+        first, sent_bytes = names, server.bytes_sent("Circuit1.zip")
+    assert sent_bytes < len(blob.content)
     assert all(request.status == 206 and request.if_match for request in server.gets("Circuit1.zip"))
-
-
-def test_larger_max_images_adds_to_the_smaller(server: AzureServer, tmp_path: Path) -> None:
-    server.blobs["Circuit1.zip"] = Blob(zip_bytes(circuit(1, 40)))
-    get(server, tmp_path, max_images=3)
-    first = files_under(tmp_path / "Circuit1")
-    num_sent = server.bytes_sent("Circuit1.zip")
-    get(server, tmp_path, max_images=5)
-    assert first < files_under(tmp_path / "Circuit1")
-    assert len(files_under(tmp_path / "Circuit1")) == 5
-    assert server.bytes_sent("Circuit1.zip") - num_sent < 2 * (1 << 20) + 2 * PHOTOGRAPH_BYTES + 10_000
     assert get(server, tmp_path, max_images=2).is_unchanged
 
 
-def test_few_photographs_then_the_whole_circuit(server: AzureServer, tmp_path: Path) -> None:
-    get(server, tmp_path, max_images=1)
-    assert get(server, tmp_path).num_photographs == 6
-    assert len(files_under(tmp_path / "Circuit1")) == 6
-    assert get(server, tmp_path, max_images=1).is_unchanged
-
-
-def test_lost_photograph_is_fetched_alone(server: AzureServer, tmp_path: Path) -> None:
+def test_the_whole_circuit_after_few_photographs_and_a_lost_photograph_alone(
+    server: AzureServer, tmp_path: Path
+) -> None:
     server.blobs["Circuit1.zip"] = Blob(zip_bytes(circuit(1, 40)))
-    get(server, tmp_path)
+    get(server, tmp_path, max_images=1)
+    assert get(server, tmp_path).num_photographs == len(files_under(tmp_path / "Circuit1")) == 40
+    assert get(server, tmp_path, max_images=1).is_unchanged
     (tmp_path / "Circuit1" / "1 (7).JPG").unlink()
     num_sent = server.bytes_sent("Circuit1.zip")
     get(server, tmp_path)
     assert (tmp_path / "Circuit1" / "1 (7).JPG").read_bytes() == photograph(7)
-    assert server.bytes_sent("Circuit1.zip") - num_sent < 2 * (1 << 20) + PHOTOGRAPH_BYTES + 10_000
+    assert server.bytes_sent("Circuit1.zip") - num_sent < 2 * DIRECTORY_BYTES + PHOTOGRAPH_BYTES + 10_000
+
+
+# --- other data in the folder ---
+
+
+def test_other_data_under_the_same_name_is_refused(server: AzureServer, tmp_path: Path) -> None:
+    mirror = folder_with(tmp_path, zip_bytes({"1 (1).JPG": b"another photograph"}))
+    output = tmp_path / "raw"
+    get_from_folder(mirror, output)
+    with pytest.raises(UserError, match="use another --output"):
+        get(server, output)
+    assert (output / "Circuit1" / "1 (1).JPG").read_bytes() == b"another photograph"
+
+
+def test_same_data_at_another_address_is_accepted(server: AzureServer, tmp_path: Path) -> None:
+    get(server, tmp_path)
+    with AzureServer() as mirror:
+        mirror.blobs = server.blobs
+        assert get(mirror, tmp_path).is_unchanged
+        assert {request.method for request in mirror.requests} == {"HEAD"}
 
 
 def test_labels_edited_by_hand_are_not_overwritten(server: AzureServer, tmp_path: Path) -> None:
@@ -133,6 +171,17 @@ def test_labels_edited_by_hand_are_not_overwritten(server: AzureServer, tmp_path
     with pytest.raises(UserError, match="delete it"):
         get(server, tmp_path)
     assert (tmp_path / LABELS).read_bytes().endswith(b"mine")
+
+
+def test_an_output_that_cannot_be_used_is_one_line(server: AzureServer, tmp_path: Path) -> None:
+    with FileLock(tmp_path / ".download.lock"), pytest.raises(UserError, match="another download"):
+        get(server, tmp_path)
+    (tmp_path / "raw").write_text("a file")
+    with pytest.raises(UserError, match="raw: File exists"):
+        get(server, tmp_path / "raw")
+    (tmp_path / "download.json").write_text('{"objects": [')
+    with pytest.raises(UserError, match=r"download\.json: not readable"):
+        get(server, tmp_path)
 
 
 def test_full_disk_is_refused_before_anything_is_fetched(
@@ -159,14 +208,3 @@ def test_archive_that_unpacks_to_more_than_expected_is_refused_when_it_does_not_
         get(server, tmp_path)
     assert (tmp_path / "Circuit1.zip").is_file()
     assert not (tmp_path / "Circuit1").exists()
-
-
-def test_two_downloads_into_one_folder(server: AzureServer, tmp_path: Path) -> None:
-    with FileLock(tmp_path / ".download.lock"), pytest.raises(UserError, match="another download"):
-        get(server, tmp_path)
-
-
-def test_output_that_is_a_file(server: AzureServer, tmp_path: Path) -> None:
-    (tmp_path / "raw").write_text("a file")
-    with pytest.raises(UserError, match="raw: File exists"):
-        get(server, tmp_path / "raw")

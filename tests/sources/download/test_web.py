@@ -1,7 +1,8 @@
-"""Transfers that break off, wait, or change on the way, and servers that refuse."""
+"""Addresses; transfers that break off, wait, or change on the way, and servers that refuse."""
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -10,42 +11,129 @@ import pytest
 
 from tests.sources.download.archives import FAST, LABELS, circuit, files_under, get, photograph, zip_bytes
 from tests.support.azure_server import AzureServer, Blob
-from utils.common.errors import UserError
-from utils.sources.download import RetryPolicy, download, open_source
+from utils.common.errors import UsageError, UserError
+from utils.sources.download import RetryPolicy, download, expand_circuits, open_source
+from utils.sources.download.progress import Progress
 from utils.sources.download.web import MAX_RETRY_AFTER_S
 
 
-def test_dropped_connection_continues_where_it_stopped(server: AzureServer, tmp_path: Path) -> None:
+def test_all_asks_for_every_known_name(server: AzureServer, tmp_path: Path) -> None:
+    server.blobs["Circuit13b.zip"] = Blob(zip_bytes(circuit(13, 1)))
+    assert expand_circuits(open_source(server.url, FAST), ["all"]) == ["1", "10", "13b"]
+    for name in ("Circuit2.zip", "Circuit10.zip", "Circuit13b.zip", "notes.zip"):
+        (tmp_path / name).touch()
+    assert expand_circuits(open_source(str(tmp_path)), ["ALL"]) == ["2", "10", "13b"]
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://example.org/x", "use https://example.org"),
+        ("ftp://user:hush@example.org/x", "expected https"),
+        ("https://", "expected https"),
+        ("https://example.org:notaport/", "port"),
+        ("/no/such/folder", "no such folder"),
+        ("file:///no/such/folder", "no such folder"),
+    ],
+)
+def test_bad_base_url(url: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        open_source(url)
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("circuit_name", ["", "../1", "1/2", "Circuit1", "0", "13bb", "-1"])
+def test_bad_circuit(tmp_path: Path, circuit_name: str) -> None:
+    with pytest.raises(UsageError, match="--circuits"):
+        expand_circuits(open_source(str(tmp_path)), ["1", circuit_name])
+
+
+# What goes wrong with the zip of Circuit1, the statuses of its requests, and whether the second asks for the rest only.
+FAULTS: dict[str, tuple[dict[str, Any], list[int], bool]] = {
+    "dropped twice": ({"drop_after": [600_000, 100_000]}, [200, 206, 206], True),
+    # Nine failures, but never three in a row without a new byte: attempts start afresh when bytes arrive.
+    "dropped nine times": ({"drop_after": [100_000, 0, 0] * 3}, [200] + [206] * 9, True),
+    "short body": ({"short_by": [300_000]}, [200, 206], True),
+    "busy": ({"statuses": [503, 502]}, [503, 502, 200], False),
+    "without ranges": ({"accepts_ranges": False, "drop_after": [500_000]}, [200, 200], False),
+    "without an ETag": ({"etag": "", "drop_after": [500_000]}, [200, 200], False),
+    "with a weak ETag": ({"etag": 'W/"0x8D1"', "drop_after": [500_000]}, [200, 200], False),
+}
+
+
+def set_faults(blob: Blob, faults: dict[str, Any]) -> None:
+    for name, value in faults.items():
+        setattr(blob, name, deque(value) if isinstance(value, list) else value)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_transfer_that_breaks_off_is_completed(server: AzureServer, tmp_path: Path, fault: str) -> None:
+    faults, statuses, continues = FAULTS[fault]
     blob = server.blobs["Circuit1.zip"]
-    blob.drop_after = deque([len(blob.content) // 2, 100_000])
+    set_faults(blob, faults)
     get(server, tmp_path)
-    first, second, third = server.gets("Circuit1.zip")
-    assert (first.status, second.status, third.status) == (200, 206, 206)
-    assert second.range == f"bytes={first.num_bytes}-{len(blob.content) - 1}"
-    assert second.if_match == blob.etag
-    assert server.bytes_sent("Circuit1.zip") == len(blob.content)
+    requests = server.gets("Circuit1.zip")
+    assert [request.status for request in requests] == statuses
     assert (tmp_path / "Circuit1" / "1 (6).JPG").read_bytes() == photograph(6)
+    if continues:
+        assert requests[1].range == f"bytes={requests[0].num_bytes}-{len(blob.content) - 1}"
+        assert requests[1].if_match == blob.etag
+        assert server.bytes_sent("Circuit1.zip") == len(blob.content)
+    elif not blob.etag.startswith('"'):
+        assert all(not request.if_match and not request.range for request in requests)
 
 
-def test_attempts_start_afresh_when_bytes_arrive(server: AzureServer, tmp_path: Path) -> None:
-    blob = server.blobs["Circuit1.zip"]
-    blob.drop_after = deque([100_000, 0, 0] * 3)  # nine failures, but never three in a row without a new byte
+@pytest.mark.parametrize(
+    ("faults", "message", "num_requests"),
+    [
+        ({"statuses": [503] * 9}, "answered 503", FAST.max_attempts),
+        ({"accepts_ranges": False, "drop_after": [500_000] * 50}, "3 times in a row", FAST.max_attempts + 1),
+        ({"md5": "AAAAAAAAAAAAAAAAAAAAAA=="}, "MD5 was wrong twice", 2),
+    ],
+)
+def test_a_server_that_stays_busy_drops_or_lies_is_given_up(
+    server: AzureServer, tmp_path: Path, faults: dict[str, Any], message: str, num_requests: int
+) -> None:
+    set_faults(server.blobs["Circuit1.zip"], faults)
+    with pytest.raises(UserError, match=message):
+        get(server, tmp_path)
+    assert len(server.gets("Circuit1.zip")) == num_requests
+    assert not (tmp_path / "Circuit1").exists()
+    assert not (tmp_path / "Circuit1.zip").exists()
+
+
+@pytest.fixture
+def part_bytes(server: AzureServer, tmp_path: Path) -> int:
+    """Return how much of Circuit1.zip an earlier run left as a part file."""
+    server.blobs["Circuit1.zip"].drop_after = deque([700_000, 0, 0, 0])
+    with pytest.raises(UserError, match="run the same command again to continue"):
+        get(server, tmp_path)
+    assert not (tmp_path / "Circuit1.zip").exists()
+    server.requests.clear()
+    return (tmp_path / "Circuit1.zip.part").stat().st_size
+
+
+def test_later_run_continues_a_part_file(server: AzureServer, tmp_path: Path, part_bytes: int) -> None:
+    assert part_bytes == 700_000
     get(server, tmp_path)
-    assert server.bytes_sent("Circuit1.zip") == len(blob.content)
+    assert server.bytes_sent("Circuit1.zip") == len(server.blobs["Circuit1.zip"].content) - part_bytes
+    assert len(list((tmp_path / "Circuit1").iterdir())) == 6
 
 
-def test_short_body_is_completed(server: AzureServer, tmp_path: Path) -> None:
-    blob = server.blobs["Circuit1.zip"]
-    blob.short_by = deque([300_000])
+@pytest.mark.usefixtures("part_bytes")
+def test_part_file_of_another_version_starts_again(server: AzureServer, tmp_path: Path) -> None:
+    changed = {f"1 ({index}).JPG": photograph(index + 100) for index in range(1, 7)}
+    server.blobs["Circuit1.zip"] = Blob(zip_bytes(changed), etag='"0x8D2"')
     get(server, tmp_path)
-    assert [request.status for request in server.gets("Circuit1.zip")] == [200, 206]
-    assert server.bytes_sent("Circuit1.zip") == len(blob.content)
+    assert [request.range for request in server.gets("Circuit1.zip")] == [""]
+    assert (tmp_path / "Circuit1" / "1 (1).JPG").read_bytes() == photograph(101)
 
 
-def test_busy_server_is_asked_again(server: AzureServer, tmp_path: Path) -> None:
-    server.blobs["Circuit1.zip"].statuses = deque([503, 502])
+def test_part_file_damaged_on_disk_is_found_by_its_md5(server: AzureServer, tmp_path: Path, part_bytes: int) -> None:
+    (tmp_path / "Circuit1.zip.part").write_bytes(bytes(part_bytes))
     get(server, tmp_path)
-    assert [request.status for request in server.gets("Circuit1.zip")] == [503, 502, 200]
+    assert [request.range for request in server.gets("Circuit1.zip")][-1] == ""
+    assert (tmp_path / "Circuit1" / "1 (1).JPG").read_bytes() == photograph(1)
 
 
 @pytest.mark.parametrize("retry_after", ["1", "86400"])
@@ -60,13 +148,6 @@ def test_retry_after_is_obeyed_within_reason(
     assert waits_s == [min(float(retry_after), MAX_RETRY_AFTER_S)]
 
 
-def test_server_that_stays_busy_is_given_up(server: AzureServer, tmp_path: Path) -> None:
-    server.blobs["Circuit1.zip"].statuses = deque([503] * 9)
-    with pytest.raises(UserError, match="answered 503"):
-        get(server, tmp_path)
-    assert len(server.gets("Circuit1.zip")) == FAST.max_attempts
-
-
 def test_etag_that_changes_during_the_transfer_starts_again(
     server: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,45 +158,6 @@ def test_etag_that_changes_during_the_transfer_starts_again(
     get(server, tmp_path)
     assert [request.status for request in server.gets("Circuit1.zip")] == [200, 412, 200]
     assert (tmp_path / "Circuit1" / "1 (1).JPG").read_bytes() == photograph(77)
-
-
-def test_server_without_ranges_sends_all_again(server: AzureServer, tmp_path: Path) -> None:
-    blob = server.blobs["Circuit1.zip"]
-    blob.accepts_ranges = False
-    blob.drop_after = deque([500_000])
-    get(server, tmp_path)
-    assert [request.status for request in server.gets("Circuit1.zip")] == [200, 200]
-    assert (tmp_path / "Circuit1" / "1 (3).JPG").read_bytes() == photograph(3)
-
-
-def test_server_without_ranges_that_always_drops_is_given_up(server: AzureServer, tmp_path: Path) -> None:
-    blob = server.blobs["Circuit1.zip"]
-    blob.accepts_ranges = False
-    blob.drop_after = deque([500_000] * 50)
-    with pytest.raises(UserError, match="3 times in a row"):
-        get(server, tmp_path)
-    assert len(server.gets("Circuit1.zip")) == FAST.max_attempts + 1
-
-
-@pytest.mark.parametrize("etag", ["", 'W/"0x8D1"'])
-def test_without_a_strong_etag_a_broken_transfer_is_not_continued(
-    server: AzureServer, tmp_path: Path, etag: str
-) -> None:
-    blob = server.blobs["Circuit1.zip"]
-    blob.etag = etag
-    blob.drop_after = deque([500_000])
-    get(server, tmp_path)
-    assert [request.range for request in server.gets("Circuit1.zip")] == ["", ""]
-    assert all(not request.if_match for request in server.gets("Circuit1.zip"))
-
-
-def test_wrong_md5_is_fetched_twice_then_refused(server: AzureServer, tmp_path: Path) -> None:
-    server.blobs["Circuit1.zip"].md5 = "AAAAAAAAAAAAAAAAAAAAAA=="
-    with pytest.raises(UserError, match="MD5 was wrong twice"):
-        get(server, tmp_path)
-    assert [request.status for request in server.gets("Circuit1.zip")] == [200, 200]
-    assert not (tmp_path / "Circuit1").exists()
-    assert not (tmp_path / "Circuit1.zip").exists()
 
 
 def test_drop_and_503_while_taking_photographs(server: AzureServer, tmp_path: Path) -> None:
@@ -189,3 +231,24 @@ def test_secrets_in_the_address_are_sent_and_never_shown(
     everything = "\n".join([*messages, streams.out, streams.err, written])
     assert "hush" not in everything
     assert all("\n" not in message for message in messages)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_is_one_moving_line_or_separate_lines(
+    is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    monkeypatch.setattr("utils.sources.download.progress.SECONDS_BETWEEN_LINES", 0.0)
+    progress = Progress(4_000_000)
+    progress.move_to(1_000_000)
+    progress.advance(2_000_000)
+    progress.note("a note")
+    progress.move_to(2_000_000)  # a part that must come again
+    progress.advance(2_000_000)
+    progress.close()
+    shown = capsys.readouterr().err
+    assert progress.position == 4_000_000
+    assert progress.summary().startswith("4.0 MB in ")
+    assert "a note\n" in shown
+    assert ("  3 of 4 MB (75 %)" in shown) != is_terminal
+    assert ("4.00M" in shown) == is_terminal

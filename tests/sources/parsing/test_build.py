@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,78 +38,74 @@ def test_the_folder_can_be_moved(raw: Path) -> None:
     assert load_dataset_yaml(raw.parent / "elsewhere" / "dataset.yaml").image_files("train")
 
 
-def test_same_input_gives_the_same_bytes_everywhere(raw: Path, tmp_path: Path) -> None:
-    build(raw)
-    build_dataset(raw, tmp_path / "second", options(), num_workers=1)
-    assert tree(tmp_path / "processed") == tree(tmp_path / "second")
-
-
 # --- running again ---
 
 
-def test_running_again_touches_nothing(raw: Path) -> None:
-    build(raw)
-    before = {path: path.stat().st_mtime_ns for path in (raw.parent / "processed").glob("*/*/*")}
-    assert len(before) == 12
-    build(raw)
-    assert before == {path: path.stat().st_mtime_ns for path in (raw.parent / "processed").glob("*/*/*")}
+def times(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.glob("*/*/*")}
 
 
-def test_changed_line_width_rebuilds_labels_but_no_image(raw: Path) -> None:
+def test_running_again_touches_nothing_and_another_line_width_no_image(raw: Path) -> None:
     folder = raw.parent / "processed"
     build(raw)
-    images = {path: path.stat().st_mtime_ns for path in folder.glob("*/images/*")}
-    labels = {path: path.read_bytes() for path in folder.glob("*/labels/*")}
+    before, labels = times(folder), {path: path.read_bytes() for path in folder.glob("*/labels/*")}
+    assert len(before) == 12
+    build(raw)
+    assert times(folder) == before
     build(raw, line_width_px=20.0)
-    assert images == {path: path.stat().st_mtime_ns for path in folder.glob("*/images/*")}
+    assert {path for path, then in times(folder).items() if then != before[path]} == labels.keys()
     assert all(path.read_bytes() != text for path, text in labels.items())
 
 
-@pytest.mark.parametrize(
-    "changes", [{"long_side_px": 200}, {"val_fraction": 0.9}, {"split_by": "circuit"}, {"line_width_px": 2.0}]
-)
-def test_changed_option_gives_what_a_fresh_build_gives(raw: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
-    build(raw)
-    build(raw, **changes)
-    build_dataset(raw, tmp_path / "fresh", options(**changes), num_workers=2)
-    assert tree(tmp_path / "processed") == tree(tmp_path / "fresh")
+def change_nothing(raw: Path, folder: Path) -> None:
+    """The second build has other options."""
 
 
-def test_changed_photograph_and_row_are_built_again_and_removed_ones_go(raw: Path, tmp_path: Path) -> None:
-    build(raw)
+def change_photographs_and_rows(raw: Path, folder: Path) -> None:
     (raw / "Circuit1" / "1 (1).JPG").write_bytes(photo(600, 300, shade=200))
     (raw / "Circuit1" / "1 (2).JPG").unlink()
     write_csv(raw, [(f"{a} ({b}).JPG", [BOX] if b == 3 else [BOX, WIRE]) for a in (1, 2) for b in (1, 2, 3)])
-    manifest = build(raw)
-    assert record(manifest, "1 (1).jpg")["width"] == 600
-    assert record(manifest, "2 (3).jpg")["objects"] == {"insulator": 1}
-    assert problems_of(manifest) == [(f"{LABEL_CSV}:3", "row without a photograph")]
-    build_dataset(raw, tmp_path / "fresh", options(), num_workers=2)
-    assert tree(tmp_path / "processed") == tree(tmp_path / "fresh")
 
 
-def test_damaged_outputs_are_made_again(raw: Path) -> None:
-    folder = raw.parent / "processed"
-    build(raw)
-    whole = tree(folder)
+def damage_outputs(raw: Path, folder: Path) -> None:
     image, label = sorted(folder.glob("*/images/*"))[0], sorted(folder.glob("*/labels/*"))[1]
     image.write_bytes(image.read_bytes()[:100])
     label.write_text("0 0 0 1 1 0 1\n")
     sorted(folder.glob("*/labels/*"))[2].unlink()
-    build(raw)
-    assert tree(folder) == whole
 
 
-def test_leftovers_of_a_killed_run_are_swept(raw: Path) -> None:
-    folder = raw.parent / "processed"
-    build(raw)
-    whole = tree(folder)
+def leave_files_of_a_killed_run(raw: Path, folder: Path) -> None:
     (folder / "val" / "images" / ".99-1.2 (1).jpg.part").write_bytes(b"half")
     (folder / "val" / "labels" / "9 (9).txt").write_text("")
     with (folder / ".parse_state.jsonl").open("a") as stream:
         stream.write('{"key": "2 (1).jpg", "stem": "2 (')
+
+
+@pytest.mark.parametrize(
+    ("change", "changes"),
+    [
+        (change_nothing, {}),
+        (change_nothing, {"long_side_px": 200}),
+        (change_nothing, {"val_fraction": 0.9}),
+        (change_nothing, {"split_by": "circuit"}),
+        (change_nothing, {"line_width_px": 2.0}),
+        (change_photographs_and_rows, {}),
+        (damage_outputs, {}),
+        (leave_files_of_a_killed_run, {}),
+    ],
+)
+def test_a_second_build_gives_what_a_fresh_build_gives(
+    raw: Path, tmp_path: Path, change: Callable[[Path, Path], None], changes: dict[str, Any]
+) -> None:
     build(raw)
-    assert tree(folder) == whole
+    change(raw, tmp_path / "processed")
+    manifest = build(raw, **changes)
+    build_dataset(raw, tmp_path / "fresh", options(**changes), num_workers=1)
+    assert tree(tmp_path / "processed") == tree(tmp_path / "fresh")
+    if change is change_photographs_and_rows:
+        assert record(manifest, "1 (1).jpg")["width"] == 600
+        assert record(manifest, "2 (3).jpg")["objects"] == {"insulator": 1}
+        assert problems_of(manifest) == [(f"{LABEL_CSV}:3", "row without a photograph")]
 
 
 # --- what is wrong with the data ---
@@ -184,41 +181,29 @@ def test_unreadable_photograph_does_not_empty_its_side(raw: Path, tmp_path: Path
 # --- refusals ---
 
 
-def test_rows_without_any_photograph_are_an_error(raw: Path) -> None:
-    write_csv(raw, [("77 (1).JPG", [BOX])])
-    with pytest.raises(UserError, match="none of its rows"):
+def test_what_cannot_be_built_is_refused_in_one_line_and_nothing_is_touched(raw: Path) -> None:
+    output = raw.parent / "processed"
+    with pytest.raises(UserError, match="lies inside"):
+        build_dataset(raw, raw / "processed", options(), num_workers=1)
+    output.write_text("a file in the way")
+    with pytest.raises(UserError, match="cannot be written"):
         build(raw)
-
-
-def test_foreign_files_are_never_touched(raw: Path) -> None:
-    theirs = raw.parent / "processed" / "train" / "images" / "mine.jpg"
+    output.unlink()
+    theirs = output / "train" / "images" / "mine.jpg"
     theirs.parent.mkdir(parents=True)
     theirs.write_bytes(b"mine")
     with pytest.raises(UserError, match="name another --output"):
         build(raw)
     assert theirs.read_bytes() == b"mine"
-
-
-def test_output_inside_the_input_is_refused(raw: Path) -> None:
-    with pytest.raises(UserError, match="lies inside"):
-        build_dataset(raw, raw / "processed", options(), num_workers=1)
-
-
-def test_two_runs_do_not_write_into_one_folder(raw: Path) -> None:
+    theirs.unlink()
     build(raw)
-    before = tree(raw.parent / "processed")
-    with (
-        filelock.FileLock(raw.parent / "processed" / LOCK_FILE),
-        pytest.raises(UserError, match="another parse_labels"),
-    ):
+    before = tree(output)
+    with filelock.FileLock(output / LOCK_FILE), pytest.raises(UserError, match="another parse_labels"):
         build(raw)
-    assert tree(raw.parent / "processed") == before
-
-
-def test_output_that_cannot_be_written_is_one_line(raw: Path) -> None:
-    (raw.parent / "processed").write_text("a file in the way")
-    with pytest.raises(UserError, match="cannot be written"):
+    write_csv(raw, [("77 (1).JPG", [BOX])])
+    with pytest.raises(UserError, match="none of its rows"):
         build(raw)
+    assert tree(output) == before
 
 
 @pytest.mark.parametrize("place", ["train", "train/images", "val/labels", ".parse.lock", ".parse_state.jsonl"])

@@ -13,8 +13,7 @@ from PIL import Image
 from tests.sources.checks.planted import picture
 from tests.sources.parsing.raw_folder import BOX, WIRE, build, tree, write_csv
 from utils.common.errors import UserError
-from utils.sources.checks.duplicates import same_measured
-from utils.sources.checks.pictures import measure
+from utils.sources.checks.pictures import measure, same_measured
 from utils.sources.parsing.manifest import report_lines
 
 START = datetime(2023, 4, 3, 13, 26, 37)
@@ -57,13 +56,8 @@ def test_the_same_picture_in_train_and_val(pairs: Path) -> None:
     assert len(set(numbers.tolist())) == 12
     assert sorted(manifest["copies"]) == sorted([f"{number}.jpg", f"copy {number}.jpg"] for number in range(12))
     assert "copies: 24 photographs show only 12 pictures; each is on one side" in report_lines(manifest)
-
-
-def test_running_again_moves_no_copy(pairs: Path) -> None:
-    build(pairs)
-    processed = pairs.parent / "processed"
     before, times = tree(processed), {file: file.stat().st_mtime_ns for file in processed.glob("*/*/*")}
-    build(pairs)
+    build(pairs)  # moves no copy
     assert tree(processed) == before
     assert {file: file.stat().st_mtime_ns for file in processed.glob("*/*/*")} == times
 
@@ -77,6 +71,22 @@ def test_photographs_that_are_all_alike_are_split_one_by_one(tmp_path: Path) -> 
     manifest = build(raw)
     assert set(sides(tmp_path / "processed").values()) == {"train", "val"}
     assert any("all are alike" in line for line in report_lines(manifest))
+
+
+def test_circuits_that_all_share_pictures_are_split_as_plain_circuits(tmp_path: Path) -> None:
+    """Two circuits whose photographs show the same four pictures would be one group, and one side empty."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for number in range(4):
+        write(raw, f"1 ({number}).jpg", picture(number))
+        write(raw, f"2 ({number}).jpg", (picture(number) * 0.7).astype(np.uint8), quality=60)
+    write_csv(raw, [(file.name, [BOX]) for file in raw.iterdir()])
+    manifest = build(raw, split_by="circuit")
+    split_of = sides(tmp_path / "processed")
+    assert {split_of[f"1 ({number})"] for number in range(4)} != {split_of[f"2 ({number})"] for number in range(4)}
+    assert all(len({split_of[f"{circuit} ({number})"] for number in range(4)}) == 1 for circuit in (1, 2))
+    line = "copies: 8 photographs show only 4 pictures; 4 in train and val: every circuit shares some"
+    assert line in report_lines(manifest)
 
 
 def test_a_series_of_one_drone_is_one_group(tmp_path: Path) -> None:

@@ -43,15 +43,11 @@ def test_csv_rows_carry_the_line_they_start_on(tmp_path: Path) -> None:
     assert [problem.place for problem in problems] == ["labels.csv:6", "labels.csv:7"]
 
 
-@pytest.mark.parametrize("content", ["", "\n", "Label,Name\n", "External ID\nx\n"])
-def test_csv_without_its_columns_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "labels.csv").write_text(content)
-    with pytest.raises(UserError, match=r"labels.csv:1: no column"):
-        list(read_label_csv(tmp_path / "labels.csv", []))
-
-
-def test_missing_csv_names_the_download(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="download_data"):
+@pytest.mark.parametrize("content", ["", "\n", "Label,Name\n", "External ID\nx\n", None])
+def test_csv_without_its_columns_and_a_missing_one_are_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "labels.csv").write_text(content)
+    with pytest.raises(UserError, match="download_data" if content is None else r"labels.csv:1: no column"):
         list(read_label_csv(tmp_path / "labels.csv", []))
 
 
@@ -118,26 +114,22 @@ def test_objects_of_other_shapes_are_complained_about_and_the_rest_is_kept() -> 
 # --- classes ---
 
 
-@pytest.mark.parametrize(
-    ("spelling", "name"),
-    [
-        ("conductor", "conductor"),
-        ("Conductors", "conductor"),
-        ("other-wires", "other_wire"),
-        ("guy_wires", "other_wire"),
-        ("Guy Wire", "other_wire"),
-        ("POLES", "pole"),
-        ("cross_arm", "crossarm"),
-        ("Cross Arms", "crossarm"),
-        ("insulators", "insulator"),
-        ("cutout", "cutouts"),
-        ("cut-outs", "cutouts"),
-        ("transformer", "transformers"),
-        ("background structure", "background_structure"),
-    ],
-)
-def test_spellings_find_their_class(spelling: str, name: str) -> None:
-    assert ClassTable(NAMES).find(spelling) == NAMES.index(name)
+SPELLINGS = {
+    "conductor": ("conductor", "Conductors"),
+    "other_wire": ("other-wires", "guy_wires", "Guy Wire"),
+    "pole": ("POLES",),
+    "crossarm": ("cross_arm", "Cross Arms"),
+    "insulator": ("insulators",),
+    "cutouts": ("cutout", "cut-outs"),
+    "transformers": ("transformer",),
+    "background_structure": ("background structure",),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_spellings_find_their_class(name: str) -> None:
+    for spelling in SPELLINGS[name]:
+        assert ClassTable(NAMES).find(spelling) == NAMES.index(name)
 
 
 def test_unknown_spellings_and_absent_classes_are_none() -> None:

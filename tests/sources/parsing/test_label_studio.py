@@ -12,33 +12,18 @@ from tests.sources.parsing.raw_folder import photo
 from tests.sources.parsing.tool_folder import (
     HEIGHT,
     WIDTH,
-    brush,
     build,
     drawn,
-    hard_masks,
-    iou,
     labels_of,
     region,
     task,
     texts_of,
-    whole,
     write_folder,
 )
 from utils.common.errors import UserError
 from utils.sources.mask_rings import join_rings
 
 TRIANGLE = [[10, 10], [60, 10], [60, 80]]
-MASKS = hard_masks()
-
-
-def test_brush_masks_keep_their_holes_and_parts(tmp_path: Path) -> None:
-    regions = [
-        region(number, "brushlabels", format="rle", rle=brush(mask)) for number, mask in enumerate(MASKS.values())
-    ]
-    manifest = build(write_folder(tmp_path / "raw", [task(1, "/data/upload/1/0a1b2c3d-a.jpg", regions)]))
-    assert manifest["problems"] == []
-    for (_, polygon), mask in zip(labels_of(tmp_path / "processed"), MASKS.values(), strict=True):
-        assert iou(whole(drawn(polygon)), mask) >= 0.99
 
 
 def test_polygons_and_turned_boxes_are_in_percent(tmp_path: Path) -> None:

@@ -25,11 +25,12 @@ def test_adding_photographs_moves_none() -> None:
     assert assign_splits(photographs([name.upper() for name in names]), "hash", 0.2) == many
 
 
-def test_neither_side_stays_empty() -> None:
-    for names in (["a.jpg", "b.jpg"], ["a.jpg", "b.jpg", "c.jpg"]):
-        for val_fraction in (1e-9, 1 - 1e-9):
-            assert set(assign_splits(photographs(names), "hash", val_fraction).values()) == {"train", "val"}
-    assert len(assign_splits(photographs(["a.jpg"]), "hash", 0.2)) == 1
+@pytest.mark.parametrize("val_fraction", [1e-9, 0.5, 1 - 1e-9])
+def test_neither_side_stays_empty(val_fraction: float) -> None:
+    chosen = photographs(["a.jpg", "b.jpg", "c.jpg"], "C1") + photographs(["d.jpg"], "C2")
+    for mode, number in (("hash", 2), ("hash", 3), ("circuit", 4)):
+        assert set(assign_splits(chosen[:number], mode, val_fraction).values()) == {"train", "val"}
+    assert len(assign_splits(chosen[:1], "hash", val_fraction)) == 1
 
 
 def test_circuits_stay_whole_and_come_near_the_share() -> None:
@@ -44,15 +45,13 @@ def test_circuits_stay_whole_and_come_near_the_share() -> None:
     assert list(splits.values()).count("val") == 100
 
 
-@pytest.mark.parametrize("val_fraction", [0.01, 0.5, 0.99])
-def test_each_side_has_a_circuit(val_fraction: float) -> None:
-    chosen = photographs(["a.jpg", "b.jpg", "c.jpg"], "C1") + photographs(["d.jpg"], "C2")
-    assert set(assign_splits(chosen, "circuit", val_fraction).values()) == {"train", "val"}
-
-
-def test_one_circuit_cannot_be_split() -> None:
-    with pytest.raises(UserError, match="--split-by hash"):
-        assign_splits(photographs(["a.jpg", "b.jpg"]), "circuit", 0.2)
+@pytest.mark.parametrize(
+    ("mode", "together", "message"),
+    [("circuit", [], "--split-by hash"), ("time", [["a.jpg", "b.jpg"]], "smaller --time-gap")],
+)
+def test_one_circuit_or_series_cannot_be_split(mode: str, together: list[list[str]], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        assign_splits(photographs(["a.jpg", "b.jpg"]), mode, 0.2, together)
 
 
 def test_groups_stay_whole_in_every_mode_and_keep_the_share() -> None:
@@ -77,8 +76,9 @@ def test_a_group_larger_than_the_smaller_side_goes_to_the_larger_one() -> None:
     chosen = photographs([f"{number}.jpg" for number in range(100)])
     for first in range(20):  # of different hashes
         large = [item.key for item in chosen[first : first + 60]]
-        assert {assign_splits(chosen, "hash", 0.2, [large])[key] for key in large} == {"train"}
-        assert {assign_splits(chosen, "hash", 0.8, [large])[key] for key in large} == {"val"}
+        for val_fraction, side in ((0.2, "train"), (0.8, "val")):
+            splits = assign_splits(chosen, "hash", val_fraction, [large])
+            assert {splits[key] for key in large} == {side}
 
 
 def test_what_shares_a_photograph_is_one_group() -> None:
@@ -93,11 +93,6 @@ def test_a_pause_longer_than_the_gap_begins_a_new_series() -> None:
     assert bursts(times, 30) == [["a", "b", "c"], ["d"]]
     assert bursts(times, 31) == [["a", "b", "c", "d"]]
     assert bursts(times, 0) == [["a", "b"], ["c"], ["d"]]
-
-
-def test_photographs_without_a_pause_cannot_be_split_by_time() -> None:
-    with pytest.raises(UserError, match="smaller --time-gap"):
-        assign_splits(photographs(["a.jpg", "b.jpg"]), "time", 0.2, [["a.jpg", "b.jpg"]])
 
 
 def test_output_names_are_safe_and_unique_without_case() -> None:

@@ -10,12 +10,11 @@ from typing import Any
 import cv2
 import numpy as np
 
-from tests.sources.parsing.raw_folder import photo
+from tests.sources.parsing.raw_folder import options, photo
 from utils.data.labels import read_yolo_label
 from utils.evaluation.native_masks import fill_outline
 from utils.predict.regions import Region, column_runs
-from utils.sources.parsing.build import BuildOptions, build_dataset
-from utils.sources.parsing.photograph import PhotographOptions
+from utils.sources.parsing.build import build_dataset
 
 WIDTH, HEIGHT = 150, 90
 NAMES = ("pole", "wire")
@@ -108,12 +107,9 @@ def write_folder(folder: Path, content: Any, photographs: Sequence[str] = ("imag
 
 
 def build(folder: Path, **changes: Any) -> dict[str, Any]:
-    known = changes.pop("class_names", ("conductor", "insulator"))
-    photograph: dict[str, Any] = {"long_side_px": 1280, "line_width_px": 6.0, "exif_frame": "auto"}
-    photograph |= {key: changes.pop(key) for key in list(changes) if key in photograph}
-    values: dict[str, Any] = {"label_format": "auto", "use_file_classes": True} | changes
-    options = BuildOptions(PhotographOptions(known, **photograph), "hash", 0.5, False, **values)
-    return build_dataset(folder, folder.parent / "processed", options, num_workers=1)
+    values = {"class_names": ("conductor", "insulator"), "long_side_px": 1280, "val_fraction": 0.5} | changes
+    chosen = options(**{"label_format": "auto", "use_file_classes": True} | values)
+    return build_dataset(folder, folder.parent / "processed", chosen, num_workers=1)
 
 
 def labels_of(processed: Path, stem: str = "a", num_classes: int = 2) -> list[tuple[int, np.ndarray]]:

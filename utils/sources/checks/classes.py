@@ -29,7 +29,7 @@ def count_classes(entries: Sequence[Entry], splits: Sequence[str], num_classes: 
         photographs = np.zeros(num_classes, np.int64)
         sizes = np.zeros((num_classes, len(SIZES)), np.int64)
         for entry in mine:
-            class_ids = entry.photo.class_ids
+            class_ids = np.array([row.class_id for row in entry.rows], np.int64)
             photographs[np.unique(class_ids)] += 1
             if len(class_ids) and entry.picture:
                 size = (entry.picture.width, entry.picture.height)

@@ -1,19 +1,27 @@
-"""Measures photographs and finds those that look wrong: size, shape, exposure, content, blur, EXIF orientation."""
+"""Measures photographs and finds those that look wrong (size, shape, exposure, content, blur, EXIF) or show the same."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
 import numpy as np
 
-from utils.data.images import ImageError, decode_image, exif_orientation, fit_long_side, upright_size
-from utils.sources.checks.findings import Finding, View
-from utils.sources.near_duplicates import MEASURED_PX, UNIFORM_CONTRAST, small_grey, thumbnail
+from utils.data.images import decode_image, exif_orientation, fit_long_side, upright_size
+from utils.sources.checks.findings import Finding, View, shown_path
+from utils.sources.near_duplicates import (
+    MEASURED_PX,
+    UNIFORM_CONTRAST,
+    details,
+    perceptual_hash,
+    same_pictures,
+    small_grey,
+    thumbnail,
+)
 
 MIN_PHOTOS = 8  # below that, no photograph is unlike the others
 RARE_SHARE = 0.02  # a photograph is unlike the others if no more than these are like it
@@ -24,6 +32,7 @@ WHITE_P25 = 250  # grey value above which 75 % of an overexposed photograph lie
 COARSE = 8  # how many times smaller the picture is whose detail counts as coarse
 NO_DETAIL = 0.2  # added to the variances: less is noise
 BLUR_DEVIATIONS, BLUR_OCTAVES = 3.5, 1.5  # below the median, both; a deviation is 1.4826 median absolute deviations
+MAX_COMPARED = 32  # photographs of a split among which the most similar one is named
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,9 @@ class Picture:
     def shape(self) -> float:
         """Width divided by height."""
         return self.width / self.height
+
+
+Measured = tuple[str, Path, Picture]  # a photograph's split, file and measures
 
 
 def measure(file: Path) -> Picture:
@@ -76,8 +88,8 @@ def sharpness(grey: np.ndarray) -> float:
     return math.log2((fine + NO_DETAIL) / (rough + NO_DETAIL))
 
 
-def check_pictures(pictures: Sequence[tuple[str, Path, Picture]]) -> list[Finding]:
-    """Return what looks wrong with photographs, given as (split, file, measures)."""
+def check_pictures(pictures: Sequence[Measured]) -> list[Finding]:
+    """Return what looks wrong with photographs."""
     findings: list[Finding] = []
 
     def add(kind: str, position: int, text: str, weight: float) -> None:
@@ -95,13 +107,14 @@ def check_pictures(pictures: Sequence[tuple[str, Path, Picture]]) -> list[Findin
             add("turned", position, f"EXIF orientation {one.orientation}", 0)
     kept = [one for _, _, one in pictures]
     size = np.array([math.sqrt(one.width * one.height) for one in kept])
-    for position in unlike_others(size, LIKE_SIZE, FAR_SIZE):
-        text = f"{kept[position].width} x {kept[position].height} pixels"
-        add("odd_size", position, text, _distance(size, position))
     shape = np.array([one.shape for one in kept])
-    for position in unlike_others(shape, LIKE_SHAPE, FAR_SHAPE):
-        text = f"{kept[position].width} x {kept[position].height} pixels, width / height {shape[position]:.2f}"
-        add("odd_shape", position, text, _distance(shape, position))
+    for kind, values, like, far in (
+        ("odd_size", size, LIKE_SIZE, FAR_SIZE),
+        ("odd_shape", shape, LIKE_SHAPE, FAR_SHAPE),
+    ):
+        for position, weight in unlike_others(values, like, far):
+            more = f", width / height {shape[position]:.2f}" if kind == "odd_shape" else ""
+            add(kind, position, f"{kept[position].width} x {kept[position].height} pixels{more}", weight)
     _check_blur(kept, add)
     return findings
 
@@ -119,27 +132,66 @@ def _check_blur(pictures: Sequence[Picture], add: Callable[[str, int, str, float
             add("blurred", number, f"1/{times:.0f} of the others' share of fine detail", times)
 
 
-def unlike_others(values: np.ndarray, like: float, far: float) -> list[int]:
-    """Return the positions of positive values that few others are within a factor `like` of, and `far` from the median."""
+def unlike_others(values: np.ndarray, like: float, far: float) -> list[tuple[int, float]]:
+    """Return the positions of positive values that few others are within a factor `like` of, and `far` from the median.
+
+    Each with its distance from the median, as a logarithm.
+    """
     if len(values) < MIN_PHOTOS:
         return []
     logs = np.log(values)
     ordered = np.sort(logs)
     num_like = np.searchsorted(ordered, logs + np.log(like)) - np.searchsorted(ordered, logs - np.log(like))
-    is_rare = num_like <= max(1, RARE_SHARE * len(values))
-    return np.flatnonzero(is_rare & (np.abs(logs - np.median(logs)) > np.log(far))).tolist()
+    distances = np.abs(logs - np.median(logs))
+    is_odd = (num_like <= max(1, RARE_SHARE * len(values))) & (distances > np.log(far))
+    return [(position, float(distances[position])) for position in np.flatnonzero(is_odd).tolist()]
 
 
-def _distance(values: np.ndarray, position: int) -> float:
-    return abs(math.log(values[position] / float(np.median(values))))
+def same_measured(pictures: Sequence[Picture]) -> np.ndarray:
+    """Return a number for each photograph that is equal for those that show the same picture: int64 (N,)."""
+    return same_pictures(
+        [one.digest for one in pictures],
+        [perceptual_hash(one.thumb) if one.contrast >= UNIFORM_CONTRAST else b"" for one in pictures],
+        [one.shape for one in pictures],
+        lambda positions: np.stack([pictures[position].thumb for position in positions]),
+    )
 
 
-def unreadable(split: str, file: Path, error: ImageError | OSError) -> Finding:
-    """Return the finding about a photograph that cannot be read."""
-    reason = str(error.strerror if isinstance(error, OSError) and error.strerror else error)
-    return Finding("unreadable_photo", split, file, reason.removeprefix(f"{file}: "))
+def find_duplicates(entries: Sequence[Measured]) -> list[Finding]:
+    """Return the photographs that show the same as another one of any split.
+
+    The order of the splits is that of `entries`: a finding is about the later one.
+    """
+    groups = same_measured([picture for _, _, picture in entries])
+    order = np.argsort(groups, kind="stable")
+    bounds = np.flatnonzero(np.diff(groups[order], prepend=-1, append=-1))
+    findings = []
+    for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        seen: dict[str, list[int]] = {}
+        for later in order[start:end].tolist():
+            split = entries[later][0]
+            others = [one for name, earlier in seen.items() if name != split for one in earlier[:MAX_COMPARED]]
+            if others:
+                findings.append(_finding("leak", entries, later, others))
+            if split in seen:
+                findings.append(_finding("repeated", entries, later, seen[split][:1]))
+            seen.setdefault(split, []).append(later)
+    return findings
 
 
-def usable(pictures: Iterable[tuple[str, Path, Picture | None]]) -> list[tuple[str, Path, Picture]]:
-    """Return the photographs that could be measured."""
-    return [(split, file, one) for split, file, one in pictures if one is not None]
+def _finding(kind: str, entries: Sequence[Measured], later: int, earlier: Sequence[int]) -> Finding:
+    vectors = details(np.stack([entries[position][2].thumb for position in (later, *earlier)]))
+    similarity = vectors[1:] @ vectors[0]
+    nearest = int(similarity.argmax())
+    is_same_file = any(entries[one][2].digest == entries[later][2].digest for one in earlier)
+    if is_same_file:
+        nearest = next(n for n, one in enumerate(earlier) if entries[one][2].digest == entries[later][2].digest)
+    split, file, _ = entries[later]
+    other_split, other, _ = entries[earlier[nearest]]
+    how = "the same file" if is_same_file else f"similarity {similarity[nearest]:.2f}"
+    value = 1.0 if is_same_file else round(float(similarity[nearest]), 3)
+    views = (View(file, f"{split}: {file.name}"), View(other, f"{other_split}: {other.name}"))
+    facts = {"other_split": other_split, "other_file": shown_path(other), "similarity": value}
+    return Finding(
+        kind, split, file, f"shows the same as {shown_path(other)} of {other_split} ({how})", None, value, facts, views
+    )

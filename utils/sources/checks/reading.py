@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
-import numpy as np
 from tqdm import tqdm
 
 from utils.common.errors import UserError
@@ -17,10 +16,10 @@ from utils.common.threads import ordered_map
 from utils.data.dataset import find_label_file
 from utils.data.dataset_yaml import DatasetSpec, is_photograph, label_file_for
 from utils.data.images import ImageError
-from utils.data.labels import LabelError, Photo
+from utils.data.labels import LabelError
 from utils.sources.checks.findings import Finding, View, shown_path
 from utils.sources.checks.outlines import Labels, Row, check_rows, read_rows
-from utils.sources.checks.pictures import Picture, measure, unreadable
+from utils.sources.checks.pictures import Picture, measure
 
 NO_LABEL_FILES = ("classes.txt",)  # annotation tools write it beside the labels
 
@@ -35,11 +34,6 @@ class Entry:
     rows: list[Row]
     findings: list[Finding]
     picture: Picture | None
-
-    @property
-    def photo(self) -> Photo:
-        """The photograph with the outlines that could be read."""
-        return Photo(self.file, _ids(self.rows), [row.polygon for row in self.rows])
 
 
 def read_all(
@@ -71,9 +65,11 @@ def _read_entry(spec: DatasetSpec, size_px: int, holds_folder: Callable[[Path], 
     try:
         picture = measure(file)
     except (ImageError, OSError) as error:
-        findings.append(unreadable(split, file, error))
-    size = (size_px, size_px) if picture is None else _trained_size(picture, size_px)
-    labels = Labels(split, file, label_file_for(file), spec.names, size)
+        reason = str(error.strerror if isinstance(error, OSError) and error.strerror else error)
+        findings.append(Finding("unreadable_photo", split, file, reason.removeprefix(f"{file}: ")))
+    width, height = (picture.width, picture.height) if picture else (1, 1)
+    scale = size_px / max(width, height)
+    labels = Labels(split, file, label_file_for(file), spec.names, (width * scale, height * scale))
     rows: list[Row] = []
     try:
         if find_label_file(spec, file, holds_folder) is None:
@@ -86,11 +82,6 @@ def _read_entry(spec: DatasetSpec, size_px: int, holds_folder: Callable[[Path], 
         reason = str(error).removeprefix(f"{labels.file}: ")
         findings.append(Finding("unreadable_label", split, labels.file, reason))
     return Entry(split, file, labels.file, rows, findings, picture)
-
-
-def _trained_size(picture: Picture, size_px: int) -> tuple[float, float]:
-    scale = size_px / max(picture.width, picture.height)
-    return picture.width * scale, picture.height * scale
 
 
 def _labels_without_photo(spec: DatasetSpec, jobs: Sequence[tuple[str, Path]]) -> list[Finding]:
@@ -113,7 +104,3 @@ def _labels_without_photo(spec: DatasetSpec, jobs: Sequence[tuple[str, Path]]) -
                 if folder / name not in lists
             ]
     return findings
-
-
-def _ids(rows: Sequence[Row]) -> np.ndarray:
-    return np.array([row.class_id for row in rows], np.int64)

@@ -9,9 +9,8 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from utils.common.errors import UsageError, UserError
-from utils.sources.download.folder import FolderSource
-from utils.sources.download.source import RetryPolicy, Source
-from utils.sources.download.web import HttpSource
+from utils.sources.download.source import FolderSource, RetryPolicy
+from utils.sources.download.web import HttpSource, Source
 
 DEFAULT_BASE_URL = "https://publicstorageaccnt.blob.core.windows.net/drone-distribution-inspection-imagery/"
 CIRCUIT_CANDIDATES = tuple(f"{number}{letter}" for number in range(1, 31) for letter in ("", "a", "b"))

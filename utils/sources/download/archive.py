@@ -26,7 +26,7 @@ from utils.common.errors import UserError
 from utils.common.files import new_file
 from utils.data.dataset_yaml import is_photograph
 from utils.sources.download.progress import Progress
-from utils.sources.download.source import CHUNK_BYTES, RetryPolicy
+from utils.sources.download.source import RetryPolicy
 
 T = TypeVar("T")
 FAILURES = (zipfile.BadZipFile, EOFError, zlib.error, RemoteZipError, HTTPError, requests.RequestException)
@@ -98,15 +98,15 @@ class PhotoArchive:
             except FAILURES as error:
                 self.close()
                 num_failures += 1
-                if self._retry is None or num_failures >= self._retry.max_attempts:
-                    raise UserError(self._unreadable(what, error)) from None
+                # The error's message may contain the URL with its secret query: print only its type.
+                why = f"({type(error).__name__})"
+                if self._retry is None:
+                    text = f"{self._shown}: {what} is damaged {why}; delete this zip and download it again"
+                    raise UserError(text) from None
+                if num_failures >= self._retry.max_attempts:
+                    text = f"{self._shown}: {what} cannot be read {why}; run the same command again to continue"
+                    raise UserError(text) from None
                 self._retry.wait(num_failures)
-
-    def _unreadable(self, what: str, error: Exception) -> str:
-        # The error's message may contain the URL with its secret query: print only its type.
-        if self._retry is None:
-            return f"{self._shown}: {what} is damaged ({type(error).__name__}); delete this zip and download it again"
-        return f"{self._shown}: {what} cannot be read ({type(error).__name__}); run the same command again to continue"
 
 
 def list_photographs(archive: zipfile.ZipFile, shown: str) -> Listing:
@@ -131,7 +131,6 @@ def list_photographs(archive: zipfile.ZipFile, shown: str) -> Listing:
         elif name.lower() in photographs:
             repeated.append(name)
         else:
-            _refuse_bomb(member, shown)
             photographs[name.lower()] = member
     return Listing(tuple(photographs.values()), num_ignored, tuple(repeated))
 
@@ -156,21 +155,15 @@ def photograph_name(member: zipfile.ZipInfo) -> str:
 def _refuse_unsafe(member: zipfile.ZipInfo, shown: str) -> None:
     path = member.filename.replace("\\", "/")
     kind = stat.S_IFMT(member.external_attr >> 16)  # 0 when the archive was not made on Unix
-    problem = ""
     if path.startswith("/") or re.match("[A-Za-z]:", path) or ".." in path.split("/"):
         problem = "leaves the folder"
     elif kind not in (0, stat.S_IFREG, stat.S_IFDIR):
         problem = "is a link or a device"
     elif member.flag_bits & 0x1:
         problem = "is encrypted"
-    if problem:
-        raise UserError(f"{shown}: {member.filename!r} {problem}; nothing was extracted from this archive")
-
-
-def _refuse_bomb(member: zipfile.ZipInfo, shown: str) -> None:
-    if not is_bomb(member):
+    elif not (is_photograph(path) and is_bomb(member)):
         return
-    if member.file_size > MAX_MEMBER_BYTES:
+    elif member.file_size > MAX_MEMBER_BYTES:
         problem = f"is {member.file_size / 1e6:,.0f} MB large, more than {MAX_MEMBER_BYTES / 1e6:,.0f} MB"
     else:
         problem = f"unpacks to more than {MAX_RATIO} times its size"
@@ -192,9 +185,7 @@ def _write_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Pat
     part = target.with_name(f".{target.name}.part")
     try:
         with archive.open(member) as source, new_file(part) as sink:
-            while chunk := source.read(CHUNK_BYTES):
-                sink.write(chunk)
-                progress.advance(len(chunk))
+            progress.copy(source, sink)
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
+from typing import IO, Any
 
 from tqdm import tqdm
 
+CHUNK_BYTES = 1 << 16
 SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -25,6 +26,12 @@ class Progress:
         self._bar: Any = None
         if sys.stderr.isatty() and total_bytes:
             self._bar = tqdm(total=total_bytes, unit="B", unit_scale=True, dynamic_ncols=True, leave=False)
+
+    def copy(self, source: IO[bytes], sink: IO[bytes]) -> None:
+        """Copy a stream and count its bytes."""
+        while chunk := source.read(CHUNK_BYTES):
+            sink.write(chunk)
+            self.advance(len(chunk))
 
     def advance(self, num_bytes: int) -> None:
         """Count received bytes."""

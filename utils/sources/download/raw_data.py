@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import zipfile
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from utils.common.bounded_zip import BoundedZip
 from utils.common.errors import UserError
-from utils.common.files import in_the_way, make_plain_folder
+from utils.common.files import in_the_way, make_plain_folder, write_text_atomic
 from utils.sources.download.archive import Listing, PhotoArchive, choose_photographs, photograph_name
-from utils.sources.download.ledger import LEDGER_NAME, Entry, Ledger
 from utils.sources.download.progress import Progress
-from utils.sources.download.source import RemoteFile, RetryPolicy, Source, md5_base64
+from utils.sources.download.source import RemoteFile, RetryPolicy, md5_base64
+from utils.sources.download.web import Source
 from utils.sources.parsing.label_csv import LABEL_CSV
 
+LEDGER_NAME = "download.json"
 LABELS_SHA256 = "a2b75c6d6aa08e2e7620ca007eb9b6b52546b4ee119f2105ec1ac689bedd3a52"  # of the only version known to us
 
 
@@ -45,6 +47,52 @@ class _CircuitTask:
     transfer_bytes: int
     zip_on_disk_bytes: int
     photographs_on_disk_bytes: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One downloaded object: the label file or a circuit's zip.
+
+    `url` has no user, password or query. `files` maps paths relative to the raw-data folder to sizes in bytes; it is
+    empty until the object is complete. `max_images` is None if all photographs were requested.
+    """
+
+    url: str
+    size_bytes: int
+    etag: str
+    md5: str
+    max_images: int | None = None
+    num_photographs: int = 0
+    is_complete: bool = False
+    files: dict[str, int] = field(default_factory=dict)
+
+    def covers(self, max_images: int | None, folder: Path) -> bool:
+        """Return whether it is complete, holds the photographs requested now, and all its files are in `folder`."""
+        holds_all = self.max_images is None or (max_images is not None and max_images <= self.max_images)
+        return self.is_complete and holds_all and all(_has_size(folder / name, n) for name, n in self.files.items())
+
+
+class Ledger:
+    """The entries of a raw-data folder by object name, so that a repeated run skips what is there.
+
+    Raises UserError when the file is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / LEDGER_NAME
+        self.entries: dict[str, Entry] = {}
+        try:
+            if self._file.exists():
+                content = json.loads(self._file.read_text(encoding="utf-8"))
+                self.entries = {name: Entry(**values) for name, values in content["objects"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{self._file}: not readable ({type(error).__name__}); delete it and run again") from error
+
+    def record(self, name: str, entry: Entry) -> None:
+        """Set an object's entry and write the file atomically."""
+        self.entries[name] = entry
+        objects = {name: asdict(entry) for name, entry in sorted(self.entries.items())}
+        write_text_atomic(self._file, json.dumps({"version": 1, "objects": objects}, indent=1))
 
 
 def download(
@@ -89,22 +137,21 @@ class _Download:
 
     def run(self, circuits: Sequence[str]) -> Report:
         labels = self._plan_labels()
+        labels_bytes = labels.size_bytes if labels else 0
         tasks = [task for circuit in circuits if (task := self._plan_circuit(f"Circuit{circuit}.zip"))]
         zips_bytes = [task.zip_on_disk_bytes for task in tasks]
         self._check_disk(
-            (labels.size_bytes if labels else 0)
+            labels_bytes
             + sum(task.photographs_on_disk_bytes for task in tasks)
-            + (
-                sum(zips_bytes) if self._keep_zips else max(zips_bytes, default=0)
-            )  # otherwise each is deleted before the next
+            # Without --keep-zips each is deleted before the next.
+            + (sum(zips_bytes) if self._keep_zips else max(zips_bytes, default=0))
         )
-        total_bytes = (labels.size_bytes if labels else 0) + sum(task.transfer_bytes for task in tasks)
-        with closing(Progress(total_bytes)) as progress:
+        with closing(Progress(labels_bytes + sum(task.transfer_bytes for task in tasks))) as progress:
             if labels:
                 self._get_labels(labels, progress)
             for task in tasks:
                 self._get_circuit(task, progress)
-        entries = [self._ledger.entry(f"Circuit{circuit}.zip") for circuit in circuits]
+        entries = [self._ledger.entries.get(f"Circuit{circuit}.zip") for circuit in circuits]
         return Report(
             num_photographs=sum(entry.num_photographs for entry in entries if entry),
             missing=tuple(self._missing),
@@ -113,8 +160,8 @@ class _Download:
         )
 
     def _plan_labels(self) -> RemoteFile | None:
-        entry, target = self._ledger.entry(LABEL_CSV), self._output / LABEL_CSV
-        if entry and entry.url == self._source.shown(LABEL_CSV) and self._ledger.is_in_place(LABEL_CSV):
+        entry, target = self._ledger.entries.get(LABEL_CSV), self._output / LABEL_CSV
+        if entry and entry.url == self._source.shown(LABEL_CSV) and entry.covers(None, self._output):
             return None
         remote = self._describe(LABEL_CSV)
         if remote is None or not target.exists():
@@ -124,21 +171,20 @@ class _Download:
                 f"{target}: differs from {self._source.shown(LABEL_CSV)}; delete it to download that file, or use "
                 "another --output"
             )
-        self._record(remote, {LABEL_CSV: remote.size_bytes}, 0)
+        self._record(remote, {LABEL_CSV: remote.size_bytes})
         return None
 
     def _plan_circuit(self, name: str) -> _CircuitTask | None:
-        entry, zip_file = self._ledger.entry(name), self._output / name
-        is_complete = bool(entry and entry.covers(self._max_images) and self._ledger.is_in_place(name))
+        entry, zip_file = self._ledger.entries.get(name), self._output / name
+        is_complete = entry is not None and entry.covers(self._max_images, self._output)
         if entry and self._keep_zips:
-            is_complete = is_complete and zip_file.is_file() and zip_file.stat().st_size == entry.size_bytes
+            is_complete = is_complete and _has_size(zip_file, entry.size_bytes)
         if entry and is_complete and entry.url == self._source.shown(name):
             return None
         remote = self._describe(name)
         if remote is None or is_complete:  # complete: the same file at another address
             return None
-        in_place = self._max_images is not None or (self._source.is_local and not self._keep_zips)
-        if in_place:
+        if self._max_images is not None or (self._source.is_local and not self._keep_zips):
             return self._plan_members(remote)
         has_zip = self._has_zip(remote)
         folder_bytes = _folder_bytes(_folder(zip_file))
@@ -169,7 +215,7 @@ class _Download:
         if remote is None:
             self._missing.append(name)
             return None
-        entry = self._ledger.entry(name)
+        entry = self._ledger.entries.get(name)
         if entry and entry.url != self._source.shown(name):
             if not remote.is_same_content(entry.size_bytes, entry.etag, entry.md5):
                 raise UserError(
@@ -190,7 +236,7 @@ class _Download:
                 f"{self._source.shown(LABEL_CSV)}: not the label file, its first line lacks the columns `Label` and "
                 "`External ID`; check --base-url"
             )
-        self._record(remote, {LABEL_CSV: remote.size_bytes}, 0)
+        self._record(remote, {LABEL_CSV: remote.size_bytes})
         digest = hashlib.sha256(content).hexdigest()
         if digest != LABELS_SHA256:
             progress.note(
@@ -204,7 +250,7 @@ class _Download:
             return
         if task.transfer_bytes:
             remote = self._source.fetch(remote, zip_file, progress)
-            self._ledger.record(remote.name, self._entry(remote))
+            self._record(remote)
         with closing(PhotoArchive(lambda: BoundedZip(zip_file), str(zip_file))) as archive:
             listing = archive.listing()
         members = choose_photographs(listing.photographs, None)
@@ -242,20 +288,19 @@ class _Download:
 
     def _has_zip(self, remote: RemoteFile) -> bool:
         """Return whether the whole zip is already here, from an earlier run or copied by the user."""
-        zip_file, entry = self._output / remote.name, self._ledger.entry(remote.name)
-        if not zip_file.is_file() or zip_file.stat().st_size != remote.size_bytes:
+        zip_file, entry = self._output / remote.name, self._ledger.entries.get(remote.name)
+        if not _has_size(zip_file, remote.size_bytes):
             return False
         if entry and remote.is_same_content(entry.size_bytes, entry.etag, entry.md5):
             return True
         return bool(remote.md5) and md5_base64(zip_file) == remote.md5
 
-    def _entry(self, remote: RemoteFile) -> Entry:
-        return Entry(self._source.shown(remote.name), remote.size_bytes, remote.etag, remote.md5)
-
-    def _record(self, remote: RemoteFile, files: dict[str, int], num_photographs: int) -> None:
+    def _record(self, remote: RemoteFile, files: dict[str, int] | None = None, num_photographs: int = 0) -> None:
+        """Write down an object. With `files` it is complete."""
         max_images = self._max_images if num_photographs else None
-        entry = replace(self._entry(remote), max_images=max_images, num_photographs=num_photographs, files=files)
-        self._ledger.record(remote.name, replace(entry, is_complete=True))
+        content = (self._source.shown(remote.name), remote.size_bytes, remote.etag, remote.md5)
+        entry = Entry(*content, max_images, num_photographs, files is not None, files or {})
+        self._ledger.record(remote.name, entry)
 
     def _check_disk(self, needed_bytes: int) -> None:
         free_bytes = shutil.disk_usage(self._output).free
@@ -276,5 +321,10 @@ def _folder_bytes(folder: Path) -> int:
 
 def _missing_bytes(members: Sequence[zipfile.ZipInfo], folder: Path) -> int:
     """Return the total size of the photographs that do not exist in `folder` with their size."""
-    files = ((member.file_size, folder / photograph_name(member)) for member in members)
-    return sum(size for size, file in files if not (file.is_file() and file.stat().st_size == size))
+    return sum(
+        member.file_size for member in members if not _has_size(folder / photograph_name(member), member.file_size)
+    )
+
+
+def _has_size(file: Path, size_bytes: int) -> bool:
+    return file.is_file() and file.stat().st_size == size_bytes

@@ -1,19 +1,24 @@
-"""The interface of a download source, and what the sources share."""
+"""What the download's sources share, and the source in a local folder with the publisher's layout.
+
+A source holds the label file and one zip per circuit; `web.HttpSource` is the other one and has the same methods.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import random
+import re
 import time
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
+from utils.common.bounded_zip import BoundedZip
+from utils.common.errors import UserError
+from utils.common.files import new_file
 from utils.sources.download.progress import Progress
-
-CHUNK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -54,25 +59,52 @@ class RemoteFile:
         return self.size_bytes == size_bytes and (same_md5 or same_etag)
 
 
-class Source(Protocol):
-    """A place that holds the label file and the archives."""
+class FolderSource:
+    """Reads from a folder. Opens archives there, without copying them."""
 
-    is_local: bool
+    is_local = True
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.resolve()
+        if not self._folder.is_dir():
+            raise UserError(f"--base-url {folder}: no such folder; name an https address or a folder with the zips")
 
     def shown(self, name: str = "") -> str:
         """Return a file's address for messages: without user, password and query."""
+        return str(self._folder / name)
 
     def describe(self, name: str) -> RemoteFile | None:
-        """Return a file's size, ETag and MD5; None if the source does not have it."""
+        """Return a file's size, and an ETag made of its size and modification time; None if it is not there."""
+        file = self._folder / name
+        if not file.is_file():
+            return None
+        facts = file.stat()
+        return RemoteFile(name, facts.st_size, f'"{facts.st_size:x}-{facts.st_mtime_ns:x}"', "", accepts_ranges=True)
 
     def fetch(self, remote: RemoteFile, target: Path, progress: Progress) -> RemoteFile:
-        """Download a whole file to `target`, verified and atomically; return its latest description."""
+        """Copy a whole file to `target`, verified and atomically; return its latest description."""
+        origin = self._folder / remote.name
+        if target.exists() and target.samefile(origin):
+            progress.move_to(progress.position + remote.size_bytes)
+            return remote
+        part = target.with_name(target.name + ".part")
+        with origin.open("rb") as source, new_file(part) as sink:
+            progress.copy(source, sink)
+        if md5_base64(part) != md5_base64(origin):
+            part.unlink()
+            raise UserError(f"{origin}: the copy differs from the original; check the disk and run the command again")
+        os.replace(part, target)
+        return remote
 
     def open_zip(self, remote: RemoteFile) -> zipfile.ZipFile:
         """Open an archive at its source, without downloading all of it."""
+        return BoundedZip(self._folder / remote.name)
 
     def circuit_names(self, candidates: tuple[str, ...]) -> list[str]:
-        """Return the source's circuits, such as `13b`. A server can only be asked about `candidates`."""
+        """Return the source's circuits, such as `13b`, in natural order. Only a server needs the `candidates`."""
+        found = [re.fullmatch(r"Circuit(\d+)([a-z]?)\.zip", file.name) for file in self._folder.glob("Circuit*.zip")]
+        keys = sorted((int(match[1]), match[2]) for match in found if match)
+        return [f"{number}{letter}" for number, letter in keys]
 
 
 def md5_base64(file: Path) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -28,7 +27,7 @@ from utils.sources.parsing.formats import EPRI, choose_classes, read_labels
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem
 from utils.sources.parsing.manifest import by_severity, dataset_yaml_text, make_manifest, manifest_bytes
 from utils.sources.parsing.photograph import PhotographOptions, build_image, build_label
-from utils.sources.parsing.rows import Row, place_of
+from utils.sources.parsing.rows import Row, digest_of, place_of
 from utils.sources.parsing.sources import UNREADABLE_PHOTOGRAPH, Photograph, PhotographReader
 from utils.sources.parsing.split import SPLITS, TIME, TIME_GAP_S, assign_splits, bursts, output_stems
 from utils.sources.parsing.state import (
@@ -172,7 +171,7 @@ def _build_one(
             jpeg, facts, image = b"", kept.facts, (kept.image_bytes, kept.image_digest)
         else:
             jpeg, facts = build_image(reader.read(job.photograph), options.long_side_px)
-            image = (len(jpeg), _digest(jpeg))
+            image = (len(jpeg), digest_of(jpeg).hex())
         label = build_label(job.rows, facts, options, classes)
     except ImageError as error:
         return Problem(printable(job.photograph.source), f"{error}; skipped", UNREADABLE_PHOTOGRAPH)
@@ -180,7 +179,8 @@ def _build_one(
         return Problem(job.place, f"{error}; {printable(job.photograph.name)} is skipped", UNREADABLE_ROW)
     if jpeg:
         write_bytes_atomic(image_file, jpeg)
-    write_bytes_atomic(label_file, label.text.encode())
+    text = label.text.encode()
+    write_bytes_atomic(label_file, text)
     return Entry(
         key=job.photograph.key,
         stem=job.stem,
@@ -189,7 +189,7 @@ def _build_one(
         label_fingerprint=label_fingerprint,
         image_bytes=image[0],
         image_digest=image[1],
-        label_digest=_digest(label.text.encode()),
+        label_digest=digest_of(text).hex(),
         facts=facts,
         exif_frame=label.exif_frame,
         objects=dict(label.objects),
@@ -261,10 +261,6 @@ def _complaint(rows: tuple[Row, ...], complaint: tuple[int, str, str]) -> Proble
 
 def _has_digest(file: Path, digest: str) -> bool:
     try:
-        return _digest(file.read_bytes()) == digest
+        return digest_of(file.read_bytes()).hex() == digest
     except FileNotFoundError:
         return False
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -3,91 +3,51 @@
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from utils.common.errors import UserError, printable
 from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
+from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points, read_size
 from utils.sources.parsing.photograph import UNUSABLE_OBJECT
-from utils.sources.parsing.rows import DIGEST_BYTES, AnnotationRow, Span, digest_of
+from utils.sources.parsing.rows import SPAN, AnnotationRow
 from utils.sources.parsing.run_lengths import decode_coco
-from utils.sources.parsing.shapes import ShapeObject, box_corners, read_number, read_points, read_size
 
 DUPLICATE_ID = "duplicate id"
 MAX_CATEGORIES = 10_000
 MAX_NAME_CHARACTERS = 4096
-
-
-@dataclass
-class _Image:
-    name: str
-    size: tuple[int, int] | None
-
-
-@dataclass
-class _Annotations:
-    """Where each annotation lies in the file: 40 bytes each."""
-
-    image: array[int] = field(default_factory=lambda: array("q"))  # the image's place in `numbers`
-    start: array[int] = field(default_factory=lambda: array("q"))
-    end: array[int] = field(default_factory=lambda: array("q"))
-    digests: bytearray = field(default_factory=bytearray)
-
-
-@dataclass(frozen=True)
-class _Spans:
-    """The places of some annotations, without exact copies; made when they are asked for."""
-
-    annotations: _Annotations
-    positions: np.ndarray  # int64
-
-    def __len__(self) -> int:
-        """Count the annotations, with copies."""
-        return len(self.positions)
-
-    def __iter__(self) -> Iterator[Span]:
-        seen = set()
-        for position in self.positions.tolist():
-            digest = bytes(self.annotations.digests[position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES])
-            if digest not in seen:
-                seen.add(digest)
-                yield self.annotations.start[position], self.annotations.end[position], digest
+Size = tuple[int, int] | None
 
 
 class CocoFile:
     """The images and categories of a COCO file, and where the annotations of each image lie.
 
-    Construction reads the file once. The arrays may come in any order. What cannot be used is added to `problems`.
-    Raises UserError when the file is not COCO's.
+    The arrays may come in any order. Raises UserError when the file is not COCO's.
     """
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         self.path = path
         self.problems = problems
         self.categories: dict[int, str] = {}
-        self._numbers: dict[Any, int] = {}  # of the image ids, in the order of their first appearance
-        self._images: dict[int, _Image | None] = {}  # by number; None: the id stands for two images
-        self._annotations = _Annotations()
+        self._images: dict[Any, tuple[str, Size] | None] = {}  # by id; None: the id stands for two images
+        self._spans: dict[Any, bytearray] = {}  # of the annotations, by their image's id
         readers = {"categories": self._add_category, "images": self._add_image, "annotations": self._add_annotation}
-        found = set()
-        with JsonStream(path) as stream:
+        missing = set(readers)
+        with closing(JsonStream(path)) as stream:
             for key in stream.keys():  # noqa: SIM118 - not a dictionary
                 if key in readers and stream.peek() == "[":
-                    found.add(key)
+                    missing.discard(key)
                     for item in stream.items():
                         readers[key](item)
                 else:
                     stream.skip()
-        missing = [f"`{key}`" for key in readers if key not in found]
         if missing:
-            raise UserError(f"{path}: not COCO's instances: no list {' and '.join(missing)}; export as COCO 1.0")
+            names = " and ".join(f"`{key}`" for key in readers if key in missing)
+            raise UserError(f"{path}: not COCO's instances: no list {names}; export as COCO 1.0")
 
     def names(self) -> list[str]:
         """Return the names of the categories in the order of their ids."""
@@ -95,31 +55,31 @@ class CocoFile:
 
     def rows(self) -> Iterator[AnnotationRow]:
         """Yield a row for each image, in the order of the file. Adds annotations without an image to the problems."""
-        numbers = np.frombuffer(self._annotations.image, np.int64)
-        order = np.argsort(numbers, kind="stable")
-        bounds = np.searchsorted(numbers[order], np.arange(len(self._numbers) + 1))
         context = json.dumps(sorted(self.categories.items()))
-        for image_id, number in self._numbers.items():
-            spans = _Spans(self._annotations, order[bounds[number] : bounds[number + 1]])
-            num_copies = len(spans) - sum(1 for _ in spans)
-            image = self._images.get(number)
-            if image:
-                if num_copies:
-                    text = f"{printable(image.name)}: {num_copies} annotations are exact copies of others; ignored"
-                    self._complain(text, DUPLICATE_ID)
-                to_objects = partial(_objects, self.categories, image.size)
-                yield AnnotationRow((image.name,), self.path, spans, f"{image.size} {context}", to_objects)
-            elif number not in self._images:
-                text = f"no image has the id {printable(str(image_id))}; its {len(spans)} annotations are skipped"
-                self._complain(text, UNUSABLE_OBJECT)
+        for image_id, image in self._images.items():
+            if image is None:
+                continue
+            name, size = image
+            spans = self._spans.get(image_id, bytearray())
+            # Exact copies are dropped: equal digests.
+            kept = {digest: (start, end, digest) for start, end, digest in SPAN.iter_unpack(spans)}
+            if num_copies := len(spans) // SPAN.size - len(kept):
+                text = f"{printable(name)}: {num_copies} annotations are exact copies of others; ignored"
+                self._complain(text, DUPLICATE_ID)
+            packed = b"".join(SPAN.pack(*span) for span in kept.values())
+            read_objects = partial(_objects, self.categories, size)
+            yield AnnotationRow((name,), self.path, packed, f"{size} {context}", read_objects)
+        for image_id in self._spans.keys() - self._images.keys():
+            num_annotations = len(self._spans[image_id]) // SPAN.size
+            text = f"no image has the id {printable(str(image_id))}; its {num_annotations} annotations are skipped"
+            self._complain(text, UNUSABLE_OBJECT)
 
     def _add_category(self, item: Item) -> None:
         category = _dictionary(item)
         number, name = category.get("id"), category.get("name")
         if type(number) is not int or not isinstance(name, str) or not name.strip():
-            self._complain(
-                f"category {printable(str(number))}: needs a whole `id` and a `name`; skipped", UNREADABLE_ROW
-            )
+            text = f"category {printable(str(number))}: needs a whole `id` and a `name`; skipped"
+            self._complain(text, UNREADABLE_ROW)
         elif number in self.categories:
             text = f"category {number} twice: `{self.categories[number]}` and `{printable(name)}`; the first is used"
             self._complain(text, DUPLICATE_ID)
@@ -135,52 +95,46 @@ class CocoFile:
             name = image.get("file_name")
             if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS:
                 raise ValueError("has no usable `file_name`")
-            number = self._number(item.value.get("id"))
-            found = _Image(name, read_size(image.get("width"), image.get("height")))
+            image_id = _image_id(item.raw.get("id"))
+            size = read_size(image.get("width"), image.get("height"))
         except (ValueError, OverflowError) as error:
             self._complain(f"{shown}: {error}; skipped", UNREADABLE_ROW)
             return
-        known = self._images.setdefault(number, found)
-        if known is None or known.name != name:
-            self._images[number] = None
+        known = self._images.setdefault(image_id, (name, size))
+        if known is None or known[0] != name:
+            self._images[image_id] = None
             text = f"{shown} twice, also as {printable(name)}: their annotations cannot be told apart; both are skipped"
             self._complain(text, UNREADABLE_ROW)
 
     def _add_annotation(self, item: Item) -> None:
+        annotation = item.raw if isinstance(item.raw, dict) else None
         try:
-            if not isinstance(item.value, dict):
+            if annotation is None:
                 raise ValueError("is not a dictionary")
-            number = self._number(item.value.get("image_id"))
+            self._spans.setdefault(_image_id(annotation.get("image_id")), bytearray()).extend(item.span)
         except ValueError as error:
-            shown = item.value.get("id") if isinstance(item.value, dict) else "?"
-            self._complain(
-                f"annotation {printable(str(shown))} at byte {item.start:,}: {error}; skipped", UNUSABLE_OBJECT
-            )
-            return
-        self._annotations.image.append(number)
-        self._annotations.start.append(item.start)
-        self._annotations.end.append(item.end)
-        self._annotations.digests += digest_of(item.data)
-
-    def _number(self, image_id: Any) -> int:
-        if not isinstance(image_id, int | str) or (isinstance(image_id, str) and len(image_id) > MAX_NAME_CHARACTERS):
-            raise ValueError("its image has no id")
-        return self._numbers.setdefault(image_id, len(self._numbers))
+            shown = "?" if annotation is None else printable(str(annotation.get("id")))
+            self._complain(f"annotation {shown} at byte {item.start:,}: {error}; skipped", UNUSABLE_OBJECT)
 
     def _complain(self, text: str, kind: str) -> None:
         self.problems.append(Problem(self.path.name, text, kind))
 
 
+def _image_id(image_id: Any) -> int | str:
+    if not isinstance(image_id, int | str) or (isinstance(image_id, str) and len(image_id) > MAX_NAME_CHARACTERS):
+        raise ValueError("its image has no id")
+    return image_id
+
+
 def _dictionary(item: Item) -> dict[str, Any]:
     """Return an item with its texts decoded; an empty dictionary if it is none."""
-    value = json.loads(item.data.decode("utf-8", "replace"))
+    value = item.value()
     return value if isinstance(value, dict) else {}
 
 
-def _objects(
-    categories: dict[int, str], size: tuple[int, int] | None, annotation: dict[str, Any]
-) -> tuple[list[ShapeObject], list[str]]:
+def _objects(categories: dict[int, str], size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
     """Return the object of one annotation, or why there is none."""
+    annotation = json.loads(data)
     name = f"annotation {printable(str(annotation.get('id')))}"
     try:
         return [_object(name, categories, size, annotation)], []
@@ -188,9 +142,7 @@ def _objects(
         return [], [f"{name}: {error}"]
 
 
-def _object(
-    name: str, categories: dict[int, str], size: tuple[int, int] | None, annotation: dict[str, Any]
-) -> ShapeObject:
+def _object(name: str, categories: dict[int, str], size: Size, annotation: dict[str, Any]) -> ShapeObject:
     category, segmentation = annotation.get("category_id"), annotation.get("segmentation")
     value = categories.get(category) if type(category) is int else None
     value = value or f"category {printable(str(category))}"

@@ -1,4 +1,7 @@
-"""Reads a JSON file of any size piece by piece: the items of its large arrays, each with its place in the file."""
+"""Reads a JSON file of any size piece by piece: the items of its large arrays, each with its place in the file.
+
+`ijson` has no places in the file, and one NaN, number of 400 digits or byte that is not UTF-8 makes it give up the file.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from utils.common.errors import UserError, printable
 from utils.common.files import looks_like_utf_16, other_encoding
+from utils.sources.parsing.rows import SPAN, digest_of
 
 CHUNK_BYTES = 1_000_000
 # Parsed JSON takes up to 24 times its text in memory (measured: `{},{},`), so one item may take 800 MB.
@@ -22,48 +25,49 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 @dataclass(frozen=True)
 class Item:
-    """One value of a JSON file, and the bytes `start` to `end` of the file that hold it.
+    """One value of a JSON file, and its bytes, of which the first is at `start` in the file.
 
-    Texts in `value` are in Latin-1, one character a byte: only numbers and the layout are right. `json.loads` of the
-    bytes gives the value itself.
+    Texts in `raw` are in Latin-1, one character a byte: only numbers and the layout are right.
     """
 
-    value: Any
+    raw: Any
     start: int
-    end: int
     data: bytes
+
+    @property
+    def span(self) -> bytes:
+        """The place in the file, as AnnotationRow has it."""
+        return SPAN.pack(self.start, self.start + len(self.data), digest_of(self.data))
+
+    def value(self) -> Any:
+        """Return the value with its texts; bytes that are not UTF-8 become U+FFFD."""
+        return json.loads(self.data.decode("utf-8", "replace"))
 
 
 class JsonStream:
     """Walks through a UTF-8 JSON file. Memory holds two chunks, or the largest item.
 
-    Use it in a `with` block. All methods raise UserError with file and line where the text is not JSON.
+    All methods raise UserError with file and line where the text is not JSON.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             self._file = path.open("rb")
+            head = self._file.read(4)
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}") from error
+        if looks_like_utf_16(head):
+            self._file.close()
+            raise UserError(other_encoding(path, head, 0))
+        self._start = 3 if head.startswith(b"\xef\xbb\xbf") else 0  # place of the text's first byte in the file
+        self._file.seek(self._start)
         self._text = ""  # Latin-1, so that a position in it is a position in the file
         self._position = 0
-        self._start = 0  # place of the text's first byte in the file
         self._at_end = False
         self._decoder = json.JSONDecoder()
 
-    def __enter__(self) -> JsonStream:
-        self._grow(CHUNK_BYTES)
-        head = self._text[:4].encode("latin-1")
-        if looks_like_utf_16(head):
-            self._file.close()
-            raise UserError(other_encoding(self.path, head, 0))
-        self._position = 3 if head.startswith(b"\xef\xbb\xbf") else 0
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._file.close()
 
     def peek(self) -> str:
@@ -76,34 +80,23 @@ class JsonStream:
             self._grow(CHUNK_BYTES)
 
     def keys(self) -> Iterator[str]:
-        """Yield the keys of the object that comes next. Read or skip the value of each before the next key."""
-        self._take("{", "an object")
-        while self.peek() != "}":
+        """Yield the keys of the object that comes next. Read the value of each, or `skip` it, before the next key."""
+        for _ in self._separated("{", "}", "an object"):
             if self.peek() != '"':
                 raise self._error("expected a key")
-            key = str(json.loads(self.item().data.decode("utf-8", "replace")))
+            key = str(self.item().value())
             self._take(":", "a colon")
             yield key
-            if self.peek() != "}":
-                self._take(",", "a comma")
-        self._position += 1
 
     def items(self) -> Iterator[Item]:
         """Yield the items of the array that comes next."""
-        self._take("[", "an array")
-        while self.peek() != "]":
+        for _ in self._separated("[", "]", "an array"):
             yield self.item()
-            if self.peek() != "]":
-                self._take(",", "a comma")
-        self._position += 1
 
     def skip(self) -> None:
         """Pass over the value that comes next; an array of any length."""
-        if self.peek() == "[":
-            for _ in self.items():
-                pass
-        else:
-            self.item()
+        for _ in self.items() if self.peek() == "[" else [self.item()]:
+            pass
 
     def item(self) -> Item:
         """Read the value that comes next. Raises UserError if it is longer than MAX_ITEM_BYTES."""
@@ -114,7 +107,10 @@ class JsonStream:
                 value, end = self._decoder.raw_decode(self._text, self._position)
                 # Without a sign that ends a value, a number may go on in the next chunk.
                 if self._at_end or self._text[end : end + 1] in _ENDS:
-                    return self._taken(value, end)
+                    data = self._text[self._position : end].encode("latin-1")
+                    item = Item(value, self._start + self._position, data)
+                    self._position = end
+                    return item
             except json.JSONDecodeError as error:
                 problem = error.msg
             except RecursionError:
@@ -128,11 +124,13 @@ class JsonStream:
                 raise self._error(f"{problem}, or an item of more than {MAX_ITEM_BYTES // 1_000_000} MB")
             self._grow(max(CHUNK_BYTES, held))
 
-    def _taken(self, value: Any, end: int) -> Item:
-        data = self._text[self._position : end].encode("latin-1")
-        start = self._start + self._position
-        self._position = end
-        return Item(value, start, start + len(data), data)
+    def _separated(self, first: str, last: str, what: str) -> Iterator[None]:
+        self._take(first, what)
+        while self.peek() != last:
+            yield
+            if self.peek() != last:
+                self._take(",", "a comma")
+        self._position += 1
 
     def _take(self, character: str, what: str) -> None:
         found = self.peek()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from utils.common.errors import UserError, printable
 from utils.data.dataset_yaml import is_photograph
 from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
-from utils.sources.parsing.rows import AnnotationRow, digest_of
+from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points, read_size
+from utils.sources.parsing.rows import AnnotationRow
 from utils.sources.parsing.run_lengths import decode_label_studio
-from utils.sources.parsing.shapes import ShapeObject, box_corners, read_number, read_points, read_size
 
 PERCENT = (100.0, 100.0)
 LOCAL_FILES = "/data/local-files/"
@@ -28,18 +29,14 @@ OTHER_SHAPES = ("ellipse", "keypoint", "vector", "bitmask", "cuboid")
 
 
 class LabelStudioFile:
-    """The labels of a Label Studio export, and where its annotated tasks lie in the file.
-
-    Construction reads the file once. What cannot be used is added to `problems`. Raises UserError when the file is not
-    an export as JSON.
-    """
+    """The labels of a Label Studio export, and where its annotated tasks lie in it. Raises UserError for other exports."""
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         self.path = path
         self.problems = problems
         self._names: set[str] = set()
         self._rows: list[AnnotationRow] = []
-        with JsonStream(path) as stream:
+        with closing(JsonStream(path)) as stream:
             for item in stream.items():
                 self._add_task(item)
 
@@ -52,7 +49,7 @@ class LabelStudioFile:
         yield from self._rows
 
     def _add_task(self, item: Item) -> None:
-        task = json.loads(item.data.decode("utf-8", "replace"))
+        task = item.value()
         if not isinstance(task, dict):
             self._complain(f"the item at byte {item.start:,} is not a task; skipped")
             return
@@ -66,8 +63,7 @@ class LabelStudioFile:
             self._complain(f"{_task_name(task)}: `data` names no photograph; skipped")
             return
         self._names |= {label for result in _results(chosen) if (label := _label(result))}
-        span = (item.start, item.end, digest_of(item.data))
-        self._rows.append(AnnotationRow(names, self.path, (span,), "", _objects))
+        self._rows.append(AnnotationRow(names, self.path, item.span, "", _objects))
 
     def _complain(self, text: str) -> None:
         self.problems.append(Problem(self.path.name, text, UNREADABLE_ROW))
@@ -131,8 +127,9 @@ def _label(result: dict[str, Any]) -> str | None:
     return None
 
 
-def _objects(task: dict[str, Any]) -> tuple[list[ShapeObject], list[str]]:
+def _objects(data: bytes) -> tuple[list[ShapeObject], list[str]]:
     """Return the objects of a task's best annotation, and messages about what was left out."""
+    task = json.loads(data)
     annotation, num_others = _best_annotation(task)
     assert annotation is not None  # checked when the file was indexed
     complaints = [f"{_task_name(task)}: {num_others} more annotations; only the latest is used"] if num_others else []

@@ -1,11 +1,15 @@
-"""Converts an annotated polygon or polyline to one closed ring inside the photograph.
+"""Objects as annotators drew them, polygons, lines, boxes and masks, and the one closed ring that each becomes.
 
 Coordinates are pixels of the photograph, x to the right and y down; the photograph covers 0..width and 0..height.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import shapely
@@ -13,7 +17,9 @@ from shapely.geometry import LineString, Polygon
 from shapely.geometry.base import BaseGeometry
 from shapely.geometry.polygon import orient
 
-from utils.sources.mask_rings import MAX_MASK_RINGS, join_rings
+from utils.data.images import points_upright
+from utils.data.labels import LabelError
+from utils.sources.mask_rings import MAX_MASK_RINGS, join_rings, mask_rings, ring_area
 
 MIN_PART_AREA_PX = 1.0  # smaller parts, in pixels of the original photograph, are dropped
 MIN_TOOL_AREA_PX = 0.4  # the same for polygons of annotation tools, which may outline one pixel of a mask (0.5)
@@ -25,10 +31,76 @@ MAX_POINTS = 20_000
 MAX_LINE_POINTS = 2_000  # after simplification; buffering takes quadratic time
 MAX_CROSSINGS = 12_000
 DENSE_VERTICES = 100  # outlines with more are simplified; hand-drawn ones have fewer
+SHAPE_TOLERANCE_PX = 0.05  # of the photograph; dense polygons lose what changes a mask by less than 1 %
+SAME_ASPECT = 0.01  # by how much the width and the height may be scaled differently
+MAX_LOST_SHARE = 0.01  # of a mask's area, before it is reported
+MAX_SIDE_PX = 1_000_000
 
 
 class OutlineError(ValueError):
     """An object without a visible area. The message is the reason."""
+
+
+@dataclass(frozen=True)
+class ShapeObject:
+    """One object of an annotation file: the union of polygons, or a mask.
+
+    `name` says which one, for messages. Coordinates are in `unit` (width, height) for the whole image; None: in the
+    photograph's pixels. `size` is the image's size in pixels as the file says it, to find a wrong photograph or one that
+    the tool did not turn upright. `draw` returns a mask bool (h, w) with the left and top of its corner.
+    """
+
+    value: str
+    name: str
+    unit: tuple[float, float] | None
+    size: tuple[int, int] | None
+    parts: tuple[np.ndarray, ...] = ()
+    draw: Callable[[], tuple[np.ndarray, int, int]] | None = None
+
+    def frame(self, upright: tuple[int, int], orientation: int, exif_frame: str) -> str:
+        """Return whether the coordinates refer to `upright` or `stored` pixels of a photograph; `ambiguous`: upright.
+
+        Raises LabelError when `size` is that of another photograph.
+        """
+        stored = upright[::-1] if orientation >= 5 else upright
+        fitting = [
+            name
+            for name, size in (("upright", upright), ("stored", stored))
+            if exif_frame in ("auto", name) and (self.size is None or _same_aspect(self.size, size))
+        ]
+        if not fitting:
+            width, height = self.size or upright
+            raise LabelError(
+                f"{self.name}: drawn on an image of {width}x{height} pixels, but the photograph has "
+                f"{upright[0]}x{upright[1]}; put the right photograph there"
+            )
+        if orientation == 1:
+            return "upright"
+        is_certain = exif_frame != "auto" or (len(fitting) == 1 and self.size is not None)
+        return fitting[0] if is_certain else "ambiguous"
+
+    def ring(self, upright: tuple[int, int], orientation: int, frame: str) -> tuple[np.ndarray, str]:
+        """Return one ring (V, 2) in pixels of the upright photograph, and what was lost, usually nothing.
+
+        Raises OutlineError.
+        """
+        size = upright[::-1] if frame == "stored" and orientation >= 5 else upright
+        scale = np.divide(size, self.unit) if self.unit else np.ones(2)
+
+        def placed(points: np.ndarray) -> np.ndarray:
+            points = points * scale
+            return points_upright(points, orientation, *upright) if frame == "stored" else points
+
+        if self.draw is None:
+            return parts_ring([placed(part) for part in self.parts], upright), ""
+        try:
+            rings = mask_rings(*self.draw())
+        except ValueError as error:
+            raise OutlineError(str(error)) from error
+        kept, lost = rings[:MAX_MASK_RINGS], sum(map(ring_area, rings[MAX_MASK_RINGS:]))
+        total = sum(map(ring_area, kept)) + lost
+        text = f"{len(rings):,} parts and holes; the largest {MAX_MASK_RINGS:,} are kept, {lost / total:.0%} of the area is lost"
+        return placed(join_rings(kept)), text if lost > MAX_LOST_SHARE * total else ""
 
 
 def object_ring(
@@ -45,22 +117,26 @@ def object_ring(
     OutlineError when nothing visible is left.
     """
     _check(kind, points)
-    try:
+    with _repairable(kind):
         shape = _line_shape(points, line_width_px, tolerance_px) if kind == "line" else _polygon(points, tolerance_px)
         return join_rings(_visible_rings(shape, size, MAX_RINGS, MIN_PART_AREA_PX))
-    except shapely.GEOSException as error:
-        raise OutlineError(f"{kind} cannot be repaired ({' '.join(str(error).split())[:80]})") from error
 
 
-def parts_ring(parts: list[np.ndarray], size: tuple[int, int], tolerance_px: float) -> np.ndarray:
+def parts_ring(parts: list[np.ndarray], size: tuple[int, int]) -> np.ndarray:
     """Return the union of an object's polygons (V, 2) inside a photograph as one ring, like `object_ring`."""
     is_valid = len(parts) == 1 and len(parts[0]) > 2 and bool(shapely.is_valid(Polygon(parts[0])))
     _check("polygon", np.concatenate(parts), may_cross=not is_valid)
-    try:
-        shape = shapely.union_all([_polygon(points, tolerance_px) for points in parts])
+    with _repairable("polygons"):
+        shape = shapely.union_all([_polygon(points, SHAPE_TOLERANCE_PX) for points in parts])
         return join_rings(_visible_rings(shape, size, MAX_MASK_RINGS, MIN_TOOL_AREA_PX))
+
+
+@contextmanager
+def _repairable(kind: str) -> Iterator[None]:
+    try:
+        yield
     except shapely.GEOSException as error:
-        raise OutlineError(f"polygons cannot be repaired ({' '.join(str(error).split())[:80]})") from error
+        raise OutlineError(f"{kind} cannot be repaired ({' '.join(str(error).split())[:80]})") from error
 
 
 def _check(kind: str, points: np.ndarray, may_cross: bool = True) -> None:
@@ -132,3 +208,44 @@ def _visible_rings(shape: BaseGeometry, size: tuple[int, int], max_rings: int, m
     areas = [Polygon(ring).area for ring in rings]
     largest = sorted(range(len(rings)), key=lambda index: -areas[index])[:max_rings]
     return [np.asarray(rings[index].coords)[:-1] for index in largest if areas[index] >= min_area_px]
+
+
+def read_points(numbers: Any) -> np.ndarray:
+    """Return a list [x, y, x, y, ...] or [[x, y], ...] as points (V, 2). Raises ValueError."""
+    if isinstance(numbers, list) and numbers and all(isinstance(pair, list) and len(pair) == 2 for pair in numbers):
+        numbers = [number for pair in numbers for number in pair]
+    if not isinstance(numbers, list) or len(numbers) % 2 or len(numbers) < 6:
+        raise ValueError("a polygon needs a list of 3 or more points, two numbers each")
+    if len(numbers) > 2 * MAX_POINTS:
+        raise ValueError(f"polygon of {len(numbers) // 2:,} points, more than {MAX_POINTS:,}")
+    return np.array([read_number(number) for number in numbers]).reshape(-1, 2)
+
+
+def read_number(number: Any) -> float:
+    """Return a finite number. Raises ValueError."""
+    if not isinstance(number, int | float) or isinstance(number, bool) or not math.isfinite(number):
+        raise ValueError(f"{str(number)[:40]} is not a finite number")
+    return float(number)
+
+
+def read_size(width: Any, height: Any) -> tuple[int, int] | None:
+    """Return an image's size, None if it is not given. Raises ValueError."""
+    if width is None and height is None:
+        return None
+    sides = [read_number(side) for side in (width, height)]
+    if not all(1 <= side <= MAX_SIDE_PX and side == int(side) for side in sides):
+        raise ValueError(f"image of {sides[0]:g}x{sides[1]:g} pixels")
+    return int(sides[0]), int(sides[1])
+
+
+def box_corners(left: float, top: float, width: float, height: float) -> np.ndarray:
+    """Return the corners of a box as points (4, 2). Raises ValueError for an empty one."""
+    if width <= 0 or height <= 0:
+        raise ValueError(f"box of width {width:g} and height {height:g}")
+    return np.array([(left, top), (left + width, top), (left + width, top + height), (left, top + height)])
+
+
+def _same_aspect(first: tuple[int, int], second: tuple[int, int]) -> bool:
+    """Return whether a size is another one scaled, up to rounding to whole pixels."""
+    ratio = (first[0] / second[0]) / (first[1] / second[1])
+    return abs(ratio - 1) <= SAME_ASPECT + 1 / min(*first, *second)

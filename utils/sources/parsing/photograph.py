@@ -23,9 +23,8 @@ from utils.data.images import (
 from utils.data.labels import format_yolo_label
 from utils.sources.near_duplicates import MEASURED_PX, UNIFORM_CONTRAST, perceptual_hash, small_grey, thumbnail
 from utils.sources.parsing.label_csv import ClassTable, LabelObject
-from utils.sources.parsing.outlines import OutlineError, object_ring
+from utils.sources.parsing.outlines import OutlineError, ShapeObject, object_ring
 from utils.sources.parsing.rows import Row
-from utils.sources.parsing.shapes import ShapeObject
 
 JPEG_QUALITY = 95
 SIMPLIFY_OUTPUT_PX = 0.25  # less than a mask can show
@@ -88,14 +87,11 @@ def build_image(data: bytes, long_side_px: int) -> tuple[bytes, ImageFacts]:
     """
     width, height = upright_size(data)
     orientation = exif_orientation(data)
-    taken = time_taken(data)
     image = decode_image(data, long_side_px)  # also if its bytes are kept: decoding finds damage
     scale = min(1.0, long_side_px / max(width, height))
     output_width, output_height = scaled_size(width, height, scale)
     image = resize_area(image, output_width, output_height)
-    step = max(
-        1, max(output_width, output_height) // (2 * MEASURED_PX)
-    )  # the mean of all 20 million pixels takes 40 ms
+    step = max(1, max(output_width, output_height) // (2 * MEASURED_PX))  # the mean of 20 million pixels takes 40 ms
     grey = small_grey(image[::step, ::step])
     facts = ImageFacts(
         width,
@@ -104,7 +100,7 @@ def build_image(data: bytes, long_side_px: int) -> tuple[bytes, ImageFacts]:
         output_width,
         output_height,
         perceptual_hash(thumbnail(grey)).hex() if grey.std() >= UNIFORM_CONTRAST else "",
-        taken.isoformat() if taken else "",
+        taken.isoformat() if (taken := time_taken(data)) else "",
     )
     if scale == 1.0 and orientation == 1 and is_jpeg(data):
         return data, facts
@@ -188,11 +184,11 @@ def _normalised_ring(
 def _without_copies(objects: list[tuple[int, AnyObject]]) -> list[tuple[int, AnyObject]]:
     """Drop objects that also are in an earlier row of the photograph. Annotation files have none."""
     unique: dict[tuple[object, ...], tuple[int, AnyObject]] = {}
-    for row, item in objects:
-        if isinstance(item, ShapeObject):
-            unique.setdefault((row, len(unique)), (row, item))
-        else:
-            unique.setdefault((item.value, item.kind, item.points.tobytes()), (row, item))
+    for number, (row, item) in enumerate(objects):
+        key: tuple[object, ...] = (number,)
+        if isinstance(item, LabelObject):
+            key = (item.value, item.kind, item.points.tobytes())
+        unique.setdefault(key, (row, item))
     return list(unique.values())
 
 

@@ -1,36 +1,40 @@
-"""What an annotation file says about one photograph, read back from its place in the file when it is needed."""
+"""What every label file becomes: a row for each photograph, whose objects are read back when they are needed.
+
+A reader of label files is a class `Reader(file, problems)` with `names()`, its classes, and `rows()`. `formats.py` lists them.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable, Iterable
+import struct
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from utils.data.labels import LabelError
-from utils.sources.parsing.label_csv import MAX_OBJECTS, LabelRow
-from utils.sources.parsing.shapes import ShapeObject
+from utils.sources.parsing.label_csv import MAX_OBJECTS, LabelRow, Problem
+from utils.sources.parsing.outlines import ShapeObject
 
 DIGEST_BYTES = 16
-Span = tuple[int, int, bytes]  # first byte in the file, the one after the last, and the digest of the bytes between
-# Turns one value of the file into objects and messages about those left out.
-ToObjects = Callable[[Any], tuple[list[ShapeObject], list[str]]]
+SPAN = struct.Struct(f"<qq{DIGEST_BYTES}s")  # first byte in the file, the one after the last, digest of those between
+# Turns the bytes of a span into objects and messages about those left out.
+ReadObjects = Callable[[bytes], tuple[list[ShapeObject], list[str]]]
 
 
 @dataclass(frozen=True)
 class AnnotationRow:
-    """One photograph's values in a JSON file. Only their places are in memory.
+    """One photograph's annotations in a file. Only their places, `spans` of SPAN, are in memory.
 
-    `names` are the paths under which the photograph may be found, the likeliest first. `context` is what else the objects depend on, such as the names of the categories, as text.
+    `names` are the paths under which the photograph may be found, the likeliest first. `context` is what else the objects
+    depend on, such as the names of the categories, as text.
     """
 
     names: tuple[str, ...]
     file: Path
-    spans: Iterable[Span]
+    spans: bytes
     context: str
-    to_objects: ToObjects
+    read_objects: ReadObjects
     line: None = None
 
     @property
@@ -43,7 +47,8 @@ class AnnotationRow:
 
     @property
     def digest(self) -> str:
-        parts = [self.context.encode("utf-8", "surrogatepass"), *(digest for _, _, digest in self.spans)]
+        digests = [digest for _, _, digest in SPAN.iter_unpack(self.spans)]
+        parts = [self.context.encode("utf-8", "surrogatepass"), *digests]
         return hashlib.blake2b(b"\0json-1\0".join(parts), digest_size=DIGEST_BYTES).hexdigest()
 
     def parse(self) -> tuple[list[ShapeObject], list[str]]:
@@ -52,12 +57,12 @@ class AnnotationRow:
         complaints: list[str] = []
         try:
             with self.file.open("rb") as file:
-                for start, end, digest in self.spans:
+                for start, end, digest in SPAN.iter_unpack(self.spans):
                     file.seek(start)
                     data = file.read(end - start)
                     if digest_of(data) != digest:
                         raise LabelError("the file has changed since this run began; start it again")
-                    found, problems = self.to_objects(json.loads(data))
+                    found, problems = self.read_objects(data)
                     objects += found
                     complaints += problems
                     if len(objects) > MAX_OBJECTS:
@@ -70,6 +75,18 @@ class AnnotationRow:
 
 
 Row = LabelRow | AnnotationRow
+
+
+class LabelFile(Protocol):
+    """A label file of an annotation tool. Construction reads it once and adds what cannot be used to `problems`."""
+
+    def __init__(self, path: Path, problems: list[Problem]) -> None: ...
+
+    def names(self) -> list[str]:
+        """Return the classes, in the order of their numbers in the data set."""
+
+    def rows(self) -> Iterator[AnnotationRow]:
+        """Yield a row for each labelled photograph, in the order of the file."""
 
 
 def digest_of(data: bytes) -> bytes:

@@ -100,9 +100,8 @@ def _hashed(sizes: Counter[str], val_fraction: float) -> set[str]:
     hashes = {name: _unit_hash(_stem(name)) for name in sizes}
     most = min(val_fraction, 1 - val_fraction) * sizes.total()  # photographs of the smaller side
     larger = TRAIN if val_fraction <= 0.5 else VAL
-    sides = {
-        name: larger if 1 < sizes[name] > most else VAL if hashes[name] < val_fraction else TRAIN for name in sizes
-    }
+    sides = {name: VAL if hashes[name] < val_fraction else TRAIN for name in sizes}
+    sides |= {name: larger for name, size in sizes.items() if 1 < size > most}
     if len(sides) >= 2 and len(set(sides.values())) == 1:
         smallest = min(hashes, key=lambda name: (sizes[name], hashes[name], name))
         sides[smallest] = TRAIN if sides[smallest] == VAL else VAL

@@ -23,7 +23,7 @@ STATE_FILE = ".parse_state.jsonl"
 LOCK_FILE = ".parse.lock"
 MANIFEST_FILE = "manifest.json"
 DATASET_FILE = "dataset.yaml"
-KINDS = ("images", "labels")
+FOLDERS = [f"{split}/{kind}" for split in SPLITS for kind in ("images", "labels")]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def open_output(folder: Path, *, trust_links: bool = False) -> Iterator[BuildSta
     when a folder in it is a link and links are not trusted: the run removes files that it does not expect.
     """
     existed = folder.exists()
-    own_folders = [folder / split / kind for split in SPLITS for kind in KINDS]
+    own_folders = [folder / name for name in FOLDERS]
     for path in () if trust_links else (*own_folders, *(path.parent for path in own_folders)):
         if path.is_symlink():
             raise UserError(f"{path}: is a link; remove it, or pass --trust-links to write where it leads")
@@ -104,7 +104,7 @@ def open_output(folder: Path, *, trust_links: bool = False) -> Iterator[BuildSta
 def _remove_scaffold(folder: Path, existed: bool) -> None:
     """Remove the empty folders and the state of a failed run; leave all other files."""
     (folder / STATE_FILE).unlink(missing_ok=True)
-    own = [folder / split / kind for split in SPLITS for kind in KINDS] + [folder / split for split in SPLITS]
+    own = [folder / name for name in (*FOLDERS, *SPLITS)]
     if not existed:
         (folder / LOCK_FILE).unlink(missing_ok=True)
         own.append(folder)
@@ -126,10 +126,9 @@ def output_files(folder: Path, split: str, stem: str) -> tuple[Path, Path]:
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
-    for split in SPLITS:
-        for kind in KINDS:
-            if (folder / split / kind).is_dir():
-                yield from (path for path in sorted((folder / split / kind).iterdir()) if not path.is_dir())
+    for place in (folder / name for name in FOLDERS):
+        if place.is_dir():
+            yield from (path for path in sorted(place.iterdir()) if not path.is_dir())
 
 
 def _to_line(entry: Entry) -> str:
