@@ -32,15 +32,16 @@ Record = dict[str, Any]
 
 def read_config(folder: Path) -> Record:
     """Return the resolved options of the run in `folder`, or an empty dictionary."""
-    return _read_mapping(folder / CONFIG_FILE, yaml.safe_load)
+    return read_mapping(folder / CONFIG_FILE, yaml.safe_load)
 
 
 def read_status(folder: Path) -> Record:
     """Return a run's status.json, or an empty dictionary."""
-    return _read_mapping(folder / STATUS_FILE, json.loads)
+    return read_mapping(folder / STATUS_FILE)
 
 
-def _read_mapping(file: Path, parse: Callable[[str], Any]) -> Record:
+def read_mapping(file: Path, parse: Callable[[str], Any] = json.loads) -> Record:
+    """Return a file's mapping, by default JSON; an empty dictionary for any other file."""
     try:
         content = parse(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
