@@ -114,8 +114,9 @@ def send(folder: Folder, server: FakeMlflow, state: str = FINISHED) -> None:
 def test_a_finished_run_is_on_the_server_with_options_metrics_files_and_status(
     server: FakeMlflow, folder: Folder, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    odd: Any = {"AP of wires/é": 0.5}
     for number in (1, 2, 3):
-        folder.epoch(number, val_loss=0.5, mask_map50=None, **{"AP of wires/é": 0.5})
+        folder.epoch(number, val_loss=0.5, mask_map50=None, **odd)
     with (folder.path / "config.yaml").open("a") as file:
         file.write(f"'size/é': {'x' * 9000}\n")
     os.environ.update(MLFLOW_EXPERIMENT_NAME="wires", MLFLOW_RUN_NAME="first")

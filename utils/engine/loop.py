@@ -266,7 +266,9 @@ class TrainingEngine:
             raise KeyError(f"{name} is not reported; there is {', '.join(sorted(record))}")
         value, best = float(record[name]), progress.best_value
         is_number = value == value
-        is_better = best is None or (value > best if self.options.monitors_a_score else value < best)
+        wants_high = self.options.higher_is_better
+        wants_high = self.task.is_score(name) if wants_high is None else wants_high
+        is_better = best is None or (value > best if wants_high else value < best)
         # Rank 0's comparison counts for all, in case the last bits differ.
         if any_rank(is_number and is_better and self.is_main):
             progress.best_value, progress.best_epoch = value, progress.epoch
