@@ -11,6 +11,7 @@ import torch
 
 from tests.support.ranks import RankFailed, run_ranks
 from utils import distributed
+from utils.common.errors import UserError
 from utils.distributed import collectives
 
 
@@ -43,6 +44,7 @@ def every_collective() -> dict[str, Any]:
         ],
         "averaged": [tensor.tolist() for tensor in weights],
         "in_place": weights[0].data_ptr() == expected_address,
+        "on main": fail_on_main(),
         "agreement": {changed: agreement(changed) for changed in ("", "weight", "half", "count")},
     }
 
@@ -90,6 +92,25 @@ def test_averaging_is_in_place_and_leaves_integers_alone(answers: list[dict[str,
     for rank, answer in enumerate(answers):
         assert answer["in_place"]
         assert answer["averaged"] == [[[mean] * 2] * 2, 7 + rank, [mean, mean + 1, mean + 2]]
+
+
+def fail_on_main() -> str:
+    def action() -> str:
+        raise UserError("only rank 0 reports this")
+
+    try:
+        distributed.run_on_main(action)
+    except UserError as error:
+        return str(error)
+    except SystemExit as leaving:
+        return f"left with {leaving.code}"
+    return "nothing"
+
+
+def test_what_fails_on_rank_0_ends_the_others_without_a_word(answers: list[dict[str, Any]]) -> None:
+    first, *others = (answer["on main"] for answer in answers)
+    assert first == "only rank 0 reports this"
+    assert set(others) == {"left with 1"}
 
 
 def agreement(changed: str) -> str:
