@@ -150,30 +150,24 @@ def test_epochs_appear_while_the_training_runs_and_best_pt_when_it_changed(serve
     assert server.files["0/run0/artifacts/best.pt"] == b"weights 2"
 
 
-def test_an_epoch_that_a_resumed_run_repeats_is_sent_once(server: FakeMlflow, folder: Folder) -> None:
+@pytest.mark.parametrize("ends_between", [True, False], ids=["resumed", "rolled back"])
+def test_an_epoch_that_a_run_repeats_after_its_checkpoint_is_sent_once(
+    server: FakeMlflow, folder: Folder, ends_between: bool
+) -> None:
     folder.epoch(1)
-    folder.epoch(2, saved=False, loss=7.0)  # killed before its checkpoint
-    send(folder, server, RUNNING)
-    assert {step for step, _, _ in server.metrics_of("run0")} == {1}
-    folder.drop_after(1)
-    folder.epoch(2, loss=8.0)
-    folder.epoch(3)
-    send(folder, server)
-    assert list(server.runs) == ["run0"]
-    assert server.metrics_of("run0") == folder.metrics()
-    assert server.runs["run0"]["status"] == "FINISHED"
-
-
-def test_a_run_that_goes_back_while_it_trains_stays_one_run(server: FakeMlflow, folder: Folder) -> None:
-    folder.epoch(1)
-    folder.epoch(2, saved=False, loss=7.0)
+    folder.epoch(2, saved=False, loss=7.0)  # killed, or gone back, before its checkpoint
+    if ends_between:
+        send(folder, server, RUNNING)
     with mlflow.Mirror(folder.path, server.url):
         wait_until(lambda: server.runs and server.metrics_of("run0"))
+        assert {step for step, _, _ in server.metrics_of("run0")} == {1}
         folder.drop_after(1)
         folder.epoch(2, loss=8.0)
+        folder.epoch(3)
         write_status(folder.path, FINISHED)
     assert list(server.runs) == ["run0"]
     assert server.metrics_of("run0") == folder.metrics()
+    assert server.runs["run0"]["status"] == "FINISHED"
 
 
 @pytest.mark.parametrize("request_name", ["create", "log-batch", "update"])
@@ -189,30 +183,24 @@ def test_a_request_whose_answer_is_lost_is_not_done_twice(
     assert server.metrics_of("run0") == folder.metrics()
 
 
-def test_what_a_dead_server_missed_is_sent_when_it_answers(
-    server: FakeMlflow, folder: Folder, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("answers_in_time", "warnings"), [(True, 1), (False, 2)])
+def test_what_a_dead_server_missed_is_sent_when_it_answers_or_by_the_same_command(
+    server: FakeMlflow, folder: Folder, capsys: pytest.CaptureFixture[str], answers_in_time: bool, warnings: int
 ) -> None:
     server.always = reply(503, b"")
     with mlflow.Mirror(folder.path, server.url):
-        for number in range(1, 6):
+        for number in range(1, 4):
             folder.epoch(number)
             seen = len(server.requests)
             wait_until(lambda seen=seen: len(server.requests) > seen + 1)  # type: ignore[misc]
-        server.always = None
+        server.always = None if answers_in_time else hang_up
         write_status(folder.path, FINISHED)
-    assert server.metrics_of("run0") == folder.metrics()
-    assert capsys.readouterr().err.count("WARNING") == 1
-
-
-def test_a_run_that_ended_without_its_server_is_sent_by_the_same_command(
-    server: FakeMlflow, folder: Folder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder.epoch(1)
-    server.always = hang_up
-    send(folder, server)
-    assert "the same training command sends the rest" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.count("WARNING") == warnings
+    assert ("the same training command sends the rest" in said) != answers_in_time
     server.always = None
-    send(folder, server)
+    if not answers_in_time:
+        send(folder, server)
     assert server.metrics_of("run0") == folder.metrics()
 
 
