@@ -1,11 +1,10 @@
-"""What the loop prints and records: a line every ten batches, with facts of every rank, and the lines of an epoch."""
+"""What the loop prints and records of a batch: a line every ten batches, with facts of every rank."""
 
 from __future__ import annotations
 
 import math
 import statistics
 import time
-from typing import Any
 
 import torch
 
@@ -125,11 +124,3 @@ def batch_line(
         f"data wait {meter.data_wait_s / meter.elapsed_s:.0%}, {format_bytes(memory_bytes)}, "
         f"{format_duration(batches[1] * per_batch_s)} left"
     )
-
-
-def report_epoch(log: RunLog, record: dict[str, Any], numbers: dict[str, float], lines: list[str]) -> None:
-    """Write a finished epoch to metrics.jsonl, results.csv and TensorBoard, and print its lines."""
-    log.metrics({"kind": "epoch", **record})
-    log.csv(numbers)
-    log.scalars("epoch", numbers, record["epoch"])
-    log.print(*lines)

@@ -53,7 +53,8 @@ class Task:
 
     criterion: Callable[[Any, Any], Any] | None = None
     samples = "images"  # what the log calls the samples
-    shown: tuple[str, ...] = ("val_loss",)  # the reported values in an epoch's console lines, beside the one that chooses best.pt
+    # The reported values in an epoch's console lines, beside the one that chooses best.pt.
+    shown: tuple[str, ...] = ("val_loss",)
 
     def __init__(self, criterion: Callable[[Any, Any], Any] | None = None) -> None:
         self.criterion = criterion
