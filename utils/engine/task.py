@@ -89,9 +89,9 @@ class Task:
         return {f"val_{name}": value for name, value in meter.means().items()}
 
     def is_score(self, name: str) -> bool:
-        """Whether a higher value of `name` is better. Here: if a word in it begins with "acc" or "map", and it is no loss."""
+        """Whether a higher value of `name` is better. Here: if it contains "acc" or a word that begins with "map", and no "loss"."""
         words = re.split(r"[^a-z]+", name.lower())
-        return "loss" not in words and any(word.startswith(("acc", "map")) for word in words)
+        return "loss" not in words and any("acc" in word or word.startswith("map") for word in words)
 
     def save(self, path: Path, model: nn.Module, info: dict[str, Any]) -> None:
         """Write best.pt or last.pt: the module to deploy, with facts about the run. Here: its state dict."""
