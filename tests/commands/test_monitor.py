@@ -10,8 +10,12 @@ import sys
 import time
 from pathlib import Path
 
-from tests.conftest import PROJECT, run_script
+import pytest
+
+from tests.conftest import PROJECT, run_main, run_script
 from tests.run.made_up import batch, epoch_record, write_run
+from utils.common.errors import UserError
+from utils.run import monitor
 
 
 def test_the_command_prints_once_into_a_pipe_and_changes_nothing(tmp_path: Path) -> None:
@@ -24,11 +28,10 @@ def test_the_command_prints_once_into_a_pipe_and_changes_nothing(tmp_path: Path)
     assert {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in tmp_path.iterdir()} == before
 
 
-def test_a_folder_without_a_run_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in (tmp_path, tmp_path / "missing"):
-        done = run_script("python", "-m", "utils.run.monitor", path, timeout_s=20)
-        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
-        assert f"{path}: no run there" in done.stderr
+        with pytest.raises(UserError, match=f"^{path}: no run there .*"):
+            run_main(monitor, monkeypatch, path)
 
 
 def test_in_a_terminal_the_view_is_refreshed_until_the_run_ends(tmp_path: Path) -> None:

@@ -39,14 +39,14 @@ def test_settings_go_to_the_temporary_folder_without_a_home(monkeypatch: pytest.
     assert folder.is_relative_to(tmp_path)
 
 
-def test_torch_is_imported_before_ultralytics_can_limit_its_threads() -> None:
+def test_torch_is_imported_before_ultralytics_can_limit_its_threads(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("")
     code = (
         "import sys, utils.common.environment as r; early = 'torch' in sys.modules; r.prepare_environment(); "
         "print(early, 'torch' in sys.modules, 'ultralytics' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=60, check=True
-    )
+    command, path = [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=PROJECT, env=path, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["False", "True", "False"]
 
 

@@ -45,31 +45,28 @@ def _leave(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, env=place, capture_output=True, text=True, check=False)
 
 
-def test_a_rank_leaves_without_the_interpreters_teardown() -> None:
-    done = _leave(RANK="0")
-    assert (done.returncode, done.stdout) == (75, "unflushed cleaned up\n")
-
-
-def test_a_process_on_its_own_is_torn_down_as_usual() -> None:
-    done = _leave()
-    assert (done.returncode, done.stdout) == (75, "unflushed cleaned up\ntorn down\n")
-
-
-@pytest.mark.parametrize(("rank", "line"), [("0", "error: no such file"), ("1", "[rank 1] error: no such file")])
-def test_an_error_is_one_line_from_a_rank(rank: str, line: str) -> None:
-    done = _leave("no such file", RANK=rank)
-    assert (done.returncode, done.stderr.strip()) == (1, line)
-
-
-def test_a_file_that_may_not_be_opened_is_one_line() -> None:
-    done = _leave("a closed file")
-    line = "error: photo.jpg: Permission denied; give the user who runs this access to it and to its folder\n"
-    assert (done.returncode, done.stderr) == (1, line)
-
-
-def test_a_file_where_a_folder_is_needed_is_one_line() -> None:
-    done = _leave("a file as folder")
-    assert (done.returncode, done.stderr) == (1, "error: results: File exists; name another place\n")
+@pytest.mark.parametrize(
+    ("words", "rank", "code", "said", "complaint"),
+    [
+        ((), "0", 75, "unflushed cleaned up\n", ""),
+        ((), None, 75, "unflushed cleaned up\ntorn down\n", ""),
+        (("no such file",), "0", 1, "unflushed cleaned up\n", "error: no such file"),
+        (("no such file",), "1", 1, "unflushed cleaned up\n", "[rank 1] error: no such file"),
+        (
+            ("a closed file",),
+            "0",
+            1,
+            "unflushed cleaned up\n",
+            "error: photo.jpg: Permission denied; give the user who runs this access to it and to its folder",
+        ),
+        (("a file as folder",), "0", 1, "unflushed cleaned up\n", "error: results: File exists; name another place"),
+    ],
+)
+def test_a_script_leaves_with_its_code_and_one_line_and_a_rank_without_the_interpreters_teardown(
+    words: tuple[str, ...], rank: str | None, code: int, said: str, complaint: str
+) -> None:
+    done = _leave(*words, **({"RANK": rank} if rank else {}))
+    assert (done.returncode, done.stdout, done.stderr.rstrip("\n")) == (code, said, complaint)
 
 
 def test_a_bug_in_a_rank_keeps_its_traceback_and_waits_for_nobody() -> None:

@@ -36,11 +36,6 @@ def no_rank_variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_no_rank_variables_mean_a_single_process(no_rank_variables: pytest.MonkeyPatch) -> None:
-    assert distributed.read_rank_environment() == distributed.RankInfo(0, 0, 1, 1)
-    assert distributed.read_rank_environment().is_main
-
-
 @pytest.mark.parametrize(
     ("given", "missing"),
     [

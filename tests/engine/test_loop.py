@@ -47,6 +47,8 @@ NAN = float("nan")
         ("val_loss", None, [3, 2, 2, 4, 1], [1, 2, 5]),
         ("val_acc", None, [3, 2, 5, 5, 6], [1, 3, 5]),
         ("mask_map50_95", None, [0.1, 0.3, 0.2], [1, 2]),
+        ("heatmap_loss", None, [3, 2, 5], [1, 2]),
+        ("map_loss", None, [3, 2, 5], [1, 2]),
         ("score", True, [1, 0, 2], [1, 3]),
         ("mask_map50_95", False, [0.1, 0.3, 0.05], [1, 3]),
         ("val_loss", None, [NAN, 3, NAN, 2, NAN], [2, 4]),

@@ -13,9 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROJECT
-from tests.support.ranks import run_ranks
-from utils import distributed
-from utils.common.errors import UserError
 from utils.run.folder import OwnedRun
 from utils.run.status import FolderInUse, RunLock, write_status
 from utils.training.config import TrainConfig
@@ -149,20 +146,3 @@ def test_a_folder_that_cannot_be_opened_is_not_kept_locked(tmp_path: Path) -> No
     with pytest.raises(OSError, match="run"), OwnedRun(TrainConfig(save_dir=str(tmp_path / "run"))):
         pytest.fail("it is a file")
     RunLock(tmp_path / "run", wait_s=0).release()
-
-
-def fail_on_main() -> str:
-    def action() -> str:
-        raise UserError("only rank 0 reports this")
-
-    try:
-        distributed.run_on_main(action)
-    except UserError as error:
-        return str(error)
-    except SystemExit as leaving:
-        return f"left with {leaving.code}"
-    return "nothing"
-
-
-def test_what_fails_on_rank_0_ends_the_others_without_a_word() -> None:
-    assert run_ranks(fail_on_main, 2) == ["only rank 0 reports this", "left with 1"]

@@ -6,7 +6,6 @@ import json
 import re
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -21,8 +20,7 @@ ARTIFACTS = "/api/2.0/mlflow-artifacts/artifacts/"
 class FakeMlflow(LocalServer):
     """Serves `runs` under `url` while it is a context manager. It keeps duplicates of metrics, which MLflow would drop.
 
-    `faults` are used up one request at a time: each writes the answer by itself. `after` are the same, but the request
-    takes effect before. `always` replaces every answer.
+    `after` are faults that follow a request which took effect; each writes the answer by itself. `always` replaces every answer.
     """
 
     def __init__(self, artifact_root: str = "mlflow-artifacts:/") -> None:
@@ -32,7 +30,6 @@ class FakeMlflow(LocalServer):
         self.files: dict[str, bytes] = {}
         self.requests: list[tuple[str, str]] = []  # method and path
         self.authorizations: list[str | None] = []
-        self.faults: deque[Callable[[_Handler], None]] = deque()
         self.after: dict[str, Callable[[_Handler], None]] = {}  # by the request's last word; used once
         self.always: Callable[[_Handler], None] | None = None
         self.lock = threading.Lock()
@@ -66,6 +63,9 @@ class FakeMlflow(LocalServer):
                 tag = {"key": found[1], "value": found[2]}
                 names = [name for name, run in self.runs.items() if tag in run["tags"]]
                 return 200, {"runs": [self.shown(name) for name in names]}
+            case "metrics/get-history":
+                metrics = self.runs[query["run_id"]]["metrics"]
+                return 200, {"metrics": [metric for metric in metrics if metric["key"] == query["metric_key"]]}
             case "runs/update":
                 self.runs[content["run_id"]] |= content
                 return 200, {"run_info": {}}
@@ -88,9 +88,6 @@ class FakeMlflow(LocalServer):
 
     def shown(self, run_id: str) -> dict[str, Any]:
         run = self.runs[run_id]
-        latest: dict[str, dict[str, Any]] = {}
-        for metric in sorted(run["metrics"], key=lambda metric: (metric["step"], metric["timestamp"])):
-            latest[metric["key"]] = metric
         info = {
             "run_id": run_id,
             "experiment_id": run["experiment_id"],
@@ -99,7 +96,7 @@ class FakeMlflow(LocalServer):
             "artifact_uri": f"{self.artifact_root}{run['experiment_id']}/{run_id}/artifacts",
         }
         params = [{"key": key, "value": value} for key, value in run["params"].items()]
-        return {"info": info, "data": {"metrics": list(latest.values()), "params": params, "tags": run["tags"]}}
+        return {"info": info, "data": {"params": params, "tags": run["tags"]}}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -123,7 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
         with server.lock:
             server.requests.append((self.command, address.path))
             server.authorizations.append(self.headers.get("Authorization"))
-            fault = server.always or (server.faults.popleft() if server.faults else None)
+            fault = server.always
             if fault is None:
                 fault = server.after.pop(address.path.rpartition("/")[2], None)
                 answer = self._carry_out(address.path, address.query, body)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
+
+import psutil
 
 T = TypeVar("T")
 
@@ -13,10 +14,9 @@ T = TypeVar("T")
 def is_running(process_id: int) -> bool:
     """Whether a process exists and is more than an entry that its parent has not collected yet."""
     try:
-        state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
+        return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-    return state != "Z"
 
 
 def wait_until(condition: Callable[[], T], timeout_s: float = 10) -> T:

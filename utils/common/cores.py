@@ -1,10 +1,11 @@
-"""The CPU cores this process may use, and how ranks share them. Imports no PyTorch."""
+"""The CPU cores this process may use, how ranks share them, and its memory. Imports no PyTorch."""
 
 from __future__ import annotations
 
 import math
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -107,6 +108,17 @@ def _core_times(stat_file: Path) -> dict[int, list[int]]:
         if name.startswith("cpu") and name[3:].isdigit():
             times[int(name[3:])] = [int(value) for value in values[:8]]  # the last two are part of the first two
     return times
+
+
+def peak_process_bytes() -> int:
+    """Return the peak memory of this process so far."""
+    for line in read_words(Path("/proc/self/status"), separator="\n"):
+        if line.startswith("VmHWM:"):  # ru_maxrss would begin at the memory of the process that started this one
+            return int(line.split()[1]) * 1024
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 
 
 def shared_memory_free_bytes(folder: Path = Path("/dev/shm")) -> int | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy
 import torch
 
-from utils.common.cores import read_words
+from utils.common.cores import peak_process_bytes, read_words
 from utils.common.errors import UserError
 
 DEVICE_CHOICES = "auto, cpu, cuda, cuda:N or N"
@@ -136,13 +136,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Return the peak memory so far: of PyTorch's tensors on a GPU, of the whole process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    for line in read_words(Path("/proc/self/status"), separator="\n"):
-        if line.startswith("VmHWM:"):  # ru_maxrss would begin at the memory of the process that started this one
-            return int(line.split()[1]) * 1024
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+    return peak_process_bytes()
 
 
 def tune_device(device: torch.device, *, deterministic: bool, fixed_shapes: bool) -> None:

@@ -36,7 +36,7 @@ from utils.engine.meters import EpochMeter
 from utils.engine.nonfinite import RollBack
 from utils.engine.options import EngineOptions
 from utils.engine.recovery import Recovery
-from utils.engine.reporting import BatchLog, report_epoch
+from utils.engine.reporting import BatchLog
 from utils.engine.stall import StallWatch
 from utils.engine.state import Progress, TrainState
 from utils.engine.step import Step
@@ -266,7 +266,9 @@ class TrainingEngine:
             raise KeyError(f"{name} is not reported; there is {', '.join(sorted(record))}")
         value, best = float(record[name]), progress.best_value
         is_number = value == value
-        is_better = best is None or (value > best if self.options.monitors_a_score else value < best)
+        wants_high = self.options.higher_is_better
+        wants_high = self.task.is_score(name) if wants_high is None else wants_high
+        is_better = best is None or (value > best if wants_high else value < best)
         # Rank 0's comparison counts for all, in case the last bits differ.
         if any_rank(is_number and is_better and self.is_main):
             progress.best_value, progress.best_epoch = value, progress.epoch
@@ -287,9 +289,14 @@ class TrainingEngine:
         return has_best
 
     def _report(self, record: dict[str, Any], is_best: bool) -> None:
+        """Write a finished epoch to metrics.jsonl, results.csv and TensorBoard, print its lines, and tell the task."""
         monitor = self.options.monitor
         keeps_it = is_best and self.options.save_best
-        report_epoch(self.log, record, _numbers(record), self.task.epoch_lines(record, monitor, keeps_it))
+        numbers = _numbers(record)
+        self.log.metrics({"kind": "epoch", **record})
+        self.log.csv(numbers)
+        self.log.scalars("epoch", numbers, record["epoch"])
+        self.log.print(*self.task.epoch_lines(record, monitor, keeps_it))
         if self.is_main:
             with warn_on_write_error("what follows an epoch"):
                 self.task.after_epoch(record, self._epoch(record["epoch"]))

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import statistics
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from utils.common.errors import print_warning
@@ -21,7 +20,6 @@ from utils.common.nvml import READINGS, GpuWatch
 from utils.distributed import all_reduce_sum, communication_device, gather_arrays
 
 FIELDS = ("own_ms", "data_wait_share", "cpu_cores", "rss_bytes", *READINGS)  # of each rank, since the last log
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class RankMeter:
@@ -88,10 +86,10 @@ class RankMeter:
         return event
 
 
-def rss_bytes(process: int | str = "self") -> float:
-    """Return a process's resident memory, without its loader processes; NaN where the system does not report it."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return float(Path(f"/proc/{process}/statm").read_text().split()[1]) * _PAGE_BYTES
+def rss_bytes(process: int | None = None) -> float:
+    """Return the resident memory of a process, by default this one, without its children; NaN if it is not known."""
+    with contextlib.suppress(psutil.Error):
+        return float(psutil.Process(process).memory_info().rss)
     return math.nan
 
 

@@ -20,7 +20,7 @@ class EngineOptions:
     grad_compression: str = "none"  # none, bf16 or fp16: how gradients travel between ranks
     compile: bool = False  # torch.compile
     monitor: str = "val_loss"  # the reported value that chooses best.pt
-    higher_is_better: bool | None = None  # None: yes if the name of `monitor` contains "acc" or "map"
+    higher_is_better: bool | None = None  # None: as the task says of the value that `monitor` names
     patience: int | None = None  # stop after this many epochs without a better `monitor`; None or 0: never
     save_best: bool = True  # write best.pt
     save_last: bool = True  # write last.pt
@@ -30,10 +30,3 @@ class EngineOptions:
     log_interval: int = 10  # batches between two log lines
     tensorboard: bool = True
     quiet: bool = False  # print nothing and write no metrics
-
-    @property
-    def monitors_a_score(self) -> bool:
-        """Whether a higher value of `monitor` is better."""
-        if self.higher_is_better is not None:
-            return self.higher_is_better
-        return any(word in self.monitor.lower() for word in ("acc", "map"))

@@ -1,11 +1,10 @@
-"""What the loop prints and records: a line every ten batches, with facts of every rank, and the lines of an epoch."""
+"""What the loop prints and records of a batch: a line every ten batches, with facts of every rank."""
 
 from __future__ import annotations
 
 import math
 import statistics
 import time
-from typing import Any
 
 import torch
 
@@ -17,6 +16,7 @@ from utils.engine.state import Progress
 from utils.engine.task import Task
 from utils.run.log import RunLog
 from utils.run.slow_rank import SlowRank, others_ms
+from utils.run.view import device_words
 
 MOST_RANKS_CHARTED = 8  # each with a line of its own in TensorBoard
 Ranks = dict[str, list[float]]  # by the names of FIELDS: one value for each rank
@@ -56,7 +56,8 @@ class BatchLog:
         images_per_s = meter.num_samples * self.world_size / meter.elapsed_s
         speed = f"{images_per_s:.1f} {self.task.samples}/s"
         line = batch_line(position, batches, reported["loss"], meter, speed, peak_memory_bytes(self.device))
-        log.print(", ".join([line, *_gpu_words(ranks), *_slow_words(slow_rank, ranks)]))
+        gpus = " ".join(device_words(ranks))
+        log.print(", ".join([line, *([gpus] if gpus else []), *_slow_words(slow_rank, ranks)]))
         speeds = {
             "images_per_s": images_per_s,
             "step_ms": lap.step_ms,
@@ -96,14 +97,6 @@ def _known(values: list[float]) -> list[float]:
     return [value for value in values if not math.isnan(value)]
 
 
-def _gpu_words(ranks: Ranks) -> list[str]:
-    """Return the GPUs' mean utilisation, total power and highest temperature as text."""
-    busy, power, warm = (_known(ranks[name]) for name in ("gpu_util", "gpu_power_w", "gpu_temperature_c"))
-    words = [f"GPU {statistics.fmean(busy):.0%}"] if busy else []
-    words += [f"{sum(power):.0f} W"] if power else []
-    return [" ".join([*words, *([f"{max(warm):.0f} °C"] if warm else [])])] if words else []
-
-
 def _slow_words(slow_rank: int | None, ranks: Ranks) -> list[str]:
     if slow_rank is None:
         return []
@@ -131,11 +124,3 @@ def batch_line(
         f"data wait {meter.data_wait_s / meter.elapsed_s:.0%}, {format_bytes(memory_bytes)}, "
         f"{format_duration(batches[1] * per_batch_s)} left"
     )
-
-
-def report_epoch(log: RunLog, record: dict[str, Any], numbers: dict[str, float], lines: list[str]) -> None:
-    """Write a finished epoch to metrics.jsonl, results.csv and TensorBoard, and print its lines."""
-    log.metrics({"kind": "epoch", **record})
-    log.csv(numbers)
-    log.scalars("epoch", numbers, record["epoch"])
-    log.print(*lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,8 @@ class Task:
 
     criterion: Callable[[Any, Any], Any] | None = None
     samples = "images"  # what the log calls the samples
+    # The reported values in an epoch's console lines, beside the one that chooses best.pt.
+    shown: tuple[str, ...] = ("val_loss",)
 
     def __init__(self, criterion: Callable[[Any, Any], Any] | None = None) -> None:
         self.criterion = criterion
@@ -85,6 +88,11 @@ class Task:
             meter.add(values, batch_length(inputs))
         return {f"val_{name}": value for name, value in meter.means().items()}
 
+    def is_score(self, name: str) -> bool:
+        """Whether a higher value of `name` is better. Here: if it contains "acc" or a word that begins with "map", and no "loss"."""
+        words = re.split(r"[^a-z]+", name.lower())
+        return "loss" not in words and any("acc" in word or word.startswith("map") for word in words)
+
     def save(self, path: Path, model: nn.Module, info: dict[str, Any]) -> None:
         """Write best.pt or last.pt: the module to deploy, with facts about the run. Here: its state dict."""
         atomic_torch_save({"model_state_dict": model.state_dict(), **info}, path)
@@ -98,7 +106,7 @@ class Task:
 
     def epoch_lines(self, record: dict[str, Any], monitor: str, is_best: bool) -> list[str]:
         """Return the console lines that close an epoch, whose reported values are `record`; `is_best`: best.pt is written."""
-        names = dict.fromkeys(("val_loss", "box_map50", "box_map50_95", "mask_map50", "mask_map50_95", monitor))
+        names = dict.fromkeys((*self.shown, monitor))
         shown = [name for name in names if name in record and not name.startswith("train_")]
         return [
             f"  Average Loss: {record['train_loss']:.4f}",

@@ -23,6 +23,7 @@ import torch
 
 from utils.common import tensor_files
 from utils.common.errors import UserError, one_line
+from utils.run.records import read_mapping
 
 STATE_FILE = "state.pt"
 MANIFEST_FILE = "manifest.json"
@@ -40,7 +41,7 @@ class CheckpointStore(Protocol):
         """Return the newest readable state; None when there is none. Raises UserError when all are damaged."""
 
     def make_room(self) -> int:
-        """Remove all states but the newest, for room on a full disk; return how many were removed."""
+        """Remove all states but the newest undamaged one, for room on a full disk; return how many were removed."""
 
 
 class CheckpointFolders:
@@ -56,7 +57,12 @@ class CheckpointFolders:
         return load_latest(self.folder)
 
     def make_room(self) -> int:
-        return remove_all_but_newest(self.folder)
+        candidates = _checkpoints(self.folder)
+        kept = next((candidate for candidate in candidates if verify(candidate) is None), None)
+        others = [candidate for candidate in candidates if candidate != kept] if kept else []
+        for other in others:
+            shutil.rmtree(other, ignore_errors=True)
+        return len(others)
 
 
 class CheckpointFiles:
@@ -137,11 +143,7 @@ def save_checkpoint(
 def latest_facts(folder: Path) -> dict[str, Any]:
     """Return the newest readable manifest with the `facts` saved in it; empty without a checkpoint."""
     for candidate in _checkpoints(folder):
-        try:
-            manifest = json.loads((candidate / MANIFEST_FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(manifest, dict):
+        if manifest := read_mapping(candidate / MANIFEST_FILE):
             return manifest
     return {}
 
@@ -188,16 +190,6 @@ def _load_file(file: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise UserError(f"{file}: not a checkpoint of this trainer")
     return state
-
-
-def remove_all_but_newest(folder: Path) -> int:
-    """Remove all checkpoints but the newest undamaged one, for room on a full disk; return how many were removed."""
-    candidates = _checkpoints(folder)
-    kept = next((candidate for candidate in candidates if verify(candidate) is None), None)
-    others = [candidate for candidate in candidates if candidate != kept] if kept else []
-    for other in others:
-        shutil.rmtree(other, ignore_errors=True)
-    return len(others)
 
 
 def _free_name(wanted: Path) -> Path:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
 import socket
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from utils.run.log import METRICS_FILE, parse_record
@@ -32,15 +31,16 @@ Record = dict[str, Any]
 
 def read_config(folder: Path) -> Record:
     """Return the resolved options of the run in `folder`, or an empty dictionary."""
-    return _read_mapping(folder / CONFIG_FILE, yaml.safe_load)
+    return read_mapping(folder / CONFIG_FILE, yaml.safe_load)
 
 
 def read_status(folder: Path) -> Record:
     """Return a run's status.json, or an empty dictionary."""
-    return _read_mapping(folder / STATUS_FILE, json.loads)
+    return read_mapping(folder / STATUS_FILE)
 
 
-def _read_mapping(file: Path, parse: Callable[[str], Any]) -> Record:
+def read_mapping(file: Path, parse: Callable[[str], Any] = json.loads) -> Record:
+    """Return a file's mapping, by default JSON; an empty dictionary for any other file."""
     try:
         content = parse(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
@@ -159,15 +159,11 @@ def _modified_s(file: Path) -> float | None:
 def _is_alive(pid: int, seen_at: Any) -> bool:
     """Return whether process `pid` of this machine runs and had started by `seen_at` (ISO 8601)."""
     try:
-        with contextlib.suppress(PermissionError):  # alive, of another user
-            os.kill(pid, 0)
-    except ProcessLookupError:
+        process = psutil.Process(pid)
+        # A zombie has ended; its parent has not read its exit code yet. 2 s: `updated` is rounded down to seconds.
+        has_ended = process.status() == psutil.STATUS_ZOMBIE
+        return not has_ended and process.create_time() <= datetime.fromisoformat(str(seen_at)).timestamp() + 2
+    except psutil.NoSuchProcess:
         return False
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-        up_s = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
-        began_s = time.time() - up_s + int(fields[19]) / os.sysconf("SC_CLK_TCK")
-        # Z: ended, exit code not yet read by its parent. 2 s: `updated` is rounded down to seconds.
-        return fields[0] != "Z" and began_s <= datetime.fromisoformat(str(seen_at)).timestamp() + 2
-    except (OSError, ValueError, IndexError):
-        return True  # a system without /proc
+    except (psutil.Error, ValueError):  # of another user, or `seen_at` is no time
+        return True

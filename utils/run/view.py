@@ -127,7 +127,7 @@ def _progress(state: RunState, blocks: str) -> list[str]:
         f"{_number(last, 'images_per_s'):.1f} images/s",
         f"{_number(last, 'step_ms'):.0f} ms/batch",
         f"data wait {_number(last, 'data_wait_share'):.0%}",
-        *_device_words(last.get("ranks", {})),
+        *device_words(last.get("ranks", {})),
     ]
     lines = [f"{position}, step {step}  {bar} {share_done:.0%}, {left}"]
     return [*lines, ", ".join(word for word in speed if "nan" not in word)] if last else lines
@@ -223,7 +223,8 @@ def _best_epoch(state: RunState) -> Record | None:
     return choose(known, key=lambda record: _number(record, key))
 
 
-def _device_words(ranks: Mapping[str, Sequence[Any]]) -> list[str]:
+def device_words(ranks: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Return the GPUs' mean utilisation, total power and highest temperature, as far as they are known."""
     words = []
     for name, form, join in (
         ("gpu_util", "GPU {:.0%}", statistics.fmean),

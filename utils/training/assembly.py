@@ -169,6 +169,8 @@ def plan_workers(config: TrainConfig, workers: int, local_world_size: int) -> Lo
 class Segmentation(Task):
     """YOLO segmentation: its batches, its loss and metrics, its pictures and its deployable files."""
 
+    shown = ("val_loss", "box_map50", "box_map50_95", "mask_map50", "mask_map50_95")
+
     def __init__(
         self,
         config: TrainConfig,

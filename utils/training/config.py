@@ -11,7 +11,7 @@ from utils.data.augment import COLOUR_CHOICES, AugmentConfig
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP
 from utils.data.windows import WindowConfig
 from utils.distributed.ddp import GRAD_COMPRESSION_CHOICES
-from utils.run.mlflow_api import checked_uri
+from utils.run.mlflow_client import checked_uri
 from utils.run.records import BEST_METRICS
 from utils.yolo.optimizer import NOMINAL_BATCH_SIZE, SGD_LR
 

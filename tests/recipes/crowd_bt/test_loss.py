@@ -18,6 +18,7 @@ from crowd_bt.task import PairComparison
 from torch import nn
 
 from tests.recipes.crowd_bt.small import small_model
+from utils.engine import Task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_ITEMS = 12
@@ -122,7 +123,7 @@ def test_the_best_epoch_is_no_tie_while_all_differences_count_as_draws() -> None
     options = train.engine_options(TrainConfig())
     wrong, right = (validation_values(ROWS[:1], {"a": quality, "b": 0.0}, 0.8) for quality in (-0.09, 0.09))
     assert wrong["val_accuracy"] == right["val_accuracy"] == 0
-    assert not options.monitors_a_score
+    assert not Task().is_score(options.monitor)
     assert right[options.monitor] < wrong[options.monitor]
 
 
