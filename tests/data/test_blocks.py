@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from utils.common.errors import UserError
-from utils.data import blocks, cache
+from utils.data import blocks, cache_file
 from utils.data.blocks import BLOCK_PX, BlockStore, level_shapes, open_blocks
 from utils.data.cache_file import index_text
 from utils.data.images import read_image, write_jpeg
@@ -192,7 +192,7 @@ def test_a_block_that_the_window_does_not_touch_is_not_checked(
 def test_a_killed_build_continues_to_the_same_file(
     photographs: list[Path], store: BlockStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "MIN_BETWEEN_SAVES", 1)
+    monkeypatch.setattr(cache_file, "MIN_BETWEEN_SAVES", 1)
     monkeypatch.setattr(blocks, "_estimate", lambda files: 1000)
     encode = blocks._encode
     encoded: list[Path] = []
@@ -227,10 +227,10 @@ def test_a_full_disk_is_refused_in_one_line(
 ) -> None:
     with monkeypatch.context() as patch:
         usage = namedtuple("usage", "total used free")
-        patch.setattr(cache.shutil, "disk_usage", lambda folder: usage(10**9, 10**9, 10_000))
+        patch.setattr(cache_file.shutil, "disk_usage", lambda folder: usage(10**9, 10**9, 10_000))
         with pytest.raises(UserError, match=r"--windows needs a copy .* 0\.0 GiB free, about 0\.0 are needed$"):
             opened(photographs, tmp_path)
-    monkeypatch.setattr(cache.os, "fsync", raise_no_space)  # another program filled it meanwhile
+    monkeypatch.setattr(cache_file.os, "fsync", raise_no_space)  # another program filled it meanwhile
     with pytest.raises(UserError, match=r"--windows needs .*No space left on device$"):
         opened(photographs, tmp_path)
     assert names_in(tmp_path) == []

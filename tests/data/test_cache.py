@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.ranks import run_ranks
 from utils.common.errors import UserError
-from utils.data import cache
+from utils.data import cache, cache_file
 from utils.data.cache import PackedImages, load_photo, open_or_build
 from utils.data.cache_file import CacheIndex
 
@@ -237,7 +237,7 @@ def test_a_full_disk_means_no_cache_and_one_line(
     files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(cache.shutil, "disk_usage", lambda folder: usage(10**9, 10**9, 10_000))
+    monkeypatch.setattr(cache_file.shutil, "disk_usage", lambda folder: usage(10**9, 10**9, 10_000))
     said: list[str] = []
     assert open_or_build(files, SIZE_PX, tmp_path / ".cache", "train", said.append) is None
     assert len(said) == 1

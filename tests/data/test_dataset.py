@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.bars import BARS, COLOURS, SHAPES, SIZE_PX
+from tests.data.conftest import BARS, COLOURS, SHAPES, SIZE_PX
 from utils.common.errors import UserError
 from utils.data.dataset import SegmentationDataset, collate, open_images, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.conftest import PROJECT, run_script
-from tests.data.bars import SHAPES
+from tests.data.conftest import SHAPES
 from utils.common.errors import UserError
 from utils.data.dataset import Batch, Photo, SegmentationDataset, collate
 from utils.data.loader import (

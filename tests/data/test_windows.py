@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.data.pictures import COLOURLESS, WORST_LABEL, Pictures, content, unlabelled_pixels, worst_label
+from tests.data.pictures import COLOURLESS, WORST_LABEL, Apart, box, content, unlabelled_pixels, worst_label
 from utils.data import windows as module
 from utils.data.augment import AugmentConfig
 from utils.data.dataset import SegmentationDataset, read_photos
@@ -37,11 +37,6 @@ from utils.training.config import TrainConfig
 
 SIDE_PX = 640
 STILL = AugmentConfig(mosaic=0, translate=0, scale=0, fliplr=0, hsv_h=0, hsv_s=0, hsv_v=0)
-
-
-def box(left: float, top: float, width: float, height: float) -> np.ndarray:
-    corners = [[left, top], [left + width, top], [left + width, top + height], [left, top + height]]
-    return np.array(corners, np.float32).clip(0, 1)
 
 
 def photo_with(count: int, seed: int, largest: float = 0.3) -> Photo:
@@ -210,16 +205,6 @@ def test_a_cell_is_never_at_the_border_of_its_window(monkeypatch: pytest.MonkeyP
 
 
 # --- pixels --------------------------------------------------------------------------------------------------------
-
-
-class Apart(Pictures):
-    """Photographs whose objects do not overlap: a cut could change which of two is smaller and lies on top."""
-
-    def labels(self, number: int) -> tuple[np.ndarray, list[np.ndarray]]:
-        x, y = np.random.default_rng(number).uniform(0, 0.08, 2)
-        outlines = [box(x, 0.2, 0.06, 0.75), box(0.3 + x, 0.3 + y, 0.2, 0.2), box(0.6 + x, 0.6 + y, 0.15, 0.15)]
-        outlines.append(np.array([[0.1, 0.05], [1, 0.15], [1, 0.18], [0.1, 0.08]], np.float32))
-        return np.array([0, 1, 3, 2]), outlines
 
 
 PICTURES = Apart(6, size=(640, 480))
