@@ -67,7 +67,7 @@ def linked_labels(root: Path, disk: Path) -> str:
     return "train: images\n"
 
 
-CASES = {
+CASES: dict[Callable[[Path, Path], str], str] = {
     linked_folder: r"train/images .*--trust-links",
     linked_subfolder: r"images/far: .*--trust-links",
     linked_files: r"images/0\.jpg: .*--trust-links",
