@@ -14,7 +14,7 @@ from tests.conftest import run_main
 from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.common.errors import DataErrors, UserError
-from utils.data import cache
+from utils.data import cache, cache_file
 from utils.data.cache import load_photo, open_or_build
 from utils.data.cache_file import index_text
 from utils.data.dataset import SegmentationDataset
@@ -142,7 +142,7 @@ def test_a_killed_build_continues_behind_the_photographs_it_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, files = write_set(tmp_path), sorted((tmp_path / "train" / "images").iterdir())
-    monkeypatch.setattr(cache, "MIN_BETWEEN_SAVES", 1)
+    monkeypatch.setattr(cache_file, "MIN_BETWEEN_SAVES", 1)
     real, made = cache._pack, list[bool]()
 
     def dying(file: Path, long_side_px: int) -> Any:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
-from tests.data.bars import BARS, COLOURS, SHAPES, SIZE_PX
+from tests.data.pictures import Apart
 from utils.data.augment import AugmentConfig
 from utils.data.dataset import SegmentationDataset, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.labels import format_yolo_label
+from utils.data.windows import WindowConfig, WindowedPhotos, open_windows
+
+SIZE_PX = 64
+SHAPES = [(48, 64), (64, 40), (96, 128), (64, 64), (30, 90), (50, 50), (80, 60)]
+COLOURS = [(250, 20, 20), (20, 250, 20)]
+BARS = [
+    np.array([[0.1, 0.2], [0.6, 0.2], [0.6, 0.5], [0.1, 0.5]]),
+    np.array([[0.3, 0.6], [0.9, 0.6], [0.9, 0.9], [0.3, 0.9]]),
+]
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +51,22 @@ def plain_set(photo_folder: Path) -> SegmentationDataset:
 @pytest.fixture
 def augmented_set(plain_set: SegmentationDataset) -> SegmentationDataset:
     return SegmentationDataset(plain_set.photos, SIZE_PX, augment=AugmentConfig(), mosaic_epochs=9)
+
+
+WINDOWED, WINDOWED_PX = Apart(6, size=(640, 480)), 128
+
+
+@pytest.fixture(scope="session")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> WindowedPhotos:
+    """Three windows of each photograph of WINDOWED."""
+    folder = tmp_path_factory.mktemp("windows")
+    photos = []
+    for number, photo in enumerate(WINDOWED.photos):
+        cv2.imwrite(str(folder / f"{number}.png"), WINDOWED.whole(number)[..., ::-1])
+        photos.append(replace(photo, file=folder / f"{number}.png"))
+    return open_windows(photos, WINDOWED_PX, WindowConfig(3, 0.5, 1.0), 0, folder / ".cache", "train", lambda _: None)
+
+
+def windows_as_samples(windowed: WindowedPhotos, config: AugmentConfig, mosaic_epochs: int = 9) -> SegmentationDataset:
+    photos = list(windowed.windows.photos)
+    return SegmentationDataset(photos, WINDOWED_PX, windowed=windowed, augment=config, mosaic_epochs=mosaic_epochs)

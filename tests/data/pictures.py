@@ -11,17 +11,9 @@ from utils.data.dataset import Photo, Sample, SegmentationDataset
 from utils.data.polygons import large_to_small
 
 NAMES = ("pole", "transformer", "wire", "box")
-
-
 COLOURS = np.array([[250, 20, 20], [20, 250, 20], [20, 20, 250], [250, 250, 20]])
-
-
 COLOURLESS = AugmentConfig(hsv_h=0, hsv_s=0, hsv_v=0)
-
-
 SIZE_PX = 128
-
-
 WORST_LABEL = 0.1  # edges are smooth: a thin wire, enlarged, has few pixels of its full colour
 
 
@@ -54,21 +46,45 @@ class Pictures(InMemory):
         return image
 
 
-PICTURES = Pictures(6)
+def box(left: float, top: float, width: float, height: float) -> np.ndarray:
+    corners = [[left, top], [left + width, top], [left + width, top + height], [left, top + height]]
+    return np.array(corners, np.float32).clip(0, 1)
 
 
-def dataset_of(config: AugmentConfig | None, size_px: int = SIZE_PX, mosaic_epochs: int = 9) -> SegmentationDataset:
+class Apart(Pictures):
+    """Photographs whose objects do not overlap: a cut could change which of two is smaller and lies on top."""
+
+    def labels(self, number: int) -> tuple[np.ndarray, list[np.ndarray]]:
+        x, y = np.random.default_rng(number).uniform(0, 0.08, 2)
+        outlines = [box(x, 0.2, 0.06, 0.75), box(0.3 + x, 0.3 + y, 0.2, 0.2), box(0.6 + x, 0.6 + y, 0.15, 0.15)]
+        outlines.append(np.array([[0.1, 0.05], [1, 0.15], [1, 0.18], [0.1, 0.08]], np.float32))
+        return np.array([0, 1, 3, 2]), outlines
+
+
+PICTURES, APART = Pictures(6), Apart(6)
+
+
+def dataset_of(
+    config: AugmentConfig | None,
+    size_px: int = SIZE_PX,
+    mosaic_epochs: int = 9,
+    seed: int = 0,
+    pictures: Pictures = PICTURES,
+) -> SegmentationDataset:
     return SegmentationDataset(
-        PICTURES.photos,
+        pictures.photos,
         size_px,
-        packed=PICTURES,  # type: ignore[arg-type]
+        packed=pictures,  # type: ignore[arg-type]
         augment=config,
         mosaic_epochs=mosaic_epochs,
+        seed=seed,
     )
 
 
-def samples_of(config: AugmentConfig, mosaic_epochs: int = 9, epochs: int = 3) -> list[Sample]:
-    data = dataset_of(config, mosaic_epochs=mosaic_epochs)
+def samples_of(
+    config: AugmentConfig, mosaic_epochs: int = 9, epochs: int = 3, pictures: Pictures = PICTURES
+) -> list[Sample]:
+    data = dataset_of(config, mosaic_epochs=mosaic_epochs, pictures=pictures)
     return [data[epoch, index] for epoch in range(epochs) for index in range(len(data))]
 
 

@@ -1,22 +1,35 @@
-"""The data-set YAML: where images are found, what the classes are called, and what is said when it is wrong."""
+"""The data-set YAML and its lists as users and attackers write them: the split's photographs, or one line that says what to do."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from utils.common.errors import UserError
+from utils.common.errors import DataErrors, UserError
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, label_file_for, load_dataset_yaml
+from utils.data.images import encode_jpeg
+from utils.data.labels import read_photos
 
+PHOTO = encode_jpeg(np.full((60, 80, 3), 90, np.uint8))
+TRIANGLE = "0 0.1 0.1 0.5 0.1 0.5 0.5\n"
 NAMES = "names: {0: pole, 1: wire}\n"
+BOM = "\ufeff"
 
 
-def write_yaml(folder: Path, text: str) -> Path:
+def write_yaml(folder: Path, text: str | bytes) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "data.yaml"
-    file.write_text(text)
-    return file
+    (folder / "data.yaml").write_bytes(text.encode() if isinstance(text, str) else text)
+    return folder / "data.yaml"
+
+
+def write_set(root: Path, text: str | bytes = "train: images\n" + NAMES) -> Path:
+    """Write a data set of one labelled photograph."""
+    touch(root / "images" / "a.jpg", root / "labels" / "a.txt")
+    (root / "images" / "a.jpg").write_bytes(PHOTO)
+    (root / "labels" / "a.txt").write_text(TRIANGLE)
+    return write_yaml(root, text)
 
 
 def touch(*files: Path) -> None:
@@ -25,57 +38,85 @@ def touch(*files: Path) -> None:
         file.touch()
 
 
-def test_paths_are_relative_to_the_yaml_and_not_to_where_we_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    images = tmp_path / "set" / "train" / "images"
-    touch(images / "b.jpg", images / "a.PNG", images / "deep" / "c.jpeg", images / "notes.txt")
-    file = write_yaml(tmp_path / "configs", "path: ../set\ntrain: train/images\n" + NAMES)
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.chdir(elsewhere)
-    spec = load_dataset_yaml(file)
-    assert spec.root == tmp_path / "set"
+# --- its text ------------------------------------------------------------------------------------------------------
+
+ACCEPTED_YAML = {
+    "byte-order mark": BOM + "train: images\n" + NAMES,
+    "windows line ends": "train: images\r\nnames:\r\n  0: pole\r\n  1: wire\r\n",
+    "quoted numbers": "train: images\nnames: {'0': pole, '1': wire}\n",
+    "quoted and plain numbers": "train: images\nnames: {'1': wire, 0: pole}\n",
+    "home folder": "path: ~/set\ntrain: images\n" + NAMES,
+    "list of one folder": "train: [images]\nnames: [pole, wire]\n",
+    "absolute path": "path: {root}\ntrain: {root}/images\n" + NAMES,
+    "dots in a path": "train: ./images/../images\n" + NAMES,
+    "unknown keys": "train: images\nroboflow: {version: 3}\ndownload: rm -rf /\n" + NAMES,
+    "nc beside names": "train: images\nnc: 2\n" + NAMES,
+}  # fmt: skip
+REFUSED_YAML: dict[str, tuple[str | bytes, str]] = {
+    "latin-1": ("# Masten auf Höhe\ntrain: images\n".encode("latin-1"), "data.yaml:1: byte 0xf6 is not UTF-8; .*iconv -f LATIN1"),
+    "utf-16": (("train: images\n" + NAMES).encode("utf-16"), "data.yaml:1: UTF-16; .*iconv -f UTF-16 -t UTF-8"),
+    "utf-16 without mark": (("train: images\n" + NAMES).encode("utf-16-le"), "data.yaml:1: UTF-16; "),
+    "binary": (bytes(range(256)), "data.yaml"),
+    "numbers from 1": ("train: images\nnames: {1: pole, 2: wire}\n", "numbered 0 to 1 without gaps, found .1, 2."),
+    "one number, 1": ("train: images\nnames: {1: pole}\n", "numbered 0 to 0 without gaps"),
+    "gap": ("train: images\nnames: {0: pole, 2: wire}\n", "without gaps, found .0, 2."),
+    "number twice": ("train: images\nnames: {0: pole, '0': wire}\n", "without gaps"),
+    "names and numbers exchanged": ("train: images\nnames: {pole: 0, wire: 1}\n", "without gaps"),
+    "names and numbers mixed": ("train: images\nnames: {0: pole, wire: 1}\n", "without gaps"),
+    "no names": ("train: images\n", "`names` must list the classes"),
+    "empty names": ("train: images\nnames: []\n", "`names` must list the classes"),
+    "nc alone": ("train: images\nnc: 2\n", "`names` must list the classes.*`nc` alone does not name them"),
+    "huge nc": ("train: images\nnc: 1000000000\n", "`names` must list the classes"),
+    "names as text": ("train: images\nnames: pole\n", "`names` must list the classes"),
+    "list as a name": ("train: .\nnames: [a, [b]]\n", "`names` holds a list"),
+    "dictionary as a name": ("train: .\nnames: {0: {1: 2}}\n", "`names` holds a dict"),
+    "terminal code in a name": ('train: .\nnames: ["a\\e[2J"]\n', "`names` holds "),
+    "reference as a name": ("x: &b [q, q]\ntrain: .\nnames: &a [*b, *b]\n", "`names` holds a list"),
+    "unknown user": ("path: ~nobody-of-this-name/x\ntrain: images\n" + NAMES, "path: ~nobody-of-this-name/x: "),
+    "date that is none": ("train: 2026-99-99\n" + NAMES, "not valid YAML"),
+    "open bracket": ("train: [a\n", "not valid YAML"),
+    "deep brackets": ("train: " + "[" * 3_000 + "\n", "not valid YAML"),
+    "tabs": ("train:\n\timages\n", "not valid YAML"),
+    "merge conflict": ("<<<<<<< HEAD\ntrain: images\n=======\n", "not valid YAML|expected keys"),
+    "words": ("just words\n", "expected keys"),
+    "empty": ("", "expected keys"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ACCEPTED_YAML)
+def test_yaml_files_as_users_write_them_are_read(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    root = tmp_path / "set"
+    spec = load_dataset_yaml(write_set(root, ACCEPTED_YAML[case].replace("{root}", str(root))))
     assert spec.names == ("pole", "wire")
-    assert spec.image_files("train") == [images / "a.PNG", images / "b.jpg", images / "deep" / "c.jpeg"]
+    assert [photo.file.name for photo in read_photos(spec, "train")] == ["a.jpg"]
 
 
-def test_without_a_path_the_yamls_own_folder_is_the_root(tmp_path: Path) -> None:
-    touch(tmp_path / "train" / "x.jpg")
-    spec = load_dataset_yaml(write_yaml(tmp_path, "train: train\nnames: [pole]\n"))
-    assert spec.image_files("train") == [tmp_path / "train" / "x.jpg"]
-    assert spec.names == ("pole",)
-
-
-def test_a_split_may_be_several_folders_and_list_files_without_counting_twice(tmp_path: Path) -> None:
-    one, two = tmp_path / "one" / "1.jpg", tmp_path / "two" / "2.jpg"
-    touch(one, two)
-    (tmp_path / "lists").mkdir()
-    (tmp_path / "lists" / "train.txt").write_text("../two/2.jpg\n\n  ../two/3.jpg  \n")
-    spec = load_dataset_yaml(write_yaml(tmp_path, "train: [one, one, lists/train.txt]\nval: lists/train.txt\n" + NAMES))
-    assert sorted(file.resolve() for file in spec.image_files("train")) == [one, two, tmp_path / "two" / "3.jpg"]
-    assert [file.resolve() for file in spec.image_files("val")] == [two, tmp_path / "two" / "3.jpg"]
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("train: a\nnames: {0: pole, 2: wire}\n", "without gaps, found [0, 2]"),
-        ("train: a\nnames: {1: pole}\n", "numbered 0 to 0 without gaps"),
-        ("train: a\nnames: {0: pole, wire: 1}\n", "without gaps"),
-        ("train: a\n", "`names` must list the classes"),
-        ("train: a\nnames: []\n", "`names` must list the classes"),
-        ("just words\n", "expected keys"),
-        ("train: [a\n", "not valid YAML"),
-    ],
-)
-def test_a_wrong_yaml_is_named_with_its_fault(tmp_path: Path, text: str, complaint: str) -> None:
+@pytest.mark.parametrize("case", REFUSED_YAML)
+def test_a_wrong_yaml_is_one_line_that_names_file_and_fault(case: str, tmp_path: Path) -> None:
+    text, expected = REFUSED_YAML[case]
     file = write_yaml(tmp_path, text)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=expected) as error:
         load_dataset_yaml(file)
     assert str(file) in str(error.value)
-    assert complaint in str(error.value)
-    assert "\n" not in str(error.value)
+    assert str(error.value).isprintable()
+
+
+def test_class_numbers_from_1_or_with_a_gap_print_the_corrected_block(tmp_path: Path) -> None:
+    with pytest.raises(DataErrors) as error:
+        load_dataset_yaml(write_yaml(tmp_path, "train: images\nnames: {1: pole, 3: wire}\n"))
+    lines = error.value.details
+    assert lines[1:4] == ("names:", "  0: pole", "  1: wire")
+    assert lines[5:] == ("names:", "  0: unused_0", "  1: pole", "  2: unused_2", "  3: wire")
+    for block in (lines[1:4], lines[5:]):
+        assert load_dataset_yaml(write_yaml(tmp_path, "\n".join(["train: images", *block]))).splits
+    for text, block in (
+        ("nc: 2", ("names:", "  0: class_0", "  1: class_1")),
+        ("names: {0: pole, 4000000000: wire}", ()),
+    ):
+        with pytest.raises(DataErrors) as error:
+            load_dataset_yaml(write_yaml(tmp_path, f"train: images\n{text}\n"))
+        assert error.value.details[1:] == block
 
 
 def test_a_missing_yaml_names_the_option(tmp_path: Path) -> None:
@@ -83,15 +124,72 @@ def test_a_missing_yaml_names_the_option(tmp_path: Path) -> None:
         load_dataset_yaml(tmp_path / "absent.yaml")
 
 
+def test_the_projects_own_yaml_lists_the_eight_classes() -> None:
+    spec = load_dataset_yaml(DEFAULT_DATASET_YAML)
+    assert len(spec.names) == 8
+    assert spec.names[0] == "conductor"
+    assert set(spec.splits) == {"train", "val"}
+
+
+# --- where photographs and labels are ------------------------------------------------------------------------------
+
+
+def test_paths_are_relative_to_the_yaml_and_not_to_where_we_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = tmp_path / "set" / "train" / "images"
+    touch(images / "b.jpg", images / "a.PNG", images / "deep" / "c.jpeg", images / "notes.txt")
+    files = [
+        write_yaml(tmp_path / "configs", "path: ../set\ntrain: train/images\n" + NAMES),
+        write_yaml(tmp_path / "set", "train: train/images\n" + NAMES),  # without `path`: its own folder
+        # Roboflow's paths mean the data set's own folders.
+        write_yaml(tmp_path / "set" / "yaml", "path: ..\ntrain: ../train/images\nval: ../valid/images\n" + NAMES),
+    ]
+    monkeypatch.chdir(tmp_path / "configs")
+    for file in files:
+        spec = load_dataset_yaml(file)
+        assert spec.root == tmp_path / "set"
+        assert spec.names == ("pole", "wire")
+        assert spec.image_files("train") == [images / "a.PNG", images / "b.jpg", images / "deep" / "c.jpeg"]
+    with pytest.raises(UserError, match="val"):
+        spec.image_files("val")
+
+
+def test_a_split_may_be_several_folders_and_list_files_without_counting_twice(tmp_path: Path) -> None:
+    one, two = tmp_path / "one" / "1.jpg", tmp_path / "two" / "2.jpg"
+    touch(one, two, tmp_path / "lists" / "train.txt")
+    (tmp_path / "lists" / "train.txt").write_text("../two/2.jpg\n\n  ../two/3.jpg  \n")
+    spec = load_dataset_yaml(write_yaml(tmp_path, "train: [one, one, lists/train.txt]\nval: lists/train.txt\n" + NAMES))
+    assert sorted(file.resolve() for file in spec.image_files("train")) == [one, two, tmp_path / "two" / "3.jpg"]
+    assert [file.resolve() for file in spec.image_files("val")] == [two, tmp_path / "two" / "3.jpg"]
+
+
+@pytest.mark.parametrize("text", [BOM + "images/a.jpg\n", "images/a.jpg\r\n", "\n\nimages/a.jpg", "./images/a.jpg  \n"])
+def test_a_list_with_a_byte_order_mark_or_windows_line_ends_is_read(text: str, tmp_path: Path) -> None:
+    file = write_set(tmp_path, "train: list.txt\n" + NAMES)
+    (tmp_path / "list.txt").write_bytes(text.encode())
+    assert [file.name for file in load_dataset_yaml(file).image_files("train")] == ["a.jpg"]
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_list_in_another_encoding_says_how_to_convert_it(encoding: str, tmp_path: Path) -> None:
+    file = write_set(tmp_path, "train: list.txt\n" + NAMES)
+    (tmp_path / "list.txt").write_bytes("images/a.jpg\nimages/café.jpg\n".encode(encoding))
+    with pytest.raises(UserError, match=r"list\.txt:[12]: .*iconv -f (LATIN1|UTF-16)") as error:
+        load_dataset_yaml(file).image_files("train")
+    assert str(error.value).isprintable()
+
+
 def test_missing_split_folder_and_images_say_what_to_run(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     spec = load_dataset_yaml(write_yaml(tmp_path, "train: empty\nval: absent\n" + NAMES))
-    with pytest.raises(UserError, match=r"data\.yaml: no split `test`; it has train, val"):
-        spec.image_files("test")
-    with pytest.raises(UserError, match=r"train: no images in .*empty; run python parse_labels\.py first"):
-        spec.image_files("train")
-    with pytest.raises(UserError, match=r"val: .*absent does not exist; run python parse_labels\.py first"):
-        spec.image_files("val")
+    for split, words in {
+        "test": r"data\.yaml: no split `test`; it has train, val",
+        "train": r"train: no images in .*empty; run python parse_labels\.py first",
+        "val": r"val: .*absent does not exist; run python parse_labels\.py first",
+    }.items():
+        with pytest.raises(UserError, match=words):
+            spec.image_files(split)
 
 
 @pytest.mark.parametrize(
@@ -109,19 +207,12 @@ def test_labels_lie_beside_the_last_images_folder(image: str, label: str) -> Non
     assert label_file_for(Path(image)) == Path(label)
 
 
-def test_the_projects_own_yaml_lists_the_eight_classes() -> None:
-    spec = load_dataset_yaml(DEFAULT_DATASET_YAML)
-    assert len(spec.names) == 8
-    assert spec.names[0] == "conductor"
-    assert set(spec.splits) == {"train", "val"}
-
-
-def test_roboflows_paths_mean_the_data_sets_own_folders(tmp_path: Path) -> None:
-    write_image = tmp_path / "set" / "train" / "images" / "a.jpg"
-    write_image.parent.mkdir(parents=True)
-    write_image.touch()
-    file = write_yaml(tmp_path / "set", "train: ../train/images\nval: ../valid/images\n" + NAMES)
-    spec = load_dataset_yaml(file)
-    assert spec.image_files("train") == [write_image]
-    with pytest.raises(UserError, match="val"):
-        spec.image_files("val")
+def test_files_that_macos_leaves_are_skipped_and_counted(tmp_path: Path) -> None:
+    file = write_set(tmp_path, "train: images\nval: list.txt\n" + NAMES)
+    for name in ("._a.jpg", "._b.JPG", ".DS_Store"):
+        (tmp_path / "images" / name).write_bytes(b"\0\5\x16\7")
+    (tmp_path / "list.txt").write_text("images/._a.jpg\nimages/a.jpg\n")
+    said: list[str] = []
+    photos = [read_photos(load_dataset_yaml(file), split, said.append) for split in ("train", "val")]
+    assert [[photo.file.name for photo in split] for split in photos] == [["a.jpg"], ["a.jpg"]]
+    assert [line.partition(" skipped")[0] for line in said] == ["train: 2 hidden files", "val: 1 hidden files"]

@@ -16,13 +16,17 @@ import pytest
 import torch
 
 from tests.conftest import PROJECT, run_script
-from tests.data.bars import SHAPES
+from tests.data.conftest import SHAPES, windows_as_samples
+from tests.data.pictures import content, dataset_of
 from utils.common.errors import UserError
-from utils.data.dataset import Batch, Photo, SegmentationDataset, collate
+from utils.data.augment import AugmentConfig
+from utils.data.dataset import Photo, SegmentationDataset, collate
+from utils.data.images import write_jpeg
 from utils.data.loader import (
     RESERVE_BYTES,
     SHARED_MEMORY_ADVICE,
     EpochBatches,
+    EpochLoader,
     LoaderPlan,
     ShardBatches,
     batch_bytes,
@@ -30,6 +34,7 @@ from utils.data.loader import (
     needed_bytes,
     plan_loader,
 )
+from utils.data.windows import WindowedPhotos
 
 # --- order ---------------------------------------------------------------------------------------------------------
 
@@ -43,31 +48,20 @@ def epoch_of(num_samples: int, batch_size: int, world_size: int, epoch: int = 0)
     return [list(batches) for batches in ranks]
 
 
-def check_epoch(num_samples: int, batch_size: int, world_size: int) -> list[int]:
-    """Assert what holds for every epoch; return the sizes of all batches."""
+@pytest.mark.parametrize("batch_size", [1, 2, 4, 16])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("num_samples", [3, 4, 5, 6, 7, 37, 64])
+def test_every_sample_comes_once_and_every_rank_has_as_many_batches(
+    num_samples: int, world_size: int, batch_size: int
+) -> None:
     per_rank = epoch_of(num_samples, batch_size, world_size, epoch=2)
     keys = [key for rank in per_rank for batch in rank for key in batch]
     assert sorted(keys) == [(2, index) for index in range(num_samples)]
     assert len({len(rank) for rank in per_rank}) == 1
     sizes = [len(batch) for rank in per_rank for batch in rank]
     assert min(sizes) > 0  # no rank may be left without an image while others compute gradients
-    return sizes
-
-
-@pytest.mark.parametrize("batch_size", [2, 4, 16])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("num_samples", [3, 4, 5, 7, 37, 64])
-def test_every_sample_comes_once_and_every_rank_has_as_many_batches(
-    num_samples: int, world_size: int, batch_size: int
-) -> None:
-    sizes = check_epoch(num_samples, batch_size, world_size)
-    assert max(sizes) <= batch_size
+    assert max(sizes) <= max(batch_size, 2)  # a batch of one cannot give an odd image away
     assert max(sizes) - min(sizes) <= 2
-
-
-@pytest.mark.parametrize(("num_samples", "world_size"), [(7, 1), (6, 2), (3, 2), (7, 2), (5, 3), (37, 3)])
-def test_batches_of_one_leave_no_rank_without_an_image(num_samples: int, world_size: int) -> None:
-    assert max(check_epoch(num_samples, 1, world_size)) <= 2  # one cannot give an odd image away
 
 
 @pytest.mark.parametrize("num_samples", [8, 37, 64])
@@ -117,27 +111,33 @@ def test_an_empty_shard_makes_an_empty_loader(plain_set: SegmentationDataset) ->
 # --- loaders -------------------------------------------------------------------------------------------------------
 
 
-def content(batch: Batch) -> list[bytes]:
-    """Return every tensor's bytes, and which samples they are."""
-    tensors = (batch.images, batch.batch_index, batch.class_ids, batch.boxes, batch.masks)
-    return [bytes(str([sample.index for sample in batch.samples]), "ascii"), *(t.numpy().tobytes() for t in tensors)]
+EVERYTHING = AugmentConfig(degrees=10, shear=5, mixup=0.5, copy_paste=0.5)
 
 
-def test_workers_change_nothing_in_any_epoch_nor_in_the_middle_of_one(augmented_set: SegmentationDataset) -> None:
-    loaders = [
-        get_dataloader(augmented_set, EpochBatches(len(SHAPES), 2, 0, 1, seed=0), workers, False) for workers in (0, 1)
-    ]
-    seen = []
-    for epoch, start_batch in ((0, 0), (1, 0), (1, 2), (0, 0)):
-        for loader in loaders:
-            loader.set_epoch(epoch, start_batch)
-        here, worker = ([content(batch) for batch in loader] for loader in loaders)
-        assert here == worker
-        seen.append(here)
-    assert len(seen[0]) == 4
-    assert seen[0] != seen[1]
-    assert seen[2] == seen[1][2:]
-    assert seen[3] == seen[0]
+@pytest.mark.parametrize("kind", ["photographs", "windows"])
+def test_workers_ranks_epochs_before_and_a_start_in_mid_epoch_change_no_byte(
+    windowed: WindowedPhotos, kind: str
+) -> None:
+    data = dataset_of(EVERYTHING) if kind == "photographs" else windows_as_samples(windowed, EVERYTHING)
+
+    def loader_of(workers: int, rank: int = 0, ranks: int = 1) -> EpochLoader:
+        batches = EpochBatches(len(data), 2 // ranks, rank, ranks, seed=3, sizes_px=(96, 128))
+        return get_dataloader(data, batches, workers, False)
+
+    def batches_of(loader: EpochLoader, epoch: int, start: int = 0) -> list[list[list[bytes]]]:
+        loader.set_epoch(epoch, start)
+        return [[batch.images.numpy().tobytes(), *map(content, batch.samples)] for batch in loader]
+
+    here, worker = loader_of(0), loader_of(1)
+    first, second = batches_of(here, 0), batches_of(here, 1)
+    assert sum(len(batch) - 1 for batch in first) == len(data)
+    assert first != second
+    assert batches_of(worker, 0) == first
+    assert batches_of(worker, 1, start=2) == second[2:]
+    assert batches_of(here, 0) == first
+    shares = [batches_of(loader_of(0, rank, 2), 0) for rank in range(2)]
+    for batch, left, right in zip(first, *shares, strict=True):
+        assert sorted(left[1:] + right[1:]) == sorted(batch[1:])
 
 
 starts_thread_at_fork = False
@@ -217,8 +217,6 @@ SIDE_PX, BATCH = 64, 4
 
 
 def photos(tmp_path: Path, count: int) -> list[Photo]:
-    from utils.data.images import write_jpeg
-
     write_jpeg(tmp_path / "a.jpg", np.full((48, 64, 3), 90, np.uint8))
     return [Photo(tmp_path / "a.jpg", np.zeros(0, np.int64), [])] * count
 
@@ -242,17 +240,12 @@ def test_as_many_workers_as_there_is_room_for(workers: int, ranks: int, free_mb:
     assert bool(plan.notes) == (chosen != workers)
 
 
-def test_the_note_names_both_sizes_and_the_cure() -> None:
+def test_the_note_names_both_sizes_and_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     (note,) = plan_loader(8, 4, batch_bytes(16, 640), 2, 64_000_000).notes
     assert "8 loader workers in each of 2 process(es) may need 2,726 MB" in note
-    assert "64 MB are free; 0 workers are used" in note
-    assert "--shm-size" in SHARED_MEMORY_ADVICE
-    assert "medium: Memory" in note
+    assert f"64 MB are free; 0 workers are used. To use all, {SHARED_MEMORY_ADVICE}" in note
     assert "\n" not in note
-
-
-def test_where_there_is_no_such_place_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("utils.data.loader.shared_memory_free_bytes", lambda: None)
+    monkeypatch.setattr("utils.data.loader.shared_memory_free_bytes", lambda: None)  # a system without such a place
     assert plan_loader(8, 4, batch_bytes(16, 640), 8) == LoaderPlan(8)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
@@ -101,22 +100,16 @@ def test_smaller_sizes_average_the_photographs_first() -> None:
     assert data[0, 0, 32].image.std() < 2
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    torch.manual_seed(0)
-    return build_model("yolov8n-seg.yaml", NAMES)
-
-
-@pytest.mark.parametrize("size_px", [64, 192])
-def test_one_model_learns_from_batches_of_any_size(model: Any, size_px: int) -> None:
-    data = dataset_of(AugmentConfig())
-    images, targets = prepare_batch(collate([data[0, 0, size_px], data[0, 1, size_px]]), torch.device("cpu"))
-    assert targets.masks.shape[1:] == (size_px // 4, size_px // 4)
-    model.train().zero_grad()
-    outputs = model(images)
-    assert outputs["proto"].shape[-2:] == targets.masks.shape[1:]
-    loss, values = SegmentationLoss(model)(outputs, targets)
-    loss.backward()
-    assert torch.isfinite(loss)
-    assert values["seg"] > 0
-    assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
+def test_one_model_learns_from_batches_of_any_size() -> None:
+    model, data = build_model("yolov8n-seg.yaml", NAMES), dataset_of(AugmentConfig())
+    for size_px in (64, 192):
+        images, targets = prepare_batch(collate([data[0, 0, size_px], data[0, 1, size_px]]), torch.device("cpu"))
+        assert targets.masks.shape[1:] == (size_px // 4, size_px // 4)
+        model.train().zero_grad()
+        outputs = model(images)
+        assert outputs["proto"].shape[-2:] == targets.masks.shape[1:]
+        loss, values = SegmentationLoss(model)(outputs, targets)
+        loss.backward()
+        assert torch.isfinite(loss)
+        assert values["seg"] > 0
+        assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)

@@ -10,17 +10,14 @@ import pytest
 from tests.data.pictures import (
     COLOURLESS,
     COLOURS,
-    SIZE_PX,
     WORST_LABEL,
     content,
-    dataset_of,
     samples_of,
     unlabelled_pixels,
     worst_label,
 )
 from utils.data import dataset as dataset_module
 from utils.data.augment import AugmentConfig, Scene, blend, paste_mirrored, sample_generator
-from utils.data.loader import EpochBatches, get_dataloader, multi_scale_sizes
 from utils.sources.sample.canvas import area
 
 STRONG = {"shear": 15.0, "copy_paste": 1.0, "mixup": 1.0}
@@ -46,19 +43,16 @@ def test_a_probability_that_never_strikes_leaves_the_geometry(name: str) -> None
         assert [polygon.tobytes() for polygon in sample.polygons] == [polygon.tobytes() for polygon in plain.polygons]
 
 
-def test_the_measure_of_these_tests_sees_labels_that_are_off() -> None:
-    sample = dataset_of(COLOURLESS)[0, 1]
-    assert worst_label(sample) < WORST_LABEL
-    shifted = dataclasses.replace(sample, polygons=[polygon + 6 for polygon in sample.polygons])
-    assert worst_label(shifted) > 0.5
-    assert unlabelled_pixels(dataclasses.replace(sample, polygons=sample.polygons[:1])) > 50
-
-
 def test_shear_moves_labels_with_their_pixels() -> None:
     config = dataclasses.replace(COLOURLESS, shear=20.0)
     samples = samples_of(config, mosaic_epochs=0)
     assert max(map(worst_label, samples)) < WORST_LABEL
     assert max(map(unlabelled_pixels, samples)) < 12
+    shifted = [dataclasses.replace(one, polygons=[polygon + 6 for polygon in one.polygons]) for one in samples]
+    assert min(worst_label(one) for one in shifted if len(one.polygons) > 3) > 0.3, (
+        "both measures see labels that are off"
+    )
+    assert unlabelled_pixels(dataclasses.replace(samples[0], polygons=samples[0].polygons[:1])) > 50
     edges = [np.diff(sample.polygons[k][:2], axis=0)[0] for sample in samples for k in range(len(sample.polygons))]
     assert np.mean([min(abs(edge)) > 1 for edge in edges]) > 0.3  # upright bars no longer are
 
@@ -139,15 +133,3 @@ def test_mixup_and_copy_paste_end_with_mosaic() -> None:
     strong = dataclasses.replace(AugmentConfig(), mixup=1.0, copy_paste=1.0)
     late, plain = (samples_of(config, mosaic_epochs=0) for config in (strong, AugmentConfig()))
     assert list(map(content, late)) == list(map(content, plain))
-
-
-def test_workers_and_neighbours_change_nothing_with_everything_on() -> None:
-    config = AugmentConfig(degrees=10, shear=5, mixup=0.5, copy_paste=0.5)
-    seen = []
-    for workers in (0, 1):
-        batches = EpochBatches(6, 2, 0, 1, seed=3, sizes_px=multi_scale_sizes(SIZE_PX))
-        loader = get_dataloader(dataset_of(config), batches, workers, False)
-        loader.set_epoch(1, 1)
-        seen.append([content(sample) for batch in loader for sample in batch.samples])
-    assert len(seen[0]) == 4
-    assert seen[0] == seen[1]

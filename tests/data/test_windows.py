@@ -8,18 +8,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 
-from tests.data.pictures import COLOURLESS, WORST_LABEL, Pictures, content, unlabelled_pixels, worst_label
+from tests.data.conftest import WINDOWED, WINDOWED_PX, windows_as_samples
+from tests.data.pictures import COLOURLESS, WORST_LABEL, box, unlabelled_pixels, worst_label
 from utils.data import windows as module
 from utils.data.augment import AugmentConfig
 from utils.data.dataset import SegmentationDataset, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import letterbox
 from utils.data.labels import Photo
-from utils.data.loader import EpochBatches, get_dataloader
 from utils.data.windows import (
     CELL,
     EMPTY,
@@ -30,18 +29,12 @@ from utils.data.windows import (
     WindowConfig,
     WindowedPhotos,
     Windows,
-    open_windows,
 )
 from utils.training import assembly
 from utils.training.config import TrainConfig
 
 SIDE_PX = 640
 STILL = AugmentConfig(mosaic=0, translate=0, scale=0, fliplr=0, hsv_h=0, hsv_s=0, hsv_v=0)
-
-
-def box(left: float, top: float, width: float, height: float) -> np.ndarray:
-    corners = [[left, top], [left + width, top], [left + width, top + height], [left, top + height]]
-    return np.array(corners, np.float32).clip(0, 1)
 
 
 def photo_with(count: int, seed: int, largest: float = 0.3) -> Photo:
@@ -212,56 +205,27 @@ def test_a_cell_is_never_at_the_border_of_its_window(monkeypatch: pytest.MonkeyP
 # --- pixels --------------------------------------------------------------------------------------------------------
 
 
-class Apart(Pictures):
-    """Photographs whose objects do not overlap: a cut could change which of two is smaller and lies on top."""
-
-    def labels(self, number: int) -> tuple[np.ndarray, list[np.ndarray]]:
-        x, y = np.random.default_rng(number).uniform(0, 0.08, 2)
-        outlines = [box(x, 0.2, 0.06, 0.75), box(0.3 + x, 0.3 + y, 0.2, 0.2), box(0.6 + x, 0.6 + y, 0.15, 0.15)]
-        outlines.append(np.array([[0.1, 0.05], [1, 0.15], [1, 0.18], [0.1, 0.08]], np.float32))
-        return np.array([0, 1, 3, 2]), outlines
-
-
-PICTURES = Apart(6, size=(640, 480))
-INPUT_PX = 128
-
-
-@pytest.fixture(scope="module")
-def windowed(tmp_path_factory: pytest.TempPathFactory) -> WindowedPhotos:
-    folder = tmp_path_factory.mktemp("windows")
-    photos = []
-    for number, photo in enumerate(PICTURES.photos):
-        cv2.imwrite(str(folder / f"{number}.png"), PICTURES.whole(number)[..., ::-1])
-        photos.append(dataclasses.replace(photo, file=folder / f"{number}.png"))
-    return open_windows(photos, INPUT_PX, WindowConfig(3, 0.5, 1.0), 0, folder / ".cache", "train", lambda line: None)
-
-
-def dataset_of(windowed: WindowedPhotos, config: AugmentConfig, mosaic_epochs: int = 9) -> SegmentationDataset:
-    photos = list(windowed.windows.photos)
-    return SegmentationDataset(photos, INPUT_PX, windowed=windowed, augment=config, mosaic_epochs=mosaic_epochs)
-
-
 def test_a_window_at_scale_one_shows_the_photographs_own_pixels(windowed: WindowedPhotos) -> None:
     native = dataclasses.replace(
-        windowed, windows=Windows(PICTURES.photos, windowed.windows.sizes, INPUT_PX, WindowConfig(3, 1.0, 1.0), 0)
+        windowed, windows=Windows(WINDOWED.photos, windowed.windows.sizes, WINDOWED_PX, WindowConfig(3, 1.0, 1.0), 0)
     )
-    data = dataset_of(native, STILL)
+    data = windows_as_samples(native, STILL)
     assert len(data) == 18
     for epoch in range(3):
         for index in range(len(data)):
             window = native.windows.window(epoch, index)
-            whole = PICTURES.whole(window.photo).astype(float)
+            whole = WINDOWED.whole(window.photo).astype(float)
             expected = whole[window.top : window.bottom, window.left : window.right]
             image = data[epoch, index].image.astype(float)
-            if window.shape != (INPUT_PX, INPUT_PX):  # a whole photograph or a large object
-                expected, _, _ = letterbox(expected.astype(np.uint8), INPUT_PX)
+            if window.shape != (WINDOWED_PX, WINDOWED_PX):  # a whole photograph or a large object
+                expected, _, _ = letterbox(expected.astype(np.uint8), WINDOWED_PX)
             # JPEG, and half a pixel of interpolation at the edges of shrunk ones
             assert np.abs(image - expected).mean() < 3
 
 
 @pytest.mark.parametrize("mosaic_epochs", [0, 9])
 def test_labels_lie_on_their_pixels(windowed: WindowedPhotos, mosaic_epochs: int) -> None:
-    data = dataset_of(windowed, dataclasses.replace(COLOURLESS, degrees=5), mosaic_epochs)
+    data = windows_as_samples(windowed, dataclasses.replace(COLOURLESS, degrees=5), mosaic_epochs)
     samples = [data[epoch, index] for epoch in range(4) for index in range(len(data))]
     assert max(map(worst_label, samples)) < WORST_LABEL
     # Slivers that are too small to be labelled remain visible.
@@ -271,24 +235,7 @@ def test_labels_lie_on_their_pixels(windowed: WindowedPhotos, mosaic_epochs: int
         for box_xyxy, polygon in zip(sample.boxes, sample.polygons, strict=True):
             np.testing.assert_allclose(box_xyxy, [*polygon.min(0), *polygon.max(0)], atol=1e-4)
             assert box_xyxy.min() >= 0
-            assert box_xyxy.max() <= INPUT_PX
-
-
-def test_workers_ranks_and_a_start_in_mid_epoch_change_no_byte(windowed: WindowedPhotos) -> None:
-    data = dataset_of(windowed, AugmentConfig(degrees=10, mixup=0.5, copy_paste=0.5))
-
-    def batches_of(workers: int, rank: int, ranks: int, start: int) -> list[list[list[bytes]]]:
-        batches = EpochBatches(len(data), 4 // ranks, rank, ranks, seed=3, sizes_px=(96, INPUT_PX))
-        loader = get_dataloader(data, batches, workers, False)
-        loader.set_epoch(1, start)
-        return [[content(sample) for sample in batch.samples] for batch in loader]
-
-    alone = batches_of(0, 0, 1, 0)
-    assert sum(map(len, alone)) == len(data)
-    assert batches_of(1, 0, 1, 2) == alone[2:]
-    shares = [batches_of(0, rank, 2, 0) for rank in range(2)]
-    for batch, first, second in zip(alone, *shares, strict=True):
-        assert sorted(first + second) == sorted(batch)
+            assert box_xyxy.max() <= WINDOWED_PX
 
 
 def test_each_epoch_shows_other_windows(windowed: WindowedPhotos) -> None:
@@ -296,7 +243,7 @@ def test_each_epoch_shows_other_windows(windowed: WindowedPhotos) -> None:
     drawn = [[windows.window(epoch, index) for index in range(len(windows))] for epoch in (0, 1, 0)]
     assert drawn[0] == drawn[2]
     assert sum(first != second for first, second in zip(drawn[0], drawn[1], strict=True)) > len(windows) / 2
-    other = Windows(windows.photos, windows.sizes, INPUT_PX, windows.config, seed=1)
+    other = Windows(windows.photos, windows.sizes, WINDOWED_PX, windows.config, seed=1)
     assert [other.window(0, index) for index in range(len(windows))] != drawn[0]
 
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
 
+from tests.data.caches import EACH_KIND, Kind, write_photo
 from tests.sources.download.archives import circuit, folder_with, get_from_folder, zip_bytes
 from utils.common.errors import UserError
 from utils.common.files import regular_only, write_text_atomic
-from utils.data.blocks import open_blocks
-from utils.data.cache import open_or_build
 from utils.data.cache_file import CacheIndex, index_text
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.sources.download.raw_data import LEDGER_NAME
@@ -25,32 +21,23 @@ from utils.sources.download.web import PartFile
 from utils.sources.sample import write_sample
 
 SECRET = b"the user's own file\n" * 50
-Opens = Callable[[list[Path], Path, list[str]], CacheIndex | None]
 
 
-def open_windows(files: list[Path], folder: Path, said: list[str]) -> CacheIndex | None:
+def opens(kind: Kind, files: list[Path], folder: Path, said: list[str]) -> CacheIndex | None:
+    """Return the index of a cache; None if there can be none, which was then said."""
     try:
-        return open_blocks(files, folder, "train", said.append).index
+        store = kind.opens(files, folder, said)
     except UserError as error:
         said.append(str(error))
         return None
-
-
-def open_packed(files: list[Path], folder: Path, said: list[str]) -> CacheIndex | None:
-    return open_or_build(files, 64, folder, "train", said.append)
-
-
-OPENS = pytest.mark.parametrize("opens", [open_windows, open_packed])
+    return None if store is None else store.index
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
     folder = tmp_path / "set" / "images"
     folder.mkdir(parents=True)
-    files = [folder / f"{number}.jpg" for number in range(2)]
-    for number, file in enumerate(files):
-        cv2.imwrite(str(file), np.full((40, 60, 3), 90 + number, np.uint8))
-    return files
+    return [write_photo(folder / f"{number}.jpg", number, (40, 60)) for number in range(2)]
 
 
 @pytest.fixture
@@ -60,10 +47,10 @@ def victim(tmp_path: Path) -> Path:
     return tmp_path / "home" / "VICTIM"
 
 
-def places(opens: Opens, files: list[Path]) -> list[Path]:
+def places(kind: Kind, files: list[Path]) -> list[Path]:
     """Return the files that a build writes, none of which exists any more."""
     folder = files[0].parent.parent / ".cache"
-    index = opens(files, folder, [])
+    index = opens(kind, files, folder, [])
     assert index is not None
     found = [index.pixel_file, *map(index.pixel_file.with_suffix, (".json", ".part")), folder / "train.lock"]
     for file in found:
@@ -71,12 +58,12 @@ def places(opens: Opens, files: list[Path]) -> list[Path]:
     return found
 
 
-@OPENS
-def test_a_link_in_the_cache_overwrites_a_file_of_the_user(opens: Opens, files: list[Path], victim: Path) -> None:
-    for place in places(opens, files):
+@EACH_KIND
+def test_a_link_in_the_cache_overwrites_a_file_of_the_user(kind: Kind, files: list[Path], victim: Path) -> None:
+    for place in places(kind, files):
         place.symlink_to(os.path.relpath(victim, place.parent))
         said: list[str] = []
-        assert opens(files, place.parent, said) is None
+        assert opens(kind, files, place.parent, said) is None
         assert victim.read_bytes() == SECRET
         assert len(said) == 1
         assert said[0].endswith(f"{place}: a link is in the place of this file; remove it")
@@ -84,55 +71,55 @@ def test_a_link_in_the_cache_overwrites_a_file_of_the_user(opens: Opens, files: 
     assert list(victim.parent.iterdir()) == [victim]
 
 
-@OPENS
-def test_folders_and_pipes_where_the_cache_has_files_end_in_one_line(opens: Opens, files: list[Path]) -> None:
-    for place in places(opens, files):
-        for make, kind in ((place.mkdir, "a folder"), (lambda place=place: os.mkfifo(place), "a pipe or a device")):
+@EACH_KIND
+def test_folders_and_pipes_where_the_cache_has_files_end_in_one_line(kind: Kind, files: list[Path]) -> None:
+    for place in places(kind, files):
+        for make, what in ((place.mkdir, "a folder"), (lambda place=place: os.mkfifo(place), "a pipe or a device")):
             make()
             said: list[str] = []
-            assert opens(files, place.parent, said) is None
+            assert opens(kind, files, place.parent, said) is None
             assert len(said) == 1
-            assert said[0].endswith(f"{place}: {kind} is in the place of this file; remove it")
-            place.rmdir() if kind == "a folder" else place.unlink()
+            assert said[0].endswith(f"{place}: {what} is in the place of this file; remove it")
+            place.rmdir() if what == "a folder" else place.unlink()
     folder = files[0].parent.parent / ".cache"
     (folder / "train-64-of-the-user").mkdir()
     (folder / "train-blocks-of-the-user").mkdir()
-    assert opens(files, folder, []) is not None
+    assert opens(kind, files, folder, []) is not None
     assert len(list(folder.glob("*-of-the-user"))) == 2
 
 
-@OPENS
+@EACH_KIND
 def test_a_cache_folder_that_is_a_link_is_followed_only_with_trust_links(
-    opens: Opens, files: list[Path], victim: Path
+    kind: Kind, files: list[Path], victim: Path
 ) -> None:
     root = files[0].parent.parent
     (root / "data.yaml").write_text("train: images\nnames: [pole]\n")
     (root / ".cache").symlink_to(victim.parent)
     said: list[str] = []
-    assert opens(files, load_dataset_yaml(root / "data.yaml").cache_folder, said) is None
+    assert opens(kind, files, load_dataset_yaml(root / "data.yaml").cache_folder, said) is None
     assert list(victim.parent.iterdir()) == [victim]
     assert said[0].endswith(".cache is a link, which is followed only with --trust-links")
-    index = opens(files, load_dataset_yaml(root / "data.yaml", trust_links=True).cache_folder, said)
+    index = opens(kind, files, load_dataset_yaml(root / "data.yaml", trust_links=True).cache_folder, said)
     assert index is not None
     assert index.pixel_file.parent == victim.parent
 
 
-@OPENS
+@EACH_KIND
 def test_a_killed_build_in_a_copy_by_hard_links_leaves_the_other_copy_alone(
-    opens: Opens, files: list[Path], victim: Path
+    kind: Kind, files: list[Path], victim: Path
 ) -> None:
-    _, index_file, part, _ = places(opens, files)
+    _, index_file, part, _ = places(kind, files)
     os.link(victim, part)
     index_file.write_text(index_text({"offsets": [0, 20], "sizes": [[1, 1]], "unusable": {}}))
-    assert opens(files, part.parent, []) is not None
+    assert opens(kind, files, part.parent, []) is not None
     assert victim.read_bytes() == SECRET
 
 
-@OPENS
-def test_an_index_of_many_brackets_is_built_again(opens: Opens, files: list[Path]) -> None:
-    _, index_file, _, _ = places(opens, files)
+@EACH_KIND
+def test_an_index_of_many_brackets_is_built_again(kind: Kind, files: list[Path]) -> None:
+    _, index_file, _, _ = places(kind, files)
     index_file.write_text("[" * 100_000)
-    assert opens(files, index_file.parent, []) is not None
+    assert opens(kind, files, index_file.parent, []) is not None
 
 
 def test_a_link_with_the_name_of_a_temporary_file_is_not_written_through(tmp_path: Path, victim: Path) -> None:

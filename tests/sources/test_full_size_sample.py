@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import csv
-import io
 import os
 from pathlib import Path
 from typing import Any
@@ -14,15 +11,14 @@ import numpy as np
 import pytest
 
 from tests.conftest import must_run
-from utils.common.errors import UserError
+from tests.sources.test_sample import files_of, objects_of, rows_of
 from utils.data.images import read_image
-from utils.sources.parsing.label_csv import LABEL_CSV
 from utils.sources.parsing.outlines import object_ring
-from utils.sources.sample import full_size, write_sample
+from utils.sources.sample import parts, write_sample
 from utils.sources.sample.canvas import Canvas, Colour
 from utils.sources.sample.full_size import draw_full_scene
+from utils.sources.sample.parts import paint_thin_wire
 from utils.sources.sample.texture import Ground, clouds, pyramid
-from utils.sources.sample.wires import paint_thin_wire
 
 SIZE_PX = 1600
 
@@ -32,10 +28,6 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("full") / "raw"
     write_sample(folder, 2, seed=2, long_side_px=SIZE_PX)
     return folder
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_the_same_bytes_on_one_thread_and_on_a_processor_without_avx2(sample: Path, tmp_path: Path) -> None:
@@ -48,23 +40,17 @@ def test_the_same_bytes_on_one_thread_and_on_a_processor_without_avx2(sample: Pa
 import os
 os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
 from pathlib import Path
-from utils.sources.sample import full_size, write_sample
+from utils.sources.sample import write_sample
 write_sample(Path({str(tmp_path)!r}), 2, seed=2, long_side_px={SIZE_PX})
 """
     must_run("python", "-c", command, **plain)
     assert files_of(tmp_path) == files_of(sample)
 
 
-def test_photographs_have_the_size_asked_for(sample: Path) -> None:
+def test_photographs_have_the_size_asked_for_wires_are_lines_and_all_else_polygons(sample: Path) -> None:
     for path in sample.glob("Circuit*/*"):
         assert sorted(read_image(path).shape[:2]) == [1067, SIZE_PX]
-
-
-def test_wires_are_lines_and_all_else_polygons(sample: Path) -> None:
-    text = (sample / LABEL_CSV).read_text(encoding="utf-8-sig")
-    entries = [
-        entry for row in csv.DictReader(io.StringIO(text)) for entry in ast.literal_eval(row["Label"])["objects"]
-    ]
+    entries = [entry for row in rows_of(sample) for entry in objects_of(row)]
     assert {"pole", "insulator", "conductor"} <= {entry["value"] for entry in entries}
     assert all(("line" in entry) == (entry["value"] in ("conductor", "other_wire", "other-wire")) for entry in entries)
 
@@ -109,7 +95,7 @@ def test_unasked_wires_are_4_to_10_pixels_wide_and_parts_as_large_as_in_photogra
         widths.append(width_px)
         paint_thin_wire(canvas, path, colour, width_px, is_stranded)
 
-    monkeypatch.setattr(full_size, "paint_thin_wire", paint)
+    monkeypatch.setattr(parts, "paint_thin_wire", paint)
     heights = {"insulator": (40, 150), "transformers": (200, 500), "crossarm": (50, 500)}
     for index in (0, 1):
         for drawn in draw_full_scene(2, index, SIZE_PX).annotations:
@@ -132,9 +118,3 @@ def test_straight_lines_on_the_ground_are_straight_in_the_photograph() -> None:
     start, end = points[0], points[-1]
     across = (end - start)[::-1] * (1, -1) / np.linalg.norm(end - start)
     assert np.abs((points - start) @ across).max() < 1.5
-
-
-@pytest.mark.parametrize("size", [640, 20_000])
-def test_impossible_sizes_are_refused(tmp_path: Path, size: int) -> None:
-    with pytest.raises(UserError, match=f"long_side_px: {size}"):
-        write_sample(tmp_path, 1, long_side_px=size)

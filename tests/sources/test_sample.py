@@ -54,13 +54,22 @@ def photos_of(folder: Path) -> dict[str, Path]:
     return {path.name: path for path in folder.glob("Circuit*/*")}
 
 
-def test_the_same_call_writes_the_same_bytes_and_another_seed_does_not(tmp_path: Path) -> None:
-    for name, seed in (("one", 5), ("two", 5), ("other", 6)):
+def test_the_same_call_writes_the_same_bytes_a_larger_sample_extends_it_and_another_seed_does_not(
+    sample: Path, tmp_path: Path
+) -> None:
+    for name, seed in (("four", 3), ("other", 6)):
         write_sample(tmp_path / name, 4, seed)
-    one, two, other = (files_of(tmp_path / name) for name in ("one", "two", "other"))
-    assert one == two
-    assert set(one) == set(other)
-    assert all(one[name] != other[name] for name in one)
+    large, four, other = (files_of(folder) for folder in (sample, tmp_path / "four", tmp_path / "other"))
+    assert set(four) == set(other)
+    assert all(four[name] != other[name] for name in four)
+    assert len(four) == 5
+    assert large.pop(LABEL_CSV).startswith(four.pop(LABEL_CSV))
+    assert {name: large[name] for name in four} == four
+    write_sample(tmp_path / "four", 4, seed=3)
+    with pytest.raises(UserError, match="choose an empty folder"):
+        write_sample(tmp_path / "four", 2, seed=3)
+    again = files_of(tmp_path / "four")
+    assert {name: again[name] for name in four} == four
 
 
 def test_the_sample_of_earlier_versions_is_drawn_again(sample: Path) -> None:
@@ -77,17 +86,6 @@ def test_the_sample_of_earlier_versions_is_drawn_again(sample: Path) -> None:
     assert green == pytest.approx(np.array(before), abs=0.1)
 
 
-def test_a_larger_sample_extends_a_smaller_one(tmp_path: Path) -> None:
-    write_sample(tmp_path / "four", 4)
-    write_sample(tmp_path / "six", 6)
-    four, six = files_of(tmp_path / "four"), files_of(tmp_path / "six")
-    labels_four, labels_six = four.pop(LABEL_CSV), six.pop(LABEL_CSV)
-    assert len(four) == 4
-    assert len(six) == 6
-    assert {name: six[name] for name in four} == four
-    assert labels_six.startswith(labels_four)
-
-
 def test_every_class_is_drawn(sample: Path) -> None:
     names = load_dataset_yaml(DEFAULT_DATASET_YAML).names
     classes = ClassTable(names)
@@ -96,29 +94,22 @@ def test_every_class_is_drawn(sample: Path) -> None:
     assert len(photos_of(sample)) == NUM_PHOTOS
 
 
-def test_wires_are_lines_and_all_else_polygons(sample: Path) -> None:
+def test_labels_are_python_literals_after_a_byte_order_mark_wires_lines_and_all_else_polygons(sample: Path) -> None:
+    assert (sample / LABEL_CSV).read_bytes().startswith(b"\xef\xbb\xbfLabel,External ID,")
     for row in rows_of(sample):
+        assert row["Label"].startswith("{'objects': [{'featureId': '")
+        assert set(ast.literal_eval(row["Label"])) == {"objects", "classifications"}
         for entry in objects_of(row):
             is_wire = entry["value"] in ("conductor", "other_wire", "other-wire")
             assert ("line" in entry, "polygon" in entry) == (is_wire, not is_wire)
             assert not is_wire or 4 <= len(entry["line"]) <= 12
 
 
-def test_labels_begin_with_a_byte_order_mark_and_hold_python_literals(sample: Path) -> None:
-    assert (sample / LABEL_CSV).read_bytes().startswith(b"\xef\xbb\xbfLabel,External ID,")
-    labels = [row["Label"] for row in rows_of(sample)]
-    assert all(label.startswith("{'objects': [{'featureId': '") for label in labels)
-    assert all(set(ast.literal_eval(label)) == {"objects", "classifications"} for label in labels)
-
-
-def test_one_row_lacks_its_photograph_and_one_photograph_its_row(sample: Path) -> None:
-    named, present = {row["External ID"] for row in rows_of(sample)}, set(photos_of(sample))
+def test_names_are_unique_and_one_row_lacks_its_photograph_and_one_photograph_its_row(sample: Path) -> None:
+    photos = photos_of(sample)
+    named, present = {row["External ID"] for row in rows_of(sample)}, set(photos)
     assert len(named - present) == 1
     assert len(present - named) == 1
-
-
-def test_names_are_unique_ignoring_case_and_extensions_mix_it(sample: Path) -> None:
-    photos = photos_of(sample)
     assert len({name.lower() for name in photos}) == NUM_PHOTOS
     assert {path.suffix for path in photos.values()} == {".JPG", ".jpg", ".JPEG"}
     assert sum(path.parent.name == "Circuit10" for path in photos.values()) == NUM_PHOTOS // 4
@@ -154,14 +145,6 @@ def test_turned_files_are_upright_again_with_their_exif_orientation(sample: Path
         assert stored.shape != drawn.shape or _difference(stored, drawn) > 20
 
 
-@pytest.mark.parametrize("num_photos", [1, 2, 8])
-def test_a_small_sample_is_complete(tmp_path: Path, num_photos: int) -> None:
-    write_sample(tmp_path, num_photos)
-    assert len(photos_of(tmp_path)) == num_photos
-    values = [entry["value"] for row in rows_of(tmp_path) for entry in objects_of(row)]
-    assert "pole" in values
-
-
 def test_cables_are_annotated_where_they_are_painted() -> None:
     """Along a cable's line the picture is black; beside it there is the brighter backdrop."""
     for index in range(6):
@@ -189,10 +172,20 @@ def test_wires_are_as_thin_as_asked_and_nothing_else_moves() -> None:
     assert changed[near_wires == 0].mean() < 0.001
 
 
-@pytest.mark.parametrize("width", [0.5, 41])
-def test_impossible_wires_are_refused(tmp_path: Path, width: float) -> None:
-    with pytest.raises(UserError, match=rf"wire_width_px: {width}"):
-        write_sample(tmp_path, 1, wire_width_px=width)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"wire_width_px": 0.5}, "wire_width_px: 0.5"),
+        ({"wire_width_px": 41}, "wire_width_px: 41"),
+        ({"num_photos": 0}, "num_photos: 0; ask for at least 1"),
+        ({"seed": -1}, "seed: -1; must not be negative"),
+        ({"long_side_px": 640}, "long_side_px: 640"),
+        ({"long_side_px": 20_000}, "long_side_px: 20000"),
+    ],
+)
+def test_impossible_samples_are_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        write_sample(tmp_path, **{"num_photos": 1, **options})
 
 
 def test_another_folders_photographs_and_labels_are_never_overwritten(tmp_path: Path) -> None:
@@ -207,23 +200,6 @@ def test_another_folders_photographs_and_labels_are_never_overwritten(tmp_path: 
     with pytest.raises(UserError, match=LABEL_CSV):
         write_sample(tmp_path, 2)
     assert not list(tmp_path.glob("Circuit*/*"))
-
-
-def test_a_sample_can_be_written_again_but_not_shrunk_in_place(tmp_path: Path) -> None:
-    write_sample(tmp_path, 3)
-    before = files_of(tmp_path)
-    write_sample(tmp_path, 3)
-    assert files_of(tmp_path) == before
-    with pytest.raises(UserError, match="choose an empty folder"):
-        write_sample(tmp_path, 2)
-    assert files_of(tmp_path) == before
-
-
-def test_no_photographs_and_a_negative_seed_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="num_photos: 0; ask for at least 1"):
-        write_sample(tmp_path, 0)
-    with pytest.raises(UserError, match="seed: -1; must not be negative"):
-        write_sample(tmp_path, 2, seed=-1)
 
 
 def test_clip_keeps_what_lies_inside() -> None:

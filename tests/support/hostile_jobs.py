@@ -17,10 +17,9 @@ from typing import Any
 import cv2
 
 from utils.common.errors import UserError
-from utils.data.dataset import read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import ImageError, read_image
-from utils.data.labels import LabelError
+from utils.data.labels import LabelError, read_photos
 from utils.sources.parsing.build import BuildOptions, build_dataset
 from utils.sources.parsing.label_csv import parse_label_text, read_label_csv
 from utils.sources.parsing.outlines import OutlineError, object_ring

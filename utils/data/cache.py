@@ -1,47 +1,25 @@
 """The packed cache: a split's photographs, resized once, in one file that all processes of a machine share.
 
-    .cache/<split>-<size>-<list>-<facts>.u8    uint8 RGB pixels and a checksum, one photograph after the other
-    .cache/<split>-<size>-<list>-<facts>.json  offsets and sizes, and the photographs that `--skip-bad` left out
-    .cache/<split>-<size>-<list>-<facts>.part  the pixels while they are written; then the .json tells what is finished
+    .cache/<split>-<size>-<list>-<facts>.u8  uint8 RGB pixels and a checksum, one photograph after the other
 
-<list> is a hash of the photographs' paths, <facts> of their sizes and times. A new cache replaces those of the same list.
-`os.pread` reads the pixels: the page cache holds one copy per machine, and a cold read is eight times as fast as
-through a memory map.
+`cache_file.py` has the names and what it shares with the block store.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import os
-import re
-import shutil
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from utils.common.cores import usable_cpu_count
-from utils.common.errors import DataErrors, UserError, printable
-from utils.common.files import in_the_way, is_own_file, local_rank_first, new_file, regular_only
-from utils.common.threads import ordered_map
-from utils.data.cache_file import (
-    UNREADABLE_INDEX,
-    CacheIndex,
-    DamagedRecord,
-    Record,
-    RecordFile,
-    has_shape,
-    read_index,
-    save_index,
-)
+from utils.common.errors import UserError, printable
+from utils.data.cache_file import CacheIndex, CacheKind, DamagedRecord, Record, RecordFile, open_or_build_kind
 from utils.data.images import ImageError, fit_long_side, read_image
+from utils.data.labels import Photo
 
 ALGORITHM = "area-v2"  # change it when the stored pixels change: it invalidates old caches
-MIN_FREE_FRACTION = 1.2
-SAVES, MIN_BETWEEN_SAVES = 50, 64  # how often a build writes down what it has finished, and after how many photographs
 CHECKSUM_BYTES = 4
 
 
@@ -75,25 +53,6 @@ class PackedImages(RecordFile):
             raise DamagedRecord(self.index.pixel_file)
 
 
-@dataclass(frozen=True)
-class CacheKind:
-    """What differs between the kinds of cache files.
-
-    `name` is a part of the file's name and `suffix` its end; `algorithm` enters the fingerprint. `make` returns a
-    photograph's bytes and its (height, width), or why it cannot be used. `estimate` returns the size of the whole file.
-    With `skips_bad` unusable photographs are left out; otherwise they raise DataErrors.
-    """
-
-    what: str
-    name: str
-    suffix: str
-    algorithm: str
-    make: Callable[[Path], Record | str]
-    estimate: Callable[[Sequence[Path]], int]
-    is_consistent: Callable[[CacheIndex], bool]
-    skips_bad: bool = False
-
-
 def open_or_build(
     files: Sequence[Path],
     long_side_px: int,
@@ -124,6 +83,23 @@ def open_or_build(
     return None
 
 
+def open_images(
+    photos: list[Photo],
+    size_px: int,
+    folder: Path,
+    split: str,
+    announce: Callable[[str], None],
+    *,
+    skips_bad: bool = False,
+) -> PackedImages | None:
+    """Open or build a split's packed cache; None if the disk has no room for it.
+
+    With `skips_bad` its index says which photographs it holds.
+    """
+    index = open_or_build([photo.file for photo in photos], size_px, folder, split, announce, skips_bad=skips_bad)
+    return PackedImages(index) if index is not None else None
+
+
 def open_or_build_check(files: Sequence[Path], folder: Path, name: str, announce: Callable[[str], None]) -> CacheIndex:
     """Decode all photographs once to find the unusable ones. Raises UserError if the result cannot be written.
 
@@ -136,141 +112,12 @@ def open_or_build_check(files: Sequence[Path], folder: Path, name: str, announce
         algorithm="readable-1",
         make=_check,
         estimate=len,
-        is_consistent=lambda index: True,
         skips_bad=True,
     )
     found = open_or_build_kind(kind, files, folder, name, announce)
     if isinstance(found, str):
         raise UserError(f"--skip-bad writes down which photographs can be read: {found}")
     return found
-
-
-def open_or_build_kind(
-    kind: CacheKind, files: Sequence[Path], folder: Path, name: str, announce: Callable[[str], None]
-) -> CacheIndex | str:
-    """Return a cache file of `files`; build it if needed. Return why not if it cannot be written.
-
-    The first process on a machine builds it while the others wait. A changed file or algorithm gives another
-    fingerprint and another cache. A build that was killed continues where it was.
-    """
-    list_key, facts_key = _list_key(files, folder), _fingerprint(files, kind)
-    pixel_file = folder / f"{name}-{kind.name}-{list_key}-{facts_key}{kind.suffix}"
-    lock_file = folder / f"{name}.lock"
-    if folder.is_symlink():
-        return f"{folder} is a link, which is followed only with --trust-links"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        usable = os.access(folder, os.W_OK)
-    except OSError:
-        usable = False
-    if not usable:
-        return f"{folder} cannot be written"
-    try:
-        if problem := in_the_way(lock_file, *map(pixel_file.with_suffix, (kind.suffix, ".json", ".part"))):
-            return problem
-        with local_rank_first(lock_file):
-            found = _load_index(kind, pixel_file, files) or _build_if_room(kind, files, pixel_file, name, announce)
-    except OSError as error:  # also a full disk: other programs write to it too
-        return f"{error.filename or pixel_file}: {error.strerror or error}"
-    if isinstance(found, str):
-        return found
-    if found.unusable and not kind.skips_bad:
-        raise _refusal(list(found.unusable.values()), len(files))
-    return replace(found, files=found.usable(files), make=kind.make)
-
-
-def _remove_replaced(pixel_file: Path, announce: Callable[[str], None]) -> None:
-    """Remove caches of the same list of photographs as they were before, and those that an older version made.
-
-    Says what caches of other lists remain.
-    """
-    start, list_key, _ = pixel_file.stem.rsplit("-", 2)
-    of_another_list = re.compile(rf"{re.escape(start)}-(?!{list_key})[0-9a-f]{{8}}-[0-9a-f]{{16}}\.\w+")
-    other_bytes = 0
-    for old in pixel_file.parent.glob(f"{start}-*"):
-        if of_another_list.fullmatch(old.name):
-            other_bytes += old.lstat().st_size
-        elif old not in (pixel_file.with_suffix(".part"), pixel_file.with_suffix(".json")) and not old.is_dir():
-            old.unlink()
-    if other_bytes:
-        announce(
-            f"{pixel_file.parent} also holds {start}-* of other lists of photographs, {other_bytes / 2**30:.2f} GiB; "
-            "delete what you no longer need"
-        )
-
-
-def _build_if_room(
-    kind: CacheKind, files: Sequence[Path], pixel_file: Path, name: str, announce: Callable[[str], None]
-) -> CacheIndex | str:
-    """Remove the caches that this one replaces and build it. Return why not if the disk has no room."""
-    _remove_replaced(pixel_file, announce)
-    folder, part = pixel_file.parent, pixel_file.with_suffix(".part")
-    needed, free = kind.estimate(files), shutil.disk_usage(folder).free
-    done = part.stat().st_size if part.exists() else 0
-    if free + done < needed * MIN_FREE_FRACTION:
-        return f"{folder} has {free / 2**30:.1f} GiB free, about {needed / 2**30:.1f} are needed"
-    announce(
-        f"packing {len(files)} {name} photographs {kind.what} into {pixel_file} "
-        f"(about {needed / 2**30:.2f} GiB, {free / 2**30:.0f} GiB free)"
-    )
-    return _build(kind, files, pixel_file, announce)
-
-
-def _build(kind: CacheKind, files: Sequence[Path], pixel_file: Path, announce: Callable[[str], None]) -> CacheIndex:
-    part, index_file = pixel_file.with_suffix(".part"), pixel_file.with_suffix(".json")
-    finished = _finished_part(kind, part)
-    offsets, sizes, unusable = finished.offsets.tolist(), finished.sizes.tolist(), dict(finished.unusable)
-    first = len(sizes) + len(unusable)
-    every = max(len(files) // 5, 500)
-    if first:
-        announce(f"  continuing at {first}/{len(files)}")
-    try:
-        records = ordered_map(kind.make, files[first:], usable_cpu_count())
-        with open(part, "r+b", opener=regular_only) if first else new_file(part) as output:
-            output.truncate(output.seek(offsets[-1]))
-            for done, record in enumerate(records, start=first + 1):
-                if isinstance(record, str):
-                    unusable[done - 1] = record
-                else:
-                    output.write(record[0])
-                    sizes.append(record[1])
-                    offsets.append(offsets[-1] + len(record[0]))
-                if done % every == 0:
-                    announce(f"  packed {done}/{len(files)}")
-                if done % max(len(files) // SAVES, MIN_BETWEEN_SAVES) == 0 and (kind.skips_bad or not unusable):
-                    save_index(output, index_file, offsets, sizes, unusable)
-            if unusable and (not kind.skips_bad or not sizes):
-                raise _refusal(list(unusable.values()), len(files))
-            save_index(output, index_file, offsets, sizes, unusable)
-        os.replace(part, pixel_file)
-    except (OSError, DataErrors):  # what a kill or Ctrl-C leaves is for the next start
-        part.unlink(missing_ok=True)
-        index_file.unlink(missing_ok=True)
-        raise
-    return CacheIndex(pixel_file, np.array(offsets, np.int64), np.array(sizes, np.int32), unusable)
-
-
-def _refusal(problems: list[str], num_photographs: int) -> DataErrors:
-    advice = "" if len(problems) == num_photographs else "; the trainer's --skip-bad goes on without them"
-    message = f"{len(problems)} of {num_photographs} photographs cannot be used: {problems[0]}{advice}"
-    return DataErrors(message, problems)
-
-
-def _finished_part(kind: CacheKind, part: Path) -> CacheIndex:
-    """Return the index of what a killed build has finished; an empty one if there is nothing to continue."""
-    nothing = CacheIndex(part, np.zeros(1, np.int64), np.zeros((0, 2), np.int32))
-    try:
-        index = read_index(part)
-        can_continue = (
-            is_own_file(part)  # a copy of the data set made of hard links has the same file
-            and part.stat().st_size >= index.offsets[-1]
-            and has_shape(index, len(index.sizes) + len(index.unusable))
-            and (kind.skips_bad or not index.unusable)
-            and kind.is_consistent(index)
-        )
-    except UNREADABLE_INDEX:
-        return nothing
-    return index if can_continue else nothing
 
 
 def load_photo(file: Path, long_side_px: int) -> np.ndarray:
@@ -304,38 +151,6 @@ def _pack(file: Path, long_side_px: int) -> Record | str:
     return pixels + zlib.crc32(pixels).to_bytes(CHECKSUM_BYTES, "little"), (image.shape[0], image.shape[1])
 
 
-def _load_index(kind: CacheKind, pixel_file: Path, files: Sequence[Path]) -> CacheIndex | None:
-    """Return a complete index. None if it is missing, damaged, or a photograph that was unusable can now be used."""
-    try:
-        index = read_index(pixel_file)
-        is_whole = pixel_file.stat().st_size == index.offsets[-1] and has_shape(index, len(files))
-        if not is_whole or not kind.is_consistent(index):
-            return None
-        return index if all(isinstance(kind.make(files[position]), str) for position in index.unusable) else None
-    except UNREADABLE_INDEX:
-        return None  # missing or damaged: build it again
-
-
 def _is_packed(index: CacheIndex) -> bool:
     num_bytes = index.sizes.astype(np.int64).prod(axis=1) * 3
     return bool((np.diff(index.offsets) == num_bytes + CHECKSUM_BYTES).all())
-
-
-def _list_key(files: Sequence[Path], folder: Path) -> str:
-    """Return a hash of the photographs' places relative to the data set, which may be moved with its cache."""
-    names = (os.fsencode(os.path.relpath(file, folder.parent)) for file in files)
-    return hashlib.sha256(b"\0".join(names)).hexdigest()[:8]
-
-
-def _fingerprint(files: Sequence[Path], kind: CacheKind) -> str:
-    digest = hashlib.sha256(kind.algorithm.encode())
-    for file in files:
-        try:
-            facts = file.stat()
-        except OSError as error:
-            if kind.skips_bad:  # `make` says why it cannot be used
-                digest.update(os.fsencode(file.name) + b"\0absent\n")
-                continue
-            raise UserError(f"{file}: {error.strerror}") from error
-        digest.update(os.fsencode(file.name) + f"\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
-    return digest.hexdigest()[:16]

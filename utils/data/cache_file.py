@@ -1,26 +1,40 @@
-"""The two files of a cache: the records, one per photograph, and the index that says where they are.
+"""What the packed cache and the block store share: two files in the data set, how they are built, checked and mended.
 
-Both lie inside the data set, which may come from elsewhere: a link is never followed, and each file has checksums.
+    .cache/<split>-<kind>-<list>-<facts>.<suffix>  the records, one photograph after the other
+    .cache/<split>-<kind>-<list>-<facts>.json      their offsets and sizes, and the photographs that `--skip-bad` left out
+    .cache/<split>-<kind>-<list>-<facts>.part      the records while they are written; the .json tells what is finished
+
+<list> is a hash of the photographs' paths, <facts> of their sizes and times. A new cache replaces those of the same list.
+`os.pread` reads the records: the page cache holds one copy per machine, and a cold read is eight times as fast as through
+a memory map. The data set may come from elsewhere: a link is never followed, and each file has checksums.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
+import re
+import shutil
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
-from utils.common.errors import UserError, print_warning, printable
-from utils.common.files import regular_only, write_text_atomic
+from utils.common.cores import usable_cpu_count
+from utils.common.errors import DataErrors, UserError, print_warning, printable
+from utils.common.files import in_the_way, is_own_file, local_rank_first, new_file, regular_only, write_text_atomic
+from utils.common.threads import ordered_map
 
 T = TypeVar("T")
 Record = tuple[bytes, tuple[int, int]]  # a photograph's bytes in the file, and its (height, width)
 UNREADABLE_INDEX = (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, AttributeError, RecursionError)
+MIN_FREE_FRACTION = 1.2
+SAVES, MIN_BETWEEN_SAVES = 50, 64  # how often a build writes down what it has finished, and after how many photographs
 
 
 @dataclass(frozen=True)
@@ -41,6 +55,25 @@ class CacheIndex:
     def usable(self, items: Sequence[T]) -> list[T]:
         """Return those of all photographs' `items` that belong to a usable photograph."""
         return [item for position, item in enumerate(items) if position not in self.unusable]
+
+
+@dataclass(frozen=True)
+class CacheKind:
+    """What differs between the kinds of cache files.
+
+    `name` is a part of the file's name and `suffix` its end; `algorithm` enters the fingerprint. `make` returns a
+    photograph's bytes and its (height, width), or why it cannot be used. `estimate` returns the size of the whole file.
+    With `skips_bad` unusable photographs are left out; otherwise they raise DataErrors.
+    """
+
+    what: str
+    name: str
+    suffix: str
+    algorithm: str
+    make: Callable[[Path], Record | str]
+    estimate: Callable[[Sequence[Path]], int]
+    is_consistent: Callable[[CacheIndex], bool] = lambda index: True
+    skips_bad: bool = False
 
 
 class DamagedRecord(UserError):
@@ -107,6 +140,142 @@ class RecordFile:
         return {**vars(self), "_descriptor": None}
 
 
+def open_or_build_kind(
+    kind: CacheKind, files: Sequence[Path], folder: Path, name: str, announce: Callable[[str], None]
+) -> CacheIndex | str:
+    """Return a cache file of `files`; build it if needed. Return why not if it cannot be written.
+
+    The first process on a machine builds it while the others wait. A changed file or algorithm gives another
+    fingerprint and another cache. A build that was killed continues where it was.
+    """
+    list_key, facts_key = _list_key(files, folder), _fingerprint(files, kind)
+    pixel_file = folder / f"{name}-{kind.name}-{list_key}-{facts_key}{kind.suffix}"
+    lock_file = folder / f"{name}.lock"
+    if folder.is_symlink():
+        return f"{folder} is a link, which is followed only with --trust-links"
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        return f"{folder} cannot be written"
+    try:
+        if problem := in_the_way(lock_file, *map(pixel_file.with_suffix, (kind.suffix, ".json", ".part"))):
+            return problem
+        with local_rank_first(lock_file):
+            found = _load_index(kind, pixel_file, files) or _build_if_room(kind, files, pixel_file, name, announce)
+    except OSError as error:  # also a full disk: other programs write to it too
+        return f"{error.filename or pixel_file}: {error.strerror or error}"
+    if isinstance(found, str):
+        return found
+    if found.unusable and not kind.skips_bad:
+        raise _refusal(list(found.unusable.values()), len(files))
+    return replace(found, files=found.usable(files), make=kind.make)
+
+
+def _load_index(kind: CacheKind, pixel_file: Path, files: Sequence[Path]) -> CacheIndex | None:
+    """Return a complete index. None if it is missing, damaged, or a photograph that was unusable can now be used."""
+    index = _trusted_index(kind, pixel_file, len(files))
+    if index is None or pixel_file.stat().st_size != index.offsets[-1]:
+        return None
+    return index if all(isinstance(kind.make(files[position]), str) for position in index.unusable) else None
+
+
+def _trusted_index(kind: CacheKind, pixel_file: Path, num_photographs: int | None = None) -> CacheIndex | None:
+    """Return the index of a pixel file if the file holds what it says; None if one is missing or damaged."""
+    try:
+        index = read_index(pixel_file)
+        known = len(index.sizes) + len(index.unusable) if num_photographs is None else num_photographs
+        is_right = has_shape(index, known) and pixel_file.stat().st_size >= index.offsets[-1]
+        return index if is_right and kind.is_consistent(index) else None
+    except UNREADABLE_INDEX:
+        return None
+
+
+def _build_if_room(
+    kind: CacheKind, files: Sequence[Path], pixel_file: Path, name: str, announce: Callable[[str], None]
+) -> CacheIndex | str:
+    """Remove the caches that this one replaces and build it. Return why not if the disk has no room."""
+    _remove_replaced(pixel_file, announce)
+    folder, part = pixel_file.parent, pixel_file.with_suffix(".part")
+    needed, free = kind.estimate(files), shutil.disk_usage(folder).free
+    done = part.stat().st_size if part.exists() else 0
+    if free + done < needed * MIN_FREE_FRACTION:
+        return f"{folder} has {free / 2**30:.1f} GiB free, about {needed / 2**30:.1f} are needed"
+    announce(
+        f"packing {len(files)} {name} photographs {kind.what} into {pixel_file} "
+        f"(about {needed / 2**30:.2f} GiB, {free / 2**30:.0f} GiB free)"
+    )
+    return _build(kind, files, pixel_file, announce)
+
+
+def _remove_replaced(pixel_file: Path, announce: Callable[[str], None]) -> None:
+    """Remove caches of the same list of photographs as they were before, and those that an older version made.
+
+    Says what caches of other lists remain.
+    """
+    start, list_key, _ = pixel_file.stem.rsplit("-", 2)
+    of_another_list = re.compile(rf"{re.escape(start)}-(?!{list_key})[0-9a-f]{{8}}-[0-9a-f]{{16}}\.\w+")
+    other_bytes = 0
+    for old in pixel_file.parent.glob(f"{start}-*"):
+        if of_another_list.fullmatch(old.name):
+            other_bytes += old.lstat().st_size
+        elif old not in (pixel_file.with_suffix(".part"), pixel_file.with_suffix(".json")) and not old.is_dir():
+            old.unlink()
+    if other_bytes:
+        announce(
+            f"{pixel_file.parent} also holds {start}-* of other lists of photographs, {other_bytes / 2**30:.2f} GiB; "
+            "delete what you no longer need"
+        )
+
+
+def _build(kind: CacheKind, files: Sequence[Path], pixel_file: Path, announce: Callable[[str], None]) -> CacheIndex:
+    part, index_file = pixel_file.with_suffix(".part"), pixel_file.with_suffix(".json")
+    finished = _finished_part(kind, part)
+    offsets, sizes, unusable = finished.offsets.tolist(), finished.sizes.tolist(), dict(finished.unusable)
+    first = len(sizes) + len(unusable)
+    every = max(len(files) // 5, 500)
+    if first:
+        announce(f"  continuing at {first}/{len(files)}")
+    try:
+        records = ordered_map(kind.make, files[first:], usable_cpu_count())
+        with open(part, "r+b", opener=regular_only) if first else new_file(part) as output:
+            output.truncate(output.seek(offsets[-1]))
+            for done, record in enumerate(records, start=first + 1):
+                if isinstance(record, str):
+                    unusable[done - 1] = record
+                else:
+                    output.write(record[0])
+                    sizes.append(record[1])
+                    offsets.append(offsets[-1] + len(record[0]))
+                if done % every == 0:
+                    announce(f"  packed {done}/{len(files)}")
+                if done % max(len(files) // SAVES, MIN_BETWEEN_SAVES) == 0 and (kind.skips_bad or not unusable):
+                    save_index(output, index_file, offsets, sizes, unusable)
+            if unusable and (not kind.skips_bad or not sizes):
+                raise _refusal(list(unusable.values()), len(files))
+            save_index(output, index_file, offsets, sizes, unusable)
+        os.replace(part, pixel_file)
+    except (OSError, DataErrors):  # what a kill or Ctrl-C leaves is for the next start
+        part.unlink(missing_ok=True)
+        index_file.unlink(missing_ok=True)
+        raise
+    return CacheIndex(pixel_file, np.array(offsets, np.int64), np.array(sizes, np.int32), unusable)
+
+
+def _finished_part(kind: CacheKind, part: Path) -> CacheIndex:
+    """Return the index of what a killed build has finished; an empty one if there is nothing to continue."""
+    index = _trusted_index(kind, part)
+    # A copy of the data set made of hard links has the same file.
+    if index is not None and is_own_file(part) and (kind.skips_bad or not index.unusable):
+        return index
+    return CacheIndex(part, np.zeros(1, np.int64), np.zeros((0, 2), np.int32))
+
+
+def _refusal(problems: list[str], num_photographs: int) -> DataErrors:
+    advice = "" if len(problems) == num_photographs else "; the trainer's --skip-bad goes on without them"
+    message = f"{len(problems)} of {num_photographs} photographs cannot be used: {problems[0]}{advice}"
+    return DataErrors(message, problems)
+
+
 def save_index(
     output: BinaryIO, index_file: Path, offsets: list[int], sizes: list[list[int]], unusable: dict[int, str]
 ) -> None:
@@ -142,3 +311,23 @@ def has_shape(index: CacheIndex, num_photographs: int) -> bool:
     if not all(0 <= position < num_photographs for position in index.unusable):
         return False
     return bool(index.offsets[0] == 0 and (index.sizes > 0).all() and (np.diff(index.offsets) > 0).all())
+
+
+def _list_key(files: Sequence[Path], folder: Path) -> str:
+    """Return a hash of the photographs' places relative to the data set, which may be moved with its cache."""
+    names = (os.fsencode(os.path.relpath(file, folder.parent)) for file in files)
+    return hashlib.sha256(b"\0".join(names)).hexdigest()[:8]
+
+
+def _fingerprint(files: Sequence[Path], kind: CacheKind) -> str:
+    digest = hashlib.sha256(kind.algorithm.encode())
+    for file in files:
+        try:
+            facts = file.stat()
+        except OSError as error:
+            if kind.skips_bad:  # `make` says why it cannot be used
+                digest.update(os.fsencode(file.name) + b"\0absent\n")
+                continue
+            raise UserError(f"{file}: {error.strerror}") from error
+        digest.update(os.fsencode(file.name) + f"\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]

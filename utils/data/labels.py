@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from utils.common.errors import UserError
+from utils.common.errors import DataErrors, UserError
 from utils.common.files import read_text
+from utils.data.dataset_yaml import DatasetSpec, label_file_for
 
 MAX_LABEL_FILE_BYTES = 20_000_000
 OUTSIDE_TOLERANCE = 1e-3  # fraction of the image; rounding errors up to this are clipped, more is an error
@@ -102,3 +104,43 @@ def parse_yolo_row(fields: list[str], num_classes: int) -> tuple[int, np.ndarray
     else:
         polygon = coordinates.reshape(-1, 2)
     return int(class_id), np.clip(polygon, 0.0, 1.0).astype(np.float32)
+
+
+def read_photos(spec: DatasetSpec, split: str, announce: Callable[[str], None] | None = None) -> list[Photo]:
+    """Read a split's labels. A missing label file means a photograph without objects.
+
+    Announces what was skipped. Raises DataErrors, which lists every unusable label file as file:line.
+    """
+    photos: list[Photo] = []
+    problems: list[str] = []
+    files = spec.image_files(split, announce)
+    holds_folder = functools.cache(spec.holds)
+    for file in files:
+        try:
+            label_file = find_label_file(spec, file, holds_folder)
+            labels = read_yolo_label(label_file, len(spec.names)) if label_file else (np.zeros(0, np.int64), [])
+            photos.append(Photo(file, *labels))
+        except LabelError as error:
+            problems.append(str(error))
+    if problems:
+        raise DataErrors(
+            f"{len(problems)} of {len(files)} label files of `{split}` cannot be used: {problems[0]}", problems
+        )
+    return photos
+
+
+def find_label_file(spec: DatasetSpec, file: Path, holds_folder: Callable[[Path], bool]) -> Path | None:
+    """Return a photograph's label file, None if there is none. Raises LabelError for one that leaves the data set.
+
+    `holds_folder` is `spec.holds`, which may remember its answers.
+    """
+    label_file = label_file_for(file)
+    if not holds_folder(label_file.parent) or (label_file.is_symlink() and not spec.holds(label_file)):
+        raise LabelError(f"{label_file}: {spec.problem_with(label_file)}")
+    return label_file if label_file.exists() or label_file.is_symlink() else None  # a broken link is an error
+
+
+def count_classes(photos: list[Photo], num_classes: int) -> np.ndarray:
+    """Return the number of objects of each class: int64 (num_classes,)."""
+    class_ids = [np.zeros(0, np.int64), *(photo.class_ids for photo in photos)]
+    return np.bincount(np.concatenate(class_ids), minlength=num_classes)

@@ -6,9 +6,9 @@ Batches depend only on (seed, epoch): a loader that starts in the middle of an e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import cv2
 import numpy as np
@@ -106,17 +106,6 @@ class ShardBatches(Sampler[list[Key]]):
             yield [(0, index) for index in self.indices[start : start + self.batch_size]]
 
 
-class BatchedDataset(Protocol):
-    """A data set with its own collate function."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, key: Key) -> Any: ...
-
-    @property
-    def collate(self) -> Callable[[list[Any]], Any]: ...
-
-
 class EpochLoader(DataLoader[Any]):
     """A DataLoader whose epoch and first batch can be set, also with persistent workers."""
 
@@ -132,11 +121,11 @@ class EpochLoader(DataLoader[Any]):
 
 
 def get_dataloader(
-    dataset: BatchedDataset, batches: Sampler[Any], num_workers: int, pin_memory: bool, prefetch: int = 4
+    dataset: Any, batches: Sampler[Any], num_workers: int, pin_memory: bool, prefetch: int = 4
 ) -> EpochLoader:
-    """Build the loader of one rank."""
+    """Build the loader of one rank. The data set is indexed by a Key and has a `collate` of its own."""
     return EpochLoader(
-        dataset,  # type: ignore[arg-type] # has all methods of a Dataset
+        dataset,
         batch_sampler=batches,
         collate_fn=dataset.collate,
         num_workers=num_workers,

@@ -22,10 +22,8 @@ from utils.sources.sample.scene import (
 )
 from utils.sources.sample.surroundings import expose, paint_surroundings, weather
 from utils.sources.sample.trees import paint_twigs
-from utils.sources.sample.wires import paint_thin_wire
 
 LONG_SIDE_BOUNDS_PX = (1280, 8192)
-FULL_LINE_WIDTH_PX = 6  # the mean width of the wires; parse_labels.py's default --line-width
 _CONDUCTOR_PX, _CABLE_PX, _GUY_PX = (4.0, 7.0), (6.0, 10.0), (4.0, 5.0)
 _POINTS_PER_SIDE = 6  # of a labelled wire
 _FINE = 80  # points of a painted wire on each side of its pole
@@ -103,7 +101,7 @@ def _paint_cables(canvas: Canvas, rng: np.random.Generator, rig: Rig, wire_width
     if rng.random() < 0.35:
         top, lean = rig.pole.place([(0, 130.0)])[0], rng.uniform(0.35, 0.7) * rng.choice([-1, 1])
         path = top + np.linspace(0, canvas.height_px - top[1] + 20, 5)[:, None] * np.array([lean, 1.0])
-        paint_thin_wire(canvas, path, vary(rng, (150, 152, 156)), _width(rng, _GUY_PX, wire_width_px), True)
+        parts.paint_thin_wire(canvas, path, vary(rng, (150, 152, 156)), _width(rng, _GUY_PX, wire_width_px), True)
         found.append(Annotation("other_wire", _inside_sides(path, canvas.width_px), is_line=True))
     return found
 
@@ -125,7 +123,7 @@ def _paint_span(
     is_stranded: bool,
 ) -> Annotation:
     """Paint a wire over its support; `span` is its slope in degrees, its sag and its side (see `wire_path`)."""
-    paint_thin_wire(canvas, wire_path(canvas, support, *span, _FINE), colour, width_px, is_stranded)
+    parts.paint_thin_wire(canvas, wire_path(canvas, support, *span, _FINE), colour, width_px, is_stranded)
     return Annotation(name, wire_path(canvas, support, *span, _POINTS_PER_SIDE), is_line=True)
 
 

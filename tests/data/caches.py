@@ -1,0 +1,79 @@
+"""The packed cache and the block store behind the same calls, for the tests of what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from utils.data import blocks, cache
+from utils.data.blocks import open_blocks
+from utils.data.cache import PackedImages, open_or_build
+from utils.data.cache_file import RecordFile
+
+SIZE_PX = 64
+SHAPES = [(300, 700), (1031, 517), (40, 30), (256, 512)]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of cache: `opens` a split (photographs, folder, what was said), reads a `whole` photograph of it."""
+
+    suffix: str
+    opens: Callable[[list[Path], Path, list[str]], RecordFile | None]
+    whole: Callable[[Any, int], np.ndarray]
+    module: ModuleType
+    makes_record: str  # the function's name in the module
+    refuses_in: str  # what a line begins with that says why there is no such cache
+
+
+def _open_packed(files: list[Path], folder: Path, said: list[str]) -> RecordFile | None:
+    index = open_or_build(files, SIZE_PX, folder, "train", said.append)
+    return None if index is None else PackedImages(index)
+
+
+def _open_store(files: list[Path], folder: Path, said: list[str]) -> RecordFile | None:
+    return open_blocks(files, folder, "train", said.append)
+
+
+PACKED = Kind(".u8", _open_packed, lambda packed, at: packed.read(at), cache, "_pack", "packed cache off: ")
+BLOCKS = Kind(
+    ".jpegs",
+    _open_store,
+    lambda store, at: store.read(at, (0, 0, *store.shape(at)[::-1]), 0)[0],
+    blocks,
+    "_encode",
+    "--windows needs a copy of the photographs in blocks: ",
+)
+EACH_KIND = pytest.mark.parametrize("kind", [PACKED, BLOCKS], ids=["packed", "blocks"])
+
+
+def opened(kind: Kind, files: list[Path], folder: Path, said: list[str] | None = None) -> Any:
+    """Open a cache that must be there."""
+    store = kind.opens(files, folder, [] if said is None else said)
+    assert store is not None
+    return store
+
+
+def write_photo(file: Path, seed: int, shape: tuple[int, int]) -> Path:
+    """Write smooth colours, as a photograph has, at the quality of a camera."""
+    noise = np.random.default_rng(seed).integers(90, 160, (9, 7, 3), dtype=np.uint8)
+    cv2.imwrite(str(file), cv2.resize(noise, shape[::-1], interpolation=cv2.INTER_CUBIC))
+    return file
+
+
+def write_photos(folder: Path) -> list[Path]:
+    """Write a photograph of each of SHAPES, the second as PNG."""
+    folder.mkdir(exist_ok=True)
+    names = [f"1 ({number}).{'png' if number == 1 else 'JPG'}" for number in range(len(SHAPES))]
+    return [write_photo(folder / name, number, SHAPES[number]) for number, name in enumerate(names)]
+
+
+def suffixes_in(folder: Path) -> list[str]:
+    return sorted(path.suffix for path in folder.iterdir() if path.suffix != ".lock")
