@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from crowd_bt.images import statistics_on
 from crowd_bt.model import load_scorer
-from crowd_bt.options import BEST_MODEL
+from crowd_bt.options import ScorerOptions
 from torch import nn
 
-from utils.common.config import Options, option, parse_config
+from utils.common.config import option, parse_config
 from utils.common.errors import EXIT_DONE, UserError, one_line, run_script
 
 INPUT, OUTPUT = "images", "quality"
@@ -31,11 +31,8 @@ TOLERANCE = 1e-4  # of a quality, relative to 1 + |quality|
 
 
 @dataclass(frozen=True)
-class ExportConfig(Options):
-    checkpoint: str = option(f"results/{BEST_MODEL}", "trained model", metavar="FILE")
+class ExportConfig(ScorerOptions):
     output: str = option("scorer.onnx", "file to write", metavar="FILE")
-    backbone: str | None = option(None, "must be the checkpoint's, which is the default", metavar="NAME")
-    input_size: int | None = option(None, "side of the input in pixels; unset: the checkpoint's", at_least=32)
 
 
 class FromPixels(nn.Module):
@@ -78,20 +75,12 @@ def write_onnx(model: nn.Module, size_px: int, file: Path, facts: dict[str, obje
     temporary = file.with_name(f".{file.name}.part")
     example = torch.zeros(2, 3, size_px, size_px)
     shapes = {INPUT: {0: torch.export.Dim("batch", min=1)}}
-    names: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT]}
+    options: dict[str, Any] = {"external_data": False, "verbose": False, "dynamic_shapes": shapes}
+    options |= {"input_names": [INPUT], "output_names": [OUTPUT]}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            torch.onnx.export(
-                model,
-                (example,),
-                temporary,
-                dynamo=True,
-                dynamic_shapes=shapes,
-                external_data=False,
-                verbose=False,
-                **names,
-            )
+            torch.onnx.export(model, (example,), temporary, dynamo=True, **options)
         exported = onnx.load(temporary)
         entry = exported.metadata_props.add()
         entry.key, entry.value = "crowd_bt", json.dumps(facts)
