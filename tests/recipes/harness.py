@@ -63,8 +63,12 @@ def refused(*parts: str, kind: type[UserError] = UserError) -> Iterator[None]:
 
 
 def run_command(module: ModuleType, patch: pytest.MonkeyPatch, *arguments: str | Path | int) -> int:
-    """Call a command's `main` in this process, as if from its command line; return the exit code."""
+    """Call a command's `main` in this process, as if from its command line; return the exit code.
+
+    A training keeps this process's threads: two of them wait long for each other beside other programs.
+    """
     patch.setattr(sys, "argv", [str(module.__file__), *map(str, arguments)])
+    patch.setenv("OMP_NUM_THREADS", "1")
     return int(module.main() or 0)
 
 

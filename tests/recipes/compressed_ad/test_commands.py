@@ -20,10 +20,10 @@ import yaml
 
 from recipes.compressed_ad import collect, evaluate, train
 from recipes.compressed_ad.settings import DEFAULT_CONFIG, Settings
-from tests.conftest import free_port, run_main
+from tests.conftest import free_port
 from tests.recipes import RECIPES
 from tests.recipes.compressed_ad.small import NUM_STEPS, small_settings, write_small_histories
-from tests.recipes.harness import refused
+from tests.recipes.harness import refused, run_command
 from utils.common.config import read_config
 from utils.common.errors import UsageError
 
@@ -98,7 +98,7 @@ def test_the_trained_model_is_evaluated_in_context(
     launched: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, _ = launched
-    run_main(evaluate, monkeypatch, folder / "small.yaml")
+    run_command(evaluate, monkeypatch, folder / "small.yaml")
     run = small_settings(folder).run_folder
     returns = np.load(run / "eval_result.npy")
     assert returns.shape == (1, 20)  # one test goal of nine
@@ -114,7 +114,7 @@ def test_python_alone_continues_the_checkpoint_of_two_processes(
 ) -> None:
     folder, _ = launched
     config = write_config(folder, train_timesteps=NUM_STEPS + 4, train_batch_size=2)
-    assert run_main(train, monkeypatch, config) == 0
+    assert run_command(train, monkeypatch, config) == 0
     printed = capsys.readouterr().out
     assert "Distributed training: NO\nNumber of processes: 1" in printed
     assert f"ckpt-{NUM_STEPS}.pt (epoch 3, batch 0)" in printed
@@ -129,7 +129,7 @@ def test_collecting_shows_that_the_learners_learn(
     pool = SimpleNamespace(map=map)
     in_this_process = lambda *arguments: contextlib.nullcontext(pool)  # noqa: E731
     monkeypatch.setattr(collect, "ProcessPoolExecutor", in_this_process)
-    run_main(collect, monkeypatch, write_config(tmp_path))
+    run_command(collect, monkeypatch, write_config(tmp_path))
     assert "9 goals x 2 histories of 270 steps; mean return" in capsys.readouterr().out
     assert small_settings(tmp_path).data_file.is_file()
 
@@ -172,12 +172,12 @@ def test_flags_missing_data_and_missing_checkpoints_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with refused("takes no flags, only a YAML file", kind=UsageError):
-        run_main(train, monkeypatch, "--lr", "0.1")
+        run_command(train, monkeypatch, "--lr", "0.1")
     config = write_config(tmp_path)
     with refused("hdf5: no such file; make it with python collect.py"):
-        run_main(train, monkeypatch, config)
+        run_command(train, monkeypatch, config)
     with refused("no ckpt-<step>.pt; train first"):
-        run_main(evaluate, monkeypatch, config)
+        run_command(evaluate, monkeypatch, config)
 
 
 def test_more_processes_than_gpus_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,7 @@ import launching
 import pytest
 import training_engine
 
-from tests.conftest import run_main
-from tests.recipes.harness import records_of, refused
+from tests.recipes.harness import records_of, refused, run_command
 from tests.support.processes import is_running, wait_until
 from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL
 
@@ -95,10 +94,10 @@ def test_a_stopped_command_continues_when_it_is_run_again(
     stopper = threading.Thread(target=stop)
     stopper.start()
     arguments = (*command, "--dataset", "digits", "--save-dir", tmp_path)
-    assert run_main(example, monkeypatch, *arguments) == EXIT_STOPPED_BY_SIGNAL
+    assert run_command(example, monkeypatch, *arguments) == EXIT_STOPPED_BY_SIGNAL
     stopper.join()
     assert "run the same command again to resume" in capfd.readouterr().out
-    assert run_main(example, monkeypatch, *arguments) == EXIT_DONE
+    assert run_command(example, monkeypatch, *arguments) == EXIT_DONE
     printed = capfd.readouterr().out
     assert "Resumed from" in printed
     assert "Training complete after 1 epochs" in printed

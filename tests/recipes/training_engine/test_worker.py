@@ -208,12 +208,9 @@ def test_a_keyword_gives_the_weights_of_the_option_that_it_names(
     assert is_baseline == (not options)
 
 
-def test_mixed_precision_is_a_switch(tmp_path: Path) -> None:
-    found = [engine_with_loaders(tmp_path, use_amp=value)[0].options.precision for value in (True, False, None)]
-    assert found == ["auto", "off", "auto"]
-
-
 def test_keywords_of_the_constructor_are_refused_where_they_cannot_act(tmp_path: Path) -> None:
+    found = [engine_with_loaders(tmp_path, use_amp=value)[0].options.precision for value in (True, False, None)]
+    assert found == ["auto", "off", "auto"]  # mixed precision is a switch
     engine, optimizer, _, loaders = engine_with_loaders(tmp_path, use_ema=True)
     names = {field.name for field in fields(EngineOptions)} | {"gradient_clip_val", "use_ema", "use_amp", "use_apex"}
     for method in (engine.train, super(training_engine.TrainingEngine, engine).train):

@@ -87,6 +87,7 @@ def train(data: Path, save_path: Path, kill_at: int = 0) -> int:
         torch.distributed.init_process_group("gloo")  # outlives one training
     stopping.STOP_CHECK_STEPS = 1
     train_student.SAVE_EVERY_S = 0
+    train_student.draw_curves = lambda run_folder: None  # takes seconds; a test of one process has the picture
     sys.argv = ["train_student", "--ddp", *arguments_of(data, save_path)]
     with dying(StudentLoss, "__call__", kill_at if os.environ["RANK"] == "1" else 0):
         return train_student.main()
