@@ -14,16 +14,19 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # where the package c
 from crowd_bt.comparisons import SPLITS, image_list, load_local, load_prepared, write_json
 from crowd_bt.metrics import evaluation, evaluation_lines
 from crowd_bt.model import load_scorer
-from crowd_bt.options import DATA_DIR, IMAGE_DIR, ScorerOptions
+from crowd_bt.options import BEST_MODEL, DATA_DIR, IMAGE_DIR
 from crowd_bt.scoring import image_loader, score_images
 
-from utils.common.config import option, parse_config
+from utils.common.config import Options, option, parse_config
 from utils.common.devices import choose_device, choose_precision
 from utils.common.errors import EXIT_DONE, run_script
 
 
 @dataclass(frozen=True)
-class EvaluateConfig(ScorerOptions):
+class EvaluateConfig(Options):
+    checkpoint: str = option(f"results/{BEST_MODEL}", "trained model", metavar="FILE")
+    backbone: str | None = option(None, "must be the checkpoint's, which is the default", metavar="NAME")
+    input_size: int | None = option(None, "side of the input in pixels; unset: the checkpoint's", at_least=32)
     device: str = option("auto", "auto, cuda or cpu")
     image_dir: str = option(IMAGE_DIR, "folder of the images", metavar="DIR")
     data_dir: str = option(DATA_DIR, "folder of the lists", metavar="DIR", wants="not prepared_data_dir")

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from crowd_bt.images import statistics_on
 from crowd_bt.model import load_scorer
-from crowd_bt.options import ScorerOptions
+from crowd_bt.options import BEST_MODEL
 from torch import nn
 
-from utils.common.config import option, parse_config
+from utils.common.config import Options, option, parse_config
 from utils.common.errors import EXIT_DONE, UserError, one_line, run_script
 
 INPUT, OUTPUT = "images", "quality"
@@ -31,8 +31,11 @@ TOLERANCE = 1e-4  # of a quality, relative to 1 + |quality|
 
 
 @dataclass(frozen=True)
-class ExportConfig(ScorerOptions):
+class ExportConfig(Options):
+    checkpoint: str = option(f"results/{BEST_MODEL}", "trained model", metavar="FILE")
     output: str = option("scorer.onnx", "file to write", metavar="FILE")
+    backbone: str | None = option(None, "must be the checkpoint's, which is the default", metavar="NAME")
+    input_size: int | None = option(None, "side of the input in pixels; unset: the checkpoint's", at_least=32)
 
 
 class FromPixels(nn.Module):

@@ -18,9 +18,9 @@ import torch
 from crowd_bt.comparisons import write_json
 from crowd_bt.images import load_image, normalised, to_tensor
 from crowd_bt.model import QualityScorer, load_scorer
-from crowd_bt.options import ScorerOptions
+from crowd_bt.options import BEST_MODEL
 
-from utils.common.config import option, parse_config
+from utils.common.config import Options, option, parse_config
 from utils.common.devices import choose_device
 from utils.common.errors import EXIT_DONE, UsageError, UserError, print_warning, printable, run_script
 from utils.common.files import walk
@@ -30,11 +30,14 @@ SHOWN = 10  # images of a ranking that are printed at either end
 
 
 @dataclass(frozen=True)
-class InferConfig(ScorerOptions):
+class InferConfig(Options):
+    checkpoint: str = option(f"results/{BEST_MODEL}", "trained model", metavar="FILE")
     image: str | None = option(None, "score this image", metavar="FILE")
     image_dir: str | None = option(None, "rank the images in this folder and below it", metavar="DIR")
     compare: tuple[str, ...] | None = option(None, "compare these two images", metavar="FILE")
     output: str | None = option(None, "JSON file for the result", metavar="FILE")
+    backbone: str | None = option(None, "must be the checkpoint's, which is the default", metavar="NAME")
+    input_size: int | None = option(None, "side of the input in pixels; unset: the checkpoint's", at_least=32)
     device: str = option("auto", "auto, cuda or cpu")
     batch_size: int = option(32, "images of a folder that are scored at once", at_least=1, needs="image_dir")
 

@@ -100,15 +100,6 @@ class TrainConfig(Options):
         return Path(self.prepared_data_dir or Path(self.data_dir) / "prepared")
 
 
-@dataclass(frozen=True)
-class ScorerOptions(Options):
-    """The options of each script that reads a trained scorer."""
-
-    checkpoint: str = option(f"results/{BEST_MODEL}", "trained model", metavar="FILE")
-    backbone: str | None = option(None, "must be the checkpoint's, which is the default", metavar="NAME")
-    input_size: int | None = option(None, "side of the input in pixels; unset: the checkpoint's", at_least=32)
-
-
 def read_options(arguments: Sequence[str]) -> TrainConfig:
     """Build the options from a command line. `--local_rank` and `--local-rank` are the same."""
     spelt = [argument.replace("--local_rank", "--local-rank", 1) for argument in arguments]
