@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -72,10 +72,7 @@ def load_local(folder: Path, image_folder: Path, seed: int, say: Say) -> Compari
         if not (folder / name).is_file():
             say(f"{folder / name}: not there, skipped")
             continue
-        items = read_json(folder / name)
-        if not isinstance(items, list):
-            raise UserError(f"{folder / name}: expected a list of comparisons, found a {type(items).__name__}")
-        rows += [_local_row(item, f"{folder / name}: item {number}") for number, item in enumerate(items, 1)]
+        rows += read_rows(folder / name, _local_row)
     if not rows:
         raise UserError(f"{folder}: none of {', '.join(LISTS)} has a comparison; python make_data.py makes an example")
     train, val = split_rows(with_images(rows, image_folder, say), seed)
@@ -93,11 +90,7 @@ def load_prepared(folder: Path, image_folder: Path, say: Say, *, learns_eta: boo
     splits = {}
     for split in ("train", "val"):
         file = folder / f"{split}_comparisons.json"
-        items = read_json(file)
-        if not isinstance(items, list):
-            raise UserError(f"{file}: expected a list of comparisons, found a {type(items).__name__}")
-        rows = [_prepared_row(item, f"{file}: item {number}") for number, item in enumerate(items, 1)]
-        found = with_images(rows, image_folder, say)
+        found = with_images(read_rows(file, _prepared_row), image_folder, say)
         splits[split] = found if learns_eta and split == "train" else [row for row in found if is_reliable(row)]
         if dropped := len(found) - len(splits[split]):
             say(f"{file}: {dropped} annotations by annotators of a reliability below {MIN_RELIABILITY:g} are left out")
@@ -110,14 +103,13 @@ def write_prepared(folder: Path, rows: Sequence[Comparison], facts: dict[str, An
     `facts` must hold `user_reliabilities`; the others go into `metadata.json`.
     """
     train, val = split_rows(rows, seed)
-    folder.mkdir(parents=True, exist_ok=True)
     for split, part in (("train", train), ("val", val), ("all", rows)):
-        _write_json(folder / f"{split}_comparisons.json", [asdict(row) for row in part])
+        write_json(folder / f"{split}_comparisons.json", [asdict(row) for row in part])
     reliabilities = facts.pop("user_reliabilities")
-    _write_json(folder / "user_reliabilities.json", reliabilities)
+    write_json(folder / "user_reliabilities.json", reliabilities)
     has_fixed = any(row.annotator_reliability is not None for row in rows)
     counts = {"num_train": len(train), "num_val": len(val), "num_users": len(reliabilities)}
-    _write_json(folder / METADATA_FILE, {"uses_fixed_eta": has_fixed, "seed": seed, **counts, **facts})
+    write_json(folder / METADATA_FILE, {"uses_fixed_eta": has_fixed, "seed": seed, **counts, **facts})
 
 
 def is_reliable(row: Comparison) -> bool:
@@ -161,6 +153,19 @@ def read_known_order(folder: Path) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
+def read_rows(file: Path, row_of: Callable[[Any], Comparison]) -> list[Comparison]:
+    """Return the comparisons of a list. Raises UserError that names the file and the item."""
+    items, rows = read_json(file), []
+    if not isinstance(items, list):
+        raise UserError(f"{file}: expected a list of comparisons, found a {type(items).__name__}")
+    for number, item in enumerate(items, 1):
+        try:
+            rows.append(row_of(item))
+        except ValueError as error:
+            raise UserError(f"{file}: item {number}: {error}") from error
+    return rows
+
+
 def read_json(file: Path) -> Any:
     """Return the content of a JSON file. Raises UserError with file and line."""
     try:
@@ -171,6 +176,12 @@ def read_json(file: Path) -> Any:
         raise UserError(f"{file}:{error.lineno}: not valid JSON ({error.msg})") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: not valid JSON ({one_line(error)})") from error
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Write a JSON file atomically; make its folder."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text_atomic(file, json.dumps(content, indent=1, ensure_ascii=False))
 
 
 def label_of(choice: Any) -> int:
@@ -188,28 +199,24 @@ def image_names(item: Any) -> tuple[str, str]:
     return first, second
 
 
-def _local_row(item: Any, place: str) -> Comparison:
+def _local_row(item: Any) -> Comparison:
+    first, second = image_names(item)
     try:
-        first, second = image_names(item)
         label = label_of(item.get("expected_choice"))
     except ValueError as error:
-        raise UserError(f"{place}: {'' if 'object' in str(error) else 'expected_choice '}{error}") from error
+        raise ValueError(f"expected_choice {error}") from error
     return Comparison(first, second, label, _pair_type(item.get("type")), annotator_id=_annotator(item))
 
 
-def _prepared_row(item: Any, place: str) -> Comparison:
-    try:
-        first, second = image_names(item)
-        label, weight, reliability = item.get("label"), item.get("weight", 1.0), item.get("annotator_reliability")
-        if label not in (-1, 0, 1) or not _is_number(weight) or weight <= 0:
-            raise ValueError(f"label {printable(repr(label))} is not -1, 0 or 1, or weight is not a number above 0")
-        if reliability is not None and not (_is_number(reliability) and 0 <= reliability <= 1):
-            raise ValueError(f"annotator_reliability {printable(repr(reliability))} is not a number from 0 to 1")
-    except ValueError as error:
-        raise UserError(f"{place}: {error}") from error
-    return Comparison(
-        first, second, int(label), _pair_type(item.get("pair_type")), float(weight), _annotator(item), reliability
-    )
+def _prepared_row(item: Any) -> Comparison:
+    first, second = image_names(item)
+    label, weight, reliability = item.get("label"), item.get("weight", 1.0), item.get("annotator_reliability")
+    if label not in (-1, 0, 1) or not _is_number(weight) or weight <= 0:
+        raise ValueError(f"label {printable(repr(label))} is not -1, 0 or 1, or weight is not a number above 0")
+    if reliability is not None and not (_is_number(reliability) and 0 <= reliability <= 1):
+        raise ValueError(f"annotator_reliability {printable(repr(reliability))} is not a number from 0 to 1")
+    kind, annotator = _pair_type(item.get("pair_type")), _annotator(item)
+    return Comparison(first, second, int(label), kind, float(weight), annotator, reliability)
 
 
 def _annotator(item: dict[str, Any]) -> str | None:
@@ -242,7 +249,3 @@ def _checked(found: Comparisons, folder: Path) -> Comparisons:
 def image_list(rows: Iterable[Comparison]) -> list[str]:
     """Return the names of all images in the comparisons, sorted."""
     return sorted({name for row in rows for name in (row.img1, row.img2)})
-
-
-def _write_json(file: Path, content: Any) -> None:
-    write_text_atomic(file, json.dumps(content, indent=1, ensure_ascii=False))

@@ -5,14 +5,13 @@ python evaluate.py --checkpoint results/best_model.pt --data-dir data --image-di
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # where the package crowd_bt is
 
-from crowd_bt.comparisons import SPLITS, image_list, load_local, load_prepared
+from crowd_bt.comparisons import SPLITS, image_list, load_local, load_prepared, write_json
 from crowd_bt.metrics import evaluation, evaluation_lines
 from crowd_bt.model import load_scorer
 from crowd_bt.options import BEST_MODEL, DATA_DIR, IMAGE_DIR
@@ -21,7 +20,6 @@ from crowd_bt.scoring import image_loader, score_images
 from utils.common.config import Options, option, parse_config
 from utils.common.devices import choose_device, choose_precision
 from utils.common.errors import EXIT_DONE, run_script
-from utils.common.files import write_text_atomic
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,7 @@ def main() -> int:
     print(f"{config.checkpoint} on {len(rows)} comparisons ({config.split}) of {len(names)} images:")
     print("\n".join(evaluation_lines(found)))
     content = {"checkpoint": config.checkpoint, "split": config.split, **found, "scores": scores}
-    Path(config.output).parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomic(Path(config.output), json.dumps(content, indent=1, ensure_ascii=False))
+    write_json(Path(config.output), content)
     print(f"Written to {config.output}")
     return EXIT_DONE
 

@@ -78,20 +78,12 @@ def write_onnx(model: nn.Module, size_px: int, file: Path, facts: dict[str, obje
     temporary = file.with_name(f".{file.name}.part")
     example = torch.zeros(2, 3, size_px, size_px)
     shapes = {INPUT: {0: torch.export.Dim("batch", min=1)}}
-    names: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT]}
+    options: dict[str, Any] = {"external_data": False, "verbose": False, "dynamic_shapes": shapes}
+    options |= {"input_names": [INPUT], "output_names": [OUTPUT]}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            torch.onnx.export(
-                model,
-                (example,),
-                temporary,
-                dynamo=True,
-                dynamic_shapes=shapes,
-                external_data=False,
-                verbose=False,
-                **names,
-            )
+            torch.onnx.export(model, (example,), temporary, dynamo=True, **options)
         exported = onnx.load(temporary)
         entry = exported.metadata_props.add()
         entry.key, entry.value = "crowd_bt", json.dumps(facts)

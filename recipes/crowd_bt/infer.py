@@ -7,7 +7,6 @@ python infer.py --compare first.jpg second.jpg
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # where the package crowd_bt is
 import torch
+from crowd_bt.comparisons import write_json
 from crowd_bt.images import load_image, normalised, to_tensor
 from crowd_bt.model import QualityScorer, load_scorer
 from crowd_bt.options import BEST_MODEL
@@ -23,7 +23,7 @@ from crowd_bt.options import BEST_MODEL
 from utils.common.config import Options, option, parse_config
 from utils.common.devices import choose_device
 from utils.common.errors import EXIT_DONE, UsageError, UserError, print_warning, printable, run_script
-from utils.common.files import walk, write_text_atomic
+from utils.common.files import walk
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 SHOWN = 10  # images of a ranking that are printed at either end
@@ -65,17 +65,20 @@ def main() -> int:
     else:
         result = ranked(scorer, Path(str(config.image_dir)), size_px, config.batch_size, device)
     if config.output is not None:
-        Path(config.output).parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(Path(config.output), json.dumps(result, indent=1, ensure_ascii=False))
+        write_json(Path(config.output), result)
         print(f"Written to {config.output}")
     return EXIT_DONE
 
 
-@torch.no_grad()
 def scores_of(scorer: QualityScorer, files: list[Path], size_px: int, device: torch.device) -> list[float]:
     """Return the qualities of images. Raises UserError for one that cannot be read."""
-    images = torch.stack([to_tensor(load_image(file, size_px)) for file in files])
-    return [float(score) for score in scorer(normalised(images.to(device)))]
+    return scores_of_tensors(scorer, [to_tensor(load_image(file, size_px)) for file in files], device)
+
+
+@torch.no_grad()
+def scores_of_tensors(scorer: QualityScorer, images: list[torch.Tensor], device: torch.device) -> list[float]:
+    """Return the qualities of RGB images uint8 (3, S, S)."""
+    return [float(score) for score in scorer(normalised(torch.stack(images).to(device)))]
 
 
 def compared(names: tuple[str, ...], scores: list[float]) -> dict[str, Any]:
@@ -100,37 +103,28 @@ def ranked(scorer: QualityScorer, folder: Path, size_px: int, batch_size: int, d
 
     Raises UserError when there are none.
     """
-    found = walk(folder, lambda place: not place.is_symlink())
-    files = [
-        place / entry.name
-        for place, entries in found
-        for entry in entries
-        if entry.name.lower().endswith(IMAGE_SUFFIXES)
-    ]
+    places = walk(folder, lambda subfolder: not subfolder.is_symlink())
+    entries = ((place, entry.name) for place, found in places for entry in found)
+    files = [place / name for place, name in entries if name.lower().endswith(IMAGE_SUFFIXES)]
     scores: dict[str, float] = {}
     unreadable: list[str] = []
     for start in range(0, len(files), batch_size):
-        usable = []
+        images: dict[str, torch.Tensor] = {}
         for file in files[start : start + batch_size]:
             try:
-                usable.append((file, to_tensor(load_image(file, size_px))))
+                images[str(file)] = to_tensor(load_image(file, size_px))
             except UserError as error:
                 unreadable.append(str(file))
                 print_warning(str(error).partition(";")[0])
-        if usable:
-            with torch.no_grad():
-                batch = scorer(normalised(torch.stack([image for _, image in usable]).to(device)))
-            scores.update({str(file): float(score) for (file, _), score in zip(usable, batch, strict=True)})
+        if images:
+            scores.update(zip(images, scores_of_tensors(scorer, list(images.values()), device), strict=True))
     if not scores:
         raise UserError(f"{folder}: no image that can be read ({', '.join(IMAGE_SUFFIXES)})")
     ranking = sorted(scores, key=lambda name: (-scores[name], name))
     shown = ranking if len(ranking) <= 2 * SHOWN else [*ranking[:SHOWN], "", *ranking[-SHOWN:]]
-    places = {name: number for number, name in enumerate(ranking, 1)}
-    print(
-        "\n".join(
-            f"{places[name]:5d}  {scores[name]:9.4f}  {printable(name, 200)}" if name else "  ..." for name in shown
-        )
-    )
+    numbers = {name: number for number, name in enumerate(ranking, 1)}
+    for name in shown:
+        print(f"{numbers[name]:5d}  {scores[name]:9.4f}  {printable(name, 200)}" if name else "  ...")
     return {"ranking": [{"image": name, "score": scores[name]} for name in ranking], "unreadable": unreadable}
 
 

@@ -15,22 +15,20 @@ Writes below --output:
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # where the package crowd_bt is
 import cv2
 import numpy as np
 from crowd_bt.annotators import read_crowd
-from crowd_bt.comparisons import LISTS, ORDER_FILE, write_prepared
+from crowd_bt.comparisons import LISTS, ORDER_FILE, write_json, write_prepared
 
 from utils.common.config import Options, option, parse_config
 from utils.common.errors import EXIT_DONE, UsageError, UserError, one_line, print_warning, run_script
-from utils.common.files import walk, write_text_atomic
+from utils.common.files import walk
 from utils.data.images import ImageError, read_image, resize_area
 
 # Strength of each damage at levels 1 to 6; level 0 is the untouched crop.
@@ -277,11 +275,6 @@ def write_annotators(
     facts = {"source": "make_data.py", "user_reliabilities": crowd.reliabilities}
     write_prepared(output / "prepared", crowd.rows, facts, config.seed)
     write_json(output / "prepared" / ORDER_FILE, {picture.name: -picture.level for picture in pictures})
-
-
-def write_json(file: Path, content: Any) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomic(file, json.dumps(content, indent=1))
 
 
 if __name__ == "__main__":

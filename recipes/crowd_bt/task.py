@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from crowd_bt.comparisons import Comparisons, image_list
+from crowd_bt.comparisons import Comparisons, image_list, write_json
 from crowd_bt.images import normalised
 from crowd_bt.loss import Answers, crowd_loss, prior_loss
 from crowd_bt.metrics import order_values, validation_values
@@ -18,7 +18,7 @@ from crowd_bt.options import BEST_MODEL
 from crowd_bt.scoring import score_images
 from torch import nn
 
-from utils.common.files import warn_on_write_error, write_text_atomic
+from utils.common.files import warn_on_write_error
 from utils.common.tensor_files import atomic_torch_save
 from utils.engine import Epoch, Task
 from utils.engine.state import TrainState
@@ -122,4 +122,4 @@ def read_log(file: Path) -> list[dict[str, Any]]:
 def write_log(file: Path, entries: Sequence[dict[str, Any]]) -> None:
     """Write training_log.json; a full disk gives a warning only."""
     with warn_on_write_error(str(file)):
-        write_text_atomic(file, json.dumps(list(entries), indent=1))
+        write_json(file, list(entries))

@@ -9,7 +9,6 @@ The same command again continues an interrupted run. `--help` lists every option
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -20,7 +19,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # where the package crowd_bt is
 import torch
-from crowd_bt.comparisons import Comparisons, load_local, load_prepared
+from crowd_bt.comparisons import Comparisons, load_local, load_prepared, write_json
 from crowd_bt.images import Pairs
 from crowd_bt.metrics import annotator_table, evaluation, evaluation_lines
 from crowd_bt.model import PairModel, build_scorer, read_checkpoint
@@ -33,7 +32,6 @@ from utils import distributed
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device, seed_everything, tune_device
 from utils.common.errors import UserError, explain_out_of_memory, run_script
-from utils.common.files import write_text_atomic
 from utils.common.signals import die_with_parent
 from utils.common.tensor_files import atomic_torch_save
 from utils.data.loader import EpochBatches, batch_bytes, get_dataloader, plan_loader
@@ -155,7 +153,7 @@ def train(
     facts = {"global_batch_size": config.batch_size * world_size, "comparisons": hash_of(comparisons)}
     require_same(config, run, facts)
     pin_memory = device.type == "cuda"
-    pairs = Pairs(comparisons.train, Path(config.image_dir), config.input_size, config.seed, config.rotation)
+    pairs = training_pairs(config, comparisons)
     batches = EpochBatches(len(pairs), config.batch_size, rank, world_size, config.seed)
     task = PairComparison(comparisons, {"backbone_name": config.backbone, "input_size": config.input_size})
     optimizer = build_optimizer(model, config)
@@ -185,6 +183,14 @@ def train(
     if not stopped_by:
         conclude(engine, task, comparisons, val_loader)
     return run.conclude(stopped_by, epoch=progress.epoch, step=progress.global_step)
+
+
+def training_pairs(config: TrainConfig, comparisons: Comparisons) -> Pairs:
+    """Return the training pairs, each with its annotator's place among the reliabilities."""
+    folder = Path(config.image_dir)
+    return Pairs(
+        comparisons.train, folder, config.input_size, config.seed, config.rotation, annotators=comparisons.measured
+    )
 
 
 def engine_options(config: TrainConfig) -> EngineOptions:
@@ -257,8 +263,7 @@ def conclude(engine: TrainingEngine, task: PairComparison, comparisons: Comparis
         found["annotators"] = annotator_table(comparisons, eta)
 
     def write_results() -> None:
-        text = json.dumps({"model": BEST_MODEL, "epoch": engine.progress.best_epoch + 1, **found}, indent=1)
-        write_text_atomic(folder / RESULTS_FILE, text)
+        write_json(folder / RESULTS_FILE, {"model": BEST_MODEL, "epoch": engine.progress.best_epoch + 1, **found})
         entries = [entry for entry in read_log(folder / LOG_FILE) if "evaluation" not in entry]
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S")
         write_log(folder / LOG_FILE, [*entries, {"evaluation": found, "timestamp": stamp}])

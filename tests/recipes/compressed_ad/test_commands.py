@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import types
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,13 +20,15 @@ import yaml
 
 from recipes.compressed_ad import collect, evaluate, train
 from recipes.compressed_ad.settings import DEFAULT_CONFIG, Settings
-from tests.conftest import PROJECT, free_port, run_main
+from tests.conftest import free_port
+from tests.recipes import RECIPES
 from tests.recipes.compressed_ad.small import NUM_STEPS, small_settings, write_small_histories
+from tests.recipes.harness import refused, run_command
 from utils.common.config import read_config
-from utils.common.errors import UsageError, UserError
+from utils.common.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-FOLDER = PROJECT / "recipes" / "compressed_ad"
+FOLDER = RECIPES / "compressed_ad"
 
 
 def write_config(folder: Path, **changes: Any) -> Path:
@@ -40,23 +44,18 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     config = write_config(folder)
     write_small_histories(small_settings(folder))
     (line,) = re.findall(r"^bin/accelerate launch .*=auto .*$", (FOLDER / "README.md").read_text(), re.MULTILINE)
-    activated = Path(sys.executable).parent
     program, launch, *flags, script = line.split()
     assert [launch, script] == ["launch", "train.py"]
     command = [program, launch, "--config_file", "accelerate_config.yaml", *flags]
     command += [f"--main_process_port={free_port()}", script, str(config)]
+    search = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         command,
         cwd=FOLDER,
-        env={
-            **os.environ,
-            "CUDA_VISIBLE_DEVICES": "",
-            "HF_HOME": str(folder),
-            "PATH": f"{activated}:{os.environ['PATH']}",
-        },
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(folder), "PATH": search},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -84,11 +83,8 @@ def test_the_run_keeps_one_checkpoint_and_the_guides_scalars(launched: tuple[Pat
     assert len(list(run.rglob("events.*"))) == 1
     events = event_files.EventAccumulator(str(run / "tensorboard"))
     events.Reload()
-    steps = {
-        name: [event.step for event in events.Scalars(name)]
-        for name in events.Tags()["scalars"]
-        if name.startswith(("train/", "test/"))
-    }
+    names = [name for name in events.Tags()["scalars"] if name.startswith(("train/", "test/"))]
+    steps = {name: [event.step for event in events.Scalars(name)] for name in names}
     assert steps.keys() == {
         *(f"train/{name}" for name in ("loss", "loss_action", "acc_action", "lr", "samples_per_sec")),
         *(f"test/{name}" for name in ("loss_action", "acc_action")),
@@ -102,7 +98,7 @@ def test_the_trained_model_is_evaluated_in_context(
     launched: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, _ = launched
-    run_main(evaluate, monkeypatch, folder / "small.yaml")
+    run_command(evaluate, monkeypatch, folder / "small.yaml")
     run = small_settings(folder).run_folder
     returns = np.load(run / "eval_result.npy")
     assert returns.shape == (1, 20)  # one test goal of nine
@@ -118,7 +114,7 @@ def test_python_alone_continues_the_checkpoint_of_two_processes(
 ) -> None:
     folder, _ = launched
     config = write_config(folder, train_timesteps=NUM_STEPS + 4, train_batch_size=2)
-    assert run_main(train, monkeypatch, config) == 0
+    assert run_command(train, monkeypatch, config) == 0
     printed = capsys.readouterr().out
     assert "Distributed training: NO\nNumber of processes: 1" in printed
     assert f"ckpt-{NUM_STEPS}.pt (epoch 3, batch 0)" in printed
@@ -130,21 +126,10 @@ def test_python_alone_continues_the_checkpoint_of_two_processes(
 def test_collecting_shows_that_the_learners_learn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class InThisProcess:
-        def __init__(self, *arguments: Any) -> None:
-            pass
-
-        def __enter__(self) -> InThisProcess:
-            return self
-
-        def __exit__(self, *error: object) -> None:
-            pass
-
-        def map(self, job: Any, goals: Any) -> Any:
-            return map(job, goals)
-
-    monkeypatch.setattr(collect, "ProcessPoolExecutor", InThisProcess)
-    run_main(collect, monkeypatch, write_config(tmp_path))
+    pool = SimpleNamespace(map=map)
+    in_this_process = lambda *arguments: contextlib.nullcontext(pool)  # noqa: E731
+    monkeypatch.setattr(collect, "ProcessPoolExecutor", in_this_process)
+    run_command(collect, monkeypatch, write_config(tmp_path))
     assert "9 goals x 2 histories of 270 steps; mean return" in capsys.readouterr().out
     assert small_settings(tmp_path).data_file.is_file()
 
@@ -155,11 +140,8 @@ def test_the_shipped_options_are_the_guides() -> None:
     assert config.run_folder == Path("runs/CompressedAD-darkroom-seed0")
     assert config == Settings()  # the files repeat the defaults
     launcher = yaml.safe_load((FOLDER / "accelerate_config.yaml").read_text())
-    assert (launcher["num_processes"], launcher["distributed_type"], launcher["mixed_precision"]) == (
-        2,
-        "MULTI_GPU",
-        "fp16",
-    )
+    expected = {"num_processes": 2, "distributed_type": "MULTI_GPU", "mixed_precision": "fp16"}
+    assert expected.items() <= launcher.items()
     for name in ("small", "demo"):
         assert read_config(Settings, FOLDER / "configs" / f"{name}.yaml").grid_size == 9
 
@@ -182,43 +164,38 @@ def test_the_shipped_options_are_the_guides() -> None:
 def test_a_wrong_option_is_one_clear_line(tmp_path: Path, text: str, complaint: str) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(text)
-    with pytest.raises(UsageError) as caught:
+    with refused(complaint, kind=UsageError):
         read_config(Settings, file)
-    assert complaint in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_flags_missing_data_and_missing_checkpoints_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UsageError, match=r"takes no flags, only a YAML file"):
-        run_main(train, monkeypatch, "--lr", "0.1")
+    with refused("takes no flags, only a YAML file", kind=UsageError):
+        run_command(train, monkeypatch, "--lr", "0.1")
     config = write_config(tmp_path)
-    with pytest.raises(UserError, match=r"hdf5: no such file; make it with python collect\.py"):
-        run_main(train, monkeypatch, config)
-    with pytest.raises(UserError, match=r"no ckpt-<step>\.pt; train first"):
-        run_main(evaluate, monkeypatch, config)
+    with refused("hdf5: no such file; make it with python collect.py"):
+        run_command(train, monkeypatch, config)
+    with refused("no ckpt-<step>.pt; train first"):
+        run_command(evaluate, monkeypatch, config)
 
 
 def test_more_processes_than_gpus_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(UserError, match=r"2 processes but 1 visible GPU\(s\): set num_processes to 1"):
+    with refused("2 processes but 1 visible GPU(s): set num_processes to 1"):
         train.start(Settings())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "gpus", "expected"),
-    [
+def test_auto_becomes_the_number_of_gpus() -> None:
+    loader = SourceFileLoader("shim", str(FOLDER / "bin" / "accelerate"))  # a script without an ending
+    shim = types.ModuleType("shim")
+    loader.exec_module(shim)
+    for arguments, gpus, expected in (
         ("launch --multi_gpu --num_processes=auto train.py", 4, "launch --multi_gpu --num_processes=4 train.py"),
         ("launch --multi_gpu --num_processes auto train.py", 0, "launch --multi_gpu --num_processes 2 train.py"),
         ("launch --multi_gpu --num_processes=auto train.py", 1, "launch --num_processes=1 train.py"),
         ("launch --multi_gpu --num_processes=1 auto.py", 1, "launch --multi_gpu --num_processes=1 auto.py"),
-    ],
-)
-def test_auto_becomes_the_number_of_gpus(arguments: str, gpus: int, expected: str) -> None:
-    loader = SourceFileLoader("shim", str(FOLDER / "bin" / "accelerate"))  # a script without an ending
-    shim = types.ModuleType("shim")
-    loader.exec_module(shim)
-    assert " ".join(shim.expanded(arguments.split(), gpus)) == expected
+    ):
+        assert " ".join(shim.expanded(arguments.split(), gpus)) == expected

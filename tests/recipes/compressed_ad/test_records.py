@@ -11,7 +11,7 @@ from recipes.compressed_ad.distillation import loaders
 from recipes.compressed_ad.records import TestBatches, TrainBatches, draw_records
 from recipes.compressed_ad.sizes import RECORDS_OF_DEPTH
 from tests.recipes.compressed_ad.small import small_settings, write_small_histories
-from utils.common.errors import UserError
+from tests.recipes.harness import refused
 
 NUM_STEPS = 270
 
@@ -19,10 +19,8 @@ NUM_STEPS = 270
 def numbered_histories(count: int) -> np.ndarray:
     """Return histories whose steps tell who they are: cell and next cell together are the step's number."""
     steps = np.arange(NUM_STEPS)
-    history = np.arange(count)[:, None] + np.zeros_like(steps)
-    return np.stack(
-        [steps // 200 + 0 * history, steps % 5 + 0 * history, history, steps % 200 + 0 * history], -1
-    ).astype(np.uint8)
+    columns = np.broadcast_arrays(steps // 200, steps % 5, np.arange(count)[:, None], steps % 200)
+    return np.stack(columns, -1).astype(np.uint8)
 
 
 def step_numbers(steps: np.ndarray) -> np.ndarray:
@@ -64,7 +62,7 @@ def test_a_batch_holds_segments_then_recent_steps_then_the_actions_to_predict(de
 
 
 def test_short_histories_are_refused() -> None:
-    with pytest.raises(UserError, match="histories of 200 steps: 261 are needed"):
+    with refused("histories of 200 steps: 261 are needed"):
         draw_records(1, 200, 0)
 
 

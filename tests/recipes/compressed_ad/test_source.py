@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from recipes.compressed_ad.environment import Darkroom, split_goals
 from recipes.compressed_ad.histories import read_histories, write_histories
 from recipes.compressed_ad.learner import Learner, learn
 from tests.recipes.compressed_ad.small import small_settings, write_small_histories
-from utils.common.errors import UserError
+from tests.recipes.harness import refused
 
 
 def test_walls_stop_moves_and_the_goal_rewards_every_step_that_ends_there() -> None:
@@ -58,15 +57,15 @@ def test_the_file_gives_back_what_the_learners_did(tmp_path: Path) -> None:
 def test_a_file_that_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
     settings = small_settings(tmp_path)
     file, goals = settings.data_file, np.array([1])
-    with pytest.raises(UserError, match=r"no such file; make it with python collect\.py"):
+    with refused("no such file; make it with python collect.py"):
         read_histories(file, goals, 1, 10, 3)
     write_small_histories(settings)
-    with pytest.raises(UserError, match="9 goals, but a grid of 9 x 9 has 81"):
+    with refused("9 goals, but a grid of 9 x 9 has 81"):
         read_histories(file, goals, 1, 10, 9)
-    with pytest.raises(UserError, match="goal 1 has 2 streams of 270 steps, 2 of 1000 are asked for"):
+    with refused("goal 1 has 2 streams of 270 steps, 2 of 1000 are asked for"):
         read_histories(file, goals, 2, 1000, 3)
     file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(UserError, match=r"not a file of histories \(.*\); run python collect\.py again"):
+    with refused("not a file of histories (", "; run python collect.py again"):
         read_histories(file, goals, 1, 10, 3)
     write_histories(file, [])
     assert [path.name for path in file.parent.iterdir()] == [file.name]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +19,10 @@ from crowd_bt.options import TrainConfig
 from crowd_bt.task import PairComparison
 from torch import nn
 
+from tests.recipes.harness import dying
 from utils.run.folder import OwnedRun
 
 SIZE_PX = 32
-NUM_WEIGHTED = 5  # comparisons of the prepared folder that weigh more than the others
 
 
 def photographs() -> list[tuple[str, np.ndarray]]:
@@ -58,10 +56,9 @@ def small_model(eta: float | Sequence[float] = 0.8, is_learnable: bool = True, *
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
     model = PairModel(QualityScorer(backbone, 32), eta, is_learnable)
-    if not dropout:
-        for layer in model.modules():
-            if isinstance(layer, nn.Dropout):
-                layer.p = 0.0
+    for layer in model.modules():
+        if isinstance(layer, nn.Dropout) and not dropout:
+            layer.p = 0.0
     return model
 
 
@@ -69,22 +66,10 @@ def read(config: TrainConfig) -> Comparisons:
     return train.read_comparisons(config, lambda line: None)
 
 
-def train_small(config: TrainConfig, *, kill_at: int = 0) -> dict[str, Any]:
-    """Train as train.py does; kill this process at its batch number `kill_at`. Return the engine's last record."""
-    batches_left = [kill_at]
-    ordinary = PairComparison.loss
-
-    def loss(self: PairComparison, outputs: Any, targets: Any) -> Any:
-        batches_left[0] -= 1
-        if not batches_left[0]:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return ordinary(self, outputs, targets)
-
+def train_small(config: TrainConfig, *, kill_at: int = 0) -> None:
+    """Train as train.py does; kill this process at its batch number `kill_at`."""
     options = train.engine_options
     comparisons = replace(read(config), known_order={})  # SciPy and TensorBoard take seconds to import
-    with pytest.MonkeyPatch.context() as patch, OwnedRun(config) as run:
-        patch.setattr(PairComparison, "loss", loss)
+    with pytest.MonkeyPatch.context() as patch, dying(PairComparison, "loss", kill_at), OwnedRun(config) as run:
         patch.setattr(train, "engine_options", lambda config: replace(options(config), tensorboard=False))
         train.train(config, run, torch.device("cpu"), small_model(*train.eta_of(config, comparisons)), comparisons, 0)
-    records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    return next(record for record in reversed(records) if record["kind"] == "epoch")

@@ -19,14 +19,14 @@ from crowd_bt.model import build_scorer
 from crowd_bt.options import adopt_launch_flags, read_options
 
 from tests.conftest import free_port, run_main
-from tests.recipes.crowd_bt import FOLDER
+from tests.recipes import RECIPES
 from tests.recipes.crowd_bt.small import photographs, write_data
-from utils.common.errors import UsageError, UserError
+from tests.recipes.harness import RANK_NAMES, refused
+from utils.common.errors import UsageError
 
 NEEDS = "needs the packages of the recipe (pip install -r recipes/crowd_bt/requirements.txt)"
 for package in ("timm", "scipy", "onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(package, reason=NEEDS)
-RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["./train_distributed.sh", *map(str, arguments)],
-        cwd=FOLDER,
+        cwd=RECIPES / "crowd_bt",
         env={**os.environ, "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
@@ -69,12 +69,12 @@ def test_the_script_prints_the_guides_lines_once(trained: tuple[Path, str]) -> N
     assert not any("rank 1" in line for line in lines)
 
 
-@pytest.mark.parametrize("arguments", [(), ("--epochs", "3"), ("0",), ("four",)])
-def test_the_script_asks_for_the_number_of_processes(arguments: tuple[str, ...]) -> None:
-    done = start(*arguments)
-    assert done.returncode == 2
-    assert "usage: ./train_distributed.sh N" in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_the_script_asks_for_the_number_of_processes() -> None:
+    for arguments in ((), ("--epochs", "3"), ("0",), ("four",)):
+        done = start(*arguments)
+        assert done.returncode == 2
+        assert "usage: ./train_distributed.sh N" in done.stderr
+        assert done.stderr.count("\n") == 1
 
 
 def test_evaluate_reads_the_model(
@@ -90,42 +90,42 @@ def test_evaluate_reads_the_model(
         assert found[name] == pytest.approx(during_training[name], abs=2), name
     assert found["total"] == during_training["total"]
     assert "Gold-gold accuracy" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"--backbone resnet18: .* holds test_resnet"):
+    with refused("--backbone resnet18: ", "holds test_resnet"):
         run_main(evaluate, monkeypatch, *arguments, "--backbone", "resnet18")
 
 
 def test_infer_scores_ranks_and_compares(
     trained: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint, result = ("--checkpoint", trained[0] / "best_model.pt"), tmp_path / "result.json"
-    folder = tmp_path / "photos"
+    folder, result = tmp_path / "photos", tmp_path / "result.json"
     folder.mkdir()
     files = [folder / f"{number}.png" for number in range(3)]
     for number, file in enumerate(files):
         cv2.imwrite(str(file), photographs()[0][1][number * 20 :])
     (folder / "broken.jpg").write_bytes(b"\xff\xd8\xff not a photograph")
     (folder / "notes.txt").write_text("no image")
-    assert (
-        run_main(infer, monkeypatch, *checkpoint, "--image-dir", folder, "--batch-size", "2", "--output", result) == 0
-    )
-    found = json.loads(result.read_text())
+
+    def inferred(*arguments: str | Path) -> dict[str, Any]:
+        checkpoint = trained[0] / "best_model.pt"
+        assert run_main(infer, monkeypatch, "--checkpoint", checkpoint, *arguments, "--output", result) == 0
+        return dict(json.loads(result.read_text()))
+
+    found = inferred("--image-dir", folder, "--batch-size", "2")
     scores = {row["image"]: row["score"] for row in found["ranking"]}
     assert set(scores) == set(map(str, files))
     assert list(scores.values()) == sorted(scores.values(), reverse=True)
     assert found["unreadable"] == [str(folder / "broken.jpg")]
-    assert run_main(infer, monkeypatch, *checkpoint, "--image", files[1], "--output", result) == 0
-    assert json.loads(result.read_text())["score"] == pytest.approx(scores[str(files[1])], abs=1e-4)
-    assert run_main(infer, monkeypatch, *checkpoint, "--compare", files[0], files[2], "--output", result) == 0
-    found = json.loads(result.read_text())
+    assert inferred("--image", files[1])["score"] == pytest.approx(scores[str(files[1])], abs=1e-4)
+    found = inferred("--compare", files[0], files[2])
     difference = scores[str(files[0])] - scores[str(files[2])]
     assert found["difference"] == pytest.approx(difference, abs=1e-4)
     assert found["probability_first_is_better"] == pytest.approx(1 / (1 + np.exp(-difference)), abs=1e-4)
     assert found["better"] == str(files[0 if difference >= 0 else 2])
     capsys.readouterr()
-    with pytest.raises(UserError, match=r"absent\.png: No such file"):
-        run_main(infer, monkeypatch, *checkpoint, "--image", folder / "absent.png")
+    with refused("absent.png: No such file"):
+        inferred("--image", folder / "absent.png")
     with pytest.raises(SystemExit):
-        run_main(infer, monkeypatch, *checkpoint)
+        inferred()
     assert "name one of --image FILE, --image-dir DIR and --compare FILE FILE" in capsys.readouterr().err
 
 
@@ -142,34 +142,15 @@ def test_the_exported_file_computes_what_the_model_does(
     assert export.largest_gap(other, 32, file) > export.TOLERANCE  # the check finds another network's weights
 
 
-def test_make_data_refuses_a_folder_in_use_and_too_few_photographs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "x").write_text("")
-    with pytest.raises(UserError, match="not empty; remove it, or name another folder"):
-        run_main(make_data, monkeypatch, "--output", tmp_path)
-    with pytest.raises(UserError, match="0 usable photographs; at least 2 are needed"):
-        run_main(make_data, monkeypatch, "--output", tmp_path / "new", "--images", tmp_path)
-
-
 def test_make_data_damages_photographs_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, output = tmp_path / "photos", tmp_path / "data"
     source.mkdir()
+    with refused("0 usable photographs; at least 2 are needed"):
+        run_main(make_data, monkeypatch, "--output", output, "--images", source)
     for number in range(3):
         cv2.imwrite(str(source / f"{number}.jpg"), np.roll(photographs()[number % 2][1], number, 0))
-    sizes = (
-        "--size",
-        "32",
-        "--num-pictures",
-        "42",
-        "--num-unseen",
-        "14",
-        "--comparisons",
-        "60",
-        "--per-annotator",
-        "30",
-    )
-    assert run_main(make_data, monkeypatch, "--images", source, "--output", output, *sizes) == 0
+    counts = ("--num-pictures", "42", "--num-unseen", "14", "--comparisons", "60", "--per-annotator", "30")
+    assert run_main(make_data, monkeypatch, "--images", source, "--output", output, "--size", "32", *counts) == 0
     seen = {file.name.split("_")[1] for file in (output / "images").iterdir()}
     unseen = {file.name.split("_")[1] for file in (output / "unseen" / "images").iterdir()}
     assert (seen, unseen) == ({"0", "2"}, {"1"})
@@ -178,6 +159,8 @@ def test_make_data_damages_photographs_of_a_folder(tmp_path: Path, monkeypatch: 
     measured = json.loads((output / "prepared" / "user_reliabilities.json").read_text())
     assert min(measured[user] for user, value in true.items() if value > 0.5) > 0.7
     assert (output / "users" / "user00" / "comparison_data.json").is_file()
+    with refused("not empty; remove it, or name another folder"):
+        run_main(make_data, monkeypatch, "--output", output)
 
 
 def test_both_spellings_of_the_local_rank_and_a_file_with_sections(tmp_path: Path) -> None:
@@ -190,43 +173,36 @@ def test_both_spellings_of_the_local_rank_and_a_file_with_sections(tmp_path: Pat
     assert not read_options(["--no-learnable-eta", "--no-auto-resume"]).learnable_eta
 
 
+LAUNCHED = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
+NO_LAUNCHER = "--world-size 4 without a launcher; start ./train_distributed.sh 4"
+
+
 @pytest.mark.parametrize(
     ("before", "flags", "after"),
     [
-        ({}, [], {}),
-        ({}, ["--distributed"], {}),
-        ({}, ["--local_rank", "1", "--world-size", "2"], {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}),
-        ({"RANK": "3", "WORLD_SIZE": "4"}, ["--local_rank=1"], {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}),
-        (
-            {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"},
-            ["--local_rank=0", "--world-size", "8"],
-            {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"},
-        ),
+        ({}, "", {}),
+        ({}, "--distributed", {}),
+        ({}, "--local_rank 1 --world-size 2", {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, "--local_rank=1", LAUNCHED),
+        (LAUNCHED, "--local_rank=0 --world-size 8", LAUNCHED),
+        ({}, "--distributed --world-size 4", NO_LAUNCHER),
+        ({}, "--world-size 4", NO_LAUNCHER),
+        ({}, "--distributed --local-rank 1", "--local-rank 1 without a launcher"),
     ],
 )
-def test_the_environment_comes_before_the_flags(
-    monkeypatch: pytest.MonkeyPatch, before: dict[str, str], flags: list[str], after: dict[str, str]
+def test_the_environment_comes_before_the_flags_and_several_processes_need_a_launcher(
+    monkeypatch: pytest.MonkeyPatch, before: dict[str, str], flags: str, after: dict[str, str] | str
 ) -> None:
-    for name in RANK_NAMES:
-        monkeypatch.delenv(name, raising=False)
-        if name in before:
-            monkeypatch.setenv(name, before[name])
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "environ", dict(os.environ))
-        adopt_launch_flags(read_options(flags))
-        found = {name: os.environ[name] for name in RANK_NAMES if name in os.environ}
+    others = {name: value for name, value in os.environ.items() if name not in RANK_NAMES}
+    monkeypatch.setattr(os, "environ", {**others, **before})
+    config = read_options(flags.split())
+    if isinstance(after, str):
+        with refused(after, kind=UsageError):
+            adopt_launch_flags(config)
+        return
+    adopt_launch_flags(config)
     meeting_point = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"} if after else {}
-    assert found == {**after, **meeting_point}
-
-
-def test_several_processes_need_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in RANK_NAMES:
-        monkeypatch.delenv(name, raising=False)
-    for flags in (["--distributed", "--world-size", "4"], ["--world-size", "4"]):
-        with pytest.raises(UsageError, match=r"--world-size 4 without a launcher; start \./train_distributed\.sh 4"):
-            adopt_launch_flags(read_options(flags))
-    with pytest.raises(UsageError, match=r"--local-rank 1 without a launcher"):
-        adopt_launch_flags(read_options(["--distributed", "--local-rank", "1"]))
+    assert {name: os.environ[name] for name in RANK_NAMES if name in os.environ} == {**after, **meeting_point}
 
 
 def test_weights_that_cannot_be_fetched_are_one_line(
@@ -246,5 +222,5 @@ def test_weights_that_cannot_be_fetched_are_one_line(
     errors = capsys.readouterr().err
     assert errors.count("\n") == 1
     assert "--backbone test_resnet: its pretrained weights cannot be fetched (We couldn't connect to the hub)" in errors
-    with pytest.raises(UserError, match=r"--backbone resnet81: timm has no such network \(did you mean resnet18\?\)"):
+    with refused("--backbone resnet81: timm has no such network (did you mean resnet18?)"):
         build_scorer("resnet81")

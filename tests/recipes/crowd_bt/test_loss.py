@@ -127,9 +127,9 @@ def test_the_best_epoch_is_no_tie_while_all_differences_count_as_draws() -> None
     assert right[options.monitor] < wrong[options.monitor]
 
 
-@pytest.mark.parametrize(("first", "expected"), [(0.8, 0.8), (0.5, 0.501), (1.0, 0.999)])
-def test_the_crowds_reliability_begins_where_it_is_told(first: float, expected: float) -> None:
-    assert float(small_model(first).eta) == pytest.approx(expected, abs=1e-6)
+def test_the_crowds_reliability_begins_where_it_is_told() -> None:
+    for first, expected in ((0.8, 0.8), (0.5, 0.501), (1.0, 0.999)):
+        assert float(small_model(first).eta) == pytest.approx(expected, abs=1e-6)
 
 
 def test_both_images_of_a_pair_pass_the_network_together() -> None:

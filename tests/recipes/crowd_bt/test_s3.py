@@ -1,12 +1,9 @@
-"""S3 as it is and as it fails: moto's server in a process of its own, behind a proxy that delays and cuts off answers."""
+"""S3 as it is and as it fails: moto's server behind a proxy that delays and cuts off answers."""
 
 from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -21,15 +18,17 @@ from crowd_bt.comparisons import load_prepared
 from crowd_bt.options import TrainConfig
 
 from tests.conftest import free_port
+from tests.recipes.harness import refused
 from utils.common.errors import UserError
 
 pytest.importorskip("boto3", reason="needs boto3 (pip install -r recipes/crowd_bt/requirements.txt)")
-pytest.importorskip("moto", reason="needs moto (pip install -r requirements-dev.txt)")
+moto_server = pytest.importorskip("moto.server", reason="needs moto (pip install -r requirements-dev.txt)")
 
 BUCKET, PREFIX = "surface-quality-dataset", "quack_v2_data_user_logs/"
 KEY_ID, SECRET = "AKIAOFTHETEST", "the-secret-of-the-test"
 PAIR = {"img1": "a.png", "img2": "b.png", "choice": "left", "pair_type": "gold_gold"}
 LOG = {"comparisons": [{**PAIR, "img1_category": "POS_4", "img2_category": "POS_1"}] * 10}
+NOT_PASSED_ON = ("transfer-encoding", "connection", "content-length", "server", "date")
 
 
 class Proxy(ThreadingHTTPServer):
@@ -53,9 +52,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.paths.append(self.path)
-        fault = next((kind for word, kind in self.server.faults.items() if word in self.path), "")
-        if fault and self.server.times_left <= 0:
-            fault = ""
+        faults = self.server.faults.items() if self.server.times_left > 0 else ()
+        fault = next((kind for word, kind in faults if word in self.path), "")
         self.server.times_left -= bool(fault)
         headers = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
         request = urllib.request.Request(f"http://127.0.0.1:{self.server.target_port}{self.path}", headers=headers)
@@ -68,16 +66,15 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(1.0)
         self.send_response(status)
         for name, value in facts.items():
-            if name.lower() not in ("transfer-encoding", "connection", "content-length", "server", "date"):
+            if name.lower() not in NOT_PASSED_ON:
                 self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         try:
-            if fault == "slow":
-                for byte in body:
-                    self.wfile.write(bytes([byte]))
-                    time.sleep(0.02)
-            else:
+            for byte in body if fault == "slow" else b"":
+                self.wfile.write(bytes([byte]))
+                time.sleep(0.02)
+            if fault != "slow":
                 self.wfile.write(body[: len(body) // 2] if fault == "short" else body)
         except OSError:  # the client has given up
             return
@@ -85,31 +82,22 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def moto_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def moto_port() -> Iterator[int]:
     """Start moto's server and fill its bucket."""
     import boto3
 
-    port = free_port()
-    log = (tmp_path_factory.mktemp("moto") / "log").open("w")
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with subprocess.Popen(command, stdout=log, stderr=log) as server, log:
-        try:
-            for _ in range(600):
-                with socket.socket() as probe:
-                    if probe.connect_ex(("127.0.0.1", port)) == 0:
-                        break
-                assert server.poll() is None
-                time.sleep(0.1)
-            keys = {"aws_access_key_id": KEY_ID, "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
-            client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}", **keys)
-            client.create_bucket(Bucket=BUCKET)
-            for user in ("ann", "bob", "dummy_1"):
-                client.put_object(Bucket=BUCKET, Key=f"{PREFIX}{user}/comparison_data.json", Body=json.dumps(LOG))
-            client.put_object(Bucket=BUCKET, Key=f"{PREFIX}carl/notes.txt", Body=b"no log")
-            client.put_object(Bucket=BUCKET, Key=f"{PREFIX}dora/comparison_data.json", Body=b'{"comparisons": [')
-            yield port
-        finally:
-            server.kill()
+    server = moto_server.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    keys = {"aws_access_key_id": KEY_ID, "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
+    client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}", **keys)
+    client.create_bucket(Bucket=BUCKET)
+    objects = {f"{user}/comparison_data.json": json.dumps(LOG).encode() for user in ("ann", "bob", "dummy_1")}
+    objects |= {"carl/notes.txt": b"no log", "dora/comparison_data.json": b'{"comparisons": ['}
+    for name, body in objects.items():
+        client.put_object(Bucket=BUCKET, Key=f"{PREFIX}{name}", Body=body)
+    yield port
+    server.stop()
 
 
 @pytest.fixture
@@ -140,9 +128,7 @@ def refusal(folder: Path, **options: Any) -> str:
     with pytest.raises(UserError) as caught:
         prepare(folder, **options)
     message = str(caught.value)
-    assert "\n" not in message
-    assert KEY_ID not in message
-    assert SECRET not in message
+    assert not any(part in message for part in ("\n", KEY_ID, SECRET))
     assert not (folder / "prepared" / "metadata.json").exists()
     return message
 
@@ -160,7 +146,7 @@ def test_logs_are_downloaded_once_and_kept_prepared(tmp_path: Path, proxy: Proxy
     num_requests = len(proxy.paths)
     assert "remove it to download them again" in prepare(tmp_path)[0]
     assert len(proxy.paths) == num_requests
-    with pytest.raises(UserError, match="holds comparisons of another source"):
+    with refused("holds comparisons of another source"):
         prepare(tmp_path, s3_prefix="other/")
     written = "".join(file.read_text() for file in (tmp_path / "prepared").glob("*.json"))
     assert KEY_ID not in written

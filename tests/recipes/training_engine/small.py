@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,8 @@ import torch
 import training_engine
 from distributed_training_example import Pictures, ResidualNetwork
 from torch import nn
+
+from tests.recipes.harness import assert_equal, assert_equal_moments, dying
 
 NUM_STEPS = 20  # 4 epochs of 5 steps
 
@@ -36,20 +36,6 @@ def residual_network() -> nn.Module:
     return ResidualNetwork(10, width=4, blocks=1)
 
 
-class KillingLoss(nn.CrossEntropyLoss):
-    """Kills its process at its training batch number `last`."""
-
-    def __init__(self, last: int) -> None:
-        super().__init__()
-        self.batches_left = last
-
-    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        self.batches_left -= input.requires_grad
-        if not self.batches_left:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().forward(input, target)
-
-
 def train_small(
     folder: Path,
     rank: int = 0,
@@ -62,26 +48,22 @@ def train_small(
     model_fn: Callable[[], nn.Module] = small_network,
     **engine_kwargs: Any,
 ) -> dict[str, list[float]]:
-    """Train 4 epochs of 5 steps on 40 pictures by 2 ranks (or by 1 with the double batch)."""
-    return training_engine.distributed_train_worker(
-        rank,
-        world_size,
-        model_fn=model_fn,
-        train_dataset=pictures(40, augment=augment),
-        val_dataset=pictures(21, seed=1),
-        batch_size=batch_size,
-        optimizer_fn=lambda weights: torch.optim.SGD(weights, lr=0.05, momentum=0.9),
-        criterion_fn=lambda: KillingLoss(kill_at if rank else 0),
-        scheduler_fn=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2),
-        engine_kwargs={
-            "save_dir": folder.parent,
-            "experiment_name": folder.name,
-            "use_amp": False,
-            "tensorboard": False,
-            **engine_kwargs,
-        },
-        train_kwargs={"num_epochs": 4, "resume": resume},
-    )
+    """Train 4 epochs of 5 steps on 40 pictures by 2 ranks (or by 1 with the double batch); kill rank 1 at a batch."""
+    place = {"save_dir": folder.parent, "experiment_name": folder.name, "tensorboard": False}
+    with dying(nn.CrossEntropyLoss, "forward", kill_at if rank else 0):
+        return training_engine.distributed_train_worker(
+            rank,
+            world_size,
+            model_fn=model_fn,
+            train_dataset=pictures(40, augment=augment),
+            val_dataset=pictures(21, seed=1),
+            batch_size=batch_size,
+            optimizer_fn=lambda weights: torch.optim.SGD(weights, lr=0.05, momentum=0.9),
+            criterion_fn=nn.CrossEntropyLoss,
+            scheduler_fn=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2),
+            engine_kwargs={"use_amp": False, **place, **engine_kwargs},
+            train_kwargs={"num_epochs": 4, "resume": resume},
+        )
 
 
 def checkpoint(folder: Path) -> dict[str, Any]:
@@ -92,14 +74,8 @@ def checkpoint(folder: Path) -> dict[str, Any]:
 def assert_same_state(first: dict[str, Any], second: dict[str, Any]) -> None:
     """Check that two checkpoints hold the same bits: weights, averages, momenta, and validation values of all epochs."""
     for part in ("model_state_dict", "ema_state_dict"):
-        for name, value in (first[part] or {}).items():
-            assert torch.equal(second[part][name], value), f"{part} {name}"
-    momenta = [
-        [entry["momentum_buffer"] for entry in saved["optimizer_state_dict"]["state"].values()]
-        for saved in (first, second)
-    ]
-    assert len(momenta[0]) == len(momenta[1]) > 0
-    assert all(torch.equal(one, other) for one, other in zip(*momenta, strict=True))
+        assert_equal(first[part] or {}, second[part] or {})
+    assert_equal_moments(first["optimizer_state_dict"], second["optimizer_state_dict"], "momentum_buffer")
     # train_ values of an epoch that was resumed cover the rest of it.
     assert second["history"]["train_loss"][-1] == first["history"]["train_loss"][-1]
     assert second["scheduler_state_dict"] == first["scheduler_state_dict"]

@@ -1,13 +1,8 @@
-"""The example: its data, its network, and the command, stopped and run again."""
+"""The example's flags, network and data."""
 
 from __future__ import annotations
 
-import json
-import os
 import pickle
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import distributed_training_example as example
@@ -16,12 +11,10 @@ import pytest
 import torch
 from torchvision.datasets import CIFAR10
 
-from tests.recipes.training_engine import FOLDER
-from tests.support.processes import wait_until
+from tests.recipes.harness import refused
 from utils.common.config import parse_config
-from utils.common.errors import EXIT_STOPPED_BY_SIGNAL, UserError
 
-NEEDS = "needs the packages of the recipe (pip install -r recipes/training_engine/requirements.txt)"
+NOWHERE = "http://127.0.0.1:9/cifar-10-python.tar.gz"
 
 
 def test_the_guides_flags_have_the_guides_defaults() -> None:
@@ -40,12 +33,11 @@ def test_the_network_is_resnet_20() -> None:
 def test_augmentation_moves_and_flips_within_the_margin() -> None:
     picture = np.zeros((1, 32, 32, 3), np.uint8)
     picture[0, 16, 10] = 255
-    plain = example.Pictures(picture, np.array([3]), augment=False, flip=True)[0]
+    plain, label = example.Pictures(picture, np.array([3]), augment=False, flip=True)[0]
+    assert (plain.shape, int(label)) == ((3, 32, 32), 3)
     moved = example.Pictures(picture, np.array([3]), augment=True, flip=True)
     torch.manual_seed(0)
     places = {divmod(int(moved[0][0][0].argmax()), 32) for _ in range(300)}
-    assert plain[0].shape == (3, 32, 32)
-    assert int(plain[1]) == 3
     assert {row for row, _ in places} == set(range(12, 21))
     assert {column for _, column in places} == set(range(6, 15)) | set(range(17, 26))  # 10 +- 4, and mirrored
 
@@ -61,26 +53,17 @@ def test_cifar10_is_read_from_its_folder(tmp_path: Path, monkeypatch: pytest.Mon
     name, train, val = example.load_datasets("auto", tmp_path)
     assert (name, len(train), len(val)) == ("cifar10", 10, 2)
     picture, label = val[1]
-    assert picture.shape == (3, 32, 32)
-    assert int(label) == 9
+    assert (picture.shape, int(label)) == ((3, 32, 32), 9)
     assert picture[0].tolist() == [[pytest.approx((1 - 0.4914) / 0.2023)] * 32] * 32
 
 
-def test_without_a_network_cifar10_is_refused_with_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CIFAR10, "url", "http://127.0.0.1:9/cifar-10-python.tar.gz")
-    with pytest.raises(UserError) as caught:
-        example.load_datasets("cifar10", tmp_path)
-    message = str(caught.value)
-    assert "cannot be downloaded" in message
-    assert "put cifar-10-python.tar.gz there, or use --dataset digits" in message
-    assert "\n" not in message
-
-
-def test_without_a_network_the_default_are_the_digits(
+def test_without_a_network_cifar10_is_refused_and_the_default_are_the_digits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("sklearn", reason=NEEDS)
-    monkeypatch.setattr(CIFAR10, "url", "http://127.0.0.1:9/cifar-10-python.tar.gz")
+    monkeypatch.setattr(CIFAR10, "url", NOWHERE)
+    with refused("cannot be downloaded", "put cifar-10-python.tar.gz there, or use --dataset digits"):
+        example.load_datasets("cifar10", tmp_path)
+    pytest.importorskip("sklearn", reason="needs scikit-learn (recipes/training_engine/requirements.txt)")
     name, train, val = example.load_datasets("auto", tmp_path)
     assert (name, len(train), len(val)) == ("digits", 1437, 360)
     assert "training on scikit-learn's digits instead" in capsys.readouterr().err
@@ -88,26 +71,3 @@ def test_without_a_network_the_default_are_the_digits(
     counts = torch.bincount(torch.cat([train.labels, val.labels]))
     assert len(counts) == 10
     assert counts.min() >= 170
-
-
-def test_a_stopped_command_continues_when_it_is_run_again(tmp_path: Path) -> None:
-    for package in ("sklearn", "cloudpickle"):
-        pytest.importorskip(package, reason=NEEDS)
-    command = [sys.executable, "distributed_training_example.py", "--distributed", "--world-size", "2", "--epochs", "1"]
-    command += ["--batch-size", "64", "--use-ema", "--dataset", "digits", "--save-dir", str(tmp_path)]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    metrics = tmp_path / "cifar10_training" / "metrics.jsonl"
-    with subprocess.Popen(command, cwd=FOLDER, env=environment, stdout=subprocess.PIPE, text=True) as first:
-        wait_until(lambda: metrics.exists() or first.poll() is not None, timeout_s=60)
-        first.send_signal(signal.SIGTERM)
-        output, _ = first.communicate(timeout=60)
-    assert first.returncode == EXIT_STOPPED_BY_SIGNAL, output
-    assert "run the same command again to resume" in output
-    done = subprocess.run(
-        command, cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Resumed from" in done.stdout
-    assert "Training complete after 1 epochs" in done.stdout
-    records = [json.loads(line) for line in metrics.read_text().splitlines()]
-    assert [record["epoch"] for record in records if record["kind"] == "epoch"] == [1]

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PRETENCE, PROJECT, free_port
-from tests.recipes.training_engine import FOLDER
+from tests.recipes import RECIPES
 
+FOLDER = RECIPES / "training_engine"
 SEEDS = PROJECT.parent / "shared" / "seeds"
 METHOD_1, METHOD_2, METRIC, MIXED_PRECISION, AVERAGE = range(5)  # of the Python blocks that the guide has
 

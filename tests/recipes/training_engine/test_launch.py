@@ -1,19 +1,35 @@
-"""Launching: a set-up that fails, a rank that fails, and no process left."""
+"""Launching: a set-up that fails, a rank that fails, a command that is stopped, and no process left."""
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import distributed_training_example as example
 import launching
 import pytest
 import training_engine
 
+from tests.recipes.harness import records_of, refused, run_command
 from tests.support.processes import is_running, wait_until
-from utils.common.errors import UserError
+from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL
 
-pytest.importorskip("cloudpickle", reason="needs cloudpickle (pip install -r recipes/training_engine/requirements.txt)")
+NEEDS = "needs the packages of the recipe (pip install -r recipes/training_engine/requirements.txt)"
+pytest.importorskip("cloudpickle", reason=NEEDS)
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Give the signals back that torchrun's agent takes in this process."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
 
 
 def noted(folder: Path) -> dict[str, int]:
@@ -34,17 +50,17 @@ def test_a_set_up_that_fails_falls_back_to_one_process(tmp_path: Path, capfd: py
     assert "distributed set-up failed (the reason is printed above): training in a single process" in errors
 
 
-@pytest.mark.parametrize("world_size", [0, 1])
-def test_one_process_trains_here(world_size: int) -> None:
+def test_one_process_trains_here() -> None:
     calls = []
-    training_engine.launch_distributed_training(lambda *place, **others: calls.append((place, others)), world_size, x=1)
-    assert calls == [((0, 1), {"x": 1})]
+    for world_size in (0, 1):
+        training_engine.launch_distributed_training(
+            lambda *place, **others: calls.append((place, others)), world_size, x=1
+        )
+    assert calls == [((0, 1), {"x": 1})] * 2
 
 
 def test_a_rank_that_fails_ends_the_others(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def fail(rank: int, world_size: int, **kwargs: Any) -> None:
-        import time
-
         (kwargs["folder"] / f"{rank}-{world_size}").write_text(str(os.getpid()))
         if rank == 1:
             while not (kwargs["folder"] / "0-2").exists():
@@ -53,7 +69,7 @@ def test_a_rank_that_fails_ends_the_others(tmp_path: Path, capfd: pytest.Capture
         time.sleep(60)
 
     before = dict(os.environ)
-    with pytest.raises(UserError, match="failed on a rank"):
+    with refused("failed on a rank"):
         training_engine.launch_distributed_training(fail, 2, backend="gloo", folder=tmp_path)
     assert "ValueError: the pictures are upside down" in capfd.readouterr().err
     processes = noted(tmp_path)
@@ -63,9 +79,34 @@ def test_a_rank_that_fails_ends_the_others(tmp_path: Path, capfd: pytest.Capture
     assert dict(os.environ) == before
 
 
+def test_a_stopped_command_continues_when_it_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sklearn", reason=NEEDS)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    command = ("--distributed", "--world-size", "2", "--epochs", "1", "--batch-size", "64", "--use-ema")
+    run = tmp_path / "cifar10_training"
+
+    def stop() -> None:
+        wait_until((run / "metrics.jsonl").exists, timeout_s=60)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    arguments = (*command, "--dataset", "digits", "--save-dir", tmp_path)
+    assert run_command(example, monkeypatch, *arguments) == EXIT_STOPPED_BY_SIGNAL
+    stopper.join()
+    assert "run the same command again to resume" in capfd.readouterr().out
+    assert run_command(example, monkeypatch, *arguments) == EXIT_DONE
+    printed = capfd.readouterr().out
+    assert "Resumed from" in printed
+    assert "Training complete after 1 epochs" in printed
+    assert [record["epoch"] for record in records_of(run, "epoch")] == [1]
+
+
 def test_processes_of_torchrun_start_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(UserError, match="without torchrun"):
+    with refused("without torchrun"):
         training_engine.launch_distributed_training(print, 2)
 
 

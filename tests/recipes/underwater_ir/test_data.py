@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +22,8 @@ from underwater_ir.data.datasets import (
 )
 from underwater_ir.data.pseudo_labels import PROMPTS, describe, label_from, read_label
 
+from tests.recipes.harness import refused
 from tests.recipes.underwater_ir.small import SIZE_PX, photograph
-from utils.common.errors import UserError
 from utils.common.tensor_files import atomic_torch_save
 from utils.data.loader import EpochBatches
 
@@ -108,6 +108,10 @@ HEADER = {"teacher": "DA-CLIP", "prompts": ["clear", "hazy"], "text_embeddings":
 NAMES = ("train/a.png", "testset_ref/UIEB/b.jpg")
 
 
+def scored(*scores: object) -> dict[str, object]:
+    return {"picture": NAMES[0], "scores": scores}
+
+
 def write_scores(file: Path, *records: object) -> Path:
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
     return file
@@ -134,33 +138,25 @@ def test_scores_of_a_teacher_become_labels(tmp_path: Path, capsys: pytest.Captur
         ([{**HEADER, "teacher": ""}], "1: teacher: expected a name"),
         ([{**HEADER, "prompts": "hazy"}], "1: prompts: expected a list"),
         ([{**HEADER, "text_embeddings": "x"}], "1: "),
-        (
-            [{**HEADER, "text_embeddings": [[1.0]]}, {"picture": NAMES[0], "scores": [0, 0]}],
-            "2: 1 text_embeddings for 2",
-        ),
+        ([{**HEADER, "text_embeddings": [[1.0]]}, scored(0, 0)], "2: 1 text_embeddings for 2"),
         ([HEADER, {"picture": NAMES[0]}], "2: expected an object with picture and scores"),
+        ([HEADER, scored(0.1)], "2: scores: expected 2 numbers, one for each prompt, or 2 grids"),
+        ([HEADER, scored("0.1", "0.2")], "2: scores: expected 2 numbers"),
+        ([HEADER, scored(0.1, 25)], "2: scores: a cosine similarity is between -1 and 1"),
+        ([HEADER, scored(0.1, float("nan"))], "2: scores: a cosine similarity is between"),
         (
-            [HEADER, {"picture": NAMES[0], "scores": [0.1]}],
-            "2: scores: expected 2 numbers, one for each prompt, or 2 grids",
-        ),
-        ([HEADER, {"picture": NAMES[0], "scores": ["0.1", "0.2"]}], "2: scores: expected 2 numbers"),
-        ([HEADER, {"picture": NAMES[0], "scores": [0.1, 25]}], "2: scores: a cosine similarity is between -1 and 1"),
-        ([HEADER, {"picture": NAMES[0], "scores": [0.1, float("nan")]}], "2: scores: a cosine similarity is between"),
-        (
-            [HEADER, {"picture": "c.png", "scores": [0, 0]}],
+            [HEADER, {**scored(0, 0), "picture": "c.png"}],
             "2: c.png is not a picture of the data set; expected one such",
         ),
-        ([HEADER, *[{"picture": NAMES[0], "scores": [0, 0]}] * 2], "3: train/a.png stands in line 2 already"),
-        ([HEADER, {"picture": NAMES[0], "scores": [0, 0]}], "no scores of 1 of 2 pictures, the first is testset_ref"),
+        ([HEADER, *[scored(0, 0)] * 2], "3: train/a.png stands in line 2 already"),
+        ([HEADER, scored(0, 0)], "no scores of 1 of 2 pictures, the first is testset_ref"),
     ],
 )
 def test_a_wrong_line_of_scores_is_named_and_no_label_is_written(
     tmp_path: Path, records: list[object], reason: str
 ) -> None:
-    with pytest.raises(UserError, match=re.escape(reason)) as caught:
+    with refused(reason, "s.jsonl"):
         import_scores(write_scores(tmp_path / "s.jsonl", *records), tmp_path / "labels", NAMES)
-    assert "s.jsonl" in str(caught.value)
-    assert "\n" not in str(caught.value)
     assert not (tmp_path / "labels").exists()
 
 
@@ -169,7 +165,7 @@ def test_a_wrong_line_of_scores_is_named_and_no_label_is_written(
     [
         (b"", "not a pseudo-label"),
         ({"masks": torch.rand(2, 4, 4)}, "no z_d"),
-        ({"masks": torch.rand(4, 4)}, r"masks has the shape \(4, 4\), expected 3 dimensions"),
+        ({"masks": torch.rand(4, 4)}, "masks has the shape (4, 4), expected 3 dimensions"),
         ({"masks": torch.full((2, 4, 4), 2.0)}, "masks outside 0 to 1"),
         ({"masks": torch.full((2, 4, 4), torch.nan)}, "masks is not finite"),
         ([1], "no dictionary"),
@@ -183,10 +179,8 @@ def test_a_broken_label_is_one_line(tmp_path: Path, content: object, reason: str
         file.write_bytes(content)
     else:
         torch.save(content, file)
-    with pytest.raises(UserError, match=reason) as caught:
+    with refused(str(file), reason):
         read_label(file)
-    assert str(file) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_pictures_without_a_partner_are_left_out(pairs: Path) -> None:
@@ -200,10 +194,10 @@ def test_pictures_without_a_partner_are_left_out(pairs: Path) -> None:
 
 
 def test_missing_data_is_one_line_with_the_remedy(pairs: Path) -> None:
-    with pytest.raises(UserError, match=r"no picture has the same path .* python make_data\.py"):
+    with refused("no picture has the same path", "python make_data.py"):
         train_entries(pairs / "nowhere", pairs / "labels")
     (pairs / "labels" / "c.pt").unlink()
-    with pytest.raises(UserError, match=r"1 of 5 pictures have no pseudo-label .*c\.png; .*export_pseudo_labels\.py"):
+    with refused("1 of 5 pictures have no pseudo-label", "c.png; ", "export_pseudo_labels.py"):
         train_entries(pairs / "train", pairs / "labels")
     assert benchmark_entries(pairs / "nowhere", pairs / "labels", True) == []
 
@@ -267,10 +261,10 @@ def test_every_picture_is_used_once_an_epoch_by_all_ranks_together(pairs: Path) 
 
 def test_a_picture_or_label_that_does_not_fit_is_named(pairs: Path) -> None:
     entries = train_entries(pairs / "train", pairs / "labels")
-    with pytest.raises(UserError, match=r"a\.pt: .*\(10, 20, 10, 0\), but the network has \(3, 6, 3, 0\)"):
+    with refused("a.pt: ", "(10, 20, 10, 0), but the network has (3, 6, 3, 0)"):
         RestorationDataset(entries, SIZE_PX, (3, 6, 3, 0))[(0, 0)]
     entries[0].picture.write_bytes(b"\x89PNG\r\n\x1a\nnothing")
-    with pytest.raises(UserError, match=r"a\.png: .*repair or remove it"):
+    with refused("a.png: ", "repair or remove it"):
         RestorationDataset(entries, SIZE_PX, SHAPE)[(0, 0)]
 
 
@@ -283,6 +277,6 @@ def test_pictures_are_listed_at_any_depth_and_case(tmp_path: Path) -> None:
 
 
 def test_the_default_photographs_are_those_of_the_packages() -> None:
-    for package in ("skimage", "sklearn"):
-        pytest.importorskip(package, reason="needs a package (pip install -r recipes/underwater_ir/requirements.txt)")
+    if not all(map(find_spec, ("skimage", "sklearn"))):  # their import takes seconds
+        pytest.skip("needs a package (pip install -r recipes/underwater_ir/requirements.txt)")
     assert len(find_photographs(None)) == 7

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +12,8 @@ from underwater_ir.student import losses
 from underwater_ir.student.losses import WEIGHTS, StudentLoss, load_vgg, read_weights
 from underwater_ir.student.network import MultiScale, Outputs, Student, channel_attention, haar, inverse_haar
 
+from tests.recipes.harness import refused
 from tests.recipes.underwater_ir.small import NO_VGG, SIZE_PX, batch, student
-from utils.common.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -32,12 +30,8 @@ def test_the_wavelet_is_orthonormal_and_invertible() -> None:
 
 def test_three_kernels_in_one_give_the_sum_of_three_convolutions() -> None:
     layer, features = MultiScale(3), torch.rand(2, 3, 9, 10)
-    expected = torch.stack(
-        [
-            kernel(functional.pad(features, (kernel_size // 2,) * 4))
-            for kernel_size, kernel in zip((3, 5, 7), layer.kernels, strict=True)
-        ]
-    ).sum(0)
+    sizes = zip((3, 5, 7), layer.kernels, strict=True)
+    expected = torch.stack([kernel(functional.pad(features, (size // 2,) * 4)) for size, kernel in sizes]).sum(0)
     assert torch.allclose(layer(features), expected, atol=1e-6)
 
 
@@ -84,7 +78,7 @@ def test_the_network_is_found_from_its_weights() -> None:
     found = Student.from_weights(network.state_dict(), "x.pt")
     assert found.label_shape == network.label_shape == (10, 20, 10, 6)
     assert not found.training
-    with pytest.raises(UserError, match=r"x\.pt: not weights of this network"):
+    with refused("x.pt: not weights of this network"):
         Student.from_weights({"stem.weight": torch.zeros(4, 3, 3, 3)}, "x.pt")
 
 
@@ -137,17 +131,8 @@ def test_every_loss_has_its_default_weight() -> None:
     network, samples = student(text_dim=6), batch(2, text_dim=6)
     with torch.no_grad():
         outputs = network(samples)
-    weights = {
-        "rec": 1,
-        "ssim": 0.2,
-        "hf": 0.5,
-        "lf": 0.5,
-        "region": 0.3,
-        "tv": 1e-4,
-        "kd": 0.1,
-        "feat": 0.05,
-        "ctr": 0.05,
-    }
+    weights = {"rec": 1, "ssim": 0.2, "hf": 0.5, "lf": 0.5, "region": 0.3, "tv": 1e-4, "kd": 0.1, "feat": 0.05}
+    weights["ctr"] = 0.05
     assert weights | {"perc": 0.05} == read_weights(None)
     _, values = StudentLoss(read_weights(None))(outputs, samples)
     terms = {name: term(outputs, samples).mean() for name, term in losses.TERMS.items()}
@@ -201,7 +186,7 @@ def test_the_loss_falls_when_a_batch_is_learned() -> None:
     [
         ("{", "no JSON file"),
         ("[1]", "expected an object"),
-        ('{"ssimm": 1}', r"unknown loss ssimm \(did you mean ssim\?\)"),
+        ('{"ssimm": 1}', "unknown loss ssimm (did you mean ssim?)"),
         ('{"rec": -1}', "rec: -1 is not a number of at least 0"),
         ('{"rec": true}', "rec: True is not a number"),
         ('{"rec": NaN}', "rec: nan is not a number"),
@@ -210,10 +195,10 @@ def test_the_loss_falls_when_a_batch_is_learned() -> None:
 def test_a_wrong_loss_file_is_one_line(tmp_path: Path, text: str, reason: str) -> None:
     file = tmp_path / "losses.json"
     file.write_text(text)
-    with pytest.raises(UserError, match=reason) as caught:
+    with refused(str(file), reason):
         read_weights(str(file))
-    assert str(file) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    file.write_text('{"perc": 0, "tv": 1}')
+    assert read_weights(str(file)) == WEIGHTS | {"perc": 0.0, "tv": 1.0}
 
 
 def test_vgg_compares_the_two_layers_of_the_formula(tmp_path: Path) -> None:
@@ -237,13 +222,5 @@ def test_vgg_compares_the_two_layers_of_the_formula(tmp_path: Path) -> None:
     assert len(features) == 18
     assert not any(weight.requires_grad for weight in features.parameters())
     (tmp_path / "vgg.pt").write_bytes(b"no weights")
-    with pytest.raises(UserError, match="VGG19's weights") as caught:
+    with refused("VGG19's weights"):
         load_vgg(str(tmp_path / "vgg.pt"), tmp_path)
-    assert "\n" not in str(caught.value)
-
-
-def test_text_of_the_weights_file_is_json(tmp_path: Path) -> None:
-    file = tmp_path / "losses.json"
-    file.write_text(json.dumps({"perc": 0, "tv": 1}))
-    read: dict[str, Any] = read_weights(str(file))
-    assert read == WEIGHTS | {"perc": 0.0, "tv": 1.0}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import signal
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,17 @@ from underwater_ir.student import train_student
 from underwater_ir.student.losses import WEIGHTS, StudentLoss
 from underwater_ir.student.restoration import Restoration, measure, summarise
 
-from tests.conftest import PROJECT, free_port, run_main, run_script
+from tests.conftest import free_port, run_script
+from tests.recipes import RECIPES
+from tests.recipes.harness import (
+    RANK_NAMES,
+    assert_equal,
+    assert_equal_moments,
+    dying,
+    records_of,
+    refused,
+    run_command,
+)
 from tests.recipes.underwater_ir.small import (
     SIZE_PX,
     WIDTH,
@@ -31,13 +41,13 @@ from tests.recipes.underwater_ir.small import (
 )
 from tests.support.ranks import RankFailed, run_ranks
 from utils.common.config import parse_config
-from utils.common.errors import UsageError, UserError
+from utils.common.errors import UsageError
 from utils.data.images import read_image
-from utils.data.loader import ShardBatches
 from utils.distributed.ddp import wrap_for_ranks
 from utils.engine import stopping
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+SCRIPT = RECIPES / "underwater_ir" / "train_ddp.sh"
 KILL_AT = 4  # the second batch of the second epoch
 SET, UNPAIRED = "simulated", "simulated-unpaired"
 
@@ -47,20 +57,24 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a data set of 15 training pairs by the recipe's own command."""
     folder = tmp_path_factory.mktemp("data")
     write_photographs(folder / "photographs", 3)
-    arguments = ["--images", folder / "photographs", "--output", folder, "--num-train", "15", "--num-test", "3"]
+    counts = ("--num-train", "15", "--num-test", "3", "--size", "24")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["make_data.py", *map(str, arguments), "--size", "24"])
-        make_data.main()
+        run_command(make_data, patch, "--images", folder / "photographs", "--output", folder, *counts)
     write_losses(folder)
     return folder
 
 
+def roots_of(data: Path) -> dict[str, str]:
+    """Return the four folders of a data set by the launcher's variables, which are the trainer's flags, too."""
+    sets = {"VAL_REF_ROOT": "Dataset/testset(ref)", "VAL_NONREF_ROOT": "Dataset/testset(non-ref)"}
+    places = {"TRAIN_ROOT": "Dataset/train", **sets, "PSEUDO_ROOT": "pseudo-labels/daclip"}
+    return {name: str(data / place) for name, place in places.items()}
+
+
 def arguments_of(data: Path, save_path: Path) -> list[str]:
+    roots = [(f"--{name.lower().replace('_', '-')}", root) for name, root in roots_of(data).items()]
     return [
-        *("--train-root", str(data / "Dataset" / "train")),
-        *("--val-ref-root", str(data / "Dataset" / "testset(ref)")),
-        *("--val-nonref-root", str(data / "Dataset" / "testset(non-ref)")),
-        *("--pseudo-root", str(data / "pseudo-labels" / "daclip")),
+        *itertools.chain.from_iterable(roots),
         *("--epochs", "2", "--batch-size", "4", "--img-size", str(SIZE_PX), "--width", str(WIDTH), "--device", "cpu"),
         *("--loss-config", str(data / "losses.json"), "--lr", "1e-3", "--num-workers", "0", "--no-recompute"),
         *("--save-path", str(save_path)),
@@ -73,21 +87,10 @@ def train(data: Path, save_path: Path, kill_at: int = 0) -> int:
         torch.distributed.init_process_group("gloo")  # outlives one training
     stopping.STOP_CHECK_STEPS = 1
     train_student.SAVE_EVERY_S = 0
-    batches_left = kill_at if os.environ["RANK"] == "1" else 0
-    compute = StudentLoss.__call__
-
-    def counted(self: StudentLoss, outputs: Any, targets: Any) -> Any:
-        nonlocal batches_left
-        batches_left -= 1
-        if batches_left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return compute(self, outputs, targets)
-
-    StudentLoss.__call__ = counted  # type: ignore[method-assign]
+    train_student.draw_curves = lambda run_folder: None  # takes seconds; a test of one process has the picture
     sys.argv = ["train_student", "--ddp", *arguments_of(data, save_path)]
-    code = train_student.main()
-    StudentLoss.__call__ = compute  # type: ignore[method-assign]
-    return code
+    with dying(StudentLoss, "__call__", kill_at if os.environ["RANK"] == "1" else 0):
+        return train_student.main()
 
 
 def gradients_of_share(share: slice) -> tuple[float, list[np.ndarray]]:
@@ -100,21 +103,24 @@ def gradients_of_share(share: slice) -> tuple[float, list[np.ndarray]]:
     return float(values["loss"]), [gradient.numpy() for gradient in gradients if gradient is not None]
 
 
-def measured(data: Path, rank: int, world_size: int) -> np.ndarray:
+def benchmarks_of(data: Path, number: int = 6) -> RestorationDataset:
     labels = data / "pseudo-labels" / "daclip"
     entries = benchmark_entries(data / "Dataset" / "testset(ref)", labels / "testset_ref", True)
     entries += benchmark_entries(data / "Dataset" / "testset(non-ref)", labels / "testset_nonref", False)
-    dataset = RestorationDataset(entries[:5], SIZE_PX, (10, 20, 10, 0))
-    loader = create_evaluation_loader(dataset, 2, sampler=ShardBatches(len(dataset), 2, rank, world_size))
+    return RestorationDataset(entries[:number], SIZE_PX, (10, 20, 10, 0))
+
+
+def measured(data: Path) -> np.ndarray:
+    dataset = benchmarks_of(data, 5)
     with torch.no_grad():
-        return measure(student(), dataset, loader, torch.device("cpu"))
+        return measure(student(), dataset, create_evaluation_loader(dataset, 2), torch.device("cpu"))
 
 
 def compare_then_die(data: Path, folder: Path) -> None:
     rank = int(os.environ["RANK"])
     torch.distributed.init_process_group("gloo")
     loss, gradients = gradients_of_share(slice(0, 3) if rank == 0 else slice(3, 5))
-    np.savez(folder / f"rank{rank}.npz", *gradients, loss=loss, measured=measured(data, rank, 2))
+    np.savez(folder / f"rank{rank}.npz", *gradients, loss=loss, measured=measured(data))
     train(data, folder / "whole.pt")
     train(data, folder / "killed.pt", KILL_AT)
 
@@ -141,7 +147,7 @@ def test_unequal_shares_of_two_ranks_have_the_gradient_of_one(two_ranks: Path) -
 
 
 def test_the_metrics_of_two_ranks_are_those_of_one(two_ranks: Path, data: Path) -> None:
-    expected = measured(data, 0, 1)
+    expected = measured(data)
     assert np.isfinite(expected).all()
     for rank in (0, 1):
         assert np.load(two_ranks / f"rank{rank}.npz")["measured"] == pytest.approx(expected, abs=1e-6)
@@ -149,33 +155,21 @@ def test_the_metrics_of_two_ranks_are_those_of_one(two_ranks: Path, data: Path) 
 
 def test_a_killed_rank_costs_nothing_after_a_resume(two_ranks: Path) -> None:
     whole, killed = (torch.load(two_ranks / f"{name}.pt", weights_only=True) for name in ("whole", "killed"))
-    assert whole.keys() == killed.keys()
+    assert_equal(whole, killed)
     assert not any(name.startswith("module.") for name in whole)
-    assert all(torch.equal(whole[name], killed[name]) for name in whole)
     states = [sorted((two_ranks / f"{name}_run" / "checkpoint").iterdir())[-1] for name in ("whole", "killed")]
     saved = [torch.load(state / "state.pt", weights_only=True) for state in states]
     assert saved[0]["progress"]["global_step"] == saved[1]["progress"]["global_step"] == 4  # 2 epochs of 2
-    moments = [[entry["exp_avg_sq"] for entry in state["optimizer"]["state"].values()] for state in saved]
-    assert all(torch.equal(one, other) for one, other in zip(*moments, strict=True))
-    metrics = (two_ranks / "killed_run" / "metrics.jsonl").read_text().splitlines()
-    steps = [record["global_step"] for record in map(json.loads, metrics) if record["kind"] == "batch"]
+    assert_equal_moments(saved[0]["optimizer"], saved[1]["optimizer"])
+    steps = [record["global_step"] for record in records_of(two_ranks / "killed_run", "batch")]
     assert len(steps) == len(set(steps))
 
 
 def test_the_guides_launch_prints_the_guides_lines(data: Path, tmp_path: Path) -> None:
-    port, save_path = str(free_port()), tmp_path / "experiments" / "x.pt"
-    roots: dict[str, Any] = {
-        "TRAIN_ROOT": str(data / "Dataset" / "train"),
-        "VAL_REF_ROOT": str(data / "Dataset" / "testset(ref)"),
-        "VAL_NONREF_ROOT": str(data / "Dataset" / "testset(non-ref)"),
-        "PSEUDO_ROOT": str(data / "pseudo-labels" / "daclip"),
-        "SAVE_PATH": str(save_path),
-    }
+    save_path = tmp_path / "experiments" / "x.pt"
     extra = ("--no-recompute", "--width", str(WIDTH), "--loss-config", str(write_losses(tmp_path)))
-    script = PROJECT / "recipes" / "underwater_ir" / "train_ddp.sh"
-    done = run_script(
-        "bash", str(script), "2", "4", "1", str(SIZE_PX), "--", *extra, MASTER_PORT=port, OMP_NUM_THREADS="1", **roots
-    )
+    environment = {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1", "SAVE_PATH": str(save_path)}
+    done = run_script("bash", SCRIPT, "2", "4", "1", str(SIZE_PX), "--", *extra, **environment, **roots_of(data))  # type: ignore[arg-type]
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert "✅ DDP enabled: training on 2 CPU processes" in lines
@@ -189,16 +183,15 @@ def test_the_guides_launch_prints_the_guides_lines(data: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "environment", "reason"),
     [
-        (("2",), {"TRAIN_ROOT": "nowhere"}, "nowhere has no folders input and target; python make_data.py"),
-        (("2", "4", "x"), {}, "`x` is not a whole number above 0"),
-        (("2", "4", "1", "16", "--width"), {}, "unexpected `--width`: trainer options stand after --"),
-        (("2",), {"MASTER_PORT": "many"}, "MASTER_PORT=many is not a port"),
+        ("2", {"TRAIN_ROOT": "nowhere"}, "nowhere has no folders input and target; python make_data.py"),
+        ("2 4 x", {}, "`x` is not a whole number above 0"),
+        ("2 4 1 16 --width", {}, "unexpected `--width`: trainer options stand after --"),
+        ("2", {"MASTER_PORT": "many"}, "MASTER_PORT=many is not a port"),
     ],
 )
-def test_the_script_refuses_in_one_line(arguments: tuple[str, ...], environment: dict[str, Any], reason: str) -> None:
-    script = PROJECT / "recipes" / "underwater_ir" / "train_ddp.sh"
+def test_the_script_refuses_in_one_line(arguments: str, environment: dict[str, Any], reason: str) -> None:
     fake: dict[str, Any] = {"PYTHON": "echo"}  # nothing is started before the check
-    done = run_script("bash", script, *arguments, timeout_s=60, **{**fake, **environment})
+    done = run_script("bash", SCRIPT, *arguments.split(), timeout_s=60, **{**fake, **environment})
     assert done.returncode in (1, 2)
     assert reason in done.stderr
     assert done.stdout.count("\n") == 0
@@ -215,47 +208,41 @@ def test_defaults_are_the_guides_and_both_spellings_work() -> None:
 
 
 def test_flags_make_a_rank_where_no_launcher_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "0")  # restored after the test
-        monkeypatch.delenv(name)
-    with pytest.raises(UsageError, match="--local-rank 1: must be below --world-size, 1"):
-        train_student.find_ranks(train_student.StudentConfig(ddp=True, local_rank=1))
-    config = train_student.StudentConfig(ddp=True, local_rank=1, world_size=2)
-    found = train_student.find_ranks(config)
+    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in RANK_NAMES})
+    config = train_student.StudentConfig(ddp=True, local_rank=1)
+    with refused("--local-rank 1: must be below --world-size, 1", kind=UsageError):
+        train_student.find_ranks(config)
+    found = train_student.find_ranks(train_student.StudentConfig(ddp=True, local_rank=1, world_size=2))
     assert (found.rank, found.local_rank, found.world_size) == (1, 1, 2)
     assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("localhost", "12355")
-    assert (
-        train_student.find_ranks(train_student.StudentConfig(ddp=True, local_rank=0)).rank == 1
-    )  # the environment wins
-    with pytest.raises(UsageError, match="2 processes without --ddp: add --ddp"):
+    again = train_student.find_ranks(train_student.StudentConfig(ddp=True, local_rank=0))
+    assert again.rank == 1  # the environment wins
+    with refused("2 processes without --ddp: add --ddp", kind=UsageError):
         train_student.find_ranks(train_student.StudentConfig())
 
 
 def test_other_losses_are_refused_at_a_resume(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [*arguments_of(data, tmp_path / "x.pt"), "--epochs", "1"]
-    file = str(write_losses(tmp_path))
-    arguments[arguments.index("--loss-config") + 1] = file
-    assert run_main(train_student, monkeypatch, *arguments) == 0
+    arguments = [*arguments_of(data, tmp_path / "x.pt"), "--epochs", "1", "--loss-config", str(write_losses(tmp_path))]
+    assert run_command(train_student, monkeypatch, *arguments) == 0
     printed = capsys.readouterr().out
     assert "Epoch 1/1 - Train loss: " in printed
     assert "Pseudo-labels: colour scores, not DA-CLIP's" in printed
     assert read_image(tmp_path / "x_run" / "curves.png").std() > 5
     write_losses(tmp_path, {"perc": 0, "tv": 0})
-    with pytest.raises(UserError, match=r"trained with the losses .* give the same --loss-config"):
-        run_main(train_student, monkeypatch, *arguments)
+    with refused("trained with the losses", "give the same --loss-config"):
+        run_command(train_student, monkeypatch, *arguments)
     write_losses(tmp_path)
-    assert run_main(train_student, monkeypatch, *arguments) == 0
+    assert run_command(train_student, monkeypatch, *arguments) == 0
     assert "Training complete after 1 epochs" in capsys.readouterr().out
 
 
 def test_without_vgg_one_line_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        "torchvision.models.VGG19_Weights.IMAGENET1K_V1.value.url", "http://127.0.0.1:9/vgg.pth", raising=False
-    )
+    url = "torchvision.models.VGG19_Weights.IMAGENET1K_V1.value.url"
+    monkeypatch.setattr(url, "http://127.0.0.1:9/vgg.pth", raising=False)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
 
     def refuse(*arguments: Any, **keywords: Any) -> None:
@@ -273,7 +260,7 @@ def test_without_vgg_one_line_says_so(
     lines = printed.err.splitlines()
     assert len(lines) == 1
     assert "VGG19's weights: no network; training without the perceptual loss (perc)" in lines[0]
-    with pytest.raises(UserError, match="--vgg-weights nowhere"):
+    with refused("--vgg-weights nowhere"):
         train_student.perceptual_features(train_student.StudentConfig(vgg_weights="nowhere"), dict(WEIGHTS), device)
 
 
@@ -281,32 +268,19 @@ def test_evaluation_compares_with_input_and_classic(
     two_ranks: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = arguments_of(data, tmp_path / "unused.pt")[2:8]  # the test sets and the labels
-    arguments = ["--model", two_ranks / "whole.pt", *flags, "--img-size", SIZE_PX, "--output", tmp_path / "out"]
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, arguments)])
-    evaluate.main()
-    printed = capsys.readouterr().out
-    assert "white balance + CLAHE" in printed
+    sizes = ("--img-size", SIZE_PX, "--output", tmp_path / "out")
+    run_command(evaluate, monkeypatch, "--model", two_ranks / "whole.pt", *flags, *sizes)
+    assert "white balance + CLAHE" in capsys.readouterr().out
     results = json.loads((tmp_path / "out" / "metrics.json").read_text())
-    record = json.loads(
-        [line for line in (two_ranks / "whole_run" / "metrics.jsonl").read_text().splitlines() if '"epoch"' in line][-1]
-    )
+    record = records_of(two_ranks / "whole_run", "epoch")[-1]
     assert results["student"]["val_psnr"] == pytest.approx(record["val_psnr"], abs=1e-6)
     assert read_image(tmp_path / "out" / f"{SET}.jpg").shape == (4 * SIZE_PX, 3 * SIZE_PX, 3)
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--model", str(tmp_path / "no.pt")])
-    with pytest.raises(UserError, match=r"no\.pt: no such file; training writes it to --save-path"):
-        evaluate.main()
-
-
-def test_a_white_balance_makes_a_cast_grey() -> None:
     cast = np.full((32, 32, 3), (60, 160, 110), np.uint8)
-    assert evaluate.classical(cast).std(2).max() < 3
+    assert evaluate.classical(cast).std(2).max() < 3  # the white balance makes it grey
 
 
 def test_summaries_are_means_over_each_set(data: Path) -> None:
-    labels = data / "pseudo-labels" / "daclip"
-    entries = benchmark_entries(data / "Dataset" / "testset(ref)", labels / "testset_ref", True)
-    entries += benchmark_entries(data / "Dataset" / "testset(non-ref)", labels / "testset_nonref", False)
-    dataset = RestorationDataset(entries, SIZE_PX, (10, 20, 10, 0))
+    dataset = benchmarks_of(data)
     summary = summarise(dataset, np.arange(12.0).reshape(6, 2))
     assert summary[f"psnr/{SET}"] == summary["val_psnr"] == 2
     assert summary[f"ssim/{SET}"] == 3
@@ -319,41 +293,46 @@ def test_summaries_are_means_over_each_set(data: Path) -> None:
     ]
 
 
-def run_restore(monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> None:
-    monkeypatch.setattr(sys, "argv", ["restore.py", *map(str, arguments)])
-    restore.main()
-
-
 def test_a_folder_is_restored_and_bad_files_are_left_out(
     two_ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = tmp_path / "dive"
+    source, weights = tmp_path / "dive", ("--model", two_ranks / "whole.pt")
     make_data.write_png(source / "deep" / "a.png", photograph(1, 37, 90))
     (source / "b.jpg").write_bytes(b"no picture")
-    weights = two_ranks / "whole.pt"
-    run_restore(
-        monkeypatch,
-        "--model",
-        weights,
-        "--source",
-        source,
-        "--output",
-        tmp_path / "out",
-        "--tile",
-        "64",
-        "--overlap",
-        "16",
-    )
+    tiles = ("--tile", "64", "--overlap", "16")
+    run_command(restore, monkeypatch, *weights, "--source", source, "--output", tmp_path / "out", *tiles)
     printed = capsys.readouterr()
     assert read_image(tmp_path / "out" / "deep" / "a.png.jpg").shape == (37, 90, 3)
     assert "1 of 2 pictures restored" in printed.out
     assert len(printed.err.splitlines()) == 1
     assert "b.jpg" in printed.err
-    for bad, reason in ((source / "b.jpg", "no readable picture"), (tmp_path / "nowhere", "no readable picture")):
-        with pytest.raises(UserError, match=reason):
-            run_restore(monkeypatch, "--model", weights, "--source", bad)
-    with pytest.raises(UserError, match="not a file of weights"):
-        run_restore(monkeypatch, "--model", source / "b.jpg", "--source", source)
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "reason"),
+    [
+        (evaluate, ("--model", "no.pt"), "no.pt: no such file; training writes it to --save-path"),
+        (restore, ("--model", "{two}/whole.pt", "--source", "bad.jpg"), "no readable picture"),
+        (restore, ("--model", "{two}/whole.pt", "--source", "nowhere"), "no readable picture"),
+        (restore, ("--model", "bad.jpg", "--source", "."), "not a file of weights"),
+        (export_pseudo_labels, ("--train-root", "nowhere"), "no pictures below"),
+        (make_data, ("--output", "{data}"), "exists; remove it, or choose another --output"),
+        (make_data, ("--images", "nowhere", "--output", "new"), "0 pictures; at least 2 are needed"),
+    ],
+)
+def test_a_command_refuses_in_one_line(
+    command: ModuleType,
+    arguments: tuple[str, ...],
+    reason: str,
+    two_ranks: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.jpg").write_bytes(b"no picture")
+    with refused(reason):
+        run_command(command, monkeypatch, *(argument.format(two=two_ranks, data=data) for argument in arguments))
 
 
 def test_tiles_cover_a_picture_without_seams() -> None:
@@ -372,23 +351,11 @@ def test_tiles_cover_a_picture_without_seams() -> None:
 
 def test_labels_are_exported_for_every_set(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = arguments_of(data, tmp_path / "unused.pt")[:6]
-    monkeypatch.setattr(sys, "argv", ["export_pseudo_labels.py", *flags, "--pseudo-root", str(tmp_path / "labels")])
-    export_pseudo_labels.main()
+    run_command(export_pseudo_labels, monkeypatch, *flags, "--pseudo-root", tmp_path / "labels")
     made = data / "pseudo-labels" / "daclip"
-    files = sorted(path.relative_to(made) for path in made.rglob("*.pt"))
-    assert files == sorted(path.relative_to(tmp_path / "labels") for path in (tmp_path / "labels").rglob("*.pt"))
+    files, again = (
+        sorted(path.relative_to(root) for path in root.rglob("*.pt")) for root in (made, tmp_path / "labels")
+    )
+    assert files == again
     first, second = (torch.load(folder / files[0], weights_only=True) for folder in (made, tmp_path / "labels"))
     assert torch.equal(first["masks"], second["masks"])
-    monkeypatch.setattr(sys, "argv", ["export_pseudo_labels.py", "--train-root", str(tmp_path / "nowhere")])
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="no pictures below"):
-        export_pseudo_labels.main()
-
-
-def test_making_data_refuses_what_it_would_overwrite(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["make_data.py", "--output", str(data)])
-    with pytest.raises(UserError, match="exists; remove it, or choose another --output"):
-        make_data.main()
-    monkeypatch.setattr(sys, "argv", ["make_data.py", "--images", str(data / "nowhere"), "--output", str(data / "new")])
-    with pytest.raises(UserError, match="0 pictures; at least 2 are needed"):
-        make_data.main()

@@ -6,24 +6,26 @@ without targets also `<root>/<set>/*`. A benchmark set is named by its folder.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from torch.utils.data import default_collate
 
 from underwater_ir.data.pseudo_labels import find_label, read_label
 from utils.common.errors import UserError
 from utils.common.files import walk
 from utils.data.images import ImageError, read_image
-from utils.data.loader import EpochBatches, EpochLoader, ShardBatches, get_dataloader
+from utils.data.loader import EpochBatches, EpochLoader, Key, ShardBatches, get_dataloader
+from utils.distributed import rank, world_size
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 SMALLEST_CROP = 0.7  # of the picture's side, in training
 LABEL_CURE = "write the labels with python export_pseudo_labels.py"
-Key = tuple[int, ...]  # (epoch, index)
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ class RestorationDataset:
     is what each label must have (`Label.shape`).
     """
 
+    collate: Callable[[list[Any]], Any] = staticmethod(default_collate)
+
     def __init__(
         self,
         entries: Sequence[Entry],
@@ -147,11 +151,6 @@ class RestorationDataset:
         left, top = rng.uniform(0, 1 - side, 2)
         return (float(left), float(top), float(side)), int(rng.integers(4)), bool(rng.integers(2))
 
-    @staticmethod
-    def collate(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """Stack samples to a batch."""
-        return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
-
 
 def _read(path: Path) -> np.ndarray:
     try:
@@ -200,12 +199,8 @@ def create_paired_train_loader(
 
 
 def create_evaluation_loader(
-    dataset: RestorationDataset,
-    batch_size: int,
-    num_workers: int = 0,
-    sampler: ShardBatches | None = None,
-    pin_memory: bool = False,
+    dataset: RestorationDataset, batch_size: int, num_workers: int = 0, pin_memory: bool = False
 ) -> EpochLoader:
-    """Return the evaluation loader of one rank; `sampler` gives its share, in which no picture is repeated."""
-    sampler = sampler or ShardBatches(len(dataset), batch_size, 0, 1)
-    return get_dataloader(dataset, sampler, num_workers, pin_memory)
+    """Return the evaluation loader of this rank's share, in which no picture is repeated."""
+    shares = ShardBatches(len(dataset), batch_size, rank(), world_size())
+    return get_dataloader(dataset, shares, num_workers, pin_memory)

@@ -33,7 +33,7 @@ from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device, seed_everything, tune_device
 from utils.common.errors import UsageError, UserError, explain_out_of_memory, print_warning, run_script
 from utils.common.signals import die_with_parent
-from utils.data.loader import EpochBatches, ShardBatches
+from utils.data.loader import EpochBatches
 from utils.distributed import (
     RankInfo,
     any_rank,
@@ -260,13 +260,12 @@ def train(
         tensorboard=False,
     )
     batches = EpochBatches(len(train_set), config.batch_size, rank(), world_size(), config.seed)
-    shares = ShardBatches(len(benchmarks), config.eval_batch_size, rank(), world_size())
     pinned = device.type == "cuda"
     task = Restoration(criterion, benchmarks, config.epochs, Path(config.save_path))
     engine = TrainingEngine(network, device, options, task=task, run=run.folder, facts={"losses": criterion.weights})
     engine.train(
         create_paired_train_loader(train_set, config.batch_size, workers, batches, pinned),
-        create_evaluation_loader(benchmarks, config.eval_batch_size, min(workers, 2), shares, pinned),
+        create_evaluation_loader(benchmarks, config.eval_batch_size, min(workers, 2), pinned),
         torch.optim.Adam(network.parameters(), lr=config.lr),
         resume=run.resumes,
     )
