@@ -97,7 +97,7 @@ def test_each_rule_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_script_is_left_out() -> None:
-    files = [*PROJECT.glob("*.py"), *PROJECT.glob("utils/*.py"), *PROJECT.glob("recipes/**/*.py")]
+    files = [*PROJECT.glob("*.py"), *PROJECT.glob("utils/**/*.py"), *PROJECT.glob("recipes/**/*.py")]
     declared = {
         (file.stem, node.name)
         for file in files
