@@ -13,7 +13,7 @@ import torch
 from utils import distributed
 from utils.common.errors import UserError
 from utils.data.cache import open_or_build_check
-from utils.data.dataset import Batch, Photo, SegmentationDataset, open_images, read_photos
+from utils.data.dataset import Batch, SegmentationDataset, open_images, read_photos
 from utils.data.dataset_yaml import DatasetSpec, load_dataset_yaml
 from utils.data.loader import EpochBatches, ShardBatches, get_dataloader, multi_scale_sizes
 from utils.data.windows import Windows, open_windows
@@ -23,9 +23,10 @@ from utils.evaluation.evaluate import evaluate, headline
 from utils.run.folder import OwnedRun
 from utils.run.records import MEAN_MAP
 from utils.run.status import RUNNING
+from utils.training.batch_size import varies_colours_on_device
 from utils.training.config import TrainConfig
 from utils.training.pictures import Curves, ValidationPictures, save_first_pictures
-from utils.training.plan import TrainPlan, varies_colours_on_device
+from utils.training.plan import TrainPlan
 from utils.yolo.inputs import Targets, prepare_batch
 from utils.yolo.loss26 import EndToEndLoss, loss_for
 from utils.yolo.model import YoloModel, copy_for_prediction, save_deployable
@@ -118,23 +119,13 @@ def window_lines(windows: Windows, epochs: int) -> list[str]:
 class Segmentation(Task):
     """YOLO segmentation: its batches, its loss and metrics, its pictures and its deployable files."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        model: YoloModel,
-        names: tuple[str, ...],
-        run: OwnedRun,
-        val_photos: list[Photo],
-        weights: torch.Tensor | None,
-    ) -> None:
-        super().__init__(loss_for(model, class_weights=weights, within_reach=config.within_reach))
-        self.config = config
-        self.names = names
-        self.run = run
+    def __init__(self, plan: TrainPlan, model: YoloModel, run: OwnedRun, data: Data) -> None:
+        super().__init__(loss_for(model, class_weights=plan.class_weights, within_reach=plan.config.within_reach))
+        self.config, self.names, self.run = plan.config, data.names, run
         self.val_criterion = loss_for(model)  # always the same, so that all runs' losses compare
         self.curves = Curves(run.folder)
         ranks = distributed.rank(), distributed.world_size()
-        self.pictures = ValidationPictures(val_photos, names, config.val_pictures_every, *ranks)
+        self.pictures = ValidationPictures(data.val.photos, data.names, plan.config.val_pictures_every, *ranks)
 
     def prepare(self, batch: Batch, device: torch.device) -> tuple[torch.Tensor, Targets]:
         """Return images float (B, 3, S, S) from 0 to 1 and their targets, on the device."""
@@ -142,18 +133,12 @@ class Segmentation(Task):
 
     def evaluate(self, model: torch.nn.Module, loader: Any, epoch: Epoch) -> dict[str, float]:
         """Return the validation loss and the mean average precisions over all ranks."""
-        on_image = self.pictures.observer(epoch.number, epoch.is_last)
-        predictor = copy_for_prediction(model)
-        found = evaluate(
-            predictor,
-            loader,
-            self.names,
-            self.val_criterion,
-            epoch.device,
-            precision=epoch.precision,
-            on_image=on_image,
-        )
-        values = headline(found.metrics)
+        predictor, criterion = copy_for_prediction(model), self.val_criterion
+        observed: dict[str, Any] = {
+            "precision": epoch.precision,
+            "on_image": self.pictures.observer(epoch.number, epoch.is_last),
+        }
+        values = headline(evaluate(predictor, loader, self.names, criterion, epoch.device, **observed).metrics)
         if self.config.monitor == MEAN_MAP:
             values[MEAN_MAP] = (values["mask_map50_95"] + values["box_map50_95"]) / 2
         return values
@@ -200,7 +185,7 @@ def build_engine(plan: TrainPlan, device: torch.device, model: YoloModel, run: O
         save_every_s=config.save_every_minutes * 60 or None,
         tensorboard=config.tensorboard,
     )
-    task = Segmentation(config, model, data.names, run, data.val.photos, plan.class_weights)
+    task = Segmentation(plan, model, run, data)
     engine = TrainingEngine(model, device, options, task=task, run=run.folder, facts=plan.facts)
     follow_epochs(task.criterion, engine)
     return engine

@@ -20,13 +20,12 @@ from utils.common.devices import (
 from utils.common.errors import UserError, printable
 from utils.common.files import warn_on_write_error, write_text_atomic
 from utils.data.dataset import count_classes
-from utils.data.loader import LoaderPlan, batch_bytes, multi_scale_sizes, plan_loader
+from utils.data.loader import LoaderPlan, batch_bytes, plan_loader
 from utils.run.folder import OwnedRun
 from utils.run.records import read_config
-from utils.training.batch_size import probe_batch_size
+from utils.training.batch_size import largest_side_px
 from utils.training.config import TrainConfig
 from utils.yolo.loss import inverse_frequency_weights
-from utils.yolo.model import YoloModel
 from utils.yolo.optimizer import (
     NOMINAL_BATCH_SIZE,
     OPTIMIZER_NAMES,
@@ -71,19 +70,6 @@ def take_share(config: TrainConfig, ranks: distributed.RankInfo) -> Share:
     seed_everything(config.seed)
     tune_device(device, deterministic=config.deterministic, fixed_shapes=not config.multi_scale)
     return Share(ranks, device, most_threads, threads, workers)
-
-
-def find_batch_size(config: TrainConfig, model: YoloModel, device: torch.device) -> int | None:
-    """Return what `--batch-size auto` means for this rank's device; None where a number was given. Before the group."""
-    if config.batch_size:
-        return None
-    colours = config.augment if varies_colours_on_device(config, device) else None
-    return probe_batch_size(model, device, choose_precision(config.amp, device), largest_side_px(config), colours)
-
-
-def varies_colours_on_device(config: TrainConfig, device: torch.device) -> bool:
-    """Return whether `--colour` lets the device vary the colours, not the loader."""
-    return config.colour == "device" or (config.colour == "auto" and device.type == "cuda")
 
 
 # --- the run ---------------------------------------------------------------------------------------------------------
@@ -149,11 +135,6 @@ def plan_workers(config: TrainConfig, workers: int, local_world_size: int) -> Lo
     """Cut the loader's workers to what shared memory holds, at the largest size that a batch may have."""
     largest_bytes = batch_bytes(config.batch_size, largest_side_px(config))
     return plan_loader(workers, config.prefetch, largest_bytes, local_world_size)
-
-
-def largest_side_px(config: TrainConfig) -> int:
-    """Return the largest side that a network input may have."""
-    return max(multi_scale_sizes(config.img_size)) if config.multi_scale else config.img_size
 
 
 def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_classes: int) -> OptimizerPlan:
