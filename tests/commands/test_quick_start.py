@@ -113,9 +113,3 @@ def test_the_readmes_tree_is_true() -> None:
     scripts = {file.name for kind in ("*.py", "*.sh") for file in PROJECT.glob(kind)}
     missing = (folders | scripts) - named
     assert not missing, f"README's tree does not name {missing}"
-
-
-def test_indented_names_belong_to_the_folder_above_them() -> None:
-    tree = "a.py  text\nutils/\n  data/  text\n    cache.py\n  launch.py\ndocs/"
-    expected = {"a.py", "utils/", "utils/data/", "utils/data/cache.py", "utils/training/launch.py", "docs/"}
-    assert paths_in(tree) == expected
