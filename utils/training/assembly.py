@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,27 +26,13 @@ from utils.run.status import RUNNING
 from utils.training.batch_size import varies_colours_on_device
 from utils.training.config import TrainConfig
 from utils.training.pictures import Curves, ValidationPictures, save_first_pictures
-from utils.training.plan import TrainPlan
+from utils.training.plan import Data, TrainPlan
 from utils.yolo.inputs import Targets, prepare_batch
 from utils.yolo.loss26 import EndToEndLoss, loss_for
 from utils.yolo.model import YoloModel, copy_for_prediction, save_deployable
 from utils.yolo.optimizer import GRADIENT_CLIP_NORM, build_optimizer
 
 SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
-
-
-@dataclass(frozen=True)
-class Data:
-    """The class names, and the photographs that a run trains on and evaluates."""
-
-    names: tuple[str, ...]
-    train: SegmentationDataset
-    val: SegmentationDataset
-
-    @property
-    def skipped(self) -> dict[str, str]:
-        """What `--skip-bad` left out, by its path in the data set: the line that says why."""
-        return {**self.train.skipped, **self.val.skipped}
 
 
 def open_data(config: TrainConfig, device: torch.device, say: distributed.Say) -> Data:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,7 +19,7 @@ from utils.common.devices import (
 )
 from utils.common.errors import UserError, printable
 from utils.common.files import warn_on_write_error, write_text_atomic
-from utils.data.dataset import count_classes
+from utils.data.dataset import SegmentationDataset, count_classes
 from utils.data.loader import LoaderPlan, batch_bytes, plan_loader
 from utils.run.folder import OwnedRun
 from utils.run.records import read_config
@@ -34,9 +34,6 @@ from utils.yolo.optimizer import (
     OptimizerPlan,
     scaled_lr,
 )
-
-if TYPE_CHECKING:
-    from utils.training.assembly import Data
 
 GLOBAL_BATCH_SIZE = "global_batch_size"  # one of a run's choices: images per optimizer step
 THREADS, CORES = "threads", "cores"  # two more: compute threads per process, and the cores that it could use
@@ -73,6 +70,20 @@ def take_share(config: TrainConfig, ranks: distributed.RankInfo) -> Share:
 
 
 # --- the run ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Data:
+    """The class names, and the photographs that a run trains on and evaluates."""
+
+    names: tuple[str, ...]
+    train: SegmentationDataset
+    val: SegmentationDataset
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """What `--skip-bad` left out, by its path in the data set: the line that says why."""
+        return {**self.train.skipped, **self.val.skipped}
 
 
 @dataclass(frozen=True)
