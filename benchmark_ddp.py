@@ -1,11 +1,11 @@
 """Measure how training scales: the same training on 1, 2, 4, … GPUs (or CPU cores) of this machine.
 
     python benchmark_ddp.py
-    python benchmark_ddp.py --processes 1 4 --batch-size 8 --predict 8 16 64 --interconnect nvlink4 --network 100gbe
+    python benchmark_ddp.py --processes 1 4 --batch-size 8
     python benchmark_ddp.py --data data/processed/dataset.yaml
 
 Start it plainly, without torchrun: it starts the processes itself. Without --data one synthetic batch is trained again and
-again. Results for more devices than this machine has are predictions of a fitted model, and marked so.
+again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +26,26 @@ from utils.common.devices import PRECISION_CHOICES, choose_precision
 from utils.common.environment import environment_report, visible_gpu_count
 from utils.common.errors import UserError, run_script
 from utils.common.files import output_folder, write_bytes_atomic
-from utils.measure.interconnect import GPUS_PER_NODE, MEASURED, PRESETS, Link
 from utils.measure.plots import plot_scaling
-from utils.measure.scaling import MAX_CPU_PROCESSES, Run, process_counts, run_benchmark, summarise
-from utils.measure.scaling_model import ScalingModel, fit_model, predict, prediction_table
+from utils.measure.scaling import (
+    MAX_CPU_PROCESSES,
+    Run,
+    allreduce_table,
+    median_points,
+    noise_note,
+    process_counts,
+    run_benchmark,
+    scaling_table,
+    summarise,
+)
 from utils.measure.scaling_rank import RankJob
-from utils.measure.scaling_report import allreduce_table, median_points, noise_note, scaling_table
 from utils.measure.step_ranges import training_loader
 from utils.yolo.model import weights_or_description
 
 SHARES_NOTE = (
     "Shares of a step's time, mean over the ranks, from ranges measured within the steps. Sum: their sum divided by the step's",
     "time on the host's clock. Imbalance: waiting for the slowest rank. Overlap: share of the gradients' all-reduce during which",
-    "no rank waited. Net overlap: the same minus the slow-down of compute, from steps with and without communication.",
+    "no rank waited.",
 )
 SCALINGS = {"weak": ("weak",), "strong": ("strong",), "both": ("weak", "strong")}
 
@@ -72,12 +79,6 @@ class BenchmarkConfig(Options):
     scaling: str = option(
         "both", "weak: the same batch per process; strong: the same batch over all processes", choices=tuple(SCALINGS)
     )
-    predict: tuple[int, ...] = option((8, 16, 64), "device counts to predict (weak scaling)", metavar="N", at_least=1)
-    interconnect: str = option(
-        MEASURED, "link between the GPUs of a machine, for predictions", choices=(MEASURED, *PRESETS)
-    )
-    network: str = option("100gbe", "link between machines, for predictions", choices=tuple(PRESETS))
-    gpus_per_node: int = option(GPUS_PER_NODE, "devices per machine, for predictions", at_least=1)
     amp: str = option("auto", "mixed precision", choices=PRECISION_CHOICES)
     device: str = option("auto", "where to train", choices=("auto", "cpu", "cuda"))
     timeout_s: float = option(600.0, "time limit of one run in seconds", metavar="SECONDS", at_least=1)
@@ -100,13 +101,11 @@ def main() -> int:
     print("\n".join([heading, *([note] if note else [])]), flush=True)
     runs = run_benchmark(job, counts, SCALINGS[config.scaling], config.repeats, announce)
     rows, points = summarise(runs), median_points(runs)
-    model = fit_model(rows, points)
-    predicted, notes = make_predictions(config, model, rows)
     noise = noise_note(rows)
     tables = ["", scaling_table(rows), *SHARES_NOTE, *([noise] if noise else [])]
     if points:
         tables += ["", "All-reduce by itself:", allreduce_table(points)]
-    print("\n".join([*tables, "", *notes, prediction_table(predicted)]))
+    print("\n".join(tables))
     folder.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {
         "config": to_dict(config),
@@ -114,12 +113,11 @@ def main() -> int:
         "summary": rows,
         "allreduce": points,
     }
-    record["prediction"] = {"model": asdict(model), "rows": predicted, "notes": notes}
     write_bytes_atomic(
         folder / "benchmark_results.json", (json.dumps({**record, "runs": runs}, indent=2) + "\n").encode()
     )
     write_bytes_atomic(folder / "benchmark_results.csv", to_csv(runs).encode())
-    plot_scaling(rows, points, predicted, heading, folder / "multi_gpu_benchmark.png")
+    plot_scaling(rows, points, heading, folder / "multi_gpu_benchmark.png")
     names = ("multi_gpu_benchmark.png", "benchmark_results.csv", "benchmark_results.json")
     print(f"Written: {', '.join(str(folder / name) for name in names)}")
     return 0
@@ -159,38 +157,6 @@ def describe(config: BenchmarkConfig, counts: Sequence[int], device: torch.devic
 def prepare_data(config: BenchmarkConfig) -> None:
     """Build the packed photographs once, before several ranks need them. Raises UserError for unusable data."""
     training_loader(config.data or "", config.img_size or 1, 1, 0, pin_memory=False)
-
-
-def make_predictions(
-    config: BenchmarkConfig, model: ScalingModel, rows: Sequence[dict[str, Any]]
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the rows of the prediction and the lines that state its assumptions."""
-    network = PRESETS[config.network]
-    inside = model.measured_link if config.interconnect == MEASURED else PRESETS[config.interconnect]
-    notes = [
-        "Prediction (weak scaling) by a model fitted to the runs above, on this machine; rows marked PREDICTION were not measured:"
-    ]
-    if inside is None:
-        inside = network
-        notes.append(
-            f"  a single process measures no link, so all use {link_line(network)}; --interconnect chooses another"
-        )
-    else:
-        notes.append(f"  link up to {config.gpus_per_node} devices: {link_line(inside)}")
-        notes.append(f"  link between machines, if it is slower: {link_line(network)}")
-    if max(row["processes"] for row in rows) > 1:
-        notes.append(
-            f"  {model.overlap:.0%} of the gradients' all-reduce hidden behind the backward pass, as measured above"
-        )
-    else:
-        notes.append("  a single process measures no overlap of all-reduce and backward pass; none is assumed")
-    predicted = predict(model, rows, sorted(set(config.predict)), inside, network, config.gpus_per_node)
-    return predicted, notes
-
-
-def link_line(link: Link) -> str:
-    """Describe a link."""
-    return f"{link.name} ({link.latency_us:.3g} us a step, {link.gb_per_s:.3g} GB/s; {link.source})"
 
 
 def choose_counts(config: BenchmarkConfig, gpus: int) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ from utils.measure.profiling import (
     profile_until_full,
 )
 from utils.measure.profiling_report import memory_table, operator_table, profile_table, to_record, verdict_lines
-from utils.measure.roofline import measure_limits
+from utils.measure.roofline import compare_with_limits, measure_limits, roofline_lines
 from utils.measure.step_timer import build_training, criterion_of
 from utils.measure.synthetic import synthetic_batch, training_colours
 from utils.yolo.model import build_model, weights_or_description
@@ -98,21 +98,20 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     best = best_profile(profiles, space.capacity_bytes)
     operators = find_operators(config, engine, best, folder)
-    roofline = best.roofline(measure_limits(device, precision))
+    limits = measure_limits(device, precision)
+    roofline = compare_with_limits(best.flop, best.bytes_moved, best.step_ms / 1000, limits)
     report = [profile_table(profiles), "", "Memory at the peak, by kind:", memory_table(profiles), ""]
-    report += [*verdict_lines(profiles, too_large, space.capacity_bytes), *roofline.lines(best.batch_size), ""]
+    report += [
+        *verdict_lines(profiles, too_large, space.capacity_bytes),
+        *roofline_lines(roofline, limits, best.batch_size),
+        "",
+    ]
     report += [f"Most expensive operators at batch {best.batch_size}, own time:", operator_table(operators)]
     print("\n".join(["", *report]))
     record = {
         "config": to_dict(config),
         **to_record(profiles, too_large, space.capacity_bytes),
-        "roofline": {
-            **asdict(roofline),
-            "flop_per_s": roofline.flop_per_s,
-            "of_matmul": roofline.of_matmul,
-            "of_peak": roofline.of_peak,
-            "limited_by": roofline.limited_by,
-        },
+        "roofline": roofline,
         "operators": [asdict(operator) for operator in operators],
     }
     write_report(folder, [*introduction, "Times are ms per step.", "", *report, ""], record)

@@ -2,11 +2,9 @@
 # Starts distributed training with torchrun: chooses the number of processes and passes on everything else.
 set -euo pipefail
 
-usage_line="usage: bash train_ddp.sh [N] [BATCH] [EPOCHS] [IMG_SIZE] [launcher options] [-- trainer options]"
-
 usage() {
     cat <<TEXT
-$usage_line
+usage: bash train_ddp.sh [N] [BATCH] [EPOCHS] [IMG_SIZE] [launcher options] [-- trainer options]
 
   N         processes on this machine (default: one per visible GPU; 2 without GPUs)
   BATCH     images per process and step, passed on as --batch-size
@@ -46,12 +44,6 @@ fail() { # message, exit code
     exit "${2:-1}"
 }
 
-wrong_usage() {
-    echo "train_ddp.sh: $1" >&2
-    echo "$usage_line" >&2
-    exit 2
-}
-
 absolute() { # makes a path with a folder absolute, so it stays valid after cd; leaves a bare command name unchanged
     case $1 in
         /*) echo "$1" ;;
@@ -60,59 +52,14 @@ absolute() { # makes a path with a folder absolute, so it stays valid after cd; 
     esac
 }
 
-# --- arguments: numbers, then launcher options, then -- and trainer options ---
-
-processes="" batch="" epochs="" image_size=""
-for name in processes batch epochs image_size; do
-    [[ $# -gt 0 && $1 != -* ]] || break
-    [[ $1 =~ ^[1-9][0-9]*$ ]] || wrong_usage "\`$1\` is not a whole number above 0"
-    printf -v "$name" '%s' "$1"
-    shift
-done
-# Kubeflow sets the same values under torchrun's names.
-master_port=${MASTER_PORT:-${PET_MASTER_PORT:-}}
-master_address=${MASTER_ADDR:-${PET_MASTER_ADDR:-}}
-node_rank=${NODE_RANK:-${PET_NODE_RANK:-}}
-nodes=${NNODES:-${PET_NNODES:-1}}
-rendezvous_settings="" # the user's --rdzv-conf, merged with ours below; torchrun itself uses only the last one
-launcher=(--nproc-per-node)
-launcher_options=(--) # never empty: bash before 4.4 cannot expand an empty array under set -u
-while [[ $# -gt 0 && $1 != -- ]]; do
-    option=${1%%=*}
-    case ${option//_/-} in
+for argument in "$@"; do
+    case $argument in
         -h | --help) usage; exit 0 ;;
-        --master-port)
-            if [[ $1 == *=* ]]; then master_port=${1#*=}; else master_port=${2:-}; shift; fi
-            [[ $# -gt 0 && -n $master_port ]] || wrong_usage "--master-port needs a port"
-            ;;
-        --rdzv-conf)
-            if [[ $1 == *=* ]]; then rendezvous_settings=${1#*=}; else rendezvous_settings=${2:-}; shift; fi
-            [[ $# -gt 0 && -n $rendezvous_settings ]] || wrong_usage "--rdzv-conf needs settings, as in last_call_timeout=10"
-            ;;
-        --max-restarts | --monitor-interval | --log-dir | --redirects | -r | --tee | -t | --local-ranks-filter | \
-            --local-addr | --rdzv-id | --shutdown-timeout) launcher_options+=("$1") ;;
-        -*) wrong_usage "$option is not a launcher option; trainer options stand after --, as in: -- $1" ;;
-        *)
-            [[ ${#launcher_options[@]} -gt 1 ]] || wrong_usage "unexpected \`$1\`: four numbers at most"
-            launcher_options+=("$1")
-            ;;
+        --) break ;;
     esac
-    shift
 done
-[[ $# -eq 0 ]] || shift # the --; the rest are trainer options
-[[ -z $image_size ]] || set -- --img-size "$image_size" "$@"
-[[ -z $epochs ]] || set -- --epochs "$epochs" "$@"
-[[ -z $batch ]] || set -- --batch-size "$batch" "$@"
 
-[[ $nodes =~ ^[1-9][0-9]*(:[1-9][0-9]*)?$ ]] || wrong_usage "NNODES=$nodes is neither a number nor MIN:MAX"
-[[ ${node_rank:-0} =~ ^[0-9]+$ ]] || wrong_usage "NODE_RANK=$node_rank is not a number"
-[[ -n $processes || ! ${PET_NPROC_PER_NODE:-} =~ ^[1-9][0-9]*$ ]] || processes=$PET_NPROC_PER_NODE
-[[ -z $master_port || $master_port =~ ^[1-9][0-9]{0,4}$ ]] || wrong_usage "MASTER_PORT=$master_port is not a port"
-if [[ $nodes != 1 && -z $master_address ]]; then
-    wrong_usage "NNODES=$nodes needs MASTER_ADDR, the address of the first machine"
-fi
-
-# --- the machine: an interpreter, its packages, the data, cores and GPUs ---
+# --- an interpreter with its packages, and a trainer; utils/training/launch.py reads the rest and starts torchrun ---
 
 python=${PYTHON:+$(absolute "$PYTHON")}
 trainer=${TRAIN_SCRIPT:+$(absolute "$TRAIN_SCRIPT")}
@@ -127,51 +74,5 @@ missing=$("$python" -c 'import importlib.util as u; print(*[n for n in ("torch",
 [[ -z $missing ]] || fail "$python lacks $missing; run $python -m pip install -r requirements.txt"
 [[ -f ${trainer:-train_yolo_ddp.py} ]] || fail "no trainer ${trainer:-train_yolo_ddp.py}; check TRAIN_SCRIPT"
 
-plan_options=(--own-trainer)
-[[ -z $trainer ]] || plan_options=(--no-own-trainer)
-[[ -z $processes ]] || plan_options+=(--processes "$processes")
-[[ $nodes != 1 || -z $master_port ]] || plan_options+=(--port "$master_port")
-plan=$("$python" -m utils.training.launch "${plan_options[@]}" -- "$@") || exit $?
-read -r processes threads device <<<"$plan"
-
-# --- the launch ---
-
-launcher+=("$processes" --nnodes "$nodes")
-module=torch.distributed.run
-if [[ $nodes == 1 ]]; then
-    # torchrun with its store on the loopback interface. With port 0 the store chooses a free port itself, so no other
-    # program can take the port in between.
-    module=utils.distributed.loopback
-    launcher+=(--rdzv-backend loopback --rdzv-endpoint "127.0.0.1:${master_port:-0}"
-        --rdzv-id "train-$$-$RANDOM" --local-addr 127.0.0.1)
-    if [[ $(uname) == Linux ]]; then # one machine needs no network
-        export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo} NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-lo}
-    fi
-elif [[ $nodes == *:* || -z $node_rank ]]; then
-    launcher+=(--rdzv-backend c10d --rdzv-endpoint "$master_address:${master_port:-29500}" --rdzv-id yolo-seg-ddp)
-    # A machine that is silent for 10 s counts as lost (torchrun: 15 s). The others wait 5 s for a new machine before they
-    # continue (torchrun: 30 s). A machine may also join later: then all save a checkpoint and restart.
-    settings=keep_alive_interval=2,keep_alive_max_attempt=5,last_call_timeout=5
-    [[ -z $node_rank ]] || settings+=,is_host=$([[ $node_rank == 0 ]] && echo true || echo false)
-    rendezvous_settings=$settings${rendezvous_settings:+,$rendezvous_settings}
-else
-    launcher+=(--node-rank "$node_rank" --master-addr "$master_address" --master-port "${master_port:-29500}")
-fi
-[[ -z $rendezvous_settings ]] || launcher+=(--rdzv-conf "$rendezvous_settings")
-# Slurm can announce the time limit by SIGUSR1; torchrun passes on only the signals named here.
-launcher+=(--signals-to-handle "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1" "${launcher_options[@]:1}")
-
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$threads}
-# With one store for the whole job, restarted workers read the addresses of dead ones (pytorch issue 135712), and a lost
-# machine cannot be replaced.
-export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=${TORCH_DISABLE_SHARE_RDZV_TCP_STORE:-1}
-command=("$python" -m "$module" "${launcher[@]}" "${trainer:-train_yolo_ddp.py}" "$@")
-
-echo "Starting $processes process(es) on $device, $OMP_NUM_THREADS thread(s) each"
-if [[ ${DRY_RUN:-0} == 1 ]]; then
-    for name in OMP_NUM_THREADS TORCH_DISABLE_SHARE_RDZV_TCP_STORE; do printf '%s=%s ' "$name" "${!name}"; done
-    printf '%q ' "${command[@]}"
-    echo
-    exit 0
-fi
-exec "${command[@]}" # replaces this process, so the launcher receives its signals
+[[ -z $trainer ]] || export TRAIN_SCRIPT=$trainer
+exec "$python" -m utils.training.launch "$@" # becomes torchrun, which receives this process's signals

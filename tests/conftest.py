@@ -23,6 +23,7 @@ if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
 import torch
 from filelock import FileLock
 
+from tests.support.forked import run_forked
 from utils.common.environment import prepare_environment
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -133,11 +134,14 @@ def run_script(*arguments: str | Path, timeout_s: float = 240, **environment: st
 
     Many tests start two processes, which a machine with one GPU would refuse; a `gpu` test passes CUDA_VISIBLE_DEVICES.
     """
-    command = [sys.executable if argument == "python" else str(argument) for argument in arguments]
+    words = [str(argument) for argument in arguments]
+    variables = {**os.environ, "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "", **environment}
+    if words[0] == "python" and (words[1] == "-m" or words[1].endswith(".py")) and "PYTHONPATH" not in environment:
+        return run_forked(words[1:], variables, timeout_s)
     return subprocess.run(
-        command,
+        [sys.executable if word == "python" else word for word in words],
         cwd=PROJECT,
-        env={**os.environ, "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "", **environment},
+        env=variables,
         capture_output=True,
         text=True,
         timeout=timeout_s,

@@ -1,4 +1,4 @@
-"""Training, evaluation and inference on a pretended GPU: devices, types, CUDA kernels, collectives and host waits.
+"""Training, evaluation and inference on a pretended GPU: devices, types, CUDA kernels and host waits.
 
 All cases run in one process of their own (tests/support/fake_cuda.py says why), which returns what the tests look at.
 """
@@ -11,22 +11,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from tests.support.fake_cuda import GPU, FakeGpu, join_fake_group, require_gpu
+from tests.support.fake_cuda import GPU, FakeGpu, require_gpu
 from tests.support.ranks import run_ranks
-from utils import distributed
 from utils.common.devices import choose_precision
 from utils.data.dataset import Batch
-from utils.distributed import collectives, ddp
-from utils.engine import EngineOptions, TrainingEngine, meters
+from utils.engine import EngineOptions, TrainingEngine
 from utils.evaluation.evaluate import PhotoPixels, evaluate
 from utils.measure.step_timer import SegmentationStep
 from utils.measure.synthetic import synthetic_batch
@@ -69,7 +63,6 @@ head:
   - [[-1, 4], 1, Concat, [1]]
   - [[3, 8, 6], 1, Segment, [nc, 32, 256]]
 """
-NUM_BATCH_NORMS = 32  # in it
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.cuda.is_built(), reason="needs a PyTorch built for CUDA (make setup)"
@@ -84,15 +77,11 @@ class Case:
     optimizer: str
     accumulate: int = 1
     jitters: bool = False
-    num_ranks: int = 1
-    sync_batchnorm: bool = False
 
 
 CASES = {
-    "fp32 with AdamW on two ranks": Case("off", "adamw", num_ranks=2),
-    "bf16 with MuSGD and synchronised BatchNorm": Case(
-        "bf16", "musgd", accumulate=2, jitters=True, num_ranks=2, sync_batchnorm=True
-    ),
+    "fp32 with AdamW": Case("off", "adamw"),
+    "bf16 with MuSGD": Case("bf16", "musgd", accumulate=2, jitters=True),
     "fp16 with MuSGD": Case("fp16", "musgd", jitters=True),
     "fp16 with AdamW": Case("fp16", "adamw", accumulate=2),
 }
@@ -115,21 +104,6 @@ class Laps:
             self.waits.append(dict(self.gpu.waits - before))
 
 
-class WithoutReducer(DistributedDataParallel):
-    """DDP, but only what it sends first: its reducer needs a driver."""
-
-    def __init__(self, module: nn.Module, **options: Any) -> None:
-        nn.Module.__init__(self)
-        self.module = module
-        self.require_backward_grad_sync = True
-        self.process_group = dist.distributed_c10d._get_default_group()
-        weights = [weight.detach() for weight in module.parameters()]
-        dist._broadcast_coalesced(self.process_group, weights, 250 * 2**20, 0)
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.module(*inputs)
-
-
 def network_and_batch(folder: Path, jitters: bool = False) -> tuple[YoloModel, Batch]:
     """Return both with values, because their makers look at these: call it before the GPU without values is there."""
     batch = synthetic_batch(2, SIZE_PX, len(NAMES), objects_per_image=5)
@@ -143,7 +117,6 @@ def engine_of(gpu: FakeGpu, model: YoloModel, case: Case, folder: Path) -> Train
     options = EngineOptions(
         precision=case.precision,
         accumulate=case.accumulate,
-        sync_batchnorm=case.sync_batchnorm,
         clip_norm=10.0,
         ema_decay=0.9999,
         log_interval=1000,
@@ -169,19 +142,7 @@ def train(folder: Path, case: Case) -> Answers:
         assert engine.state.ema is not None
         require_gpu(model.state_dict(), engine.state.optimizer.state_dict(), engine.state.ema.module.state_dict())
         waits = loader.waits[case.accumulate : 2 * case.accumulate]
-        return {"waits": waits, "without kernel": gpu.without_kernel(), "collectives": dict(gpu.collectives)}
-
-
-def train_as_one_of_two(folder: Path, case: Case) -> Answers:
-    join_fake_group(case.num_ranks)
-    # The answer of `gather_arrays` is read, so it needs values.
-    with (
-        mock.patch.object(ddp, "DistributedDataParallel", WithoutReducer),
-        mock.patch.object(meters, "gather_arrays", lambda arrays: [arrays]),
-    ):
-        answers = train(folder, case)
-    dist.destroy_process_group()
-    return answers
+        return {"waits": waits, "without kernel": gpu.without_kernel()}
 
 
 def run_evaluation(folder: Path) -> Answers:
@@ -207,24 +168,6 @@ def run_evaluation(folder: Path) -> Answers:
         return answers | {"inference": dict(gpu.waits), "without kernel": gpu.without_kernel()}
 
 
-def send_everything() -> dict[str, int]:
-    """Call every collective of the project as rank 0 of 2; return how often each operator was called."""
-    join_fake_group(2)
-    payload = {"json": np.frombuffer(b"1", np.uint8)}
-    with FakeGpu() as gpu, mock.patch.object(collectives, "_decode", return_value=payload):
-        distributed.all_reduce_sum(torch.zeros(3, device=GPU))
-        distributed.max_over_ranks([True, 2.0])
-        distributed.barrier()
-        mixed = [torch.zeros(4, 3, 8, 8, device=GPU).to(memory_format=torch.channels_last), torch.zeros(2, device=GPU)]
-        distributed.average_tensors([*mixed, torch.zeros((), dtype=torch.int64, device=GPU)])
-        distributed.check_ranks_agree({str(number): tensor for number, tensor in enumerate(mixed)})
-        gpu.answers = iter([len(collectives._encode(payload))] * 2)
-        assert distributed.broadcast_from_main(1) == 1
-        sent = dict(gpu.collectives)
-    dist.destroy_process_group()
-    return sent
-
-
 # -- planted faults -----------------------------------------------------------------------------------------------------
 
 
@@ -244,15 +187,11 @@ FAULTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "a boolean mask as index": lambda scores: scores[scores > 0],
     "numbers copied from the host": lambda scores: scores + torch.tensor([1.0, 2.0, 3.0], device=GPU)[:, None],
     "an operator without CUDA kernel": lambda scores: only_on_cpus(scores.detach()),
-    "a collective of bools": lambda scores: dist.all_reduce(scores > 0),
-    "a collective of strided numbers": lambda scores: distributed.all_reduce_sum(scores.detach().transpose(1, 2)),
-    "a collective on the CPU": lambda scores: distributed.all_reduce_sum(torch.zeros(3)),
 }
 
 
 def plant_faults(folder: Path) -> Answers:
     """Plant each fault in the loss of a batch; return the waits and operators seen, or the error."""
-    join_fake_group(2)
     model, batch = network_and_batch(folder)
     answers: Answers = {}
     with FakeGpu() as gpu:
@@ -271,7 +210,6 @@ def plant_faults(folder: Path) -> Answers:
                 answers[name] = {"waits": dict(gpu.waits), "without kernel": gpu.without_kernel()}
             except Exception as error:  # noqa: BLE001 # whatever it is, the test looks at it
                 answers[name] = {"error": f"{type(error).__name__}: {error}"}
-    dist.destroy_process_group()
     return answers
 
 
@@ -279,14 +217,8 @@ def plant_faults(folder: Path) -> Answers:
 
 
 def run_everything(folder: Path) -> Answers:
-    answers: Answers = {
-        "collectives": send_everything(),
-        "evaluation": run_evaluation(folder),
-        "faults": plant_faults(folder),
-    }
-    for name, case in CASES.items():
-        answers[name] = (train if case.num_ranks == 1 else train_as_one_of_two)(folder, case)
-    return answers
+    trainings = {name: train(folder, case) for name, case in CASES.items()}
+    return {**trainings, "evaluation": run_evaluation(folder), "faults": plant_faults(folder)}
 
 
 @pytest.fixture(scope="module")
@@ -303,24 +235,6 @@ def test_a_training_step_waits_for_the_gpu_twice_per_batch(answers: Answers, nam
 @pytest.mark.parametrize("name", CASES)
 def test_every_operator_of_a_training_step_has_a_cuda_kernel(answers: Answers, name: str) -> None:
     assert answers[name]["without kernel"] == []
-
-
-def test_ranks_that_train_send_only_what_nccl_takes(answers: Answers) -> None:
-    """NCCL's rules were checked at each call; here are their numbers in 3 steps, of which 2 are logged."""
-    first = {"broadcast_": 3}  # weights, and buffers of two types
-    log = 2 + 1  # and the epoch's speed
-    plain, synchronised = (answers[name]["collectives"] for name, case in CASES.items() if case.num_ranks == 2)
-    assert plain == {**first, "allreduce_": 3 * 2 + log}  # normalisers and statistics
-    num_batches = 5  # the last step has one
-    assert synchronised == {
-        **first,
-        "allreduce_": num_batches * (1 + NUM_BATCH_NORMS) + log,
-        "_allgather_base_": num_batches * NUM_BATCH_NORMS,
-    }
-
-
-def test_every_collective_sends_only_what_nccl_takes(answers: Answers) -> None:
-    assert answers["collectives"] == {"allreduce_": 5, "allgather_": 2}
 
 
 @pytest.mark.parametrize("name", WAITS_PER_EVALUATED_BATCH)
@@ -345,9 +259,6 @@ def test_every_operator_of_evaluation_and_inference_has_a_cuda_kernel(answers: A
         ("numbers copied from the host", {"utils/engine/task.py loss: from the host": 1}),
         ("an operator without CUDA kernel", ["planted::only_on_cpus"]),
         ("a tensor left on the CPU", r"two (different )?devices"),
-        ("a collective of bools", "NCCL does not send torch.bool"),
-        ("a collective of strided numbers", "not contiguous"),
-        ("a collective on the CPU", "not on the GPU"),
     ],
 )
 def test_a_planted_fault_is_seen(answers: Answers, fault: str, seen: Any) -> None:

@@ -22,8 +22,9 @@ from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import encode_jpeg
 from utils.run.checkpoint import latest_facts
 from utils.run.folder import OwnedRun
-from utils.training.assembly import SKIPPED_FILE, keep_skipped, open_dataset
+from utils.training.assembly import open_dataset
 from utils.training.config import TrainConfig
+from utils.training.plan import SKIPPED_FILE, keep_skipped
 
 BAD = {"1.jpg": b"", "4.jpg": b"\xff\xd8\xff\xe0 not all", "6.jpg": b"just words"}
 NUM_PHOTOS = 9

@@ -12,33 +12,7 @@ from PIL import Image
 
 import benchmark_ddp
 from tests.conftest import run_main
-from tests.measure.made_up import answer
 from utils.common.errors import UsageError, UserError
-from utils.measure import scaling
-from utils.measure.plots import plot_scaling
-from utils.measure.scaling_model import fit_model
-
-
-def test_one_device_alone_gets_a_chart_and_predictions_without_a_measured_link(tmp_path: Path) -> None:
-    rows = scaling.summarise(
-        [
-            {
-                "scaling": "weak",
-                "processes": 1,
-                "repeat": 1,
-                "other_load": None,
-                **scaling.summarise_run([answer(collectives=[[], []], allreduces=[])]),
-            }
-        ]
-    )
-    config = benchmark_ddp.BenchmarkConfig()
-    predicted, notes = benchmark_ddp.make_predictions(config, fit_model(rows, []), rows)
-    assert [row["link"] for row in predicted] == ["-", "100gbe", "100gbe", "100gbe"]
-    assert "a single process measures no link" in notes[1]
-    assert "none is assumed" in notes[2]
-    plot_scaling(rows, [], predicted, "one device", tmp_path / "chart.png")
-    with Image.open(tmp_path / "chart.png") as picture:
-        assert picture.size[0] > 1000
 
 
 def test_counts_beyond_the_machine_or_the_batch_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +41,6 @@ def test_benchmark_ddp_trains_on_one_and_two_processes(
     shown, noise = capfd.readouterr()
     assert "round 1, strong scaling, 2 process(es):" in shown
     assert "All-reduce by itself:" in shown
-    assert "rows marked PREDICTION were not measured" in shown
     assert noise == ""
     names = ["benchmark_results.csv", "benchmark_results.json", "multi_gpu_benchmark.png"]
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == names
@@ -83,13 +56,6 @@ def test_benchmark_ddp_trains_on_one_and_two_processes(
     for found in (alone, together):
         assert found["ranges_share"] == pytest.approx(1, abs=0.05)
     assert together["allreduces"][0]["bytes"] == 1024
-    rows = record["prediction"]["rows"]
-    assert [(row["processes"], row["kind"]) for row in rows] == [
-        (8, "PREDICTION"),
-        (16, "PREDICTION"),
-        (64, "PREDICTION"),
-    ]
-    assert rows[-1]["link"] == "100gbe"
     with (tmp_path / "out" / "benchmark_results.csv").open() as table:
         rows = list(csv.DictReader(table))
     assert [row["processes"] for row in rows] == ["1", "2"]
@@ -104,7 +70,6 @@ def test_benchmark_ddp_trains_on_one_and_two_processes(
         ({"repeats": 0}, "--repeats 0"),
         ({"timeout_s": 0.5}, "--timeout-s 0.5"),
         ({"processes": (1, -2)}, "--processes -2"),
-        ({"predict": (8, 0)}, "--predict 0"),
         ({"num_workers": -1}, "--num-workers -1"),
     ],
 )

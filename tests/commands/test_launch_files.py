@@ -13,9 +13,10 @@ import yaml
 from torch.distributed.run import config_from_args, parse_args
 
 from tests.commands.kubeflow import KUBEFLOW
-from tests.conftest import PROJECT, run_script
+from tests.conftest import PROJECT
 from utils.common.config import parse_config
 from utils.training.config import TrainConfig
+from utils.training.launch import read_launch
 
 PATIENCE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 BATCH_SCRIPT = PROJECT / "launch" / "slurm.sbatch"
@@ -198,19 +199,14 @@ def test_the_guide_s_torchrun_command_is_one() -> None:
     parse_config(TrainConfig, "", arguments.training_script_args)
 
 
-def test_the_guide_s_launcher_commands_are_ones(tmp_path: Path) -> None:
+def test_the_guide_s_launcher_commands_are_ones() -> None:
     commands = commands_of_the_guide("NNODES=")
     assert len(commands) == 3
-    trainer = tmp_path / "stand_in.py"
-    trainer.write_text("")
     for words in commands:
-        facts: dict[str, Any] = dict(word.split("=") for word in words if "=" in word)
-        rest = [word for word in words if "=" not in word]
-        assert rest[:2] == ["bash", "train_ddp.sh"]
-        done = run_script(*rest, **facts, DRY_RUN="1", TRAIN_SCRIPT=str(trainer), CUDA_VISIBLE_DEVICES="")
-        assert done.returncode == 0, done.stderr
-        launched = shlex.split(done.stdout.splitlines()[-1])
-        parse_config(TrainConfig, "", launched[launched.index(str(trainer)) + 1 :])
+        variables = dict(word.split("=") for word in words if "=" in word)
+        script, *rest = [word for word in words if "=" not in word][1:]
+        assert script == "train_ddp.sh"
+        parse_config(TrainConfig, "", read_launch(rest, variables).trainer_arguments)
 
 
 def test_the_guide_s_network_policy_lets_only_the_job_s_pods_in() -> None:

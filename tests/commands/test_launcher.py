@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import config_from_args, parse_args
 
 from tests.commands.kubeflow import KUBEFLOW
 from tests.conftest import PROJECT
@@ -89,99 +90,63 @@ def run_script(environment: dict[str, str], *arguments: str, **extra: str) -> su
     )
 
 
-def dry_run(environment: dict[str, str], *arguments: str, **extra: str) -> tuple[list[str], list[str]]:
-    """Return (the launcher's words, the trainer's words) of the command that would be run."""
-    done = run_script(environment, *arguments, DRY_RUN="1", **extra)
-    assert done.returncode == 0, done.stderr
-    words = shlex.split(done.stdout.splitlines()[-1])
-    position = words.index(environment["TRAIN_SCRIPT"])
-    return words[:position], words[position + 1 :]
+TWO = {"NNODES": "3", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
+ELASTIC = {"NNODES": "1:4", "NODE_RANK": "0", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29600"}
+SOON = "keep_alive_interval=2,keep_alive_max_attempt=5,last_call_timeout=5"  # a lost machine is missed soon
+OURS = {"NNODES": "5", "NODE_RANK": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29501"}
 
 
-def value_after(words: list[str], flag: str) -> str:
-    return words[words.index(flag) + 1]
+@pytest.mark.parametrize(
+    ("words", "environment", "expected"),
+    [
+        # Without a port two processes meet on the loopback at a free one.
+        ("", {}, "--nproc-per-node=2 --nnodes=1 --rdzv-endpoint=127.0.0.1:0 --local-addr=127.0.0.1"),
+        ("3 --max-restarts 5", {}, "--nproc-per-node=3 --max-restarts=5"),
+        ("1 --master_port=29713", {"MASTER_PORT": "29999"}, "--rdzv-endpoint=127.0.0.1:29713"),
+        ("1 --master-port 29713", {"MASTER_PORT": "29999"}, "--rdzv-endpoint=127.0.0.1:29713"),
+        ("2", TWO, "--nnodes=3 --node-rank=1 --master-addr=10.0.0.1 --master-port=29500"),
+        (
+            "2",
+            ELASTIC,
+            f"--nnodes=1:4 --rdzv-backend=c10d --rdzv-endpoint=10.0.0.1:29600 --rdzv-conf={SOON},is_host=true",
+        ),
+        (
+            "2 --rdzv-conf last_call_timeout=60",  # torchrun takes the last value of a setting
+            {"NNODES": "2:2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"},
+            f"--rdzv-conf={SOON},is_host=false,last_call_timeout=60",
+        ),
+        # Kubeflow's variables serve where ours are unset. One machine is one machine even there: else torchrun would take
+        # PET_NNODES and wait for the others.
+        (
+            "",
+            KUBEFLOW,
+            "--nproc-per-node=3 --nnodes=2 --node-rank=1 --master-addr=job-node-0-0.job --master-port=29400",
+        ),
+        (
+            "4",
+            {**KUBEFLOW, **OURS},
+            "--nproc-per-node=4 --nnodes=5 --node-rank=2 --master-addr=a --master-port=29501",
+        ),
+        ("2", {**KUBEFLOW, "NNODES": "1"}, "--nnodes=1"),
+    ],
+)
+def test_words_and_variables_become_torchrun_s_options(words: str, environment: dict[str, str], expected: str) -> None:
+    asked = launch.read_launch(words.split(), environment)
+    command = launch.torchrun_command(asked, asked.processes or launch.CPU_PROCESSES, "trainer.py")
+    config_from_args(parse_args(command[3:]))  # torchrun understands it
+    options = dict(zip(command[3:-1:2], command[4:-1:2], strict=True))
+    assert options == {**options, **dict(word.split("=", 1) for word in expected.split())}
+    assert command.count("--rdzv-conf") <= 1
 
 
 def test_numbers_become_trainer_options_and_trainer_flags_come_last(environment: dict[str, str]) -> None:
-    launcher, trainer = dry_run(
-        environment, "3", "16", "100", "640", "--max-restarts", "5", "--", "--lr", "0.02", "--name", "two words"
-    )
-    assert value_after(launcher, "--nproc-per-node") == "3"
-    assert value_after(launcher, "--max-restarts") == "5"
-    assert trainer == shlex.split("--batch-size 16 --epochs 100 --img-size 640 --lr 0.02 --name 'two words'")
-
-
-def test_without_gpus_two_processes_meet_on_the_loopback(environment: dict[str, str]) -> None:
-    launcher, trainer = dry_run(environment)
-    assert value_after(launcher, "--nproc-per-node") == "2"
-    assert value_after(launcher, "--rdzv-endpoint") == "127.0.0.1:0"
-    assert value_after(launcher, "--local-addr") == "127.0.0.1"
-    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in launcher
-    assert trainer == []
-
-
-@pytest.mark.parametrize("arguments", [("1", "--master_port=29713"), ("1", "--master-port", "29713")])
-def test_master_port_flag_is_the_rendezvous_port(environment: dict[str, str], arguments: tuple[str, ...]) -> None:
-    launcher, _ = dry_run(environment, *arguments, MASTER_PORT="29999")
-    assert value_after(launcher, "--rdzv-endpoint") == "127.0.0.1:29713"
-
-
-def test_a_user_s_thread_count_stays(environment: dict[str, str]) -> None:
-    launcher, _ = dry_run(environment, "2", OMP_NUM_THREADS="7")
-    assert "OMP_NUM_THREADS=7" in launcher
-
-
-def test_several_machines_with_ranks_use_the_first_as_master(environment: dict[str, str]) -> None:
-    launcher, _ = dry_run(environment, "2", NNODES="3", NODE_RANK="1", MASTER_ADDR="10.0.0.1")
-    found = [value_after(launcher, flag) for flag in ("--nnodes", "--node-rank", "--master-addr", "--master-port")]
-    assert found == ["3", "1", "10.0.0.1", "29500"]
-
-
-def test_elastic_machines_meet_at_the_rendezvous(environment: dict[str, str]) -> None:
-    launcher, _ = dry_run(environment, "2", NNODES="1:4", NODE_RANK="0", MASTER_ADDR="10.0.0.1", MASTER_PORT="29600")
-    found = [value_after(launcher, flag) for flag in ("--nnodes", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-conf")]
-    assert found[:3] == ["1:4", "c10d", "10.0.0.1:29600"]
-    assert "is_host=true" in found[3].split(",")
-
-
-def test_a_lost_machine_is_missed_soon_and_a_user_s_setting_joins_ours(environment: dict[str, str]) -> None:
-    launcher, _ = dry_run(
-        environment, "2", "--rdzv-conf", "last_call_timeout=60", NNODES="2:2", NODE_RANK="1", MASTER_ADDR="10.0.0.1"
-    )
-    assert launcher.count("--rdzv-conf") == 1
-    settings = dict(setting.split("=") for setting in value_after(launcher, "--rdzv-conf").split(","))
-    assert settings == {
-        "keep_alive_interval": "2",
-        "keep_alive_max_attempt": "5",
-        "is_host": "false",
-        "last_call_timeout": "60",
-    }
-
-
-def test_kubeflow_s_variables_serve_where_ours_are_unset(environment: dict[str, str]) -> None:
-    flags = ("--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port")
-    launcher, _ = dry_run(environment, **KUBEFLOW)
-    assert [value_after(launcher, flag) for flag in flags] == ["3", "2", "1", "job-node-0-0.job", "29400"]
-    launcher, _ = dry_run(environment, "4", **KUBEFLOW, NNODES="5", NODE_RANK="2", MASTER_ADDR="a", MASTER_PORT="29501")
-    assert [value_after(launcher, flag) for flag in flags] == ["4", "5", "2", "a", "29501"]
-
-
-def test_one_machine_asked_for_is_one_machine_even_in_kubeflow(environment: dict[str, str]) -> None:
-    launcher, _ = dry_run(environment, "2", **KUBEFLOW, NNODES="1")
-    assert value_after(launcher, "--nnodes") == "1"  # else torchrun would take PET_NNODES and wait for the others
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc (run them on Linux)")
-def test_no_port_of_a_run_on_one_machine_listens_beyond_the_loopback(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
-    trainer = tmp_path / "stand_in.py"
-    trainer.write_text(GROUP_TRAINER)
-    done = run_script(environment, "2", PYTHONPATH=str(SCRIPT.parent))
+    words = ("3", "16", "100", "640", "--max-restarts", "5", "--", "--lr", "0.02", "--name", "two words")
+    done = run_script(environment, *words, DRY_RUN="1", OMP_NUM_THREADS="7")
     assert done.returncode == 0, done.stderr
-    ports = json.loads((tmp_path / "ports.json").read_text())
-    assert len(ports) >= 3  # the launcher's store, rank 0's, and one of gloo's for each rank
-    assert {address for address, _ in ports} <= {"0100007F", "0" * 24 + "01000000", "0000000000000000FFFF00000100007F"}
+    command = shlex.split(done.stdout.splitlines()[-1])
+    assert command[:2] == ["OMP_NUM_THREADS=7", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"]
+    trainer = command[command.index(environment["TRAIN_SCRIPT"]) + 1 :]
+    assert trainer == shlex.split("--batch-size 16 --epochs 100 --img-size 640 --lr 0.02 --name 'two words'")
 
 
 @pytest.mark.parametrize(
@@ -192,7 +157,7 @@ def test_no_port_of_a_run_on_one_machine_listens_beyond_the_loopback(
         (("2", "16", "x"), {}, "`x` is not a whole number"),
         (("1", "2", "3", "4", "5"), {}, "four numbers at most"),
         (("2", "--epochs", "3"), {}, "--epochs is not a launcher option; trainer options stand after --"),
-        (("2", "--master-port"), {}, "--master-port needs a port"),
+        (("2", "--master-port"), {}, "--master-port/--master_port: expected one argument"),
         (("2",), {"MASTER_PORT": "http"}, "MASTER_PORT=http is not a port"),
         (("2",), {"NNODES": "2"}, "NNODES=2 needs MASTER_ADDR"),
         (("2",), {"NNODES": "two", "MASTER_ADDR": "a"}, "NNODES=two"),
@@ -200,12 +165,13 @@ def test_no_port_of_a_run_on_one_machine_listens_beyond_the_loopback(
     ],
 )
 def test_wrong_usage_is_named_and_leaves_with_two(
-    environment: dict[str, str], arguments: tuple[str, ...], extra: dict[str, str], message: str
+    arguments: tuple[str, ...], extra: dict[str, str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = run_script(environment, *arguments, **extra)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "usage: bash train_ddp.sh [N] [BATCH] [EPOCHS] [IMG_SIZE]" in done.stderr
+    with pytest.raises(SystemExit, match="2"):
+        launch.read_launch(arguments, extra)
+    error = capsys.readouterr().err
+    assert message in error
+    assert "usage: bash train_ddp.sh [N] [BATCH] [EPOCHS] [IMG_SIZE]" in error
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
@@ -288,8 +254,12 @@ def test_a_port_in_use_is_refused_before_the_launch(environment: dict[str, str])
     launch.require_free_port(port)
 
 
-def test_ranks_get_their_environment_and_arguments(environment: dict[str, str], tmp_path: Path) -> None:
-    done = run_script(environment, "2", "4", "--", "--name", "a b")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc (run them on Linux)")
+def test_ranks_get_their_environment_and_listen_on_no_port_beyond_the_loopback(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    Path(environment["TRAIN_SCRIPT"]).write_text(TRAINER + GROUP_TRAINER)
+    done = run_script(environment, "2", "4", "--", "--name", "a b", PYTHONPATH=str(SCRIPT.parent))
     assert done.returncode == 0, done.stderr
     facts = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
     for rank, fact in enumerate(facts):
@@ -300,6 +270,9 @@ def test_ranks_get_their_environment_and_arguments(environment: dict[str, str], 
         assert fact["OMP_NUM_THREADS"] == str(launch.plan_launch(2, [], gpus=0).threads)
         assert fact["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     assert facts[0]["MASTER_PORT"] == facts[1]["MASTER_PORT"]
+    ports = json.loads((tmp_path / "ports.json").read_text())
+    assert len(ports) >= 3  # the launcher's store, rank 0's, and one of gloo's for each rank
+    assert {address for address, _ in ports} <= {"0100007F", "0" * 24 + "01000000", "0000000000000000FFFF00000100007F"}
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc (run them on Linux)")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,10 +14,12 @@ import torch
 import yaml
 
 from tests.conftest import TRAIN_FLAGS, TrainedRun, free_port, must_run, run_script, torchrun
+from tests.support.forked import run_forked
 from utils.common.devices import choose_precision
-from utils.common.environment import python_path
 from utils.run.checkpoint import latest_facts
 from utils.run.records import read_epochs
+
+NO_PICTURES = ("--val-pictures-every", "0", "--no-tensorboard")
 
 
 def test_the_console_shows_what_the_guide_shows(trained: TrainedRun) -> None:
@@ -73,8 +78,8 @@ def test_the_run_folder_holds_everything_promised(trained: TrainedRun) -> None:
 
 def test_the_same_command_again_does_nothing_and_more_epochs_go_on(trained: TrainedRun, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
-    must_run("cp", "-r", trained.folder, folder)
-    arguments = ("--data", str(trained.data), "--save-dir", str(folder), *TRAIN_FLAGS)
+    shutil.copytree(trained.folder, folder)
+    arguments = ("--data", str(trained.data), "--save-dir", str(folder), *TRAIN_FLAGS, *NO_PICTURES)
     again = must_run(*torchrun(2), "train_yolo_ddp.py", *arguments, "--epochs", "3")
     assert "Resumed from" in again
     assert "Epoch 3" in again
@@ -93,19 +98,17 @@ def test_the_same_command_again_does_nothing_and_more_epochs_go_on(trained: Trai
     assert steps == [steps[0] * epoch for epoch in (1, 2, 3, 4)]
 
 
-def test_another_run_in_the_same_folder_loses_nothing(trained: TrainedRun, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    must_run("cp", "-r", trained.folder, folder)
-    before = (folder / "best.pt").read_bytes()
-    arguments = ("--data", str(trained.data), "--save-dir", str(folder), *TRAIN_FLAGS)
-    output = must_run("python", "train_yolo_ddp.py", *arguments, "--epochs", "1", "--seed", "7")
-    assert "Set the earlier run aside" in output
-    assert (tmp_path / "run-1" / "best.pt").read_bytes() == before
-    assert (folder / "best.pt").read_bytes() != before
-
-
 def test_accelerate_launch_works(trained: TrainedRun, tmp_path: Path) -> None:
-    arguments = ("--data", str(trained.data), "--save-dir", str(tmp_path / "run"), *TRAIN_FLAGS, "--epochs", "1")
+    arguments = (
+        "--data",
+        str(trained.data),
+        "--save-dir",
+        str(tmp_path / "run"),
+        *TRAIN_FLAGS,
+        "--epochs",
+        "1",
+        *NO_PICTURES,
+    )
     launch = ("python", "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1")
     flags = ("--mixed_precision=no", "--dynamo_backend=no", f"--main_process_port={free_port()}")
     output = must_run(*launch, *flags, "train_yolo_ddp.py", *arguments)
@@ -133,7 +136,7 @@ def test_bad_input_gets_one_line_and_a_code(command: tuple[str, ...], code: int,
 
 
 def test_a_broken_label_is_named_with_its_line(trained: TrainedRun, tmp_path: Path) -> None:
-    must_run("cp", "-r", trained.processed, tmp_path / "processed")
+    shutil.copytree(trained.processed, tmp_path / "processed")
     label = next(path for path in sorted((tmp_path / "processed/train/labels").iterdir()) if path.stat().st_size)
     lines = label.read_text().splitlines()
     label.write_text("\n".join([lines[0], "99 0.1 0.1 0.2 0.2 0.3 0.1"]) + "\n")
@@ -208,58 +211,52 @@ def test_ultralytics_measures_what_we_measure(tmp_path: Path) -> None:
 
 
 NETWORK_GUARD = """
-import socket, sys, runpy
-real = socket.socket.connect
+import socket
+connect_to, resolve = socket.socket.connect, socket.getaddrinfo
 def connect(self, address):
     if self.family == socket.AF_UNIX or str(address[0]).startswith(("127.", "::1", "localhost")):
-        return real(self, address)
+        return connect_to(self, address)
     raise SystemExit(f"opened a socket to {address}")
-def refuse(host, *rest, **named):
+def look_up(host, *rest, **named):
     if host in (None, "", "localhost", "127.0.0.1", "::1"):
         return resolve(host, *rest, **named)
     raise SystemExit(f"looked up {host}")
-resolve = socket.getaddrinfo
-socket.socket.connect = connect
-socket.socket.connect_ex = connect
-socket.getaddrinfo = refuse
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
+socket.socket.connect = socket.socket.connect_ex = connect
+socket.getaddrinfo = look_up
 """
 
 
-def test_training_evaluation_and_inference_open_no_socket_to_the_outside(trained: TrainedRun, tmp_path: Path) -> None:
-    guard = tmp_path / "guard.py"
-    guard.write_text(NETWORK_GUARD)
-    weights = str(trained.folder / "last.pt")
-    run = str(tmp_path / "run")
-    commands = [
-        ("train_yolo_ddp.py", "--data", str(trained.data), "--save-dir", run, *TRAIN_FLAGS, "--epochs", "1"),
-        (
-            "evaluate_model.py",
-            "--model",
-            weights,
-            "--data",
-            str(trained.data),
-            "--output",
-            str(tmp_path / "evaluation"),
-        ),
-        (
-            "inference.py",
-            "--model",
-            weights,
-            "--source",
-            str(trained.processed / "val/images"),
-            "--output",
-            str(tmp_path / "out"),
-        ),
+def run_guarded(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command that ends at its first attempt to reach another machine."""
+    return run_forked([str(word) for word in words], {**os.environ, "CUDA_VISIBLE_DEVICES": ""}, 240, NETWORK_GUARD)
+
+
+def test_another_run_in_the_same_folder_loses_nothing_and_opens_no_socket_to_the_outside(
+    trained: TrainedRun, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(trained.folder, folder)
+    before = (folder / "best.pt").read_bytes()
+    arguments = ("--data", trained.data, "--save-dir", folder, *TRAIN_FLAGS, "--epochs", "1", "--seed", "7")
+    done = run_guarded("train_yolo_ddp.py", *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Set the earlier run aside" in done.stdout
+    assert (tmp_path / "run-1" / "best.pt").read_bytes() == before
+    assert (folder / "best.pt").read_bytes() != before
+
+
+def test_evaluation_and_inference_open_no_socket_to_the_outside(trained: TrainedRun, tmp_path: Path) -> None:
+    # A user's own proxy and online settings must not matter.
+    weights, photographs = ("--model", trained.folder / "last.pt"), trained.processed / "val/images"
+    commands: list[tuple[str | Path, ...]] = [
+        ("evaluate_model.py", *weights, "--data", trained.data, "--output", tmp_path / "evaluation"),
+        ("inference.py", *weights, "--source", photographs, "--output", tmp_path / "predictions"),
     ]
     for command in commands:
-        # A user's own proxy and online settings must not matter; the guard ends the process at the first attempt.
-        must_run("python", guard, *command, PYTHONPATH=python_path())
+        assert run_guarded(*command).returncode == 0
     probe = tmp_path / "probe.py"
     probe.write_text("import urllib.request; urllib.request.urlopen('http://example.org', timeout=3)\n")
-    caught = run_script("python", guard, probe)
-    assert "looked up example.org" in caught.stderr, "the guard itself must be able to fail"
+    assert run_guarded(probe).stderr == "looked up example.org\n", "the guard itself must be able to fail"
 
 
 @pytest.mark.gpu

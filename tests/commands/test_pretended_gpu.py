@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -19,18 +20,20 @@ from tests.conftest import PRETENCE, PROJECT, TrainedRun, must_run
 from tests.recipes.compressed_ad.small import small_settings, write_small_histories
 from tests.support.ranks import RankFailed, run_ranks
 from utils.common import environment
+from utils.distributed import read_rank_environment, setup_ddp
+from utils.distributed.sync_bn import convert_sync_batchnorm
 from utils.run.checkpoint import load_latest
 
 SIZE = ("--img-size", "64")
 RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_at: int = 0) -> dict[str, Any]:
+def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_at: int, draws: bool) -> dict[str, Any]:
     """Run a command, given as folder/module, in this fresh process; return its exit code and what it did on a GPU.
 
     `copies` counts tensors copied to a GPU. Of the convolutions there, `formats` says whether their weights and the
     network's input are channels_last, and `trained` and `predicted` hold the types of their results.
-    The process is killed at its optimizer step number `kill_at`.
+    The process is killed at its optimizer step number `kill_at`; without `draws` it draws no figures.
     """
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
     os.dup2(1, 2)
@@ -49,6 +52,9 @@ def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_
         watch_convolutions(seen)
     if kill_at:
         kill_at_step(kill_at)
+    if not draws:
+        pictures: Any = importlib.import_module("utils.training.pictures")
+        pictures.plot_label_statistics = pictures.plot_training_curves = lambda *_: None
     command = importlib.import_module(module)
     roofline: Any = sys.modules.get("utils.measure.roofline")
     if num_gpus and roofline:
@@ -89,12 +95,18 @@ def kill_at_step(number: int) -> None:
 
 
 def run(
-    folder: Path, num_gpus: int, script: str, *arguments: str | Path, ranks: int = 1, kill_at: int = 0
+    folder: Path,
+    num_gpus: int,
+    script: str,
+    *arguments: str | Path,
+    ranks: int = 1,
+    kill_at: int = 0,
+    draws: bool = True,
 ) -> list[dict[str, Any]]:
     log = folder / "printed.txt"
     arguments_ = [str(argument) for argument in arguments]
     try:
-        return run_ranks(call_main, ranks, num_gpus, script, arguments_, log, kill_at, join=False, timeout_s=240)
+        return run_ranks(call_main, ranks, num_gpus, script, arguments_, log, kill_at, draws, join=False, timeout_s=240)
     except RankFailed as error:
         if kill_at:
             return []
@@ -229,15 +241,13 @@ def test_a_command_runs_on_a_gpu(name: str, few: TrainedRun, tmp_path: Path) -> 
 
 
 def train(folder: Path, device: str, trained: TrainedRun, *flags: str, ranks: int = 1, kill_at: int = 0) -> None:
-    """Train six steps on pretended GPUs or on the CPU, as its own command."""
+    """Train three steps an epoch on pretended GPUs or on the CPU, as its own command."""
     folder.mkdir(exist_ok=True)
     flags += (
         "--model",
         "yolov8n-seg.yaml",
         "--batch-size",
         str(2 // ranks),
-        "--epochs",
-        "2",
         "--num-workers",
         "0",
         *SIZE,
@@ -253,9 +263,13 @@ def train(folder: Path, device: str, trained: TrainedRun, *flags: str, ranks: in
         "off",
         "--threads",
         "1",
+        "--no-tensorboard",
+        "--val-pictures-every",
+        "0",
     )
     num_gpus = ranks if device == "cuda" else 0
-    seen = run(folder, num_gpus, "train_yolo_ddp", "--save-dir", folder / "run", *flags, ranks=ranks, kill_at=kill_at)
+    how: Any = {"ranks": ranks, "kill_at": kill_at, "draws": False}
+    seen = run(folder, num_gpus, "train_yolo_ddp", "--save-dir", folder / "run", *flags, **how)
     assert bool(kill_at) or [one["code"] for one in seen] == [0] * ranks
 
 
@@ -274,10 +288,10 @@ def differing(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -
 
 def test_a_training_that_was_killed_and_resumed_on_a_gpu_has_the_bits_of_a_cpu(few: TrainedRun, tmp_path: Path) -> None:
     cpu, gpu = tmp_path / "cpu", tmp_path / "gpu"
-    train(cpu, "cpu", few, "--amp", "off")
-    train(gpu, "cuda", few, "--amp", "off", kill_at=4)
+    train(cpu, "cpu", few, "--amp", "off", "--epochs", "2")
+    train(gpu, "cuda", few, "--amp", "off", "--epochs", "2", kill_at=4)
     assert not (gpu / "run" / "status.json").read_text().count("finished")
-    train(gpu, "cuda", few, "--amp", "off")
+    train(gpu, "cuda", few, "--amp", "off", "--epochs", "2")
     assert "Resumed from" in (gpu / "printed.txt").read_text()
     expected = tensors_of(cpu)
     assert len(expected) > 1000
@@ -286,6 +300,53 @@ def test_a_training_that_was_killed_and_resumed_on_a_gpu_has_the_bits_of_a_cpu(f
 
 def test_a_training_on_two_gpus_has_the_bits_of_two_cpu_processes(few: TrainedRun, tmp_path: Path) -> None:
     cpu, gpu = tmp_path / "cpu", tmp_path / "gpu"
-    train(cpu, "cpu", few, "--amp", "off", ranks=2)
-    train(gpu, "cuda", few, "--amp", "off", ranks=2)
+    train(cpu, "cpu", few, "--amp", "off", "--epochs", "1", ranks=2)
+    train(gpu, "cuda", few, "--amp", "off", "--epochs", "1", ranks=2)
     assert differing(tensors_of(cpu), tensors_of(gpu)) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (lambda gpu: gpu > 0, "NCCL does not send torch.bool"),
+        (lambda gpu: gpu.transpose(0, 1), "not contiguous"),
+        (lambda gpu: torch.zeros(3), "not on the GPU"),
+    ],
+)
+def test_what_nccl_does_not_send_is_refused(
+    fault: Callable[[torch.Tensor], torch.Tensor], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(PRETENCE))
+    pretended_gpu = importlib.import_module("pretended_gpu")
+    gpu = pretended_gpu._mark(torch.ones(2, 3), 0)
+    pretended_gpu.require_sendable(gpu)
+    with pytest.raises(AssertionError, match=message), pretended_gpu._PretendedGpu():
+        pretended_gpu.require_sendable(fault(gpu))
+
+
+def normalise_on_two_gpus() -> list[np.ndarray]:
+    """Normalise this rank's half of a batch; return the outputs, the inputs' gradients and the running variance."""
+    sys.path.insert(0, str(PRETENCE))
+    importlib.import_module("pretended_gpu").switch_on(2)
+    ranks = read_rank_environment()
+    device = torch.device("cuda", ranks.local_rank)
+    torch.cuda.set_device(device)
+    setup_ddp(device, ranks)
+    torch.manual_seed(0)
+    layer: Any = convert_sync_batchnorm(torch.nn.BatchNorm2d(3)).to(device)
+    inputs: Any = torch.randn(4, 3, 5, 5)[2 * ranks.rank : 2 * ranks.rank + 2].to(device).requires_grad_()
+    outputs = layer(inputs)
+    outputs.pow(3).sum().backward()
+    return [tensor.detach().cpu().numpy() for tensor in (outputs, inputs.grad, layer.running_var)]
+
+
+def test_synchronised_batchnorm_sends_what_nccl_takes_and_normalises_like_one_gpu() -> None:
+    first, second = run_ranks(normalise_on_two_gpus, 2, join=False)
+    torch.manual_seed(0)
+    layer: Any = torch.nn.BatchNorm2d(3)
+    inputs: Any = torch.randn(4, 3, 5, 5).requires_grad_()
+    outputs = layer(inputs)
+    outputs.pow(3).sum().backward()
+    for number, expected in enumerate((outputs.detach(), inputs.grad)):
+        np.testing.assert_allclose(np.concatenate([first[number], second[number]]), expected.numpy(), atol=1e-5)
+    np.testing.assert_allclose(first[2], layer.running_var, rtol=1e-5)

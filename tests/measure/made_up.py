@@ -38,7 +38,6 @@ def answer(**values: Any) -> dict[str, Any]:
         "collectives": [[(4.0, 8), (16.0, 1000)]] * 2,
         "wall_ms": 200.0,
         "num_images": 8,
-        "alone_ms": [80.0, 80.0],
         "allreduces": [{"bytes": 1000, "ms": [20.0]}],
         "gradient_bytes": 1000,
         "batch_size": 4,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,12 +11,11 @@ from tests.measure.made_up import profile
 from utils.measure.profiling import (
     BatchProfile,
     TooLarge,
-    available_memory_bytes,
     best_profile,
     forecast_on_cpu,
     profile_until_full,
 )
-from utils.measure.profiling_report import verdict_lines
+from utils.measure.profiling_report import missing_lines, profile_table, verdict_lines
 
 
 def test_the_sweep_ascends_and_stops_where_memory_ends() -> None:
@@ -72,24 +70,37 @@ def test_a_batch_beyond_the_machines_memory_is_not_tried(monkeypatch: pytest.Mon
     )
 
 
-def test_available_memory_is_read_where_linux_tells_it(tmp_path: Path) -> None:
-    file = tmp_path / "meminfo"
-    file.write_text("MemTotal:       1000 kB\nMemAvailable:    512 kB\n")
-    assert available_memory_bytes(file) == 512 * 1024
-    assert available_memory_bytes(tmp_path / "nothing") is None
+@pytest.mark.parametrize(
+    ("speeds", "capacity_bytes", "best"),
+    [
+        ({4: (60.0, 40), 8: (97.0, 80), 16: (120.0, 95)}, None, 16),
+        ({4: (60.0, 40), 8: (97.0, 80), 16: (120.0, 95)}, 100, 8),  # 16 leaves less than a tenth
+        ({4: (60.0, 40), 8: (97.0, 80), 16: (120.0, 95)}, 42, 4),  # none leaves a tenth: the smallest
+        ({4: (60.0, 1), 8: (97.5, 1), 16: (100.0, 1), 32: (98.0, 1)}, None, 8),  # the smallest near the fastest
+        ({4: (60.0, 1)}, None, 4),
+    ],
+)
+def test_the_best_batch_is_the_smallest_near_the_fastest_that_leaves_headroom(
+    speeds: dict[int, tuple[float, int]], capacity_bytes: int | None, best: int
+) -> None:
+    profiles = [profile(size, speed, reserved) for size, (speed, reserved) in speeds.items()]
+    assert best_profile(profiles, capacity_bytes).batch_size == best
+    line = verdict_lines(profiles, None, capacity_bytes)[0]
+    assert line.startswith(f"Best: --batch-size {best} ({speeds[best][0]:.1f} images/s")
+    assert ("none leaves 10% of the memory free" in line) == (capacity_bytes == 42)
 
 
-def test_the_best_batch_leaves_headroom() -> None:
-    profiles = [profile(4, 60.0, 40), profile(8, 97.0, 80), profile(16, 120.0, 95)]
-    assert best_profile(profiles).batch_size == 16
-    assert best_profile(profiles, capacity_bytes=100).batch_size == 8
-    tight = best_profile(profiles, capacity_bytes=42)
-    assert tight.batch_size == 4
-    assert "none leaves 10% of the memory free" in verdict_lines(profiles, None, 42)[0]
+def test_what_no_tensor_holds_is_said_beyond_a_tenth_of_the_peak() -> None:
+    whole = replace(profile(1, 10.0), allocated_bytes=100, memory_bytes={"weights": 30, "activations": 65})
+    assert missing_lines([whole]) == []
+    lines = missing_lines([replace(whole, allocated_bytes=200, reserved_bytes=300)])
+    assert lines == [
+        "Missing: 105 B at batch 1 (52% of the peak) in no tensor: workspaces of kernels and gaps between blocks"
+    ]
 
 
-def test_the_best_batch_is_the_smallest_near_the_fastest() -> None:
-    profiles = [profile(4, 60.0), profile(8, 97.5), profile(16, 100.0), profile(32, 98.0)]
-    assert best_profile(profiles).batch_size == 8
-    assert best_profile(profiles[:1]).batch_size == 4
-    assert verdict_lines(profiles, None)[0].startswith("Best: --batch-size 8 (97.5 images/s")
+def test_the_table_shows_reserved_memory_only_where_there_is_any() -> None:
+    assert "peak RSS" in profile_table([profile(4, 60.0)])
+    table = profile_table([profile(4, 60.0, reserved_bytes=3 * 2**30)])
+    assert "3.0 GiB" in table
+    assert "peak RSS" not in table

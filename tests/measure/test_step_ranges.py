@@ -12,7 +12,7 @@ import torch.distributed as dist
 from tests.support.ranks import run_ranks
 from utils.common.devices import choose_precision
 from utils.measure import step_timer
-from utils.measure.step_ranges import RANGES, MarkedLoader, RangeTimer, split_collectives, timed_collectives
+from utils.measure.step_ranges import RANGES, MarkedLoader, RangeTimer, timed_collectives
 from utils.measure.step_timer import Repeated, build_training, run_training_steps
 from utils.measure.synthetic import synthetic_batch
 from utils.yolo.model import build_model
@@ -39,12 +39,6 @@ def test_a_collective_interrupts_its_phase(monkeypatch: pytest.MonkeyPatch) -> N
     once = dict.fromkeys(("data", "input", "forward", "optimizer"), 1.0)
     assert seconds == {**once, "loss": 2.0, "backward": 3.0, "communication": 2.0}
     assert found.collectives == [[(1000.0, 8), (1000.0, 1000)]]
-
-
-def test_the_last_to_arrive_waits_for_the_transfer_alone() -> None:
-    transfer, waiting = split_collectives([[5.0, 1.0], [2.0, 4.0], [3.0, 1.0]])
-    np.testing.assert_array_equal(transfer, [2, 1])
-    np.testing.assert_array_equal(waiting, [[3, 0], [0, 3], [1, 0]])
 
 
 def train_with_ranges() -> dict[str, Any]:

@@ -5,7 +5,7 @@ the tensors as CUDA's. Where the program asks for values (a number, or the size 
 ones, and the line that asked is counted: with a real GPU the host waits there. The autograd engine needs a driver, so
 `backward()` walks the graph here, node by node.
 
-It sees neither values nor real kernels, memory, streams, DDP's reducer or NCCL. PyTorch replaces its CUDA device guard
+It sees neither values nor several ranks (tests/support/pretended does), real kernels, memory and streams. PyTorch replaces its CUDA device guard
 for good, so use it in a process of its own.
 """
 
@@ -22,21 +22,15 @@ from unittest import mock
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.cuda.amp import common
 from torch.overrides import TorchFunctionMode
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 PROJECT = Path(__file__).resolve().parents[2]
 GPU = torch.device("cuda", 0)
 FOUND = 24  # how many elements a search finds
-NCCL_TYPES = (
-    *(torch.uint8, torch.int8, torch.int32, torch.int64),
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-)
 # Their result's size depends on values, so the host waits for it.
 _SEARCHES = ("nonzero", "masked_select", "_unique2", "unique_consecutive", "bincount", "nms")
 _INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")  # they search when an index is a boolean mask
@@ -49,7 +43,7 @@ class FakeGpu:
     """Pretend in a `with` block that this process has one GPU, the device GPU.
 
     `waits` counts where the host would wait for the GPU, as "file function: operator". `operators` counts what ran on
-    the GPU, `collectives` what was sent. Reading a number gives the next of `answers`; without one FOUND for an integer,
+    the GPU. Reading a number gives the next of `answers`; without one FOUND for an integer,
     which may be a size, `reads` for a float, and False for a bool.
     """
 
@@ -58,7 +52,6 @@ class FakeGpu:
         self.reads = reads
         self.waits: Counter[str] = Counter()
         self.operators: Counter[Any] = Counter()
-        self.collectives: Counter[str] = Counter()
         self.answers: Iterator[float] = iter(())
         self.pinned: list[Any] = []  # tensors in page-locked memory, from which copies do not wait
         self._stack = contextlib.ExitStack()
@@ -81,7 +74,6 @@ class FakeGpu:
             mock.patch.object(common, "amp_definitely_not_available", return_value=False),
             mock.patch.object(torch.Tensor, "record_stream", lambda tensor, _: require_gpu(tensor)),
             mock.patch.object(FakeTensor, "tolist", lambda tensor: self.read_all(tensor)),
-            mock.patch.object(dist, "get_backend", return_value="nccl"),
         ]
         for part in (*patches, FakeTensorMode(allow_non_fake_inputs=True), _Operators(self), _Methods(self)):
             self._stack.enter_context(part)
@@ -94,7 +86,6 @@ class FakeGpu:
         """Count anew."""
         self.waits.clear()
         self.operators.clear()
-        self.collectives.clear()
 
     def without_kernel(self) -> list[str]:
         """Return the names of the operators used for which PyTorch has no CUDA kernel."""
@@ -129,67 +120,10 @@ class FakeGpu:
         return numbers.reshape(tuple(tensor.shape)).tolist()
 
 
-def join_fake_group(world_size: int) -> None:
-    """Make this process rank 0 of a group in which nothing is sent."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
-
-
 def require_gpu(*values: Any) -> None:
     """Raise AssertionError unless all tensors lie on the GPU."""
     astray = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.device != GPU]
     assert not astray, f"not on the GPU: {[tuple(tensor.shape) for tensor in astray]}"
-
-
-def require_sendable(*values: Any) -> None:
-    """Raise AssertionError unless NCCL can send all tensors: on the GPU, contiguous, of a type it knows."""
-    require_gpu(values)
-    tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-    for tensor in tensors:
-        assert tensor.is_contiguous(), f"not contiguous: {tuple(tensor.shape)} with strides {tensor.stride()}"
-        assert tensor.dtype in NCCL_TYPES, f"NCCL does not send {tensor.dtype}"
-
-
-def _batch_norm_stats(values: torch.Tensor, eps: float) -> tuple[torch.Tensor, ...]:
-    _require_dense(values)
-    return tuple(torch.empty(2, values.shape[1], device=GPU).unbind())
-
-
-def _batch_norm_gather(
-    values: Any, means: torch.Tensor, invstds: Any, mean: Any, var: Any, momentum: float, eps: float, counts: Any
-) -> tuple[torch.Tensor, ...]:
-    assert {tensor.dtype for tensor in (means, invstds, mean, var, counts)} == {torch.float32}
-    return tuple(torch.empty(2, means.shape[1], device=GPU).unbind())
-
-
-def _batch_norm_elemt(values: torch.Tensor, weight: Any, bias: Any, *statistics: Any) -> torch.Tensor:
-    _require_dense(values)
-    return torch.empty_like(values)
-
-
-def _batch_norm_backward_reduce(gradient: torch.Tensor, values: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
-    _require_dense(gradient, values)
-    assert gradient.dtype == values.dtype
-    return tuple(torch.empty(4, values.shape[1], device=GPU).unbind())
-
-
-def _batch_norm_backward_elemt(gradient: torch.Tensor, values: torch.Tensor, *others: Any) -> torch.Tensor:
-    _require_dense(gradient, values, others[-1])
-    assert others[-1].dtype == torch.int32, "the kernel reads the counts as int32"
-    return torch.empty_like(values)
-
-
-def _require_dense(*values: torch.Tensor) -> None:
-    assert all(tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last) for tensor in values)
-
-
-# FakeTensorMode does not know these either. They check what the CUDA kernels ask for.
-_BATCH_NORM: dict[str, Any] = {
-    "batch_norm_stats": _batch_norm_stats,
-    "batch_norm_gather_stats_with_counts": _batch_norm_gather,
-    "batch_norm_elemt": _batch_norm_elemt,
-    "batch_norm_backward_reduce": _batch_norm_backward_reduce,
-    "batch_norm_backward_elemt": _batch_norm_backward_elemt,
-}
 
 
 class _Operators(TorchDispatchMode):
@@ -202,10 +136,6 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, gpu, name = kwargs or {}, self.gpu, operator.overloadpacket.__name__
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if operator.namespace == "c10d":
-            require_sendable(tensors)
-            gpu.collectives[name] += 1
-            return operator(*args, **kwargs)
         if name in ("_to_copy", "copy_"):
             self._note_transfer(name, args, kwargs)
         if not any(tensor.device == GPU for tensor in tensors):
@@ -219,9 +149,6 @@ class _Operators(TorchDispatchMode):
         if name == "_local_scalar_dense":
             gpu.note_wait("item")
             return gpu.read(args[0])
-        if name in _BATCH_NORM:
-            require_gpu(tensors)
-            return _BATCH_NORM[name](*args, **kwargs)
         if name in _SEARCHES:
             gpu.note_wait(name)
             size = (FOUND, args[0].dim()) if name == "nonzero" else (FOUND,)

@@ -72,7 +72,7 @@ SCRIPTS = [
         "train_yolo_ddp",
         "TrainConfig",
         home="utils.training.config",
-        real=("utils.training.assembly", "utils.training.plan"),
+        real=("utils.training.assembly", "utils.training.batch_size", "utils.training.plan"),
         values={"window_scale": ((0.25, 1.0),), "mlflow": ("https://host",)},
     ),
     Script("inference", "InferenceConfig", ("--model=m", "--source=s"), values=TILES, kept=TILING),

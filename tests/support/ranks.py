@@ -20,6 +20,12 @@ import torch.distributed as dist
 from utils.common.signals import die_with_parent
 from utils.distributed import cleanup_ddp, setup_ddp
 
+# What most ranks and commands import; every optimizer of PyTorch imports torch._dynamo, which takes 2.5 s.
+PRELOADED = [
+    *("tests.support.ranks", "ultralytics.nn.tasks", "torchvision.ops", "torch._dynamo", "torch.utils.tensorboard"),
+    *("matplotlib.figure", "matplotlib.backends.backend_agg"),
+]
+
 
 class RankFailed(Exception):
     """A rank raised (the message holds its traceback), died, or ran out of time."""
@@ -39,7 +45,7 @@ def run_ranks(
     # Forked from a server that has imported PyTorch but never computed with it: as clean as a fresh interpreter, and
     # without the two seconds that each import takes.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.support.ranks", "ultralytics.nn.tasks", "torchvision.ops"])
+    context.set_forkserver_preload(PRELOADED)
     processes, receivers = [], {}
     try:
         for rank in range(world_size):

@@ -8,16 +8,16 @@ import pytest
 
 from utils.common.errors import UserError
 from utils.data.dataset_yaml import DatasetSpec
-from utils.training import assembly
+from utils.training import assembly, plan
 from utils.training.config import TrainConfig
 
 
 def test_the_trainer_plans_with_its_own_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("utils.data.loader.shared_memory_free_bytes", lambda: 120_000_000)
     config = TrainConfig(batch_size=4, img_size=640, prefetch=2, multi_scale=False)
-    assert assembly.plan_workers(config, 8, 1).workers == 5
+    assert plan.plan_workers(config, 8, 1).workers == 5
     larger = TrainConfig(batch_size=4, img_size=640, prefetch=2, multi_scale=True)
-    assert assembly.plan_workers(larger, 8, 1).workers == 2  # sides up to 1.5 times
+    assert plan.plan_workers(larger, 8, 1).workers == 2  # sides up to 1.5 times
 
 
 def test_a_packed_cache_that_was_asked_for_is_not_left_out_without_a_word(

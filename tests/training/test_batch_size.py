@@ -17,8 +17,8 @@ from utils.common.config import parse_config
 from utils.common.devices import Precision, choose_precision
 from utils.common.errors import UserError
 from utils.data.dataset import Batch, Photo, SegmentationDataset, collate
-from utils.training import assembly, batch_size
-from utils.training.batch_size import largest_that_fits, probe_batch_size
+from utils.training import batch_size, plan
+from utils.training.batch_size import largest_that_fits
 from utils.training.config import TrainConfig
 from utils.yolo.inputs import prepare_batch
 
@@ -72,7 +72,9 @@ def test_a_batch_for_which_cudnn_finds_no_engine_does_not_fit(
 
 
 def test_a_cpu_has_a_plain_answer() -> None:
-    assert probe_batch_size(nn.Identity(), CPU, choose_precision("off", CPU), 64) == batch_size.CPU_BATCH_SIZE  # type: ignore[arg-type]
+    model: Any = nn.Identity()
+    assert batch_size.find_batch_size(TrainConfig(batch_size=0), model, CPU) == batch_size.CPU_BATCH_SIZE
+    assert batch_size.find_batch_size(TrainConfig(batch_size=3), model, CPU) is None
 
 
 def test_auto_is_a_word_for_the_batch_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,10 +89,10 @@ def test_auto_is_a_word_for_the_batch_size(tmp_path: Path, capsys: pytest.Captur
 
 def test_auto_keeps_the_batch_size_of_a_run_that_continues(tmp_path: Path) -> None:
     config = TrainConfig(batch_size=0, save_dir=str(tmp_path))
-    assert assembly.agree_batch_size(config, 12) == 12
+    assert plan.agree_batch_size(config, 12) == 12
     (tmp_path / "config.yaml").write_text("batch_size: 24\n", encoding="utf-8")
-    assert assembly.agree_batch_size(config, 12) == 24
-    assert assembly.agree_batch_size(TrainConfig(batch_size=6, save_dir=str(tmp_path)), None) == 6
+    assert plan.agree_batch_size(config, 12) == 24
+    assert plan.agree_batch_size(TrainConfig(batch_size=6, save_dir=str(tmp_path)), None) == 6
 
 
 @pytest.mark.parametrize(
@@ -108,16 +110,16 @@ def test_the_probe_varies_colours_where_the_training_does(
         return len(batch) == 1
 
     monkeypatch.setattr(batch_size, "_fits", fits)
-    monkeypatch.setattr(assembly, "choose_precision", lambda name, device: choose_precision("off", CPU))
+    monkeypatch.setattr(batch_size, "choose_precision", lambda name, device: choose_precision("off", CPU))
     config, gpu = TrainConfig(batch_size=0, img_size=64, **options), torch.device("cuda", 0)
     model = SimpleNamespace(nc=3)
-    assert assembly.find_batch_size(config, model, gpu) == 1  # type: ignore[arg-type]
+    assert batch_size.find_batch_size(config, model, gpu) == 1  # type: ignore[arg-type]
     training_set = SegmentationDataset(
         [Photo(Path("one.jpg"), np.zeros(0, np.int64), [])],
         64,
         packed=InMemory(),  # type: ignore[arg-type]
         augment=config.augment,
-        colours_on_device=assembly.varies_colours_on_device(config, gpu),
+        colours_on_device=batch_size.varies_colours_on_device(config, gpu),
     )
     monkeypatch.setattr(InMemory, "whole", lambda self, position: np.zeros((48, 64, 3), np.uint8))
     trained_on = collate([training_set[0, 0]])

@@ -137,14 +137,14 @@ def finish_axes(
 # --- benchmark_ddp.py ----------------------------------------------------------------------------------------------
 
 
-def plot_scaling(rows: Sequence[Row], points: Sequence[Row], predicted: Sequence[Row], title: str, path: Path) -> None:
-    """Draw images/s, efficiency, the parts of a step, the all-reduce by message size, and the prediction.
+def plot_scaling(rows: Sequence[Row], points: Sequence[Row], title: str, path: Path) -> None:
+    """Draw images/s, efficiency, the parts of a step, and the all-reduce by message size.
 
-    `rows` come from `scaling.summarise`, `points` from `scaling_report.median_points`, `predicted` from
-    `scaling_model.predict`.
+    `rows` come from `scaling.summarise`, `points` from `scaling.median_points`.
     """
     figure, panels = new_figure(3, 2, cell_width=5.0, cell_height=3.8)
-    speed, efficiency, split, bandwidth, latency, prediction = panels
+    speed, efficiency, split, bandwidth, latency, unused = panels
+    unused.remove()
     figure.suptitle(title, fontsize=11)
     counts = sorted({row["processes"] for row in rows})
     kinds = [kind for kind in _SCALING_COLORS if any(row["scaling"] == kind for row in rows)]
@@ -162,7 +162,6 @@ def plot_scaling(rows: Sequence[Row], points: Sequence[Row], predicted: Sequence
 
     _allreduce_panel(bandwidth, points, "bus_gb_per_s", "all-reduce by itself: bus bandwidth", "GB/s")
     _allreduce_panel(latency, points, "ms", "all-reduce by itself: time", "ms")
-    _prediction_panel(prediction, predicted)
     save_figure(figure, path)
 
 
@@ -213,38 +212,3 @@ def _allreduce_panel(axes: Axes, points: Sequence[Row], key: str, title: str, un
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.25)
     axes.legend(fontsize=8, frameon=False)
-
-
-def _prediction_panel(axes: Axes, predicted: Sequence[Row]) -> None:
-    measured = [row for row in predicted if row["images_per_s_measured"] is not None]
-    further = [row for row in predicted if row["images_per_s_measured"] is None]
-    counts = sorted({row["processes"] for row in predicted})
-    if measured:
-        start = measured[0]["images_per_s_measured"] / measured[0]["processes"]
-        line = [start * count for count in counts]
-        axes.plot(counts, line, color="0.6", linestyle="--", linewidth=1.2, label="in proportion")
-        values = [row["images_per_s_measured"] for row in measured]
-        axes.plot([row["processes"] for row in measured], values, "o-", color=_BLUE, label="measured")
-        values = [row["images_per_s_model"] for row in measured]
-        axes.plot([row["processes"] for row in measured], values, "x", color=_RED, markersize=7, label="model")
-    if further:
-        at = [row["processes"] for row in further]
-        values = [row["images_per_s_model"] for row in further]
-        style: dict[str, Any] = {"color": _RED, "markerfacecolor": "none", "linestyle": ":", "marker": "o"}
-        axes.plot(at, values, label="PREDICTION, not measured", **style)
-        for row in further:
-            text = f"{row['efficiency_model']:.0%}, link: {row['link']}"
-            place = (row["processes"], row["images_per_s_model"])
-            axes.annotate(text, place, (5, -14), textcoords="offset points", fontsize=7, color="0.3")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    axes.set_xticks(counts, [str(count) for count in counts])
-    axes.set_xlim(counts[0] / 1.3, counts[-1] * 4.5)  # space for the text beside the last point
-    axes.yaxis.set_major_formatter("{x:.4g}")
-    axes.set(title="weak scaling: measured, and predicted by a fitted model", ylabel="images/s")
-    axes.title.set_fontsize(10)
-    axes.set_xlabel("processes", fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False, loc="upper left")

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import gc
-import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from utils.common.cores import read_words
 from utils.common.devices import peak_memory_bytes
 from utils.common.errors import is_out_of_memory, print_warning
 from utils.common.nvml import GpuWatch
@@ -23,7 +20,6 @@ from utils.common.text import format_bytes
 from utils.data.dataset import Batch
 from utils.distributed.ddp import gradient_bytes
 from utils.engine import TrainingEngine
-from utils.measure.roofline import DeviceLimits, Roofline
 from utils.measure.step_timer import (
     PHASES,
     Repeated,
@@ -92,10 +88,6 @@ class BatchProfile:
     def unexplained_bytes(self) -> int:
         """The peak minus the memory of all known kinds."""
         return self.allocated_bytes - sum(self.memory_bytes.values())
-
-    def roofline(self, limits: DeviceLimits) -> Roofline:
-        """Compare the step with the device's limits."""
-        return Roofline(self.flop, self.bytes_moved, self.step_ms / 1000, limits)
 
 
 @dataclass(frozen=True)
@@ -244,21 +236,16 @@ def forecast_on_cpu(profiles: Sequence[BatchProfile], batch_size: int) -> str | 
     return f"was not tried: about {format_bytes(more_bytes)} more than batch {last.batch_size}, {format_bytes(available_bytes)} available"
 
 
-def available_memory_bytes(file: Path = Path("/proc/meminfo")) -> int | None:
+def available_memory_bytes() -> int | None:
     """Return the bytes that Linux can give to new work without swapping; None on other systems."""
-    for line in read_words(file, separator="\n"):
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) * 1024
-    return None
+    return int(psutil.virtual_memory().available) if psutil.LINUX else None
 
 
 def memory_of(device: torch.device) -> Space:
     """Return the device's memory. Call this before a model is built."""
     if device.type == "cuda":
         return Space(torch.cuda.get_device_properties(device).total_memory)
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if sys.platform != "win32" else None
-    return Space(pages, peak_memory_bytes(device))
+    return Space(int(psutil.virtual_memory().total), peak_memory_bytes(device))
 
 
 def best_profile(profiles: Sequence[BatchProfile], capacity_bytes: int | None = None) -> BatchProfile:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,11 +25,7 @@ _FEWEST_CALLS = 3
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """The device's speed in a large matrix product, a 3 x 3 convolution (training's precision) and a large copy.
-
-    On a CPU, convolutions may be twice as fast as matrix products (oneDNN against MKL on a processor that is not Intel's).
-    The limit is the larger of the two.
-    """
+    """The device's speed in a large matrix product, a 3 x 3 convolution (training's precision) and a large copy."""
 
     matmul_flop_per_s: float
     convolution_flop_per_s: float
@@ -38,99 +35,74 @@ class DeviceLimits:
 
     @property
     def flop_per_s(self) -> float:
-        """The highest operations per second that were measured."""
+        """The higher of both: a CPU's convolutions may be twice as fast (oneDNN against MKL, not on Intel's processors)."""
         return max(self.matmul_flop_per_s, self.convolution_flop_per_s)
 
 
-@dataclass(frozen=True)
-class Roofline:
-    """One training step against the device's limits."""
+def compare_with_limits(flop: int, bytes_moved: int, step_s: float, limits: DeviceLimits) -> dict[str, Any]:
+    """Compare a training step with the device's limits, as plain values for JSON.
 
-    flop: int
-    bytes_moved: int
-    step_s: float
-    limits: DeviceLimits
-
-    @property
-    def flop_per_s(self) -> float:
-        """Floating-point operations per second of the step."""
-        return self.flop / self.step_s
-
-    @property
-    def of_peak(self) -> float:
-        """Share of the device's highest measured speed."""
-        return self.flop_per_s / self.limits.flop_per_s
-
-    @property
-    def of_matmul(self) -> float:
-        """Share of the speed of the large matrix product; above 1 where convolutions are faster."""
-        return self.flop_per_s / self.limits.matmul_flop_per_s
-
-    @property
-    def shortest_s(self) -> float:
-        """Duration of the step at the device's limits, if each operator reads and writes its tensors once."""
-        return max(self.flop / self.limits.flop_per_s, self.bytes_moved / self.limits.bytes_per_s)
-
-    @property
-    def limited_by(self) -> str:
-        """The limit that allows less speed: arithmetic or memory traffic."""
-        is_arithmetic = self.flop / self.limits.flop_per_s >= self.bytes_moved / self.limits.bytes_per_s
-        return "arithmetic" if is_arithmetic else "memory traffic"
-
-    def lines(self, batch_size: int) -> list[str]:
-        """Return the comparison as three lines of text."""
-        limits = self.limits
-        return [
-            f"Roofline at batch {batch_size}: {self.flop_per_s / 1e12:.3g} TFLOP/s, {self.of_matmul:.0%} of the "
-            f"{limits.matmul_flop_per_s / 1e12:.3g} that this device reaches on a {limits.matmul_side} x {limits.matmul_side} "
-            f"matmul and {self.flop_per_s / limits.convolution_flop_per_s:.0%} of the "
-            f"{limits.convolution_flop_per_s / 1e12:.3g} in a 3 x 3 convolution, in {limits.dtype}",
-            f"  {self.flop / 1e9:.4g} GFLOP and {self.bytes_moved / 1e9:.3g} GB a step are {self.flop / self.bytes_moved:.3g} "
-            f"FLOP a byte; the device's balance is {limits.flop_per_s / limits.bytes_per_s:.3g} (a large copy: "
-            f"{limits.bytes_per_s / 1e9:.3g} GB/s): {self.limited_by} is the nearer limit,",
-            f"  and the shortest possible step {self.shortest_s * 1e3:.1f} ms, if each operator reads and writes its "
-            f"tensors once ({self.shortest_s / self.step_s:.0%} of the measured {self.step_s * 1e3:.1f} ms)",
-        ]
+    `of_matmul` is above 1 where convolutions are faster. `shortest_s` is the step's duration at the limits, if each operator
+    reads and writes its tensors once.
+    """
+    flop_per_s = flop / step_s
+    arithmetic_s, traffic_s = flop / limits.flop_per_s, bytes_moved / limits.bytes_per_s
+    return {
+        "flop": flop,
+        "bytes_moved": bytes_moved,
+        "step_s": step_s,
+        "limits": vars(limits),
+        "flop_per_s": flop_per_s,
+        "of_matmul": flop_per_s / limits.matmul_flop_per_s,
+        "of_peak": flop_per_s / limits.flop_per_s,
+        "limited_by": "arithmetic" if arithmetic_s >= traffic_s else "memory traffic",
+        "shortest_s": max(arithmetic_s, traffic_s),
+    }
 
 
-def measure_limits(device: torch.device, precision: Precision) -> DeviceLimits:
-    """Time a large matrix product and a convolution in training's precision, and a copy. Takes about three seconds."""
-    dtype = precision.dtype or torch.float32
-    name = str(dtype).removeprefix("torch.")
-    if dtype is torch.float32 and device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
-        name = "float32 (TF32)"
-    return DeviceLimits(
-        matmul_flop_per_s=_multiplied_per_s(device, dtype),
-        convolution_flop_per_s=_convolved_per_s(device, dtype),
-        bytes_per_s=_copied_per_s(device),
-        matmul_side=_MATMUL_SIDE[device.type],
-        dtype=name,
-    )
-
-
-def _multiplied_per_s(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the operations per second of a square matrix product."""
-    side = _MATMUL_SIDE[device.type]
-    first, second = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    product = torch.empty_like(first)
-    return 2 * side**3 / _fastest_s(lambda: torch.mm(first, second, out=product), device)
+def roofline_lines(found: dict[str, Any], limits: DeviceLimits, batch_size: int) -> list[str]:
+    """Return what `compare_with_limits` found as three lines of text."""
+    flop, num_bytes, step_s = found["flop"], found["bytes_moved"], found["step_s"]
+    return [
+        f"Roofline at batch {batch_size}: {found['flop_per_s'] / 1e12:.3g} TFLOP/s, {found['of_matmul']:.0%} of the "
+        f"{limits.matmul_flop_per_s / 1e12:.3g} that this device reaches on a {limits.matmul_side} x {limits.matmul_side} "
+        f"matmul and {found['flop_per_s'] / limits.convolution_flop_per_s:.0%} of the "
+        f"{limits.convolution_flop_per_s / 1e12:.3g} in a 3 x 3 convolution, in {limits.dtype}",
+        f"  {flop / 1e9:.4g} GFLOP and {num_bytes / 1e9:.3g} GB a step are {flop / num_bytes:.3g} FLOP a byte; the device's "
+        f"balance is {limits.flop_per_s / limits.bytes_per_s:.3g} (a large copy: {limits.bytes_per_s / 1e9:.3g} GB/s): "
+        f"{found['limited_by']} is the nearer limit,",
+        f"  and the shortest possible step {found['shortest_s'] * 1e3:.1f} ms, if each operator reads and writes its "
+        f"tensors once ({found['shortest_s'] / step_s:.0%} of the measured {step_s * 1e3:.1f} ms)",
+    ]
 
 
 @torch.no_grad()
-def _convolved_per_s(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the operations per second of a 3 x 3 convolution in training's memory layout (channels last)."""
-    images, channels, side = _CONVOLUTION[device.type]
-    inputs = torch.randn(images, channels, side, side, device=device).to(dtype, memory_format=torch.channels_last)
+def measure_limits(device: torch.device, precision: Precision) -> DeviceLimits:
+    """Time a large matrix product and a convolution in training's precision, and a copy. Takes about three seconds."""
+    kind, dtype = device.type, precision.dtype or torch.float32
+    name = str(dtype).removeprefix("torch.")
+    if dtype is torch.float32 and kind == "cuda" and torch.get_float32_matmul_precision() != "highest":
+        name = "float32 (TF32)"
+    side = _MATMUL_SIDE[kind]
+    first, second = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    product = torch.empty_like(first)
+    matmul_s = _fastest_s(lambda: torch.mm(first, second, out=product), device)
+
+    images, channels, width = _CONVOLUTION[kind]  # in training's memory layout, channels last
+    inputs = torch.randn(images, channels, width, width, device=device).to(dtype, memory_format=torch.channels_last)
     kernel = torch.randn(channels, channels, 3, 3, device=device).to(dtype, memory_format=torch.channels_last)
-    flop = 2 * 9 * channels**2 * images * side**2
-    return flop / _fastest_s(lambda: F.conv2d(inputs, kernel, padding=1), device)
+    convolution_s = _fastest_s(lambda: F.conv2d(inputs, kernel, padding=1), device)
 
-
-def _copied_per_s(device: torch.device) -> float:
-    """Return the bytes per second that a copy reads and writes."""
-    source = torch.ones(_COPY_BYTES[device.type], dtype=torch.uint8, device=device)
+    source = torch.ones(_COPY_BYTES[kind], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * source.numel() / _fastest_s(lambda: target.copy_(source), device)
+    copy_s = _fastest_s(lambda: target.copy_(source), device)
+    return DeviceLimits(
+        matmul_flop_per_s=2 * side**3 / matmul_s,
+        convolution_flop_per_s=2 * 9 * channels**2 * images * width**2 / convolution_s,
+        bytes_per_s=2 * source.numel() / copy_s,  # read and written
+        matmul_side=side,
+        dtype=name,
+    )
 
 
 def _fastest_s(call: Callable[[], object], device: torch.device) -> float:

@@ -1,4 +1,4 @@
-"""Run the scaling benchmark with several numbers of processes and summarise the results."""
+"""The scaling benchmark: run several numbers of processes, summarise the runs, and show them as tables."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+import psutil
 
+from utils.common.text import format_bytes, format_table
 from utils.distributed.rank_processes import run_ranks
-from utils.measure.interconnect import bus_gb_per_s
 from utils.measure.scaling_rank import RankJob
-from utils.measure.step_ranges import DATA, RANGES, split_collectives
+from utils.measure.step_ranges import DATA, RANGES
 from utils.measure.step_timer import PHASES
 
 MAX_CPU_PROCESSES = 8
@@ -29,11 +29,11 @@ STEP_PARTS = {
     "waiting_ms": "imbalance",
 }
 _MEDIANS = (
-    *("step_ms", *STEP_PARTS, "ranges_share", "imbalance", "alone_ms", "backward_ms"),
+    *("step_ms", *STEP_PARTS, "ranges_share", "imbalance", "backward_ms"),
     *("gradient_communication_ms", "other_collectives", "other_bytes", "gradient_bytes"),
-    *("allreduce_ms", "allreduce_gb_per_s", "overlap", "net_overlap", "other_load"),
+    *("allreduce_ms", "allreduce_gb_per_s", "overlap", "other_load"),
 )
-_CLOCK_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+MAX_OTHER_LOAD = 0.05  # share of the machine's cores; above it a note is printed
 Run = dict[str, Any]
 
 
@@ -96,9 +96,8 @@ def summarise_run(answers: Sequence[dict[str, Any]]) -> Run:
         **_communication(answers, num_steps),
         "imbalance": float(in_phases.max() / in_phases.mean() - 1),
         "backward_ms": float(ranges[..., RANGES.index("backward")].mean()),
-        "alone_ms": max(float(np.mean(answer["alone_ms"])) for answer in answers),
         "gradient_bytes": answers[0]["gradient_bytes"],
-        **dict.fromkeys(("allreduce_ms", "allreduce_gb_per_s", "overlap", "net_overlap")),  # None with one process
+        **dict.fromkeys(("allreduce_ms", "allreduce_gb_per_s", "overlap")),  # None with one process
         "allreduces": allreduce_points(answers),
         "compute_ms_by_rank": in_phases.tolist(),
         "ranges_ms_by_rank": [dict(zip(RANGES, mean, strict=True)) for mean in ranges.mean(1).tolist()],
@@ -108,21 +107,18 @@ def summarise_run(answers: Sequence[dict[str, Any]]) -> Run:
         mine = next(point for point in run["allreduces"] if point["bytes"] == run["gradient_bytes"])
         run["allreduce_ms"], run["allreduce_gb_per_s"] = mine["ms"], mine["bus_gb_per_s"]
         run["overlap"] = float(np.clip(1 - run["gradient_communication_ms"] / run["allreduce_ms"], 0, 1))
-        # The extra time of steps with communication, compared with the time of the all-reduce by itself.
-        other_ms = run["communication_ms"] - run["gradient_communication_ms"] + run["waiting_ms"]
-        run["net_overlap"] = float(np.clip(1 - (step_ms - run["alone_ms"] - other_ms) / run["allreduce_ms"], 0, 1))
     return run
 
 
 def _communication(answers: Sequence[dict[str, Any]], num_steps: int) -> dict[str, float]:
     """Return per step the ms of all collectives, of the gradients' all-reduce and of waiting; the others' number and bytes."""
-    durations_ms = [[ms for step in answer["collectives"] for ms, _ in step] for answer in answers]
-    transfer, waiting = split_collectives(durations_ms)
+    spent_ms = np.array([[ms for step in answer["collectives"] for ms, _ in step] for answer in answers])
+    transfer = spent_ms.min(0)  # the last rank to arrive does not wait
     sizes = np.array([size for step in answers[0]["collectives"] for _, size in step], np.int64)
     is_gradient = sizes == answers[0]["gradient_bytes"]
     return {
         "communication_ms": float(transfer.sum()) / num_steps,
-        "waiting_ms": float(waiting.sum()) / num_steps / len(answers),
+        "waiting_ms": float((spent_ms - transfer).sum()) / num_steps / len(answers),
         "gradient_communication_ms": float(transfer[is_gradient].sum()) / num_steps,
         "other_collectives": float((~is_gradient).sum()) / num_steps,
         "other_bytes": float(sizes[~is_gradient].sum()) / num_steps,
@@ -130,13 +126,19 @@ def _communication(answers: Sequence[dict[str, Any]], num_steps: int) -> dict[st
 
 
 def allreduce_points(answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return size, median ms, algorithm bandwidth and bus bandwidth (GB/s) of every all-reduce timed by itself."""
+    """Return size, median ms, algorithm bandwidth and bus bandwidth (GB/s) of every all-reduce timed by itself.
+
+    Bus bandwidth is defined as in nccl-tests, 2 (n - 1) / n * bytes / time: it does not depend on the number of ranks.
+    """
     points = []
     for number, first in enumerate(answers[0]["allreduces"]):
         # The all-reduce ends with its slowest rank.
         slowest = np.max([answer["allreduces"][number]["ms"] for answer in answers], axis=0)
         size, ms = first["bytes"], float(np.median(slowest))
-        bandwidths = {"gb_per_s": size / (ms * 1e6), "bus_gb_per_s": bus_gb_per_s(len(answers), size, ms)}
+        bandwidths = {
+            "gb_per_s": size / (ms * 1e6),
+            "bus_gb_per_s": 2 * (len(answers) - 1) / len(answers) * size / (ms * 1e6),
+        }
         points.append({"processes": len(answers), "bytes": size, "ms": ms, **bandwidths})
     return points
 
@@ -194,11 +196,60 @@ class OtherLoad:
             self.share = max(0.0, busy_s - own_s) / elapsed_s / (os.cpu_count() or 1)
 
 
-def _busy_s(file: Path = Path("/proc/stat")) -> tuple[float, float, float] | None:
+def _busy_s() -> tuple[float, float, float] | None:
     """Return seconds: the clock, all cores' work so far (with time taken by a hypervisor), ours and our children's."""
-    if not file.is_file():
+    if not psutil.LINUX:
         return None
-    user, nice, system, _, _, interrupt, soft_interrupt, steal = map(float, file.read_text().split()[1:9])
-    own = os.times()
-    own_s = own.user + own.system + own.children_user + own.children_system
-    return time.monotonic(), (user + nice + system + interrupt + soft_interrupt + steal) / _CLOCK_TICKS, own_s
+    times, own = psutil.cpu_times(), os.times()
+    busy_s = times.user + times.nice + times.system + times.irq + times.softirq + times.steal
+    return time.monotonic(), busy_s, own.user + own.system + own.children_user + own.children_system
+
+
+# --- tables --------------------------------------------------------------------------------------------------------
+
+
+def noise_note(rows: Iterable[dict[str, Any]]) -> str | None:
+    """Return a line about other processes that used the machine during the measurement, or None."""
+    largest = max((row["other_load"] for row in rows if row["other_load"] is not None), default=0.0)
+    if largest <= MAX_OTHER_LOAD:
+        return None
+    return (
+        f"Other processes used up to {largest:.0%} of this machine's cores during the measurement, which lowers the "
+        "efficiency shown: repeat on an idle machine"
+    )
+
+
+def scaling_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the rows of `summarise` as a table; the parts of a step are shares of its time."""
+    header = ["scaling", "processes", "batch", "images/s", "speed-up", "efficiency", "ms/step"]
+    header += [*STEP_PARTS.values(), "sum", "overlap"]
+    lines = []
+    for row in rows:
+        shares = [row[name] / row["step_ms"] for name in STEP_PARTS]
+        cells = [f"{row['images_per_s']:.1f}", f"{row['speed_up']:.2f}x", f"{row['efficiency']:.0%}"]
+        cells += [f"{row['step_ms']:.1f}", *(f"{share:.1%}" for share in [*shares, row["ranges_share"]])]
+        cells.append("-" if row["overlap"] is None else f"{row['overlap']:.0%}")
+        lines.append([row["scaling"], row["processes"], row["global_batch_size"], *cells])
+    return format_table(header, lines, right_from=3)
+
+
+def allreduce_table(points: Sequence[dict[str, Any]]) -> str:
+    """Return the all-reduces that were timed by themselves as a table."""
+    lines = []
+    for point in points:
+        speeds = [f"{point['gb_per_s']:.2f}", f"{point['bus_gb_per_s']:.2f}"]
+        lines.append([point["processes"], format_bytes(point["bytes"]), f"{point['ms']:.3f}", *speeds])
+    return format_table(["processes", "message", "ms", "algorithm GB/s", "bus GB/s"], lines, right_from=1)
+
+
+def median_points(runs: Iterable[Run]) -> list[dict[str, Any]]:
+    """Return one row per process count and message size: medians over the runs."""
+    by_key: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for run in runs:
+        for point in run["allreduces"]:
+            by_key.setdefault((point["processes"], point["bytes"]), []).append(point)
+    names = ("ms", "gb_per_s", "bus_gb_per_s")
+    return [
+        {"processes": count, "bytes": size, **{name: median(point[name] for point in points) for name in names}}
+        for (count, size), points in sorted(by_key.items())
+    ]

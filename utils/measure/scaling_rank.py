@@ -19,17 +19,9 @@ from utils.distributed import RankInfo, barrier, read_rank_environment
 from utils.distributed.ddp import gradient_bytes
 from utils.distributed.rank_processes import join_ranks, read_job, write_answer
 from utils.engine import TrainingEngine
-from utils.measure.step_ranges import DATA, MarkedLoader, RangeTimer, StepRanges, timed_collectives, training_loader
-from utils.measure.step_timer import (
-    Repeated,
-    SegmentationStep,
-    build_training,
-    criterion_of,
-    run_training_steps,
-    time_training_steps,
-)
+from utils.measure.step_ranges import DATA, MarkedLoader, RangeTimer, timed_collectives, training_loader
+from utils.measure.step_timer import Repeated, build_training, run_training_steps
 from utils.measure.synthetic import synthetic_batch
-from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import build_model
 
 REDUCE_WARMUP, REDUCE_REPEATS = 3, 10
@@ -53,15 +45,6 @@ class RankJob:
     num_workers: int = 0
 
 
-@dataclass(frozen=True)
-class Timed:
-    """Steps with communication: their ranges, their total duration by the host's clock, and the images trained."""
-
-    ranges: StepRanges
-    wall_ms: float
-    num_images: int
-
-
 def main() -> None:
     """Be one rank."""
     job = RankJob(**read_job())
@@ -81,11 +64,10 @@ def main() -> None:
 
 
 def measure(job: RankJob, ranks: RankInfo, device: torch.device) -> dict[str, Any]:
-    """Train with and without communication, then time the all-reduce by itself. Every rank must reach this.
+    """Train, then time the all-reduce by itself. Every rank must reach this.
 
-    Returns for the steps with communication `ranges_ms` (steps, 7), `collectives` as in `StepRanges`, and their total
-    duration `wall_ms` by the host's clock; `alone_ms` of each step without communication (with one process: the same
-    steps); and `allreduces`: bytes and the ms of each repeat.
+    Returns for the steps `ranges_ms` (steps, 7), `collectives` as in `StepRanges`, and their total duration `wall_ms` by the
+    host's clock; and `allreduces`: bytes and the ms of each repeat.
     """
     seed_everything(0)
     share = len(range(ranks.rank, job.global_batch_size, ranks.world_size))
@@ -105,63 +87,33 @@ def measure(job: RankJob, ranks: RankInfo, device: torch.device) -> dict[str, An
         batch = next(iter(loader))
     else:
         batch = synthetic_batch(share, job.img_size, model.nc, objects_per_image=job.objects_per_image, seed=ranks.rank)
-    precision = choose_precision(job.amp, device)
-    engine = build_training(model, device, precision)
+    engine = build_training(model, device, choose_precision(job.amp, device))
     num_bytes = gradient_bytes(model)
-    if ranks.world_size > 1:
-        found, alone_ms = _time_with_and_without(engine, loader, batch, job)
-        sizes = sorted({*REDUCE_BYTES, num_bytes})
-        allreduces = [{"bytes": size, "ms": _time_allreduce(size, device).tolist()} for size in sizes]
-    else:
-        found = [_time_ranges(engine, loader, batch, job, job.steps)]
-        alone_ms, allreduces = found[0].ranges.ranges_ms.sum(1), []
+    answer = _train(engine, loader, batch, job)
+    sizes = sorted({*REDUCE_BYTES, num_bytes}) if ranks.world_size > 1 else []
     return {
-        "ranges_ms": np.concatenate([timed.ranges.ranges_ms for timed in found]).tolist(),
-        "collectives": [step for timed in found for step in timed.ranges.collectives],
-        "wall_ms": sum(timed.wall_ms for timed in found),
-        "num_images": sum(timed.num_images for timed in found),
-        "alone_ms": alone_ms.tolist(),
-        "allreduces": allreduces,
+        **answer,
+        "allreduces": [{"bytes": size, "ms": _time_allreduce(size, device).tolist()} for size in sizes],
         "gradient_bytes": num_bytes,
         "batch_size": share,
     }
 
 
-def _time_with_and_without(
-    engine: TrainingEngine, loader: Any, batch: Batch, job: RankJob
-) -> tuple[list[Timed], np.ndarray]:
-    """Return the ranges of two halves of steps with communication, and the ms of steps without, (steps,).
-
-    The steps without communication run between the two halves: a drift of the machine's speed affects both kinds alike.
-    """
-    alone = _alone(engine)
-    found: list[Timed] = []
-    alone_ms: list[np.ndarray] = []
-    half = -(-job.steps // 2)
-    for communicates in (True, False, False, True):
-        barrier()
-        if communicates:
-            found.append(_time_ranges(engine, loader, batch, job, half))
-            continue
-        # The engine's model is DDP: under no_sync it does not reduce the gradients.
-        with engine.model.no_sync():  # type: ignore[operator]
-            alone_ms.append(time_training_steps(alone, batch, job.warmup_steps, half).sum(1))
-    return found, np.concatenate(alone_ms)
-
-
-def _time_ranges(engine: TrainingEngine, loader: Any, batch: Batch, job: RankJob, steps: int) -> Timed:
-    """Train `steps` steps after the warm-up and return their times."""
+def _train(engine: TrainingEngine, loader: Any, batch: Batch, job: RankJob) -> dict[str, Any]:
+    """Train the job's steps after the warm-up; return their part of the answer."""
+    barrier()
     timer = RangeTimer(engine.device)
-    wall = _WallClock(timer, job.warmup_steps, steps)
-    marked = MarkedLoader(loader or Repeated(batch, 1), job.warmup_steps + steps + 1, wall)
+    wall = _WallClock(timer, job.warmup_steps, job.steps)
+    marked = MarkedLoader(loader or Repeated(batch, 1), job.warmup_steps + job.steps + 1, wall)
     with timed_collectives(timer, engine.model):
         run_training_steps(engine, marked, wall)
     ranges = timer.ranges()
-    return Timed(
-        StepRanges(ranges.ranges_ms[-steps:], ranges.collectives[-steps:]),
-        wall.elapsed_ms,
-        sum(marked.num_images[job.warmup_steps : -1]),
-    )
+    return {
+        "ranges_ms": ranges.ranges_ms[-job.steps :].tolist(),
+        "collectives": ranges.collectives[-job.steps :],
+        "wall_ms": wall.elapsed_ms,
+        "num_images": sum(marked.num_images[job.warmup_steps : -1]),
+    }
 
 
 class _WallClock:
@@ -182,27 +134,6 @@ class _WallClock:
                 self.elapsed_ms = time.perf_counter() * 1000 - self.elapsed_ms
             self._steps += 1
         self.timer.mark(phase)
-
-
-class LocalLoss:
-    """The training loss of one rank by itself: its normalisers are not reduced over the ranks."""
-
-    def __init__(self, criterion: SegmentationLoss) -> None:
-        self.criterion = criterion
-
-    def __call__(self, outputs: Any, targets: Any) -> torch.Tensor:
-        """Return the loss to differentiate."""
-        sums = self.criterion.sums(outputs, targets)
-        return sums.normalised(sums.normalisers).sum() * self.criterion.loss_scale
-
-
-def _alone(engine: TrainingEngine) -> TrainingEngine:
-    """Return the same training without any communication: no gradients, no normalisers, no batch statistics."""
-    alone = TrainingEngine(
-        engine.state.model, engine.device, engine.options, task=SegmentationStep(), distributed=False
-    )
-    alone.begin(engine.state.optimizer, LocalLoss(criterion_of(engine)))
-    return alone
 
 
 def _time_allreduce(num_bytes: int, device: torch.device) -> np.ndarray:

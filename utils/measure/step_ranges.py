@@ -6,7 +6,7 @@ Also the loaders for such measurements: the trainer's own over photographs, and 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,17 +130,6 @@ def timed_collectives(timer: RangeTimer, model: torch.nn.Module) -> Iterator[Non
         dist.all_reduce = reduce
         for hook in hooks:
             hook.remove()
-
-
-def split_collectives(durations_ms: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
-    """Split the ms that each rank spent in the same collectives, (ranks, collectives), into transfer and waiting.
-
-    The last rank to arrive does not wait, so the shortest time of all ranks is the transfer. Returns ms of transfer,
-    equal for all ranks, (collectives,), and ms of waiting, (ranks, collectives).
-    """
-    spent = np.asarray(durations_ms, np.float64)
-    transfer = spent.min(0)
-    return transfer, spent - transfer
 
 
 # --- loaders -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Builds the parts of a YOLO segmentation training from the trainer's options: data sets, task, schedule."""
+"""Builds the parts of a YOLO segmentation training from the trainer's options and plan: data sets, task, engine, loaders."""
 
 from __future__ import annotations
 
@@ -11,32 +11,36 @@ import numpy as np
 import torch
 
 from utils import distributed
-from utils.common.devices import choose_precision
-from utils.common.errors import UserError, printable
-from utils.common.files import warn_on_write_error, write_text_atomic
+from utils.common.errors import UserError
 from utils.data.cache import open_or_build_check
-from utils.data.dataset import Batch, Photo, SegmentationDataset, count_classes, open_images, read_photos
-from utils.data.dataset_yaml import DatasetSpec
-from utils.data.loader import LoaderPlan, batch_bytes, multi_scale_sizes, plan_loader
+from utils.data.dataset import Batch, SegmentationDataset, open_images, read_photos
+from utils.data.dataset_yaml import DatasetSpec, load_dataset_yaml
+from utils.data.loader import EpochBatches, ShardBatches, get_dataloader, multi_scale_sizes
 from utils.data.windows import Windows, open_windows
 from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
 from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.evaluation.evaluate import evaluate, headline
 from utils.run.folder import OwnedRun
-from utils.run.records import MEAN_MAP, read_config
+from utils.run.records import MEAN_MAP
 from utils.run.status import RUNNING
-from utils.training.batch_size import probe_batch_size
+from utils.training.batch_size import varies_colours_on_device
 from utils.training.config import TrainConfig
-from utils.training.pictures import Curves, ValidationPictures
-from utils.training.plan import SKIPPED_PHOTOGRAPHS
+from utils.training.pictures import Curves, ValidationPictures, save_first_pictures
+from utils.training.plan import Data, TrainPlan
 from utils.yolo.inputs import Targets, prepare_batch
-from utils.yolo.loss import inverse_frequency_weights
 from utils.yolo.loss26 import EndToEndLoss, loss_for
 from utils.yolo.model import YoloModel, copy_for_prediction, save_deployable
-from utils.yolo.optimizer import GRADIENT_CLIP_NORM, OptimizerPlan
+from utils.yolo.optimizer import GRADIENT_CLIP_NORM, build_optimizer
 
-SKIPPED_FILE = "skipped_photographs.txt"
 SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
+
+
+def open_data(config: TrainConfig, device: torch.device, say: distributed.Say) -> Data:
+    """Open both splits of the data set; build their packed caches or block stores where they are missing."""
+    spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
+    on_device = varies_colours_on_device(config, device)
+    train, val = (open_dataset(config, spec, split, on_device, say) for split in ("train", "val"))
+    return Data(spec.names, train, val)
 
 
 def open_dataset(
@@ -74,32 +78,6 @@ def open_dataset(
     )
 
 
-def keep_skipped(run: OwnedRun, skipped: dict[str, str]) -> list[str]:
-    """Write which photographs `--skip-bad` left out to the run folder; return a line for the console.
-
-    Every rank must reach this. Raises UserError if this machine cannot read other photographs than rank 0's, or if a
-    resumed run left out others: its samples would differ.
-    """
-    names = sorted(skipped)
-    if distributed.any_rank(distributed.broadcast_from_main(names) != names):
-        raise UserError("--skip-bad: the machines cannot read different photographs; copy the data set to all again")
-    file = run.folder / SKIPPED_FILE
-    earlier = run.choices.get(SKIPPED_PHOTOGRAPHS, [])
-    if run.resumes and earlier != names:
-        changed = printable(min(set(earlier) ^ set(names)), 400)
-        what = "was left out and now can be read, or is gone" if changed in earlier else "cannot be read any more"
-        raise UserError(
-            f"{run.folder}: {changed} {what}, and a resumed run needs the same photographs: undo the change "
-            f"({SKIPPED_FILE} lists what was left out), or choose a new --save-dir"
-        )
-    if not names:
-        return []
-    if distributed.rank() == 0:
-        with warn_on_write_error(str(file)):
-            write_text_atomic(file, "".join(f"{printable(skipped[name], 5000)}\n" for name in names))
-    return [f"{len(names)} photographs cannot be read and are left out (--skip-bad): {file} lists them"]
-
-
 def window_lines(windows: Windows, epochs: int) -> list[str]:
     """Return lines for the console: how many windows there are, and after how many epochs each object was in one."""
     config, needed = windows.config, windows.epochs_until_seen()
@@ -124,70 +102,18 @@ def window_lines(windows: Windows, epochs: int) -> list[str]:
     return lines
 
 
-def class_weights(config: TrainConfig, train_set: SegmentationDataset, num_classes: int) -> torch.Tensor | None:
-    """Return the class weights of `--class-weights`, float32 (classes,). Every rank reads all labels, so all agree."""
-    if config.class_weights == "none":
-        return None
-    return inverse_frequency_weights(count_classes(train_set.photos, num_classes))
-
-
-def weight_lines(weights: torch.Tensor | None, names: tuple[str, ...]) -> list[str]:
-    """Return a line that shows the class weights, if there are any."""
-    if weights is None:
-        return []
-    return ["Class weights: " + ", ".join(f"{name} {w:.3g}" for name, w in zip(names, weights.tolist(), strict=True))]
-
-
-def find_batch_size(config: TrainConfig, model: YoloModel, device: torch.device) -> int | None:
-    """Return what `--batch-size auto` means for this rank's device; None where a number was given. Before the group."""
-    if config.batch_size:
-        return None
-    img_size = max(multi_scale_sizes(config.img_size)) if config.multi_scale else config.img_size
-    colours = config.augment if varies_colours_on_device(config, device) else None
-    return probe_batch_size(model, device, choose_precision(config.amp, device), img_size, colours)
-
-
-def varies_colours_on_device(config: TrainConfig, device: torch.device) -> bool:
-    """Return whether `--colour` lets the device vary the colours, not the loader."""
-    return config.colour == "device" or (config.colour == "auto" and device.type == "cuda")
-
-
-def agree_batch_size(config: TrainConfig, found: int | None) -> int:
-    """Return the batch size of all ranks: as given, else an earlier run's, else the least found. Every rank must reach this."""
-    if found is None:
-        return config.batch_size
-    earlier = distributed.broadcast_from_main(read_config(Path(config.save_dir)).get("batch_size"))
-    return earlier or distributed.min_over_ranks(found)
-
-
-def plan_workers(config: TrainConfig, workers: int, local_world_size: int) -> LoaderPlan:
-    """Cut the loader's workers to what shared memory holds, at the largest size that a batch may have."""
-    side_px = max(multi_scale_sizes(config.img_size)) if config.multi_scale else config.img_size
-    return plan_loader(workers, config.prefetch, batch_bytes(config.batch_size, side_px), local_world_size)
-
-
 class Segmentation(Task):
     """YOLO segmentation: its batches, its loss and metrics, its pictures and its deployable files."""
 
     shown = ("val_loss", "box_map50", "box_map50_95", "mask_map50", "mask_map50_95")
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        model: YoloModel,
-        names: tuple[str, ...],
-        run: OwnedRun,
-        val_photos: list[Photo],
-        weights: torch.Tensor | None,
-    ) -> None:
-        super().__init__(loss_for(model, class_weights=weights, within_reach=config.within_reach))
-        self.config = config
-        self.names = names
-        self.run = run
+    def __init__(self, plan: TrainPlan, model: YoloModel, run: OwnedRun, data: Data) -> None:
+        super().__init__(loss_for(model, class_weights=plan.class_weights, within_reach=plan.config.within_reach))
+        self.config, self.names, self.run = plan.config, data.names, run
         self.val_criterion = loss_for(model)  # always the same, so that all runs' losses compare
         self.curves = Curves(run.folder)
         ranks = distributed.rank(), distributed.world_size()
-        self.pictures = ValidationPictures(val_photos, names, config.val_pictures_every, *ranks)
+        self.pictures = ValidationPictures(data.val.photos, data.names, plan.config.val_pictures_every, *ranks)
 
     def prepare(self, batch: Batch, device: torch.device) -> tuple[torch.Tensor, Targets]:
         """Return images float (B, 3, S, S) from 0 to 1 and their targets, on the device."""
@@ -195,18 +121,12 @@ class Segmentation(Task):
 
     def evaluate(self, model: torch.nn.Module, loader: Any, epoch: Epoch) -> dict[str, float]:
         """Return the validation loss and the mean average precisions over all ranks."""
-        on_image = self.pictures.observer(epoch.number, epoch.is_last)
-        predictor = copy_for_prediction(model)
-        found = evaluate(
-            predictor,
-            loader,
-            self.names,
-            self.val_criterion,
-            epoch.device,
-            precision=epoch.precision,
-            on_image=on_image,
-        )
-        values = headline(found.metrics)
+        predictor, criterion = copy_for_prediction(model), self.val_criterion
+        observed: dict[str, Any] = {
+            "precision": epoch.precision,
+            "on_image": self.pictures.observer(epoch.number, epoch.is_last),
+        }
+        values = headline(evaluate(predictor, loader, self.names, criterion, epoch.device, **observed).metrics)
         if self.config.monitor == MEAN_MAP:
             values[MEAN_MAP] = (values["mask_map50_95"] + values["box_map50_95"]) / 2
         return values
@@ -233,10 +153,11 @@ def follow_epochs(criterion: Any, engine: TrainingEngine) -> None:
         criterion.run_done = lambda: engine.progress.epoch / max(engine.options.epochs - 1, 1)
 
 
-def engine_options(config: TrainConfig, device: torch.device) -> EngineOptions:
-    """Return the engine's part of the trainer's options."""
+def build_engine(plan: TrainPlan, device: torch.device, model: YoloModel, run: OwnedRun, data: Data) -> TrainingEngine:
+    """Return the engine of a run, with its task."""
+    config = plan.config
     small_batch = device.type == "cuda" and config.batch_size < SMALL_BATCH_SIZE
-    return EngineOptions(
+    options = EngineOptions(
         epochs=config.epochs,
         precision=config.amp,
         accumulate=config.accumulate,
@@ -252,15 +173,40 @@ def engine_options(config: TrainConfig, device: torch.device) -> EngineOptions:
         save_every_s=config.save_every_minutes * 60 or None,
         tensorboard=config.tensorboard,
     )
+    task = Segmentation(plan, model, run, data)
+    engine = TrainingEngine(model, device, options, task=task, run=run.folder, facts=plan.facts)
+    follow_epochs(task.criterion, engine)
+    return engine
 
 
-def build_schedule(
-    config: TrainConfig, plan: OptimizerPlan, optimizer: torch.optim.Optimizer, batches_per_epoch: int
-) -> StepSchedule:
+def train(plan: TrainPlan, device: torch.device, model: YoloModel, run: OwnedRun, data: Data) -> TrainingEngine:
+    """Train all epochs; return the engine. Every rank must reach this."""
+    config, rank, world_size = plan.config, distributed.rank(), distributed.world_size()
+    sizes = multi_scale_sizes(config.img_size) if config.multi_scale else ()
+    num_images = len(data.train)
+    batches = EpochBatches(num_images, config.batch_size, rank, world_size, config.seed, sizes, config.accumulate)
+    val_batches = ShardBatches(len(data.val), 2 * config.batch_size, rank, world_size)
+    if rank == 0 and not run.resumes:
+        save_first_pictures(data.train, batches, data.names, run.folder)
+    optimizer = build_optimizer(model, plan.optimizer)
+    engine = build_engine(plan, device, model, run, data)
+    pins, prefetch = device.type == "cuda", config.prefetch
+    engine.train(
+        train_loader=get_dataloader(data.train, batches, plan.workers, pins, prefetch),
+        val_loader=get_dataloader(data.val, val_batches, min(plan.workers, 2), pins, min(prefetch, 4)),
+        optimizer=optimizer,
+        scheduler=build_schedule(plan, optimizer, len(batches)),
+        resume=run.resumes,
+    )
+    return engine
+
+
+def build_schedule(plan: TrainPlan, optimizer: torch.optim.Optimizer, batches_per_epoch: int) -> StepSchedule:
     """Warm-up and cosine over all optimizer steps of the run."""
+    config, chosen = plan.config, plan.optimizer
     steps = -(-batches_per_epoch // config.accumulate)
     warmup = warmup_steps(config.warmup_epochs, steps, config.epochs)
     spec = ScheduleSpec(
-        plan.lr, steps * config.epochs, warmup, momentum=plan.momentum, warmup_bias_lr=plan.warmup_bias_lr
+        chosen.lr, steps * config.epochs, warmup, momentum=chosen.momentum, warmup_bias_lr=chosen.warmup_bias_lr
     )
     return StepSchedule(optimizer, spec)

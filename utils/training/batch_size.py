@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 import torch
 
-from utils.common.devices import Precision
+from utils.common.devices import Precision, choose_precision
 from utils.common.errors import UserError, is_out_of_memory
-from utils.data.augment import AugmentConfig
 from utils.data.dataset import Batch
+from utils.data.loader import multi_scale_sizes
 from utils.measure.step_timer import build_training, time_training_steps
 from utils.measure.synthetic import synthetic_batch
+from utils.training.config import TrainConfig
 from utils.yolo.model import YoloModel
 
 CPU_BATCH_SIZE = 16  # a CPU is not faster with more, and other processes share its memory
@@ -23,22 +24,34 @@ OBJECTS_PER_IMAGE = 60
 _STEPS = 2
 
 
-def probe_batch_size(
-    model: YoloModel, device: torch.device, precision: Precision, img_size: int, colours: AugmentConfig | None = None
-) -> int:
-    """Return the batch size of `img_size`-pixel images that fits this process's device in a training step.
+def find_batch_size(config: TrainConfig, model: YoloModel, device: torch.device) -> int | None:
+    """Return what `--batch-size auto` means for this process's device; None where a number was given.
 
-    `colours`: the training's augmentation, if the device varies the colours; that takes memory too. Some memory is
-    left free. The model is not changed. Call this before the process group exists: each rank probes its own device. Raises UserError when not even one image fits.
+    Some memory is left free. The model is not changed. Call this before the process group exists: each rank probes its own
+    device. Raises UserError when not even one image fits.
     """
+    if config.batch_size:
+        return None
     if device.type != "cuda":
         return CPU_BATCH_SIZE
+    precision, side_px = choose_precision(config.amp, device), largest_side_px(config)
+    colours = config.augment if varies_colours_on_device(config, device) else None  # that takes memory, too
 
     def fits(batch_size: int) -> bool:
-        batch = synthetic_batch(batch_size, img_size, model.nc, objects_per_image=OBJECTS_PER_IMAGE, colours=colours)
+        batch = synthetic_batch(batch_size, side_px, model.nc, objects_per_image=OBJECTS_PER_IMAGE, colours=colours)
         return _fits(model, device, precision, batch)
 
-    return largest_that_fits(fits, img_size)
+    return largest_that_fits(fits, side_px)
+
+
+def largest_side_px(config: TrainConfig) -> int:
+    """Return the largest side that a network input may have."""
+    return max(multi_scale_sizes(config.img_size)) if config.multi_scale else config.img_size
+
+
+def varies_colours_on_device(config: TrainConfig, device: torch.device) -> bool:
+    """Return whether `--colour` lets the device vary the colours, not the loader."""
+    return config.colour == "device" or (config.colour == "auto" and device.type == "cuda")
 
 
 def largest_that_fits(fits: Callable[[int], bool], img_size: int) -> int:

@@ -1,36 +1,103 @@
-"""Plans how `train_ddp.sh` starts a run; refuses a run that cannot work before any process starts.
+"""Starts a training for `train_ddp.sh`: reads its command line, checks what cannot work, and becomes torchrun.
 
-`python -m utils.training.launch [--processes N] -- TRAINER FLAGS` prints `PROCESSES THREADS DEVICE`. It starts in a tenth of a
-second because it imports PyTorch only where there is a GPU driver.
+    python -m utils.training.launch [N] [BATCH] [EPOCHS] [IMG_SIZE] [launcher options] [-- trainer options]
+    python -m utils.training.launch --no-own-trainer --processes N --port PORT -- trainer options
+
+The second form is for other launchers: it only prints `PROCESSES THREADS DEVICE`. Both start in a tenth of a second, because
+PyTorch is imported only where there is a GPU driver.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
+import re
+import secrets
+import shlex
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
-from utils.common.config import Options, option, parse_config
 from utils.common.cores import choose_threads_and_workers
 from utils.common.environment import visible_gpu_count
-from utils.common.errors import UserError, run_script
+from utils.common.errors import EXIT_USAGE, UserError, run_script
 from utils.common.files import read_text
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 
+USAGE = "usage: bash train_ddp.sh [N] [BATCH] [EPOCHS] [IMG_SIZE] [launcher options] [-- trainer options]"
 CPU_PROCESSES = 2
 DATA_CURE = "run python download_data.py && python parse_labels.py, or name another data set with --data FILE"
+# torchrun's own options that are handed on.
+HANDED_ON = (
+    *("max-restarts", "monitor-interval", "log-dir", "redirects", "tee", "local-ranks-filter", "local-addr"),
+    *("rdzv-id", "shutdown-timeout"),
+)
+# Slurm can announce the time limit by SIGUSR1; torchrun passes on only the signals named here.
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+# A machine that is silent for 10 s counts as lost (torchrun: 15 s). The others wait 5 s for a new machine before they
+# continue (torchrun: 30 s). A machine may also join later: then all save a checkpoint and restart.
+ELASTIC_SETTINGS = "keep_alive_interval=2,keep_alive_max_attempt=5,last_call_timeout=5"
 
 
-@dataclass(frozen=True)
-class LaunchConfig(Options):
-    processes: int | None = option(None, "processes on this node; unset: one for each visible GPU, else 2", metavar="N")
-    port: int | None = option(None, "port which must be free on this machine", metavar="PORT")
-    own_trainer: bool = option(True, "the trainer is train_yolo_ddp.py, which reads dataset.yaml by default")
+# --- the command line --------------------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Name the mistake and the usage in two lines."""
+        print(f"train_ddp.sh: {message}", USAGE, sep="\n", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+
+
+def read_launch(arguments: Sequence[str], environment: Mapping[str, str]) -> argparse.Namespace:
+    """Read the words after `train_ddp.sh` and its variables; Kubeflow's PET_ names serve where ours are unset."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("numbers", nargs="*")
+    for name in ("master-port", "rdzv-conf", *HANDED_ON):
+        short = {"redirects": ["-r"], "tee": ["-t"]}.get(name, [])
+        parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", *short, metavar="VALUE")
+    own, trainer_arguments = _split(list(arguments))
+    asked, unknown = parser.parse_known_args(own)
+    for word in unknown:
+        flag = word.partition("=")[0]
+        parser.error(f"{flag} is not a launcher option; trainer options stand after --, as in: -- {word}")
+    for number in asked.numbers:
+        if not re.fullmatch("[1-9][0-9]*", number):
+            parser.error(f"`{number}` is not a whole number above 0")
+    if len(asked.numbers) > 4:
+        parser.error(f"unexpected `{asked.numbers[4]}`: four numbers at most")
+
+    def variable(name: str) -> str | None:
+        return environment.get(name) or environment.get(f"PET_{name}")
+
+    processes, *trainer_numbers = asked.numbers or [environment.get("PET_NPROC_PER_NODE", "")]
+    asked.processes = int(processes) if re.fullmatch("[1-9][0-9]*", processes) else None
+    flags = zip(("--batch-size", "--epochs", "--img-size"), trainer_numbers, strict=False)
+    asked.trainer_arguments = [*(word for pair in flags for word in pair), *trainer_arguments]
+    asked.nodes, asked.node_rank = variable("NNODES") or "1", variable("NODE_RANK")
+    asked.master_addr, asked.master_port = variable("MASTER_ADDR"), asked.master_port or variable("MASTER_PORT")
+    if not re.fullmatch("[1-9][0-9]*(:[1-9][0-9]*)?", asked.nodes):
+        parser.error(f"NNODES={asked.nodes} is neither a number nor MIN:MAX")
+    if asked.node_rank and not asked.node_rank.isdecimal():
+        parser.error(f"NODE_RANK={asked.node_rank} is not a number")
+    if asked.master_port and not re.fullmatch("[1-9][0-9]{0,4}", asked.master_port):
+        parser.error(f"MASTER_PORT={asked.master_port} is not a port")
+    if asked.nodes != "1" and not asked.master_addr:
+        parser.error(f"NNODES={asked.nodes} needs MASTER_ADDR, the address of the first machine")
+    return asked
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    position = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:position], arguments[position + 1 :]
+
+
+# --- the plan ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -42,17 +109,6 @@ class LaunchPlan:
     device: str
 
 
-def main() -> None:
-    own_arguments, trainer_arguments = _split(sys.argv[1:])
-    config = parse_config(LaunchConfig, "Plan a launch for train_ddp.sh.", own_arguments)
-    if config.port is not None:
-        require_free_port(config.port)
-    if not {"--help", "-h"} & set(trainer_arguments):
-        require_dataset(trainer_arguments, DEFAULT_DATASET_YAML if config.own_trainer else None)
-    plan = plan_launch(config.processes, trainer_arguments, visible_gpu_count())
-    print(plan.processes, plan.threads, plan.device)
-
-
 def plan_launch(
     processes: int | None, trainer_arguments: Sequence[str], gpus: int, cores: int | None = None
 ) -> LaunchPlan:
@@ -60,7 +116,8 @@ def plan_launch(
 
     Raises UserError when there are fewer GPUs than requested processes.
     """
-    device = "cpu" if trainer_setting(trainer_arguments, "device") == "cpu" or not gpus else "cuda"
+    settings = trainer_settings(trainer_arguments)
+    device = "cpu" if settings["device"] == "cpu" or not gpus else "cuda"
     if processes is None:
         processes = gpus if device == "cuda" else CPU_PROCESSES
     if device == "cuda" and processes > gpus:
@@ -68,20 +125,18 @@ def plan_launch(
             f"{processes} processes but {gpus} visible GPU(s): one GPU takes one process; "
             f"run bash train_ddp.sh {gpus}, or check CUDA_VISIBLE_DEVICES"
         )
-    workers = str(trainer_setting(trainer_arguments, "num_workers"))
-    requested_workers = int(workers) if workers.isdigit() else None
-    threads, _ = choose_threads_and_workers(processes, requested_workers, device, cores)
+    workers = str(settings["num_workers"])
+    threads, _ = choose_threads_and_workers(processes, int(workers) if workers.isdigit() else None, device, cores)
     return LaunchPlan(processes, threads, device)
 
 
 def require_dataset(trainer_arguments: Sequence[str], default_data: Path | None) -> None:
     """Raise UserError unless the trainer's data set has training and validation images."""
-    data_file = trainer_setting(trainer_arguments, "data")
-    if data_file is None and any(argument.split("=")[0] == "--resume" for argument in trainer_arguments):
-        return  # the resumed run's config.yaml names its data set
-    if data_file is None and default_data is None:
+    settings = trainer_settings(trainer_arguments)
+    data_file = settings["data"] or (None if settings["resume"] else default_data)
+    if data_file is None:  # a resumed run's config.yaml names its data set
         return
-    spec = load_dataset_yaml(str(data_file or default_data), trust_links=_is_on(trainer_arguments, "trust_links"))
+    spec = load_dataset_yaml(str(data_file), trust_links=settings["trust_links"] is True)
     for split in ("train", "val"):
         try:
             spec.image_files(split)
@@ -99,41 +154,89 @@ def require_free_port(port: int) -> None:
             raise UserError(f"MASTER_PORT={port} cannot be used ({error}); unset it or choose another") from error
 
 
-def trainer_setting(trainer_arguments: Sequence[str], name: str) -> Any:
-    """Return the trainer's value of an option: its flag, else the key in its `--config` file, else None."""
-    flag = "--" + name.replace("_", "-")
-    value: Any = _last_value(trainer_arguments, flag)
-    config_file = _last_value(trainer_arguments, "--config")
-    if value is None and config_file is not None:
-        try:
-            content = yaml.safe_load(read_text(Path(config_file)))
-        except (OSError, yaml.YAMLError) as error:
-            raise UserError(f"--config {config_file}: {' '.join(str(error).split())}") from error
-        if isinstance(content, dict):
-            value = content.get(name, content.get(name.replace("_", "-")))
-    return value
+def trainer_settings(trainer_arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the options of any trainer that its launch depends on: as flags, else in its `--config` file, else None."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("data", "device", "num-workers", "resume", "config"):
+        parser.add_argument(f"--{name}", nargs="?")  # a missing value is the trainer's to refuse
+    parser.add_argument("--trust-links", action=argparse.BooleanOptionalAction)
+    settings = vars(parser.parse_known_args(list(trainer_arguments))[0])
+    file = settings["config"]
+    try:
+        content = yaml.safe_load(read_text(Path(file))) if file else None
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"--config {file}: {' '.join(str(error).split())}") from error
+    in_file = {key.replace("-", "_"): value for key, value in content.items()} if isinstance(content, dict) else {}
+    return {name: in_file.get(name) if value is None else value for name, value in settings.items()}
 
 
-def _is_on(trainer_arguments: Sequence[str], name: str) -> bool:
-    """Return whether the trainer's option without a value is given: its last flag, else the key in its `--config` file."""
-    flag = name.replace("_", "-")
-    given = [argument == f"--{flag}" for argument in trainer_arguments if argument in (f"--{flag}", f"--no-{flag}")]
-    return given[-1] if given else trainer_setting(trainer_arguments, name) is True
+# --- the launch --------------------------------------------------------------------------------------------------------
 
 
-def _last_value(arguments: Sequence[str], flag: str) -> str | None:
-    value = None
-    for position, argument in enumerate(arguments):
-        if argument.startswith(flag + "="):
-            value = argument[len(flag) + 1 :]
-        elif argument == flag and position + 1 < len(arguments):
-            value = arguments[position + 1]
-    return value
+def torchrun_command(asked: argparse.Namespace, processes: int, trainer: str) -> list[str]:
+    """Return the command that starts the processes of this machine; `asked` comes from `read_launch`."""
+    settings, port = asked.rdzv_conf, asked.master_port or "29500"
+    module, words = "torch.distributed.run", ["--nproc-per-node", str(processes), "--nnodes", asked.nodes]
+    if asked.nodes == "1":
+        # torchrun with its store on the loopback interface. With port 0 the store chooses a free port itself, so no other
+        # program can take the port in between.
+        module = "utils.distributed.loopback"
+        words += ["--rdzv-backend", "loopback", "--rdzv-endpoint", f"127.0.0.1:{asked.master_port or 0}"]
+        words += ["--rdzv-id", f"train-{os.getpid()}-{secrets.token_hex(4)}", "--local-addr", "127.0.0.1"]
+    elif ":" in asked.nodes or not asked.node_rank:
+        words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{asked.master_addr}:{port}"]
+        words += ["--rdzv-id", "yolo-seg-ddp"]
+        is_host = f"is_host={str(int(asked.node_rank) == 0).lower()}" if asked.node_rank else None
+        settings = ",".join(filter(None, [ELASTIC_SETTINGS, is_host, settings]))
+    else:
+        words += ["--node-rank", asked.node_rank, "--master-addr", asked.master_addr, "--master-port", port]
+    words += ["--rdzv-conf", settings] if settings else []
+    words += ["--signals-to-handle", SIGNALS]
+    for name in HANDED_ON:
+        value = getattr(asked, name.replace("-", "_"))
+        words += [f"--{name}", value] if value is not None else []
+    return [sys.executable, "-m", module, *words, trainer, *asked.trainer_arguments]
 
 
-def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    position = arguments.index("--") if "--" in arguments else len(arguments)
-    return arguments[:position], arguments[position + 1 :]
+def main() -> None:
+    """Check, say what starts, and become torchrun, which then receives this process's signals."""
+    if sys.argv[1:2] == ["--no-own-trainer"]:
+        return print_plan(*_split(sys.argv[1:]))
+    asked, trainer = read_launch(sys.argv[1:], os.environ), os.environ.get("TRAIN_SCRIPT")
+    if asked.nodes == "1" and asked.master_port:
+        require_free_port(int(asked.master_port))
+    if not {"--help", "-h"} & set(asked.trainer_arguments):
+        require_dataset(asked.trainer_arguments, None if trainer else DEFAULT_DATASET_YAML)
+    plan = plan_launch(asked.processes, asked.trainer_arguments, visible_gpu_count())
+    variables = {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(plan.threads),
+        # With one store for the whole job, restarted workers read the addresses of dead ones (pytorch issue 135712), and a
+        # lost machine cannot be replaced.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") or "1",
+    }
+    command = torchrun_command(asked, plan.processes, trainer or "train_yolo_ddp.py")
+    print(f"Starting {plan.processes} process(es) on {plan.device}, {variables['OMP_NUM_THREADS']} thread(s) each")
+    if os.environ.get("DRY_RUN") == "1":
+        print(shlex.join([*(f"{name}={value}" for name, value in variables.items()), *command]))
+        return None
+    if asked.nodes == "1" and sys.platform.startswith("linux"):  # one machine needs no network
+        variables |= {name: os.environ.get(name) or "lo" for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
+    sys.stdout.flush()
+    os.execve(sys.executable, command, {**os.environ, **variables})
+
+
+def print_plan(own: list[str], trainer_arguments: list[str]) -> None:
+    """Print the plan of a launcher that starts its processes itself."""
+    parser = _Parser(add_help=False)
+    parser.add_argument("--no-own-trainer", action="store_true")
+    parser.add_argument("--processes", type=int)
+    parser.add_argument("--port", type=int)
+    given = parser.parse_args(own)
+    if given.port is not None:
+        require_free_port(given.port)
+    require_dataset(trainer_arguments, None)
+    plan = plan_launch(given.processes, trainer_arguments, visible_gpu_count())
+    print(plan.processes, plan.threads, plan.device)
 
 
 if __name__ == "__main__":

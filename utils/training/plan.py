@@ -1,15 +1,31 @@
-"""The arithmetic that follows from the trainer's options: optimizer, learning rate, batches per step."""
+"""What follows from the trainer's options on this machine, decided once: device, threads, batch, optimizer, what a resumed run keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from utils.common.cores import usable_cpu_count
-from utils.common.devices import PRECISION_CHOICES, Precision, choose_precision
-from utils.common.errors import UserError
+import torch
+
+from utils import distributed
+from utils.common.cores import choose_threads_and_workers, free_cores, threads_beside_others, usable_cpu_count
+from utils.common.devices import (
+    PRECISION_CHOICES,
+    choose_device,
+    choose_precision,
+    seed_everything,
+    tune_device,
+)
+from utils.common.errors import UserError, printable
+from utils.common.files import warn_on_write_error, write_text_atomic
+from utils.data.dataset import SegmentationDataset, count_classes
+from utils.data.loader import LoaderPlan, batch_bytes, plan_loader
+from utils.run.folder import OwnedRun
+from utils.run.records import read_config
+from utils.training.batch_size import largest_side_px
 from utils.training.config import TrainConfig
+from utils.yolo.loss import inverse_frequency_weights
 from utils.yolo.optimizer import (
     NOMINAL_BATCH_SIZE,
     OPTIMIZER_NAMES,
@@ -19,13 +35,117 @@ from utils.yolo.optimizer import (
     scaled_lr,
 )
 
-if TYPE_CHECKING:
-    import torch
-
-
 GLOBAL_BATCH_SIZE = "global_batch_size"  # one of a run's choices: images per optimizer step
 THREADS, CORES = "threads", "cores"  # two more: compute threads per process, and the cores that it could use
 SKIPPED_PHOTOGRAPHS = "skipped_photographs"  # another: what --skip-bad left out, by its path in the data set, sorted
+SKIPPED_FILE = "skipped_photographs.txt"
+
+
+# --- this process ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a process uses of its machine. `most_threads` is what its cores allow, `threads` what it begins with."""
+
+    ranks: distributed.RankInfo
+    device: torch.device
+    most_threads: int
+    threads: int
+    workers: int
+
+
+def take_share(config: TrainConfig, ranks: distributed.RankInfo) -> Share:
+    """Choose this process's device, compute threads and loader workers, and prepare PyTorch for them."""
+    device = choose_device(config.device, ranks.local_rank)
+    most_threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
+    threads = config.threads or most_threads
+    # Only of one process: several that start together would take each other for other programs.
+    if device.type == "cpu" and not config.threads and most_threads > 1 and ranks.local_world_size == 1:
+        threads = threads_beside_others(most_threads, free_cores())
+    torch.set_num_threads(threads)
+    seed_everything(config.seed)
+    tune_device(device, deterministic=config.deterministic, fixed_shapes=not config.multi_scale)
+    return Share(ranks, device, most_threads, threads, workers)
+
+
+# --- the run ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Data:
+    """The class names, and the photographs that a run trains on and evaluates."""
+
+    names: tuple[str, ...]
+    train: SegmentationDataset
+    val: SegmentationDataset
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """What `--skip-bad` left out, by its path in the data set: the line that says why."""
+        return {**self.train.skipped, **self.val.skipped}
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """How a run trains. `config` has no `auto` left that an earlier start decided; `lines` are for the console.
+
+    `class_weights`: float32 (classes,), or None. `facts` are what a resumed run must keep although it may be started
+    elsewhere; they are written into each checkpoint's manifest.
+    """
+
+    config: TrainConfig
+    workers: int
+    optimizer: OptimizerPlan
+    class_weights: torch.Tensor | None
+    facts: dict[str, Any]
+    lines: list[str]
+
+
+def plan_training(config: TrainConfig, share: Share, run: OwnedRun, data: Data) -> TrainPlan:
+    """Decide how the run trains, and set the number of compute threads. Every rank must reach this."""
+    ranks, device = share.ranks, share.device
+    threads = config.threads or keep_threads(share.threads, share.most_threads, ranks.world_size, run.choices)
+    torch.set_num_threads(threads)
+    loading = plan_workers(config, share.workers, ranks.local_world_size)
+    lines = [*run.notes, *loading.notes]
+    lines.append(f"Device: {device}, {threads} threads and {loading.workers} loader workers per process")
+    if threads < share.most_threads and not config.threads:
+        reason = "as when the run began" if run.resumes else "because other programs use the cores"
+        lines.append(
+            f"Compute threads: {threads} of {share.most_threads}, {reason} (--threads {share.most_threads} uses all)"
+        )
+    config, kept = keep_choices(config, run.choices, device)
+    lines += [*kept, *keep_skipped(run, data.skipped)]
+    accumulate = batches_per_step(config, ranks.world_size, run.choices)
+    if accumulate != config.accumulate:
+        images = run.choices[GLOBAL_BATCH_SIZE]
+        lines.append(f"{accumulate} batches per step, so that the run keeps its {images} images per step")
+        config = replace(config, accumulate=accumulate)
+    optimizer = plan_optimizer(config, ranks.world_size, len(data.train), len(data.names))
+    weights = None
+    if config.class_weights != "none":  # every rank reads all labels, so all agree
+        weights = inverse_frequency_weights(count_classes(data.train.photos, len(data.names)))
+    lines += optimizer.arithmetic
+    if weights is not None:
+        of_classes = zip(data.names, weights.tolist(), strict=True)
+        lines.append("Class weights: " + ", ".join(f"{name} {weight:.3g}" for name, weight in of_classes))
+    facts = {
+        GLOBAL_BATCH_SIZE: optimizer.global_batch_size,
+        "world_size": ranks.world_size,
+        "optimizer": optimizer.name,
+        "amp": choose_precision(config.amp, device).name,
+        THREADS: threads,
+        CORES: usable_cpu_count(),
+        SKIPPED_PHOTOGRAPHS: sorted(data.skipped),
+    }
+    return TrainPlan(config, loading.workers, optimizer, weights, facts, lines)
+
+
+def plan_workers(config: TrainConfig, workers: int, local_world_size: int) -> LoaderPlan:
+    """Cut the loader's workers to what shared memory holds, at the largest size that a batch may have."""
+    largest_bytes = batch_bytes(config.batch_size, largest_side_px(config))
+    return plan_loader(workers, config.prefetch, largest_bytes, local_world_size)
 
 
 def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_classes: int) -> OptimizerPlan:
@@ -35,7 +155,7 @@ def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_cl
     from a high rate with SGD and MuSGD, as in YOLOv8; not with AdamW, whose step is as long as the rate itself.
     """
     global_batch = config.batch_size * world_size * config.accumulate
-    total_steps = -(-num_images // global_batch) * config.epochs
+    steps = -(-num_images // global_batch)
     name = "musgd" if config.optimizer == "auto" else config.optimizer
     is_adamw = name == "adamw"
     base_lr = config.lr if config.lr is not None else round(0.01 / (4 + num_classes), 6) if is_adamw else SGD_LR
@@ -45,26 +165,22 @@ def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_cl
         f"Effective batch: {config.batch_size} images x {world_size} processes x {config.accumulate} batches per step = {global_batch}",
         f"Learning rate: {base_lr:g} x {lr / base_lr:g} ({config.lr_scale} scaling) = {lr:g} ({OPTIMIZER_NAMES[name]})",
         f"Weight decay: {config.weight_decay:g} x {global_batch}/{NOMINAL_BATCH_SIZE} = {weight_decay:g}",
-        f"Steps: {num_images} images / {global_batch} = {-(-num_images // global_batch)} per epoch, {total_steps} in all",
+        f"Steps: {num_images} images / {global_batch} = {steps} per epoch, {steps * config.epochs} in all",
     )
     momentum = 0.9 if is_adamw else 0.937
     warmup_bias_lr = 0.0 if is_adamw else SGD_WARMUP_BIAS_LR
     return OptimizerPlan(name, lr, weight_decay, momentum, warmup_bias_lr, global_batch, arithmetic)
 
 
-def run_choices(
-    plan: OptimizerPlan, precision: Precision, world_size: int, threads: int, skipped: Iterable[str] = ()
-) -> dict[str, Any]:
-    """Return what a resumed run must keep although it may be started elsewhere: written into each manifest."""
-    return {
-        GLOBAL_BATCH_SIZE: plan.global_batch_size,
-        "world_size": world_size,
-        "optimizer": plan.name,
-        "amp": precision.name,
-        THREADS: threads,
-        CORES: usable_cpu_count(),
-        SKIPPED_PHOTOGRAPHS: sorted(skipped),
-    }
+# --- what a resumed run keeps ----------------------------------------------------------------------------------------
+
+
+def agree_batch_size(config: TrainConfig, found: int | None) -> int:
+    """Return the batch size of all ranks: as given, else an earlier run's, else the least found. Every rank must reach this."""
+    if found is None:
+        return config.batch_size
+    earlier = distributed.broadcast_from_main(read_config(Path(config.save_dir)).get("batch_size"))
+    return earlier or distributed.min_over_ranks(found)
 
 
 def keep_choices(config: TrainConfig, choices: dict[str, Any], device: torch.device) -> tuple[TrainConfig, list[str]]:
@@ -115,3 +231,29 @@ def batches_per_step(config: TrainConfig, world_size: int, choices: dict[str, An
             f"{global_batch_size // config.batch_size}, or choose a new --save-dir"
         )
     return batches
+
+
+def keep_skipped(run: OwnedRun, skipped: dict[str, str]) -> list[str]:
+    """Write which photographs `--skip-bad` left out to the run folder; return a line for the console.
+
+    Every rank must reach this. Raises UserError if this machine cannot read other photographs than rank 0's, or if a
+    resumed run left out others: its samples would differ.
+    """
+    names = sorted(skipped)
+    if distributed.any_rank(distributed.broadcast_from_main(names) != names):
+        raise UserError("--skip-bad: the machines cannot read different photographs; copy the data set to all again")
+    file = run.folder / SKIPPED_FILE
+    earlier = run.choices.get(SKIPPED_PHOTOGRAPHS, [])
+    if run.resumes and earlier != names:
+        changed = printable(min(set(earlier) ^ set(names)), 400)
+        what = "was left out and now can be read, or is gone" if changed in earlier else "cannot be read any more"
+        raise UserError(
+            f"{run.folder}: {changed} {what}, and a resumed run needs the same photographs: undo the change "
+            f"({SKIPPED_FILE} lists what was left out), or choose a new --save-dir"
+        )
+    if not names:
+        return []
+    if distributed.rank() == 0:
+        with warn_on_write_error(str(file)):
+            write_text_atomic(file, "".join(f"{printable(skipped[name], 5000)}\n" for name in names))
+    return [f"{len(names)} photographs cannot be read and are left out (--skip-bad): {file} lists them"]

@@ -9,7 +9,7 @@ same bits as on the CPU.
 
 What a real GPU would do in silence raises here, because it is always a mistake in this project: a copy from pageable
 memory that is meant not to wait, `torch.load` without `map_location` or to another rank's GPU, a GradScaler for the CPU,
-DDP with another device than the process's own. Autocast for the CPU casts nothing.
+DDP with another device than the process's own, a collective of what NCCL does not send. Autocast for the CPU casts nothing.
 
 It does not see CUDA kernels and their types, streams and races, memory, NCCL, cuDNN, speed, or where the host waits
 (`tests/support/fake_cuda.py` counts those). In backward passes the mode is off, so mixed devices are not seen there.
@@ -45,6 +45,11 @@ _TAKE_BOTH = {
 }
 _TO_HOST = {"cpu", "item", "tolist", "__float__", "__int__", "__bool__", "__index__", "__format__", "__repr__"}
 _IN_PLACE = {"copy_", "__setitem__", "index_put_", "set_"}
+_COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor")
+NCCL_TYPES = (
+    *(torch.uint8, torch.int8, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+)
 
 
 def is_on_gpu(tensor: object) -> bool:
@@ -212,7 +217,8 @@ def _gather(
     eps: float,
     counts: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    counts = counts.float().view(-1, 1)
+    assert {tensor.dtype for tensor in (means, invstds, counts)} == {torch.float32}
+    counts = counts.view(-1, 1)
     total = counts.sum()
     center = (means * counts).sum(0) / total
     variance = ((invstds.pow(-2) - eps + (means - center) ** 2) * counts).sum(0) / total
@@ -230,6 +236,7 @@ def _elemt(values: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, invstd: T
 def _backward_reduce(
     gradient: Tensor, values: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor, *_: bool
 ) -> tuple[Tensor, ...]:
+    assert gradient.dtype == values.dtype
     dims, centred = [0, *range(2, values.dim())], values.float() - _over_channels(values, mean)
     sum_dy, sum_dy_xmu = gradient.float().sum(dims), (gradient.float() * centred).sum(dims)
     return sum_dy, sum_dy_xmu, sum_dy_xmu * invstd, sum_dy
@@ -245,6 +252,7 @@ def _backward_elemt(
     sum_dy_xmu: Tensor,
     counts: Tensor,
 ) -> Tensor:
+    assert counts.dtype == torch.int32, "the kernel reads the counts as int32"
     total, centred = counts.sum().float(), values.float() - _over_channels(values, mean)
     part = _over_channels(values, sum_dy / total) + centred * _over_channels(values, invstd**2 * sum_dy_xmu / total)
     return ((gradient.float() - part) * _over_channels(values, invstd * weight)).to(values.dtype)
@@ -415,6 +423,26 @@ class _Profile(torch.profiler.profile):
         super().__init__(activities=[torch.profiler.ProfilerActivity.CPU], **kwargs)
 
 
+def require_sendable(*values: Any) -> None:
+    """Raise AssertionError unless NCCL can send all tensors: on a GPU, contiguous, of a type it knows."""
+    for tensor in tree_leaves(values):
+        if isinstance(tensor, Tensor):
+            has_marks = torch._C._len_torch_function_stack() > 0  # not in a backward pass
+            assert is_on_gpu(tensor) or not has_marks, f"not on the GPU: {tuple(tensor.shape)} (pretended GPU)"
+            assert tensor.is_contiguous(), f"not contiguous: {tuple(tensor.shape)}, strides {tensor.stride()}"
+            assert tensor.dtype in NCCL_TYPES, f"NCCL does not send {tensor.dtype} (pretended GPU)"
+
+
+def _checked(collective: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        group = kwargs.get("group")
+        if dist.get_backend(group) == "nccl":
+            require_sendable(args, kwargs)
+        return collective(*args, **kwargs)
+
+    return call
+
+
 def _patch_distributed() -> None:
     start, new_group, build = dist.init_process_group, dist.new_group, DistributedDataParallel.__init__
 
@@ -442,6 +470,8 @@ def _patch_distributed() -> None:
     dist.init_process_group = dist.distributed_c10d.init_process_group = init_process_group
     dist.new_group = dist.distributed_c10d.new_group = made_group
     dist.is_nccl_available = lambda: True
+    for name in _COLLECTIVES:
+        setattr(dist, name, _checked(getattr(dist, name)))
     DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign,assignment]
 
 
