@@ -62,8 +62,7 @@ gpu: $(if $(GIVEN_PYTHON),,setup)
 	@$(or $(GIVEN_PYTHON),$(PYTHON)) -m benchmarks.gpu --device $(or $(DEVICE),auto) $(ARGS)
 
 chaos: setup
-	@$(PYTHON) -m chaos --json outputs/chaos.json; failed=$$?; \
-	$(PYTHON) -m chaos.namespaces && $(PYTHON) -m chaos.recipes && $(PYTHON) -m chaos.slurm && exit $$failed
+	@$(PYTHON) -m pytest tests/chaos -m chaos --junitxml=outputs/chaos.xml $(ARGS)
 
 clean:
 	rm -rf $(VENV) data/demo models/demo models/demo-windows outputs/demo outputs/recipes .mypy_cache .ruff_cache .import_linter_cache .pytest_cache

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.plan import FAILED, NEEDS_GPU, OK, NeedsGpu, Outcome, Part, PartFailed, Setting
-from chaos.jobs import TooSlow
+from benchmarks.jobs import TooSlow
 from utils.common.environment import prepare_environment
 from utils.common.errors import UserError, one_line
 from utils.common.files import write_text_atomic

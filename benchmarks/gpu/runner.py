@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmarks.gpu.plan import BAD, FAILED, FINISHED, NO_TIME, TOO_SLOW, Json, Outcome, Part, Setting
-from chaos.jobs import Job
+from benchmarks.jobs import Job
 from utils.common.files import write_text_atomic
 
 POLL_S = 0.1

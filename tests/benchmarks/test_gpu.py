@@ -24,7 +24,7 @@ from benchmarks.gpu.plan import Finding, NeedsGpu, Outcome, Part, PartFailed, Se
 from benchmarks.gpu.report import table, verdict, write_results
 from benchmarks.gpu.run_part import outcome_of
 from benchmarks.gpu.runner import Running, Store, has_failed, run_parts
-from chaos.jobs import TooSlow
+from benchmarks.jobs import TooSlow, is_alive
 from tests.conftest import PROJECT
 from utils.common.config import parse_config
 from utils.common.errors import UserError
@@ -199,7 +199,7 @@ def test_a_part_runs_in_its_own_process_and_ends_with_its_time(tmp_path: Path, m
     assert wait_for(late).status == plan.TOO_SLOW
     process = late._job.process
     late.close()
-    assert not process.is_alive()
+    assert not is_alive(process)
     assert wait_for(good).status == plan.OK, good.log.read_text()
     found = wait_for(bad)
     assert (found.status, found.said) == (plan.FAILED, "ended with code 3; no such driver")
