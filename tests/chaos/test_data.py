@@ -107,14 +107,14 @@ def test_r5_two_ranks_then_one_then_two_with_one_global_batch(
 @pytest.mark.parametrize(("samples", "val_samples"), [(2, 1), (3, 2), (5, 1), (7, 3), (9, 7), (33, 5)])
 def test_r21_the_batch_does_not_divide_the_data_set(samples: int, val_samples: int, tmp_path: Path) -> None:
     command = small(tmp_path, samples=samples, val_samples=val_samples, epochs=2)
-    assert run(command, tmp_path / "log", timeout_s=60) == 0
+    assert run(command, tmp_path / "log", timeout_s=180) == 0
     assert uneven_epochs(tmp_path / "run", "train", samples, 2) == []
     assert uneven_epochs(tmp_path / "run", "val", val_samples, 2) == []
 
 
 @pytest.mark.chaos(1, 1)
 def test_r21_one_sample_for_two_ranks_is_refused(tmp_path: Path) -> None:
-    assert run(small(tmp_path, samples=1, val_samples=1, epochs=2), tmp_path / "log", timeout_s=60) != 0
+    assert run(small(tmp_path, samples=1, val_samples=1, epochs=2), tmp_path / "log", timeout_s=180) != 0
     assert "1 training images cannot feed 2 processes" in (tmp_path / "log").read_text()
 
 
