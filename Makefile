@@ -62,7 +62,7 @@ gpu: $(if $(GIVEN_PYTHON),,setup)
 	@$(or $(GIVEN_PYTHON),$(PYTHON)) -m benchmarks.gpu --device $(or $(DEVICE),auto) $(ARGS)
 
 chaos: setup
-	@$(PYTHON) -m pytest tests/chaos -m chaos --junitxml=outputs/chaos.xml $(ARGS)
+	@$(PYTHON) -m pytest tests/chaos -m chaos -o junit_family=xunit1 --junitxml=outputs/chaos.xml $(ARGS)
 
 clean:
 	rm -rf $(VENV) data/demo models/demo models/demo-windows outputs/demo outputs/recipes .mypy_cache .ruff_cache .import_linter_cache .pytest_cache
