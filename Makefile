@@ -63,8 +63,7 @@ gpu: $(if $(GIVEN_PYTHON),,setup)
 	@$(or $(GIVEN_PYTHON),$(PYTHON)) -m benchmarks.gpu --device $(or $(DEVICE),auto) $(ARGS)
 
 chaos: setup
-	@$(PYTHON) -m chaos --json outputs/chaos.json; failed=$$?; \
-	$(PYTHON) -m chaos.namespaces && $(PYTHON) -m chaos.recipes && $(PYTHON) -m chaos.slurm && exit $$failed
+	@$(PYTHON) -m pytest tests/chaos -m chaos -o junit_family=xunit1 --junitxml=outputs/chaos.xml $(ARGS)
 
 size:
 	@python3 .ci/size.py

@@ -19,7 +19,6 @@ from typing import Any
 
 import yaml
 
-from benchmarks.summary import BY_CLASS, EVALUATORS, NATIVE, PROJECT, ULTRALYTICS, Run
 from utils.common.environment import PROJECT_FOLDER, cpu_model, package_version, python_path
 from utils.common.errors import UserError
 from utils.common.files import write_text_atomic
@@ -28,8 +27,18 @@ from utils.run.records import read_epochs
 
 JOB_SCRIPT = PROJECT_FOLDER / "benchmarks" / "ultralytics_job.py"
 SCORES = ("mask_map50_95", "mask_map50", "box_map50_95", "box_map50")
+PROJECT, ULTRALYTICS = "project", "ultralytics"
+SIDES = (PROJECT, ULTRALYTICS)
+NATIVE = "project_native"
+EVALUATORS = {
+    PROJECT: "our evaluator",
+    NATIVE: "ours, in the photographs' pixels",
+    ULTRALYTICS: "their evaluator",
+}
+BY_CLASS = "mask_map50_95_by_class"
 
 Json = dict[str, Any]
+Run = Json
 
 
 @dataclass(frozen=True)
@@ -75,12 +84,12 @@ def make_sample(folder: Path, num_images: int, long_side_px: int, wire_width_px:
         raw = folder / f"raw-{num_images}{thin}"
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / "sample.log"
-        _run(
+        run_script(
             ["download_data.py", "--sample", str(num_images), "--output", str(raw), "--wire-width", str(wire_width_px)],
             log,
         )
         size = ["--line-width", str(wire_width_px), "--long-side", str(long_side_px)]
-        _run(["parse_labels.py", "--input", str(raw), "--output", str(processed), *size], log)
+        run_script(["parse_labels.py", "--input", str(raw), "--output", str(processed), *size], log)
     return data
 
 
@@ -165,7 +174,7 @@ def scores(setting: Setting, data: Data, weights: Path, evaluator: str, home: Pa
             flags = [f"--{name.replace('_', '-')}={value}" for name, value in size.items()]
             where = [f"--model={weights}", f"--data={data.yaml_file}", f"--output={output}", "--no-predictions"]
             where += ["--mask-resolution=native"] if evaluator == NATIVE else []
-            _run(["evaluate_model.py", *where, *flags], output.with_suffix(".log"))
+            run_script(["evaluate_model.py", *where, *flags], output.with_suffix(".log"))
             found = _read_json(output / "metrics.json")
             found[BY_CLASS] = {line["name"]: line["mask_map50_95"] for line in found["per_class"]}
         else:
@@ -198,7 +207,7 @@ def _train_project(setting: Setting, data: Data, seed: int, start: Path, home: P
         *([] if setting.close_mosaic is None else [f"--close-mosaic={setting.close_mosaic}"]),
         *setting.extra,
     ]
-    wall_s, usage = _run(command, home / "train.log", home / "usage.json")
+    wall_s, usage = run_script(command, home / "train.log", home / "usage.json")
     records = read_epochs(folder)
     train_s = sum(record["epoch_time_s"] for record in records)
     epoch_s = statistics.median(record["total_epoch_time_s"] for record in records)
@@ -218,11 +227,11 @@ def _ultralytics_job(job: Json, home: Path, name: str) -> tuple[Json, float, Jso
     job_file, answer_file = home / f"{name}-job.json", home / f"{name}-answer.json"
     _write_json(job_file, job)
     command = [str(JOB_SCRIPT), str(job_file.resolve()), str(answer_file.resolve())]
-    wall_s, usage = _run(command, home / f"{name}.log", home / f"{name}-usage.json")
+    wall_s, usage = run_script(command, home / f"{name}.log", home / f"{name}-usage.json")
     return _read_json(answer_file), wall_s, usage
 
 
-def _run(arguments: list[str], log_file: Path, usage_file: Path | None = None) -> tuple[float, Json]:
+def run_script(arguments: list[str], log_file: Path, usage_file: Path | None = None) -> tuple[float, Json]:
     """Run one of the project's scripts; return (wall time in s, memory). Raises UserError when it fails."""
     usage_file = (usage_file or log_file.with_name(f"{log_file.stem}-usage.json")).resolve()
     script = (PROJECT_FOLDER / arguments[0]).resolve()

@@ -9,7 +9,6 @@ every number of processes. The last line is the speed-up of the most processes o
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
@@ -23,11 +22,11 @@ if __package__ in (None, ""):  # started by its path: Python would search this f
 import torch
 import torch.distributed as dist
 
-from utils.common.config import Options, option, parse_config, to_dict
+from benchmarks.results import write_results
+from utils.common.config import Options, option, parse_config
 from utils.common.devices import choose_device, peak_memory_bytes
-from utils.common.environment import environment_report, prepare_environment
+from utils.common.environment import prepare_environment
 from utils.common.errors import run_script
-from utils.common.files import write_text_atomic
 from utils.common.text import format_table
 from utils.data.dataset import SegmentationDataset, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
@@ -68,8 +67,7 @@ def main() -> int:
     print(format_table(list(rows[0]), [[_cell(value) for value in row.values()] for row in rows]))
     ratio = rows[-1]["speed-up"]
     if config.json:
-        record = {"config": to_dict(config), "environment": environment_report(), "runs": times, "ratio": ratio}
-        write_text_atomic(Path(config.json), json.dumps(record, indent=2) + "\n")
+        write_results(config.json, config, runs=times, ratio=ratio)
     print(f"ratio {ratio:.2f}")
     return 0
 

@@ -11,7 +11,6 @@ default; this project shrinks each file once. The last line is the ratio on smal
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
@@ -23,14 +22,13 @@ if __package__ in (None, ""):  # started by its path: Python would search this f
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from benchmarks.comparison import make_sample
-from benchmarks.input_pipeline_sides import ORIGINAL_LONG_SIDE_PX, OurSide, Side, StageClock, TheirSide, parse_raw
-from utils.common.config import INPUT_SIZE, Options, option, parse_config, to_dict
-from utils.common.environment import environment_report, package_version, prepare_environment
+from benchmarks.input_pipeline_sides import ORIGINAL_LONG_SIDE_PX, OurSide, Side, TheirSide, parse_raw
+from benchmarks.results import results_file, write_results
+from utils.common.config import INPUT_SIZE, Options, option, parse_config
+from utils.common.environment import package_version, prepare_environment
 from utils.common.errors import UsageError, UserError, run_script
-from utils.common.files import write_text_atomic
 from utils.common.text import format_table
 
-STAGES = ("read", "mosaic and warp", "colour", "outlines", "masks", "collate", "rest")
 SMALL, ORIGINALS = "small files", "originals"
 PACKAGES = ("opencv-python", "numpy", "simplejpeg")
 
@@ -65,23 +63,16 @@ def main() -> int:
     config = parse_config(InputConfig, "Compare the CPU time of a training sample here and with Ultralytics")
     use_one_thread()
     folder = Path(config.output).resolve()
-    results = Path(config.json).resolve() if config.json else folder / "results.json"
-    for needed in (folder, results.parent):
-        needed.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     cases = [
         measure_case(config, name, our_data, their_data, folder, has_colour)
         for name, our_data, their_data in choose_data(config, folder)
         for has_colour in (True, False)
     ]
-    record = {
-        "config": to_dict(config),
-        "environment": environment_report(),
-        "packages": {name: package_version(name) for name in PACKAGES},
-        "cases": cases,
-        "ratio": cases[0]["ratio"],
-    }
-    write_text_atomic(results, json.dumps(record, indent=2) + "\n")
-    print(f"\nResults in {results}\nratio {record['ratio']:.2f}")
+    results, ratio = results_file(config), cases[0]["ratio"]
+    packages = {name: package_version(name) for name in PACKAGES}
+    write_results(results, config, packages=packages, cases=cases, ratio=ratio)
+    print(f"\nResults in {results}\nratio {ratio:.2f}")
     return 0
 
 
@@ -138,8 +129,6 @@ def measure_case(
         "targets_per_sample": {
             who: side.num_targets(side.next_batch()) / config.batch_size for who, side in sides.items()
         },
-        "stages_cpu_ms_per_sample": {who: measure_stages(side, config) for who, side in sides.items()},
-        "device_conversion_cpu_ms_per_sample": measure_conversion(ours, config),
     }
     print_case(record)
     return record
@@ -153,44 +142,18 @@ def cpu_ms_per_sample(side: Side, config: InputConfig) -> float:
     return (time.process_time() - start_s) / (config.batches * config.batch_size) * 1000
 
 
-def measure_stages(side: Side, config: InputConfig) -> dict[str, float]:
-    """Return the CPU ms per sample and stage, over a separate round because timing the stages costs time itself."""
-    clock = StageClock()
-    with clock.watching([*side.stages(), (side, "next_batch", "rest")]):
-        for _ in range(config.batches):
-            side.next_batch()
-    return {stage: clock.seconds[stage] / (config.batches * config.batch_size) * 1000 for stage in STAGES}
-
-
-def measure_conversion(ours: OurSide, config: InputConfig) -> float:
-    """Return the CPU ms per sample of the conversion from uint8 to float input, which a GPU does where there is one."""
-    import torch
-
-    from utils.yolo.inputs import prepare_images
-
-    images, device = ours.next_batch().images, torch.device("cpu")
-    prepare_images(images, device)
-    start_s = time.process_time()
-    for _ in range(config.batches):
-        prepare_images(images, device)
-    return (time.process_time() - start_s) / (config.batches * config.batch_size) * 1000
-
-
 def print_case(record: Json) -> None:
-    """Print the CPU time per sample, by stage and in total."""
-    ours, theirs = (record["stages_cpu_ms_per_sample"][who] for who in ("ours", "theirs"))
-    total = record["cpu_ms_per_sample"]
-    rows = [[stage, f"{ours[stage]:.2f}", f"{theirs[stage]:.2f}"] for stage in STAGES]
-    rows.append(["total, unwatched", f"{total['ours']:.2f}", f"{total['theirs']:.2f}"])
-    rate = record["samples_per_cpu_s"]
-    rows.append(["samples per CPU second", f"{rate['ours']:.0f}", f"{rate['theirs']:.0f}"])
-    targets = record["targets_per_sample"]
+    """Print the CPU time per sample of both sides."""
+    total, rate, targets = (record[name] for name in ("cpu_ms_per_sample", "samples_per_cpu_s", "targets_per_sample"))
+    rows = [
+        ["CPU ms per sample", f"{total['ours']:.2f}", f"{total['theirs']:.2f}"],
+        ["samples per CPU second", f"{rate['ours']:.0f}", f"{rate['theirs']:.0f}"],
+    ]
     print(
         f"\n{record['case']}, colour jitter {'on' if record['has_colour_jitter'] else 'off'}: ratio {record['ratio']:.2f}\n"
-        f"{format_table(['CPU ms per sample', 'ours', 'Ultralytics'], rows)}\n"
+        f"{format_table(['', 'ours', 'Ultralytics'], rows)}\n"
         f"{record['num_images']} images, {targets['ours']:.1f} and {targets['theirs']:.1f} objects per sample; "
-        f"Ultralytics decoded {record['files_decoded_per_sample_by_theirs']:.2f} files per sample; uint8 to float, not "
-        f"in the total: {record['device_conversion_cpu_ms_per_sample']:.2f} ms",
+        f"Ultralytics decoded {record['files_decoded_per_sample_by_theirs']:.2f} files per sample",
         flush=True,
     )
 

@@ -1,20 +1,15 @@
-"""The two loaders that `input_pipeline.py` compares, with one interface: the next batch, and functions to time."""
+"""The two loaders that `input_pipeline.py` compares, with one interface."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import utils.data.dataset as our_loader
-from utils.common.environment import PROJECT_FOLDER
+from benchmarks.comparison import run_script
 from utils.common.errors import UserError
 from utils.data.augment import AugmentConfig
 from utils.data.dataset_yaml import load_dataset_yaml
@@ -22,41 +17,6 @@ from utils.data.dataset_yaml import load_dataset_yaml
 ORIGINAL_LONG_SIDE_PX = 16384  # more than any camera has: parse_labels.py then keeps each photograph's size
 MANY_EPOCHS = 10**9  # the measurement never reaches the epochs without mosaic
 COLOUR = ("hsv_h", "hsv_s", "hsv_v")
-
-
-@dataclass
-class StageClock:
-    """CPU seconds of this thread by stage. Time in a nested stage does not count for the outer one."""
-
-    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    _inner: list[float] = field(default_factory=list)
-
-    def timed(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `function` wrapped so that its time is added to `stage`."""
-
-        def run(*arguments: Any, **options: Any) -> Any:
-            start_s = time.thread_time()
-            self._inner.append(0.0)
-            result = function(*arguments, **options)
-            whole_s = time.thread_time() - start_s
-            self.seconds[stage] += whole_s - self._inner.pop()
-            if self._inner:
-                self._inner[-1] += whole_s
-            return result
-
-        return run
-
-    @contextmanager
-    def watching(self, stages: list[tuple[Any, str, str]]) -> Iterator[None]:
-        """Time the functions given as (owner, name, stage) until the end of the block."""
-        originals = [(owner, name, getattr(owner, name)) for owner, name, _ in stages]
-        for (owner, name, function), (_, _, stage) in zip(originals, stages, strict=True):
-            setattr(owner, name, self.timed(stage, function))
-        try:
-            yield
-        finally:
-            for owner, name, function in originals:
-                setattr(owner, name, function)
 
 
 class Side(Protocol):
@@ -69,9 +29,6 @@ class Side(Protocol):
 
     def num_targets(self, batch: Any) -> int:
         """Return how many objects a batch holds."""
-
-    def stages(self) -> list[tuple[Any, str, str]]:
-        """Return (owner, function, stage) of the functions to time."""
 
 
 class OurSide:
@@ -99,21 +56,6 @@ class OurSide:
     def num_targets(self, batch: our_loader.Batch) -> int:
         """Return how many objects a batch holds."""
         return len(batch.boxes)
-
-    def stages(self) -> list[tuple[Any, str, str]]:
-        """Return (owner, function, stage) of the functions to time."""
-        names = {
-            "warp_into": "mosaic and warp",
-            "jitter_colour": "colour",
-            "_visible": "outlines",
-            "large_to_small": "outlines",
-            "polygon_boxes": "outlines",
-            "draw_masks": "masks",
-            "collate": "collate",
-        }
-        packed = self.dataset.packed
-        reading = (self.dataset, "image", "read") if packed is None else (packed, "read", "read")
-        return [reading, *((our_loader, name, stage) for name, stage in names.items())]
 
 
 class TheirSide:
@@ -155,23 +97,6 @@ class TheirSide:
         """Return how many objects a batch holds."""
         return len(batch["bboxes"])
 
-    def stages(self) -> list[tuple[Any, str, str]]:
-        """Return (owner, function, stage) of the functions to time."""
-        from ultralytics.data.augment import Format, Mosaic, RandomHSV, RandomPerspective
-
-        transforms = self.dataset.transforms.transforms
-        perspective = next(step for step in transforms[0].transforms if isinstance(step, RandomPerspective))
-        return [
-            (self.dataset, "load_image", "read"),
-            (self.dataset, "update_labels_info", "outlines"),
-            (Mosaic, "__call__", "mosaic and warp"),
-            (RandomPerspective, "__call__", "mosaic and warp"),
-            (perspective, "apply_instances", "outlines"),
-            (RandomHSV, "__call__", "colour"),
-            (Format, "__call__", "masks"),
-            (self.dataset, "collate_fn", "collate"),
-        ]
-
     @contextmanager
     def counting_decodes(self) -> Iterator[list[int]]:
         """Yield a list that grows by one entry for each image file decoded inside the block."""
@@ -194,10 +119,6 @@ def parse_raw(raw: Path, folder: Path, long_side_px: int | None) -> Path:
     data = folder / "dataset.yaml"
     if not data.exists():
         size = [] if long_side_px is None else ["--long-side", str(long_side_px)]
-        script = PROJECT_FOLDER / "parse_labels.py"
-        command = [sys.executable, str(script), "--input", str(raw), "--output", str(folder), *size]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            reason = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-            raise UserError(f"parse_labels.py failed (code {done.returncode}): {reason.removeprefix('error: ')}")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        run_script(["parse_labels.py", "--input", str(raw), "--output", str(folder), *size], folder.with_suffix(".log"))
     return data

@@ -11,7 +11,6 @@ repositories at the first use. After an interruption run the command again: fini
 
 from __future__ import annotations
 
-import json
 import shlex
 import statistics
 import sys
@@ -22,13 +21,11 @@ from typing import Any
 if __package__ in (None, ""):  # started by its path: Python would search this folder instead of the project's
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchmarks.comparison import Setting, compare, open_data
+from benchmarks.comparison import NATIVE, PROJECT, ULTRALYTICS, Run, Setting, compare, open_data
 from benchmarks.recipe_sets import PUBLIC_SETS, make_public_set
-from benchmarks.summary import NATIVE, PROJECT, ULTRALYTICS, Run
-from utils.common.config import INPUT_SIZE, Options, option, parse_config, to_dict
-from utils.common.environment import environment_report
+from benchmarks.results import results_file, write_results
+from utils.common.config import INPUT_SIZE, Options, option, parse_config
 from utils.common.errors import UsageError, run_script
-from utils.common.files import write_text_atomic
 from utils.common.text import format_table
 
 
@@ -69,8 +66,8 @@ def main() -> int:
     """Run the bench; return the exit code."""
     config = parse_config(RecipeConfig, "Compare recipes of training on public data sets, at equal steps")
     folder = Path(config.output).resolve()
-    results = Path(config.json).resolve() if config.json else folder / "results.json"
-    results.parent.mkdir(parents=True, exist_ok=True)
+    results = results_file(config)
+    sets = {name: vars(PUBLIC_SETS[name]) for name in config.sets if name in PUBLIC_SETS}
     recipes = dict(map(read_recipe, config.recipes))
     places = {name: make_public_set(name, folder) if name in PUBLIC_SETS else Path(name) for name in config.sets}
     runs: list[Run] = []
@@ -94,7 +91,7 @@ def main() -> int:
                 )
                 runs.append({"set": name, "recipe": recipe, "num_train": data.num_train, **run})
                 print(_line(runs[-1], is_kept), flush=True)
-                write_results(results, config, runs)
+                write_results(results, config, sets=sets, summary=summarise(runs), runs=runs)
     means = summarise(runs)
     print(f"\n{table(means)}\n\nResults in {results}\nratio {mean_ratio(means, next(iter(recipes))):.2f}")
     return 0
@@ -166,18 +163,6 @@ def _line(run: Run, is_kept: bool) -> str:
     kept = " (kept from before)" if is_kept else ""
     scores = f"mask mAP50-95 {_mask(run):.4f} (by their evaluator {_mask(run, ULTRALYTICS):.4f})"
     return f"  seed {run['seed']}, {run['set']}, {run['recipe']}: {scores}, {run['wall_s']:.0f} s{kept}"
-
-
-def write_results(file: Path, config: RecipeConfig, runs: list[Run]) -> None:
-    """Write all results so far, so that an interrupted bench keeps them."""
-    record = {
-        "config": to_dict(config),
-        "environment": environment_report(),
-        "sets": {name: vars(PUBLIC_SETS[name]) for name in config.sets if name in PUBLIC_SETS},
-        "summary": summarise(runs),
-        "runs": runs,
-    }
-    write_text_atomic(file, json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ images/s divided by Ultralytics'.
 from __future__ import annotations
 
 import copy
-import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,13 +24,12 @@ if __package__ in (None, ""):  # started by its path: Python would search this f
 import numpy as np
 import torch
 
+from benchmarks.results import write_results
 from benchmarks.train_step_sides import OurSide, Side, TheirSide
-from utils.common.config import INPUT_SIZE, Options, option, parse_config, to_dict
+from utils.common.config import INPUT_SIZE, Options, option, parse_config
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision, keep_freed_memory, seed_everything
-from utils.common.environment import environment_report
 from utils.common.errors import run_script
-from utils.common.files import write_text_atomic
 from utils.common.text import format_table
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.measure.operators import OperatorCount, outside_network
@@ -100,7 +98,7 @@ def main() -> int:
     ours = OurSide(copy.deepcopy(model), batch, device, precision, config.optimizer)
     sides: dict[str, Side] = {OURS: ours, THEIRS: TheirSide(model, batch, device, config.optimizer)}
     figures = measure(sides, len(batch), config)
-    record: Json = {"config": to_dict(config), "environment": environment_report(), "sides": figures}
+    record: Json = {"sides": figures}
     ceiling = figures[OURS]["images_per_s"]
     operators = ours.operators()
     record["operators"] = {part: asdict(count) for part, count in operators.items()}
@@ -118,8 +116,7 @@ def main() -> int:
         )
     record["ratio"] = ceiling / figures[THEIRS]["images_per_s"]
     if config.json:
-        Path(config.json).resolve().parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(Path(config.json), json.dumps(record, indent=2) + "\n")
+        write_results(config.json, config, **record)
     print(f"ratio {record['ratio']:.2f}")
     return 0
 

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.summary import BY_CLASS
+from benchmarks.comparison import BY_CLASS
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device, seed_everything
 from utils.common.environment import prepare_environment

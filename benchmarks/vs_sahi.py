@@ -27,11 +27,12 @@ from typing import Any
 if __package__ in (None, ""):  # started by its path: Python would search this folder instead of the project's
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from benchmarks.results import results_file, write_results
 from benchmarks.sahi_judge import judge
-from utils.common.config import FRACTION, Options, option, parse_config, to_dict
+from utils.common.config import FRACTION, Options, option, parse_config
 from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES
-from utils.common.environment import environment_report, package_version, python_path
+from utils.common.environment import package_version, python_path
 from utils.common.errors import UserError, run_script
 from utils.common.files import write_text_atomic
 from utils.common.text import format_table
@@ -180,17 +181,14 @@ def main() -> int:
     figures = {side: figures_of(runs[side], scores[side]) for side in SIDES}
     seconds = [figures[side]["seconds"] for side in (SAHI, OURS)]
     record: Json = {
-        "config": to_dict(config),
-        "environment": {**environment_report(), "sahi": version},
         "job": job,
         "num_judged": len(judged),
         "sides": figures,
         "photographs": [row(photo, number, runs) for number, photo in enumerate(photos)],
         "ratio": seconds[0] / seconds[1] if None not in seconds else None,
     }
-    results = Path(config.json).resolve() if config.json else folder / "results.json"
-    results.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomic(results, json.dumps(record, indent=2) + "\n")
+    results = results_file(config)
+    write_results(results, config, environment={"sahi": version}, **record)
     print(f"\n{table(figures)}\n\nResults in {results}\n{ratio_line(record)}")
     return 0
 

@@ -9,32 +9,42 @@ is each side's default. After an interruption run the command again: finished tr
 
 from __future__ import annotations
 
-import json
+import statistics
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 if __package__ in (None, ""):  # started by its path: Python would search this folder instead of the project's
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchmarks.comparison import Setting, compare, make_sample, open_data
-from benchmarks.summary import (
+from benchmarks.comparison import (
+    BY_CLASS,
+    EVALUATORS,
     PROJECT,
     SIDES,
-    Figures,
     Run,
-    class_means,
-    class_means_table,
-    ratio,
-    ratio_line,
-    summarise,
-    table,
+    Setting,
+    compare,
+    make_sample,
+    open_data,
 )
-from utils.common.config import INPUT_SIZE, Options, option, parse_config, to_dict
-from utils.common.environment import environment_report
+from benchmarks.results import results_file, write_results
+from utils.common.config import INPUT_SIZE, Options, option, parse_config
 from utils.common.errors import UsageError, run_script
-from utils.common.files import write_text_atomic
+from utils.common.text import format_table
+
+TITLES = {
+    **{f"mask_by_{evaluator}": f"mask mAP50-95 ({title})" for evaluator, title in EVALUATORS.items()},
+    **{f"box_by_{evaluator}": f"box mAP50-95 ({title})" for evaluator, title in EVALUATORS.items()},
+    "wall_s": "wall time, s",
+    "epoch_s": "whole epoch with validation, s",
+    "images_per_s": "images/s",
+    "peak_memory_gb": "peak memory, GB",
+    "peak_gpu_memory_gb": "peak GPU memory, GB",
+}
+
+Figures = dict[str, dict[str, dict[str, float | None]]]
 
 
 @dataclass(frozen=True)
@@ -83,25 +93,15 @@ def main() -> int:
     """Run the comparison; return the exit code."""
     config = parse_config(ComparisonConfig, "Train with this project and with Ultralytics and compare the results")
     folder = Path(config.output).resolve()
-    results = Path(config.json).resolve() if config.json else folder / "results.json"
-    results.parent.mkdir(parents=True, exist_ok=True)
-    yaml_file = Path(config.data) if config.data else _sample(config, folder)
-    data = open_data(yaml_file, folder)
+    results = results_file(config)
+    drawn = (config.sample_images, config.sample_long_side, config.sample_wire_width)
+    data = open_data(Path(config.data) if config.data else make_sample(folder, *drawn), folder)
     print(
         f"{data.num_train} images for training, {data.num_val} for validation, {config.img_size} px, "
         f"batch {config.batch_size}, {config.epochs} epochs, seeds {' '.join(map(str, config.seeds))}",
         flush=True,
     )
-    setting = Setting(
-        model=config.model,
-        epochs=config.epochs,
-        img_size=config.img_size,
-        batch_size=config.batch_size,
-        optimizer=config.optimizer,
-        close_mosaic=config.close_mosaic,
-        device=config.device,
-        nominal_batch=config.nominal_batch,
-    )
+    setting = Setting(**{field.name: getattr(config, field.name) for field in fields(Setting) if field.name != "extra"})
     runs: list[Run] = []
     for position, seed in enumerate(config.seeds):
         # The sides take turns in going first, so that a drift of the machine's speed favours neither.
@@ -109,16 +109,22 @@ def main() -> int:
             run, is_kept = compare(setting, data, seed, side, folder)
             runs.append(run)
             announce(run, is_kept)
-            write_results(results, config, data.num_train, data.num_val, runs, summarise(runs))
-    figures = summarise(runs)
+            figures = summarise(runs)
+            write_results(
+                results,
+                config,
+                num_train=data.num_train,
+                num_val=data.num_val,
+                best_weights_chosen_by={PROJECT: "mask mAP50-95", "ultralytics": "mask plus box mAP50-95"},
+                summary=figures,
+                ratio={name: ratio(figures, name) for name in TITLES},
+                by_class=class_means(runs),
+                runs=runs,
+            )
     print(
         f"\n{table(figures)}\n\n{class_means_table(class_means(runs))}\n\nResults in {results}\n{ratio_line(figures)}"
     )
     return 0
-
-
-def _sample(config: ComparisonConfig, folder: Path) -> Path:
-    return make_sample(folder, config.sample_images, config.sample_long_side, config.sample_wire_width)
 
 
 def announce(run: Run, is_kept: bool) -> None:
@@ -132,22 +138,92 @@ def announce(run: Run, is_kept: bool) -> None:
     )
 
 
-def write_results(
-    file: Path, config: ComparisonConfig, num_train: int, num_val: int, runs: list[Run], figures: Figures
-) -> None:
-    """Write all results so far, so that an interrupted comparison keeps them."""
-    record: dict[str, Any] = {
-        "config": to_dict(config),
-        "environment": environment_report(),
-        "num_train": num_train,
-        "num_val": num_val,
-        "best_weights_chosen_by": {PROJECT: "mask mAP50-95", "ultralytics": "mask plus box mAP50-95"},
-        "summary": figures,
-        "ratio": {name: ratio(figures, name) for name in figures[PROJECT]},
-        "by_class": class_means(runs),
-        "runs": runs,
+def summarise(runs: Sequence[Run]) -> Figures:
+    """Return mean and spread over the seeds as {side: {figure: {mean, spread}}}; None where there is no number.
+
+    The spread is the sample standard deviation (n - 1), so it needs two seeds.
+    """
+    figures: Figures = {}
+    for side in SIDES:
+        by_run = [figures_of(run) for run in runs if run["side"] == side]
+        figures[side] = {}
+        for name in TITLES:
+            values = [value for found in by_run if (value := found[name]) is not None]
+            figures[side][name] = {
+                "mean": statistics.fmean(values) if values else None,
+                "spread": statistics.stdev(values) if len(values) > 1 else None,
+            }
+    return figures
+
+
+def figures_of(run: Run) -> dict[str, float | None]:
+    """Return the figures of one training that TITLES name."""
+    gpu_bytes = run["peak_gpu_memory_bytes"]
+    return {
+        **{
+            f"{kind}_by_{evaluator}": run["scores"][evaluator][f"{kind}_map50_95"]
+            for kind in ("mask", "box")
+            for evaluator in EVALUATORS
+        },
+        **{name: run[name] for name in ("wall_s", "epoch_s", "images_per_s")},
+        "peak_memory_gb": run["peak_memory_bytes"] / 1e9,
+        "peak_gpu_memory_gb": None if gpu_bytes is None else gpu_bytes / 1e9,
     }
-    write_text_atomic(file, json.dumps(record, indent=2) + "\n")
+
+
+def ratio(figures: Figures, name: str) -> float | None:
+    """Return the project's mean over Ultralytics'; None where that is not a number."""
+    ours, theirs = (figures[side][name]["mean"] for side in SIDES)
+    return ours / theirs if ours is not None and theirs else None
+
+
+def shown(value: float | None, digits: int, missing: str = "-") -> str:
+    """Return a number with some decimals, or what stands for none."""
+    return missing if value is None else f"{value:.{digits}f}"
+
+
+def ratio_line(figures: Figures) -> str:
+    """Return the last line of the benchmark: mean mask mAP50-95 by our evaluator, ours over theirs."""
+    return f"ratio {shown(ratio(figures, 'mask_by_project'), 2, 'nan')}"
+
+
+def table(figures: Figures) -> str:
+    """Return the figures as a table, one row each: mean ± spread."""
+    rows = []
+    for name, title in TITLES.items():
+        cells = []
+        for side in SIDES:
+            mean, spread = figures[side][name].values()
+            digits = 4 if mean is not None and abs(mean) < 2 else 1
+            cells.append(shown(mean, digits) + ("" if spread is None else f" ± {spread:.{digits}f}"))
+        if cells != ["-", "-"]:
+            rows.append([title, *cells, shown(ratio(figures, name), 2)])
+    return format_table(["mean ± spread over the seeds", *SIDES, "ratio"], rows)
+
+
+def class_means(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, float]]]:
+    """Return each class's mask AP50-95, the mean over the seeds, as {class: {evaluator: {side: mean}}}."""
+    names = runs[0]["scores"][PROJECT][BY_CLASS]
+    return {
+        name: {
+            evaluator: {
+                side: statistics.fmean(values)
+                for side in SIDES
+                if (values := [run["scores"][evaluator][BY_CLASS][name] for run in runs if run["side"] == side])
+            }
+            for evaluator in EVALUATORS
+        }
+        for name in names
+    }
+
+
+def class_means_table(means: dict[str, dict[str, dict[str, float]]]) -> str:
+    """Return the classes' means as a table: ours / theirs for each evaluator."""
+    rows = [
+        [name, *(" / ".join(shown(by[evaluator].get(side), 3) for side in SIDES) for evaluator in EVALUATORS)]
+        for name, by in means.items()
+    ]
+    return format_table(["mask mAP50-95: ours / theirs", *EVALUATORS.values()], rows)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ the time of decoding the whole file over that of the store, at scale 1.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import statistics
 import sys
@@ -30,10 +29,9 @@ import numpy as np
 import simplejpeg
 
 from benchmarks.input_pipeline import use_one_thread
-from utils.common.config import INPUT_SIZE, Options, option, parse_config, to_dict
-from utils.common.environment import environment_report
+from benchmarks.results import write_results
+from utils.common.config import INPUT_SIZE, Options, option, parse_config
 from utils.common.errors import run_script
-from utils.common.files import write_text_atomic
 from utils.common.text import format_table
 from utils.data.augment import AugmentConfig
 from utils.data.blocks import Box
@@ -167,16 +165,14 @@ def main() -> int:
     megapixels = float(np.mean([height * width for height, width in ways.shapes])) / 1e6
     print(f"{len(photos)} photographs, {megapixels:.1f} megapixels, {originals / len(photos) / 1e6:.1f} MB on average")
     scale = config.scales[0]
-    record = {
-        "config": to_dict(config),
-        "environment": environment_report(),
+    ratio = times["whole file, simplejpeg"][scale] / times["block store"][scale]
+    found: dict[str, Any] = {
         "cpu_ms_per_window": times,
         "bytes_relative_to_originals": shares,
         "cpu_ms_per_sample": samples,
-        "ratio": times["whole file, simplejpeg"][scale] / times["block store"][scale],
     }
-    write_text_atomic(folder / "results.json", json.dumps(record, indent=2) + "\n")
-    print(f"\nResults in {folder / 'results.json'}\nratio {record['ratio']:.2f}")
+    write_results(folder / "results.json", config, **found, ratio=ratio)
+    print(f"\nResults in {folder / 'results.json'}\nratio {ratio:.2f}")
     return 0
 
 

@@ -31,16 +31,16 @@ import hashlib
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
 from benchmarks.comparison import source_digest
 from benchmarks.gpu.parts import PARTS, with_needed
-from benchmarks.gpu.plan import Outcome, Part, Setting
+from benchmarks.gpu.plan import BAD, Outcome, Part, Setting
 from benchmarks.gpu.report import hardware, table, verdict, write_results
-from benchmarks.gpu.runner import Running, Store, has_failed, run_parts
+from benchmarks.gpu.runner import Runner, Store, run_parts
 from utils.common.config import Options, option, parse_config
 from utils.common.cores import usable_cpu_count
 from utils.common.environment import prepare_environment
@@ -82,37 +82,39 @@ def main() -> int:
     print(f"{names}; driver {facts['driver']}, torch {facts['torch']}, CUDA {facts['cuda']}", flush=True)
     store = Store(root / "state", key_of(facts, setting))
     parts = with_needed(config.only) if config.only else PARTS
-    if config.again:
-        for part in parts if not config.only else [part for part in parts if part.name in config.only]:
+    for part in parts:
+        if config.again and (not config.only or part.name in config.only):
             store.forget(part)
-    kept = {part.name: found for part in parts if (found := store.finished(part))}
-    if "data" not in kept:
-        shutil.rmtree(setting.folder, ignore_errors=True)
-    left_s = partial(time_left, start_s, 60 * (config.minutes or MINUTES[setting.device]))
-    slots = min(max(usable_cpu_count() // 2, 2), 8)
-
-    def start(part: Part, seconds: float) -> Running:
-        if part.name != "data":
-            shutil.rmtree(setting.folder / part.name, ignore_errors=True)
-        return Running(part, setting, root / "logs", min(part.limit_s * setting.patience, seconds))
-
+    ended = {part.name: found for part in parts if (found := store.finished(part))}
+    prepare_folders(setting.folder, [part for part in parts if part.name not in ended])
+    total_s = 60 * (config.minutes or MINUTES[setting.device]) - 5  # a few for the table
     folder = Path(config.json) if config.json else root / "results"
     command = " ".join(["python -m benchmarks.gpu", *sys.argv[1:]])
-    ended = dict(kept)
+
+    def write() -> None:
+        minutes = round((time.monotonic() - start_s) / 60, 2)
+        write_results(folder, root, {**facts, "minutes": minutes}, command, parts, ended)
 
     def on_end(part: Part, outcome: Outcome) -> None:
         store.keep(part, outcome)
         ended[part.name] = outcome
         elapsed_s = time.monotonic() - start_s
         print(f"[{elapsed_s:3.0f} s] {part.name}: {outcome.status}, {outcome.seconds:.0f} s", flush=True)
-        write_results(folder, root, {**facts, "minutes": round(elapsed_s / 60, 2)}, command, parts, ended)
+        write()
 
-    outcomes = run_parts(parts, kept, start, left_s, slots, on_end)
-    write_results(
-        folder, root, {**facts, "minutes": round((time.monotonic() - start_s) / 60, 2)}, command, parts, outcomes
-    )
+    slots = min(max(usable_cpu_count() // 2, 2), 8)
+    runner = Runner(setting, root / "logs")
+    outcomes = run_parts(parts, ended, runner, lambda: total_s - (time.monotonic() - start_s), slots, on_end)
+    write()
     print(f"\n{table(parts, outcomes)}\n\n{verdict(outcomes)}. All results, with logs and the trace: {folder}")
-    return EXIT_FAILED if has_failed(outcomes) else EXIT_DONE
+    return EXIT_FAILED if any(outcome.status in BAD for outcome in outcomes.values()) else EXIT_DONE
+
+
+def prepare_folders(folder: Path, parts: Sequence[Part]) -> None:
+    """Remove what an earlier start left of the parts that run now; without the data nothing of it counts."""
+    names = {part.name for part in parts}
+    for place in [folder] if "data" in names else [folder / name for name in names]:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def key_of(facts: dict[str, object], setting: Setting) -> str:
@@ -121,11 +123,6 @@ def key_of(facts: dict[str, object], setting: Setting) -> str:
     own = [file.read_bytes() for file in sorted(Path(__file__).resolve().parent.parent.rglob("*.py"))]
     digest = hashlib.sha256(b"".join(own)).hexdigest()
     return hashlib.sha256(f"{source_digest()} {digest} {named} {setting.sizes}".encode()).hexdigest()[:16]
-
-
-def time_left(start_s: float, total_s: float) -> float:
-    """Return the seconds left, with a few for the table."""
-    return total_s - (time.monotonic() - start_s) - 5
 
 
 if __name__ == "__main__":

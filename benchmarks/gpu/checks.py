@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.gpu.plan import Finding, Json, NeedsGpu, PartFailed, Setting
-from chaos.jobs import PROJECT, Job
-from chaos.trainers import draw_sample
+from benchmarks.jobs import Job, draw_sample
+from utils.common.environment import PROJECT_FOLDER
 from utils.data.dataset_yaml import is_photograph
 from utils.distributed.rank_processes import run_ranks
 
@@ -58,7 +58,7 @@ def check_machine(setting: Setting) -> Finding:
 
 def run_gpu_tests(setting: Setting) -> Finding:
     """Run the tests marked `gpu`. On a CPU they are collected, and all skipped."""
-    files = [file for file in (PROJECT / "tests").rglob("test_*.py") if "pytest.mark.gpu" in file.read_text()]
+    files = [file for file in (PROJECT_FOLDER / "tests").rglob("test_*.py") if "pytest.mark.gpu" in file.read_text()]
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", *map(str, sorted(files))]
     with Job(command, setting.folder / "tests" / "log") as job:
         code = job.wait(300)

@@ -1,12 +1,25 @@
-"""The table of parts, the most important ones first. Parts that measure run alone. docs/gpu.md says more about each."""
+"""The table of parts, the most important ones first. Parts that measure run alone. docs/gpu.md says more about each.
+
+`python -m benchmarks.gpu.parts NAME SETTING.json ANSWER.json` runs a part in a process of its own.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
+import traceback
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 
 from benchmarks.gpu import against_cpu, checks, speed, steps, throughput, trainings
-from benchmarks.gpu.plan import Part
+from benchmarks.gpu.plan import FAILED, NEEDS_GPU, OK, NeedsGpu, Outcome, Part, PartFailed, Setting
+from benchmarks.jobs import TooSlow
+from utils.common.environment import prepare_environment
+from utils.common.errors import UserError, one_line
+from utils.common.files import write_text_atomic
+from utils.common.signals import die_with_parent
 
 DATA = ("data",)
 TRAINED = ("precision_musgd",)
@@ -45,3 +58,32 @@ def with_needed(names: Iterable[str], parts: Sequence[Part] = PARTS) -> tuple[Pa
         if part.name in wanted:
             wanted.update(part.after)
     return tuple(part for part in parts if part.name in wanted)
+
+
+def main() -> None:
+    """Run the part that the command line names, and write how it ended."""
+    name, setting_file, answer_file = sys.argv[1:]
+    die_with_parent(only_under_torchrun=False)
+    prepare_environment()
+    content = json.loads(Path(setting_file).read_text(encoding="utf-8"))
+    (part,) = [part for part in PARTS if part.name == name]
+    outcome = outcome_of(part, Setting(**{**content, "folder": Path(content["folder"])}))
+    write_text_atomic(Path(answer_file), json.dumps(asdict(outcome)))
+
+
+def outcome_of(part: Part, setting: Setting) -> Outcome:
+    """Run a part here and return how it ended. An error's traceback goes to stderr, which is the part's log."""
+    try:
+        found = part.run(setting)
+    except PartFailed as error:
+        return Outcome(NEEDS_GPU if isinstance(error, NeedsGpu) else FAILED, said=str(error), figures=error.figures)
+    except (TooSlow, UserError) as error:
+        return Outcome(FAILED, said=one_line(error, 600))
+    except Exception as error:  # noqa: BLE001 # it counts as failed, and the other parts still run
+        traceback.print_exc()
+        return Outcome(FAILED, said=f"{type(error).__name__}: {one_line(error, 600)}")
+    return Outcome(OK, said=found.said, figures=found.figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 from benchmarks import comparison
+from benchmarks.comparison import PROJECT, SIDES, ULTRALYTICS
 from benchmarks.gpu.plan import Finding, Json, PartFailed, Setting
-from benchmarks.summary import PROJECT, SIDES, ULTRALYTICS
-from chaos.jobs import Job
+from benchmarks.jobs import Job
 from utils.common.cores import choose_threads_and_workers
 from utils.common.text import format_bytes
 from utils.data.loader import EpochLoader

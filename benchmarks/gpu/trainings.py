@@ -13,8 +13,7 @@ import torch
 
 import train_yolo_ddp
 from benchmarks.gpu.plan import Finding, Json, NeedsGpu, PartFailed, Setting
-from chaos.jobs import Job
-from chaos.trainers import difference
+from benchmarks.jobs import Job, difference
 from utils.common.errors import EXIT_STOPPED_BY_SIGNAL
 from utils.engine.nonfinite import all_finite
 from utils.engine.upload import tensors_in
@@ -175,7 +174,7 @@ class Run:
     def interrupt(self, job: Job, number: signal.Signals, expected: int) -> None:
         """Send a signal in mid-run, once a second checkpoint stands; the process must end with the code `expected`."""
         job.wait_until(lambda: len(self.checkpoints()) >= 2, "second checkpoint", WAIT_S)
-        job.process.send(number)
+        job.process.send_signal(number)
         code = job.wait(WAIT_S)
         if code != expected:
             raise PartFailed(f"{self.folder.parent.name}: code {code} after {number.name} instead of {expected}")

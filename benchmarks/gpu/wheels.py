@@ -14,7 +14,8 @@ from utils.common.environment import prepare_environment
 # The modules of requirements.txt that the parts import.
 NEEDED = (
     *("torch", "torchvision", "ultralytics", "numpy", "cv2", "yaml", "requests", "urllib3", "matplotlib", "simplejpeg"),
-    *("PIL", "shapely", "remotezip", "filelock", "tensorboard", "faster_coco_eval", "pynvml", "tqdm", "pytest"),
+    *("PIL", "shapely", "remotezip", "filelock", "tensorboard", "faster_coco_eval", "pynvml", "tqdm", "psutil"),
+    "pytest",
 )
 
 

@@ -11,22 +11,21 @@ import tarfile
 import time
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import plan, run_part, runner, trainings, wheels
-from benchmarks.gpu.parts import PARTS, with_needed
+from benchmarks.gpu import parts as gpu_parts
+from benchmarks.gpu import plan, runner, trainings, wheels
+from benchmarks.gpu.parts import PARTS, outcome_of, with_needed
 from benchmarks.gpu.plan import Finding, NeedsGpu, Outcome, Part, PartFailed, Setting
 from benchmarks.gpu.report import table, verdict, write_results
-from benchmarks.gpu.run_part import outcome_of
-from benchmarks.gpu.runner import Running, Store, has_failed, run_parts
-from chaos.jobs import TooSlow
+from benchmarks.gpu.runner import Runner, Store, run_parts
+from benchmarks.jobs import Job, TooSlow, is_alive
 from tests.conftest import PROJECT
-from utils.common.config import parse_config
+from tests.support.processes import wait_until
 from utils.common.errors import UserError
 from utils.run.checkpoint import save_checkpoint
 
@@ -40,81 +39,88 @@ def part(name: str, *, alone: bool = False, after: tuple[str, ...] = (), needed_
 # --- which parts run when ----------------------------------------------------------------------------------------------
 
 
-class Stage:
-    """Begins made-up parts, each of which lasts three looks, and notes what ran beside what."""
+class Stage(Runner):
+    """Runs made-up parts, each of which lasts a moment, and notes what ran beside what."""
 
     def __init__(self, statuses: dict[str, str] | None = None) -> None:
+        super().__init__(SETTING, Path("logs"))
         self.statuses = statuses or {}
-        self.running: list[str] = []
+        self.now: set[str] = set()
         self.begun: list[str] = []
         self.beside: dict[str, int] = {}
         self.used_s = 0.0
 
-    def start(self, part: Part, left_s: float) -> Any:
+    def run(self, part: Part, left_s: float) -> Outcome:
         self.begun.append(part.name)
-        self.running.append(part.name)
-        for name in self.running:
-            self.beside[name] = max(self.beside.get(name, 0), len(self.running))
-        looks = [None, None, Outcome(self.statuses.get(part.name, plan.OK), 1.0)]
+        self.now.add(part.name)
+        time.sleep(0.05)
+        for name in self.now:
+            self.beside[name] = max(self.beside.get(name, 0), len(self.now))
+        time.sleep(0.05)
+        self.now.remove(part.name)
+        self.used_s += part.needed_s
+        return Outcome(self.statuses.get(part.name, plan.OK), 1.0)
 
-        def outcome() -> Outcome | None:
-            found = looks.pop(0)
-            self.used_s += part.needed_s if found else 0
-            return found
-
-        return SimpleNamespace(part=part, outcome=outcome, close=lambda: self.running.remove(part.name))
-
-    def run(self, parts: list[Part], slots: int = 2, total_s: float = 100.0, **kept: Outcome) -> dict[str, Outcome]:
-        return run_parts(parts, kept, self.start, lambda: total_s - self.used_s, slots, lambda part, outcome: None)
-
-
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "POLL_S", 0.0)
+    def run_all(self, parts: list[Part], total_s: float = 100.0, **kept: Outcome) -> dict[str, Outcome]:
+        return run_parts(parts, kept, self, lambda: total_s - self.used_s, 2, lambda part, outcome: None)
 
 
 def test_parts_that_measure_run_alone_and_the_others_side_by_side() -> None:
     stage = Stage()
-    outcomes = stage.run([part("a"), part("b"), part("c"), part("d", alone=True), part("e", alone=True)])
-    assert stage.begun == list("abcde")
-    assert stage.beside == {"a": 2, "b": 2, "c": 1, "d": 1, "e": 1}
+    outcomes = stage.run_all([part("a"), part("b"), part("c"), part("d", alone=True), part("e", alone=True), part("f")])
+    assert stage.begun[2:] == list("cdef")
+    assert {name: stage.beside[name] for name in "abdef"} == {"a": 2, "b": 2, "d": 1, "e": 1, "f": 1}
     assert {outcome.status for outcome in outcomes.values()} == {plan.OK}
 
 
 def test_a_part_waits_for_those_it_needs_while_others_go_ahead() -> None:
     stage = Stage()
-    outcomes = stage.run([part("a"), part("b", after=("a",)), part("c")])
-    assert stage.begun == ["a", "c", "b"]
-    assert list(outcomes) == ["a", "b", "c"]  # the table keeps its order
+    outcomes = stage.run_all([part("x"), part("a"), part("c"), part("b", after=("c",))])
+    assert stage.begun[-1] == "b"
+    assert stage.beside["b"] == 1
+    assert list(outcomes) == ["x", "a", "c", "b"]  # the table keeps its order
 
 
 def test_what_no_longer_fits_is_not_begun_and_what_fits_is() -> None:
     stage = Stage()
     parts = [part("a", needed_s=6), part("b", needed_s=6, alone=True), part("c", needed_s=3, alone=True)]
-    outcomes = stage.run(parts, total_s=10)
+    outcomes = stage.run_all(parts, total_s=10)
     assert stage.begun == ["a", "c"]
     assert outcomes["b"].status == plan.NO_TIME
-    assert not has_failed(outcomes)
 
 
 def test_kept_parts_do_not_run_and_count_as_ended() -> None:
     stage = Stage({"b": plan.FAILED})
-    outcomes = stage.run([part("a"), part("b", after=("a",))], a=Outcome(plan.OK, is_kept=True))
+    outcomes = stage.run_all([part("a"), part("b", after=("a",))], a=Outcome(plan.OK, is_kept=True))
     assert stage.begun == ["b"]
-    assert has_failed(outcomes)
+    assert outcomes["b"].status == plan.FAILED
 
 
-def test_an_interrupt_ends_what_runs() -> None:
-    stage = Stage()
+def test_an_interrupt_ends_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "RUN_PART", ["-c", "import time; time.sleep(60)"])
+    jobs: set[Job] = set()
+    ended: list[str] = []
 
-    def interrupt(part: Part, left_s: float) -> Any:
-        if stage.begun:
+    class Interrupted(Runner):
+        def run(self, part: Part, left_s: float) -> Outcome:
+            if part.name == "a":
+                return super().run(part, left_s)
+            wait_until(lambda: self._running)
+            jobs.update(self._running)
             raise KeyboardInterrupt
-        return stage.start(part, left_s)
 
     with pytest.raises(KeyboardInterrupt):
-        run_parts([part("a"), part("b")], {}, interrupt, lambda: 100.0, 2, lambda part, outcome: None)
-    assert stage.running == []
+        run_parts(
+            [part("b"), part("a"), part("c")],
+            {},
+            Interrupted(SETTING, tmp_path),
+            lambda: 100.0,
+            2,
+            lambda part, outcome: ended.append(part.name),
+        )
+    assert jobs
+    assert not any(is_alive(job.process) for job in jobs)
+    assert ended == []
 
 
 def test_only_good_ends_with_the_same_code_are_kept(tmp_path: Path) -> None:
@@ -151,12 +157,6 @@ def test_chosen_parts_bring_those_they_need() -> None:
     assert [one.name for one in with_needed(["inference", "nccl"])] == ["data", "nccl", "precision_musgd", "inference"]
 
 
-def test_an_unknown_part_is_named_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        parse_config(command.GpuConfig, "", ["--only", "ncll"])
-    assert "--only ncll: there is same_as_cpu data" in capsys.readouterr().err
-
-
 # --- how a part ends ---------------------------------------------------------------------------------------------------
 
 
@@ -182,38 +182,32 @@ def test_every_end_of_a_part_is_a_row_of_the_table(error: Exception | None, stat
     assert outcome.figures == {"fine": {"speed": 1.0}, "not equal": {"gap": 3}}.get(said, {})
 
 
-def wait_for(running: Running) -> Outcome:
-    while (outcome := running.outcome()) is None:
-        time.sleep(0.05)
-    return outcome
-
-
 def test_a_part_runs_in_its_own_process_and_ends_with_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = "import sys, pathlib; pathlib.Path(sys.argv[3]).write_text(sys.argv[4])"
-    monkeypatch.setattr(runner, "RUN_PART", ["-c", "import time; time.sleep(60)"])
-    late = Running(part("late"), SETTING, tmp_path / "late", limit_s=0)
-    monkeypatch.setattr(runner, "RUN_PART", ["-c", answer.replace("sys.argv[4]", '\'{"status": "ok"}\'')])
-    good = Running(part("good"), SETTING, tmp_path / "logs", limit_s=60)
-    monkeypatch.setattr(runner, "RUN_PART", ["-c", "print('no such driver'); raise SystemExit(3)"])
-    bad = Running(part("bad"), SETTING, tmp_path / "logs", limit_s=60)
-    assert wait_for(late).status == plan.TOO_SLOW
-    process = late._job.process
-    late.close()
-    assert not process.is_alive()
-    assert wait_for(good).status == plan.OK, good.log.read_text()
-    found = wait_for(bad)
-    assert (found.status, found.said) == (plan.FAILED, "ended with code 3; no such driver")
-    assert found.seconds > 0
-    good.close()
-    bad.close()
+    made = Runner(SETTING, tmp_path)
+    code = 'import sys, pathlib; pathlib.Path(sys.argv[3]).write_text(\'{"status": "ok"}\')'
+    for name, program, left_s, status, said in (
+        (
+            "late",
+            "import time; print('slow', flush=True); time.sleep(60)",
+            1.0,
+            plan.TOO_SLOW,
+            "not done after 1 s; slow",
+        ),
+        ("good", code, 60.0, plan.OK, ""),
+        ("bad", "print('no such driver'); raise SystemExit(3)", 60.0, plan.FAILED, "ended with code 3; no such driver"),
+    ):
+        monkeypatch.setattr(runner, "RUN_PART", ["-c", program])
+        outcome = made.run(part(name), left_s)
+        assert (outcome.status, outcome.said) == (status, said)
+        assert 0 < outcome.seconds < 50
 
 
 def test_a_process_writes_how_its_part_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setting, answer = tmp_path / "setting.json", tmp_path / "answer.json"
     setting.write_text(json.dumps({"device": "cpu", "num_gpus": 0, "folder": str(tmp_path)}))
-    monkeypatch.setattr(run_part, "die_with_parent", lambda **_: None)
-    monkeypatch.setattr(sys, "argv", ["run_part", "out_of_memory", str(setting), str(answer)])
-    run_part.main()
+    monkeypatch.setattr(gpu_parts, "die_with_parent", lambda **_: None)
+    monkeypatch.setattr(sys, "argv", ["parts", "out_of_memory", str(setting), str(answer)])
+    gpu_parts.main()
     found = json.loads(answer.read_text())
     assert (found["status"], found["said"]) == (plan.NEEDS_GPU, "a batch that no GPU holds")
 
@@ -256,9 +250,9 @@ def test_a_failed_part_fails_the_command_after_its_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stage = Stage({"bad": plan.FAILED})
-    parts = (part("data"), part("bad"))
+    parts = (part("data", alone=True), part("bad", alone=True))
     monkeypatch.setattr(command, "PARTS", parts)
-    monkeypatch.setattr(command, "Running", lambda part, setting, logs, limit_s: stage.start(part, limit_s))
+    monkeypatch.setattr(command, "Runner", lambda setting, logs: stage)
     monkeypatch.setattr(sys, "argv", ["gpu", "--device", "cpu", "--output", str(tmp_path)])
     monkeypatch.setattr(command, "write_results", lambda *arguments: written.append(dict(arguments[-1])))
     written: list[dict[str, Outcome]] = []

@@ -323,22 +323,3 @@ def test_the_other_side_is_measured_with_its_trainers_switches(monkeypatch: pyte
     assert seen == [(True, True)] * 2
     assert not torch.are_deterministic_algorithms_enabled()
     assert not torch.backends.cudnn.deterministic
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--img-size", "100"), "--img-size 100: must be a multiple of 32 and at least 64"),
-        (("--batch-size", "0"), "--batch-size 0: must be at least 1"),
-        (("--objects", "-1"), "--objects -1: must be at least 0"),
-        (("--rounds", "many"), "--rounds"),
-    ],
-)
-def test_wrong_arguments_are_one_line_and_code_2(
-    arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        run_main(monkeypatch, *arguments)
-    assert ended.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line

@@ -13,13 +13,17 @@ import pytest
 import torch
 
 from benchmarks import comparison
-from benchmarks.comparison import Setting, compare, initial_weights, open_data
-from benchmarks.summary import BY_CLASS, SIDES, Run, class_means, class_means_table, ratio, ratio_line, summarise, table
+from benchmarks.comparison import BY_CLASS, SIDES, Run, Setting, compare, initial_weights, open_data
 from benchmarks.ultralytics_job import machine_share, optimizer_arguments, require_same_weights, skip_trial_of_amp
-from benchmarks.vs_ultralytics import ComparisonConfig
-from chaos import jobs
+from benchmarks.vs_ultralytics import (
+    class_means,
+    class_means_table,
+    ratio,
+    ratio_line,
+    summarise,
+    table,
+)
 from tests.conftest import PROJECT, run_script
-from utils.common.config import parse_config
 from utils.common.errors import UserError
 from utils.training.config import TrainConfig
 from utils.training.plan import plan_optimizer
@@ -96,27 +100,6 @@ def test_the_table_shows_gpu_memory_only_where_there_was_a_gpu() -> None:
     assert line.split()[-3:] == ["2.0", "2.0", "1.00"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--seeds", "1", "1"], "--seeds 1 1"),
-        (["--img-size", "100"], "--img-size 100"),
-        (["--epochs", "0"], "--epochs 0"),
-        (["--epochs", "9", "--close-mosaic", "5"], "--close-mosaic 5"),
-        (["--sample-image", "20"], "did you mean --sample-images"),
-    ],
-)
-def test_wrong_arguments_are_one_line_and_code_2(
-    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as leaving:
-        parse_config(ComparisonConfig, "Compare", flags)
-    error = capsys.readouterr().err
-    assert leaving.value.code == 2
-    assert said in error
-    assert len(error.splitlines()) == 1
-
-
 def test_it_starts_by_its_path_from_any_folder(tmp_path: Path) -> None:
     (tmp_path / "utils").mkdir()
     (tmp_path / "utils" / "__init__.py").write_text("raise RuntimeError('a stranger')\n")
@@ -189,7 +172,7 @@ def test_a_failed_step_is_one_line_that_names_its_log(tmp_path: Path) -> None:
     missing = tmp_path / "none.pt"
     log = tmp_path / "evaluate.log"
     with pytest.raises(UserError, match=r"evaluate_model.py failed \(code 1\).*none.pt.*evaluate.log"):
-        comparison._run(["evaluate_model.py", f"--model={missing}", "--device=cpu"], log)
+        comparison.run_script(["evaluate_model.py", f"--model={missing}", "--device=cpu"], log)
     assert not list(tmp_path.glob("*usage*"))
 
 
@@ -228,9 +211,8 @@ def test_what_the_user_put_on_pythonpath_reaches_the_trainings(tmp_path: Path, m
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     script, log = tmp_path / "script.py", tmp_path / "log"
     script.write_text("import of_the_user\n")
-    comparison._run([str(script)], log)
+    comparison.run_script([str(script)], log)
     assert log.read_text() == "found\n"
-    assert jobs.run([sys.executable, "-P", "-c", "import utils, of_the_user"], tmp_path / "chaos.log") == 0
 
 
 @pytest.mark.parametrize(("gpu", "is_on"), [("NVIDIA H100 80GB HBM3", True), ("NVIDIA GeForce GTX 1660", False)])

@@ -1,6 +1,6 @@
 """Train a small network for a few seconds in the project's own engine, and misbehave on demand.
 
-    TRAIN_SCRIPT=chaos/small_training.py bash train_ddp.sh 2 -- --save-dir outputs/small
+    TRAIN_SCRIPT=tests/chaos/small_training.py bash train_ddp.sh 2 -- --save-dir outputs/small
 
 Ranks, rendezvous, run folder, checkpoints, signals and exit codes are those of train_yolo_ddp.py; only model and data are
 small. The run folder also gets `starts.jsonl`, one line per start; `samples-<rank>.jsonl`, one line per batch; and at the
@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 if __package__ in (None, ""):  # started by its path: Python would search this folder instead of the project's
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from benchmarks.jobs import leaves
 from utils.common.config import Options, option, parse_config
 from utils.common.errors import run_script
 from utils.common.files import write_text_atomic
@@ -208,30 +209,9 @@ def write_result(folder: Path, world_size: int) -> None:
     assert found is not None, "a finished training has a checkpoint"
     state = found[1]
     content = {name: state[name] for name in ("model", "ema", "ema_updates", "optimizer")}
-    result = {"hash": hash_of(content), "step": state["progress"]["global_step"], "world_size": world_size}
+    digest = hashlib.sha256(repr(sorted(leaves(content).items())).encode()).hexdigest()
+    result = {"hash": digest, "step": state["progress"]["global_step"], "world_size": world_size}
     write_text_atomic(folder / "result.json", json.dumps(result) + "\n")
-
-
-def hash_of(value: Any) -> str:
-    """Return a SHA-256 over nested plain values and the bits of tensors."""
-    digest = hashlib.sha256()
-    _feed(digest, value)
-    return digest.hexdigest()
-
-
-def _feed(digest: Any, value: Any) -> None:
-    if isinstance(value, torch.Tensor):
-        digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    elif isinstance(value, dict):
-        for key in sorted(value, key=str):
-            digest.update(str(key).encode())
-            _feed(digest, value[key])
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _feed(digest, item)
-    else:
-        digest.update(repr(value).encode())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One training with Ultralytics in its deterministic mode: `python -m chaos.their_run HOW DATA FOLDER`.
+"""One training with Ultralytics in its deterministic mode: `python -m tests.chaos.their_run HOW DATA FOLDER`.
 
 HOW is `whole`; `killed` (it sends itself SIGKILL after saving the second of four epochs); `resumed`; or `saves` (after the
 first epoch it only saves, again and again).

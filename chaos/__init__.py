@@ -1,1 +1,0 @@
-"""Attacks on the trainings of this project: kills, hangs, signals, full disks, damaged files, lost machines."""

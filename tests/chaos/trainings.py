@@ -1,0 +1,83 @@
+"""The attacked trainings, YOLOv8n-seg on a small sample and a small network, and what they left."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.jobs import Job
+from utils.common.environment import PROJECT_FOLDER
+from utils.run.checkpoint import load_latest
+
+LOOPBACK = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
+SMALL_TRAINING = PROJECT_FOLDER / "tests" / "chaos" / "small_training.py"
+START_TIMEOUT_S = 240.0  # imports are slow on a busy machine
+ENVIRONMENT = {"PYTHON": sys.executable}  # `train_ddp.sh` uses this interpreter
+
+
+def yolo(
+    data: Path,
+    folder: Path,
+    *,
+    batch: int = 2,
+    epochs: int = 4,
+    launcher: Sequence[str] = (),
+    **options: Any,
+) -> list[str]:
+    """Return the command that trains YOLOv8n-seg at 64 px on 2 CPU ranks, through the project's own launcher."""
+    chosen = {"model": "yolov8n-seg.yaml", "num_workers": 0, "threads": 1, "device": "cpu", **options}
+    files = [f"--data={data}", f"--save-dir={folder / 'run'}", "--no-tensorboard"]
+    shape = map(str, (2, batch, epochs, 64))
+    return ["bash", "train_ddp.sh", *shape, f"--log-dir={folder / 'logs'}", *launcher, "--", *files, *flags(chosen)]
+
+
+def small(folder: Path, *, ranks: int = 2, launcher: Sequence[str] = LOOPBACK, **options: Any) -> list[str]:
+    """Return the command that trains the small network (small_training.py) under plain torchrun."""
+    start = [sys.executable, "-m", "torch.distributed.run", *launcher, f"--nproc-per-node={ranks}"]
+    place = [f"--log-dir={folder / 'logs'}", str(SMALL_TRAINING), f"--save-dir={folder / 'run'}"]
+    return [*start, *place, *flags({"epochs": 4, "step_s": 0.02, **options})]
+
+
+def flags(options: dict[str, Any]) -> list[str]:
+    """Return options as a command line; True is a switch."""
+    named = {name.replace("_", "-"): value for name, value in options.items()}
+    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in named.items()]
+
+
+def await_training(job: Job, attempt: int, world_size: int = 2) -> float:
+    """Wait until the ranks of start number `attempt` train; return the seconds. Raises TooSlow."""
+    started_s = job.wait_until(lambda: job.ranks(attempt, world_size), f"start {attempt}", START_TIMEOUT_S)
+    before = len(job.output())  # earlier ranks have ended and print nothing more
+    return started_s + job.wait_until(
+        lambda: "  Batch [" in job.output()[before:], f"a batch of start {attempt}", START_TIMEOUT_S
+    )
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return a JSON file's content; empty if there is none."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def state_of(run: Path) -> Any:
+    """Return the state in a run's status.json; None if there is none."""
+    return read_json(run / "status.json").get("state")
+
+
+def position(run: Path) -> tuple[int, int, int]:
+    """Return (epoch, batch, optimizer step) of a run's newest checkpoint; zeros if there is none."""
+    found = load_latest(run / "checkpoint")
+    progress = found[1]["progress"] if found else {"epoch": 0, "batch": 0, "global_step": 0}
+    return progress["epoch"], progress["batch"], progress["global_step"]
+
+
+def records(run: Path, kind: str) -> list[dict[str, Any]]:
+    """Return the records of one kind in a run's metrics.jsonl."""
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [record for record in found if record["kind"] == kind]
