@@ -174,7 +174,8 @@ def _look(coarse: JoinedObject, candidates: _Candidates, cell_px: int) -> _Coars
 
 def _replaced(mask: _CoarseMask) -> list[_Neighbour] | None:
     """Return the less confident objects that a thick coarse mask replaces; None if more confident ones are against it."""
-    replaced, others = [], []
+    replaced: list[_Neighbour] = []
+    others: list[_Neighbour] = []
     for neighbour in mask.neighbours:
         is_same = neighbour.agrees or neighbour.inside >= MOSTLY
         (replaced if is_same and neighbour.thing.score < mask.thing.score else others).append(neighbour)
