@@ -84,7 +84,8 @@ def test_what_a_cell_sees_is_kept_or_suppressed(seen: list[Any], options: dict[s
         assert found.boxes[row].tolist() == pytest.approx(
             [x - 8 * left, y - 8 * top, x + 8 * right, y + 8 * bottom], abs=1e-3
         )
-        assert (found.class_ids[row], found.scores[row]) == (class_id, pytest.approx(score, abs=1e-5))
+        assert int(found.class_ids[row]) == class_id
+        assert float(found.scores[row]) == pytest.approx(score, abs=1e-5)
         assert found.coefficients[row, 0] == line * 8 + column
 
 
