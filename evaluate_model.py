@@ -188,8 +188,7 @@ def main() -> int:
             device,
             precision=choose_precision(config.amp, device),
             on_image=collector.see_image if config.coco_eval and is_main else None,
-            photo=PhotoPixels(size_of, is_native, on_masks, thin),
-            find=candidate.find,
+            photo=PhotoPixels(size_of, is_native, on_masks, thin, candidate.find),
         )
         evaluations.append(evaluation)
     predictions, ground_truth = collector.gather(spec.names)

@@ -52,7 +52,7 @@ ALONE = (
     *("common/test_nvml.py", "common/test_threads.py", "common/test_signals.py"),
     *("distributed/test_rendezvous.py", "engine/test_reporting.py", "engine/test_loop.py", "engine/test_stall.py"),
     *("run/test_status.py", "security/test_data.py", "evaluation/test_native_masks.py"),
-    "yolo/test_joining_memory.py",
+    "predict/test_joining_memory.py",
 )
 
 
@@ -91,7 +91,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(f"{files.total()} skipped: {reason}: {places}")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Let a module's own computations use one thread, as its ranks do."""
     threads = torch.get_num_threads()

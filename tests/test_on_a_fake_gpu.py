@@ -24,7 +24,7 @@ from utils.engine import EngineOptions, TrainingEngine
 from utils.evaluation.evaluate import PhotoPixels, evaluate
 from utils.measure.step_timer import SegmentationStep
 from utils.measure.synthetic import synthetic_batch
-from utils.predict.detections import predict_photos
+from utils.predict.tiles import Predictor
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import YoloModel, build_model
@@ -163,8 +163,9 @@ def run_evaluation(folder: Path) -> Answers:
             answers[name] = loader.waits[1]
         gpu.waits.clear()
         photos = [np.zeros((60, 80, 3), np.uint8)] * 2
-        found = list(predict_photos(model, photos, SIZE_PX, GPU, confidence=0.25, iou=0.7, classes=(0, 2)))
-        assert [len(prediction.masks) for prediction in found] == [24] * 2
+        limits = {"confidence": 0.25, "iou": 0.7, "classes": (0, 2)}
+        found = list(Predictor(model, SIZE_PX, GPU, 2, None, limits).predict(enumerate(photos)))
+        assert [len(prediction.masks) for *_, prediction in found] == [24] * 2
         return answers | {"inference": dict(gpu.waits), "without kernel": gpu.without_kernel()}
 
 

@@ -19,7 +19,8 @@ from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import read_image
 from utils.data.loader import ShardBatches, get_dataloader
 from utils.evaluation.evaluate import evaluate
-from utils.predict.detections import predict_photos, raw_outputs
+from utils.predict.detections import raw_outputs
+from utils.predict.tiles import Predictor
 from utils.yolo.loss26 import loss_for
 from utils.yolo.model import YoloModel, class_names, load_weights
 
@@ -43,7 +44,7 @@ def inference(setting: Setting) -> Finding:
     limits = {"confidence": 0.25, "iou": 0.7}
 
     def predict() -> list[Any]:
-        return list(predict_photos(model, photos, sizes.full_px, device, **limits))
+        return list(Predictor(model, sizes.full_px, device, batch_size, None, limits).predict(enumerate(photos)))
 
     speeds["photographs to masks, fp32"] = len(photos) / timed(predict, device, sizes.seconds)
     said = ", ".join(f"{name} {speed:.0f}" for name, speed in speeds.items())

@@ -93,12 +93,9 @@ def test_files_for_annotation_tools_hold_the_wires_in_the_photographs_pixels(alo
     assert sum(len(task["predictions"][0]["result"]) for task in tasks) == len(for_cvat["annotations"]) == 8
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_ranks_share_the_photographs_and_write_the_same(
-    photos: Path, alone: dict[str, bytes], num_ranks: int, tmp_path: Path
-) -> None:
+def test_ranks_share_the_photographs_and_write_the_same(photos: Path, alone: dict[str, bytes], tmp_path: Path) -> None:
     flags = ("--tiles", "320", "--save-crops", "--batch-size", "3", *FOR_TOOLS)
-    assert run_ranks(predict, num_ranks, photos, tmp_path, *flags, join=False) == [0] * num_ranks
+    assert run_ranks(predict, 3, photos, tmp_path, *flags, join=False) == [0] * 3
     assert files_of(tmp_path) == alone
 
 
@@ -183,10 +180,3 @@ def test_an_output_that_is_no_folder_is_refused_before_the_work(
         with pytest.raises(UserError, match=rf"^--output {place}: .+; name a folder in which files can be written$"):
             run_main(script, monkeypatch, *flags, "--output", place)
     assert [file.read_text() for file in tmp_path.iterdir()] == ["a result of another program"]
-
-
-def test_without_tiles_the_small_wires_of_a_shrunk_photograph_are_coarse(photos: Path, tmp_path: Path) -> None:
-    assert predict(photos / "0.png", tmp_path, "--tiles", "off") == 0
-    (entry,) = json.loads((tmp_path / "predictions.json").read_text())
-    found = [np.array(part).reshape(-1, 2) for item in entry["detections"] for part in item["polygons"]]
-    assert all(np.unique(part % 2).size <= 2 for part in found)

@@ -109,20 +109,24 @@ def test_a_pipe_as_model_is_refused_and_not_read(name: str, tmp_path: Path) -> N
         open_model(str(model), CPU)
 
 
-@pytest.mark.parametrize("name", ["x.onnx", "x.torchscript", "x.engine"])
-def test_a_missing_export_says_how_to_make_it(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no such file; make it with python export\.py --model best\.pt --format \w+"):
-        open_model(str(tmp_path / name), CPU)
+MISSING = r"no such file; make it with python export\.py --model best\.pt --format \w+"
+DAMAGED = r"cannot be opened \(.*\); export it again"
 
 
-@pytest.mark.parametrize("name", ["x.onnx", "x.torchscript", "folder"])
-def test_a_damaged_export_gives_one_line(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        *((f"x.{kind}", None, MISSING) for kind in ("onnx", "torchscript", "engine")),
+        *((name, b"damaged", DAMAGED) for name in ("x.onnx", "x.torchscript", "folder/x.xml")),
+    ],
+)
+def test_a_missing_or_damaged_export_gives_one_line(
+    name: str, content: bytes | None, complaint: str, tmp_path: Path
+) -> None:
     path = tmp_path / name
-    if name == "folder":
-        path.mkdir()
-        (path / "x.xml").write_bytes(b"damaged")
-    else:
-        path.write_bytes(b"damaged")
-    with pytest.raises(UserError, match=r"cannot be opened \(.*\); export it again") as caught:
-        open_model(str(path), CPU)
+    path.parent.mkdir(exist_ok=True)
+    if content:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=complaint) as caught:
+        open_model(str(path.parent if name.startswith("folder") else path), CPU)
     assert "\n" not in str(caught.value)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from utils.data.images import letterbox
-from utils.predict.detections import Detections, Placement, decode, detect, photo_masks, predict_photos, prototype_masks
-from utils.yolo.model import build_model
+from utils.predict.detections import Detections, Placement, decode, detect, photo_masks, prototype_masks
 
 SIZE_PX, STRIDES, NUM_CLASSES, NUM_BINS = 64, [8.0, 16.0, 32.0], 3, 16
 NUM_ANCHORS = 64 + 16 + 4
@@ -35,12 +36,6 @@ def put(
     outputs["mask_coefficient"][0, :, anchor] = float(anchor)
 
 
-def found_in(outputs: dict[str, torch.Tensor], **changes: object) -> Detections:
-    options = {"confidence": 0.25, "iou": 0.5, **changes}
-    (found,) = detect(outputs, STRIDES, SIZE_PX, **options)  # type: ignore[arg-type]
-    return found
-
-
 def test_boxes_are_decoded_from_the_cells_centre() -> None:
     outputs = empty_outputs()
     put(outputs, (3, 2), (1, 2, 3, 4), 1, 0.9)
@@ -49,61 +44,49 @@ def test_boxes_are_decoded_from_the_cells_centre() -> None:
     # The centre is at 28, 20; the sides are 1, 2, 3 and 4 cells of 8 pixels away.
     assert boxes[0, 2 * 8 + 3].tolist() == pytest.approx([28 - 8, 20 - 16, 28 + 24, 20 + 32], abs=1e-3)
     assert probabilities[0, 2 * 8 + 3].tolist() == pytest.approx([0, 0.9, 0], abs=1e-6)
+    outputs["boxes"][0, [1, 17, 33, 49], NUM_ANCHORS - 1] = 60.0  # the coarsest level has the last anchors
+    assert decode(outputs, STRIDES, SIZE_PX)[0][0, -1].tolist() == pytest.approx([16, 16, 80, 80], abs=1e-3)
 
 
-def test_the_coarsest_level_has_the_last_anchors() -> None:
+BOX, NEXT = ((3, 3), (2, 2, 2, 2)), ((4, 3), (3, 2, 1, 2))  # the same box, from neighbouring cells
+FAR = ((0, 7), (0, 1, 2, 0))
+LEFT, RIGHT = ((2, 3), (2, 2, 2, 2)), ((4, 3), (2, 2, 2, 2))  # they overlap by a third
+OF_ONE_CLASS = [(*BOX, 1, 0.8), (*NEXT, 1, 0.9), (*FAR, 1, 0.5)]
+OF_TWO_CLASSES = [(*BOX, 1, 0.8), (*NEXT, 2, 0.9)]
+OF_ONE_CELL = [(*BOX, 1, 0.8), (*BOX, 2, 0.6)]
+NEIGHBOURS = [(*LEFT, 0, 0.9), (*RIGHT, 0, 0.6)]
+
+
+@pytest.mark.parametrize(
+    ("seen", "options", "kept"),
+    [
+        (OF_ONE_CLASS, {}, [1, 2]),  # duplicates go, the best stays
+        (OF_TWO_CLASSES, {}, [1, 0]),
+        (OF_TWO_CLASSES, {"classes": (1,)}, [0]),
+        (OF_TWO_CLASSES, {"classes": (0,)}, []),
+        (OF_ONE_CELL, {}, [0]),
+        (OF_ONE_CELL, {"multi_label": True}, [0, 1]),
+        (NEIGHBOURS, {}, [0, 1]),
+        (NEIGHBOURS, {"iou": 0.3}, [0]),
+        (NEIGHBOURS, {"confidence": 0.7}, [0]),
+        (NEIGHBOURS, {"max_detections": 1}, [0]),
+    ],
+)
+def test_what_a_cell_sees_is_kept_or_suppressed(seen: list[Any], options: dict[str, Any], kept: list[int]) -> None:
     outputs = empty_outputs()
-    outputs["boxes"][0, [1, 17, 33, 49], NUM_ANCHORS - 1] = 60.0
-    boxes, _ = decode(outputs, STRIDES, SIZE_PX)
-    assert boxes[0, -1].tolist() == pytest.approx([16, 16, 80, 80], abs=1e-3)
-
-
-def test_duplicates_go_and_the_best_stays_with_its_coefficients() -> None:
-    outputs = empty_outputs()
-    put(outputs, (3, 3), (2, 2, 2, 2), 1, 0.8)
-    put(outputs, (4, 3), (3, 2, 1, 2), 1, 0.9)  # the same box from the neighbouring cell
-    put(outputs, (0, 7), (0, 1, 2, 0), 1, 0.5)
-    found = found_in(outputs)
-    assert found.scores.tolist() == pytest.approx([0.9, 0.5], abs=1e-5)
-    assert found.boxes[0].tolist() == pytest.approx([12, 12, 44, 44], abs=1e-3)
-    assert found.coefficients[:, 0].tolist() == [3 * 8 + 4, 7 * 8]
-
-
-def test_the_same_box_of_two_classes_is_two_detections() -> None:
-    outputs = empty_outputs()
-    put(outputs, (3, 3), (2, 2, 2, 2), 1, 0.8)
-    put(outputs, (4, 3), (3, 2, 1, 2), 2, 0.9)
-    assert found_in(outputs).class_ids.tolist() == [2, 1]
-    assert found_in(outputs, classes=(1,)).class_ids.tolist() == [1]
-    assert len(found_in(outputs, classes=(0,))) == 0
-
-
-def test_one_cell_speaks_for_several_classes_only_when_asked() -> None:
-    outputs = empty_outputs()
-    put(outputs, (3, 3), (2, 2, 2, 2), 1, 0.8)
-    outputs["scores"][0, 2, 3 * 8 + 3] = torch.logit(torch.tensor(0.6))
-    assert found_in(outputs).class_ids.tolist() == [1]
-    both = found_in(outputs, multi_label=True)
-    assert both.class_ids.tolist() == [1, 2]
-    assert both.scores.tolist() == pytest.approx([0.8, 0.6], abs=1e-5)
-
-
-def test_overlap_below_the_limit_survives_and_confidence_and_count_bound_the_rest() -> None:
-    outputs = empty_outputs()
-    put(outputs, (2, 3), (2, 2, 2, 2), 0, 0.9)
-    put(outputs, (4, 3), (2, 2, 2, 2), 0, 0.6)  # overlaps the first by a third
-    assert len(found_in(outputs, iou=0.5)) == 2
-    assert len(found_in(outputs, iou=0.3)) == 1
-    assert len(found_in(outputs, confidence=0.7)) == 1
-    assert found_in(outputs, max_detections=1).scores.tolist() == pytest.approx([0.9], abs=1e-5)
-
-
-def test_images_of_a_batch_do_not_mix() -> None:
-    outputs = empty_outputs(3)
-    put(outputs, (3, 3), (2, 2, 2, 2), 1, 0.8)  # in the first image
-    found = detect(outputs, STRIDES, SIZE_PX, confidence=0.25, iou=0.5)
-    assert [len(detections) for detections in found] == [1, 0, 0]
-    assert found[1].boxes.shape == (0, 4)
+    for cell, sides, class_id, score in seen:
+        put(outputs, cell, sides, class_id, score)
+    (found,) = detect(outputs, STRIDES, SIZE_PX, **{"confidence": 0.25, "iou": 0.5, **options})
+    assert len(found) == len(kept)
+    for row, number in enumerate(kept):
+        (column, line), (left, top, right, bottom), class_id, score = seen[number]
+        x, y = 8 * column + 4, 8 * line + 4
+        assert found.boxes[row].tolist() == pytest.approx(
+            [x - 8 * left, y - 8 * top, x + 8 * right, y + 8 * bottom], abs=1e-3
+        )
+        assert int(found.class_ids[row]) == class_id
+        assert float(found.scores[row]) == pytest.approx(score, abs=1e-5)
+        assert found.coefficients[row, 0] == line * 8 + column
 
 
 # --- the way back to the photograph --------------------------------------------------------------------------------
@@ -228,19 +211,3 @@ def test_many_masks_and_none_are_finished() -> None:
     none = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64), torch.zeros(0, 32))
     assert list(photo_masks(prototypes, none, placement_of(64, 32))) == []
     assert prototype_masks(prototypes, none, SIZE_PX).shape == (0, 16, 16)
-
-
-def test_photographs_of_several_sizes_in_one_pass_are_found_as_alone() -> None:
-    torch.manual_seed(0)
-    model = build_model("yolov8n-seg.yaml", ("one", "two")).eval()
-    rng = np.random.default_rng(0)
-    photos = [rng.integers(0, 255, (*size, 3), dtype=np.uint8) for size in ((60, 90), (128, 64), (96, 96))]
-    limits = {"confidence": 0.0, "iou": 0.7, "max_detections": 5}
-    together = list(predict_photos(model, photos, 96, torch.device("cpu"), **limits))
-    assert list(predict_photos(model, [], 96, torch.device("cpu"), **limits)) == []
-    for photo, prediction in zip(photos, together, strict=True):
-        (alone,) = predict_photos(model, [photo], 96, torch.device("cpu"), **limits)
-        assert len(prediction.masks) == 5
-        np.testing.assert_allclose(prediction.boxes, alone.boxes, atol=1e-2)
-        np.testing.assert_array_equal(prediction.class_ids, alone.class_ids)
-        assert (prediction.boxes <= [photo.shape[1], photo.shape[0]] * 2).all()

@@ -1,9 +1,32 @@
 from __future__ import annotations
 
+import cv2
 import numpy as np
 import pytest
+from faster_coco_eval.core import mask as coco_mask
 
-from utils.predict.regions import Cells, Runs, shared_area
+from utils.predict.prediction_files import outline
+from utils.predict.regions import Cells, Region, Runs, column_runs, shared_area
+
+
+@pytest.mark.parametrize(
+    ("left", "top", "width", "height"), [(3, 2, 30, 20), (0, 0, 60, 40), (20, 0, 30, 40), (50, 5, 10, 4), (5, 5, 0, 0)]
+)
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
+def test_a_regions_outlines_and_run_lengths_are_those_of_the_whole_mask(
+    left: int, top: int, width: int, height: int, share: float
+) -> None:
+    noise = np.random.default_rng(5).random((height, width))
+    smooth = cv2.blur(noise, (3, 3)) if width else noise
+    for bitmap in (noise < share, smooth < share):
+        whole = np.zeros((40, 60), np.uint8)
+        whole[top : top + height, left : left + width] = bitmap
+        region = Region(left, top, bitmap)
+        runs = {"size": [40, 60], "counts": column_runs(region, (60, 40))}
+        assert coco_mask.frPyObjects(runs, 40, 60) == coco_mask.encode(np.asfortranarray(whole))
+        contours, _ = cv2.findContours(whole, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
+        expected = sorted((one[:, 0] for one in contours if len(one) >= 3), key=lambda one: -cv2.contourArea(one))
+        assert [one.tolist() for one in outline(region)] == [one.tolist() for one in expected]
 
 
 def random_mask(seed: int, height: int = 60, width: int = 90) -> np.ndarray:

@@ -7,9 +7,7 @@ import torch
 from torchvision.ops import nms
 
 from utils.predict import detections as predict
-from utils.predict import suppression
-from utils.predict.detections import CLASS_OFFSET_PX, decode, detect
-from utils.predict.suppression import suppress
+from utils.predict.detections import CLASS_OFFSET_PX, decode, detect, suppress
 
 SIZE_PX, STRIDES, NUM_CLASSES = 64, [8.0, 16.0, 32.0], 3
 
@@ -93,7 +91,7 @@ def test_detections_of_a_batch_are_those_of_a_plain_search(
 ) -> None:
     """With one round chains of overlaps are too long, which must be noticed."""
     monkeypatch.setattr(predict, "MAX_CANDIDATES", most_candidates)
-    monkeypatch.setattr(suppression, "ROUNDS", rounds)
+    monkeypatch.setattr(predict, "ROUNDS", rounds)
     if at_once:
         monkeypatch.setattr(predict, "_suppress", predict._suppress_at_once)
     outputs = noisy_outputs()

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 
 from utils.predict.joining import JoinedObject, Piece
-from utils.predict.regions import Corners, Runs
+from utils.predict.regions import Corners, Region, Runs
 
 Truth = tuple[int, np.ndarray]  # class, mask bool (H, W)
 
@@ -64,10 +64,14 @@ def made_up_piece(tile: int, class_id: int, score: float, mask: np.ndarray, left
     return [Piece(tile, class_id, score, np.array(runs.corners, np.float32), runs)] if not runs.is_empty else []
 
 
-def iou_with(thing: JoinedObject, mask: np.ndarray) -> float:
-    """Return the IoU of a joined object with a true mask (H, W)."""
-    region = thing.region()
+def iou_of(region: Region, mask: np.ndarray) -> float:
+    """Return the IoU of a region with a true mask (H, W)."""
     rows, columns = region.mask.shape
     there = mask[region.top : region.top + rows, region.left : region.left + columns]
     shared = np.count_nonzero(there & region.mask)
     return shared / (np.count_nonzero(mask) + np.count_nonzero(region.mask) - shared)
+
+
+def iou_with(thing: JoinedObject, mask: np.ndarray) -> float:
+    """Return the IoU of a joined object with a true mask (H, W)."""
+    return iou_of(thing.region(), mask)

@@ -9,6 +9,8 @@ import torch
 from utils.yolo.inputs import Targets
 
 NAMES = ("pole", "wire", "insulator")
+SIZE_PX = 64
+WINDOWS = {"per_photo": 4, "low_scale": 0.5, "high_scale": 1.0}
 
 
 def targets_of(counts: list[int], size_px: int, seed: int = 0) -> Targets:

@@ -1,4 +1,4 @@
-"""The newer model families: Ultralytics' losses, files, resume, and two ranks. YOLOv8's tests are beside this one."""
+"""The model families: Ultralytics' losses, YOLO26 without suppression, resume, and two ranks."""
 
 from __future__ import annotations
 
@@ -9,33 +9,18 @@ import pytest
 import torch
 
 from tests.support.ranks import run_ranks
-from tests.yolo.made_up import NAMES, random_outputs, targets_of
+from tests.yolo.made_up import NAMES, SIZE_PX, random_outputs, targets_of
 from tests.yolo.test_loss import reference_of, share_of
 from utils import distributed
-from utils.common.errors import UserError
 from utils.engine import EngineOptions, Task, TrainingEngine, stopping
 from utils.predict.detections import OneToOne, detect, raw_outputs
 from utils.training.assembly import follow_epochs
 from utils.yolo.loss import PARTS, SegmentationLoss
 from utils.yolo.loss26 import loss_for
-from utils.yolo.model import (
-    build_model,
-    class_names,
-    freeze_layers,
-    load_for_prediction,
-    load_weights,
-    save_deployable,
-)
+from utils.yolo.model import build_model, freeze_layers, load_for_prediction, load_weights
 
-FAMILIES = ("yolo11n", "yolo12n", "yolo26n")
-SIZE_PX = 64
+ON_RANKS = ("yolo12n", "yolo26n")
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def models() -> dict[str, Any]:
-    torch.manual_seed(0)
-    return {family: build_model(f"{family}-seg.yaml", NAMES).train() for family in FAMILIES}
 
 
 def doubled(outputs: Any) -> Any:
@@ -47,7 +32,7 @@ def doubled(outputs: Any) -> Any:
     return type(outputs)(doubled(value) for value in outputs)
 
 
-@pytest.mark.parametrize("family", FAMILIES[:2])
+@pytest.mark.parametrize("family", ["yolov8n", "yolo11n", "yolo12n"])
 def test_every_part_of_the_loss_equals_ultralytics(models: dict[str, Any], family: str) -> None:
     """Ultralytics computes in float64: in float32 its class part alone differs by 5e-6 from the exact value."""
     model, images = models[family], torch.rand(2, 3, SIZE_PX, SIZE_PX, generator=torch.Generator().manual_seed(0))
@@ -59,27 +44,8 @@ def test_every_part_of_the_loss_equals_ultralytics(models: dict[str, Any], famil
         assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_saved_model_opens_again_with_equal_outputs(models: dict[str, Any], family: str, tmp_path: Path) -> None:
-    path = tmp_path / "best.pt"
-    save_deployable(path, models[family], {}, img_size=SIZE_PX, data="dataset.yaml")
-    loaded = load_weights(str(path))
-    assert class_names(loaded) == NAMES
-    state = models[family].state_dict()
-    assert state.keys() == loaded.state_dict().keys()
-    for name, value in loaded.state_dict().items():
-        torch.testing.assert_close(value, state[name].half().to(value.dtype), msg=name)
-    fast = load_for_prediction(str(path), torch.device("cpu"))
-    assert not [module for module in fast.modules() if isinstance(module, torch.nn.BatchNorm2d)]
-    tuned = build_model(str(path), ("insulator", "tree"))  # another order and number of classes
-    for level in range(3):
-        kept = tuned.model[-1].cv3[level][-1].weight[0]
-        torch.testing.assert_close(kept, loaded.model[-1].cv3[level][-1].weight[2])
-
-
-def test_without_suppression_yolo26_finds_what_ultralytics_finds(models: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "best.pt"
-    save_deployable(path, models["yolo26n"], {}, img_size=SIZE_PX, data="dataset.yaml")
+def test_without_suppression_yolo26_finds_what_ultralytics_finds(saved: dict[str, Path]) -> None:
+    path = saved["yolo26n"]
     images = torch.rand(2, 3, SIZE_PX, SIZE_PX, generator=torch.Generator().manual_seed(0))
     model, fast = load_weights(str(path)), load_for_prediction(str(path), torch.device("cpu"), nms=False)
     model.end2end = True
@@ -99,12 +65,6 @@ def test_without_suppression_yolo26_finds_what_ultralytics_finds(models: dict[st
         torch.testing.assert_close(image.boxes, wanted[:, :4], rtol=1e-3, atol=1e-2)
         torch.testing.assert_close(image.coefficients, wanted[:, 6:], rtol=1e-3, atol=1e-3)
         assert image.class_ids.tolist() == wanted[:, 5].int().tolist()
-
-
-def test_without_suppression_other_families_are_refused(models: dict[str, Any], tmp_path: Path) -> None:
-    save_deployable(tmp_path / "best.pt", models["yolo11n"], {}, img_size=SIZE_PX, data="dataset.yaml")
-    with pytest.raises(UserError, match=r"best\.pt: needs non-maximum suppression; only YOLO26"):
-        load_for_prediction(str(tmp_path / "best.pt"), torch.device("cpu"), nms=False)
 
 
 # --- training ------------------------------------------------------------------------------------------------------
@@ -178,7 +138,7 @@ def train_on_two_ranks(folder: Path) -> dict[str, Any]:
     Rank 1 has no object in its first batch.
     """
     facts: dict[str, Any] = {}
-    for family in FAMILIES[1:]:
+    for family in ON_RANKS:
         engine = engine_for(family, folder / family, sync_batchnorm=True, static_graph=True)
         weights = [p for p in engine.state.model.parameters() if p.requires_grad]
         optimizer = torch.optim.SGD(weights, 0.01, 0.9)
@@ -226,19 +186,7 @@ def both_on_two_ranks(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
 
 def test_two_ranks_train_the_newer_families_together(tmp_path: Path) -> None:
     (first, differences), (second, _) = run_ranks(both_on_two_ranks, 2, tmp_path, timeout_s=120)
-    for family in FAMILIES[1:]:
+    for family in ON_RANKS:
         assert first[family]["sums"] == second[family]["sums"], family
         assert first[family]["without"] == 0, "DDP would wait for these gradients"
     assert differences == pytest.approx(dict.fromkeys(differences, 0), abs=1e-5)
-
-
-def test_a_model_that_the_loss_does_not_know_is_refused_in_one_line() -> None:
-    with pytest.raises(
-        UserError, match=r"^--model yolov8n\.yaml: its last layer, Detect .*, is not supported; .*yolo11"
-    ):
-        build_model("yolov8n.yaml", NAMES)
-
-
-def test_weights_that_nobody_publishes_point_to_training_from_scratch() -> None:
-    with pytest.raises(UserError, match=r"publishes none; train from scratch: --model yolo12s-seg\.yaml"):
-        build_model("yolo12s-seg.pt", NAMES)

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,10 +15,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.ranks import run_ranks
-from tests.yolo.made_up import NAMES, assert_same_gradients, random_outputs, targets_of
+from tests.yolo.made_up import NAMES, SIZE_PX, assert_same_gradients, random_outputs, targets_of
 from utils import distributed
 from utils.engine import EngineOptions, TrainingEngine
-from utils.yolo.boxes import anchor_points, complete_iou
 from utils.yolo.inputs import Targets
 from utils.yolo.loss import PARTS, LossGains, SegmentationLoss
 from utils.yolo.model import build_model
@@ -93,15 +91,6 @@ def test_confident_predictions_have_the_exact_loss(model: Any) -> None:
     assert float(values["seg"]) == pytest.approx(expected["seg"], rel=1e-5)
 
 
-def test_networks_own_outputs_give_ultralytics_numbers(model: Any) -> None:
-    targets = targets_of([5, 0, 9, 3], 128, seed=7)
-    images = torch.rand(4, 3, 128, 128, generator=torch.Generator().manual_seed(0))
-    outputs = model(images)
-    _, values = SegmentationLoss(model)(outputs, targets)
-    _, expected = reference_of(model, outputs, targets)
-    assert {name: float(values[name]) for name in PARTS} == pytest.approx(expected, rel=1e-5)
-
-
 def test_gains_scale_their_own_parts(model: Any) -> None:
     targets = targets_of([3, 2], 64)
     outputs = random_outputs(model, 2, 64, 0)
@@ -123,26 +112,9 @@ def test_the_loss_under_autocast_is_computed_in_float32(model: Any) -> None:
     }
 
 
-def test_anchor_points_are_cell_centres_finest_level_first() -> None:
-    points, strides = anchor_points([8.0, 16.0], 32, torch.device("cpu"))
-    assert points.shape == (16 + 4, 2)
-    assert (points * strides)[:2].tolist() == [[4, 4], [12, 4]]
-    assert (points * strides)[-1].tolist() == [24, 24]
-
-
-def test_complete_iou_of_known_pairs() -> None:
-    first = torch.tensor([[0.0, 0, 2, 2], [0, 0, 2, 2], [0, 0, 2, 2]])
-    second = torch.tensor([[0.0, 0, 2, 2], [1, 0, 3, 2], [4, 0, 6, 2]])
-    # IoU 1, 1/3, 0; centre distance² 0, 1, 16 over the hull's diagonal² 8, 13, 40; equal aspect throughout
-    outward = torch.tensor([-1, -1, 1, 1])
-    found, _ = complete_iou((first * outward).T, (second * outward).T)
-    assert found.tolist() == pytest.approx([1, 1 / 3 - 1 / 13, -16 / 40], abs=1e-5)
-
-
 # --- many ranks ----------------------------------------------------------------------------------------------------
 
 
-SIZE_PX = 64
 SCENES = {"unequal": [2, 0, 4, 9, 2, 3], "one rank empty": [4, 6, 0, 0, 2, 3], "all empty": [0] * 6}
 
 
@@ -301,19 +273,3 @@ def test_every_group_of_accumulated_batches_begins_anew(tmp_path: Path) -> None:
     assert float(criterion.gradient_rescale) == pytest.approx(0.5)
     criterion.begin_group()
     assert criterion(outputs, targets)[0] == first
-
-
-def test_shares_of_a_batch_add_up_to_the_whole(model: Any) -> None:
-    targets = targets_of([5, 0, 1, 9], SIZE_PX)
-    outputs = random_outputs(model, 4, SIZE_PX, 0)
-    names = ("boxes", "scores", "mask_coefficient", "proto")
-    criterion = SegmentationLoss(model)
-    whole = criterion.sums(outputs, targets)
-    parts = [
-        criterion.sums({name: outputs[name][share] for name in names}, share_of(targets, share))
-        for share in (slice(0, 1), slice(1, 4))
-    ]
-    np.testing.assert_allclose(
-        torch.stack([part.parts for part in parts]).sum(0).detach(), whole.parts.detach(), rtol=1e-5
-    )
-    np.testing.assert_allclose(torch.stack([part.normalisers for part in parts]).sum(0), whole.normalisers, rtol=1e-6)

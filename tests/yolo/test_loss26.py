@@ -10,22 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from tests.yolo.made_up import NAMES, assert_same_gradients, targets_of
+from tests.yolo.made_up import SIZE_PX, assert_same_gradients, targets_of
 from tests.yolo.test_families import doubled
 from utils.yolo.inputs import Targets
 from utils.yolo.loss import PARTS
 from utils.yolo.loss26 import EndToEndLoss, loss_for
-from utils.yolo.model import build_model
 
-SIZE_PX = 64
 EPOCHS = 11
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    torch.manual_seed(0)
-    return build_model("yolo26n-seg.yaml", NAMES).train()
+@pytest.fixture
+def model(models: dict[str, Any]) -> Any:
+    return models["yolo26n"]
 
 
 def random_outputs(model: Any, batch_size: int, size_px: int, seed: int) -> tuple[dict[str, Any], list[torch.Tensor]]:

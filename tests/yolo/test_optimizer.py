@@ -25,14 +25,15 @@ from utils.yolo.optimizer import (
 )
 from utils.yolo.orthogonal import Orthogonaliser
 
+NAMES = ("conductor", "other_wire", "pole")
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.mark.parametrize(("rule", "expected"), [("none", 0.01), ("linear", 0.04), ("sqrt", 0.02)])
 def test_the_rate_scales_with_the_global_batch(rule: str, expected: float) -> None:
     assert scaled_lr(0.01, rule, 256) == pytest.approx(expected)
     assert scaled_lr(0.01, rule, 64) == pytest.approx(0.01)
-
-
-NAMES = ("conductor", "other_wire", "pole")
 
 
 def test_every_trainable_parameter_is_in_exactly_one_group() -> None:

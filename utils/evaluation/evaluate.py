@@ -58,13 +58,15 @@ class PhotoPixels:
 
     size_of: returns width and height of photograph `index`, from which follows AP by object size. compare: whether IoU
     is computed on boxes and masks enlarged to the photograph, instead of on the network's input. on_masks: is called
-    with the enlarged masks of each photograph, some at a time. thin: with `compare`, how to judge wires.
+    with the enlarged masks of each photograph, some at a time. thin: with `compare`, how to judge wires. find: with
+    `compare`, replaces the detections and their masks, not the loss.
     """
 
     size_of: Callable[[int], tuple[int, int]]
     compare: bool = False
     on_masks: OnMasks | None = None
     thin: ThinRule = NOTHING_THIN
+    find: Find | None = None
 
 
 class Compared(NamedTuple):
@@ -95,15 +97,13 @@ def evaluate(
     precision: Precision = FULL_PRECISION,
     on_image: OnImage | None = None,
     photo: PhotoPixels | None = None,
-    find: Find | None = None,
 ) -> Evaluation:
     """Measure loss and box and mask AP over all ranks' shares. Every rank must reach this.
 
     The validation loss is the sum of all images' loss terms over the sum of their normalisers, so it depends neither on
     the batch size nor on the number of ranks. `on_image(sample, detections, prototypes (32, h, w))` is called for each
     image. With `photo` the metrics also contain `by_size` (see `summarise_sizes`) and, for each class, `native_mask_map50`,
-    `native_mask_map50_95` and what `summarise_thin` returns. `find` replaces the detections and
-    their masks, not the loss; it needs `photo.compare`. Without a criterion, as for exports, `val_loss` is None.
+    `native_mask_map50_95` and what `summarise_thin` returns. Without a criterion, as for exports, `val_loss` is None.
     """
     was_training = model.training
     model.eval()
@@ -117,8 +117,8 @@ def evaluate(
         if criterion is not None:
             loss = criterion.sums(outputs, targets)
             sums += torch.cat([loss.parts, loss.normalisers]).double()
-        if find is not None and photo is not None:
-            found, results = find_results(batch.samples, find, len(names), photo)
+        if photo is not None and photo.find is not None:
+            found, results = find_results(batch.samples, photo.find, len(names), photo)
             local += results
         else:
             found = detect(outputs, strides_of(criterion), images.shape[-1], **AP_LIMITS)

@@ -81,9 +81,8 @@ class Judge:
         if self.tiling is None:
             return evaluate(model, loader, self.names, criterion, self.device).metrics
         predictor = Predictor(model, self.size_px, self.device, BATCH_SIZE, self.tiling, AP_LIMITS)
-        pixels = PhotoPixels(sizes_on_disk(self.photos), compare=True)
-        find = TileSearch(predictor, self.photos)
-        return evaluate(model, loader, self.names, criterion, self.device, photo=pixels, find=find).metrics
+        pixels = PhotoPixels(sizes_on_disk(self.photos), compare=True, find=TileSearch(predictor, self.photos))
+        return evaluate(model, loader, self.names, criterion, self.device, photo=pixels).metrics
 
 
 def network_inputs(photos: Sequence[Photo], size_px: int, device: torch.device) -> torch.Tensor:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
 from utils.predict.detections import PhotoPrediction
-from utils.predict.prediction_files import Parts, Source, part_of, write_list
+from utils.predict.prediction_files import Parts, PartWriter, Source, write_list
 from utils.predict.regions import Region, column_runs
 from utils.sources.mask_rings import MAX_MASK_RINGS, join_rings, mask_rings, signed_area
 
@@ -42,62 +41,44 @@ class ToolFiles:
         return [COCO_FILE] * self.has_coco + [LABEL_STUDIO_FILE] * self.has_label_studio
 
 
-class ToolWriter:
+class ToolWriter(PartWriter):
     """Writes each photograph's entries to this rank's parts of the files; `merge_tool_files` joins all ranks' parts."""
 
     def __init__(self, files: ToolFiles, rank: int) -> None:
+        super().__init__(
+            files.folder, [COCO_PARTS] * files.has_coco + [LABEL_STUDIO_PARTS] * files.has_label_studio, rank
+        )
         self.files = files
-        self._stack = ExitStack()
-        self._coco = self._open(COCO_PARTS, rank) if files.has_coco else None
-        self._label_studio = self._open(LABEL_STUDIO_PARTS, rank) if files.has_label_studio else None
-
-    def __enter__(self) -> ToolWriter:
-        return self
 
     def add(self, source: Source, shape: tuple[int, ...], prediction: PhotoPrediction) -> None:
         """Add a photograph of `shape` (H, W, 3) with its detections."""
-        if not self._coco and not self._label_studio:
+        if not self.files.written:
             return
         size = (shape[1], shape[0])
-        found = prediction.found
+        rows = zip(prediction.class_ids.tolist(), prediction.found.scores.tolist(), prediction.masks, strict=True)
         objects = [
-            _Object(
-                class_id, round(score, 5), region, mask_rings(region.mask, region.left, region.top)[:MAX_MASK_RINGS]
-            )
-            for class_id, score, region in zip(
-                found.class_ids.tolist(), found.scores.tolist(), prediction.masks, strict=True
-            )
-            if region.mask.any()
+            _Object(class_id, round(score, 5), mask, mask_rings(mask.mask, mask.left, mask.top)[:MAX_MASK_RINGS])
+            for class_id, score, mask in rows
+            if mask.mask.any()
         ]
         name = Path(os.path.relpath(source.file, self.files.root)).as_posix()
-        if self._coco:
+        if self.files.has_coco:
             image = {"id": source.position + 1, "width": size[0], "height": size[1], "file_name": name, "license": 0}
-            annotations = [{"image_id": source.position + 1, **one.coco(size)} for one in objects]
-            _write(self._coco, source, {"image": image, "annotations": annotations})
-        if self._label_studio:
-            _write(self._label_studio, source, self._task(name, source, size, objects))
+            annotations = [{"image_id": source.position + 1, **detection.coco(size)} for detection in objects]
+            self.write(COCO_PARTS, source, {"image": image, "annotations": annotations})
+        if self.files.has_label_studio:
+            self.write(LABEL_STUDIO_PARTS, source, self._task(name, source, size, objects))
 
     def _task(self, name: str, source: Source, size: tuple[int, int], objects: Sequence[_Object]) -> Entry:
         path = f"{self.files.root.absolute().name}/{name}"
         address = f"/data/local-files/?d={quote(path, errors='surrogateescape')}"
         result = [
-            {"id": f"{source.position}-{number}", **one.label_studio(size, self.files.names)}
-            for number, one in enumerate(objects)
+            {"id": f"{source.position}-{number}", **detection.label_studio(size, self.files.names)}
+            for number, detection in enumerate(objects)
         ]
-        score = round(sum(one.score for one in objects) / len(objects), 5) if objects else 0.0
+        score = round(sum(detection.score for detection in objects) / len(objects), 5) if objects else 0.0
         prediction = {"model_version": self.files.model_version, "score": score, "result": result}
         return {"data": {"image": address}, "predictions": [prediction]}
-
-    def _open(self, pattern: str, rank: int) -> TextIO:
-        self.files.folder.mkdir(parents=True, exist_ok=True)
-        return self._stack.enter_context(part_of(self.files.folder, pattern, rank).open("w", encoding="utf-8"))
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._stack.close()
-        if kind is not None:
-            for file in (self._coco, self._label_studio):
-                if file:
-                    Path(file.name).unlink()
 
 
 @dataclass(frozen=True)
@@ -157,15 +138,11 @@ def merge_tool_files(files: ToolFiles, num_ranks: int) -> None:
         with parts.merged_into(files.folder / COCO_FILE) as output:
             images = (json.dumps(json.loads(line)["image"]) for line in parts.lines())
             write_list(output, start + ', "images": [', images, "]")
-            found = (one for line in parts.lines() for one in json.loads(line)["annotations"])
-            annotations = (json.dumps({"id": number, **one}) for number, one in enumerate(found, start=1))
+            entries = (entry for line in parts.lines() for entry in json.loads(line)["annotations"])
+            annotations = (json.dumps({"id": number, **entry}) for number, entry in enumerate(entries, start=1))
             write_list(output, ', "annotations": [', annotations, "]}\n")
 
 
 def common_folder(source: str, files: Sequence[Path]) -> Path:
     """Return the folder that the user named, or the one that holds all photographs."""
     return Path(source) if Path(source).is_dir() else Path(os.path.commonpath([file.parent for file in files]))
-
-
-def _write(file: TextIO, source: Source, entry: Entry) -> None:
-    file.write(f"{source.position}\t{json.dumps(entry)}\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -12,14 +12,13 @@ import torch
 from torch import nn
 
 from utils.common.devices import copy_to_device
-from utils.data.images import letterbox
 from utils.predict.photo_masks import Placement, photo_regions
 from utils.predict.regions import Region
-from utils.predict.suppression import suppress
 from utils.yolo.boxes import OneToOne, anchor_points, decode_boxes
-from utils.yolo.inputs import prepare_images
 
 MAX_CANDIDATES = 30_000  # per image, before non-maximum suppression; YOLOv8's limit
+BLOCK = 256  # candidates decided at once: few enough that the IoU of all pairs is small, enough to fill a GPU
+ROUNDS = 12  # longest chain in a block of candidates that each decide the next
 CLASS_OFFSET_PX = 7680  # between the boxes of different classes, so that one suppression keeps the classes apart
 
 
@@ -54,27 +53,6 @@ class PhotoPrediction:
     def class_ids(self) -> np.ndarray:
         """The class of each detection, int64 (n,)."""
         return self.found.class_ids.numpy()
-
-
-@torch.no_grad()
-def predict_photos(
-    model: nn.Module, photos: list[np.ndarray], size_px: int, device: torch.device, **limits: Any
-) -> Iterator[PhotoPrediction]:
-    """Find objects in photographs, RGB uint8 (H, W, 3) of any sizes, in one pass; `limits` are those of `detect`.
-
-    Masks are made one photograph at a time, when the iterator reaches it.
-    """
-    if not photos:
-        return
-    placed = [letterbox(photo, size_px) for photo in photos]
-    images = torch.from_numpy(np.stack([canvas for canvas, _, _ in placed]))
-    outputs = raw_outputs(model, prepare_images(images, device))
-    strides = [float(stride) for stride in model.stride]  # type: ignore[union-attr]
-    for position, found in enumerate(detect(outputs, strides, size_px, **limits)):
-        (height, width), (_, scale, pad) = photos[position].shape[:2], placed[position]
-        placement = Placement(size_px, scale, pad, (width, height))
-        masks = list(photo_masks(outputs["proto"][position], found, placement))
-        yield PhotoPrediction(found, masks, placement.boxes_to_photo(found.boxes).numpy())
 
 
 def raw_outputs(
@@ -175,35 +153,42 @@ def _find_candidates(
 _Kept = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
-def _take_best(found: _Candidates, most: int) -> _Kept:
-    """Return the most confident candidates of each image. Waits for a GPU once per image."""
-    kept: _Kept = []
-    columns = (found.boxes, found.scores, found.class_ids, found.anchor)
-    for boxes, scores, class_ids, anchor in zip(*(column.split(found.counts) for column in columns), strict=True):
-        best = scores.sort(descending=True, stable=True).indices[:most]
-        kept.append((boxes[best].cpu(), scores[best].cpu(), class_ids[best].cpu(), anchor[best]))
-    return kept
-
-
 def _suppress(found: _Candidates, iou: float, most: int) -> _Kept:
     on_cpu = found.boxes.device.type == "cpu"  # where one by one is the faster way
     return (_suppress_one_by_one if on_cpu else _suppress_at_once)(found, iou, most)
+
+
+def _take_best(found: _Candidates, most: int) -> _Kept:
+    """Return the most confident candidates of each image. Waits for a GPU once per image."""
+    return _chosen_of_each(found, lambda _, scores: _best_first(scores)[:most])
 
 
 def _suppress_one_by_one(found: _Candidates, iou: float, most: int) -> _Kept:
     """Suppress the candidates of each image in turn. Waits several times per image for a GPU."""
     from torchvision.ops import nms  # takes 1.3 s: a wrong option is reported before
 
+    def choose(apart: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if len(scores) <= MAX_CANDIDATES:
+            return nms(apart, scores, iou)[:most]
+        best = _best_first(scores)[:MAX_CANDIDATES]
+        return best[nms(apart[best], scores[best], iou)[:most]]
+
+    return _chosen_of_each(found, choose)
+
+
+def _chosen_of_each(found: _Candidates, choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> _Kept:
+    """Return what `choose(apart, scores)` chooses of each image's candidates: their positions, best first."""
     kept: _Kept = []
     columns = (found.apart, found.boxes, found.scores, found.class_ids, found.anchor)
     for image in zip(*(column.split(found.counts) for column in columns), strict=True):
-        if len(image[0]) > MAX_CANDIDATES:
-            best = image[2].sort(dim=0, descending=True, stable=True).indices[:MAX_CANDIDATES]
-            image = tuple(column[best] for column in image)
         apart, boxes, scores, class_ids, anchor = image
-        chosen = nms(apart, scores, iou)[:most]
+        chosen = choose(apart, scores)
         kept.append((boxes[chosen].cpu(), scores[chosen].cpu(), class_ids[chosen].cpu(), anchor[chosen]))
     return kept
+
+
+def _best_first(scores: torch.Tensor) -> torch.Tensor:
+    return scores.sort(descending=True, stable=True).indices
 
 
 def _suppress_at_once(found: _Candidates, iou: float, most: int) -> _Kept:
@@ -227,6 +212,53 @@ def _suppress_at_once(found: _Candidates, iou: float, most: int) -> _Kept:
         (image[:n, :4], image[:n, 4], image[:n, 5].long(), anchor[:n])
         for image, n, anchor in zip(table, numbers, found.anchor[row], strict=True)
     ]
+
+
+def suppress(
+    boxes: torch.Tensor, is_candidate: torch.Tensor, iou: float, most: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return which candidates of each image stay: positions int64 (B, most), their numbers (B,), and bool ().
+
+    torchvision's `nms` takes one image and waits for the device. Joining a batch to one call needs an offset between the
+    images, and float32 coordinates so far from zero are too coarse: near the IoU limit other boxes would stay.
+
+    boxes float32 (B, n, 4) xyxy, the most confident first; is_candidate bool (B, n) is False where an image has fewer.
+    An image's positions beyond its number mean nothing. The last value is False if a chain of overlaps was longer than
+    ROUNDS; then the positions may be wrong. The arithmetic is that of torchvision's `nms` on a CPU, bit by bit.
+    """
+    num_images, num_boxes = is_candidate.shape
+    # One row more, for those that are too many.
+    kept = torch.zeros(num_images, most + 1, dtype=torch.int64, device=boxes.device)
+    kept_boxes = boxes.new_zeros(num_images, most + 1, 4)
+    number = torch.zeros(num_images, dtype=torch.int64, device=boxes.device)
+    is_settled = torch.ones((), dtype=torch.bool, device=boxes.device)
+    for start in range(0, num_boxes, BLOCK):
+        block = boxes[:, start : start + BLOCK]
+        is_free = is_candidate[:, start : start + BLOCK] & ~_overlap(kept_boxes[:, :most], block, iou).any(1)
+        suppresses = _overlap(block, block, iou).triu(1)  # (B, k, k): a candidate and the less confident ones
+        stays = before = is_free
+        for _ in range(ROUNDS):
+            before, stays = stays, is_free & ~(suppresses & stays[..., None]).any(1)
+        is_settled &= (before == stays).all()
+        rank = number[:, None] + stays.cumsum(1) - 1
+        slot = torch.where(stays, rank, most).clamp(max=most)
+        kept.scatter_(1, slot, torch.arange(start, start + block.shape[1], device=boxes.device).expand_as(slot))
+        kept_boxes.scatter_(1, slot[..., None].expand_as(block), block)
+        number = (number + stays.sum(1)).clamp(max=most)
+    return kept[:, :most], number, is_settled
+
+
+def _overlap(first: torch.Tensor, second: torch.Tensor, iou: float) -> torch.Tensor:
+    """Return which boxes (B, m, 4) and (B, n, 4) have an IoU above `iou`: bool (B, m, n)."""
+    limit = np.float32(iou)  # rounded down: a float32 exceeds it if it exceeds `iou` itself
+    limit = limit if float(limit) <= iou else np.nextafter(limit, np.float32(-1))
+    low_x, low_y, high_x, high_y = (
+        choose(first[:, :, None, side], second[:, None, :, side])
+        for choose, side in ((torch.maximum, 0), (torch.maximum, 1), (torch.minimum, 2), (torch.minimum, 3))
+    )
+    shared = (high_x - low_x).clamp_(min=0).mul_((high_y - low_y).clamp_(min=0))
+    areas = [(boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1]) for boxes in (first, second)]
+    return shared / (areas[0][:, :, None] + areas[1][:, None] - shared) > float(limit)
 
 
 def prototype_masks(prototypes: torch.Tensor, detections: Detections, size_px: int) -> torch.Tensor:

@@ -3,13 +3,8 @@
 Masks decide, not boxes: two parallel wires that cross many tiles have nearly the same boxes, and the two halves of a wire
 in neighbouring tiles have boxes that hardly overlap.
 
-1. In each tile, a mask that agrees with a more confident one of its class is dropped: duplicates whose boxes differ.
-2. Two detections of one class are linked if their masks agree where both tiles look (`agreement`). Thin masks need to
-   agree only where both have pixels: a detection can end before its wire does. Links are used from the strongest to the
-   weakest. One that would put two detections of one tile into an object is refused, unless these are linked too, or are
-   separate parts that the object connects outside the tile: a wire that leaves it and returns.
-3. A fragment, cut off by its tile's border, is dropped if it lies mostly inside a more confident object of its class.
-4. What larger tiles and then the whole photograph show is compared with the result (utils/predict/overview.py).
+docs/windows.md lists the rules: duplicates in a tile, links between tiles, objects, fragments (1 to 4). What larger tiles and
+the whole photograph show is compared with the result in utils/predict/overview.py (5 and 6).
 
 All decisions follow from sorted lists, so the order of tiles and the batch size do not matter.
 """
@@ -156,7 +151,7 @@ def _agreement_in(first: Runs, second: Runs, corners: Corners) -> float:
 
 
 def join_tiles(pieces: list[Piece], tiles: list[Corners], iou: float) -> list[JoinedObject]:
-    """Join the pieces of all tiles: steps 1 to 3 above, with duplicates in a tile above `iou`. Best first."""
+    """Join the pieces of all tiles by rules 1 to 4, with duplicates in a tile above `iou`. Best first."""
     pieces = sorted((piece for piece in pieces if not piece.mask.is_empty), key=lambda piece: piece.order)
     comparison = _Comparison(pieces, tiles)
     in_tiles = sorted(comparison.pairs_in_tiles())

@@ -1,27 +1,16 @@
 """Compares what a coarser pass found, on larger tiles or the whole photograph, with the objects from smaller tiles.
 
-A coarser pass shows larger objects at once, but its masks are coarse: a pixel of a mask may be tens of pixels of the
-photograph. So a mask from smaller tiles is preferred wherever there is one:
-
-- fragments, cut off by their tiles' borders, that lie mostly inside one coarse mask become one object; if no smaller tile
-  found anything in a quarter of the coarse mask, it fills the gap;
-- a coarse mask that is at least half covered by objects from smaller tiles is dropped. If one object covers half of it,
-  and lies half in it, both passes found that object, which raises its confidence;
-- any other coarse mask stays, unless it is only about one of its own pixels thick: smaller tiles show that better, and
-  found nothing.
-
-If two fragments of one tile lie in a coarse mask, it shows several objects as one: it joins nothing.
-
-No tile shows both sides of an object that is as thick as the tile is wide: pieces of wood, sky or rock look like pieces
-of any large object. So the coarser pass decides there. A coarse mask that thick replaces the less confident objects that
-lie mostly in it or agree with it, unless a more confident one agrees with it or more confident ones cover half of it. An
-object that is as thick as its own tiles counts only where a coarse mask agrees with it.
+A coarser pass shows larger objects at once, but a pixel of its masks may be tens of pixels of the photograph. So a mask from
+smaller tiles is preferred wherever there is one (docs/windows.md, rule 5). But no tile shows both sides of an object that is
+as thick as the tile is wide: pieces of wood, sky or rock look like pieces of any large object. There the coarser pass
+decides (rule 6). `_decide` applies the rules in turn.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import cv2
 import numpy as np
@@ -48,12 +37,16 @@ def add_overview(
         of_class.setdefault(thing.class_id, []).append(thing)
     candidates = {class_id: _Candidates(things, cell_px, tiles) for class_id, things in of_class.items()}
     kept: list[JoinedObject] = []
-    for thing in sorted(coarse, key=lambda thing: (-thing.score, thing.pieces[0].order)):
-        kept += _place(thing, candidates[thing.class_id], cell_px, tile_px)
+    for thing in sorted(coarse, key=_best_first):
+        kept += _decide(thing, candidates[thing.class_id], cell_px, tile_px)
     for group in candidates.values():
         free = [group.all[number] for number in np.flatnonzero(group.is_free)]
         kept += [candidate.thing for candidate in free if candidate.thing.support or not candidate.is_thick]
-    return sorted(kept, key=lambda thing: (-thing.score, thing.pieces[0].order))
+    return sorted(kept, key=_best_first)
+
+
+def _best_first(thing: JoinedObject) -> tuple[Any, ...]:
+    return -thing.score, thing.pieces[0].order
 
 
 def longest_side(tiles: list[Corners]) -> int:
@@ -64,13 +57,9 @@ def longest_side(tiles: list[Corners]) -> int:
 class _Candidate:
     """An object from tiles that a coarse mask may cover."""
 
-    def __init__(self, thing: JoinedObject, cell_px: int, tiles: list[Corners]) -> None:
-        self.thing = thing
+    def __init__(self, number: int, thing: JoinedObject, cell_px: int, tiles: list[Corners]) -> None:
+        self.number, self.thing = number, thing
         self._cell_px, self._tiles = cell_px, tiles
-
-    def support(self, score: float) -> None:
-        """Note that a coarser pass found the object, too."""
-        self.thing = replace(self.thing, support=max(self.thing.support, score))
 
     @cached_property
     def is_thick(self) -> bool:
@@ -95,96 +84,135 @@ class _Candidate:
 
 
 class _Candidates:
-    """The objects of a class that coarse masks may cover."""
+    """The objects of a class that coarse masks may cover, and which of them are still free."""
 
     def __init__(self, things: list[JoinedObject], cell_px: int, tiles: list[Corners]) -> None:
-        self.all = [_Candidate(thing, cell_px, tiles) for thing in things]
+        self.all = [_Candidate(number, thing, cell_px, tiles) for number, thing in enumerate(things)]
         self.is_free = np.ones(len(things), bool)
         self._scores = np.array([thing.score for thing in things])
         self._corners = np.array([thing.corners for thing in things]).reshape(-1, 4)
 
-    def score(self, near: _Near) -> float:
-        """Return an object's confidence."""
-        return self.all[near.number].thing.score
-
-    def near(self, coarse: JoinedObject, corners: tuple[int, ...]) -> list[int]:
-        """Return the numbers of the objects in a rectangle that are as confident as a coarse mask, to SCORE_RATIO."""
+    def near(self, coarse: JoinedObject, corners: tuple[int, ...]) -> list[_Candidate]:
+        """Return the free objects in a rectangle that are as confident as a coarse mask, to SCORE_RATIO."""
         is_near = (self._corners[:, :2] < corners[2:]).all(axis=1) & (self._corners[:, 2:] > corners[:2]).all(axis=1)
         ratio = np.minimum(self._scores, coarse.score) >= SCORE_RATIO * np.maximum(self._scores, coarse.score)
-        return np.flatnonzero(is_near & ratio & self.is_free).tolist()
+        return [self.all[number] for number in np.flatnonzero(is_near & ratio & self.is_free)]
+
+    def take(self, neighbours: list[_Neighbour]) -> None:
+        """Note that a coarse mask joins or replaces some objects."""
+        self.is_free[[neighbour.candidate.number for neighbour in neighbours]] = False
 
 
 @dataclass(frozen=True, eq=False)
-class _Near:
+class _Neighbour:
     """How an object from tiles lies to a coarse mask: its cells there, the share of it inside, whether both agree."""
 
-    number: int
+    candidate: _Candidate
     cells: np.ndarray
     inside: float
     agrees: bool
 
+    @property
+    def thing(self) -> JoinedObject:
+        """The object."""
+        return self.candidate.thing
 
-def _place(coarse: JoinedObject, candidates: _Candidates, cell_px: int, tile_px: int) -> list[JoinedObject]:
+
+@dataclass(frozen=True, eq=False)
+class _CoarseMask:
+    """A coarse mask on the grid, and the objects from tiles beside it that it may be compared with."""
+
+    thing: JoinedObject
+    cells: np.ndarray  # bool (h, w): where the mask is
+    around: Corners  # the rectangle of `cells`, in cells
+    neighbours: list[_Neighbour]
+
+    @cached_property
+    def thickness(self) -> float:
+        """The thickness in cells."""
+        return _thickness(self.cells)
+
+    def is_covered_by(self, some: list[_Neighbour]) -> bool:
+        """Return whether some objects together cover half of the mask."""
+        return bool(some) and bool((_widened(some) & self.cells).sum() >= MIN_COVERED * self.cells.sum())
+
+
+def _decide(coarse: JoinedObject, candidates: _Candidates, cell_px: int, tile_px: int) -> list[JoinedObject]:
     """Return the object that a coarse mask becomes, if any. The objects that it joins or replaces are no longer free."""
+    mask = _look(coarse, candidates, cell_px)
+    replaced = _replaced(mask) if mask.thickness * cell_px >= tile_px else None
+    if replaced is not None:
+        candidates.take(replaced)
+        support = max((neighbour.thing.score for neighbour in replaced if neighbour.agrees), default=0.0)
+        return [replace(coarse, support=max(coarse.support, support))]
+    if fragments := _fragments(mask):
+        candidates.take(fragments)
+        return [_join(mask, fragments, cell_px)]
+    if mask.is_covered_by(mask.neighbours):
+        _support(mask)
+        return []
+    return [coarse] if mask.thickness >= MIN_CELLS else []
+
+
+def _look(coarse: JoinedObject, candidates: _Candidates, cell_px: int) -> _CoarseMask:
+    """Compare a coarse mask with the objects near it, except those of which only the coarse mask can decide."""
     grid = Cells.of(coarse.mask, cell_px)
     left, top, right, bottom = grid.corners
     around = (left - 2, top - 2, right + 2, bottom + 2)
-    is_coarse = grid.window(around) >= min(grid.counts.max(), cell_px**2 / 4)
-    seen = _look(coarse, candidates, is_coarse, around, cell_px)
-    if _thickness(is_coarse) * cell_px >= tile_px:
-        replaced = [near for near in seen if near.agrees or near.inside >= MOSTLY]
-        replaced = [near for near in replaced if candidates.score(near) < coarse.score]
-        others = [near for near in seen if near not in replaced]
-        if not any(near.agrees for near in others) and not _cover(others, is_coarse):
-            candidates.is_free[[near.number for near in replaced]] = False
-            support = max((candidates.score(near) for near in replaced if near.agrees), default=0.0)
-            return [replace(coarse, support=max(coarse.support, support))]
-    fragments = [near.number for near in seen if near.inside >= MOSTLY and candidates.all[near.number].is_fragment]
-    things = [candidates.all[number].thing for number in fragments]
-    tiles = [tile for thing in things for tile in {part.tile for part in thing.pieces}]
-    if not fragments or len(set(tiles)) < len(tiles):
-        if not _cover(seen, is_coarse):
-            return [coarse] if _thickness(is_coarse) >= MIN_CELLS else []
-        most = max(seen, key=lambda near: int((near.cells & is_coarse).sum()))
-        if most.inside >= MIN_COVERED and _cover([most], is_coarse):
-            candidates.all[most.number].support(coarse.score)
-        return []
-    candidates.is_free[fragments] = False
-    pieces = sorted((part for thing in things for part in thing.pieces), key=lambda part: part.order)
-    missing = is_coarse & ~_found(seen)
-    if missing.sum() < MIN_GAP * is_coarse.sum():
-        return [JoinedObject(tuple(pieces))]
-    gap = cv2.dilate(missing.view(np.uint8), TWO_CELLS).view(bool)  # up to the fragments
-    rest = [_inside_cells(piece, is_coarse & gap, around, cell_px) for piece in coarse.pieces]
-    return [JoinedObject((*pieces, *(piece for piece in rest if not piece.mask.is_empty)))]
-
-
-def _look(
-    coarse: JoinedObject, candidates: _Candidates, is_coarse: np.ndarray, around: Corners, cell_px: int
-) -> list[_Near]:
-    """Compare the objects near a coarse mask with it, except those of which only the coarse mask can decide."""
-    reach = cv2.dilate(is_coarse.view(np.uint8), ONE_CELL).view(bool)
-    found = []
-    for number in candidates.near(coarse, tuple(cell_px * side for side in around)):
-        candidate = candidates.all[number]
+    cells = grid.window(around) >= min(grid.counts.max(), cell_px**2 / 4)
+    reach = cv2.dilate(cells.view(np.uint8), ONE_CELL).view(bool)
+    neighbours = []
+    for candidate in candidates.near(coarse, tuple(cell_px * side for side in around)):
         counts = candidate.cells.window(around)
-        shared = ((counts > 0) & is_coarse).sum()
-        agrees = shared >= MIN_AGREEMENT * (is_coarse.sum() + (candidate.cells.counts > 0).sum() - shared)
+        shared = ((counts > 0) & cells).sum()
+        agrees = shared >= MIN_AGREEMENT * (cells.sum() + (candidate.cells.counts > 0).sum() - shared)
         if agrees or not candidate.is_thick:
             inside = float(counts[reach].sum() / candidate.cells.counts.sum())
-            found.append(_Near(number, counts > 0, inside, bool(agrees)))
-    return found
+            neighbours.append(_Neighbour(candidate, counts > 0, inside, bool(agrees)))
+    return _CoarseMask(coarse, cells, around, neighbours)
 
 
-def _found(seen: list[_Near]) -> np.ndarray:
+def _replaced(mask: _CoarseMask) -> list[_Neighbour] | None:
+    """Return the less confident objects that a thick coarse mask replaces; None if more confident ones are against it."""
+    replaced: list[_Neighbour] = []
+    others: list[_Neighbour] = []
+    for neighbour in mask.neighbours:
+        is_same = neighbour.agrees or neighbour.inside >= MOSTLY
+        (replaced if is_same and neighbour.thing.score < mask.thing.score else others).append(neighbour)
+    is_refused = any(neighbour.agrees for neighbour in others) or mask.is_covered_by(others)
+    return None if is_refused else replaced
+
+
+def _fragments(mask: _CoarseMask) -> list[_Neighbour]:
+    """Return the fragments that a coarse mask joins; none if two of them come from one tile: these are two objects."""
+    fragments = [part for part in mask.neighbours if part.inside >= MOSTLY and part.candidate.is_fragment]
+    tiles = [tile for part in fragments for tile in {piece.tile for piece in part.thing.pieces}]
+    return fragments if len(set(tiles)) == len(tiles) else []
+
+
+def _join(mask: _CoarseMask, fragments: list[_Neighbour], cell_px: int) -> JoinedObject:
+    """Return the object of some fragments; the coarse mask fills a large gap."""
+    pieces = sorted((piece for part in fragments for piece in part.thing.pieces), key=lambda piece: piece.order)
+    missing = mask.cells & ~_widened(mask.neighbours)
+    if missing.sum() >= MIN_GAP * mask.cells.sum():
+        gap = cv2.dilate(missing.view(np.uint8), TWO_CELLS).view(bool)  # up to the fragments
+        rest = [_inside_cells(piece, mask.cells & gap, mask.around, cell_px) for piece in mask.thing.pieces]
+        pieces += [piece for piece in rest if not piece.mask.is_empty]
+    return JoinedObject(tuple(pieces))
+
+
+def _support(mask: _CoarseMask) -> None:
+    """Raise the confidence of the object that covers a coarse mask and lies in it, if one does."""
+    most = max(mask.neighbours, key=lambda neighbour: int((neighbour.cells & mask.cells).sum()))
+    if most.inside >= MIN_COVERED and mask.is_covered_by([most]):
+        support = max(most.thing.support, mask.thing.score)
+        most.candidate.thing = replace(most.thing, support=support)
+
+
+def _widened(neighbours: list[_Neighbour]) -> np.ndarray:
     """Return the cells of some objects, widened by one pixel of the coarse mask."""
-    cells = np.any([near.cells for near in seen], axis=0)
+    cells = np.any([neighbour.cells for neighbour in neighbours], axis=0)
     return cv2.dilate(cells.view(np.uint8), TWO_CELLS).view(bool)
-
-
-def _cover(seen: list[_Near], is_coarse: np.ndarray) -> bool:
-    """Return whether some objects together cover half of a coarse mask."""
-    return bool(seen) and bool((_found(seen) & is_coarse).sum() >= MIN_COVERED * is_coarse.sum())
 
 
 def _thickness(cells: np.ndarray) -> float:

@@ -6,11 +6,11 @@ import heapq
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, Self, TextIO
 
 import cv2
 import numpy as np
@@ -32,21 +32,38 @@ class Source:
     key: str
 
 
-class PredictionWriter:
+class PartWriter:
+    """Writes this rank's parts of some files; an error removes them. Parts are named by their patterns."""
+
+    def __init__(self, folder: Path, patterns: Sequence[str], rank: int) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._parts = {pattern: part_of(folder, pattern, rank).open("w", encoding="utf-8") for pattern in patterns}
+
+    def write(self, pattern: str, source: Source, entry: dict[str, Any]) -> None:
+        """Add a photograph's entry. A rank adds its photographs in ascending order of their positions."""
+        self._parts[pattern].write(f"{source.position}\t{json.dumps(entry)}\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        for part in self._parts.values():
+            part.close()
+            if kind is not None:
+                Path(part.name).unlink()
+
+
+class PredictionWriter(PartWriter):
     """Writes `labels/<key>.txt` for each photograph, and its entry of predictions.json to this rank's part of it.
 
     `merge_parts` makes predictions.json of all ranks' parts.
     """
 
     def __init__(self, folder: Path, names: tuple[str, ...], rank: int = 0) -> None:
-        self.folder = folder
+        super().__init__(folder, [PARTS], rank)
         self.names = names
-        (folder / "labels").mkdir(parents=True, exist_ok=True)
-        self._part = part_of(folder, PARTS, rank)
-        self._file = self._part.open("w", encoding="utf-8")
-
-    def __enter__(self) -> PredictionWriter:
-        return self
+        (folder / "labels").mkdir(exist_ok=True)
 
     def add(
         self,
@@ -56,10 +73,7 @@ class PredictionWriter:
         boxes: np.ndarray,
         outlines: list[list[np.ndarray]],
     ) -> None:
-        """Add a photograph of `shape` (H, W, 3): boxes (n, 4) xyxy and each detection's outlines, in its pixels.
-
-        A rank adds its photographs in ascending order of their positions.
-        """
+        """Add a photograph of `shape` (H, W, 3): boxes (n, 4) xyxy and each detection's outlines, in its pixels."""
         height, width = shape[:2]
         class_ids, scores = found.class_ids.tolist(), found.scores.tolist()
         detections = [
@@ -73,7 +87,7 @@ class PredictionWriter:
             for class_id, score, box, parts in zip(class_ids, scores, boxes, outlines, strict=True)
         ]
         entry = {"file": str(source.file), "width": width, "height": height, "detections": detections}
-        self._file.write(f"{source.position}\t{json.dumps(entry)}\n")
+        self.write(PARTS, source, entry)
         lines = [
             f"{class_id} " + " ".join(f"{value:.6f}" for value in (parts[0] / (width, height)).clip(0, 1).reshape(-1))
             for class_id, parts in zip(class_ids, outlines, strict=True)
@@ -93,11 +107,6 @@ class PredictionWriter:
                 folder = self.folder / "crops" / _folder_name(self.names[class_id], class_id)
                 folder.mkdir(parents=True, exist_ok=True)
                 write_jpeg(folder / f"{key}_{number}.jpg", np.ascontiguousarray(cut))
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._file.close()
-        if kind is not None:
-            self._part.unlink()
 
 
 def merge_parts(folder: Path, num_ranks: int) -> None:

@@ -23,11 +23,10 @@ import torch
 import torch.nn.functional as F
 
 from utils import distributed
-from utils.yolo.assigner import YOLOV8_RULE, Rule, TrueObjects, assign, inside_boxes
+from utils.yolo.assigner import YOLOV8_RULE, PredictedMasks, Rule, TrueObjects, assign, inside_boxes
 from utils.yolo.boxes import AnchorGrid, BoxErrors, anchor_grid, predicted_sides
 from utils.yolo.inputs import Targets
 from utils.yolo.mask_loss import find_positives, mask_loss
-from utils.yolo.mask_overlap import PredictedMasks
 
 PARTS = ("box", "seg", "cls", "dfl")
 FAR_PX = 1e5  # beyond every image

@@ -16,11 +16,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from utils.yolo.assigner import Rule
+from utils.yolo.assigner import PredictedMasks, Rule
 from utils.yolo.boxes import DistanceErrors, OneToOne
 from utils.yolo.inputs import Targets
 from utils.yolo.loss import PARTS, LossGains, LossSums, SegmentationLoss, pad_targets
-from utils.yolo.mask_overlap import PredictedMasks
 from utils.yolo.model import is_yolo26
 
 ONE_TO_MANY, ONE_TO_ONE = Rule(top_k=10), Rule(top_k=7, final_top_k=1)

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a, b, c of a X + b (X X') X + c (X X')^2 X, Muon's polynomial
-NEWTON_SCHULZ_STEPS = 5
 # Matrices are padded with zeros to the next larger size where this adds less than these shares of all multiplications.
 TALLER, WIDER = 0.05, 0.005
 
