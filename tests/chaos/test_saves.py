@@ -101,7 +101,7 @@ def meaning(file: Path) -> Any:
         return None
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root (run it as root)")
 @pytest.mark.chaos(1, 1)
 def test_r7_the_disk_becomes_full_and_is_enlarged(sample: Any, tmp_path: Path, record_property: Any) -> None:
     data, reference, disk, log = sample(16), tmp_path / "reference", tmp_path / "disk", tmp_path / "log"
