@@ -3,7 +3,7 @@
 #   make demo         download, train, evaluate and predict on a small sample
 #   make demo-recipes  the four systems in recipes/ in small
 #   make format       format the code and fix what ruff can fix
-#   make check        ruff, import-linter and mypy
+#   make check        ruff, import-linter, size and mypy
 #   make size         lines and files of each part beside its budget
 #   make test         check, and every test
 #   make test-quick   check, then the tests that start no whole command: run it while you work
@@ -43,6 +43,7 @@ check: setup
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/lint-imports --no-logo
+	@$(PYTHON) .ci/size.py
 	@$(VENV)/bin/mypy
 
 # Most tests run side by side, and beside ruff and mypy; those that measure or time (marker `alone`) run after them, one at a

@@ -15,15 +15,18 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 
 def measure(part: str, files: list[str]) -> tuple[int, int]:
-    """Return the lines and the number of the files in a part: a folder, `*.py` in the root, or one file."""
+    """Return the lines and the number of the files in a part: `./` (all), a folder, `*.py` in the root, or one file."""
     if part.endswith("/"):
-        own = [file for file in files if file.startswith(part) and file.endswith(".py")]
+        own = [file for file in files if file.startswith(part.removeprefix("./")) and file.endswith(".py")]
     else:
         own = [file for file in files if "/" not in file and Path(file).match(part)]
     return sum(len((PROJECT / file).read_text(encoding="utf-8").splitlines()) for file in own), len(own)
 
 
 def main() -> int:
+    if not (PROJECT / ".git").exists():
+        print("Not a git checkout: the sizes are not measured.")
+        return 0
     budgets = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["size"]
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
