@@ -16,7 +16,7 @@ GIVEN_PYTHON := $(PYTHON)
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 JOBS ?= 2
-SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 .PHONY: setup demo demo-recipes format check size test side-by-side test-quick gpu chaos clean
 
