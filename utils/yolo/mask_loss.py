@@ -8,8 +8,8 @@
 4. Units are computed a fixed number at a time, so memory does not grow with the number of objects.
 5. The forward pass also computes the gradient, so no logits are kept for the backward pass.
 
-To add a term, such as Dice, write a function like `bce` and list it in `EXTRA_TERMS`: slower, but autograd computes its
-gradient. To change the error of a pixel in the fast computation, change `pixel_error`, and `bce` with it.
+To add a term to all losses, such as Dice, write a function like `bce` and list it in `EXTRA_TERMS`: slower, but autograd
+computes its gradient. To change the error of a pixel in the fast computation, change `pixel_error`, and `bce` with it.
 
 Letters: B images, M targets per image (padded), A anchors, P positive anchors, G groups, U units, u units computed at
 once, S side of the prototypes, N = B * S^2 pixels.
@@ -117,7 +117,7 @@ def bce(logits: torch.Tensor, truth: torch.Tensor, weight: torch.Tensor) -> torc
     return (F.binary_cross_entropy_with_logits(logits, truth, reduction="none") * weight).sum((1, 2))
 
 
-EXTRA_TERMS: tuple[tuple[float, MaskTerm], ...] = ()  # (gain, term), added to the BCE; none in YOLOv8
+EXTRA_TERMS: tuple[tuple[float, MaskTerm], ...] = ()  # (gain, term), added to the BCE, in validation too
 
 
 def mask_loss_by_autograd(
@@ -130,6 +130,7 @@ def mask_loss_by_autograd(
 ) -> torch.Tensor:
     """Return the sum of `term` over the positive anchors: (). The arguments are those of `mask_loss`.
 
+    Of `positives` only `image`, ascending, and `target` are read, so they may be some of the anchors, with their coefficients.
     With `bce` this is the reference for `mask_loss`. Slow: autograd computes and keeps several float32
     (P, S, S) tensors, also outside the boxes.
     """
