@@ -1,1 +1,1 @@
-"""Builds the processed data set from raw photographs and the label CSV."""
+"""Builds the processed data set from photographs and label files: `build.py`. `formats.py` lists the formats of labels."""
