@@ -1,4 +1,4 @@
-"""Turn raw photographs and their labels (EPRI's CSV, COCO, Label Studio) into a YOLO-seg data set: see --help."""
+"""Turn raw photographs and their labels (EPRI's CSV, COCO, Label Studio, LabelMe) into a YOLO-seg data set: see --help."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ParseConfig(Options):
     )
     line_width: float = option(
         6.0,
-        "width of wires drawn as lines (EPRI's format), in pixels of the original photograph",
+        "width of wires drawn as lines (EPRI's format, LabelMe), in pixels of the original photograph",
         above=0,
         at_most=1000,
         needs=("not format=coco", "not format=labelstudio"),

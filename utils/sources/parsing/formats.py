@@ -5,10 +5,11 @@ A name in a label file is only compared with the photographs that are there, nev
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -17,12 +18,14 @@ from utils.sources.parsing.coco import CocoFile
 from utils.sources.parsing.json_stream import JsonStream
 from utils.sources.parsing.label_csv import ClassTable, Problem, read_label_csv
 from utils.sources.parsing.label_studio import LabelStudioFile
+from utils.sources.parsing.labelme import LabelMeFile
 from utils.sources.parsing.manifest import NO_PHOTOGRAPH, NO_ROW
-from utils.sources.parsing.rows import LabelFile, Row, place_of
-from utils.sources.parsing.sources import Photograph, find_label_csv, find_photographs
+from utils.sources.parsing.rows import AnnotationRow, LabelFile, Row, place_of
+from utils.sources.parsing.sources import Photograph, find_label_csv, find_photographs, leaves
 
-AUTO, EPRI, COCO, LABEL_STUDIO = "auto", "epri", "coco", "labelstudio"
-FORMAT_CHOICES = (AUTO, EPRI, COCO, LABEL_STUDIO)
+AUTO, EPRI, COCO, LABEL_STUDIO, LABEL_ME = "auto", "epri", "coco", "labelstudio", "labelme"
+FORMAT_CHOICES = (AUTO, EPRI, COCO, LABEL_STUDIO, LABEL_ME)
+COCO_KEYS, LABEL_ME_KEYS = ("categories", "images", "annotations"), ("shapes", "imagePath")
 DUPLICATE_ROW = "duplicate row"
 _UPLOAD_PREFIX = re.compile(r"^[0-9a-f]{6,12}-")  # Label Studio puts it before the name of an uploaded file
 RowsByKey = dict[str, tuple[Row, ...]]
@@ -30,12 +33,16 @@ RowsByKey = dict[str, tuple[Row, ...]]
 
 @dataclass(frozen=True)
 class Format:
-    """An annotation tool's format. Its files are those of the first of `patterns` that any has, one or `several`."""
+    """An annotation tool's format. Its files are those of the first of `patterns` that any has, one or `several`.
+
+    per_photograph: each photograph has its own file, and its path in it is relative to the file's folder.
+    """
 
     reader: type[LabelFile]
     patterns: tuple[str, ...]
     several: bool
     how_to_export: str
+    per_photograph: bool = False
 
 
 FORMATS = {
@@ -46,6 +53,7 @@ FORMATS = {
         "export as COCO 1.0 and unzip it there, so that annotations/instances_*.json lies beside images/",
     ),
     LABEL_STUDIO: Format(LabelStudioFile, ("*.json",), False, "export as JSON and put the file beside the photographs"),
+    LABEL_ME: Format(LabelMeFile, ("**/*.json",), True, "save LabelMe's files there, beside the photographs", True),
 }
 
 
@@ -79,26 +87,40 @@ def read_labels(
         rows = list(read_label_csv(file, problems))
         matches = [_match_name(row.image_name, photographs) for row in rows]
     else:
-        files = _label_files(folder, FORMATS[chosen])
+        tool = FORMATS[chosen]
+        files = _label_files(folder, tool, problems, trust_links)
         photographs = find_photographs(folder, problems, trust_links, by_path=True)
-        read = [FORMATS[chosen].reader(file, problems) for file in files]
+        read = [tool.reader(file, problems) for file in files]
         annotated = [row for labels in read for row in labels.rows()]
-        matches = match_names([row.names for row in annotated], photographs)
-        rows = [*annotated]
-        file, names = files[0], tuple(dict.fromkeys(name for labels in read for name in labels.names()))
+        names = tuple(dict.fromkeys(name for labels in read for name in labels.names()))
+        if tool.per_photograph:
+            names = tuple(sorted(names))
+        matches = match_names([_photograph_names(row, folder, tool) for row in annotated], photographs)
+        rows, file = [*annotated], folder if tool.per_photograph else files[0]
     by_key = _rows_by_key(rows, matches, problems)
     return Labelled(photographs, _complete(by_key, photographs, file, keep_unlabelled, problems), names)
 
 
 def choose_format(folder: Path) -> str:
-    """Return the format of the labels: EPRI's if there is a CSV or no JSON file, else by the file's first character."""
+    """Return the format of the labels: EPRI's if there is a CSV or no JSON file, else by its layout."""
     if not folder.is_dir() or any(path.suffix.lower() == ".csv" for path in folder.iterdir() if path.is_file()):
         return EPRI
-    files = _candidates(folder, FORMATS[COCO])
+    files = _candidates(folder, FORMATS[COCO]) or _candidates(folder, FORMATS[LABEL_ME])
     if not files:
         return EPRI
-    with closing(JsonStream(files[0])) as stream:
-        return LABEL_STUDIO if stream.peek() == "[" else COCO
+    return next(filter(None, map(_format_of, files)), COCO)  # COCO's reader then says what is wrong
+
+
+def _format_of(file: Path) -> str:
+    """Return the format of a JSON file by its first keys; an empty string if it has none of a format, or is not JSON."""
+    with suppress(UserError), closing(JsonStream(file)) as stream:
+        if stream.peek() == "[":
+            return LABEL_STUDIO
+        for key in stream.keys():  # noqa: SIM118 - not a dictionary
+            if key in COCO_KEYS + LABEL_ME_KEYS:
+                return LABEL_ME if key in LABEL_ME_KEYS else COCO
+            stream.skip()
+    return ""
 
 
 def choose_classes(known: Sequence[str], named: Sequence[str] | None) -> tuple[str, ...]:
@@ -181,7 +203,7 @@ def _match_name(name: str, photographs: Mapping[str, Photograph]) -> Match:
     return Match(key) if key in photographs else Match(None, f"no photograph called {printable(name)}")
 
 
-def _label_files(folder: Path, chosen: Format) -> list[Path]:
+def _label_files(folder: Path, chosen: Format, problems: list[Problem], trust_links: bool) -> list[Path]:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; name another --input")
     files = _candidates(folder, chosen)
@@ -190,13 +212,27 @@ def _label_files(folder: Path, chosen: Format) -> list[Path]:
     if len(files) > 1 and not chosen.several:
         names = ", ".join(path.name for path in files[:5])
         raise UserError(f"{folder}: which JSON file holds the labels? Found {names}; keep one")
+    if chosen.per_photograph and not trust_links:
+        root = os.path.realpath(folder)
+        files = [file for file in files if not leaves(file, root, folder, problems)]
     return files
+
+
+def _photograph_names(row: AnnotationRow, folder: Path, chosen: Format) -> tuple[str, ...]:
+    """Return the paths of a row's photograph relative to the input folder; those that leave it begin with `..` or `/`."""
+    if not chosen.per_photograph:
+        return row.names
+    return tuple(os.path.normpath(row.file.parent.relative_to(folder) / name) for name in row.names)
 
 
 def _candidates(folder: Path, chosen: Format) -> list[Path]:
     """Return the files that may hold labels."""
     for pattern in chosen.patterns:
-        files = sorted(path for path in folder.glob(pattern) if path.is_file() and not path.name.startswith("."))
+        files = sorted(
+            path
+            for path in folder.glob(pattern)
+            if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        )
         if files:
             return files
     return []

@@ -43,7 +43,7 @@ class OutlineError(ValueError):
 
 @dataclass(frozen=True)
 class ShapeObject:
-    """One object of an annotation file: the union of polygons, or a mask.
+    """One object of an annotation file: the union of polygons, a line, or a mask.
 
     `name` says which one, for messages. Coordinates are in `unit` (width, height) for the whole image; None: in the
     photograph's pixels. `size` is the image's size in pixels as the file says it, to find a wrong photograph or one that
@@ -56,6 +56,7 @@ class ShapeObject:
     size: tuple[int, int] | None
     parts: tuple[np.ndarray, ...] = ()
     draw: Callable[[], tuple[np.ndarray, int, int]] | None = None
+    is_line: bool = False  # `parts` holds one line instead of polygons
 
     def frame(self, upright: tuple[int, int], orientation: int, exif_frame: str) -> str:
         """Return whether the coordinates refer to `upright` or `stored` pixels of a photograph; `ambiguous`: upright.
@@ -79,10 +80,12 @@ class ShapeObject:
         is_certain = exif_frame != "auto" or (len(fitting) == 1 and self.size is not None)
         return fitting[0] if is_certain else "ambiguous"
 
-    def ring(self, upright: tuple[int, int], orientation: int, frame: str) -> tuple[np.ndarray, str]:
+    def ring(
+        self, upright: tuple[int, int], orientation: int, frame: str, line_width_px: float
+    ) -> tuple[np.ndarray, str]:
         """Return one ring (V, 2) in pixels of the upright photograph, and what was lost, usually nothing.
 
-        Raises OutlineError.
+        A line becomes a strip of `line_width_px`. Raises OutlineError.
         """
         size = upright[::-1] if frame == "stored" and orientation >= 5 else upright
         scale = np.divide(size, self.unit) if self.unit else np.ones(2)
@@ -91,6 +94,8 @@ class ShapeObject:
             points = points * scale
             return points_upright(points, orientation, *upright) if frame == "stored" else points
 
+        if self.is_line:
+            return object_ring("line", placed(self.parts[0]), upright, line_width_px, SHAPE_TOLERANCE_PX), ""
         if self.draw is None:
             return parts_ring([placed(part) for part in self.parts], upright), ""
         try:
@@ -210,14 +215,15 @@ def _visible_rings(shape: BaseGeometry, size: tuple[int, int], max_rings: int, m
     return [np.asarray(rings[index].coords)[:-1] for index in largest if areas[index] >= min_area_px]
 
 
-def read_points(numbers: Any) -> np.ndarray:
+def read_points(numbers: Any, kind: Literal["polygon", "line"] = "polygon") -> np.ndarray:
     """Return a list [x, y, x, y, ...] or [[x, y], ...] as points (V, 2). Raises ValueError."""
+    fewest = 3 if kind == "polygon" else 2
     if isinstance(numbers, list) and numbers and all(isinstance(pair, list) and len(pair) == 2 for pair in numbers):
         numbers = [number for pair in numbers for number in pair]
-    if not isinstance(numbers, list) or len(numbers) % 2 or len(numbers) < 6:
-        raise ValueError("a polygon needs a list of 3 or more points, two numbers each")
+    if not isinstance(numbers, list) or len(numbers) % 2 or len(numbers) < 2 * fewest:
+        raise ValueError(f"a {kind} needs a list of {fewest} or more points, two numbers each")
     if len(numbers) > 2 * MAX_POINTS:
-        raise ValueError(f"polygon of {len(numbers) // 2:,} points, more than {MAX_POINTS:,}")
+        raise ValueError(f"{kind} of {len(numbers) // 2:,} points, more than {MAX_POINTS:,}")
     return np.array([read_number(number) for number in numbers]).reshape(-1, 2)
 
 

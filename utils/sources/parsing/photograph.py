@@ -172,7 +172,7 @@ def _normalised_ring(
     """Return an object's ring in 0..1, and what it lost, usually nothing."""
     size = (facts.width, facts.height)
     if isinstance(item, ShapeObject):
-        ring, complaint = item.ring(size, facts.orientation, frame)
+        ring, complaint = item.ring(size, facts.orientation, frame, options.line_width_px)
         return ring / size, complaint
     points = item.points
     if frame == "stored":

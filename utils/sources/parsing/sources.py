@@ -131,7 +131,7 @@ def _in_folders(folder: Path, root: str | None, problems: list[Problem], by_path
 
     def enters(path: Path) -> bool:
         identity = _identity(path)
-        if path.name.startswith(".") or identity in visited or _leaves(path, root, folder, problems):
+        if path.name.startswith(".") or identity in visited or leaves(path, root, folder, problems):
             return False
         visited.add(identity)
         return True
@@ -143,7 +143,7 @@ def _in_folders(folder: Path, root: str | None, problems: list[Problem], by_path
     for place, entries in walk(folder, enters, report):
         for name in (entry.name for entry in entries if is_photograph(entry.name)):
             path = Path(place, name)
-            if _leaves(path, root, folder, problems):
+            if leaves(path, root, folder, problems):
                 continue
             source = path.relative_to(folder).as_posix()
             if not os.path.isfile(path):  # False, too, in a folder that may be listed but not entered
@@ -167,7 +167,7 @@ def _identity(folder: Path) -> tuple[int, int] | Path:
     return status.st_dev, status.st_ino
 
 
-def _leaves(path: Path, root: str | None, folder: Path, problems: list[Problem]) -> bool:
+def leaves(path: Path, root: str | None, folder: Path, problems: list[Problem]) -> bool:
     """Return whether a path is a link to outside `root` (None: trust all links), and add it to `problems`."""
     if root is None or not os.path.islink(path) or Path(os.path.realpath(path)).is_relative_to(root):
         return False
@@ -183,7 +183,7 @@ def _in_archives(folder: Path, root: str | None, problems: list[Problem], by_pat
     for path in sorted(folder.iterdir()):
         if path.suffix.lower() != ".zip" or path.name.startswith(".") or not path.is_file():
             continue
-        if _leaves(path, root, folder, problems):
+        if leaves(path, root, folder, problems):
             continue
         try:
             with BoundedZip(path) as archive:

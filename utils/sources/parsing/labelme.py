@@ -1,0 +1,92 @@
+"""Reads LabelMe's JSON, one file for each photograph: polygons, and lines as strips."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from utils.common.errors import UserError, printable
+from utils.sources.parsing.json_stream import Item, JsonStream
+from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
+from utils.sources.parsing.outlines import ShapeObject, read_points, read_size
+from utils.sources.parsing.photograph import UNUSABLE_OBJECT
+from utils.sources.parsing.rows import AnnotationRow
+
+MAX_NAME_CHARACTERS = 4096
+POLYGON, LINES = "polygon", ("linestrip", "line")
+Size = tuple[int, int] | None
+
+
+class LabelMeFile:
+    """The labels of a LabelMe file, and where its shapes lie in it. A file that is not LabelMe's is a problem, no error."""
+
+    def __init__(self, path: Path, problems: list[Problem]) -> None:
+        self.path = path
+        self.problems = problems
+        self._names: set[str] = set()
+        self._spans = bytearray()
+        self._facts: dict[str, Any] = {}  # imagePath, imageWidth and imageHeight
+        self._image, self._size = "", None
+        try:
+            with closing(JsonStream(path)) as stream:
+                has_shapes = self._read(stream)
+            name = self._facts.get("imagePath")
+            if not has_shapes or not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS:
+                raise ValueError("not LabelMe's: no list `shapes`, or no usable `imagePath`")
+            self._size = read_size(self._facts.get("imageWidth"), self._facts.get("imageHeight"))
+            self._image = name.replace("\\", "/")
+        except (UserError, ValueError, OverflowError) as error:
+            self._complain(f"{error}; skipped", UNREADABLE_ROW)
+
+    def names(self) -> list[str]:
+        """Return the labels in use, sorted: the files do not say which others the project has."""
+        return sorted(self._names) if self._image else []
+
+    def rows(self) -> Iterator[AnnotationRow]:
+        """Yield the photograph's row, also without shapes; none if the file cannot be used."""
+        if self._image:
+            objects = partial(_objects, self._size)
+            yield AnnotationRow((self._image,), self.path, bytes(self._spans), f"{self._size}", objects)
+
+    def _read(self, stream: JsonStream) -> bool:
+        """Read the file's keys; return whether it has shapes. The picture in `imageData` is passed over."""
+        has_shapes = False
+        for key in stream.keys():  # noqa: SIM118 - not a dictionary
+            if key == "shapes" and stream.peek() == "[":
+                has_shapes = True
+                for item in stream.items():
+                    self._add_shape(item)
+            elif key in ("imagePath", "imageWidth", "imageHeight"):
+                self._facts[key] = stream.item().value()
+            else:
+                stream.skip()
+        return has_shapes
+
+    def _add_shape(self, item: Item) -> None:
+        shape = item.value()
+        label = shape.get("label") if isinstance(shape, dict) else None
+        if isinstance(label, str) and label.strip():
+            self._names.add(printable(label.strip()))
+            self._spans += item.span
+        else:
+            self._complain(f"the shape at byte {item.start:,} has no label; skipped", UNUSABLE_OBJECT)
+
+    def _complain(self, text: str, kind: str) -> None:
+        self.problems.append(Problem(printable(self.path.name, 400), text, kind))
+
+
+def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
+    """Return the object of one shape, or why there is none."""
+    shape = json.loads(data)
+    label, kind = printable(shape["label"].strip()), shape.get("shape_type", POLYGON)
+    try:
+        if kind != POLYGON and kind not in LINES:
+            raise ValueError(f"{printable(str(kind), 40)} is not read; draw a polygon or a linestrip")
+        points = read_points(shape.get("points"), "polygon" if kind == POLYGON else "line")
+    except (ValueError, OverflowError) as error:
+        return [], [f"shape ({label}): {error}"]
+    return [ShapeObject(label, "shape", size, size, (points,), is_line=kind in LINES)], []
