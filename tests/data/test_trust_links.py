@@ -142,6 +142,25 @@ def test_the_parser_follows_links_out_of_the_raw_folder_only_with_trust_links(
     assert capsys.readouterr().out.count("or pass --trust-links") == (0 if flags else 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("labels.csv", "Label,External ID\nPRIVATE,a.jpg\n"), ("coco.json", '{"images": [], "annotations": "PRIVATE"}')],
+)
+def test_a_label_file_that_is_a_link_out_of_the_raw_folder_is_quoted(
+    name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret").write_text(text)
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "a.jpg").write_bytes(PHOTO)
+    (raw / name).symlink_to(tmp_path / "secret")
+    monkeypatch.setattr(sys, "argv", ["parse", "--input", str(raw), "--output", str(tmp_path / "out")])
+    with pytest.raises(UserError, match=rf"{name}: a link that leaves .*or pass --trust-links") as error:
+        parse_labels.main()
+    assert "PRIVATE" not in str(error.value)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
 def test_the_launcher_checks_the_data_set_as_the_trainer_will_read_it(tmp_path: Path) -> None:
     write_disk(tmp_path / "disk")
     (tmp_path / "set").mkdir()

@@ -82,7 +82,7 @@ def read_labels(
     chosen = choose_format(folder) if label_format == AUTO else label_format
     rows: list[Row]
     if chosen == EPRI:
-        file, names = find_label_csv(folder), None
+        (file,), names = _inside([find_label_csv(folder)], folder, problems, trust_links), None
         photographs = find_photographs(folder, problems, trust_links)
         rows = list(read_label_csv(file, problems))
         matches = [_match_name(row.image_name, photographs) for row in rows]
@@ -212,10 +212,16 @@ def _label_files(folder: Path, chosen: Format, problems: list[Problem], trust_li
     if len(files) > 1 and not chosen.several:
         names = ", ".join(path.name for path in files[:5])
         raise UserError(f"{folder}: which JSON file holds the labels? Found {names}; keep one")
-    if chosen.per_photograph and not trust_links:
-        root = os.path.realpath(folder)
-        files = [file for file in files if not leaves(file, root, folder, problems)]
-    return files
+    return _inside(files, folder, problems, trust_links)
+
+
+def _inside(files: list[Path], folder: Path, problems: list[Problem], trust_links: bool) -> list[Path]:
+    """Return the files that are no links out of the folder: a message about one could quote any file of the user."""
+    root = None if trust_links else os.path.realpath(folder)
+    inside = [file for file in files if not leaves(file, root, folder, problems)]
+    if not inside:
+        raise UserError(f"{files[0]}: {problems[-1].text}")
+    return inside
 
 
 def _photograph_names(row: AnnotationRow, folder: Path, chosen: Format) -> tuple[str, ...]:
