@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.predict.tile_scenes import Truth, blur_edges, iou_with, made_up_piece, seen_in_tiles, stroke
-from utils.predict.joining import JoinedObject, Piece, agreement, is_cut, join_tiles
+from utils.predict.joining import JoinedObject, Piece, Seen, agreement, is_cut, join_tiles
 from utils.predict.regions import Runs, shared_area
 from utils.predict.tiles import cut_tiles
 
@@ -58,9 +58,9 @@ def test_a_mask_three_pixels_beside_the_other_still_agrees() -> None:
     strip = (0, 0, 300, 100)
     low, high = (Runs.of(stroke((300, 100), [(10, y), (280, y)], 7)) for y in (40, 43))
     assert shared_area(low, high) < 0.5 * (low.area + high.area - shared_area(low, high))
-    assert agreement(low, high, strip) >= 0.5
+    assert agreement(Seen(low, strip), Seen(high, strip)) >= 0.5
     far = Runs.of(stroke((300, 100), [(10, 60), (280, 60)], 7))
-    assert agreement(low, far, strip) == 0
+    assert agreement(Seen(low, strip), Seen(far, strip)) == 0
 
 
 def test_random_wires_come_out_whole() -> None:

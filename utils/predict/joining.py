@@ -34,6 +34,7 @@ MOSTLY = 0.7  # the share of a fragment that has to lie inside another object
 SCORE_RATIO = 0.1  # a detection with less than this share of another's confidence is never joined to it
 EDGE_PX = 6  # a mask that comes this close to its tile's border is cut off by it
 CELL_PX = 16  # of the grid that finds pairs worth comparing
+DRAWN_PX = 20_000_000  # of the masks that are drawn in a strip and kept, two bytes each
 CONNECT_PX = 4  # of the grid that tells whether parts of an object are connected
 
 
@@ -108,18 +109,54 @@ def widen(mask: Runs, limits: Corners) -> Runs:
     return Runs.of_cut(cv2.dilate(mask.window(around).view(np.uint8), WIDEN_KERNEL).view(bool), *around[:2])
 
 
-def agreement(first: Runs, second: Runs, strip: Corners) -> float:
+class Seen:
+    """A mask in a strip that two tiles show: drawn, widened, and in how many connected parts; each made when needed."""
+
+    def __init__(self, mask: Runs, strip: Corners) -> None:
+        self.mask, self.strip = mask, strip
+
+    @cached_property
+    def drawn(self) -> np.ndarray:
+        """The mask in the strip: uint8 (h, w)."""
+        return self.mask.window(self.strip).view(np.uint8)
+
+    @cached_property
+    def wide(self) -> np.ndarray:
+        """The widened mask in the strip: uint8 (h, w)."""
+        return cv2.dilate(self.drawn, WIDEN_KERNEL)
+
+    @cached_property
+    def parts(self) -> int:
+        """The number of connected parts in the strip."""
+        return int(cv2.connectedComponents(self.drawn, connectivity=8)[0]) - 1
+
+    @cached_property
+    def area(self) -> int:
+        """The number of pixels in the strip."""
+        return self.mask.area_in(self.strip)
+
+
+def agreement(first: Seen, second: Seen) -> float:
     """Return how well two masks agree in a strip that both tiles show; thin masks: in the part of it that both reach.
 
     That part must be at least MIN_SHARED_PX long.
     """
-    agreed = _agreement_in(first, second, intersection(strip, hull([first.corners, second.corners])))
-    if agreed >= MIN_AGREEMENT or not (_is_thin(first) and _is_thin(second)):
+    seen = (first, second)
+    around = _slices(intersection(first.strip, hull([first.mask.corners, second.mask.corners])), first.strip)
+    has_two_parts = first.parts == second.parts == 1
+    agreed = _agreement_in(*(one.drawn[around] for one in seen), *(one.wide[around] for one in seen), has_two_parts)
+    if agreed >= MIN_AGREEMENT or not (_is_thin(first.mask) and _is_thin(second.mask)):
         return agreed
-    both = intersection(strip, intersection(first.corners, second.corners))
+    both = intersection(first.strip, intersection(first.mask.corners, second.mask.corners))
     if not has_pixels(both) or _longest_side(both) < MIN_SHARED_PX:
         return agreed
-    return max(agreed, _agreement_in(first, second, both))
+    drawn = [one.drawn[_slices(both, first.strip)] for one in seen]
+    return max(agreed, _agreement_in(*drawn, *(cv2.dilate(mask, WIDEN_KERNEL) for mask in drawn)))
+
+
+def _slices(corners: Corners, strip: Corners) -> tuple[slice, slice]:
+    """Return the rows and columns of a strip that are in a rectangle inside it."""
+    return slice(corners[1] - strip[1], corners[3] - strip[1]), slice(corners[0] - strip[0], corners[2] - strip[0])
 
 
 def _is_thin(mask: Runs) -> bool:
@@ -130,23 +167,26 @@ def _longest_side(corners: Corners) -> int:
     return max(corners[2] - corners[0], corners[3] - corners[1])
 
 
-def _agreement_in(first: Runs, second: Runs, corners: Corners) -> float:
-    """Return the IoU of two widened masks in a rectangle, without connected parts that only one of them has.
+def _agreement_in(
+    first: np.ndarray, second: np.ndarray, one: np.ndarray, two: np.ndarray, has_two_parts: bool = False
+) -> float:
+    """Return the IoU of two masks widened to `one` and `two`, without connected parts that only one of them has.
 
     A wire that leaves a tile and returns is two masks there and one in the next tile: each of the two agrees with that.
-    0 if less than half of the smaller mask is shared.
+    0 if less than half of the smaller mask is shared. has_two_parts: each mask is known to be connected.
     """
-    thin = [mask.window(corners).view(np.uint8) for mask in (first, second)]
-    one, two = (cv2.dilate(mask, WIDEN_KERNEL) for mask in thin)
-    shared = one.view(bool) & two.view(bool)
-    if 2 * np.count_nonzero(shared) < min(np.count_nonzero(one), np.count_nonzero(two)):
+    shared = one & two
+    count = np.count_nonzero(shared)
+    if 2 * count < min(np.count_nonzero(one), np.count_nonzero(two)):
         return 0.0
+    if has_two_parts and (first & second).any():
+        return count / max(np.count_nonzero(one | two), 1)
     # Parts are told apart before they are widened: the two ends of a bend lie close together.
-    count, labels = cv2.connectedComponents(thin[0] | thin[1], connectivity=8)
-    is_shared = np.zeros(count, np.uint8)
-    is_shared[labels[shared]] = 1
+    number, labels = cv2.connectedComponents(first | second, connectivity=8)
+    is_shared = np.zeros(number, np.uint8)
+    is_shared[labels[shared.view(bool)]] = 1
     is_shared[0] = 0
-    kept = cv2.dilate(is_shared[labels], WIDEN_KERNEL).view(bool)
+    kept = cv2.dilate(is_shared[labels], WIDEN_KERNEL)
     return int(np.count_nonzero(shared & kept)) / max(int(np.count_nonzero(kept)), 1)
 
 
@@ -217,9 +257,7 @@ class _Comparison:
             if shared and shared >= MIN_SHARED * min(areas[p], areas[q]):
                 yield min(p, q), max(p, q), shared, shared / (areas[p] + areas[q] - shared)
 
-    def _candidates(
-        self, first: list[int], second: list[int], strip: Corners, areas: dict[int, int]
-    ) -> np.ndarray:
+    def _candidates(self, first: list[int], second: list[int], strip: Corners, areas: dict[int, int]) -> np.ndarray:
         """Return rows and columns of the pairs that may share enough of the smaller mask: int64 (k, 2)."""
         if not first or not second:
             return np.zeros((0, 2), int)
@@ -247,19 +285,24 @@ def _links(pieces: list[Piece], tiles: list[Corners], pairs: list[Pair]) -> list
     """Return (strength, p, q) of the pairs that may be one object, strongest first."""
     links = []
     is_thin = [_is_thin(piece.mask) for piece in pieces]
-    area_in = cache(lambda position, strip: pieces[position].mask.area_in(strip))
-    for p, q, shared, overlap in pairs:
+    seen: dict[int, Seen] = {}
+    seen_strip, most = (0, 0, 0, 0), 0
+    for p, q, shared, overlap in sorted(pairs, key=lambda pair: (pieces[pair[0]].tile, pieces[pair[1]].tile)):
         first, second = pieces[p], pieces[q]  # the more confident one first
         both_thin = is_thin[p] and is_thin[q]
-        if (first.tile != second.tile or both_thin) and second.score >= SCORE_RATIO * first.score:
-            agreed = overlap
-            if overlap < MIN_AGREEMENT:
-                strip = intersection(tiles[first.tile], tiles[second.tile])
-                if not both_thin and 2 * shared < min(area_in(p, strip), area_in(q, strip)):
-                    continue  # the masks that `agreement` widens have these pixels at least and share no more: it is 0
-                agreed = agreement(first.mask, second.mask, strip)
-            if agreed >= MIN_AGREEMENT:
-                links.append((agreed * second.score, p, q))
+        if (first.tile == second.tile and not both_thin) or second.score < SCORE_RATIO * first.score:
+            continue
+        agreed = overlap
+        if overlap < MIN_AGREEMENT:
+            strip = intersection(tiles[first.tile], tiles[second.tile])
+            if strip != seen_strip or len(seen) >= most:
+                seen, seen_strip, most = {}, strip, 2 + DRAWN_PX // ((strip[2] - strip[0]) * (strip[3] - strip[1]))
+            one, two = (seen.setdefault(position, Seen(pieces[position].mask, strip)) for position in (p, q))
+            if not both_thin and 2 * shared < min(one.area, two.area):
+                continue  # the masks that `agreement` widens have these pixels at least and share no more: it is 0
+            agreed = agreement(one, two)
+        if agreed >= MIN_AGREEMENT:
+            links.append((agreed * second.score, p, q))
     return sorted(links, key=lambda link: (-link[0], *link[1:]))
 
 
@@ -270,7 +313,9 @@ def _group(
     group_of = {position: [position] for position in range(len(pieces)) if position not in dropped}
     # Sets of positions are the bits of numbers, so that two groups are compared at once.
     rivals, overlapping = _rivals(pieces, [position for _, *pair in links for position in pair], links)
-    members, rivals_of, refused = ({p: values.get(p, 0) for p in group_of} for values in ({p: 1 << p for p in group_of}, rivals, overlapping))
+    members, rivals_of, refused = (
+        {p: values.get(p, 0) for p in group_of} for values in ({p: 1 << p for p in group_of}, rivals, overlapping)
+    )
     cells = cache(lambda position: Cells.of(wide[position], CONNECT_PX))
     for _, p, q in links:
         first, second = group_of[p], group_of[q]

@@ -193,7 +193,9 @@ def _bits(masks: list[Runs], corners: Corners) -> np.ndarray:
     number = np.repeat(np.arange(len(masks)), [len(rows) for rows, _ in edges])
     rows, columns = (np.concatenate([edge[axis] for edge in edges]) for axis in (0, 1))
     bits = np.zeros((len(masks) * height, words), np.uint64)
-    np.bitwise_xor.at(bits.ravel(), (number * height + rows) * words + columns // 64, np.uint64(1) << (columns % 64).astype(np.uint64))
+    np.bitwise_xor.at(
+        bits.ravel(), (number * height + rows) * words + columns // 64, np.uint64(1) << (columns % 64).astype(np.uint64)
+    )
     for shift in (1, 2, 4, 8, 16, 32):  # each pixel becomes the parity of the edges up to it, inside its word
         bits ^= bits << np.uint64(shift)
     carried = np.bitwise_xor.accumulate(bits >> np.uint64(63), axis=1)
