@@ -141,17 +141,19 @@ def agreement(first: Seen, second: Seen) -> float:
 
     That part must be at least MIN_SHARED_PX long.
     """
-    seen = (first, second)
     around = _slices(intersection(first.strip, hull([first.mask.corners, second.mask.corners])), first.strip)
-    has_two_parts = first.parts == second.parts == 1
-    agreed = _agreement_in(*(one.drawn[around] for one in seen), *(one.wide[around] for one in seen), has_two_parts)
+    are_connected = first.parts == second.parts == 1
+    drawn = first.drawn[around], second.drawn[around]
+    wide = first.wide[around], second.wide[around]
+    agreed = _agreement_in(drawn, wide, are_connected)
     if agreed >= MIN_AGREEMENT or not (_is_thin(first.mask) and _is_thin(second.mask)):
         return agreed
     both = intersection(first.strip, intersection(first.mask.corners, second.mask.corners))
     if not has_pixels(both) or _longest_side(both) < MIN_SHARED_PX:
         return agreed
-    drawn = [one.drawn[_slices(both, first.strip)] for one in seen]
-    return max(agreed, _agreement_in(*drawn, *(cv2.dilate(mask, WIDEN_KERNEL) for mask in drawn)))
+    inner = _slices(both, first.strip)
+    drawn = first.drawn[inner], second.drawn[inner]
+    return max(agreed, _agreement_in(drawn, (cv2.dilate(drawn[0], WIDEN_KERNEL), cv2.dilate(drawn[1], WIDEN_KERNEL))))
 
 
 def _slices(corners: Corners, strip: Corners) -> tuple[slice, slice]:
@@ -168,19 +170,20 @@ def _longest_side(corners: Corners) -> int:
 
 
 def _agreement_in(
-    first: np.ndarray, second: np.ndarray, one: np.ndarray, two: np.ndarray, has_two_parts: bool = False
+    drawn: tuple[np.ndarray, np.ndarray], wide: tuple[np.ndarray, np.ndarray], are_connected: bool = False
 ) -> float:
-    """Return the IoU of two masks widened to `one` and `two`, without connected parts that only one of them has.
+    """Return the IoU of two widened masks, without connected parts that only one of them has.
 
     A wire that leaves a tile and returns is two masks there and one in the next tile: each of the two agrees with that.
-    0 if less than half of the smaller mask is shared. has_two_parts: each mask is known to be connected.
+    0 if less than half of the smaller mask is shared. are_connected: each mask is known to be connected.
     """
+    (first, second), (one, two) = drawn, wide
     shared = one & two
-    count = np.count_nonzero(shared)
+    count = int(np.count_nonzero(shared))
     if 2 * count < min(np.count_nonzero(one), np.count_nonzero(two)):
         return 0.0
-    if has_two_parts and (first & second).any():
-        return count / max(np.count_nonzero(one | two), 1)
+    if are_connected and (first & second).any():
+        return count / max(int(np.count_nonzero(one | two)), 1)
     # Parts are told apart before they are widened: the two ends of a bend lie close together.
     number, labels = cv2.connectedComponents(first | second, connectivity=8)
     is_shared = np.zeros(number, np.uint8)
