@@ -27,6 +27,7 @@ from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
 from utils.common.errors import run_script
 from utils.common.files import output_folder, write_text_atomic
+from utils.common.progress import shown
 from utils.common.signals import die_with_parent
 from utils.data.dataset import Photo, SegmentationDataset, read_photos
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
@@ -182,7 +183,7 @@ def main() -> int:
         on_masks = collector.see_masks if config.predictions and is_main else None
         evaluation = evaluate(
             candidate.model,
-            loader,
+            shown(loader, "batches", len(loader), ranks.is_main and candidate.find is None),
             spec.names,
             candidate.criterion,
             device,
@@ -216,7 +217,8 @@ def get_candidate(
         return candidate
     limits, dtype = AP_LIMITS, choose_precision(config.amp, device).dtype
     predictor = Predictor(model, size_px, device, config.batch_size, tiling, limits, autocast_dtype=dtype)
-    return replace(candidate, find=TileSearch(predictor, photos))
+    is_shown = distributed.read_rank_environment().is_main
+    return replace(candidate, find=TileSearch(predictor, photos, is_shown))
 
 
 def get_loader(

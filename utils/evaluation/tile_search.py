@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from utils.common.errors import UserError
+from utils.common.progress import shown
 from utils.common.threads import ordered_map
 from utils.data.cache import unreadable_message
 from utils.data.dataset import Photo, Sample
@@ -28,9 +29,10 @@ class TileSearch:
     The first photographs' predictions are kept: the report shows some photographs again.
     """
 
-    def __init__(self, predictor: Predictor, photos: Sequence[Photo]) -> None:
+    def __init__(self, predictor: Predictor, photos: Sequence[Photo], is_shown: bool = False) -> None:
         self.predictor = predictor
         self.photos = photos
+        self.is_shown = is_shown  # how far it is
         self._kept: dict[int, PhotoPrediction] = {}
 
     def __call__(
@@ -46,7 +48,8 @@ class TileSearch:
 
     def _predict(self, indices: list[int]) -> Iterator[PhotoPrediction]:
         images = ordered_map(self._read, indices, READ_AHEAD_THREADS)
-        for index, _, prediction in self.predictor.predict(zip(indices, images, strict=True)):
+        found = self.predictor.predict(zip(indices, images, strict=True))
+        for index, _, prediction in shown(found, "photographs of this batch", len(indices), self.is_shown):
             if len(self._kept) < KEPT_PHOTOGRAPHS:
                 self._kept[index] = prediction
             yield prediction

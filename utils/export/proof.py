@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from utils.common.progress import shown
 from utils.data.dataset import Photo, SegmentationDataset
 from utils.data.images import letterbox, read_image
 from utils.data.loader import ShardBatches, get_dataloader
@@ -79,9 +80,12 @@ class Judge:
         loader = get_dataloader(dataset, batches, self.workers, self.device.type == "cuda")
         criterion = criterion_of(model)
         if self.tiling is None:
-            return evaluate(model, loader, self.names, criterion, self.device).metrics
+            batches_shown = shown(loader, "batches", len(loader))
+            return evaluate(model, batches_shown, self.names, criterion, self.device).metrics
         predictor = Predictor(model, self.size_px, self.device, BATCH_SIZE, self.tiling, AP_LIMITS)
-        pixels = PhotoPixels(sizes_on_disk(self.photos), compare=True, find=TileSearch(predictor, self.photos))
+        pixels = PhotoPixels(
+            sizes_on_disk(self.photos), compare=True, find=TileSearch(predictor, self.photos, is_shown=True)
+        )
         return evaluate(model, loader, self.names, criterion, self.device, photo=pixels).metrics
 
 

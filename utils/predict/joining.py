@@ -15,12 +15,12 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import cv2
 import numpy as np
 
-from utils.predict.regions import Cells, Corners, Region, Runs, has_pixels, hull, intersection, shared_area
+from utils.predict.regions import Cells, Corners, Region, Runs, has_pixels, hull, intersection, shared_areas
 
 Pair = tuple[int, int, int, float]  # positions of two pieces; what their widened masks share: number of pixels, IoU
 
@@ -34,6 +34,7 @@ MOSTLY = 0.7  # the share of a fragment that has to lie inside another object
 SCORE_RATIO = 0.1  # a detection with less than this share of another's confidence is never joined to it
 EDGE_PX = 6  # a mask that comes this close to its tile's border is cut off by it
 CELL_PX = 16  # of the grid that finds pairs worth comparing
+DRAWN_PX = 20_000_000  # of the masks that are drawn in a strip and kept, two bytes each
 CONNECT_PX = 4  # of the grid that tells whether parts of an object are connected
 
 
@@ -108,18 +109,56 @@ def widen(mask: Runs, limits: Corners) -> Runs:
     return Runs.of_cut(cv2.dilate(mask.window(around).view(np.uint8), WIDEN_KERNEL).view(bool), *around[:2])
 
 
-def agreement(first: Runs, second: Runs, strip: Corners) -> float:
+class Seen:
+    """A mask in a strip that two tiles show: drawn, widened, and in how many connected parts; each made when needed."""
+
+    def __init__(self, mask: Runs, strip: Corners) -> None:
+        self.mask, self.strip = mask, strip
+
+    @cached_property
+    def drawn(self) -> np.ndarray:
+        """The mask in the strip: uint8 (h, w)."""
+        return self.mask.window(self.strip).view(np.uint8)
+
+    @cached_property
+    def wide(self) -> np.ndarray:
+        """The widened mask in the strip: uint8 (h, w)."""
+        return cv2.dilate(self.drawn, WIDEN_KERNEL)
+
+    @cached_property
+    def parts(self) -> int:
+        """The number of connected parts in the strip."""
+        return int(cv2.connectedComponents(self.drawn, connectivity=8)[0]) - 1
+
+    @cached_property
+    def area(self) -> int:
+        """The number of pixels in the strip."""
+        return self.mask.area_in(self.strip)
+
+
+def agreement(first: Seen, second: Seen) -> float:
     """Return how well two masks agree in a strip that both tiles show; thin masks: in the part of it that both reach.
 
     That part must be at least MIN_SHARED_PX long.
     """
-    agreed = _agreement_in(first, second, intersection(strip, hull([first.corners, second.corners])))
-    if agreed >= MIN_AGREEMENT or not (_is_thin(first) and _is_thin(second)):
+    around = _slices(intersection(first.strip, hull([first.mask.corners, second.mask.corners])), first.strip)
+    are_connected = first.parts == second.parts == 1
+    drawn = first.drawn[around], second.drawn[around]
+    wide = first.wide[around], second.wide[around]
+    agreed = _agreement_in(drawn, wide, are_connected)
+    if agreed >= MIN_AGREEMENT or not (_is_thin(first.mask) and _is_thin(second.mask)):
         return agreed
-    both = intersection(strip, intersection(first.corners, second.corners))
+    both = intersection(first.strip, intersection(first.mask.corners, second.mask.corners))
     if not has_pixels(both) or _longest_side(both) < MIN_SHARED_PX:
         return agreed
-    return max(agreed, _agreement_in(first, second, both))
+    inner = _slices(both, first.strip)
+    drawn = first.drawn[inner], second.drawn[inner]
+    return max(agreed, _agreement_in(drawn, (cv2.dilate(drawn[0], WIDEN_KERNEL), cv2.dilate(drawn[1], WIDEN_KERNEL))))
+
+
+def _slices(corners: Corners, strip: Corners) -> tuple[slice, slice]:
+    """Return the rows and columns of a strip that are in a rectangle inside it."""
+    return slice(corners[1] - strip[1], corners[3] - strip[1]), slice(corners[0] - strip[0], corners[2] - strip[0])
 
 
 def _is_thin(mask: Runs) -> bool:
@@ -130,23 +169,27 @@ def _longest_side(corners: Corners) -> int:
     return max(corners[2] - corners[0], corners[3] - corners[1])
 
 
-def _agreement_in(first: Runs, second: Runs, corners: Corners) -> float:
-    """Return the IoU of two widened masks in a rectangle, without connected parts that only one of them has.
+def _agreement_in(
+    drawn: tuple[np.ndarray, np.ndarray], wide: tuple[np.ndarray, np.ndarray], are_connected: bool = False
+) -> float:
+    """Return the IoU of two widened masks, without connected parts that only one of them has.
 
     A wire that leaves a tile and returns is two masks there and one in the next tile: each of the two agrees with that.
-    0 if less than half of the smaller mask is shared.
+    0 if less than half of the smaller mask is shared. are_connected: each mask is known to be connected.
     """
-    thin = [mask.window(corners).view(np.uint8) for mask in (first, second)]
-    one, two = (cv2.dilate(mask, WIDEN_KERNEL) for mask in thin)
-    shared = one.view(bool) & two.view(bool)
-    if 2 * np.count_nonzero(shared) < min(np.count_nonzero(one), np.count_nonzero(two)):
+    (first, second), (one, two) = drawn, wide
+    shared = one & two
+    count = int(np.count_nonzero(shared))
+    if 2 * count < min(np.count_nonzero(one), np.count_nonzero(two)):
         return 0.0
+    if are_connected and (first & second).any():
+        return count / max(int(np.count_nonzero(one | two)), 1)
     # Parts are told apart before they are widened: the two ends of a bend lie close together.
-    count, labels = cv2.connectedComponents(thin[0] | thin[1], connectivity=8)
-    is_shared = np.zeros(count, np.uint8)
-    is_shared[labels[shared]] = 1
+    number, labels = cv2.connectedComponents(first | second, connectivity=8)
+    is_shared = np.zeros(number, np.uint8)
+    is_shared[labels[shared.view(bool)]] = 1
     is_shared[0] = 0
-    kept = cv2.dilate(is_shared[labels], WIDEN_KERNEL).view(bool)
+    kept = cv2.dilate(is_shared[labels], WIDEN_KERNEL)
     return int(np.count_nonzero(shared & kept)) / max(int(np.count_nonzero(kept)), 1)
 
 
@@ -207,18 +250,20 @@ class _Comparison:
             for group in (first, second)
         ]
         areas = {position: self.wide[position].area_in(strip) for position in {*seen[0], *seen[1]}}
-        for row, column in self._candidates(seen[0], seen[1], strip, areas):
+        candidates = self._candidates(seen[0], seen[1], strip, areas)
+        if first is second:
+            candidates = candidates[candidates[:, 0] < candidates[:, 1]]
+        masks = [[self.wide[position] for position in group] for group in seen]
+        counts = shared_areas(masks[0], masks[0] if first is second else masks[1], candidates, strip)
+        for (row, column), shared in zip(candidates.tolist(), counts.tolist(), strict=True):
             p, q = seen[0][row], seen[1][column]
-            shared = shared_area(self.wide[p], self.wide[q])
-            if (first is not second or p < q) and shared and shared >= MIN_SHARED * min(areas[p], areas[q]):
+            if shared and shared >= MIN_SHARED * min(areas[p], areas[q]):
                 yield min(p, q), max(p, q), shared, shared / (areas[p] + areas[q] - shared)
 
-    def _candidates(
-        self, first: list[int], second: list[int], strip: Corners, areas: dict[int, int]
-    ) -> list[tuple[int, int]]:
-        """Return rows and columns of the pairs that may share enough of the smaller mask."""
+    def _candidates(self, first: list[int], second: list[int], strip: Corners, areas: dict[int, int]) -> np.ndarray:
+        """Return rows and columns of the pairs that may share enough of the smaller mask: int64 (k, 2)."""
         if not first or not second:
-            return []
+            return np.zeros((0, 2), int)
         one, two = (np.array([self.wide[position].corners for position in group]) for group in (first, second))
         low = np.maximum(one[:, None, :2], two[None, :, :2])
         is_near = (low < np.minimum(one[:, None, 2:], two[None, :, 2:])).all(axis=2)
@@ -227,7 +272,7 @@ class _Comparison:
             # Not `@`: on small matrices BLAS's threads cost more than they save. 0.999 is for rounding.
             bound = np.einsum("ik,jk->ij", self._roots(first, strip), self._roots(second, strip))
             is_near &= bound >= 0.999 * enough
-        return [(row, column) for row, column in np.argwhere(is_near).tolist()]
+        return np.argwhere(is_near)
 
     def _roots(self, positions: list[int], strip: Corners) -> np.ndarray:
         """Return the square roots of the pieces' pixels in each cell of a strip: float32 (n, cells)."""
@@ -242,15 +287,25 @@ class _Comparison:
 def _links(pieces: list[Piece], tiles: list[Corners], pairs: list[Pair]) -> list[tuple[float, int, int]]:
     """Return (strength, p, q) of the pairs that may be one object, strongest first."""
     links = []
-    for p, q, _, overlap in pairs:
+    is_thin = [_is_thin(piece.mask) for piece in pieces]
+    seen: dict[int, Seen] = {}
+    seen_strip, most = (0, 0, 0, 0), 0
+    for p, q, shared, overlap in sorted(pairs, key=lambda pair: (pieces[pair[0]].tile, pieces[pair[1]].tile)):
         first, second = pieces[p], pieces[q]  # the more confident one first
-        both_thin = _is_thin(first.mask) and _is_thin(second.mask)
-        if (first.tile != second.tile or both_thin) and second.score >= SCORE_RATIO * first.score:
-            agreed = overlap
-            if overlap < MIN_AGREEMENT:
-                agreed = agreement(first.mask, second.mask, intersection(tiles[first.tile], tiles[second.tile]))
-            if agreed >= MIN_AGREEMENT:
-                links.append((agreed * second.score, p, q))
+        both_thin = is_thin[p] and is_thin[q]
+        if (first.tile == second.tile and not both_thin) or second.score < SCORE_RATIO * first.score:
+            continue
+        agreed = overlap
+        if overlap < MIN_AGREEMENT:
+            strip = intersection(tiles[first.tile], tiles[second.tile])
+            if strip != seen_strip or len(seen) >= most:
+                seen, seen_strip, most = {}, strip, 2 + DRAWN_PX // ((strip[2] - strip[0]) * (strip[3] - strip[1]))
+            one, two = (seen.setdefault(position, Seen(pieces[position].mask, strip)) for position in (p, q))
+            if not both_thin and 2 * shared < min(one.area, two.area):
+                continue  # the masks that `agreement` widens have these pixels at least and share no more: it is 0
+            agreed = agreement(one, two)
+        if agreed >= MIN_AGREEMENT:
+            links.append((agreed * second.score, p, q))
     return sorted(links, key=lambda link: (-link[0], *link[1:]))
 
 
@@ -259,34 +314,63 @@ def _group(
 ) -> list[list[int]]:
     """Unite the pieces that are linked, as far as they may be in one object."""
     group_of = {position: [position] for position in range(len(pieces)) if position not in dropped}
-    linked = {pair for _, p, q in links for pair in ((p, q), (q, p))}
+    # Sets of positions are the bits of numbers, so that two groups are compared at once.
+    rivals, overlapping = _rivals(pieces, [position for _, *pair in links for position in pair], links)
+    members, rivals_of, refused = (
+        {p: values.get(p, 0) for p in group_of} for values in ({p: 1 << p for p in group_of}, rivals, overlapping)
+    )
+    cells = cache(lambda position: Cells.of(wide[position], CONNECT_PX))
     for _, p, q in links:
         first, second = group_of[p], group_of[q]
-        if first is second:
+        one, two = first[0], second[0]  # name the groups: a group only grows at its end
+        if first is second or refused[one] & members[two]:
             continue
-        of_tile = defaultdict(list)
-        for position in first:
-            of_tile[pieces[position].tile].append(position)
-        rivals = [(other, position) for position in second for other in of_tile[pieces[position].tile]]
-        rivals = [pair for pair in rivals if pair not in linked]
-        if any(shared_area(pieces[a].mask, pieces[b].mask) for a, b in rivals):
-            continue
-        if rivals and not _are_connected(rivals, {position: wide[position] for position in first + second}):
-            continue
+        if rivals_of[one] & members[two]:
+            pairs = [(a, b) for b in second if rivals[b] & members[one] for a in first if rivals[b] >> a & 1]
+            if not _are_connected(pairs, {position: cells(position) for position in first + second}):
+                continue
         first += second
         group_of.update(dict.fromkeys(second, first))
+        for sets in (members, rivals_of, refused):
+            sets[one] |= sets[two]
     return list({id(group): sorted(group) for group in group_of.values()}.values())
 
 
-def _are_connected(pairs: list[tuple[int, int]], masks: dict[int, Runs]) -> bool:
-    """Return whether the two masks of each pair belong to one connected part of the union of `masks`."""
-    cells = {position: Cells.of(mask, CONNECT_PX) for position, mask in masks.items()}
+def _rivals(
+    pieces: list[Piece], positions: list[int], links: list[tuple[float, int, int]]
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Return, as bits, for each piece those of its tile that are not linked to it, and those of them that overlap it."""
+    in_tile: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for position in sorted(set(positions)):
+        in_tile[pieces[position].class_id, pieces[position].tile].append(position)
+    linked = {pair for _, p, q in links for pair in ((p, q), (q, p))}
+    rivals: dict[int, int] = defaultdict(int)
+    overlapping: dict[int, int] = defaultdict(int)
+    for group in in_tile.values():
+        masks = [pieces[position].mask for position in group]
+        pairs = np.argwhere(np.triu(np.ones((len(group),) * 2, bool), 1))
+        counts = shared_areas(masks, masks, pairs, hull([mask.corners for mask in masks]))
+        for (row, column), count in zip(pairs.tolist(), counts.tolist(), strict=True):
+            p, q = group[row], group[column]
+            if (p, q) not in linked:
+                for sets in (rivals, overlapping) if count else (rivals,):
+                    sets[p] |= 1 << q
+                    sets[q] |= 1 << p
+    return rivals, overlapping
+
+
+def _are_connected(pairs: list[tuple[int, int]], cells: dict[int, Cells]) -> bool:
+    """Return whether the two masks of each pair belong to one connected part of the union of all."""
     corners = hull([grid.corners for grid in cells.values()])
     union = np.zeros((corners[3] - corners[1], corners[2] - corners[0]), np.uint8)
-    for grid in cells.values():
-        union |= grid.window(corners) > 0
+    places = {}
+    for position, grid in cells.items():
+        left, top, right, bottom = grid.corners
+        places[position] = slice(top - corners[1], bottom - corners[1]), slice(left - corners[0], right - corners[0])
+        union[places[position]] |= grid.counts > 0
     _, labels = cv2.connectedComponents(union, connectivity=8)
-    parts = {position: set(labels[grid.window(corners) > 0].tolist()) for position, grid in cells.items()}
+    rivals = {position for pair in pairs for position in pair}
+    parts = {position: set(labels[places[position]][cells[position].counts > 0].tolist()) for position in rivals}
     return all(parts[a] & parts[b] for a, b in pairs)
 
 
@@ -334,7 +418,8 @@ def is_cut(thing: JoinedObject, tiles: list[Corners]) -> bool:
             at_border = piece.mask.window(corners)
             continued = np.zeros(at_border.shape, bool)
             for other in thing.pieces:
-                if inwards * tiles[other.tile][side] < inwards * tile[side]:
+                is_near = has_pixels(intersection(corners, other.mask.corners))
+                if is_near and inwards * tiles[other.tile][side] < inwards * tile[side]:
                     continued |= other.mask.window(corners)
             continued = cv2.dilate(continued.view(np.uint8), WIDEN_KERNEL).view(bool)
             if 2 * np.count_nonzero(continued[at_border]) < np.count_nonzero(at_border):

@@ -72,6 +72,7 @@ class LazyRegions(Sequence[Region]):
 
 
 ROW = 2**32  # larger than any column
+WORDS_AT_ONCE = 2**18  # of drawn masks, 64 pixels each: 2 MB, which a processor's cache holds
 Corners = tuple[int, int, int, int]  # left, top, right, bottom in pixels of the photograph; right and bottom excluded
 
 
@@ -137,18 +138,6 @@ class Runs:
         edges = self.edges[first:last]
         return edges // ROW - top, np.minimum(np.maximum(edges % ROW, left), right) - left
 
-    def pixels_before(self, positions: np.ndarray) -> np.ndarray:
-        """Count the mask's pixels before some positions, given as row * ROW + column: int64."""
-        starts, stops, before = self._sums
-        number = np.searchsorted(starts, positions)  # runs that start before the position
-        return before[number] - np.maximum(stops[number] - positions, 0)
-
-    @cached_property
-    def _sums(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where runs start; where they stop, after a 0; how many pixels lie before each run."""
-        starts, stops = np.ascontiguousarray(self.edges[::2]), np.append(0, self.edges[1::2])
-        return starts, stops, np.append(0, (stops[1:] - starts).cumsum())
-
 
 def intersection(first: Corners, second: Corners) -> Corners:
     """Return the corners of what two rectangles share; if that is nothing, left >= right or top >= bottom."""
@@ -173,8 +162,45 @@ def has_pixels(corners: Corners) -> bool:
 
 def shared_area(first: Runs, second: Runs) -> int:
     """Count the pixels in both masks."""
-    before = second.pixels_before(first.edges)
-    return int((before[1::2] - before[::2]).sum())
+    corners = intersection(first.corners, second.corners)
+    return int(shared_areas([first], [second], np.zeros((1, 2), int), corners)[0]) if has_pixels(corners) else 0
+
+
+def shared_areas(first: list[Runs], second: list[Runs], pairs: np.ndarray, corners: Corners) -> np.ndarray:
+    """Count the pixels that both masks of each pair have in a window, int64 (k,); pairs (k, 2): positions in the lists."""
+    left, top, right, bottom = corners
+    words = (right - left) // 64 + 1
+    shared = np.zeros(len(pairs), np.int64)
+    if not len(pairs):
+        return shared
+    height = max(1, WORDS_AT_ONCE // ((len(first) + len(second)) * words))
+    for start in range(top, bottom, height):
+        band = (left, start, right, min(start + height, bottom))
+        one = _bits(first, band)
+        two = one if first is second else _bits(second, band)
+        step = max(1, WORDS_AT_ONCE // one.shape[1])
+        for number in range(0, len(pairs), step):
+            chosen = pairs[number : number + step].T
+            both = one[chosen[0]] & two[chosen[1]]
+            shared[number : number + step] += np.bitwise_count(both).sum(axis=1, dtype=np.int64)
+    return shared
+
+
+def _bits(masks: list[Runs], corners: Corners) -> np.ndarray:
+    """Draw masks in a window, 64 pixels of a row in each number: uint64 (n, rows * words)."""
+    height, words = corners[3] - corners[1], (corners[2] - corners[0]) // 64 + 1
+    edges = [mask._inside(corners) for mask in masks]
+    number = np.repeat(np.arange(len(masks)), [len(rows) for rows, _ in edges])
+    rows, columns = (np.concatenate([edge[axis] for edge in edges]) for axis in (0, 1))
+    bits = np.zeros((len(masks) * height, words), np.uint64)
+    np.bitwise_xor.at(
+        bits.ravel(), (number * height + rows) * words + columns // 64, np.uint64(1) << (columns % 64).astype(np.uint64)
+    )
+    for shift in (1, 2, 4, 8, 16, 32):  # each pixel becomes the parity of the edges up to it, inside its word
+        bits ^= bits << np.uint64(shift)
+    carried = np.bitwise_xor.accumulate(bits >> np.uint64(63), axis=1)
+    bits[:, 1:] ^= np.uint64(0) - carried[:, :-1]
+    return bits.reshape(len(masks), -1)
 
 
 @dataclass(frozen=True)

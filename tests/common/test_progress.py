@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+import pytest
+
+from utils.common import progress
+
+
+def test_a_log_gets_a_line_with_the_time_left_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds = iter(range(0, 100, 6))
+    monkeypatch.setattr(progress, "monotonic", lambda: next(seconds))
+    assert list(progress.shown("abcde", "photographs", 5)) == list("abcde")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["  photographs: 2 of 5, 0.3 min left", "  photographs: 4 of 5, 0.1 min left"]
