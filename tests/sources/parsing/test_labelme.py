@@ -40,6 +40,18 @@ def test_polygons_and_lines_become_objects(tmp_path: Path) -> None:
     assert (second, box_of(strip)) == (1, (10, 76, 140, 84))
 
 
+def test_rectangles_and_circles_become_objects(tmp_path: Path) -> None:
+    shapes = [shape([[60, 50], [30, 20]], kind="rectangle"), shape([[50, 40], [50, 60]], kind="circle")]
+    build(write(tmp_path / "raw", "a.json", shapes))
+    boxes = [box_of(points) for _, points in labels_of(tmp_path / "processed", num_classes=1)]
+    assert boxes == [(30, 20, 60, 50), (30, 20, 70, 60)]
+
+
+def test_a_photograph_that_was_renamed_with_its_file_is_found(tmp_path: Path) -> None:
+    manifest = build(write(tmp_path / "raw", "a.json", [shape()], "IMG_0001.JPG"))
+    assert [item["objects"] for item in manifest["photographs"]] == [{"pole": 1}]
+
+
 def test_a_line_drawn_on_a_smaller_copy_keeps_its_width_in_the_photograph(tmp_path: Path) -> None:
     wire = shape([[5, 40], [70, 40]], "wire", "line")
     build(write(tmp_path / "raw", "a.json", [wire], imageWidth=WIDTH // 2, imageHeight=HEIGHT // 2), line_width_px=8.0)
@@ -87,7 +99,7 @@ def test_a_label_file_that_is_a_link_out_of_the_folder_is_not_read(tmp_path: Pat
         (shape([[1e300, 2], [3, 4]], kind="line"), "far outside any photograph"),
         (shape([[1, 2]] * 20_001), "polygon of 20,001 points, more than 20,000"),
         (shape(None), "a polygon needs a list"),
-        (shape(kind="circle"), "circle is not read; draw a polygon or a linestrip"),
+        (shape(kind="point"), "point is not read; draw a polygon or a linestrip"),
         (shape(label=3), "has no label; skipped"),
         ("shape", "has no label; skipped"),
     ],

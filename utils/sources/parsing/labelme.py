@@ -1,4 +1,4 @@
-"""Reads LabelMe's JSON, one file for each photograph: polygons, and lines as strips."""
+"""Reads LabelMe's JSON, one file for each photograph: polygons, rectangles, circles, and lines as strips."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from utils.common.errors import UserError, printable
+from utils.data.dataset_yaml import IMAGE_SUFFIXES
 from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
-from utils.sources.parsing.outlines import ShapeObject, read_points, read_size
+from utils.sources.parsing.outlines import ShapeObject, box_corners, read_points, read_size
 from utils.sources.parsing.photograph import UNUSABLE_OBJECT
 from utils.sources.parsing.rows import AnnotationRow
 
 MAX_NAME_CHARACTERS = 4096
-POLYGON, LINES = "polygon", ("linestrip", "line")
+AREAS, LINES = ("polygon", "rectangle", "circle"), ("linestrip", "line")
+CIRCLE_CORNERS = 64
 Size = tuple[int, int] | None
 
 
@@ -31,6 +35,7 @@ class LabelMeFile:
         self._spans = bytearray()
         self._facts: dict[str, Any] = {}  # imagePath, imageWidth and imageHeight
         self._image, self._size = "", None
+        self._beside = [path.stem + suffix for suffix in IMAGE_SUFFIXES]  # if it was renamed together with this file
         try:
             with closing(JsonStream(path)) as stream:
                 has_shapes = self._read(stream)
@@ -50,7 +55,7 @@ class LabelMeFile:
         """Yield the photograph's row, also without shapes; none if the file cannot be used."""
         if self._image:
             objects = partial(_objects, self._size)
-            yield AnnotationRow((self._image,), self.path, bytes(self._spans), f"{self._size}", objects)
+            yield AnnotationRow((self._image, *self._beside), self.path, bytes(self._spans), f"{self._size}", objects)
 
     def _read(self, stream: JsonStream) -> bool:
         """Read the file's keys; return whether it has shapes. The picture in `imageData` is passed over."""
@@ -82,11 +87,21 @@ class LabelMeFile:
 def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
     """Return the object of one shape, or why there is none."""
     shape = json.loads(data)
-    label, kind = printable(shape["label"].strip()), shape.get("shape_type", POLYGON)
+    label, kind = printable(shape["label"].strip()), shape.get("shape_type", AREAS[0])
     try:
-        if kind != POLYGON and kind not in LINES:
+        if kind not in AREAS and kind not in LINES:
             raise ValueError(f"{printable(str(kind), 40)} is not read; draw a polygon or a linestrip")
-        points = read_points(shape.get("points"), "polygon" if kind == POLYGON else "line")
+        points = _outline(kind, read_points(shape.get("points"), "polygon" if kind == AREAS[0] else "line"))
     except (ValueError, OverflowError) as error:
         return [], [f"shape ({label}): {error}"]
     return [ShapeObject(label, "shape", size, size, (points,), is_line=kind in LINES)], []
+
+
+def _outline(kind: str, points: np.ndarray) -> np.ndarray:
+    """Return the corners of a rectangle, given by two opposite ones, or of a circle, given by its centre and a point on it."""
+    if len(points) != 2 or kind not in AREAS:
+        return points
+    if kind == "rectangle":
+        return box_corners(*points.min(axis=0), *np.ptp(points, axis=0))
+    angles = np.linspace(0, 2 * np.pi, CIRCLE_CORNERS, endpoint=False)
+    return points[0] + np.hypot(*(points[1] - points[0])) * np.stack([np.cos(angles), np.sin(angles)], axis=1)
