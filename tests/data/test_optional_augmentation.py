@@ -20,7 +20,8 @@ from utils.data import dataset as dataset_module
 from utils.data.augment import AugmentConfig, Scene, blend, paste_mirrored, sample_generator
 from utils.sources.sample.canvas import area
 
-STRONG = {"shear": 15.0, "copy_paste": 1.0, "mixup": 1.0}
+STRONG = {"shear": 15.0, "copy_paste": 1.0, "mixup": 1.0, "draw_wires": 1.0}
+ROTATED = AugmentConfig(degrees=10, wire_classes=(1,))
 
 
 @pytest.mark.parametrize("name", STRONG)
@@ -28,9 +29,9 @@ def test_an_option_at_zero_changes_no_byte_and_above_it_does(name: str) -> None:
     plain, still, changed = (
         [content(sample) for sample in samples_of(config)]
         for config in (
-            AugmentConfig(degrees=10),
-            AugmentConfig(degrees=10, **{name: 0.0}),
-            AugmentConfig(degrees=10, **{name: STRONG[name]}),
+            ROTATED,
+            dataclasses.replace(ROTATED, **{name: 0.0}),
+            dataclasses.replace(ROTATED, **{name: STRONG[name]}),
         )
     )
     assert still == plain
@@ -129,7 +130,7 @@ def test_mixup_holds_both_pictures_and_the_labels_of_both(monkeypatch: pytest.Mo
         assert areas == sorted(areas, reverse=True)
 
 
-def test_mixup_and_copy_paste_end_with_mosaic() -> None:
-    strong = dataclasses.replace(AugmentConfig(), mixup=1.0, copy_paste=1.0)
+def test_mixup_copy_paste_and_drawn_wires_end_with_mosaic() -> None:
+    strong = AugmentConfig(mixup=1.0, copy_paste=1.0, draw_wires=1.0, wire_classes=(1,))
     late, plain = (samples_of(config, mosaic_epochs=0) for config in (strong, AugmentConfig()))
     assert list(map(content, late)) == list(map(content, plain))

@@ -38,6 +38,8 @@ class AugmentConfig:
     shear: float = 0.0  # +- degrees, along x and along y
     mixup: float = 0.0  # probability
     copy_paste: float = 0.0  # probability of each object that has room to be pasted
+    draw_wires: float = 0.0  # probability
+    wire_classes: tuple[int, ...] = ()  # of the drawn wires
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from utils.data.augment import (
 )
 from utils.data.batch import Batch, Sample, collate
 from utils.data.cache import PackedImages, load_photo, open_images, unreadable_message
+from utils.data.drawn_wires import draw_wires
 from utils.data.images import FILL, ImageError, fit_long_side, letterbox, scaled_size
 from utils.data.labels import Photo, count_classes, find_label_file, read_photos
 from utils.data.loader import Key
@@ -54,8 +55,8 @@ __all__ = [
 class SegmentationDataset(Dataset[Sample]):
     """The samples of a split at `size_px`; indexed by (epoch, index) or (epoch, index, size_px).
 
-    Samples are letterboxed if `augment` is None, else augmented. Mosaic, mixup and copy-paste end before epoch
-    `mosaic_epochs`. With `colours_on_device` a sample has its colour gains instead of changed colours. With `windowed` an
+    Samples are letterboxed if `augment` is None, else augmented. Mosaic, mixup, copy-paste and drawn wires end before
+    epoch `mosaic_epochs`. With `colours_on_device` a sample has its colour gains instead of changed colours. With `windowed` an
     augmented sample shows a window in the place of a photograph, and there are as many samples as windows. `skipped`
     are the photographs that were left out, by their path in the data set, with a message each.
     """
@@ -115,8 +116,8 @@ class SegmentationDataset(Dataset[Sample]):
         return self._finish(index, jitter_colour(scene.image, gains), class_ids, scene.polygons)
 
     def _scene(self, key: Key, may_mix: bool, config: AugmentConfig, rng: np.random.Generator) -> Scene:
-        """Draw a sample's photograph or window in a random view; with `may_mix` possibly a mosaic of four, and pasted
-        objects."""
+        """Draw a sample's photograph or window in a random view; with `may_mix` possibly a mosaic of four, pasted
+        objects and drawn wires."""
         epoch, index, size_px = key
         use_mosaic = may_mix and rng.random() < config.mosaic
         indices = [index, *rng.integers(len(self), size=3).tolist()] if use_mosaic else [index]
@@ -138,7 +139,11 @@ class SegmentationDataset(Dataset[Sample]):
             seen.append((tile.labels, of_unit_square))
         class_ids, polygons = _visible(seen, size_px)
         scene = Scene(cv2.cvtColor(canvas, cv2.COLOR_RGBA2RGB), class_ids, polygons)
-        return paste_mirrored(scene, config.copy_paste, rng) if may_mix and config.copy_paste else scene
+        if may_mix and config.copy_paste:
+            scene = paste_mirrored(scene, config.copy_paste, rng)
+        if may_mix and config.draw_wires and rng.random() < config.draw_wires:
+            scene = draw_wires(scene, config.wire_classes, rng)
+        return scene
 
     def _tile(self, epoch: int, index: int, size_px: int) -> Tile:
         if self.windowed is not None:

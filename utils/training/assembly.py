@@ -23,6 +23,7 @@ from utils.evaluation.evaluate import evaluate, headline
 from utils.run.folder import OwnedRun
 from utils.run.records import MEAN_MAP
 from utils.run.status import RUNNING
+from utils.training.augmentation import choose_augmentation
 from utils.training.batch_size import varies_colours_on_device
 from utils.training.config import TrainConfig
 from utils.training.pictures import Curves, ValidationPictures, save_first_pictures
@@ -65,16 +66,18 @@ def open_dataset(
     if config.skip_bad and index is None:
         index = open_or_build_check([photo.file for photo in photos], folder, split, say)
     unusable = index.unusable if index else {}
+    skipped = {os.path.relpath(photos[position].file, spec.root): line for position, line in unusable.items()}
+    photos = index.usable(photos) if index else photos
     return SegmentationDataset(
-        index.usable(photos) if index else photos,
+        photos,
         config.img_size,
         packed=packed,
         windowed=windowed,
-        augment=config.augment if split == "train" else None,
+        augment=choose_augmentation(config, photos, spec.names, say) if split == "train" else None,
         mosaic_epochs=config.mosaic_epochs,
         seed=config.seed,
         colours_on_device=colours_on_device,
-        skipped={os.path.relpath(photos[position].file, spec.root): line for position, line in unusable.items()},
+        skipped=skipped,
     )
 
 

@@ -124,7 +124,7 @@ class TrainConfig(Options):
         10,
         "number of last epochs without mosaic, at most half of the run",
         at_least=0,
-        needs="mosaic or mixup or copy_paste",
+        needs="mosaic or mixup or copy_paste or draw_wires",
     )
     seed: int = option(0, "random seed", at_least=0)
     device: str = option("auto", "auto, cpu, cuda or cuda:N", may_differ=True)
@@ -154,10 +154,18 @@ class TrainConfig(Options):
     mosaic: float = option(1.0, "probability of a mosaic of four photographs", **FRACTION)
     scale: float = option(0.5, "random zoom, +- fraction", **FRACTION)
     translate: float = option(0.1, "random shift, +- fraction of the image", **FRACTION)
-    degrees: float = option(0.0, "random rotation, +- degrees", at_least=0)
+    degrees: float | None = option(
+        None,
+        "random rotation, +- degrees; unset: 90 with --windows if labelled objects lie in many directions, else 0",
+        at_least=0,
+    )
     shear: float = option(0.0, "random shear along both axes, +- degrees", at_least=0, below=45)
     fliplr: float = option(0.5, "probability of a left-right flip", **FRACTION)
-    flipud: float = option(0.0, "probability of an up-down flip", **FRACTION)
+    flipud: float | None = option(
+        None,
+        "probability of an up-down flip; unset: 0.5 with --windows if labelled objects lie in many directions, else 0",
+        **FRACTION,
+    )
     colour: str = option(
         "auto",
         "where colours are varied; auto: on the device if it is a GPU, else in the loader",
@@ -171,6 +179,12 @@ class TrainConfig(Options):
     copy_paste: float = option(
         0.0,
         "probability of pasting a mirrored copy of each object where there is room; off in epochs without mosaic",
+        **FRACTION,
+    )
+    draw_wires: float | None = option(
+        None,
+        "probability of drawing wires into a picture, with labels; unset: 0.5 with --windows if a class is thin and labelled "
+        "objects lie in many directions, else 0; off in epochs without mosaic",
         **FRACTION,
     )
 
@@ -198,8 +212,9 @@ class TrainConfig(Options):
 
     @property
     def augment(self) -> AugmentConfig:
-        """The augmentation part of the options."""
-        return AugmentConfig(**{field.name: getattr(self, field.name) for field in fields(AugmentConfig)})
+        """The augmentation part of the options; what is unset is 0."""
+        names = {field.name for field in fields(AugmentConfig)} & {field.name for field in fields(self)}
+        return AugmentConfig(**{name: getattr(self, name) or 0.0 for name in names})
 
     @property
     def mosaic_epochs(self) -> int:
