@@ -40,11 +40,12 @@ def painted(scene: Scene) -> np.ndarray:
 def unlabelled(scene: Scene, shift_px: int) -> float:
     """Return the share of the painted pixels that no outline touches after it is moved."""
     labelled = draw_index_map([outline + shift_px for outline in scene.polygons], SIDE_PX) > 0
-    return np.count_nonzero(painted(scene) & ~labelled) / max(np.count_nonzero(painted(scene)), 1)
+    number = int(painted(scene).sum())
+    return float((painted(scene) & ~labelled).sum()) / max(number, 1)
 
 
 def areas_of(scene: Scene) -> int:
-    return np.count_nonzero(draw_index_map(scene.polygons, SIDE_PX))
+    return int(np.count_nonzero(draw_index_map(scene.polygons, SIDE_PX)))
 
 
 def test_a_drawn_wire_is_as_wide_as_a_labelled_one_of_its_class() -> None:

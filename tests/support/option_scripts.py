@@ -74,6 +74,7 @@ SCRIPTS = [
         home="utils.training.config",
         real=("utils.training.assembly", "utils.training.batch_size", "utils.training.plan"),
         values={"window_scale": ((0.25, 1.0),), "mlflow": ("https://host",)},
+        readers={"choose_augmentation": ("augment",)},
     ),
     Script("inference", "InferenceConfig", ("--model=m", "--source=s"), values=TILES, kept=TILING),
     Script("evaluate_model", "EvaluationConfig", ("--model=m",), values=TILES, kept=TILING),

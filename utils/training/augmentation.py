@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import cv2
 import numpy as np
@@ -33,7 +34,7 @@ def choose_augmentation(config: TrainConfig, photos: list[Photo], names: tuple[s
     unset = [name for name in FROM_ABOVE if getattr(config, name) is None and (thin or name != "draw_wires")]
     agreement = common_direction(photos, size_of) if unset else None
     if agreement is not None and agreement < MAX_AGREEMENT:
-        options = {name: FROM_ABOVE[name] for name in unset}
+        options: dict[str, Any] = {name: FROM_ABOVE[name] for name in unset}
         typed = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in options.items())
         chosen = f"training with {typed}" if config.windows else f"{typed} may help"
         say(f"Labelled objects lie in many directions (agreement {agreement:.2f}): {chosen}")
@@ -59,5 +60,5 @@ def common_direction(photos: list[Photo], size_of: Callable[[int], tuple[int, in
             if max(width, height) >= LONG * min(width, height):
                 direction = np.radians(angle if width >= height else angle + 90)
                 of_class.setdefault(class_id, []).append(np.exp(2j * direction))
-    agreements = [abs(np.mean(values)) for values in of_class.values() if len(values) >= MIN_OBJECTS]
+    agreements = [float(abs(np.mean(values))) for values in of_class.values() if len(values) >= MIN_OBJECTS]
     return max(agreements, default=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from utils.common.config import FRACTION, INPUT_SIZE, Options, option
 from utils.common.devices import PRECISION_CHOICES
@@ -214,7 +215,8 @@ class TrainConfig(Options):
     def augment(self) -> AugmentConfig:
         """The augmentation part of the options; what is unset is 0."""
         names = {field.name for field in fields(AugmentConfig)} & {field.name for field in fields(self)}
-        return AugmentConfig(**{name: getattr(self, name) or 0.0 for name in names})
+        options: dict[str, Any] = {name: getattr(self, name) or 0.0 for name in names}
+        return AugmentConfig(**options)
 
     @property
     def mosaic_epochs(self) -> int:
