@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.data.conftest import WINDOWED, WINDOWED_PX, windows_as_samples
-from tests.data.pictures import COLOURLESS, WORST_LABEL, box, unlabelled_pixels, worst_label
+from tests.data.pictures import COLOURLESS, WORST_LABEL, box, content, unlabelled_pixels, worst_label
 from utils.data import windows as module
 from utils.data.augment import AugmentConfig
 from utils.data.dataset import SegmentationDataset, read_photos
@@ -247,7 +247,17 @@ def test_each_epoch_shows_other_windows(windowed: WindowedPhotos) -> None:
     assert [other.window(0, index) for index in range(len(windows))] != drawn[0]
 
 
-def test_windows_belong_to_the_training_split_and_are_off_by_default(photo_folder: Path) -> None:
+def test_validation_shows_the_same_windows_in_all_epochs_and_runs(windowed: WindowedPhotos) -> None:
+    data = SegmentationDataset(WINDOWED.photos, WINDOWED_PX, windowed=windowed)
+    assert len(data) == len(windowed.windows)
+    samples = [data[0, index] for index in range(len(data))]
+    assert [content(sample) for sample in samples] == [content(data[5, index]) for index in range(len(data))]
+    assert max(map(worst_label, samples)) < WORST_LABEL
+    for index, sample in enumerate(samples):
+        assert sorted(sample.class_ids.tolist()) == sorted(data.labels(index).class_ids.tolist())
+
+
+def test_windows_are_off_by_default_and_announced_and_validation_has_its_own(photo_folder: Path) -> None:
     spec = load_dataset_yaml(photo_folder / "data.yaml")
     spec = dataclasses.replace(spec, splits={**spec.splits, "val": spec.splits["train"]})
     said: list[str] = []
@@ -255,8 +265,8 @@ def test_windows_belong_to_the_training_split_and_are_off_by_default(photo_folde
     def opened(split: str, **options: Any) -> SegmentationDataset:
         return assembly.open_dataset(TrainConfig(img_size=64, **options), spec, split, False, said.append)
 
-    whole, val = opened("train"), opened("val", windows=3)
-    assert len(val) == len(whole) == 7
+    whole = opened("train")
+    assert len(whole) == 7
     assert not list((photo_folder / ".cache").glob("*blocks*"))
     plain = SegmentationDataset(
         read_photos(spec, "train"), 64, packed=whole.packed, augment=AugmentConfig(), mosaic_epochs=90
@@ -275,3 +285,7 @@ def test_windows_belong_to_the_training_split_and_are_off_by_default(photo_folde
     assert "at least once in any 3 epochs" in lines[2]
     assert "the run has 2 epochs: --windows 5 shows all objects" in lines[3]
     assert "at most 128 pixels a side; parse_labels.py --long-side native" not in lines[-1]
+    vals = [opened("val", windows=3, seed=seed).windowed for seed in (0, 1)]
+    shown = [[part.windows.window(0, index) for index in range(21)] for part in vals if part]
+    assert len(shown) == 2
+    assert shown[0] == shown[1], "the same validation in runs with other seeds"

@@ -56,9 +56,10 @@ class SegmentationDataset(Dataset[Sample]):
     """The samples of a split at `size_px`; indexed by (epoch, index) or (epoch, index, size_px).
 
     Samples are letterboxed if `augment` is None, else augmented. Mosaic, mixup, copy-paste and drawn wires end before
-    epoch `mosaic_epochs`. With `colours_on_device` a sample has its colour gains instead of changed colours. With `windowed` an
-    augmented sample shows a window in the place of a photograph, and there are as many samples as windows. `skipped`
-    are the photographs that were left out, by their path in the data set, with a message each.
+    epoch `mosaic_epochs`. With `colours_on_device` a sample has its colour gains instead of changed colours. With
+    `windowed` a sample shows a window in the place of a photograph, and there are as many samples as windows; letterboxed
+    samples show the same windows in all epochs. `skipped` are the photographs that were left out, by their path in the
+    data set, with a message each.
     """
 
     photos: list[Photo]
@@ -94,13 +95,26 @@ class SegmentationDataset(Dataset[Sample]):
         except ImageError as error:
             raise UserError(unreadable_message(file, error)) from error
 
+    def labels(self, index: int) -> Photo:
+        """Return the labels of a letterboxed sample."""
+        return self.photos[index] if self.windowed is None else self.windowed.tile(0, index).labels
+
     def _letterboxed(self, index: int, size_px: int) -> Sample:
+        if self.windowed is not None:
+            return self._letterboxed_window(self.windowed.tile(0, index), index, size_px)
         photo, image = self.photos[index], self.image(index)
         height, width = image.shape[:2]
         canvas, scale, pad = letterbox(image, size_px)
         resized = np.array(scaled_size(width, height, scale))
         polygons = [polygon * resized + np.array(pad) for polygon in photo.polygons]
         return self._finish(index, canvas, photo.class_ids, polygons, scale=scale, pad=pad, photo_size=(width, height))
+
+    def _letterboxed_window(self, tile: Tile, index: int, size_px: int) -> Sample:
+        canvas = np.full((size_px, size_px, 4), FILL, np.uint8)
+        matrix = letterbox_matrix(*tile.shape, size_px)
+        tile.draw(canvas, matrix)
+        polygons = [transform_points(polygon * tile.shape[::-1], matrix) for polygon in tile.labels.polygons]
+        return self._finish(index, cv2.cvtColor(canvas, cv2.COLOR_RGBA2RGB), tile.labels.class_ids, polygons)
 
     def _augmented(self, epoch: int, index: int, size_px: int, config: AugmentConfig) -> Sample:
         rng = sample_generator(self.seed, epoch, index)

@@ -26,13 +26,14 @@ from utils.run.status import RUNNING
 from utils.training.augmentation import choose_augmentation
 from utils.training.batch_size import varies_colours_on_device
 from utils.training.config import TrainConfig
-from utils.training.pictures import Curves, ValidationPictures, save_first_pictures
+from utils.training.pictures import CHOSEN_FROM, Curves, ValidationPictures, save_first_pictures
 from utils.training.plan import Data, TrainPlan
 from utils.yolo.inputs import Targets, prepare_batch
 from utils.yolo.loss26 import EndToEndLoss, loss_for
 from utils.yolo.model import YoloModel, copy_for_prediction, save_deployable
 from utils.yolo.optimizer import GRADIENT_CLIP_NORM, build_optimizer
 
+VAL_SEED = 0  # of the windows on which trainings validate: those of all runs show the same
 SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
 
 
@@ -50,12 +51,14 @@ def open_dataset(
     """Read a split's labels and open, or build, its packed cache or its block store. The split `train` is augmented."""
     photos, folder = read_photos(spec, split, say), spec.cache_folder
     packed = windowed = index = None
-    if config.window_config and split == "train":
+    if config.window_config:
+        seed = config.seed if split == "train" else VAL_SEED
         windowed = open_windows(
-            photos, config.img_size, config.window_config, config.seed, folder, split, say, skips_bad=config.skip_bad
+            photos, config.img_size, config.window_config, seed, folder, split, say, skips_bad=config.skip_bad
         )
         index = windowed.store.index
-        say("\n".join(window_lines(windowed.windows, config.epochs)))
+        if split == "train":
+            say("\n".join(window_lines(windowed.windows, config.epochs)))
     elif config.cache != "none":
         packed = open_images(photos, config.img_size, folder, split, say, skips_bad=config.skip_bad)
         index = packed.index if packed else None
@@ -116,7 +119,8 @@ class Segmentation(Task):
         self.val_criterion = loss_for(model)  # always the same, so that all runs' losses compare
         self.curves = Curves(run.folder)
         ranks = distributed.rank(), distributed.world_size()
-        self.pictures = ValidationPictures(data.val.photos, data.names, plan.config.val_pictures_every, *ranks)
+        labels = [data.val.labels(index) for index in range(min(len(data.val), CHOSEN_FROM))]
+        self.pictures = ValidationPictures(labels, data.names, plan.config.val_pictures_every, *ranks)
 
     def prepare(self, batch: Batch, device: torch.device) -> tuple[torch.Tensor, Targets]:
         """Return images float (B, 3, S, S) from 0 to 1 and their targets, on the device."""

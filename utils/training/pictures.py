@@ -29,6 +29,7 @@ MOST_PX = 640  # side at which instances are drawn, at most
 MOST_OBJECTS = 300  # drawn on one picture, the largest first; a label file may hold tens of thousands
 REDRAW_S = 30.0  # drawing takes a second, as long as an epoch of a small data set
 VAL_IMAGES = 8
+CHOSEN_FROM = 512  # the first samples: reading the labels of all windows would take minutes
 VAL_CONFIDENCE = 0.25  # as in inference.py
 VAL_MOST_OBJECTS = 50  # drawn on one picture, the most confident first
 VAL_FILE = "val_predictions.jpg"
