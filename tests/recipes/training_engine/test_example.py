@@ -12,15 +12,8 @@ import torch
 from torchvision.datasets import CIFAR10
 
 from tests.recipes.harness import refused
-from utils.common.config import parse_config
 
 NOWHERE = "http://127.0.0.1:9/cifar-10-python.tar.gz"
-
-
-def test_the_guides_flags_have_the_guides_defaults() -> None:
-    config = parse_config(example.ExampleConfig, "", ["--distributed", "--use-amp", "--use-ema", "--epochs", "200"])
-    assert (config.batch_size, config.lr, config.epochs, config.backend) == (128, 0.1, 200, "nccl")
-    assert (config.use_amp, config.use_ema, config.distributed, config.world_size) == (True, True, True, None)
 
 
 def test_the_network_is_resnet_20() -> None:
