@@ -16,6 +16,8 @@ from tests.measure.made_up import JOB
 from utils.common.errors import UsageError, UserError
 from utils.measure.profiling import BatchProfile
 
+WEIGHTS_BYTES = 4 * 3_260_000  # YOLOv8n-seg's
+
 
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,13 +47,8 @@ def test_profile_gpu_writes_chart_report_and_numbers(
         assert found["images_per_s"] == pytest.approx(1000 * found["batch_size"] / found["step_ms"])
         assert found["allocated_bytes"] > 50 * 2**20
         assert found["reserved_bytes"] is None
-        memory = found["memory_bytes"]
-        assert memory["process"] > 2 * sum(size for kind, size in memory.items() if kind != "process")
-        assert memory["optimizer"] == pytest.approx(memory["weights"], rel=0.02)  # MuSGD's momentum
+        assert 3 * WEIGHTS_BYTES < found["fixed_bytes"] < found["allocated_bytes"]
         assert 0.2 < found["readings"]["cpu_util"] < 1.3
-    of_one, of_two = (found["flop"] for found in record["profiles"])
-    assert of_two - of_one == pytest.approx(0.34e9, rel=0.01)  # of an image; MuSGD's are the same for any batch
-    assert 0 < record["roofline"]["of_peak"] < 1
     assert len(record["operators"]) == 10
     assert sum(found["share"] for found in record["operators"]) < 1.0001
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]

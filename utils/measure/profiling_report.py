@@ -11,8 +11,6 @@ from utils.measure.operators import Operator
 from utils.measure.profiling import BEST_WITHIN, HEADROOM, BatchProfile, TooLarge, best_profile, leaves_headroom
 from utils.measure.step_timer import PHASES
 
-ADDS_UP_WITHIN = 0.10  # largest unexplained share of the peak that is not mentioned
-
 
 def verdict_lines(
     profiles: Sequence[BatchProfile], too_large: TooLarge | None, capacity_bytes: int | None = None
@@ -55,42 +53,11 @@ def profile_table(profiles: Sequence[BatchProfile]) -> str:
     return format_table(["batch", *(title.rjust(9) for title in titles)], rows, right_from=1)
 
 
-def memory_table(profiles: Sequence[BatchProfile]) -> str:
-    """Return the memory by kind at each batch size's peak as a table, and lines about what it does not explain."""
-    kinds = list(profiles[0].memory_bytes)
-    rows = []
-    for profile in profiles:
-        share = sum(profile.memory_bytes.values()) / profile.allocated_bytes
-        sizes = [*(profile.memory_bytes[kind] for kind in kinds), profile.allocated_bytes]
-        rows.append([profile.batch_size, *map(format_bytes, sizes), f"{share:.0%}"])
-    titles = (title.rjust(9) for title in (*kinds, "peak", "explained"))
-    table = format_table(["batch", *titles], rows, right_from=1)
-    gradients = (
-        f"All gradients together take {format_bytes(profiles[0].gradient_bytes)}, at the end of the backward pass, "
-        "when the activations are already freed"
-    )
-    return "\n".join([table, gradients, *missing_lines(profiles)])
-
-
-def missing_lines(profiles: Sequence[BatchProfile]) -> list[str]:
-    """Return a line about memory that no kind explains, where it is more than a tenth of the peak; else nothing."""
-    missing = [
-        f"{format_bytes(profile.unexplained_bytes)} at batch {profile.batch_size} "
-        f"({profile.unexplained_bytes / profile.allocated_bytes:.0%} of the peak)"
-        for profile in profiles
-        if abs(profile.unexplained_bytes) > ADDS_UP_WITHIN * profile.allocated_bytes
-    ]
-    what = "workspaces of kernels and gaps between blocks"
-    if profiles[0].reserved_bytes is None:
-        what = "workspaces and compiled kernels of the CPU's library, threads, gaps between blocks in the C heap"
-    return [f"Missing: {', '.join(missing)} in no tensor: {what}"] if missing else []
-
-
 def to_record(
     profiles: Sequence[BatchProfile], too_large: TooLarge | None, capacity_bytes: int | None = None
 ) -> dict[str, Any]:
     """Return the profiles and the recommended batch size as plain values for JSON."""
-    derived = ("step_ms", "images_per_s", "unexplained_bytes")  # properties, which asdict leaves out
+    derived = ("step_ms", "images_per_s")  # properties, which asdict leaves out
     return {
         "best_batch_size": best_profile(profiles, capacity_bytes).batch_size,
         "largest_batch_size": max(profile.batch_size for profile in profiles),

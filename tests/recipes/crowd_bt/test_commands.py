@@ -13,8 +13,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from crowd_bt import evaluate, export, infer, make_data
-from crowd_bt.images import statistics_on
+from crowd_bt import evaluate, infer, make_data
 from crowd_bt.model import build_scorer
 from crowd_bt.options import adopt_launch_flags, read_options
 
@@ -25,7 +24,7 @@ from tests.recipes.harness import RANK_NAMES, refused
 from utils.common.errors import UsageError
 
 NEEDS = "needs the packages of the recipe (pip install -r recipes/crowd_bt/requirements.txt)"
-for package in ("timm", "scipy", "onnx", "onnxscript", "onnxruntime"):
+for package in ("timm", "scipy"):
     pytest.importorskip(package, reason=NEEDS)
 
 
@@ -127,19 +126,6 @@ def test_infer_scores_ranks_and_compares(
     with pytest.raises(SystemExit):
         inferred()
     assert "name one of --image FILE, --image-dir DIR and --compare FILE FILE" in capsys.readouterr().err
-
-
-def test_the_exported_file_computes_what_the_model_does(
-    trained: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "scorer.onnx"
-    statistics_on.cache_clear()  # as in a process that has only just begun
-    checkpoint = ("--checkpoint", trained[0] / "best_model.pt")
-    assert run_main(export, monkeypatch, *checkpoint, "--output", file) == 0
-    assert [found.name for found in tmp_path.iterdir()] == ["scorer.onnx"]
-    assert "images float32 (N, 3, 32, 32), RGB 0 to 255 -> quality (N,)" in capsys.readouterr().out
-    other = export.FromPixels(build_scorer("test_resnet", input_size=32)).eval()
-    assert export.largest_gap(other, 32, file) > export.TOLERANCE  # the check finds another network's weights
 
 
 def test_make_data_damages_photographs_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
