@@ -23,7 +23,7 @@ if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
 import torch
 from filelock import FileLock
 
-from tests.support.forked import run_forked
+from tests.support.ranks import run_forked
 from utils.common.environment import prepare_environment
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -41,7 +41,7 @@ faulthandler.dump_traceback_later(LONGEST_SUITE_S, exit=True)  # a suite that ha
 SLOW = (
     *("chaos", "commands", "benchmarks", "security/test_run.py", "security/test_data.py"),
     *("distributed/test_rendezvous.py", "measure/test_machine_checks.py"),
-    *(f"recipes/training_engine/test_{name}.py" for name in ("example", "guide", "launch")),
+    *(f"recipes/training_engine/test_{name}.py" for name in ("example", "guide")),
     *(f"recipes/crowd_bt/test_{name}.py" for name in ("commands", "training", "s3")),
     "recipes/underwater_ir/test_training.py",
 )
@@ -49,8 +49,8 @@ SLOW = (
 ALONE = (
     *("measure", "commands/test_profile_gpu.py", "commands/test_launcher.py", "commands/test_monitor.py"),
     *("benchmarks/test_train_step.py", "benchmarks/test_gpu", "benchmarks/test_windows.py", "chaos/test_slurm.py"),
-    *("common/test_nvml.py", "common/test_threads.py", "common/test_signals.py"),
-    *("distributed/test_rendezvous.py", "engine/test_reporting.py", "engine/test_loop.py", "engine/test_stall.py"),
+    *("common/test_nvml.py", "common/test_signals.py"),
+    *("distributed/test_rendezvous.py", "engine/test_reporting.py", "engine/test_loop.py"),
     *("run/test_status.py", "security/test_data.py", "evaluation/test_native_masks.py"),
     "predict/test_joining_memory.py",
 )

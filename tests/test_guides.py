@@ -1,4 +1,4 @@
-"""What the five guides promise (the frozen list tests/support/guides.yaml), and what the project's own pages name."""
+"""What the five guides promise (the frozen list tests/support/guides.yaml), and what the project says of itself."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,11 +19,14 @@ import benchmark_ddp
 import tests.recipes.crowd_bt
 import tests.recipes.training_engine
 import tests.recipes.underwater_ir  # noqa: F401 # these three make the recipes' modules importable
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, pytest_terminal_summary
 from utils.common.config import parse_config, read_config
 from utils.common.cores import choose_threads_and_workers
 from utils.training.config import TrainConfig
 from utils.training.launch import read_launch
+
+# --- What the five guides promise (the frozen list tests/support/guides.yaml), and what the project's own ---
+
 
 SEEDS = PROJECT.parent / "shared" / "seeds"
 GUIDES: dict[str, Any] = yaml.safe_load((PROJECT / "tests/support/guides.yaml").read_text(encoding="utf-8"))
@@ -231,3 +235,40 @@ def test_each_page_is_linked_from_the_readme_and_no_link_is_broken() -> None:
     broken = {(page.name, link) for page in pages for link in links[page] if not (page.parent / link).exists()}
     assert not broken
     assert {f"docs/{page.name}" for page in pages[2:]} <= links[readme]
+
+
+# --- The end of a test run says which tests were skipped, why, and how to have them ----------------------------------
+
+
+REASON = re.compile(r'(?:reason=|pytest\.skip\()(f?"[^"]*")')
+
+
+def test_a_suite_without_chromium_says_in_one_line_what_it_left_out_and_how_to_have_it() -> None:
+    reason, root = "Skipped: needs Chromium (apt-get install chromium)", "Skipped: needs root on Linux (use sudo)"
+    skips = [
+        ("tests/a.py::one", reason),
+        ("tests/a.py::two", reason),
+        ("tests/b.py::x[1]", reason),
+        ("tests/c.py::y", root),
+    ]
+    reports = [SimpleNamespace(nodeid=test, longrepr=("file", 1, words)) for test, words in skips]
+    lines: list[str] = []
+    pytest_terminal_summary(SimpleNamespace(stats={"skipped": reports}, write_line=lines.append))
+    assert lines == [
+        "3 skipped: needs Chromium (apt-get install chromium): 2 in tests/a.py, 1 in tests/b.py",
+        "1 skipped: needs root on Linux (use sudo): 1 in tests/c.py",
+    ]
+
+
+def test_every_reason_to_skip_a_test_says_how_to_have_it() -> None:
+    reasons = [
+        (file.name, reason)
+        for file in sorted((PROJECT / "tests").rglob("*.py"))
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if re.search(r"skip\(|skipif\(|importorskip\(", line)
+        for reason in REASON.findall(line)
+    ]
+    assert len(reasons) >= 8
+    without = [(name, reason) for name, reason in reasons if "(" not in reason]
+    if without:
+        pytest.fail(f"no remedy in parentheses: {without}")

@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from tests.conftest import TRAIN_FLAGS, TrainedRun, free_port, must_run, run_script, torchrun
-from tests.support.forked import run_forked
+from tests.support.ranks import run_forked
 from utils.common.devices import choose_precision
 from utils.run.checkpoint import latest_facts
 from utils.run.records import read_epochs

@@ -1,4 +1,4 @@
-"""What is taken from an archive. Hostile ones: tests/security/test_archives.py."""
+"""What is taken from an archive. Hostile ones: tests/security/test_writes.py."""
 
 from __future__ import annotations
 
