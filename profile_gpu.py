@@ -34,10 +34,13 @@ from utils.measure.profiling import (
     best_profile,
     forecast_on_cpu,
     memory_of,
+    operator_table,
     profile_batch,
+    profile_table,
     profile_until_full,
+    to_record,
+    verdict_lines,
 )
-from utils.measure.profiling_report import operator_table, profile_table, to_record, verdict_lines
 from utils.measure.step_timer import build_training, criterion_of
 from utils.measure.synthetic import synthetic_batch, training_colours
 from utils.yolo.model import build_model, weights_or_description

@@ -22,9 +22,9 @@ from tests.chaos.machines import (
     TIMEOUT_S,
     TOTAL_STEPS,
     TwoMachines,
+    assert_same_result,
     ip,
     reason_to_skip,
-    require_same,
     script,
     starts_of,
     step_of,
@@ -98,10 +98,12 @@ def test_s6_no_port_of_a_run_on_one_machine_can_be_reached_from_another(one_mach
 @pytest.mark.chaos(1, 1)
 def test_r14_two_machines_undisturbed(trial: int, machines: TwoMachines, one_machine: dict[str, Any]) -> None:
     machines.finish(*[machines.launch(number) for number in (0, 1)])
-    require_same(machines.run, one_machine["hash"])
+    assert_same_result(machines.run, one_machine["hash"])
 
 
-def lose_and_replace(machines: TwoMachines, reference: str, launch: Callable[[TwoMachines, int], Job]) -> float:
+def assert_a_lost_machine_is_replaced(
+    machines: TwoMachines, reference: str, launch: Callable[[TwoMachines, int], Job]
+) -> float:
     """Kill the second machine's launcher and rank and start it again; return the seconds from then to training."""
     first, second = (launch(machines, number) for number in (0, 1))
     await_the_middle(machines)
@@ -111,7 +113,7 @@ def lose_and_replace(machines: TwoMachines, reference: str, launch: Callable[[Tw
     second = launch(machines, 1)
     recovery_s = machines.wait_until(lambda: len(starts_of(machines.run)) > starts, "start")
     machines.finish(first, second)
-    require_same(machines.run, reference)
+    assert_same_result(machines.run, reference)
     return recovery_s
 
 
@@ -124,7 +126,7 @@ def await_the_middle(machines: TwoMachines) -> None:
 def test_r14_a_machine_that_was_lost_is_replaced_and_not_a_bit_differs(
     trial: int, machines: TwoMachines, one_machine: dict[str, Any], record_property: Any
 ) -> None:
-    recovery_s = lose_and_replace(machines, one_machine["hash"], TwoMachines.launch)
+    recovery_s = assert_a_lost_machine_is_replaced(machines, one_machine["hash"], TwoMachines.launch)
     record_property("from its return to training s", recovery_s)
 
 
@@ -134,7 +136,7 @@ def test_r14_a_machine_that_was_lost_is_replaced_and_not_a_bit_differs(
 def test_r18_a_machine_is_replaced_with_other_launchers(
     launch: Any, trial: int, machines: TwoMachines, one_machine: dict[str, Any], record_property: Any
 ) -> None:
-    recovery_s = lose_and_replace(machines, one_machine["hash"], launch)
+    recovery_s = assert_a_lost_machine_is_replaced(machines, one_machine["hash"], launch)
     record_property("from its return to training s", recovery_s)
 
 
@@ -177,7 +179,7 @@ def test_r16_the_rendezvous_machine_is_lost_and_a_loop_on_both_starts_again(
     recovery_s = machines.wait_until(lambda: len(starts_of(machines.run)) > starts, "new start")
     record_property("from the loss to training s", recovery_s)
     machines.finish(*loops)
-    require_same(machines.run, one_machine["hash"])
+    assert_same_result(machines.run, one_machine["hash"])
 
 
 @needs_machines

@@ -36,17 +36,19 @@ MANY_CORES = {**ENVIRONMENT, "TRAIN_SCRIPT": str(PROJECT_FOLDER / "tests" / "cha
 
 @pytest.mark.chaos(10, 2)
 def test_r3_sigterm_at_any_moment(times: int, sample: Any, rng: random.Random, tmp_path: Path, request: Any) -> None:
-    stop_and_go(request, sample(80), times, itertools.repeat(0), PHASES)
+    assert_stops_change_nothing(request, sample(80), times, itertools.repeat(0), PHASES)
 
 
 @pytest.mark.chaos(3, 3)
 def test_r4_each_start_has_another_number_of_loader_processes(
     times: int, sample: Any, rng: random.Random, tmp_path: Path, request: Any
 ) -> None:
-    stop_and_go(request, sample(200), times, itertools.cycle((0, 2, 1)), ("at random",))
+    assert_stops_change_nothing(request, sample(200), times, itertools.cycle((0, 2, 1)), ("at random",))
 
 
-def stop_and_go(request: Any, data: Path, stops: int, workers: Iterator[int], phases: tuple[str, ...]) -> None:
+def assert_stops_change_nothing(
+    request: Any, data: Path, stops: int, workers: Iterator[int], phases: tuple[str, ...]
+) -> None:
     """Stop a training in one phase after the other, run it to the end, and compare."""
     tmp_path, rng, record_property = map(request.getfixturevalue, ("tmp_path", "rng", "record_property"))
     options: dict[str, Any] = {"batch": 1, "epochs": 2 * stops + 2, "accumulate": 2}
@@ -103,19 +105,19 @@ def press_ctrl_c_three_times(job: Job) -> None:
 
 @pytest.mark.chaos(10, 1, always=True)
 def test_r11_a_second_sigterm_follows_at_once(trial: int, tmp_path: Path, request: Any) -> None:
-    signal_and_resume(request, terminate_twice, is_graceful=True)
+    assert_signals_change_nothing(request, terminate_twice, is_graceful=True)
 
 
 @pytest.mark.chaos(5, 1)
 @pytest.mark.parametrize("send", [press_ctrl_c, press_ctrl_c_three_times])
 def test_r12_ctrl_c(send: Any, trial: int, tmp_path: Path, request: Any) -> None:
-    signal_and_resume(request, send, is_graceful=send is press_ctrl_c)
+    assert_signals_change_nothing(request, send, is_graceful=send is press_ctrl_c)
 
 
-def signal_and_resume(request: Any, send: Callable[[Job], None], *, is_graceful: bool) -> None:
+def assert_signals_change_nothing(request: Any, send: Callable[[Job], None], *, is_graceful: bool) -> None:
     """Send signals to a small training, check its status, run it to the end and compare the result."""
     folder, rng, record_property = map(request.getfixturevalue, ("tmp_path", "rng", "record_property"))
-    reference = request.getfixturevalue("undisturbed")(num_workers=1)
+    reference = request.getfixturevalue("undisturbed")()  # loader processes change nothing
     command, run = small(folder, num_workers=1), folder / "run"
     with Job(command, folder / "log") as job:
         await_training(job, 0)

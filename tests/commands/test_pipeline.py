@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
 import re
 import shutil
-import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,8 @@ import torch
 import yaml
 
 from tests.conftest import TRAIN_FLAGS, TrainedRun, free_port, must_run, run_script, torchrun
-from tests.support.ranks import run_forked
+from tests.support.processes import run_guarded
+from utils.common import errors
 from utils.common.devices import choose_precision
 from utils.run.checkpoint import latest_facts
 from utils.run.records import read_epochs
@@ -123,12 +124,22 @@ BAD_INPUT = [
 ]
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(("command", "code", "words"), BAD_INPUT, ids=[" ".join(case[0]) for case in BAD_INPUT])
-def test_bad_input_gets_one_line_and_a_code(command: tuple[str, ...], code: int, words: str) -> None:
-    done = run_script("python", *command)
-    assert done.returncode == code, done.stderr
-    assert words in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+def test_bad_input_gets_one_line_and_a_code(
+    command: tuple[str, ...],
+    code: int,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = importlib.import_module(command[0].removesuffix(".py"))
+    monkeypatch.setattr(sys, "argv", list(command))
+    with pytest.raises(SystemExit) as left:
+        errors.run_script(script.main)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert left.value.code == code
+    assert words in line
 
 
 def test_a_broken_label_is_named_with_its_line(trained: TrainedRun, tmp_path: Path) -> None:
@@ -150,27 +161,6 @@ def test_a_broken_label_is_named_with_its_line(trained: TrainedRun, tmp_path: Pa
     assert not (tmp_path / "run").exists()
 
 
-NETWORK_GUARD = """
-import socket
-connect_to, resolve = socket.socket.connect, socket.getaddrinfo
-def connect(self, address):
-    if self.family == socket.AF_UNIX or str(address[0]).startswith(("127.", "::1", "localhost")):
-        return connect_to(self, address)
-    raise SystemExit(f"opened a socket to {address}")
-def look_up(host, *rest, **named):
-    if host in (None, "", "localhost", "127.0.0.1", "::1"):
-        return resolve(host, *rest, **named)
-    raise SystemExit(f"looked up {host}")
-socket.socket.connect = socket.socket.connect_ex = connect
-socket.getaddrinfo = look_up
-"""
-
-
-def run_guarded(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a command that ends at its first attempt to reach another machine."""
-    return run_forked([str(word) for word in words], {**os.environ, "CUDA_VISIBLE_DEVICES": ""}, 240, NETWORK_GUARD)
-
-
 def test_another_run_in_the_same_folder_loses_nothing_and_opens_no_socket_to_the_outside(
     trained: TrainedRun, tmp_path: Path
 ) -> None:
@@ -185,18 +175,11 @@ def test_another_run_in_the_same_folder_loses_nothing_and_opens_no_socket_to_the
     assert (folder / "best.pt").read_bytes() != before
 
 
-def test_evaluation_and_inference_open_no_socket_to_the_outside(trained: TrainedRun, tmp_path: Path) -> None:
-    # A user's own proxy and online settings must not matter.
-    weights, photographs = ("--model", trained.folder / "last.pt"), trained.processed / "val/images"
-    commands: list[tuple[str | Path, ...]] = [
-        ("evaluate_model.py", *weights, "--data", trained.data, "--output", tmp_path / "evaluation"),
-        ("inference.py", *weights, "--source", photographs, "--output", tmp_path / "predictions"),
-    ]
-    for command in commands:
-        assert run_guarded(*command).returncode == 0
+def test_the_guard_of_these_tests_stops_a_command_that_looks_up_another_machine(tmp_path: Path) -> None:
+    # Evaluation and inference are guarded in test_evaluate_model.py and test_inference.py.
     probe = tmp_path / "probe.py"
     probe.write_text("import urllib.request; urllib.request.urlopen('http://example.org', timeout=3)\n")
-    assert run_guarded(probe).stderr == "looked up example.org\n", "the guard itself must be able to fail"
+    assert run_guarded(probe).stderr == "looked up example.org\n"
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.common.errors import UserError
 from utils.distributed import process_group, rank_processes
-from utils.distributed.launchers import tasks_of_nodes, variables_from_launcher
+from utils.distributed.process_group import tasks_of_nodes, variables_from_launcher
 
 # --- The process group: rank variables, timeouts, and a group made by somebody else ----------------------------------
 

@@ -19,8 +19,7 @@ from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.common.errors import UserError
 from utils.engine import EngineOptions, TrainingEngine
-from utils.engine.loading import batches_from, each_sample_once
-from utils.engine.upload import Upload, tensors_in
+from utils.engine.loading import Upload, batches_from, each_sample_once, tensors_in
 from utils.yolo.inputs import Targets
 
 # --- Batches: random augmentation and dropout equal after a resume, equal numbers on all ranks, each vali ---

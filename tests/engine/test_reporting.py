@@ -20,8 +20,8 @@ from utils import distributed
 from utils.engine import Task
 from utils.engine.meters import FIELDS, EpochMeter
 from utils.engine.reporting import BatchLog
-from utils.engine.stall import StallWatch
 from utils.engine.state import Progress
+from utils.engine.stopping import StallWatch
 from utils.run.log import RunLog
 
 # --- The line of a batch: what it costs in collectives, whom it names, what it leaves in metrics.jsonl ---------------

@@ -20,10 +20,11 @@ from utils.measure.profiling import (
     TooLarge,
     best_profile,
     forecast_on_cpu,
+    profile_table,
     profile_until_full,
     state_bytes,
+    verdict_lines,
 )
-from utils.measure.profiling_report import profile_table, verdict_lines
 from utils.measure.step_timer import Repeated, build_training, run_training_steps
 from utils.measure.synthetic import synthetic_batch
 from utils.yolo.model import build_model

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.run.made_up import NOW_S, RANKS, batch, epoch_record, write_run
-from utils.run.records import RunReader
-from utils.run.slow_rank import SlowRank
+from utils.run.records import RunReader, SlowRank
 from utils.run.view import remaining_s, sparkline, view_lines
 
 # --- The view of a run: what it says, in 80 columns, of runs that run, ended, died, moved, or were cut of ---

@@ -14,7 +14,7 @@ from recipes.compressed_ad.learner import Learner, learn
 from recipes.compressed_ad.records import TestBatches, TrainBatches, draw_records
 from recipes.compressed_ad.sizes import RECORDS_OF_DEPTH
 from tests.recipes.compressed_ad.small import small_settings, write_small_histories
-from tests.recipes.harness import refused
+from tests.recipes.harness import assert_refused
 
 # --- The room, the source learner, and the file of its histories -----------------------------------------------------
 
@@ -63,15 +63,15 @@ def test_the_file_gives_back_what_the_learners_did(tmp_path: Path) -> None:
 def test_a_file_that_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
     settings = small_settings(tmp_path)
     file, goals = settings.data_file, np.array([1])
-    with refused("no such file; make it with python collect.py"):
+    with assert_refused("no such file; make it with python collect.py"):
         read_histories(file, goals, 1, 10, 3)
     write_small_histories(settings)
-    with refused("9 goals, but a grid of 9 x 9 has 81"):
+    with assert_refused("9 goals, but a grid of 9 x 9 has 81"):
         read_histories(file, goals, 1, 10, 9)
-    with refused("goal 1 has 2 streams of 270 steps, 2 of 1000 are asked for"):
+    with assert_refused("goal 1 has 2 streams of 270 steps, 2 of 1000 are asked for"):
         read_histories(file, goals, 2, 1000, 3)
     file.write_bytes(file.read_bytes()[:1000])
-    with refused("not a file of histories (", "; run python collect.py again"):
+    with assert_refused("not a file of histories (", "; run python collect.py again"):
         read_histories(file, goals, 1, 10, 3)
     write_histories(file, [])
     assert [path.name for path in file.parent.iterdir()] == [file.name]
@@ -129,7 +129,7 @@ def test_a_batch_holds_segments_then_recent_steps_then_the_actions_to_predict(de
 
 
 def test_short_histories_are_refused() -> None:
-    with refused("histories of 200 steps: 261 are needed"):
+    with assert_refused("histories of 200 steps: 261 are needed"):
         draw_records(1, 200, 0)
 
 

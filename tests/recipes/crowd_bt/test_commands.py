@@ -20,7 +20,7 @@ from crowd_bt.options import adopt_launch_flags, read_options
 from tests.conftest import free_port, run_main
 from tests.recipes import RECIPES
 from tests.recipes.crowd_bt.small import photographs, write_data
-from tests.recipes.harness import RANK_NAMES, refused
+from tests.recipes.harness import RANK_NAMES, assert_refused
 from utils.common.errors import UsageError
 
 NEEDS = "needs the packages of the recipe (pip install -r recipes/crowd_bt/requirements.txt)"
@@ -89,7 +89,7 @@ def test_evaluate_reads_the_model(
         assert found[name] == pytest.approx(during_training[name], abs=2), name
     assert found["total"] == during_training["total"]
     assert "Gold-gold accuracy" in capsys.readouterr().out
-    with refused("--backbone resnet18: ", "holds test_resnet"):
+    with assert_refused("--backbone resnet18: ", "holds test_resnet"):
         run_main(evaluate, monkeypatch, *arguments, "--backbone", "resnet18")
 
 
@@ -121,7 +121,7 @@ def test_infer_scores_ranks_and_compares(
     assert found["probability_first_is_better"] == pytest.approx(1 / (1 + np.exp(-difference)), abs=1e-4)
     assert found["better"] == str(files[0 if difference >= 0 else 2])
     capsys.readouterr()
-    with refused("absent.png: No such file"):
+    with assert_refused("absent.png: No such file"):
         inferred("--image", folder / "absent.png")
     with pytest.raises(SystemExit):
         inferred()
@@ -131,7 +131,7 @@ def test_infer_scores_ranks_and_compares(
 def test_make_data_damages_photographs_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, output = tmp_path / "photos", tmp_path / "data"
     source.mkdir()
-    with refused("0 usable photographs; at least 2 are needed"):
+    with assert_refused("0 usable photographs; at least 2 are needed"):
         run_main(make_data, monkeypatch, "--output", output, "--images", source)
     for number in range(3):
         cv2.imwrite(str(source / f"{number}.jpg"), np.roll(photographs()[number % 2][1], number, 0))
@@ -145,7 +145,7 @@ def test_make_data_damages_photographs_of_a_folder(tmp_path: Path, monkeypatch: 
     measured = json.loads((output / "prepared" / "user_reliabilities.json").read_text())
     assert min(measured[user] for user, value in true.items() if value > 0.5) > 0.7
     assert (output / "users" / "user00" / "comparison_data.json").is_file()
-    with refused("not empty; remove it, or name another folder"):
+    with assert_refused("not empty; remove it, or name another folder"):
         run_main(make_data, monkeypatch, "--output", output)
 
 
@@ -183,7 +183,7 @@ def test_the_environment_comes_before_the_flags_and_several_processes_need_a_lau
     monkeypatch.setattr(os, "environ", {**others, **before})
     config = read_options(flags.split())
     if isinstance(after, str):
-        with refused(after, kind=UsageError):
+        with assert_refused(after, kind=UsageError):
             adopt_launch_flags(config)
         return
     adopt_launch_flags(config)
@@ -208,5 +208,5 @@ def test_weights_that_cannot_be_fetched_are_one_line(
     errors = capsys.readouterr().err
     assert errors.count("\n") == 1
     assert "--backbone test_resnet: its pretrained weights cannot be fetched (We couldn't connect to the hub)" in errors
-    with refused("--backbone resnet81: timm has no such network (did you mean resnet18?)"):
+    with assert_refused("--backbone resnet81: timm has no such network (did you mean resnet18?)"):
         build_scorer("resnet81")

@@ -19,7 +19,7 @@ import torch
 import training_engine
 from torchvision.datasets import CIFAR10
 
-from tests.recipes.harness import records_of, refused, run_command
+from tests.recipes.harness import assert_refused, records_of, run_command
 from tests.support.processes import is_running, wait_until
 from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL
 
@@ -67,7 +67,7 @@ def test_without_a_network_cifar10_is_refused_and_the_default_are_the_digits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(CIFAR10, "url", NOWHERE)
-    with refused("cannot be downloaded", "put cifar-10-python.tar.gz there, or use --dataset digits"):
+    with assert_refused("cannot be downloaded", "put cifar-10-python.tar.gz there, or use --dataset digits"):
         example.load_datasets("cifar10", tmp_path)
     pytest.importorskip("sklearn", reason="needs scikit-learn (recipes/training_engine/requirements.txt)")
     name, train, val = example.load_datasets("auto", tmp_path)
@@ -132,7 +132,7 @@ def test_a_rank_that_fails_ends_the_others(tmp_path: Path, capfd: pytest.Capture
         time.sleep(60)
 
     before = dict(os.environ)
-    with refused("failed on a rank"):
+    with assert_refused("failed on a rank"):
         training_engine.launch_distributed_training(fail, 2, backend="gloo", folder=tmp_path)
     assert "ValueError: the pictures are upside down" in capfd.readouterr().err
     processes = noted(tmp_path)
@@ -169,7 +169,7 @@ def test_a_stopped_command_continues_when_it_is_run_again(
 
 def test_processes_of_torchrun_start_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
-    with refused("without torchrun"):
+    with assert_refused("without torchrun"):
         training_engine.launch_distributed_training(print, 2)
 
 

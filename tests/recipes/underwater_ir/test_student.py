@@ -14,7 +14,7 @@ from underwater_ir.student import losses
 from underwater_ir.student.losses import WEIGHTS, StudentLoss, load_vgg, read_weights
 from underwater_ir.student.network import MultiScale, Outputs, Student, channel_attention, haar, inverse_haar
 
-from tests.recipes.harness import refused
+from tests.recipes.harness import assert_refused
 from tests.recipes.underwater_ir.small import NO_VGG, SIZE_PX, batch, photograph, student
 
 # --- The network and its losses --------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def test_the_network_is_found_from_its_weights() -> None:
     found = Student.from_weights(network.state_dict(), "x.pt")
     assert found.label_shape == network.label_shape == (10, 20, 10, 6)
     assert not found.training
-    with refused("x.pt: not weights of this network"):
+    with assert_refused("x.pt: not weights of this network"):
         Student.from_weights({"stem.weight": torch.zeros(4, 3, 3, 3)}, "x.pt")
 
 
@@ -200,7 +200,7 @@ def test_the_loss_falls_when_a_batch_is_learned() -> None:
 def test_a_wrong_loss_file_is_one_line(tmp_path: Path, text: str, reason: str) -> None:
     file = tmp_path / "losses.json"
     file.write_text(text)
-    with refused(str(file), reason):
+    with assert_refused(str(file), reason):
         read_weights(str(file))
     file.write_text('{"perc": 0, "tv": 1}')
     assert read_weights(str(file)) == WEIGHTS | {"perc": 0.0, "tv": 1.0}
@@ -227,7 +227,7 @@ def test_vgg_compares_the_two_layers_of_the_formula(tmp_path: Path) -> None:
     assert len(features) == 18
     assert not any(weight.requires_grad for weight in features.parameters())
     (tmp_path / "vgg.pt").write_bytes(b"no weights")
-    with refused("VGG19's weights"):
+    with assert_refused("VGG19's weights"):
         load_vgg(str(tmp_path / "vgg.pt"), tmp_path)
 
 
