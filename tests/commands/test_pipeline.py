@@ -7,13 +7,14 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from tests.conftest import TRAIN_FLAGS, TrainedRun, free_port, must_run, run_script, torchrun
+from tests.conftest import TRAIN_FLAGS, TrainedRun, free_port, must_run, torchrun
 from tests.support.processes import run_guarded
 from utils.common import errors
 from utils.common.devices import choose_precision
@@ -124,41 +125,41 @@ BAD_INPUT = [
 ]
 
 
-@pytest.mark.usefixtures("one_thread")
+Leave = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def leave(one_thread: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Leave:
+    """Run a command in this process until it exits; return its code and what it wrote to stderr."""
+
+    def run(*command: str | Path) -> tuple[int, str]:
+        script = importlib.import_module(str(command[0]).removesuffix(".py"))
+        monkeypatch.setattr(sys, "argv", list(map(str, command)))
+        with pytest.raises(SystemExit) as left:
+            errors.run_script(script.main)
+        return int(left.value.code or 0), capsys.readouterr().err
+
+    return run
+
+
 @pytest.mark.parametrize(("command", "code", "words"), BAD_INPUT, ids=[" ".join(case[0]) for case in BAD_INPUT])
-def test_bad_input_gets_one_line_and_a_code(
-    command: tuple[str, ...],
-    code: int,
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    script = importlib.import_module(command[0].removesuffix(".py"))
-    monkeypatch.setattr(sys, "argv", list(command))
-    with pytest.raises(SystemExit) as left:
-        errors.run_script(script.main)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert left.value.code == code
-    assert words in line
+def test_bad_input_gets_one_line_and_a_code(command: tuple[str, ...], code: int, words: str, leave: Leave) -> None:
+    left_with, said = leave(*command)
+    assert left_with == code, said
+    assert words in said
+    assert len(said.splitlines()) == 1, said
 
 
-def test_a_broken_label_is_named_with_its_line(trained: TrainedRun, tmp_path: Path) -> None:
+def test_a_broken_label_is_named_with_its_line(trained: TrainedRun, tmp_path: Path, leave: Leave) -> None:
     shutil.copytree(trained.processed, tmp_path / "processed")
     label = next(path for path in sorted((tmp_path / "processed/train/labels").iterdir()) if path.stat().st_size)
     lines = label.read_text().splitlines()
     label.write_text("\n".join([lines[0], "99 0.1 0.1 0.2 0.2 0.3 0.1"]) + "\n")
-    done = run_script(
-        "python",
-        "train_yolo_ddp.py",
-        "--data",
-        tmp_path / "processed/dataset.yaml",
-        *TRAIN_FLAGS,
-        "--save-dir",
-        tmp_path / "run",
-    )
-    assert done.returncode == 1
-    assert f"{label.name}:2" in done.stderr
-    assert not (tmp_path / "run").exists()
+    data, run = tmp_path / "processed/dataset.yaml", tmp_path / "run"
+    code, said = leave("train_yolo_ddp.py", "--data", data, *TRAIN_FLAGS, "--save-dir", run)
+    assert code == 1
+    assert f"{label.name}:2" in said
+    assert not run.exists()
 
 
 def test_another_run_in_the_same_folder_loses_nothing_and_opens_no_socket_to_the_outside(
