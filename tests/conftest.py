@@ -120,13 +120,8 @@ def free_port() -> int:
 
 def torchrun(num_processes: int) -> tuple[str, ...]:
     """Return the launcher as the guide writes it."""
-    return (
-        "python",
-        "-m",
-        "torch.distributed.run",
-        f"--nproc_per_node={num_processes}",
-        f"--master_port={free_port()}",
-    )
+    ports = (f"--nproc_per_node={num_processes}", f"--master_port={free_port()}")
+    return ("python", "-m", "torch.distributed.run", *ports)
 
 
 def run_script(*arguments: str | Path, timeout_s: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -163,18 +158,8 @@ def must_run(*arguments: str | Path, timeout_s: float = 240, **environment: str)
 
 
 TRAIN_FLAGS = (
-    "--model",
-    "yolov8n-seg.yaml",
-    "--img-size",
-    "96",
-    "--batch-size",
-    "4",
-    "--lr",
-    "0.002",
-    "--optimizer",
-    "adamw",
-    "--close-mosaic",
-    "0",  # mosaic to the end: the losses of epochs with and without it do not compare
+    *("--model", "yolov8n-seg.yaml", "--img-size", "96", "--batch-size", "4", "--lr", "0.002", "--optimizer", "adamw"),
+    *("--close-mosaic", "0"),  # mosaic to the end: the losses of epochs with and without it do not compare
 )
 
 
@@ -190,18 +175,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
     with FileLock(root / ".lock"):  # the workers of pytest-xdist share it
         if not printed.exists():
             must_run("python", "download_data.py", "--sample", "26", "--output", raw)
-            must_run(
-                "python",
-                "parse_labels.py",
-                "--input",
-                raw,
-                "--output",
-                processed,
-                "--long-side",
-                "320",
-                "--line-width",
-                "14",
-            )
+            sizes = ("--long-side", "320", "--line-width", "14")
+            must_run("python", "parse_labels.py", "--input", raw, "--output", processed, *sizes)
             extra = ("--", "--data", str(data), "--save-dir", str(folder), *TRAIN_FLAGS[:2], *TRAIN_FLAGS[6:])
             printed.write_text(must_run("bash", "train_ddp.sh", "2", "4", "2", "96", *extra))
     return TrainedRun(raw, processed, data, folder, printed.read_text())

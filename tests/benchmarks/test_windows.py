@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import evaluation
 from benchmarks import windows as benchmark
 from benchmarks.input_pipeline import InputConfig, choose_data
 from benchmarks.input_pipeline_sides import ORIGINAL_LONG_SIDE_PX, parse_raw
@@ -128,15 +129,15 @@ def test_the_originals_of_a_yaml_are_read_by_both(tmp_path: Path) -> None:
 # --- benchmarks/evaluation.py: the same judgement on any number of processes, and how fast it comes ------------------
 
 
-BENCHMARK = ("python", "benchmarks/evaluation.py", "--rounds", "1", "--device", "cpu")
-
-
-def test_all_numbers_of_processes_judge_the_same(trained: TrainedRun, tmp_path: Path) -> None:
-    model, results = trained.folder / "best.pt", tmp_path / "results.json"
-    output = must_run(*BENCHMARK, "--model", model, "--data", trained.data, "--json", results)
+def test_all_numbers_of_processes_judge_the_same(
+    trained: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    results, flags = tmp_path / "results.json", ("--rounds", "1", "--device", "cpu")
+    place = ("--model", trained.folder / "best.pt", "--data", trained.data, "--json", results)
+    assert run_main(evaluation, monkeypatch, *flags, *place) == 0
     record = json.loads(results.read_text())
     one, two = record["runs"]["1"][0], record["runs"]["2"][0]
     assert one["images"] == two["images"] > 0
     assert abs(one["mask_map50_95"] - two["mask_map50_95"]) < 1e-6
     assert two["memory_mb"] > one["memory_mb"] > 50
-    assert output.splitlines()[-1] == f"ratio {one['seconds'] / two['seconds']:.2f}"
+    assert capfd.readouterr().out.splitlines()[-1] == f"ratio {one['seconds'] / two['seconds']:.2f}"

@@ -49,7 +49,7 @@ for port in sys.argv[2:]:
 LOOP = 'for attempt in 1 2 3 4 5; do "$@" && exit 0; sleep 1; done; exit 1'
 CROWD = PROJECT_FOLDER / "recipes" / "crowd_bt"
 TRAIN_CROWD = ("--backbone", "test_resnet", "--no-pretrained", "--input-size", "32", "--epochs", "1", "--device", "cpu")
-MAKE_CROWD = (
+MAKE_CROWD = [
     "--size",
     "32",
     "--num-pictures",
@@ -60,7 +60,7 @@ MAKE_CROWD = (
     "60",
     "--per-annotator",
     "10",
-)
+]
 
 
 @pytest.fixture

@@ -39,19 +39,8 @@ def test_the_console_shows_what_the_guide_shows(trained: TrainedRun) -> None:
 
 
 def test_the_run_folder_holds_everything_promised(trained: TrainedRun) -> None:
-    expected = {
-        "best.pt",
-        "last.pt",
-        "checkpoint",
-        "metrics.jsonl",
-        "results.csv",
-        "config.yaml",
-        "training_curves.png",
-        "train_batch0.jpg",
-        "labels.png",
-        "val_predictions.jpg",
-        "status.json",
-    }
+    expected = {"best.pt", "last.pt", "checkpoint", "metrics.jsonl", "results.csv", "config.yaml", "status.json"}
+    expected |= {"training_curves.png", "train_batch0.jpg", "labels.png", "val_predictions.jpg"}
     assert expected <= {path.name for path in trained.folder.iterdir()}
     status = json.loads((trained.folder / "status.json").read_text())
     assert (status["state"], status["epoch"]) == ("finished", 2)
@@ -59,16 +48,8 @@ def test_the_run_folder_holds_everything_promised(trained: TrainedRun) -> None:
     records = [json.loads(line) for line in (trained.folder / "metrics.jsonl").read_text().splitlines()]
     epochs = [record for record in records if record["kind"] == "epoch"]
     assert [record["epoch"] for record in epochs] == [1, 2]
-    for name in (
-        "train_loss",
-        "val_loss",
-        "box_map50",
-        "mask_map50",
-        "mask_map50_95",
-        "images_per_s",
-        "data_wait_share",
-        "lr",
-    ):
+    losses, speed = ("train_loss", "val_loss", "lr"), ("images_per_s", "data_wait_share")
+    for name in (*losses, *speed, "box_map50", "mask_map50", "mask_map50_95"):
         assert isinstance(epochs[-1][name], float), name
     assert epochs[1]["train_loss"] < epochs[0]["train_loss"]
     assert yaml.safe_load((trained.folder / "config.yaml").read_text())["img_size"] == 96
