@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +13,7 @@ import cv2
 import numpy as np
 import pytest
 
-from benchmarks.jobs import Job, is_alive
+from benchmarks.jobs import Job
 from tests.chaos.machines import (
     NAMES,
     PORT,
@@ -205,19 +203,3 @@ def test_r27_the_two_torchrun_lines_of_the_crowd_bt_guide(trial: int, machines: 
     assert "Val Loss" in first
     assert "Val Loss" not in second, "rank 0 of the first machine alone must print"
     assert json.loads((run / "evaluation_results.json").read_text())["total"] > 0
-
-
-@needs_machines
-def test_nothing_is_left_of_two_machines(tmp_path: Path) -> None:
-    with two_machines(tmp_path) as machines:
-        sleeper = machines.start(0, ["sh", "-c", "sleep 300 & wait"])
-        machines.wait_until(lambda: len(sleeper.family()) == 2, "shell's child")
-        family = sleeper.family()
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    assert not any(name in listed for name in machines.namespaces)
-    machines.wait_until(lambda: not any(map(is_alive, family)), "end of the child")
-
-
-def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert reason_to_skip() == "needs root on Linux"
