@@ -48,7 +48,7 @@ SLOW = (
 # What these measure or time needs the machine for itself: `make test` runs them one at a time.
 ALONE = (
     *("measure", "commands/test_profile_gpu.py", "commands/test_launcher.py", "commands/test_monitor.py"),
-    *("benchmarks/test_train_step.py", "benchmarks/test_gpu.py", "benchmarks/test_windows.py", "chaos/test_slurm.py"),
+    *("benchmarks/test_train_step.py", "benchmarks/test_gpu.py", "chaos/test_slurm.py"),
     *("common/test_nvml.py", "common/test_signals.py"),
     *("distributed/test_rendezvous.py", "engine/test_reporting.py", "engine/test_loop.py"),
     *("run/test_status.py", "security/test_data.py", "evaluation/test_native_masks.py"),
