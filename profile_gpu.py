@@ -3,7 +3,7 @@
     python profile_gpu.py --model yolov8m-seg.pt --batch-sizes 4 8 16 32 64
 
 The steps are real training steps on synthetic images, so data loading is not measured. Without a GPU the CPU is
-profiled. The best batch size is compared with the device's limits, and its most expensive operators are listed.
+profiled. The most expensive operators at the best batch size are listed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ from utils.measure.profiling import (
     best_profile,
     forecast_on_cpu,
     memory_of,
+    operator_table,
     profile_batch,
+    profile_table,
     profile_until_full,
+    to_record,
+    verdict_lines,
 )
-from utils.measure.profiling_report import memory_table, operator_table, profile_table, to_record, verdict_lines
-from utils.measure.roofline import compare_with_limits, measure_limits, roofline_lines
 from utils.measure.step_timer import build_training, criterion_of
 from utils.measure.synthetic import synthetic_batch, training_colours
 from utils.yolo.model import build_model, weights_or_description
@@ -87,10 +89,7 @@ def main() -> int:
     model = build_model(source, load_dataset_yaml(DEFAULT_DATASET_YAML).names)
     introduction = [describe(config, device, precision.name), *([note] if note else [])]
     if device.type == "cpu":
-        introduction.append(
-            "No GPU is profiled: peak memory is the whole process's so far (RSS), and what it held before the model"
-            " is counted as `process`"
-        )
+        introduction.append("No GPU is profiled: peak memory is the whole process's so far (RSS)")
     print("\n".join(introduction), flush=True)
 
     engine = build_training(model, device, precision)
@@ -98,20 +97,12 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     best = best_profile(profiles, space.capacity_bytes)
     operators = find_operators(config, engine, best, folder)
-    limits = measure_limits(device, precision)
-    roofline = compare_with_limits(best.flop, best.bytes_moved, best.step_ms / 1000, limits)
-    report = [profile_table(profiles), "", "Memory at the peak, by kind:", memory_table(profiles), ""]
-    report += [
-        *verdict_lines(profiles, too_large, space.capacity_bytes),
-        *roofline_lines(roofline, limits, best.batch_size),
-        "",
-    ]
+    report = [profile_table(profiles), "", *verdict_lines(profiles, too_large, space.capacity_bytes), ""]
     report += [f"Most expensive operators at batch {best.batch_size}, own time:", operator_table(operators)]
     print("\n".join(["", *report]))
     record = {
         "config": to_dict(config),
         **to_record(profiles, too_large, space.capacity_bytes),
-        "roofline": roofline,
         "operators": [asdict(operator) for operator in operators],
     }
     write_report(folder, [*introduction, "Times are ms per step.", "", *report, ""], record)

@@ -23,7 +23,7 @@ if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
 import torch
 from filelock import FileLock
 
-from tests.support.forked import run_forked
+from tests.support.ranks import run_forked
 from utils.common.environment import prepare_environment
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -41,16 +41,16 @@ faulthandler.dump_traceback_later(LONGEST_SUITE_S, exit=True)  # a suite that ha
 SLOW = (
     *("chaos", "commands", "benchmarks", "security/test_run.py", "security/test_data.py"),
     *("distributed/test_rendezvous.py", "measure/test_machine_checks.py"),
-    *(f"recipes/training_engine/test_{name}.py" for name in ("example", "guide", "launch")),
+    *(f"recipes/training_engine/test_{name}.py" for name in ("example", "guide")),
     *(f"recipes/crowd_bt/test_{name}.py" for name in ("commands", "training", "s3")),
     "recipes/underwater_ir/test_training.py",
 )
 # What these measure or time needs the machine for itself: `make test` runs them one at a time.
 ALONE = (
     *("measure", "commands/test_profile_gpu.py", "commands/test_launcher.py", "commands/test_monitor.py"),
-    *("benchmarks/test_train_step.py", "benchmarks/test_gpu", "benchmarks/test_windows.py", "chaos/test_slurm.py"),
-    *("common/test_nvml.py", "common/test_threads.py", "common/test_signals.py"),
-    *("distributed/test_rendezvous.py", "engine/test_reporting.py", "engine/test_loop.py", "engine/test_stall.py"),
+    *("benchmarks/test_train_step.py", "benchmarks/test_gpu.py", "chaos/test_slurm.py"),
+    *("common/test_nvml.py", "common/test_signals.py"),
+    *("distributed/test_rendezvous.py", "engine/test_reporting.py", "engine/test_loop.py"),
     *("run/test_status.py", "security/test_data.py", "evaluation/test_native_masks.py"),
     "predict/test_joining_memory.py",
 )
@@ -120,13 +120,8 @@ def free_port() -> int:
 
 def torchrun(num_processes: int) -> tuple[str, ...]:
     """Return the launcher as the guide writes it."""
-    return (
-        "python",
-        "-m",
-        "torch.distributed.run",
-        f"--nproc_per_node={num_processes}",
-        f"--master_port={free_port()}",
-    )
+    ports = (f"--nproc_per_node={num_processes}", f"--master_port={free_port()}")
+    return ("python", "-m", "torch.distributed.run", *ports)
 
 
 def run_script(*arguments: str | Path, timeout_s: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -163,18 +158,8 @@ def must_run(*arguments: str | Path, timeout_s: float = 240, **environment: str)
 
 
 TRAIN_FLAGS = (
-    "--model",
-    "yolov8n-seg.yaml",
-    "--img-size",
-    "96",
-    "--batch-size",
-    "4",
-    "--lr",
-    "0.002",
-    "--optimizer",
-    "adamw",
-    "--close-mosaic",
-    "0",  # mosaic to the end: the losses of epochs with and without it do not compare
+    *("--model", "yolov8n-seg.yaml", "--img-size", "96", "--batch-size", "4", "--lr", "0.002", "--optimizer", "adamw"),
+    *("--close-mosaic", "0"),  # mosaic to the end: the losses of epochs with and without it do not compare
 )
 
 
@@ -190,18 +175,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
     with FileLock(root / ".lock"):  # the workers of pytest-xdist share it
         if not printed.exists():
             must_run("python", "download_data.py", "--sample", "26", "--output", raw)
-            must_run(
-                "python",
-                "parse_labels.py",
-                "--input",
-                raw,
-                "--output",
-                processed,
-                "--long-side",
-                "320",
-                "--line-width",
-                "14",
-            )
+            sizes = ("--long-side", "320", "--line-width", "14")
+            must_run("python", "parse_labels.py", "--input", raw, "--output", processed, *sizes)
             extra = ("--", "--data", str(data), "--save-dir", str(folder), *TRAIN_FLAGS[:2], *TRAIN_FLAGS[6:])
             printed.write_text(must_run("bash", "train_ddp.sh", "2", "4", "2", "96", *extra))
     return TrainedRun(raw, processed, data, folder, printed.read_text())

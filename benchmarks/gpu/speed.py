@@ -44,7 +44,7 @@ def script_figures(setting: Setting, name: str, answer: Path, *command: str) -> 
 
 
 def profile(setting: Setting) -> Finding:
-    """Run profile_gpu.py: speed, memory and limits of a step at several batch sizes."""
+    """Run profile_gpu.py: speed and memory of a step at several batch sizes."""
     sizes, folder = setting.sizes, setting.folder / "profile"
     batches = [str(number) for number in sizes.batch_sizes]
     flags = [f"--model={sizes.large_model}", f"--img-size={sizes.full_px}", f"--steps={sizes.steps}"]
@@ -54,7 +54,6 @@ def profile(setting: Setting) -> Finding:
     (best,) = [one for one in found["profiles"] if one["batch_size"] == found["best_batch_size"]]
     return Finding(
         f"best batch {best['batch_size']}: {best['images_per_s']:.0f} images/s, {format_bytes(best['allocated_bytes'])}, "
-        f"{found['roofline']['of_matmul']:.0%} of a matmul's rate, limited by {found['roofline']['limited_by']}; "
         f"largest that fits: {found['largest_batch_size']}",
         kept,
     )

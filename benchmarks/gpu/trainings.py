@@ -15,8 +15,8 @@ import train_yolo_ddp
 from benchmarks.gpu.plan import Finding, Json, NeedsGpu, PartFailed, Setting
 from benchmarks.jobs import Job, difference
 from utils.common.errors import EXIT_STOPPED_BY_SIGNAL
+from utils.engine.loading import tensors_in
 from utils.engine.nonfinite import all_finite
-from utils.engine.upload import tensors_in
 from utils.run.checkpoint import load_latest
 from utils.run.log import METRICS_FILE, parse_record
 from utils.run.records import read_epochs

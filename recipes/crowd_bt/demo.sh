@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole recipe on small pictures: data, two processes, evaluation on unseen photographs, ranking, ONNX.
+# The whole recipe on small pictures: data, two processes, evaluation on unseen photographs, ranking.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 python=${PYTHON:-python}
@@ -15,4 +15,3 @@ PYTHON=$python ./train_distributed.sh 2 --backbone test_resnet --no-pretrained -
 "$python" evaluate.py --checkpoint "$run/best_model.pt" --split all --data-dir "$data/unseen" \
     --image-dir "$data/unseen/images" --output "$output/unseen.json"
 "$python" infer.py --checkpoint "$run/best_model.pt" --image-dir "$data/unseen/images" --output "$output/ranking.json"
-"$python" export.py --checkpoint "$run/best_model.pt" --output "$output/scorer.onnx"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from utils.common.config import Options, option, parse_config
 from utils.common.errors import UsageError
-from utils.distributed.launchers import DEFAULT_PORT
+from utils.distributed.process_group import DEFAULT_PORT
 from utils.run.folder import resume_arguments
 
 DATA_DIR = "data"

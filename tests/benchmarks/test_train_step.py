@@ -108,22 +108,6 @@ def engine() -> TrainingEngine:
     return trained
 
 
-@pytest.mark.parametrize("objects", [0, 1, 12])
-@pytest.mark.parametrize("accumulated", [1, 2])
-def test_a_step_of_the_engine_waits_at_most_twice(engine: TrainingEngine, objects: int, accumulated: int) -> None:
-    batch = synthetic_batch(2, 64, len(NAMES), objects_per_image=objects)
-
-    def step() -> None:
-        engine.step.forward_backward(batch)
-        engine.step.update()
-
-    step()  # the first one also builds what later ones reuse
-    engine.state.accumulate = accumulated
-    found = count_host_syncs(step)
-    engine.state.accumulate = 1
-    assert 0 < sum(found.values()) <= MOST_SYNCS, found
-
-
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_a_step_has_few_operators_outside_the_network(engine: TrainingEngine, accumulated: int) -> None:
     batch = synthetic_batch(2, 64, len(NAMES), objects_per_image=12)

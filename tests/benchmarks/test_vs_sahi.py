@@ -72,17 +72,8 @@ def test_both_sides_side_by_side_and_what_was_not_finished(
     (packages / "sahi" / "predict.py").write_text(MADE_UP_SAHI.replace("FAILING", repr(files[1].name)))
     monkeypatch.syspath_prepend(packages)
     monkeypatch.setenv("PYTHONPATH", str(packages))
-    options: list[str | Path] = [
-        "--model",
-        trained.folder / "best.pt",
-        "--data",
-        trained.data,
-        "--photographs",
-        "3",
-        "--tiles",
-        "128",
-    ]
-    places: list[str | Path] = ["--output", tmp_path / "out", "--json", results, "--device", "cpu"]
+    options = ("--model", trained.folder / "best.pt", "--data", trained.data, "--photographs", "3", "--tiles", "128")
+    places = ("--output", tmp_path / "out", "--json", results, "--device", "cpu")
     assert run_main(vs_sahi, monkeypatch, *options, *places) == 0
     lines = capsys.readouterr().out.splitlines()
     record = json.loads(results.read_text())
@@ -95,14 +86,8 @@ def test_both_sides_side_by_side_and_what_was_not_finished(
     assert ours["seconds"] > 0 < ours["peak_memory_gb"]
     assert record["ratio"] == pytest.approx(theirs["seconds"] / ours["seconds"])
     assert lines[-1] == f"ratio {record['ratio']:.2f}"
-    assert next(line for line in lines if line.startswith("photographs finished")).split()[2:] == [
-        "3",
-        "of",
-        "3",
-        "2",
-        "of",
-        "3",
-    ]
+    finished = next(line for line in lines if line.startswith("photographs finished"))
+    assert finished.split()[2:] == ["3", "of", "3", "2", "of", "3"]
     assert any(line.startswith("conductor: AP50 / AP50-95") for line in lines)
 
 

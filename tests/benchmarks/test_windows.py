@@ -1,4 +1,4 @@
-"""The comparison of ways to read a window: all of them read the same pixels."""
+"""Benchmarks of reading windows, of the two loaders and of the evaluation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import evaluation
 from benchmarks import windows as benchmark
+from benchmarks.input_pipeline import InputConfig, choose_data
+from benchmarks.input_pipeline_sides import ORIGINAL_LONG_SIDE_PX, parse_raw
 from benchmarks.windows import Ways
-from tests.conftest import run_main
+from tests.conftest import PROJECT, TrainedRun, must_run, run_main
+from utils.common.errors import UserError
 from utils.data.dataset import read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
-from utils.data.images import read_image, write_jpeg
+from utils.data.images import read_image, upright_size, write_jpeg
 from utils.data.windows import WindowConfig, open_windows
+from utils.sources.sample import write_sample
+
+# --- The comparison of ways to read a window: all of them read the same pixels ---------------------------------------
 
 
 @pytest.fixture
@@ -56,3 +63,81 @@ def test_the_command_prints_a_ratio(
     assert capsys.readouterr().out.splitlines()[-1] == f"ratio {record['ratio']:.2f}"
     assert record["cpu_ms_per_sample"].keys() >= {"windows, mosaic of four", "whole photographs, one alone"}
     assert not (output / "uncompressed").exists()
+
+
+# --- The comparison of the two loaders: it runs and says what it measured --------------------------------------------
+
+
+SCRIPT = PROJECT / "benchmarks" / "input_pipeline.py"
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write ten photographs as download_data.py would."""
+    folder = tmp_path_factory.mktemp("photographs") / "raw"
+    write_sample(folder, 10)
+    return folder
+
+
+def test_it_compares_parsed_photographs_and_their_originals(raw: Path, tmp_path: Path) -> None:
+    results, output = tmp_path / "some" / "results.json", tmp_path / "out"
+    data = parse_raw(raw, tmp_path / "small", 64)
+    sizes = ("--img-size", "64", "--batch-size", "2", "--batches", "2", "--rounds", "2")
+    places = ("--data", data, "--raw", raw, "--output", output, "--json", results)
+    printed = must_run("python", SCRIPT, *sizes, *places)
+    record = json.loads(results.read_text())
+    word, number = printed.splitlines()[-1].split()
+    assert word == "ratio"
+    assert number == f"{record['ratio']:.2f}"
+    assert [(case["case"], case["has_colour_jitter"]) for case in record["cases"]] == [
+        ("small files", True),
+        ("small files", False),
+        ("originals", True),
+        ("originals", False),
+    ]
+    assert record["ratio"] == record["cases"][0]["ratio"]
+    assert record["config"]["img_size"] == 64
+    assert record["environment"]["cpu"]
+    for case in record["cases"]:
+        times = case["cpu_ms_per_sample"]
+        assert case["ratio"] == pytest.approx(times["theirs"] / times["ours"])
+        assert case["files_decoded_per_sample_by_theirs"] == pytest.approx(1, abs=0.5)
+        assert min(case["targets_per_sample"].values()) > 0
+        assert len(case["cpu_ms_per_sample_by_round"]["ours"]) == 2
+    assert "CPU ms per sample" in printed
+
+
+def test_originals_keep_their_size_and_are_parsed_once(raw: Path, tmp_path: Path) -> None:
+    data = parse_raw(raw, tmp_path / "originals", ORIGINAL_LONG_SIDE_PX)
+    kept = {upright_size(file.read_bytes()) for file in data.parent.rglob("*.[jJ][pP][gG]")}
+    assert kept
+    assert kept <= {upright_size(file.read_bytes()) for file in raw.rglob("*.[jJ][pP][gG]")}
+    written = data.stat().st_mtime_ns
+    assert parse_raw(raw, tmp_path / "originals", ORIGINAL_LONG_SIDE_PX).stat().st_mtime_ns == written
+    with pytest.raises(UserError, match=r"parse_labels.py failed \(code 1\): .*nowhere"):
+        parse_raw(tmp_path / "nowhere", tmp_path / "none", None)
+
+
+def test_the_originals_of_a_yaml_are_read_by_both(tmp_path: Path) -> None:
+    cases = choose_data(InputConfig(data="small.yaml", originals="large.yaml"), tmp_path)
+    assert cases == [
+        ("small files", Path("small.yaml"), Path("small.yaml")),
+        ("originals", Path("large.yaml"), Path("large.yaml")),
+    ]
+
+
+# --- benchmarks/evaluation.py: the same judgement on any number of processes, and how fast it comes ------------------
+
+
+def test_all_numbers_of_processes_judge_the_same(
+    trained: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    results, flags = tmp_path / "results.json", ("--rounds", "1", "--device", "cpu")
+    place = ("--model", trained.folder / "best.pt", "--data", trained.data, "--json", results)
+    assert run_main(evaluation, monkeypatch, *flags, *place) == 0
+    record = json.loads(results.read_text())
+    one, two = record["runs"]["1"][0], record["runs"]["2"][0]
+    assert one["images"] == two["images"] > 0
+    assert abs(one["mask_map50_95"] - two["mask_map50_95"]) < 1e-6
+    assert two["memory_mb"] > one["memory_mb"] > 50
+    assert capfd.readouterr().out.splitlines()[-1] == f"ratio {one['seconds'] / two['seconds']:.2f}"

@@ -71,7 +71,7 @@ def starts_of(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def require_same(run: Path, reference: str) -> None:
+def assert_same_result(run: Path, reference: str) -> None:
     """Fail unless a small training ended on two ranks with all steps and the weights of the reference."""
     result = read_json(run / "result.json")
     assert result == {"hash": reference, "step": TOTAL_STEPS, "world_size": 2}

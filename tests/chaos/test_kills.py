@@ -1,19 +1,27 @@
-"""SIGKILL for ranks and launchers. After the launcher's restarts the result must be the same as without a kill."""
+"""Ranks and launchers that are killed or hang, and a long training: the result is that of an undisturbed one."""
 
 from __future__ import annotations
 
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import torch.distributed as dist
 
-from benchmarks.jobs import POLL_S, Job, difference, is_alive, require
-from tests.chaos.trainings import ENVIRONMENT, LOOPBACK, await_training, position, small, state_of, yolo
+from benchmarks.jobs import POLL_S, Job, difference, is_alive, require, run
+from tests.chaos.trainings import ENVIRONMENT, LOOPBACK, await_training, position, read_json, small, state_of, yolo
 from tests.conftest import free_port
+from utils.common.errors import EXIT_STARTUP_TIMEOUT
+
+# --- SIGKILL for ranks and launchers. After the launcher's restarts the result must be the same as without a kill ----
+
 
 Sample = Callable[..., Path]
 
@@ -107,3 +115,135 @@ def test_r26_a_rank_is_killed_in_mid_epoch_of_a_training_on_windows(
             record_property("resumed at batch", batch)
         assert job.wait(600) == 0
     assert difference(run, reference / "run") == ""
+
+
+# --- Ranks that hang, that die while the others wait for them at the start, or that need long for a valid reason -----
+
+
+GROUP_TIMEOUT_S = 10
+MAX_DETECTION_S = GROUP_TIMEOUT_S + 10  # in which the other rank must notice the hang and exit, even on a busy machine
+# torchrun waits 30 s for a rank that does not react to SIGTERM; --shutdown-timeout does not apply here (PyTorch 2.15).
+MAX_RECOVERY_S = 90
+START_TIMEOUT_S = 20
+VALIDATION_TIMEOUT_S = 4
+
+# A rank of two. Rank 1 dies inside `init_process_group`: at once (a negative delay), or after a delay.
+PEER = """
+import os, signal, sys, threading
+import torch
+import torch.distributed as dist
+from utils.distributed import setup_ddp
+from utils.common.errors import run_script
+real, delay_s = dist.init_process_group, float(sys.argv[1])
+def die(): os.kill(os.getpid(), signal.SIGKILL)
+def deadly(*arguments, **options):
+    if delay_s < 0: die()
+    threading.Timer(delay_s, die).start()
+    real(*arguments, **options)
+if os.environ["RANK"] == "1": dist.init_process_group = deadly
+run_script(lambda: setup_ddp(torch.device("cpu")) and 0)
+"""
+
+
+@pytest.mark.chaos(5, 1)
+def test_r9_a_rank_stands_still(
+    trial: int, undisturbed: Callable[..., Path], rng: random.Random, tmp_path: Path, record_property: Any
+) -> None:
+    reference = undisturbed(epochs=8)
+    command = small(tmp_path, epochs=8, launcher=[*LOOPBACK, "--max-restarts=3"])
+    with Job(command, tmp_path / "log", NCCL_TIMEOUT=str(GROUP_TIMEOUT_S)) as job:
+        await_training(job, 0)
+        time.sleep(rng.uniform(0, 1.0))
+        victim, other = rng.sample(job.ranks(0, 2), 2)
+        victim.send_signal(signal.SIGSTOP)
+        start_s = time.monotonic()
+        detected_s = job.wait_until(lambda: not is_alive(other), "the other rank's end", 120)
+        await_training(job, 1)
+        recovered_s = time.monotonic() - start_s
+        assert job.wait(300) == 0
+    record_property("detected s", detected_s)
+    record_property("training again s", recovered_s)
+    assert difference(tmp_path / "run", reference) == ""
+    assert detected_s <= MAX_DETECTION_S
+    assert recovered_s <= MAX_RECOVERY_S
+
+
+@pytest.mark.chaos(10, 2)
+def test_r10_a_peer_dies_inside_the_groups_start(
+    trial: int, rng: random.Random, tmp_path: Path, record_property: Any
+) -> None:
+    delay_s = -1.0 if trial % 2 == 0 else rng.uniform(0, 0.02)
+    code, seconds = start_two(tmp_path, delay_s)
+    while code == 0:  # the group had started before the peer died
+        delay_s /= 2
+        code, seconds = start_two(tmp_path, delay_s)
+    record_property("exit code", code)
+    record_property("start to exit s", seconds)
+    assert code in (1, EXIT_STARTUP_TIMEOUT)
+    assert seconds <= START_TIMEOUT_S + 15
+
+
+def start_two(folder: Path, delay_s: float) -> tuple[int, float]:
+    """Start two ranks; return rank 0's exit code and its lifetime in seconds. Raises TooSlow."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    shared |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "INIT_TIMEOUT": str(START_TIMEOUT_S)}
+    command = [sys.executable, "-c", PEER, str(delay_s)]
+    start_s = time.monotonic()
+    with (
+        Job(command, folder / "log-0", RANK="0", LOCAL_RANK="0", **shared) as survivor,
+        Job(command, folder / "log-1", RANK="1", LOCAL_RANK="1", **shared) as victim,
+    ):
+        victim.wait(120)
+        return survivor.wait(120), time.monotonic() - start_s
+
+
+@pytest.mark.chaos(2, 1)
+def test_r22_validation_takes_three_times_the_groups_timeout(trial: int, tmp_path: Path) -> None:
+    batches = 2  # of each rank
+    command = small(tmp_path, epochs=1, val_samples=8 * batches, validation_s=3 * VALIDATION_TIMEOUT_S / batches)
+    assert run(command, tmp_path / "log", NCCL_TIMEOUT=str(VALIDATION_TIMEOUT_S)) == 0
+
+
+# --- A long training: the resources that it holds must not grow ------------------------------------------------------
+
+
+WARM_UP = 0.2  # share of the time after which the reference is taken
+MAX_GROWTH = 0.05
+
+
+@pytest.mark.chaos(1, 1)
+@pytest.mark.timeout(0)
+def test_r25_nothing_grows_in_a_long_training(request: Any, tmp_path: Path, record_property: Any) -> None:
+    config = request.config
+    minutes = 0.5 if config.getoption("quick") else config.getoption("minutes")
+    history = []
+    with Job(small(tmp_path, epochs=1_000_000, num_workers=1, step_s=0.005), tmp_path / "log") as job:
+        await_training(job, 0)
+        end_s = time.monotonic() + 60 * minutes
+        while time.monotonic() < end_s and job.popen.poll() is None:
+            time.sleep(minutes / 2)
+            history.append(holdings(job))
+        job.process.send_signal(signal.SIGTERM)
+        job.wait(60)
+    record_property("epochs", read_json(tmp_path / "run" / "status.json").get("epoch", 0))
+    warm = history[int(WARM_UP * len(history))]
+    last = history[-max(len(history) // 10, 1) :]
+    for name, before in warm.items():
+        # The minimum of the last measurements: saving a checkpoint holds a few more for a moment.
+        after = min(entry[name] for entry in last)
+        record_property(f"{name} before", before)
+        record_property(f"{name} after", after)
+        assert after <= before * (1 + MAX_GROWTH), name
+
+
+def holdings(job: Job) -> dict[str, float]:
+    """Return what all ranks and loader processes hold together."""
+    held = dict.fromkeys(("memory MiB", "files", "threads"), 0.0)
+    for process in job.family():
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            if process != job.process:
+                held["memory MiB"] += process.memory_info().rss / 2**20
+                held["files"] += process.num_fds()
+                held["threads"] += process.num_threads()
+    return {**held, "shared segments": sum(1 for _ in Path("/dev/shm").iterdir())}

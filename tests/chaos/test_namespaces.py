@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,16 +13,16 @@ import cv2
 import numpy as np
 import pytest
 
-from benchmarks.jobs import Job, is_alive
+from benchmarks.jobs import Job
 from tests.chaos.machines import (
     NAMES,
     PORT,
     TIMEOUT_S,
     TOTAL_STEPS,
     TwoMachines,
+    assert_same_result,
     ip,
     reason_to_skip,
-    require_same,
     script,
     starts_of,
     step_of,
@@ -49,7 +47,7 @@ for port in sys.argv[2:]:
 LOOP = 'for attempt in 1 2 3 4 5; do "$@" && exit 0; sleep 1; done; exit 1'
 CROWD = PROJECT_FOLDER / "recipes" / "crowd_bt"
 TRAIN_CROWD = ("--backbone", "test_resnet", "--no-pretrained", "--input-size", "32", "--epochs", "1", "--device", "cpu")
-MAKE_CROWD = (
+MAKE_CROWD = [
     "--size",
     "32",
     "--num-pictures",
@@ -60,7 +58,7 @@ MAKE_CROWD = (
     "60",
     "--per-annotator",
     "10",
-)
+]
 
 
 @pytest.fixture
@@ -98,10 +96,12 @@ def test_s6_no_port_of_a_run_on_one_machine_can_be_reached_from_another(one_mach
 @pytest.mark.chaos(1, 1)
 def test_r14_two_machines_undisturbed(trial: int, machines: TwoMachines, one_machine: dict[str, Any]) -> None:
     machines.finish(*[machines.launch(number) for number in (0, 1)])
-    require_same(machines.run, one_machine["hash"])
+    assert_same_result(machines.run, one_machine["hash"])
 
 
-def lose_and_replace(machines: TwoMachines, reference: str, launch: Callable[[TwoMachines, int], Job]) -> float:
+def assert_a_lost_machine_is_replaced(
+    machines: TwoMachines, reference: str, launch: Callable[[TwoMachines, int], Job]
+) -> float:
     """Kill the second machine's launcher and rank and start it again; return the seconds from then to training."""
     first, second = (launch(machines, number) for number in (0, 1))
     await_the_middle(machines)
@@ -111,7 +111,7 @@ def lose_and_replace(machines: TwoMachines, reference: str, launch: Callable[[Tw
     second = launch(machines, 1)
     recovery_s = machines.wait_until(lambda: len(starts_of(machines.run)) > starts, "start")
     machines.finish(first, second)
-    require_same(machines.run, reference)
+    assert_same_result(machines.run, reference)
     return recovery_s
 
 
@@ -124,7 +124,7 @@ def await_the_middle(machines: TwoMachines) -> None:
 def test_r14_a_machine_that_was_lost_is_replaced_and_not_a_bit_differs(
     trial: int, machines: TwoMachines, one_machine: dict[str, Any], record_property: Any
 ) -> None:
-    recovery_s = lose_and_replace(machines, one_machine["hash"], TwoMachines.launch)
+    recovery_s = assert_a_lost_machine_is_replaced(machines, one_machine["hash"], TwoMachines.launch)
     record_property("from its return to training s", recovery_s)
 
 
@@ -134,7 +134,7 @@ def test_r14_a_machine_that_was_lost_is_replaced_and_not_a_bit_differs(
 def test_r18_a_machine_is_replaced_with_other_launchers(
     launch: Any, trial: int, machines: TwoMachines, one_machine: dict[str, Any], record_property: Any
 ) -> None:
-    recovery_s = lose_and_replace(machines, one_machine["hash"], launch)
+    recovery_s = assert_a_lost_machine_is_replaced(machines, one_machine["hash"], launch)
     record_property("from its return to training s", recovery_s)
 
 
@@ -177,7 +177,7 @@ def test_r16_the_rendezvous_machine_is_lost_and_a_loop_on_both_starts_again(
     recovery_s = machines.wait_until(lambda: len(starts_of(machines.run)) > starts, "new start")
     record_property("from the loss to training s", recovery_s)
     machines.finish(*loops)
-    require_same(machines.run, one_machine["hash"])
+    assert_same_result(machines.run, one_machine["hash"])
 
 
 @needs_machines
@@ -203,19 +203,3 @@ def test_r27_the_two_torchrun_lines_of_the_crowd_bt_guide(trial: int, machines: 
     assert "Val Loss" in first
     assert "Val Loss" not in second, "rank 0 of the first machine alone must print"
     assert json.loads((run / "evaluation_results.json").read_text())["total"] > 0
-
-
-@needs_machines
-def test_nothing_is_left_of_two_machines(tmp_path: Path) -> None:
-    with two_machines(tmp_path) as machines:
-        sleeper = machines.start(0, ["sh", "-c", "sleep 300 & wait"])
-        machines.wait_until(lambda: len(sleeper.family()) == 2, "shell's child")
-        family = sleeper.family()
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    assert not any(name in listed for name in machines.namespaces)
-    machines.wait_until(lambda: not any(map(is_alive, family)), "end of the child")
-
-
-def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert reason_to_skip() == "needs root on Linux"

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from benchmarks.jobs import Job, require
-from tests.chaos.machines import TIMEOUT_S, TRAINING, require_same, script, starts_of, step_of, wait_until
+from tests.chaos.machines import TIMEOUT_S, TRAINING, assert_same_result, script, starts_of, step_of, wait_until
 from tests.chaos.small_training import NUM_BATCHES
 from tests.chaos.trainings import SMALL_TRAINING, read_json
 from utils.common.environment import PROJECT_FOLDER
@@ -122,12 +122,12 @@ class SmallCluster:
         """Wait for a condition and return the seconds; fail in the end."""
         return wait_until(condition, what, self.last_words, timeout_s)
 
-    def require_end(self, job: str, reference: str) -> None:
+    def assert_completes(self, job: str, reference: str) -> None:
         """Wait for the end of a job; fail unless it completed with the reference's weights."""
         over = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL")
         self.wait_until(lambda: self.fact_of(job, "JobState") in over, "end of the job", 3 * TIMEOUT_S)
         assert self.fact_of(job, "JobState") == "COMPLETED", self.last_words()
-        require_same(self.run, reference)
+        assert_same_result(self.run, reference)
 
 
 @contextmanager
@@ -217,11 +217,11 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("num_nodes", [1, 2])
 def test_r17_the_batch_script_undisturbed(num_nodes: int, trial: int, reference: str) -> None:
     with small_cluster() as cluster:
-        cluster.require_end(cluster.submit(num_nodes=num_nodes), reference)
+        cluster.assert_completes(cluster.submit(num_nodes=num_nodes), reference)
         assert len(starts_of(cluster.run)) == 1
 
 
-def stop_once(cluster: SmallCluster, by: str, reference: str) -> float:
+def assert_a_stop_returns(cluster: SmallCluster, by: str, reference: str) -> float:
     """Stop a running job once, by `requeue`, `signal` (exit 75) or `limit`; return the seconds until it continues.
 
     It must be requeued and end bitwise equal.
@@ -236,7 +236,7 @@ def stop_once(cluster: SmallCluster, by: str, reference: str) -> float:
     elif by == "signal":
         cluster.ask("scancel", "--signal=TERM", job)
     recovery_s = cluster.wait_until(lambda: len(starts_of(cluster.run)) > 1, "second start")
-    cluster.require_end(job, reference)
+    cluster.assert_completes(job, reference)
     # The last start, because the limit may also end a slow start before its first checkpoint.
     assert starts_of(cluster.run)[-1]["step"] >= reached
     return recovery_s
@@ -248,7 +248,7 @@ def test_r17_a_stopped_job_returns_from_the_queue_and_not_a_bit_differs(
     trial: int, reference: str, record_property: Any
 ) -> None:
     with small_cluster(requeues_code_75=True) as cluster:
-        record_property("to continue s", stop_once(cluster, "signal", reference))
+        record_property("to continue s", assert_a_stop_returns(cluster, "signal", reference))
         assert len(starts_of(cluster.run)) == 2
 
 
@@ -257,7 +257,7 @@ def test_r17_a_stopped_job_returns_from_the_queue_and_not_a_bit_differs(
 @pytest.mark.parametrize("by", ["requeue", "limit"])
 def test_r17_a_requeued_job_continues(by: str, trial: int, reference: str, record_property: Any) -> None:
     with small_cluster() as cluster:
-        record_property("to continue s", stop_once(cluster, by, reference))
+        record_property("to continue s", assert_a_stop_returns(cluster, by, reference))
 
 
 @needs_slurm
@@ -268,7 +268,7 @@ def test_r17_a_job_is_stopped_before_its_training_can_react(trial: int, referenc
         cluster.wait_until(lambda: "Starting 2 process(es)" in cluster.last_words(), "line of the launcher")
         cluster.ask("scancel", "--signal=TERM", job)
         assert not starts_of(cluster.run), "the training had begun"
-        cluster.require_end(job, reference)
+        cluster.assert_completes(job, reference)
         assert int(cluster.fact_of(job, "Restarts")) == 1
 
 
@@ -281,7 +281,7 @@ def test_r18_srun_starts_two_tasks_without_torchrun(trial: int, reference: str) 
             options = [f"--nodes={num_nodes}", "--ntasks=2", "--immediate=60"]
             command = [sys.executable, str(SMALL_TRAINING), "--save-dir", str(folder)]
             cluster.ask("srun", *options, *command, MASTER_ADDR="127.0.0.1")
-            require_same(folder, reference)
+            assert_same_result(folder, reference)
         alone, batch_script = cluster.folder / "alone", cluster.folder / "alone.sh"
         command = [sys.executable, str(SMALL_TRAINING), "--save-dir", str(alone), "--epochs", "1", "--step-s", "0"]
         batch_script.write_text(f"#!/bin/sh\nexec {' '.join(command)}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Sequence
@@ -37,8 +38,18 @@ def yolo(
 def small(folder: Path, *, ranks: int = 2, launcher: Sequence[str] = LOOPBACK, **options: Any) -> list[str]:
     """Return the command that trains the small network (small_training.py) under plain torchrun."""
     start = [sys.executable, "-m", "torch.distributed.run", *launcher, f"--nproc-per-node={ranks}"]
-    place = [f"--log-dir={folder / 'logs'}", str(SMALL_TRAINING), f"--save-dir={folder / 'run'}"]
-    return [*start, *place, *flags({"epochs": 4, "step_s": 0.02, **options})]
+    return [*start, f"--log-dir={folder / 'logs'}", str(SMALL_TRAINING), *small_flags(folder, **options)]
+
+
+def small_flags(folder: Path, **options: Any) -> list[str]:
+    """Return the small training's own options."""
+    return [f"--save-dir={folder / 'run'}", *flags({"epochs": 4, "step_s": 0.02, **options})]
+
+
+def train_undisturbed(arguments: Sequence[str]) -> int:
+    """Run the small training in this process, a rank that no launcher watches; return its exit code."""
+    sys.argv = [str(SMALL_TRAINING), *arguments]
+    return int(importlib.import_module("tests.chaos.small_training").main())
 
 
 def flags(options: dict[str, Any]) -> list[str]:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from inference import wanted_classes
-from tests.conftest import TrainedRun, must_run
+from tests.conftest import TrainedRun
+from tests.support.processes import run_guarded
 from utils.common.errors import UserError
 
 
@@ -26,9 +27,10 @@ def test_inference_writes_pictures_labels_and_json_and_survives_a_broken_photogr
     output = tmp_path / "predictions"
     flags = ("--source", source, "--output", output, "--conf", "0.0001", "--max-detections", "5", "--save-crops")
     for_tools = ("--save-coco", "--save-label-studio", "--amp", "auto", "--classes", "pole", "conductor", "1", "6")
-    printed = must_run("python", "inference.py", "--model", trained.folder / "last.pt", *flags, *for_tools)
-    assert "skipped" in printed
-    assert "broken.jpg" in printed
+    done = run_guarded("inference.py", "--model", trained.folder / "last.pt", *flags, *for_tools)
+    assert done.returncode == 0, done.stderr
+    assert "skipped" in done.stdout
+    assert "broken.jpg" in done.stdout
     entries = json.loads((output / "predictions.json").read_text())
     assert len(entries) == 2
     assert all(len(entry["detections"]) <= 5 for entry in entries)

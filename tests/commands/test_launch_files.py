@@ -1,10 +1,12 @@
-"""What `launch/` holds, checked against those who will read it: torchrun, the trainer, Kubeflow's rules, bash."""
+"""Launch files for Slurm and Kubernetes, and a machine with exactly one GPU."""
 
 from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,14 @@ import yaml
 from torch.distributed.run import config_from_args, parse_args
 
 from tests.commands.kubeflow import KUBEFLOW
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, run_script
+from tests.support.oracle import draw_photos
 from utils.common.config import parse_config
 from utils.training.config import TrainConfig
 from utils.training.launch import read_launch
+
+# --- What `launch/` holds, checked against those who will read it: torchrun, the trainer, Kubeflow's rules, bash -----
+
 
 PATIENCE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 BATCH_SCRIPT = PROJECT / "launch" / "slurm.sbatch"
@@ -215,3 +221,55 @@ def test_the_guide_s_network_policy_lets_only_the_job_s_pods_in() -> None:
     pods = {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": "yolo-seg"}}
     assert policy["spec"]["podSelector"] == pods
     assert policy["spec"]["ingress"] == [{"from": [{"podSelector": pods}]}]
+
+
+# --- On a machine with exactly one GPU the demo starts one process, and the commands of the tests see no GPU ---------
+
+
+# Python imports it at its start. PyTorch's stand-in counts the GPUs in CUDA_VISIBLE_DEVICES, or one without it.
+ONE_GPU = """
+import importlib.machinery, os, pathlib, sys, types
+has_file = pathlib.Path.exists
+pathlib.Path.exists = lambda self: str(self) == "/dev/nvidiactl" or has_file(self)
+torch = types.ModuleType("torch")
+torch.__spec__ = importlib.machinery.ModuleSpec("torch", None)
+count = lambda: len([word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",") if word])
+torch.cuda = types.SimpleNamespace(device_count=count, is_available=lambda: count() > 0)
+sys.modules["torch"] = torch
+"""
+
+
+@pytest.fixture
+def one_gpu(tmp_path: Path) -> str:
+    """Return a PYTHONPATH with which Python believes that the machine has one GPU."""
+    folder = tmp_path / "one gpu"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(ONE_GPU)
+    return str(folder)
+
+
+def test_the_demo_starts_one_process_for_one_gpu(tmp_path: Path, one_gpu: str) -> None:
+    project = tmp_path / "project"
+    for data in ("processed", "large"):
+        images = project / "data/demo" / data / "images"
+        images.mkdir(parents=True)
+        draw_photos(images, 2)
+        yaml = "path: .\ntrain: images\nval: images\nnames: [pole, wire, insulator]\n"
+        (images.parent / "dataset.yaml").write_text(yaml)
+    for name in ("demo.sh", "train_ddp.sh", "train_yolo_ddp.py"):
+        shutil.copy(PROJECT / name, project)
+    (project / "utils").symlink_to(PROJECT / "utils")
+    python = project / "python"  # skips the demo's other scripts
+    python.write_text(f'#!/bin/sh\ncase $1 in -*) exec "{sys.executable}" "$@";; *) echo "$1";; esac\n')
+    python.chmod(0o755)
+    for gpus, expected in (("0", "Starting 1 process(es) on cuda"), ("", "Starting 2 process(es) on cpu")):
+        done = run_script(
+            "bash",
+            project / "demo.sh",
+            CUDA_VISIBLE_DEVICES=gpus,
+            PYTHON=str(python),
+            PYTHONPATH=one_gpu,
+            DRY_RUN="1",
+        )
+        assert done.stdout.count(expected) == 2, done.stdout + done.stderr  # the demo trains twice
+        assert done.returncode == 0

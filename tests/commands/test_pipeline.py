@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
 import re
 import shutil
-import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from tests.conftest import TRAIN_FLAGS, TrainedRun, free_port, must_run, run_script, torchrun
-from tests.support.forked import run_forked
+from tests.conftest import TRAIN_FLAGS, TrainedRun, free_port, must_run, torchrun
+from tests.support.processes import run_guarded
+from utils.common import errors
 from utils.common.devices import choose_precision
 from utils.run.checkpoint import latest_facts
 from utils.run.records import read_epochs
@@ -37,19 +39,8 @@ def test_the_console_shows_what_the_guide_shows(trained: TrainedRun) -> None:
 
 
 def test_the_run_folder_holds_everything_promised(trained: TrainedRun) -> None:
-    expected = {
-        "best.pt",
-        "last.pt",
-        "checkpoint",
-        "metrics.jsonl",
-        "results.csv",
-        "config.yaml",
-        "training_curves.png",
-        "train_batch0.jpg",
-        "labels.png",
-        "val_predictions.jpg",
-        "status.json",
-    }
+    expected = {"best.pt", "last.pt", "checkpoint", "metrics.jsonl", "results.csv", "config.yaml", "status.json"}
+    expected |= {"training_curves.png", "train_batch0.jpg", "labels.png", "val_predictions.jpg"}
     assert expected <= {path.name for path in trained.folder.iterdir()}
     status = json.loads((trained.folder / "status.json").read_text())
     assert (status["state"], status["epoch"]) == ("finished", 2)
@@ -57,16 +48,8 @@ def test_the_run_folder_holds_everything_promised(trained: TrainedRun) -> None:
     records = [json.loads(line) for line in (trained.folder / "metrics.jsonl").read_text().splitlines()]
     epochs = [record for record in records if record["kind"] == "epoch"]
     assert [record["epoch"] for record in epochs] == [1, 2]
-    for name in (
-        "train_loss",
-        "val_loss",
-        "box_map50",
-        "mask_map50",
-        "mask_map50_95",
-        "images_per_s",
-        "data_wait_share",
-        "lr",
-    ):
+    losses, speed = ("train_loss", "val_loss", "lr"), ("images_per_s", "data_wait_share")
+    for name in (*losses, *speed, "box_map50", "mask_map50", "mask_map50_95"):
         assert isinstance(epochs[-1][name], float), name
     assert epochs[1]["train_loss"] < epochs[0]["train_loss"]
     assert yaml.safe_load((trained.folder / "config.yaml").read_text())["img_size"] == 96
@@ -123,52 +106,41 @@ BAD_INPUT = [
 ]
 
 
+Leave = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def leave(one_thread: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Leave:
+    """Run a command in this process until it exits; return its code and what it wrote to stderr."""
+
+    def run(*command: str | Path) -> tuple[int, str]:
+        script = importlib.import_module(str(command[0]).removesuffix(".py"))
+        monkeypatch.setattr(sys, "argv", list(map(str, command)))
+        with pytest.raises(SystemExit) as left:
+            errors.run_script(script.main)
+        return int(left.value.code or 0), capsys.readouterr().err
+
+    return run
+
+
 @pytest.mark.parametrize(("command", "code", "words"), BAD_INPUT, ids=[" ".join(case[0]) for case in BAD_INPUT])
-def test_bad_input_gets_one_line_and_a_code(command: tuple[str, ...], code: int, words: str) -> None:
-    done = run_script("python", *command)
-    assert done.returncode == code, done.stderr
-    assert words in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+def test_bad_input_gets_one_line_and_a_code(command: tuple[str, ...], code: int, words: str, leave: Leave) -> None:
+    left_with, said = leave(*command)
+    assert left_with == code, said
+    assert words in said
+    assert len(said.splitlines()) == 1, said
 
 
-def test_a_broken_label_is_named_with_its_line(trained: TrainedRun, tmp_path: Path) -> None:
+def test_a_broken_label_is_named_with_its_line(trained: TrainedRun, tmp_path: Path, leave: Leave) -> None:
     shutil.copytree(trained.processed, tmp_path / "processed")
     label = next(path for path in sorted((tmp_path / "processed/train/labels").iterdir()) if path.stat().st_size)
     lines = label.read_text().splitlines()
     label.write_text("\n".join([lines[0], "99 0.1 0.1 0.2 0.2 0.3 0.1"]) + "\n")
-    done = run_script(
-        "python",
-        "train_yolo_ddp.py",
-        "--data",
-        tmp_path / "processed/dataset.yaml",
-        *TRAIN_FLAGS,
-        "--save-dir",
-        tmp_path / "run",
-    )
-    assert done.returncode == 1
-    assert f"{label.name}:2" in done.stderr
-    assert not (tmp_path / "run").exists()
-
-
-NETWORK_GUARD = """
-import socket
-connect_to, resolve = socket.socket.connect, socket.getaddrinfo
-def connect(self, address):
-    if self.family == socket.AF_UNIX or str(address[0]).startswith(("127.", "::1", "localhost")):
-        return connect_to(self, address)
-    raise SystemExit(f"opened a socket to {address}")
-def look_up(host, *rest, **named):
-    if host in (None, "", "localhost", "127.0.0.1", "::1"):
-        return resolve(host, *rest, **named)
-    raise SystemExit(f"looked up {host}")
-socket.socket.connect = socket.socket.connect_ex = connect
-socket.getaddrinfo = look_up
-"""
-
-
-def run_guarded(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a command that ends at its first attempt to reach another machine."""
-    return run_forked([str(word) for word in words], {**os.environ, "CUDA_VISIBLE_DEVICES": ""}, 240, NETWORK_GUARD)
+    data, run = tmp_path / "processed/dataset.yaml", tmp_path / "run"
+    code, said = leave("train_yolo_ddp.py", "--data", data, *TRAIN_FLAGS, "--save-dir", run)
+    assert code == 1
+    assert f"{label.name}:2" in said
+    assert not run.exists()
 
 
 def test_another_run_in_the_same_folder_loses_nothing_and_opens_no_socket_to_the_outside(
@@ -185,18 +157,11 @@ def test_another_run_in_the_same_folder_loses_nothing_and_opens_no_socket_to_the
     assert (folder / "best.pt").read_bytes() != before
 
 
-def test_evaluation_and_inference_open_no_socket_to_the_outside(trained: TrainedRun, tmp_path: Path) -> None:
-    # A user's own proxy and online settings must not matter.
-    weights, photographs = ("--model", trained.folder / "last.pt"), trained.processed / "val/images"
-    commands: list[tuple[str | Path, ...]] = [
-        ("evaluate_model.py", *weights, "--data", trained.data, "--output", tmp_path / "evaluation"),
-        ("inference.py", *weights, "--source", photographs, "--output", tmp_path / "predictions"),
-    ]
-    for command in commands:
-        assert run_guarded(*command).returncode == 0
+def test_the_guard_of_these_tests_stops_a_command_that_looks_up_another_machine(tmp_path: Path) -> None:
+    # Evaluation and inference are guarded in test_evaluate_model.py and test_inference.py.
     probe = tmp_path / "probe.py"
     probe.write_text("import urllib.request; urllib.request.urlopen('http://example.org', timeout=3)\n")
-    assert run_guarded(probe).stderr == "looked up example.org\n", "the guard itself must be able to fail"
+    assert run_guarded(probe).stderr == "looked up example.org\n"
 
 
 @pytest.mark.gpu

@@ -56,13 +56,6 @@ def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_
         pictures: Any = importlib.import_module("utils.training.pictures")
         pictures.plot_label_statistics = pictures.plot_training_curves = lambda *_: None
     command = importlib.import_module(module)
-    roofline: Any = sys.modules.get("utils.measure.roofline")
-    if num_gpus and roofline:
-        for sizes in (roofline._MATMUL_SIDE, roofline._CONVOLUTION, roofline._COPY_BYTES):
-            sizes["cuda"] = sizes["cpu"]  # a GPU's sizes take a CPU minutes
-        roofline._SECONDS, roofline._FEWEST_CALLS = 0.0, 1
-        # Below PyTorch's dispatcher, where memory is counted, the pretence has no marks.
-        sys.modules["utils.measure.tensor_memory"].TensorMemory._is_here = lambda *_: True
     seen["code"] = int(command.main() or 0)
     if num_gpus:
         seen["copies"] = pretended_gpu.COPIES[0]

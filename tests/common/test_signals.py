@@ -1,4 +1,4 @@
-"""Signals set a flag, and ranks end with their launcher."""
+"""Signals of the launcher, and the threads of processes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
 from tests.conftest import PROJECT
 from tests.support.processes import is_running, wait_until
 from utils.common import signals
+from utils.common.threads import MAX_WAITING_PER_THREAD, ordered_map
+
+# --- Signals set a flag, and ranks end with their launcher -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"])
@@ -105,3 +109,42 @@ def test_a_rank_ends_when_its_parent_was_gone_before_the_tie() -> None:
 def test_plain_python_outlives_its_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     assert signals.die_with_parent() is False
+
+
+# --- Results in order, few of them waiting, errors at their item -----------------------------------------------------
+
+
+def test_results_come_in_order_whoever_is_first() -> None:
+    def slow_for_some(number: int) -> int:
+        time.sleep(0.01 * (number % 3 == 0))
+        return number * number
+
+    assert list(ordered_map(slow_for_some, range(40), threads=4)) == [number * number for number in range(40)]
+    assert list(ordered_map(slow_for_some, [], threads=2)) == []
+
+
+def test_few_results_wait_for_a_slow_user() -> None:
+    done: list[int] = []
+    results = ordered_map(done.append, range(100), threads=1)
+    next(results)
+    time.sleep(0.2)
+    assert len(done) <= MAX_WAITING_PER_THREAD + 1
+    assert len(list(results)) == 99
+    assert done == list(range(100))
+
+
+def test_an_error_is_raised_at_its_item() -> None:
+    results = ordered_map(lambda number: 1 / (number - 2), range(5), threads=2)
+    assert [next(results), next(results)] == [-0.5, -1.0]
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+
+
+def test_a_user_who_leaves_early_leaves_no_work_behind() -> None:
+    done: list[int] = []
+    results = ordered_map(done.append, range(1000), threads=1)
+    next(results)
+    results.close()  # type: ignore[attr-defined]
+    count = len(done)
+    time.sleep(0.05)
+    assert len(done) == count < 20

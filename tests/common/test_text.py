@@ -1,4 +1,4 @@
-"""Durations, sizes and tables as text."""
+"""Text for the console: sizes, tables, numbers and colours."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import math
 import numpy as np
 import pytest
 
+from tests.pages.drawn import BLUE, ORANGE
+from utils.common.colors import class_color
 from utils.common.text import format_bytes, format_duration, format_table
+
+# --- Durations, sizes and tables as text -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -54,3 +58,13 @@ def test_format_table_aligns_numbers_right_and_text_left() -> None:
         "background_structure     1200  0.1235  1.0000",
     ]
     assert format_table(["a", "b"], []) == "a  b\n-  -"
+
+
+# --- The colours of classes ------------------------------------------------------------------------------------------
+
+
+def test_first_classes_have_the_colours_of_okabe_and_ito_and_more_classes_others() -> None:
+    assert class_color(0) == ORANGE
+    assert class_color(4) == BLUE
+    assert len({class_color(index) for index in range(23)}) == 23  # white cannot get lighter
+    assert all(0 <= value <= 255 for index in range(200) for value in class_color(index))

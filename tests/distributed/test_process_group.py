@@ -1,6 +1,9 @@
-"""The process group: rank variables, timeouts, and a group made by somebody else."""
+"""Process groups, the launchers' variables, and ranks that the project starts itself."""
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +12,10 @@ import torch.distributed as dist
 from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.common.errors import UserError
-from utils.distributed import process_group
+from utils.distributed import process_group, rank_processes
+from utils.distributed.process_group import tasks_of_nodes, variables_from_launcher
+
+# --- The process group: rank variables, timeouts, and a group made by somebody else ----------------------------------
 
 
 def guest() -> tuple[bool, bool]:
@@ -70,3 +76,119 @@ def test_a_wrong_timeout_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_TIMEOUT", "30min")
     with pytest.raises(UserError, match="NCCL_TIMEOUT=30min"):
         process_group._seconds_of("NCCL_TIMEOUT", 1.0)
+
+
+# --- Slurm's and Open MPI's variables under torchrun's names, and the lone process that must stay one ----------------
+
+
+# What `srun --nodes=2 --ntasks=3` told its last task (Slurm 22.05), and what sbatch tells its own shell.
+SLURM_TASK = {
+    "SLURM_JOB_ID": "34521",
+    "SLURM_STEP_ID": "2",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_NTASKS": "3",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "2,1",
+}
+SLURM_SHELL = {
+    "SLURM_JOB_ID": "34521",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_NTASKS": "8",
+}
+MPI_TASK = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+
+
+def test_a_task_of_srun_on_several_machines() -> None:
+    assert variables_from_launcher({**SLURM_TASK, "MASTER_ADDR": "node1"}) == {
+        "RANK": "2",
+        "WORLD_SIZE": "3",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "node1",
+        "MASTER_PORT": str(20000 + 4521 + 202),
+    }
+
+
+def test_several_machines_need_the_first_one_s_address() -> None:
+    with pytest.raises(UserError, match=r"3 tasks on several machines but MASTER_ADDR is not set.*scontrol show hostn"):
+        variables_from_launcher(SLURM_TASK)
+
+
+def test_on_one_machine_the_ranks_meet_on_the_loopback() -> None:
+    found = variables_from_launcher({**SLURM_TASK, "SLURM_STEP_TASKS_PER_NODE": "3", "SLURM_NODEID": "0"})
+    assert (found["MASTER_ADDR"], found["LOCAL_WORLD_SIZE"]) == ("127.0.0.1", "3")
+    found = variables_from_launcher(MPI_TASK)
+    assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == ("1", "2", "1", "2")
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("127.0.0.1", "29500")
+    assert variables_from_launcher({**MPI_TASK, "MASTER_PORT": "29777"})["MASTER_PORT"] == "29777"
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        pytest.param({}, id="no launcher"),
+        pytest.param(SLURM_SHELL, id="the shell of sbatch"),
+        pytest.param({**SLURM_SHELL, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": "0"}, id="srun --pty bash"),
+        pytest.param({**MPI_TASK, "OMPI_COMM_WORLD_SIZE": "1"}, id="mpirun -n 1"),
+    ],
+)
+def test_a_lone_process_stays_a_single_one(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert distributed.read_rank_environment() == distributed.RankInfo(0, 0, 1, 1)
+    assert "RANK" not in os.environ
+
+
+def test_torchrun_s_own_variables_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    torchrun = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in {**SLURM_TASK, **torchrun}.items():
+        monkeypatch.setenv(name, value)
+    assert distributed.read_rank_environment() == distributed.RankInfo(5, 1, 6, 2)
+
+
+def test_everything_that_reads_the_environment_later_finds_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {**MPI_TASK})
+    assert distributed.read_rank_environment() == distributed.RankInfo(1, 1, 2, 2)
+    assert os.environ["RANK"] == "1"
+    assert os.environ["LOCAL_WORLD_SIZE"] == "2"
+
+
+def test_slurm_s_short_form() -> None:
+    assert tasks_of_nodes("2(x3),1") == [2, 2, 2, 1]
+    assert tasks_of_nodes("4") == [4]
+    assert tasks_of_nodes("two") == []
+    with pytest.raises(UserError, match="SLURM_STEP_TASKS_PER_NODE=2 does not list node SLURM_NODEID=1"):
+        variables_from_launcher({**SLURM_TASK, "SLURM_STEP_TASKS_PER_NODE": "2"})
+
+
+# --- utils/distributed/rank_processes.py: what ranks find in their environment, and what comes back from them --------
+
+
+def test_ranks_find_job_place_and_the_user_s_modules_and_answer_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_the_user.py").write_text(
+        "import os\n"
+        "from utils.distributed.rank_processes import read_job, write_answer\n"
+        "def answer():\n"
+        "    write_answer([read_job()['number'], os.environ['LOCAL_RANK'], os.environ['WORLD_SIZE']])\n"
+    )
+    earlier = str(tmp_path / "absent")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([earlier, str(tmp_path)]))
+    code = "from of_the_user import answer; run_script(answer)"
+    assert rank_processes.run_ranks(code, 2, {"number": 5}, timeout_s=60) == [[5, "0", "2"], [5, "1", "2"]]
+
+
+def test_a_rank_without_an_answer_gives_none() -> None:
+    assert rank_processes.run_ranks("run_script(lambda: 0)", 1, {}, timeout_s=60) == [None]

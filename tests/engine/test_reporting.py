@@ -1,4 +1,4 @@
-"""The line of a batch: what it costs in collectives, whom it names, what it leaves in metrics.jsonl."""
+"""What a training says: lines and records of batches, and the stacks of a stalled rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ from utils.engine import Task
 from utils.engine.meters import FIELDS, EpochMeter
 from utils.engine.reporting import BatchLog
 from utils.engine.state import Progress
+from utils.engine.stopping import StallWatch
 from utils.run.log import RunLog
+
+# --- The line of a batch: what it costs in collectives, whom it names, what it leaves in metrics.jsonl ---------------
+
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -101,3 +105,23 @@ def test_gpu_readings_reach_line_and_record(
     assert record["ranks"]["gpu_util"] == [pytest.approx(0.931)]
     assert (record["num_batches"], record["slow_rank"]) == (1234, None)
     assert abs(record["time_s"] - time.time()) < 60
+
+
+# --- The stall watch: it writes the stacks of a rank that makes no progress, once ------------------------------------
+
+
+def test_a_stall_shows_the_stacks_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with StallWatch(tmp_path, rank=3, limit_s=0.1) as watch:
+        time.sleep(0.5)
+        watch.beat()
+    told = (tmp_path / "stacks-rank3.txt").read_text(encoding="utf-8")
+    assert told.count("[rank 3] no progress for 0 s") == 1
+    assert "test_a_stall_shows_the_stacks_once" in told
+    assert "test_a_stall_shows_the_stacks_once" in capfd.readouterr().err
+
+
+def test_who_goes_on_is_left_alone(tmp_path: Path) -> None:
+    with StallWatch(tmp_path, rank=0, limit_s=0.4) as watch:
+        for _ in watch.watched(range(8)):
+            time.sleep(0.1)
+    assert not watch.file.exists()

@@ -1,15 +1,22 @@
-"""Learning rate and momentum as pure functions of the step."""
+"""The learning rate of each step, the moving average, and the sums that ranks report."""
 
 from __future__ import annotations
 
 import math
+import time
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
+from utils.engine import meters
+from utils.engine.ema import ModelEMA
+from utils.engine.meters import FIELDS, RankMeter
 from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
+
+# --- Learning rate and momentum as pure functions of the step --------------------------------------------------------
+
 
 SPEC = ScheduleSpec(lr=0.1, total_steps=100, warmup_steps=10, final_lr_fraction=0.05, warmup_bias_lr=0.3)
 
@@ -102,3 +109,91 @@ def test_the_warm_up_never_takes_more_than_a_tenth(
     warmup_epochs: float, steps_per_epoch: int, num_epochs: int, expected: int
 ) -> None:
     assert warmup_steps(warmup_epochs, steps_per_epoch, num_epochs) == expected
+
+
+# --- The moving average of the weights -------------------------------------------------------------------------------
+
+
+def test_the_moving_average_is_the_one_worked_out_by_hand() -> None:
+    model = torch.nn.BatchNorm1d(2)
+    assert model.running_mean is not None
+    assert model.num_batches_tracked is not None
+    ema = ModelEMA(model, decay=0.9, ramp_updates=5.0)
+    weight, mean = torch.ones(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    for update in range(1, 8):
+        with torch.no_grad():
+            model.weight.fill_(update**2)
+        model.running_mean.fill_(-update)
+        model.num_batches_tracked.fill_(update)
+        ema.update(model)
+        decay = 0.9 * (1 - math.exp(-update / 5))
+        weight = decay * weight + (1 - decay) * update**2
+        mean = decay * mean - (1 - decay) * update
+    torch.testing.assert_close(ema.module.get_parameter("weight").double(), weight, rtol=1e-6, atol=0)
+    torch.testing.assert_close(ema.module.get_buffer("running_mean").double(), mean, rtol=1e-6, atol=0)
+    assert ema.module.get_buffer("num_batches_tracked").item() == 7  # counters are copied, not averaged
+    assert ema.updates == 7
+    assert not ema.module.training
+    assert not any(parameter.requires_grad for parameter in ema.module.parameters())
+    assert model.weight.tolist() == [49, 49]
+
+
+# --- A rank's own time, on the clock of the CPU and on a made-up one of a GPU; which rank counts as slow -------------
+
+
+def named(lap: list[float]) -> dict[str, float]:
+    return dict(zip(FIELDS, lap, strict=True))
+
+
+def test_own_time_ends_where_the_ranks_meet() -> None:
+    meter = RankMeter(torch.device("cpu"))
+    with meter:
+        for _ in range(2):
+            meter.begin()
+            time.sleep(0.01)
+            meter.meet()
+            time.sleep(0.05)  # waiting for the others
+            meter.meet()  # a second meeting of the same batch changes nothing
+        found = named(meter.lap(0.25))
+    assert 10 <= found["own_ms"] < 40
+    assert found["data_wait_share"] == 0.25
+    assert found["cpu_cores"] < 0.9  # it slept
+    assert found["rss_bytes"] > 2**20
+    assert math.isnan(found["gpu_util"])
+    assert math.isnan(named(meter.lap(0.0))["own_ms"])  # nothing since
+
+
+class FakeEvent:
+    """A CUDA event whose time is the number of events before it, reached once `reached` is as high."""
+
+    made = 0
+    reached = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+        FakeEvent.made += 1
+        self.number = FakeEvent.made
+
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return self.number <= FakeEvent.reached
+
+    def elapsed_time(self, other: FakeEvent) -> float:
+        assert other.query(), "asking for the time of what is not done waits for the device"
+        return float(other.number - self.number)
+
+
+def test_on_a_gpu_only_what_the_device_has_done_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(meters, "GpuWatch", lambda *arguments: None)
+    meter = RankMeter(torch.device("cuda", 0))
+    for _ in range(3):
+        meter.begin()
+        meter.meet()
+    FakeEvent.reached = 4  # two of the three batches
+    assert named(meter.lap(0.0))["own_ms"] == 1.0
+    assert math.isnan(named(meter.lap(0.0))["own_ms"])
+    FakeEvent.reached = 6
+    assert named(meter.lap(0.0))["own_ms"] == 1.0

@@ -148,6 +148,12 @@ def test_gpus_are_counted_and_their_absence_explained(monkeypatch: pytest.Monkey
     assert hidden.cure == "unset CUDA_VISIBLE_DEVICES"
 
 
+def test_nccl_is_named_as_in_the_guide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 18, 3))
+    assert str(checks.check_nccl()) == "✓ NCCL version: (2, 18, 3)"
+
+
 def test_few_cores_for_the_gpus_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "visible_gpu_count", lambda: 4)
     monkeypatch.setattr(checks, "usable_cpu_count", lambda: 8)

@@ -1,21 +1,35 @@
-"""The sweep over batch sizes, and the best of them."""
+"""profile_gpu.py: the sweep over batch sizes and the best of them, operators, and the GPU's readings."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from tests.measure.made_up import profile
+from utils.common import nvml
+from utils.common.devices import choose_precision
+from utils.engine.step import NoMarker
+from utils.measure import profiling
+from utils.measure.operators import MAX_OPERATORS, most_expensive
 from utils.measure.profiling import (
     BatchProfile,
     TooLarge,
     best_profile,
     forecast_on_cpu,
+    profile_table,
     profile_until_full,
+    state_bytes,
+    verdict_lines,
 )
-from utils.measure.profiling_report import missing_lines, profile_table, verdict_lines
+from utils.measure.step_timer import Repeated, build_training, run_training_steps
+from utils.measure.synthetic import synthetic_batch
+from utils.yolo.model import build_model
+
+# --- the sweep -------------------------------------------------------------------------------------------------------
 
 
 def test_the_sweep_ascends_and_stops_where_memory_ends() -> None:
@@ -59,7 +73,7 @@ def test_a_batch_beyond_the_machines_memory_is_not_tried(monkeypatch: pytest.Mon
 
     def measure(batch_size: int) -> BatchProfile:
         tried.append(batch_size)
-        return replace(profile(batch_size, 10.0), allocated_bytes=batch_size * 2**30, memory_bytes={"process": 2**30})
+        return replace(profile(batch_size, 10.0), allocated_bytes=batch_size * 2**30, fixed_bytes=2**30)
 
     monkeypatch.setattr("utils.measure.profiling.available_memory_bytes", lambda: 10 * 2**30)
     profiles, too_large = profile_until_full((4, 8, 32), measure, lambda _: None, forecast_on_cpu)
@@ -90,17 +104,74 @@ def test_the_best_batch_is_the_smallest_near_the_fastest_that_leaves_headroom(
     assert ("none leaves 10% of the memory free" in line) == (capacity_bytes == 42)
 
 
-def test_what_no_tensor_holds_is_said_beyond_a_tenth_of_the_peak() -> None:
-    whole = replace(profile(1, 10.0), allocated_bytes=100, memory_bytes={"weights": 30, "activations": 65})
-    assert missing_lines([whole]) == []
-    lines = missing_lines([replace(whole, allocated_bytes=200, reserved_bytes=300)])
-    assert lines == [
-        "Missing: 105 B at batch 1 (52% of the peak) in no tensor: workspaces of kernels and gaps between blocks"
-    ]
-
-
 def test_the_table_shows_reserved_memory_only_where_there_is_any() -> None:
     assert "peak RSS" in profile_table([profile(4, 60.0)])
     table = profile_table([profile(4, 60.0, reserved_bytes=3 * 2**30)])
     assert "3.0 GiB" in table
     assert "peak RSS" not in table
+
+
+# --- what is known of a step beside its duration ---------------------------------------------------------------------
+
+
+CPU = torch.device("cpu")
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_what_a_batch_does_not_change_is_weights_average_and_optimizer() -> None:
+    training = build_training(build_model("yolov8n-seg.yaml", ("a", "b")), CPU, choose_precision("off", CPU), "adamw")
+    run_training_steps(training, Repeated(synthetic_batch(1, 64, 2, objects_per_image=3), 1), NoMarker())
+    weights = sum(weight.numel() * 4 for weight in training.state.model.parameters())
+    assert state_bytes(training) == pytest.approx(4 * weights, rel=0.02)  # AdamW holds two values for each
+
+
+def event(key: str, us: float, *, device_us: float = 0.0, on_gpu: bool = False) -> Any:
+    kind = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
+    return SimpleNamespace(key=key, count=4, self_cpu_time_total=us, self_device_time_total=device_us, device_type=kind)
+
+
+def test_operators_are_ranked_by_their_own_time() -> None:
+    operators = [event(f"aten::op{number}", 100.0 * number) for number in range(1, 15)]
+    noise = [event("phase: forward", 9e9), event("autograd::engine::evaluate_function: X", 9e9)]
+    found = most_expensive([*operators, *noise], 2, is_gpu=False)
+    assert [operator.name for operator in found] == [
+        f"aten::op{number}" for number in range(14, 14 - MAX_OPERATORS, -1)
+    ]
+    assert found[0].ms == pytest.approx(0.7)  # 1400 us in two steps
+    assert found[0].calls == 2
+    assert found[0].share == pytest.approx(14 / 105)
+
+
+def test_on_a_gpu_the_kernels_of_an_operator_count_once() -> None:
+    averages = [
+        event("aten::convolution", 900.0, device_us=100.0),
+        event("aten::relu", 50.0, device_us=300.0),
+        event("sm90_xmma::gemm", 0.0, device_us=300.0, on_gpu=True),
+    ]
+    found = most_expensive(averages, 1, is_gpu=True)
+    assert [(operator.name, operator.share) for operator in found] == [
+        ("aten::relu", 0.75),
+        ("aten::convolution", 0.25),
+    ]
+
+
+class FakeGpu:
+    """Stands for NVML's view of a GPU."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def read(self) -> dict[str, float]:
+        return {"gpu_util": 0.9, "gpu_power_w": 400.0, "gpu_temperature_c": 60.0}
+
+
+def test_a_gpus_readings_are_taken_while_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "Gpu", FakeGpu)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    with profiling._Utilisation(torch.device("cuda", 1)) as utilisation:
+        watch = utilisation._watch
+        assert watch is not None
+        while not watch._count:  # the thread's first reading
+            pass
+    assert utilisation.readings == {"gpu_util": 0.9, "gpu_power_w": 400.0, "gpu_temperature_c": 60.0}

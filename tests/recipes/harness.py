@@ -53,7 +53,7 @@ def assert_equal_moments(first: Mapping[str, Any], second: Mapping[str, Any], mo
 
 
 @contextmanager
-def refused(*parts: str, kind: type[UserError] = UserError) -> Iterator[None]:
+def assert_refused(*parts: str, kind: type[UserError] = UserError) -> Iterator[None]:
     """Expect an error for the user, of one line, that contains these parts."""
     with pytest.raises(kind, match=re.escape(parts[0])) as caught:
         yield

@@ -1,7 +1,9 @@
-"""The view of a run: what it says, in 80 columns, of runs that run, ended, died, moved, or were cut off while writing."""
+"""Records of a run, the view of a running training, and the rank that is slower than the others."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import subprocess
 import sys
@@ -10,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.run.made_up import NOW_S, RANKS, batch, epoch_record, write_run
-from utils.run.records import RunReader
+from utils.run.records import RunReader, SlowRank
 from utils.run.view import remaining_s, sparkline, view_lines
+
+# --- The view of a run: what it says, in 80 columns, of runs that run, ended, died, moved, or were cut of ---
 
 
 def view(folder: Path, columns: int = 80, later_s: float = 0.0, is_unicode: bool = True) -> str:
@@ -103,3 +107,52 @@ def test_a_sparkline_is_as_long_as_asked_and_follows_the_values() -> None:
     assert sparkline(list(range(1000)), 4) == "▁▃▆█"
     assert sparkline([2.0, 2.0], 5) == "▅▅"
     assert sparkline([], 5) == ""
+
+
+# --- Records read from files that are written at the same time -------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", ['{"kind": "ba', '{"kind": "epoch", "epoch": 9}', "\x00\x00"])
+def test_a_half_written_line_is_left_for_later(tmp_path: Path, ending: str) -> None:
+    write_run(tmp_path, [batch(1, 0)])
+    reader = RunReader(tmp_path)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(ending)
+        file.flush()
+        assert (len(reader.read().batches), reader.read().epochs) == (1, [])
+        file.write("\n" + json.dumps(batch(1, 5)) + "\n")
+    assert [record["batch"] for record in reader.read().batches] == [0, 5]
+
+
+def test_a_file_that_was_cut_or_replaced_is_read_anew(tmp_path: Path) -> None:
+    write_run(tmp_path, [batch(1, number) for number in range(10)])
+    reader = RunReader(tmp_path)
+    assert len(reader.read().batches) == 10
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(batch(1, 0)) + "\n")
+    assert len(reader.read().batches) == 1
+    (tmp_path / "new").write_text("".join(json.dumps(batch(2, number)) + "\n" for number in range(4)))
+    os.replace(tmp_path / "new", tmp_path / "metrics.jsonl")
+    assert [record["epoch"] for record in reader.read().batches] == [2] * 4
+
+
+# --- Which rank is slow ----------------------------------------------------------------------------------------------
+
+
+def test_a_rank_is_slow_once_it_was_so_in_two_laps() -> None:
+    slow_rank = SlowRank()
+    assert slow_rank.update([100, 150, 101], 300, 10) is None
+    assert slow_rank.update([100, 150, 101], 300, 10) == 1
+    assert slow_rank.update([100, 150, 101], 300, 1) == 1  # too short a lap to change anything
+    assert slow_rank.update([100, 101, 150], 300, 10) is None  # another one: perhaps chance
+    assert slow_rank.update([100, 101, 150], 300, 10) == 2
+    assert slow_rank.update([100, 101, 110], 300, 10) is None
+
+
+@pytest.mark.parametrize(
+    ("own_ms", "step_ms"),
+    [([100.0], 300), ([100.0, 115.0], 300), ([1.0, 3.0], 300), ([100.0, math.nan, 200.0], 300)],
+    ids=["alone", "little", "little of the step", "unknown"],
+)
+def test_nobody_is_slow(own_ms: list[float], step_ms: float) -> None:
+    slow_rank = SlowRank()
+    assert [slow_rank.update(own_ms, step_ms, 10) for _ in range(3)] == [None] * 3

@@ -129,7 +129,6 @@ SCRIPTS = [
         values={"compare": [("c", "d")]},
         stubs=("scores_of", "compared", "ranked"),
     ),
-    Script("crowd_bt.export", "ExportConfig", stubs=("write_onnx", "largest_gap")),
     Script(
         "crowd_bt.make_data",
         "MakeConfig",

@@ -1,12 +1,17 @@
-"""Looks at processes from outside, and waits for what they do."""
+"""Looks at processes from outside, waits for what they do, and keeps commands from other machines."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import psutil
+
+from tests.support.ranks import run_forked
 
 T = TypeVar("T")
 
@@ -26,3 +31,25 @@ def wait_until(condition: Callable[[], T], timeout_s: float = 10) -> T:
         assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s"
         time.sleep(0.005)
     return answer
+
+
+NETWORK_GUARD = """
+import socket
+connect_to, resolve = socket.socket.connect, socket.getaddrinfo
+def connect(self, address):
+    if self.family == socket.AF_UNIX or str(address[0]).startswith(("127.", "::1", "localhost")):
+        return connect_to(self, address)
+    raise SystemExit(f"opened a socket to {address}")
+def look_up(host, *rest, **named):
+    if host in (None, "", "localhost", "127.0.0.1", "::1"):
+        return resolve(host, *rest, **named)
+    raise SystemExit(f"looked up {host}")
+socket.socket.connect = socket.socket.connect_ex = connect
+socket.getaddrinfo = look_up
+"""
+
+
+def run_guarded(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command that ends at its first attempt to reach another machine."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    return run_forked([str(word) for word in words], environment, 240, NETWORK_GUARD)

@@ -1,4 +1,4 @@
-"""Boxes as sides: the complete IoU and the hand-written gradients of the loss, against autograd in float64."""
+"""Boxes, their losses, and the anchors that predict them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,19 @@ import torch
 import torch.nn.functional as F
 
 from utils.yolo import loss as module
-from utils.yolo.boxes import BoxErrors, anchor_grid, anchor_points, complete_iou, decode_boxes, predicted_sides
+from utils.yolo.assigner import inside_boxes
+from utils.yolo.boxes import (
+    AnchorGrid,
+    BoxErrors,
+    anchor_grid,
+    anchor_points,
+    complete_iou,
+    decode_boxes,
+    predicted_sides,
+)
+
+# --- Boxes as sides: the complete IoU and the hand-written gradients of the loss, against autograd in float64 --------
+
 
 CPU = torch.device("cpu")
 NUM_BINS = 16
@@ -142,3 +154,45 @@ def test_predicted_sides_are_those_of_the_decoded_boxes() -> None:
     torch.testing.assert_close(predicted_sides(bins, grid.strides), edges - grid.sides[:, None], rtol=1e-5, atol=1e-4)
     centres = torch.stack([grid.twice_axes[grid.column], grid.twice_axes[grid.row]], 1) / 2
     torch.testing.assert_close(centres, points * stride_column)
+
+
+# --- Which anchors an object may be assigned to ----------------------------------------------------------------------
+
+
+STRIDES = [8.0, 16.0, 32.0]
+REACH_CELLS = 15  # YOLOv8 predicts distances of at most 15 cells
+
+
+def anchors_in(box: list[float], size_px: int, reach_cells: int | None) -> tuple[torch.Tensor, AnchorGrid]:
+    grid = anchor_grid(STRIDES, size_px, torch.device("cpu"))
+    return inside_boxes(torch.tensor([[box]]), STRIDES, grid, reach_cells)[0, 0], grid
+
+
+@pytest.mark.parametrize(
+    ("size_px", "box"),
+    [
+        (320, [0, 100, 320, 107]),  # a level wire across the input
+        (640, [0, 100, 640, 107]),
+        (640, [300.3, 0, 305.1, 640]),
+        (640, [0, 0, 640, 640]),
+    ],
+)
+def test_every_anchor_of_a_long_object_can_predict_its_whole_box(size_px: int, box: list[float]) -> None:
+    inside, grid = anchors_in(box, size_px, REACH_CELLS)
+    true_sides = torch.tensor([-box[0], -box[1], box[2], box[3]])[:, None] - grid.sides
+    is_reached = true_sides.amax(0) <= REACH_CELLS * grid.strides
+    assert inside.any()
+    assert (is_reached | (grid.strides == STRIDES[-1]))[inside].all()
+    without, _ = anchors_in(box, size_px, None)
+    assert not is_reached[without].all()
+
+
+@pytest.mark.parametrize("box", [[40, 40, 52, 60], [100, 30, 106, 100], [50, 50, 160, 169]])
+def test_the_anchors_of_a_short_object_stay_as_in_yolov8(box: list[float]) -> None:
+    assert torch.equal(anchors_in(box, 320, REACH_CELLS)[0], anchors_in(box, 320, None)[0])
+
+
+def test_an_object_longer_than_any_anchor_reaches_keeps_those_of_the_coarsest_level() -> None:
+    inside, grid = anchors_in([0, 500, 1280, 506], 1280, REACH_CELLS)
+    assert inside.any()
+    assert set(grid.strides[inside].tolist()) == {STRIDES[-1]}

@@ -37,10 +37,9 @@ from utils.engine.nonfinite import RollBack
 from utils.engine.options import EngineOptions
 from utils.engine.recovery import Recovery
 from utils.engine.reporting import BatchLog
-from utils.engine.stall import StallWatch
 from utils.engine.state import Progress, TrainState
 from utils.engine.step import Step
-from utils.engine.stopping import StopAgreement
+from utils.engine.stopping import StallWatch, StopAgreement
 from utils.engine.task import Batch, Epoch, Task
 from utils.run.log import RunLog
 

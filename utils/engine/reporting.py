@@ -15,7 +15,7 @@ from utils.engine.meters import FIELDS, EpochMeter, RankMeter
 from utils.engine.state import Progress
 from utils.engine.task import Task
 from utils.run.log import RunLog
-from utils.run.slow_rank import SlowRank, others_ms
+from utils.run.records import SlowRank, others_ms
 from utils.run.view import device_words
 
 MOST_RANKS_CHARTED = 8  # each with a line of its own in TensorBoard

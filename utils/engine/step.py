@@ -12,12 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from utils.common.devices import Precision
 from utils.distributed import average_tensors
+from utils.engine.loading import Upload
 from utils.engine.meters import RankMeter
 from utils.engine.nonfinite import NonFiniteGuard
 from utils.engine.options import EngineOptions
 from utils.engine.state import TrainState
 from utils.engine.task import AccumulatingLoss, Batch, Task, batch_length, named_values
-from utils.engine.upload import Upload
 
 
 class Marker(Protocol):

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from utils.data.dataset import Batch
 from utils.engine import TrainingEngine
-from utils.engine.upload import tensors_in
+from utils.engine.loading import tensors_in
 from utils.measure.step_timer import Repeated, run_training_steps
 
 MAX_OPERATORS = 10

@@ -19,16 +19,6 @@ Row = Mapping[str, Any]
 _GIB = 2**30
 _BLUE, _GREEN, _ORANGE, _SKY, _RED, _PINK = (figure_color(index) for index in (4, 2, 0, 1, 5, 6))
 _PHASE_COLORS = {"input": _PINK, "forward": _SKY, "loss": _ORANGE, "backward": _BLUE, "optimizer": _GREEN}
-_MEMORY_COLORS = {
-    "process": figure_color(7),
-    "weights": _BLUE,
-    "averaged weights": _SKY,
-    "optimizer": _GREEN,
-    "input": _PINK,
-    "activations": _ORANGE,
-    "gradients": _RED,
-    "temporary": figure_color(3),
-}
 _SCALING_COLORS = {"weak": _BLUE, "strong": _ORANGE}
 _PART_COLORS = {
     "compute": ("compute_ms", _BLUE),
@@ -44,7 +34,7 @@ _PART_COLORS = {
 def plot_profile(
     profiles: Sequence[BatchProfile], best_batch_size: int, title: str, capacity_bytes: int | None, path: Path
 ) -> None:
-    """Draw images/s, the phases of a step, peak memory by kind, and the device's utilisation over the batch size.
+    """Draw images/s, the phases of a step, peak memory, and the device's utilisation over the batch size.
 
     The best batch size is marked. A line shows the device's memory, `capacity_bytes`, where it is known.
     """
@@ -59,8 +49,7 @@ def plot_profile(
     _memory_panel(memory, profiles, capacity_bytes)
     _busy_panel(busy, profiles)
     for axes in (speed, phases, memory, busy):
-        room = 1.55 if axes is memory else 1.35
-        finish_axes(axes, [str(profile.batch_size) for profile in profiles], "batch size", room=room)
+        finish_axes(axes, [str(profile.batch_size) for profile in profiles], "batch size")
     save_figure(figure, path)
 
 
@@ -75,20 +64,16 @@ def _speed_panel(axes: Axes, profiles: Sequence[BatchProfile], best_batch_size: 
 
 
 def _memory_panel(axes: Axes, profiles: Sequence[BatchProfile], capacity_bytes: int | None) -> None:
-    parts = {
-        kind: ([profile.memory_bytes[kind] / _GIB for profile in profiles], color)
-        for kind, color in _MEMORY_COLORS.items()
-        if any(profile.memory_bytes.get(kind) for profile in profiles)
-    }
-    stack_bars(axes, parts, [profile.allocated_bytes / _GIB for profile in profiles])
     reserved = [profile.reserved_bytes for profile in profiles if profile.reserved_bytes is not None]
+    name = "tensors" if reserved else "the process (RSS)"
+    peaks = [profile.allocated_bytes / _GIB for profile in profiles]
+    stack_bars(axes, {name: (peaks, _ORANGE)}, peaks)
     if reserved:
         sizes = [size / _GIB for size in reserved]
         axes.plot(range(len(sizes)), sizes, "v", color="0.3", markersize=5, label="reserved by PyTorch")
     if capacity_bytes:
         axes.axhline(capacity_bytes / _GIB, color=_RED, linestyle="--", linewidth=1.2, label="the device has")
-    line = "line: measured peak of tensors" if reserved else "line: peak of the whole process (RSS)"
-    axes.set(title=f"memory at the peak ({line})", ylabel="GiB")
+    axes.set(title="memory at the peak", ylabel="GiB")
 
 
 def _busy_panel(axes: Axes, profiles: Sequence[BatchProfile]) -> None:
@@ -116,14 +101,12 @@ def stack_bars(axes: Axes, parts: Mapping[str, tuple[Sequence[float], Any]], tot
         axes.annotate(f"{total:.4g}", place, (0, 3), textcoords="offset points", ha="center", fontsize=8)
 
 
-def finish_axes(
-    axes: Axes, labels: Sequence[str], axis_name: str, *, has_legend: bool = True, room: float = 1.35
-) -> None:
+def finish_axes(axes: Axes, labels: Sequence[str], axis_name: str, *, has_legend: bool = True) -> None:
     """Set ticks, limits and style. Call this after everything is drawn."""
     axes.set_xticks(range(len(labels)), labels)
     axes.set_xlim(-0.6, len(labels) - 0.4)
     highest = axes.dataLim.ymax if axes.has_data() else 0  # infinite without data
-    axes.set_ylim(0, room * max(highest, 0) or 1)  # space for the legend
+    axes.set_ylim(0, 1.35 * max(highest, 0) or 1)  # space for the legend
     axes.set_xlabel(axis_name, fontsize=9)
     axes.title.set_fontsize(10)
     axes.tick_params(labelsize=8)

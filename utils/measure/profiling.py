@@ -1,39 +1,27 @@
-"""Measure speed and memory of training at several batch sizes on one device, and choose the best one."""
+"""Measure speed and memory of training at several batch sizes on one device, choose the best one, and report both."""
 
 from __future__ import annotations
 
 import gc
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import psutil
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from utils.common.devices import peak_memory_bytes
 from utils.common.errors import is_out_of_memory, print_warning
 from utils.common.nvml import GpuWatch
-from utils.common.text import format_bytes
-from utils.data.dataset import Batch
-from utils.distributed.ddp import gradient_bytes
+from utils.common.text import format_bytes, format_table
 from utils.engine import TrainingEngine
-from utils.measure.step_timer import (
-    PHASES,
-    Repeated,
-    criterion_of,
-    middle_half,
-    run_training_steps,
-    time_training_steps,
-)
+from utils.measure.operators import Operator
+from utils.measure.step_timer import PHASES, criterion_of, middle_half, time_training_steps
 from utils.measure.synthetic import synthetic_batch, training_colours
-from utils.measure.tensor_memory import TensorMemory, optimizer_tensors
 
 BEST_WITHIN = 0.03  # a smaller batch this close to the fastest one is the better choice
 HEADROOM = 0.10  # of the device's memory: communication and photographs with many objects need it
-PROCESS = "process"  # on a CPU: memory of the process before the model was built
 _SAMPLE_S = 0.1
 
 
@@ -52,8 +40,8 @@ class BatchProfile:
     `phase_ms`: ms per step of each phase, the mean over the middle half of the steps (see `middle_half`).
     `allocated_bytes`: peak of all tensors on a GPU; on a CPU the process's peak RSS so far.
     `reserved_bytes`: GPU memory held by PyTorch; None on a CPU.
-    `memory_bytes`: bytes by kind of the tensors alive at the peak. `gradient_bytes`: all gradients together.
-    `flop`, `bytes_moved`: of one step, if each operator reads and writes its tensors once.
+    `fixed_bytes`: what does not depend on the batch size: the process before the model was built (CPU), the weights, their
+    average and the optimizer's state.
     `readings`: means over the timed steps of what the device or the operating system reports.
     """
 
@@ -63,10 +51,7 @@ class BatchProfile:
     step_ms_std: float
     allocated_bytes: int
     reserved_bytes: int | None
-    memory_bytes: dict[str, int] = field(default_factory=dict)
-    gradient_bytes: int = 0
-    flop: int = 0
-    bytes_moved: int = 0
+    fixed_bytes: int = 0
     readings: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -83,11 +68,6 @@ class BatchProfile:
     def held_bytes(self) -> int:
         """Memory that another process cannot use."""
         return self.reserved_bytes if self.reserved_bytes is not None else self.allocated_bytes
-
-    @property
-    def unexplained_bytes(self) -> int:
-        """The peak minus the memory of all known kinds."""
-        return self.allocated_bytes - sum(self.memory_bytes.values())
 
 
 @dataclass(frozen=True)
@@ -122,8 +102,6 @@ def profile_batch(
         phases_ms = time_training_steps(engine, batch, 1, steps)
     allocated_bytes = peak_memory_bytes(device)
     reserved_bytes = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
-    memory, flop = observe_step(engine, batch)
-    before = {PROCESS: space.process_bytes} if space.process_bytes else {}
     return BatchProfile(
         batch_size=batch_size,
         steps=len(phases_ms),
@@ -131,34 +109,17 @@ def profile_batch(
         step_ms_std=float(phases_ms.sum(1).std()),
         allocated_bytes=allocated_bytes,
         reserved_bytes=reserved_bytes,
-        memory_bytes={**before, **memory.peak},
-        gradient_bytes=gradient_bytes(engine.state.model),
-        flop=flop,
-        bytes_moved=memory.bytes_moved,
+        fixed_bytes=space.process_bytes + state_bytes(engine),
         readings=utilisation.readings,
     )
 
 
-def observe_step(engine: TrainingEngine, batch: Batch) -> tuple[TensorMemory, int]:
-    """Train one step and observe every operator; return the memory by kind and the floating-point operations."""
-    state = engine.state
-    weights = list(state.model.parameters())
-    averages = [] if state.ema is None else [*state.ema.module.parameters(), *state.ema.module.buffers()]
-    known = {
-        "weights": [*weights, *state.model.buffers()],
-        "averaged weights": averages,
-        "optimizer": optimizer_tensors(state.optimizer),
-        "input": [],
-    }
-    memory = TensorMemory(engine.device, known)
-    flops = FlopCounterMode(display=False)
-    with ExitStack() as stack:
-        for hook in memory.watch_gradients(weight for weight in weights if weight.requires_grad):
-            stack.callback(hook.remove)
-        stack.enter_context(flops)
-        stack.enter_context(memory)
-        run_training_steps(engine, Repeated(batch, 1), memory)
-    return memory, flops.get_total_flops()
+def state_bytes(engine: TrainingEngine) -> int:
+    """Return the bytes of the weights, their moving average and the optimizer's state."""
+    tensors = [value for module in engine.state.modules().values() for value in module.state_dict().values()]
+    values = [value for state in engine.state.optimizer.state.values() for value in state.values()]
+    tensors += [value for value in values if isinstance(value, torch.Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 class _Utilisation:
@@ -228,8 +189,7 @@ def forecast_on_cpu(profiles: Sequence[BatchProfile], batch_size: int) -> str | 
     if not profiles or available_bytes is None:
         return None
     last = profiles[-1]
-    fixed_bytes = sum(last.memory_bytes.get(kind, 0) for kind in (PROCESS, "weights", "averaged weights", "optimizer"))
-    per_image = (last.allocated_bytes - fixed_bytes) / last.batch_size
+    per_image = (last.allocated_bytes - last.fixed_bytes) / last.batch_size
     more_bytes = per_image * (batch_size - last.batch_size)
     if more_bytes < available_bytes * (1 - HEADROOM):
         return None
@@ -263,3 +223,65 @@ def best_profile(profiles: Sequence[BatchProfile], capacity_bytes: int | None = 
 def leaves_headroom(profile: BatchProfile, capacity_bytes: int | None) -> bool:
     """Return whether at least 10 % of the device's memory stays free."""
     return capacity_bytes is None or profile.held_bytes <= (1 - HEADROOM) * capacity_bytes
+
+
+def verdict_lines(
+    profiles: Sequence[BatchProfile], too_large: TooLarge | None, capacity_bytes: int | None = None
+) -> list[str]:
+    """Return two lines: the best batch size, and the largest that fits."""
+    best = best_profile(profiles, capacity_bytes)
+    largest = max(profile.batch_size for profile in profiles)
+    fits = f"batch {too_large.batch_size} {too_large.reason}" if too_large else "none of those tried ran out of memory"
+    room = f"with at least {HEADROOM:.0%} of the memory free"
+    if not leaves_headroom(best, capacity_bytes):
+        room = f"none leaves {HEADROOM:.0%} of the memory free: try a smaller one"
+    return [
+        f"Best: --batch-size {best.batch_size} ({best.images_per_s:.1f} images/s; "
+        f"the smallest batch within {BEST_WITHIN:.0%} of the fastest, {room})",
+        f"Largest that fits: {largest} ({fits})",
+    ]
+
+
+def profile_table(profiles: Sequence[BatchProfile]) -> str:
+    """Return speed, times (ms per step), memory and readings as a table, one row per batch size."""
+    memory = ("tensors", "reserved") if profiles[0].reserved_bytes is not None else ("peak RSS",)
+    readings = {
+        "cpu_util": ("CPU busy", "{:.0%}"),
+        "gpu_util": ("GPU busy", "{:.0%}"),
+        "gpu_power_w": ("power W", "{:.0f}"),
+        "gpu_temperature_c": ("temp. C", "{:.0f}"),
+    }
+    shown = {name: look for name, look in readings.items() if any(name in profile.readings for profile in profiles)}
+    titles = ("images/s", "ms/step", "std", *PHASES, *memory, *(title for title, _ in shown.values()))
+    rows = []
+    for profile in profiles:
+        sizes = [profile.allocated_bytes, profile.reserved_bytes][: len(memory)]
+        values = [profile.images_per_s, profile.step_ms, profile.step_ms_std, *profile.phase_ms.values()]
+        cells = [*(f"{value:.1f}" for value in values), *(format_bytes(size or 0) for size in sizes)]
+        cells += [
+            form.format(profile.readings[name]) if name in profile.readings else "-"
+            for name, (_, form) in shown.items()
+        ]
+        rows.append([profile.batch_size, *cells])
+    return format_table(["batch", *(title.rjust(9) for title in titles)], rows, right_from=1)
+
+
+def to_record(
+    profiles: Sequence[BatchProfile], too_large: TooLarge | None, capacity_bytes: int | None = None
+) -> dict[str, Any]:
+    """Return the profiles and the recommended batch size as plain values for JSON."""
+    derived = ("step_ms", "images_per_s")  # properties, which asdict leaves out
+    return {
+        "best_batch_size": best_profile(profiles, capacity_bytes).batch_size,
+        "largest_batch_size": max(profile.batch_size for profile in profiles),
+        "out_of_memory_at": too_large.batch_size if too_large else None,
+        "ended_because": too_large.reason if too_large else None,
+        "capacity_bytes": capacity_bytes,
+        "profiles": [{**asdict(one), **{name: getattr(one, name) for name in derived}} for one in profiles],
+    }
+
+
+def operator_table(operators: Sequence[Operator]) -> str:
+    """Return the most expensive operators as a table."""
+    rows = [[found.name, f"{found.calls:.0f}", f"{found.ms:.1f}", f"{found.share:.1%}"] for found in operators]
+    return format_table(["operator", "calls/step", "own ms/step", "share".rjust(7)], rows, right_from=1)

@@ -10,8 +10,7 @@ from typing import Any
 
 from utils.common.errors import printable
 from utils.common.text import format_bytes, format_duration, format_table
-from utils.run.records import BEST_METRICS, Record, RunState
-from utils.run.slow_rank import others_ms
+from utils.run.records import BEST_METRICS, Record, RunState, others_ms
 
 MIN_COLUMNS = 40
 MAX_COLUMNS = 120

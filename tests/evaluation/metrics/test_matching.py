@@ -1,12 +1,76 @@
-"""Overlap, matching, confusion and sizes on one image."""
+"""Results of photographs, their matching with the truth, and the confidence that is best."""
 
 from __future__ import annotations
+
+import json
+from typing import Any
 
 import numpy as np
 import pytest
 
-from utils.evaluation.metrics import SIZES, box_iou, confusion_pairs, hit_targets, size_classes, sizes_of_predictions
+from tests.evaluation.made_up import image_result, made_up_results, one_image, random_results
+from utils.evaluation.metrics import (
+    SIZES,
+    ImageResult,
+    box_iou,
+    calibration,
+    confusion_pairs,
+    hit_targets,
+    merge_results,
+    operating_points,
+    pack_results,
+    size_classes,
+    sizes_of_predictions,
+    unpack_results,
+)
+from utils.evaluation.metrics.confidence import CALIBRATION_MIN_CONFIDENCE
 from utils.evaluation.metrics.matching import IOU_THRESHOLDS
+
+# --- results of photographs ------------------------------------------------------------------------------------------
+
+
+def test_image_result_refuses_arrays_that_do_not_belong_together() -> None:
+    with pytest.raises(ValueError, match="image 7: scores"):
+        image_result(7, [0.5, 0.4], [0], np.ones((1, 10)), np.ones((1, 10)), [], [])
+    with pytest.raises(ValueError, match="image 7: box_hits has the shape"):
+        image_result(7, [0.5], [0], np.ones((1, 9)), np.ones((1, 10)), [], [])
+
+
+def test_image_result_refuses_sizes_of_some_only() -> None:
+    with pytest.raises(ValueError, match="image 3: sizes are given for some"):
+        image_result(3, [0.5], [0], np.ones((1, 10)), np.ones((1, 10)), [0], [], target_sizes=[1])
+
+
+def test_packing_brings_everything_back() -> None:
+    results = [*random_results(1), image_result(99, [], [], [], [], [], [])]
+    packed = pack_results(results)
+    assert all(array.dtype != object and array.dtype != bool for array in packed.values())
+    back = unpack_results(packed)
+    assert [result.image_id for result in back] == [result.image_id for result in results]
+    for before, after in zip(results, back, strict=True):
+        for name in ("scores", "class_ids", "box_hits", "mask_hits", "target_class_ids", "box_confusion"):
+            assert getattr(before, name).dtype == getattr(after, name).dtype
+            np.testing.assert_array_equal(getattr(before, name), getattr(after, name))
+    assert unpack_results(pack_results([])) == []
+
+
+def test_incomplete_transfer_is_noticed() -> None:
+    packed = pack_results(random_results(2))
+    packed["scores"] = packed["scores"][:-1]
+    with pytest.raises(ValueError, match="scores has"):
+        unpack_results(packed)
+
+
+def test_merging_keeps_each_image_once_and_refuses_contradictions() -> None:
+    results = random_results(3)
+    merged = merge_results([results[6:], unpack_results(pack_results(results[:8]))])
+    assert [result.image_id for result in merged] == list(range(12))
+    other = one_image([0.5], [True], image_id=4)
+    with pytest.raises(ValueError, match="image 4 was evaluated twice"):
+        merge_results([results, [other]])
+
+
+# --- matching with the truth -----------------------------------------------------------------------------------------
 
 
 def test_box_iou_of_known_boxes() -> None:
@@ -57,3 +121,77 @@ def test_a_hit_counts_where_its_target_does_and_a_false_alarm_by_its_own_size() 
     sizes = sizes_of_predictions(hits, np.array([0, 2], np.uint8), np.array([1, 0], np.uint8))
     assert sizes.tolist() == [[2] * 3 + [1] * 7, [0] * 10]
     assert sizes_of_predictions(hits, np.zeros(0, np.uint8), np.array([1, 0])).tolist() == [[1] * 10, [0] * 10]
+
+
+# --- the best confidence ---------------------------------------------------------------------------------------------
+
+
+NAMES = ("pole", "crossarm", "insulator", "absent")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_threshold_is_the_one_that_trying_all_finds(seed: int) -> None:
+    results = made_up_results(seed)
+    points = operating_points(results, NAMES)
+    for kind in ("box", "mask"):
+        for class_id in range(3):
+            mine = [
+                (float(score), bool(getattr(one, f"{kind}_hits")[row, 0]))
+                for one in results
+                for row, score in enumerate(one.scores)
+                if one.class_ids[row] == class_id
+            ]
+            num_targets = sum(int((one.target_class_ids == class_id).sum()) for one in results)
+            tried = []
+            for threshold in {score for score, _ in mine}:
+                kept = [hit for score, hit in mine if score >= threshold]
+                tried.append((2 * sum(kept) / (len(kept) + num_targets), threshold, sum(kept), len(kept)))
+            f1, threshold, found, kept_count = max(tried)
+            point = points[kind][class_id]
+            assert point is not None
+            assert point["f1"] == pytest.approx(f1)
+            assert (point["threshold"], point["num_hits"]) == (threshold, found)
+            assert point["precision"] == found / kept_count
+            assert point["recall"] == found / num_targets
+            assert point["num_missed"] + found == num_targets
+            assert point["num_false"] + found == kept_count
+        assert points[kind][3] is None, "a class without targets has no threshold"
+
+
+def test_calibration_is_nought_when_confidence_is_the_share_of_hits_and_the_gap_otherwise() -> None:
+    hits = np.zeros((20, 10), bool)
+    hits[:16, 0] = True  # 80 % of twenty detections
+    nothing = np.zeros((0, 2), np.int64)
+
+    def of(confidence: float) -> dict[str, dict[str, Any]]:
+        scores = np.full(20, confidence, np.float32)
+        result = ImageResult(0, scores, np.zeros(20), hits, ~hits & False, np.zeros(20), nothing)
+        return calibration([result])
+
+    assert of(0.8)["box"]["error"] == pytest.approx(0, abs=1e-6)
+    sure = of(0.95)
+    assert sure["box"]["error"] == pytest.approx(0.15, abs=1e-6)
+    assert sure["box"]["excess"] == pytest.approx(0.15, abs=1e-6)
+    assert of(0.6)["box"]["excess"] == pytest.approx(-0.2, abs=1e-6)
+    assert sure["mask"]["error"] == pytest.approx(0.95, abs=1e-6), "no mask was hit"
+    assert [row["num_detections"] for row in sure["box"]["bins"]] == [0] * 9 + [20]
+    unlikely = of(CALIBRATION_MIN_CONFIDENCE / 2)["box"]
+    assert (unlikely["error"], unlikely["excess"], unlikely["num_detections"]) == (None, None, 0)
+
+
+def test_calibration_agrees_with_a_loop_over_bins_and_is_plain_json() -> None:
+    results = made_up_results(9)
+    found = calibration(results)
+    pairs = [
+        (float(s), bool(h))
+        for one in results
+        for s, h in zip(one.scores, one.mask_hits[:, 0], strict=True)
+        if s >= 0.05
+    ]
+    gaps = 0.0
+    for low in range(10):
+        mine = [pair for pair in pairs if min(int(pair[0] * 10), 9) == low]
+        gaps += abs(sum(score for score, _ in mine) - sum(hit for _, hit in mine))
+    assert found["mask"]["error"] == pytest.approx(gaps / len(pairs))
+    assert sum(row["num_detections"] for row in found["mask"]["bins"]) == len(pairs)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found

@@ -1,4 +1,4 @@
-"""Each trap of a drone's metadata."""
+"""What a photograph's EXIF and XMP say of where it was taken."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.predict.maps.photographs import DJI, FOCAL_TAGS, GPS, HOME, dji, exif_of, metadata, write_photo
+from tests.predict.maps.photographs import DJI, FOCAL_TAGS, GPS, HOME, dji, exif_of, metadata, packet, write_photo
 from tests.predict.maps.test_camera import entry
 from utils.data.images import decode_image, read_image
 from utils.predict.maps import metadata as module
 from utils.predict.maps.findings import Site, locate, stored_pixels
 from utils.predict.maps.metadata import DIGITAL_ZOOM, HEIGHT, TIME_OFFSET, WIDTH, PhotoMetadata, read_metadata
+from utils.predict.maps.xmp import MAX_DEPTH, MAX_PACKET_BYTES, XmpError, read_dji_fields
+
+# --- Each trap of a drone's metadata ---------------------------------------------------------------------------------
+
 
 CENTRE = np.array([300.0, 200.0])
 
@@ -210,3 +214,62 @@ def test_pixels_are_those_of_the_stored_frame_in_each_orientation_and_when_decod
         height, width = upright.shape[:2]
         assert (width < height) == (orientation >= 5)
         assert stored_pixels(centre, width, height, photo)[0] == pytest.approx((464, 96), abs=0.5)
+
+
+# --- The XMP reader on what drones write and on what attackers write -------------------------------------------------
+
+
+LONG = {"SelfData": "x" * 5000, "RtkFlag": "50"}
+
+
+@pytest.mark.parametrize("as_elements", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "namespace", "expected"), [(DJI, "dji", DJI), (DJI, "other", {}), (LONG, "dji", {"RtkFlag": "50"})]
+)
+def test_djis_short_fields_are_read_from_attributes_and_elements(
+    fields: dict[str, str], namespace: str, expected: dict[str, str], as_elements: bool
+) -> None:
+    assert read_dji_fields(packet(fields, as_elements=as_elements, namespace=namespace) + b"\0\0 \n") == expected
+
+
+def entities(secret: Path) -> dict[str, str]:
+    laughs = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
+    return {
+        "expanding": f'<!DOCTYPE x [<!ENTITY l0 "ha">{laughs}]>',
+        "external": f'<!DOCTYPE x [<!ENTITY e SYSTEM "file://{secret}">]>',
+        "parameter": f'<!DOCTYPE x [<!ENTITY % e SYSTEM "file://{secret}"> %e;]>',
+        "external subset": f'<!DOCTYPE x SYSTEM "file://{secret}">',
+    }
+
+
+@pytest.mark.parametrize("kind", ["expanding", "external", "parameter", "external subset"])
+def test_a_document_type_is_refused_whatever_it_declares(kind: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("5")
+    for value in ("&l9;", "&e;", "5"):
+        with pytest.raises(XmpError, match="DOCTYPE"):
+            read_dji_fields(packet({"RtkFlag": value}, before=entities(secret)[kind]))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"<x>" + b" " * MAX_PACKET_BYTES + b"</x>", "longer than"),
+        (b"<x>" * (MAX_DEPTH + 1) + b"</x>" * (MAX_DEPTH + 1), "nested deeper"),
+        (b"<x>" * 20_000, "nested deeper"),
+        (packet({"RtkFlag": "&e;"}), "not well-formed"),
+        (packet({"RtkFlag": "5"})[:-60], "not well-formed"),
+        (packet({"RtkFlag": "5"}).replace(b'"5"', b'"\xff\xfe"'), "not well-formed"),
+        (packet({"RtkFlag": "5"}).decode().encode("utf-16"), "not well-formed"),
+        (b'<?xml version="1.0" encoding="utf-16"?><x>\xe9</x>', "not well-formed"),
+        (b'<?xml version="1.0" encoding="ISO-8859-1"?><x>\xe9</x>', "not well-formed"),
+        (b"no XML", "not well-formed"),
+        (b"", "not well-formed"),
+        (packet({f"F{number}": "1" for number in range(501)}), "more than 500 fields"),
+    ],
+)
+def test_a_hostile_packet_is_refused_with_its_reason(data: bytes, reason: str) -> None:
+    with pytest.raises(XmpError, match=reason) as caught:
+        read_dji_fields(data)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 120

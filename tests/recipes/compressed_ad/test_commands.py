@@ -23,7 +23,7 @@ from recipes.compressed_ad.settings import DEFAULT_CONFIG, Settings
 from tests.conftest import free_port
 from tests.recipes import RECIPES
 from tests.recipes.compressed_ad.small import NUM_STEPS, small_settings, write_small_histories
-from tests.recipes.harness import refused, run_command
+from tests.recipes.harness import assert_refused, run_command
 from utils.common.config import read_config
 from utils.common.errors import UsageError
 
@@ -164,19 +164,19 @@ def test_the_shipped_options_are_the_guides() -> None:
 def test_a_wrong_option_is_one_clear_line(tmp_path: Path, text: str, complaint: str) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(text)
-    with refused(complaint, kind=UsageError):
+    with assert_refused(complaint, kind=UsageError):
         read_config(Settings, file)
 
 
 def test_flags_missing_data_and_missing_checkpoints_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with refused("takes no flags, only a YAML file", kind=UsageError):
+    with assert_refused("takes no flags, only a YAML file", kind=UsageError):
         run_command(train, monkeypatch, "--lr", "0.1")
     config = write_config(tmp_path)
-    with refused("hdf5: no such file; make it with python collect.py"):
+    with assert_refused("hdf5: no such file; make it with python collect.py"):
         run_command(train, monkeypatch, config)
-    with refused("no ckpt-<step>.pt; train first"):
+    with assert_refused("no ckpt-<step>.pt; train first"):
         run_command(evaluate, monkeypatch, config)
 
 
@@ -184,7 +184,7 @@ def test_more_processes_than_gpus_are_one_line(monkeypatch: pytest.MonkeyPatch) 
     for name, value in {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with refused("2 processes but 1 visible GPU(s): set num_processes to 1"):
+    with assert_refused("2 processes but 1 visible GPU(s): set num_processes to 1"):
         train.start(Settings())
 
 

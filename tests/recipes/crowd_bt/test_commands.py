@@ -13,19 +13,18 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from crowd_bt import evaluate, export, infer, make_data
-from crowd_bt.images import statistics_on
+from crowd_bt import evaluate, infer, make_data
 from crowd_bt.model import build_scorer
 from crowd_bt.options import adopt_launch_flags, read_options
 
 from tests.conftest import free_port, run_main
 from tests.recipes import RECIPES
 from tests.recipes.crowd_bt.small import photographs, write_data
-from tests.recipes.harness import RANK_NAMES, refused
+from tests.recipes.harness import RANK_NAMES, assert_refused
 from utils.common.errors import UsageError
 
 NEEDS = "needs the packages of the recipe (pip install -r recipes/crowd_bt/requirements.txt)"
-for package in ("timm", "scipy", "onnx", "onnxscript", "onnxruntime"):
+for package in ("timm", "scipy"):
     pytest.importorskip(package, reason=NEEDS)
 
 
@@ -90,7 +89,7 @@ def test_evaluate_reads_the_model(
         assert found[name] == pytest.approx(during_training[name], abs=2), name
     assert found["total"] == during_training["total"]
     assert "Gold-gold accuracy" in capsys.readouterr().out
-    with refused("--backbone resnet18: ", "holds test_resnet"):
+    with assert_refused("--backbone resnet18: ", "holds test_resnet"):
         run_main(evaluate, monkeypatch, *arguments, "--backbone", "resnet18")
 
 
@@ -122,30 +121,17 @@ def test_infer_scores_ranks_and_compares(
     assert found["probability_first_is_better"] == pytest.approx(1 / (1 + np.exp(-difference)), abs=1e-4)
     assert found["better"] == str(files[0 if difference >= 0 else 2])
     capsys.readouterr()
-    with refused("absent.png: No such file"):
+    with assert_refused("absent.png: No such file"):
         inferred("--image", folder / "absent.png")
     with pytest.raises(SystemExit):
         inferred()
     assert "name one of --image FILE, --image-dir DIR and --compare FILE FILE" in capsys.readouterr().err
 
 
-def test_the_exported_file_computes_what_the_model_does(
-    trained: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "scorer.onnx"
-    statistics_on.cache_clear()  # as in a process that has only just begun
-    checkpoint = ("--checkpoint", trained[0] / "best_model.pt")
-    assert run_main(export, monkeypatch, *checkpoint, "--output", file) == 0
-    assert [found.name for found in tmp_path.iterdir()] == ["scorer.onnx"]
-    assert "images float32 (N, 3, 32, 32), RGB 0 to 255 -> quality (N,)" in capsys.readouterr().out
-    other = export.FromPixels(build_scorer("test_resnet", input_size=32)).eval()
-    assert export.largest_gap(other, 32, file) > export.TOLERANCE  # the check finds another network's weights
-
-
 def test_make_data_damages_photographs_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, output = tmp_path / "photos", tmp_path / "data"
     source.mkdir()
-    with refused("0 usable photographs; at least 2 are needed"):
+    with assert_refused("0 usable photographs; at least 2 are needed"):
         run_main(make_data, monkeypatch, "--output", output, "--images", source)
     for number in range(3):
         cv2.imwrite(str(source / f"{number}.jpg"), np.roll(photographs()[number % 2][1], number, 0))
@@ -159,7 +145,7 @@ def test_make_data_damages_photographs_of_a_folder(tmp_path: Path, monkeypatch: 
     measured = json.loads((output / "prepared" / "user_reliabilities.json").read_text())
     assert min(measured[user] for user, value in true.items() if value > 0.5) > 0.7
     assert (output / "users" / "user00" / "comparison_data.json").is_file()
-    with refused("not empty; remove it, or name another folder"):
+    with assert_refused("not empty; remove it, or name another folder"):
         run_main(make_data, monkeypatch, "--output", output)
 
 
@@ -197,7 +183,7 @@ def test_the_environment_comes_before_the_flags_and_several_processes_need_a_lau
     monkeypatch.setattr(os, "environ", {**others, **before})
     config = read_options(flags.split())
     if isinstance(after, str):
-        with refused(after, kind=UsageError):
+        with assert_refused(after, kind=UsageError):
             adopt_launch_flags(config)
         return
     adopt_launch_flags(config)
@@ -222,5 +208,5 @@ def test_weights_that_cannot_be_fetched_are_one_line(
     errors = capsys.readouterr().err
     assert errors.count("\n") == 1
     assert "--backbone test_resnet: its pretrained weights cannot be fetched (We couldn't connect to the hub)" in errors
-    with refused("--backbone resnet81: timm has no such network (did you mean resnet18?)"):
+    with assert_refused("--backbone resnet81: timm has no such network (did you mean resnet18?)"):
         build_scorer("resnet81")

@@ -16,7 +16,7 @@ from crowd_bt.images import Pairs, load_image
 from crowd_bt.make_data import MakeConfig, Picture, compare, damaged, write_annotators
 
 from tests.recipes.crowd_bt.small import SIZE_PX, photographs, write_data
-from tests.recipes.harness import refused
+from tests.recipes.harness import assert_refused
 
 PAIR = {"img1": "a", "img2": "b", "expected_choice": "left"}
 
@@ -85,14 +85,14 @@ def test_absent_lists_and_images_are_reported_and_left_out(two_images: Path) -> 
 )
 def test_bad_lists_are_refused_in_one_line(tmp_path: Path, text: str, complaint: str) -> None:
     (tmp_path / "gold_batch.json").write_text(text)
-    with refused(complaint):
+    with assert_refused(complaint):
         load_local(tmp_path, tmp_path, 0, lambda line: None)
 
 
 def test_a_damaged_image_is_named(tmp_path: Path) -> None:
     file = tmp_path / "bad.png"
     file.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(99)))
-    with refused(f"{file}: ", "; replace the image, or remove it from the lists"):
+    with assert_refused(f"{file}: ", "; replace the image, or remove it from the lists"):
         load_image(file, SIZE_PX)
 
 
@@ -166,7 +166,7 @@ def test_the_prepared_format_keeps_every_field(two_images: Path) -> None:
     assert json.loads((two_images / "user_reliabilities.json").read_text()) == {"user0": 0.5}
     file = two_images / "train_comparisons.json"
     file.write_text(file.read_text().replace('"annotator_reliability": 0.5', '"annotator_reliability": 7', 1))
-    with refused("annotator_reliability 7 is not a number from 0 to 1", f"{file}: item "):
+    with assert_refused("annotator_reliability 7 is not a number from 0 to 1", f"{file}: item "):
         load_prepared(two_images, two_images, print)
 
 

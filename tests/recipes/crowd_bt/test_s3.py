@@ -18,7 +18,7 @@ from crowd_bt.comparisons import load_prepared
 from crowd_bt.options import TrainConfig
 
 from tests.conftest import free_port
-from tests.recipes.harness import refused
+from tests.recipes.harness import assert_refused
 from utils.common.errors import UserError
 
 pytest.importorskip("boto3", reason="needs boto3 (pip install -r recipes/crowd_bt/requirements.txt)")
@@ -146,7 +146,7 @@ def test_logs_are_downloaded_once_and_kept_prepared(tmp_path: Path, proxy: Proxy
     num_requests = len(proxy.paths)
     assert "remove it to download them again" in prepare(tmp_path)[0]
     assert len(proxy.paths) == num_requests
-    with refused("holds comparisons of another source"):
+    with assert_refused("holds comparisons of another source"):
         prepare(tmp_path, s3_prefix="other/")
     written = "".join(file.read_text() for file in (tmp_path / "prepared").glob("*.json"))
     assert KEY_ID not in written

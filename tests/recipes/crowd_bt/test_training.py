@@ -18,7 +18,7 @@ from crowd_bt.scoring import image_loader
 from crowd_bt.task import PairComparison
 
 from tests.recipes.crowd_bt.small import config_for, read, small_model, train_small, write_data
-from tests.recipes.harness import assert_equal, assert_equal_moments, records_of, refused
+from tests.recipes.harness import assert_equal, assert_equal_moments, assert_refused, records_of
 from tests.support.ranks import RankFailed, run_ranks
 from utils import distributed
 from utils.data.loader import EpochBatches, get_dataloader
@@ -141,12 +141,12 @@ def test_each_annotators_answers_count_for_the_own_reliability(folder: Path) -> 
 
 
 def test_a_resumed_run_keeps_its_effective_batch_and_its_comparisons(folder: Path, tmp_path: Path) -> None:
-    with refused("effective batch size of 12, not 6; start 2 processes"):
+    with assert_refused("effective batch size of 12, not 6; start 2 processes"):
         train_small(config_for(folder / "data", folder / "killed", epochs=3))
     config = config_for(write_data(tmp_path / "data", reliability=0.1), folder / "killed", epochs=3)
     with OwnedRun(config) as run:
         facts = {"global_batch_size": 12, "comparisons": train.hash_of(read(config))}
-        with refused("began with other comparisons; bring them back, or use --no-auto-resume"):
+        with assert_refused("began with other comparisons; bring them back, or use --no-auto-resume"):
             train.require_same(config, run, facts)
 
 
@@ -169,5 +169,5 @@ def test_other_files_are_no_checkpoints(tmp_path: Path, content: Any, reason: st
         file.write_bytes(content)
     elif content is not None:
         torch.save(content, file)
-    with refused(f"{file}: {reason}"):
+    with assert_refused(f"{file}: {reason}"):
         load_scorer(file, torch.device("cpu"))

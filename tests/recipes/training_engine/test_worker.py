@@ -17,7 +17,7 @@ import training_engine
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
-from tests.recipes.harness import assert_equal, refused
+from tests.recipes.harness import assert_equal, assert_refused
 from tests.recipes.training_engine.small import (
     NUM_STEPS,
     assert_same_state,
@@ -266,5 +266,5 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, content: Any, reaso
         content = {"model_state_dict": weights, "ema_state_dict": None, "progress": {}, "epoch": 1}
     if content is not None:
         torch.save(content, file)
-    with refused(f"{file}: {reason}"):
+    with assert_refused(f"{file}: {reason}"):
         engine.load_checkpoint(file, optimizer)

@@ -22,7 +22,7 @@ from underwater_ir.data.datasets import (
 )
 from underwater_ir.data.pseudo_labels import PROMPTS, describe, label_from, read_label
 
-from tests.recipes.harness import refused
+from tests.recipes.harness import assert_refused
 from tests.recipes.underwater_ir.small import SIZE_PX, photograph
 from utils.common.tensor_files import atomic_torch_save
 from utils.data.loader import EpochBatches
@@ -155,7 +155,7 @@ def test_scores_of_a_teacher_become_labels(tmp_path: Path, capsys: pytest.Captur
 def test_a_wrong_line_of_scores_is_named_and_no_label_is_written(
     tmp_path: Path, records: list[object], reason: str
 ) -> None:
-    with refused(reason, "s.jsonl"):
+    with assert_refused(reason, "s.jsonl"):
         import_scores(write_scores(tmp_path / "s.jsonl", *records), tmp_path / "labels", NAMES)
     assert not (tmp_path / "labels").exists()
 
@@ -179,7 +179,7 @@ def test_a_broken_label_is_one_line(tmp_path: Path, content: object, reason: str
         file.write_bytes(content)
     else:
         torch.save(content, file)
-    with refused(str(file), reason):
+    with assert_refused(str(file), reason):
         read_label(file)
 
 
@@ -194,10 +194,10 @@ def test_pictures_without_a_partner_are_left_out(pairs: Path) -> None:
 
 
 def test_missing_data_is_one_line_with_the_remedy(pairs: Path) -> None:
-    with refused("no picture has the same path", "python make_data.py"):
+    with assert_refused("no picture has the same path", "python make_data.py"):
         train_entries(pairs / "nowhere", pairs / "labels")
     (pairs / "labels" / "c.pt").unlink()
-    with refused("1 of 5 pictures have no pseudo-label", "c.png; ", "export_pseudo_labels.py"):
+    with assert_refused("1 of 5 pictures have no pseudo-label", "c.png; ", "export_pseudo_labels.py"):
         train_entries(pairs / "train", pairs / "labels")
     assert benchmark_entries(pairs / "nowhere", pairs / "labels", True) == []
 
@@ -261,10 +261,10 @@ def test_every_picture_is_used_once_an_epoch_by_all_ranks_together(pairs: Path) 
 
 def test_a_picture_or_label_that_does_not_fit_is_named(pairs: Path) -> None:
     entries = train_entries(pairs / "train", pairs / "labels")
-    with refused("a.pt: ", "(10, 20, 10, 0), but the network has (3, 6, 3, 0)"):
+    with assert_refused("a.pt: ", "(10, 20, 10, 0), but the network has (3, 6, 3, 0)"):
         RestorationDataset(entries, SIZE_PX, (3, 6, 3, 0))[(0, 0)]
     entries[0].picture.write_bytes(b"\x89PNG\r\n\x1a\nnothing")
-    with refused("a.png: ", "repair or remove it"):
+    with assert_refused("a.png: ", "repair or remove it"):
         RestorationDataset(entries, SIZE_PX, SHAPE)[(0, 0)]
 
 

@@ -25,9 +25,9 @@ from tests.recipes.harness import (
     RANK_NAMES,
     assert_equal,
     assert_equal_moments,
+    assert_refused,
     dying,
     records_of,
-    refused,
     run_command,
 )
 from tests.recipes.underwater_ir.small import (
@@ -210,14 +210,14 @@ def test_defaults_are_the_guides_and_both_spellings_work() -> None:
 def test_flags_make_a_rank_where_no_launcher_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in RANK_NAMES})
     config = train_student.StudentConfig(ddp=True, local_rank=1)
-    with refused("--local-rank 1: must be below --world-size, 1", kind=UsageError):
+    with assert_refused("--local-rank 1: must be below --world-size, 1", kind=UsageError):
         train_student.find_ranks(config)
     found = train_student.find_ranks(train_student.StudentConfig(ddp=True, local_rank=1, world_size=2))
     assert (found.rank, found.local_rank, found.world_size) == (1, 1, 2)
     assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("localhost", "12355")
     again = train_student.find_ranks(train_student.StudentConfig(ddp=True, local_rank=0))
     assert again.rank == 1  # the environment wins
-    with refused("2 processes without --ddp: add --ddp", kind=UsageError):
+    with assert_refused("2 processes without --ddp: add --ddp", kind=UsageError):
         train_student.find_ranks(train_student.StudentConfig())
 
 
@@ -231,7 +231,7 @@ def test_other_losses_are_refused_at_a_resume(
     assert "Pseudo-labels: colour scores, not DA-CLIP's" in printed
     assert read_image(tmp_path / "x_run" / "curves.png").std() > 5
     write_losses(tmp_path, {"perc": 0, "tv": 0})
-    with refused("trained with the losses", "give the same --loss-config"):
+    with assert_refused("trained with the losses", "give the same --loss-config"):
         run_command(train_student, monkeypatch, *arguments)
     write_losses(tmp_path)
     assert run_command(train_student, monkeypatch, *arguments) == 0
@@ -260,7 +260,7 @@ def test_without_vgg_one_line_says_so(
     lines = printed.err.splitlines()
     assert len(lines) == 1
     assert "VGG19's weights: no network; training without the perceptual loss (perc)" in lines[0]
-    with refused("--vgg-weights nowhere"):
+    with assert_refused("--vgg-weights nowhere"):
         train_student.perceptual_features(train_student.StudentConfig(vgg_weights="nowhere"), dict(WEIGHTS), device)
 
 
@@ -331,7 +331,7 @@ def test_a_command_refuses_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("bad.jpg").write_bytes(b"no picture")
-    with refused(reason):
+    with assert_refused(reason):
         run_command(command, monkeypatch, *(argument.format(two=two_ranks, data=data) for argument in arguments))
 
 
