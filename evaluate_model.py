@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from utils import distributed
-from utils.common.config import Options, option, parse_config
+from utils.common.config import CONFIG_HELP, THREADS_HELP, Options, option, parse_config
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
 from utils.common.errors import run_script
@@ -135,6 +135,8 @@ class EvaluationConfig(Options):
         needs="predictions",
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    threads: int = option(0, THREADS_HELP, at_least=0)
+    config: str | None = option(None, CONFIG_HELP, metavar="FILE")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -160,7 +162,7 @@ def main() -> int:
     die_with_parent()
     device = choose_device(config.device, ranks.local_rank)
     threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(config.threads or threads)
     paths = [config.model] + ([config.compare] if config.compare else [])
     models = [open_model(path, device, config.amp, nms=config.nms) for path in paths]
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from utils.common.config import INPUT_SIZE, Options, option, parse_config, to_dict
+from utils.common.config import CONFIG_HELP, INPUT_SIZE, THREADS_HELP, Options, option, parse_config, to_dict
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device
 from utils.common.environment import environment_report
@@ -97,6 +97,8 @@ class ExportConfig(Options):
     speed: bool = option(True, "measure images per second and peak memory of each format")
     output: str | None = option(None, f"folder for the exports and {REPORT}; unset: the model's", metavar="DIR")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    threads: int = option(0, THREADS_HELP, at_least=0)
+    config: str | None = option(None, CONFIG_HELP, metavar="FILE")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,7 +117,7 @@ def main() -> int:
     config = parse_config(ExportConfig, "Export a trained model and prove that the export predicts the same")
     device = choose_device(config.device, 0)
     threads, workers = choose_threads_and_workers(1, 4, device.type)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(config.threads or threads)
     torch.backends.cudnn.allow_tf32 = False  # the proof compares with true fp32
     check_variants(config.variants, device)
     model = load_weights(config.model)

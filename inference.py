@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from utils import distributed
-from utils.common.config import FRACTION, Options, option, parse_config
+from utils.common.config import CONFIG_HELP, FRACTION, THREADS_HELP, Options, option, parse_config
 from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
 from utils.common.errors import UserError, printable, run_script
@@ -127,6 +127,8 @@ class InferenceConfig(Options):
         needs="geo",
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    threads: int = option(0, THREADS_HELP, at_least=0)
+    config: str | None = option(None, CONFIG_HELP, metavar="FILE")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -141,8 +143,8 @@ def main() -> int:
     die_with_parent()
     device = choose_device(config.device, ranks.local_rank)
     cores = max(1, usable_cpu_count() // ranks.local_world_size)
-    if device.type == "cpu":
-        torch.set_num_threads(cores)
+    if device.type == "cpu" or config.threads:
+        torch.set_num_threads(config.threads or cores)
     files = list_photos(config.source)
     site = read_site(config) if config.geo else None
     model = open_model(config.model, device, config.amp, nms=config.nms)
