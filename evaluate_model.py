@@ -157,9 +157,16 @@ class Candidate:
 def main() -> int:
     """Evaluate; return the exit code."""
     config = parse_config(EvaluationConfig, "Evaluate a trained model on a split of a data set")
+    die_with_parent()
+    if metrics := run(config):
+        print_results(metrics, config.output)
+    return 0
+
+
+def run(config: EvaluationConfig) -> list[dict[str, Any]]:
+    """Evaluate, and write the results; return each model's metrics, on rank 0. Every rank must reach this."""
     output_folder(config.output)
     ranks = distributed.read_rank_environment()
-    die_with_parent()
     device = choose_device(config.device, ranks.local_rank)
     threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
     torch.set_num_threads(config.threads or threads)
@@ -195,14 +202,14 @@ def main() -> int:
         )
         evaluations.append(evaluation)
     predictions, ground_truth = collector.gather(spec.names)
+    metrics: list[dict[str, Any]] = []
     if ranks.is_main:
         files: dict[str, Any] = {"predictions.json": predictions} if config.predictions else {}
         files |= {"ground_truth.json": ground_truth} if config.coco_eval else {}
         metrics = write_results(config, candidates, evaluations, spec.names, files)
         write_page(config, candidates, evaluations, metrics, device)
-        print_results(metrics, config.output)
     cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
-    return 0
+    return metrics
 
 
 def get_candidate(

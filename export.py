@@ -39,7 +39,7 @@ from utils.export.conversion import (
     scratch_folder,
 )
 from utils.export.proof import Judge
-from utils.export.report import add_speed, row_of, table
+from utils.export.report import add_speed, how_to_use, instead_of_ap, row_of, table
 from utils.predict.exported import ExportFacts, most_images, open_model
 from utils.predict.tiles import OVERLAP, check_tiles, choose_tiling
 from utils.yolo.model import (
@@ -147,11 +147,13 @@ def main() -> int:
         "rows": rows,
     }
     write_text_atomic(output / REPORT, json.dumps(report, indent=2) + "\n")
-    print(table(rows))
+    print("\n".join([table(rows), *instead_of_ap(rows, config.model)]))
     failures = [failure for row in rows for failure in row["failures"]]
     print(
         f"Results in {output}: {REPORT}" + (f"; {len(failures)} failures, the first: {failures[0]}" if failures else "")
     )
+    if use := how_to_use(rows, output):
+        print(use)
     return 1 if failures else 0
 
 
