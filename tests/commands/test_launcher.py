@@ -204,7 +204,13 @@ def test_missing_data_stop_the_launch_with_the_cure(environment: dict[str, str],
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "mine.yaml: train:" in done.stderr
-    assert "python download_data.py && python parse_labels.py" in done.stderr
+    assert "download_data.py" not in done.stderr
+    default, parse = tmp_path / "default.yaml", "python download_data.py && python parse_labels.py"
+    default.write_text(data.read_text())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "DEFAULT_DATASET_YAML", default)
+        with pytest.raises(UserError, match=rf"default\.yaml: train: .* does not exist; run {parse}"):
+            launch.require_dataset([], default)
 
 
 def make_dataset(folder: Path) -> Path:

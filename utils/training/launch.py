@@ -143,6 +143,8 @@ def require_dataset(trainer_arguments: Sequence[str], default_data: Path | None)
         try:
             spec.image_files(split)
         except UserError as error:
+            if Path(data_file).resolve() != DEFAULT_DATASET_YAML:
+                raise
             raise UserError(f"{str(error).split(';')[0]}; {DATA_CURE}") from error
 
 
