@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -225,7 +226,7 @@ def test_a_folder_that_is_named_twice_is_refused_and_the_help_shows_each_name_on
 
 
 def test_python_values_become_the_same_options_and_errors_are_raised() -> None:
-    values = {"imgsz": 320, "amp": False, "model": None, "name": Path("second")}
+    values: dict[str, Any] = {"imgsz": 320, "amp": False, "model": None, "name": Path("second")}
     assert parse_config(Training, "test", words_of(values), exits=False) == Training(
         img_size=320, amp=False, save_dir="models/second"
     )

@@ -277,7 +277,7 @@ def _join_folder(config_class: type, values: dict[str, Any]) -> None:
             raise UsageError(
                 f"{_flag(next(iter(given)))} and {_flag(folder.name)} name the same folder: give one of them"
             )
-        default = Path(folder.default)
+        default = Path(str(folder.default))
         parent, name = given.get("project", default.parent), given.get("name", default.name)
         values[folder.name] = str(Path(parent, name))
 
