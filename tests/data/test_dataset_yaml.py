@@ -202,6 +202,12 @@ def test_missing_split_folder_and_images_say_what_to_write(tmp_path: Path, monke
             load_dataset_yaml(write_yaml(tmp_path / folder, text + NAMES)).image_files(split)
 
 
+def test_a_folder_in_place_of_the_yaml_gets_the_name_of_its_yaml(tmp_path: Path) -> None:
+    file = write_set(tmp_path)
+    with pytest.raises(UserError, match=rf"Is a directory; name a data-set YAML with --data, such as {file}"):
+        load_dataset_yaml(tmp_path)
+
+
 def test_a_split_without_any_object_is_announced(tmp_path: Path) -> None:
     spec, said = load_dataset_yaml(write_set(tmp_path)), list[str]()
     read_photos(spec, "train", said.append)

@@ -87,7 +87,9 @@ def load_dataset_yaml(path: str | Path, *, trust_links: bool = False) -> Dataset
     try:
         content = yaml.safe_load(read_text(file))
     except OSError as error:
-        raise UserError(f"{file}: {error.strerror}; name a data-set YAML with --data") from error
+        inside = sorted(file.glob("*.yaml")) if file.is_dir() else []
+        such_as = f", such as {printable(str(inside[0]), 400)}" if inside else ""
+        raise UserError(f"{file}: {error.strerror}; name a data-set YAML with --data{such_as}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that is none, brackets without end
         raise UserError(f"{file}: not valid YAML: {one_line(error, 400)}") from error
     if not isinstance(content, dict):
