@@ -150,11 +150,8 @@ def build_job(config: BenchmarkConfig, model: str, device: torch.device, most_pr
 def describe(config: BenchmarkConfig, counts: Sequence[int], device: torch.device) -> str:
     """Return one line with the model, the data, the input size, the precision and the devices."""
     is_gpu = device.type == "cuda"
-    place = (
-        f"up to {max(counts)} x {torch.cuda.get_device_name(0)}"
-        if is_gpu
-        else f"CPU cores, {config.threads} for each process"
-    )
+    of_cores = f"CPU cores, {config.threads} for each process"
+    place = f"up to {max(counts)} x {torch.cuda.get_device_name(0)}" if is_gpu else of_cores
     source = f"photographs of {config.data}" if config.data else "synthetic images"
     precision = choose_precision(config.amp, device).name
     computed_in = "fp32" if precision == "off" else precision
