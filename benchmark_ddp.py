@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from utils.common.config import INPUT_SIZE, Options, option, parse_config, to_dict
+from utils.common.config import CONFIG_HELP, INPUT_SIZE, Options, option, parse_config, to_dict
 from utils.common.cores import choose_threads_and_workers, usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_precision
 from utils.common.environment import environment_report, visible_gpu_count
@@ -82,6 +82,8 @@ class BenchmarkConfig(Options):
     amp: str = option("auto", "mixed precision", choices=PRECISION_CHOICES)
     device: str = option("auto", "where to train", choices=("auto", "cpu", "cuda"))
     timeout_s: float = option(600.0, "time limit of one run in seconds", metavar="SECONDS", at_least=1)
+    threads: int = option(1, "compute threads per process; a CPU has a core for each", at_least=1)
+    config: str | None = option(None, CONFIG_HELP, metavar="FILE")
     output: str = option("outputs/benchmarks", "folder for the results", metavar="DIR")
 
 
@@ -141,13 +143,15 @@ def build_job(config: BenchmarkConfig, model: str, device: torch.device, most_pr
         timeout_s=config.timeout_s,
         data=str(Path(config.data).resolve()) if config.data else None,
         num_workers=workers,
+        threads=config.threads,
     )
 
 
 def describe(config: BenchmarkConfig, counts: Sequence[int], device: torch.device) -> str:
     """Return one line with the model, the data, the input size, the precision and the devices."""
     is_gpu = device.type == "cuda"
-    place = f"up to {max(counts)} x {torch.cuda.get_device_name(0)}" if is_gpu else "CPU cores, one for each process"
+    of_cores = f"CPU cores, {config.threads} for each process"
+    place = f"up to {max(counts)} x {torch.cuda.get_device_name(0)}" if is_gpu else of_cores
     source = f"photographs of {config.data}" if config.data else "synthetic images"
     precision = choose_precision(config.amp, device).name
     computed_in = "fp32" if precision == "off" else precision
@@ -164,10 +168,13 @@ def choose_counts(config: BenchmarkConfig, gpus: int) -> tuple[int, ...]:
     if config.device == "cuda" and not gpus:
         raise UserError("--device cuda: PyTorch sees no CUDA GPU; use --device cpu or see python test_ddp.py")
     cores = usable_cpu_count()
-    counts = config.processes or process_counts(gpus or min(cores, MAX_CPU_PROCESSES))
-    limit, kind = (gpus, "visible GPU(s)") if gpus else (cores, "usable core(s)")
+    limit, kind = (gpus, "visible GPU(s)") if gpus else (cores // config.threads, "usable core(s)")
+    counts = config.processes or process_counts(gpus or min(limit, MAX_CPU_PROCESSES))
     if max(counts) > limit:
-        raise UserError(f"--processes {max(counts)}: this machine has {limit} {kind}, and each process needs its own")
+        own = "its own" if gpus or config.threads == 1 else f"{config.threads} of its own"
+        raise UserError(
+            f"--processes {max(counts)}: this machine has {gpus or cores} {kind}, and each process needs {own}"
+        )
     if config.scaling == "strong" and max(counts) > config.batch_size:
         raise UserError(
             f"--batch-size {config.batch_size}: strong scaling cannot share it between {max(counts)} processes"

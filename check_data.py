@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from utils import distributed
-from utils.common.config import Options, option, parse_config
+from utils.common.config import CONFIG_HELP, THREADS_HELP, Options, option, parse_config
 from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
 from utils.common.errors import EXIT_USAGE, UsageError, UserError, printable, run_script
@@ -61,7 +61,9 @@ class CheckConfig(Options):
     batch_size: int = option(8, "with --model: photographs or tiles per forward pass", at_least=1, needs="model")
     amp: str = option("off", "with --model: mixed precision", choices=PRECISION_CHOICES, needs="model")
     device: str = option("auto", "with --model: auto, cpu, cuda or cuda:N", needs="model")
-    num_workers: int = option(0, "threads; 0: all usable cores", at_least=0)
+    threads: int = option(0, f"with --model: {THREADS_HELP}", at_least=0, needs="model")
+    num_workers: int = option(0, "threads that read photographs; 0: all usable cores", at_least=0)
+    config: str | None = option(None, CONFIG_HELP, metavar="FILE")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,7 +81,7 @@ def main() -> int:
     output_folder(config.output)
     num_threads = config.num_workers or usable_cpu_count()
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
-    predictor = load_predictor(config, spec, num_threads) if config.model else None
+    predictor = load_predictor(config, spec) if config.model else None
     size_px = predictor.size_px if predictor else config.img_size or DEFAULT_SIZE_PX
     entries, findings = read_all(spec, size_px, num_threads, print)
     findings += check_entries(entries)
@@ -97,11 +99,11 @@ def main() -> int:
     return 0
 
 
-def load_predictor(config: CheckConfig, spec: DatasetSpec, num_threads: int) -> Predictor:
+def load_predictor(config: CheckConfig, spec: DatasetSpec) -> Predictor:
     """Load the model and say how it is applied. Raises UserError if it was trained on other classes."""
     device = choose_device(config.device, 0)
-    if device.type == "cpu":
-        torch.set_num_threads(num_threads)
+    if device.type == "cpu" or config.threads:
+        torch.set_num_threads(config.threads or config.num_workers or usable_cpu_count())
     model: YoloModel = load_for_prediction(str(config.model), device)
     require_classes(str(config.model), model, config.data, spec.names)
     size_px = config.img_size or trained_size_px(model)

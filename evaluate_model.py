@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from utils import distributed
-from utils.common.config import Options, option, parse_config
+from utils.common.config import CONFIG_HELP, THREADS_HELP, Options, option, parse_config
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
 from utils.common.errors import run_script
@@ -135,6 +135,8 @@ class EvaluationConfig(Options):
         needs="predictions",
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    threads: int = option(0, THREADS_HELP, at_least=0)
+    config: str | None = option(None, CONFIG_HELP, metavar="FILE")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -155,12 +157,19 @@ class Candidate:
 def main() -> int:
     """Evaluate; return the exit code."""
     config = parse_config(EvaluationConfig, "Evaluate a trained model on a split of a data set")
+    die_with_parent()
+    if metrics := run(config):
+        print_results(metrics, config.output)
+    return 0
+
+
+def run(config: EvaluationConfig) -> list[dict[str, Any]]:
+    """Evaluate, and write the results; return each model's metrics, on rank 0. Every rank must reach this."""
     output_folder(config.output)
     ranks = distributed.read_rank_environment()
-    die_with_parent()
     device = choose_device(config.device, ranks.local_rank)
     threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(config.threads or threads)
     paths = [config.model] + ([config.compare] if config.compare else [])
     models = [open_model(path, device, config.amp, nms=config.nms) for path in paths]
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
@@ -193,14 +202,14 @@ def main() -> int:
         )
         evaluations.append(evaluation)
     predictions, ground_truth = collector.gather(spec.names)
+    metrics: list[dict[str, Any]] = []
     if ranks.is_main:
         files: dict[str, Any] = {"predictions.json": predictions} if config.predictions else {}
         files |= {"ground_truth.json": ground_truth} if config.coco_eval else {}
         metrics = write_results(config, candidates, evaluations, spec.names, files)
         write_page(config, candidates, evaluations, metrics, device)
-        print_results(metrics, config.output)
     cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
-    return 0
+    return metrics
 
 
 def get_candidate(

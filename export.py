@@ -4,7 +4,8 @@
     python export.py --model models/epri_distribution_ddp/best.pt --format openvino --half --int8
 
 Ultralytics converts. Then each export is compared with the torch model: its class names and sizes, its raw outputs, and
-the AP of each class on the validation split. Only exports that pass are written. The exit code is 1 if one fails.
+the AP of each class on the validation split. Only exports that pass are written. The exit code is 1 if one fails. The last
+line is a command with the fastest one.
 `inference.py` and `evaluate_model.py` open the exports (docs/export.md).
 """
 
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 
-from utils.common.config import INPUT_SIZE, Options, option, parse_config, to_dict
+from utils.common.config import CONFIG_HELP, INPUT_SIZE, THREADS_HELP, Options, option, parse_config, to_dict
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device
 from utils.common.environment import environment_report
@@ -39,7 +40,7 @@ from utils.export.conversion import (
     scratch_folder,
 )
 from utils.export.proof import Judge
-from utils.export.report import add_speed, row_of, table
+from utils.export.report import add_speed, how_to_use, instead_of_ap, row_of, table
 from utils.predict.exported import ExportFacts, most_images, open_model
 from utils.predict.tiles import OVERLAP, check_tiles, choose_tiling
 from utils.yolo.model import (
@@ -97,6 +98,8 @@ class ExportConfig(Options):
     speed: bool = option(True, "measure images per second and peak memory of each format")
     output: str | None = option(None, f"folder for the exports and {REPORT}; unset: the model's", metavar="DIR")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    threads: int = option(0, THREADS_HELP, at_least=0)
+    config: str | None = option(None, CONFIG_HELP, metavar="FILE")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,7 +118,7 @@ def main() -> int:
     config = parse_config(ExportConfig, "Export a trained model and prove that the export predicts the same")
     device = choose_device(config.device, 0)
     threads, workers = choose_threads_and_workers(1, 4, device.type)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(config.threads or threads)
     torch.backends.cudnn.allow_tf32 = False  # the proof compares with true fp32
     check_variants(config.variants, device)
     model = load_weights(config.model)
@@ -145,11 +148,13 @@ def main() -> int:
         "rows": rows,
     }
     write_text_atomic(output / REPORT, json.dumps(report, indent=2) + "\n")
-    print(table(rows))
+    print("\n".join([table(rows), *instead_of_ap(rows, config.model)]))
     failures = [failure for row in rows for failure in row["failures"]]
     print(
         f"Results in {output}: {REPORT}" + (f"; {len(failures)} failures, the first: {failures[0]}" if failures else "")
     )
+    if use := how_to_use(rows, output):
+        print(use)
     return 1 if failures else 0
 
 

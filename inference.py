@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from utils import distributed
-from utils.common.config import FRACTION, Options, option, parse_config
+from utils.common.config import CONFIG_HELP, FRACTION, THREADS_HELP, Options, option, parse_config
 from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
 from utils.common.errors import UserError, printable, run_script
@@ -35,7 +35,6 @@ from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import IMAGE_SUFFIXES, is_photograph
 from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, read_image
 from utils.distributed import cleanup_ddp, setup_ddp
-from utils.pages import draw_instances, save_image
 from utils.predict.annotation_files import (
     COCO_FILE,
     LABEL_STUDIO_FILE,
@@ -53,19 +52,18 @@ from utils.predict.maps.thumbnails import save_thumbnails, thumbnail_path
 from utils.predict.prediction_files import PredictionWriter, Source, merge_parts, outline
 from utils.predict.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, check_tiles, choose_tiling
 from utils.yolo.model import class_names, trained_size_px
+from yolo_seg_ddp import Prediction
 
 MAX_NAME_BYTES = 255  # of a file on Linux's file systems
 
 
 @dataclass(frozen=True)
-class InferenceConfig(Options):
-    """Options of `inference.py`."""
+class PredictOptions(Options):
+    """How a model predicts."""
 
     model: str = option(
         None, "trained model, such as models/epri_distribution_ddp/best.pt, or an export", required=True
     )
-    source: str = option(None, "photograph, folder (with its subfolders) or quoted pattern", required=True)
-    output: str = option("outputs/predictions", "folder for pictures, labels/ and predictions.json", metavar="DIR")
     conf: float = option(0.25, "minimum confidence of a detection", **FRACTION)
     iou: float = option(
         0.7,
@@ -96,6 +94,21 @@ class InferenceConfig(Options):
         needs="not tiles=off",
     )
     amp: str = option("off", "mixed precision; auto: the fastest that the hardware has", choices=PRECISION_CHOICES)
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    threads: int = option(0, THREADS_HELP, at_least=0)
+    config: str | None = option(None, CONFIG_HELP, metavar="FILE")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_tiles(self.tiles)
+
+
+@dataclass(frozen=True)
+class InferenceConfig(PredictOptions):
+    """Options of `inference.py`."""
+
+    source: str = option(None, "photograph, folder (with its subfolders) or quoted pattern", required=True)
+    output: str = option("outputs/predictions", "folder for pictures, labels/ and predictions.json", metavar="DIR")
     save_crops: bool = option(False, "also write a cut-out of each detection to crops/<class>/")
     save_coco: bool = option(False, f"also write {COCO_FILE}, which CVAT imports (docs/labels.md)")
     save_label_studio: bool = option(False, f"also write {LABEL_STUDIO_FILE}: predictions to import into Label Studio")
@@ -126,11 +139,6 @@ class InferenceConfig(Options):
         at_most=1000,
         needs="geo",
     )
-    device: str = option("auto", "auto, cpu, cuda or cuda:N")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_tiles(self.tiles)
 
 
 def main() -> int:
@@ -139,23 +147,11 @@ def main() -> int:
     output = output_folder(config.output)
     ranks = distributed.read_rank_environment()
     die_with_parent()
-    device = choose_device(config.device, ranks.local_rank)
-    cores = max(1, usable_cpu_count() // ranks.local_world_size)
-    if device.type == "cpu":
-        torch.set_num_threads(cores)
     files = list_photos(config.source)
     site = read_site(config) if config.geo else None
-    model = open_model(config.model, device, config.amp, nms=config.nms)
-    names = class_names(model)
-    wanted = wanted_classes(config.classes, names)
-    size_px = config.img_size or trained_size_px(model)
-    tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
-    limits = {"confidence": config.conf, "iou": config.iou, "classes": wanted}
-    dtype = choose_precision(config.amp, device).dtype
-    predictor = Predictor(model, size_px, device, config.batch_size, tiling, limits, config.max_detections, dtype)
-
+    predictor, names = open_predictor(config, ranks)
     os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)  # the ranks meet only at the end
-    setup_ddp(device, ranks)
+    setup_ddp(predictor.device, ranks)
     sources = [Source(position, *item) for position, item in enumerate(unique_keys(files))]
     mine = sources[ranks.rank :: ranks.world_size]
     counts = np.zeros(len(names) + 1, np.int64)  # of each class's detections, and of photographs
@@ -164,7 +160,7 @@ def main() -> int:
         PredictionWriter(output, names, ranks.rank) as writer,
         ToolWriter(tools, ranks.rank) as tool_writer,
     ):
-        predictions = predictor.predict(read_photos(mine, config, cores))
+        predictions = predictor.predict(read_photos(mine, config, cores_of(ranks)))
         for source, photo, prediction in shown(predictions, "photographs", len(mine), ranks.is_main):
             write_results(writer, source, photo, prediction, names, config)
             tool_writer.add(source, photo.shape, prediction)
@@ -186,6 +182,28 @@ def main() -> int:
     return 0 if num_read else 1
 
 
+def open_predictor(
+    config: PredictOptions, ranks: distributed.RankInfo | None = None
+) -> tuple[Predictor, tuple[str, ...]]:
+    """Open the model on this rank's device; return how it is applied, and the names of its classes."""
+    ranks = ranks or distributed.read_rank_environment()
+    device = choose_device(config.device, ranks.local_rank)
+    if device.type == "cpu" or config.threads:
+        torch.set_num_threads(config.threads or cores_of(ranks))
+    model = open_model(config.model, device, config.amp, nms=config.nms)
+    names = class_names(model)
+    size_px = config.img_size or trained_size_px(model)
+    tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
+    limits = {"confidence": config.conf, "iou": config.iou, "classes": wanted_classes(config.classes, names)}
+    dtype = choose_precision(config.amp, device).dtype
+    return Predictor(model, size_px, device, config.batch_size, tiling, limits, config.max_detections, dtype), names
+
+
+def cores_of(ranks: distributed.RankInfo) -> int:
+    """Return how many cores a rank may use."""
+    return max(1, usable_cpu_count() // ranks.local_world_size)
+
+
 def tool_files(config: InferenceConfig, names: tuple[str, ...], files: list[Path]) -> ToolFiles:
     """Return which files for annotation tools are wanted."""
     model = Path(config.model).absolute()
@@ -204,8 +222,7 @@ def write_results(
     """Write one photograph's labels, picture and, with --save-crops, cut-outs."""
     found, masks, boxes = prediction.found, prediction.masks, prediction.boxes
     writer.add(source, photo.shape, found, boxes, [outline(mask) for mask in masks])
-    picture = draw_instances(photo, prediction.class_ids, boxes, masks, found.scores.numpy(), names)
-    save_image(Path(config.output) / f"{source.key}.jpg", picture)
+    Prediction(photo, names, prediction).draw().save(Path(config.output) / f"{source.key}.jpg")
     if config.save_crops:
         writer.save_crops(source.key, photo, found, boxes)
     if config.geo:

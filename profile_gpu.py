@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from utils.common.config import INPUT_SIZE, Options, option, parse_config, to_dict
+from utils.common.config import CONFIG_HELP, INPUT_SIZE, Options, option, parse_config, to_dict
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision, seed_everything, tune_device
 from utils.common.environment import environment_report
@@ -69,6 +69,7 @@ class ProfileConfig(Options):
     amp: str = option("auto", "mixed precision", choices=PRECISION_CHOICES)
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     threads: int | None = option(None, "compute threads; unset: as many as the trainer uses", at_least=1)
+    config: str | None = option(None, CONFIG_HELP, metavar="FILE")
     trace: bool = option(False, "also write trace.json: steps at the best batch size, for chrome://tracing or Perfetto")
     output: str = option("outputs/profiling", "folder for the results", metavar="DIR")
 

@@ -34,8 +34,13 @@ def main() -> int:
     """Train; return the exit code."""
     description = "Train YOLO segmentation with DistributedDataParallel"
     config = parse_config(TrainConfig, description, resume_arguments(sys.argv[1:]))
-    ranks = distributed.read_rank_environment()
     die_with_parent()
+    return run(config)[1]
+
+
+def run(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
+    """Train; return the history, as `TrainingEngine.train` does, and the exit code. Every rank must reach this."""
+    ranks = distributed.read_rank_environment()
     share = take_share(config, ranks)
 
     # Everything slow or likely to fail comes before the process group, so that no rank waits in a collective for it.
@@ -51,15 +56,15 @@ def main() -> int:
         f"GPU {share.device.index}: --batch-size {config.batch_size} at {config.img_size} pixels does not fit its memory; "
         f"halve it and double --accumulate (the same training), or let --batch-size auto choose"
     )
-    with explain_out_of_memory(too_large), OwnedRun(config) as run:
+    with explain_out_of_memory(too_large), OwnedRun(config) as owned:
         print_banner(ranks.world_size, ranks.rank)
-        plan = plan_training(config, share, run, data)
+        plan = plan_training(config, share, owned, data)
         say("\n".join(plan.lines))
-        with mirror(run.folder, config.mlflow):
-            engine = train(plan, share.device, model, run, data)
-            code = conclude(engine, plan.config, run, say)
+        with mirror(owned.folder, config.mlflow):
+            engine = train(plan, share.device, model, owned, data)
+            code = conclude(engine, plan.config, owned, say)
     cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
-    return code
+    return engine.progress.history, code
 
 
 def conclude(engine: TrainingEngine, config: TrainConfig, run: OwnedRun, say: distributed.Say) -> int:

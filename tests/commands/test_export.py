@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -18,7 +17,7 @@ import evaluate_model
 import export
 import inference
 from tests.conftest import run_main
-from tests.predict.exports import NAMES, SIZE_PX, WINDOWS, tiny_weights
+from tests.predict.exports import SIZE_PX, WINDOWS, smooth_data, tiny_weights
 from utils.common.errors import UsageError, UserError
 from utils.export import report as export_report
 from utils.export import speed as export_speed
@@ -43,19 +42,7 @@ def commands_keep_one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set of 4 smooth pictures, 96 x 64, with one object each."""
-    root = tmp_path_factory.mktemp("data")
-    for split in ("train", "val"):
-        for kind in ("images", "labels"):
-            (root / split / kind).mkdir(parents=True)
-        for index in range(2):
-            rough = np.random.default_rng((index, len(split))).integers(0, 255, (4, 6, 3), np.uint8)
-            picture = cv2.resize(rough, (96, 64), interpolation=cv2.INTER_CUBIC)
-            cv2.imwrite(str(root / split / "images" / f"{index}.png"), picture)
-            (root / split / "labels" / f"{index}.txt").write_text(f"{index} 0.1 0.1 0.6 0.1 0.6 0.7 0.1 0.7\n")
-    names = "".join(f"  {number}: {name}\n" for number, name in enumerate(NAMES))
-    (root / "dataset.yaml").write_text(f"train: train/images\nval: val/images\nnames:\n{names}")
-    return root / "dataset.yaml"
+    return smooth_data(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")

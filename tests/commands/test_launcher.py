@@ -204,7 +204,13 @@ def test_missing_data_stop_the_launch_with_the_cure(environment: dict[str, str],
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "mine.yaml: train:" in done.stderr
-    assert "python download_data.py && python parse_labels.py" in done.stderr
+    assert "download_data.py" not in done.stderr
+    default, parse = tmp_path / "default.yaml", "python download_data.py && python parse_labels.py"
+    default.write_text(data.read_text())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "DEFAULT_DATASET_YAML", default)
+        with pytest.raises(UserError, match=rf"default\.yaml: train: .* does not exist; run {parse}"):
+            launch.require_dataset([], default)
 
 
 def make_dataset(folder: Path) -> Path:
@@ -237,7 +243,8 @@ def test_one_process_for_each_gpu_and_never_more() -> None:
     assert launch.plan_launch(None, [], gpus=4, cores=16) == launch.LaunchPlan(4, 1, "cuda")
     assert launch.plan_launch(None, [], gpus=0, cores=16) == launch.LaunchPlan(2, 6, "cpu")
     assert launch.plan_launch(3, ["--device", "cpu"], gpus=1, cores=12) == launch.LaunchPlan(3, 3, "cpu")
-    assert launch.plan_launch(1, ["--num-workers=2"], gpus=1, cores=16) == launch.LaunchPlan(1, 14, "cuda")
+    for flag in ("--num-workers=2", "--workers=2"):
+        assert launch.plan_launch(1, [flag], gpus=1, cores=16) == launch.LaunchPlan(1, 14, "cuda")
     with pytest.raises(UserError, match=r"8 processes but 4 visible GPU\(s\).*train_ddp\.sh 4.*CUDA_VISIBLE_DEVICES"):
         launch.plan_launch(8, [], gpus=4)
 

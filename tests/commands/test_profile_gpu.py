@@ -89,6 +89,9 @@ def test_counts_beyond_the_machine_or_the_batch_are_refused(monkeypatch: pytest.
     assert benchmark_ddp.choose_counts(config(), 0) == (1, 2, 4)
     assert benchmark_ddp.choose_counts(config(), 2) == (1, 2)
     assert benchmark_ddp.choose_counts(config(processes=(4, 1, 4)), 0) == (1, 4)
+    assert benchmark_ddp.choose_counts(config(threads=2), 0) == (1, 2)
+    with pytest.raises(UserError, match=r"--processes 4: .* 4 usable core\(s\), and each process needs 2 of its own"):
+        benchmark_ddp.choose_counts(config(processes=(4,), threads=2), 0)
     with pytest.raises(UserError, match=r"--processes 8: this machine has 4 usable core"):
         benchmark_ddp.choose_counts(config(processes=(8,)), 0)
     with pytest.raises(UserError, match=r"--processes 4: this machine has 2 visible GPU"):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from utils.common.config import Options, nearest, option, parse_config, read_config, to_dict
+from utils.common.config import Options, nearest, option, parse_config, read_config, to_dict, words_of
 from utils.common.errors import UsageError
 
 
@@ -30,6 +32,19 @@ class NeedsName(Options):
     """One option without a usable default."""
 
     run_name: str = option("", "name", required=True)
+    config: str | None = option(None, "YAML file")
+
+
+@dataclass(frozen=True)
+class Training(Options):
+    """Options that other programs call otherwise."""
+
+    model: str = option("small", "which model")
+    batch_size: int = option(16, "images")
+    img_size: int = option(640, "pixels")
+    num_workers: int = option(8, "processes")
+    save_dir: str = option("models/first", "run folder", metavar="DIR")
+    amp: bool = option(True, "mixed precision")
     config: str | None = option(None, "YAML file")
 
 
@@ -175,8 +190,72 @@ def test_a_resolved_configuration_survives_the_way_through_yaml(tmp_path: Path) 
     )
 
 
-def test_nothing_near_means_no_advice() -> None:
-    assert nearest("zzz", ["epochs", "model"]) == ""
+@pytest.mark.parametrize(
+    ("flags", "text", "expected"),
+    [
+        ("--imgsz 320 --batch=4 --workers 2 --weights a.pt", "", Training("a.pt", 4, 320, 2)),
+        ("--img-size 64 --imgsz 320", "", Training(img_size=320)),
+        ("", "imgsz: 320\nbatch: 4\nworkers: 2\nweights: a.pt\n", Training("a.pt", 4, 320, 2)),
+        ("--batch 8", "batch_size: 4\n", Training(batch_size=8)),
+        ("--project runs --name second", "", Training(save_dir="runs/second")),
+        ("--project runs", "", Training(save_dir="runs/first")),
+        ("--name second", "", Training(save_dir="models/second")),
+        ("", "project: runs\nname: second\n", Training(save_dir="runs/second")),
+        ("--save-dir here", "project: runs\nname: second\n", Training(save_dir="here")),
+    ],
+)
+def test_ultralytics_names_are_taken_for_ours(flags: str, text: str, expected: Training, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    assert parse_config(Training, "test", ["--config", str(file), *flags.split()]) == replace(
+        expected, config=str(file)
+    )
+
+
+def test_a_folder_that_is_named_twice_is_refused_and_the_help_shows_each_name_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        parse_config(Training, "test", ["--name", "a", "--save-dir", "b"])
+    assert "--name and --save-dir name the same folder: give one of them" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parse_config(Training, "test", ["--help"])
+    options = capsys.readouterr().out.partition("options:")[2]
+    for flag in ("--imgsz", "--batch", "--workers", "--weights", "--project", "--name"):
+        assert len(re.findall(rf"{flag}\b(?!-)", options)) == 1, flag
+
+
+def test_python_values_become_the_same_options_and_errors_are_raised() -> None:
+    values: dict[str, Any] = {"imgsz": 320, "amp": False, "model": None, "name": Path("second")}
+    assert parse_config(Training, "test", words_of(values), exits=False) == Training(
+        img_size=320, amp=False, save_dir="models/second"
+    )
+    assert parse_config(Settings, "test", words_of({"sizes": [1, 2]}), exits=False).sizes == (1, 2)
+    for values, line in (
+        ({"modle": "x"}, r"unknown argument --modle=x \(did you mean --model\?\)"),
+        ({"batch": "x"}, "argument --batch-size/--batch: invalid int value: 'x'"),
+    ):
+        with pytest.raises(UsageError, match=line):
+            parse_config(Training, "test", words_of(values), exits=False)
+
+
+@pytest.mark.parametrize(
+    ("word", "advice"),
+    [
+        ("--modle", "--model"),
+        ("--image_size", "--img-size"),
+        ("--num-worker", "--num-workers"),
+        ("--img", "--imgsz"),
+        ("--rect", ""),
+        ("--nmae", "--name"),
+        ("--cos_lr", ""),
+        ("zzz", ""),
+    ],
+)
+def test_only_what_is_spelt_nearly_alike_is_advised(word: str, advice: str) -> None:
+    known = ["--model", "--img-size", "--imgsz", "--num-workers", "--project", "--name", "--colour", "--epochs"]
+    assert nearest(word, known) == (f" (did you mean {advice}?)" if advice else "")
+    assert nearest("--name", ["--amp"]) == ""
 
 
 def test_a_file_may_include_others_which_it_overrides(tmp_path: Path) -> None:

@@ -50,7 +50,12 @@ def test_every_rank_refuses_when_ranks_outnumber_gpus(monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize(
     ("requested", "ranks", "message"),
-    [("cuda:2", "1", "numbered from 0"), ("gpu", "1", "not one of"), ("cuda:0", "2", "names one GPU for 2 processes")],
+    [
+        ("0,1", "1", "CUDA_VISIBLE_DEVICES=0,1 bash train_ddp.sh 2"),
+        ("cuda:2", "1", "numbered from 0"),
+        ("gpu", "1", "not one of"),
+        ("cuda:0", "2", "names one GPU for 2 processes"),
+    ],
 )
 def test_wrong_device_is_named(monkeypatch: pytest.MonkeyPatch, requested: str, ranks: str, message: str) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
@@ -62,8 +67,9 @@ def test_without_cuda_auto_is_the_cpu_and_cuda_an_error(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert devices.choose_device("auto", 3) == torch.device("cpu")
-    with pytest.raises(UserError, match="--device cpu"):
-        devices.choose_device("cuda", 0)
+    for requested in ("cuda", "0", "cuda:1"):
+        with pytest.raises(UserError, match=f"--device {requested}: PyTorch sees no CUDA GPU; use --device cpu"):
+            devices.choose_device(requested, 0)
 
 
 @pytest.mark.parametrize(

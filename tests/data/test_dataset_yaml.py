@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from utils.common.errors import DataErrors, UserError
+from utils.data import dataset_yaml
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, label_file_for, load_dataset_yaml
 from utils.data.images import encode_jpeg
 from utils.data.labels import LabelError, format_yolo_label, read_photos, read_yolo_label
@@ -69,6 +70,7 @@ REFUSED_YAML: dict[str, tuple[str | bytes, str]] = {
     "no names": ("train: images\n", "`names` must list the classes"),
     "empty names": ("train: images\nnames: []\n", "`names` must list the classes"),
     "nc alone": ("train: images\nnc: 2\n", "`names` must list the classes.*`nc` alone does not name them"),
+    "another nc": ("train: images\nnc: 3\n" + NAMES, "`nc` is 3 but `names` lists 2 classes"),
     "huge nc": ("train: images\nnc: 1000000000\n", "`names` must list the classes"),
     "names as text": ("train: images\nnames: pole\n", "`names` must list the classes"),
     "list as a name": ("train: .\nnames: [a, [b]]\n", "`names` holds a list"),
@@ -183,16 +185,41 @@ def test_a_list_in_another_encoding_says_how_to_convert_it(encoding: str, tmp_pa
     assert str(error.value).isprintable()
 
 
-def test_missing_split_folder_and_images_say_what_to_run(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    spec = load_dataset_yaml(write_yaml(tmp_path, "train: empty\nval: absent\n" + NAMES))
-    for split, words in {
-        "test": r"data\.yaml: no split `test`; it has train, val",
-        "train": r"train: no images in .*empty; run python parse_labels\.py first",
-        "val": r"val: .*absent does not exist; run python parse_labels\.py first",
-    }.items():
+def test_missing_split_folder_and_images_say_what_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "set" / "empty").mkdir(parents=True)
+    (tmp_path / "set" / "valid" / "images").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(dataset_yaml, "DEFAULT_DATASET_YAML", tmp_path / "own" / "data.yaml")
+    paths = "train: empty\nval: valid/images\n"
+    for folder, text, split, words in (
+        ("set", paths, "test", r"data\.yaml: no split `test`; it has train, val: add `test: FOLDER/images`"),
+        ("set", paths, "train", r"train: no images in .*empty; images are \.jpg"),
+        ("set", "val: val/images\n", "val", r"val: .*val/images does not exist; .*set holds empty, valid"),
+        ("set", "path: set\n" + paths, "val", r"set/set/valid/images does not exist; .*write `path: \.` for .*/valid"),
+        ("set", "path: /no\n" + paths, "val", r"/no/valid/images does not exist; .*write `path: \.`"),
+        ("yamls", "path: set\n" + paths, "val", rf"does not exist; .*write `path: {tmp_path}/set`"),
+        ("yamls", "path: other\n" + paths, "val", r"its `path`, .*yamls/other, does not exist"),
+        ("own", "val: absent\n", "val", r"absent does not exist; run python parse_labels\.py first"),
+    ):
         with pytest.raises(UserError, match=words):
-            spec.image_files(split)
+            load_dataset_yaml(write_yaml(tmp_path / folder, text + NAMES)).image_files(split)
+
+
+def test_a_folder_in_place_of_the_yaml_gets_the_name_of_its_yaml(tmp_path: Path) -> None:
+    file = write_set(tmp_path)
+    with pytest.raises(UserError, match=rf"Is a directory; name a data-set YAML with --data, such as {file}"):
+        load_dataset_yaml(tmp_path)
+
+
+def test_a_split_without_any_object_is_announced(tmp_path: Path) -> None:
+    spec, said = load_dataset_yaml(write_set(tmp_path)), list[str]()
+    read_photos(spec, "train", said.append)
+    assert said == []
+    (tmp_path / "labels" / "a.txt").rename(tmp_path / "a.txt")
+    read_photos(spec, "train", said.append)
+    assert said == [
+        f"WARNING: train: no photograph has an object; labels of the first are looked for in {tmp_path}/labels/a.txt"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,17 @@ from tests.support.oracle import NAMES as ORACLE_NAMES
 from tests.support.oracle import SIZE_PX as ORACLE_PX
 from tests.support.oracle import STRIDES, Oracle, draw_photos
 from utils.data.dataset import Photo
-from utils.export.parity import BOUNDS, bounds_of, compare_ap, compare_outputs
+from utils.export.parity import (
+    AP_NAMES,
+    BOUNDS,
+    bounds_of,
+    compare_ap,
+    compare_outputs,
+    decoded_outputs,
+    masks_alike,
+)
 from utils.export.proof import Judge, Proof
+from utils.export.report import how_to_use, instead_of_ap, table
 from utils.predict.detections import decode
 from utils.predict.exported import ExportedModel, open_model
 from utils.yolo.model import load_for_prediction
@@ -193,6 +202,52 @@ def test_the_bounds_of_ap(precision: str, found: float, num_failures: int) -> No
     assert rows[0]["mask_map50"] == found
     assert compare_ap(ap(0.5, num_targets=0), ap(0.0), BOUNDS["fp32"]) == ([], [])
     assert compare_ap(ap(0.5), ap(found), bounds_of("onnx", precision, 0.2))[1] == []
+
+
+def export_row(
+    ap_of_torch: float, precision: str = "fp32", failures: Sequence[str] = (), **more: Any
+) -> dict[str, Any]:
+    per_class = [{"name": "wire"} | {key: ap_of_torch for name in AP_NAMES for key in (name, f"{name}_torch")}]
+    facts = {"format": "onnx", "precision": precision, "compute": "off", "file": f"best_{precision}.onnx", "bytes": 9}
+    found = {"largest_difference": {"probabilities": 1e-6}, "per_class": per_class, "mask_iou": (0.9991, 0.97)}
+    return {**facts, "failures": list(failures), **found, **more}
+
+
+def test_equal_ap_near_zero_is_not_called_a_proof_and_the_masks_that_were_compared_are_named() -> None:
+    for ap_of_torch, precision, verdict in (
+        (0.009, "fp32", "outputs only"),
+        (0.009, "int8", "finite"),
+        (0.011, "int8", "proven"),
+    ):
+        row = export_row(ap_of_torch, precision)
+        assert table([row]).rstrip().endswith(verdict)
+        lines = instead_of_ap([row], "best.pt")
+        assert bool(lines) == (verdict != "proven")
+        if lines:
+            assert "best.pt finds nothing" in lines[0]
+            assert "0.9991 with torch's, the lowest 0.9700; probabilities differ by at most 1e-06" in lines[1]
+
+
+def test_the_last_line_is_a_command_with_the_fastest_export_that_was_written() -> None:
+    torch_row = {"format": "torch", "precision": "fp32", "compute": "off", "file": "best.pt", "failures": []}
+    slow, fast = export_row(0.5, images_per_second=5.0), export_row(0.5, "fp16", images_per_second=7.0)
+    refused = export_row(0.5, "int8", ["its AP"], images_per_second=9.0)
+    folder = Path("my models")
+    assert how_to_use([torch_row, slow, fast, refused], folder) == (
+        "Use my models/best_fp16.onnx (the fastest here): "
+        "python inference.py --model 'my models/best_fp16.onnx' --source PHOTOGRAPHS"
+    )
+    assert how_to_use([torch_row, slow], folder).startswith("Use my models/best_fp32.onnx: python")
+    assert how_to_use([{**fast, "compute": "bf16"}], folder).endswith("--source PHOTOGRAPHS --amp bf16")
+    assert how_to_use([torch_row, refused], folder) == ""
+
+
+def test_masks_before_suppression_tell_a_changed_export_from_a_faithful_one(weights: Path, judge: Judge) -> None:
+    ours = decoded_outputs(load_for_prediction(str(weights), CPU), judge.inputs)
+    assert masks_alike(ours, ours) == (1.0, 1.0)
+    mean, lowest = masks_alike(ours, {**ours, "coefficients": ours["coefficients"] + 0.3})
+    assert 0 <= lowest < mean < 0.999
+    assert judge.prove(through_torch(weights), facts()).mask_iou == (1.0, 1.0)
 
 
 def test_tensorrt_in_fp32_gets_the_bounds_of_fp16_for_outputs_alone() -> None:

@@ -80,6 +80,6 @@ def test_another_folder_beside_a_resume_is_refused(monkeypatch: pytest.MonkeyPat
         "--save-dir",
         "a",
     ]
-    for flags in (["--save-dir", "b"], ["--save-dir=b"]):
-        with pytest.raises(UsageError, match="--save-dir has no effect with --resume"):
+    for flags in (["--save-dir", "b"], ["--save-dir=b"], ["--name", "b"], ["--project=b"]):
+        with pytest.raises(UsageError, match=f"{flags[0].partition('=')[0]} has no effect with --resume"):
             resume_arguments(["--resume", "a", *flags])

@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import operator
 import os
 import re
 import sys
-import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-import yaml
-
-from utils.common.errors import EXIT_USAGE, UsageError, UserError, print_warning
-from utils.common.files import read_text
+from utils.common.config_file import Kinds, read_yaml, unpack
+from utils.common.errors import EXIT_USAGE, UsageError, print_warning
+from utils.common.spellings import FOLDER_PARTS, FOLDERS, nearest, other_names
 
 T = TypeVar("T")
 FRACTION: dict[str, Any] = {"at_least": 0, "at_most": 1}  # bounds of a share or a probability
+CONFIG_HELP = "YAML file with any of these options; the command line wins"
+THREADS_HELP = "compute threads per process; 0: the cores that it may use"
 INPUT_SIZE: dict[str, Any] = {"at_least": 64, "multiple_of": 32}  # bounds of the network input's side in pixels
 
 
@@ -92,17 +91,21 @@ def _example(number: float, bounds: Mapping[str, float]) -> str:
     return f", such as {max(bounds.get('at_least', step), round(number / step) * step)}" if step else ""
 
 
-def parse_config(config_class: type[T], description: str, argv: Sequence[str] | None = None) -> T:
+def parse_config(
+    config_class: type[T], description: str, argv: Sequence[str] | None = None, *, exits: bool = True
+) -> T:
     """Build `config_class` from the command line `argv` and the YAML file of its `--config`.
 
-    Prints one line and exits with code 2 when a flag, key or value is wrong.
+    Prints one line and exits with code 2 when a flag, key or value is wrong; with `exits=False` raises UsageError.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = _build_parser(config_class, description)
+    parser = _build_parser(config_class, description, _Parser if exits else _RaisingParser)
     given = vars(parser.parse_args(arguments))
     try:
+        _join_folder(config_class, given)
         config_file = given.get("config")
-        from_file = _read_yaml(config_class, Path(config_file), "--config ") if config_file else {}
+        from_file = read_yaml(_kinds(config_class), Path(config_file), "--config ") if config_file else {}
+        _join_folder(config_class, from_file)
         values = {**from_file, **given}
         _require(config_class, values)
         config = config_class(**values)
@@ -116,10 +119,25 @@ def parse_config(config_class: type[T], description: str, argv: Sequence[str] | 
         parser.error(str(error))
 
 
+def words_of(options: Mapping[str, Any]) -> list[str]:
+    """Return options by their Python names as words of a command line; None is an option that is not given."""
+    words: list[str] = []
+    for name, value in options.items():
+        flag = _flag(name)
+        if isinstance(value, bool):
+            words.append(flag if value else _flag(f"no_{name}"))
+        elif isinstance(value, list | tuple):
+            words += [flag, *map(str, value)]
+        elif value is not None:
+            words.append(f"{flag}={value}")
+    return words
+
+
 def read_config(config_class: type[T], path: Path) -> T:
     """Build `config_class` from a YAML file alone, for a script without flags. Raises UsageError that names file and key."""
-    values = _read_yaml(config_class, path)
+    values = read_yaml(_kinds(config_class), path)
     try:
+        _join_folder(config_class, values)
         _require(config_class, values)
         config = config_class(**values)
     except UsageError as error:  # it names the flag of the command line
@@ -191,12 +209,6 @@ def to_dict(config: Any) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def nearest(word: str, known: Sequence[str]) -> str:
-    """Return ` (did you mean X?)` with the most similar known word, or an empty string."""
-    matches = difflib.get_close_matches(word, known, n=1)
-    return f" (did you mean {matches[0]}?)" if matches else ""
-
-
 def without_secrets(text: str) -> str:
     """Return `text` without the user, password and query of its URLs."""
     return re.sub(r"(://[^\s?]*)\?\S+", r"\1?…", re.sub(r"://[^/\s]*@", "://…@", text))
@@ -214,14 +226,24 @@ class _Parser(argparse.ArgumentParser):
         return known
 
 
-def _build_parser(config_class: type, description: str) -> argparse.ArgumentParser:
-    parser = _Parser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+class _RaisingParser(_Parser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(without_secrets(message))
+
+
+def _build_parser(
+    config_class: type, description: str, parser_class: type[_Parser] = _Parser
+) -> argparse.ArgumentParser:
+    parser = parser_class(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    folder, known = _folder_field(config_class), [field.name for field, _ in _fields(config_class)]
     for field, kind in _fields(config_class):
         help_text = field.metadata["help"].replace("%", "%%")
+        if field is folder:
+            help_text += "; or --project for its parent and --name for its name"
         if not field.metadata["required"]:
             help_text += f" (default: {_shown(field.default)})"
         keywords: dict[str, Any] = {"help": help_text}
-        base, is_list, _ = _unpack(kind)
+        base, is_list, _ = unpack(kind)
         if base is bool:
             keywords["action"] = argparse.BooleanOptionalAction
         else:
@@ -232,8 +254,32 @@ def _build_parser(config_class: type, description: str) -> argparse.ArgumentPars
             )
             if is_list:
                 keywords["nargs"] = "+"
-        parser.add_argument(_flag(field.name), **keywords)
+        parser.add_argument(_flag(field.name), *map(_flag, other_names(field.name, known)), **keywords)
+    for part in FOLDER_PARTS if folder else ():
+        parser.add_argument(_flag(part), help=argparse.SUPPRESS)
     return parser
+
+
+def _folder_field(config_class: type) -> dataclasses.Field[Any] | None:
+    """Return the option that `--project` and `--name` are other words for; None if the script has no such option."""
+    fields = {field.name: field for field in dataclasses.fields(config_class)}
+    if any(part in fields for part in FOLDER_PARTS):
+        return None
+    return next((fields[name] for name in FOLDERS if name in fields and isinstance(fields[name].default, str)), None)
+
+
+def _join_folder(config_class: type, values: dict[str, Any]) -> None:
+    """Put the folder that `project` and `name` name in their place. Raises UsageError if it is given as well."""
+    folder = _folder_field(config_class)
+    given = {part: values.pop(part) for part in FOLDER_PARTS if folder and part in values}
+    if folder and given:
+        if folder.name in values:
+            raise UsageError(
+                f"{_flag(next(iter(given)))} and {_flag(folder.name)} name the same folder: give one of them"
+            )
+        default = Path(str(folder.default))
+        parent, name = given.get("project", default.parent), given.get("name", default.name)
+        values[folder.name] = str(Path(parent, name))
 
 
 def _reader(kind: type, words: Mapping[str, Any]) -> Callable[[str], Any]:
@@ -251,15 +297,11 @@ def _fields(config_class: type) -> list[tuple[dataclasses.Field[Any], Any]]:
     return [(field, kinds[field.name]) for field in dataclasses.fields(config_class)]
 
 
-def _unpack(kind: Any) -> tuple[type, bool, bool]:
-    """Split an annotation into (scalar type, is a list, may be None)."""
-    optional = False
-    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
-        members = [member for member in typing.get_args(kind) if member is not type(None)]
-        optional, kind = len(members) < len(typing.get_args(kind)), members[0]
-    if typing.get_origin(kind) is tuple:
-        return typing.get_args(kind)[0], True, optional
-    return kind, False, optional
+def _kinds(config_class: type) -> Kinds:
+    """Return what a file of options may hold: each option's field and annotation."""
+    folder = _folder_field(config_class)
+    parts = dict.fromkeys(FOLDER_PARTS, (folder, str)) if folder else {}
+    return parts | {field.name: (field, kind) for field, kind in _fields(config_class)}
 
 
 def _require(config_class: type, values: dict[str, Any]) -> None:
@@ -267,79 +309,5 @@ def _require(config_class: type, values: dict[str, Any]) -> None:
     for field, kind in _fields(config_class):
         if field.metadata["required"] and field.name not in values:
             raise UsageError(f"{_flag(field.name)} is required")
-        if isinstance(values.get(field.name), list) and _unpack(kind)[1]:
+        if isinstance(values.get(field.name), list) and unpack(kind)[1]:
             values[field.name] = tuple(values[field.name])
-
-
-def _number_or_text(text: str) -> float | str:
-    """Read numbers that YAML 1.1 reads as text, such as 1e-3."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def _read_yaml(config_class: type, path: Path, flag: str = "", including: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read a file of options over those that it names as `include: [FILE, ...]`, relative to itself; later ones win."""
-    loaded = _load_yaml(path, flag)
-    kinds = {field.name: (field, kind) for field, kind in _fields(config_class)}
-    values: dict[str, Any] = {}
-    included = loaded.pop("include", None) or []
-    for file in included if isinstance(included, list) else [included]:
-        other = path.parent / str(file)
-        if other.resolve() in (*including, path.resolve()):
-            raise UsageError(f"{flag}{path}: include: {file} includes this file in turn")
-        values.update(_read_yaml(config_class, other, flag, (*including, path.resolve())))
-    for key, value in _without_sections(loaded, kinds):
-        name = str(key).replace("-", "_")
-        if name not in kinds:
-            raise UsageError(f"{flag}{path}: unknown key {key}{nearest(name, list(kinds))}")
-        values[name] = _checked(f"{flag}{path}", name, value, *kinds[name])
-    return values
-
-
-def _without_sections(loaded: dict[Any, Any], kinds: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield keys and values; a key that is no option and holds a mapping, such as `training:`, is a heading for it."""
-    for key, value in loaded.items():
-        is_heading = isinstance(value, dict) and str(key).replace("-", "_") not in kinds
-        yield from value.items() if is_heading else [(key, value)]
-
-
-def _load_yaml(path: Path, flag: str) -> dict[Any, Any]:
-    try:
-        loaded = yaml.safe_load(read_text(path))
-    except OSError as error:
-        raise UsageError(f"{flag}{path}: {error.strerror}") from error
-    except UserError as error:
-        raise UsageError(f"{flag}{error}") from error
-    except yaml.YAMLError as error:
-        raise UsageError(f"{flag}{path}: not valid YAML: {' '.join(str(error).split())}") from error
-    if loaded is not None and not isinstance(loaded, dict):
-        raise UsageError(f"{flag}{path}: expected `key: value` lines, found a {type(loaded).__name__}")
-    return loaded or {}
-
-
-def _checked(place: str, name: str, value: Any, field: dataclasses.Field[Any], kind: Any) -> Any:
-    base, is_list, optional = _unpack(kind)
-    if value is None and optional:
-        return None
-    items = value if is_list and isinstance(value, list) else [value]
-    converted = []
-    for item in items:
-        item = field.metadata["words"].get(item, item) if isinstance(item, str) else item
-        if base is str and isinstance(item, bool) and {"on", "off"} & set(field.metadata["choices"] or ()):
-            item = "on" if item else "off"  # YAML 1.1 reads both words as booleans
-        if base is float and isinstance(item, str):
-            item = _number_or_text(item)
-        is_number = isinstance(item, int | float) and not isinstance(item, bool)
-        fits = {bool: isinstance(item, bool), int: is_number and float(item).is_integer(), float: is_number}
-        if not fits.get(base, isinstance(item, str | int | float) and not isinstance(item, bool)):
-            shown = (
-                repr(item)[:80] if item is None or isinstance(item, str | int | float) else f"a {type(item).__name__}"
-            )
-            raise UsageError(f"{place}: {name}: expected {base.__name__}, found {shown}")
-        choices = field.metadata["choices"]
-        if choices and base(item) not in choices:
-            raise UsageError(f"{place}: {name}: {item!r} is not one of {', '.join(map(str, choices))}")
-        converted.append(base(item))
-    return tuple(converted) if is_list else converted[0]

@@ -32,13 +32,12 @@ def choose_device(requested: str, local_rank: int) -> torch.device:
     ranks = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), local_rank + 1)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     word = requested.strip().lower()
+    no_gpu = f"--device {requested}: PyTorch sees no CUDA GPU; use --device cpu or see python test_ddp.py"
     if word == "cpu" or (word == "auto" and not gpus):
         return torch.device("cpu")
     if word in ("auto", "cuda"):
         if not gpus:
-            raise UserError(
-                f"--device {requested}: PyTorch sees no CUDA GPU; use --device cpu or see python test_ddp.py"
-            )
+            raise UserError(no_gpu)
         if ranks > gpus:
             raise UserError(
                 f"{ranks} processes but {gpus} visible GPU(s): one GPU takes one process; "
@@ -46,8 +45,17 @@ def choose_device(requested: str, local_rank: int) -> torch.device:
             )
         return _made_current(torch.device("cuda", local_rank))
     index = word.removeprefix("cuda:")
+    if "," in index:  # as Ultralytics writes several
+        chosen = "".join(letter for letter in index if letter.isdigit() or letter == ",").strip(",")
+        number = chosen.count(",") + 1
+        raise UserError(
+            f"--device {requested}: a process uses one GPU; start one for each: CUDA_VISIBLE_DEVICES={chosen} bash train_ddp.sh "
+            f"{number}, or torchrun --nproc_per_node={number} for other scripts"
+        )
     if not index.isdigit():
         raise UserError(f"--device {requested}: not one of {DEVICE_CHOICES}")
+    if not gpus:
+        raise UserError(no_gpu)
     if int(index) >= gpus:
         raise UserError(f"--device {requested}: PyTorch sees {gpus} GPU(s), numbered from 0")
     if ranks > 1:

@@ -19,6 +19,7 @@ DEFAULT_DATASET_YAML = Path(__file__).resolve().parent.parent.parent / "dataset.
 MAX_LIST_BYTES = 500_000_000
 TRUST_LINKS_HELP = "follow links, and paths in the data-set YAML, that leave the data set's folder"
 MAX_SHOWN_CLASSES = 1000  # of a corrected `names` block
+OWN_ADVICE = "run python parse_labels.py first, or name another data set with --data"
 OUTSIDE_ADVICE = "set `path` to a folder that contains both, or pass --trust-links if you trust the data set"
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 
@@ -63,7 +64,8 @@ class DatasetSpec:
         Raises UserError when the split is missing or empty.
         """
         if split not in self.splits:
-            raise UserError(f"{self.yaml_file}: no split `{split}`; it has {', '.join(self.splits) or 'none'}")
+            present = ", ".join(self.splits) or "none"
+            raise UserError(f"{self.yaml_file}: no split `{split}`; it has {present}: add `{split}: FOLDER/images`")
         found = sorted({file for source in self.splits[split] for file in _list_images(self, split, source)})
         files = [file for file in found if is_photograph(file.name)]
         if announce and len(files) < len(found):
@@ -71,7 +73,8 @@ class DatasetSpec:
             announce(f"{split}: {len(found) - len(files)} hidden files skipped, such as {printable(str(hidden), 400)}")
         if not files:
             sources = ", ".join(map(str, self.splits[split]))
-            raise UserError(f"{self.yaml_file}: {split}: no images in {sources}; run python parse_labels.py first")
+            advice = OWN_ADVICE if _is_default(self) else f"images are {', '.join(IMAGE_SUFFIXES)}"
+            raise UserError(f"{self.yaml_file}: {split}: no images in {sources}; {advice}")
         return files
 
 
@@ -84,7 +87,9 @@ def load_dataset_yaml(path: str | Path, *, trust_links: bool = False) -> Dataset
     try:
         content = yaml.safe_load(read_text(file))
     except OSError as error:
-        raise UserError(f"{file}: {error.strerror}; name a data-set YAML with --data") from error
+        inside = sorted(file.glob("*.yaml")) if file.is_dir() else []
+        such_as = f", such as {printable(str(inside[0]), 400)}" if inside else ""
+        raise UserError(f"{file}: {error.strerror}; name a data-set YAML with --data{such_as}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that is none, brackets without end
         raise UserError(f"{file}: not valid YAML: {one_line(error, 400)}") from error
     if not isinstance(content, dict):
@@ -156,6 +161,10 @@ def _class_names(file: Path, content: dict[str, Any]) -> tuple[str, ...]:
     if set(numbered) != set(range(len(names))):
         message = f"{file}: `names` must be numbered 0 to {len(names) - 1} without gaps, found {str(list(names))[:200]}"
         raise DataErrors(message, _renumbered(file, numbered) if len(numbered) == len(names) else ())
+    if num_classes is not None and num_classes != len(names):
+        raise UserError(
+            f"{file}: `nc` is {ascii(num_classes)[:20]} but `names` lists {len(names)} classes: make them agree"
+        )
     return tuple(str(numbered[index]) for index in range(len(names)))
 
 
@@ -187,7 +196,28 @@ def _list_images(spec: DatasetSpec, split: str, source: Path) -> Iterator[Path]:
     elif source.suffix == ".txt" and source.is_file():
         yield from _listed_images(spec, source)
     else:
-        raise UserError(f"{spec.yaml_file}: {split}: {source} does not exist; run python parse_labels.py first")
+        advice = OWN_ADVICE if _is_default(spec) else _where_else(spec, source)
+        raise UserError(f"{spec.yaml_file}: {split}: {source} does not exist; {advice}")
+
+
+def _is_default(spec: DatasetSpec) -> bool:
+    return spec.yaml_file.resolve() == DEFAULT_DATASET_YAML
+
+
+def _where_else(spec: DatasetSpec, source: Path) -> str:
+    """Return what to write for a folder that does not exist: Ultralytics takes `path` from the working folder, too."""
+    home, entry = spec.yaml_file.parent.resolve(), os.path.relpath(source, spec.root)
+    from_here = Path.cwd() / os.path.relpath(spec.root, home)
+    for root, path in ((home, "."), (from_here, str(from_here))):
+        if (root / entry).exists():
+            return f"`path` counts from the YAML's folder: write `path: {printable(path, 400)}` for {printable(str(root / entry), 400)}"
+    if not spec.root.is_dir():
+        return (
+            f"its `path`, {printable(str(spec.root), 400)}, does not exist; without `path` the YAML's own folder counts"
+        )
+    parent = next(folder for folder in source.parents if folder.is_dir())
+    folders = sorted(each.name for each in parent.iterdir() if each.is_dir() and not each.name.startswith("."))
+    return f"{printable(str(parent), 400)} holds {printable(', '.join(folders[:9]), 400) or 'no folders'}"
 
 
 def _images_below(spec: DatasetSpec, folder: Path) -> Iterator[Path]:

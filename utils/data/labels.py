@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from utils.common.errors import DataErrors, UserError
+from utils.common.errors import DataErrors, UserError, printable
 from utils.common.files import read_text
 from utils.data.dataset_yaml import DatasetSpec, label_file_for
 
@@ -126,6 +126,9 @@ def read_photos(spec: DatasetSpec, split: str, announce: Callable[[str], None] |
         raise DataErrors(
             f"{len(problems)} of {len(files)} label files of `{split}` cannot be used: {problems[0]}", problems
         )
+    if announce and not any(len(photo.class_ids) for photo in photos):
+        expected = printable(str(label_file_for(files[0])), 400)
+        announce(f"WARNING: {split}: no photograph has an object; labels of the first are looked for in {expected}")
     return photos
 
 

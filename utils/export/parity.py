@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,8 @@ AP_NAMES = {
     "mask_map50": "mask mAP50",
     "mask_map50_95": "mask mAP50-95",
 }
+NO_AP = 0.01  # a class with a lower AP is not found
+MASKS_PER_INPUT = 20
 PROTOTYPE_STRIDE = 4  # input pixels per pixel of a prototype
 OUTPUTS = ("boxes", "probabilities", "coefficients", "prototypes")
 
@@ -126,6 +128,31 @@ def compare_outputs(
                 f"{float(ours[worst]):.6g}, allowed {absolute:g} + {bounds.relative:g} * |torch's|"
             )
     return largest, failures
+
+
+def masks_alike(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> tuple[float, float]:
+    """Return the mean and the lowest IoU of masks before suppression: those of each input's most confident anchors.
+
+    Unlike AP it also tells exports apart whose model finds nothing. The masks are not cut to boxes.
+    """
+    anchors = expected["probabilities"].amax(2).topk(MASKS_PER_INPUT, 1).indices  # (B, n), of torch's outputs for both
+    ours, theirs = (
+        torch.stack(
+            [
+                image[rows] @ maps.flatten(1) > 0
+                for image, rows, maps in zip(coefficients, anchors, prototypes, strict=True)
+            ]
+        )
+        for coefficients, prototypes in ((each["coefficients"], each["prototypes"]) for each in (expected, found))
+    )
+    union = (ours | theirs).sum(2)
+    iou = torch.where(union > 0, (ours & theirs).sum(2) / union.clamp(min=1), 1.0)  # two empty masks are equal
+    return float(iou.mean()), float(iou.min())
+
+
+def finds_nothing(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the torch model's AP is near 0 in every class, so that an equal AP says nothing about an export."""
+    return all(row[f"{name}_torch"] < NO_AP for row in rows for name in AP_NAMES)
 
 
 def compare_ap(

@@ -17,7 +17,15 @@ from utils.data.loader import ShardBatches, get_dataloader
 from utils.evaluation.evaluate import AP_LIMITS, PhotoPixels, criterion_of, evaluate
 from utils.evaluation.native_masks import sizes_on_disk
 from utils.evaluation.tile_search import TileSearch
-from utils.export.parity import OUTPUTS, bounds_of, compare_ap, compare_facts, compare_outputs, decoded_outputs
+from utils.export.parity import (
+    OUTPUTS,
+    bounds_of,
+    compare_ap,
+    compare_facts,
+    compare_outputs,
+    decoded_outputs,
+    masks_alike,
+)
 from utils.predict.exported import ExportedModel, ExportFacts
 from utils.predict.tiles import Predictor, Tiling
 from utils.yolo.inputs import prepare_images
@@ -33,6 +41,7 @@ class Proof:
     failures: list[str]
     largest: dict[str, float] = field(default_factory=dict)
     per_class: list[dict[str, Any]] = field(default_factory=list)
+    mask_iou: tuple[float, float] | None = None  # mean and lowest, before suppression
 
 
 class Judge:
@@ -67,11 +76,12 @@ class Judge:
         if failures:
             return Proof(failures)
         bounds = bounds_of(export.kind, facts.precision, ap_tolerance)
-        largest, failures = compare_outputs(self._outputs, decoded_outputs(export, self.inputs), bounds)
+        outputs = decoded_outputs(export, self.inputs)
+        largest, failures = compare_outputs(self._outputs, outputs, bounds)
         if len(largest) < len(OUTPUTS):  # of another shape or not finite: nothing to measure AP on
             return Proof(failures, largest)
         per_class, too_far = compare_ap(self._metrics, self.metrics(export), bounds)
-        return Proof(too_far + failures, largest, per_class)
+        return Proof(too_far + failures, largest, per_class, masks_alike(self._outputs, outputs))
 
     def metrics(self, model: nn.Module) -> dict[str, Any]:
         """Return this project's metrics of a model on the photographs."""

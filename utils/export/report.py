@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from utils.common.devices import choose_precision
 from utils.common.text import format_bytes, format_table
 from utils.export.conversion import Variant
-from utils.export.parity import largest_change
+from utils.export.parity import MASKS_PER_INPUT, NO_AP, finds_nothing, largest_change
 from utils.export.proof import Proof
 from utils.export.speed import images_per_second, peak_memory
 from utils.predict.exported import open_model
@@ -30,6 +31,7 @@ def row_of(variant: Variant, made: Path, proof: Proof) -> Row:
         "failures": proof.failures,
         "largest_difference": proof.largest,
         "per_class": proof.per_class,
+        "mask_iou": proof.mask_iou,
     }
 
 
@@ -60,6 +62,43 @@ def add_speed(rows: list[Row], model: str, folder: Path, images: torch.Tensor, d
     return found
 
 
+def _verdict(row: Row) -> str:
+    if row["failures"] or not row.get("largest_difference"):
+        return "failed" if row["failures"] else "-"
+    if not finds_nothing(row["per_class"]):
+        return "proven"
+    return "finite" if row["precision"] == "int8" else "outputs only"
+
+
+def instead_of_ap(rows: list[Row], model: str) -> list[str]:
+    """Return lines that say what was compared if the model finds nothing, so that equal AP proves nothing; else none."""
+    judged = [row for row in rows if row.get("mask_iou")]
+    if not judged or not finds_nothing(judged[0]["per_class"]):
+        return []
+    lines = [
+        f"{model} finds nothing on these photographs (AP below {NO_AP} in every class): equal AP proves nothing. Compared instead:"
+    ]
+    for row in judged:
+        mean, lowest = row["mask_iou"]
+        lines.append(
+            f"  {row['file']}: masks of the {MASKS_PER_INPUT} most confident anchors of each input have an IoU of {mean:.4f} with "
+            f"torch's, the lowest {lowest:.4f}; probabilities differ by at most {row['largest_difference']['probabilities']:.2g}"
+        )
+    return lines
+
+
+def how_to_use(rows: list[Row], folder: Path) -> str:
+    """Return a command with the fastest export that was written; an empty string if none was."""
+    written = [row for row in rows if row["format"] != "torch" and not row["failures"]]
+    if not written:
+        return ""
+    best = max(written, key=lambda row: row.get("images_per_second") or 0)
+    amp = f" --amp {best['compute']}" if best["compute"] != "off" else ""
+    speed = " (the fastest here)" if len({row["file"] for row in written}) > 1 and best.get("images_per_second") else ""
+    file = folder / best["file"]
+    return f"Use {file}{speed}: python inference.py --model {shlex.quote(str(file))} --source PHOTOGRAPHS{amp}"
+
+
 def table(rows: list[Row]) -> str:
     """Return one line per row: size, speed, memory, the largest differences from torch, and whether it was written."""
     torch_speed = next((row.get("images_per_second") for row in rows if row["format"] == "torch"), None)
@@ -78,7 +117,7 @@ def table(rows: list[Row]) -> str:
                 f"{differences['boxes']:.2g}" if "boxes" in differences else None,
                 f"{differences['probabilities']:.2g}" if "probabilities" in differences else None,
                 f"{change[0]:+.4f} ({change[1]})" if change else None,
-                "failed" if row["failures"] else "proven" if differences else "-",
+                _verdict(row),
             ]
         )
     header = ["format", "precision", "size", "images/s", "of torch", "peak memory", "boxes, px", "probability", "AP"]

@@ -43,13 +43,14 @@ class RankJob:
     timeout_s: float
     data: str | None = None  # data-set YAML to train from; unset: the same synthetic batch in every step
     num_workers: int = 0
+    threads: int = 1
 
 
 def main() -> None:
     """Be one rank."""
     job = RankJob(**read_job())
     ranks = read_rank_environment()
-    torch.set_num_threads(1)  # otherwise a single process would use all cores
+    torch.set_num_threads(job.threads)  # otherwise a single process would use all cores
     device = choose_device(job.device, ranks.local_rank)
     tune_device(device, deterministic=False, fixed_shapes=True)
     too_large = f"{job.global_batch_size} images over {ranks.world_size} process(es) do not fit the GPU; use a smaller --batch-size"

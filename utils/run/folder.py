@@ -14,6 +14,7 @@ from utils.common.config import to_dict
 from utils.common.environment import environment_report
 from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UsageError, UserError
 from utils.common.files import warn_on_write_error, write_text_atomic
+from utils.common.spellings import FOLDER_PARTS
 from utils.run.checkpoint import has_checkpoint, latest_facts
 from utils.run.records import CONFIG_FILE, read_config
 from utils.run.status import FAILED, FINISHED, RUNNING, STATUS_FILE, STOPPED, RunLock, write_status
@@ -41,8 +42,10 @@ def resume_arguments(argv: list[str], folder_flag: str = "--save-dir") -> list[s
             run = run_folder_of(argument.split("=", 1)[1])
         else:
             continue
-        if any(argument.split("=")[0] == folder_flag for argument in argv):
-            raise UsageError(f"{folder_flag} has no effect with --resume, which names the run's folder: leave it out")
+        flags = {argument.split("=")[0] for argument in argv}
+        for flag in (folder_flag, *(f"--{part}" for part in FOLDER_PARTS)):
+            if flag in flags:
+                raise UsageError(f"{flag} has no effect with --resume, which names the run's folder: leave it out")
         return ["--config", str(run / CONFIG_FILE), *argv, folder_flag, str(run)]
     return argv
 

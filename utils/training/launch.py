@@ -27,11 +27,13 @@ from utils.common.cores import choose_threads_and_workers
 from utils.common.environment import visible_gpu_count
 from utils.common.errors import EXIT_USAGE, UserError, run_script
 from utils.common.files import read_text
+from utils.common.spellings import other_names, own_name
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 
 USAGE = "usage: bash train_ddp.sh [N] [BATCH] [EPOCHS] [IMG_SIZE] [launcher options] [-- trainer options]"
 CPU_PROCESSES = 2
 DATA_CURE = "run python download_data.py && python parse_labels.py, or name another data set with --data FILE"
+SETTINGS = ("data", "device", "num_workers", "resume", "config")  # the trainer's options that its launch depends on
 # torchrun's own options that are handed on.
 HANDED_ON = (
     *("max-restarts", "monitor-interval", "log-dir", "redirects", "tee", "local-ranks-filter", "local-addr"),
@@ -141,6 +143,8 @@ def require_dataset(trainer_arguments: Sequence[str], default_data: Path | None)
         try:
             spec.image_files(split)
         except UserError as error:
+            if Path(data_file).resolve() != DEFAULT_DATASET_YAML:
+                raise
             raise UserError(f"{str(error).split(';')[0]}; {DATA_CURE}") from error
 
 
@@ -157,8 +161,9 @@ def require_free_port(port: int) -> None:
 def trainer_settings(trainer_arguments: Sequence[str]) -> dict[str, Any]:
     """Return the options of any trainer that its launch depends on: as flags, else in its `--config` file, else None."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("data", "device", "num-workers", "resume", "config"):
-        parser.add_argument(f"--{name}", nargs="?")  # a missing value is the trainer's to refuse
+    for name in SETTINGS:
+        flags = [f"--{each.replace('_', '-')}" for each in (name, *other_names(name, SETTINGS))]
+        parser.add_argument(*flags, nargs="?")  # a missing value is the trainer's to refuse
     parser.add_argument("--trust-links", action=argparse.BooleanOptionalAction)
     settings = vars(parser.parse_known_args(list(trainer_arguments))[0])
     file = settings["config"]
@@ -166,7 +171,8 @@ def trainer_settings(trainer_arguments: Sequence[str]) -> dict[str, Any]:
         content = yaml.safe_load(read_text(Path(file))) if file else None
     except (OSError, yaml.YAMLError) as error:
         raise UserError(f"--config {file}: {' '.join(str(error).split())}") from error
-    in_file = {key.replace("-", "_"): value for key, value in content.items()} if isinstance(content, dict) else {}
+    given = content.items() if isinstance(content, dict) else ()
+    in_file = {own_name(str(key).replace("-", "_"), SETTINGS): value for key, value in given}
     return {name: in_file.get(name) if value is None else value for name, value in settings.items()}
 
 
