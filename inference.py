@@ -35,7 +35,7 @@ from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import IMAGE_SUFFIXES, is_photograph
 from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, read_image
 from utils.distributed import cleanup_ddp, setup_ddp
-from utils.pages import draw_instances, save_image
+from utils.pages import NO_DETECTIONS, draw_instances, save_image
 from utils.predict.annotation_files import (
     COCO_FILE,
     LABEL_STUDIO_FILE,
@@ -204,7 +204,8 @@ def write_results(
     """Write one photograph's labels, picture and, with --save-crops, cut-outs."""
     found, masks, boxes = prediction.found, prediction.masks, prediction.boxes
     writer.add(source, photo.shape, found, boxes, [outline(mask) for mask in masks])
-    picture = draw_instances(photo, prediction.class_ids, boxes, masks, found.scores.numpy(), names)
+    scores = found.scores.numpy()
+    picture = draw_instances(photo, prediction.class_ids, boxes, masks, scores, names, nothing=NO_DETECTIONS)
     save_image(Path(config.output) / f"{source.key}.jpg", picture)
     if config.save_crops:
         writer.save_crops(source.key, photo, found, boxes)
