@@ -16,7 +16,7 @@ from utils.evaluation.evaluate import FULL_PRECISION, PhotoPixels, evaluate
 from utils.evaluation.metrics import summarise
 from utils.evaluation.native_masks import sizes_on_disk
 from utils.pages.report import Viewer, choose_worst, count_errors, draw_cards, gallery
-from utils.pages.report.gallery import CONFUSED, RIGHT, WRONG
+from utils.pages.report.gallery import CONFUSED, FALSE, KINDS_OF_ERROR, MISSED, RIGHT, Thumbnails
 from utils.yolo.loss import SegmentationLoss
 
 CPU = torch.device("cpu")
@@ -66,13 +66,44 @@ def test_the_pictures_show_what_was_counted_and_stay_within_their_bytes(judged: 
 
     for card in cards:
         assert card.predictions[0] == card.predictions[1]
-        assert shows(card.truth, WRONG) == (card.errors["missed"] > 0), card.errors
-        assert shows(card.predictions[0], WRONG) == (card.errors["false"] > 0), card.errors
+        assert shows(card.truth, MISSED) == (card.errors["missed"] > 0), card.errors
+        assert shows(card.predictions[0], FALSE) == (card.errors["false"] > 0), card.errors
         assert shows(card.truth, CONFUSED) == shows(card.predictions[0], CONFUSED) == (card.errors["confused"] > 0)
+        told: dict[str, int] = {"missed": 0, "false": 0, "confused": 0}
+        for line in card.lines:
+            number, kind = line.split(": ")[0].split(" × ")
+            told[kind] += int(number)
+        assert told == {kind: card.errors[kind] for kind in told}, card.lines
     assert any(shows(card.truth, RIGHT) for card in cards)
     largest = len(cards[0].truth) + 2 * len(cards[0].predictions[0])
     assert len(draw_cards(worst[:2], [viewer, viewer], max_bytes=largest)) == 1
     assert draw_cards(worst[:2], [viewer, viewer], max_bytes=largest - 1) == []
+
+
+def test_every_photograph_is_drawn_once_while_it_is_evaluated_or_every_second_of_many(
+    judged: tuple[Viewer, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    viewer, results = judged
+    photos, seen = viewer.dataset.photos, []
+    thumbnails = Thumbnails(photos, False, lambda sample, *_: seen.append(sample.index))
+    size_of = sizes_on_disk(photos)
+    loader = get_dataloader(viewer.dataset, ShardBatches(len(photos), 5, 0, 1), 0, False)
+    criterion = SegmentationLoss(viewer.model)
+    colors: list[list[Any]] = []
+    draw = gallery.draw_instances
+    monkeypatch.setattr(
+        gallery, "draw_instances", lambda *given, **named: (colors.append(named["colors"]), draw(*given, **named))[1]
+    )
+    measured = PhotoPixels(size_of, on_masks=thumbnails.see_masks)
+    evaluate(viewer.model, loader, NAMES, criterion, CPU, photo=measured)
+    jpegs = thumbnails.gather()
+    assert list(jpegs) == sorted(set(seen)) == list(range(len(photos)))
+    for row, drawn in zip(count_errors(results, len(NAMES)), colors, strict=True):
+        counts = {kind: drawn.count(color) for kind, color in (("missed", MISSED), ("false", FALSE))}
+        assert {**counts, "confused": drawn.count(CONFUSED)} == {kind: row[kind] for kind in KINDS_OF_ERROR}
+        assert decode_image(jpegs[row["image_id"]]).shape[1::-1] == size_of(row["image_id"])
+    monkeypatch.setattr(gallery, "MAX_THUMBNAILS", 5)
+    assert Thumbnails(photos, False, print).wanted == {0, 2, 4, 6, 8}
 
 
 def test_large_photographs_are_kept_at_full_size_with_every_object(

@@ -15,7 +15,7 @@ from utils.pages.report.charts import (
     curve_chart,
     reliability_chart,
 )
-from utils.pages.report.gallery import CONFUSED, KINDS_OF_ERROR, RIGHT, WRONG, Card
+from utils.pages.report.gallery import ERROR_OF, KINDS_OF_ERROR, MAX_BYTES, Card
 from utils.pages.report.markup import Markup, element, joined, report_page, zoomable
 from utils.pages.report.tables import (
     KINDS,
@@ -41,9 +41,11 @@ SECTIONS = {
     "sizes": "Sizes",
     "calibration": "Calibration",
     "worst": "Worst images",
+    "all": "All photographs",
 }
 
 ON_THRESHOLDS = "The confidence threshold that gives a class its highest F1 at IoU 0.5, and the scores at that threshold. Threshold and scores come from the same images, so the scores are slightly optimistic. For classes with few objects they are uncertain."
+ON_ALL = "Labels and detections with a confidence above 0.25 in one picture, in the photographs' order. A click enlarges it. "
 NO_ERRORS = "No image has an error: no object is missed or confused and no detection is false above confidence 0.25."
 FOOTER = "Every score and count on this page is also in metrics.json next to this file (model B: compared_metrics.json). Greedy matching and 101-point AP as in Ultralytics 8.4. Classes without objects in the split have no scores."
 ON_SIZES = "Size classes by the object's area in pixels of the photograph on disk (COCO's bounds)."
@@ -57,10 +59,13 @@ class Subject:
     curves: dict[str, Any]
 
 
-def build_page(subjects: Sequence[Subject], cards: Sequence[Card]) -> str:
+def build_page(
+    subjects: Sequence[Subject], cards: Sequence[Card], thumbnails: Sequence[tuple[dict[str, Any], bytes]] = ()
+) -> str:
     """Return the page for one model, or for two: model A and model B, with which it is compared.
 
-    cards: the images of the gallery, in the order of metrics.json's `worst_images`.
+    cards: the worst images, in the order of metrics.json's `worst_images`. thumbnails: the first model's errors in all
+    photographs, each with its `file` and a small picture; b"" has none.
     """
     models = [subject.metrics for subject in subjects]
     choice = [
@@ -82,6 +87,7 @@ def build_page(subjects: Sequence[Subject], cards: Sequence[Card]) -> str:
         "sizes": [element("p", ON_SIZES, class_="note"), *_both("", lambda kind: size_table(models, kind))],
         "calibration": _calibration(models),
         "worst": _gallery(cards, len(models)),
+        **({"all": _thumbnails(thumbnails)} if thumbnails else {}),
     }
     titles = {
         **SECTIONS,
@@ -94,7 +100,7 @@ def build_page(subjects: Sequence[Subject], cards: Sequence[Card]) -> str:
         f"Evaluation of {models[0]['model']}",
         [element("h1", "Evaluation"), *_about(models)],
         [element("fieldset", *choice, aria_label="Masks or boxes")],
-        SECTIONS,
+        {name: SECTIONS[name] for name in content},
         [headline_cards(models), *sections],
         FOOTER,
     )
@@ -193,14 +199,6 @@ def _calibration(models: Sequence[dict[str, Any]]) -> list[Markup]:
 def _gallery(cards: Sequence[Card], num_models: int) -> list[Markup]:
     if not cards:
         return [element("p", NO_ERRORS)]
-    keys = [
-        joined(element("span", class_="key", style=f"background:rgb{color}"), label)
-        for color, label in (
-            (RIGHT, "correct, "),
-            (WRONG, "missed (labels) or false (prediction), "),
-            (CONFUSED, "confused with another class"),
-        )
-    ]
     words = f"The {len(cards)} images with the most errors, as counted in the confusion matrix. Only errors have a name on them. "
     orders = {"all": "most errors", **{kind: f"most {kind}" for kind in KINDS_OF_ERROR}}
     buttons = [
@@ -209,9 +207,34 @@ def _gallery(cards: Sequence[Card], num_models: int) -> list[Markup]:
     ]
     articles = [_article(position, card, num_models) for position, card in enumerate(cards)]
     return [
-        element("p", words, *keys, class_="note"),
+        element("p", words, *_keys(), class_="note"),
         element("div", "Order:", *buttons, class_="order", role="group", aria_label="Order of the images"),
         element("div", *articles, class_="gallery"),
+    ]
+
+
+def _keys() -> list[Markup]:
+    meanings = {"": "correct", "missed": "missed label", "false": "false detection", "confused": "another class"}
+    return [
+        joined(element("span", class_=f"key {error}".strip(), style=f"--color:rgb{color}"), f"{meanings[error]} ")
+        for color, error in ERROR_OF.items()
+    ]
+
+
+def _thumbnails(pictures: Sequence[tuple[dict[str, Any], bytes]]) -> list[Markup]:
+    """Return the small pictures of all photographs, as many as fit into MAX_BYTES."""
+    figures = []
+    bytes_left = MAX_BYTES
+    for errors, jpeg in pictures:
+        bytes_left -= len(jpeg)
+        if jpeg and bytes_left >= 0:
+            told = [f"{errors[kind]} {kind}" for kind in KINDS_OF_ERROR if errors[kind]]
+            words = f"{errors['file']}: {errors['num_targets']} objects, {', '.join(told) or 'no errors'}"
+            figures.append(zoomable(jpeg, words, words))
+    few = f"{len(figures)} of {len(pictures):,} photographs, evenly chosen. " if len(figures) < len(pictures) else ""
+    return [
+        element("p", few, ON_ALL, *_keys(), class_="note"),
+        element("div", *figures, class_="thumbnails"),
     ]
 
 
@@ -236,6 +259,7 @@ def _article(position: int, card: Card, num_models: int) -> Markup:
         "article",
         element("h3", errors["file"]),
         element("p", letter, *facts, "of ", shown["num_targets"], " objects", *full_size, class_="note"),
+        *([element("p", " · ".join(card.lines))] if card.lines else []),
         element("div", *pictures, class_="pair"),
         data_all=sum(counts.values()),
         **{f"data_{kind}": count for kind, count in counts.items()},
