@@ -21,7 +21,7 @@ from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
 from utils.common.errors import EXIT_USAGE, UsageError, UserError, printable, run_script
 from utils.common.files import output_folder, write_text_atomic
-from utils.common.text import format_table
+from utils.common.text import counted, format_table
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, DatasetSpec, load_dataset_yaml
 from utils.evaluation.contradictions import LIMITS, find_contradictions
 from utils.pages.check_page import build_page
@@ -175,11 +175,6 @@ def print_results(
     print(
         f"{counted(errors, 'error')}, {counted(len(findings) - errors, 'hint')}: {config.output}/{REPORT} and {FACTS}"
     )
-
-
-def counted(number: int, what: str) -> str:
-    """Return a number with its noun, such as "1 error" or "2 errors"."""
-    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def first_error(findings: Sequence[Finding]) -> str:

@@ -276,7 +276,6 @@ def metrics_of(
     config: EvaluationConfig, candidate: Candidate, evaluation: Evaluation, names: tuple[str, ...]
 ) -> dict[str, Any]:
     """Return the content of a model's metrics.json."""
-    worst = choose_worst(count_errors(evaluation.results, len(names)))
     return {
         "model": candidate.path,
         "data": config.data,
@@ -292,13 +291,8 @@ def metrics_of(
         **evaluation.metrics,
         "operating_points": operating_points(evaluation.results, names),
         "calibration": calibration(evaluation.results),
-        "worst_images": [named(row, candidate) for row in worst],
+        "worst_images": choose_worst(count_errors(evaluation.results, len(names), candidate.dataset.photos)),
     }
-
-
-def named(errors: dict[str, int], candidate: Candidate) -> dict[str, Any]:
-    """Return a photograph's errors with the name of its file."""
-    return {"file": candidate.dataset.photos[errors["image_id"]].file.name, **errors}
 
 
 def tiles_of(predictor: Predictor) -> dict[str, float]:
@@ -335,8 +329,8 @@ def write_page(
         for values, evaluation in zip(metrics, evaluations, strict=True)
     ]
     cards = draw_cards(metrics[0]["worst_images"], viewers)
-    all_errors = count_errors(evaluations[0].results, len(names)) if small_pictures else []
-    thumbnails = [(named(row, candidates[0]), small_pictures.get(row["image_id"], b"")) for row in all_errors]
+    errors = count_errors(evaluations[0].results, len(names), candidates[0].dataset.photos) if small_pictures else []
+    thumbnails = [(row, small_pictures.get(row["image_id"], b"")) for row in errors]
     write_text_atomic(Path(config.output) / "report.html", build_page(subjects, cards, thumbnails))
     write_photographs(Path(config.output), [card.view for card in cards if card.view is not None])
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from utils.common.colors import class_color
+from utils.common.text import counted
 from utils.common.threads import ordered_map
 from utils.evaluation.metrics import SIZES
 from utils.pages.check_views import draw_labels, draw_views
 from utils.pages.report.gallery import MAX_THUMBNAILS, thumbnail_px
-from utils.pages.report.markup import Markup, element, joined, report_page, zoomable
+from utils.pages.report.markup import Markup, color_key, element, report_page, thumbnails, zoomable
 from utils.pages.report.tables import heading, name_cell, table
 from utils.sources.checks.findings import KINDS, MODEL_KINDS, Finding, count_kinds, num_errors
 from utils.sources.checks.reading import Entry
@@ -19,7 +20,6 @@ MAX_CARDS = 8  # pictures of a kind
 MAX_ROWS = 200  # rows of a kind
 MAX_LINKS = 8  # to kinds, at the top of the window; the summary has all
 MAX_BYTES = 6_000_000  # of all pictures of findings together; base64 makes them a third larger
-MAX_GALLERY_BYTES = 4_000_000
 FOLDED = ("touches_edge",)  # hints that most outlines of a good set have: one line, until it is opened
 KEYS = "Vermillion: the label in question. Yellow: the model's prediction. Blue: other labels."
 
@@ -181,22 +181,12 @@ def _section(kind: str, findings: Sequence[Finding], pictures: _Pictures) -> Mar
 def _gallery(entries: Sequence[Entry], names: Sequence[str]) -> list[Markup]:
     """Return small pictures of all photographs with their labels; of a large set every second, third, ... photograph."""
     chosen = [entry for entry in entries if entry.picture][:: max(1, -(-len(entries) // MAX_THUMBNAILS))]
-    figures = []
-    bytes_left, size_px = MAX_GALLERY_BYTES, thumbnail_px(len(chosen))
+    size_px = thumbnail_px(len(chosen))
     jpegs = ordered_map(lambda entry: draw_labels(entry, names, size_px), chosen, 2)
-    for entry, jpeg in zip(chosen, jpegs, strict=True):
-        bytes_left -= len(jpeg or b"")
-        if jpeg and bytes_left >= 0:
-            number = len(entry.rows)
-            words = f"{entry.split}, {entry.file.name}: {number or 'no'} object{'s' * (number != 1)}"
-            figures.append(zoomable(jpeg, words, words))
-    used = [number for number in range(len(names)) if any(row.class_id == number for one in chosen for row in one.rows)]
-    keys = [
-        joined(element("span", class_="key", style=f"--color:rgb{class_color(number)}"), f"{names[number]} ")
-        for number in used
-    ]
-    few = f"{len(figures)} of {len(entries):,} photographs. " if len(figures) < len(entries) else ""
-    return [element("p", few, *keys, class_="note"), element("div", *figures, class_="thumbnails")]
+    words = (f"{one.split}, {one.file.name}: {counted(len(one.rows), 'object')}" for one in chosen)
+    used = sorted({row.class_id for one in chosen for row in one.rows})
+    keys = [color_key(class_color(number), names[number]) for number in used]
+    return thumbnails(zip(words, jpegs, strict=True), len(entries), *keys)
 
 
 def _card(finding: Finding, jpegs: Sequence[tuple[bytes, str]]) -> Markup:

@@ -275,16 +275,13 @@ class _Plates:
         last = [self.canvas.shape[1 - axis] - plate[axis] for axis in (0, 1)]
         xs, ys = (np.arange(last[axis] // self.cell + 1) * self.cell for axis in (0, 1))
         span = [-(-plate[axis] // self.cell) for axis in (0, 1)]
-        away = np.stack(
-            [
-                np.hypot(_gap(xs, plate[0], x)[None], _gap(ys, plate[1], y)[:, None])
-                for x, y in anchors.astype(np.float64)
-            ]
-        )
+        gaps = (_gap(xs, plate[0], anchors[:, 0]), _gap(ys, plate[1], anchors[:, 1]))
+        away = np.hypot(gaps[0][:, None], gaps[1][:, :, None])  # (anchors, rows, columns)
         left, top, right, bottom = place
+        middle_x, middle_y = (left + right - plate[0]) / 2, (top + bottom - plate[1]) / 2
         off = np.hypot(
-            xs[None] + (plate[0] - left - right) / 2, ys[:, None] + (plate[1] - top - bottom) / 2
-        )  # of two equally near spots the one beside the object's middle
+            xs - middle_x, ys[:, None] - middle_y
+        )  # of equally near spots the one beside the object's middle
         hidden = _window_sums(self.masks, span)[: len(ys), : len(xs)] / (span[0] * span[1])
         cost = (away.min(axis=0) + 0.02 * off) / plate[1] + (hidden > 0) * MASK_COST * (1 + 2 * hidden)
         cost[_window_sums(self.labels, span)[: len(ys), : len(xs)] > 0] = np.inf
@@ -294,9 +291,10 @@ class _Plates:
         return corner, anchors[nearest], float(away[nearest, row, column])
 
 
-def _gap(starts: np.ndarray, length: int, point: float) -> np.ndarray:
-    """Return the distance along an axis from each range [start, start + length) to a point, 0 inside."""
-    return np.maximum(np.maximum(starts - point, point - starts - length), 0)
+def _gap(starts: np.ndarray, length: int, points: np.ndarray) -> np.ndarray:
+    """Return the distance (k, n) along an axis from points (k,) to ranges [start, start + length), 0 inside; starts (n,)."""
+    before = starts - points[:, None]
+    return np.maximum(np.maximum(before, -before - length), 0)
 
 
 def _window_sums(cells: np.ndarray, span: Sequence[int]) -> np.ndarray:

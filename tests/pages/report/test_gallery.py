@@ -36,8 +36,8 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Viewer, list[Any]]
 
 
 def test_the_errors_of_all_images_are_those_of_the_confusion_matrix(judged: tuple[Viewer, list[Any]]) -> None:
-    _, results = judged
-    errors = count_errors(results, len(NAMES))
+    viewer, results = judged
+    errors = count_errors(results, len(NAMES), viewer.dataset.photos)
     matrix = np.array(summarise(results, list(NAMES))["confusion_matrix"])
     inside = matrix[:-1, :-1]
     assert sum(row["missed"] for row in errors) == matrix[-1].sum() > 0
@@ -56,7 +56,7 @@ def test_the_worst_images_are_those_with_the_most_errors_of_each_kind() -> None:
 
 def test_the_pictures_show_what_was_counted_and_stay_within_their_bytes(judged: tuple[Viewer, list[Any]]) -> None:
     viewer, results = judged
-    worst = choose_worst(count_errors(results, len(NAMES)))
+    worst = choose_worst(count_errors(results, len(NAMES), viewer.dataset.photos))
     cards = draw_cards(worst, [viewer, viewer])
     assert len(cards) == len(worst)
 
@@ -98,7 +98,7 @@ def test_every_photograph_is_drawn_once_while_it_is_evaluated_or_every_second_of
     evaluate(viewer.model, loader, NAMES, criterion, CPU, photo=measured)
     jpegs = thumbnails.gather()
     assert list(jpegs) == sorted(set(seen)) == list(range(len(photos)))
-    for row, drawn in zip(count_errors(results, len(NAMES)), colors, strict=True):
+    for row, drawn in zip(count_errors(results, len(NAMES), viewer.dataset.photos), colors, strict=True):
         counts = {kind: drawn.count(color) for kind, color in (("missed", MISSED), ("false", FALSE))}
         assert {**counts, "confused": drawn.count(CONFUSED)} == {kind: row[kind] for kind in KINDS_OF_ERROR}
         assert decode_image(jpegs[row["image_id"]]).shape[1::-1] == size_of(row["image_id"])
@@ -110,7 +110,7 @@ def test_large_photographs_are_kept_at_full_size_with_every_object(
     judged: tuple[Viewer, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     viewer, results = judged
-    worst = choose_worst(count_errors(results, len(NAMES)))
+    worst = choose_worst(count_errors(results, len(NAMES), viewer.dataset.photos))
     assert all(card.view is None for card in draw_cards(worst[:2], [viewer]))
     monkeypatch.setattr(gallery, "MIN_LONG_SIDE_PX", 300)
     monkeypatch.setattr(gallery, "MAX_PHOTOS", 3)

@@ -73,9 +73,9 @@ def test_the_pictures_of_all_photographs_stay_within_their_bytes(monkeypatch: py
     cards = [made_up_card(1, number, f"{number}.jpg") for number in range(3)]
     pictures = [*((card.errors, card.truth) for card in cards), (cards[0].errors, b"")]
     page = build_page([made_up_subject(("pole",), 1)], [], pictures)
-    assert "3 of 4 photographs, evenly chosen" in page
+    assert "3 of 4 photographs. " in page
     assert "1.jpg: 9 objects, 2 missed, 1 false, 2 confused" in page
-    monkeypatch.setattr("utils.pages.report.page.MAX_BYTES", sum(len(card.truth) for card in cards[:2]))
+    monkeypatch.setattr("utils.pages.report.markup.MAX_THUMBNAIL_BYTES", sum(len(card.truth) for card in cards[:2]))
     page = build_page([made_up_subject(("pole",), 1)], [], pictures)
     assert "2 of 4 photographs" in page
     assert "All photographs" not in build_page([made_up_subject(("pole",), 1)], [])

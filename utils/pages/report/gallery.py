@@ -73,8 +73,8 @@ def thumbnail_px(num_photos: int) -> int:
     return 400 if num_photos <= 100 else 256
 
 
-def count_errors(results: Sequence[ImageResult], num_classes: int) -> list[dict[str, int]]:
-    """Count each image's errors as in the confusion matrix: `image_id`, `num_targets`, `missed`, `false`, `confused`."""
+def count_errors(results: Sequence[ImageResult], num_classes: int, photos: Sequence[Photo]) -> list[dict[str, Any]]:
+    """Count each image's errors as in the confusion matrix: `file`, `image_id`, `num_targets` and KINDS_OF_ERROR."""
     counted = []
     for result in results:
         predicted, true = result.box_confusion.T
@@ -82,17 +82,18 @@ def count_errors(results: Sequence[ImageResult], num_classes: int) -> list[dict[
         is_confused = (predicted != true) & ~is_missed & ~is_false
         kinds = zip(KINDS_OF_ERROR, (is_missed, is_false, is_confused), strict=True)
         counts = {kind: int(found.sum()) for kind, found in kinds}
-        counted.append({"image_id": result.image_id, "num_targets": len(result.target_class_ids), **counts})
+        image = {"file": photos[result.image_id].file.name, "image_id": result.image_id}
+        counted.append({**image, "num_targets": len(result.target_class_ids), **counts})
     return counted
 
 
-def choose_worst(errors: Sequence[dict[str, int]], most: int = MAX_IMAGES) -> list[dict[str, int]]:
+def choose_worst(errors: Sequence[dict[str, Any]], most: int = MAX_IMAGES) -> list[dict[str, Any]]:
     """Choose images in turn from four rankings: most errors, most missed, most false, most confused."""
     rankings = [
         sorted((row for row in errors if _sum(row, kinds)), key=lambda row: (-_sum(row, kinds), row["image_id"]))
         for kinds in (KINDS_OF_ERROR, *((kind,) for kind in KINDS_OF_ERROR))
     ]
-    chosen: dict[int, dict[str, int]] = {}
+    chosen: dict[int, dict[str, Any]] = {}
     for place_in_ranking in range(most):
         for ranking in rankings:
             if place_in_ranking < len(ranking) and len(chosen) < most:
@@ -271,5 +272,5 @@ def _predict(
     return found, list(photo_masks(outputs["proto"][0], found, shown)), large
 
 
-def _sum(row: dict[str, int], kinds: Sequence[str]) -> int:
+def _sum(row: dict[str, Any], kinds: Sequence[str]) -> int:
     return sum(row[kind] for kind in kinds)

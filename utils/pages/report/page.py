@@ -15,8 +15,8 @@ from utils.pages.report.charts import (
     curve_chart,
     reliability_chart,
 )
-from utils.pages.report.gallery import ERROR_OF, KINDS_OF_ERROR, MAX_BYTES, Card
-from utils.pages.report.markup import Markup, element, joined, report_page, zoomable
+from utils.pages.report.gallery import ERROR_OF, KINDS_OF_ERROR, Card
+from utils.pages.report.markup import Markup, color_key, element, joined, report_page, thumbnails, zoomable
 from utils.pages.report.tables import (
     KINDS,
     MODEL_LETTERS,
@@ -60,11 +60,11 @@ class Subject:
 
 
 def build_page(
-    subjects: Sequence[Subject], cards: Sequence[Card], thumbnails: Sequence[tuple[dict[str, Any], bytes]] = ()
+    subjects: Sequence[Subject], cards: Sequence[Card], pictures: Sequence[tuple[dict[str, Any], bytes]] = ()
 ) -> str:
     """Return the page for one model, or for two: model A and model B, with which it is compared.
 
-    cards: the worst images, in the order of metrics.json's `worst_images`. thumbnails: the first model's errors in all
+    cards: the worst images, in the order of metrics.json's `worst_images`. pictures: the first model's errors in all
     photographs, each with its `file` and a small picture; b"" has none.
     """
     models = [subject.metrics for subject in subjects]
@@ -87,8 +87,10 @@ def build_page(
         "sizes": [element("p", ON_SIZES, class_="note"), *_both("", lambda kind: size_table(models, kind))],
         "calibration": _calibration(models),
         "worst": _gallery(cards, len(models)),
-        **({"all": _thumbnails(thumbnails)} if thumbnails else {}),
     }
+    if pictures:
+        small = ((_in_words(errors), jpeg) for errors, jpeg in pictures)
+        content["all"] = thumbnails(small, len(pictures), ON_ALL, *_keys())
     titles = {
         **SECTIONS,
         "confusion": "Confusion matrix",
@@ -215,27 +217,12 @@ def _gallery(cards: Sequence[Card], num_models: int) -> list[Markup]:
 
 def _keys() -> list[Markup]:
     meanings = {"": "correct", "missed": "missed label", "false": "false detection", "confused": "another class"}
-    return [
-        joined(element("span", class_=f"key {error}".strip(), style=f"--color:rgb{color}"), f"{meanings[error]} ")
-        for color, error in ERROR_OF.items()
-    ]
+    return [color_key(color, meanings[error], error) for color, error in ERROR_OF.items()]
 
 
-def _thumbnails(pictures: Sequence[tuple[dict[str, Any], bytes]]) -> list[Markup]:
-    """Return the small pictures of all photographs, as many as fit into MAX_BYTES."""
-    figures = []
-    bytes_left = MAX_BYTES
-    for errors, jpeg in pictures:
-        bytes_left -= len(jpeg)
-        if jpeg and bytes_left >= 0:
-            told = [f"{errors[kind]} {kind}" for kind in KINDS_OF_ERROR if errors[kind]]
-            words = f"{errors['file']}: {errors['num_targets']} objects, {', '.join(told) or 'no errors'}"
-            figures.append(zoomable(jpeg, words, words))
-    few = f"{len(figures)} of {len(pictures):,} photographs, evenly chosen. " if len(figures) < len(pictures) else ""
-    return [
-        element("p", few, ON_ALL, *_keys(), class_="note"),
-        element("div", *figures, class_="thumbnails"),
-    ]
+def _in_words(errors: dict[str, Any]) -> str:
+    told = [f"{errors[kind]} {kind}" for kind in KINDS_OF_ERROR if errors[kind]]
+    return f"{errors['file']}: {errors['num_targets']} objects, {', '.join(told) or 'no errors'}"
 
 
 def _article(position: int, card: Card, num_models: int) -> Markup:
