@@ -174,7 +174,7 @@ def _section(kind: str, findings: Sequence[Finding], pictures: _Pictures) -> Mar
         table(facts.title, head, rows),
     ]
     if kind in FOLDED:
-        return element("section", element("details", element("summary", *title), *content), id=kind)
+        return element("section", element("details", element("summary", element("h2", *title)), *content), id=kind)
     return element("section", element("h2", *title), *content, id=kind)
 
 

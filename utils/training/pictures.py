@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from utils.common.errors import one_line, print_warning
+from utils.common.text import counted
 from utils.data.cache import load_photo
 from utils.data.dataset import Photo, Sample, SegmentationDataset
 from utils.data.images import fit_long_side, resize_area, scaled_size
@@ -128,34 +129,19 @@ class ValidationPictures:
             photo = load_photo(file, VAL_PX)
             photo = resize_area(photo, *scaled_size(photo.shape[1], photo.shape[0], VAL_PX / max(photo.shape)))
             placement = place(sample, (photo.shape[1], photo.shape[0]))
-            masks = list(photo_masks(prototypes, kept, placement))
             truth, first = outlines_in_photo(sample, placement), slice(MOST_OBJECTS)
-            true_boxes = placement.boxes_to_photo(torch.from_numpy(sample.boxes))
-            style: dict[str, Any] = {"names": self.names, "font_scale": VAL_FONT_SCALE}
-            self._pairs += [
-                draw_instances(
-                    photo,
-                    sample.class_ids[first],
-                    true_boxes[first].numpy(),
-                    truth[first],
-                    None,
-                    nothing="no labels",
-                    **style,
-                ),
-                draw_instances(
-                    photo,
-                    kept.class_ids.numpy(),
-                    placement.boxes_to_photo(kept.boxes).numpy(),
-                    masks,
-                    kept.scores.numpy(),
-                    nothing=NO_DETECTIONS,
-                    **style,
-                ),
-            ]
-            self._captions += [
-                f"truth, {file.name}",
-                f"epoch {epoch}: {len(kept) or 'no'} detection{'s' * (len(kept) != 1)}",
-            ]
+            true_boxes, masks = torch.from_numpy(sample.boxes), list(photo_masks(prototypes, kept, placement))
+            pair = []
+            for class_ids, boxes, shapes, scores, nothing in (
+                (sample.class_ids[first], true_boxes[first], truth[first], None, "no labels"),
+                (kept.class_ids.numpy(), kept.boxes, masks, kept.scores.numpy(), NO_DETECTIONS),
+            ):
+                in_photo = placement.boxes_to_photo(boxes).numpy()
+                style: dict[str, Any] = {"font_scale": VAL_FONT_SCALE, "nothing": nothing}
+                pair.append(draw_instances(photo, class_ids, in_photo, shapes, scores, self.names, **style))
+            self._pairs += pair
+            told = counted(len(kept), "detection") if len(kept) else NO_DETECTIONS
+            self._captions += [f"truth, {file.name}", f"epoch {epoch}: {told}"]
 
 
 class Curves:
