@@ -120,9 +120,12 @@ def test_truth_stands_beside_what_was_surely_found(
 ) -> None:
     said: list[str] = []
     arrange = training_pictures.image_grid
-    monkeypatch.setattr(
-        training_pictures, "image_grid", lambda *arguments: (said.extend(arguments[3]), arrange(*arguments))[1]
-    )
+
+    def arranged(images: Any, columns: int, cell_px: int, captions: list[str]) -> np.ndarray:
+        said.extend(captions)
+        return arrange(images, columns, cell_px, captions)
+
+    monkeypatch.setattr(training_pictures, "image_grid", arranged)
     pictures = ValidationPictures([photo(0, file=grey)], NAMES, every=5, rank=0, world_size=1)
     observe = pictures.observer(1, is_last=False)
     assert observe is not None

@@ -91,9 +91,12 @@ def test_every_photograph_is_drawn_once_while_it_is_evaluated_or_every_second_of
     criterion = SegmentationLoss(viewer.model)
     colors: list[list[Any]] = []
     draw = gallery.draw_instances
-    monkeypatch.setattr(
-        gallery, "draw_instances", lambda *given, **named: (colors.append(named["colors"]), draw(*given, **named))[1]
-    )
+
+    def noted(*given: Any, **named: Any) -> np.ndarray:
+        colors.append(named["colors"])
+        return draw(*given, **named)
+
+    monkeypatch.setattr(gallery, "draw_instances", noted)
     measured = PhotoPixels(size_of, on_masks=thumbnails.see_masks)
     evaluate(viewer.model, loader, NAMES, criterion, CPU, photo=measured)
     jpegs = thumbnails.gather()

@@ -23,6 +23,7 @@ from utils.evaluation.evaluate import AP_IOU, Find
 from utils.evaluation.metrics import CONFUSION_MIN_SCORE, ImageResult, box_iou, pair_ignoring_class
 from utils.evaluation.native_masks import OnMasks, outlines_in_photo, place
 from utils.pages import NO_DETECTIONS, draw_instances
+from utils.pages.pictures import Mask
 from utils.pages.report.photographs import JPEG_QUALITY as FULL_QUALITY
 from utils.pages.report.photographs import MAX_PHOTOS, MIN_LONG_SIDE_PX, FullView, Shape, region_outlines
 from utils.predict.detections import Detections, Placement, detect, photo_masks, raw_outputs
@@ -220,12 +221,11 @@ class Thumbnails:
         shown = place(sample, (photo.shape[1], photo.shape[0]))
         small = [shrunk(mask, placement.photo_size, shown.photo_size) for mask in masks[:number]]
         true_colors, found_colors = judge(sample, sure, placement if self.in_photo else None)
-        missed = [
-            (outline, color)
-            for outline, color in zip(outlines_in_photo(sample, shown), true_colors, strict=True)
-            if color == MISSED
-        ]
-        shapes, colors = [*small, *(outline for outline, _ in missed)], [*found_colors, *(color for _, color in missed)]
+        colors, shapes = list(found_colors), list[Mask](small)
+        for outline, color in zip(outlines_in_photo(sample, shown), true_colors, strict=True):
+            if color == MISSED:
+                colors.append(color)
+                shapes.append(outline)
         dashed, nameless = [color == MISSED for color in colors], [""] * len(colors)
         drawn = draw_instances(
             photo, [0] * len(colors), None, shapes, None, [""], colors=colors, labels=nameless, dashed=dashed
