@@ -2,7 +2,7 @@
 
 python check_data.py --data data/processed/dataset.yaml
 python check_data.py --data data/processed/dataset.yaml --model models/epri_distribution_ddp/best.pt
-python check_data.py --data data/processed/dataset.yaml --strict
+python check_data.py --data data/processed/dataset.yaml --tolerate    # exit code 0 despite errors in the data
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
 from utils.common.errors import EXIT_USAGE, UsageError, UserError, printable, run_script
 from utils.common.files import output_folder, write_text_atomic
-from utils.common.text import format_table
+from utils.common.text import counted, format_table
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, DatasetSpec, load_dataset_yaml
 from utils.evaluation.contradictions import LIMITS, find_contradictions
 from utils.pages.check_page import build_page
@@ -43,7 +43,10 @@ class CheckConfig(Options):
     data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML: folders and class names", metavar="YAML")
     model: str | None = option(None, "trained model whose predictions are compared with the labels")
     output: str = option("outputs/check", f"folder for {REPORT} and {FACTS}", metavar="DIR")
-    strict: bool = option(False, "exit with code 1 when there is an error; hints do not count")
+    tolerate: bool = option(False, "exit with code 0 when the data has errors; otherwise 1", wants="not strict")
+    strict: bool = option(
+        False, "exit with code 1 for errors even with --tolerate; hints never count", wants="tolerate"
+    )
     trust_links: bool = option(False, TRUST_LINKS_HELP)
     img_size: int | None = option(
         None,
@@ -71,7 +74,7 @@ class CheckConfig(Options):
 
 
 def main() -> int:
-    """Check a data set; return the exit code. Raises UserError with --strict and an error in the data."""
+    """Check a data set; return the exit code. Raises UserError for an error in the data, unless it is tolerated."""
     config = parse_config(CheckConfig, "Look for mistakes in a data set's photographs and labels")
     ranks = distributed.read_rank_environment()
     if ranks.world_size > 1:
@@ -92,10 +95,13 @@ def main() -> int:
         contradicted, notes = find_contradictions(entries, predictor, spec.names)
         findings += contradicted
     findings = in_order(findings)
-    write_results(config, spec, counts, findings, size_px, notes)
+    write_results(config, spec, counts, entries, findings, size_px, notes)
     print_results(config, counts, findings, notes)
-    if config.strict and num_errors(findings):
-        raise UserError(f"--strict: {num_errors(findings)} errors in {config.data}; the first: {first_error(findings)}")
+    if num_errors(findings) and (config.strict or not config.tolerate):
+        raise UserError(
+            f"{config.data} has {counted(num_errors(findings), 'error')}; the first: {first_error(findings)}. "
+            "Correct them, or pass --tolerate"
+        )
     return 0
 
 
@@ -123,6 +129,7 @@ def write_results(
     config: CheckConfig,
     spec: DatasetSpec,
     counts: dict[str, dict[str, Any]],
+    entries: Sequence[Entry],
     findings: Sequence[Finding],
     size_px: int,
     notes: Sequence[str],
@@ -146,7 +153,7 @@ def write_results(
     write_text_atomic(folder / FACTS, json.dumps(content, indent=1) + "\n")
     compared = [f"Labels are compared with the predictions of {config.model}"] if config.model else []
     about = [f"Small objects are judged at an input of {size_px} px", *compared, *notes]
-    page = build_page(config.data, counts, spec.names, findings, about, config.model is not None)
+    page = build_page(config.data, counts, spec.names, entries, findings, about, config.model is not None)
     write_text_atomic(folder / REPORT, page)
 
 
@@ -167,7 +174,9 @@ def print_results(
     for note in notes:
         print(note)
     errors = num_errors(findings)
-    print(f"{errors} errors, {len(findings) - errors} hints: {config.output}/{REPORT} and {FACTS}")
+    print(
+        f"{counted(errors, 'error')}, {counted(len(findings) - errors, 'hint')}: {config.output}/{REPORT} and {FACTS}"
+    )
 
 
 def first_error(findings: Sequence[Finding]) -> str:

@@ -49,6 +49,7 @@ from utils.evaluation.tile_search import TileSearch
 from utils.pages import plot_confusion_matrix, plot_pr_curves
 from utils.pages.report import (
     Subject,
+    Thumbnails,
     Viewer,
     build_page,
     choose_worst,
@@ -186,10 +187,11 @@ def run(config: EvaluationConfig) -> list[dict[str, Any]]:
     thin_classes = choose_thin_classes(config.thin_classes if is_native else ("none",), photos, size_of, spec.names)
     thin = ThinRule(thin_classes, config.centreline_tolerance, config.centreline_confidence)
     collector = CocoCollector([photo.file for photo in photos], size_of)
+    thumbnails = Thumbnails(photos, is_native, collector.see_masks)
     evaluations = []
     for candidate, loader in zip(candidates, loaders, strict=True):
         is_main = candidate is candidates[0]  # the COCO files are written for --model alone
-        on_masks = collector.see_masks if config.predictions and is_main else None
+        on_masks = thumbnails.see_masks if config.predictions and is_main else None
         evaluation = evaluate(
             candidate.model,
             shown(loader, "batches", len(loader), ranks.is_main and candidate.find is None),
@@ -202,12 +204,13 @@ def run(config: EvaluationConfig) -> list[dict[str, Any]]:
         )
         evaluations.append(evaluation)
     predictions, ground_truth = collector.gather(spec.names)
+    small_pictures = thumbnails.gather()
     metrics: list[dict[str, Any]] = []
     if ranks.is_main:
         files: dict[str, Any] = {"predictions.json": predictions} if config.predictions else {}
         files |= {"ground_truth.json": ground_truth} if config.coco_eval else {}
         metrics = write_results(config, candidates, evaluations, spec.names, files)
-        write_page(config, candidates, evaluations, metrics, device)
+        write_page(config, candidates, evaluations, metrics, device, small_pictures)
     cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
     return metrics
 
@@ -282,8 +285,6 @@ def metrics_of(
     config: EvaluationConfig, candidate: Candidate, evaluation: Evaluation, names: tuple[str, ...]
 ) -> dict[str, Any]:
     """Return the content of a model's metrics.json."""
-    photos = candidate.dataset.photos
-    worst = choose_worst(count_errors(evaluation.results, len(names)))
     return {
         "model": candidate.path,
         "data": config.data,
@@ -299,7 +300,7 @@ def metrics_of(
         **evaluation.metrics,
         "operating_points": operating_points(evaluation.results, names),
         "calibration": calibration(evaluation.results),
-        "worst_images": [{"file": photos[row["image_id"]].file.name, **row} for row in worst],
+        "worst_images": choose_worst(count_errors(evaluation.results, len(names), candidate.dataset.photos)),
     }
 
 
@@ -315,8 +316,9 @@ def write_page(
     evaluations: Sequence[Evaluation],
     metrics: Sequence[dict[str, Any]],
     device: torch.device,
+    small_pictures: dict[int, bytes],
 ) -> None:
-    """Write report.html. The model runs a second time on the few images that it shows; none were kept."""
+    """Write report.html. The model runs a second time on the few images that it shows large; none were kept."""
     names = class_names(candidates[0].model)
     viewers = [
         Viewer(
@@ -336,7 +338,9 @@ def write_page(
         for values, evaluation in zip(metrics, evaluations, strict=True)
     ]
     cards = draw_cards(metrics[0]["worst_images"], viewers)
-    write_text_atomic(Path(config.output) / "report.html", build_page(subjects, cards))
+    errors = count_errors(evaluations[0].results, len(names), candidates[0].dataset.photos) if small_pictures else []
+    thumbnails = [(row, small_pictures.get(row["image_id"], b"")) for row in errors]
+    write_text_atomic(Path(config.output) / "report.html", build_page(subjects, cards, thumbnails))
     write_photographs(Path(config.output), [card.view for card in cards if card.view is not None])
 
 

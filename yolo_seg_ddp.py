@@ -18,7 +18,7 @@ import numpy as np
 from utils.common.config import parse_config, words_of
 from utils.common.errors import UsageError
 from utils.data.images import fit_long_side, read_image
-from utils.pages import draw_instances, save_image
+from utils.pages import NO_DETECTIONS, draw_instances, save_image
 
 if TYPE_CHECKING:
     from utils.predict.detections import PhotoPrediction
@@ -121,7 +121,7 @@ class Prediction:
     def draw(self) -> Picture:
         """Draw the objects on the photograph."""
         found = (self.class_ids, self.boxes, self.result.masks, self.scores)
-        return Picture(draw_instances(self.photo, *found, self.names))
+        return Picture(draw_instances(self.photo, *found, self.names, nothing=NO_DETECTIONS))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tests.pages.drawn import BLUE, NAMES, ORANGE, share_of
-from utils.common.colors import class_color
 from utils.pages import draw_instances, image_grid, pictures, save_image
 from utils.predict.regions import Region
 
@@ -61,6 +60,20 @@ def test_boxes_are_drawn_and_cut_at_the_edge() -> None:
     assert drawn[30, 299].tolist() == list(BLUE)
 
 
+def noted_plates(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int, int]]:
+    """Collect where labels are drawn: left, top, right, bottom, the last two included."""
+    plates: list[tuple[int, int, int, int]] = []
+    draw = cv2.rectangle
+
+    def note(canvas: Any, first: Any, last: Any, color: Any, thickness: int) -> Any:
+        if thickness == cv2.FILLED:
+            plates.append((*first, *last))
+        return draw(canvas, first, last, color, thickness)
+
+    monkeypatch.setattr(pictures.cv2, "rectangle", note)
+    return plates
+
+
 @pytest.mark.parametrize(("size", "heights"), [((64, 48), (4, 18)), ((480, 640), (12, 24)), ((3000, 4000), (60, 120))])
 @pytest.mark.parametrize("corner", [(0, 0), (1, 0), (0, 1), (1, 1)])
 def test_labels_stay_inside_and_grow_with_the_picture(
@@ -68,36 +81,73 @@ def test_labels_stay_inside_and_grow_with_the_picture(
 ) -> None:
     height, width = size
     x, y = corner[0] * (width - width // 8), corner[1] * (height - height // 8)
-    places = []
-    draw_label = pictures._draw_label
-
-    def note(*arguments: Any) -> Any:
-        places.append(draw_label(*arguments))
-        return places[-1]
-
-    monkeypatch.setattr(pictures, "_draw_label", note)
+    plates = noted_plates(monkeypatch)
     box = np.array([[x, y, x + width // 8, y + height // 8]])
     drawn = draw_instances(np.zeros((height, width, 3), np.uint8), [7], box, None, [0.87], NAMES)
-    left, top, right, bottom = places[0]
-    assert 0 <= left < right <= width
-    assert 0 <= top < bottom <= height
-    assert heights[0] <= bottom - top <= heights[1]
-    label = drawn[top:bottom, left:right].min(axis=2)
+    left, top, right, bottom = plates[0]
+    assert 0 <= left < right < width
+    assert 0 <= top < bottom < height
+    assert heights[0] <= bottom + 1 - top <= heights[1]
+    label = drawn[top : bottom + 1, left : right + 1].min(axis=2)
     for edge in (label[0], label[-1], label[:, 0], label[:, -1]):
         assert edge.min() == 255  # the background is whole and no letter touches its edge
     assert label[2:-2].min() < 100  # black letters
 
 
-def test_labels_of_neighbours_do_not_cover_each_other() -> None:
-    image = np.zeros((400, 600, 3), np.uint8)
-    boxes = np.array([[200, 200, 300, 300], [202, 201, 302, 302], [204, 202, 303, 304]])
-    drawn = draw_instances(image, [0, 4, 6], boxes, None, [0.9, 0.8, 0.7], NAMES)
-    alone = [
-        share_of(draw_instances(image, [class_id], boxes[[row]], None, [0.9], NAMES), class_color(class_id))
-        for row, class_id in enumerate((0, 4, 6))
-    ]
-    for class_id, expected in zip((0, 4, 6), alone, strict=True):
-        assert share_of(drawn, class_color(class_id)) > 0.75 * expected
+def test_labels_cover_neither_each_other_nor_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    corners = rng.integers(0, (540, 340), (12, 2))
+    squares = [corner + np.array([(0, 0), (40, 0), (40, 40), (0, 40)]) for corner in corners]
+    wires = [np.array([(0, y), (599, y + 60), (599, y + 64), (0, y + 4)]) for y in (80, 100, 300)]
+    plates = noted_plates(monkeypatch)
+    draw_instances(np.zeros((400, 600, 3), np.uint8), range(15), None, [*squares, *wires], None, "abcdefghijklmno")
+    assert len(plates) == 15
+    taken = np.zeros((400, 600), np.uint8)
+    for outline in (*squares, *wires):
+        cv2.fillPoly(taken, [outline.astype(np.int32)], 1)
+    for left, top, right, bottom in plates:
+        assert not taken[top : bottom + 1, left : right + 1].any()
+        taken[top : bottom + 1, left : right + 1] = 1
+
+
+def test_without_room_a_label_covers_a_mask_but_no_other_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    plates = noted_plates(monkeypatch)
+    full = np.ones((30, 2, 60, 60), bool)[:, 0]
+    draw_instances(np.zeros((60, 60, 3), np.uint8), [0] * 30, None, full, None, ["wire"])
+    taken = np.zeros((60, 60), int)
+    for left, top, right, bottom in plates:
+        taken[top : bottom + 1, left : right + 1] += 1
+    assert 2 <= len(plates) < 30
+    assert taken.max() == 1
+
+
+@pytest.mark.parametrize(
+    "outline", [[(20, 30), (380, 200), (380, 204), (20, 34)], [(20, 30), (24, 30), (24, 280), (20, 280)]]
+)
+def test_a_thin_object_has_no_box_and_its_label_at_an_end(
+    outline: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polygon = np.array(outline)
+    box = np.array([[*polygon.min(axis=0), *polygon.max(axis=0)]])
+    plates = noted_plates(monkeypatch)
+    drawn = draw_instances(np.zeros((300, 400, 3), np.uint8), [0], box, [polygon], [0.5], NAMES)
+    (left, top, right, bottom) = plates[0]
+    away = [np.hypot(max(left - x, x - right, 0), max(top - y, y - bottom, 0)) for x, y in (polygon[0], polygon[2])]
+    assert min(away) < 20
+    without_label = drawn.copy()
+    without_label[top : bottom + 1, left : right + 1] = 0
+    near = cv2.dilate(cv2.fillPoly(np.zeros((300, 400), np.uint8), [polygon.astype(np.int32)], 1), np.ones((7, 7)))
+    assert not without_label[near == 0].any(), "a box"
+    square = draw_instances(np.zeros((300, 400, 3), np.uint8), [0], np.array([[50, 50, 90, 90]]), None, [0.5], NAMES)
+    assert square[50, 50:90].tolist() == [list(ORANGE)] * 40
+
+
+def test_a_dashed_mask_has_gaps_and_no_tint() -> None:
+    mask = np.zeros((1, 200, 300), bool)
+    mask[0, 80:160, 100:220] = True
+    drawn = draw_instances(np.zeros((200, 300, 3), np.uint8), [0], None, mask, None, NAMES, labels=[""], dashed=[True])
+    assert not drawn[85:155, 105:215].any()
+    assert 0.3 < (drawn[80, 100:220, 0] > 100).mean() < 0.8
 
 
 def test_nothing_found_and_empty_masks_are_no_error() -> None:
@@ -107,6 +157,7 @@ def test_nothing_found_and_empty_masks_are_no_error() -> None:
         assert np.array_equal(draw_instances(image, [], np.zeros((0, 4)), masks, [], NAMES), image)
     drawn = draw_instances(image, [0, 1], None, np.zeros((2, 50, 60), bool), None, NAMES)
     assert np.array_equal(drawn, image)
+    assert not np.array_equal(draw_instances(image, [], None, [], None, NAMES, nothing="no detections"), image)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,8 @@ def square(left: float, top: float, side: float) -> np.ndarray:
     return np.array([[left, top], [left + side, top], [left + side, top + side], [left, top + side]], np.float32)
 
 
-def photo(*class_ids: int) -> Photo:
-    return Photo(Path("photo.jpg"), np.array(class_ids, np.int64), [square(0.1, 0.2, 0.3) for _ in class_ids])
+def photo(*class_ids: int, file: Path = Path("photo.jpg")) -> Photo:
+    return Photo(file, np.array(class_ids, np.int64), [square(0.1, 0.2, 0.3) for _ in class_ids])
 
 
 def test_label_statistics_hand_the_figure_every_object_and_photograph(
@@ -93,6 +94,13 @@ def sample(index: int) -> Sample:
     return Sample(index, image, np.array([0]), boxes, masks, [square(0, 0, 32)])
 
 
+@pytest.fixture
+def grey(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("photos") / "grey.jpg"
+    write_jpeg(file, np.full((SIZE_PX, SIZE_PX, 3), 128, np.uint8))
+    return file
+
+
 def found(*scores: float) -> tuple[Detections, torch.Tensor]:
     """Return wires in the lower right quarter, and prototypes that give each a full mask."""
     boxes = torch.tensor([[32.0, 32, 64, 64]]).repeat(len(scores), 1)
@@ -106,19 +114,50 @@ def share_of(picture: np.ndarray, class_id: int) -> float:
     return float((np.abs(picture - tint).max(axis=-1) <= 16).mean())
 
 
-def test_truth_stands_beside_what_was_surely_found(tmp_path: Path) -> None:
-    pictures = ValidationPictures([photo(0)], NAMES, every=5, rank=0, world_size=1)
+@pytest.mark.parametrize(("scores", "told"), [((0.9, 0.1), "epoch 1: 1 detection"), ((0.1,), "epoch 1: no detections")])
+def test_truth_stands_beside_what_was_surely_found(
+    tmp_path: Path, grey: Path, scores: tuple[float, ...], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    arrange = training_pictures.image_grid
+
+    def arranged(images: Any, columns: int, cell_px: int, captions: list[str]) -> np.ndarray:
+        said.extend(captions)
+        return arrange(images, columns, cell_px, captions)
+
+    monkeypatch.setattr(training_pictures, "image_grid", arranged)
+    pictures = ValidationPictures([photo(0, file=grey)], NAMES, every=5, rank=0, world_size=1)
     observe = pictures.observer(1, is_last=False)
     assert observe is not None
-    observe(sample(0), *found(0.9, 0.1))
+    observe(sample(0), *found(*scores))
     shown: list[Any] = []
     pictures.finish(tmp_path, lambda *arguments: shown.append(arguments), epoch=1)
     picture = read_image(tmp_path / "val_predictions.jpg").astype(float)
-    truth, prediction = picture[:, : picture.shape[1] // 4], picture[:, picture.shape[1] // 4 : picture.shape[1] // 2]
+    quarter = picture.shape[1] // 4
+    truth, prediction = picture[:, :quarter], picture[:, quarter : 2 * quarter]
     assert share_of(truth, 0) > 0.1 > share_of(truth, 1)
-    assert share_of(prediction, 1) > 0.1 > share_of(prediction, 0)
-    assert [(tag, image.shape, step) for tag, image, step in shown] == [("validation", picture.shape, 1)]
+    assert (share_of(prediction, 1) > 0.1) == (scores[0] > 0.25)
+    assert share_of(prediction, 0) < 0.1
+    assert said == ["truth, grey.jpg", told]
+    assert [(tag, max(image.shape), step) for tag, image, step in shown] == [("validation", 1920, 1)]
     pictures.finish(tmp_path, lambda *arguments: pytest.fail("nothing new"), epoch=1)
+
+
+def test_validation_pictures_show_the_photograph_without_the_inputs_padding(tmp_path: Path) -> None:
+    file = tmp_path / "wide.jpg"
+    write_jpeg(file, np.full((400, 800, 3), 40, np.uint8))
+    corners = np.array([[0, 16], [32, 16], [32, 32], [0, 32]], np.float32)
+    box = np.array([[0, 16, 32, 32]], np.float32)
+    padded = replace(sample(0), pad=(0, SIZE_PX // 4), boxes=box, polygons=[corners])
+    pictures = ValidationPictures([photo(0, file=file)], NAMES, every=1, rank=0, world_size=1)
+    observe = pictures.observer(1, is_last=False)
+    assert observe is not None
+    observe(padded, *found())
+    truth, prediction = pictures._pairs
+    assert truth.shape == prediction.shape == (training_pictures.VAL_PX // 2, training_pictures.VAL_PX, 3)
+    tint = 0.6 * 40 + 0.4 * np.array(class_color(0))
+    assert np.abs(truth[20:140, 20:300] - tint).max() <= 16, "the label's upper left quarter"
+    assert np.abs(truth[220:, 420:].astype(int) - 40).max() <= 16, "the rest is the photograph"
 
 
 @pytest.mark.parametrize(("size_px", "side_px"), [(64, 512), (512, 512), (1280, 640)])
@@ -126,7 +165,7 @@ def test_small_inputs_are_enlarged_and_large_ones_shrunk_with_all_that_is_on_the
     image = np.full((size_px, size_px, 3), 128, np.uint8)
     masks = np.zeros((1, size_px // 4, size_px // 4), bool)
     masks[:, size_px // 8 :, size_px // 8 :] = True
-    picture = training_pictures._draw(image, np.array([1]), np.array([[0.0, 0, 1, 1]]) * size_px, masks, None, NAMES)
+    picture = training_pictures._draw(image, np.array([1]), np.array([[0.0, 0, 1, 1]]) * size_px, masks, NAMES)
     assert picture.shape == (side_px, side_px, 3)
     assert share_of(picture[side_px // 2 + 8 :, side_px // 2 + 8 :].astype(float), 1) > 0.9
     assert share_of(picture[: side_px // 2 - 8, side_px // 2 + 8 :].astype(float), 1) < 0.05
@@ -143,8 +182,8 @@ def test_pictures_are_due_first_last_and_every_few_epochs_on_rank_0_alone() -> N
     assert epochs(0, rank=0) == epochs(5, rank=1) == []
 
 
-def test_of_many_photographs_a_few_with_objects_in_rank_0s_share_are_drawn() -> None:
-    photos = [photo(0) if number % 3 == 0 else photo() for number in range(100)]
+def test_of_many_photographs_a_few_with_objects_in_rank_0s_share_are_drawn(grey: Path) -> None:
+    photos = [photo(0, file=grey) if number % 3 == 0 else photo(file=grey) for number in range(100)]
     pictures = ValidationPictures(photos, NAMES, 1, rank=0, world_size=2)
     observe = pictures.observer(1, is_last=False)
     assert observe is not None
@@ -162,7 +201,7 @@ def test_of_many_photographs_a_few_with_objects_in_rank_0s_share_are_drawn() -> 
 
 
 def test_no_picture_ends_a_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, grey: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -171,7 +210,7 @@ def test_no_picture_ends_a_training(
         monkeypatch.setattr(training_pictures, name, full)
     save_first_pictures([], None, NAMES, tmp_path)  # type: ignore[arg-type] # neither a data set nor batches
     Curves(tmp_path).draw(is_last=True)
-    pictures = ValidationPictures([photo(0)], NAMES, every=1, rank=0, world_size=1)
+    pictures = ValidationPictures([photo(0, file=grey)], NAMES, every=1, rank=0, world_size=1)
     observe = pictures.observer(1, is_last=False)
     assert observe is not None
     observe(sample(0), *found(0.9))

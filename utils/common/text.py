@@ -76,3 +76,8 @@ def _cell(value: Any) -> str:
 
 def _is_number(value: Any) -> bool:
     return hasattr(value, "__float__") and not isinstance(value, bool)
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number with its noun, such as "1 error" or "0 errors"."""
+    return f"{number:,} {what}{'s' * (number != 1)}"

@@ -114,7 +114,13 @@ class SegmentationDataset(Dataset[Sample]):
         matrix = letterbox_matrix(*tile.shape, size_px)
         tile.draw(canvas, matrix)
         polygons = [transform_points(polygon * tile.shape[::-1], matrix) for polygon in tile.labels.polygons]
-        return self._finish(index, cv2.cvtColor(canvas, cv2.COLOR_RGBA2RGB), tile.labels.class_ids, polygons)
+        image = cv2.cvtColor(canvas, cv2.COLOR_RGBA2RGB)
+        placement = {
+            "scale": matrix[0, 0],
+            "pad": (round(matrix[0, 2]), round(matrix[1, 2])),
+            "photo_size": tile.shape[::-1],
+        }
+        return self._finish(index, image, tile.labels.class_ids, polygons, **placement)
 
     def _augmented(self, epoch: int, index: int, size_px: int, config: AugmentConfig) -> Sample:
         rng = sample_generator(self.seed, epoch, index)

@@ -10,4 +10,4 @@ from utils.pages.figures import (
     plot_pr_curves,
     plot_training_curves,
 )
-from utils.pages.pictures import draw_instances, image_grid, save_image
+from utils.pages.pictures import NO_DETECTIONS, draw_instances, image_grid, save_image

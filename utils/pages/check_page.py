@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from utils.common.colors import class_color
+from utils.common.text import counted
+from utils.common.threads import ordered_map
 from utils.evaluation.metrics import SIZES
-from utils.pages.check_views import draw_views
-from utils.pages.report.markup import Markup, element, report_page, zoomable
+from utils.pages.check_views import draw_labels, draw_views
+from utils.pages.report.gallery import MAX_THUMBNAILS, thumbnail_px
+from utils.pages.report.markup import Markup, color_key, element, report_page, thumbnails, zoomable
 from utils.pages.report.tables import heading, name_cell, table
 from utils.sources.checks.findings import KINDS, MODEL_KINDS, Finding, count_kinds, num_errors
+from utils.sources.checks.reading import Entry
 
 MAX_CARDS = 8  # pictures of a kind
 MAX_ROWS = 200  # rows of a kind
 MAX_LINKS = 8  # to kinds, at the top of the window; the summary has all
-MAX_BYTES = 6_000_000  # of all pictures together; base64 makes them a third larger
+MAX_BYTES = 6_000_000  # of all pictures of findings together; base64 makes them a third larger
+FOLDED = ("touches_edge",)  # hints that most outlines of a good set have: one line, until it is opened
 KEYS = "Vermillion: the label in question. Yellow: the model's prediction. Blue: other labels."
 
 
@@ -22,17 +28,24 @@ def build_page(
     data: str,
     counts: dict[str, dict[str, Any]],
     names: Sequence[str],
+    entries: Sequence[Entry],
     findings: Sequence[Finding],
     about: Sequence[str],
     has_model: bool,
 ) -> str:
-    """Return the page about sorted findings; counts: see `count_classes`; about: lines for the top of the page; has_model:
-    whether labels were compared with a model."""
+    """Return the page about sorted findings; counts: see `count_classes`; entries: all photographs; about: lines for the
+    top of the page; has_model: whether labels were compared with a model."""
     number_of = count_kinds(findings)
     kinds = [kind for kind, number in number_of.items() if number]
     pictures = _Pictures()
     sections = [_section(kind, [finding for finding in findings if finding.kind == kind], pictures) for kind in kinds]
-    links = {"summary": "Summary", "classes": "Classes", **{kind: KINDS[kind].title for kind in kinds[:MAX_LINKS]}}
+    gallery = {"labels": "All labels"}
+    links = {
+        "summary": "Summary",
+        "classes": "Classes",
+        **gallery,
+        **{kind: KINDS[kind].title for kind in kinds[:MAX_LINKS]},
+    }
     return report_page(
         f"Check of {data}",
         [
@@ -46,6 +59,7 @@ def build_page(
             _cards(counts, findings),
             element("section", element("h2", "Summary"), *_summary(number_of, has_model), id="summary"),
             element("section", element("h2", "Classes"), *_classes(counts, names), id="classes"),
+            element("section", element("h2", "All labels"), *_gallery(entries, names), id="labels"),
             *sections,
         ],
         "All findings are in check.json next to this file. docs/check_data.md explains each kind.",
@@ -74,7 +88,8 @@ def _cards(counts: dict[str, dict[str, Any]], findings: Sequence[Finding]) -> Ma
     errors = num_errors(findings)
     values = {f"Photographs, {split}": count["photographs"] for split, count in counts.items()}
     values |= {f"Objects, {split}": count["objects"] for split, count in counts.items()}
-    values |= {"Errors": errors, "Hints": len(findings) - errors}
+    usual = sum(finding.kind in FOLDED for finding in findings)
+    values |= {"Errors": errors, "Hints": len(findings) - errors - usual, "Cut by the edge": usual}
     cards = (
         element("div", element("dt", label), element("dd", f"{value:,}", class_="value"))
         for label, value in values.items()
@@ -151,15 +166,27 @@ def _section(kind: str, findings: Sequence[Finding], pictures: _Pictures) -> Mar
     has_keys = any(mark.is_prediction for finding in shown for view in finding.views for mark in view.marks)
     head = [heading("Place", True), heading("Split", True), heading("What", True)]
     number = f" · {len(findings):,} {_level(kind)}{'s' if len(findings) != 1 else ''}"
-    return element(
-        "section",
-        element("h2", facts.title, element("small", number, class_="worse" if facts.is_error else "same")),
+    title = [facts.title, element("small", number, class_="worse" if facts.is_error else "same")]
+    content = [
         element("p", f"{facts.meaning} {facts.remedy}{few}{left}"),
         *([element("p", KEYS, class_="note")] if cards and has_keys else []),
         *([element("div", *cards, class_="gallery", style=f"{style};margin:.6rem 0")] if cards else []),
         table(facts.title, head, rows),
-        id=kind,
-    )
+    ]
+    if kind in FOLDED:
+        return element("section", element("details", element("summary", element("h2", *title)), *content), id=kind)
+    return element("section", element("h2", *title), *content, id=kind)
+
+
+def _gallery(entries: Sequence[Entry], names: Sequence[str]) -> list[Markup]:
+    """Return small pictures of all photographs with their labels; of a large set every second, third, ... photograph."""
+    chosen = [entry for entry in entries if entry.picture][:: max(1, -(-len(entries) // MAX_THUMBNAILS))]
+    size_px = thumbnail_px(len(chosen))
+    jpegs = ordered_map(lambda entry: draw_labels(entry, names, size_px), chosen, 2)
+    words = (f"{one.split}, {one.file.name}: {counted(len(one.rows), 'object')}" for one in chosen)
+    used = sorted({row.class_id for one in chosen for row in one.rows})
+    keys = [color_key(class_color(number), names[number]) for number in used]
+    return thumbnails(zip(words, jpegs, strict=True), len(entries), *keys)
 
 
 def _card(finding: Finding, jpegs: Sequence[tuple[bytes, str]]) -> Markup:

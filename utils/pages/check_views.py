@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from utils.common.threads import ordered_map
+from utils.data.cache import load_photo
 from utils.data.images import ImageError, encode_jpeg, fit_long_side, read_image, resize_area, scaled_size
 from utils.pages import draw_instances
-from utils.pages.report.gallery import CONFUSED, RIGHT, WRONG
+from utils.pages.report.gallery import CONFUSED, MISSED, RIGHT
 from utils.sources.checks.findings import View
+from utils.sources.checks.reading import Entry
 
 SHOWN_PX = 400
 JPEG_QUALITY = 80
@@ -21,6 +23,18 @@ MIN_SHARE = 0.12  # of the photograph's long side that is shown at least
 def draw_views(views: Sequence[View], num_threads: int) -> Iterator[bytes | None]:
     """Yield each view's JPEG, None for a photograph that cannot be read."""
     return ordered_map(draw_view, views, num_threads)
+
+
+def draw_labels(entry: Entry, names: Sequence[str], size_px: int) -> bytes | None:
+    """Return a picture of a photograph, `size_px` at most, with its outlines in their classes' colours; None if it cannot be read."""
+    try:
+        photo = load_photo(entry.file, size_px)
+    except ImageError:
+        return None
+    class_ids, size = [row.class_id for row in entry.rows], photo.shape[1::-1]
+    outlines = [row.polygon * size for row in entry.rows]
+    nameless = [""] * len(outlines)
+    return encode_jpeg(draw_instances(photo, class_ids, None, outlines, None, names, labels=nameless), JPEG_QUALITY)
 
 
 def draw_view(view: View) -> bytes | None:
@@ -42,7 +56,7 @@ def draw_view(view: View) -> bytes | None:
     part = resize_area(photo[top:bottom, left:right], *scaled_size(right - left, bottom - top, scale))
     drawn = [mark for mark in view.marks if mark.is_drawn and len(mark.outline)]
     if drawn:
-        colors = [RIGHT if not mark.is_subject else CONFUSED if mark.is_prediction else WRONG for mark in drawn]
+        colors = [RIGHT if not mark.is_subject else CONFUSED if mark.is_prediction else MISSED for mark in drawn]
         outlines = [(mark.outline * size - (left, top)) * scale for mark in drawn]
         texts = [mark.text for mark in drawn]
         part = draw_instances(part, [0] * len(drawn), None, outlines, None, [""], colors=colors, labels=texts)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -12,10 +13,15 @@ import numpy as np
 from utils.common.colors import class_color, luminance
 from utils.common.files import write_bytes_atomic
 from utils.data.images import encode_jpeg, fit_long_side
+from utils.evaluation.metrics import elongation
 from utils.predict.regions import Region
 
 _MASK_TENTHS = 4  # tenths of the class colour in a tinted pixel; an integer, so that no float picture is needed
 _GRID_BACKGROUND = 255
+NO_DETECTIONS = "no detections"  # on a picture without any
+MIN_THIN = 8.0  # length over width of an object that is drawn without a box
+MIN_THIN_SHARE = 0.04  # of the picture's long side that such an object measures at least
+MASK_COST = 4.0  # heights of a label that it moves rather than touch a mask; thrice that to hide nothing but masks
 Rectangle = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom excluded
 
 
@@ -33,37 +39,51 @@ def draw_instances(
     *,
     colors: Sequence[tuple[int, int, int]] | None = None,
     labels: Sequence[str] | None = None,
+    dashed: Sequence[bool] | None = None,
+    font_scale: float | None = None,
+    nothing: str = "",
 ) -> np.ndarray:
     """Return a copy of a picture with instances drawn on it: tinted mask with outline, box, and label of each.
 
+    A thin object has no box and its label lies at one of its ends. Labels keep clear of each other, and of masks where
+    there is room; a line joins a label to an object further away.
     boxes: (n, 4) xyxy in pixels. masks: bool (n, height, width) of the picture's size, n polygons (k, 2) in pixels,
     or n masks cut to a part of the picture.
     colors: RGB of each instance, instead of its class's colour. labels: text of each, instead of class and score; "" for
-    none. Raises ValueError if a number of entries or a mask's size does not match.
+    none. dashed: whether a mask has a dashed outline and no tint. nothing: written on a picture without instances.
+    Raises ValueError if a number of entries or a mask's size does not match.
     """
     canvas = np.ascontiguousarray(image).copy()
-    for what, given in (("boxes", boxes), ("masks", masks), ("scores", scores), ("colors", colors), ("labels", labels)):
-        if given is not None and len(given) != len(class_ids):
-            raise ValueError(f"{len(class_ids)} instances, but {len(given)} {what}")
+    given = {"boxes": boxes, "masks": masks, "scores": scores, "colors": colors, "labels": labels, "dashed": dashed}
+    for what, values in given.items():
+        if values is not None and len(values) != len(class_ids):
+            raise ValueError(f"{len(class_ids)} instances, but {len(values)} {what}")
     line_px = max(1, round(max(image.shape[:2]) / 640))
+    font_scale = font_scale or max(0.4, max(image.shape[:2]) / 1900)
     places = [_instance_box(index, boxes, masks, image.shape) for index in range(len(class_ids))]
     # Large instances first, so that small ones stay visible.
     order = sorted(range(len(class_ids)), key=lambda index: -_area(places[index]))
     colors = [class_color(int(class_id)) for class_id in class_ids] if colors is None else colors
+    covered = np.zeros(canvas.shape[:2], np.uint8)  # 255 where a mask or a box lies
+    anchors = {}
     for index in order:
+        outlines: Sequence[np.ndarray] = ()
         if masks is not None:
-            _draw_mask(canvas, masks[index], colors[index], line_px)
-        if boxes is not None:
-            left, top, right, bottom = places[index]
+            outlines = _draw_mask(canvas, masks[index], colors[index], line_px, bool(dashed and dashed[index]), covered)
+        left, top, right, bottom = places[index]
+        ends = _ends_if_thin(outlines, MIN_THIN_SHARE * max(image.shape[:2]))
+        if boxes is not None and ends is None:
             cv2.rectangle(canvas, (left, top), (right - 1, bottom - 1), colors[index], line_px)
-    taken = np.zeros(canvas.shape[:2], bool)  # pixels under labels
+            covered[top:bottom, left:right] = 255
+        anchors[index] = np.array([(left, top), (left, bottom)]) if ends is None else ends
+    plates = _Plates(canvas, covered, font_scale, line_px)
     for index in order[::-1]:
         if _area(places[index]) or boxes is not None:
             text = names[int(class_ids[index])] + (f" {scores[index]:.2f}" if scores is not None else "")
-            text = text if labels is None else labels[index]
-            if text:
-                left, top, right, bottom = _draw_label(canvas, text, places[index], colors[index], taken)
-                taken[top:bottom, left:right] = True
+            plates.write(text if labels is None else labels[index], anchors[index], places[index], colors[index])
+    if not len(class_ids):
+        plates.write(nothing, np.zeros((1, 2), int), (0, 0, 0, 0), (255, 255, 255))
+    plates.draw()
     return canvas
 
 
@@ -72,24 +92,24 @@ def image_grid(
 ) -> np.ndarray:
     """Arrange pictures in rows, each shrunk to fit into `cell_px` by `cell_px` and centred, captions below.
 
-    Cells are as high as the highest shrunk picture. Raises ValueError if the number of captions differs.
+    Cells are as wide and high as the widest and the highest shrunk picture. Raises ValueError if the number of captions differs.
     """
     if captions is not None and len(captions) != len(images):
         raise ValueError(f"{len(images)} pictures, but {len(captions)} captions")
     small = [fit_long_side(image, cell_px) for image in images]
     gap_px = max(2, cell_px // 80)
-    caption_px = max(14, cell_px // 16) if captions is not None else 0
-    step_x = cell_px + gap_px
-    height_px = max((image.shape[0] for image in small), default=cell_px)
+    caption_px = max(14, cell_px // 20) if captions is not None else 0
+    height_px, width_px = (max((image.shape[axis] for image in small), default=cell_px) for axis in (0, 1))
+    step_x = width_px + gap_px
     step_y = height_px + caption_px + gap_px
     rows = max(1, math.ceil(len(images) / columns))
     canvas = np.full((rows * step_y + gap_px, columns * step_x + gap_px, 3), _GRID_BACKGROUND, np.uint8)
     for index, image in enumerate(small):
         left, top = gap_px + index % columns * step_x, gap_px + index // columns * step_y
-        x, y = left + (cell_px - image.shape[1]) // 2, top + (height_px - image.shape[0]) // 2
+        x, y = left + (width_px - image.shape[1]) // 2, top + (height_px - image.shape[0]) // 2
         canvas[y : y + image.shape[0], x : x + image.shape[1]] = image
         if captions is not None:
-            place = (left, top + height_px, left + cell_px, top + height_px + caption_px)
+            place = (left, top + height_px, left + width_px, top + height_px + caption_px)
             _draw_caption(canvas, captions[index], place)
     return canvas
 
@@ -139,8 +159,18 @@ def _area(place: Rectangle) -> int:
     return (place[2] - place[0]) * (place[3] - place[1])
 
 
-def _draw_mask(canvas: np.ndarray, mask: Mask, color: tuple[int, int, int], line_px: int) -> None:
-    """Tint the mask's pixels and draw its outline; a polygon is filled first."""
+def _draw_mask(
+    canvas: np.ndarray,
+    mask: Mask,
+    color: tuple[int, int, int],
+    line_px: int,
+    is_dashed: bool,
+    covered: np.ndarray,
+) -> Sequence[np.ndarray]:
+    """Tint the mask's pixels, draw its outlines and mark what they cover; a polygon is filled first.
+
+    Return the outlines: int32 (V, 1, 2) xy in pixels of the picture each.
+    """
     left, top, right, bottom = (int(value) for value in _mask_bounds(mask))
     if isinstance(mask, np.ndarray) and mask.dtype != np.bool_:
         left, top, right, bottom = max(left, 0), max(top, 0), min(right, canvas.shape[1]), min(bottom, canvas.shape[0])
@@ -155,44 +185,126 @@ def _draw_mask(canvas: np.ndarray, mask: Mask, color: tuple[int, int, int], line
     else:
         inside = mask.mask[top - mask.top : bottom - mask.top, left - mask.left : right - mask.left]
     if not inside.size:
-        return
+        return ()
+    covered[top:bottom, left:right][inside] = 255
+    outlines, _ = cv2.findContours(inside.astype(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE, offset=(left, top))
+    if is_dashed:
+        dash, line_px = max(6, 5 * line_px), max(2, line_px)
+        parts = [line[start : start + dash] for line in outlines for start in range(0, len(line), 2 * dash)]
+        cv2.polylines(canvas, parts, False, color, line_px, cv2.LINE_AA)
+        return outlines
     part = canvas[top:bottom, left:right]
     tint = np.array(color, np.uint16) * _MASK_TENTHS + 5  # + 5 rounds to nearest
     part[inside] = (part[inside].astype(np.uint16) * (10 - _MASK_TENTHS) + tint) // 10
-    outlines, _ = cv2.findContours(inside.astype(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE)
-    cv2.drawContours(canvas, outlines, -1, color, line_px, cv2.LINE_AA, offset=(left, top))
+    cv2.drawContours(canvas, outlines, -1, color, line_px, cv2.LINE_AA)
+    return outlines
 
 
-def _draw_label(
-    canvas: np.ndarray, text: str, place: Rectangle, color: tuple[int, int, int], taken: np.ndarray
-) -> Rectangle:
-    """Write a label next to `place`, inside the picture and, if possible, not over pixels in `taken`, bool (H, W)."""
-    height, width = canvas.shape[:2]
-    font_scale = max(0.4, max(height, width) / 1900)
-    text_width, text_height, below, weight = _text_size(text, font_scale)
-    pad = max(2, round(4 * font_scale))
-    if text_width + 2 * pad > width:  # the text is wider than the picture
-        font_scale *= width / (text_width + 2 * pad + 1)
-        text_width, text_height, below, weight = _text_size(text, font_scale)
-        pad = 1
-    box_width, box_height = min(width, text_width + 2 * pad), min(height, text_height + below + 2 * pad)
-    left, top, right, bottom = place
-    corners = (
-        (left, top - box_height),
-        (left, bottom),
-        (right - box_width, top - box_height),
-        (left, top),
-        (right, top),
-        (left, (top + bottom) // 2),
+def _ends_if_thin(outlines: Sequence[np.ndarray], shortest_px: float) -> np.ndarray | None:
+    """Return both ends (2, 2) xy of the longest outline if it is long and thin, else None."""
+    if not len(outlines):
+        return None
+    points = max(outlines, key=len)[:, 0]
+    if len(points) < 2 * shortest_px or elongation(points) < MIN_THIN:
+        return None
+    _, directions = np.linalg.eigh(np.cov(points.T))
+    along = points @ directions[:, 1]
+    return points[[along.argmin(), along.argmax()]]
+
+
+class _Plates:
+    """Writes labels on a picture; knows in cells of a quarter of a line of text what masks and labels cover."""
+
+    def __init__(self, canvas: np.ndarray, covered: np.ndarray, font_scale: float, line_px: int) -> None:
+        self.canvas, self.font_scale, self.line_px = canvas, font_scale, line_px
+        self.pad = max(2, round(4 * font_scale))
+        height, width = canvas.shape[:2]
+        self.cell = max(1, _text_size("Ag", font_scale)[1] // 4)
+        self.size = (-(-width // self.cell), -(-height // self.cell))
+        padded = cv2.copyMakeBorder(
+            covered,
+            *(0, self.size[1] * self.cell - height, 0, self.size[0] * self.cell - width),
+            cv2.BORDER_CONSTANT,
+            value=0,
+        )
+        self.masks = (cv2.resize(padded, self.size, interpolation=cv2.INTER_AREA) > 0).astype(np.uint8)
+        self.labels = np.zeros_like(self.masks)
+        self.leaders: list[Callable[[], object]] = []  # drawn first, so that no line crosses a label
+        self.plates: list[Callable[[], object]] = []
+
+    def draw(self) -> None:
+        """Draw the lines and labels."""
+        for draw in (*self.leaders, *self.plates):
+            draw()
+
+    def write(self, text: str, anchors: np.ndarray, place: Rectangle, color: tuple[int, int, int]) -> None:
+        """Choose the place of a label near one of the anchors (k, 2) xy of an object in `place`; nothing if there is no room."""
+        if not text:
+            return
+        height, width = self.canvas.shape[:2]
+        scale, pad = self.font_scale, self.pad
+        text_width, text_height, below, weight = _text_size(text, scale)
+        if text_width + 2 * pad > width:  # the text is wider than the picture
+            scale, pad = scale * width / (text_width + 2 * pad + 1), 1
+            text_width, text_height, below, weight = _text_size(text, scale)
+        plate = min(width, text_width + 2 * pad), min(height, text_height + below + 2 * pad)
+        corner, anchor, distance = self._spot(plate, anchors, place)
+        if corner is None:
+            return
+        end = corner[0] + plate[0], corner[1] + plate[1]
+        if distance > plate[1]:
+            nearest = np.clip(anchor, corner, end).tolist()
+            ends = anchor.tolist(), nearest
+            self.leaders.append(partial(cv2.line, self.canvas, *ends, color, self.line_px, cv2.LINE_AA))
+        last_px = (end[0] - 1, end[1] - 1)
+        self.plates.append(partial(cv2.rectangle, self.canvas, corner, last_px, color, cv2.FILLED))
+        ink = (0, 0, 0) if luminance(color) > 110 else (255, 255, 255)
+        origin = (corner[0] + pad, corner[1] + pad + text_height)
+        font = cv2.FONT_HERSHEY_SIMPLEX
+        self.plates.append(partial(cv2.putText, self.canvas, text, origin, font, scale, ink, weight, cv2.LINE_AA))
+        first, last = np.array(corner) // self.cell, -(-np.array(end) // self.cell)
+        self.labels[first[1] : last[1], first[0] : last[0]] = 1
+
+    def _spot(
+        self, plate: tuple[int, int], anchors: np.ndarray, place: Rectangle
+    ) -> tuple[tuple[int, int] | None, np.ndarray, float]:
+        """Return a label's upper left corner, the anchor nearest to it and their distance in pixels; None: no room.
+
+        The cost of a spot is the distance in heights of the label; a label that hides masks costs MASK_COST more.
+        """
+        last = [self.canvas.shape[1 - axis] - plate[axis] for axis in (0, 1)]
+        xs, ys = (np.arange(last[axis] // self.cell + 1) * self.cell for axis in (0, 1))
+        span = [-(-plate[axis] // self.cell) for axis in (0, 1)]
+        gaps = (_gap(xs, plate[0], anchors[:, 0]), _gap(ys, plate[1], anchors[:, 1]))
+        away = np.hypot(gaps[0][:, None], gaps[1][:, :, None])  # (anchors, rows, columns)
+        left, top, right, bottom = place
+        middle_x, middle_y = (left + right - plate[0]) / 2, (top + bottom - plate[1]) / 2
+        off = np.hypot(
+            xs - middle_x, ys[:, None] - middle_y
+        )  # of equally near spots the one beside the object's middle
+        hidden = _window_sums(self.masks, span)[: len(ys), : len(xs)] / (span[0] * span[1])
+        cost = (away.min(axis=0) + 0.02 * off) / plate[1] + (hidden > 0) * MASK_COST * (1 + 2 * hidden)
+        cost[_window_sums(self.labels, span)[: len(ys), : len(xs)] > 0] = np.inf
+        row, column = np.unravel_index(cost.argmin(), cost.shape)
+        nearest = int(away[:, row, column].argmin())
+        corner = (int(xs[column]), int(ys[row])) if np.isfinite(cost[row, column]) else None
+        return corner, anchors[nearest], float(away[nearest, row, column])
+
+
+def _gap(starts: np.ndarray, length: int, points: np.ndarray) -> np.ndarray:
+    """Return the distance (k, n) along an axis from points (k,) to ranges [start, start + length), 0 inside; starts (n,)."""
+    before = starts - points[:, None]
+    return np.maximum(np.maximum(before, -before - length), 0)
+
+
+def _window_sums(cells: np.ndarray, span: Sequence[int]) -> np.ndarray:
+    """Return the sum of the cells of each window of `span` (columns, rows) cells, by its upper left cell."""
+    total = cv2.integral(np.pad(cells, ((0, span[1]), (0, span[0]))))
+    columns, rows = span
+    sums: np.ndarray = (
+        total[rows:, columns:] - total[:-rows, columns:] - total[rows:, :-columns] + total[:-rows, :-columns]
     )
-    inside = [(min(max(x, 0), width - box_width), min(max(y, 0), height - box_height)) for x, y in corners]
-    spots = [(x, y, x + box_width, y + box_height) for x, y in inside]
-    spot = next((spot for spot in spots if not taken[spot[1] : spot[3], spot[0] : spot[2]].any()), spots[0])
-    cv2.rectangle(canvas, spot[:2], (spot[2] - 1, spot[3] - 1), color, cv2.FILLED)
-    ink = (0, 0, 0) if luminance(color) > 110 else (255, 255, 255)
-    origin = (spot[0] + pad, spot[1] + pad + text_height)
-    cv2.putText(canvas, text, origin, cv2.FONT_HERSHEY_SIMPLEX, font_scale, ink, weight, cv2.LINE_AA)
-    return spot
+    return sums
 
 
 def _draw_caption(canvas: np.ndarray, text: str, place: Rectangle) -> None:

@@ -118,9 +118,10 @@ class Segmentation(Task):
         self.config, self.names, self.run = plan.config, data.names, run
         self.val_criterion = loss_for(model)  # always the same, so that all runs' losses compare
         self.curves = Curves(run.folder)
-        ranks = distributed.rank(), distributed.world_size()
         labels = [data.val.labels(index) for index in range(min(len(data.val), CHOSEN_FROM))]
-        self.pictures = ValidationPictures(labels, data.names, plan.config.val_pictures_every, *ranks)
+        ranks, are_windows = (distributed.rank(), distributed.world_size()), data.val.windowed is not None
+        every = plan.config.val_pictures_every
+        self.pictures = ValidationPictures(labels, data.names, every, *ranks, are_windows=are_windows)
 
     def prepare(self, batch: Batch, device: torch.device) -> tuple[torch.Tensor, Targets]:
         """Return images float (B, 3, S, S) from 0 to 1 and their targets, on the device."""

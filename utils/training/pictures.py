@@ -8,28 +8,42 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 import torch
 
 from utils.common.errors import one_line, print_warning
+from utils.common.text import counted
+from utils.data.cache import load_photo
 from utils.data.dataset import Photo, Sample, SegmentationDataset
-from utils.data.images import fit_long_side
+from utils.data.images import fit_long_side, resize_area, scaled_size
 from utils.data.loader import EpochBatches
 from utils.data.polygons import polygon_boxes
-from utils.pages import draw_instances, image_grid, plot_label_statistics, plot_training_curves, save_image
-from utils.predict.detections import Detections, prototype_masks
+from utils.evaluation.native_masks import outlines_in_photo, place
+from utils.pages import (
+    NO_DETECTIONS,
+    draw_instances,
+    image_grid,
+    plot_label_statistics,
+    plot_training_curves,
+    save_image,
+)
+from utils.predict.detections import Detections, photo_masks
 from utils.run.records import read_epochs
 
 MAX_IMAGES = 16
-CELL_PX = 480  # side of a picture in a grid, at least
+CELL_PX = 480  # side of a picture of the training batch, at least
 MOST_PX = 640  # side at which instances are drawn, at most
 MOST_OBJECTS = 300  # drawn on one picture, the largest first; a label file may hold tens of thousands
 REDRAW_S = 30.0  # drawing takes a second, as long as an epoch of a small data set
 VAL_IMAGES = 8
 CHOSEN_FROM = 512  # the first samples: reading the labels of all windows would take minutes
+VAL_PX = 640  # long side of a validation photograph
+VAL_FONT_SCALE = 0.6  # letters of 13 pixels, which can be read on a screen that shows the grid at half its size
 VAL_CONFIDENCE = 0.25  # as in inference.py
 VAL_MOST_OBJECTS = 50  # drawn on one picture, the most confident first
 VAL_FILE = "val_predictions.jpg"
@@ -70,7 +84,7 @@ def save_first_batch(dataset: SegmentationDataset, batches: EpochBatches, names:
         sample = dataset[key]
         class_ids, boxes = sample.class_ids[:MOST_OBJECTS], sample.boxes[:MOST_OBJECTS]
         masks = sample.masks[None] == np.arange(1, len(class_ids) + 1)[:, None, None]
-        pictures.append(_draw(sample.image, class_ids, boxes, masks, None, names))
+        pictures.append(_draw(sample.image, class_ids, boxes, masks, names))
     columns = int(np.ceil(np.sqrt(len(pictures))))
     save_image(path, image_grid(pictures, columns, max(len(picture) for picture in pictures)))
 
@@ -81,44 +95,68 @@ class ValidationPictures:
     `evaluate` calls what `observer` returns for each image, so the pictures need no extra forward pass.
     """
 
-    def __init__(self, photos: list[Photo], names: tuple[str, ...], every: int, rank: int, world_size: int) -> None:
-        self.names = names
-        self.every = every
+    def __init__(
+        self,
+        photos: list[Photo],
+        names: tuple[str, ...],
+        every: int,
+        rank: int,
+        world_size: int,
+        *,
+        are_windows: bool = False,
+    ) -> None:
+        self.photos, self.names, self.every, self.are_windows = photos, names, every, are_windows
         # From rank 0's share only; photographs with objects first.
         mine = range(0, len(photos), world_size) if rank == 0 and every else range(0)
         labelled = [index for index in mine if len(photos[index].class_ids)] or list(mine)
         picked = np.linspace(0, len(labelled) - 1, min(VAL_IMAGES, len(labelled))).round().astype(int)
         self._wanted = {labelled[place] for place in picked}
         self._pairs: list[np.ndarray] = []
+        self._captions: list[str] = []
 
     def observer(self, epoch: int, is_last: bool) -> Callable[[Sample, Detections, torch.Tensor], None] | None:
         """Return the function that draws this epoch's images (epochs count from 1), or None when none are due on this rank."""
-        self._pairs = []
+        self._pairs, self._captions = [], []
         is_due = self._wanted and (epoch == 1 or epoch % self.every == 0 or is_last)
-        return self._take if is_due else None
+        return partial(self._take, epoch) if is_due else None
 
     def finish(self, folder: Path, show: ShowImage, epoch: int) -> None:
         """Write the images drawn since `observer`, if any, to the run folder and to TensorBoard."""
         if self._pairs:
             with going_on_without_picture(VAL_FILE):
-                captions = [side for _ in self._pairs[::2] for side in ("truth", f"epoch {epoch}")]
-                grid = image_grid(self._pairs, 4, CELL_PX, captions)
+                grid = image_grid(self._pairs, 4, VAL_PX, self._captions)
                 self._pairs = []
                 save_image(folder / VAL_FILE, grid)
-                show("validation", grid, epoch)
+                show("validation", fit_long_side(grid, 1920), epoch)  # TensorBoard keeps each as PNG
 
-    def _take(self, sample: Sample, found: Detections, prototypes: torch.Tensor) -> None:
+    def _take(self, epoch: int, sample: Sample, found: Detections, prototypes: torch.Tensor) -> None:
         if sample.index not in self._wanted:
             return
         with going_on_without_picture(VAL_FILE):
             sure = slice(min(int((found.scores >= VAL_CONFIDENCE).sum()), VAL_MOST_OBJECTS))  # the best come first
             kept = found[sure]
-            masks = prototype_masks(prototypes, kept, sample.image.shape[0]).cpu().numpy()
-            first = slice(MOST_OBJECTS)
-            labels = sample.class_ids[first], sample.boxes[first], sample.polygons[first]
-            truth = _draw(sample.image, *labels, None, self.names)
-            class_ids, boxes, scores = (part.numpy() for part in (kept.class_ids, kept.boxes, kept.scores))
-            self._pairs += [truth, _draw(sample.image, class_ids, boxes, masks, scores, self.names)]
+            file = self.photos[sample.index].file
+            photo = _without_padding(sample) if self.are_windows else load_photo(file, VAL_PX)
+            photo = resize_area(photo, *scaled_size(photo.shape[1], photo.shape[0], VAL_PX / max(photo.shape)))
+            placement = place(sample, (photo.shape[1], photo.shape[0]))
+            truth, first = outlines_in_photo(sample, placement), slice(MOST_OBJECTS)
+            true_boxes, masks = torch.from_numpy(sample.boxes), list(photo_masks(prototypes, kept, placement))
+            pair = []
+            for class_ids, boxes, shapes, scores, nothing in (
+                (sample.class_ids[first], true_boxes[first], truth[first], None, "no labels"),
+                (kept.class_ids.numpy(), kept.boxes, masks, kept.scores.numpy(), NO_DETECTIONS),
+            ):
+                in_photo = placement.boxes_to_photo(boxes).numpy()
+                style: dict[str, Any] = {"font_scale": VAL_FONT_SCALE, "nothing": nothing}
+                pair.append(draw_instances(photo, class_ids, in_photo, shapes, scores, self.names, **style))
+            self._pairs += pair
+            told = counted(len(kept), "detection") if len(kept) else NO_DETECTIONS
+            self._captions += [f"truth, {file.name}", f"epoch {epoch}: {told}"]
+
+
+def _without_padding(sample: Sample) -> np.ndarray:
+    (left, top), (width, height) = sample.pad, (round(side * sample.scale) for side in sample.photo_size)
+    return sample.image[top : top + height, left : left + width]
 
 
 class Curves:
@@ -137,29 +175,20 @@ class Curves:
 
 
 def _draw(
-    image: np.ndarray,
-    class_ids: np.ndarray,
-    boxes: np.ndarray,
-    masks: np.ndarray | list[np.ndarray],
-    scores: np.ndarray | None,
-    names: tuple[str, ...],
+    image: np.ndarray, class_ids: np.ndarray, boxes: np.ndarray, masks: np.ndarray, names: tuple[str, ...]
 ) -> np.ndarray:
-    """Draw instances on a network input (S, S, 3). masks: bool (n, S/4, S/4), or n outlines (V, 2) in pixels of the input.
+    """Draw instances on a network input (S, S, 3). masks: bool (n, S/4, S/4).
 
     A small input is enlarged, so that class names do not hide the objects. A large one is shrunk, which bounds the time.
     """
     size_px = image.shape[0]
     side_px = size_px * -(-CELL_PX // size_px) if size_px < CELL_PX else min(size_px, MOST_PX)
-    factor = side_px / size_px
-    if factor > 1:
+    if side_px > size_px:
         image = cv2.resize(image, (side_px, side_px), interpolation=cv2.INTER_NEAREST)
     else:
         image = fit_long_side(image, side_px)
-    if isinstance(masks, np.ndarray):
-        place = ((np.arange(side_px) + 0.5) * masks.shape[-1] / side_px).astype(
-            int
-        )  # the mask pixel of each picture pixel
-        masks = masks[:, place[:, None], place[None]]
-    else:
-        masks = [outline * factor for outline in masks]
-    return draw_instances(image, class_ids, boxes * factor, masks, scores, names)
+    # The mask's pixel of each pixel of the picture.
+    place = ((np.arange(side_px) + 0.5) * masks.shape[-1] / side_px).astype(int)
+    return draw_instances(
+        image, class_ids, boxes * (side_px / size_px), masks[:, place[:, None], place[None]], None, names
+    )

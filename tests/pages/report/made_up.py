@@ -55,4 +55,4 @@ def made_up_card(num_models: int, number: int, file: str = "photo.jpg") -> Card:
         "false": number,
         "confused": 2 * number,
     }
-    return Card(errors, picture, [picture] * num_models)
+    return Card(errors, picture, [picture] * num_models, [f"{number + 1} × missed: {file}"])

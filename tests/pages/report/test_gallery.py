@@ -16,7 +16,7 @@ from utils.evaluation.evaluate import FULL_PRECISION, PhotoPixels, evaluate
 from utils.evaluation.metrics import summarise
 from utils.evaluation.native_masks import sizes_on_disk
 from utils.pages.report import Viewer, choose_worst, count_errors, draw_cards, gallery
-from utils.pages.report.gallery import CONFUSED, RIGHT, WRONG
+from utils.pages.report.gallery import CONFUSED, FALSE, KINDS_OF_ERROR, MISSED, RIGHT, Thumbnails
 from utils.yolo.loss import SegmentationLoss
 
 CPU = torch.device("cpu")
@@ -36,8 +36,8 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Viewer, list[Any]]
 
 
 def test_the_errors_of_all_images_are_those_of_the_confusion_matrix(judged: tuple[Viewer, list[Any]]) -> None:
-    _, results = judged
-    errors = count_errors(results, len(NAMES))
+    viewer, results = judged
+    errors = count_errors(results, len(NAMES), viewer.dataset.photos)
     matrix = np.array(summarise(results, list(NAMES))["confusion_matrix"])
     inside = matrix[:-1, :-1]
     assert sum(row["missed"] for row in errors) == matrix[-1].sum() > 0
@@ -56,7 +56,7 @@ def test_the_worst_images_are_those_with_the_most_errors_of_each_kind() -> None:
 
 def test_the_pictures_show_what_was_counted_and_stay_within_their_bytes(judged: tuple[Viewer, list[Any]]) -> None:
     viewer, results = judged
-    worst = choose_worst(count_errors(results, len(NAMES)))
+    worst = choose_worst(count_errors(results, len(NAMES), viewer.dataset.photos))
     cards = draw_cards(worst, [viewer, viewer])
     assert len(cards) == len(worst)
 
@@ -66,20 +66,54 @@ def test_the_pictures_show_what_was_counted_and_stay_within_their_bytes(judged: 
 
     for card in cards:
         assert card.predictions[0] == card.predictions[1]
-        assert shows(card.truth, WRONG) == (card.errors["missed"] > 0), card.errors
-        assert shows(card.predictions[0], WRONG) == (card.errors["false"] > 0), card.errors
+        assert shows(card.truth, MISSED) == (card.errors["missed"] > 0), card.errors
+        assert shows(card.predictions[0], FALSE) == (card.errors["false"] > 0), card.errors
         assert shows(card.truth, CONFUSED) == shows(card.predictions[0], CONFUSED) == (card.errors["confused"] > 0)
+        told: dict[str, int] = {"missed": 0, "false": 0, "confused": 0}
+        for line in card.lines:
+            number, kind = line.split(": ")[0].split(" × ")
+            told[kind] += int(number)
+        assert told == {kind: card.errors[kind] for kind in told}, card.lines
     assert any(shows(card.truth, RIGHT) for card in cards)
     largest = len(cards[0].truth) + 2 * len(cards[0].predictions[0])
     assert len(draw_cards(worst[:2], [viewer, viewer], max_bytes=largest)) == 1
     assert draw_cards(worst[:2], [viewer, viewer], max_bytes=largest - 1) == []
 
 
+def test_every_photograph_is_drawn_once_while_it_is_evaluated_or_every_second_of_many(
+    judged: tuple[Viewer, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    viewer, results = judged
+    photos, seen = viewer.dataset.photos, []
+    thumbnails = Thumbnails(photos, False, lambda sample, *_: seen.append(sample.index))
+    size_of = sizes_on_disk(photos)
+    loader = get_dataloader(viewer.dataset, ShardBatches(len(photos), 5, 0, 1), 0, False)
+    criterion = SegmentationLoss(viewer.model)
+    colors: list[list[Any]] = []
+    draw = gallery.draw_instances
+
+    def noted(*given: Any, **named: Any) -> np.ndarray:
+        colors.append(named["colors"])
+        return draw(*given, **named)
+
+    monkeypatch.setattr(gallery, "draw_instances", noted)
+    measured = PhotoPixels(size_of, on_masks=thumbnails.see_masks)
+    evaluate(viewer.model, loader, NAMES, criterion, CPU, photo=measured)
+    jpegs = thumbnails.gather()
+    assert list(jpegs) == sorted(set(seen)) == list(range(len(photos)))
+    for row, drawn in zip(count_errors(results, len(NAMES), viewer.dataset.photos), colors, strict=True):
+        counts = {kind: drawn.count(color) for kind, color in (("missed", MISSED), ("false", FALSE))}
+        assert {**counts, "confused": drawn.count(CONFUSED)} == {kind: row[kind] for kind in KINDS_OF_ERROR}
+        assert decode_image(jpegs[row["image_id"]]).shape[1::-1] == size_of(row["image_id"])
+    monkeypatch.setattr(gallery, "MAX_THUMBNAILS", 5)
+    assert Thumbnails(photos, False, print).wanted == {0, 2, 4, 6, 8}
+
+
 def test_large_photographs_are_kept_at_full_size_with_every_object(
     judged: tuple[Viewer, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     viewer, results = judged
-    worst = choose_worst(count_errors(results, len(NAMES)))
+    worst = choose_worst(count_errors(results, len(NAMES), viewer.dataset.photos))
     assert all(card.view is None for card in draw_cards(worst[:2], [viewer]))
     monkeypatch.setattr(gallery, "MIN_LONG_SIDE_PX", 300)
     monkeypatch.setattr(gallery, "MAX_PHOTOS", 3)

@@ -69,6 +69,18 @@ def test_a_photograph_at_full_size_has_a_link() -> None:
     assert [link for link in links if not str(link).startswith("#")] == ["photographs.html#0"]
 
 
+def test_the_pictures_of_all_photographs_stay_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = [made_up_card(1, number, f"{number}.jpg") for number in range(3)]
+    pictures = [*((card.errors, card.truth) for card in cards), (cards[0].errors, b"")]
+    page = build_page([made_up_subject(("pole",), 1)], [], pictures)
+    assert "3 of 4 photographs. " in page
+    assert "1.jpg: 9 objects, 2 missed, 1 false, 2 confused" in page
+    monkeypatch.setattr("utils.pages.report.markup.MAX_THUMBNAIL_BYTES", sum(len(card.truth) for card in cards[:2]))
+    page = build_page([made_up_subject(("pole",), 1)], [], pictures)
+    assert "2 of 4 photographs" in page
+    assert "All photographs" not in build_page([made_up_subject(("pole",), 1)], [])
+
+
 def test_a_class_without_targets_has_no_score_rather_than_nought() -> None:
     subject = made_up_subject(("pole", "crossarm"), 3)
     subject.metrics["per_class"][1]["num_targets"] = 0
@@ -89,11 +101,12 @@ def test_nothing_found_and_nothing_there_still_make_a_page() -> None:
 
 def test_names_cannot_become_markup() -> None:
     subject = made_up_subject(HOSTILE, 1)
-    page = build_page([subject], [made_up_card(1, number, HOSTILE[number]) for number in range(3)])
+    cards = [made_up_card(1, number, HOSTILE[number]) for number in range(3)]
+    page = build_page([subject], cards, [(card.errors, card.truth) for card in cards])
     parsed = Elements(page)
     tags = [tag for tag, _ in parsed.found]
     assert tags.count("script") == 1
-    assert tags.count("img") == 6, "two for each image of the gallery and no other"
+    assert tags.count("img") == 9, "two for each image of the gallery, one for each thumbnail and no other"
     assert tags.count("b") == 3, "model, data and split"
     for _, attributes in parsed.found:
         assert not [name for name in attributes if name.startswith("on")], attributes

@@ -10,7 +10,7 @@ import pytest
 from tests.pages.report.made_up import HOSTILE
 from tests.support.browser import Page
 from utils.data.images import encode_jpeg
-from utils.pages.report.gallery import RIGHT, WRONG
+from utils.pages.report.gallery import FALSE, MISSED, RIGHT
 from utils.pages.report.photographs import PAGE, FullView, Shape, region_outlines, write_photographs
 from utils.predict.regions import Region
 
@@ -22,13 +22,14 @@ def made_up_view(file: str, name: str = "conductor") -> FullView:
     upper = np.stack([x, 400 + 500 * (x / 2800) ** 2], axis=1)
     wire = [np.concatenate([upper, upper[::-1] + np.array([0, 6])])]
     insulator = [np.array([(1500.0, 1200.0), (1560.0, 1200.0), (1560.0, 1290.0), (1500.0, 1290.0)])]
+    missed = (insulator, [insulator[0] - 300])
     jpeg = encode_jpeg(np.full((SIZE[1], SIZE[0], 3), 120, np.uint8))
     return FullView(
         file,
         SIZE,
         jpeg,
-        [Shape(wire, name, RIGHT, ""), Shape(insulator, "insulator", WRONG, "missed")],
-        [Shape(wire, f"{name} 0.80", RIGHT, ""), Shape([insulator[0] + 400], "cutout 0.51", WRONG, "false")],
+        [Shape(wire, name, RIGHT, ""), *(Shape(part, "insulator", MISSED, "missed") for part in missed)],
+        [Shape(wire, name, RIGHT, "", 0.8), Shape([insulator[0] + 400], "cutout", FALSE, "false", 0.51)],
     )
 
 
@@ -120,12 +121,19 @@ def test_the_wheel_keeps_the_point_under_the_pointer_and_dragging_moves_it(page:
 def test_the_next_error_is_brought_to_the_middle(page: Page, folder: Path) -> None:
     page.open(folder / PAGE, 1400)
     entries = page.run("[...document.querySelectorAll('nav ol:not([hidden]) button')].map(entry => entry.textContent)")
-    assert entries == ["missed: insulator", "false: cutout 0.51"]
+    assert entries == ["2 × missed: insulator", "1 × false: cutout"]
+    assert (
+        page.run("document.querySelector('.predictions path:nth-of-type(2) title').textContent") == "cutout 0.51: false"
+    )
     stage = middle_of(page, "#stage")
-    for selector in (".truth path:nth-of-type(2)", ".predictions path:nth-of-type(2)"):
+    shown = (".truth path:nth-of-type(2)", ".truth path:nth-of-type(3)", ".predictions path:nth-of-type(2)")
+    for selector in shown:
         press(page, "e")
         assert middle_of(page, selector) == pytest.approx(stage, abs=2)
         assert scale_of(page) > 1
+    for selector in (*shown[:2], shown[0]):  # a click on an entry shows its errors in turn
+        page.run("document.querySelector('nav ol:not([hidden]) button').click()")
+        assert middle_of(page, selector) == pytest.approx(stage, abs=2)
 
 
 def test_an_evaluation_without_large_photographs_removes_an_earlier_ones(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def plant_classes(data: DataFolder, planted: dict[str, set[str]]) -> None:
 
 @pytest.fixture(scope="module")
 def faulty_facts(faulty: tuple[DataFolder, dict[str, set[str]]]) -> dict[str, Any]:
-    return check(faulty[0], faulty[0].root / "check")
+    return check(faulty[0], faulty[0].root / "check", "--tolerate")
 
 
 def places(facts: dict[str, Any]) -> dict[str, set[str]]:
@@ -165,21 +165,25 @@ def test_the_texts_name_the_other_line_the_other_file_and_the_class(
     ]
 
 
-def test_strict_fails_for_errors_and_not_for_hints(
+@pytest.mark.parametrize("flags", [(), ("--strict",), ("--strict", "--tolerate")])
+def test_errors_fail_and_hints_do_not(
+    flags: tuple[str, ...],
     clean: DataFolder,
     faulty: tuple[DataFolder, dict[str, set[str]]],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     data = faulty[0]
-    with pytest.raises(UserError, match=re.escape(f"errors in {data.yaml}; the first: {data.photo('val', 1)}: shows")):
-        check(data, tmp_path, "--strict")
+    with pytest.raises(UserError, match=re.escape(f"errors; the first: {data.photo('val', 1)}: shows")):
+        check(data, tmp_path, *flags)
     assert (tmp_path / "check.html").exists()
     capsys.readouterr()
     (clean.labels("val", 3).parent / "stray.txt").write_text("")
-    assert check(clean, tmp_path, "--strict")["num_hints"] == 1
+    assert check(clean, tmp_path, *flags)["num_hints"] == 1
     (clean.labels("val", 3).parent / "stray.txt").unlink()
-    assert "hint  Label file without a photograph       1  " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "hint  Label file without a photograph       1  " in out
+    assert "0 errors, 1 hint: " in out
 
 
 def test_labels_behind_a_link_need_trust_links(clean: DataFolder, tmp_path: Path) -> None:
@@ -187,7 +191,7 @@ def test_labels_behind_a_link_need_trust_links(clean: DataFolder, tmp_path: Path
     labels.rename(elsewhere)
     labels.symlink_to(elsewhere)
     try:
-        facts = check(clean, tmp_path / "untrusted")
+        facts = check(clean, tmp_path / "untrusted", "--tolerate")
         assert places(facts).keys() == {"unreadable_label", "class_not_in_val"}
         assert "pass --trust-links" in facts["findings"][0]["text"]
         assert check(clean, tmp_path / "trusted", "--trust-links")["findings"] == []
@@ -220,6 +224,10 @@ def test_a_browser_shows_the_page_without_a_complaint(
             "[...document.querySelectorAll('#summary td[data-key]')].map(c => [c.dataset.key, +c.dataset.value])"
         )
         assert dict(shown) == {f"counts.{kind}": number for kind, number in faulty_facts["counts"].items() if number}
+        photographs = page.run("document.querySelectorAll('#labels figure').length")
+        readable = faulty_facts["splits"]["train"]["photographs"] + faulty_facts["splits"]["val"]["photographs"] - 1
+        assert photographs == readable, "a small picture of each photograph that can be read"
+        assert not page.run("document.querySelector('#touches_edge details').open")
         page.run("document.querySelector('.zoom').click()")
         assert page.run("document.querySelector('dialog').open")
         assert page.complaints == []

@@ -1,7 +1,11 @@
-"""The images with the most errors, drawn with labels and predictions; their number and bytes are limited."""
+"""Pictures of the evaluated photographs, drawn with labels and predictions; their number and bytes are limited.
+
+The worst images are drawn at the end, each twice; a small picture of every photograph while it is evaluated.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +14,16 @@ import numpy as np
 import torch
 from torch import nn
 
+from utils import distributed
 from utils.common.devices import Precision
 from utils.data.cache import load_photo
-from utils.data.dataset import Sample, SegmentationDataset
+from utils.data.dataset import Photo, Sample, SegmentationDataset
 from utils.data.images import NATIVE_LONG_SIDE_PX, encode_jpeg, read_image, upright_size
 from utils.evaluation.evaluate import AP_IOU, Find
 from utils.evaluation.metrics import CONFUSION_MIN_SCORE, ImageResult, box_iou, pair_ignoring_class
-from utils.evaluation.native_masks import outlines_in_photo, place
-from utils.pages import draw_instances
+from utils.evaluation.native_masks import OnMasks, outlines_in_photo, place
+from utils.pages import NO_DETECTIONS, draw_instances
+from utils.pages.pictures import Mask
 from utils.pages.report.photographs import JPEG_QUALITY as FULL_QUALITY
 from utils.pages.report.photographs import MAX_PHOTOS, MIN_LONG_SIDE_PX, FullView, Shape, region_outlines
 from utils.predict.detections import Detections, Placement, detect, photo_masks, raw_outputs
@@ -29,8 +35,12 @@ MAX_BYTES = 4_000_000  # of all JPEG files together; base64 makes them a third l
 LONG_SIDE_PX = 640
 JPEG_QUALITY = 80
 KINDS_OF_ERROR = ("missed", "false", "confused")
-# Okabe and Ito's sky blue, vermillion and yellow, which colour-blind people can distinguish.
-RIGHT, WRONG, CONFUSED = (86, 180, 233), (213, 94, 0), (240, 228, 66)
+MAX_THUMBNAILS = 280
+Color = tuple[int, int, int]
+# Okabe and Ito's sky blue, vermillion and yellow, and a violet. In the simulations of Machado et al. (2009) of the three
+# kinds of colour blindness any two of them are at least 34 apart (CIE76), missed and false 87.
+RIGHT, MISSED, FALSE, CONFUSED = (86, 180, 233), (213, 94, 0), (128, 64, 255), (240, 228, 66)
+ERROR_OF = {RIGHT: "", MISSED: "missed", FALSE: "false", CONFUSED: "confused"}
 
 
 @dataclass(frozen=True)
@@ -54,12 +64,18 @@ class Card:
     errors: dict[str, Any]
     truth: bytes
     predictions: list[bytes]
+    lines: Sequence[str] = ()  # the first model's errors, such as "12 × missed: wire"
     view: FullView | None = None  # of a large photograph, with the first model's predictions
     full_size: int | None = None  # the number of `view` among those of all cards
 
 
-def count_errors(results: Sequence[ImageResult], num_classes: int) -> list[dict[str, int]]:
-    """Count each image's errors as in the confusion matrix: `image_id`, `num_targets`, `missed`, `false`, `confused`."""
+def thumbnail_px(num_photos: int) -> int:
+    """Return the long side of the small pictures: so many of a drone's photographs take up to MAX_BYTES as JPEG."""
+    return 400 if num_photos <= 100 else 256
+
+
+def count_errors(results: Sequence[ImageResult], num_classes: int, photos: Sequence[Photo]) -> list[dict[str, Any]]:
+    """Count each image's errors as in the confusion matrix: `file`, `image_id`, `num_targets` and KINDS_OF_ERROR."""
     counted = []
     for result in results:
         predicted, true = result.box_confusion.T
@@ -67,17 +83,18 @@ def count_errors(results: Sequence[ImageResult], num_classes: int) -> list[dict[
         is_confused = (predicted != true) & ~is_missed & ~is_false
         kinds = zip(KINDS_OF_ERROR, (is_missed, is_false, is_confused), strict=True)
         counts = {kind: int(found.sum()) for kind, found in kinds}
-        counted.append({"image_id": result.image_id, "num_targets": len(result.target_class_ids), **counts})
+        image = {"file": photos[result.image_id].file.name, "image_id": result.image_id}
+        counted.append({**image, "num_targets": len(result.target_class_ids), **counts})
     return counted
 
 
-def choose_worst(errors: Sequence[dict[str, int]], most: int = MAX_IMAGES) -> list[dict[str, int]]:
+def choose_worst(errors: Sequence[dict[str, Any]], most: int = MAX_IMAGES) -> list[dict[str, Any]]:
     """Choose images in turn from four rankings: most errors, most missed, most false, most confused."""
     rankings = [
         sorted((row for row in errors if _sum(row, kinds)), key=lambda row: (-_sum(row, kinds), row["image_id"]))
         for kinds in (KINDS_OF_ERROR, *((kind,) for kind in KINDS_OF_ERROR))
     ]
-    chosen: dict[int, dict[str, int]] = {}
+    chosen: dict[int, dict[str, Any]] = {}
     for place_in_ranking in range(most):
         for ranking in rankings:
             if place_in_ranking < len(ranking) and len(chosen) < most:
@@ -95,8 +112,8 @@ def draw_cards(worst: Sequence[dict[str, Any]], viewers: Sequence[Viewer], max_b
             draw_image(viewer, errors["image_id"], viewer is viewers[0] and num_views < MAX_PHOTOS)
             for viewer in viewers
         ]
-        truth, _, view = pictures[0]
-        card = Card(errors, truth, [one[1] for one in pictures], view, None if view is None else num_views)
+        truth, _, lines, view = pictures[0]
+        card = Card(errors, truth, [one[1] for one in pictures], lines, view, None if view is None else num_views)
         max_bytes -= len(card.truth) + sum(map(len, card.predictions))
         if max_bytes < 0:
             break
@@ -105,8 +122,10 @@ def draw_cards(worst: Sequence[dict[str, Any]], viewers: Sequence[Viewer], max_b
     return cards
 
 
-def draw_image(viewer: Viewer, index: int, at_full_size: bool = False) -> tuple[bytes, bytes, FullView | None]:
-    """Draw an image's labels and the predictions that the confusion matrix counts; return both as JPEG.
+def draw_image(
+    viewer: Viewer, index: int, at_full_size: bool = False
+) -> tuple[bytes, bytes, list[str], FullView | None]:
+    """Draw an image's labels and the predictions that the confusion matrix counts; return both as JPEG, and its errors.
 
     Only errors have a name on them; a wrong prediction's name is followed by its confidence. `at_full_size` also returns
     the photograph itself with all outlines, if it is larger than the pictures.
@@ -118,54 +137,116 @@ def draw_image(viewer: Viewer, index: int, at_full_size: bool = False) -> tuple[
     full = place(sample, upright_size(file.read_bytes()))
     at_full_size &= MIN_LONG_SIDE_PX <= max(full.photo_size) <= NATIVE_LONG_SIDE_PX
     found, masks, full_masks = _predict(viewer, sample, placement, full if at_full_size else None)
-    truth, boxes = torch.from_numpy(sample.boxes), found.boxes
-    if viewer.in_photo:
-        truth, boxes = placement.boxes_to_photo(truth), placement.boxes_to_photo(boxes)
-    scores, class_ids = found.scores.numpy(), found.class_ids.numpy()
-    partner = pair_ignoring_class(box_iou(truth.numpy(), boxes.numpy()), len(sample.class_ids), scores)
-    of_prediction = np.full(len(found), -1)
-    of_prediction[partner[partner >= 0]] = np.flatnonzero(partner >= 0)
-
-    names = [viewer.names[one] for one in sample.class_ids]
-    colors, labels = _marks(sample.class_ids, partner, class_ids, names)
-    outlines = outlines_in_photo(sample, placement)
-    drawn_truth = draw_instances(
-        photo, sample.class_ids, None, outlines, None, viewer.names, colors=colors, labels=labels
-    )
-    texts = [f"{viewer.names[class_id]} {score:.2f}" for class_id, score in zip(class_ids, scores, strict=True)]
-    found_colors, labels = _marks(class_ids, of_prediction, sample.class_ids, texts)
-    drawn = draw_instances(photo, class_ids, None, masks, None, viewer.names, colors=found_colors, labels=labels)
+    true_colors, found_colors = judge(sample, found, placement if viewer.in_photo else None)
+    scores, class_ids = found.scores.tolist(), found.class_ids.numpy()
+    true_names, found_names = ([viewer.names[one] for one in ids] for ids in (sample.class_ids, class_ids))
+    texts = [f"{name} {score:.2f}" for name, score in zip(found_names, scores, strict=True)]
+    drawn = [
+        encode_jpeg(
+            draw_instances(
+                photo,
+                ids,
+                None,
+                shapes,
+                None,
+                viewer.names,
+                colors=colors,
+                labels=["" if color == RIGHT else text for color, text in zip(colors, words, strict=True)],
+                dashed=[color == MISSED for color in colors],
+                nothing=nothing,
+            ),
+            JPEG_QUALITY,
+        )
+        for ids, shapes, colors, words, nothing in (
+            (sample.class_ids, outlines_in_photo(sample, placement), true_colors, true_names, "no labels"),
+            (class_ids, masks, found_colors, texts, NO_DETECTIONS),
+        )
+    ]
     view = None
     if full_masks is not None:
         true_outlines = [[outline] for outline in outlines_in_photo(sample, full)]
         found_outlines = [region_outlines(region) for region in full_masks]
+        jpeg = encode_jpeg(read_image(file), FULL_QUALITY)
+        true_shapes = _shapes(true_outlines, true_names, true_colors, [None] * len(true_names))
         view = FullView(
-            file.name,
-            full.photo_size,
-            encode_jpeg(read_image(file), FULL_QUALITY),
-            _shapes(true_outlines, names, colors, "missed"),
-            _shapes(found_outlines, texts, found_colors, "false"),
+            file.name, full.photo_size, jpeg, true_shapes, _shapes(found_outlines, found_names, found_colors, scores)
         )
-    return encode_jpeg(drawn_truth, JPEG_QUALITY), encode_jpeg(drawn, JPEG_QUALITY), view
+    # A confused object has a label and a prediction: it is one error, named as the label.
+    is_error = [(ERROR_OF[color], name) for color, name in zip(true_colors, true_names, strict=True) if color != RIGHT]
+    is_error += [("false", name) for color, name in zip(found_colors, found_names, strict=True) if color == FALSE]
+    lines = [f"{number} × {error}: {name}" for (error, name), number in Counter(is_error).most_common()]
+    return drawn[0], drawn[1], lines, view
+
+
+def judge(sample: Sample, found: Detections, in_photo: Placement | None) -> tuple[list[Color], list[Color]]:
+    """Return the colour of each label and of each detection by its kind of error, as the confusion matrix pairs them.
+
+    in_photo: where the photograph lies, if boxes are compared in its pixels.
+    """
+    truth, boxes = torch.from_numpy(sample.boxes), found.boxes
+    if in_photo:
+        truth, boxes = in_photo.boxes_to_photo(truth), in_photo.boxes_to_photo(boxes)
+    partner = pair_ignoring_class(box_iou(truth.numpy(), boxes.numpy()), len(sample.class_ids), found.scores.numpy())
+    true, predicted = sample.class_ids.tolist(), found.class_ids.tolist()
+    of_label = [MISSED] * len(true)
+    of_detection = [FALSE] * len(predicted)
+    for label, detection in enumerate(partner.tolist()):
+        if detection >= 0:
+            color = RIGHT if true[label] == predicted[detection] else CONFUSED
+            of_label[label] = of_detection[detection] = color
+    return of_label, of_detection
+
+
+class Thumbnails:
+    """Small pictures of the photographs with labels and detections, drawn while they are evaluated.
+
+    `see_masks` is the evaluation's OnMasks, and hands everything on to another. Of a large split every second, third,
+    ... photograph is drawn.
+    """
+
+    def __init__(self, photos: Sequence[Photo], in_photo: bool, on_masks: OnMasks) -> None:
+        self.photos, self.in_photo, self.on_masks = photos, in_photo, on_masks
+        self.wanted = set(range(0, len(photos), max(1, -(-len(photos) // MAX_THUMBNAILS))))
+        self.jpegs: dict[int, bytes] = {}
+
+    def see_masks(self, sample: Sample, placement: Placement, found: Detections, masks: list[Region]) -> None:
+        """Draw a photograph once, when its first masks come: those of the surest detections."""
+        self.on_masks(sample, placement, found, masks)
+        if sample.index not in self.wanted:
+            return
+        self.wanted.remove(sample.index)
+        number = int((found.scores > CONFUSION_MIN_SCORE).sum())
+        sure = found[:number]
+        photo = load_photo(self.photos[sample.index].file, thumbnail_px(len(self.photos)))
+        shown = place(sample, (photo.shape[1], photo.shape[0]))
+        small = [shrunk(mask, placement.photo_size, shown.photo_size) for mask in masks[:number]]
+        true_colors, found_colors = judge(sample, sure, placement if self.in_photo else None)
+        colors, shapes = list(found_colors), list[Mask](small)
+        for outline, color in zip(outlines_in_photo(sample, shown), true_colors, strict=True):
+            if color == MISSED:
+                colors.append(color)
+                shapes.append(outline)
+        dashed, nameless = [color == MISSED for color in colors], [""] * len(colors)
+        drawn = draw_instances(
+            photo, [0] * len(colors), None, shapes, None, [""], colors=colors, labels=nameless, dashed=dashed
+        )
+        self.jpegs[sample.index] = encode_jpeg(drawn, JPEG_QUALITY)
+
+    def gather(self) -> dict[int, bytes]:
+        """Return all ranks' pictures by the photograph's index. Every rank must reach this."""
+        jpegs = {str(index): np.frombuffer(jpeg, np.uint8) for index, jpeg in self.jpegs.items()}
+        parts = distributed.gather_arrays(jpegs)
+        return {int(index): jpeg.tobytes() for part in parts for index, jpeg in part.items()}
 
 
 def _shapes(
-    outlines: Sequence[list[np.ndarray]], names: Sequence[str], colors: Sequence[tuple[int, int, int]], wrong: str
+    outlines: Sequence[list[np.ndarray]],
+    names: Sequence[str],
+    colors: Sequence[Color],
+    scores: Sequence[float | None],
 ) -> list[Shape]:
-    words = {RIGHT: "", WRONG: wrong, CONFUSED: "confused"}
-    return [Shape(parts, name, color, words[color]) for parts, name, color in zip(outlines, names, colors, strict=True)]
-
-
-def _marks(
-    class_ids: np.ndarray, partner: np.ndarray, their_class_ids: np.ndarray, texts: Sequence[str]
-) -> tuple[list[tuple[int, int, int]], list[str]]:
-    """Return each instance's colour by its kind of error, and its text if it is an error, else ""."""
-    colors, labels = [], []
-    for class_id, other, text in zip(class_ids.tolist(), partner.tolist(), texts, strict=True):
-        is_right = other >= 0 and their_class_ids[other] == class_id
-        colors.append(RIGHT if is_right else WRONG if other < 0 else CONFUSED)
-        labels.append("" if is_right else text)
-    return colors, labels
+    rows = zip(outlines, names, colors, scores, strict=True)
+    return [Shape(parts, name, color, ERROR_OF[color], score) for parts, name, color, score in rows]
 
 
 @torch.no_grad()
@@ -191,5 +272,5 @@ def _predict(
     return found, list(photo_masks(outputs["proto"][0], found, shown)), large
 
 
-def _sum(row: dict[str, int], kinds: Sequence[str]) -> int:
+def _sum(row: dict[str, Any], kinds: Sequence[str]) -> int:
     return sum(row[kind] for kind in kinds)

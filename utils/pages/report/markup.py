@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from utils.common.errors import printable
 
 HERE = Path(__file__).resolve().parent
 MOST_CHARACTERS = 1000  # of one text; names in a model file can be of any length
+MAX_THUMBNAIL_BYTES = 4_000_000  # of all JPEG files of a gallery; base64 makes them a third larger
 _EMPTY = {"br", "circle", "img", "input", "line", "link", "meta", "polyline", "rect"}
 
 
@@ -91,3 +92,20 @@ def zoomable(jpeg: bytes, caption: str, alt: str) -> Markup:
     source = Markup("data:image/jpeg;base64," + base64.b64encode(jpeg).decode())
     image = element("img", src=source, alt=alt)
     return element("figure", element("figcaption", caption), element("button", image, type="button", class_="zoom"))
+
+
+def thumbnails(pictures: Iterable[tuple[str, bytes | None]], num_photos: int, *note: str) -> list[Markup]:
+    """Return small pictures with their captions, as many as fit into MAX_THUMBNAIL_BYTES, below a note. None: no picture."""
+    figures: list[Markup] = []
+    bytes_left = MAX_THUMBNAIL_BYTES
+    for words, jpeg in pictures:
+        bytes_left -= len(jpeg or b"")
+        if jpeg and bytes_left >= 0:
+            figures.append(zoomable(jpeg, words, words))
+    few = f"{len(figures)} of {num_photos:,} photographs. " if len(figures) < num_photos else ""
+    return [element("p", few, *note, class_="note"), element("div", *figures, class_="thumbnails")]
+
+
+def color_key(color: tuple[int, int, int], label: str, class_: str = "") -> Markup:
+    """Return a square of a colour with what it means."""
+    return joined(element("span", class_=f"key {class_}".strip(), style=f"--color:rgb{color}"), f"{label} ")

@@ -15,8 +15,8 @@ from utils.pages.report.charts import (
     curve_chart,
     reliability_chart,
 )
-from utils.pages.report.gallery import CONFUSED, KINDS_OF_ERROR, RIGHT, WRONG, Card
-from utils.pages.report.markup import Markup, element, joined, report_page, zoomable
+from utils.pages.report.gallery import ERROR_OF, KINDS_OF_ERROR, Card
+from utils.pages.report.markup import Markup, color_key, element, joined, report_page, thumbnails, zoomable
 from utils.pages.report.tables import (
     KINDS,
     MODEL_LETTERS,
@@ -41,9 +41,11 @@ SECTIONS = {
     "sizes": "Sizes",
     "calibration": "Calibration",
     "worst": "Worst images",
+    "all": "All photographs",
 }
 
 ON_THRESHOLDS = "The confidence threshold that gives a class its highest F1 at IoU 0.5, and the scores at that threshold. Threshold and scores come from the same images, so the scores are slightly optimistic. For classes with few objects they are uncertain."
+ON_ALL = "Labels and detections with a confidence above 0.25 in one picture, in the photographs' order. A click enlarges it. "
 NO_ERRORS = "No image has an error: no object is missed or confused and no detection is false above confidence 0.25."
 FOOTER = "Every score and count on this page is also in metrics.json next to this file (model B: compared_metrics.json). Greedy matching and 101-point AP as in Ultralytics 8.4. Classes without objects in the split have no scores."
 ON_SIZES = "Size classes by the object's area in pixels of the photograph on disk (COCO's bounds)."
@@ -57,10 +59,13 @@ class Subject:
     curves: dict[str, Any]
 
 
-def build_page(subjects: Sequence[Subject], cards: Sequence[Card]) -> str:
+def build_page(
+    subjects: Sequence[Subject], cards: Sequence[Card], pictures: Sequence[tuple[dict[str, Any], bytes]] = ()
+) -> str:
     """Return the page for one model, or for two: model A and model B, with which it is compared.
 
-    cards: the images of the gallery, in the order of metrics.json's `worst_images`.
+    cards: the worst images, in the order of metrics.json's `worst_images`. pictures: the first model's errors in all
+    photographs, each with its `file` and a small picture; b"" has none.
     """
     models = [subject.metrics for subject in subjects]
     choice = [
@@ -83,6 +88,9 @@ def build_page(subjects: Sequence[Subject], cards: Sequence[Card]) -> str:
         "calibration": _calibration(models),
         "worst": _gallery(cards, len(models)),
     }
+    if pictures:
+        small = ((_in_words(errors), jpeg) for errors, jpeg in pictures)
+        content["all"] = thumbnails(small, len(pictures), ON_ALL, *_keys())
     titles = {
         **SECTIONS,
         "confusion": "Confusion matrix",
@@ -94,7 +102,7 @@ def build_page(subjects: Sequence[Subject], cards: Sequence[Card]) -> str:
         f"Evaluation of {models[0]['model']}",
         [element("h1", "Evaluation"), *_about(models)],
         [element("fieldset", *choice, aria_label="Masks or boxes")],
-        SECTIONS,
+        {name: SECTIONS[name] for name in content},
         [headline_cards(models), *sections],
         FOOTER,
     )
@@ -193,14 +201,6 @@ def _calibration(models: Sequence[dict[str, Any]]) -> list[Markup]:
 def _gallery(cards: Sequence[Card], num_models: int) -> list[Markup]:
     if not cards:
         return [element("p", NO_ERRORS)]
-    keys = [
-        joined(element("span", class_="key", style=f"background:rgb{color}"), label)
-        for color, label in (
-            (RIGHT, "correct, "),
-            (WRONG, "missed (labels) or false (prediction), "),
-            (CONFUSED, "confused with another class"),
-        )
-    ]
     words = f"The {len(cards)} images with the most errors, as counted in the confusion matrix. Only errors have a name on them. "
     orders = {"all": "most errors", **{kind: f"most {kind}" for kind in KINDS_OF_ERROR}}
     buttons = [
@@ -209,10 +209,20 @@ def _gallery(cards: Sequence[Card], num_models: int) -> list[Markup]:
     ]
     articles = [_article(position, card, num_models) for position, card in enumerate(cards)]
     return [
-        element("p", words, *keys, class_="note"),
+        element("p", words, *_keys(), class_="note"),
         element("div", "Order:", *buttons, class_="order", role="group", aria_label="Order of the images"),
         element("div", *articles, class_="gallery"),
     ]
+
+
+def _keys() -> list[Markup]:
+    meanings = {"": "correct", "missed": "missed label", "false": "false detection", "confused": "another class"}
+    return [color_key(color, meanings[error], error) for color, error in ERROR_OF.items()]
+
+
+def _in_words(errors: dict[str, Any]) -> str:
+    told = [f"{errors[kind]} {kind}" for kind in KINDS_OF_ERROR if errors[kind]]
+    return f"{errors['file']}: {errors['num_targets']} objects, {', '.join(told) or 'no errors'}"
 
 
 def _article(position: int, card: Card, num_models: int) -> Markup:
@@ -236,6 +246,7 @@ def _article(position: int, card: Card, num_models: int) -> Markup:
         "article",
         element("h3", errors["file"]),
         element("p", letter, *facts, "of ", shown["num_targets"], " objects", *full_size, class_="note"),
+        *([element("p", " · ".join(card.lines))] if card.lines else []),
         element("div", *pictures, class_="pair"),
         data_all=sum(counts.values()),
         **{f"data_{kind}": count for kind, count in counts.items()},

@@ -4,7 +4,7 @@
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
   const stage = find("#stage"), choice = find("#photo"), worlds = all(".world"), lists = all("nav ol");
   const views = worlds.map(() => null); // where each photograph was left: scale, and its corner's place on the stage
-  let shown = 0, error = -1;
+  let shown = 0, error = -1; // the number of the error shown, counted over all entries of the list
 
   const sizeOf = (world) => ({ width: Number(world.dataset.width), height: Number(world.dataset.height) });
   function fitted(world) {
@@ -41,21 +41,25 @@
     views[number] ??= fitted(worlds[number]);
     draw();
   }
-  function showError(button) {
-    const [left, top, right, bottom] = button.dataset.box.split(" ").map(Number);
+  // An entry of the list stands for all errors of a kind and class: each with its entry and box.
+  const errorsOf = (list) => all("button", list).flatMap((button) =>
+    button.dataset.boxes.split(";").map((box) => ({ button, box: box.split(" ").map(Number) })));
+  function showError(number) {
+    const { button, box: [left, top, right, bottom] } = errorsOf(lists[shown])[number];
     const scale = Math.min(3, (0.8 * stage.clientWidth) / Math.max(right - left, 40), (0.8 * stage.clientHeight) / Math.max(bottom - top, 40));
     views[shown] = { scale, x: stage.clientWidth / 2 - (scale * (left + right)) / 2, y: stage.clientHeight / 2 - (scale * (top + bottom)) / 2 };
     all("[aria-current]").forEach((item) => item.removeAttribute("aria-current"));
     button.setAttribute("aria-current", "true");
-    error = all("button", lists[shown]).indexOf(button);
+    error = number;
     draw();
   }
-  function nextError() {
-    const buttons = all("button", lists[shown]);
-    if (!buttons.length) return;
-    const button = buttons[(error + 1) % buttons.length];
-    button.scrollIntoView({ block: "nearest" });
-    showError(button);
+  function nextError(only) {
+    const errors = errorsOf(lists[shown]);
+    const numbers = errors.map((_, number) => number).filter((number) => !only || errors[number].button === only);
+    if (!numbers.length) return;
+    const next = numbers.find((number) => number > error) ?? numbers[0];
+    errors[next].button.scrollIntoView({ block: "nearest" });
+    showError(next);
   }
   function whole() { views[shown] = fitted(worlds[shown]); draw(); }
   function toggle(name) { const box = find(`#show-${name}`); box.checked = !box.checked; box.dispatchEvent(new Event("change")); }
@@ -67,9 +71,9 @@
   find("#zoom-out").addEventListener("click", () => zoom(1 / 1.5));
   find("#fit").addEventListener("click", whole);
   find("#actual").addEventListener("click", () => zoom(1 / views[shown].scale));
-  find("#next-error").addEventListener("click", nextError);
+  find("#next-error").addEventListener("click", () => nextError());
   choice.addEventListener("change", () => show(Number(choice.value)));
-  lists.forEach((list) => all("button", list).forEach((button) => button.addEventListener("click", () => showError(button))));
+  lists.forEach((list) => all("button", list).forEach((button) => button.addEventListener("click", () => nextError(button))));
 
   stage.addEventListener("wheel", (event) => {
     event.preventDefault();
@@ -81,7 +85,7 @@
   for (const name of ["pointerup", "pointercancel"]) stage.addEventListener(name, () => stage.classList.remove("moving"));
   const actions = {
     "+": () => zoom(1.5), "=": () => zoom(1.5), "-": () => zoom(1 / 1.5), 0: whole, 1: () => zoom(1 / views[shown].scale),
-    t: () => toggle("truth"), p: () => toggle("predictions"), e: nextError, n: () => show((shown + 1) % worlds.length),
+    t: () => toggle("truth"), p: () => toggle("predictions"), e: () => nextError(), n: () => show((shown + 1) % worlds.length),
     ArrowLeft: () => move(80, 0), ArrowRight: () => move(-80, 0), ArrowUp: () => move(0, 80), ArrowDown: () => move(0, -80),
   };
   document.addEventListener("keydown", (event) => {

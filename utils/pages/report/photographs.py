@@ -35,12 +35,13 @@ KEYS = (
 
 @dataclass(frozen=True)
 class Shape:
-    """An object's outlines in pixels of the photograph, each (V, 2), its name, colour, and the kind of error or ""."""
+    """An object's outlines in pixels of the photograph, each (V, 2), its class, colour, and the kind of error or ""."""
 
     outlines: list[np.ndarray]
     name: str
     color: tuple[int, int, int]
     error: str
+    score: float | None = None  # of a prediction
 
 
 @dataclass(frozen=True)
@@ -135,19 +136,24 @@ def _shape(shape: Shape) -> Markup:
     for outline in shape.outlines:
         points = " ".join(f"{x:g},{y:g}" for x, y in np.round(outline, 1).tolist())
         steps.append(f"M{points}Z")
-    words = f"{shape.name}: {shape.error}" if shape.error else shape.name
+    words = shape.name + ("" if shape.score is None else f" {shape.score:.2f}")
+    words += f": {shape.error}" if shape.error else ""
     return element("path", element("title", words), d=Markup(" ".join(steps)), stroke=f"rgb{shape.color}")
 
 
 def _errors(number: int, view: FullView) -> Markup:
-    """Return the list of a photograph's errors; a click on one shows it."""
-    items = []
+    """Return the list of a photograph's errors, those of a kind and class as one entry; each click shows the next."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    colors = {}
     for shape in (*view.truth, *view.predictions):
         if shape.error and shape.outlines:
             points = np.concatenate(shape.outlines)
             box = " ".join(f"{value:.0f}" for value in (*points.min(axis=0), *points.max(axis=0)))
-            key = element("span", class_="key", style=f"background:rgb{shape.color}")
-            items.append(
-                element("li", element("button", key, f"{shape.error}: {shape.name}", type="button", data_box=box))
-            )
+            groups.setdefault((shape.error, shape.name), []).append(box)
+            colors[shape.error] = shape.color
+    items = []
+    for (error, name), boxes in groups.items():
+        key = element("span", class_=f"key {error}", style=f"--color:rgb{colors[error]}")
+        words = f"{len(boxes)} × {error}: {name}"
+        items.append(element("li", element("button", key, words, type="button", data_boxes=";".join(boxes))))
     return element("ol", *items, hidden=True, data_photo=number)
