@@ -29,6 +29,7 @@ from utils.common.errors import run_script
 from utils.common.files import output_folder, write_text_atomic
 from utils.common.progress import shown
 from utils.common.signals import die_with_parent
+from utils.common.text import next_command
 from utils.data.dataset import Photo, SegmentationDataset, read_photos
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.data.loader import ShardBatches, batch_bytes, get_dataloader, plan_loader
@@ -199,6 +200,7 @@ def main() -> int:
         metrics = write_results(config, candidates, evaluations, spec.names, files)
         write_page(config, candidates, evaluations, metrics, device)
         print_results(metrics, config.output)
+        print(next_command("python", "inference.py", "--model", config.model, "--source", os.path.relpath(photos[0].file.parent)))
     cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
     return 0
 

@@ -68,11 +68,16 @@ def test_killed_run_continues_to_the_same_result(tmp_path: Path, monkeypatch: py
     assert tree(tmp_path / "killed") == tree(tmp_path / "undisturbed")
 
 
-def test_missing_input_names_the_download(run: Callable[..., None], tmp_path: Path) -> None:
+def test_missing_input_names_the_download_for_its_own_folder_only(
+    run: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for make in (lambda: None, (tmp_path / "raw").mkdir):
         make()
-        with pytest.raises(UserError, match=r"python download_data\.py"):
+        with pytest.raises(UserError, match=r"with --input$"):
             run()
+    with pytest.raises(UserError, match=r"data/raw: no such folder; .* python download_data\.py"):
+        run("--input", "data/raw")
     assert not (tmp_path / "processed").exists()
 
 

@@ -87,8 +87,7 @@ def report_lines(manifest: dict[str, Any], num_problems: int = 20, *, has_circui
     if has_circuits:
         lines += [f"{split} circuits: {_listed(circuits)}" for split, circuits in counts["circuits"].items()]
     lines += _group_lines(manifest)
-    used = {name: by_split for name, by_split in counts["objects"].items() if any(by_split.values())}
-    few = [(name, by_split) for name, by_split in used.items() if by_split[VAL] < MIN_VAL_OBJECTS]
+    few = [(name, by_split) for name, by_split in counts["objects"].items() if by_split[VAL] < MIN_VAL_OBJECTS]
     if few:
         shown = ", ".join(f"{name} {by_split[VAL]} of {sum(by_split.values()):,}" for name, by_split in few)
         lines.append(f"classes with fewer than {MIN_VAL_OBJECTS} objects in val: {shown}")
