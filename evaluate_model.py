@@ -200,7 +200,11 @@ def main() -> int:
         metrics = write_results(config, candidates, evaluations, spec.names, files)
         write_page(config, candidates, evaluations, metrics, device)
         print_results(metrics, config.output)
-        print(next_command("python", "inference.py", "--model", config.model, "--source", os.path.relpath(photos[0].file.parent)))
+        print(
+            next_command(
+                "python", "inference.py", "--model", config.model, "--source", os.path.relpath(photos[0].file.parent)
+            )
+        )
     cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
     return 0
 

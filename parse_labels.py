@@ -26,9 +26,7 @@ class ParseConfig(Options):
 
     config: str | None = option(None, "YAML file with any of these options", metavar="FILE")
     input: str = option("data/raw", "folder with the labels and the photographs, in folders or zips", metavar="DIR")
-    format: str = option(
-        AUTO, "format of the labels; auto: found by the content of the files", choices=FORMAT_CHOICES
-    )
+    format: str = option(AUTO, "format of the labels; auto: found by the content of the files", choices=FORMAT_CHOICES)
     classes: tuple[str, ...] | None = option(
         None,
         "classes and their order; unset: those of EPRI's data set if they cover all labels, else those of the label file",

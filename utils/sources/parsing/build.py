@@ -30,7 +30,16 @@ from utils.sources.parsing.photograph import PhotographOptions, build_image, bui
 from utils.sources.parsing.reading import choose_classes, read_labels
 from utils.sources.parsing.rows import Row, digest_of, place_of
 from utils.sources.parsing.sources import UNREADABLE_PHOTOGRAPH, Photograph, PhotographReader
-from utils.sources.parsing.split import SPLITS, TEST, TIME, TIME_GAP_S, assign_splits, bursts, choose_split, output_stems
+from utils.sources.parsing.split import (
+    SPLITS,
+    TEST,
+    TIME,
+    TIME_GAP_S,
+    assign_splits,
+    bursts,
+    choose_split,
+    output_stems,
+)
 from utils.sources.parsing.state import (
     DATASET_FILE,
     MANIFEST_FILE,

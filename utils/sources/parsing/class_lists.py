@@ -21,14 +21,14 @@ _NAMES_KEY = re.compile(r"^(names|nc)\s*:", re.MULTILINE)
 _COLOUR_LINE = re.compile(r"^(.+?):(\d{1,3}),(\d{1,3}),(\d{1,3})(:.*)?$")
 
 
-def find_list(file: Path, patterns: Sequence[str]) -> Path | None:
-    """Return the nearest class list in a file's folder and those above it; of those in one folder by the order of `patterns`.
+def find_list(file: Path, patterns: Sequence[str], top: Path) -> Path | None:
+    """Return the nearest class list in a file's folder and those above it, up to `top`; in one folder by the order of `patterns`.
 
     A link is none: its content would be shown as class names. A YAML file counts if it has `names` or `nc`.
     """
     for folder in file.parents[:LEVELS]:
         found = _lists_in(folder, tuple(patterns), folder.stat().st_mtime_ns)
-        if found:
+        if found or folder == top:
             return found
     return None
 
@@ -36,9 +36,9 @@ def find_list(file: Path, patterns: Sequence[str]) -> Path | None:
 @functools.lru_cache(4096)  # a folder may hold 30,000 label files
 def _lists_in(folder: Path, patterns: tuple[str, ...], stamp: int) -> Path | None:
     for file in (file for pattern in patterns for file in sorted(folder.glob(pattern))):
-        if file.is_file() and not file.is_symlink() and file.stat().st_size <= MAX_LIST_BYTES:
-            if file.suffix not in (".yaml", ".yml") or _NAMES_KEY.search(read_text(file)):
-                return file
+        is_small = file.is_file() and not file.is_symlink() and file.stat().st_size <= MAX_LIST_BYTES
+        if is_small and (file.suffix not in (".yaml", ".yml") or _NAMES_KEY.search(read_text(file))):
+            return file
     return None
 
 

@@ -93,7 +93,9 @@ class CvatFile:
 
     def _end(self, tag: str) -> None:
         if self._tags == IMAGE:
-            self._images.append((self._open[0], self._parser.CurrentByteIndex, self._open[1], self._shapes, self._boxes))
+            self._images.append(
+                (self._open[0], self._parser.CurrentByteIndex, self._open[1], self._shapes, self._boxes)
+            )
         elif self._tags[-3:] == LABEL_NAME and self._text.strip():
             self._names.setdefault(printable(self._text.strip()))
         self._tags.pop()

@@ -32,7 +32,9 @@ def describe_foreign(folder: Path) -> str:
     """Return in one line what a folder holds, what is missing, and which formats are read."""
     if not folder.is_dir():
         return "no such folder; " + _cure(folder)
-    files = [place / entry.name for place, entries in walk(folder, lambda path: path.name[:1] != ".") for entry in entries]
+    files = [
+        place / entry.name for place, entries in walk(folder, lambda path: path.name[:1] != ".") for entry in entries
+    ]
     files = [file for file in files if not file.name.startswith(".")]
     if not files:
         return "is empty; " + _cure(folder)

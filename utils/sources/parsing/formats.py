@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,11 +33,12 @@ class Format:
 
     title: what the report calls it. by_file: names of photographs are relative to the label file's folder. sorts_names: the
     files list only classes in use. has_rows_per_file: several files may belong to a photograph. missing_is_empty: a
-    photograph without a label file has no objects, if others of its folder have one.
+    photograph without a label file has no objects, if others of its folder have one. takes_folder: the reader wants the
+    input folder, in which it looks for a list of the classes.
     """
 
     title: str
-    reader: type[LabelFile]
+    reader: Callable[..., LabelFile]
     patterns: tuple[str, ...]
     how_to_export: str
     several: bool = True
@@ -45,6 +46,7 @@ class Format:
     sorts_names: bool = False
     has_rows_per_file: bool = False
     missing_is_empty: bool = False
+    takes_folder: bool = False
 
 
 FORMATS = {
@@ -93,6 +95,7 @@ FORMATS = {
         "put data.yaml beside the folders train and valid, each with images/ and labels/",
         by_file=True,
         missing_is_empty=True,
+        takes_folder=True,
     ),
     MASKS: Format(
         "mask PNGs",
@@ -101,6 +104,7 @@ FORMATS = {
         "put a.png into masks/ for a.jpg in images/",
         by_file=True,
         has_rows_per_file=True,
+        takes_folder=True,
     ),
 }
 FORMAT_CHOICES = (AUTO, EPRI, *FORMATS)

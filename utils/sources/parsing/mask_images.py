@@ -13,6 +13,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from utils.common.errors import UserError, printable
 from utils.data.dataset_yaml import IMAGE_SUFFIXES
 from utils.sources.parsing.class_lists import MASK_LISTS, find_list, read_values
@@ -29,9 +31,9 @@ _NUMBERED = re.compile(r"(?i)inst(ance)?s?|cp")  # in the name of a file or fold
 
 
 class MaskFile:
-    """The objects of one mask. A PNG that is not a mask has no rows."""
+    """The objects of one mask. A PNG that is not a mask has no rows. A list of the classes lies in `folder` or below."""
 
-    def __init__(self, path: Path, problems: list[Problem]) -> None:
+    def __init__(self, path: Path, problems: list[Problem], folder: Path) -> None:
         self._names: list[str] = []
         self._rows: list[AnnotationRow] = []
         try:
@@ -39,7 +41,7 @@ class MaskFile:
             if found is None:
                 return
             source, photographs, meaning = found
-            meaning = _with_list(meaning, path)
+            meaning = _with_list(meaning, path, folder)
             data = source.read_bytes()
             objects, _ = mask_objects(meaning, data)  # the complaints come again when the photograph is built
         except (ValueError, UserError, OSError) as error:
@@ -123,17 +125,18 @@ def _folders_for(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _is_alike(path: Path) -> bool:
-    """Return whether a PNG's neighbouring pixels are alike, as in a drawing; False if it cannot be read."""
+    """Return whether a PNG has two values, or neighbouring pixels that are alike; False if it cannot be read."""
     try:
         values, _ = read_mask(path.read_bytes(), False)
     except (ValueError, OSError):
         return False
-    return values.shape[1] > 1 and float((values[:, 1:] == values[:, :-1]).mean()) >= MIN_ALIKE
+    is_alike = values.shape[1] > 1 and float((values[:, 1:] == values[:, :-1]).mean()) >= MIN_ALIKE
+    return is_alike or len(np.unique(values)) <= 2
 
 
-def _with_list(meaning: Meaning, path: Path) -> Meaning:
+def _with_list(meaning: Meaning, path: Path, folder: Path) -> Meaning:
     """Add the classes of the list near a mask, and the digest of the mask that tells the classes."""
     digest = digest_of(meaning.classes.read_bytes()) if meaning.classes else b""
-    file = None if meaning.label else find_list(path, MASK_LISTS)
+    file = None if meaning.label else find_list(path, MASK_LISTS, folder)
     names = tuple(read_values(file).items()) if file else ()
     return replace(meaning, class_digest=digest, names=names)

@@ -67,7 +67,9 @@ def read_mask(data: bytes, by_colour: bool) -> tuple[np.ndarray, bool]:
         mode = picture.mode
         if mode == "1" or (mode == "LA" and not by_colour):
             picture = picture.convert("L")
-        values = np.asarray(picture.convert("RGB") if by_colour or mode not in ("1", "L", "LA", "P", "I", "I;16") else picture)
+        values = np.asarray(
+            picture.convert("RGB") if by_colour or mode not in ("1", "L", "LA", "P", "I", "I;16") else picture
+        )
     except (*EXIF_ERRORS, zlib.error) as error:
         raise ValueError(str(error) if isinstance(error, ValueError) else "truncated or corrupt") from error
     if values.ndim == 3:
@@ -123,7 +125,9 @@ def _paired(
     labels = []
     for number, place in enumerate(ndimage.find_objects(numbers), start=1):
         inside, counts = np.unique(classes[place][numbers[place] == number], return_counts=True)
-        best = max(zip(counts.tolist(), inside.tolist(), strict=True), key=lambda pair: (pair[1] not in (0, VOID), pair))
+        best = max(
+            zip(counts.tolist(), inside.tolist(), strict=True), key=lambda pair: (pair[1] not in (0, VOID), pair)
+        )
         labels.append(names.get(best[1]) or _unlisted(best[1]) if best[1] not in (0, VOID) else "")
         if not labels[-1]:
             complaints.append(f"object {number}: has no class in {meaning.classes.parent.name}")

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from utils.common.errors import UserError, printable
 from utils.sources.parsing.foreign import describe_foreign
 from utils.sources.parsing.formats import AUTO, EPRI, EPRI_TITLE, FORMATS, Format, candidates, find_format, format_of
-from utils.sources.parsing.label_csv import ClassTable, Problem, read_label_csv
+from utils.sources.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem, read_label_csv
 from utils.sources.parsing.manifest import NO_PHOTOGRAPH, NO_ROW
 from utils.sources.parsing.mask_images import is_mask
 from utils.sources.parsing.matching import Match, match_name, match_names
@@ -44,7 +44,9 @@ class Labelled:
         classes = _number(len(self.class_names), "class", "classes")
         lines = [f"{line}, {_number(num_regions, 'region', 'regions')} of {classes}"]
         if num_boxes:
-            lines.append(f"{num_boxes:,} of the regions are boxes without an outline: the model learns rectangles from them")
+            lines.append(
+                f"{num_boxes:,} of the regions are boxes without an outline: the model learns rectangles from them"
+            )
         return lines
 
 
@@ -68,7 +70,8 @@ def _read_tool(
 ) -> Labelled:
     files = _label_files(folder, tool, problems, trust_links)
     photographs = find_photographs(folder, problems, trust_links, by_path=True)
-    read = [tool.reader(file, problems) for file in files]
+    more = (folder,) if tool.takes_folder else ()
+    read = [tool.reader(file, problems, *more) for file in files]
     rows_of = [[*labels.rows()] for labels in read]
     rows = [row for own in rows_of for row in own]
     masks = {file for file, own in zip(files, rows_of, strict=True) if own} | {row.file for row in rows}
@@ -190,5 +193,7 @@ def _complete(
             if key in kept:
                 rows[key] = ()
     if not rows:
-        raise UserError(f"{labels}: none of its rows names one of the {len(photographs)} photographs beside it")
+        unreadable = [problem for problem in problems if problem.kind == UNREADABLE_ROW][:1]
+        reason = "".join(f"; {problem.place}: {problem.text}" for problem in unreadable)
+        raise UserError(f"{labels}: none of its rows names one of the {len(photographs)} photographs beside it{reason}")
     return dict(sorted(rows.items()))

@@ -63,7 +63,9 @@ def choose_split(photographs: Iterable[Photograph], split_by: str) -> str:
     if "" not in splits and {TRAIN, VAL} <= splits:
         return FOLDERS
     if split_by == FOLDERS:
-        raise UserError("--split-by folders: not all photographs lie in folders called train, val or test; use --split-by hash")
+        raise UserError(
+            "--split-by folders: not all photographs lie in folders called train, val or test; use --split-by hash"
+        )
     return HASH
 
 

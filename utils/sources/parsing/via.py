@@ -40,7 +40,9 @@ class ViaFile:
                 else:
                     self._add(stream.item())
         if not self._photographs:
-            raise UserError(f"{path}: no photographs of VIA 2: no `filename` with `regions`; export annotations as JSON")
+            raise UserError(
+                f"{path}: no photographs of VIA 2: no `filename` with `regions`; export annotations as JSON"
+            )
         self._attribute = self._class_attribute()
 
     def names(self) -> list[str]:
@@ -122,9 +124,9 @@ def _outline(shape: Any) -> tuple[np.ndarray, bool]:
         x, y = shape["all_points_x"], shape["all_points_y"]
         if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
             raise ValueError("`all_points_x` and `all_points_y` are not lists of the same length")
-        return read_points([list(pair) for pair in zip(x, y, strict=True)], "line" if kind == "polyline" else "polygon"), (
-            kind == "polyline"
-        )
+        return read_points(
+            [list(pair) for pair in zip(x, y, strict=True)], "line" if kind == "polyline" else "polygon"
+        ), (kind == "polyline")
     if kind == "rect":
         return box_corners(*(read_number(shape[key]) for key in ("x", "y", "width", "height"))), False
     if kind not in ("circle", "ellipse"):

@@ -28,10 +28,12 @@ _NUMBERS = re.compile(rb"\s*\d+(\.0*)?([ \t]+[-+.\deE]+){4,}[ \t]*(\r?\n|$)")
 class YoloFile:
     """The labels of one photograph. A text that is no label and has no photograph, such as a README, has no rows.
 
+    The classes stand in a list in one of the folders from the text's own up to `folder`.
+
     Raises UserError when no list near the file names the classes.
     """
 
-    def __init__(self, path: Path, problems: list[Problem]) -> None:
+    def __init__(self, path: Path, problems: list[Problem], folder: Path) -> None:
         self.path = path
         self._rows: list[AnnotationRow] = []
         self._names: list[str] = []
@@ -46,7 +48,7 @@ class YoloFile:
         except (UserError, OSError) as error:
             problems.append(Problem(printable(path.name, 400), f"{error}; skipped", UNREADABLE_ROW))
             return
-        class_list = find_list(path, YOLO_LISTS)
+        class_list = find_list(path, YOLO_LISTS, folder)
         if class_list is None:
             raise UserError(
                 f"{path}: YOLO's labels, but no data.yaml, classes.txt or obj.names near it names the classes; "
@@ -84,7 +86,9 @@ def photographs_for(path: Path) -> tuple[str, ...]:
 
 
 def _has_photograph(folder: Path, names: tuple[str, ...]) -> bool:
-    spellings = (spelling for name in names for spelling in (name, str(Path(name).with_suffix(Path(name).suffix.upper()))))
+    spellings = (
+        spelling for name in names for spelling in (name, str(Path(name).with_suffix(Path(name).suffix.upper())))
+    )
     return any((folder / spelling).is_file() for spelling in spellings)
 
 
