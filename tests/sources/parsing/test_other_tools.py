@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def png(values: np.ndarray) -> bytes:
     return cv2.imencode(".png", values)[1].tobytes()
 
 
-def files(folder: Path, contents: dict[str, bytes | str]) -> Path:
+def files(folder: Path, contents: Mapping[str, bytes | str]) -> Path:
     for name, content in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
@@ -92,12 +92,12 @@ PAIR = {
     "SegmentationClass/a.png": png(mask(BOX, value=1) + mask(STRIP, value=2)),
     "SegmentationObject/a.png": png(mask(BOX, value=7) + mask(STRIP, value=3)),
 }
-COLOURED = {
-    name: png(np.repeat(cv2.imdecode(np.frombuffer(PAIR[name], np.uint8), 0)[..., None], 3, 2) * (9, 8, 1))
-    for name in PAIR
+COLOURED = {  # CVAT draws both masks in colours
+    "SegmentationClass/a.png": png(np.stack([mask(BOX), mask(STRIP), mask()], axis=2)),
+    "SegmentationObject/a.png": png(np.stack([mask(BOX, value=64), mask(), mask(STRIP, value=64)], axis=2)),
 }
 PHOTO = photo(WIDTH, HEIGHT)
-FOLDERS: dict[str, tuple[str, dict[str, bytes | str]]] = {
+FOLDERS: dict[str, tuple[str, Mapping[str, bytes | str]]] = {
     "CVAT for images": (CVAT, {"annotations.xml": cvat(POLE, WIRE), "images/sub/a.jpg": PHOTO}),
     "CVAT, a mask and an ellipse of no size": (
         CVAT,
@@ -121,8 +121,8 @@ FOLDERS: dict[str, tuple[str, dict[str, bytes | str]]] = {
     "YOLO, side by side": (YOLO, {"obj.names": "pole\nwire", "a.JPG": PHOTO, "a.txt": TEXT}),
     "Pascal VOC of LabelMe": (
         MASKS,
-        PAIR
-        | {
+        {
+            **PAIR,
             "class_names.txt": "_background_\npole\nwire\n",
             "JPEGImages/a.jpg": PHOTO,
             "SegmentationClassVisualization/a.jpg": PHOTO,
@@ -130,9 +130,9 @@ FOLDERS: dict[str, tuple[str, dict[str, bytes | str]]] = {
     ),
     "Pascal VOC of CVAT": (
         MASKS,
-        COLOURED
-        | {
-            "labelmap.txt": "# label:color_rgb:parts:actions\nbackground:0,0,0::\npole:1,8,9::\nwire:2,16,18::\n",
+        {
+            **COLOURED,
+            "labelmap.txt": "# label:color_rgb:parts:actions\nbackground:0,0,0::\npole:0,0,255::\nwire:0,255,0::\n",
             "JPEGImages/a.jpg": PHOTO,
         },
     ),
@@ -178,7 +178,7 @@ def test_masks_of_cvat_and_of_pngs_keep_their_holes_and_parts(tmp_path: Path) ->
         rle = ", ".join(map(str, [0] * bool(values[0, 0]) + runs))
         text = cvat(shape("mask", "pole", rle=rle, left=0, top=0, width=WIDTH, height=HEIGHT))
         for kind, contents in (("xml", {"a.xml": text}), ("png", {"a_pole_1.png": png(values.astype(np.uint8) * 255)})):
-            raw = files(tmp_path / f"{name}-{kind}" / "raw", contents | {"a.jpg": PHOTO})
+            raw = files(tmp_path / f"{name}-{kind}" / "raw", {**contents, "a.jpg": PHOTO})
             build(raw)
             ((_, polygon),) = labels_of(raw.parent / "processed", num_classes=2)
             assert iou(whole(fill(polygon)), values) >= 0.99, f"{name} as {kind}"
@@ -234,9 +234,9 @@ def test_the_shapes_of_cvat_via_and_labelme(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_cannot_be_read_ends_the_command(
-    tmp_path: Path, contents: dict[str, bytes | str], reason: str
+    tmp_path: Path, contents: Mapping[str, bytes | str], reason: str
 ) -> None:
-    raw = files(tmp_path / "raw", contents | {"a.jpg": PHOTO})
+    raw = files(tmp_path / "raw", {**contents, "a.jpg": PHOTO})
     with pytest.raises(UserError) as raised:
         build(raw)
     assert reason in str(raised.value)
@@ -278,9 +278,9 @@ BAD_LINES = [
     ],
 )
 def test_a_bad_object_is_named_and_the_others_are_kept(
-    tmp_path: Path, contents: dict[str, bytes | str], reason: str
+    tmp_path: Path, contents: Mapping[str, bytes | str], reason: str
 ) -> None:
-    raw = files(tmp_path / "raw", contents | {"a.jpg": PHOTO})
+    raw = files(tmp_path / "raw", {**contents, "a.jpg": PHOTO})
     if "a_wire.png" in contents and reason:  # the sizes differ: the photograph cannot be trusted
         with pytest.raises(UserError, match=reason):
             build(raw)
@@ -307,7 +307,7 @@ FOREIGN: list[tuple[dict[str, bytes | str], str]] = [
 
 @pytest.mark.parametrize(("contents", "reason"), FOREIGN)
 def test_a_foreign_folder_is_described_in_one_line(
-    tmp_path: Path, contents: dict[str, bytes | str], reason: str
+    tmp_path: Path, contents: Mapping[str, bytes | str], reason: str
 ) -> None:
     (tmp_path / "raw").mkdir()
     with pytest.raises(UserError) as raised:
@@ -375,6 +375,8 @@ def test_values_of_masks_without_a_list_are_classes_or_numbers(tmp_path: Path) -
         ("masks/a.png", png(np.stack([values * 0, values, values * 9], axis=2)), ["colour_1b0300", "colour_2d0500"]),
         ("masks/a.png", png(values.astype(np.uint16) + (values > 0).astype(np.uint16) * 300), ["object"]),
         ("masks/a_instances.png", png(values), ["object"]),
+        ("masks/a.png", png(np.repeat(np.arange(180, dtype=np.uint8)[:, None], 300, axis=1)), ["object"]),  # 179 values
+        ("masks/0c5d.png", png(mask(BOX)), ["object"]),  # Data Science Bowl 2018
         ("masks/a.png", png(cv2.blur(mask(BOX), (3, 3))), ["object"]),
     ]:
         raw = files(tmp_path / f"{len(list(tmp_path.iterdir()))}" / "raw", {"images/a.jpg": PHOTO, name: content})

@@ -106,7 +106,7 @@ def write_folder(folder: Path, content: Any, photographs: Sequence[str] = ("imag
     return folder
 
 
-def build(folder: Path, announce: Callable[[str], object] = lambda _: None, **changes: Any) -> dict[str, Any]:
+def build(folder: Path, announce: Callable[[str], None] = lambda _: None, **changes: Any) -> dict[str, Any]:
     values = {"class_names": ("conductor", "insulator"), "long_side_px": 1280, "val_fraction": 0.5} | changes
     chosen = options(**{"label_format": "auto", "use_file_classes": True} | values)
     return build_dataset(folder, folder.parent / "processed", chosen, num_workers=1, announce=announce)

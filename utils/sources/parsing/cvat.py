@@ -144,11 +144,11 @@ def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
 def _object(tag: str, name: str, label: str, size: Size, given: Attributes) -> ShapeObject:
     turn = math.radians(_number(given.get("rotation", "0")))
     if tag == "mask":
-        left, top, width, height = (int(_number(given[key])) for key in ("left", "top", "width", "height"))
+        box = [int(_number(given[key])) for key in ("left", "top", "width", "height")]
+        left, top, width, height = box
         if size is None or min(left, top) < 0 or left + width > size[0] or top + height > size[1]:
             raise ValueError(f"a box of {width}x{height} pixels at ({left}, {top}) that the image does not hold")
-        draw = partial(decode_rows, given["rle"], (left, top, width, height))
-        return ShapeObject(label, name, size, size, draw=draw)
+        return ShapeObject(label, name, size, size, draw=partial(decode_rows, given["rle"], box))
     if tag == "box":
         left, top, right, bottom = (_number(given[key]) for key in ("xtl", "ytl", "xbr", "ybr"))
         centre = np.array([left + right, top + bottom]) / 2

@@ -112,17 +112,11 @@ EPRI_TITLE = "EPRI's labels"
 
 
 def find_format(folder: Path) -> str:
-    """Return the format of the labels in a folder by their content; an empty string if none is found."""
+    """Return the format of the first file whose content is of one, in the order of FORMATS; an empty string without any."""
     if any(_is_epri(file) for file in candidates(folder, ("*.csv", "*.CSV"))):
         return EPRI
-    formats: dict[Path, str] = {}
-    for name, tool in FORMATS.items():
-        for file in candidates(folder, tool.patterns):
-            if file not in formats:
-                formats[file] = format_of(file)
-            if formats[file] == name:
-                return name
-    return ""
+    files = dict.fromkeys(file for tool in FORMATS.values() for file in candidates(folder, tool.patterns))
+    return next(filter(None, map(format_of, files)), "")
 
 
 def candidates(folder: Path, patterns: tuple[str, ...]) -> list[Path]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-from PIL import PngImagePlugin
+from PIL import Image, PngImagePlugin
 from scipy import ndimage
 
 from utils.data.images import EXIF_ERRORS
@@ -60,7 +60,7 @@ def read_mask(data: bytes, by_colour: bool) -> tuple[np.ndarray, bool]:
     if len(data) > MAX_MASK_BYTES:
         raise ValueError(f"{len(data):,} bytes, more than any mask")
     try:
-        picture = PngImagePlugin.PngImageFile(io.BytesIO(data))
+        picture: Image.Image = PngImagePlugin.PngImageFile(io.BytesIO(data))
         width, height = picture.size
         if width * height > MAX_MASK_PIXELS:
             raise ValueError(f"{width}x{height} is more than {MAX_MASK_PIXELS // 1_000_000} megapixels")
@@ -144,7 +144,7 @@ def _numbers(values: np.ndarray, found: Sequence[int]) -> np.ndarray:
 
 def _connected(values: np.ndarray, classes: dict[int, str]) -> tuple[np.ndarray, list[str]]:
     """Number the connected parts of each class, and return their labels. Pixels that touch at a corner are connected."""
-    numbers, labels = np.zeros(values.shape, np.int32), []
+    numbers, labels = np.zeros(values.shape, np.int32), list[str]()
     for value, label in classes.items():
         count, parts = cv2.connectedComponents((values == value).astype(np.uint8), connectivity=8)
         np.copyto(numbers, parts + len(labels), where=parts > 0)

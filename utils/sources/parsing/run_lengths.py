@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ def decode_label_studio(codes: Any, size: tuple[int, int]) -> tuple[np.ndarray, 
     return _cut(alpha.reshape(height, width))
 
 
-def decode_rows(text: str, box: tuple[int, int, int, int]) -> tuple[np.ndarray, int, int]:
+def decode_rows(text: str, box: Sequence[int]) -> tuple[np.ndarray, int, int]:
     """Decode CVAT's `rle`, the runs outside and inside by turns, row by row, of a box (left, top, width, height).
 
     Returns like `decode_coco`. Raises RunLengthError.
