@@ -42,7 +42,10 @@ def describe_foreign(folder: Path) -> str:
     found = ", ".join(f"{number:,} {printable(suffix)}" for suffix, number in suffixes.most_common(MAX_SUFFIXES))
     more = f" and {len(suffixes) - MAX_SUFFIXES} more kinds" if len(suffixes) > MAX_SUFFIXES else ""
     formats = ", ".join(tool.title for tool in FORMATS.values())
-    return f"no labels that are read, only {found}{more}: {_missing(files)}. Read are: {formats}, {EPRI_TITLE} (docs/labels.md)"
+    return (
+        f"holds no labels of a known format, only {found}{more}: {_missing(files)}. "
+        f"Known formats: {formats}, {EPRI_TITLE} (docs/labels.md)"
+    )
 
 
 def _cure(folder: Path) -> str:

@@ -114,11 +114,11 @@ def _group_lines(manifest: dict[str, Any]) -> list[str]:
         shown = f"copies: {sum(map(len, copies)):,} photographs show only {len(copies):,} pictures"
         split_of = {record["file"]: record["split"] for record in manifest["photographs"]}
         num_apart = sum(len({split_of[file] for file in group}) > 1 for group in copies)
-        shared = "the folders say so" if manifest["options"]["split_by"] == FOLDERS else "every circuit shares some"
-        reason = "all are alike" if len(copies[0]) == total else shared
-        lines.append(
-            f"{shown}; " + (f"{num_apart:,} in train and val: {reason}" if num_apart else "each is on one side")
-        )
+        sides = " and ".join(manifest["counts"]["photographs"])
+        reason = "all are alike" if len(copies[0]) == total else "every circuit shares some"
+        if manifest["options"]["split_by"] == FOLDERS:
+            reason = "the input's folders say so, and --split-by hash keeps each on one side"
+        lines.append(f"{shown}; " + (f"{num_apart:,} in {sides}: {reason}" if num_apart else "each is on one side"))
     if series is not None:
         without = total - sum(map(len, series))
         unknown = f"; {without:,} without a time in EXIF, each on its own" if without else ""
