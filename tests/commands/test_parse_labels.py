@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -45,6 +46,25 @@ def test_a_line_width_for_polygons_is_named(
             run_main(parse_labels, monkeypatch, "--input", tmp_path, "--line-width", width)
     said = f"WARNING: {tmp_path}: --line-width has no effect with --format coco\n"
     assert capsys.readouterr().err == said  # of 9; 6 is the default
+
+
+def test_the_report_begins_with_the_format_and_ends_with_the_next_command(
+    raw: Path, run: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "EPRI's labels, 6 photographs"
+    assert lines[-1] == f"Next: python check_data.py --data {tmp_path}/processed/dataset.yaml"
+    assert any("circuits: Circuit" in line for line in lines)
+    (tmp_path / "yolo").mkdir()
+    for number in range(5):
+        (tmp_path / "yolo" / f"{number}.jpg").write_bytes(photo(shade=20 * number))
+        (tmp_path / "yolo" / f"{number}.txt").write_text("0 .1 .1 .9 .1 .9 .9\n")
+    (tmp_path / "yolo" / "classes.txt").write_text("pond\n")
+    run("--input", tmp_path / "yolo")
+    text = capsys.readouterr().out
+    assert text.startswith("YOLO labels, 5 photographs, 5 regions of 1 class\n")
+    assert not re.search("circuit|EPRI", text)
 
 
 def test_killed_run_continues_to_the_same_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,6 +230,7 @@ def test_the_shapes_of_cvat_via_and_labelme(tmp_path: Path) -> None:
             "no data.yaml, classes.txt or obj.names near it names the classes",
         ),
         ({"a.txt": TEXT, "data.yaml": "nc: 2\n"}, "`names` must list the classes"),
+        ({"a.txt": TEXT, "classes.txt": "pole\n\nwire\n"}, "classes.txt: line 2 is empty"),
         ({"a_mask.png": b"\x89PNG\r\n\x1a\n"}, "the file with the labels is missing"),
     ],
 )

@@ -11,7 +11,6 @@ from utils.common.errors import UserError, printable
 from utils.common.files import read_text
 from utils.data.dataset_yaml import load_dataset_yaml
 
-LEVELS = 4  # folders: the label file's own and those above it
 MAX_LIST_BYTES = 1_000_000
 YOLO_LISTS = ("*.yaml", "*.yml", "classes.txt", "obj.names", "_darknet.labels")
 COLOUR_LIST = "labelmap.txt"
@@ -26,7 +25,7 @@ def find_list(file: Path, patterns: Sequence[str], top: Path) -> Path | None:
 
     A link is none: its content would be shown as class names. A YAML file counts if it has `names` or `nc`.
     """
-    for folder in file.parents[:LEVELS]:
+    for folder in file.parents:
         found = _lists_in(folder, tuple(patterns), folder.stat().st_mtime_ns)
         if found or folder == top:
             return found
@@ -52,10 +51,10 @@ def read_names(file: Path) -> list[str]:
 def _read_names(file: Path, stamp: int, size_bytes: int) -> tuple[str, ...]:
     if file.suffix in (".yaml", ".yml"):
         return load_dataset_yaml(file).names
-    lines = [line.strip() for line in read_text(file).splitlines()]
-    if not any(lines):
-        raise UserError(f"{file}: names no class; write one name a line")
-    return tuple(printable(line) for line in lines[: len(lines) if lines[-1] else -1])
+    lines = [line.strip() for line in read_text(file).rstrip().splitlines()]
+    if not lines or not all(lines):
+        raise UserError(f"{file}: line {[*lines, ''].index('') + 1} is empty; write the name of one class in each line")
+    return tuple(map(printable, lines))
 
 
 def read_values(file: Path) -> dict[int, str]:
