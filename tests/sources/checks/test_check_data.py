@@ -175,11 +175,14 @@ def test_strict_fails_for_errors_and_not_for_hints(
     with pytest.raises(UserError, match=re.escape(f"errors in {data.yaml}; the first: {data.photo('val', 1)}: shows")):
         check(data, tmp_path, "--strict")
     assert (tmp_path / "check.html").exists()
-    capsys.readouterr()
+    assert capsys.readouterr().out.endswith("check.html, correct the errors, and run this again\n")
     (clean.labels("val", 3).parent / "stray.txt").write_text("")
     assert check(clean, tmp_path, "--strict")["num_hints"] == 1
     (clean.labels("val", 3).parent / "stray.txt").unlink()
-    assert "hint  Label file without a photograph       1  " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "hint  Label file without a photograph       1  " in said
+    command = f"python train_yolo_ddp.py --model yolov8n-seg.pt --data {clean.yaml} --save-dir models/{clean.root.name}"
+    assert said.splitlines()[-1] == f"Next: {command}"
 
 
 def test_labels_behind_a_link_need_trust_links(clean: DataFolder, tmp_path: Path) -> None:

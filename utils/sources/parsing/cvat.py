@@ -145,9 +145,8 @@ def _object(tag: str, name: str, label: str, size: Size, given: Attributes) -> S
     turn = math.radians(_number(given.get("rotation", "0")))
     if tag == "mask":
         box = [int(_number(given[key])) for key in ("left", "top", "width", "height")]
-        left, top, width, height = box
-        if size is None or min(left, top) < 0 or left + width > size[0] or top + height > size[1]:
-            raise ValueError(f"a box of {width}x{height} pixels at ({left}, {top}) that the image does not hold")
+        if size is None or min(box[:2]) < 0 or box[0] + box[2] > size[0] or box[1] + box[3] > size[1]:
+            raise ValueError(f"a box of {box[2]}x{box[3]} pixels at ({box[0]}, {box[1]}) that the image does not hold")
         return ShapeObject(label, name, size, size, draw=partial(decode_rows, given["rle"], box))
     if tag == "box":
         left, top, right, bottom = (_number(given[key]) for key in ("xtl", "ytl", "xbr", "ybr"))

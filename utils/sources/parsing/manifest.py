@@ -109,14 +109,15 @@ def report_lines(manifest: dict[str, Any], num_problems: int = 20, *, has_circui
 def _group_lines(manifest: dict[str, Any]) -> list[str]:
     """Return what is known of the photographs that stay on one side, nothing without any."""
     copies, series, total = manifest["copies"], manifest.get("series"), len(manifest["photographs"])
-    lines = []
+    by_folders = manifest["options"]["split_by"] == FOLDERS
+    sides = " and ".join(manifest["counts"]["photographs"])
+    lines = [f"split: as the input's folders for {sides} say; --split-by hash makes a new one"] if by_folders else []
     if copies:
         shown = f"copies: {sum(map(len, copies)):,} photographs show only {len(copies):,} pictures"
         split_of = {record["file"]: record["split"] for record in manifest["photographs"]}
         num_apart = sum(len({split_of[file] for file in group}) > 1 for group in copies)
-        sides = " and ".join(manifest["counts"]["photographs"])
         reason = "all are alike" if len(copies[0]) == total else "every circuit shares some"
-        if manifest["options"]["split_by"] == FOLDERS:
+        if by_folders:
             reason = "the input's folders say so, and --split-by hash keeps each on one side"
         lines.append(f"{shown}; " + (f"{num_apart:,} in {sides}: {reason}" if num_apart else "each is on one side"))
     if series is not None:
