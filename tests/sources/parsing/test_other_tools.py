@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -344,6 +345,7 @@ def test_the_folders_of_a_yolo_set_are_its_split(tmp_path: Path) -> None:
     lines = report_lines(manifest, has_circuits=False)
     assert lines[0].split() == ["train", "val", "test", "all"]
     assert "split: as the input's folders for train and val and test say; --split-by hash makes a new one" in lines
+    shutil.rmtree(tmp_path / "processed" / "test")
     again = build(raw, split_by="hash")
     assert set(again["counts"]["photographs"]) == {"train", "val"}
     assert not list((tmp_path / "processed" / "test").rglob("*.jpg"))

@@ -35,6 +35,8 @@ from utils.sources.parsing.split import (
     TEST,
     TIME,
     TIME_GAP_S,
+    TRAIN,
+    VAL,
     assign_splits,
     bursts,
     choose_split,
@@ -122,7 +124,9 @@ def build_dataset(
     splits = assign_splits(chosen.values(), options.split_by, options.val_fraction)
     stems = output_stems(chosen.values())
     with open_output(output_folder, has_test=TEST in splits.values(), trust_links=trust_links) as state:
-        splits |= {key: state.entries[key].split for key in splits.keys() & state.entries.keys()}
+        earlier = {key: state.entries[key].split for key in splits.keys() & state.entries.keys()}
+        folders = {TRAIN, VAL, *splits.values()}  # one for test exists only if this run has photographs for it
+        splits |= {key: split for key, split in earlier.items() if split in folders}
         jobs = [
             Job(chosen[key], rows[key], place_of(rows[key]), stems[key], splits[key], state.entries.get(key))
             for key in chosen
