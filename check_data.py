@@ -21,7 +21,7 @@ from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
 from utils.common.errors import EXIT_USAGE, UsageError, UserError, printable, run_script
 from utils.common.files import output_folder, write_text_atomic
-from utils.common.text import counted, format_table
+from utils.common.text import counted, format_table, next_command
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, DatasetSpec, load_dataset_yaml
 from utils.evaluation.contradictions import LIMITS, find_contradictions
 from utils.pages.check_page import build_page
@@ -177,6 +177,16 @@ def print_results(
     print(
         f"{counted(errors, 'error')}, {counted(len(findings) - errors, 'hint')}: {config.output}/{REPORT} and {FACTS}"
     )
+    if errors:
+        print(f"Next: open {config.output}/{REPORT}, correct the errors, and run this again")
+    elif config.model is None:
+        print(next_command("python", "train_yolo_ddp.py", "--model", "yolov8n-seg.pt", *data_options(config.data)))
+
+
+def data_options(data: str) -> list[str]:
+    """Return the trainer's options for a data set that is not the default: its file, and a run folder of its name."""
+    folder = Path(data).absolute().parent.name
+    return [] if data == CheckConfig.data else ["--data", data, "--save-dir", f"models/{folder}"]
 
 
 def first_error(findings: Sequence[Finding]) -> str:

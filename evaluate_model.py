@@ -29,6 +29,7 @@ from utils.common.errors import run_script
 from utils.common.files import output_folder, write_text_atomic
 from utils.common.progress import shown
 from utils.common.signals import die_with_parent
+from utils.common.text import next_command
 from utils.data.dataset import Photo, SegmentationDataset, read_photos
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.data.loader import ShardBatches, batch_bytes, get_dataloader, plan_loader
@@ -161,6 +162,9 @@ def main() -> int:
     die_with_parent()
     if metrics := run(config):
         print_results(metrics, config.output)
+        spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
+        source = os.path.relpath(spec.splits[config.split][0])
+        print(next_command("python", "inference.py", "--model", config.model, "--source", source))
     return 0
 
 

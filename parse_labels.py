@@ -1,4 +1,4 @@
-"""Turn raw photographs and their labels (EPRI's CSV, COCO, Label Studio, LabelMe) into a YOLO-seg data set: see --help."""
+"""Turn photographs and their labels, of any tool in docs/labels.md, into a YOLO-seg data set: see --help."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from pathlib import Path
 
 from utils.common.config import Options, ignored, option, parse_config
 from utils.common.errors import EXIT_DONE, UserError, print_warning, run_script
+from utils.common.text import next_command
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.data.images import NATIVE_LONG_SIDE_PX
 from utils.sources.parsing.build import BuildOptions, build_dataset
-from utils.sources.parsing.formats import AUTO, FORMAT_CHOICES, choose_format
+from utils.sources.parsing.formats import AUTO, EPRI, FORMAT_CHOICES
 from utils.sources.parsing.manifest import UNREADABLE_KINDS, report_lines
 from utils.sources.parsing.photograph import EXIF_FRAME_CHOICES, PhotographOptions
-from utils.sources.parsing.split import SPLIT_BY_CHOICES, TIME_GAP_S
+from utils.sources.parsing.reading import choose_format
+from utils.sources.parsing.split import CIRCUIT, SPLIT_BY_CHOICES, TIME_GAP_S
+from utils.sources.parsing.state import DATASET_FILE
 
 
 @dataclass(frozen=True)
@@ -23,9 +26,7 @@ class ParseConfig(Options):
 
     config: str | None = option(None, "YAML file with any of these options", metavar="FILE")
     input: str = option("data/raw", "folder with the labels and the photographs, in folders or zips", metavar="DIR")
-    format: str = option(
-        AUTO, "format of the labels; auto: EPRI's if there is a CSV, else by the JSON file", choices=FORMAT_CHOICES
-    )
+    format: str = option(AUTO, "format of the labels; auto: found by the content of the files", choices=FORMAT_CHOICES)
     classes: tuple[str, ...] | None = option(
         None,
         "classes and their order; unset: those of EPRI's data set if they cover all labels, else those of the label file",
@@ -42,13 +43,16 @@ class ParseConfig(Options):
     )
     line_width: float = option(
         6.0,
-        "width of wires drawn as lines (EPRI's format, LabelMe), in pixels of the original photograph",
+        "width of wires drawn as lines (EPRI's format, LabelMe, CVAT, VIA), in pixels of the original photograph",
         above=0,
         at_most=1000,
-        needs=("not format=coco", "not format=labelstudio"),
+        needs=("not format=coco", "not format=labelstudio", "not format=yolo", "not format=masks"),
     )
     split_by: str = option(
-        "hash", "split train and val by photograph (hash), by circuit or by pauses in time", choices=SPLIT_BY_CHOICES
+        AUTO,
+        "split by the input's folders train, val and test, by a hash of each photograph's name, by circuit (or folder), or by "
+        "pauses in time; auto: by such folders if they hold all photographs, else hash",
+        choices=SPLIT_BY_CHOICES,
     )
     time_gap: float | None = option(
         None,
@@ -73,7 +77,7 @@ class ParseConfig(Options):
 
 def main() -> int:
     """Build the data set and print what it contains and what was skipped; return the exit code."""
-    config = parse_config(ParseConfig, "Turn raw photographs and label rows into a YOLO-seg data set.")
+    config = parse_config(ParseConfig, "Turn raw photographs and their labels into a YOLO-seg data set.")
     if config.format == AUTO:
         config = replace(config, format=choose_format(Path(config.input)))
         for line in ignored(config, ["line_width"], "needs"):
@@ -94,10 +98,17 @@ def main() -> int:
     )
     start_s = time.monotonic()
     manifest = build_dataset(
-        Path(config.input), Path(config.output), options, config.workers, trust_links=config.trust_links
+        Path(config.input),
+        Path(config.output),
+        options,
+        config.workers,
+        trust_links=config.trust_links,
+        announce=lambda line: print(line, flush=True),
     )
-    print("\n".join(report_lines(manifest)))
+    has_circuits = config.format == EPRI or config.split_by == CIRCUIT
+    print("\n".join(report_lines(manifest, has_circuits=has_circuits)))
     print(f"{config.output}: ready after {time.monotonic() - start_s:.1f} s")
+    print(next_command("python", "check_data.py", "--data", Path(config.output) / DATASET_FILE))
     num_unreadable = sum(manifest["skipped"].get(kind, 0) for kind in UNREADABLE_KINDS)
     if config.strict and num_unreadable:
         raise UserError(f"--strict: {num_unreadable} rows, photographs or zips in {config.input} could not be read")

@@ -18,6 +18,7 @@ from utils import distributed
 from utils.common.config import parse_config
 from utils.common.errors import explain_out_of_memory, run_script
 from utils.common.signals import die_with_parent
+from utils.common.text import next_command
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.engine import TrainingEngine
 from utils.run.folder import OwnedRun, resume_arguments
@@ -82,6 +83,8 @@ def conclude(engine: TrainingEngine, config: TrainConfig, run: OwnedRun, say: di
     say(
         f"\nTraining complete after {progress.epoch} epochs: {run.folder / 'best.pt'} ({best}), {run.folder / 'last.pt'}"
     )
+    if progress.best_value is not None:
+        say(next_command("python", "evaluate_model.py", "--model", run.folder / "best.pt", "--data", config.data))
     return code
 
 

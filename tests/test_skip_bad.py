@@ -222,5 +222,7 @@ def test_a_run_lists_what_it_left_out_and_resumes_only_with_the_same_photographs
         run_of_two_epochs("--skip-bad", "--epochs", "2")
     (tmp_path / "set/train/images/5.jpg").write_bytes(encode_jpeg(np.full((96, 128, 3), 100, np.uint8)))
     assert run_of_two_epochs("--skip-bad", "--epochs", "2") == 0
-    assert "Training complete after 2 epochs" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Training complete after 2 epochs" in said
+    assert said.splitlines()[-1].startswith("Next: python evaluate_model.py --model ")
     assert not (tmp_path / "run-1").exists(), "the run was resumed, not set aside"

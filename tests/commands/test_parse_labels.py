@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -47,6 +48,25 @@ def test_a_line_width_for_polygons_is_named(
     assert capsys.readouterr().err == said  # of 9; 6 is the default
 
 
+def test_the_report_begins_with_the_format_and_ends_with_the_next_command(
+    raw: Path, run: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "EPRI's labels, 6 photographs"
+    assert lines[-1] == f"Next: python check_data.py --data {tmp_path}/processed/dataset.yaml"
+    assert any("circuits: Circuit" in line for line in lines)
+    (tmp_path / "yolo").mkdir()
+    for number in range(5):
+        (tmp_path / "yolo" / f"{number}.jpg").write_bytes(photo(shade=20 * number))
+        (tmp_path / "yolo" / f"{number}.txt").write_text("0 .1 .1 .9 .1 .9 .9\n")
+    (tmp_path / "yolo" / "classes.txt").write_text("pond\n")
+    run("--input", tmp_path / "yolo")
+    text = capsys.readouterr().out
+    assert text.startswith("YOLO labels, 5 photographs, 5 regions of 1 class\n")
+    assert not re.search("circuit|EPRI", text)
+
+
 def test_killed_run_continues_to_the_same_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
@@ -68,11 +88,16 @@ def test_killed_run_continues_to_the_same_result(tmp_path: Path, monkeypatch: py
     assert tree(tmp_path / "killed") == tree(tmp_path / "undisturbed")
 
 
-def test_missing_input_names_the_download(run: Callable[..., None], tmp_path: Path) -> None:
+def test_missing_input_names_the_download_for_its_own_folder_only(
+    run: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for make in (lambda: None, (tmp_path / "raw").mkdir):
         make()
-        with pytest.raises(UserError, match=r"python download_data\.py"):
+        with pytest.raises(UserError, match=r"with --input$"):
             run()
+    with pytest.raises(UserError, match=r"data/raw: no such folder; .* python download_data\.py"):
+        run("--input", "data/raw")
     assert not (tmp_path / "processed").exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -14,6 +15,11 @@ _NOT_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 def plain_text(text: str) -> str:
     """Replace each character that UTF-8, XML or a table's cell cannot hold by U+FFFD, tabs and line breaks too."""
     return _NOT_TEXT.sub("\ufffd", text)
+
+
+def next_command(*words: object) -> str:
+    """Return the line that tells which command to type next."""
+    return "Next: " + shlex.join(str(word) for word in words)
 
 
 def format_duration(duration_s: float) -> str:

@@ -177,13 +177,15 @@ def test_errors_fail_and_hints_do_not(
     with pytest.raises(UserError, match=re.escape(f"errors; the first: {data.photo('val', 1)}: shows")):
         check(data, tmp_path, *flags)
     assert (tmp_path / "check.html").exists()
-    capsys.readouterr()
+    assert capsys.readouterr().out.endswith("check.html, correct the errors, and run this again\n")
     (clean.labels("val", 3).parent / "stray.txt").write_text("")
     assert check(clean, tmp_path, *flags)["num_hints"] == 1
     (clean.labels("val", 3).parent / "stray.txt").unlink()
-    out = capsys.readouterr().out
-    assert "hint  Label file without a photograph       1  " in out
-    assert "0 errors, 1 hint: " in out
+    said = capsys.readouterr().out
+    assert "0 errors, 1 hint: " in said
+    assert "hint  Label file without a photograph       1  " in said
+    command = f"python train_yolo_ddp.py --model yolov8n-seg.pt --data {clean.yaml} --save-dir models/{clean.root.name}"
+    assert said.splitlines()[-1] == f"Next: {command}"
 
 
 def test_labels_behind_a_link_need_trust_links(clean: DataFolder, tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ def test_a_folder_without_json_says_how_to_export(tmp_path: Path) -> None:
     (tmp_path / "raw" / "annotations" / "instances_default.json").unlink()
     with pytest.raises(UserError, match=r"export as COCO 1\.0 and unzip"):
         build(tmp_path / "raw", label_format="coco")
-    with pytest.raises(UserError, match=r"download_data\.py"):
+    with pytest.raises(UserError, match="the file with the labels is missing"):
         build(tmp_path / "raw")
 
 

@@ -134,6 +134,6 @@ def test_another_export_is_refused_with_the_one_to_choose(tmp_path: Path) -> Non
     small = [{"image": "/data/upload/1/a.jpg", "id": 1, "label": [{"points": TRIANGLE, "polygonlabels": ["pole"]}]}]
     with pytest.raises(UserError, match="export as JSON, not as JSON-MIN"):
         build(write_folder(tmp_path / "raw", small))
-    (tmp_path / "raw" / "second.json").write_text("[]")
-    with pytest.raises(UserError, match="which JSON file holds the labels"):
+    (tmp_path / "raw" / "second.json").write_text('[{"data": {}}]')
+    with pytest.raises(UserError, match="which file holds the labels"):
         build(tmp_path / "raw")

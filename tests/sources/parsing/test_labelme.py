@@ -11,7 +11,7 @@ import pytest
 from tests.sources.parsing.raw_folder import photo
 from tests.sources.parsing.tool_folder import HEIGHT, WIDTH, box_of, build, labels_of, texts_of
 from utils.sources.parsing import json_stream
-from utils.sources.parsing.formats import LABEL_ME, choose_format
+from utils.sources.parsing.formats import LABEL_ME, find_format
 
 SQUARE = [[30, 20], [60, 20], [60, 50], [30, 50]]
 
@@ -33,7 +33,7 @@ def write(folder: Path, file: str, shapes: Any, image: Any = "a.jpg", **more: An
 def test_polygons_and_lines_become_objects(tmp_path: Path) -> None:
     wire = shape([[10, 80], [140, 80]], "wire", "linestrip")
     raw = write(tmp_path / "raw", "a.json", [shape(), wire])
-    assert choose_format(raw) == LABEL_ME
+    assert find_format(raw) == LABEL_ME
     build(raw, line_width_px=8.0)
     (first, square), (second, strip) = labels_of(tmp_path / "processed")
     assert (first, box_of(square)) == (0, (30, 20, 60, 50))

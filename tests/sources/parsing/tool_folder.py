@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +106,10 @@ def write_folder(folder: Path, content: Any, photographs: Sequence[str] = ("imag
     return folder
 
 
-def build(folder: Path, **changes: Any) -> dict[str, Any]:
+def build(folder: Path, announce: Callable[[str], None] = lambda _: None, **changes: Any) -> dict[str, Any]:
     values = {"class_names": ("conductor", "insulator"), "long_side_px": 1280, "val_fraction": 0.5} | changes
     chosen = options(**{"label_format": "auto", "use_file_classes": True} | values)
-    return build_dataset(folder, folder.parent / "processed", chosen, num_workers=1)
+    return build_dataset(folder, folder.parent / "processed", chosen, num_workers=1, announce=announce)
 
 
 def labels_of(processed: Path, stem: str = "a", num_classes: int = 2) -> list[tuple[int, np.ndarray]]:

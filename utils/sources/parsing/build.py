@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,13 +23,25 @@ from utils.common.threads import ordered_map
 from utils.data.images import ImageError, read_image
 from utils.data.labels import LabelError
 from utils.sources.near_duplicates import MAX_BITS, MEASURED_PX, same_pictures, small_grey, thumbnail
-from utils.sources.parsing.formats import EPRI, choose_classes, read_labels
+from utils.sources.parsing.formats import EPRI
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem
 from utils.sources.parsing.manifest import by_severity, dataset_yaml_text, make_manifest, manifest_bytes
 from utils.sources.parsing.photograph import PhotographOptions, build_image, build_label
+from utils.sources.parsing.reading import choose_classes, read_labels
 from utils.sources.parsing.rows import Row, digest_of, place_of
 from utils.sources.parsing.sources import UNREADABLE_PHOTOGRAPH, Photograph, PhotographReader
-from utils.sources.parsing.split import SPLITS, TIME, TIME_GAP_S, assign_splits, bursts, output_stems
+from utils.sources.parsing.split import (
+    SPLITS,
+    TEST,
+    TIME,
+    TIME_GAP_S,
+    TRAIN,
+    VAL,
+    assign_splits,
+    bursts,
+    choose_split,
+    output_stems,
+)
 from utils.sources.parsing.state import (
     DATASET_FILE,
     MANIFEST_FILE,
@@ -86,24 +98,35 @@ class Job:
 
 
 def build_dataset(
-    input_folder: Path, output_folder: Path, options: BuildOptions, num_workers: int, *, trust_links: bool = False
+    input_folder: Path,
+    output_folder: Path,
+    options: BuildOptions,
+    num_workers: int,
+    *,
+    trust_links: bool = False,
+    announce: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Build or complete the processed data set and return its manifest; `num_workers` 0 means all usable cores.
 
-    Removes all other files from the four output folders. Raises UserError without usable input.
+    Removes all other files from the output folders. Announces what the input holds. Raises UserError without usable input.
     """
     if output_folder.resolve().is_relative_to(input_folder.resolve()):
         raise UserError(f"--output {output_folder} lies inside --input {input_folder}; name a folder beside it")
     problems: list[Problem] = []
     labels = read_labels(input_folder, options.label_format, options.keep_unlabelled, problems, trust_links)
+    for line in labels.summary():
+        announce(line)
     rows, shared = labels.rows, options.photograph
     if options.use_file_classes:
         shared = dataclasses.replace(shared, class_names=choose_classes(shared.class_names, labels.class_names))
     chosen = {key: labels.photographs[key] for key in rows}
+    options = dataclasses.replace(options, split_by=choose_split(chosen.values(), options.split_by))
     splits = assign_splits(chosen.values(), options.split_by, options.val_fraction)
     stems = output_stems(chosen.values())
-    with open_output(output_folder, trust_links=trust_links) as state:
-        splits |= {key: state.entries[key].split for key in splits.keys() & state.entries.keys()}
+    with open_output(output_folder, has_test=TEST in splits.values(), trust_links=trust_links) as state:
+        earlier = {key: state.entries[key].split for key in splits.keys() & state.entries.keys()}
+        folders = {TRAIN, VAL, *splits.values()}  # one for test exists only if this run has photographs for it
+        splits |= {key: split for key, split in earlier.items() if split in folders}
         jobs = [
             Job(chosen[key], rows[key], place_of(rows[key]), stems[key], splits[key], state.entries.get(key))
             for key in chosen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -35,6 +36,7 @@ class CocoFile:
         self.categories: dict[int, str] = {}
         self._images: dict[Any, tuple[str, Size] | None] = {}  # by id; None: the id stands for two images
         self._spans: dict[Any, bytearray] = {}  # of the annotations, by their image's id
+        self._boxes: Counter[Any] = Counter()  # annotations without an outline, by their image's id
         readers = {"categories": self._add_category, "images": self._add_image, "annotations": self._add_annotation}
         missing = set(readers)
         with closing(JsonStream(path)) as stream:
@@ -68,7 +70,8 @@ class CocoFile:
                 self._complain(text, DUPLICATE_ID)
             packed = b"".join(SPAN.pack(*span) for span in kept.values())
             read_objects = partial(_objects, self.categories, size)
-            yield AnnotationRow((name,), self.path, packed, f"{size} {context}", read_objects)
+            num_boxes = self._boxes[image_id]
+            yield AnnotationRow((name,), self.path, packed, f"{size} {context}", read_objects, len(kept), num_boxes)
         for image_id in self._spans.keys() - self._images.keys():
             num_annotations = len(self._spans[image_id]) // SPAN.size
             text = f"no image has the id {printable(str(image_id))}; its {num_annotations} annotations are skipped"
@@ -111,7 +114,9 @@ class CocoFile:
         try:
             if annotation is None:
                 raise ValueError("is not a dictionary")
-            self._spans.setdefault(_image_id(annotation.get("image_id")), bytearray()).extend(item.span)
+            image_id = _image_id(annotation.get("image_id"))
+            self._spans.setdefault(image_id, bytearray()).extend(item.span)
+            self._boxes[image_id] += not annotation.get("segmentation")
         except ValueError as error:
             shown = "?" if annotation is None else printable(str(annotation.get("id")))
             self._complain(f"annotation {shown} at byte {item.start:,}: {error}; skipped", UNUSABLE_OBJECT)

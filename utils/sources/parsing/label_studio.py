@@ -17,7 +17,7 @@ from utils.common.errors import UserError, printable
 from utils.data.dataset_yaml import is_photograph
 from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
-from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points, read_size
+from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points, read_size, turned
 from utils.sources.parsing.rows import AnnotationRow
 from utils.sources.parsing.run_lengths import decode_label_studio
 
@@ -62,8 +62,9 @@ class LabelStudioFile:
         if not names:
             self._complain(f"{_task_name(task)}: `data` names no photograph; skipped")
             return
-        self._names |= {label for result in _results(chosen) if (label := _label(result))}
-        self._rows.append(AnnotationRow(names, self.path, item.span, "", _objects))
+        labels = [label for result in _results(chosen) if (label := _label(result))]
+        self._names |= set(labels)
+        self._rows.append(AnnotationRow(names, self.path, item.span, "", _objects, num_objects=len(labels)))
 
     def _complain(self, text: str) -> None:
         self.problems.append(Problem(self.path.name, text, UNREADABLE_ROW))
@@ -177,7 +178,5 @@ def _turned(corners: np.ndarray, degrees: float, size: tuple[int, int] | None) -
     """Turn a box, in percent, clockwise about its first corner, as Label Studio draws it."""
     if size is None:
         raise ValueError("a turned box without original_width and original_height")
-    angle = math.radians(degrees)
-    turn = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
     scale = np.divide(size, PERCENT)
-    return ((corners - corners[0]) * scale) @ turn / scale + corners[0]
+    return turned(corners * scale, corners[0] * scale, math.radians(degrees)) / scale

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -15,13 +16,14 @@ from utils.common.errors import UserError, printable
 from utils.data.dataset_yaml import IMAGE_SUFFIXES
 from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
-from utils.sources.parsing.outlines import ShapeObject, box_corners, read_points, read_size
+from utils.sources.parsing.mask_values import read_mask
+from utils.sources.parsing.outlines import ShapeObject, box_corners, ellipse_corners, read_points, read_size
 from utils.sources.parsing.photograph import UNUSABLE_OBJECT
-from utils.sources.parsing.rows import AnnotationRow
+from utils.sources.parsing.rows import SPAN, AnnotationRow
 
 MAX_NAME_CHARACTERS = 4096
-AREAS, LINES = ("polygon", "rectangle", "circle"), ("linestrip", "line")
-CIRCLE_CORNERS = 64
+AREAS, LINES, MASK = ("polygon", "rectangle", "circle"), ("linestrip", "line"), "mask"
+NO_OBJECTS = ("__ignore__", "_background_")  # labels that LabelMe's own converters leave out
 Size = tuple[int, int] | None
 
 
@@ -55,7 +57,14 @@ class LabelMeFile:
         """Yield the photograph's row, also without shapes; none if the file cannot be used."""
         if self._image:
             objects = partial(_objects, self._size)
-            yield AnnotationRow((self._image, *self._beside), self.path, bytes(self._spans), f"{self._size}", objects)
+            yield AnnotationRow(
+                (self._image, *self._beside),
+                self.path,
+                bytes(self._spans),
+                f"{self._size}",
+                objects,
+                num_objects=len(self._spans) // SPAN.size,
+            )
 
     def _read(self, stream: JsonStream) -> bool:
         """Read the file's keys; return whether it has shapes. The picture in `imageData` is passed over."""
@@ -74,6 +83,8 @@ class LabelMeFile:
     def _add_shape(self, item: Item) -> None:
         shape = item.value()
         label = shape.get("label") if isinstance(shape, dict) else None
+        if label in NO_OBJECTS:
+            return
         if isinstance(label, str) and label.strip():
             self._names.add(printable(label.strip()))
             self._spans += item.span
@@ -89,6 +100,8 @@ def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
     shape = json.loads(data)
     label, kind = printable(shape["label"].strip()), shape.get("shape_type", AREAS[0])
     try:
+        if kind == MASK:
+            return [ShapeObject(label, "shape", size, size, draw=_mask(shape))], []
         if kind not in AREAS and kind not in LINES:
             raise ValueError(f"{printable(str(kind), 40)} is not read; draw a polygon or a linestrip")
         points = _outline(kind, read_points(shape.get("points"), "polygon" if kind == AREAS[0] else "line"))
@@ -97,11 +110,22 @@ def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
     return [ShapeObject(label, "shape", size, size, (points,), is_line=kind in LINES)], []
 
 
+def _mask(shape: dict[str, Any]) -> Callable[[], tuple[np.ndarray, int, int]]:
+    """Return what draws a mask: a PNG in Base64 whose upper left corner is the first point."""
+    corner, text = read_points(shape.get("points"), "line")[0], shape.get("mask")
+    if not isinstance(text, str):
+        raise ValueError("a mask without its picture")
+    values, _ = read_mask(base64.b64decode(text), by_colour=False)
+    if not values.any():
+        raise ValueError("a mask without pixels")
+    return lambda: (values > 0, int(corner[0]), int(corner[1]))
+
+
 def _outline(kind: str, points: np.ndarray) -> np.ndarray:
     """Return the corners of a rectangle, given by two opposite ones, or of a circle, given by its centre and a point on it."""
     if len(points) != 2 or kind not in AREAS:
         return points
     if kind == "rectangle":
         return box_corners(*points.min(axis=0), *np.ptp(points, axis=0))
-    angles = np.linspace(0, 2 * np.pi, CIRCLE_CORNERS, endpoint=False)
-    return points[0] + np.hypot(*(points[1] - points[0])) * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    radius = float(np.hypot(*(points[1] - points[0])))
+    return ellipse_corners(points[0], (radius, radius))

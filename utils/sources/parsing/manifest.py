@@ -12,7 +12,7 @@ import yaml
 
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.sources import UNREADABLE_ARCHIVE, UNREADABLE_PHOTOGRAPH, Photograph
-from utils.sources.parsing.split import SPLITS, VAL
+from utils.sources.parsing.split import FOLDERS, SPLITS, TEST, VAL
 from utils.sources.parsing.state import Entry
 
 MANIFEST_VERSION = 1
@@ -62,27 +62,30 @@ def manifest_bytes(manifest: dict[str, Any]) -> bytes:
 def dataset_yaml_text(manifest: dict[str, Any]) -> str:
     """Return the text of dataset.yaml. Its paths are relative to its folder, so the folder can be moved."""
     options = ", ".join(f"{name} {value}" for name, value in manifest["options"].items())
+    test = "test: test/images\n" if TEST in manifest["counts"]["photographs"] else ""
     names = yaml.safe_dump({"names": dict(enumerate(manifest["classes"]))}, allow_unicode=True, sort_keys=False)
     return (
         "# Made by parse_labels.py; what was skipped and why is in manifest.json beside it.\n"
         f"# {options}\n"
         "train: train/images\n"
-        "val: val/images\n"
+        f"val: val/images\n{test}"
         f"{names}"
     )
 
 
-def report_lines(manifest: dict[str, Any], num_problems: int = 20) -> list[str]:
+def report_lines(manifest: dict[str, Any], num_problems: int = 20, *, has_circuits: bool = True) -> list[str]:
     """Return the report of a run: photographs and objects per class and split, and what was skipped."""
     counts = manifest["counts"]
+    splits = list(counts["photographs"])
     rows = [("photographs", counts["photographs"]), ("  without objects", counts["without_objects"])]
     rows += [(name, counts["objects"][name]) for name in manifest["classes"]]
     width = max(len(name) for name, _ in rows)
-    lines = [f"{'':{width}} {'train':>9} {'val':>9} {'all':>9}"]
+    lines = [f"{'':{width}} " + " ".join(f"{title:>9}" for title in [*splits, "all"])]
     for name, by_split in rows:
-        numbers = [*(by_split[split] for split in SPLITS), sum(by_split.values())]
+        numbers = [*(by_split[split] for split in splits), sum(by_split.values())]
         lines.append(f"{name:{width}} " + " ".join(f"{number:>9,}" for number in numbers))
-    lines += [f"{split} circuits: {_listed(circuits)}" for split, circuits in counts["circuits"].items()]
+    if has_circuits:
+        lines += [f"{split} circuits: {_listed(circuits)}" for split, circuits in counts["circuits"].items()]
     lines += _group_lines(manifest)
     few = [(name, by_split) for name, by_split in counts["objects"].items() if by_split[VAL] < MIN_VAL_OBJECTS]
     if few:
@@ -106,15 +109,17 @@ def report_lines(manifest: dict[str, Any], num_problems: int = 20) -> list[str]:
 def _group_lines(manifest: dict[str, Any]) -> list[str]:
     """Return what is known of the photographs that stay on one side, nothing without any."""
     copies, series, total = manifest["copies"], manifest.get("series"), len(manifest["photographs"])
-    lines = []
+    by_folders = manifest["options"]["split_by"] == FOLDERS
+    sides = " and ".join(manifest["counts"]["photographs"])
+    lines = [f"split: as the input's folders for {sides} say; --split-by hash makes a new one"] if by_folders else []
     if copies:
         shown = f"copies: {sum(map(len, copies)):,} photographs show only {len(copies):,} pictures"
         split_of = {record["file"]: record["split"] for record in manifest["photographs"]}
         num_apart = sum(len({split_of[file] for file in group}) > 1 for group in copies)
         reason = "all are alike" if len(copies[0]) == total else "every circuit shares some"
-        lines.append(
-            f"{shown}; " + (f"{num_apart:,} in train and val: {reason}" if num_apart else "each is on one side")
-        )
+        if by_folders:
+            reason = "the input's folders say so, and --split-by hash keeps each on one side"
+        lines.append(f"{shown}; " + (f"{num_apart:,} in {sides}: {reason}" if num_apart else "each is on one side"))
     if series is not None:
         without = total - sum(map(len, series))
         unknown = f"; {without:,} without a time in EXIF, each on its own" if without else ""
@@ -144,15 +149,16 @@ def _record(entry: Entry, photograph: Photograph) -> dict[str, Any]:
 def _counts(
     entries: Sequence[Entry], photographs: Mapping[str, Photograph], class_names: Sequence[str]
 ) -> dict[str, Any]:
-    by_split = {split: [entry for entry in entries if entry.split == split] for split in SPLITS}
-    objects = {split: sum((Counter(entry.objects) for entry in by_split[split]), Counter()) for split in SPLITS}
-    circuits = {split: Counter(photographs[entry.key].circuit for entry in by_split[split]) for split in SPLITS}
+    splits = [split for split in SPLITS if split != TEST or any(entry.split == TEST for entry in entries)]
+    by_split = {split: [entry for entry in entries if entry.split == split] for split in splits}
+    objects = {split: sum((Counter(entry.objects) for entry in by_split[split]), Counter()) for split in splits}
+    circuits = {split: Counter(photographs[entry.key].circuit for entry in by_split[split]) for split in splits}
     turned = Counter(entry.exif_frame for entry in entries if entry.facts.orientation != 1)
     return {
-        "photographs": {split: len(by_split[split]) for split in SPLITS},
-        "without_objects": {split: sum(not entry.objects for entry in by_split[split]) for split in SPLITS},
-        "objects": {name: {split: objects[split][name] for split in SPLITS} for name in class_names},
-        "circuits": {split: dict(sorted(circuits[split].items())) for split in SPLITS},
+        "photographs": {split: len(by_split[split]) for split in splits},
+        "without_objects": {split: sum(not entry.objects for entry in by_split[split]) for split in splits},
+        "objects": {name: {split: objects[split][name] for split in splits} for name in class_names},
+        "circuits": {split: dict(sorted(circuits[split].items())) for split in splits},
         "turned_photographs": dict(sorted(turned.items())),
     }
 

@@ -6,7 +6,7 @@ Coordinates are pixels of the photograph, x to the right and y down; the photogr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -35,6 +35,7 @@ SHAPE_TOLERANCE_PX = 0.05  # of the photograph; dense polygons lose what changes
 SAME_ASPECT = 0.01  # by how much the width and the height may be scaled differently
 MAX_LOST_SHARE = 0.01  # of a mask's area, before it is reported
 MAX_SIDE_PX = 1_000_000
+ELLIPSE_CORNERS = 64
 
 
 class OutlineError(ValueError):
@@ -249,6 +250,20 @@ def box_corners(left: float, top: float, width: float, height: float) -> np.ndar
     if width <= 0 or height <= 0:
         raise ValueError(f"box of width {width:g} and height {height:g}")
     return np.array([(left, top), (left + width, top), (left + width, top + height), (left, top + height)])
+
+
+def ellipse_corners(centre: np.ndarray, radii: Sequence[float], turn_rad: float = 0.0) -> np.ndarray:
+    """Return an ellipse as points (ELLIPSE_CORNERS, 2); `turned` like a box. Raises ValueError for an empty one."""
+    if min(radii) <= 0:
+        raise ValueError(f"radii {radii[0]:g} and {radii[1]:g}; both must be above 0")
+    angles = np.linspace(0, 2 * np.pi, ELLIPSE_CORNERS, endpoint=False)
+    return turned(centre + np.stack([np.cos(angles), np.sin(angles)], axis=1) * radii, centre, turn_rad)
+
+
+def turned(points: np.ndarray, centre: np.ndarray, turn_rad: float) -> np.ndarray:
+    """Turn points (V, 2) about a centre, clockwise in a picture whose y points down."""
+    cosine, sine = math.cos(turn_rad), math.sin(turn_rad)
+    return (points - centre) @ np.array([[cosine, sine], [-sine, cosine]]) + centre
 
 
 def _same_aspect(first: tuple[int, int], second: tuple[int, int]) -> bool:

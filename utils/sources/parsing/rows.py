@@ -27,7 +27,8 @@ class AnnotationRow:
     """One photograph's annotations in a file. Only their places, `spans` of SPAN, are in memory.
 
     `names` are the paths under which the photograph may be found, the likeliest first. `context` is what else the objects
-    depend on, such as the names of the categories, as text.
+    depend on, such as the names of the categories, as text. `num_objects` and `num_boxes`, those of them without an
+    outline, are what a first look at the file counts, for the report.
     """
 
     names: tuple[str, ...]
@@ -35,6 +36,8 @@ class AnnotationRow:
     spans: bytes
     context: str
     read_objects: ReadObjects
+    num_objects: int = 0
+    num_boxes: int = 0
     line: None = None
 
     @property

@@ -1,7 +1,8 @@
-"""Decodes run-length masks of COCO and of Label Studio. The input is not trusted: sizes are checked before memory is taken."""
+"""Decodes run-length masks of COCO, of Label Studio and of CVAT. The input is not trusted: sizes are checked before memory is taken."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,24 @@ def decode_label_studio(codes: Any, size: tuple[int, int]) -> tuple[np.ndarray, 
             alpha[done // 4 : end // 4] = values[3 - done % 4 :: 4]
         done = end
     return _cut(alpha.reshape(height, width))
+
+
+def decode_rows(text: str, box: Sequence[int]) -> tuple[np.ndarray, int, int]:
+    """Decode CVAT's `rle`, the runs outside and inside by turns, row by row, of a box (left, top, width, height).
+
+    Returns like `decode_coco`. Raises RunLengthError.
+    """
+    left, top, width, height = box
+    if min(width, height) < 1 or width * height > MAX_IMAGE_PIXELS:
+        raise RunLengthError(f"a mask of {width}x{height} pixels")
+    try:
+        runs = np.array([int(run) for run in text.split(",")], np.int64)
+    except (ValueError, OverflowError) as error:
+        raise RunLengthError("`rle` is not a list of whole numbers") from error
+    if (runs < 0).any() or (runs > width * height).any() or int(runs.sum()) != width * height:
+        raise RunLengthError(f"its runs do not add up to the {width}x{height} pixels of its box")
+    mask, first_column, first_row = _cut(np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(height, width))
+    return mask, left + first_column, top + first_row
 
 
 class _Bits:

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from utils.common.bounded_zip import BoundedZip, is_bomb
 from utils.common.errors import UserError, one_line, printable
 from utils.common.files import walk
-from utils.data.dataset_yaml import is_photograph
+from utils.data.dataset_yaml import IMAGE_SUFFIXES, is_photograph
 from utils.data.images import ImageError
 from utils.sources.parsing.label_csv import LABEL_CSV, Problem
 
@@ -117,7 +117,8 @@ def find_photographs(
             problems.append(_duplicate(kept if kept.member is None else photograph, found[photograph.key]))
         in_zips.add(photograph.key)
     if not found:
-        raise UserError(f"{folder}: no photographs and no zip with photographs; run python download_data.py")
+        cure = f"put them beside the labels ({', '.join(IMAGE_SUFFIXES)})" if by_path else "run python download_data.py"
+        raise UserError(f"{folder}: no photographs and no zip with photographs; {cure}")
     return dict(sorted(found.items()))
 
 
@@ -189,7 +190,8 @@ def _in_archives(folder: Path, root: str | None, problems: list[Problem], by_pat
             with BoundedZip(path) as archive:
                 members = sorted(archive.infolist(), key=lambda member: member.filename)
         except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-            text = f"not a readable zip ({one_line(error, 120)}); run python download_data.py again"
+            cure = "copy it again" if by_path else "run python download_data.py again"
+            text = f"not a readable zip ({one_line(error, 120)}); {cure}"
             problems.append(Problem(printable(path.name), text, UNREADABLE_ARCHIVE))
             continue
         for member in members:

@@ -11,10 +11,11 @@ from datetime import datetime
 from utils.common.errors import UserError
 from utils.sources.parsing.sources import Photograph
 
-TRAIN, VAL = "train", "val"
-SPLITS = (TRAIN, VAL)
-HASH, CIRCUIT, TIME = "hash", "circuit", "time"
-SPLIT_BY_CHOICES = (HASH, CIRCUIT, TIME)
+TRAIN, VAL, TEST = "train", "val", "test"
+SPLITS = (TRAIN, VAL, TEST)  # the last only if the input has a folder for it
+SPLIT_OF_FOLDER = {TRAIN: TRAIN, VAL: VAL, "valid": VAL, "validation": VAL, TEST: TEST}
+AUTO, FOLDERS, HASH, CIRCUIT, TIME = "auto", "folders", "hash", "circuit", "time"
+SPLIT_BY_CHOICES = (AUTO, FOLDERS, HASH, CIRCUIT, TIME)
 TIME_GAP_S = 30.0  # longest pause inside a series of photographs
 
 
@@ -29,8 +30,11 @@ def assign_splits(
     with the smallest hash moves to it. If all photographs are one group, each is on its own.
     `circuit`: whole circuits, because photographs of a circuit show the same poles. Circuits that share a picture are one
     group; if that makes all of them one, the circuits alone count. `time`: whole groups. Raises UserError when all are one.
+    `folders`: as the input's folders train, val (or valid, validation) and test say, whatever is together.
     """
     chosen = list(photographs)
+    if split_by == FOLDERS:
+        return {photograph.key: split_of_folder(photograph.source) for photograph in chosen}
     circuits = {photograph.key: photograph.circuit for photograph in chosen}
     names = first = _first_of_group(circuits, [*together, *(_listed_by(circuits) if split_by == CIRCUIT else [])])
     if split_by == CIRCUIT:
@@ -46,6 +50,29 @@ def assign_splits(
     else:
         held_out = _filled(sizes, val_fraction)
     return {key: VAL if name in held_out else TRAIN for key, name in names.items()}
+
+
+def choose_split(photographs: Iterable[Photograph], split_by: str) -> str:
+    """Return `folders` in the place of `auto` if all photographs lie in folders of the splits, and some in val; else `hash`.
+
+    Raises UserError for `folders` where they do not.
+    """
+    if split_by not in (AUTO, FOLDERS):
+        return split_by
+    splits = {split_of_folder(photograph.source) for photograph in photographs}
+    if "" not in splits and {TRAIN, VAL} <= splits:
+        return FOLDERS
+    if split_by == FOLDERS:
+        raise UserError(
+            "--split-by folders: not all photographs lie in folders called train, val or test; use --split-by hash"
+        )
+    return HASH
+
+
+def split_of_folder(source: str) -> str:
+    """Return the split that the folders of a photograph's path name, the last of them; empty if none does."""
+    named = [SPLIT_OF_FOLDER[part] for part in source.lower().split("/")[:-1] if part in SPLIT_OF_FOLDER]
+    return named[-1] if named else ""
 
 
 def bursts(times: Mapping[str, datetime], gap_s: float) -> list[list[str]]:

@@ -17,7 +17,7 @@ from utils.common.errors import UserError
 from utils.common.files import in_the_way, write_bytes_atomic
 from utils.sources.near_duplicates import HASH_BYTES
 from utils.sources.parsing.photograph import ImageFacts
-from utils.sources.parsing.split import SPLITS
+from utils.sources.parsing.split import SPLITS, TEST
 
 STATE_FILE = ".parse_state.jsonl"
 LOCK_FILE = ".parse.lock"
@@ -69,7 +69,7 @@ class BuildState:
 
 
 @contextmanager
-def open_output(folder: Path, *, trust_links: bool = False) -> Iterator[BuildState]:
+def open_output(folder: Path, *, has_test: bool = False, trust_links: bool = False) -> Iterator[BuildState]:
     """Lock an output folder and yield its state. If the run ends without an image, remove what it created.
 
     Raises UserError when the folder holds images or labels of another program, is locked, or cannot be written, and
@@ -84,7 +84,8 @@ def open_output(folder: Path, *, trust_links: bool = False) -> Iterator[BuildSta
         raise UserError(f"{folder}: holds images or labels that parse_labels.py did not make; name another --output")
     try:
         for path in own_folders:
-            path.mkdir(parents=True, exist_ok=True)
+            if has_test or path.parent.name != TEST:
+                path.mkdir(parents=True, exist_ok=True)
         if problem := in_the_way(folder / LOCK_FILE, folder / STATE_FILE):
             raise UserError(problem)
         with filelock.FileLock(folder / LOCK_FILE, timeout=0):

@@ -1,0 +1,421 @@
+"""CVAT's XML, VIA's JSON, YOLO's folders and mask PNGs become the same data set, and what is foreign is named."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from tests.sources.parsing.raw_folder import photo
+from tests.sources.parsing.test_labelme import write as write_labelme
+from tests.sources.parsing.tool_folder import HEIGHT, WIDTH, box_of, build, hard_masks, iou, labels_of, texts_of, whole
+from tests.sources.parsing.tool_folder import drawn as fill
+from utils.common.errors import UserError
+from utils.sources.parsing import mask_values
+from utils.sources.parsing.formats import CVAT, LABEL_ME, MASKS, VIA, YOLO, find_format
+from utils.sources.parsing.manifest import report_lines
+from utils.sources.parsing.reading import read_labels
+
+BOX = (30, 20, 60, 50)  # of a pole; beside it there is a wire 8 px wide, from (10, 76) to (140, 84)
+STRIP = (10, 76, 140, 84)
+NAMES = "[pole, wire]"
+
+
+def mask(*boxes: tuple[int, int, int, int], value: int = 255) -> np.ndarray:
+    """Return a mask uint8 (HEIGHT, WIDTH) with boxes of a value."""
+    values = np.zeros((HEIGHT, WIDTH), np.uint8)
+    for left, top, right, bottom in boxes:
+        values[top:bottom, left:right] = value
+    return values
+
+
+def png(values: np.ndarray) -> bytes:
+    return cv2.imencode(".png", values)[1].tobytes()
+
+
+def files(folder: Path, contents: Mapping[str, bytes | str]) -> Path:
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
+
+
+def shape(tag: str, label: str, **attributes: object) -> str:
+    return f'<{tag} label="{label}" ' + " ".join(f'{key}="{value}"' for key, value in attributes.items()) + "/>"
+
+
+def cvat(*shapes: str, head: str = "") -> str:
+    labels = "".join(f"<label><name>{name}</name><attributes></attributes></label>" for name in ("pole", "wire"))
+    image = f'<image id="0" name="sub/a.jpg" width="{WIDTH}" height="{HEIGHT}">{"".join(shapes)}</image>'
+    text = '<?xml version="1.0" encoding="utf-8"?>'
+    return f"{text}{head}<annotations><meta><task><labels>{labels}</labels></task></meta>{image}</annotations>"
+
+
+def corners(box: tuple[int, int, int, int]) -> list[tuple[int, int]]:
+    left, top, right, bottom = box
+    return [(left, top), (right, top), (right, bottom), (left, bottom)]
+
+
+POLE = shape("polygon", "pole", points=";".join(f"{x}.00,{y}.00" for x, y in corners(BOX)))
+WIRE = shape("polyline", "wire", points="10,80;140,80")
+
+
+def region(label: str, **values: object) -> dict[str, Any]:
+    return {"shape_attributes": values, "region_attributes": {"class": label}}
+
+
+def via(regions: Any, **more: Any) -> str:
+    entry = {"filename": "a.jpg", "size": 1, "regions": regions, "file_attributes": {}}
+    return json.dumps(more | {"_via_img_metadata": {"a.jpg1": entry}} if more else {"a.jpg1": entry})
+
+
+x, y = zip(*corners(BOX), strict=True)
+REGIONS = [
+    region("pole", name="polygon", all_points_x=list(x), all_points_y=list(y)),
+    region("wire", name="polyline", all_points_x=[10, 140], all_points_y=[80, 80]),
+]
+
+
+def yolo(class_id: int, box: tuple[int, int, int, int]) -> str:
+    return f"{class_id} " + " ".join(f"{x / WIDTH} {y / HEIGHT}" for x, y in corners(box))
+
+
+TEXT = yolo(0, BOX) + "\n" + yolo(1, STRIP)
+PAIR = {
+    "SegmentationClass/a.png": png(mask(BOX, value=1) + mask(STRIP, value=2)),
+    "SegmentationObject/a.png": png(mask(BOX, value=7) + mask(STRIP, value=3)),
+}
+COLOURED = {  # CVAT draws both masks in colours
+    "SegmentationClass/a.png": png(np.stack([mask(BOX), mask(STRIP), mask()], axis=2)),
+    "SegmentationObject/a.png": png(np.stack([mask(BOX, value=64), mask(), mask(STRIP, value=64)], axis=2)),
+}
+PHOTO = photo(WIDTH, HEIGHT)
+FOLDERS: dict[str, tuple[str, Mapping[str, bytes | str]]] = {
+    "CVAT for images": (CVAT, {"annotations.xml": cvat(POLE, WIRE), "images/sub/a.jpg": PHOTO}),
+    "CVAT, a mask and an ellipse of no size": (
+        CVAT,
+        {
+            "annotations.xml": cvat(shape("mask", "pole", rle="0, 900", left=30, top=20, width=30, height=30), WIRE),
+            "sub/a.jpg": PHOTO,
+        },
+    ),
+    "VIA 2, a project": (VIA, {"via_project.json": via(REGIONS, _via_settings={}, _via_attributes={}), "a.jpg": PHOTO}),
+    "VIA 1, an export": (VIA, {"train/via.json": via({"0": REGIONS[0], "1": REGIONS[1]}), "train/a.jpg": PHOTO}),
+    "Roboflow": (
+        YOLO,
+        {
+            "data.yaml": f"train: ../train/images\nval: ../valid/images\nnc: 2\nnames: {NAMES}\n",
+            "README.roboflow.txt": "exported\n",
+            "train/images/a.jpg": PHOTO,
+            "train/labels/a.txt": TEXT,
+        },
+    ),
+    "YOLO, two trees": (YOLO, {"classes.txt": "pole\nwire\n", "images/x/a.jpg": PHOTO, "labels/x/a.txt": TEXT}),
+    "YOLO, side by side": (YOLO, {"obj.names": "pole\nwire", "a.JPG": PHOTO, "a.txt": TEXT}),
+    "Pascal VOC of LabelMe": (
+        MASKS,
+        {
+            **PAIR,
+            "class_names.txt": "_background_\npole\nwire\n",
+            "JPEGImages/a.jpg": PHOTO,
+            "SegmentationClassVisualization/a.jpg": PHOTO,
+        },
+    ),
+    "Pascal VOC of CVAT": (
+        MASKS,
+        {
+            **COLOURED,
+            "labelmap.txt": "# label:color_rgb:parts:actions\nbackground:0,0,0::\npole:0,0,255::\nwire:0,255,0::\n",
+            "JPEGImages/a.jpg": PHOTO,
+        },
+    ),
+    "a mask per class": (
+        MASKS,
+        {"images/a.jpg": PHOTO, "masks/pole/a.png": png(mask(BOX)), "masks/wire/a.png": png(mask(STRIP))},
+    ),
+    "a mask per object": (
+        MASKS,
+        {
+            "a.jpg": PHOTO,
+            "a_pole_1.png": png(mask(BOX)),
+            "a_wire_12.png": png(mask((*STRIP[:2], 40, 84), (60, 76, 140, 84))),
+        },
+    ),
+    "indices with a list": (
+        MASKS,
+        {
+            "images/a.jpg": PHOTO,
+            "masks/a.png": png(mask(BOX, value=1) + mask(STRIP, value=2)),
+            "classes.txt": "background\npole\nwire",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_each_tools_folder_becomes_the_same_data_set(tmp_path: Path, name: str) -> None:
+    label_format, contents = FOLDERS[name]
+    raw = files(tmp_path / "raw", contents)
+    assert find_format(raw) == label_format
+    said: list[str] = []
+    manifest = build(raw, line_width_px=8.0, announce=said.append)
+    assert said[0].endswith(", 1 photograph, 2 regions of 2 classes")
+    boxes = {number: box_of(polygon) for number, polygon in labels_of(tmp_path / "processed")}
+    assert (manifest["classes"], boxes) == (["pole", "wire"], {0: BOX, 1: STRIP})
+    assert not texts_of(manifest)
+
+
+def test_masks_of_cvat_and_of_pngs_keep_their_holes_and_parts(tmp_path: Path) -> None:
+    for name, values in hard_masks().items():
+        runs = np.diff([0, *np.flatnonzero(np.diff(values.ravel())) + 1, values.size]).tolist()
+        rle = ", ".join(map(str, [0] * bool(values[0, 0]) + runs))
+        text = cvat(shape("mask", "pole", rle=rle, left=0, top=0, width=WIDTH, height=HEIGHT))
+        for kind, contents in (("xml", {"a.xml": text}), ("png", {"a_pole_1.png": png(values.astype(np.uint8) * 255)})):
+            raw = files(tmp_path / f"{name}-{kind}" / "raw", {**contents, "a.jpg": PHOTO})
+            build(raw)
+            ((_, polygon),) = labels_of(raw.parent / "processed", num_classes=2)
+            assert iou(whole(fill(polygon)), values) >= 0.99, f"{name} as {kind}"
+
+
+def test_the_shapes_of_cvat_via_and_labelme(tmp_path: Path) -> None:
+    shapes = [
+        shape("box", "pole", xtl=30, ytl=20, xbr=60, ybr=50, rotation="0.0"),
+        shape("box", "pole", xtl=20, ytl=30, xbr=60, ybr=40, rotation="90.0"),
+        shape("ellipse", "pole", cx=75, cy=45, rx=30, ry=20, rotation="90.0"),
+    ]
+    regions = [
+        region("pole", name="rect", x=30, y=20, width=30, height=30),
+        region("pole", name="rect", x=35, y=15, width=10, height=40),
+        region("pole", name="ellipse", cx=75, cy=45, rx=30, ry=20, theta=np.pi / 2),
+        region("pole", name="circle", cx=75, cy=45, r=20),
+    ]
+    octagon = {"label": "pole", "shape_type": "mask", "points": [[30, 20], [59, 49]]}
+    octagon["mask"] = base64.b64encode(png(np.full((30, 30), 255, np.uint8))).decode()
+    cases: list[tuple[Callable[[Path], Path], list[tuple[int, int, int, int]]]] = [
+        (lambda raw: files(raw, {"a.xml": cvat(*shapes), "a.jpg": PHOTO}), [BOX, (35, 15, 45, 55), (55, 15, 95, 75)]),
+        (
+            lambda raw: files(raw, {"a.json": via(regions), "a.jpg": PHOTO}),
+            [BOX, (35, 15, 45, 55), (55, 15, 95, 75), (55, 25, 95, 65)],
+        ),
+        (lambda raw: write_labelme(raw, "a.json", [octagon, {"label": "__ignore__", "points": [[1, 1]]}]), [BOX]),
+    ]
+    for number, (write, boxes) in enumerate(cases):
+        raw = write(tmp_path / str(number) / "raw")
+        manifest = build(raw)
+        assert [box_of(polygon) for _, polygon in labels_of(raw.parent / "processed")] == boxes
+        assert not texts_of(manifest)
+
+
+@pytest.mark.parametrize(
+    ("contents", "reason"),
+    [
+        ({"a.xml": cvat(head='<!DOCTYPE annotations [<!ENTITY a "aaaa">]>')}, "it declares a document type"),
+        ({"a.xml": cvat()[:-30]}, "not CVAT's XML: "),
+        ({"a.xml": "<annotations>" + "<a>" * 40 + "</a>" * 40 + "</annotations>"}, "nested deeper than 32 levels"),
+        (
+            {"a.xml": "<annotations><track id='0'/></annotations>"},
+            "it holds tracks of a video; export as CVAT for images 1.1",
+        ),
+        ({"a.json": via([{"region_attributes": {"a": "1", "b": "2"}}])}, "which attribute is the class? Found a, b"),
+        ({"a.json": '{"_via_settings": {}, "_via_img_metadata": {}}'}, "no photographs of VIA 2"),
+        (
+            {"a.txt": TEXT, "../classes.txt": "pole\nwire"},
+            "no data.yaml, classes.txt or obj.names near it names the classes",
+        ),
+        ({"a.txt": TEXT, "data.yaml": "nc: 2\n"}, "`names` must list the classes"),
+        ({"a.txt": TEXT, "classes.txt": "pole\n\nwire\n"}, "classes.txt: line 2 is empty"),
+        ({"a_mask.png": b"\x89PNG\r\n\x1a\n"}, "the file with the labels is missing"),
+    ],
+)
+def test_a_file_that_cannot_be_read_ends_the_command(
+    tmp_path: Path, contents: Mapping[str, bytes | str], reason: str
+) -> None:
+    raw = files(tmp_path / "raw", {**contents, "a.jpg": PHOTO})
+    with pytest.raises(UserError) as raised:
+        build(raw)
+    assert reason in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+BAD_SHAPES = [
+    (shape("mask", "pole", rle="1, 2", left=0, top=0, width=9, height=9), "do not add up"),
+    (shape("mask", "pole", rle="0, 81", left=149, top=0, width=9, height=9), "that the image does not hold"),
+    (shape("mask", "pole", rle="0, x", left=0, top=0, width=9, height=9), "`rle` is not a list of whole numbers"),
+    (shape("polygon", "pole", points="1,2;nan,4;5,6"), "nan is not a finite number"),
+    (shape("box", "pole", xtl=1), "no attribute 'ytl'"),
+    (shape("ellipse", "pole", cx=1, cy=1, rx=0, ry=1), "both must be above 0"),
+    (shape("skeleton", "pole"), "is not read"),
+    (shape("polygon", "", points="1,1;2,2;3,1"), "has no label"),
+]
+BAD_REGIONS = [
+    (region("pole", name="polygon", all_points_x=[1], all_points_y=[1, 2]), "are not lists of the same length"),
+    (region("pole", name="circle", cx=1, cy=1, r="1"), "1 is not a finite number"),
+    (region("pole", name="rect", x=1), "no 'y'"),
+    (region("pole", name="point", cx=1, cy=1), "point is not read"),
+    (region("", name="rect"), "has no `class`"),
+]
+BAD_LINES = [
+    ("2 .1 .1 .2 .2 .3 .1", "class 2 is not one of 0..1"),
+    ("0 .1 .1 .2", "3 coordinates"),
+    ("0 2 1 1 1", "outside 0..1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("contents", "reason"),
+    [
+        *(({"a.xml": cvat(POLE, bad)}, reason) for bad, reason in BAD_SHAPES),
+        *(({"a.json": via([REGIONS[0], bad])}, reason) for bad, reason in BAD_REGIONS),
+        *(({"a.txt": f"{yolo(0, BOX)}\n{bad}", "classes.txt": "pole\nwire"}, reason) for bad, reason in BAD_LINES),
+        ({"a_pole.png": png(mask(BOX)), "a_wire.png": png(mask(BOX))[:-30]}, ""),
+        ({"a_pole.png": png(mask(BOX)), "a_wire.png": png(mask(BOX)[:, 50:])}, "drawn on an image of 100x90 pixels"),
+    ],
+)
+def test_a_bad_object_is_named_and_the_others_are_kept(
+    tmp_path: Path, contents: Mapping[str, bytes | str], reason: str
+) -> None:
+    raw = files(tmp_path / "raw", {**contents, "a.jpg": PHOTO})
+    if "a_wire.png" in contents and reason:  # the sizes differ: the photograph cannot be trusted
+        with pytest.raises(UserError, match=reason):
+            build(raw)
+        return
+    manifest = build(raw)
+    assert [box_of(polygon) for _, polygon in labels_of(tmp_path / "processed")] == [BOX]
+    assert reason in texts_of(manifest)
+    assert bool(manifest["problems"])
+
+
+FOREIGN: list[tuple[dict[str, bytes | str], str]] = [
+    ({}, "is empty"),
+    ({"a.jpg": PHOTO}, "only 1 .jpg: the file with the labels is missing"),
+    ({"a.md": "x"}, "photographs and labels are missing"),
+    ({"a.jpg": PHOTO, "a.xml": "<annotation><object/></annotation>"}, "a.xml holds Pascal VOC's boxes"),
+    ({"a.jpg": PHOTO, "via.csv": "filename,file_size\n"}, "via.csv is a CSV other than EPRI's (filename,file_size)"),
+    ({"a.jpg": PHOTO, "a.json": '{"description": "", "size": {"height": 1}}'}, "a.json has only description, size"),
+    ({"a.jpg": PHOTO, "a.json": '{"images": '}, "a.json cannot be read"),
+    ({"a.jpg": PHOTO, "export.ndjson": "{}\n"}, "Labelbox's NDJSON is not read"),
+    ({"a.jpg": PHOTO, "a.txt": "a caption"}, "the texts hold no YOLO labels"),
+    ({"train.tfrecord": b"\0"}, "TFRecord is not read"),
+]
+
+
+@pytest.mark.parametrize(("contents", "reason"), FOREIGN)
+def test_a_foreign_folder_is_described_in_one_line(
+    tmp_path: Path, contents: Mapping[str, bytes | str], reason: str
+) -> None:
+    (tmp_path / "raw").mkdir()
+    with pytest.raises(UserError) as raised:
+        build(files(tmp_path / "raw", contents))
+    assert reason in str(raised.value)
+    assert "download_data" not in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "processed").exists()
+
+
+def test_an_export_that_is_still_a_zip_is_named(tmp_path: Path) -> None:
+    raw = files(tmp_path / "raw", {"a.jpg": PHOTO})
+    with zipfile.ZipFile(raw / "task.zip", "w") as archive:
+        archive.writestr("annotations.xml", cvat(POLE))
+    with pytest.raises(UserError, match=r"task\.zip holds annotations\.xml: unzip it there"):
+        build(raw)
+
+
+def test_the_folders_of_a_yolo_set_are_its_split(tmp_path: Path) -> None:
+    contents: dict[str, bytes | str] = {"data.yaml": f"names: {NAMES}\n"}
+    for number in range(9):
+        folder = ("train", "valid", "test")[number % 3]
+        contents[f"{folder}/images/{number}.jpg"] = photo(WIDTH, HEIGHT, shade=40 + 20 * number)
+        contents[f"{folder}/labels/{number}.txt"] = TEXT
+    del contents["train/labels/0.txt"]  # YOLO's convention: no objects
+    raw = files(tmp_path / "raw", contents)
+    manifest = build(raw, split_by="auto")
+    assert {record["file"]: record["split"] for record in manifest["photographs"]} == {
+        f"{number}.jpg": ("train", "val", "test")[number % 3] for number in range(9)
+    }
+    assert manifest["counts"]["without_objects"] == {"train": 1, "val": 0, "test": 0}
+    assert "test: test/images" in (tmp_path / "processed" / "dataset.yaml").read_text()
+    lines = report_lines(manifest, has_circuits=False)
+    assert lines[0].split() == ["train", "val", "test", "all"]
+    assert "split: as the input's folders for train and val and test say; --split-by hash makes a new one" in lines
+    shutil.rmtree(tmp_path / "processed" / "test")
+    again = build(raw, split_by="hash")
+    assert set(again["counts"]["photographs"]) == {"train", "val"}
+    assert not list((tmp_path / "processed" / "test").rglob("*.jpg"))
+
+
+def test_boxes_without_outlines_are_told(tmp_path: Path) -> None:
+    raw = files(tmp_path / "raw", {"classes.txt": "pole", "a.jpg": PHOTO, "a.txt": "0 .5 .5 .2 .2\n" + yolo(0, BOX)})
+    lines = read_labels(raw, "auto", False, [], False).summary()
+    assert lines[1] == "1 of the regions are boxes without an outline: the model learns rectangles from them"
+
+
+def test_a_mask_is_never_a_photograph(tmp_path: Path) -> None:
+    grainy = np.random.default_rng(0).integers(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
+    contents = {"images/a.jpg": PHOTO, "images/b.png": png(grainy), "images/b_1.png": png(grainy[::-1])}
+    contents |= {"masks/a.png": png(mask(BOX)), "masks/b.png": png(mask(STRIP)), "classes.txt": b"pole"}
+    raw = files(tmp_path / "raw", contents)
+    manifest = build(raw)
+    assert [record["source"] for record in manifest["photographs"]] == ["images/a.jpg", "images/b.png"]
+    text = files(raw, {"labels/a.txt": yolo(0, BOX)})
+    manifest = build(text, label_format=YOLO, keep_unlabelled=True)
+    assert {record["source"] for record in manifest["photographs"]} == {
+        "images/a.jpg",
+        "images/b.png",
+        "images/b_1.png",
+    }
+
+
+def test_values_of_masks_without_a_list_are_classes_or_numbers(tmp_path: Path) -> None:
+    values = mask(BOX, value=3) + mask(STRIP, value=5)
+    for name, content, classes in [
+        ("masks/a.png", png(values), ["class_3", "class_5"]),
+        ("masks/a.png", png(np.stack([values * 0, values, values * 9], axis=2)), ["colour_1b0300", "colour_2d0500"]),
+        ("masks/a.png", png(values.astype(np.uint16) + (values > 0).astype(np.uint16) * 300), ["object"]),
+        ("masks/a_instances.png", png(values), ["object"]),
+        ("masks/a.png", png(np.repeat(np.arange(180, dtype=np.uint8)[:, None], 300, axis=1)), ["object"]),  # 179 values
+        ("masks/0c5d.png", png(mask(BOX)), ["object"]),  # Data Science Bowl 2018
+        ("masks/a.png", png(cv2.blur(mask(BOX), (3, 3))), ["object"]),
+    ]:
+        raw = files(tmp_path / f"{len(list(tmp_path.iterdir()))}" / "raw", {"images/a.jpg": PHOTO, name: content})
+        assert build(raw)["classes"] == classes
+
+
+def test_masks_and_links_keep_the_bounds_of_untrusted_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = files(tmp_path / "outside", {"secret.txt": "0 a secret", "classes.txt": "a secret\nb"})
+    raw = files(tmp_path / "raw", {"a.jpg": PHOTO, "b.jpg": photo(WIDTH, HEIGHT, shade=200), "a.txt": TEXT})
+    (raw / "b.txt").symlink_to(secret / "secret.txt")
+    (raw / "classes.txt").symlink_to(secret / "classes.txt")
+    with pytest.raises(UserError, match="names the classes"):
+        build(raw)
+    (raw / "classes.txt").unlink()
+    manifest = build(files(raw, {"classes.txt": "pole\nwire"}))
+    assert "b.txt: a link that leaves" in texts_of(manifest)
+    assert "secret" not in json.dumps(manifest)
+    monkeypatch.setattr(mask_values, "MAX_MASK_PIXELS", 1000)
+    with pytest.raises(UserError, match="labels is missing"):
+        build(files(tmp_path / "large", {"a.jpg": PHOTO, "a_mask.png": png(mask(BOX))}))
+    monkeypatch.undo()
+    noise = (np.random.default_rng(0).random((400, 400)) > 0.97).astype(np.uint8) * 255
+    monkeypatch.setattr(mask_values, "MAX_OBJECTS", 100)
+    with pytest.raises(UserError, match="more than 100 objects in one mask"):
+        build(files(tmp_path / "noise", {"SegmentationClass/a.png": png(noise), "JPEGImages/a.jpg": photo(400, 400)}))
+
+
+def test_regions_without_attributes_are_of_one_class(tmp_path: Path) -> None:
+    raw = files(
+        tmp_path / "raw",
+        {
+            "a.json": via([{"shape_attributes": REGIONS[0]["shape_attributes"], "region_attributes": {}}]),
+            "a.jpg": PHOTO,
+        },
+    )
+    assert build(raw)["classes"] == ["object"]
+    assert find_format(write_labelme(tmp_path / "other", "a.json", [])) == LABEL_ME

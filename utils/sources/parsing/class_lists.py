@@ -1,0 +1,76 @@
+"""Finds and reads the list of class names that lies near a label file which holds only numbers or colours."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from utils.common.errors import UserError, printable
+from utils.common.files import read_text
+from utils.data.dataset_yaml import load_dataset_yaml
+
+MAX_LIST_BYTES = 1_000_000
+YOLO_LISTS = ("*.yaml", "*.yml", "classes.txt", "obj.names", "_darknet.labels")
+COLOUR_LIST = "labelmap.txt"
+MASK_LISTS = (COLOUR_LIST, "class_names.txt", "classes.txt", "labels.txt")
+COLOUR = 1 << 24  # is added to colours of 24 bits, so that no index of a palette equals one
+_NAMES_KEY = re.compile(r"^(names|nc)\s*:", re.MULTILINE)
+_COLOUR_LINE = re.compile(r"^(.+?):(\d{1,3}),(\d{1,3}),(\d{1,3})(:.*)?$")
+
+
+def find_list(file: Path, patterns: Sequence[str], top: Path) -> Path | None:
+    """Return the nearest class list in a file's folder and those above it, up to `top`; in one folder by the order of `patterns`.
+
+    A link is none: its content would be shown as class names. A YAML file counts if it has `names` or `nc`.
+    """
+    for folder in file.parents:
+        found = _lists_in(folder, tuple(patterns), folder.stat().st_mtime_ns)
+        if found or folder == top:
+            return found
+    return None
+
+
+@functools.lru_cache(4096)  # a folder may hold 30,000 label files
+def _lists_in(folder: Path, patterns: tuple[str, ...], stamp: int) -> Path | None:
+    for file in (file for pattern in patterns for file in sorted(folder.glob(pattern))):
+        is_small = file.is_file() and not file.is_symlink() and file.stat().st_size <= MAX_LIST_BYTES
+        if is_small and (file.suffix not in (".yaml", ".yml") or _NAMES_KEY.search(read_text(file))):
+            return file
+    return None
+
+
+def read_names(file: Path) -> list[str]:
+    """Return the class names of a data-set YAML, or of a text with one a line, by number. Raises UserError."""
+    facts = file.stat()
+    return list(_read_names(file, facts.st_mtime_ns, facts.st_size))
+
+
+@functools.lru_cache(64)
+def _read_names(file: Path, stamp: int, size_bytes: int) -> tuple[str, ...]:
+    if file.suffix in (".yaml", ".yml"):
+        return load_dataset_yaml(file).names
+    lines = [line.strip() for line in read_text(file).rstrip().splitlines()]
+    if not lines or not all(lines):
+        raise UserError(f"{file}: line {[*lines, ''].index('') + 1} is empty; write the name of one class in each line")
+    return tuple(map(printable, lines))
+
+
+def read_values(file: Path) -> dict[int, str]:
+    """Return the class names by the value that stands for them in masks.
+
+    By colour, COLOUR and 24 bits, of CVAT's labelmap.txt (`wire:250,50,83::`); else by number: LabelMe's class_names.txt,
+    and its labels.txt, which begins with `__ignore__` for -1. Raises UserError.
+    """
+    if file.name != COLOUR_LIST:
+        names = read_names(file)
+        return dict(enumerate(names[1:] if names[0] == "__ignore__" else names))
+    found = {}
+    for line in read_text(file).splitlines():
+        if match := _COLOUR_LINE.match(line.strip()):
+            red, green, blue = (int(match[position]) for position in (2, 3, 4))
+            found[COLOUR | red << 16 | green << 8 | blue] = printable(match[1].strip())
+    if not found:
+        raise UserError(f"{file}: names no class; write lines such as wire:250,50,83::")
+    return found

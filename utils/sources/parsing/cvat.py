@@ -1,0 +1,172 @@
+"""Reads the XML of CVAT for images 1.1: polygons, polylines, boxes, ellipses and masks of each photograph."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+from xml.parsers import expat
+
+import numpy as np
+
+from utils.common.errors import UserError, one_line, printable
+from utils.sources.parsing.json_stream import CHUNK_BYTES, MAX_ITEM_BYTES
+from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
+from utils.sources.parsing.outlines import ShapeObject, box_corners, ellipse_corners, read_points, read_size, turned
+from utils.sources.parsing.rows import SPAN, AnnotationRow, digest_of
+from utils.sources.parsing.run_lengths import decode_rows
+
+IMAGE, LABEL_NAME = ["annotations", "image"], ["labels", "label", "name"]
+READ, OTHER_SHAPES = ("polygon", "polyline", "box", "ellipse", "mask"), ("points", "cuboid", "skeleton")
+MAX_DEPTH = 32  # CVAT's files have 7 levels
+Size = tuple[int, int] | None
+Attributes = dict[str, str]
+
+
+class CvatFile:
+    """The labels of a CVAT file, and where the shapes of each image lie in it. Raises UserError when it is not CVAT's."""
+
+    def __init__(self, path: Path, problems: list[Problem]) -> None:
+        self.path, self.problems = path, problems
+        self._names: dict[str, None] = {}  # the task's, in its order; then others that shapes use
+        self._images: list[tuple[int, int, Attributes, int, int]] = []  # first byte, last, attributes, shapes, boxes
+        self._tags: list[str] = []
+        self._open: tuple[int, Attributes] = (0, {})
+        self._shapes = self._boxes = 0
+        self._text = ""
+        self._parser = bounded_parser(self._start, self._end, self._add_text)
+        try:
+            with path.open("rb") as file:
+                for number in itertools.count(1):
+                    chunk = file.read(CHUNK_BYTES)
+                    self._parser.Parse(chunk, not chunk)
+                    if not chunk:
+                        break
+                    if number * CHUNK_BYTES - self._parser.CurrentByteIndex > MAX_ITEM_BYTES:
+                        raise ValueError(f"an item of more than {MAX_ITEM_BYTES // 1_000_000} MB")
+        except (expat.ExpatError, ValueError) as error:
+            raise UserError(f"{path}: not CVAT's XML: {one_line(error, 200)}; export as CVAT for images 1.1") from error
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}") from error
+
+    def names(self) -> list[str]:
+        """Return the labels in the order of the task."""
+        return list(self._names)
+
+    def rows(self) -> Iterator[AnnotationRow]:
+        """Yield a row for each image, in the order of the file."""
+        with self.path.open("rb") as file:
+            for start, end, attributes, num_shapes, num_boxes in self._images:
+                name = attributes.get("name", "")
+                try:
+                    if not 0 < len(name) <= 4096 or end - start > MAX_ITEM_BYTES:
+                        raise ValueError("has no usable `name`, or more than 32 MB of shapes")
+                    size = read_size(*(_number(attributes[side]) for side in ("width", "height") if side in attributes))
+                except (ValueError, TypeError, OverflowError) as error:
+                    text = f"image {printable(attributes.get('id', '?'))}: {error}; skipped"
+                    self.problems.append(Problem(printable(self.path.name), text, UNREADABLE_ROW))
+                    continue
+                file.seek(start)
+                span = SPAN.pack(start, end, digest_of(file.read(end - start))) if num_shapes else b""
+                objects = partial(_objects, size)
+                yield AnnotationRow((name,), self.path, span, f"{size}", objects, num_shapes, num_boxes)
+
+    def _start(self, tag: str, attributes: Attributes) -> None:
+        self._tags.append(tag)
+        if len(self._tags) > MAX_DEPTH:
+            raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+        if self._tags == [tag] and tag != "annotations":
+            raise ValueError(f"it begins with <{printable(tag)}>, not with <annotations>")
+        if self._tags == ["annotations", "track"]:
+            raise ValueError("it holds tracks of a video")
+        self._text = ""
+        if self._tags == IMAGE:
+            self._open, self._shapes, self._boxes = (self._parser.CurrentByteIndex, attributes), 0, 0
+        elif self._tags[:-1] == IMAGE and tag in (*READ, *OTHER_SHAPES):
+            self._shapes += 1
+            self._boxes += tag == "box"
+            if label := _label(attributes):
+                self._names.setdefault(label)
+
+    def _end(self, tag: str) -> None:
+        if self._tags == IMAGE:
+            self._images.append(
+                (self._open[0], self._parser.CurrentByteIndex, self._open[1], self._shapes, self._boxes)
+            )
+        elif self._tags[-3:] == LABEL_NAME and self._text.strip():
+            self._names.setdefault(printable(self._text.strip()))
+        self._tags.pop()
+
+    def _add_text(self, text: str) -> None:
+        if self._tags[-3:] == LABEL_NAME and len(self._text) < 200:
+            self._text += text
+
+
+def bounded_parser(start: Callable[..., None], end: Callable[..., None], text: Callable[..., None]) -> Any:
+    """Return an XML parser that refuses a document type, so that no entity expands and nothing is read from elsewhere."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise ValueError("it declares a document type (DOCTYPE)")
+
+    parser = expat.ParserCreate("utf-8")  # whatever the file declares
+    parser.StartDoctypeDeclHandler = refuse
+    parser.StartElementHandler, parser.EndElementHandler, parser.CharacterDataHandler = start, end, text
+    return parser
+
+
+def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
+    """Return the objects of one image, from `<image` to before its end, and messages about what was left out."""
+    objects: list[ShapeObject] = []
+    complaints: list[str] = []
+    numbers = itertools.count(1)
+
+    def add(tag: str, attributes: Attributes) -> None:
+        if tag not in (*READ, *OTHER_SHAPES):
+            return
+        name, label = f"{tag} {next(numbers)}", _label(attributes)
+        try:
+            if not label:
+                raise ValueError("has no label")
+            if tag in OTHER_SHAPES:
+                raise ValueError("is not read; draw a polygon, a polyline or a mask")
+            objects.append(_object(tag, f"shape {name}", label, size, attributes))
+        except (KeyError, ValueError, OverflowError) as error:
+            what = f"no attribute {error}" if isinstance(error, KeyError) else error
+            complaints.append(f"{name} ({label}): {what}")
+
+    bounded_parser(add, lambda _: None, lambda _: None).Parse(data + b"</image>", True)
+    return objects, complaints
+
+
+def _object(tag: str, name: str, label: str, size: Size, given: Attributes) -> ShapeObject:
+    turn = math.radians(_number(given.get("rotation", "0")))
+    if tag == "mask":
+        box = [int(_number(given[key])) for key in ("left", "top", "width", "height")]
+        if size is None or min(box[:2]) < 0 or box[0] + box[2] > size[0] or box[1] + box[3] > size[1]:
+            raise ValueError(f"a box of {box[2]}x{box[3]} pixels at ({box[0]}, {box[1]}) that the image does not hold")
+        return ShapeObject(label, name, size, size, draw=partial(decode_rows, given["rle"], box))
+    if tag == "box":
+        left, top, right, bottom = (_number(given[key]) for key in ("xtl", "ytl", "xbr", "ybr"))
+        centre = np.array([left + right, top + bottom]) / 2
+        points = turned(box_corners(left, top, right - left, bottom - top), centre, turn)
+    elif tag == "ellipse":
+        x, y, *radii = (_number(given[key]) for key in ("cx", "cy", "rx", "ry"))
+        points = ellipse_corners(np.array([x, y]), radii, turn)
+    else:
+        numbers = [_number(text) for pair in given["points"].split(";") for text in pair.split(",")]
+        points = read_points(numbers, "line" if tag == "polyline" else "polygon")
+    return ShapeObject(label, name, size, size, (points,), is_line=tag == "polyline")
+
+
+def _label(attributes: Attributes) -> str:
+    return printable(attributes.get("label", "").strip())
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is not a finite number")
+    return number

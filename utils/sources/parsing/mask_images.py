@@ -1,0 +1,142 @@
+"""Finds masks drawn as PNG files: Pascal VOC's pairs as LabelMe and CVAT write them, a file per class or object, binary masks.
+
+Outside of Pascal VOC's folders a PNG is a mask if its name and folder belong to a photograph and neighbouring pixels are
+alike. docs/labels.md lists the names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from utils.common.errors import UserError, printable
+from utils.data.dataset_yaml import IMAGE_SUFFIXES
+from utils.sources.parsing.class_lists import MASK_LISTS, find_list, read_values
+from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
+from utils.sources.parsing.mask_values import ONLY_CLASS, Meaning, mask_objects, read_mask
+from utils.sources.parsing.rows import SPAN, AnnotationRow, digest_of
+
+VOC_CLASSES, VOC_OBJECTS = "SegmentationClass", "SegmentationObject"
+PHOTOGRAPH_FOLDERS = ("images", "JPEGImages", "image", "imgs", "img", "photos")
+MIN_ALIKE = 0.95  # share of neighbouring pixels with equal values; photographs have less
+_WORDS = re.compile(r"[-_. ]+")
+_NOT_A_CLASS = re.compile(r"(?i)masks?|seg(mentation)?|labels?|gt|inst(ance)?s?|annotations?|cp|\d*")
+_NUMBERED = re.compile(r"(?i)inst(ance)?s?|cp")  # in the name of a file or folder: each value is an object
+
+
+class MaskFile:
+    """The objects of one mask. A PNG that is not a mask has no rows. A list of the classes lies in `folder` or below."""
+
+    def __init__(self, path: Path, problems: list[Problem], folder: Path) -> None:
+        self._names: list[str] = []
+        self._rows: list[AnnotationRow] = []
+        try:
+            found = find_mask(path)
+            if found is None:
+                return
+            source, photographs, meaning = found
+            meaning = _with_list(meaning, path, folder)
+            data = source.read_bytes()
+            objects, _ = mask_objects(meaning, data)  # the complaints come again when the photograph is built
+        except (ValueError, UserError, OSError) as error:
+            problems.append(Problem(printable(path.name, 400), f"{error}; skipped", UNREADABLE_ROW))
+            return
+        used = {item.value for item in objects}
+        self._names = meaning.listed if used & {*meaning.listed} else sorted(used)
+        span, context = SPAN.pack(0, len(data), digest_of(data)), repr(replace(meaning, classes=None))
+        self._rows = [AnnotationRow(photographs, source, span, context, partial(mask_objects, meaning), len(objects))]
+
+    def names(self) -> list[str]:
+        """Return the classes of the list near the mask, else those in use, sorted."""
+        return self._names
+
+    def rows(self) -> Iterator[AnnotationRow]:
+        """Yield the photograph's row, also without objects."""
+        yield from self._rows
+
+
+def is_mask(path: Path) -> bool:
+    """Return whether a file is a mask of a photograph, rather than one; also the half of a pair that is not read itself."""
+    if path.suffix.lower() != ".png":
+        return False
+    try:
+        return path.parent.name in (VOC_CLASSES, VOC_OBJECTS) or find_mask(path) is not None
+    except OSError:
+        return False
+
+
+def find_mask(path: Path) -> tuple[Path, tuple[str, ...], Meaning] | None:
+    """Return the file whose values are read, where the photograph may lie, relative to its folder, and what values mean."""
+    folder, above = path.parent.name, path.parent.parent
+    if folder in (VOC_CLASSES, VOC_OBJECTS):
+        names = tuple(f"../{place}/{path.stem}{suffix}" for place in PHOTOGRAPH_FOLDERS for suffix in IMAGE_SUFFIXES)
+        classes, objects = above / VOC_CLASSES / path.name, above / VOC_OBJECTS / path.name
+        if not classes.is_file():
+            return path, names, Meaning(ONLY_CLASS, is_numbered=True)
+        if folder == VOC_OBJECTS:
+            return None  # read with its class mask
+        is_pair = objects.is_file() and not objects.is_symlink()
+        return (objects, names, Meaning(classes=path)) if is_pair else (path, names, Meaning())
+    found = _photograph_of(path)
+    if found is None or not _is_alike(path):
+        return None
+    photograph, rest, class_folder = found
+    words = _WORDS.split(rest)
+    label = "_".join(word for word in words if not _NOT_A_CLASS.fullmatch(word))
+    label = label or ("" if _NOT_A_CLASS.fullmatch(class_folder) else class_folder)
+    is_numbered = any(map(_NUMBERED.fullmatch, [*words, *_WORDS.split(folder)]))
+    is_whole = any(word.isdigit() for word in words)
+    meaning = Meaning(printable(label), is_whole=is_whole, is_numbered=is_numbered)
+    return path, (os.path.relpath(photograph, path.parent),), meaning
+
+
+def _photograph_of(path: Path) -> tuple[Path, str, str] | None:
+    """Return a mask's photograph, what the mask's name has more than its name, and the folder that may name the class."""
+    ends = [match.start() for match in _WORDS.finditer(path.stem)]
+    stems = [path.stem, *(path.stem[:end] for end in ends[:-5:-1] if end)]
+    for folder, class_folder in _folders_for(path.parent):
+        for stem in stems if folder.is_dir() else ():
+            for suffix in IMAGE_SUFFIXES:
+                for file in (folder / f"{stem}{suffix}", folder / f"{stem}{suffix.upper()}"):
+                    if file.is_file() and file != path and (suffix != ".png" or not _is_alike(file)):
+                        return file, path.stem[len(stem) :], class_folder
+    images = path.parent.parent / "images"  # of one photograph, whose objects have a file each: Data Science Bowl 2018
+    inside = list(images.iterdir())[:2] if path.parent.name == "masks" and images.is_dir() else []
+    return (inside[0], "_1", "") if len(inside) == 1 and inside[0].is_file() else None
+
+
+def _folders_for(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the folders in which the photographs of a folder of masks may lie, and the folder that names the masks' class."""
+    above, top = folder.parent, folder.parent.parent
+    yield folder, ""
+    for name in PHOTOGRAPH_FOLDERS:
+        yield above / name, ""  # masks/a.png, images/a.jpg
+        yield top / name / folder.name, ""  # masks/train/a.png, images/train/a.jpg
+        yield top / name, folder.name  # masks/wire/a.png, images/a.jpg
+        yield top.parent / name / above.name, folder.name  # masks/train/wire/a.png, images/train/a.jpg
+    yield above, folder.name  # wire/a.png or masks/a.png, a.jpg
+    yield top, folder.name  # masks/wire/a.png, a.jpg
+
+
+def _is_alike(path: Path) -> bool:
+    """Return whether a PNG has two values, or neighbouring pixels that are alike; False if it cannot be read."""
+    try:
+        values, _ = read_mask(path.read_bytes(), False)
+    except (ValueError, OSError):
+        return False
+    is_alike = values.shape[1] > 1 and float((values[:, 1:] == values[:, :-1]).mean()) >= MIN_ALIKE
+    return is_alike or len(np.unique(values)) <= 2
+
+
+def _with_list(meaning: Meaning, path: Path, folder: Path) -> Meaning:
+    """Add the classes of the list near a mask, and the digest of the mask that tells the classes."""
+    digest = digest_of(meaning.classes.read_bytes()) if meaning.classes else b""
+    file = None if meaning.label else find_list(path, MASK_LISTS, folder)
+    names = tuple(read_values(file).items()) if file else ()
+    return replace(meaning, class_digest=digest, names=names)

@@ -1,0 +1,172 @@
+"""Turns the values of a mask's pixels into objects: numbered ones, or the connected parts of each class."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import cv2
+import numpy as np
+from PIL import Image, PngImagePlugin
+from scipy import ndimage
+
+from utils.data.images import EXIF_ERRORS
+from utils.data.labels import LabelError
+from utils.sources.parsing.class_lists import COLOUR
+from utils.sources.parsing.label_csv import MAX_OBJECTS
+from utils.sources.parsing.outlines import ShapeObject
+from utils.sources.parsing.rows import digest_of
+
+ONLY_CLASS = "object"  # of masks that name no class
+BACKGROUNDS = ("background", "_background_", "__ignore__")  # of class lists
+VOID = 255  # of indexed masks: pixels that belong to no object; alone: white, in a mask of black and white
+MAX_MASK_BYTES, MAX_MASK_PIXELS = 200_000_000, 100_000_000
+MAX_CLASS_VALUES = 100  # a mask with more values, and no list of classes, holds numbered objects
+SOFT_EDGES = 0.1  # largest share of pixels of a mask of black and white that are grey
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What the values of a mask mean.
+
+    label: the class that a file's or folder's name says, or empty. names: the classes by value. classes: the mask of
+    Pascal VOC that tells the class of each pixel, and the digest of its bytes. is_whole: the file is one object.
+    is_numbered: each value is one.
+    """
+
+    label: str = ""
+    names: tuple[tuple[int, str], ...] = ()
+    classes: Path | None = None
+    class_digest: bytes = b""
+    is_whole: bool = False
+    is_numbered: bool = False
+
+    @property
+    def listed(self) -> list[str]:
+        """The classes of the list that are objects'."""
+        return [name for _, name in self.names if name not in BACKGROUNDS]
+
+
+def read_mask(data: bytes, by_colour: bool) -> tuple[np.ndarray, bool]:
+    """Return a PNG's values (H, W), 0 for the background, and whether they have 16 bits.
+
+    Grey levels and indices of a palette keep their values, also grey ones of an RGB picture; colours are COLOUR and 24
+    bits. `by_colour`: so are the others. Raises ValueError.
+    """
+    if len(data) > MAX_MASK_BYTES:
+        raise ValueError(f"{len(data):,} bytes, more than any mask")
+    try:
+        picture: Image.Image = PngImagePlugin.PngImageFile(io.BytesIO(data))
+        width, height = picture.size
+        if width * height > MAX_MASK_PIXELS:
+            raise ValueError(f"{width}x{height} is more than {MAX_MASK_PIXELS // 1_000_000} megapixels")
+        mode = picture.mode
+        if mode == "1" or (mode == "LA" and not by_colour):
+            picture = picture.convert("L")
+        values = np.asarray(
+            picture.convert("RGB") if by_colour or mode not in ("1", "L", "LA", "P", "I", "I;16") else picture
+        )
+    except (*EXIF_ERRORS, zlib.error) as error:
+        raise ValueError(str(error) if isinstance(error, ValueError) else "truncated or corrupt") from error
+    if values.ndim == 3:
+        red, green, blue = np.moveaxis(values.astype(np.int32), 2, 0)
+        is_grey = not by_colour and np.array_equal(red, green) and np.array_equal(red, blue)
+        values = red if is_grey else np.where(red | green | blue, COLOUR | red << 16 | green << 8 | blue, 0)
+    return values, mode.startswith("I")
+
+
+def mask_objects(meaning: Meaning, data: bytes) -> tuple[list[ShapeObject], list[str]]:
+    """Return the objects of a mask, and messages about those left out. Raises ValueError and LabelError."""
+    names = dict(meaning.names)
+    by_colour = any(value >= COLOUR for value in names)
+    values, has_numbers = read_mask(data, by_colour and meaning.classes is None)
+    found = [value for value in np.unique(values).tolist() if value]
+    label = meaning.label or ONLY_CLASS
+    if meaning.classes:
+        return _paired(values, [value for value in found if value != VOID], meaning, by_colour)
+    if meaning.is_whole:
+        return _shapes((values > 0).astype(np.int32), [label] if found else []), []
+    if _is_black_and_white(values, found):
+        if not meaning.label and len(meaning.listed) == 1:
+            (label,) = meaning.listed
+        return _shapes(*_connected((values > VOID // 2).astype(np.uint8), {1: label})), []
+    if meaning.is_numbered or meaning.label or has_numbers or (not names and len(found) > MAX_CLASS_VALUES):
+        return _shapes(_numbers(values, found), [label] * len(found)), []
+    classes = {value: names.get(value) or _unlisted(value) for value in found if value != VOID or value in names}
+    return _shapes(*_connected(values, {value: name for value, name in classes.items() if name not in BACKGROUNDS})), []
+
+
+def _unlisted(value: int) -> str:
+    return f"class_{value}" if value < COLOUR else f"colour_{value - COLOUR:06x}"
+
+
+def _is_black_and_white(values: np.ndarray, found: Sequence[int]) -> bool:
+    if not found or found[-1] != VOID:
+        return False
+    return len(found) == 1 or (len(found) > 2 and float(((values > 0) & (values < VOID)).mean()) <= SOFT_EDGES)
+
+
+def _paired(
+    values: np.ndarray, found: list[int], meaning: Meaning, by_colour: bool
+) -> tuple[list[ShapeObject], list[str]]:
+    """Return the objects of Pascal VOC's two masks: each value of one, of the class that most of its pixels have in the other."""
+    assert meaning.classes is not None
+    data = meaning.classes.read_bytes()
+    if digest_of(data) != meaning.class_digest:
+        raise LabelError("the mask of its classes has changed since this run began; start it again")
+    classes, _ = read_mask(data, by_colour)
+    if classes.shape != values.shape:
+        raise LabelError(f"the mask of its classes has {classes.shape[1]}x{classes.shape[0]} pixels")
+    numbers, names, complaints = _numbers(values, found), dict(meaning.names), []
+    labels = []
+    for number, place in enumerate(ndimage.find_objects(numbers), start=1):
+        inside, counts = np.unique(classes[place][numbers[place] == number], return_counts=True)
+        best = max(
+            zip(counts.tolist(), inside.tolist(), strict=True), key=lambda pair: (pair[1] not in (0, VOID), pair)
+        )
+        labels.append(names.get(best[1]) or _unlisted(best[1]) if best[1] not in (0, VOID) else "")
+        if not labels[-1]:
+            complaints.append(f"object {number}: has no class in {meaning.classes.parent.name}")
+    return _shapes(numbers, labels), complaints
+
+
+def _numbers(values: np.ndarray, found: Sequence[int]) -> np.ndarray:
+    """Return 1, 2, 3 ... for each pixel that has one of the sorted values `found`, else 0: int32 (H, W)."""
+    if not found:
+        return np.zeros(values.shape, np.int32)
+    order = np.searchsorted(found, values).clip(max=len(found) - 1)
+    return np.where(np.asarray(found)[order] == values, order + 1, 0).astype(np.int32)
+
+
+def _connected(values: np.ndarray, classes: dict[int, str]) -> tuple[np.ndarray, list[str]]:
+    """Number the connected parts of each class, and return their labels. Pixels that touch at a corner are connected."""
+    numbers, labels = np.zeros(values.shape, np.int32), list[str]()
+    for value, label in classes.items():
+        count, parts = cv2.connectedComponents((values == value).astype(np.uint8), connectivity=8)
+        np.copyto(numbers, parts + len(labels), where=parts > 0)
+        labels += [label] * (count - 1)
+        if len(labels) > MAX_OBJECTS:
+            raise LabelError(f"more than {MAX_OBJECTS:,} objects in one mask")
+    return numbers, labels
+
+
+def _shapes(numbers: np.ndarray, labels: Sequence[str]) -> list[ShapeObject]:
+    """Return an object for each number that has a label; its mask is cut out when it is drawn."""
+    if len(labels) > MAX_OBJECTS:
+        raise LabelError(f"more than {MAX_OBJECTS:,} objects in one mask")
+    size = (numbers.shape[1], numbers.shape[0])
+    places = enumerate(ndimage.find_objects(numbers), start=1)
+    return [
+        ShapeObject(label, f"object {number}", size, size, draw=partial(_cut_out, numbers, number, place))
+        for (number, place), label in zip(places, labels, strict=True)
+        if label
+    ]
+
+
+def _cut_out(numbers: np.ndarray, number: int, place: tuple[slice, slice]) -> tuple[np.ndarray, int, int]:
+    """Return an object's mask and the left and top of its corner."""
+    return numbers[place] == number, place[1].start, place[0].start

@@ -1,0 +1,96 @@
+"""Finds the photograph that a name in a label file stands for. A name is only compared, never opened."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from utils.common.errors import printable
+from utils.sources.parsing.sources import Photograph
+
+_UPLOAD_PREFIX = re.compile(r"^[0-9a-f]{6,12}-")  # Label Studio puts it before the name of an uploaded file
+
+
+@dataclass(frozen=True)
+class Match:
+    """The key of the photograph that a name stands for, or the reason why there is none."""
+
+    key: str | None
+    reason: str = ""
+    is_exact: bool = True
+
+
+def match_names(wanted: Iterable[Sequence[str]], photographs: Mapping[str, Photograph]) -> list[Match]:
+    """Return a match for each list of alternative names, by file name and as many folders as agree.
+
+    A match whose folders differ counts only if no other name claims the photograph. Upper and lower case do not matter.
+    """
+    by_name: dict[str, list[str]] = defaultdict(list)
+    by_upload: dict[str, list[str]] = defaultdict(list)
+    for key in photographs:
+        name = PurePosixPath(key).name
+        by_name[name].append(key)
+        by_upload[_as_uploaded(name)].append(key)
+    names = [tuple(alternatives) for alternatives in wanted]
+    matches = [_match(alternatives, by_name, by_upload) for alternatives in names]
+    claims: dict[str | None, set[tuple[str, ...] | None]] = defaultdict(set)
+    for alternatives, match in zip(names, matches, strict=True):
+        claims[match.key].add(None if match.is_exact else alternatives)
+    disputed = Match(
+        None, "other names fit the only photograph called so; put the photographs into the folders of the names"
+    )
+    return [match if match.is_exact or len(claims[match.key]) == 1 else disputed for match in matches]
+
+
+def _match(alternatives: Sequence[str], by_name: Mapping[str, list[str]], by_upload: Mapping[str, list[str]]) -> Match:
+    """Return the best match of some names of one photograph; a path that is one's comes before a name that is."""
+    reason = "no name of a photograph"
+    split = [[part for part in re.split(r"[\\/]+", name.lower()) if part not in ("", ".")] for name in alternatives]
+    split = [parts for parts in split if parts]
+    if whole := next(("/".join(parts) for parts in split if "/".join(parts) in by_name.get(parts[-1], ())), None):
+        return Match(whole)
+    for parts in split:
+        if ".." in parts:
+            reason = "the name leads out of the folder; write it below the folder of the photographs"
+            continue
+        original = _UPLOAD_PREFIX.sub("", parts[-1])
+        keys = by_name.get(parts[-1]) or by_name.get(original) or by_upload.get(_as_uploaded(original))
+        if keys:
+            return _best(parts, keys)
+        reason = f"no photograph called {printable(parts[-1])}"
+    return Match(None, reason)
+
+
+def _best(parts: Sequence[str], keys: list[str]) -> Match:
+    depth = {key: len(PurePosixPath(key).parts) for key in keys}
+    common = {key: _num_common(parts, PurePosixPath(key).parts) for key in keys}
+    most = max(common.values())
+    best = [key for key in keys if common[key] == most]
+    if most == len(parts):  # images/a.jpg rather than images/old/a.jpg
+        shortest = min(depth[key] for key in best)
+        best = [key for key in best if depth[key] == shortest]
+    if len(best) > 1:
+        return Match(None, f"{len(best)} photographs have this name, such as {printable(best[0])}; name the folder")
+    return Match(best[0], is_exact=most == len(parts))
+
+
+def _num_common(first: Sequence[str], second: Sequence[str]) -> int:
+    """Return how many parts agree at the end; the file name, for which uploads have other spellings, always counts."""
+    number = 1
+    while number < min(len(first), len(second)) and first[-1 - number] == second[-1 - number]:
+        number += 1
+    return number
+
+
+def _as_uploaded(name: str) -> str:
+    """Return a file name as Django stores an uploaded file: spaces become underscores, other signs vanish."""
+    return re.sub(r"[^-\w.]", "", name.strip().replace(" ", "_"))
+
+
+def match_name(name: str, photographs: Mapping[str, Photograph]) -> Match:
+    """Return the photograph of EPRI's name, which has no folders."""
+    key = name.lower()
+    return Match(key) if key in photographs else Match(None, f"no photograph called {printable(name)}")

@@ -1,0 +1,200 @@
+"""Reads the labels of an input folder, whatever their format, and the rows of each photograph.
+
+A name in a label file is only compared with the photographs that are there, never opened.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from utils.common.errors import UserError, printable
+from utils.common.progress import shown
+from utils.sources.parsing.foreign import describe_foreign
+from utils.sources.parsing.formats import AUTO, EPRI, EPRI_TITLE, FORMATS, Format, candidates, find_format, format_of
+from utils.sources.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem, read_label_csv
+from utils.sources.parsing.manifest import NO_PHOTOGRAPH, NO_ROW
+from utils.sources.parsing.mask_images import is_mask
+from utils.sources.parsing.matching import Match, match_name, match_names
+from utils.sources.parsing.rows import AnnotationRow, Row, place_of
+from utils.sources.parsing.sources import Photograph, find_label_csv, find_photographs, leaves
+
+DUPLICATE_ROW = "duplicate row"
+DRAWINGS = "visualization"  # end of the names of folders into which LabelMe's converters draw the labels
+RowsByKey = dict[str, tuple[Row, ...]]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """The photographs of the input, the rows of those to build by key, and the classes that the label files name."""
+
+    title: str
+    photographs: dict[str, Photograph]
+    rows: RowsByKey
+    class_names: tuple[str, ...] | None
+
+    def summary(self) -> list[str]:
+        """Return lines that say what was found: the format, photographs, regions and classes."""
+        rows = [row for own in self.rows.values() for row in own if isinstance(row, AnnotationRow)]
+        num_regions, num_boxes = sum(row.num_objects for row in rows), sum(row.num_boxes for row in rows)
+        line = f"{self.title}, {_number(len(self.rows), 'photograph', 'photographs')}"
+        if self.class_names is None:
+            return [line]
+        classes = _number(len(self.class_names), "class", "classes")
+        lines = [f"{line}, {_number(num_regions, 'region', 'regions')} of {classes}"]
+        if num_boxes:
+            lines.append(
+                f"{num_boxes:,} of the regions are boxes without an outline: the model learns rectangles from them"
+            )
+        return lines
+
+
+def read_labels(
+    folder: Path, label_format: str, keep_unlabelled: bool, problems: list[Problem], trust_links: bool
+) -> Labelled:
+    """Find labels and photographs in the input folder. Raises UserError when there is nothing to build."""
+    chosen = choose_format(folder) if label_format == AUTO else label_format
+    if chosen != EPRI:
+        return _read_tool(folder, FORMATS[chosen], keep_unlabelled, problems, trust_links)
+    (file,) = _inside([find_label_csv(folder)], folder, problems, trust_links)
+    photographs = find_photographs(folder, problems, trust_links)
+    rows = list(read_label_csv(file, problems))
+    by_key = _rows_by_key(rows, [match_name(row.image_name, photographs) for row in rows], problems)
+    by_key = _complete(by_key, photographs, file, photographs.keys() if keep_unlabelled else (), problems)
+    return Labelled(EPRI_TITLE, photographs, by_key, None)
+
+
+def _read_tool(
+    folder: Path, tool: Format, keep_unlabelled: bool, problems: list[Problem], trust_links: bool
+) -> Labelled:
+    files = _label_files(folder, tool, problems, trust_links)
+    photographs = find_photographs(folder, problems, trust_links, by_path=True)
+    more = (folder,) if tool.takes_folder else ()
+    read = [tool.reader(file, problems, *more) for file in shown(files, "label files", len(files))]
+    rows_of = [[*labels.rows()] for labels in read]
+    rows = [row for own in rows_of for row in own]
+    masks = {file for file, own in zip(files, rows_of, strict=True) if own} | {row.file for row in rows}
+    photographs = {
+        key: item
+        for key, item in photographs.items()
+        if (item.member or item.file not in masks) and not PurePosixPath(key).parent.name.endswith(DRAWINGS)
+    }
+    by_key = _rows_by_key(
+        rows,
+        match_names([_photograph_names(row, folder, tool) for row in rows], photographs),
+        problems,
+        tool.has_rows_per_file,
+    )
+    is_kept = keep_unlabelled or tool.missing_is_empty
+    kept = _empty(by_key, photographs, keep_unlabelled) if is_kept else set()
+    by_key = _complete(by_key, photographs, folder if tool.by_file else files[0], kept, problems)
+    names = dict.fromkeys(name for labels in read for name in labels.names())
+    return Labelled(tool.title, photographs, by_key, tuple(sorted(names) if tool.sorts_names else names))
+
+
+def choose_format(folder: Path) -> str:
+    """Return the format of the labels by their content. Raises UserError, which says what the folder holds instead."""
+    found = find_format(folder) if folder.is_dir() else ""
+    if not found:
+        raise UserError(f"{folder}: {describe_foreign(folder)}")
+    return found
+
+
+def choose_classes(known: Sequence[str], named: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the known classes if they cover all that the label files name, else those of the files."""
+    table = ClassTable(known)
+    if named is None or all(table.find(name) is not None for name in named):
+        return tuple(known)
+    return tuple(named)
+
+
+def _number(number: int, one: str, several: str) -> str:
+    return f"{number:,} {one if number == 1 else several}"
+
+
+def _empty(rows: RowsByKey, photographs: Mapping[str, Photograph], of_all_folders: bool) -> set[str]:
+    """Return the keys of photographs without a row, and that are no masks; else only those in folders that have rows."""
+    folders = {PurePosixPath(key).parent for key in rows}
+    chosen = {key for key in photographs.keys() - rows if of_all_folders or PurePosixPath(key).parent in folders}
+    return {key for key in chosen if photographs[key].member or not is_mask(photographs[key].file)}
+
+
+def _label_files(folder: Path, chosen: Format, problems: list[Problem], trust_links: bool) -> list[Path]:
+    files = candidates(folder, chosen.patterns) if folder.is_dir() else []
+    if not files:
+        raise UserError(f"{folder}: no {' or '.join(chosen.patterns)}; {chosen.how_to_export}")
+    if not chosen.several and len(files) > 1:
+        alike = [file for file in files if FORMATS.get(format_of(file)) is chosen]
+        if len(alike) != 1:
+            names = ", ".join(path.name for path in files[:5])
+            raise UserError(f"{folder}: which file holds the labels? Found {names}; keep one")
+        files = alike
+    return _inside(files, folder, problems, trust_links)
+
+
+def _inside(files: list[Path], folder: Path, problems: list[Problem], trust_links: bool) -> list[Path]:
+    """Return the files that are no links out of the folder: a message about one could quote any file of the user."""
+    root = None if trust_links else os.path.realpath(folder)
+    inside = [file for file in files if not leaves(file, root, folder, problems)]
+    if not inside:
+        raise UserError(f"{files[0]}: {problems[-1].text}")
+    return inside
+
+
+def _photograph_names(row: AnnotationRow, folder: Path, chosen: Format) -> tuple[str, ...]:
+    """Return the paths of a row's photograph relative to the input folder; those that leave it begin with `..` or `/`."""
+    if not chosen.by_file:
+        return row.names
+    return tuple(os.path.normpath(row.file.parent.relative_to(folder) / name) for name in row.names)
+
+
+def _rows_by_key(
+    rows: Sequence[Row], matches: Sequence[Match], problems: list[Problem], may_have_several: bool = False
+) -> RowsByKey:
+    """Return the rows of each photograph. A row without one is a problem, and one that repeats or adds to another."""
+    by_key: RowsByKey = {}
+    for row, match in zip(rows, matches, strict=True):
+        earlier = by_key.get(match.key or "", ())
+        is_same = any(row.digest == other.digest for other in earlier)
+        if match.key is None:
+            prefix = "" if row.line else f"{printable(row.image_name, 200)}: "
+            problems.append(Problem(place_of([row]), prefix + match.reason, NO_PHOTOGRAPH))
+        elif earlier and (is_same or not may_have_several):
+            problems.append(Problem(place_of([row]), _repeat_text(row, earlier[0], is_same), DUPLICATE_ROW))
+        if match.key is not None and not is_same:
+            by_key[match.key] = (*earlier, row)
+    return by_key
+
+
+def _repeat_text(row: Row, first: Row, is_same: bool) -> str:
+    """Return what is said about a further row of a photograph, which may be the `first` again."""
+    if row.line is None:
+        what = "repeats its labels; ignored" if is_same else "listed again; the labels are merged"
+        return f"{printable(row.image_name, 200)}: {what}"
+    shown = printable(row.image_name)
+    if is_same:
+        return f"repeats line {first.line} for {shown}; ignored"
+    return f"a further row for {shown} (line {first.line}); merged"
+
+
+def _complete(
+    rows: RowsByKey,
+    photographs: Mapping[str, Photograph],
+    labels: Path,
+    kept: Collection[str],
+    problems: list[Problem],
+) -> RowsByKey:
+    """Report photographs without a row; return the rows of those to build, sorted by key. Raises UserError without any."""
+    for key, photograph in photographs.items():
+        if key not in rows:
+            text = f"no row in {labels.name}; " + ("kept without objects" if key in kept else "skipped")
+            problems.append(Problem(printable(photograph.source), text, NO_ROW))
+            if key in kept:
+                rows[key] = ()
+    if not rows:
+        unreadable = [problem for problem in problems if problem.kind == UNREADABLE_ROW][:1]
+        reason = "".join(f"; {problem.place}: {problem.text}" for problem in unreadable)
+        raise UserError(f"{labels}: none of its rows names one of the {len(photographs)} photographs beside it{reason}")
+    return dict(sorted(rows.items()))

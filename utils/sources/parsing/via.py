@@ -1,0 +1,136 @@
+"""Reads the JSON of the VGG Image Annotator (VIA) 1 and 2: a saved project, or exported annotations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from utils.common.errors import UserError, printable
+from utils.sources.parsing.json_stream import Item, JsonStream
+from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
+from utils.sources.parsing.outlines import ShapeObject, box_corners, ellipse_corners, read_number, read_points
+from utils.sources.parsing.rows import AnnotationRow
+
+IMAGES = "_via_img_metadata"
+CLASS_ATTRIBUTES = ("class", "label", "name", "category", "type", "object")  # the first of them, if there are several
+ONLY_CLASS = "object"  # of files whose regions have no attribute: what was drawn is of one kind
+MAX_NAME_CHARACTERS = 4096
+
+
+class ViaFile:
+    """The regions of a VIA file, and where those of each photograph lie in it. Raises UserError for VIA 3 and others."""
+
+    def __init__(self, path: Path, problems: list[Problem]) -> None:
+        self.path, self.problems = path, problems
+        self._values: dict[str, set[str]] = {}  # in use, by the name of the attribute
+        self._photographs: list[tuple[str, bytes, int]] = []  # name, span, number of regions
+        with closing(JsonStream(path)) as stream:
+            for key in stream.keys():  # noqa: SIM118 - not a dictionary
+                if key == IMAGES and stream.peek() == "{":
+                    for _ in stream.keys():  # noqa: SIM118
+                        self._add(stream.item())
+                elif key.startswith("_via_"):
+                    stream.skip()
+                else:
+                    self._add(stream.item())
+        if not self._photographs:
+            raise UserError(
+                f"{path}: no photographs of VIA 2: no `filename` with `regions`; export annotations as JSON"
+            )
+        self._attribute = self._class_attribute()
+
+    def names(self) -> list[str]:
+        """Return the classes in use, sorted."""
+        return sorted(self._values[self._attribute]) if self._attribute else [ONLY_CLASS]
+
+    def rows(self) -> Iterator[AnnotationRow]:
+        """Yield a row for each photograph, in the order of the file."""
+        objects = partial(_objects, self._attribute)
+        for name, span, num_regions in self._photographs:
+            yield AnnotationRow((name,), self.path, span, f"{self._attribute}", objects, num_regions)
+
+    def _add(self, item: Item) -> None:
+        photograph = item.value()
+        name = photograph.get("filename") if isinstance(photograph, dict) else None
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS or "regions" not in photograph:
+            text = f"the item at byte {item.start:,} is no photograph: no `filename` or `regions`; skipped"
+            self.problems.append(Problem(printable(self.path.name), text, UNREADABLE_ROW))
+            return
+        regions = _regions(photograph)
+        for attribute, value in (pair for region in regions for pair in _attributes(region).items()):
+            if text := _text(value):
+                self._values.setdefault(attribute, set()).add(text)
+        self._photographs.append((name.replace("\\", "/"), item.span, len(regions)))
+
+    def _class_attribute(self) -> str:
+        """Return the attribute that holds the class; an empty string if the regions have no attributes."""
+        if len(self._values) < 2:
+            return next(iter(self._values), "")
+        by_name = {name.lower(): name for name in self._values}
+        chosen = next((by_name[name] for name in CLASS_ATTRIBUTES if name in by_name), "")
+        if not chosen:
+            found = ", ".join(printable(name) for name in sorted(self._values)[:5])
+            raise UserError(f"{self.path}: which attribute is the class? Found {found}; call one of them `class`")
+        return chosen
+
+
+def _regions(photograph: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a photograph's regions: a list, or VIA 1's dictionary by number."""
+    regions = photograph["regions"]
+    regions = list(regions.values()) if isinstance(regions, dict) else regions
+    return [region for region in regions if isinstance(region, dict)] if isinstance(regions, list) else []
+
+
+def _attributes(region: dict[str, Any]) -> dict[str, Any]:
+    attributes = region.get("region_attributes")
+    return attributes if isinstance(attributes, dict) else {}
+
+
+def _text(value: Any) -> str:
+    """Return the value of a text field or a choice; of check boxes, `{"wire": true}`, the first that is ticked."""
+    if isinstance(value, dict):
+        value = next((option for option, is_ticked in value.items() if is_ticked), "")
+    return printable(value.strip()) if isinstance(value, str) else ""
+
+
+def _objects(attribute: str, data: bytes) -> tuple[list[ShapeObject], list[str]]:
+    """Return the objects of one photograph, and messages about what was left out."""
+    objects, complaints = [], []
+    for number, region in enumerate(_regions(json.loads(data)), start=1):
+        label = _text(_attributes(region).get(attribute)) if attribute else ONLY_CLASS
+        name = f"region {number}"
+        try:
+            if not label:
+                raise ValueError(f"has no `{printable(attribute)}`")
+            points, is_line = _outline(region.get("shape_attributes"))
+            objects.append(ShapeObject(label, name, None, None, (points,), is_line=is_line))
+        except (KeyError, ValueError, OverflowError) as error:
+            complaints.append(f"{name} ({label}): {f'no {error}' if isinstance(error, KeyError) else error}")
+    return objects, complaints
+
+
+def _outline(shape: Any) -> tuple[np.ndarray, bool]:
+    """Return the outline of a shape in pixels (V, 2), and whether it is a line. Raises KeyError and ValueError."""
+    if not isinstance(shape, dict):
+        raise ValueError("has no `shape_attributes`")
+    kind = shape.get("name")
+    if kind in ("polygon", "polyline"):
+        x, y = shape["all_points_x"], shape["all_points_y"]
+        if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
+            raise ValueError("`all_points_x` and `all_points_y` are not lists of the same length")
+        return read_points(
+            [list(pair) for pair in zip(x, y, strict=True)], "line" if kind == "polyline" else "polygon"
+        ), (kind == "polyline")
+    if kind == "rect":
+        return box_corners(*(read_number(shape[key]) for key in ("x", "y", "width", "height"))), False
+    if kind not in ("circle", "ellipse"):
+        raise ValueError(f"{printable(str(kind), 40)} is not read; draw a polygon or a polyline")
+    centre = np.array([read_number(shape["cx"]), read_number(shape["cy"])])
+    radii = [read_number(shape[key]) for key in (("r", "r") if kind == "circle" else ("rx", "ry"))]
+    return ellipse_corners(centre, radii, read_number(shape.get("theta", 0))), False

@@ -1,0 +1,106 @@
+"""Reads YOLO's label texts, one for each photograph, in the folders of Roboflow, Ultralytics, LabelImg and CVAT."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from utils.common.errors import UserError, printable
+from utils.common.files import read_text
+from utils.data.dataset_yaml import IMAGE_SUFFIXES
+from utils.data.labels import MAX_LABEL_FILE_BYTES, parse_yolo_row
+from utils.sources.parsing.class_lists import YOLO_LISTS, find_list, read_names
+from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
+from utils.sources.parsing.outlines import ShapeObject
+from utils.sources.parsing.rows import SPAN, AnnotationRow, digest_of
+
+SHARES = (1.0, 1.0)  # coordinates are shares of the photograph's sides
+BOX_FIELDS = 5  # the class, the centre, the width and the height
+HEAD_BYTES = 4096
+_NUMBERS = re.compile(rb"\s*\d+(\.0*)?([ \t]+[-+.\deE]+){4,}[ \t]*(\r?\n|$)")
+
+
+class YoloFile:
+    """The labels of one photograph. A text that is no label and has no photograph, such as a README, has no rows.
+
+    The classes stand in a list in one of the folders from the text's own up to `folder`.
+
+    Raises UserError when no list near the file names the classes.
+    """
+
+    def __init__(self, path: Path, problems: list[Problem], folder: Path) -> None:
+        self.path = path
+        self._rows: list[AnnotationRow] = []
+        self._names: list[str] = []
+        photographs = photographs_for(path)
+        try:
+            if path.stat().st_size > MAX_LABEL_FILE_BYTES:
+                raise UserError(f"larger than {MAX_LABEL_FILE_BYTES // 1_000_000} MB, not a label file")
+            if not looks_like_labels(path) and not _has_photograph(path.parent, photographs):
+                return
+            lines = [line.split() for line in read_text(path).splitlines()]
+            data = path.read_bytes()
+        except (UserError, OSError) as error:
+            problems.append(Problem(printable(path.name, 400), f"{error}; skipped", UNREADABLE_ROW))
+            return
+        class_list = find_list(path, YOLO_LISTS, folder)
+        if class_list is None:
+            raise UserError(
+                f"{path}: YOLO's labels, but no data.yaml, classes.txt or obj.names near it names the classes; "
+                "write classes.txt with one name a line"
+            )
+        self._names = read_names(class_list)
+        sizes = [len(fields) for fields in lines if fields]
+        span, objects = SPAN.pack(0, len(data), digest_of(data)), partial(_objects, tuple(self._names))
+        context, num_boxes = "\n".join(self._names), sizes.count(BOX_FIELDS)
+        self._rows = [AnnotationRow(photographs, path, span, context, objects, len(sizes), num_boxes)]
+
+    def names(self) -> list[str]:
+        """Return the classes of the list, in its order."""
+        return self._names
+
+    def rows(self) -> Iterator[AnnotationRow]:
+        """Yield the photograph's row, also without objects."""
+        yield from self._rows
+
+
+def looks_like_labels(path: Path) -> bool:
+    """Return whether a text begins with a whole number and four or more other numbers."""
+    with path.open("rb") as file:
+        return _NUMBERS.match(file.read(HEAD_BYTES).partition(b"\n")[0][:HEAD_BYTES] + b"\n") is not None
+
+
+def photographs_for(path: Path) -> tuple[str, ...]:
+    """Return where a text's photograph may lie, relative to its folder: in `images` in the place of `labels`, or beside it."""
+    parts = list(path.parent.parts)
+    folders = ["."]
+    if "labels" in parts:
+        last = len(parts) - 1 - parts[::-1].index("labels")
+        folders.insert(0, os.path.relpath(Path(*parts[:last], "images", *parts[last + 1 :]), path.parent))
+    return tuple(f"{folder}/{path.stem}{suffix}" for folder in folders for suffix in IMAGE_SUFFIXES)
+
+
+def _has_photograph(folder: Path, names: tuple[str, ...]) -> bool:
+    spellings = (
+        spelling for name in names for spelling in (name, str(Path(name).with_suffix(Path(name).suffix.upper())))
+    )
+    return any((folder / spelling).is_file() for spelling in spellings)
+
+
+def _objects(names: tuple[str, ...], data: bytes) -> tuple[list[ShapeObject], list[str]]:
+    """Return the objects of one label text, and messages about what was left out."""
+    objects, complaints = [], []
+    for number, line in enumerate(data.decode("utf-8-sig").splitlines(), start=1):
+        if fields := line.split():
+            try:
+                class_id, polygon = parse_yolo_row(fields, len(names))
+                points = (polygon.astype(np.float64),)
+                objects.append(ShapeObject(names[class_id], f"line {number}", SHARES, None, points))
+            except ValueError as error:
+                complaints.append(f"line {number}: {error}")
+    return objects, complaints
