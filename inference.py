@@ -35,6 +35,7 @@ from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import IMAGE_SUFFIXES, is_photograph
 from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, read_image
 from utils.distributed import cleanup_ddp, setup_ddp
+from utils.evaluation.native_masks import named_classes
 from utils.pages import draw_instances, save_image
 from utils.predict.annotation_files import (
     COCO_FILE,
@@ -52,7 +53,7 @@ from utils.predict.maps.map_files import write_map_files
 from utils.predict.maps.thumbnails import save_thumbnails, thumbnail_path
 from utils.predict.prediction_files import PredictionWriter, Source, merge_parts, outline
 from utils.predict.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, check_tiles, choose_tiling
-from utils.yolo.model import class_names, trained_size_px
+from utils.yolo.model import class_names, trained_size_px, trained_thin_classes
 
 MAX_NAME_BYTES = 255  # of a file on Linux's file systems
 
@@ -94,6 +95,12 @@ class InferenceConfig(Options):
         at_least=0,
         at_most=0.9,
         needs="not tiles=off",
+    )
+    thin_classes: tuple[str, ...] = option(
+        ("auto",),
+        "classes whose detections get a centreline and a width, such as wires: names; auto: those of which the training's "
+        "median object was 50 times as long as wide; none",
+        metavar="CLASS",
     )
     amp: str = option("off", "mixed precision; auto: the fastest that the hardware has", choices=PRECISION_CHOICES)
     save_crops: bool = option(False, "also write a cut-out of each detection to crops/<class>/")
@@ -151,8 +158,9 @@ def main() -> int:
     size_px = config.img_size or trained_size_px(model)
     tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
     limits = {"confidence": config.conf, "iou": config.iou, "classes": wanted}
-    dtype = choose_precision(config.amp, device).dtype
-    predictor = Predictor(model, size_px, device, config.batch_size, tiling, limits, config.max_detections, dtype)
+    dtype, asked = choose_precision(config.amp, device).dtype, config.thin_classes
+    thin = trained_thin_classes(model) if asked == ("auto",) else named_classes(asked, names)
+    predictor = Predictor(model, size_px, device, config.batch_size, tiling, limits, config.max_detections, dtype, thin)
 
     os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)  # the ranks meet only at the end
     setup_ddp(device, ranks)
@@ -203,7 +211,7 @@ def write_results(
 ) -> None:
     """Write one photograph's labels, picture and, with --save-crops, cut-outs."""
     found, masks, boxes = prediction.found, prediction.masks, prediction.boxes
-    writer.add(source, photo.shape, found, boxes, [outline(mask) for mask in masks])
+    writer.add(source, photo.shape, found, boxes, [outline(mask) for mask in masks], prediction.lines)
     picture = draw_instances(photo, prediction.class_ids, boxes, masks, found.scores.numpy(), names)
     save_image(Path(config.output) / f"{source.key}.jpg", picture)
     if config.save_crops:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from utils.common.devices import copy_to_device
 from utils.predict.photo_masks import Placement, photo_regions
 from utils.predict.regions import Region
 from utils.yolo.boxes import OneToOne, anchor_points, decode_boxes
+
+if TYPE_CHECKING:
+    from utils.predict.lines import Line
 
 MAX_CANDIDATES = 30_000  # per image, before non-maximum suppression; YOLOv8's limit
 BLOCK = 256  # candidates decided at once: few enough that the IoU of all pairs is small, enough to fill a GPU
@@ -43,11 +46,15 @@ class Detections:
 
 @dataclass(frozen=True)
 class PhotoPrediction:
-    """The detections of a photograph, with masks and boxes, float32 (n, 4) xyxy, in its pixels."""
+    """The detections of a photograph, with masks and boxes, float32 (n, 4) xyxy, in its pixels.
+
+    lines: of each detection, None where it has none; empty if no line was looked for (`utils/predict/lines.py`).
+    """
 
     found: Detections
     masks: Sequence[Region]
     boxes: np.ndarray
+    lines: Sequence[Line | None] = ()
 
     @property
     def class_ids(self) -> np.ndarray:
@@ -274,6 +281,12 @@ def photo_masks(prototypes: torch.Tensor, detections: Detections, placement: Pla
     both = torch.cat([detections.coefficients.T, prototypes.float().flatten(1)], 1).cpu()  # in one copy
     coefficients, maps = both[:, : len(detections)].T, both[:, len(detections) :].view(prototypes.shape)
     return photo_regions(maps, coefficients, placement.boxes_to_photo(detections.boxes), placement)
+
+
+def boxes_to_input(boxes: torch.Tensor, placement: Placement) -> torch.Tensor:
+    """Map xyxy boxes (n, 4) from photograph to input pixels."""
+    inner, photo = boxes.new_tensor(placement.inner_size * 2), boxes.new_tensor(placement.photo_size * 2)
+    return boxes / photo * inner + boxes.new_tensor(placement.pad * 2)
 
 
 def _inside(boxes: torch.Tensor, height: int, width: int) -> torch.Tensor:

@@ -20,6 +20,7 @@ from utils.data.windows import Windows, open_windows
 from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
 from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.evaluation.evaluate import evaluate, headline
+from utils.evaluation.native_masks import choose_thin_classes
 from utils.run.folder import OwnedRun
 from utils.run.records import MEAN_MAP
 from utils.run.status import RUNNING
@@ -102,6 +103,15 @@ def window_lines(windows: Windows, epochs: int) -> list[str]:
     return lines
 
 
+def _thin_classes(data: Data) -> tuple[int, ...]:
+    """Return the classes of a training on windows that inference gives centrelines: those whose labels are long and thin."""
+    if data.train.windowed is None:
+        return ()
+    windows = data.train.windowed.windows
+    sizes = windows.sizes[:, ::-1].tolist()
+    return choose_thin_classes(("auto",), list(windows.photos), lambda index: tuple(sizes[index]), data.names)
+
+
 class Segmentation(Task):
     """YOLO segmentation: its batches, its loss and metrics, its pictures and its deployable files."""
 
@@ -112,6 +122,7 @@ class Segmentation(Task):
         self.config, self.names, self.run = plan.config, data.names, run
         self.val_criterion = loss_for(model)  # always the same, so that all runs' losses compare
         self.curves = Curves(run.folder)
+        self.thin_classes = _thin_classes(data)
         ranks = distributed.rank(), distributed.world_size()
         self.pictures = ValidationPictures(data.val.photos, data.names, plan.config.val_pictures_every, *ranks)
 
@@ -135,7 +146,8 @@ class Segmentation(Task):
         """Write a file that Ultralytics opens."""
         config = self.config
         windows = asdict(config.window_config) if config.window_config else None
-        save_deployable(path, model, info, img_size=config.img_size, data=config.data, windows=windows)
+        facts = {"img_size": config.img_size, "data": config.data, "windows": windows}
+        save_deployable(path, model, info, **facts, thin_classes=self.thin_classes)
 
     def after_epoch(self, record: dict[str, Any], epoch: Epoch) -> None:
         """Draw curves and validation pictures, and update the run's status."""
