@@ -13,11 +13,11 @@ import torch
 
 from tests.predict.tile_scenes import blur_edges, stroke
 from utils.predict.detections import Detections, PhotoPrediction, Placement
-from utils.predict.lines import Line, find_lines, with_lines
+from utils.predict.lines import find_lines, with_lines
 from utils.predict.prediction_files import PredictionWriter, Source, outline
 from utils.predict.regions import Region
 from utils.predict.routes import find_routes
-from utils.predict.shapes import fill_outline
+from utils.predict.shapes import Line, fill_outline
 
 SIZE = (900, 600)
 Points = list[tuple[float, float]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +14,8 @@ from torch import nn
 from utils.common.devices import copy_to_device
 from utils.predict.photo_masks import Placement, photo_regions
 from utils.predict.regions import Region
+from utils.predict.shapes import Line
 from utils.yolo.boxes import OneToOne, anchor_points, decode_boxes
-
-if TYPE_CHECKING:
-    from utils.predict.lines import Line
 
 MAX_CANDIDATES = 30_000  # per image, before non-maximum suppression; YOLOv8's limit
 BLOCK = 256  # candidates decided at once: few enough that the IoU of all pairs is small, enough to fill a GPU

@@ -17,7 +17,7 @@ import torch
 
 from utils.predict.detections import Detections, PhotoPrediction, Placement, boxes_to_input
 from utils.predict.regions import LazyRegions, Region
-from utils.predict.shapes import centreline, fill_outline
+from utils.predict.shapes import Line, centreline, fill_outline
 
 STEP_PX = 4.0  # thickness of a slice
 MIN_GAP_PX = 16.0  # between slices; less is the mask's ragged edge
@@ -30,43 +30,6 @@ MAX_SAG = 0.1  # of a guess, in its length
 TUKEY = 4.685  # of Tukey's biweight, in standard deviations: 95 % efficient for normal errors
 ROUNDS = 5
 CHORD_PX = 0.1  # how far the points' polyline may lie from the curve
-
-
-@dataclass(frozen=True, eq=False)
-class Line:
-    """A wire from end to end: points float64 (K, 2) xy in pixels of the photograph, and its width at each, float64 (K,).
-
-    The centre of the photograph's first pixel lies at (0.5, 0.5). gaps: float64 (G, 2, 2), the first and the last point of
-    each part that no mask shows.
-    """
-
-    points: np.ndarray
-    widths: np.ndarray
-    gaps: np.ndarray
-
-    @property
-    def length_px(self) -> float:
-        """The length in pixels of the photograph, gaps included."""
-        return float(np.hypot(*np.diff(self.points, axis=0).T).sum())
-
-    @property
-    def width_px(self) -> float:
-        """The mean width in pixels of the photograph."""
-        return float(self.widths.mean())
-
-    @cached_property
-    def outline(self) -> np.ndarray:
-        """The outline of the drawn line, float64 (2 K, 2) xy."""
-        tangents = np.gradient(self.points, axis=0)
-        across = np.stack([-tangents[:, 1], tangents[:, 0]], axis=1) / np.hypot(*tangents.T)[:, None].clip(1e-9)
-        side = across * (self.widths / 2)[:, None]
-        return np.concatenate([self.points + side, (self.points - side)[::-1]])
-
-    @property
-    def directions(self) -> np.ndarray:
-        """The unit vectors in which the line would go on at its first and at its last point: float64 (2, 2)."""
-        outward = self.points[[0, -1]] - self.points[[1, -2]]
-        return outward / np.hypot(*outward.T)[:, None]
 
 
 @dataclass(frozen=True, eq=False)

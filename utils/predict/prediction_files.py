@@ -18,9 +18,9 @@ import numpy as np
 from utils.common.errors import UserError
 from utils.data.images import write_jpeg
 from utils.predict.detections import Detections
-from utils.predict.lines import Line
 from utils.predict.regions import Region
 from utils.predict.routes import find_routes
+from utils.predict.shapes import Line
 
 PARTS = ".predictions.part-*"
 

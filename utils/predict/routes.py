@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from utils.predict.lines import Line
+from utils.predict.shapes import Line
 
 MAX_GAP = 1.0  # of the shorter line's length
 MAX_KINK_DEG = 10.0  # change of direction over a gap

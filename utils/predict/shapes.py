@@ -1,12 +1,50 @@
-"""Between outlines, masks and centrelines: outlines filled to masks, masks thinned to lines one pixel wide."""
+"""Lines with a width, and between outlines, masks and centrelines: outlines are filled, masks thinned to one pixel."""
 
 from __future__ import annotations
 
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 
 import numpy as np
 
 from utils.predict.regions import Region
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """A wire from end to end: points float64 (K, 2) xy in pixels of the photograph, and its width at each, float64 (K,).
+
+    The centre of the photograph's first pixel lies at (0.5, 0.5). gaps: float64 (G, 2, 2), the first and the last point of
+    each part that no mask shows.
+    """
+
+    points: np.ndarray
+    widths: np.ndarray
+    gaps: np.ndarray
+
+    @property
+    def length_px(self) -> float:
+        """The length in pixels of the photograph, gaps included."""
+        return float(np.hypot(*np.diff(self.points, axis=0).T).sum())
+
+    @property
+    def width_px(self) -> float:
+        """The mean width in pixels of the photograph."""
+        return float(self.widths.mean())
+
+    @cached_property
+    def outline(self) -> np.ndarray:
+        """The outline of the drawn line, float64 (2 K, 2) xy."""
+        tangents = np.gradient(self.points, axis=0)
+        across = np.stack([-tangents[:, 1], tangents[:, 0]], axis=1) / np.hypot(*tangents.T)[:, None].clip(1e-9)
+        side = across * (self.widths / 2)[:, None]
+        return np.concatenate([self.points + side, (self.points - side)[::-1]])
+
+    @property
+    def directions(self) -> np.ndarray:
+        """The unit vectors in which the line would go on at its first and at its last point: float64 (2, 2)."""
+        outward = self.points[[0, -1]] - self.points[[1, -2]]
+        return outward / np.hypot(*outward.T)[:, None]
 
 
 def fill_outline(outline: np.ndarray, photo_size: tuple[int, int]) -> Region:
