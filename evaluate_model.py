@@ -181,15 +181,18 @@ def run(config: EvaluationConfig) -> list[dict[str, Any]]:
     for path, model in zip(paths, models, strict=True):
         require_classes(path, model, config.data, spec.names)
     photos = read_photos(spec, config.split, distributed.main_printer(ranks.rank))
-    candidates = [get_candidate(path, model, photos, config, device) for path, model in zip(paths, models, strict=True)]
-    loaders = [get_loader(candidate.dataset, config, ranks, workers, device) for candidate in candidates]
-    if any(candidate.find for candidate in candidates):
-        os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)  # the ranks meet only at the end
-    setup_ddp(device, ranks)
     size_of = sizes_on_disk(photos)
     is_native = config.mask_resolution == "native"
     thin_classes = choose_thin_classes(config.thin_classes if is_native else ("none",), photos, size_of, spec.names)
     thin = ThinRule(thin_classes, config.centreline_tolerance, config.centreline_confidence)
+    candidates = [
+        get_candidate(path, model, photos, config, device, thin_classes)
+        for path, model in zip(paths, models, strict=True)
+    ]
+    loaders = [get_loader(candidate.dataset, config, ranks, workers, device) for candidate in candidates]
+    if any(candidate.find for candidate in candidates):
+        os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)  # the ranks meet only at the end
+    setup_ddp(device, ranks)
     collector = CocoCollector([photo.file for photo in photos], size_of)
     thumbnails = Thumbnails(photos, is_native, collector.see_masks)
     evaluations = []
@@ -220,7 +223,12 @@ def run(config: EvaluationConfig) -> list[dict[str, Any]]:
 
 
 def get_candidate(
-    path: str, model: nn.Module, photos: list[Photo], config: EvaluationConfig, device: torch.device
+    path: str,
+    model: nn.Module,
+    photos: list[Photo],
+    config: EvaluationConfig,
+    device: torch.device,
+    thin: tuple[int, ...],
 ) -> Candidate:
     """Return a model with the split at its input size, and with the search on tiles if there are to be tiles."""
     size_px = config.img_size or trained_size_px(model)
@@ -232,7 +240,7 @@ def get_candidate(
         print(f"{path} was trained on windows: evaluated on whole photographs; tiles need --mask-resolution native")
         return candidate
     limits, dtype = AP_LIMITS, choose_precision(config.amp, device).dtype
-    predictor = Predictor(model, size_px, device, config.batch_size, tiling, limits, autocast_dtype=dtype)
+    predictor = Predictor(model, size_px, device, config.batch_size, tiling, limits, autocast_dtype=dtype, thin=thin)
     is_shown = distributed.read_rank_environment().is_main
     return replace(candidate, find=TileSearch(predictor, photos, is_shown))
 

@@ -35,6 +35,7 @@ from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import IMAGE_SUFFIXES, is_photograph
 from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, read_image
 from utils.distributed import cleanup_ddp, setup_ddp
+from utils.evaluation.native_masks import named_classes
 from utils.predict.annotation_files import (
     COCO_FILE,
     LABEL_STUDIO_FILE,
@@ -51,7 +52,7 @@ from utils.predict.maps.map_files import write_map_files
 from utils.predict.maps.thumbnails import save_thumbnails, thumbnail_path
 from utils.predict.prediction_files import PredictionWriter, Source, merge_parts, outline
 from utils.predict.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, check_tiles, choose_tiling
-from utils.yolo.model import class_names, trained_size_px
+from utils.yolo.model import class_names, trained_size_px, trained_thin_classes
 from yolo_seg_ddp import Prediction
 
 MAX_NAME_BYTES = 255  # of a file on Linux's file systems
@@ -92,6 +93,12 @@ class PredictOptions(Options):
         at_least=0,
         at_most=0.9,
         needs="not tiles=off",
+    )
+    thin_classes: tuple[str, ...] = option(
+        ("auto",),
+        "classes whose detections get a centreline and a width, such as wires: names; auto: those of which the training's "
+        "median object was 50 times as long as wide; none",
+        metavar="CLASS",
     )
     amp: str = option("off", "mixed precision; auto: the fastest that the hardware has", choices=PRECISION_CHOICES)
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
@@ -196,7 +203,10 @@ def open_predictor(
     tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
     limits = {"confidence": config.conf, "iou": config.iou, "classes": wanted_classes(config.classes, names)}
     dtype = choose_precision(config.amp, device).dtype
-    return Predictor(model, size_px, device, config.batch_size, tiling, limits, config.max_detections, dtype), names
+    asked = config.thin_classes
+    thin = trained_thin_classes(model) if asked == ("auto",) else named_classes(asked, names)
+    most = config.max_detections
+    return Predictor(model, size_px, device, config.batch_size, tiling, limits, most, dtype, thin), names
 
 
 def cores_of(ranks: distributed.RankInfo) -> int:
@@ -221,7 +231,7 @@ def write_results(
 ) -> None:
     """Write one photograph's labels, picture and, with --save-crops, cut-outs."""
     found, masks, boxes = prediction.found, prediction.masks, prediction.boxes
-    writer.add(source, photo.shape, found, boxes, [outline(mask) for mask in masks])
+    writer.add(source, photo.shape, found, boxes, [outline(mask) for mask in masks], prediction.lines)
     Prediction(photo, names, prediction).draw().save(Path(config.output) / f"{source.key}.jpg")
     if config.save_crops:
         writer.save_crops(source.key, photo, found, boxes)

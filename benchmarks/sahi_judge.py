@@ -15,10 +15,9 @@ from utils.evaluation.coco import CocoCollector
 from utils.evaluation.evaluate import PhotoPixels, find_results
 from utils.evaluation.metrics import ThinRule, summarise, summarise_thin
 from utils.evaluation.native_masks import choose_thin_classes, sizes_on_disk
-from utils.predict.detections import Detections
+from utils.predict.detections import Detections, boxes_to_input
 from utils.predict.photo_masks import Placement
 from utils.predict.regions import LazyRegions, Region
-from utils.predict.tiles import boxes_to_input
 
 Json = dict[str, Any]
 

@@ -26,7 +26,7 @@ from utils.yolo.loss import SegmentationLoss
 NUM_PHOTOS = 37
 NATIVE = (
     *("native_mask_map50", "native_mask_map50_95"),
-    *("centreline_recall", "centreline_precision", "pieces_per_object"),
+    *("centreline_recall", "centreline_precision", "pieces_per_object", "length_px", "missed_px", "invented_px"),
 )
 CPU = torch.device("cpu")
 

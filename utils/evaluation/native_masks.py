@@ -19,6 +19,7 @@ from utils.data.images import upright_size
 from utils.evaluation.metrics import elongated_classes, elongation
 from utils.predict.detections import Detections, Placement
 from utils.predict.regions import Region
+from utils.predict.shapes import fill_outline
 
 PIXELS_PER_PART = 100_000_000  # of the masks kept at a time, a byte each
 THIN_PHOTOS = 64
@@ -39,13 +40,18 @@ def choose_thin_classes(
     `auto` takes the classes whose objects have a median elongation of MIN_ELONGATION or more in at most THIN_PHOTOS
     photographs, spread over the split. Raises UsageError for a name that is no class.
     """
-    if asked == ("none",):
-        return ()
     if asked == ("auto",):
         labelled = [index for index, photo in enumerate(photos) if len(photo.polygons)]
         chosen = labelled[:: max(1, len(labelled) // THIN_PHOTOS)][:THIN_PHOTOS]
         values = [elongation(outline * size_of(index)) for index in chosen for outline in photos[index].polygons]
         return elongated_classes((class_id for index in chosen for class_id in photos[index].class_ids), values)
+    return named_classes(asked, names)
+
+
+def named_classes(asked: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the classes that `--thin-classes` names; none for `none`. Raises UsageError for a name that is no class."""
+    if asked == ("none",):
+        return ()
     for name in asked:
         if name not in names:
             raise UsageError(f"--thin-classes {name}: not one of {', '.join(names)}{nearest(name, names)}")
@@ -68,38 +74,6 @@ def target_areas(sample: Sample, placement: Placement) -> np.ndarray:
     """Return the area inside each target's outline in pixels of the photograph: float64 (m,)."""
     outlines = outlines_in_photo(sample, placement)
     return np.array([cv2.contourArea(outline.astype(np.float32)) for outline in outlines], np.float64)
-
-
-def fill_outline(outline: np.ndarray, photo_size: tuple[int, int]) -> Region:
-    """Fill an outline (V, 2) in pixels: a pixel belongs to it if its centre lies inside (even-odd rule).
-
-    OpenCV's drawing also fills the pixels on the edge, which would double the width of a one-pixel wire. An outline that
-    contains no centre becomes the pixels of its corners, so that it is not empty.
-    """
-    width, height = photo_size
-    low = np.floor(outline.min(0)).astype(int).clip(0, (width - 1, height - 1))
-    high = np.ceil(outline.max(0)).astype(int).clip(low + 1, (width, height))
-    (left, top), (columns, rows) = low.tolist(), (high - low).tolist()
-    row, x = _crossings(outline, top, rows)
-    column = np.ceil(x - 0.5 - left).astype(int).clip(0, columns)
-    toggles = np.zeros((rows, columns + 1), np.uint8)  # whether an odd number of edges lies just before each pixel
-    np.bitwise_xor.at(toggles, (row, column), 1)
-    mask = np.bitwise_xor.accumulate(toggles, axis=1)[:, :-1].view(bool)
-    if not mask.any():
-        corners = (np.floor(outline).astype(int) - low).clip(0, (columns - 1, rows - 1))
-        mask[corners[:, 1], corners[:, 0]] = True
-    return Region(left, top, mask)
-
-
-def _crossings(outline: np.ndarray, top: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return where an outline's edges cross the centres of the rows top..top + rows - 1: row from 0 (K,), x (K,)."""
-    (x1, y1), (x2, y2) = outline.T, np.roll(outline, -1, axis=0).T
-    centres = np.arange(top, top + rows) + 0.5
-    first, last = np.searchsorted(centres, [np.minimum(y1, y2), np.maximum(y1, y2)])
-    edge = np.repeat(np.arange(len(outline)), last - first)
-    row = np.arange(len(edge)) - np.repeat((last - first).cumsum() - last, last - first)
-    slope = (x2[edge] - x1[edge]) / (y2[edge] - y1[edge])
-    return row, x1[edge] + (centres[row] - y1[edge]) * slope
 
 
 @dataclass(frozen=True)

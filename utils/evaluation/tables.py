@@ -27,6 +27,7 @@ _THIN = {
     "centreline_precision": "centreline P",
     "pieces_per_object": "pieces per object",
 }
+_LENGTHS = {"length_px": "length, px", "missed_px": "missed", "invented_px": "invented"}
 
 
 def class_table(metrics: dict[str, Any]) -> str:
@@ -56,11 +57,11 @@ def size_table(metrics: dict[str, Any]) -> str:
 def thin_table(metrics: dict[str, Any]) -> str:
     """Return one row per thin class, with native masks' AP and centrelines; "" if none was judged."""
     rows = [
-        [row["name"], *(_shown(row[name]) for name in _THIN)]
+        [row["name"], *(_shown(row[name]) for name in _THIN), *(f"{row[name]:,}" for name in _LENGTHS)]
         for row in metrics["per_class"]
-        if any(row.get(name) is not None for name in list(_THIN)[2:])
+        if row.get("length_px") is not None
     ]
-    return format_table(["thin class", *_THIN.values()], rows) if rows else ""
+    return format_table(["thin class", *_THIN.values(), *_LENGTHS.values()], rows) if rows else ""
 
 
 def coco_comparison_table(metrics: dict[str, Any]) -> str:

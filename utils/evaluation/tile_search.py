@@ -14,10 +14,10 @@ from utils.common.threads import ordered_map
 from utils.data.cache import unreadable_message
 from utils.data.dataset import Photo, Sample
 from utils.data.images import ImageError, read_image
-from utils.predict.detections import Detections, PhotoPrediction
+from utils.predict.detections import Detections, PhotoPrediction, boxes_to_input
 from utils.predict.photo_masks import Placement
 from utils.predict.regions import Region
-from utils.predict.tiles import Predictor, boxes_to_input
+from utils.predict.tiles import Predictor
 
 KEPT_PHOTOGRAPHS = 64  # at most about 3 MB each
 READ_AHEAD_THREADS = 2  # a photograph of 20 megapixels takes 60 MB and is read faster than its tiles are computed

@@ -14,6 +14,7 @@ from torch import nn
 from utils.common.devices import copy_to_device
 from utils.predict.photo_masks import Placement, photo_regions
 from utils.predict.regions import Region
+from utils.predict.shapes import Line
 from utils.yolo.boxes import OneToOne, anchor_points, decode_boxes
 
 MAX_CANDIDATES = 30_000  # per image, before non-maximum suppression; YOLOv8's limit
@@ -43,11 +44,15 @@ class Detections:
 
 @dataclass(frozen=True)
 class PhotoPrediction:
-    """The detections of a photograph, with masks and boxes, float32 (n, 4) xyxy, in its pixels."""
+    """The detections of a photograph, with masks and boxes, float32 (n, 4) xyxy, in its pixels.
+
+    lines: of each detection, None where it has none; empty if no line was looked for (`utils/predict/lines.py`).
+    """
 
     found: Detections
     masks: Sequence[Region]
     boxes: np.ndarray
+    lines: Sequence[Line | None] = ()
 
     @property
     def class_ids(self) -> np.ndarray:
@@ -274,6 +279,12 @@ def photo_masks(prototypes: torch.Tensor, detections: Detections, placement: Pla
     both = torch.cat([detections.coefficients.T, prototypes.float().flatten(1)], 1).cpu()  # in one copy
     coefficients, maps = both[:, : len(detections)].T, both[:, len(detections) :].view(prototypes.shape)
     return photo_regions(maps, coefficients, placement.boxes_to_photo(detections.boxes), placement)
+
+
+def boxes_to_input(boxes: torch.Tensor, placement: Placement) -> torch.Tensor:
+    """Map xyxy boxes (n, 4) from photograph to input pixels."""
+    inner, photo = boxes.new_tensor(placement.inner_size * 2), boxes.new_tensor(placement.photo_size * 2)
+    return boxes / photo * inner + boxes.new_tensor(placement.pad * 2)
 
 
 def _inside(boxes: torch.Tensor, height: int, width: int) -> torch.Tensor:

@@ -19,6 +19,8 @@ from utils.common.errors import UserError
 from utils.data.images import write_jpeg
 from utils.predict.detections import Detections
 from utils.predict.regions import Region
+from utils.predict.routes import find_routes
+from utils.predict.shapes import Line
 
 PARTS = ".predictions.part-*"
 
@@ -72,8 +74,12 @@ class PredictionWriter(PartWriter):
         found: Detections,
         boxes: np.ndarray,
         outlines: list[list[np.ndarray]],
+        lines: Sequence[Line | None] = (),
     ) -> None:
-        """Add a photograph of `shape` (H, W, 3): boxes (n, 4) xyxy and each detection's outlines, in its pixels."""
+        """Add a photograph of `shape` (H, W, 3): boxes (n, 4) xyxy and each detection's outlines, in its pixels.
+
+        With lines, the detections that have one get it, and the photograph's entry lists the wires.
+        """
         height, width = shape[:2]
         class_ids, scores = found.class_ids.tolist(), found.scores.tolist()
         detections = [
@@ -87,6 +93,14 @@ class PredictionWriter(PartWriter):
             for class_id, score, box, parts in zip(class_ids, scores, boxes, outlines, strict=True)
         ]
         entry = {"file": str(source.file), "width": width, "height": height, "detections": detections}
+        for detection, line in zip(detections, lines, strict=False):  # there may be none at all
+            detection |= line_fields(line) if line is not None else {}
+        if lines:
+            entry["wires"] = [
+                {"class": detections[route.members[0]]["class"], "detections": list(route.members)}
+                | line_fields(route.line)
+                for route in find_routes(lines, np.array(class_ids))
+            ]
         self.write(PARTS, source, entry)
         lines = [
             f"{class_id} " + " ".join(f"{value:.6f}" for value in (parts[0] / (width, height)).clip(0, 1).reshape(-1))
@@ -165,6 +179,16 @@ def _folder_name(class_name: str, class_id: int) -> str:
     """Return a folder name for a class, whose name may be `bus/truck`, or `../x` in a hostile model file."""
     safe = re.sub(r"[^\w \-+().]", "_", class_name)[:60].strip(" .")
     return safe if safe == class_name else f"{safe}-{class_id}"
+
+
+def line_fields(line: Line) -> dict[str, Any]:
+    """Return a line as predictions.json has it, in pixels of the photograph, rounded to hundredths."""
+    return {
+        "centreline": line.points.round(2).tolist(),
+        "width_px": round(line.width_px, 2),
+        "length_px": round(line.length_px, 2),
+        "gaps": line.gaps.round(2).tolist(),
+    }
 
 
 def outline(region: Region) -> list[np.ndarray]:

@@ -14,8 +14,17 @@ from torch import nn
 from utils.common.errors import UsageError
 from utils.data.images import FILL, letterbox
 from utils.data.target_masks import MASK_STRIDE
-from utils.predict.detections import Detections, PhotoPrediction, Placement, detect, photo_masks, raw_outputs
+from utils.predict.detections import (
+    Detections,
+    PhotoPrediction,
+    Placement,
+    boxes_to_input,
+    detect,
+    photo_masks,
+    raw_outputs,
+)
 from utils.predict.joining import JoinedObject, Piece, join_tiles
+from utils.predict.lines import with_lines
 from utils.predict.overview import add_overview, longest_side
 from utils.predict.regions import Corners, LazyRegions, Runs
 from utils.yolo.inputs import prepare_images
@@ -103,7 +112,8 @@ def _starts(length: int, size_px: int, step: int) -> list[int]:
 class Predictor:
     """A model and how it is applied to a stream of photographs, `batch_size` tiles or photographs at a time.
 
-    limits: those of `detect` besides `max_detections`, which holds for each tile and for each photograph.
+    limits: those of `detect` besides `max_detections`, which holds for each tile and for each photograph. thin: classes
+    whose detections become lines.
     """
 
     model: nn.Module
@@ -114,6 +124,7 @@ class Predictor:
     limits: dict[str, Any]
     max_detections: int = 300
     autocast_dtype: torch.dtype | None = None
+    thin: tuple[int, ...] = ()
 
     @torch.no_grad()
     def predict(self, photos: Iterable[tuple[Any, np.ndarray]]) -> Iterator[tuple[Any, np.ndarray, PhotoPrediction]]:
@@ -147,7 +158,8 @@ class Predictor:
             if not state.tiles:
                 masks = list(photo_masks(prototypes, found, view.placement))
                 boxes = view.placement.boxes_to_photo(found.boxes).numpy()
-                yield state.key, state.photo, PhotoPrediction(found, masks, boxes)
+                prediction = PhotoPrediction(found, masks, boxes)
+                yield state.key, state.photo, with_lines(prediction, self.thin, view.placement)
                 continue
             state.add(view, found, prototypes, PIECES_PER_DETECTION * self.max_detections)
             if view.number == len(state.tiles) - 1:  # the photograph's last
@@ -174,7 +186,8 @@ class Predictor:
         found = Detections(
             boxes_to_input(torch.from_numpy(boxes), state.whole), scores, class_ids, torch.zeros(len(objects), 0)
         )
-        return PhotoPrediction(found, LazyRegions(objects, JoinedObject.region), boxes)
+        prediction = PhotoPrediction(found, LazyRegions(objects, JoinedObject.region), boxes)
+        return with_lines(prediction, self.thin, state.whole)
 
 
 @dataclass
@@ -229,9 +242,3 @@ class _View:
         canvas, scale, pad = letterbox(state.photo[top:bottom, left:right], state.size_px)
         placement = Placement(state.size_px, scale, pad, (right - left, bottom - top))
         return cls(state, number, (left, top), placement, canvas)
-
-
-def boxes_to_input(boxes: torch.Tensor, placement: Placement) -> torch.Tensor:
-    """Map xyxy boxes (n, 4) from photograph to input pixels."""
-    inner, photo = boxes.new_tensor(placement.inner_size * 2), boxes.new_tensor(placement.photo_size * 2)
-    return boxes / photo * inner + boxes.new_tensor(placement.pad * 2)

@@ -108,6 +108,12 @@ def window_lines(windows: Windows, epochs: int) -> list[str]:
     return lines
 
 
+def thin_classes_of(data: Data) -> tuple[int, ...]:
+    """Return the classes that inference gives centrelines after a training on windows: those with long and thin labels."""
+    train = data.train
+    return train.augment.wire_classes if train.augment and train.windowed else ()
+
+
 class Segmentation(Task):
     """YOLO segmentation: its batches, its loss and metrics, its pictures and its deployable files."""
 
@@ -118,6 +124,7 @@ class Segmentation(Task):
         self.config, self.names, self.run = plan.config, data.names, run
         self.val_criterion = loss_for(model)  # always the same, so that all runs' losses compare
         self.curves = Curves(run.folder)
+        self.thin_classes = thin_classes_of(data)
         labels = [data.val.labels(index) for index in range(min(len(data.val), CHOSEN_FROM))]
         ranks, are_windows = (distributed.rank(), distributed.world_size()), data.val.windowed is not None
         every = plan.config.val_pictures_every
@@ -143,7 +150,8 @@ class Segmentation(Task):
         """Write a file that Ultralytics opens."""
         config = self.config
         windows = asdict(config.window_config) if config.window_config else None
-        save_deployable(path, model, info, img_size=config.img_size, data=config.data, windows=windows)
+        facts = {"img_size": config.img_size, "data": config.data, "windows": windows}
+        save_deployable(path, model, info, **facts, thin_classes=self.thin_classes)
 
     def after_epoch(self, record: dict[str, Any], epoch: Epoch) -> None:
         """Draw curves and validation pictures, and update the run's status."""

@@ -25,12 +25,12 @@ PHOTOS = 64  # whose objects are measured, spread over the split
 
 
 def choose_augmentation(config: TrainConfig, photos: list[Photo], names: tuple[str, ...], say: Say) -> AugmentConfig:
-    """Return the augmentation without unset options, alike on all ranks, and say what was chosen.
+    """Return the augmentation without unset options and with the thin classes, alike on all ranks; say what was chosen.
 
     Raises UsageError for `--draw-wires` where no class is thin.
     """
     size_of, augment = sizes_on_disk(photos), config.augment
-    thin = choose_thin_classes(("auto",), photos, size_of, names) if config.draw_wires != 0 else ()
+    thin = choose_thin_classes(("auto",), photos, size_of, names)
     unset = [name for name in FROM_ABOVE if getattr(config, name) is None and (thin or name != "draw_wires")]
     agreement = common_direction(photos, size_of) if unset else None
     if agreement is not None and agreement < MAX_AGREEMENT:

@@ -145,6 +145,13 @@ def trained_windows(model: YoloModel) -> dict[str, float] | None:
     return {name: facts[name] for name in WINDOW_FACTS} if are_possible_windows(facts) else None
 
 
+def trained_thin_classes(model: YoloModel) -> tuple[int, ...]:
+    """Return the classes that were long and thin in a loaded model's training on windows; none if its file does not say."""
+    known, classes = range(len(class_names(model))), model.args.get("thin_classes")
+    is_list = isinstance(classes, list) and all(type(class_id) is int and class_id in known for class_id in classes)
+    return tuple(classes) if is_list else ()
+
+
 def are_possible_windows(facts: Any) -> bool:
     """Return whether the trainer's options could give these facts of a training on windows."""
     if not isinstance(facts, dict) or not all(0 < facts.get(name, 0) < math.inf for name in WINDOW_FACTS):
@@ -196,16 +203,19 @@ def save_deployable(
     img_size: int,
     data: str,
     windows: dict[str, float] | None = None,
+    thin_classes: tuple[int, ...] = (),
 ) -> None:
     """Write, atomically and in half precision, a file that Ultralytics' `YOLO(path)` opens to predict, val or export.
 
-    `windows` are the facts of a training on windows, which `trained_windows` returns.
+    `windows` are the facts of a training on windows, which `trained_windows` returns; `thin_classes` those that
+    `trained_thin_classes` returns.
     """
     deployed: YoloModel = copy.deepcopy(module).cpu().eval()
     deployed = revert_sync_batchnorm(deployed).half().to(memory_format=torch.contiguous_format)
     deployed.criterion = None
     deployed._forward_pre_hooks.clear()  # code of this project, which other programs cannot load
     deployed.args = {"task": "segment", "imgsz": img_size, "data": data, **({"windows": windows} if windows else {})}
+    deployed.args |= {"thin_classes": list(thin_classes)} if thin_classes else {}
     content = {
         "epoch": -1,
         "best_fitness": None,

@@ -23,7 +23,11 @@ def scores_of(truth: list[Region], found: list[Region], **options: Any) -> dict[
     """Return the wires' metrics when all regions are wires and all predictions certain."""
     classes = [np.full(len(regions), WIRE) for regions in (truth, found)]
     rows = measure(truth, classes[0], found, classes[1], np.ones(len(found)), ThinRule((WIRE, OTHER), **options))
-    return summarise_thin([image_result(0, rows)], 8, (WIRE, OTHER))[WIRE]
+    return rates(summarise_thin([image_result(0, rows)], 8, (WIRE, OTHER))[WIRE])
+
+
+def rates(of_class: dict[str, float | None]) -> dict[str, float | None]:
+    return {name: value for name, value in of_class.items() if not name.endswith("_px")}
 
 
 def image_result(image_id: int, rows: np.ndarray) -> ImageResult:
@@ -96,7 +100,7 @@ def test_classes_and_confidence_are_kept_apart() -> None:
         ThinRule((WIRE, OTHER)),
     )
     assert rows[:, 0].tolist() == [WIRE, OTHER]
-    by_class = summarise_thin([image_result(0, rows)], 8, (WIRE, OTHER))
+    by_class = list(map(rates, summarise_thin([image_result(0, rows)], 8, (WIRE, OTHER))))
     assert by_class[WIRE] == values(1, 1, 1)
     assert by_class[OTHER] == values(0, 0, None)  # its own prediction is below 0.25
     assert by_class[0] == values(None, None, None)
@@ -120,7 +124,17 @@ def test_sums_over_images_weigh_each_by_its_length() -> None:
     ]
     assert all(row.shape == (1, len(COLUMNS)) for row in rows)
     found = summarise_thin([image_result(number, row) for number, row in enumerate(rows)], 3, (WIRE,))[WIRE]
-    assert found == values(1000 / 1200, 1000 / 1250, 1)
+    assert rates(found) == values(1000 / 1200, 1000 / 1250, 1)
+    lengths = {"length_px": 1200, "missed_px": 200, "invented_px": 250}
+    assert {name: found[name] for name in lengths} == pytest.approx(lengths, abs=9)  # thinning shortens each end by 2
+
+
+def test_lengths_of_slanted_wires_are_those_in_the_plane() -> None:
+    slanted = Region(0, 0, drawn([(20, 20), (140, 180)], 5))  # 200 pixels long, in 161 rows
+    rows = measure([slanted], np.array([WIRE]), [], np.zeros(0), np.zeros(0), ThinRule((WIRE,)))
+    found = summarise_thin([image_result(0, rows)], 8, (WIRE,))
+    assert found[WIRE]["length_px"] == found[WIRE]["missed_px"] == pytest.approx(200, abs=7)
+    assert found[OTHER]["length_px"] is None
 
 
 def test_thin_classes_are_those_of_long_narrow_objects() -> None:

@@ -51,6 +51,7 @@ def test_thin_classes_show_their_centrelines_and_others_a_dash(num_models: int) 
     plain = build_page(subjects, [])
     assert "Centreline recall" not in plain
     values = {"centreline_recall": 0.75, "centreline_precision": None, "pieces_per_object": 1.25}
+    values |= {"length_px": 1200, "missed_px": 300, "invented_px": 0}
     for subject in subjects:
         for row, thin in zip(subject.metrics["per_class"], (values, dict.fromkeys(values)), strict=True):
             row.update(thin)
@@ -58,6 +59,7 @@ def test_thin_classes_show_their_centrelines_and_others_a_dash(num_models: int) 
     check_figures(page, [subject.metrics for subject in subjects])
     shown = {str(facts["data-key"]): text for facts, text in Elements(page).figures if not facts.get("data-model")}
     expected = {"centreline_recall": "0.750", "centreline_precision": "–", "pieces_per_object": "1.25"}
+    expected |= {"length_px": "1200", "missed_px": "300", "invented_px": "0"}
     assert {name: shown[f"per_class.0.{name}"] for name in values} == expected
     assert {shown[f"per_class.1.{name}"] for name in values} == {"–"}
 

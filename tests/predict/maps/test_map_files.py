@@ -73,6 +73,20 @@ def test_the_geojson_is_valid_and_its_points_are_longitude_and_latitude(output: 
     assert set(ground.properties) == set(nowhere.properties)
 
 
+def test_a_wire_is_a_line_on_the_ground_where_all_of_it_is_seen_from_above(tmp_path: Path) -> None:
+    photos = []
+    for name, pitch in (("down", -90), ("level", -20)):
+        write_photo(tmp_path / f"{name}.jpg", exif=exif_of(), xmp=packet(dji(GimbalPitchDegree=str(pitch))))
+        photos.append((tmp_path / f"{name}.jpg", [detection() | {"centreline": [[100, 100], [300, 100], [500, 60]]}]))
+    write_predictions(tmp_path, photos)
+    write_map_files(tmp_path, [(file, file.stem) for file, _ in photos], Site())
+    down, level = json.loads((tmp_path / GEOJSON).read_text())["features"]
+    assert down["geometry"]["type"] == "LineString"
+    assert down["geometry"]["coordinates"][1] == pytest.approx((8.5417, 47.3769 + 10 / 111_190), abs=1e-6)
+    assert down["properties"]["length_m"] == pytest.approx(20 + np.hypot(20, 4), abs=0.1)  # 10 pixels are 1 metre
+    assert (level["geometry"]["type"], level["properties"]["length_m"]) == ("Point", None)  # its end is too flat
+
+
 def test_the_work_list_has_a_row_for_each_finding_with_empty_cells_for_what_is_unknown(output: Path) -> None:
     rows = rows_of(output)
     assert tuple(rows[0]) == WORK_LIST_COLUMNS

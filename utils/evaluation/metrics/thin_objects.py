@@ -1,19 +1,20 @@
 """How well wires and other thin objects are found: their centrelines, and in how many pieces.
 
 The IoU of a wire 5 pixels wide says little: a mask beside it by 2 pixels has 0.43. What counts is whether its centreline is
-found, and whether as one object. Lengths are numbers of centreline pixels (see `centreline`).
+found, and whether as one object. Lengths are in pixels of the photograph: those of a centreline (see `centreline`), times the
+length that its direction gives each of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
 from utils.evaluation.metrics.results import ImageResult
 from utils.predict.regions import Region
+from utils.predict.shapes import centreline
 
 TOLERANCE_PX = 3.0
 MIN_SCORE = 0.25
@@ -58,15 +59,18 @@ def measure(
         found_lines = [line for line in (centreline(predictions[index]) for index in chosen) if len(line)]
         if not true_lines and not found_lines:
             continue
-        found_px, _ = _near(true_lines, found_lines, rule.tolerance_px)
-        right_px, shared_px = _near(found_lines, true_lines, rule.tolerance_px)
+        found_near, _ = _near(true_lines, found_lines, rule.tolerance_px)
+        right_near, shared_px = _near(found_lines, true_lines, rule.tolerance_px)
         lengths = np.array([len(line) for line in found_lines], np.int64)
         pieces = np.zeros(len(true_lines), np.int64)
         if true_lines and found_lines:
             is_piece = shared_px.max(axis=1) >= MIN_SHARE * lengths
             np.add.at(pieces, shared_px.argmax(axis=1)[is_piece], 1)
-        true_px = sum(map(len, true_lines))
-        rows.append([class_id, true_px, found_px, lengths.sum(), right_px, np.count_nonzero(pieces), pieces.sum()])
+        (true_px, found_px), (predicted_px, right_px) = (
+            (np.stack([[len(line) for line in lines], near]) @ [_pixel_length(line) for line in lines]).round()
+            for lines, near in ((true_lines, found_near), (found_lines, right_near))
+        )
+        rows.append([class_id, true_px, found_px, predicted_px, right_px, np.count_nonzero(pieces), pieces.sum()])
     return np.array(rows, np.int64).reshape(-1, len(COLUMNS))
 
 
@@ -76,6 +80,8 @@ def summarise_thin(
     """Return each class's centreline_recall, centreline_precision and pieces_per_object, from sums over all images.
 
     None for a class that is not thin, and where there is nothing to divide by: no object, no prediction, no object found.
+    length_px, missed_px and invented_px: of all wires in pixels of the photographs, of which so much was not found, and of
+    predictions where no wire is; None for a class that is not thin.
     """
     sums = np.zeros((num_classes, len(COLUMNS)), np.int64)
     for result in results:
@@ -89,6 +95,9 @@ def summarise_thin(
                 "centreline_recall": found_px / true_px if is_thin and true_px else None,
                 "centreline_precision": right_px / predicted_px if is_thin and predicted_px else None,
                 "pieces_per_object": num_pieces / num_found if is_thin and num_found else None,
+                "length_px": true_px if is_thin else None,
+                "missed_px": true_px - found_px if is_thin else None,
+                "invented_px": predicted_px - right_px if is_thin else None,
             }
         )
     return answer
@@ -112,11 +121,19 @@ def elongated_classes(class_ids: Iterable[int], elongations: Iterable[float]) ->
     return tuple(sorted(class_id for class_id, values in of_class.items() if np.median(values) >= MIN_ELONGATION))
 
 
-def _near(lines: Sequence[np.ndarray], others: Sequence[np.ndarray], tolerance_px: float) -> tuple[int, np.ndarray]:
-    """Count the pixels of `lines` (each (K, 2)) within a distance of any of `others`, and of each: int64 (lines, others)."""
+def _pixel_length(line: np.ndarray) -> float:
+    """Return how long a centreline (K, 2) is for each of its pixels: 1 if it is level or upright, √2 if slanted by 45 degrees."""
+    width, height = np.ptp(line, axis=0) if len(line) else (0, 0)
+    return float(np.hypot(width, height) / max(width, height, 1)) or 1.0
+
+
+def _near(
+    lines: Sequence[np.ndarray], others: Sequence[np.ndarray], tolerance_px: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Count the pixels of `lines` (each (K, 2)) within a distance of any of `others`, int64 (lines,), and of each of them."""
     counts = np.zeros((len(lines), len(others)), np.int64)
     if not lines or not others:
-        return 0, counts
+        return np.zeros(len(lines), np.int64), counts
     reach = int(tolerance_px)
     x, y = np.meshgrid(np.arange(-reach, reach + 1), np.arange(-reach, reach + 1))
     is_inside = x**2 + y**2 <= tolerance_px**2
@@ -135,61 +152,4 @@ def _near(lines: Sequence[np.ndarray], others: Sequence[np.ndarray], tolerance_p
             counts[line, number] = np.count_nonzero(hits)
             is_near[line] |= hits
         canvas[grown] = False
-    return sum(int(np.count_nonzero(hits)) for hits in is_near), counts
-
-
-def centreline(region: Region) -> np.ndarray:
-    """Return the pixels of a mask's centreline: int64 (K, 2), column and row in the photograph.
-
-    Thinning by Guo and Hall, "Parallel thinning with two-subiteration algorithms", CACM 32 (1989), algorithm A1: outline
-    pixels are removed in two alternating passes as long as this changes neither connection nor ends. Lines are connected
-    over corners, so K is the longer of the extents along x and y of a straight line. Each end is about half the mask's
-    width short.
-    """
-    rows, columns = region.mask.shape
-    stride = columns + 2
-    alive = np.zeros((rows + 2) * stride, bool)
-    alive.reshape(rows + 2, stride)[1:-1, 1:-1] = region.mask
-    around = np.array(
-        [-stride, -stride + 1, 1, stride + 1, stride, stride - 1, -1, -stride - 1]
-    )  # clockwise from above
-    front = np.flatnonzero(alive)
-    front = front[~(alive[front - stride] & alive[front + stride] & alive[front - 1] & alive[front + 1])]
-    queued = np.zeros(len(alive), bool)
-    queued[front] = True
-    is_stable = False
-    while not is_stable:
-        is_stable = True
-        for table in _removable():
-            code = alive[front + around[0]].view(np.uint8)
-            for bit in range(1, 8):
-                code = code | (alive[front + around[bit]].view(np.uint8) << bit)
-            is_removed = table[code]
-            removed = front[is_removed]
-            if not len(removed):
-                continue
-            is_stable = False
-            alive[removed] = False
-            bare = (removed[:, None] + around[::2]).ravel()
-            bare = bare[alive[bare] & ~queued[bare]]
-            queued[bare] = True
-            front = np.concatenate([front[~is_removed], np.unique(bare)])
-    row, column = np.divmod(np.flatnonzero(alive), stride)
-    return np.stack([column - 1 + region.left, row - 1 + region.top], axis=1)
-
-
-@cache
-def _removable() -> tuple[np.ndarray, np.ndarray]:
-    """Return for each pass whether a pixel is removed, by the bits of its neighbours, clockwise from above: bool (256,)."""
-    n, ne, e, se, s, sw, w, nw = ((np.arange(256) >> bit & 1).astype(bool) for bit in range(8))
-    connections = sum(
-        (~side & (corner | following)).astype(int)
-        for side, corner, following in ((n, ne, e), (e, se, s), (s, sw, w), (w, nw, n))
-    )
-    pairs = [
-        sum((first | second).astype(int) for first, second in couples)
-        for couples in (((nw, n), (ne, e), (se, s), (sw, w)), ((n, ne), (e, se), (s, sw), (w, nw)))
-    ]
-    fewest = np.minimum(*pairs)
-    is_outline = (connections == 1) & (fewest >= 2) & (fewest <= 3)
-    return is_outline & ~((s | sw | ~nw) & w), is_outline & ~((n | ne | ~se) & e)
+    return np.array([np.count_nonzero(hits) for hits in is_near], np.int64), counts

@@ -16,10 +16,13 @@ KINDS = {"mask": "masks", "box": "boxes"}
 NOTHING = "–"
 MODEL_LETTERS = ("A", "B")
 SCORES = {"map50_95": "AP50-95", "map50": "AP50", "f1": "F1", "precision": "Precision", "recall": "Recall"}
-THIN = {
-    "centreline_recall": "Centreline recall",
-    "centreline_precision": "Centreline precision",
-    "pieces_per_object": "Pieces per object",
+THIN = {  # heading, digits, and 1 if higher is better, -1 if lower is better
+    "centreline_recall": ("Centreline recall", 3, 1),
+    "centreline_precision": ("Centreline precision", 3, 1),
+    "pieces_per_object": ("Pieces per object", 2, -1),
+    "length_px": ("Length, px", 0, 0),
+    "missed_px": ("Missed, px", 0, -1),
+    "invented_px": ("Invented, px", 0, -1),
 }
 SIZE_LIMITS = {"small": "under 32×32 px", "medium": "up to 96×96 px", "large": "above"}
 POINT_COLUMNS = {
@@ -67,7 +70,7 @@ def class_table(models: Sequence[Metrics], kind: str) -> Markup:
     head += [cell for label in SCORES.values() for cell in _score_headings(label, len(models))]
     is_thin = any(row.get(name) is not None for row in models[0]["per_class"] for name in THIN)
     thin = THIN if kind == "mask" and is_thin else {}
-    head += [cell for label in thin.values() for cell in _score_headings(label, len(models))]
+    head += [cell for label, *_ in thin.values() for cell in _score_headings(label, len(models))]
     head += [heading(label) for label in counts.values()]
     rows = []
     for number, row in enumerate(models[0]["per_class"]):
@@ -75,7 +78,7 @@ def class_table(models: Sequence[Metrics], kind: str) -> Markup:
         for name in SCORES:
             cells += _score_cells(models, f"per_class.{number}.{kind}_{name}", bool(row["num_targets"]))
         for name in thin:
-            cells += _thin_cells(models, f"per_class.{number}.{name}", name == "pieces_per_object")
+            cells += _thin_cells(models, f"per_class.{number}.{name}", *THIN[name][1:])
         cells += [number_cell(models[0], f"per_class.{number}.{key}", 0) for key in counts]
         rows.append(element("tr", *cells))
     total = [name_cell("all"), *(cell for name in SCORES for cell in _score_cells(models, f"{kind}_{name}", True))]
@@ -185,12 +188,9 @@ def _score_cells(models: Sequence[Metrics], key: str, has_targets: bool) -> list
     return cells if len(models) == 1 else [*cells, _difference("td", models, key)]
 
 
-def _thin_cells(models: Sequence[Metrics], key: str, is_pieces: bool) -> list[Markup]:
-    cells = [
-        number_cell(metrics, key, 2 if is_pieces else 3, model=model, is_bar=not is_pieces)
-        for model, metrics in enumerate(models)
-    ]
-    return cells if len(models) == 1 else [*cells, _difference("td", models, key, -1 if is_pieces else 1)]
+def _thin_cells(models: Sequence[Metrics], key: str, digits: int, sign: int) -> list[Markup]:
+    cells = [number_cell(metrics, key, digits, model=model, is_bar=digits == 3) for model, metrics in enumerate(models)]
+    return cells if len(models) == 1 else [*cells, _difference("td", models, key, sign, digits)]
 
 
 def _difference(tag: str, models: Sequence[Metrics], key: str, sign: int = 1, digits: int = 3) -> Markup:

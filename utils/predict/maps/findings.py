@@ -52,6 +52,11 @@ def locate(photo: PhotoMetadata, entry: dict[str, Any], site: Site) -> list[dict
             if problem is None and depression < -HIGHEST_PITCH_DEG:
                 item["reason"] = f"line of sight less than {-HIGHEST_PITCH_DEG:g} degrees below the horizon"
     offsets = _add_ground(found, camera, pixels, photo) if camera is not None and problem is None else {}
+    if camera is not None:
+        for number in offsets:
+            if points := entry["detections"][number].get("centreline"):
+                line = stored_pixels(np.array(points, np.float64), entry["width"], entry["height"], photo)
+                found[number] |= _ground_line(camera, line, photo)
     if site.assets is not None and photo.position is not None:
         _add_assets(found, offsets, photo, site)
     return found
@@ -119,6 +124,8 @@ def _blank(entry: dict[str, Any], number: int, photo: PhotoMetadata, problem: st
         "asset_id": None,
         "asset_beside_m": None,
         "asset_candidates": None,
+        "centreline": None,
+        "length_m": None,
         "time": photo.time,
     }
 
@@ -147,6 +154,17 @@ def _add_ground(
             "ground_sigma_m": float(sigma),
         }
     return dict(zip(steep, offsets, strict=True))
+
+
+def _ground_line(camera: Camera, pixels: np.ndarray, photo: PhotoMetadata) -> dict[str, Any]:
+    """Return a wire on the level plane: longitude, latitude of its points (n, 2) and its length; {} if it is seen too flat."""
+    if (camera.depressions(pixels) < -HIGHEST_PITCH_DEG).any():
+        return {}
+    assert photo.position is not None
+    offsets = camera.ground_offsets(pixels)
+    places = [moved(*photo.position, offset) for offset in offsets]
+    line = [[round(longitude, 7), round(latitude, 7)] for latitude, longitude in places]
+    return {"centreline": line, "length_m": float(np.linalg.norm(np.diff(offsets, axis=0), axis=1).sum())}
 
 
 def _add_assets(

@@ -108,7 +108,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 class _GeoJson:
-    """A FeatureCollection. A point has two coordinates: no altitude above the ellipsoid is known."""
+    """A FeatureCollection of points and, of wires, lines. They have two coordinates: no altitude above the ellipsoid is known."""
 
     def __init__(self, file: IO[str]) -> None:
         self.file, self.separator = file, "\n"
@@ -117,8 +117,12 @@ class _GeoJson:
     def add(self, finding: Finding) -> None:
         properties = dict(finding)
         longitude, latitude = properties.pop("longitude"), properties.pop("latitude")
-        point = {"type": "Point", "coordinates": [longitude, latitude]} if latitude is not None else None
-        feature = {"type": "Feature", "geometry": point, "properties": properties}
+        geometry: Finding | None = None
+        if line := properties.pop("centreline"):
+            geometry = {"type": "LineString", "coordinates": line}
+        elif latitude is not None:
+            geometry = {"type": "Point", "coordinates": [longitude, latitude]}
+        feature = {"type": "Feature", "geometry": geometry, "properties": properties}
         self.file.write(self.separator + json.dumps(feature, ensure_ascii=False, allow_nan=False))
         self.separator = ",\n"
 

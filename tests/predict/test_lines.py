@@ -1,0 +1,167 @@
+"""Wires as lines: centreline, width and gaps of ragged masks, and which detections continue each other."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from tests.predict.tile_scenes import blur_edges, stroke
+from utils.predict.detections import Detections, PhotoPrediction, Placement
+from utils.predict.lines import find_lines, with_lines
+from utils.predict.prediction_files import PredictionWriter, Source, outline
+from utils.predict.regions import Region
+from utils.predict.routes import find_routes
+from utils.predict.shapes import Line, fill_outline
+
+SIZE = (900, 600)
+Points = list[tuple[float, float]]
+
+
+def parabola(start: float, end: float, sag: float) -> Points:
+    x = np.linspace(start, end, 60)
+    share = (x - 40) / 800
+    return list(zip(x.tolist(), (150 + 200 * share + 4 * sag * share * (1 - share)).tolist(), strict=True))
+
+
+STRAIGHT, SAGGING = parabola(40, 840, 0), parabola(40, 840, 40)
+HOOK = [(450 - 200 * np.cos(a), 400 - 200 * np.sin(a)) for a in np.linspace(0, np.pi, 60)]
+CROSSARM = [(300.0, 420.0), (420.0, 30.0)]
+
+
+def drawn(*strokes: Points, width_px: int = 9) -> np.ndarray:
+    mask = np.zeros(SIZE[::-1], bool)
+    for points in strokes:
+        mask |= stroke(SIZE, points, width_px)
+    return mask
+
+
+def overlap(mask: np.ndarray, line: Line) -> float:
+    region = fill_outline(line.outline, SIZE)
+    other = np.zeros_like(mask)
+    other[region.top :, region.left :][: region.mask.shape[0], : region.mask.shape[1]] = region.mask
+    return float((mask & other).sum() / (mask | other).sum())
+
+
+@pytest.mark.parametrize(
+    ("seen", "wires"),
+    [
+        ([STRAIGHT], [STRAIGHT]),
+        ([SAGGING], [SAGGING]),
+        ([HOOK], [HOOK]),  # no parabola: its medial axis
+        ([STRAIGHT, CROSSARM], [STRAIGHT, CROSSARM]),  # two lines, the longer one first, neither bent by the other
+        ([SAGGING, [(700, 60), (720, 66)]], [SAGGING]),  # an island
+    ],
+    ids=["straight", "sagging", "hook", "crossing", "island"],
+)
+def test_a_ragged_mask_becomes_the_lines_that_it_shows(seen: list[Points], wires: list[Points]) -> None:
+    mask = blur_edges(drawn(*seen), np.random.default_rng(1), 0.3)
+    lines = find_lines(Region(0, 0, mask))
+    assert len(lines) == len(wires)
+    for line, wire in zip(lines, wires, strict=True):
+        assert overlap(drawn(wire), line) > 0.8
+        length = cv2.arcLength(np.array(wire, np.float32), False)
+        assert line.width_px == pytest.approx(drawn(wire).sum() / length, abs=1)
+        assert line.length_px == pytest.approx(length + 9, abs=9)  # with its round ends
+        assert len(line.gaps) == 0
+
+
+def test_a_wire_that_becomes_thinner_keeps_both_widths() -> None:
+    cone = cv2.fillPoly(np.zeros(SIZE[::-1], np.uint8), [np.array([(40, 100), (840, 106), (840, 112), (40, 118)])], 1)
+    (line,) = find_lines(Region(0, 0, cone.astype(bool)))
+    widths = line.widths[np.argsort(line.points[:, 0])]
+    assert (widths[0], widths[-1]) == pytest.approx((19, 7), abs=1.5)
+
+
+def test_parts_of_a_mask_have_a_gap_between_them() -> None:
+    (line,) = find_lines(Region(0, 0, drawn(parabola(40, 400, 40), parabola(460, 840, 40))))
+    assert sorted(line.gaps[0][:, 0].tolist()) == pytest.approx([404, 456], abs=5)
+    assert overlap(drawn(SAGGING), line) > 0.85  # it goes on over the gap
+
+
+@pytest.mark.parametrize("mask", [np.zeros((5, 5), bool), np.ones((60, 60), bool), np.zeros((0, 0), bool)])
+def test_what_is_no_line_has_none(mask: np.ndarray) -> None:
+    assert find_lines(Region(3, 4, mask)) == []
+
+
+def test_only_detections_of_the_asked_classes_change() -> None:
+    masks = [
+        Region(0, 0, drawn(STRAIGHT, CROSSARM)),
+        Region(0, 0, drawn(SAGGING)),
+        Region(7, 7, np.ones((40, 40), bool)),
+    ]
+    boxes, class_ids = np.array([[0, 0, 900, 600]] * 3, np.float32), torch.tensor([1, 0, 1])
+    found = Detections(torch.from_numpy(boxes), torch.tensor([0.9, 0.8, 0.7]), class_ids, torch.zeros(3, 0))
+    prediction, placement = PhotoPrediction(found, masks, boxes), Placement(450, 0.5, (0, 75), SIZE)
+    assert with_lines(prediction, (), placement) is prediction
+    lined = with_lines(prediction, (1,), placement)
+    assert lined.found.scores.tolist() == pytest.approx([0.9, 0.9, 0.8, 0.7])
+    assert [line is not None for line in lined.lines] == [True, True, False, False]
+    assert lined.masks[2] is masks[1]
+    assert lined.masks[3] is masks[2]
+    assert lined.boxes[0] == pytest.approx([36, 146, 844, 354], abs=5)
+    assert lined.found.boxes[0] == pytest.approx(torch.tensor([18, 148, 422, 252]), abs=3)  # half the size, 75 px lower
+    assert lined.boxes[2].tolist() == lined.found.boxes[2].tolist() == [0, 0, 900, 600]
+
+
+def straight(*ends: tuple[float, float], width: float = 8) -> Line:
+    return Line(np.array(ends, np.float64), np.full(len(ends), width), np.zeros((0, 2, 2)))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_one"),
+    [
+        (((0, 100), (300, 110)), ((360, 112), (600, 120)), True),  # behind a pole
+        (((300, 110), (0, 100)), ((600, 120), (360, 112)), True),  # whichever way they run
+        (((0, 100), (300, 110)), ((360, 132), (600, 140)), False),  # a wire beside it
+        (((0, 100), (300, 110)), ((360, 112), (400, 200)), False),  # another direction
+        (((0, 100), (300, 110)), ((700, 124), (800, 127)), False),  # a gap longer than the shorter one
+        (((0, 100), (300, 110)), ((100, 103), (260, 109)), False),  # the same part of the wire
+    ],
+)
+def test_lines_that_continue_each_other_are_one_wire(first: Points, second: Points, is_one: bool) -> None:
+    lines = [straight(*first), None, straight(*second)]
+    routes = find_routes(lines, np.zeros(3, int))
+    assert sorted(number for route in routes for number in route.members) == [0, 2]
+    assert len(routes) == (1 if is_one else 2)
+    assert len(find_routes(lines, np.array([0, 0, 1]))) == 2  # of two classes
+    if is_one:
+        (route,) = routes
+        assert sorted(route.line.gaps[0][:, 0].tolist()) == [300, 360]
+        assert np.ptp(route.line.points[:, 0]) == 600
+        assert (np.diff(route.line.points[:, 0]) > 0).all() or (np.diff(route.line.points[:, 0]) < 0).all()
+
+
+def test_three_parts_are_one_wire_in_their_order_and_a_ring_ends() -> None:
+    parts = [straight((400, 0), (700, 0)), straight((0, 0), (300, 0)), straight((800, 0), (1100, 0))]
+    (route,) = find_routes(parts, np.zeros(3, int))
+    assert route.members in ((1, 0, 2), (2, 0, 1))
+    assert route.line.length_px == 1100
+    corners = [(300 * np.cos(a), 300 * np.sin(a)) for a in np.linspace(0, 2 * np.pi, 73)]
+    ring = [straight(*part) for part in itertools.pairwise(corners)]
+    (round_trip,) = find_routes(ring, np.zeros(len(ring), int))
+    assert sorted(round_trip.members) == list(range(72))
+
+
+def test_predictions_json_has_lines_and_wires(tmp_path: Path) -> None:
+    lines = [straight((10, 20), (310, 20)), None, straight((350, 20), (600, 20))]
+    masks = [fill_outline(line.outline, SIZE) if line else Region(0, 0, np.ones((9, 9), bool)) for line in lines]
+    found = Detections(torch.zeros(3, 4), torch.tensor([0.9, 0.8, 0.7]), torch.tensor([0, 1, 0]), torch.zeros(3, 0))
+    with PredictionWriter(tmp_path, ("wire", "cap")) as writer:
+        boxes, outlines = np.zeros((3, 4)), [outline(mask) for mask in masks]
+        writer.add(Source(0, Path("a.jpg"), "a"), (600, 900, 3), found, boxes, outlines, lines)
+        writer.add(Source(1, Path("b.jpg"), "b"), (600, 900, 3), found, boxes, outlines)
+    with_wires, without = (json.loads(row.split("\t")[1]) for row in next(tmp_path.glob(".pred*")).open())
+    first, cap, _ = with_wires["detections"]
+    assert first["centreline"] == [[10, 20], [310, 20]]
+    assert (first["width_px"], first["length_px"], first["gaps"]) == (8, 300, [])
+    assert "centreline" not in cap
+    (wire,) = with_wires["wires"]
+    assert (wire["class"], wire["detections"], wire["length_px"]) == ("wire", [0, 2], 590)
+    assert wire["gaps"] == [[[310, 20], [350, 20]]]
+    assert "wires" not in without

@@ -1,0 +1,136 @@
+"""Lines with a width, and between outlines, masks and centrelines: outlines are filled, masks thinned to one pixel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import numpy as np
+
+from utils.predict.regions import Region
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """A wire from end to end: points float64 (K, 2) xy in pixels of the photograph, and its width at each, float64 (K,).
+
+    The centre of the photograph's first pixel lies at (0.5, 0.5). gaps: float64 (G, 2, 2), the first and the last point of
+    each part that no mask shows.
+    """
+
+    points: np.ndarray
+    widths: np.ndarray
+    gaps: np.ndarray
+
+    @property
+    def length_px(self) -> float:
+        """The length in pixels of the photograph, gaps included."""
+        return float(np.hypot(*np.diff(self.points, axis=0).T).sum())
+
+    @property
+    def width_px(self) -> float:
+        """The mean width in pixels of the photograph."""
+        return float(self.widths.mean())
+
+    @cached_property
+    def outline(self) -> np.ndarray:
+        """The outline of the drawn line, float64 (2 K, 2) xy."""
+        tangents = np.gradient(self.points, axis=0)
+        across = np.stack([-tangents[:, 1], tangents[:, 0]], axis=1) / np.hypot(*tangents.T)[:, None].clip(1e-9)
+        side = across * (self.widths / 2)[:, None]
+        return np.concatenate([self.points + side, (self.points - side)[::-1]])
+
+    @property
+    def directions(self) -> np.ndarray:
+        """The unit vectors in which the line would go on at its first and at its last point: float64 (2, 2)."""
+        outward = self.points[[0, -1]] - self.points[[1, -2]]
+        return outward / np.hypot(*outward.T)[:, None]
+
+
+def fill_outline(outline: np.ndarray, photo_size: tuple[int, int]) -> Region:
+    """Fill an outline (V, 2) in pixels: a pixel belongs to it if its centre lies inside (even-odd rule).
+
+    OpenCV's drawing also fills the pixels on the edge, which would double the width of a one-pixel wire. An outline that
+    contains no centre becomes the pixels of its corners, so that it is not empty.
+    """
+    width, height = photo_size
+    low = np.floor(outline.min(0)).astype(int).clip(0, (width - 1, height - 1))
+    high = np.ceil(outline.max(0)).astype(int).clip(low + 1, (width, height))
+    (left, top), (columns, rows) = low.tolist(), (high - low).tolist()
+    row, x = _crossings(outline, top, rows)
+    column = np.ceil(x - 0.5 - left).astype(int).clip(0, columns)
+    toggles = np.zeros((rows, columns + 1), np.uint8)  # whether an odd number of edges lies just before each pixel
+    np.bitwise_xor.at(toggles, (row, column), 1)
+    mask = np.bitwise_xor.accumulate(toggles, axis=1)[:, :-1].view(bool)
+    if not mask.any():
+        corners = (np.floor(outline).astype(int) - low).clip(0, (columns - 1, rows - 1))
+        mask[corners[:, 1], corners[:, 0]] = True
+    return Region(left, top, mask)
+
+
+def _crossings(outline: np.ndarray, top: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return where an outline's edges cross the centres of the rows top..top + rows - 1: row from 0 (K,), x (K,)."""
+    (x1, y1), (x2, y2) = outline.T, np.roll(outline, -1, axis=0).T
+    centres = np.arange(top, top + rows) + 0.5
+    first, last = np.searchsorted(centres, [np.minimum(y1, y2), np.maximum(y1, y2)])
+    edge = np.repeat(np.arange(len(outline)), last - first)
+    row = np.arange(len(edge)) - np.repeat((last - first).cumsum() - last, last - first)
+    slope = (x2[edge] - x1[edge]) / (y2[edge] - y1[edge])
+    return row, x1[edge] + (centres[row] - y1[edge]) * slope
+
+
+def centreline(region: Region) -> np.ndarray:
+    """Return the pixels of a mask's centreline: int64 (K, 2), column and row in the photograph.
+
+    Thinning by Guo and Hall, "Parallel thinning with two-subiteration algorithms", CACM 32 (1989), algorithm A1: outline
+    pixels are removed in two alternating passes as long as this changes neither connection nor ends. Lines are connected
+    over corners, so K is the longer of the extents along x and y of a straight line. Each end is about half the mask's
+    width short.
+    """
+    rows, columns = region.mask.shape
+    stride = columns + 2
+    alive = np.zeros((rows + 2) * stride, bool)
+    alive.reshape(rows + 2, stride)[1:-1, 1:-1] = region.mask
+    around = np.array(
+        [-stride, -stride + 1, 1, stride + 1, stride, stride - 1, -1, -stride - 1]
+    )  # clockwise from above
+    front = np.flatnonzero(alive)
+    front = front[~(alive[front - stride] & alive[front + stride] & alive[front - 1] & alive[front + 1])]
+    queued = np.zeros(len(alive), bool)
+    queued[front] = True
+    is_stable = False
+    while not is_stable:
+        is_stable = True
+        for table in _removable():
+            code = alive[front + around[0]].view(np.uint8)
+            for bit in range(1, 8):
+                code = code | (alive[front + around[bit]].view(np.uint8) << bit)
+            is_removed = table[code]
+            removed = front[is_removed]
+            if not len(removed):
+                continue
+            is_stable = False
+            alive[removed] = False
+            bare = (removed[:, None] + around[::2]).ravel()
+            bare = bare[alive[bare] & ~queued[bare]]
+            queued[bare] = True
+            front = np.concatenate([front[~is_removed], np.unique(bare)])
+    row, column = np.divmod(np.flatnonzero(alive), stride)
+    return np.stack([column - 1 + region.left, row - 1 + region.top], axis=1)
+
+
+@cache
+def _removable() -> tuple[np.ndarray, np.ndarray]:
+    """Return for each pass whether a pixel is removed, by the bits of its neighbours, clockwise from above: bool (256,)."""
+    n, ne, e, se, s, sw, w, nw = ((np.arange(256) >> bit & 1).astype(bool) for bit in range(8))
+    connections = sum(
+        (~side & (corner | following)).astype(int)
+        for side, corner, following in ((n, ne, e), (e, se, s), (s, sw, w), (w, nw, n))
+    )
+    pairs = [
+        sum((first | second).astype(int) for first, second in couples)
+        for couples in (((nw, n), (ne, e), (se, s), (sw, w)), ((n, ne), (e, se), (s, sw), (w, nw)))
+    ]
+    fewest = np.minimum(*pairs)
+    is_outline = (connections == 1) & (fewest >= 2) & (fewest <= 3)
+    return is_outline & ~((s | sw | ~nw) & w), is_outline & ~((n | ne | ~se) & e)
