@@ -317,7 +317,8 @@ def wanted_classes(classes: tuple[str, ...] | None, names: tuple[str, ...]) -> t
     known = {**{name: index for index, name in enumerate(names)}, **{str(index): index for index in range(len(names))}}
     for name in classes:
         if name not in known:
-            raise UserError(f"--classes {name}: the model knows {', '.join(names)}")
+            advice = "; several stand apart, as in --classes 0 1" if "," in name else ""
+            raise UserError(f"--classes {name}: the model knows {', '.join(names)}{advice}")
     return tuple(known[name] for name in classes)
 
 

@@ -19,7 +19,7 @@ import inference
 from tests.conftest import PROJECT, run_main
 from tests.predict.exports import smooth_data, tiny_weights
 from utils.common.errors import UsageError
-from utils.data.images import read_image
+from utils.data.images import decode_image, read_image
 from yolo_seg_ddp import Prediction, evaluate, open_model, train
 
 PAGE = (PROJECT / "docs" / "python.md").read_text(encoding="utf-8")
@@ -91,7 +91,7 @@ def test_a_prediction_holds_what_inference_py_writes(monkeypatch: pytest.MonkeyP
 def check_picture(prediction: Prediction) -> None:
     """A notebook gets the drawn photograph as PNG; the photograph itself stays."""
     drawn = prediction.draw()
-    png = cv2.imdecode(np.frombuffer(drawn._repr_png_(), np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
+    png = decode_image(drawn._repr_png_())
     assert np.array_equal(png, drawn.pixels)
     assert not np.array_equal(drawn.pixels, prediction.photo)
     assert np.array_equal(prediction.photo, read_image(Path("photograph.jpg")))

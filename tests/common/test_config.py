@@ -40,10 +40,11 @@ class Training(Options):
     """Options that other programs call otherwise."""
 
     model: str = option("small", "which model")
-    batch_size: int = option(16, "images")
+    batch_size: int = option(16, "images", words={"auto": 0}, at_least=0)
     img_size: int = option(640, "pixels")
     num_workers: int = option(8, "processes")
     save_dir: str = option("models/first", "run folder", metavar="DIR")
+    optimizer: str = option("auto", "which", choices=("auto", "sgd", "adamw"))
     amp: bool = option(True, "mixed precision")
     config: str | None = option(None, "YAML file")
 
@@ -193,6 +194,8 @@ def test_a_resolved_configuration_survives_the_way_through_yaml(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("flags", "text", "expected"),
     [
+        ("--optimizer AdamW", "", Training(optimizer="adamw")),
+        ("", "optimizer: SGD\n", Training(optimizer="sgd")),
         ("--imgsz 320 --batch=4 --workers 2 --weights a.pt", "", Training("a.pt", 4, 320, 2)),
         ("--img-size 64 --imgsz 320", "", Training(img_size=320)),
         ("", "imgsz: 320\nbatch: 4\nworkers: 2\nweights: a.pt\n", Training("a.pt", 4, 320, 2)),
@@ -233,7 +236,9 @@ def test_python_values_become_the_same_options_and_errors_are_raised() -> None:
     assert parse_config(Settings, "test", words_of({"sizes": [1, 2]}), exits=False).sizes == (1, 2)
     for values, line in (
         ({"modle": "x"}, r"unknown argument --modle=x \(did you mean --model\?\)"),
-        ({"batch": "x"}, "argument --batch-size/--batch: invalid int value: 'x'"),
+        ({"batch": "x"}, "argument --batch-size/--batch: invalid int or auto value: 'x'"),
+        ({"batch": -1}, "--batch-size -1: must be at least 0 or auto"),
+        ({"optimizer": "Adam"}, "invalid choice: 'Adam'"),
     ):
         with pytest.raises(UsageError, match=line):
             parse_config(Training, "test", words_of(values), exits=False)

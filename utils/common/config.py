@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from utils.common.config_file import Kinds, read_yaml, unpack
+from utils.common.config_file import Kinds, lower_if_chosen, read_yaml, unpack
 from utils.common.errors import EXIT_USAGE, UsageError, print_warning
 from utils.common.spellings import FOLDER_PARTS, FOLDERS, nearest, other_names
 
@@ -83,6 +83,7 @@ class Options:
                     rule = " and ".join(
                         f"{text} {bounds[kind]:g}" for kind, (text, _) in _BOUNDS.items() if kind in bounds
                     )
+                    rule = " or ".join([rule, *field.metadata["words"]])
                     raise UsageError(f"{_flag(field.name)} {number}: must be {rule}{_example(number, bounds)}")
 
 
@@ -248,7 +249,7 @@ def _build_parser(
             keywords["action"] = argparse.BooleanOptionalAction
         else:
             keywords.update(
-                type=_reader(base, field.metadata["words"]),
+                type=_reader(base, field.metadata["words"], field.metadata["choices"] or ()),
                 choices=field.metadata["choices"],
                 metavar=field.metadata["metavar"],
             )
@@ -282,11 +283,11 @@ def _join_folder(config_class: type, values: dict[str, Any]) -> None:
         values[folder.name] = str(Path(parent, name))
 
 
-def _reader(kind: type, words: Mapping[str, Any]) -> Callable[[str], Any]:
-    """Return a function that turns a word of the command line into a value."""
+def _reader(kind: type, words: Mapping[str, Any], choices: Sequence[Any]) -> Callable[[str], Any]:
+    """Return a function that turns a word of the command line into a value; `AdamW` is the choice `adamw`."""
 
     def read(text: str) -> Any:
-        return words[text] if text in words else kind(text)
+        return words[text] if text in words else kind(lower_if_chosen(text, choices))
 
     read.__name__ = " or ".join([kind.__name__, *words])  # argparse prints this name when a value is wrong
     return read

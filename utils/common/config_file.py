@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,8 @@ def _checked(place: str, name: str, value: Any, field: dataclasses.Field[Any], k
     items = value if is_list and isinstance(value, list) else [value]
     converted = []
     for item in items:
-        item = field.metadata["words"].get(item, item) if isinstance(item, str) else item
+        if isinstance(item, str):
+            item = field.metadata["words"].get(item, lower_if_chosen(item, field.metadata["choices"] or ()))
         if base is str and isinstance(item, bool) and {"on", "off"} & set(field.metadata["choices"] or ()):
             item = "on" if item else "off"  # YAML 1.1 reads both words as booleans
         if base is float and isinstance(item, str):
@@ -95,6 +96,11 @@ def _checked(place: str, name: str, value: Any, field: dataclasses.Field[Any], k
             raise UsageError(f"{place}: {name}: {item!r} is not one of {', '.join(map(str, choices))}")
         converted.append(base(item))
     return tuple(converted) if is_list else converted[0]
+
+
+def lower_if_chosen(text: str, choices: Sequence[Any]) -> str:
+    """Return `text` in small letters if only so it is one of the choices."""
+    return text.lower() if text not in choices and text.lower() in choices else text
 
 
 def _number_or_text(text: str) -> float | str:
