@@ -1,14 +1,13 @@
 """Wires as lines: a centreline, a width and gaps for each detection of a thin class, and the mask that they draw.
 
-The parabola that most of a mask lies about is its line: what a mask has of a crossarm, a shadow or a second wire does not
-bend it. A mask that bends more keeps its medial axis. Detections that one parabola explains, one behind the other, are one
-wire: what lies between them is a gap.
+The parabola that most of a mask lies about is its line, bent a little to the mask: what the mask has of a crossarm, a shadow
+or a second wire does not move it. A mask that bends more keeps its medial axis.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import cv2
@@ -29,25 +28,36 @@ NUM_POINTS, NUM_GUESSES = 256, 256  # of a mask, and parabolas tried through thr
 MAX_SAG = 0.1  # of a guess, in its length
 TUKEY = 4.685  # of Tukey's biweight, in standard deviations: 95 % efficient for normal errors
 ROUNDS = 5
+REACH, KNOT_WIDTHS = 1.5, 16.0  # in widths: where a parabola's slices are looked for at first; between knots
 CHORD_PX = 0.1  # how far the points' polyline may lie from the curve
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A parabola: in the frame of `axes` (2, 2), columns along and across, and `centre` (2,), across = polynomial(along)."""
+    """A parabola, and how far the wire lies beside it at some knots, linear between them.
+
+    In the frame of `axes` (2, 2), columns along and across, and `centre` (2,): across = polynomial(along) + offset.
+    """
 
     centre: np.ndarray
     axes: np.ndarray
     polynomial: np.ndarray  # float64 (3,), highest power first
+    knots: np.ndarray = field(default_factory=lambda: np.zeros(1))  # float64 (M,), ascending
+    offsets: np.ndarray = field(default_factory=lambda: np.zeros(1))  # float64 (M,)
+
+    def across(self, along: np.ndarray) -> np.ndarray:
+        """Return where the line lies across its axis, float64 like `along`."""
+        result: np.ndarray = np.polyval(self.polynomial, along) + np.interp(along, self.knots, self.offsets)
+        return result
 
     def local(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return where points (N, 2) xy lie along the line, and how far beside it."""
         along, across = ((points - self.centre) @ self.axes).T
-        return along, across - np.polyval(self.polynomial, along)
+        return along, across - self.across(along)
 
     def at(self, along: np.ndarray) -> np.ndarray:
         """Return points of the line, float64 (K, 2) xy."""
-        return np.stack([along, np.polyval(self.polynomial, along)], axis=1) @ self.axes.T + self.centre
+        return np.stack([along, self.across(along)], axis=1) @ self.axes.T + self.centre
 
     def stretch(self, along: np.ndarray) -> np.ndarray:
         """Return the line's length per length along its axis."""
@@ -97,6 +107,25 @@ class Curve:
             trust = (1 - (residuals / (TUKEY * sigma)).clip(max=1) ** 2) ** 2 + 1e-9
         return Curve(self.centre, self.axes, polynomial)
 
+    def bent(self, middles: np.ndarray, weights: np.ndarray, width: float) -> Curve:
+        """Return the parabola with offsets fitted to points, in the same way, at knots KNOT_WIDTHS apart."""
+        along, across = ((middles - self.centre) @ self.axes).T
+        residuals = across - np.polyval(self.polynomial, along)
+        count = 1 + round(float(np.ptp(along)) / (KNOT_WIDTHS * width))
+        if count < 3 or len(along) < 4 * count:
+            return self
+        knots = np.linspace(along.min(), along.max(), count)
+        hats = np.stack([np.interp(along, knots, hat) for hat in np.eye(count)], axis=1)
+        trust = np.ones(len(along))
+        for _ in range(ROUNDS):
+            weighted = hats * (trust * weights)[:, None]
+            stiff = 1e-3 * float(weights.sum()) / count * np.eye(count)  # knots without slices stay on the parabola
+            offsets = np.linalg.solve(hats.T @ weighted + stiff, weighted.T @ residuals)
+            errors = np.abs(residuals - hats @ offsets)
+            sigma = 1.4826 * float(np.median(errors)) + 0.25
+            trust = (1 - (errors / (TUKEY * sigma)).clip(max=1) ** 2) ** 2 + 1e-9
+        return replace(self, knots=knots, offsets=offsets)
+
 
 @dataclass(frozen=True, eq=False)
 class Wire:
@@ -112,11 +141,14 @@ class Wire:
     def of(cls, points: np.ndarray, width: float, curve: Curve | None = None) -> Wire | None:
         """Return the wire among the pixels' centres (N, 2) xy of masks about `width` wide; None: there is none."""
         curve = curve or Curve.guess(points[:: max(1, len(points) // NUM_POINTS)], width)
-        for reach in (1.0, 0.75):  # in widths, to both sides
+        for reach in (REACH, 1.0):  # in widths, to both sides
             wire = cls._about(curve, points, max(reach * width, 2.0))
             if wire is None:
                 return None
             curve = curve.refit(wire.middles, wire.widths, len(wire.along) * STEP_PX < 2 * MIN_LENGTH * width)
+        for _ in range(2):
+            wire = cls._about(curve, points, max(width, 2.0))
+            curve = curve if wire is None else curve.bent(wire.middles, wire.widths, width)
         wire = cls._about(curve, points, max(0.75 * width, 2.0))
         is_long = wire is not None and len(wire.along) * STEP_PX >= MIN_LENGTH * float(np.median(wire.widths))
         return wire if is_long else None
@@ -146,6 +178,10 @@ class Wire:
         curve, (first, last) = self.curve, self.ends
         sagitta = abs(curve.polynomial[0]) * (last - first) ** 2 / 4
         along = np.linspace(first, last, 2 + int(np.ceil((sagitta / CHORD_PX) ** 0.5)))
+        inner = (
+            curve.knots[(curve.knots > first + STEP_PX) & (curve.knots < last - STEP_PX)] if curve.offsets.any() else []
+        )
+        along = np.unique(np.concatenate([along, inner]))
         wide = np.flatnonzero(np.diff(self.along) > MIN_GAP_PX + STEP_PX)
         gaps = [curve.at(self.along[[number, number + 1]] + (STEP_PX / 2, -STEP_PX / 2)) for number in wide]
         return Line(curve.at(along), _trend(self.along, self.widths, along), np.array(gaps).reshape(-1, 2, 2))

@@ -102,14 +102,12 @@ class PredictionWriter(PartWriter):
                 for route in find_routes(lines, np.array(class_ids))
             ]
         self.write(PARTS, source, entry)
-        lines = [
+        rows = [
             f"{class_id} " + " ".join(f"{value:.6f}" for value in (parts[0] / (width, height)).clip(0, 1).reshape(-1))
             for class_id, parts in zip(class_ids, outlines, strict=True)
             if parts
         ]
-        (self.folder / "labels" / f"{source.key}.txt").write_text(
-            "\n".join(lines) + "\n" * bool(lines), encoding="utf-8"
-        )
+        (self.folder / "labels" / f"{source.key}.txt").write_text("\n".join(rows) + "\n" * bool(rows), encoding="utf-8")
 
     def save_crops(self, key: str, photo: np.ndarray, found: Detections, boxes: np.ndarray) -> None:
         """Write each detection's box as crops/<class>/<key>_<number>.jpg."""
