@@ -118,7 +118,8 @@ def join_tiles(pieces: list[Piece], tiles: list[Corners], iou: float) -> list[Jo
         if p not in dropped:
             dropped.add(q)
     left = np.setdiff1d(np.arange(len(pieces)), list(dropped))
-    pairs = in_tiles.chosen(np.isin(in_tiles.positions, left).all(axis=1)) + comparison.pairs(left, in_tiles=False)
+    are_left = np.isin(in_tiles.positions[:, 0], left) & np.isin(in_tiles.positions[:, 1], left)
+    pairs = in_tiles.chosen(are_left) + comparison.pairs(left, in_tiles=False)
     groups = _group(table, wide, left.tolist(), _links(table, pairs))
     objects = [JoinedObject(tuple(pieces[position] for position in group)) for group in groups]
     return _drop_fragments(objects, _shares_inside(groups, wide, pairs), tiles)
