@@ -325,6 +325,8 @@ def _drop_fragments(
 def is_cut(thing: JoinedObject, tiles: list[Corners]) -> bool:
     """Return whether a tile's border cuts the object off: no piece of a tile that looks further continues it there."""
     photo = (0, 0, max(tile[2] for tile in tiles), max(tile[3] for tile in tiles))
+    masks = np.array([piece.mask.corners for piece in thing.pieces])
+    seen = np.array([tiles[piece.tile] for piece in thing.pieces])
     for piece in thing.pieces:
         tile = tiles[piece.tile]
         for side in range(4):
@@ -336,10 +338,9 @@ def is_cut(thing: JoinedObject, tiles: list[Corners]) -> bool:
                 continue
             at_border = piece.mask.window(corners)
             continued = np.zeros(at_border.shape, bool)
-            for other in thing.pieces:
-                is_near = has_pixels(intersection(corners, other.mask.corners))
-                if is_near and inwards * tiles[other.tile][side] < inwards * tile[side]:
-                    continued |= other.mask.window(corners)
+            looks_further = inwards * seen[:, side] < inwards * tile[side]
+            for number in np.flatnonzero(looks_further & _overlap(np.array(corners), masks)):
+                continued |= thing.pieces[number].mask.window(corners)
             continued = cv2.dilate(continued.view(np.uint8), WIDEN_KERNEL).view(bool)
             if 2 * np.count_nonzero(continued[at_border]) < np.count_nonzero(at_border):
                 return True
