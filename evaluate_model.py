@@ -27,7 +27,7 @@ from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
 from utils.common.errors import run_script
 from utils.common.files import output_folder, write_text_atomic
-from utils.common.progress import shown
+from utils.common.progress import Progress
 from utils.common.signals import die_with_parent
 from utils.common.text import next_command
 from utils.data.dataset import Photo, SegmentationDataset, read_photos
@@ -201,7 +201,7 @@ def run(config: EvaluationConfig) -> list[dict[str, Any]]:
         on_masks = thumbnails.see_masks if config.predictions and is_main else None
         evaluation = evaluate(
             candidate.model,
-            shown(loader, "batches", len(loader), ranks.is_main and candidate.find is None),
+            Progress("batches", len(loader), ranks.is_main and candidate.find is None)(loader),
             spec.names,
             candidate.criterion,
             device,
@@ -241,8 +241,9 @@ def get_candidate(
         return candidate
     limits, dtype = AP_LIMITS, choose_precision(config.amp, device).dtype
     predictor = Predictor(model, size_px, device, config.batch_size, tiling, limits, autocast_dtype=dtype, thin=thin)
-    is_shown = distributed.read_rank_environment().is_main
-    return replace(candidate, find=TileSearch(predictor, photos, is_shown))
+    ranks = distributed.read_rank_environment()
+    progress = Progress("photographs", len(photos[ranks.rank :: ranks.world_size]), ranks.is_main)
+    return replace(candidate, find=TileSearch(predictor, photos, progress))
 
 
 def get_loader(
@@ -303,7 +304,7 @@ def metrics_of(
         "split": config.split,
         "img_size": candidate.dataset.size_px,
         "mask_resolution": config.mask_resolution,
-        **(tiles_of(candidate.find.predictor) if candidate.find else {}),
+        **(candidate.find.settings if candidate.find else {}),
         **(
             {"centrelines": {"tolerance_px": config.centreline_tolerance, "confidence": config.centreline_confidence}}
             if config.mask_resolution == "native"
@@ -314,12 +315,6 @@ def metrics_of(
         "calibration": calibration(evaluation.results),
         "worst_images": choose_worst(count_errors(evaluation.results, len(names), candidate.dataset.photos)),
     }
-
-
-def tiles_of(predictor: Predictor) -> dict[str, float]:
-    """Return the tiles' side in pixels of the photographs and their overlap, for metrics.json."""
-    tiling = predictor.tiling
-    return {"tiles": tiling.size_px, "overlap": tiling.overlap} if tiling else {}
 
 
 def write_page(

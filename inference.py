@@ -29,7 +29,7 @@ from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
 from utils.common.errors import UserError, printable, run_script
 from utils.common.files import output_folder, walk
-from utils.common.progress import shown
+from utils.common.progress import Progress
 from utils.common.signals import die_with_parent
 from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import IMAGE_SUFFIXES, is_photograph
@@ -168,7 +168,7 @@ def main() -> int:
         ToolWriter(tools, ranks.rank) as tool_writer,
     ):
         predictions = predictor.predict(read_photos(mine, config, cores_of(ranks)))
-        for source, photo, prediction in shown(predictions, "photographs", len(mine), ranks.is_main):
+        for source, photo, prediction in Progress("photographs", len(mine), ranks.is_main)(predictions):
             write_results(writer, source, photo, prediction, names, config)
             tool_writer.add(source, photo.shape, prediction)
             counts[:-1] += np.bincount(prediction.class_ids, minlength=len(names))

@@ -10,6 +10,8 @@ def test_a_log_gets_a_line_with_the_time_left_every_ten_seconds(
 ) -> None:
     seconds = iter(range(0, 100, 6))
     monkeypatch.setattr(progress, "monotonic", lambda: next(seconds))
-    assert list(progress.shown("abcde", "photographs", 5)) == list("abcde")
+    count = progress.Progress("photographs", 5)
+    assert [*count("ab"), *count("cde")] == list("abcde")  # two batches of one evaluation
+    assert list(progress.Progress("photographs", 3, is_shown=False)("abc")) == list("abc")
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["  photographs: 2 of 5, 0.3 min left", "  photographs: 4 of 5, 0.1 min left"]

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tests.predict.tile_scenes import Truth, blur_edges, iou_with, made_up_piece, seen_in_tiles, stroke
-from utils.predict.joining import JoinedObject, Piece, Seen, agreement, is_cut, join_tiles
-from utils.predict.regions import Runs, shared_area
+from utils.predict.agreement import Masks
+from utils.predict.joining import JoinedObject, Piece, is_cut, join_tiles
+from utils.predict.regions import Runs
 from utils.predict.tiles import cut_tiles
 
 SIZE = (1280, 896)
@@ -57,12 +58,12 @@ def test_the_order_of_the_pieces_changes_nothing(wires_and_pole: list[Truth]) ->
 
 
 def test_a_mask_three_pixels_beside_the_other_still_agrees() -> None:
-    strip = (0, 0, 300, 100)
-    low, high = (Runs.of(stroke((300, 100), [(10, y), (280, y)], 7)) for y in (40, 43))
-    assert shared_area(low, high) < 0.5 * (low.area + high.area - shared_area(low, high))
-    assert agreement(Seen(low, strip), Seen(high, strip)) >= 0.5
-    far = Runs.of(stroke((300, 100), [(10, 60), (280, 60)], 7))
-    assert agreement(Seen(low, strip), Seen(far, strip)) == 0
+    masks = Masks([Runs.of(stroke((300, 100), [(10, y), (280, y)], 7)) for y in (40, 43, 60)])
+    pairs, window = np.array([[0, 1], [0, 2]]), np.array([[0, 0, 300, 100]] * 2)
+    assert (masks.shared(pairs) < masks.areas(pairs[:, 0], window) * 2 / 3).all()  # an IoU below 0.5
+    beside, far = masks.agreement(pairs, window)
+    assert beside >= 0.5
+    assert far == 0
 
 
 def test_random_wires_come_out_whole() -> None:

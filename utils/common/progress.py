@@ -14,16 +14,35 @@ DELAY_S = 5.0
 SECONDS_BETWEEN_LINES = 10.0
 
 
-def shown(items: Iterable[T], title: str, total: int, is_shown: bool = True) -> Iterator[T]:
-    """Yield items while showing how many of `total` are done and how much time is left."""
-    if sys.stderr.isatty():
-        yield from tqdm(items, title, total, delay=DELAY_S, leave=False, disable=not is_shown)
-        return
-    start = last = monotonic()
-    for number, item in enumerate(items, start=1):
+class Progress:
+    """Shows how many of `total` items are done and how much time is left. A call wraps items; later calls count on."""
+
+    def __init__(self, title: str, total: int, is_shown: bool = True) -> None:
+        self.title, self.total, self.is_shown = title, total, is_shown
+        self._done = 0
+        self._bar: tqdm[None] | None = None
+        self._start = self._last = 0.0
+
+    def __call__(self, items: Iterable[T]) -> Iterator[T]:
+        """Yield items."""
+        if self._bar is None:
+            is_off = not (self.is_shown and sys.stderr.isatty())
+            self._bar = tqdm(desc=self.title, total=self.total, delay=DELAY_S, leave=False, disable=is_off)
+            self._start = self._last = monotonic()
+        for item in items:
+            self._done += 1
+            self._bar.update()
+            if self._done >= self.total:
+                self._bar.close()
+            elif self.is_shown and not sys.stderr.isatty():
+                self._print_line()
+            yield item
+
+    def _print_line(self) -> None:
         now = monotonic()
-        if is_shown and now - last >= SECONDS_BETWEEN_LINES:
-            left_s = (now - start) / number * max(total - number, 0)
-            print(f"  {title}: {number} of {total}, {left_s / 60:.1f} min left", file=sys.stderr, flush=True)
-            last = now
-        yield item
+        if now - self._last >= SECONDS_BETWEEN_LINES:
+            left_s = (now - self._start) / self._done * (self.total - self._done)
+            print(
+                f"  {self.title}: {self._done} of {self.total}, {left_s / 60:.1f} min left", file=sys.stderr, flush=True
+            )
+            self._last = now

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from utils.common.errors import UserError
-from utils.common.progress import shown
+from utils.common.progress import Progress
 from utils.common.threads import ordered_map
 from utils.data.cache import unreadable_message
 from utils.data.dataset import Photo, Sample
@@ -26,14 +26,20 @@ READ_AHEAD_THREADS = 2  # a photograph of 20 megapixels takes 60 MB and is read 
 class TileSearch:
     """Predicts on tiles of the photographs of samples; use it as the `find` of `evaluate`.
 
-    The first photographs' predictions are kept: the report shows some photographs again.
+    The first photographs' predictions are kept: the report shows some photographs again. `progress` counts those of all calls.
     """
 
-    def __init__(self, predictor: Predictor, photos: Sequence[Photo], is_shown: bool = False) -> None:
+    def __init__(self, predictor: Predictor, photos: Sequence[Photo], progress: Progress | None = None) -> None:
         self.predictor = predictor
         self.photos = photos
-        self.is_shown = is_shown  # how far it is
+        self._progress = progress or Progress("photographs", len(photos), is_shown=False)
         self._kept: dict[int, PhotoPrediction] = {}
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """The tiles' side in pixels of the photographs and their overlap, for metrics.json."""
+        tiling = self.predictor.tiling
+        return {"tiles": tiling.size_px, "overlap": tiling.overlap} if tiling else {}
 
     def __call__(
         self, samples: Sequence[Sample], placements: Sequence[Placement]
@@ -49,7 +55,7 @@ class TileSearch:
     def _predict(self, indices: list[int]) -> Iterator[PhotoPrediction]:
         images = ordered_map(self._read, indices, READ_AHEAD_THREADS)
         found = self.predictor.predict(zip(indices, images, strict=True))
-        for index, _, prediction in shown(found, "photographs of this batch", len(indices), self.is_shown):
+        for index, _, prediction in self._progress(found):
             if len(self._kept) < KEPT_PHOTOGRAPHS:
                 self._kept[index] = prediction
             yield prediction

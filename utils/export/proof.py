@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from utils.common.progress import shown
+from utils.common.progress import Progress
 from utils.data.dataset import Photo, SegmentationDataset
 from utils.data.images import letterbox, read_image
 from utils.data.loader import ShardBatches, get_dataloader
@@ -90,12 +90,11 @@ class Judge:
         loader = get_dataloader(dataset, batches, self.workers, self.device.type == "cuda")
         criterion = criterion_of(model)
         if self.tiling is None:
-            batches_shown = shown(loader, "batches", len(loader))
+            batches_shown = Progress("batches", len(loader))(loader)
             return evaluate(model, batches_shown, self.names, criterion, self.device).metrics
         predictor = Predictor(model, self.size_px, self.device, BATCH_SIZE, self.tiling, AP_LIMITS)
-        pixels = PhotoPixels(
-            sizes_on_disk(self.photos), compare=True, find=TileSearch(predictor, self.photos, is_shown=True)
-        )
+        find = TileSearch(predictor, self.photos, Progress("photographs", len(self.photos)))
+        pixels = PhotoPixels(sizes_on_disk(self.photos), compare=True, find=find)
         return evaluate(model, loader, self.names, criterion, self.device, photo=pixels).metrics
 
 

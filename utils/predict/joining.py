@@ -11,30 +11,32 @@ All decisions follow from sorted lists, so the order of tiles and the batch size
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 
 import cv2
 import numpy as np
 
-from utils.predict.regions import Cells, Corners, Region, Runs, has_pixels, hull, intersection, shared_areas
-
-Pair = tuple[int, int, int, float]  # positions of two pieces; what their widened masks share: number of pixels, IoU
+from utils.predict.agreement import WIDEN_KERNEL, Masks, widen
+from utils.predict.regions import (
+    Cells,
+    Corners,
+    Region,
+    Runs,
+    has_pixels,
+    hull,
+    intersection,
+    intersections,
+)
 
 MIN_AGREEMENT = 0.5  # IoU of two masks where both tiles look
 MIN_SHARED = 0.25  # of the smaller of two masks, where both tiles look: masks that share less are not compared
 MIN_SHARED_PX = 16  # length of the part that two incomplete detections of a wire must both show
 THIN = 8  # a mask is thin if it is this many times as long as wide
-WIDEN_PX = 2  # masks are widened before they are compared: the edges of a thin wire are uncertain by a pixel
-WIDEN_KERNEL = np.ones((2 * WIDEN_PX + 1,) * 2, np.uint8)
 MOSTLY = 0.7  # the share of a fragment that has to lie inside another object
 SCORE_RATIO = 0.1  # a detection with less than this share of another's confidence is never joined to it
 EDGE_PX = 6  # a mask that comes this close to its tile's border is cut off by it
-CELL_PX = 16  # of the grid that finds pairs worth comparing
-DRAWN_PX = 20_000_000  # of the masks that are drawn in a strip and kept, two bytes each
 CONNECT_PX = 4  # of the grid that tells whether parts of an object are connected
 
 
@@ -102,220 +104,141 @@ class JoinedObject:
         return Region(left, top, mask)
 
 
-def widen(mask: Runs, limits: Corners) -> Runs:
-    """Widen a mask by WIDEN_PX on all sides, inside `limits`."""
-    left, top, right, bottom = mask.corners
-    around = intersection((left - WIDEN_PX, top - WIDEN_PX, right + WIDEN_PX, bottom + WIDEN_PX), limits)
-    return Runs.of_cut(cv2.dilate(mask.window(around).view(np.uint8), WIDEN_KERNEL).view(bool), *around[:2])
-
-
-class Seen:
-    """A mask in a strip that two tiles show: drawn, widened, and in how many connected parts; each made when needed."""
-
-    def __init__(self, mask: Runs, strip: Corners) -> None:
-        self.mask, self.strip = mask, strip
-
-    @cached_property
-    def drawn(self) -> np.ndarray:
-        """The mask in the strip: uint8 (h, w)."""
-        return self.mask.window(self.strip).view(np.uint8)
-
-    @cached_property
-    def wide(self) -> np.ndarray:
-        """The widened mask in the strip: uint8 (h, w)."""
-        return cv2.dilate(self.drawn, WIDEN_KERNEL)
-
-    @cached_property
-    def parts(self) -> int:
-        """The number of connected parts in the strip."""
-        return int(cv2.connectedComponents(self.drawn, connectivity=8)[0]) - 1
-
-    @cached_property
-    def area(self) -> int:
-        """The number of pixels in the strip."""
-        return self.mask.area_in(self.strip)
-
-
-def agreement(first: Seen, second: Seen) -> float:
-    """Return how well two masks agree in a strip that both tiles show; thin masks: in the part of it that both reach.
-
-    That part must be at least MIN_SHARED_PX long.
-    """
-    around = _slices(intersection(first.strip, hull([first.mask.corners, second.mask.corners])), first.strip)
-    are_connected = first.parts == second.parts == 1
-    drawn = first.drawn[around], second.drawn[around]
-    wide = first.wide[around], second.wide[around]
-    agreed = _agreement_in(drawn, wide, are_connected)
-    if agreed >= MIN_AGREEMENT or not (_is_thin(first.mask) and _is_thin(second.mask)):
-        return agreed
-    both = intersection(first.strip, intersection(first.mask.corners, second.mask.corners))
-    if not has_pixels(both) or _longest_side(both) < MIN_SHARED_PX:
-        return agreed
-    inner = _slices(both, first.strip)
-    drawn = first.drawn[inner], second.drawn[inner]
-    return max(agreed, _agreement_in(drawn, (cv2.dilate(drawn[0], WIDEN_KERNEL), cv2.dilate(drawn[1], WIDEN_KERNEL))))
-
-
-def _slices(corners: Corners, strip: Corners) -> tuple[slice, slice]:
-    """Return the rows and columns of a strip that are in a rectangle inside it."""
-    return slice(corners[1] - strip[1], corners[3] - strip[1]), slice(corners[0] - strip[0], corners[2] - strip[0])
-
-
-def _is_thin(mask: Runs) -> bool:
-    return THIN * mask.area <= _longest_side(mask.corners) ** 2
-
-
-def _longest_side(corners: Corners) -> int:
-    return max(corners[2] - corners[0], corners[3] - corners[1])
-
-
-def _agreement_in(
-    drawn: tuple[np.ndarray, np.ndarray], wide: tuple[np.ndarray, np.ndarray], are_connected: bool = False
-) -> float:
-    """Return the IoU of two widened masks, without connected parts that only one of them has.
-
-    A wire that leaves a tile and returns is two masks there and one in the next tile: each of the two agrees with that.
-    0 if less than half of the smaller mask is shared. are_connected: each mask is known to be connected.
-    """
-    (first, second), (one, two) = drawn, wide
-    shared = one & two
-    count = int(np.count_nonzero(shared))
-    if 2 * count < min(np.count_nonzero(one), np.count_nonzero(two)):
-        return 0.0
-    if are_connected and (first & second).any():
-        return count / max(int(np.count_nonzero(one | two)), 1)
-    # Parts are told apart before they are widened: the two ends of a bend lie close together.
-    number, labels = cv2.connectedComponents(first | second, connectivity=8)
-    is_shared = np.zeros(number, np.uint8)
-    is_shared[labels[shared.view(bool)]] = 1
-    is_shared[0] = 0
-    kept = cv2.dilate(is_shared[labels], WIDEN_KERNEL)
-    return int(np.count_nonzero(shared & kept)) / max(int(np.count_nonzero(kept)), 1)
-
-
 def join_tiles(pieces: list[Piece], tiles: list[Corners], iou: float) -> list[JoinedObject]:
     """Join the pieces of all tiles by rules 1 to 4, with duplicates in a tile above `iou`. Best first."""
     pieces = sorted((piece for piece in pieces if not piece.mask.is_empty), key=lambda piece: piece.order)
-    comparison = _Comparison(pieces, tiles)
-    in_tiles = sorted(comparison.pairs_in_tiles())
+    if not pieces:
+        return []
+    table = _Pieces(pieces, tiles)
+    wide = [widen(piece.mask, tiles[piece.tile]) for piece in pieces]
+    comparison = _Comparison(table, wide)
+    in_tiles = comparison.pairs(np.arange(len(pieces)), in_tiles=True)
     dropped: set[int] = set()
-    for p, q, _, overlap in in_tiles:
-        if p not in dropped and overlap >= iou:
+    for p, q in in_tiles.positions[in_tiles.iou >= iou].tolist():
+        if p not in dropped:
             dropped.add(q)
-    comparison.leave_out(dropped)
-    pairs = [*(pair for pair in in_tiles if dropped.isdisjoint(pair[:2])), *comparison.pairs_across()]
-    groups = _group(pieces, comparison.wide, dropped, _links(pieces, tiles, pairs))
+    left = np.setdiff1d(np.arange(len(pieces)), list(dropped))
+    are_left = np.isin(in_tiles.positions[:, 0], left) & np.isin(in_tiles.positions[:, 1], left)
+    pairs = in_tiles.chosen(are_left) + comparison.pairs(left, in_tiles=False)
+    groups = _group(table, wide, left.tolist(), _links(table, pairs))
     objects = [JoinedObject(tuple(pieces[position] for position in group)) for group in groups]
-    return _drop_fragments(objects, _shares_inside(groups, comparison.wide, pairs), tiles)
+    return _drop_fragments(objects, _shares_inside(groups, wide, pairs), tiles)
+
+
+class _Pieces:
+    """The properties of pieces as arrays (n,), corners as (n, 4). A piece is named by its position, the best first."""
+
+    def __init__(self, pieces: list[Piece], tiles: list[Corners]) -> None:
+        self.masks = [piece.mask for piece in pieces]
+        self.score = np.array([piece.score for piece in pieces])
+        self.class_id = np.array([piece.class_id for piece in pieces])
+        self.tile = np.array([piece.tile for piece in pieces])
+        self.seen = np.array(tiles)[self.tile]  # corners of the tile
+        self.corners = np.array([mask.corners for mask in self.masks])
+        longest = (self.corners[:, 2:] - self.corners[:, :2]).max(axis=1)
+        self.is_thin = THIN * np.array([mask.area for mask in self.masks]) <= longest**2
+
+    def near(self, positions: np.ndarray, corners: np.ndarray, in_tiles: bool) -> np.ndarray:
+        """Return the pairs p < q of a class whose corners overlap, in one tile or in two: int64 (k, 2), sorted.
+
+        positions: of the pieces to look at, ascending. corners (n, 4): of all pieces.
+        """
+        order = positions[np.lexsort((self.tile[positions], self.class_id[positions]))]
+        cuts = np.flatnonzero(np.diff(self.class_id[order]) | np.diff(self.tile[order])) + 1
+        groups = [group for group in np.split(order, cuts) if len(group)]
+        first = np.array([group[0] for group in groups], int)
+        class_id, seen = self.class_id[first], self.seen[first]
+        pairs = [np.zeros((0, 2), int)]
+        for number, group in enumerate(groups):
+            others = group
+            if not in_tiles:
+                end = int(np.searchsorted(class_id, class_id[number], side="right"))
+                is_near = _overlap(seen[number], seen[number + 1 : end])
+                others = np.concatenate([group[:0], *(groups[number + 1 + step] for step in np.flatnonzero(is_near))])
+            one, two = np.nonzero(_overlap(corners[group][:, None], corners[others]))
+            pairs.append(np.sort(np.stack([group[one], others[two]], axis=1), axis=1))
+            if in_tiles:
+                pairs[-1] = pairs[-1][one < two]
+        found = np.concatenate(pairs)
+        return found[np.lexsort((found[:, 1], found[:, 0]))]
+
+
+def _overlap(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return whether rectangles (..., 4) share pixels."""
+    return (np.maximum(first[..., :2], second[..., :2]) < np.minimum(first[..., 2:], second[..., 2:])).all(axis=-1)
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Pairs of pieces (n, 2), the more confident one first; what their widened masks share: pixels (n,) and IoU (n,)."""
+
+    positions: np.ndarray
+    shared: np.ndarray
+    iou: np.ndarray
+
+    def chosen(self, which: np.ndarray) -> _Pairs:
+        """Return some of the pairs."""
+        return _Pairs(self.positions[which], self.shared[which], self.iou[which])
+
+    def __add__(self, other: _Pairs) -> _Pairs:
+        parts = zip(vars(self).values(), vars(other).values(), strict=True)
+        return _Pairs(*(np.concatenate(part) for part in parts))
 
 
 class _Comparison:
     """Finds the pairs of masks of one class that share enough of the smaller one (MIN_SHARED), where their tiles overlap.
 
-    Pieces are named by their position. Masks are widened. A product of small matrices bounds from above what two masks
-    share, from the pixels n and m that they have in each cell of a grid: at most the sum of sqrt(n * m).
+    Masks are widened.
     """
 
-    def __init__(self, pieces: list[Piece], tiles: list[Corners]) -> None:
-        self.tiles = tiles
-        self.wide = [widen(piece.mask, tiles[piece.tile]) for piece in pieces]
-        self._cells: dict[int, Cells] = {}
-        self._members: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-        for position, piece in enumerate(pieces):
-            self._members[piece.class_id][piece.tile].append(position)
+    def __init__(self, pieces: _Pieces, wide: list[Runs]) -> None:
+        self.pieces, self.masks = pieces, Masks(wide)
+        self.corners = np.array([mask.corners for mask in wide])
 
-    def leave_out(self, dropped: set[int]) -> None:
-        """Forget some pieces."""
-        for tiles in self._members.values():
-            for tile, positions in tiles.items():
-                tiles[tile] = [position for position in positions if position not in dropped]
+    def pairs(self, positions: np.ndarray, in_tiles: bool) -> _Pairs:
+        """Return the pairs of some pieces, in one tile or in two."""
+        pairs = self.pieces.near(positions, self.corners, in_tiles)
+        shared = self.masks.shared(pairs)
+        pairs, shared = pairs[shared > 0], shared[shared > 0]
+        seen = self.pieces.seen
+        strips = intersections(seen[pairs[:, 0]], seen[pairs[:, 1]])
+        one, two = (self._areas(pairs[:, side], self.pieces.tile[pairs[:, 1 - side]], strips) for side in (0, 1))
+        found = _Pairs(pairs, shared, shared / (one + two - shared))
+        return found.chosen(shared >= MIN_SHARED * np.minimum(one, two))
 
-    def pairs_in_tiles(self) -> Iterator[Pair]:
-        """Yield the pairs (p, q, …) in one tile, p < q."""
-        for tiles in self._members.values():
-            for tile, positions in tiles.items():
-                yield from self._pairs(positions, positions, self.tiles[tile])
-
-    def pairs_across(self) -> Iterator[Pair]:
-        """Yield the pairs (p, q, …) in two tiles, p < q."""
-        for tiles in self._members.values():
-            for first, second in itertools.combinations(tiles, 2):
-                strip = intersection(self.tiles[first], self.tiles[second])
-                if has_pixels(strip):
-                    yield from self._pairs(tiles[first], tiles[second], strip)
-
-    def _pairs(self, first: list[int], second: list[int], strip: Corners) -> Iterator[Pair]:
-        seen = [
-            [position for position in group if has_pixels(intersection(self.wide[position].corners, strip))]
-            for group in (first, second)
-        ]
-        areas = {position: self.wide[position].area_in(strip) for position in {*seen[0], *seen[1]}}
-        candidates = self._candidates(seen[0], seen[1], strip, areas)
-        if first is second:
-            candidates = candidates[candidates[:, 0] < candidates[:, 1]]
-        masks = [[self.wide[position] for position in group] for group in seen]
-        counts = shared_areas(masks[0], masks[0] if first is second else masks[1], candidates, strip)
-        for (row, column), shared in zip(candidates.tolist(), counts.tolist(), strict=True):
-            p, q = seen[0][row], seen[1][column]
-            if shared and shared >= MIN_SHARED * min(areas[p], areas[q]):
-                yield min(p, q), max(p, q), shared, shared / (areas[p] + areas[q] - shared)
-
-    def _candidates(self, first: list[int], second: list[int], strip: Corners, areas: dict[int, int]) -> np.ndarray:
-        """Return rows and columns of the pairs that may share enough of the smaller mask: int64 (k, 2)."""
-        if not first or not second:
-            return np.zeros((0, 2), int)
-        one, two = (np.array([self.wide[position].corners for position in group]) for group in (first, second))
-        low = np.maximum(one[:, None, :2], two[None, :, :2])
-        is_near = (low < np.minimum(one[:, None, 2:], two[None, :, 2:])).all(axis=2)
-        if np.count_nonzero(is_near) > 100:
-            enough = MIN_SHARED * np.minimum.outer([areas[p] for p in first], [areas[q] for q in second])
-            # Not `@`: on small matrices BLAS's threads cost more than they save. 0.999 is for rounding.
-            bound = np.einsum("ik,jk->ij", self._roots(first, strip), self._roots(second, strip))
-            is_near &= bound >= 0.999 * enough
-        return np.argwhere(is_near)
-
-    def _roots(self, positions: list[int], strip: Corners) -> np.ndarray:
-        """Return the square roots of the pieces' pixels in each cell of a strip: float32 (n, cells)."""
-        left, top, right, bottom = strip
-        corners = (left // CELL_PX, top // CELL_PX, -(-right // CELL_PX), -(-bottom // CELL_PX))
-        for position in positions:
-            if position not in self._cells:
-                self._cells[position] = Cells.of(self.wide[position], CELL_PX)
-        return np.sqrt(np.stack([self._cells[position].window(corners).ravel() for position in positions]))
+    def _areas(self, positions: np.ndarray, others: np.ndarray, strips: np.ndarray) -> np.ndarray:
+        """Count the pixels of pieces in the strips that they share with other tiles."""
+        _, first, number = np.unique(np.stack([positions, others]), axis=1, return_index=True, return_inverse=True)
+        return self.masks.areas(positions[first], strips[first])[number]
 
 
-def _links(pieces: list[Piece], tiles: list[Corners], pairs: list[Pair]) -> list[tuple[float, int, int]]:
+def _links(pieces: _Pieces, pairs: _Pairs) -> list[tuple[float, int, int]]:
     """Return (strength, p, q) of the pairs that may be one object, strongest first."""
-    links = []
-    is_thin = [_is_thin(piece.mask) for piece in pieces]
-    seen: dict[int, Seen] = {}
-    seen_strip, most = (0, 0, 0, 0), 0
-    for p, q, shared, overlap in sorted(pairs, key=lambda pair: (pieces[pair[0]].tile, pieces[pair[1]].tile)):
-        first, second = pieces[p], pieces[q]  # the more confident one first
-        both_thin = is_thin[p] and is_thin[q]
-        if (first.tile == second.tile and not both_thin) or second.score < SCORE_RATIO * first.score:
-            continue
-        agreed = overlap
-        if overlap < MIN_AGREEMENT:
-            strip = intersection(tiles[first.tile], tiles[second.tile])
-            if strip != seen_strip or len(seen) >= most:
-                seen, seen_strip, most = {}, strip, 2 + DRAWN_PX // ((strip[2] - strip[0]) * (strip[3] - strip[1]))
-            one, two = (seen.setdefault(position, Seen(pieces[position].mask, strip)) for position in (p, q))
-            if not both_thin and 2 * shared < min(one.area, two.area):
-                continue  # the masks that `agreement` widens have these pixels at least and share no more: it is 0
-            agreed = agreement(one, two)
-        if agreed >= MIN_AGREEMENT:
-            links.append((agreed * second.score, p, q))
-    return sorted(links, key=lambda link: (-link[0], *link[1:]))
+    p, q = pairs.positions.T
+    both_thin = pieces.is_thin[p] & pieces.is_thin[q]
+    may_link = ((pieces.tile[p] != pieces.tile[q]) | both_thin) & (pieces.score[q] >= SCORE_RATIO * pieces.score[p])
+    p, q, both_thin, agreed = p[may_link], q[may_link], both_thin[may_link], pairs.iou[may_link]
+    one, two = pieces.corners[p], pieces.corners[q]
+    strips = intersections(pieces.seen[p], pieces.seen[q])
+    outer = intersections(strips, np.hstack([np.minimum(one[:, :2], two[:, :2]), np.maximum(one[:, 2:], two[:, 2:])]))
+    inner = intersections(strips, intersections(one, two))
+    size = inner[:, 2:] - inner[:, :2]
+    is_long = both_thin & (size > 0).all(axis=1) & (size.max(axis=1) >= MIN_SHARED_PX)
+    masks = Masks(pieces.masks)
+    for can_agree, windows in ((True, outer), (is_long, inner)):
+        chosen = np.flatnonzero((agreed < MIN_AGREEMENT) & can_agree)
+        agreed[chosen] = masks.agreement(np.stack([p[chosen], q[chosen]], axis=1), windows[chosen])
+    strength = agreed * pieces.score[q]
+    order = np.lexsort((q, p, -strength))
+    order = order[agreed[order] >= MIN_AGREEMENT]
+    return list(zip(strength[order].tolist(), p[order].tolist(), q[order].tolist(), strict=True))
 
 
-def _group(
-    pieces: list[Piece], wide: list[Runs], dropped: set[int], links: list[tuple[float, int, int]]
-) -> list[list[int]]:
-    """Unite the pieces that are linked, as far as they may be in one object."""
-    group_of = {position: [position] for position in range(len(pieces)) if position not in dropped}
+def _group(pieces: _Pieces, wide: list[Runs], left: list[int], links: list[tuple[float, int, int]]) -> list[list[int]]:
+    """Unite the pieces that are linked, as far as they may be in one object; `left`: those that are no duplicates."""
+    group_of = {position: [position] for position in left}
     # Sets of positions are the bits of numbers, so that two groups are compared at once.
-    rivals, overlapping = _rivals(pieces, [position for _, *pair in links for position in pair], links)
+    rivals, overlapping = _rivals(pieces, links)
     members, rivals_of, refused = (
         {p: values.get(p, 0) for p in group_of} for values in ({p: 1 << p for p in group_of}, rivals, overlapping)
     )
@@ -336,26 +259,22 @@ def _group(
     return list({id(group): sorted(group) for group in group_of.values()}.values())
 
 
-def _rivals(
-    pieces: list[Piece], positions: list[int], links: list[tuple[float, int, int]]
-) -> tuple[dict[int, int], dict[int, int]]:
+def _rivals(pieces: _Pieces, links: list[tuple[float, int, int]]) -> tuple[dict[int, int], dict[int, int]]:
     """Return, as bits, for each piece those of its tile that are not linked to it, and those of them that overlap it."""
-    in_tile: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for position in sorted(set(positions)):
-        in_tile[pieces[position].class_id, pieces[position].tile].append(position)
-    linked = {pair for _, p, q in links for pair in ((p, q), (q, p))}
-    rivals: dict[int, int] = defaultdict(int)
+    linked: dict[int, int] = defaultdict(int)
+    for _, p, q in links:
+        linked[p] |= 1 << q
+        linked[q] |= 1 << p
+    in_tile: dict[tuple[int, int], int] = defaultdict(int)
+    names = list(zip(pieces.class_id.tolist(), pieces.tile.tolist(), strict=True))
+    for position in linked:
+        in_tile[names[position]] |= 1 << position
+    rivals = {position: in_tile[names[position]] & ~(others | 1 << position) for position, others in linked.items()}
+    near = pieces.near(np.array(sorted(linked), int), pieces.corners, in_tiles=True)
     overlapping: dict[int, int] = defaultdict(int)
-    for group in in_tile.values():
-        masks = [pieces[position].mask for position in group]
-        pairs = np.argwhere(np.triu(np.ones((len(group),) * 2, bool), 1))
-        counts = shared_areas(masks, masks, pairs, hull([mask.corners for mask in masks]))
-        for (row, column), count in zip(pairs.tolist(), counts.tolist(), strict=True):
-            p, q = group[row], group[column]
-            if (p, q) not in linked:
-                for sets in (rivals, overlapping) if count else (rivals,):
-                    sets[p] |= 1 << q
-                    sets[q] |= 1 << p
+    for p, q in near[Masks(pieces.masks).shared(near) > 0].tolist():
+        overlapping[p] |= 1 << q & rivals[p]
+        overlapping[q] |= 1 << p & rivals[q]
     return rivals, overlapping
 
 
@@ -374,11 +293,11 @@ def _are_connected(pairs: list[tuple[int, int]], cells: dict[int, Cells]) -> boo
     return all(parts[a] & parts[b] for a, b in pairs)
 
 
-def _shares_inside(groups: list[list[int]], wide: list[Runs], pairs: list[Pair]) -> dict[int, dict[int, float]]:
+def _shares_inside(groups: list[list[int]], wide: list[Runs], pairs: _Pairs) -> dict[int, dict[int, float]]:
     """Return for each group the groups that it shares pixels with, and the share of its area that lies in them."""
     group_of = {position: number for number, group in enumerate(groups) for position in group}
     shared: dict[int, dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(int)))
-    for p, q, count, _ in pairs:
+    for (p, q), count in zip(pairs.positions.tolist(), pairs.shared.tolist(), strict=True):
         for one, other in ((p, q), (q, p)):
             if group_of[one] != group_of[other]:
                 counts = shared[group_of[one]][group_of[other]]
@@ -406,6 +325,8 @@ def _drop_fragments(
 def is_cut(thing: JoinedObject, tiles: list[Corners]) -> bool:
     """Return whether a tile's border cuts the object off: no piece of a tile that looks further continues it there."""
     photo = (0, 0, max(tile[2] for tile in tiles), max(tile[3] for tile in tiles))
+    masks = np.array([piece.mask.corners for piece in thing.pieces])
+    seen = np.array([tiles[piece.tile] for piece in thing.pieces])
     for piece in thing.pieces:
         tile = tiles[piece.tile]
         for side in range(4):
@@ -417,10 +338,9 @@ def is_cut(thing: JoinedObject, tiles: list[Corners]) -> bool:
                 continue
             at_border = piece.mask.window(corners)
             continued = np.zeros(at_border.shape, bool)
-            for other in thing.pieces:
-                is_near = has_pixels(intersection(corners, other.mask.corners))
-                if is_near and inwards * tiles[other.tile][side] < inwards * tile[side]:
-                    continued |= other.mask.window(corners)
+            looks_further = inwards * seen[:, side] < inwards * tile[side]
+            for number in np.flatnonzero(looks_further & _overlap(np.array(corners), masks)):
+                continued |= thing.pieces[number].mask.window(corners)
             continued = cv2.dilate(continued.view(np.uint8), WIDEN_KERNEL).view(bool)
             if 2 * np.count_nonzero(continued[at_border]) < np.count_nonzero(at_border):
                 return True

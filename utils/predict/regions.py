@@ -72,7 +72,6 @@ class LazyRegions(Sequence[Region]):
 
 
 ROW = 2**32  # larger than any column
-WORDS_AT_ONCE = 2**18  # of drawn masks, 64 pixels each: 2 MB, which a processor's cache holds
 Corners = tuple[int, int, int, int]  # left, top, right, bottom in pixels of the photograph; right and bottom excluded
 
 
@@ -116,13 +115,6 @@ class Runs:
         """The number of pixels."""
         return int((self.edges[1::2] - self.edges[::2]).sum())
 
-    def area_in(self, corners: Corners) -> int:
-        """Count the pixels inside a window of the photograph."""
-        if intersection(corners, self.corners) == self.corners:
-            return self.area
-        _, columns = self._inside(corners)
-        return int((columns[1::2] - columns[::2]).sum())
-
     def window(self, corners: Corners) -> np.ndarray:
         """Draw the mask in a window of the photograph: bool (bottom - top, right - left)."""
         width, height = corners[2] - corners[0], corners[3] - corners[1]
@@ -149,6 +141,12 @@ def intersection(first: Corners, second: Corners) -> Corners:
     )
 
 
+def intersections(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return the corners of what the rectangles (n, 4) of two lists share, as `intersection` does."""
+    low, high = np.maximum(first[:, :2], second[:, :2]), np.minimum(first[:, 2:], second[:, 2:])
+    return np.hstack([low, high])
+
+
 def hull(rectangles: list[Corners]) -> Corners:
     """Return the smallest rectangle around some."""
     left, top, right, bottom = zip(*rectangles, strict=True)
@@ -158,49 +156,6 @@ def hull(rectangles: list[Corners]) -> Corners:
 def has_pixels(corners: Corners) -> bool:
     """Return whether a rectangle is not empty."""
     return corners[0] < corners[2] and corners[1] < corners[3]
-
-
-def shared_area(first: Runs, second: Runs) -> int:
-    """Count the pixels in both masks."""
-    corners = intersection(first.corners, second.corners)
-    return int(shared_areas([first], [second], np.zeros((1, 2), int), corners)[0]) if has_pixels(corners) else 0
-
-
-def shared_areas(first: list[Runs], second: list[Runs], pairs: np.ndarray, corners: Corners) -> np.ndarray:
-    """Count the pixels that both masks of each pair have in a window, int64 (k,); pairs (k, 2): positions in the lists."""
-    left, top, right, bottom = corners
-    words = (right - left) // 64 + 1
-    shared = np.zeros(len(pairs), np.int64)
-    if not len(pairs):
-        return shared
-    height = max(1, WORDS_AT_ONCE // ((len(first) + len(second)) * words))
-    for start in range(top, bottom, height):
-        band = (left, start, right, min(start + height, bottom))
-        one = _bits(first, band)
-        two = one if first is second else _bits(second, band)
-        step = max(1, WORDS_AT_ONCE // one.shape[1])
-        for number in range(0, len(pairs), step):
-            chosen = pairs[number : number + step].T
-            both = one[chosen[0]] & two[chosen[1]]
-            shared[number : number + step] += np.bitwise_count(both).sum(axis=1, dtype=np.int64)
-    return shared
-
-
-def _bits(masks: list[Runs], corners: Corners) -> np.ndarray:
-    """Draw masks in a window, 64 pixels of a row in each number: uint64 (n, rows * words)."""
-    height, words = corners[3] - corners[1], (corners[2] - corners[0]) // 64 + 1
-    edges = [mask._inside(corners) for mask in masks]
-    number = np.repeat(np.arange(len(masks)), [len(rows) for rows, _ in edges])
-    rows, columns = (np.concatenate([edge[axis] for edge in edges]) for axis in (0, 1))
-    bits = np.zeros((len(masks) * height, words), np.uint64)
-    np.bitwise_xor.at(
-        bits.ravel(), (number * height + rows) * words + columns // 64, np.uint64(1) << (columns % 64).astype(np.uint64)
-    )
-    for shift in (1, 2, 4, 8, 16, 32):  # each pixel becomes the parity of the edges up to it, inside its word
-        bits ^= bits << np.uint64(shift)
-    carried = np.bitwise_xor.accumulate(bits >> np.uint64(63), axis=1)
-    bits[:, 1:] ^= np.uint64(0) - carried[:, :-1]
-    return bits.reshape(len(masks), -1)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
-from tqdm import tqdm
 
 from utils.common.errors import UserError
+from utils.common.progress import Progress
 from utils.common.threads import ordered_map
 from utils.data.dataset import find_label_file
 from utils.data.dataset_yaml import DatasetSpec, is_photograph, label_file_for
@@ -50,9 +50,7 @@ def read_all(
     opencv_threads = cv2.getNumThreads()
     cv2.setNumThreads(1)  # a photograph per thread; more OpenCV threads would only compete for cores
     try:
-        entries = list(
-            tqdm(ordered_map(read, jobs, num_threads), "reading", total=len(jobs), unit="photo", disable=None)
-        )
+        entries = list(Progress("photographs", len(jobs))(ordered_map(read, jobs, num_threads)))
     finally:
         cv2.setNumThreads(opencv_threads)
     return entries, _labels_without_photo(spec, jobs)

@@ -14,11 +14,11 @@ from typing import Any
 
 import cv2
 import numpy as np
-from tqdm import tqdm
 
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError, printable
 from utils.common.files import write_bytes_atomic
+from utils.common.progress import Progress
 from utils.common.threads import ordered_map
 from utils.data.images import ImageError, read_image
 from utils.data.labels import LabelError
@@ -165,7 +165,7 @@ def _build_all(
         with PhotographReader() as reader:
             futures = [pool.submit(_build_one, job, state.folder, reader, options, classes) for job in jobs]
             try:
-                for future in tqdm(as_completed(futures), total=len(futures), unit="photo", disable=None):
+                for future in Progress("photographs", len(futures))(as_completed(futures)):
                     result = future.result()
                     if isinstance(result, Problem):
                         problems.append(result)

@@ -14,11 +14,11 @@ from typing import Any
 import cv2
 import numpy as np
 from PIL import Image
-from tqdm import tqdm
 
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError
 from utils.common.files import make_plain_folder, write_bytes_atomic
+from utils.common.progress import Progress
 from utils.data.images import EXIF_ORIENTATION_TAG, write_jpeg
 from utils.sources.parsing.label_csv import LABEL_CSV
 from utils.sources.sample.canvas import Annotation, along, clip
@@ -92,7 +92,7 @@ def _write_in_threads(paths: Sequence[Path], seed: int, draw: Callable[[int], Sc
     pool = ThreadPoolExecutor(min(usable_cpu_count(), MAX_THREADS))
     try:
         futures = [pool.submit(_write_one, path, seed, draw, index) for index, path in enumerate(paths)]
-        return [future.result() for future in tqdm(futures, unit="photo", disable=None)]
+        return [future.result() for future in Progress("photographs drawn", len(futures))(futures)]
     finally:
         pool.shutdown(cancel_futures=True)  # waits for the photographs in progress
         cv2.setNumThreads(opencv_threads)
