@@ -61,11 +61,12 @@ from utils.pages.report import (
 from utils.predict.exported import open_model
 from utils.predict.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, check_tiles, choose_tiling
 from utils.yolo.loss import SegmentationLoss
-from utils.yolo.model import class_names, require_classes, trained_size_px
+from utils.yolo.model import class_names, require_classes, trained_size_px, trained_windows
 
 PREFETCH = 4  # batches that each loader process prepares ahead
 METRICS_FILES = ("metrics.json", "compared_metrics.json")
-JUDGED_BY_CENTRELINES = ("mask_resolution=native", "not thin_classes=none")
+JUDGED_BY_CENTRELINES = ("not mask_resolution=proto", "not thin_classes=none")
+NATIVE_ONLY = ("overlap", "thin_classes", "centreline_tolerance", "centreline_confidence")
 
 
 @dataclass(frozen=True)
@@ -90,31 +91,31 @@ class EvaluationConfig(Options):
     num_workers: int = option(8, "loader processes per process, at most; fewer if there are too few cores")
     amp: str = option("off", "mixed precision", choices=PRECISION_CHOICES)
     mask_resolution: str = option(
-        "proto",
+        "auto",
         "resolution at which masks are compared: proto, a quarter of the input, as in Ultralytics; native, the "
-        "photograph's own pixels, for boxes too",
-        choices=("proto", "native"),
+        "photograph's own pixels, for boxes too; auto: native if a model was trained on windows, else proto",
+        choices=("auto", "proto", "native"),
     )
     tiles: str = option(
         "auto",
-        "side in pixels of the tiles that larger photographs are cut into, which needs --mask-resolution native; auto: "
+        "side in pixels of the tiles that larger photographs are cut into, with --mask-resolution native; auto: "
         "as the model was trained, which is no tiles if it saw whole photographs",
         metavar="auto|off|SIZE",
-        needs="mask_resolution=native or tiles=off",
+        needs="not mask_resolution=proto",
     )
     overlap: float = option(
         OVERLAP,
         "share by which neighbouring tiles overlap, at least 128 px",
         at_least=0,
         at_most=0.9,
-        needs=("mask_resolution=native", "not tiles=off"),
+        needs=("not mask_resolution=proto", "not tiles=off"),
     )
     thin_classes: tuple[str, ...] = option(
         ("auto",),
         "classes judged by their centrelines, with --mask-resolution native: names; auto: those whose median object is 50 "
         "times as long as wide; none",
         metavar="CLASS",
-        needs="mask_resolution=native or thin_classes=none",
+        needs="not mask_resolution=proto",
     )
     centreline_tolerance: float = option(
         TOLERANCE_PX,
@@ -182,6 +183,7 @@ def run(config: EvaluationConfig) -> list[dict[str, Any]]:
         require_classes(path, model, config.data, spec.names)
     photos = read_photos(spec, config.split, distributed.main_printer(ranks.rank))
     size_of = sizes_on_disk(photos)
+    config = choose_resolution(config, models)
     is_native = config.mask_resolution == "native"
     thin_classes = choose_thin_classes(config.thin_classes if is_native else ("none",), photos, size_of, spec.names)
     thin = ThinRule(thin_classes, config.centreline_tolerance, config.centreline_confidence)
@@ -220,6 +222,15 @@ def run(config: EvaluationConfig) -> list[dict[str, Any]]:
         write_page(config, candidates, evaluations, metrics, device, small_pictures)
     cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
     return metrics
+
+
+def choose_resolution(config: EvaluationConfig, models: Sequence[nn.Module]) -> EvaluationConfig:
+    """Return the options with `--mask-resolution auto` decided: native for tiles, and where an option asks for it."""
+    if config.mask_resolution != "auto":
+        return config
+    has_tiles = config.tiles.isdecimal() or (config.tiles == "auto" and any(map(trained_windows, models)))
+    asks = any(getattr(config, name) != getattr(EvaluationConfig, name) for name in NATIVE_ONLY)
+    return replace(config, mask_resolution="native" if has_tiles or asks else "proto")
 
 
 def get_candidate(

@@ -39,7 +39,7 @@ class OurSide:
         packed = our_loader.open_images(photos, img_size, cache_folder, "train", lambda line: None)
         if packed is None:
             raise UserError(f"{cache_folder}: no room for the packed cache; free some or choose another --output")
-        config = AugmentConfig() if has_colour else AugmentConfig(**dict.fromkeys(COLOUR, 0.0))
+        config = AugmentConfig() if has_colour else AugmentConfig(**dict[str, Any](dict.fromkeys(COLOUR, 0.0)))
         self.dataset = our_loader.SegmentationDataset(
             photos, img_size, packed=packed, augment=config, mosaic_epochs=MANY_EPOCHS
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import cv2
 import numpy as np
@@ -178,7 +179,7 @@ def test_mosaic_keeps_labels_on_their_objects_and_without_it_there_is_one_photog
 @pytest.mark.parametrize(("name", "axis"), [("fliplr", 0), ("flipud", 1)])
 def test_flips_mirror_picture_and_polygons(name: str, axis: int) -> None:
     still = dataset_of(STILL)[0, 1]
-    flipped = dataset_of(dataclasses.replace(STILL, **{name: 1.0}))[0, 1]
+    flipped = dataset_of(dataclasses.replace(STILL, **dict[str, Any]({name: 1.0})))[0, 1]
     for before, after in zip(still.polygons, flipped.polygons, strict=True):
         expected = before.copy()
         expected[:, axis] = SIZE_PX - expected[:, axis]

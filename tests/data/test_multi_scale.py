@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,7 +90,7 @@ def test_smaller_sizes_average_the_photographs_first() -> None:
             image[:, ::8] = 240
             return image
 
-    still = AugmentConfig(**{field.name: 0 for field in dataclasses.fields(AugmentConfig)})
+    still = AugmentConfig(**dict[str, Any]({field.name: 0 for field in dataclasses.fields(AugmentConfig)}))
     data = SegmentationDataset(
         [Photo(None, np.zeros(0, np.int64), [])],  # type: ignore[arg-type]
         256,

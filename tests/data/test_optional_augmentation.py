@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,8 +31,8 @@ def test_an_option_at_zero_changes_no_byte_and_above_it_does(name: str) -> None:
         [content(sample) for sample in samples_of(config)]
         for config in (
             ROTATED,
-            dataclasses.replace(ROTATED, **{name: 0.0}),
-            dataclasses.replace(ROTATED, **{name: STRONG[name]}),
+            dataclasses.replace(ROTATED, **dict[str, Any]({name: 0.0})),
+            dataclasses.replace(ROTATED, **dict[str, Any]({name: STRONG[name]})),
         )
     )
     assert still == plain
@@ -40,7 +41,9 @@ def test_an_option_at_zero_changes_no_byte_and_above_it_does(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["copy_paste", "mixup"])
 def test_a_probability_that_never_strikes_leaves_the_geometry(name: str) -> None:
-    for sample, plain in zip(samples_of(AugmentConfig(**{name: 1e-12})), samples_of(AugmentConfig()), strict=True):
+    for sample, plain in zip(
+        samples_of(AugmentConfig(**dict[str, Any]({name: 1e-12}))), samples_of(AugmentConfig()), strict=True
+    ):
         assert [polygon.tobytes() for polygon in sample.polygons] == [polygon.tobytes() for polygon in plain.polygons]
 
 

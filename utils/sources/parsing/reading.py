@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from utils.common.errors import UserError, printable
-from utils.common.progress import shown
+from utils.common.progress import Progress
 from utils.sources.parsing.foreign import describe_foreign
 from utils.sources.parsing.formats import AUTO, EPRI, EPRI_TITLE, FORMATS, Format, candidates, find_format, format_of
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem, read_label_csv
@@ -72,7 +72,7 @@ def _read_tool(
     files = _label_files(folder, tool, problems, trust_links)
     photographs = find_photographs(folder, problems, trust_links, by_path=True)
     more = (folder,) if tool.takes_folder else ()
-    read = [tool.reader(file, problems, *more) for file in shown(files, "label files", len(files))]
+    read = [tool.reader(file, problems, *more) for file in Progress("label files", len(files))(files)]
     rows_of = [[*labels.rows()] for labels in read]
     rows = [row for own in rows_of for row in own]
     masks = {file for file, own in zip(files, rows_of, strict=True) if own} | {row.file for row in rows}
