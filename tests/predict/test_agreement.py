@@ -24,7 +24,7 @@ def blobs(rng: np.random.Generator) -> np.ndarray:
 
 
 def expected(first: np.ndarray, second: np.ndarray) -> float:
-    one, two = (np.asarray(cv2.dilate(mask, WIDE), np.uint8) for mask in (first, second))
+    one, two = (cv2.dilate(mask, WIDE).astype(bool) for mask in (first, second))
     shared = one & two
     if 2 * shared.sum() < min(one.sum(), two.sum()):
         return 0.0
