@@ -23,13 +23,17 @@ def blobs(rng: np.random.Generator) -> np.ndarray:
     return mask
 
 
+def widened(mask: np.ndarray) -> np.ndarray:
+    return cv2.dilate(mask, WIDE)
+
+
 def expected(first: np.ndarray, second: np.ndarray) -> float:
-    one, two = (cv2.dilate(mask, WIDE).astype(bool) for mask in (first, second))
+    one, two = widened(first), widened(second)
     shared = one & two
     if 2 * shared.sum() < min(one.sum(), two.sum()):
         return 0.0
     _, labels = cv2.connectedComponents(first | second, connectivity=8)
-    kept = cv2.dilate(np.isin(labels, np.setdiff1d(labels[shared > 0], 0)).astype(np.uint8), WIDE)
+    kept = widened(np.isin(labels, np.setdiff1d(labels[shared > 0], 0)).astype(np.uint8))
     return int((shared & kept).sum()) / max(int(kept.sum()), 1)
 
 
