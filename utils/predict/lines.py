@@ -21,7 +21,7 @@ from utils.predict.shapes import Line, centreline, fill_outline
 STEP_PX = 4.0  # thickness of a slice
 MIN_GAP_PX = 16.0  # between slices; less is the mask's ragged edge
 MIN_SHARE, MOST_LINES = 0.15, 8  # of a mask's pixels, so that they are a further line; lines of a mask
-EXPLAINED = 0.8  # share of a mask's pixels about its line; with less it may be a band that bends
+EXPLAINED = 0.95  # share of a mask's pixels about its line; with less it may be a band that bends
 BAND, MAX_TURN = 0.9, 0.5  # of a bent band: the least share of the mask's pixels; radians in two widths, at most
 MIN_LENGTH = 4.0  # of a line, in widths: shorter ones have no direction
 NUM_POINTS, NUM_GUESSES = 256, 256  # of a mask, and parabolas tried through three of them
