@@ -146,8 +146,15 @@ class Segmentation(Task):
         """Write a file that Ultralytics opens."""
         config = self.config
         windows = asdict(config.window_config) if config.window_config else None
-        facts = {"img_size": config.img_size, "data": config.data, "windows": windows}
-        save_deployable(path, model, info, **facts, thin_classes=self.thin_classes)
+        save_deployable(
+            path,
+            model,
+            info,
+            img_size=config.img_size,
+            data=config.data,
+            windows=windows,
+            thin_classes=self.thin_classes,
+        )
 
     def after_epoch(self, record: dict[str, Any], epoch: Epoch) -> None:
         """Draw curves and validation pictures, and update the run's status."""
