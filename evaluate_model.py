@@ -3,7 +3,7 @@
 python evaluate_model.py --model models/epri_distribution_ddp/best.pt
 python evaluate_model.py --model models/epri_distribution_ddp/best.pt --mask-resolution native --coco-eval
 python evaluate_model.py --model models/epri_distribution_ddp/best.pt --compare models/earlier/best.pt
-python evaluate_model.py --model models/epri_distribution_ddp/best.pt --tiles 640 --mask-resolution native
+python evaluate_model.py --model models/epri_distribution_ddp/best.pt --tiles 640
 python evaluate_model.py --model models/epri_distribution_ddp/best.onnx    # or another export (docs/export.md)
 torchrun --nproc_per_node=4 evaluate_model.py --model models/epri_distribution_ddp/best.pt
 """

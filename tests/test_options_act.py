@@ -64,8 +64,8 @@ IGNORED = [  # what scripts ignored without a word, and what they answer now
     ("export", "--calibration-images 9", "--calibration-images has no effect without --int8"),
     (
         "evaluate_model",
-        "--centreline-tolerance 2",
-        "--centreline-tolerance has no effect without --mask-resolution native",
+        "--mask-resolution proto --centreline-tolerance 2",
+        "--centreline-tolerance has no effect with --mask-resolution proto",
     ),
     ("benchmark_ddp", "--num-workers 2", "--num-workers has no effect without --data"),
     ("crowd_bt.train", "--loss bradley-terry --eta-lr 0.1", "--eta-lr has no effect with --loss bradley-terry"),

@@ -135,6 +135,7 @@ class TrainConfig(Options):
         "packed copy of the photographs at --img-size; auto: where the disk has room; packed: end if it has none",
         choices=("auto", "packed", "none"),
         may_differ=True,
+        wants="not windows",
     )
     skip_bad: bool = option(
         False, "leave out photographs that cannot be read, and list them in the run folder", may_differ=True
