@@ -61,7 +61,13 @@ from utils.pages.report import (
 from utils.predict.exported import open_model
 from utils.predict.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, check_tiles, choose_tiling
 from utils.yolo.loss import SegmentationLoss
-from utils.yolo.model import class_names, require_classes, trained_size_px, trained_windows
+from utils.yolo.model import (
+    class_names,
+    require_classes,
+    trained_size_px,
+    trained_thin_classes,
+    trained_windows,
+)
 
 PREFETCH = 4  # batches that each loader process prepares ahead
 METRICS_FILES = ("metrics.json", "compared_metrics.json")
@@ -112,8 +118,8 @@ class EvaluationConfig(Options):
     )
     thin_classes: tuple[str, ...] = option(
         ("auto",),
-        "classes judged by their centrelines, with --mask-resolution native: names; auto: those whose median object is 50 "
-        "times as long as wide; none",
+        "classes judged by their centrelines, with --mask-resolution native: names; auto: those that were thin in the "
+        "training on windows, else those whose median object is 50 times as long as wide; none",
         metavar="CLASS",
         needs="not mask_resolution=proto",
     )
@@ -185,7 +191,9 @@ def run(config: EvaluationConfig) -> list[dict[str, Any]]:
     size_of = sizes_on_disk(photos)
     config = choose_resolution(config, models)
     is_native = config.mask_resolution == "native"
-    thin_classes = choose_thin_classes(config.thin_classes if is_native else ("none",), photos, size_of, spec.names)
+    known = trained_thin_classes(models[0]) if config.thin_classes == ("auto",) else ()
+    asked = tuple(spec.names[class_id] for class_id in known) or config.thin_classes
+    thin_classes = choose_thin_classes(asked if is_native else ("none",), photos, size_of, spec.names)
     thin = ThinRule(thin_classes, config.centreline_tolerance, config.centreline_confidence)
     candidates = [
         get_candidate(path, model, photos, config, device, thin_classes)

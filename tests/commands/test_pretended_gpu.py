@@ -201,7 +201,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Path, TrainedRun], list[str]]]] = {
         "check_data",
         lambda folder, trained: [
             *("--model", str(trained.folder / "best.pt"), "--data", str(trained.data)),
-            *("--output", str(folder / "check")),
+            *("--output", str(folder / "check"), "--tolerate"),
         ],
     ),
     "check machine": ("test_ddp", lambda folder, trained: ["--data", str(trained.data)]),
