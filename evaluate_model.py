@@ -191,9 +191,10 @@ def run(config: EvaluationConfig) -> list[dict[str, Any]]:
     size_of = sizes_on_disk(photos)
     config = choose_resolution(config, models)
     is_native = config.mask_resolution == "native"
-    known = trained_thin_classes(models[0]) if config.thin_classes == ("auto",) else ()
-    asked = tuple(spec.names[class_id] for class_id in known) or config.thin_classes
-    thin_classes = choose_thin_classes(asked if is_native else ("none",), photos, size_of, spec.names)
+    asked = config.thin_classes if is_native else ("none",)
+    if asked == ("auto",):
+        asked = tuple(spec.names[class_id] for class_id in trained_thin_classes(models[0])) or asked
+    thin_classes = choose_thin_classes(asked, photos, size_of, spec.names)
     thin = ThinRule(thin_classes, config.centreline_tolerance, config.centreline_confidence)
     candidates = [
         get_candidate(path, model, photos, config, device, thin_classes)
