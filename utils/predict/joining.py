@@ -35,7 +35,7 @@ MIN_SHARED = 0.25  # of the smaller of two masks, where both tiles look: masks t
 MIN_SHARED_PX = 16  # length of the part that two incomplete detections of a wire must both show
 THIN = 8  # a mask is thin if it is this many times as long as wide
 MOSTLY = 0.7  # the share of a fragment that has to lie inside another object
-SCORE_RATIO = 0.1  # a detection with less than this share of another's confidence is never joined to it
+SCORE_RATIO = 0.3  # a detection with less than this share of another's confidence is never joined to it
 EDGE_PX = 6  # a mask that comes this close to its tile's border is cut off by it
 CONNECT_PX = 4  # of the grid that tells whether parts of an object are connected
 
