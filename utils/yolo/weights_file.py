@@ -242,7 +242,9 @@ def _plain_options(options: Any) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether an option is a scalar, or a dictionary of numbers."""
+    """Return whether an option is a scalar, or a list or a dictionary of numbers."""
+    if isinstance(value, list):
+        return all(isinstance(number, int | float) for number in value)
     if isinstance(value, dict):
         return all(isinstance(key, str) and isinstance(number, int | float) for key, number in value.items())
     return isinstance(value, str | int | float | bool)
