@@ -24,7 +24,6 @@ step "6/7 Training on windows of photographs of 20 megapixels"
 bash train_ddp.sh -- --batch-size 8 --epochs 12 --img-size 320 --model models/demo/best.pt --windows 16 --window-scale 1 1 \
     --data data/demo/large/dataset.yaml --save-dir models/demo-windows
 step "7/7 Evaluating on tiles, wires by their centrelines too"
-# best.pt is chosen on whole photographs, in which wires cannot be seen
 "$PYTHON" evaluate_model.py --model models/demo-windows/last.pt --data data/demo/large/dataset.yaml \
     --mask-resolution native --amp auto --output outputs/demo/large
 
