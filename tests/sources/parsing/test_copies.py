@@ -119,5 +119,5 @@ def test_a_class_with_too_few_objects_in_val_is_named(pairs: Path) -> None:
     assert counts["insulator"]["val"] >= 5 > counts["conductor"]["val"]
     (line,) = [line for line in report_lines(manifest) if line.startswith("classes with fewer than 5 objects in val: ")]
     assert f"conductor {counts['conductor']['val']} of 2" in line
-    assert "pole 0 of 0" in line
+    assert "pole" not in line, "a class without any object has nothing to judge"
     assert "insulator" not in line

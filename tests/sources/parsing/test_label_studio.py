@@ -131,7 +131,7 @@ def test_a_bad_region_is_named_and_the_others_are_kept(tmp_path: Path, bad: dict
 
 
 def test_another_export_is_refused_with_the_one_to_choose(tmp_path: Path) -> None:
-    small = [{"image": "/data/upload/1/a.jpg", "id": 1, "label": [{"points": TRIANGLE, "polygonlabels": ["pole"]}]}]
+    small = [{"image": "/data/upload/1/a.jpg", "id": 1, "label": [{"points": TRIANGLE}], "lead_time": 3.2}]
     with pytest.raises(UserError, match="export as JSON, not as JSON-MIN"):
         build(write_folder(tmp_path / "raw", small))
     (tmp_path / "raw" / "second.json").write_text('[{"data": {}}]')

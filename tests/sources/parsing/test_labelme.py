@@ -47,6 +47,22 @@ def test_rectangles_and_circles_become_objects(tmp_path: Path) -> None:
     assert boxes == [(30, 20, 60, 50), (30, 20, 70, 60)]
 
 
+def test_polygons_of_one_group_and_label_are_one_object(tmp_path: Path) -> None:
+    shifted = [[x + 70, y] for x, y in SQUARE]
+    shapes = [
+        {**shape(points, label), "group_id": group}
+        for points, label, group in (
+            (SQUARE, "pole", 1),
+            (shifted, "pole", 1),
+            (SQUARE, "wire", 1),
+            (SQUARE, "pole", 2),
+        )
+    ]
+    build(write(tmp_path / "raw", "a.json", shapes))
+    objects = [(label, box_of(points)) for label, points in labels_of(tmp_path / "processed")]
+    assert objects == [(0, (30, 20, 130, 50)), (1, (30, 20, 60, 50)), (0, (30, 20, 60, 50))]
+
+
 def test_a_photograph_that_was_renamed_with_its_file_is_found(tmp_path: Path) -> None:
     manifest = build(write(tmp_path / "raw", "a.json", [shape()], "IMG_0001.JPG"))
     assert [item["objects"] for item in manifest["photographs"]] == [{"pole": 1}]

@@ -21,6 +21,7 @@ from tests.sources.parsing.tool_folder import drawn as fill
 from utils.common.errors import UserError
 from utils.sources.parsing import mask_values
 from utils.sources.parsing.formats import CVAT, LABEL_ME, MASKS, VIA, YOLO, find_format
+from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.manifest import report_lines
 from utils.sources.parsing.reading import read_labels
 
@@ -197,6 +198,7 @@ def test_the_shapes_of_cvat_via_and_labelme(tmp_path: Path) -> None:
         region("pole", name="ellipse", cx=75, cy=45, rx=30, ry=20, theta=np.pi / 2),
         region("pole", name="circle", cx=75, cy=45, r=20),
     ]
+    grouped = [shape("polygon", "pole", points=f"{x},20;{x + 30},20;{x + 30},50;{x},50", group_id=7) for x in (30, 70)]
     octagon = {"label": "pole", "shape_type": "mask", "points": [[30, 20], [59, 49]]}
     octagon["mask"] = base64.b64encode(png(np.full((30, 30), 255, np.uint8))).decode()
     cases: list[tuple[Callable[[Path], Path], list[tuple[int, int, int, int]]]] = [
@@ -205,6 +207,7 @@ def test_the_shapes_of_cvat_via_and_labelme(tmp_path: Path) -> None:
             lambda raw: files(raw, {"a.json": via(regions), "a.jpg": PHOTO}),
             [BOX, (35, 15, 45, 55), (55, 15, 95, 75), (55, 25, 95, 65)],
         ),
+        (lambda raw: files(raw, {"a.xml": cvat(*grouped), "a.jpg": PHOTO}), [(30, 20, 100, 50)]),
         (lambda raw: write_labelme(raw, "a.json", [octagon, {"label": "__ignore__", "points": [[1, 1]]}]), [BOX]),
     ]
     for number, (write, boxes) in enumerate(cases):
@@ -301,6 +304,11 @@ FOREIGN: list[tuple[dict[str, bytes | str], str]] = [
     ({"a.jpg": PHOTO, "via.csv": "filename,file_size\n"}, "via.csv is a CSV other than EPRI's (filename,file_size)"),
     ({"a.jpg": PHOTO, "a.json": '{"description": "", "size": {"height": 1}}'}, "a.json has only description, size"),
     ({"a.jpg": PHOTO, "a.json": '{"images": '}, "a.json cannot be read"),
+    ({"a.jpg": PHOTO, "a.json": '[{"image": "a.jpg", "annotations": []}]'}, "other items than Label Studio's tasks"),
+    (
+        {"a.jpg": PHOTO, "a.json": '{"shapes": [], "imagePath": "a.jpg"}'},
+        "LabelMe's files of 1 photograph, but without any object",
+    ),
     ({"a.jpg": PHOTO, "export.ndjson": "{}\n"}, "Labelbox's NDJSON is not read"),
     ({"a.jpg": PHOTO, "a.txt": "a caption"}, "the texts hold no YOLO labels"),
     ({"train.tfrecord": b"\0"}, "TFRecord is not read"),
@@ -353,8 +361,31 @@ def test_the_folders_of_a_yolo_set_are_its_split(tmp_path: Path) -> None:
 
 def test_boxes_without_outlines_are_told(tmp_path: Path) -> None:
     raw = files(tmp_path / "raw", {"classes.txt": "pole", "a.jpg": PHOTO, "a.txt": "0 .5 .5 .2 .2\n" + yolo(0, BOX)})
-    lines = read_labels(raw, "auto", False, [], False).summary()
-    assert lines[1] == "1 of the regions are boxes without an outline: the model learns rectangles from them"
+    region_of_via = region("pole", name="rect", x=30, y=20, width=30, height=30)
+    rectangle = {"label": "pole", "shape_type": "rectangle", "points": [[30, 20], [60, 50]]}
+    for folder in (
+        raw,
+        files(tmp_path / "via", {"a.json": via([region_of_via]), "a.jpg": PHOTO}),
+        write_labelme(tmp_path / "labelme", "a.json", [rectangle]),
+    ):
+        lines = read_labels(folder, "auto", False, [], False).summary()
+        assert lines[1] == "1 of the regions are boxes without an outline: the model learns rectangles from them"
+
+
+def test_files_of_another_format_beside_the_labels_are_named_and_left_out(tmp_path: Path) -> None:
+    contents: dict[str, bytes | str] = {
+        "jsons/a.json": via([region("pole", name="rect", x=30, y=20, width=30, height=30)]),
+        "jsons/coco.json": '{"images": [], "annotations": []}',
+        "jsons/empty.json": '{"_via_settings": {}, "_via_img_metadata": {}}',
+        "a.jpg": PHOTO,
+    }
+    problems: list[Problem] = []
+    labels = read_labels(files(tmp_path / "raw", contents), "auto", False, problems, False)
+    assert (labels.title, labels.class_names, [*labels.rows]) == ("VGG Image Annotator's file", ("pole",), ["a.jpg"])
+    assert [(problem.place, problem.text[:9]) for problem in problems] == [
+        ("coco.json", "COCO file"),
+        ("empty.json", "no photog"),
+    ]
 
 
 def test_a_mask_is_never_a_photograph(tmp_path: Path) -> None:

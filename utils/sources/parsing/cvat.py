@@ -158,7 +158,8 @@ def _object(tag: str, name: str, label: str, size: Size, given: Attributes) -> S
     else:
         numbers = [_number(text) for pair in given["points"].split(";") for text in pair.split(",")]
         points = read_points(numbers, "line" if tag == "polyline" else "polygon")
-    return ShapeObject(label, name, size, size, (points,), is_line=tag == "polyline")
+    group = given.get("group_id", "0") != "0" and given["group_id"]
+    return ShapeObject(label, name, size, size, (points,), is_line=tag == "polyline", group=group or None)
 
 
 def _label(attributes: Attributes) -> str:

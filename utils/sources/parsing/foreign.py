@@ -90,7 +90,7 @@ def _json_reason(file: Path) -> str:
     try:
         with closing(JsonStream(file)) as stream:
             if stream.peek() != "{":
-                return "is a list of no tasks: export as COCO"
+                return "is a list of other items than Label Studio's tasks: export as COCO"
             keys = []
             for key in stream.keys():  # noqa: SIM118 - not a dictionary
                 keys.append(printable(key, 20))

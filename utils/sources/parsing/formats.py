@@ -23,6 +23,7 @@ from utils.sources.parsing.yolo_text import YoloFile, looks_like_labels
 AUTO, EPRI, COCO, LABEL_STUDIO, LABEL_ME = "auto", "epri", "coco", "labelstudio", "labelme"
 VIA, CVAT, YOLO, MASKS = "via", "cvat", "yolo", "masks"
 COCO_KEYS, LABEL_ME_KEYS = ("images", "annotations"), ("shapes", "imagePath")
+LABEL_STUDIO_KEYS = ("data", "completions", "annotation_id", "annotator", "lead_time")  # the last three: JSON-MIN
 HEAD_BYTES = 65_536
 _COMMENT, _ELEMENT = re.compile(rb"<!--.*?-->", re.DOTALL), re.compile(rb"<([A-Za-z_][\w.:-]*)")
 
@@ -62,7 +63,7 @@ FORMATS = {
     LABEL_STUDIO: Format(
         "Label Studio export",
         LabelStudioFile,
-        ("*.json",),
+        ("*.json", "**/*.json"),
         "export as JSON and put the file beside the photographs",
         several=False,
     ),
@@ -157,7 +158,8 @@ def _json_format(file: Path) -> str:
     """Return the format of a JSON file by its first keys. Raises UserError when it is not JSON."""
     with closing(JsonStream(file)) as stream:
         if stream.peek() == "[":
-            return LABEL_STUDIO if isinstance(next(_items(stream), None), dict) else ""
+            first = next(_items(stream), None)
+            return LABEL_STUDIO if isinstance(first, dict) and not first.keys().isdisjoint(LABEL_STUDIO_KEYS) else ""
         for key in stream.keys():  # noqa: SIM118 - not a dictionary
             if key in LABEL_ME_KEYS:
                 return LABEL_ME

@@ -62,9 +62,10 @@ class LabelStudioFile:
         if not names:
             self._complain(f"{_task_name(task)}: `data` names no photograph; skipped")
             return
-        labels = [label for result in _results(chosen) if (label := _label(result))]
-        self._names |= set(labels)
-        self._rows.append(AnnotationRow(names, self.path, item.span, "", _objects, num_objects=len(labels)))
+        labelled = [(label, result) for result in _results(chosen) if (label := _label(result))]
+        self._names |= {label for label, _ in labelled}
+        num_boxes = sum(str(result.get("type")).startswith("rectangle") for _, result in labelled)
+        self._rows.append(AnnotationRow(names, self.path, item.span, "", _objects, len(labelled), num_boxes))
 
     def _complain(self, text: str) -> None:
         self.problems.append(Problem(self.path.name, text, UNREADABLE_ROW))

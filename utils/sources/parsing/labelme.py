@@ -34,7 +34,7 @@ class LabelMeFile:
         self.path = path
         self.problems = problems
         self._names: set[str] = set()
-        self._spans = bytearray()
+        self._spans, self._num_boxes = bytearray(), 0
         self._facts: dict[str, Any] = {}  # imagePath, imageWidth and imageHeight
         self._image, self._size = "", None
         self._beside = [path.stem + suffix for suffix in IMAGE_SUFFIXES]  # if it was renamed together with this file
@@ -64,6 +64,7 @@ class LabelMeFile:
                 f"{self._size}",
                 objects,
                 num_objects=len(self._spans) // SPAN.size,
+                num_boxes=self._num_boxes,
             )
 
     def _read(self, stream: JsonStream) -> bool:
@@ -88,6 +89,7 @@ class LabelMeFile:
         if isinstance(label, str) and label.strip():
             self._names.add(printable(label.strip()))
             self._spans += item.span
+            self._num_boxes += shape.get("shape_type") == "rectangle"
         else:
             self._complain(f"the shape at byte {item.start:,} has no label; skipped", UNUSABLE_OBJECT)
 
@@ -107,7 +109,9 @@ def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
         points = _outline(kind, read_points(shape.get("points"), "polygon" if kind == AREAS[0] else "line"))
     except (ValueError, OverflowError) as error:
         return [], [f"shape ({label}): {error}"]
-    return [ShapeObject(label, "shape", size, size, (points,), is_line=kind in LINES)], []
+    group = shape.get("group_id")
+    group = group if isinstance(group, int | str) else None
+    return [ShapeObject(label, "shape", size, size, (points,), is_line=kind in LINES, group=group)], []
 
 
 def _mask(shape: dict[str, Any]) -> Callable[[], tuple[np.ndarray, int, int]]:

@@ -87,7 +87,7 @@ def report_lines(manifest: dict[str, Any], num_problems: int = 20, *, has_circui
     if has_circuits:
         lines += [f"{split} circuits: {_listed(circuits)}" for split, circuits in counts["circuits"].items()]
     lines += _group_lines(manifest)
-    few = [(name, by_split) for name, by_split in counts["objects"].items() if by_split[VAL] < MIN_VAL_OBJECTS]
+    few = [item for item in counts["objects"].items() if item[1][VAL] < MIN_VAL_OBJECTS and any(item[1].values())]
     if few:
         shown = ", ".join(f"{name} {by_split[VAL]} of {sum(by_split.values()):,}" for name, by_split in few)
         lines.append(f"classes with fewer than {MIN_VAL_OBJECTS} objects in val: {shown}")
@@ -113,7 +113,9 @@ def _group_lines(manifest: dict[str, Any]) -> list[str]:
     sides = " and ".join(manifest["counts"]["photographs"])
     lines = [f"split: as the input's folders for {sides} say; --split-by hash makes a new one"] if by_folders else []
     if copies:
-        shown = f"copies: {sum(map(len, copies)):,} photographs show only {len(copies):,} pictures"
+        shown = (
+            f"copies: {sum(map(len, copies)):,} photographs show only {len(copies):,} picture{'s' * (len(copies) > 1)}"
+        )
         split_of = {record["file"]: record["split"] for record in manifest["photographs"]}
         num_apart = sum(len({split_of[file] for file in group}) > 1 for group in copies)
         reason = "all are alike" if len(copies[0]) == total else "every circuit shares some"

@@ -58,6 +58,7 @@ class ShapeObject:
     parts: tuple[np.ndarray, ...] = ()
     draw: Callable[[], tuple[np.ndarray, int, int]] | None = None
     is_line: bool = False  # `parts` holds one line instead of polygons
+    group: object = None  # polygons of one label and one group of a photograph are parts of one object
 
     def frame(self, upright: tuple[int, int], orientation: int, exif_frame: str) -> str:
         """Return whether the coordinates refer to `upright` or `stored` pixels of a photograph; `ambiguous`: upright.

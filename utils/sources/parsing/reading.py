@@ -91,6 +91,11 @@ def _read_tool(
     kept = _empty(by_key, photographs, keep_unlabelled) if is_kept else set()
     by_key = _complete(by_key, photographs, folder if tool.by_file else files[0], kept, problems)
     names = dict.fromkeys(name for labels in read for name in labels.names())
+    if not names:
+        found = _number(len(by_key), "photograph", "photographs")
+        raise UserError(
+            f"{folder}: {tool.title} of {found}, but without any object; draw outlines and export them again"
+        )
     return Labelled(tool.title, photographs, by_key, tuple(sorted(names) if tool.sorts_names else names))
 
 
@@ -128,10 +133,25 @@ def _label_files(folder: Path, chosen: Format, problems: list[Problem], trust_li
     if not chosen.several and len(files) > 1:
         alike = [file for file in files if FORMATS.get(format_of(file)) is chosen]
         if len(alike) != 1:
-            names = ", ".join(path.name for path in files[:5])
+            names = ", ".join(str(path.relative_to(folder)) for path in (alike or files)[:5])
             raise UserError(f"{folder}: which file holds the labels? Found {names}; keep one")
         files = alike
+    elif len(files) > 1 and any(file.suffix.lower() == ".json" for file in files):
+        files = _of_format(files, chosen, problems)
     return _inside(files, folder, problems, trust_links)
+
+
+def _of_format(files: list[Path], chosen: Format, problems: list[Problem]) -> list[Path]:
+    """Return the files without those of another known format: exports of the same labels often lie side by side."""
+    kept = []
+    for file in files:
+        other = FORMATS.get(format_of(file), chosen)
+        if other is chosen:
+            kept.append(file)
+        else:
+            text = f"{other.title}; the labels are read from {chosen.title}"
+            problems.append(Problem(printable(file.name), text, UNREADABLE_ROW))
+    return kept or files
 
 
 def _inside(files: list[Path], folder: Path, problems: list[Problem], trust_links: bool) -> list[Path]:

@@ -5,6 +5,7 @@ A reader of label files is a class `Reader(file, problems)` with `names()`, its 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import struct
 from collections.abc import Callable, Iterable, Iterator
@@ -74,7 +75,18 @@ class AnnotationRow:
             raise LabelError(f"cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise LabelError(f"byte {start + error.start:,} is not UTF-8; export the file again") from error
-        return objects, complaints
+        return _join_groups(objects), complaints
+
+
+def _join_groups(objects: list[ShapeObject]) -> list[ShapeObject]:
+    """Return the objects, with polygons of one label and group as one object of several parts."""
+    joined: dict[object, ShapeObject] = {}
+    for number, shape in enumerate(objects):
+        is_part = shape.group is not None and shape.parts and not shape.is_line
+        key = (shape.value, shape.group) if is_part else number
+        first = joined.get(key)
+        joined[key] = shape if first is None else dataclasses.replace(first, parts=first.parts + shape.parts)
+    return list(joined.values())
 
 
 Row = LabelRow | AnnotationRow

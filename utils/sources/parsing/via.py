@@ -24,12 +24,12 @@ MAX_NAME_CHARACTERS = 4096
 
 
 class ViaFile:
-    """The regions of a VIA file, and where those of each photograph lie in it. Raises UserError for VIA 3 and others."""
+    """The regions of a VIA file, and where those of each photograph lie in it. A file of VIA 3 or others is a problem."""
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         self.path, self.problems = path, problems
         self._values: dict[str, set[str]] = {}  # in use, by the name of the attribute
-        self._photographs: list[tuple[str, bytes, int]] = []  # name, span, number of regions
+        self._photographs: list[tuple[str, bytes, int, int]] = []  # name, span, number of regions and of boxes
         with closing(JsonStream(path)) as stream:
             for key in stream.keys():  # noqa: SIM118 - not a dictionary
                 if key == IMAGES and stream.peek() == "{":
@@ -40,20 +40,19 @@ class ViaFile:
                 else:
                     self._add(stream.item())
         if not self._photographs:
-            raise UserError(
-                f"{path}: no photographs of VIA 2: no `filename` with `regions`; export annotations as JSON"
-            )
+            text = "no photographs of VIA 2: no `filename` with `regions`; export annotations as JSON"
+            problems.append(Problem(printable(path.name), text, UNREADABLE_ROW))
         self._attribute = self._class_attribute()
 
     def names(self) -> list[str]:
         """Return the classes in use, sorted."""
-        return sorted(self._values[self._attribute]) if self._attribute else [ONLY_CLASS]
+        return sorted(self._values[self._attribute]) if self._attribute else [ONLY_CLASS] * bool(self._photographs)
 
     def rows(self) -> Iterator[AnnotationRow]:
         """Yield a row for each photograph, in the order of the file."""
         objects = partial(_objects, self._attribute)
-        for name, span, num_regions in self._photographs:
-            yield AnnotationRow((name,), self.path, span, f"{self._attribute}", objects, num_regions)
+        for name, span, num_regions, num_boxes in self._photographs:
+            yield AnnotationRow((name,), self.path, span, f"{self._attribute}", objects, num_regions, num_boxes)
 
     def _add(self, item: Item) -> None:
         photograph = item.value()
@@ -66,7 +65,8 @@ class ViaFile:
         for attribute, value in (pair for region in regions for pair in _attributes(region).items()):
             if text := _text(value):
                 self._values.setdefault(attribute, set()).add(text)
-        self._photographs.append((name.replace("\\", "/"), item.span, len(regions)))
+        num_boxes = sum(shape.get("name") == "rect" for shape in map(_shape, regions))
+        self._photographs.append((name.replace("\\", "/"), item.span, len(regions), num_boxes))
 
     def _class_attribute(self) -> str:
         """Return the attribute that holds the class; an empty string if the regions have no attributes."""
@@ -92,6 +92,11 @@ def _attributes(region: dict[str, Any]) -> dict[str, Any]:
     return attributes if isinstance(attributes, dict) else {}
 
 
+def _shape(region: dict[str, Any]) -> dict[str, Any]:
+    shape = region.get("shape_attributes")
+    return shape if isinstance(shape, dict) else {}
+
+
 def _text(value: Any) -> str:
     """Return the value of a text field or a choice; of check boxes, `{"wire": true}`, the first that is ticked."""
     if isinstance(value, dict):
@@ -108,16 +113,16 @@ def _objects(attribute: str, data: bytes) -> tuple[list[ShapeObject], list[str]]
         try:
             if not label:
                 raise ValueError(f"has no `{printable(attribute)}`")
-            points, is_line = _outline(region.get("shape_attributes"))
+            points, is_line = _outline(_shape(region))
             objects.append(ShapeObject(label, name, None, None, (points,), is_line=is_line))
         except (KeyError, ValueError, OverflowError) as error:
             complaints.append(f"{name} ({label}): {f'no {error}' if isinstance(error, KeyError) else error}")
     return objects, complaints
 
 
-def _outline(shape: Any) -> tuple[np.ndarray, bool]:
+def _outline(shape: dict[str, Any]) -> tuple[np.ndarray, bool]:
     """Return the outline of a shape in pixels (V, 2), and whether it is a line. Raises KeyError and ValueError."""
-    if not isinstance(shape, dict):
+    if not shape:
         raise ValueError("has no `shape_attributes`")
     kind = shape.get("name")
     if kind in ("polygon", "polyline"):
