@@ -171,7 +171,7 @@ def test_a_guides_file_is_looked_for_by_a_test(guide: str, name: str, test: str)
 
 @pytest.mark.parametrize(("guide", "name", "module"), rows("names"))
 def test_a_guides_name_is_there(guide: str, name: str, module: str) -> None:
-    reduce(getattr, name.split("."), importlib.import_module(module))
+    assert reduce(getattr, name.split("."), importlib.import_module(module)) is not None
 
 
 # --- whether the list is whole -----------------------------------------------------------------------------------------

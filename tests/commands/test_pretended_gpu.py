@@ -166,7 +166,15 @@ COMMANDS: dict[str, tuple[str, Callable[[Path, TrainedRun], list[str]]]] = {
         "evaluate_model",
         lambda folder, trained: [
             *("--model", str(trained.folder / "best.pt"), "--data", str(trained.data), *SIZE, "--amp", "auto"),
-            *("--mask-resolution", "native", "--output", str(folder / "evaluation")),
+            *(
+                "--tiles",
+                "96",
+                "--thin-classes",
+                "cutouts",
+                "background_structure",
+                "--output",
+                str(folder / "evaluation"),
+            ),
         ],
     ),
     "infer": (
@@ -174,6 +182,21 @@ COMMANDS: dict[str, tuple[str, Callable[[Path, TrainedRun], list[str]]]] = {
         lambda folder, trained: [
             *("--model", str(trained.folder / "best.pt"), "--source", str(trained.processed / "val" / "images")),
             *("--tiles", "96", "--output", str(folder / "predictions")),
+        ],
+    ),
+    "infer lines": (
+        "inference",
+        lambda folder, trained: [
+            *("--model", str(trained.folder / "best.pt"), "--source", str(trained.processed / "val" / "images")),
+            *(
+                "--thin-classes",
+                "cutouts",
+                "background_structure",
+                "--conf",
+                "0.001",
+                "--output",
+                str(folder / "predictions"),
+            ),
         ],
     ),
     "export": (
@@ -226,6 +249,8 @@ def test_a_command_runs_on_a_gpu(name: str, few: TrainedRun, tmp_path: Path) -> 
         found = load_latest(tmp_path / "run" / "checkpoint")
         assert found is not None
         assert found[1]["scaler"]["scale"] > 1
+    if name == "infer lines":
+        assert "centreline" in (tmp_path / "predictions" / "predictions.json").read_text()
     if name == "evaluate":
         assert seen["predicted"] == {torch.bfloat16}
 
@@ -291,10 +316,11 @@ def test_a_training_that_was_killed_and_resumed_on_a_gpu_has_the_bits_of_a_cpu(f
     assert differing(expected, tensors_of(gpu)) == []
 
 
-def test_a_training_on_two_gpus_has_the_bits_of_two_cpu_processes(few: TrainedRun, tmp_path: Path) -> None:
+def test_a_training_on_windows_on_two_gpus_has_the_bits_of_two_cpu_processes(few: TrainedRun, tmp_path: Path) -> None:
     cpu, gpu = tmp_path / "cpu", tmp_path / "gpu"
-    train(cpu, "cpu", few, "--amp", "off", "--epochs", "1", ranks=2)
-    train(gpu, "cuda", few, "--amp", "off", "--epochs", "1", ranks=2)
+    windows = ("--amp", "off", "--epochs", "1", "--windows", "2", "--degrees", "90", "--draw-wires", "0.5")
+    train(cpu, "cpu", few, *windows, ranks=2)
+    train(gpu, "cuda", few, *windows, ranks=2)
     assert differing(tensors_of(cpu), tensors_of(gpu)) == []
 
 

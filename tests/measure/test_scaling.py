@@ -197,4 +197,4 @@ def test_a_killed_benchmark_leaves_no_rank_behind() -> None:
     finally:
         parent.kill()
         parent.wait()
-    wait_until(lambda: not is_running(rank), 10)
+    assert wait_until(lambda: not is_running(rank), 10), f"rank {rank} outlived the benchmark"

@@ -33,7 +33,7 @@ KINDS: dict[str, Kind] = {
     "leak": _error(
         "Photograph in two splits",
         "A photograph of one split shows the same picture as one of another split, perhaps brighter, smaller or recompressed. Scores on such photographs are too high.",
-        "Remove one of the two.",
+        "Remove one of the two. If a tool made the copies before it split the set, parse it again with --split-by hash.",
     ),
     "unreadable_photo": _error(
         "Unreadable photograph",
