@@ -50,6 +50,7 @@ from utils.yolo.model import (
     load_weights,
     require_classes,
     trained_size_px,
+    trained_thin_classes,
     trained_windows,
 )
 
@@ -168,7 +169,9 @@ def make_exports(
     with scratch_folder(output) as scratch:
         for variant in config.variants:
             how = (judge.size_px, config.batch_size, config.dynamic, variant.precision)
-            facts = ExportFacts(class_names(model), *how, trained_windows(model), digest)
+            facts = ExportFacts(
+                class_names(model), *how, trained_windows(model), digest, [*trained_thin_classes(model)]
+            )
             folder = Path(tempfile.mkdtemp(dir=scratch))
             print(f"{variant.kind} {variant.precision}: converting and comparing", flush=True)
             made = convert(model, variant, facts, folder, Path(config.model).stem, calibration, judge.device)

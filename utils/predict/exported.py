@@ -12,7 +12,7 @@ import importlib
 import json
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class ExportFacts:
     """What an export must know about its model.
 
     size_px, batch_size: of the input; with `is_dynamic` the usual ones. windows: those of `trained_windows`.
-    source_sha256: of the .pt file.
+    source_sha256: of the .pt file. thin_classes: those of `trained_thin_classes`; earlier exports have none.
     """
 
     names: tuple[str, ...]
@@ -51,6 +51,7 @@ class ExportFacts:
     precision: str  # fp32, fp16 or int8
     windows: dict[str, float] | None
     source_sha256: str
+    thin_classes: list[int] = field(default_factory=list)
 
     def to_json(self) -> str:
         """Return the text that is stored in the export."""
@@ -101,7 +102,7 @@ class ExportedModel(nn.Module):
         super().__init__()
         self.path, self.kind, self.facts = path, kind, facts
         self.names = dict(enumerate(facts.names))
-        self.args = {"imgsz": facts.size_px, "windows": facts.windows}
+        self.args = {"imgsz": facts.size_px, "windows": facts.windows, "thin_classes": facts.thin_classes}
         self._run = run
 
     def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
