@@ -150,6 +150,9 @@ def label_next(
     unlabelled: Sequence[Entry],
 ) -> None:
     """Choose the photographs to label next, write the list and the predictions, and print the first ones."""
+    for entry in labelled:
+        if entry.picture is None:
+            print(f"skipped {printable(str(entry.file), 400)}: unreadable")
     kept, left_out = leave_out_known(labelled, unlabelled)
     if left_out:
         print(left_out)

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
@@ -34,6 +35,7 @@ from utils.data.dataset_yaml import DatasetSpec, label_file_for, load_dataset_ya
 from yolo_seg_ddp import evaluate, train
 
 CHOSEN, RANDOM = "chosen", "random"
+SHARED = ("img_size", "batch_size", "device", "threads")  # options of the training that the evaluation has, too
 
 
 @dataclass(frozen=True)
@@ -95,11 +97,10 @@ def train_on(
         splits = {"train": str(home / "labelled.txt"), "val": str(home / "val.txt")}
         data = {"path": str(spec.root), "names": dict(enumerate(spec.names)), **splits}
         write_text_atomic(home / "data.yaml", yaml.safe_dump(data))
-        shared = {"img_size": config.img_size, "batch_size": config.batch_size, "device": config.device}
-        shared |= {"threads": config.threads, "trust_links": True}
+        shared: dict[str, Any] = {name: getattr(config, name) for name in SHARED} | {"trust_links": True}
         epochs = -(-config.steps // -(-len(labelled) // config.batch_size))
-        options = {"epochs": epochs, "seed": seed, "num_workers": config.num_workers, "val_pictures_every": 0}
-        train(data=home / "data.yaml", model=config.model, save_dir=home / "run", **options, **shared)
+        place: dict[str, Any] = {"data": home / "data.yaml", "save_dir": home / "run", "val_pictures_every": 0}
+        train(model=config.model, epochs=epochs, seed=seed, num_workers=config.num_workers, **place, **shared)
         metrics = evaluate(home / "run" / "last.pt", data=config.data, output=home / "evaluation", **shared)
         objects = sum(len(label_file_for(file).read_text(encoding="utf-8").splitlines()) for file in labelled)
         found = {name: metrics[name] for name in ("mask_map50_95", "box_map50_95")}

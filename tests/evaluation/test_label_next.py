@@ -101,7 +101,8 @@ def test_the_choice_is_that_of_computing_every_gain_again(monkeypatch: pytest.Mo
     rng = np.random.default_rng(1)
     near, directions = compare(rng.normal(size=(60, 5)), rng.normal(size=(9, 5)))
     weight = rng.random(60)
-    expected, left = [], near.copy()
+    expected: list[int] = []
+    left = near.copy()
     for _ in range(60):
         nearer = (left - distances(directions, directions)).clip(0)
         nearer[expected] = -1

@@ -11,6 +11,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from scipy.stats import rankdata
 
+from utils.common.errors import UserError
 from utils.common.progress import Progress
 from utils.data.images import fit_long_side
 from utils.evaluation.contradictions import read_photos
@@ -54,7 +55,8 @@ class Found:
 def look(entries: Sequence[Entry], predictor: Predictor, title: str) -> tuple[list[Found], list[Found], np.ndarray]:
     """Return what is found in each whole photograph and in its mirror image, turned back, and its features float32 (N, d).
 
-    The features are the means over the input of the maps that the network's last layer gets, normalised by nobody yet.
+    The features are the means over the input of the maps that the network's last layer gets. Raises UserError if some are
+    no numbers.
     """
     whole = replace(predictor, tiling=None)
     pooled: list[torch.Tensor] = []
@@ -77,13 +79,15 @@ def look(entries: Sequence[Entry], predictor: Predictor, title: str) -> tuple[li
     finally:
         hook.remove()
     features = torch.cat(pooled).view(len(entries), 2, -1).mean(1).numpy()
+    if not np.isfinite(features).all():
+        raise UserError("--model: its network gives values that are no numbers; train it again, or pass --amp off")
     return found[False], [each.mirrored() for each in found[True]], features
 
 
 def find_doubts(
-    entries: Sequence[Entry], seen: tuple[list[Found], list[Found]], predictor: Predictor, importance: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Return what the model is unsure of in each photograph, float (N,): higher is less sure.
+    entries: Sequence[Entry], seen: Sequence[list[Found]], predictor: Predictor, importance: np.ndarray
+) -> tuple[dict[str, np.ndarray], list[Found]]:
+    """Return what the model is unsure of in each photograph, float (N,), higher is less sure; and what it finds.
 
     near_threshold: `near_threshold`; mirrored, tiles: `disagreement` with the mirror image and, if the predictor has tiles,
     of these with the whole photograph, for objects that both can show. importance: of each class, float (classes,).
@@ -97,7 +101,7 @@ def find_doubts(
         pairs = [(one.at_least(side), other.at_least(side)) for one, other in zip(in_tiles, found, strict=True)]
         doubts["tiles"] = np.array([disagreement(*pair) for pair in pairs])
         found = in_tiles
-    return {"near_threshold": np.array([near_threshold(each, importance) for each in found]), **doubts}
+    return {"near_threshold": np.array([near_threshold(each, importance) for each in found]), **doubts}, found
 
 
 def near_threshold(found: Found, importance: np.ndarray) -> float:

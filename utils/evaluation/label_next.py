@@ -48,9 +48,9 @@ def choose_next(
     learnt = learnt or [entry for entry in labelled if entry.picture]
     class_ids = [row.class_id for entry in learnt for row in entry.rows]
     known = look(learnt, predictor, "labelled photographs")[2] if learnt else None
-    found, mirrored, features = look(unlabelled, predictor, "unlabelled photographs")
+    *seen, features = look(unlabelled, predictor, "unlabelled photographs")
     counts = np.bincount(class_ids, minlength=num_classes).clip(1)
-    doubts = find_doubts(unlabelled, (found, mirrored), predictor, np.sqrt(counts.mean() / counts))
+    doubts, found = find_doubts(unlabelled, seen, predictor, np.sqrt(counts.mean() / counts))
     doubt = joined(doubts)
     near, directions = compare(features, known)
     chosen = list(choose(directions, near, doubt, number))
@@ -114,7 +114,7 @@ def choose(directions: np.ndarray, near: np.ndarray, weight: np.ndarray, number:
     """Yield the positions of `number` photographs, best first, and how many photographs each brings nearer, itself included.
 
     Each one lowers the most the sum of all photographs' weight times distance from the nearest labelled or chosen one
-    (`near` before the first): the greedy k-median, at most 1/e below the best choice (Nemhauser, Wolsey and Fisher, 1978).
+    (`near` before the first). All of them lower it by at least 63 % of what is possible (Nemhauser, Wolsey and Fisher, 1978).
     A gain only shrinks from choice to choice, so most need not be computed again (Minoux, 1978).
     """
     near = near.copy()
