@@ -106,9 +106,9 @@ def main() -> int:
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     predictor = load_predictor(config, spec) if config.model else None
     size_px = predictor.size_px if predictor else config.img_size or DEFAULT_SIZE_PX
-    new_files = list_photos(config.unlabelled, "--unlabelled") if config.unlabelled else []
+    new_files = list_photos(config.unlabelled, "--unlabelled") if config.unlabelled and predictor else None
     entries, findings = read_all(spec, size_px, num_threads, print)
-    if config.unlabelled and predictor:
+    if new_files and predictor:
         label_next(config, spec, predictor, entries, read_unlabelled(new_files, num_threads))
         return 0
     findings += check_entries(entries)
