@@ -89,13 +89,6 @@ def test_each_kind_of_photograph_is_chosen_once_and_large_groups_first(outlier: 
     assert [0 if position < 6 else 1 if position < 9 else 2 for position, _ in chosen] == expected
 
 
-def test_what_is_like_the_labelled_ones_comes_last() -> None:
-    features = groups()
-    near, directions = compare(features, features[:1])
-    assert near[:6].max() < 0.1 < near[6:].min()
-    assert [position < 6 for position, _ in choose(directions, near, np.ones(10), 3)] == [False, False, True]
-
-
 def test_the_choice_is_that_of_computing_every_gain_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(label_next, "BLOCK", 7)
     rng = np.random.default_rng(1)
