@@ -274,7 +274,7 @@ def check_names(key: str, config: InferenceConfig) -> None:
         raise ImageError(f"results would have names of {longest} bytes, more than {MAX_NAME_BYTES}; rename it")
 
 
-def list_photos(source: str) -> list[Path]:
+def list_photos(source: str, flag: str = "--source") -> list[Path]:
     """Return the photographs that a file, folder or pattern names, sorted. Raises UserError if there are none."""
     path = Path(source)
     if path.is_file():
@@ -290,10 +290,10 @@ def list_photos(source: str) -> list[Path]:
         try:
             found = map(Path, glob.glob(source, recursive=True))
         except RecursionError as error:
-            raise UserError(f"--source {source}: folders too deep for a pattern; name the folder") from error
+            raise UserError(f"{flag} {source}: folders too deep for a pattern; name the folder") from error
     files = sorted(file for file in found if is_photograph(file.name) and file.is_file())
     if not files:
-        raise UserError(f"--source {source}: no photographs there ({', '.join(IMAGE_SUFFIXES)})")
+        raise UserError(f"{flag} {source}: no photographs there ({', '.join(IMAGE_SUFFIXES)})")
     return files
 
 

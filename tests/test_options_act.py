@@ -57,6 +57,8 @@ IGNORED = [  # what scripts ignored without a word, and what they answer now
     ("check_data", "--tiles 640", "--tiles has no effect without --model"),
     ("check_data", "--amp bf16", "--amp has no effect without --model"),
     ("check_data", "--batch-size 2", "--batch-size has no effect without --model"),
+    ("check_data", "--next 9", "--next has no effect without --unlabelled"),
+    ("check_data", "--model m --unlabelled u --strict", "--strict has no effect with --unlabelled"),
     ("check_data", "--device cpu", "--device has no effect without --model"),
     ("download_data", "--sample 3 --circuits 1", "--circuits has no effect with --sample"),
     ("download_data", "--sample 3 --keep-zips", "--keep-zips has no effect with --sample"),

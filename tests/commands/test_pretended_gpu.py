@@ -227,6 +227,13 @@ COMMANDS: dict[str, tuple[str, Callable[[Path, TrainedRun], list[str]]]] = {
             *("--output", str(folder / "check"), "--tolerate"),
         ],
     ),
+    "choose what to label": (
+        "check_data",
+        lambda folder, trained: [
+            *("--model", str(trained.folder / "best.pt"), "--data", str(trained.data), "--tiles", "96", "--next", "2"),
+            *("--unlabelled", str(trained.processed / "train" / "images"), "--output", str(folder / "next")),
+        ],
+    ),
     "check machine": ("test_ddp", lambda folder, trained: ["--data", str(trained.data)]),
     "crowd_bt": ("recipes/crowd_bt/train", crowd),
     "compressed_ad": ("recipes/compressed_ad/train", rooms),

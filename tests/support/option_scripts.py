@@ -81,6 +81,7 @@ SCRIPTS = [
     Script(
         "check_data",
         "CheckConfig",
+        modes=(("--model=m", "--unlabelled=u"),),
         values=TILES,
         kept=TILING,
         stubs=("print_results", "first_error"),

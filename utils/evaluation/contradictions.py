@@ -67,7 +67,7 @@ def find_contradictions(
     unseen: list[tuple[int, Finding]] = []
     num_labels, num_found = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
     readable = [entry for entry in entries if entry.picture]
-    predictions = predictor.predict(_read(readable, predictor))
+    predictions = predictor.predict(read_photos(readable, predictor))
     for entry, photo, prediction in tqdm(predictions, "predicting", len(readable), unit="photo", disable=None):
         compared = compare(entry, (photo.shape[1], photo.shape[0]), prediction, names)
         findings += compared.findings
@@ -88,12 +88,13 @@ def find_contradictions(
     ]
 
 
-def _read(entries: Sequence[Entry], predictor: Predictor) -> Iterator[tuple[Entry, np.ndarray]]:
-    full_above_px = predictor.tiling.size_px if predictor.tiling else None
+def read_photos(entries: Sequence[Entry], predictor: Predictor | None) -> Iterator[tuple[Entry, np.ndarray]]:
+    """Yield photographs, decoded as small as the predictor allows; at full size without one. Raises UserError."""
+    full_above_px = predictor.tiling.size_px if predictor and predictor.tiling else None
 
     def read(entry: Entry) -> np.ndarray:
         try:
-            return read_image(entry.file, predictor.size_px, full_above_px)
+            return read_image(entry.file, predictor.size_px if predictor else None, full_above_px)
         except ImageError as error:
             raise UserError(unreadable_message(entry.file, error)) from error
 

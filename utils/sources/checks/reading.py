@@ -10,7 +10,7 @@ from pathlib import Path
 
 import cv2
 
-from utils.common.errors import UserError
+from utils.common.errors import UserError, printable
 from utils.common.progress import Progress
 from utils.common.threads import ordered_map
 from utils.data.dataset import find_label_file
@@ -56,15 +56,31 @@ def read_all(
     return entries, _labels_without_photo(spec, jobs)
 
 
-def _read_entry(spec: DatasetSpec, size_px: int, holds_folder: Callable[[Path], bool], job: tuple[str, Path]) -> Entry:
-    split, file = job
-    findings: list[Finding] = []
-    picture = None
+def read_unlabelled(files: Sequence[Path], num_threads: int) -> list[Entry]:
+    """Return a record for each photograph that can be read; print a line for each other one."""
+    entries = []
+    reading = ordered_map(_try_to_measure, files, num_threads)
+    for file, (picture, reason) in zip(files, Progress("photographs", len(files))(reading), strict=True):
+        if picture is None:
+            print(f"skipped {printable(str(file), 400)}: {printable(reason, 400)}", flush=True)
+        else:
+            entries.append(Entry("unlabelled", file, file, [], [], picture))
+    return entries
+
+
+def _try_to_measure(file: Path) -> tuple[Picture | None, str]:
+    """Return a photograph's measures, or why it is unreadable."""
     try:
-        picture = measure(file)
+        return measure(file), ""
     except (ImageError, OSError) as error:
         reason = str(error.strerror if isinstance(error, OSError) and error.strerror else error)
-        findings.append(Finding("unreadable_photo", split, file, reason.removeprefix(f"{file}: ")))
+        return None, reason.removeprefix(f"{file}: ")
+
+
+def _read_entry(spec: DatasetSpec, size_px: int, holds_folder: Callable[[Path], bool], job: tuple[str, Path]) -> Entry:
+    split, file = job
+    picture, reason = _try_to_measure(file)
+    findings = [] if picture else [Finding("unreadable_photo", split, file, reason)]
     width, height = (picture.width, picture.height) if picture else (1, 1)
     scale = size_px / max(width, height)
     labels = Labels(split, file, label_file_for(file), spec.names, (width * scale, height * scale))
