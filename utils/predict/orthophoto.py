@@ -10,6 +10,7 @@ Each finished block is a file, so that a killed run goes on, and the ranks share
 from __future__ import annotations
 
 import io
+import itertools
 import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,6 +31,7 @@ from utils.predict.tiles import Predictor, Tiling, overlap_px
 
 BLOCK_PX = 6000  # longest side of a block, unless two tiles are longer
 NEVER = 2.0  # an IoU that no two masks have: duplicates of a block were dropped in the block
+NO_GAPS = np.zeros((0, 2, 2))
 MIN_TOLERANCE_PX = 4.0  # two blocks' lines of one wire may lie this far apart, or a width
 
 
@@ -65,7 +67,7 @@ def predict_block(predictor: Predictor, photo: np.ndarray, number: int, corners:
         region = prediction.masks[position]
         mask = Runs.of(region.mask, left + region.left, top + region.top)
         if not mask.is_empty:
-            moved = line and replace(line, points=line.points + np.array([left, top]), gaps=np.zeros((0, 2, 2)))
+            moved = line and replace(line, points=line.points + np.array([left, top]), gaps=NO_GAPS)
             pieces.append(BlockPiece(number, class_id, score, box + np.array([left, top] * 2, np.float32), mask, moved))
     return pieces
 
@@ -94,38 +96,27 @@ class FinishedBlocks:
 
     def save(self, number: int, pieces: Sequence[BlockPiece]) -> None:
         """Write a block's file, atomically."""
-        masks, lines = [piece.mask for piece in pieces], [piece.line for piece in pieces]
-        none = Line(np.zeros((0, 2)), np.zeros(0), np.zeros((0, 2, 2)))
+        arrays: dict[str, np.ndarray] = {"number": np.array(len(pieces))}
+        for position, piece in enumerate(pieces):
+            facts = [piece.class_id, piece.score, *piece.box.tolist(), *piece.mask.corners]
+            arrays |= {f"facts-{position}": np.array(facts, np.float64), f"edges-{position}": piece.mask.edges}
+            if piece.line is not None:
+                arrays[f"line-{position}"] = np.column_stack([piece.line.points, piece.line.widths])
         data = io.BytesIO()
-        np.savez_compressed(
-            data,
-            class_id=np.array([piece.class_id for piece in pieces], np.int64),
-            score=np.array([piece.score for piece in pieces], np.float64),
-            box=np.array([piece.box for piece in pieces], np.float32).reshape(-1, 4),
-            corners=np.array([mask.corners for mask in masks], np.int64).reshape(-1, 4),
-            num_edges=np.array([len(mask.edges) for mask in masks], np.int64),
-            edges=np.concatenate([np.zeros(0, np.int64), *(mask.edges for mask in masks)]),
-            num_points=np.array([len((line or none).points) for line in lines], np.int64),
-            points=np.concatenate([none.points, *((line or none).points for line in lines)]),
-            widths=np.concatenate([none.widths, *((line or none).widths for line in lines)]),
-        )
+        np.savez_compressed(data, **arrays)
         write_bytes_atomic(self._file(number), data.getvalue())
 
     def load(self, number: int) -> list[BlockPiece]:
         """Return a block's detections."""
-        with np.load(self._file(number), allow_pickle=False) as data:
-            stored = {name: data[name] for name in data.files}
-        edges, points, widths = (
-            np.split(stored[name], np.cumsum(stored[count])[:-1]) if len(stored[count]) else []
-            for name, count in (("edges", "num_edges"), ("points", "num_points"), ("widths", "num_points"))
-        )
         pieces = []
-        for position, class_id in enumerate(stored["class_id"].tolist()):
-            left, top, right, bottom = stored["corners"][position].tolist()
-            mask = Runs((left, top, right, bottom), edges[position])
-            line = Line(points[position], widths[position], np.zeros((0, 2, 2))) if len(points[position]) else None
-            score, box = float(stored["score"][position]), stored["box"][position]
-            pieces.append(BlockPiece(number, class_id, score, box, mask, line))
+        with np.load(self._file(number), allow_pickle=False) as arrays:
+            for position in range(int(arrays["number"])):
+                class_id, score, *box = arrays[f"facts-{position}"].tolist()
+                left, top, right, bottom = map(int, box[4:])
+                mask = Runs((left, top, right, bottom), arrays[f"edges-{position}"])
+                of_line = arrays.get(f"line-{position}")
+                line = None if of_line is None else Line(of_line[:, :2], of_line[:, 2], NO_GAPS)
+                pieces.append(BlockPiece(number, int(class_id), score, np.array(box[:4], np.float32), mask, line))
         return pieces
 
     def _is_done(self, number: int) -> bool:
@@ -171,15 +162,14 @@ def _connected(groups: list[list[BlockPiece]], blocks: list[Corners]) -> list[li
     for position, piece in enumerate(pieces):
         in_block.setdefault(piece.tile, []).append(position)
     links: list[tuple[int, int]] = []
-    for one, other in ((a, b) for a in in_block for b in in_block if a < b):
+    for one, other in itertools.combinations(sorted(in_block), 2):
         shared = intersection(blocks[one], blocks[other])
         if has_pixels(shared):
-            near = [_inside([pieces[position] for position in in_block[block]], shared) for block in (one, other)]
-            low, high = (np.maximum, np.minimum)
-            meet = (
-                low(near[0][:, None, :2], near[1][None, :, :2]) < high(near[0][:, None, 2:4], near[1][None, :, 2:4])
-            ).all(axis=-1) & (near[0][:, None, 4] == near[1][None, :, 4])
-            links += [(group_of[in_block[one][a]], group_of[in_block[other][b]]) for a, b in np.argwhere(meet).tolist()]
+            a, b = (_near([pieces[position] for position in in_block[block]], shared) for block in (one, other))
+            a, b = a[:, None], b[None]
+            meet = (np.maximum(a[..., :2], b[..., :2]) < np.minimum(a[..., 2:4], b[..., 2:4])).all(axis=-1)
+            for p, q in np.argwhere(meet & (a[..., 4] == b[..., 4])).tolist():
+                links.append((group_of[in_block[one][p]], group_of[in_block[other][q]]))
     pairs = np.array(links, np.int64).reshape(-1, 2).T
     _, labels = connected_components(
         coo_array((np.ones(pairs.shape[1]), pairs), shape=(len(groups),) * 2), directed=False
@@ -190,20 +180,15 @@ def _connected(groups: list[list[BlockPiece]], blocks: list[Corners]) -> list[li
     return list(joined.values())
 
 
-def _inside(pieces: Iterable[BlockPiece], corners: Corners) -> np.ndarray:
-    """Return the box around each mask's pixels in a rectangle, widened, and the class; no box without any: int64 (n, 5)."""
+def _near(pieces: Iterable[BlockPiece], corners: Corners) -> np.ndarray:
+    """Return the box around the pixels of each mask in a rectangle, widened, and its class: int64 (n, 5); empty without any."""
     rows = []
     for piece in pieces:
-        row: tuple[int, ...] = (0, 0, 0, 0)
-        if has_pixels(intersection(piece.mask.corners, corners)):
-            line, left = np.divmod(piece.mask.edges[::2], ROW)
-            left, right = left.clip(min=corners[0]), (piece.mask.edges[1::2] % ROW).clip(max=corners[2])
-            kept = (line >= corners[1]) & (line < corners[3]) & (left < right)
-            if kept.any():
-                low, high = (left[kept].min(), line[kept].min()), (right[kept].max(), line[kept].max() + 1)
-                row = (*(int(side) - WIDEN_PX for side in low), *(int(side) + WIDEN_PX for side in high))
-        rows.append((*row, piece.class_id))
-    return np.array(rows, np.int64).reshape(-1, 5)
+        shared = intersection(piece.mask.corners, corners)
+        inside = Runs.of(piece.mask.window(shared), *shared[:2]).corners if has_pixels(shared) else shared
+        wide = WIDEN_PX if has_pixels(inside) else -ROW
+        rows.append((inside[0] - wide, inside[1] - wide, inside[2] + wide, inside[3] + wide, piece.class_id))
+    return np.array(rows, np.int64)
 
 
 def _joined(group: list[BlockPiece], blocks: list[Corners]) -> list[JoinedObject]:
