@@ -127,8 +127,10 @@ def test_files_that_a_raster_names_or_that_lie_beside_it_are_not_opened(tmp_path
     file = write_raster(tmp_path / "a.tif", RGB, tags={"OVERVIEWS": str(secret)})
     source = f"<SimpleSource><SourceFilename>{secret}</SourceFilename><SourceBand>1</SourceBand></SimpleSource>"
     band = f'<VRTRasterBand dataType="Byte" band="1">{source}</VRTRasterBand>'
+    flags = "".join(f'<MDI key="INTERNAL_MASK_FLAGS_{number}">2</MDI>' for number in (1, 2, 3))
     for suffix in (".ovr", ".msk"):
-        text = f'<VRTDataset rasterXSize="600" rasterYSize="700">{band}</VRTDataset>'
+        facts = f"<Metadata>{flags}</Metadata>{band}"
+        text = f'<VRTDataset rasterXSize="600" rasterYSize="700">{facts}</VRTDataset>'
         (tmp_path / f"a.tif{suffix}").write_text(text)
     (tmp_path / "a.tif.aux.xml").write_text("<PAMDataset><SRS>EPSG:3857</SRS></PAMDataset>")
     raster = open_orthophoto(file)

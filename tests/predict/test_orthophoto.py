@@ -22,7 +22,7 @@ from utils.data.images import FILL
 from utils.data.raster import open_orthophoto
 from utils.predict import map_layers, orthophoto
 from utils.predict.map_layers import BLOCKS, GEOJSON, GEOPACKAGE, outline_of, write_orthophoto
-from utils.predict.orthophoto import BlockPiece, cut_blocks, join_blocks
+from utils.predict.orthophoto import BlockPiece, cut_blocks, join_blocks, piece_of
 from utils.predict.regions import Runs
 from utils.predict.shapes import fill_outline
 from utils.predict.tiles import Predictor, Tiling, cut_tiles
@@ -204,7 +204,7 @@ def test_objects_are_complete_as_soon_as_no_further_row_can_change_them() -> Non
         top = rows[number][0][1]
         spots = [top + 10, *([top + 45] if number < 2 else []), *([top + 5] if number else [])]
         masks = [Runs.of(np.ones((8, 8), bool), 20, spot) for spot in spots]
-        return [BlockPiece(number, 0, 0.9, np.array(mask.corners, np.float32), mask) for mask in masks]
+        return [piece_of(number, 0, 0.9, mask) for mask in masks]
 
     after_row = [[thing.corners[1] for thing in things] for things in join_blocks(rows, load)]
     assert after_row == [[10], [45, 50], [85, 90]]
@@ -217,19 +217,22 @@ def test_outlines_hold_the_centres_of_the_masks_pixels_and_leave_out_holes() -> 
     np.testing.assert_array_equal(drawn(shapely.multipolygons(shapely.get_parts(outline))), canvas)
 
 
-def _on_a_rank(folder: str) -> bytes:
+def _on_a_rank(folder: str) -> tuple[bytes, int]:
     patch = pytest.MonkeyPatch()
     install(patch)
     patch.setattr(orthophoto, "BLOCK_PX", SMALL_BLOCK_PX)
     photo, ranks = open_orthophoto(Path(folder) / "a.tif"), distributed.read_rank_environment()
-    write_orthophoto(predictor_of(), photo, Path(folder) / "a.tif", NAMES, Path(folder), ranks)
+    predictor, model = predictor_of(), ColourNetwork()
+    write_orthophoto(replace(predictor, model=model), photo, Path(folder) / "a.tif", NAMES, Path(folder), ranks)
     distributed.barrier()
-    return (Path(folder) / GEOJSON).read_bytes()
+    return (Path(folder) / GEOJSON).read_bytes(), sum(model.batch_sizes)
 
 
 def test_two_ranks_write_what_one_writes(truth: list[Truth], tmp_path: Path) -> None:
     write_raster(tmp_path / "a.tif", paint(truth, SIZE))
     (alone,) = run_ranks(_on_a_rank, 1, str(tmp_path))
-    (first, second) = run_ranks(_on_a_rank, 2, str(tmp_path))
-    assert alone == first == second
-    assert len(json.loads(alone)["features"]) == len(truth)
+    first, second = run_ranks(_on_a_rank, 2, str(tmp_path))
+    assert alone[0] == first[0] == second[0]
+    assert len(json.loads(alone[0])["features"]) == len(truth)
+    assert 0 < first[1] < alone[1]
+    assert first[1] + second[1] == alone[1]

@@ -42,6 +42,11 @@ class BlockPiece(Piece):
     line: Line | None = None
 
 
+def piece_of(number: int, class_id: int, score: float, mask: Runs, line: Line | None = None) -> BlockPiece:
+    """Return a detection in a block; its box is that of its mask."""
+    return BlockPiece(number, class_id, score, np.array(mask.corners, np.float32), mask, line)
+
+
 def cut_blocks(width: int, height: int, tiling: Tiling) -> list[list[Corners]]:
     """Return rows of blocks that cover a raster; neighbours share a tile's side, and their grids of tiles coincide."""
     size = tiling.size_px
@@ -61,14 +66,14 @@ def predict_block(predictor: Predictor, photo: np.ndarray, number: int, corners:
     ((_, _, prediction),) = predictor.predict([(None, photo)])
     left, top = corners[:2]
     lines = prediction.lines or [None] * len(prediction.masks)
-    rows = zip(prediction.class_ids.tolist(), prediction.found.scores.tolist(), prediction.boxes, lines, strict=True)
+    rows = zip(prediction.class_ids.tolist(), prediction.found.scores.tolist(), lines, strict=True)
     pieces = []
-    for position, (class_id, score, box, line) in enumerate(rows):
+    for position, (class_id, score, line) in enumerate(rows):
         region = prediction.masks[position]
         mask = Runs.of(region.mask, left + region.left, top + region.top)
         if not mask.is_empty:
             moved = line and replace(line, points=line.points + np.array([left, top]), gaps=NO_GAPS)
-            pieces.append(BlockPiece(number, class_id, score, box + np.array([left, top] * 2, np.float32), mask, moved))
+            pieces.append(piece_of(number, class_id, score, mask, moved))
     return pieces
 
 
@@ -98,7 +103,7 @@ class FinishedBlocks:
         """Write a block's file, atomically."""
         arrays: dict[str, np.ndarray] = {"number": np.array(len(pieces))}
         for position, piece in enumerate(pieces):
-            facts = [piece.class_id, piece.score, *piece.box.tolist(), *piece.mask.corners]
+            facts = [piece.class_id, piece.score, *piece.mask.corners]
             arrays |= {f"facts-{position}": np.array(facts, np.float64), f"edges-{position}": piece.mask.edges}
             if piece.line is not None:
                 arrays[f"line-{position}"] = np.column_stack([piece.line.points, piece.line.widths])
@@ -111,12 +116,12 @@ class FinishedBlocks:
         pieces = []
         with np.load(self._file(number), allow_pickle=False) as arrays:
             for position in range(int(arrays["number"])):
-                class_id, score, *box = arrays[f"facts-{position}"].tolist()
-                left, top, right, bottom = map(int, box[4:])
+                class_id, score, *corners = arrays[f"facts-{position}"].tolist()
+                left, top, right, bottom = map(int, corners)
                 mask = Runs((left, top, right, bottom), arrays[f"edges-{position}"])
                 of_line = arrays.get(f"line-{position}")
                 line = None if of_line is None else Line(of_line[:, :2], of_line[:, 2], NO_GAPS)
-                pieces.append(BlockPiece(number, int(class_id), score, np.array(box[:4], np.float32), mask, line))
+                pieces.append(piece_of(number, int(class_id), score, mask, line))
         return pieces
 
     def _is_done(self, number: int) -> bool:

@@ -112,12 +112,9 @@ def _geopackage(file: Path) -> Iterator[tuple[str, BaseGeometry | None, dict[str
     with closing(sqlite3.connect(address, uri=True)) as base:
         base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_ITEM_BYTES)
         base.execute("PRAGMA trusted_schema = OFF")
-        systems = {row["srs_id"]: row for row in _rows(base, "gpkg_spatial_ref_sys")}
+        systems = {row["srs_id"]: str(row["definition"]) for row in _rows(base, "gpkg_spatial_ref_sys")}
         for layer in _rows(base, "gpkg_geometry_columns"):
-            system = systems.get(layer["srs_id"], {})
-            is_epsg = str(system.get("organization")).upper() == "EPSG"
-            code = system.get("organization_coordsys_id")
-            source = f"EPSG:{code}" if is_epsg else plain_crs(file, str(system.get("definition")))
+            source = plain_crs(file, systems.get(layer["srs_id"], ""))
             for row in _rows(base, str(layer["table_name"])):
                 data = row.pop(layer["column_name"])
                 yield source, _geometry(data) if data else None, row
