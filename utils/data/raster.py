@@ -231,7 +231,8 @@ def _tags(file: Path) -> Any:
 def _opened(file: Path) -> Iterator[Any]:
     """Open a GeoTIFF without whatever lies beside it. Raises UserError, also where the block meets unreadable data."""
     try:
-        import pyproj  # noqa: F401 # installed together
+        import pyogrio  # noqa: F401 # what comes after hours must not be missing then
+        import pyproj  # noqa: F401
         import rasterio
     except ImportError as error:
         raise UserError(f"{_named(file)}: an orthophoto needs more packages: {INSTALL}") from error

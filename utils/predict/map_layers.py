@@ -26,7 +26,7 @@ from utils.predict.regions import Corners, Runs
 from utils.predict.tiles import Predictor
 from utils.sources.mask_rings import mask_rings
 
-GEOPACKAGE, GEOJSON, BLOCKS = "detections.gpkg", "detections.geojson", ".blocks"
+GEOPACKAGE, GEOJSON, BLOCKS = "detections.gpkg", "detections.geojson", ".orthophoto-blocks"
 LAYERS = {"polygons": ("MultiPolygon", "area_m2"), "lines": ("LineString", "length_m", "width_m")}
 DEGREE_DECIMALS, METRE_DECIMALS = 8, 3  # both are millimetres
 
@@ -139,9 +139,9 @@ class MapLayers:
         """Write some objects, a wire of several lines as several; return how many of each class."""
         rows: dict[str, list[tuple[Any, list[Any]]]] = {}
         counts: Counter[int] = Counter()
-        for thing in objects:
-            facts = {"class": self.names[thing.class_id], "confidence": round(thing.score, 5)}
-            for layer, pixels, width_px in _shapes(thing):
+        for detected in objects:
+            facts = {"class": self.names[detected.class_id], "confidence": round(detected.score, 5)}
+            for layer, pixels, width_px in _shapes(detected):
                 on_map = shapely.transform(pixels, self.raster.to_map)
                 degrees = shapely.transform(
                     on_map, lambda points: np.stack(self._to_degrees.transform(*points.T), axis=1)
@@ -150,7 +150,7 @@ class MapLayers:
                 sizes = [round(size, METRE_DECIMALS) for size in self._sizes(pixels, degrees, width_px)]
                 rows.setdefault(layer, []).append((on_map, [*facts.values(), *sizes]))
                 self._write_json(degrees, facts | dict(zip(LAYERS[layer][1:], sizes, strict=True)))
-                counts[thing.class_id] += 1
+                counts[detected.class_id] += 1
         self._add_rows(rows)
         return counts
 
@@ -194,13 +194,13 @@ class MapLayers:
                 )
 
 
-def _shapes(thing: JoinedObject) -> Iterator[tuple[str, Any, float]]:
+def _shapes(detected: JoinedObject) -> Iterator[tuple[str, Any, float]]:
     """Yield the layer, the geometry in pixels and the width in pixels of an object's lines; else its outline and 0."""
-    lines = lines_of(thing)
+    lines = lines_of(detected)
     for points, width_px in lines:
         yield "lines", LineString(points), width_px
     if not lines:
-        parts = [outline_of(piece.mask) for piece in thing.pieces]
+        parts = [outline_of(piece.mask) for piece in detected.pieces]
         yield "polygons", MultiPolygon(shapely.get_parts(shapely.union_all(parts)).tolist()), 0.0
 
 

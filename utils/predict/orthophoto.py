@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import shapely
@@ -101,7 +102,7 @@ class FinishedBlocks:
 
     def save(self, number: int, pieces: Sequence[BlockPiece]) -> None:
         """Write a block's file, atomically."""
-        arrays: dict[str, np.ndarray] = {"number": np.array(len(pieces))}
+        arrays: dict[str, Any] = {"number": np.array(len(pieces))}
         for position, piece in enumerate(pieces):
             facts = [piece.class_id, piece.score, *piece.mask.corners]
             arrays |= {f"facts-{position}": np.array(facts, np.float64), f"edges-{position}": piece.mask.edges}
@@ -153,7 +154,7 @@ def join_blocks(
         for group in groups:
             ends = [piece.mask.corners[3] for piece in group if piece.tile in numbers]
             (waiting if max(ends, default=0) + WIDEN_PX > next_top else complete).append(group)
-        yield [thing for group in complete for thing in _joined(group, blocks)]
+        yield [detected for group in complete for detected in _joined(group, blocks)]
 
 
 def _connected(groups: list[list[BlockPiece]], blocks: list[Corners]) -> list[list[BlockPiece]]:
@@ -204,12 +205,12 @@ def _joined(group: list[BlockPiece], blocks: list[Corners]) -> list[JoinedObject
     return join_tiles([replace(piece, tile=numbers.index(piece.tile)) for piece in group], tiles, NEVER)
 
 
-def lines_of(thing: JoinedObject) -> list[tuple[np.ndarray, float]]:
+def lines_of(detected: JoinedObject) -> list[tuple[np.ndarray, float]]:
     """Return an object's lines, points float64 (K, 2) xy and the mean width in pixels; none if it is no wire.
 
     The longest line is continued by what the lines of other blocks have beyond its ends.
     """
-    lines = [piece.line for piece in thing.pieces if isinstance(piece, BlockPiece) and piece.line is not None]
+    lines = [piece.line for piece in detected.pieces if isinstance(piece, BlockPiece) and piece.line is not None]
     lines.sort(key=lambda line: -line.length_px)
     parts: list[tuple[np.ndarray, float]] = []
     for line in lines:
