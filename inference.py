@@ -15,7 +15,7 @@ import glob
 import itertools
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,14 @@ from utils import distributed
 from utils.common.config import CONFIG_HELP, FRACTION, THREADS_HELP, Options, option, parse_config
 from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
-from utils.common.errors import UserError, printable, run_script
+from utils.common.errors import UsageError, UserError, printable, run_script
 from utils.common.files import output_folder, walk
 from utils.common.progress import Progress
 from utils.common.signals import die_with_parent
 from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import IMAGE_SUFFIXES, is_photograph
 from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, read_image
+from utils.data.raster import is_orthophoto, open_orthophoto
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.evaluation.native_masks import named_classes
 from utils.predict.annotation_files import (
@@ -46,12 +47,13 @@ from utils.predict.annotation_files import (
 )
 from utils.predict.detections import PhotoPrediction
 from utils.predict.exported import open_model
+from utils.predict.map_layers import GEOJSON, GEOPACKAGE, write_orthophoto
 from utils.predict.maps.assets import read_assets
 from utils.predict.maps.findings import Site
 from utils.predict.maps.map_files import write_map_files
 from utils.predict.maps.thumbnails import save_thumbnails, thumbnail_path
 from utils.predict.prediction_files import PredictionWriter, Source, merge_parts, outline
-from utils.predict.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, check_tiles, choose_tiling
+from utils.predict.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, Tiling, check_tiles, choose_tiling
 from utils.yolo.model import class_names, trained_size_px, trained_thin_classes
 from yolo_seg_ddp import Prediction
 
@@ -114,7 +116,11 @@ class PredictOptions(Options):
 class InferenceConfig(PredictOptions):
     """Options of `inference.py`."""
 
-    source: str = option(None, "photograph, folder (with its subfolders) or quoted pattern", required=True)
+    source: str = option(
+        None,
+        "photograph, folder (with its subfolders), quoted pattern, or GeoTIFF (docs/orthophotos.md)",
+        required=True,
+    )
     output: str = option("outputs/predictions", "folder for pictures, labels/ and predictions.json", metavar="DIR")
     save_crops: bool = option(False, "also write a cut-out of each detection to crops/<class>/")
     save_coco: bool = option(False, f"also write {COCO_FILE}, which CVAT imports (docs/labels.md)")
@@ -154,6 +160,8 @@ def main() -> int:
     output = output_folder(config.output)
     ranks = distributed.read_rank_environment()
     die_with_parent()
+    if is_orthophoto(Path(config.source)):
+        return predict_orthophoto(config, ranks)
     files = list_photos(config.source)
     site = read_site(config) if config.geo else None
     predictor, names = open_predictor(config, ranks)
@@ -187,6 +195,31 @@ def main() -> int:
             print(line)
     cleanup_ddp()
     return 0 if num_read else 1
+
+
+def predict_orthophoto(config: InferenceConfig, ranks: distributed.RankInfo) -> int:
+    """Predict on a GeoTIFF in blocks, which the ranks share; write map layers (docs/orthophotos.md)."""
+    for name in ("save_crops", "save_coco", "save_label_studio", "geo"):
+        if getattr(config, name):
+            raise UsageError(
+                f"--{name.replace('_', '-')}: is for photographs, and --source {config.source} is an orthophoto"
+            )
+    if config.tiles == "off":
+        raise UsageError(f"--tiles off: --source {config.source} is an orthophoto, which is always cut into tiles")
+    raster = open_orthophoto(Path(config.source))
+    predictor, names = open_predictor(config, ranks)
+    predictor = replace(predictor, tiling=predictor.tiling or Tiling(predictor.size_px, config.overlap))
+    os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)
+    setup_ddp(predictor.device, ranks)
+    counts = write_orthophoto(predictor, raster, Path(config.model), names, Path(config.output), ranks)
+    if ranks.is_main:
+        summary = (
+            ", ".join(f"{counts[number]} {name}" for number, name in enumerate(names) if counts[number]) or "nothing"
+        )
+        print(f"{raster.width:,} x {raster.height:,} pixels; found {summary}")
+        print(f"Results in {config.output}: {GEOPACKAGE} (reference system of the raster), {GEOJSON} (WGS84)")
+    cleanup_ddp()
+    return 0
 
 
 def open_predictor(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,13 +12,16 @@ from utils.common.errors import EXIT_DONE, UserError, print_warning, run_script
 from utils.common.text import next_command
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.data.images import NATIVE_LONG_SIDE_PX
+from utils.data.raster import is_orthophoto, open_orthophoto
 from utils.sources.parsing.build import BuildOptions, build_dataset
-from utils.sources.parsing.formats import AUTO, EPRI, FORMAT_CHOICES
+from utils.sources.parsing.formats import AUTO, EPRI, FORMAT_CHOICES, YOLO
 from utils.sources.parsing.manifest import UNREADABLE_KINDS, report_lines
 from utils.sources.parsing.photograph import EXIF_FRAME_CHOICES, PhotographOptions
+from utils.sources.parsing.raster_pieces import cut_raster
 from utils.sources.parsing.reading import choose_format
-from utils.sources.parsing.split import CIRCUIT, SPLIT_BY_CHOICES, TIME_GAP_S
+from utils.sources.parsing.split import CIRCUIT, FOLDERS, SPLIT_BY_CHOICES, TIME_GAP_S
 from utils.sources.parsing.state import DATASET_FILE
+from utils.sources.parsing.vector_labels import read_map_labels
 
 
 @dataclass(frozen=True)
@@ -25,8 +29,20 @@ class ParseConfig(Options):
     """Options of parse_labels.py."""
 
     config: str | None = option(None, "YAML file with any of these options", metavar="FILE")
-    input: str = option("data/raw", "folder with the labels and the photographs, in folders or zips", metavar="DIR")
-    format: str = option(AUTO, "format of the labels; auto: found by the content of the files", choices=FORMAT_CHOICES)
+    input: str = option(
+        "data/raw",
+        "folder with the labels and the photographs, in folders or zips; with --labels a GeoTIFF",
+        metavar="DIR",
+    )
+    labels: tuple[str, ...] = option(
+        (), "labels of an orthophoto, polygons and lines: GeoJSON or GeoPackage (docs/orthophotos.md)", metavar="FILE"
+    )
+    format: str = option(
+        AUTO,
+        "format of the labels; auto: found by the content of the files",
+        choices=FORMAT_CHOICES,
+        needs="not labels",
+    )
     classes: tuple[str, ...] | None = option(
         None,
         "classes and their order; unset: those of EPRI's data set if they cover all labels, else those of the label file",
@@ -48,11 +64,20 @@ class ParseConfig(Options):
         at_most=1000,
         needs=("not format=coco", "not format=labelstudio", "not format=yolo", "not format=masks"),
     )
+    line_width_m: float | None = option(
+        None,
+        "width in metres of lines without a width_m of their own; unset: --line-width",
+        above=0,
+        at_most=100,
+        needs="labels",
+        metavar="METRES",
+    )
     split_by: str = option(
         AUTO,
         "split by the input's folders train, val and test, by a hash of each photograph's name, by circuit (or folder), or by "
         "pauses in time; auto: by such folders if they hold all photographs, else hash",
         choices=SPLIT_BY_CHOICES,
+        needs="not labels",
     )
     time_gap: float | None = option(
         None,
@@ -66,9 +91,10 @@ class ParseConfig(Options):
         "auto",
         "whether outlines of EXIF-rotated photographs refer to upright or stored pixels",
         choices=EXIF_FRAME_CHOICES,
+        needs="not labels",
     )
     keep_unlabelled: bool = option(
-        False, "keep photographs that the label file does not list, as images without objects"
+        False, "keep photographs that the label file does not list, as images without objects", needs="not labels"
     )
     trust_links: bool = option(False, TRUST_LINKS_HELP)
     workers: int = option(0, "threads; 0: all usable cores", at_least=0)
@@ -76,8 +102,31 @@ class ParseConfig(Options):
 
 
 def main() -> int:
-    """Build the data set and print what it contains and what was skipped; return the exit code."""
+    """Build the data set; return the exit code."""
     config = parse_config(ParseConfig, "Turn raw photographs and their labels into a YOLO-seg data set.")
+    if config.labels:
+        beside = Path(config.output).absolute().parent
+        beside.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".orthophoto-", dir=beside) as folder:
+            return build(cut_orthophoto(config, Path(folder)))
+    if is_orthophoto(Path(config.input)):
+        raise UserError(f"--input {config.input}: an orthophoto; name its labels, GeoJSON or GeoPackage, with --labels")
+    return build(config)
+
+
+def cut_orthophoto(config: ParseConfig, folder: Path) -> ParseConfig:
+    """Cut a GeoTIFF and its labels into photographs in a folder; return the options that read them."""
+    raster = open_orthophoto(Path(config.input))
+    labels, num_skipped = read_map_labels([Path(file) for file in config.labels], raster.crs)
+    if num_skipped:
+        print_warning(f"--labels: {num_skipped} features are neither polygons nor lines and are left out")
+    widths = (config.line_width, config.line_width_m)
+    print(cut_raster(raster, labels, folder, config.long_side, *widths, config.val_fraction), flush=True)
+    return replace(config, input=str(folder), format=YOLO, split_by=FOLDERS, labels=(), line_width_m=None)
+
+
+def build(config: ParseConfig) -> int:
+    """Build the data set and print what it contains and what was skipped; return the exit code."""
     if config.format == AUTO:
         config = replace(config, format=choose_format(Path(config.input)))
         for line in ignored(config, ["line_width"], "needs"):

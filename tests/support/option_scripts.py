@@ -20,6 +20,7 @@ def tiling(tiles: str, overlap: float, *_: object) -> Tiling | None:
     return choose_tiling(tiles, overlap, model, 640)  # type: ignore[arg-type]
 
 
+PHOTOGRAPHS = {"is_orthophoto": lambda _: False}
 TILING = {"choose_tiling": tiling, "check_tiles": check_tiles}
 TILES = {"tiles": ("320", "off")}
 
@@ -76,7 +77,18 @@ SCRIPTS = [
         values={"window_scale": ((0.25, 1.0),), "mlflow": ("https://host",)},
         readers={"choose_augmentation": ("augment",)},
     ),
-    Script("inference", "InferenceConfig", ("--model=m", "--source=s"), values=TILES, kept=TILING),
+    Script("inference", "InferenceConfig", ("--model=m", "--source=s"), values=TILES, kept=TILING | PHOTOGRAPHS),
+    Script(
+        "inference",
+        "InferenceConfig",
+        ("--model=m", "--source=map.tif"),
+        values=TILES,
+        kept=TILING | {"is_orthophoto": lambda _: True},
+        elsewhere=(
+            *("geo", "assets", "asset_range", "ground_height", "ground_sigma"),
+            *("save_coco", "save_crops", "save_label_studio"),
+        ),
+    ),
     Script("evaluate_model", "EvaluationConfig", ("--model=m",), values=TILES, kept=TILING),
     Script(
         "check_data",
@@ -102,7 +114,7 @@ SCRIPTS = [
         kept={"process_counts": process_counts, "usable_cpu_count": lambda: 8, "visible_gpu_count": lambda: 4},
     ),
     Script("download_data", "DownloadConfig", stubs=("utils.sources.sample.write_sample",)),
-    Script("parse_labels", "ParseConfig"),
+    Script("parse_labels", "ParseConfig", kept=PHOTOGRAPHS),
     Script("test_ddp", "MachineCheckConfig"),
     Script(
         "utils.run.monitor",

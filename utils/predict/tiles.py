@@ -135,7 +135,7 @@ class Predictor:
         batch: list[_View] = []
         for key, photo in photos:
             state = _Open(key, photo, self.size_px, self.tiling.tiles_of(photo) if self.tiling else [])
-            for number in range(WHOLE, len(state.tiles)):
+            for number in state.views:
                 batch.append(_View.of(state, number))
                 if len(batch) == self.batch_size:
                     yield from self._run(batch)
@@ -162,7 +162,7 @@ class Predictor:
                 yield state.key, state.photo, with_lines(prediction, self.thin, view.placement)
                 continue
             state.add(view, found, prototypes, PIECES_PER_DETECTION * self.max_detections)
-            if view.number == len(state.tiles) - 1:  # the photograph's last
+            if view.number == state.views[-1]:
                 yield state.key, state.photo, self._join(state)
 
     def _join(self, state: _Open) -> PhotoPrediction:
@@ -206,6 +206,12 @@ class _Open:
     def tiles(self) -> list[Corners]:
         """The tiles of all sizes."""
         return [tile for level in self.levels for tile in level]
+
+    @cached_property
+    def views(self) -> list[int]:
+        """What is looked at: the whole photograph and the tiles, without those that are padding alone (utils/data/raster.py)."""
+        parts = (self.photo[top:bottom, left:right] for left, top, right, bottom in self.tiles)
+        return [WHOLE, *(number for number, part in enumerate(parts) if (part != FILL).any())]
 
     def add(self, view: _View, found: Detections, prototypes: torch.Tensor, most: int) -> None:
         """Add a view's detections, except those that are not among the `most` most confident ones so far."""

@@ -1,0 +1,238 @@
+"""Orthophotos: blocks, what is joined over them, map layers, killed runs and ranks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import shapely
+import torch
+
+from tests.predict.tile_scenes import Truth, iou_of, stroke
+from tests.support.ranks import run_ranks
+from tests.support.rasters import CRS, ORIGIN, PIXEL_M, write_raster
+from tests.yolo.colour_network import NAMES, ColourNetwork, install, paint
+from utils import distributed
+from utils.common.errors import UserError
+from utils.data.images import FILL
+from utils.data.raster import open_orthophoto
+from utils.predict import map_layers, orthophoto
+from utils.predict.map_layers import BLOCKS, GEOJSON, GEOPACKAGE, outline_of, write_orthophoto
+from utils.predict.orthophoto import BlockPiece, cut_blocks, join_blocks, piece_of
+from utils.predict.regions import Runs
+from utils.predict.shapes import fill_outline
+from utils.predict.tiles import Predictor, Tiling, cut_tiles
+
+pyogrio = pytest.importorskip("pyogrio")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SIZE = (1500, 900)
+SMALL_BLOCK_PX = 720  # eight blocks
+
+
+@pytest.fixture(scope="module")
+def truth() -> list[Truth]:
+    """Two wires from corner to corner, a third with a bend, and poles: one in the part that two blocks share, one in four."""
+    ways = [[(30, 860), (1470, 60)], [(30, 780), (1400, 20)], [(700, 880), (1000, 500), (1470, 500)]]
+    poles = [[(350, 60), (350, 200)], [(600, 640), (600, 780)], [(1100, 700), (1340, 700)]]
+    return [*((0, stroke(SIZE, way, 8)) for way in ways), *((1, stroke(SIZE, way, 30)) for way in poles)]
+
+
+def predictor_of(thin: tuple[int, ...] = ()) -> Predictor:
+    limits = {"confidence": 0.25, "iou": 0.7}
+    return Predictor(ColourNetwork(), 320, torch.device("cpu"), 8, Tiling(320), limits, thin=thin)
+
+
+def predicted(folder: Path, raster: Path, predictor: Predictor | None = None) -> dict[str, list[Any]]:
+    """Predict on a raster; return the layers of the GeoPackage, geometries in pixels and columns, as pyogrio reads them."""
+    model = folder / "model.pt"
+    folder.mkdir(exist_ok=True)
+    model.write_bytes(b"weights")
+    photo = open_orthophoto(raster)
+    ranks = distributed.read_rank_environment()
+    write_orthophoto(predictor or predictor_of(), photo, model, NAMES, folder, ranks)
+    layers = {}
+    for layer in ("polygons", "lines"):
+        facts, _, shapes, columns = pyogrio.raw.read(folder / GEOPACKAGE, layer=layer)
+        assert facts["crs"] == CRS
+        in_pixels = shapely.transform(shapely.from_wkb(shapes), photo.to_pixels)
+        layers[layer] = [in_pixels, *columns]
+    return layers
+
+
+def drawn(shape: Any) -> np.ndarray:
+    """Return the pixels whose centres lie in a polygon, bool (H, W)."""
+    canvas = np.zeros(SIZE[::-1], bool)
+    for ring in (ring for part in shape.geoms for ring in (part.exterior, *part.interiors)):
+        region = fill_outline(shapely.get_coordinates(ring)[:-1], SIZE)
+        height, width = region.mask.shape
+        canvas[region.top : region.top + height, region.left : region.left + width] ^= region.mask
+    return canvas
+
+
+@pytest.mark.parametrize("size", [(5000, 700), (640, 640), (20_000, 13_001), (5889, 5888)])
+def test_blocks_cover_the_raster_and_share_tiles(size: tuple[int, int]) -> None:
+    rows = cut_blocks(*size, Tiling(320))
+    assert rows[-1][-1][2:] == size
+    assert rows[0][0][:2] == (0, 0)
+    for one, other in zip(rows[0], rows[0][1:], strict=False):
+        assert one[2] - other[0] == 320
+        tiles = [
+            {tile[0] + block[0] for tile in cut_tiles(block[2] - block[0], 320 + block[3], 320)}
+            for block in (one, other)
+        ]
+        assert one[2] - 320 in tiles[0] & tiles[1]
+    assert max(block[2] - block[0] for block in rows[0]) <= orthophoto.BLOCK_PX
+
+
+def test_a_raster_of_one_block_has_the_photographs_detections_to_the_pixel(
+    truth: list[Truth], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch)
+    photo = paint(truth, SIZE)
+    ((*_, expected),) = predictor_of().predict([(0, photo)])
+    shapes, names, scores, areas = predicted(tmp_path, write_raster(tmp_path / "a.tif", photo))["polygons"]
+    order = np.argsort(-expected.found.scores.numpy(), kind="stable")
+    assert len(shapes) == len(order) >= 6
+    assert names.tolist() == [NAMES[expected.class_ids[number]] for number in order]
+    np.testing.assert_allclose(scores, expected.found.scores.numpy()[order], atol=1e-5)
+    for shape, number, area in zip(shapes, order, areas, strict=True):
+        region = expected.masks[number]
+        assert iou_of(region, drawn(shape)) == 1
+        assert area == pytest.approx(region.mask.sum() * PIXEL_M**2 / 0.9996**2, rel=0.01)
+
+
+def test_what_several_blocks_show_becomes_one_object(
+    truth: list[Truth], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch)
+    monkeypatch.setattr(orthophoto, "BLOCK_PX", SMALL_BLOCK_PX)
+    raster = write_raster(tmp_path / "a.tif", paint(truth, SIZE))
+    shapes, names, *_ = predicted(tmp_path, raster)["polygons"]
+    assert len(shapes) == len(truth)
+    for class_id, mask in truth:
+        ious = [(drawn(shape) & mask).sum() / (drawn(shape) | mask).sum() for shape in shapes]
+        assert max(ious) >= 0.99
+        assert names[int(np.argmax(ious))] == NAMES[class_id]
+    assert not (tmp_path / BLOCKS).exists()
+
+
+def test_wires_are_lines_over_all_blocks_with_their_length_and_width_in_metres(
+    truth: list[Truth], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch)
+    monkeypatch.setattr(orthophoto, "BLOCK_PX", SMALL_BLOCK_PX)
+    raster = write_raster(tmp_path / "a.tif", paint(truth[:2], SIZE))
+    layers = predicted(tmp_path, raster, predictor_of(thin=(0,)))
+    assert not len(layers["polygons"][0])
+    shapes, names, _, lengths, widths = layers["lines"]
+    assert names.tolist() == ["wire", "wire"]
+    for ends in ([(30, 860), (1470, 60)], [(30, 780), (1400, 20)]):
+        expected = shapely.LineString(ends)
+        nearest = int(np.argmin([shape.hausdorff_distance(expected) for shape in shapes]))
+        assert shapes[nearest].hausdorff_distance(expected) < 6
+        assert lengths[nearest] == pytest.approx(expected.length * PIXEL_M, rel=0.01)
+        assert widths[nearest] == pytest.approx(8 * PIXEL_M, rel=0.2)
+    collection = json.loads((tmp_path / GEOJSON).read_text())
+    assert len(collection["features"]) == 2
+    longitude, latitude = collection["features"][0]["geometry"]["coordinates"][0]
+    assert (longitude, latitude) == (pytest.approx(15.0, abs=1e-3), pytest.approx(47.85, abs=5e-3))
+    assert ORIGIN[0] == 500_000  # on the zone's middle meridian, 15 degrees east
+
+
+def test_tiles_without_photograph_are_not_computed(
+    truth: list[Truth], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch)
+    photo = np.full((900, 1500, 3), 20, np.uint8)
+    photo[:, 400:] = 0
+    predictor, model = predictor_of(), ColourNetwork()
+    predicted(tmp_path, write_raster(tmp_path / "a.tif", photo, nodata=0), replace(predictor, model=model))
+    assert sum(model.batch_sizes) == 16  # 1 + 5 x 3 of 41 views
+    assert FILL != 0
+
+
+def test_a_killed_run_goes_on_and_writes_the_same_files(
+    truth: list[Truth], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(monkeypatch)
+    monkeypatch.setattr(orthophoto, "BLOCK_PX", SMALL_BLOCK_PX)
+    raster = write_raster(tmp_path / "a.tif", paint(truth, SIZE))
+    predicted(tmp_path / "whole", raster)
+    computed: list[int] = []
+    compute = map_layers.predict_block
+
+    def stops(predictor: Predictor, photo: np.ndarray, number: int, *rest: Any) -> list[BlockPiece]:
+        if len(computed) == 2:
+            raise UserError("killed")
+        computed.append(number)
+        return compute(predictor, photo, number, *rest)
+
+    monkeypatch.setattr(map_layers, "predict_block", stops)
+    with pytest.raises(UserError, match="killed"):
+        predicted(tmp_path / "killed", raster)
+    assert not (tmp_path / "killed" / GEOJSON).exists()
+    (tmp_path / "killed" / BLOCKS / "0.npz").write_bytes(b"half")  # a damaged block is made again
+
+    def counts(predictor: Predictor, photo: np.ndarray, number: int, *rest: Any) -> list[BlockPiece]:
+        computed.append(number)
+        return compute(predictor, photo, number, *rest)
+
+    monkeypatch.setattr(map_layers, "predict_block", counts)
+    predicted(tmp_path / "killed", raster)
+    assert "1 of 8 blocks are there" in capsys.readouterr().out
+    assert computed == [0, 1, 0, *range(2, 8)]
+    assert (tmp_path / "killed" / GEOJSON).read_bytes() == (tmp_path / "whole" / GEOJSON).read_bytes()
+
+
+def test_blocks_of_other_options_are_not_taken_over(tmp_path: Path) -> None:
+    done = orthophoto.FinishedBlocks(tmp_path / BLOCKS, "0.25")
+    assert done.prepare(3) == []
+    done.save(1, [])
+    assert done.prepare(3) == [1]
+    assert orthophoto.FinishedBlocks(tmp_path / BLOCKS, "0.5").prepare(3) == []
+
+
+def test_objects_are_complete_as_soon_as_no_further_row_can_change_them() -> None:
+    rows = [[(0, top, 100, top + 60)] for top in (0, 40, 80)]
+
+    def load(number: int) -> list[BlockPiece]:
+        top = rows[number][0][1]
+        spots = [top + 10, *([top + 45] if number < 2 else []), *([top + 5] if number else [])]
+        masks = [Runs.of(np.ones((8, 8), bool), 20, spot) for spot in spots]
+        return [piece_of(number, 0, 0.9, mask) for mask in masks]
+
+    after_row = [[thing.corners[1] for thing in things] for things in join_blocks(rows, load)]
+    assert after_row == [[10], [45, 50], [85, 90]]
+
+
+def test_outlines_hold_the_centres_of_the_masks_pixels_and_leave_out_holes() -> None:
+    canvas = np.zeros(SIZE[::-1], bool)
+    canvas[100:140, 200:260] = np.random.default_rng(0).random((40, 60)) < 0.6
+    outline = outline_of(Runs.of(canvas))
+    np.testing.assert_array_equal(drawn(shapely.multipolygons(shapely.get_parts(outline))), canvas)
+
+
+def _on_a_rank(folder: str) -> tuple[bytes, int]:
+    patch = pytest.MonkeyPatch()
+    install(patch)
+    patch.setattr(orthophoto, "BLOCK_PX", SMALL_BLOCK_PX)
+    photo, ranks = open_orthophoto(Path(folder) / "a.tif"), distributed.read_rank_environment()
+    predictor, model = predictor_of(), ColourNetwork()
+    write_orthophoto(replace(predictor, model=model), photo, Path(folder) / "a.tif", NAMES, Path(folder), ranks)
+    distributed.barrier()
+    return (Path(folder) / GEOJSON).read_bytes(), sum(model.batch_sizes)
+
+
+def test_two_ranks_write_what_one_writes(truth: list[Truth], tmp_path: Path) -> None:
+    write_raster(tmp_path / "a.tif", paint(truth, SIZE))
+    (alone,) = run_ranks(_on_a_rank, 1, str(tmp_path))
+    first, second = run_ranks(_on_a_rank, 2, str(tmp_path))
+    assert alone[0] == first[0] == second[0]
+    assert len(json.loads(alone[0])["features"]) == len(truth)
+    assert 0 < first[1] < alone[1]
+    assert first[1] + second[1] == alone[1]

@@ -1,0 +1,152 @@
+"""Labels of a map: GeoJSON and GeoPackage become photographs with YOLO's labels."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import shapely
+
+from parse_labels import main
+from tests.support.rasters import CRS, write_raster
+from utils.common.errors import UserError
+from utils.data.images import read_image
+from utils.data.labels import read_yolo_label
+from utils.data.raster import WGS84, open_orthophoto, transformer
+from utils.sources.parsing.vector_labels import read_map_labels
+
+pyogrio = pytest.importorskip("pyogrio")
+SIDE = 1000
+POLE, WIRE = shapely.box(110, 260, 130, 500), shapely.LineString([(0, 700), (1000, 900)])
+RING = shapely.Polygon([(620, 20), (780, 20), (780, 180), (620, 180)], [[(660, 60), (740, 60), (740, 140), (660, 140)]])
+
+
+@pytest.fixture
+def raster(tmp_path: Path) -> Path:
+    pixels = np.random.default_rng(0).integers(1, 255, (SIDE, SIDE, 1), dtype=np.uint8).repeat(3, axis=2)
+    pixels[:200, :200] = 0
+    return write_raster(tmp_path / "a.tif", pixels, nodata=0)
+
+
+def write_geojson(file: Path, raster: Path, crs: str | None = None, **properties: Any) -> Path:
+    """Write the pole and the ring in WGS84, or in the raster's system with the member `crs` that QGIS writes."""
+    photo = open_orthophoto(raster)
+    to_map = transformer(photo.crs, CRS if crs else WGS84)
+    features = []
+    for shape in (POLE, RING):
+        placed = shapely.transform(shape, lambda points: np.stack(to_map.transform(*photo.to_map(points).T), axis=1))
+        facts = {"class": "pole", **properties}
+        features.append({"type": "Feature", "properties": facts, "geometry": json.loads(shapely.to_geojson(placed))})
+    system = {"crs": {"type": "name", "properties": {"name": crs}}} if crs else {}
+    file.write_text(json.dumps({"type": "FeatureCollection", **system, "features": features}))
+    return file
+
+
+def write_geopackage(file: Path, raster: Path, crs: str, **columns: Any) -> Path:
+    """Write the wire in a reference system."""
+    photo = open_orthophoto(raster)
+    to_map = transformer(photo.crs, crs)
+    line = shapely.transform(WIRE, lambda points: np.stack(to_map.transform(*photo.to_map(points).T), axis=1))
+    fields = {"Label": np.array(["wire"], object), **columns}
+    wkb = np.array([shapely.to_wkb(line)], object)
+    pyogrio.raw.write(
+        file,
+        wkb,
+        list(fields.values()),
+        list(fields),
+        geometry_type="LineString",
+        crs=crs,
+        driver="GPKG",
+        layer='my "wires"',
+    )
+    return file
+
+
+@pytest.mark.parametrize("crs", [None, "urn:ogc:def:crs:EPSG::32633"])
+@pytest.mark.parametrize("of_lines", ["EPSG:4326", "EPSG:3857", "EPSG:25833"])
+def test_labels_of_any_reference_system_lie_on_their_pixels(
+    crs: str | None, of_lines: str, raster: Path, tmp_path: Path
+) -> None:
+    files = [
+        write_geojson(tmp_path / "a.geojson", raster, crs),
+        write_geopackage(tmp_path / "b.gpkg", raster, of_lines),
+    ]
+    photo = open_orthophoto(raster)
+    labels, num_skipped = read_map_labels(files, photo.crs)
+    assert num_skipped == 0
+    assert [label.name for label in labels] == ["pole", "pole", "wire"]
+    for label, expected in zip(labels, (POLE, RING, WIRE), strict=True):
+        assert shapely.transform(label.shape, photo.to_pixels).hausdorff_distance(expected) < 0.05
+
+
+def test_photographs_keep_their_pixels_and_neighbours_are_in_one_split(
+    raster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    width = {"width_m": np.array([0.3])}
+    files = [write_geojson(tmp_path / "a.geojson", raster), write_geopackage(tmp_path / "b.gpkg", raster, CRS, **width)]
+    output = tmp_path / "set"
+    arguments = ["--input", raster, "--labels", *files, "--output", output, "--long-side", "200", "--line-width", "3"]
+    monkeypatch.setattr("sys.argv", ["parse_labels.py", *map(str, arguments)])
+    assert main() == 0
+    names = (output / "dataset.yaml").read_text()
+    assert names.index("pole") < names.index("wire")
+    photo = open_orthophoto(raster)
+    corners: dict[str, list[int]] = {"train": [], "val": []}
+    areas = np.zeros(2)
+    for split, rows in corners.items():
+        for file in sorted((output / split / "images").iterdir()):
+            left, top = (int(part[1:]) for part in file.stem.split("_")[-2:])
+            rows.append(left)
+            window = photo.read((left, top, left + 200, top + 200)).astype(float)
+            assert abs(read_image(file) - window).mean() < 6  # of a JPEG
+            class_ids, polygons = read_yolo_label(output / split / "labels" / f"{file.stem}.txt", 2)
+            for class_id, polygon in zip(class_ids, polygons, strict=True):
+                areas[class_id] += shapely.Polygon(polygon * 200).buffer(0).area
+    assert max(corners["train"]) + 200 < min(corners["val"])
+    assert len(corners["train"]) == 14  # one of 15 is without photograph
+    assert len(corners["val"]) == 5
+    assert areas[0] == pytest.approx(POLE.area, rel=0.01)  # the ring lies between the splits
+    assert areas[1] == pytest.approx(WIRE.length * 0.8 * 10, rel=0.02)  # 0.3 m are ten pixels
+    assert not list(tmp_path.glob(".orthophoto-*"))
+
+
+def view_for_table(file: Path) -> None:
+    with sqlite3.connect(file) as base:
+        base.execute('ALTER TABLE "my ""wires""" RENAME TO other')
+        base.execute('CREATE VIEW "my ""wires""" AS SELECT * FROM other')
+        base.execute("UPDATE gpkg_geometry_columns SET table_name = 'my \"wires\"'")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda file: file.write_bytes(file.read_bytes()[:3000]), "malformed|not a GeoPackage"),
+        (view_for_table, "not a GeoPackage with a plain table"),
+        (lambda file: file.write_text("a,b"), "not valid JSON"),
+        (lambda file: file.write_text('{"crs": {"properties": {"name": "+proj=x +nadgrids=/a"}}}'), "reference system"),
+        (lambda file: file.write_text('{"features": [{"geometry": {"type": "Point"}}]}'), "export it again"),
+        (lambda file: file.unlink(), "No such file"),
+    ],
+)
+def test_label_files_that_cannot_be_used_are_refused_in_one_line(
+    change: Any, message: str, raster: Path, tmp_path: Path
+) -> None:
+    file = write_geopackage(tmp_path / "b.gpkg", raster, CRS)
+    change(file)
+    with pytest.raises(UserError, match=message) as caught:
+        read_map_labels([file], open_orthophoto(raster).crs)
+    assert "b.gpkg" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_feature_needs_a_class_and_points_are_counted(raster: Path, tmp_path: Path) -> None:
+    crs = open_orthophoto(raster).crs
+    with pytest.raises(UserError, match="a feature without a class: it needs a text in the column `class`"):
+        read_map_labels([write_geojson(tmp_path / "a.geojson", raster, None, **{"class": 3})], crs)
+    point = {"type": "Feature", "properties": {}, "geometry": {"type": "Point", "coordinates": [15, 47]}}
+    (tmp_path / "b.geojson").write_text(json.dumps({"type": "FeatureCollection", "features": [point, point]}))
+    assert read_map_labels([tmp_path / "b.geojson"], crs) == ([], 2)

@@ -1,0 +1,210 @@
+"""Predicts on an orthophoto and writes its objects for maps: a GeoPackage in the raster's reference system, GeoJSON in WGS84."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import shapely
+from shapely.geometry import LineString, MultiPolygon, mapping
+
+from utils import distributed
+from utils.common.errors import print_warning
+from utils.common.progress import Progress
+from utils.common.text import plain_text
+from utils.data.raster import WGS84, Orthophoto, transformer
+from utils.predict.joining import JoinedObject
+from utils.predict.orthophoto import BlockPiece, FinishedBlocks, cut_blocks, join_blocks, lines_of, predict_block
+from utils.predict.regions import Corners, Runs
+from utils.predict.tiles import Predictor
+from utils.sources.mask_rings import mask_rings
+
+GEOPACKAGE, GEOJSON, BLOCKS = "detections.gpkg", "detections.geojson", ".orthophoto-blocks"
+LAYERS = {"polygons": ("MultiPolygon", "area_m2"), "lines": ("LineString", "length_m", "width_m")}
+DEGREE_DECIMALS, METRE_DECIMALS = 8, 3  # both are millimetres
+
+
+def write_orthophoto(
+    predictor: Predictor,
+    raster: Orthophoto,
+    model: Path,
+    names: Sequence[str],
+    folder: Path,
+    ranks: distributed.RankInfo,
+) -> Counter[int]:
+    """Predict on a raster in blocks and write both files; return on rank 0 how many objects of each class there are.
+
+    `predictor` has a tiling. Every rank must reach this: the ranks share the blocks, and rank 0 joins them. The blocks that a
+    killed run finished are taken over if raster, model and options are the same.
+    """
+    assert predictor.tiling is not None
+    rows = cut_blocks(raster.width, raster.height, predictor.tiling)
+    blocks = [block for row in rows for block in row]
+    done = FinishedBlocks(folder / BLOCKS, _facts(predictor, raster, model))
+    finished = distributed.broadcast_from_main(distributed.run_on_main(lambda: done.prepare(len(blocks)))) or []
+    if finished and ranks.is_main:
+        print(f"{len(finished)} of {len(blocks)} blocks are there from a run that was stopped", flush=True)
+    mine = sorted(set(range(len(blocks))) - set(finished))[ranks.rank :: ranks.world_size]
+    for number in Progress("blocks", len(mine), ranks.is_main)(mine):
+        done.save(number, predict_block(predictor, raster.read(blocks[number]), number, blocks[number]))
+    distributed.barrier()
+    return distributed.run_on_main(lambda: _join_and_write(rows, done, folder, raster, names, predictor)) or Counter()
+
+
+def _join_and_write(
+    rows: list[list[Corners]],
+    done: FinishedBlocks,
+    folder: Path,
+    raster: Orthophoto,
+    names: Sequence[str],
+    predictor: Predictor,
+) -> Counter[int]:
+    counts: Counter[int] = Counter()
+    full: list[int] = []
+
+    def load(number: int) -> list[BlockPiece]:
+        pieces = done.load(number)
+        if len(pieces) >= predictor.max_detections:
+            full.append(number)
+        return pieces
+
+    with MapLayers(folder, raster, names) as layers:
+        for objects in join_blocks(rows, load):
+            counts += layers.add(objects)
+    done.remove()
+    if full:
+        print_warning(
+            f"{len(full)} blocks have more than {predictor.max_detections} detections: raise --max-detections"
+        )
+    return counts
+
+
+def _facts(predictor: Predictor, raster: Orthophoto, model: Path) -> str:
+    """Return all that a block's detections depend on, as text."""
+    digest = hashlib.sha256()
+    for file in sorted(model.rglob("*")) if model.is_dir() else [model]:
+        if file.is_file():
+            digest.update(file.read_bytes())
+    status = raster.file.stat()
+    has_no_nms = getattr(predictor.model, "end2end", None)
+    settings = (predictor.size_px, predictor.batch_size, predictor.max_detections, predictor.thin, has_no_nms)
+    where = (str(raster.file.resolve()), status.st_size, status.st_mtime_ns)
+    hardware = (predictor.device.type, str(predictor.autocast_dtype))
+    parts = (where, digest.hexdigest(), settings, hardware, predictor.tiling, sorted(predictor.limits.items()))
+    return "\n".join(map(repr, parts))
+
+
+class MapLayers:
+    """The two files while they are written, under other names; `names`: of the classes. An error removes them.
+
+    Areas and lengths are those on the ellipsoid of WGS84, whatever the reference system: on a map in Mercator's
+    projection, for one, a metre at 60 degrees north is half a metre.
+    """
+
+    def __init__(self, folder: Path, raster: Orthophoto, names: Sequence[str]) -> None:
+        from pyproj import Geod
+
+        self.raster, self.names = raster, [plain_text(name) for name in names]
+        self._targets = [folder / GEOPACKAGE, folder / GEOJSON]
+        self._parts = [target.with_name(f".part-{target.name}") for target in self._targets]
+        for part in self._parts:
+            part.unlink(missing_ok=True)
+        self._to_degrees, self._ellipsoid = transformer(raster.crs, WGS84), Geod(ellps="WGS84")
+        self._json = self._parts[1].open("w", encoding="utf-8")
+        self._json.write('{"type": "FeatureCollection", "features": [')
+        self._separator = "\n"
+        self._add_rows({})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        if kind is None:
+            self._json.write("\n]}\n")
+        self._json.close()
+        for part, target in zip(self._parts, self._targets, strict=True):
+            if kind is None:
+                os.replace(part, target)
+            else:
+                part.unlink(missing_ok=True)
+
+    def add(self, objects: Sequence[JoinedObject]) -> Counter[int]:
+        """Write some objects, a wire of several lines as several; return how many of each class."""
+        rows: dict[str, list[tuple[Any, list[Any]]]] = {}
+        counts: Counter[int] = Counter()
+        for detected in objects:
+            facts = {"class": self.names[detected.class_id], "confidence": round(detected.score, 5)}
+            for layer, pixels, width_px in _shapes(detected):
+                on_map = shapely.transform(pixels, self.raster.to_map)
+                degrees = shapely.transform(
+                    on_map, lambda points: np.stack(self._to_degrees.transform(*points.T), axis=1)
+                )
+                degrees = shapely.orient_polygons(degrees)
+                sizes = [round(size, METRE_DECIMALS) for size in self._sizes(pixels, degrees, width_px)]
+                rows.setdefault(layer, []).append((on_map, [*facts.values(), *sizes]))
+                self._write_json(degrees, facts | dict(zip(LAYERS[layer][1:], sizes, strict=True)))
+                counts[detected.class_id] += 1
+        self._add_rows(rows)
+        return counts
+
+    def _sizes(self, pixels: Any, degrees: Any, width_px: float) -> list[float]:
+        """Return the area in square metres, or the length and the width in metres."""
+        if not width_px:
+            return [abs(self._ellipsoid.geometry_area_perimeter(degrees)[0])]
+        length_m = self._ellipsoid.geometry_length(degrees)
+        return [length_m, width_px * length_m / pixels.length]
+
+    def _write_json(self, degrees: Any, facts: dict[str, Any]) -> None:
+        parts = shapely.get_parts(degrees)
+        geometry = mapping(
+            shapely.transform(parts[0] if len(parts) == 1 else degrees, lambda c: c.round(DEGREE_DECIMALS))
+        )
+        feature = {"type": "Feature", "geometry": geometry, "properties": facts}
+        self._json.write(self._separator + json.dumps(feature, ensure_ascii=False, allow_nan=False))
+        self._separator = ",\n"
+
+    def _add_rows(self, rows: dict[str, list[tuple[Any, list[Any]]]]) -> None:
+        """Append features to the GeoPackage's layers, which the first call makes."""
+        from pyogrio.raw import write
+
+        path, kinds = self._parts[0], (object, np.float64, np.float64, np.float64)
+        is_new = not path.exists()
+        for layer, (geometry_type, *sizes) in LAYERS.items():
+            features = rows.get(layer, [])
+            if features or is_new:
+                fields = ["class", "confidence", *sizes]
+                columns = [np.array([row[at] for _, row in features], kinds[at]) for at in range(len(fields))]
+                write(
+                    path,
+                    np.array([shapely.to_wkb(geometry) for geometry, _ in features], object),
+                    columns,
+                    fields,
+                    layer=layer,
+                    driver="GPKG",
+                    geometry_type=geometry_type,
+                    crs=self.raster.crs,
+                    append=not is_new,
+                )
+
+
+def _shapes(detected: JoinedObject) -> Iterator[tuple[str, Any, float]]:
+    """Yield the layer, the geometry in pixels and the width in pixels of an object's lines; else its outline and 0."""
+    lines = lines_of(detected)
+    for points, width_px in lines:
+        yield "lines", LineString(points), width_px
+    if not lines:
+        parts = [outline_of(piece.mask) for piece in detected.pieces]
+        yield "polygons", MultiPolygon(shapely.get_parts(shapely.union_all(parts)).tolist()), 0.0
+
+
+def outline_of(mask: Runs) -> Any:
+    """Return the polygons that contain the centres of exactly a mask's pixels."""
+    rings = mask_rings(mask.window(mask.corners), *mask.corners[:2])
+    return shapely.build_area(shapely.multilinestrings([shapely.linearrings(ring) for ring in rings]))  # even-odd rule

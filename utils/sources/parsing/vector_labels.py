@@ -1,0 +1,138 @@
+"""Reads labels of a map, polygons and lines with a class, from GeoJSON and GeoPackage files; no GDAL sees them."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import shapely
+from shapely.geometry.base import BaseGeometry
+
+from utils.common.errors import UserError, one_line, printable
+from utils.data.raster import WGS84, plain_crs, transformer
+from utils.sources.parsing.json_stream import MAX_ITEM_BYTES, JsonStream
+from utils.sources.parsing.outlines import MAX_POINTS
+
+CLASS_COLUMNS = ("class", "label", "name", "type")  # the first that there is
+WIDTH_COLUMN = "width_m"
+MAX_FEATURES = 1_000_000
+KINDS = ("Polygon", "MultiPolygon", "LineString", "MultiLineString")
+_ENVELOPE_BYTES = (0, 32, 48, 48, 64)  # GeoPackage 1.3, 2.1.3: by the third bits of the flags
+_EPSG = re.compile(r"EPSG:[\d.]*:?(\d+)$")
+
+
+@dataclass(frozen=True)
+class MapLabel:
+    """An object on the map: its class, a polygon or line, and its width in metres if the file says it."""
+
+    name: str
+    shape: BaseGeometry
+    width_m: float | None
+
+
+def read_map_labels(files: Sequence[Path], crs: str) -> tuple[list[MapLabel], int]:
+    """Return all objects in the coordinates of `crs`, and how many features are neither polygon nor line.
+
+    Raises UserError for a file that cannot be read, and for a feature without a class.
+    """
+    labels: list[MapLabel] = []
+    num_skipped = 0
+    for file in files:
+        try:
+            with file.open("rb") as stream:
+                is_database = stream.read(16) == b"SQLite format 3\0"
+            for source, shape, facts in _geopackage(file) if is_database else _geojson(file):
+                if shape is None or shape.geom_type not in KINDS or shape.is_empty:
+                    num_skipped += 1
+                    continue
+                labels.append(_label(_moved(shape, transformer(source, crs)), facts))
+                if len(labels) > MAX_FEATURES:
+                    raise ValueError(f"more than {MAX_FEATURES:,} objects")
+        except (OSError, ValueError, TypeError, sqlite3.Error, shapely.errors.ShapelyError) as error:
+            raise UserError(f"{printable(str(file), 400)}: {one_line(error)}; export it again from your map") from error
+    return labels, num_skipped
+
+
+def _label(shape: BaseGeometry, facts: dict[str, Any]) -> MapLabel:
+    facts = {str(name).lower(): value for name, value in facts.items()}
+    name = next((facts[column] for column in CLASS_COLUMNS if facts.get(column)), None)
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError(f"a feature without a class: it needs a text in the column `{CLASS_COLUMNS[0]}`")
+    width = facts.get(WIDTH_COLUMN)
+    is_width = isinstance(width, int | float) and 0 < width < 1000
+    return MapLabel(printable(name.strip()), shape, width if is_width else None)
+
+
+def _moved(shape: BaseGeometry, to_raster: Any) -> BaseGeometry:
+    if shapely.get_num_coordinates(shape) > MAX_POINTS:
+        raise ValueError(f"a feature of {shapely.get_num_coordinates(shape):,} points, more than {MAX_POINTS:,}")
+    moved = shapely.transform(shapely.force_2d(shape), lambda points: np.stack(to_raster.transform(*points.T), axis=1))
+    if not np.isfinite(shapely.get_coordinates(moved)).all():
+        raise ValueError("a point that the raster's reference system cannot hold")
+    return moved
+
+
+def _geojson(file: Path) -> Iterator[tuple[str, BaseGeometry | None, dict[str, Any]]]:
+    """Yield reference system, geometry and properties. WGS84 (RFC 7946), or what QGIS wrote as `crs` before the features."""
+    source = WGS84
+    with closing(JsonStream(file)) as stream:
+        for key in stream.keys():  # noqa: SIM118 - not a dictionary
+            if key == "crs":
+                source = _named_crs(stream.item().value())
+            elif key == "features":
+                for item in stream.items():
+                    feature = item.value()
+                    facts, geometry = feature.get("properties"), feature.get("geometry")
+                    shape = shapely.from_geojson(json.dumps(geometry)) if geometry else None
+                    yield source, shape, facts if isinstance(facts, dict) else {}
+            else:
+                stream.skip()
+
+
+def _named_crs(value: Any) -> str:
+    name = str(value["properties"]["name"]) if isinstance(value, dict) else ""
+    if match := _EPSG.search(name):
+        return f"EPSG:{match[1]}"
+    if value is None or name.endswith("CRS84"):
+        return WGS84
+    raise ValueError(f"reference system {printable(name)!r}: export with EPSG:4326")
+
+
+def _geopackage(file: Path) -> Iterator[tuple[str, BaseGeometry | None, dict[str, Any]]]:
+    """Yield the features of all tables. Only plain tables are read: a view could compute anything."""
+    address = f"file:{quote(str(file.resolve()))}?mode=ro&immutable=1"
+    with closing(sqlite3.connect(address, uri=True)) as base:
+        base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_ITEM_BYTES)
+        base.execute("PRAGMA trusted_schema = OFF")
+        systems = {row["srs_id"]: str(row["definition"]) for row in _rows(base, "gpkg_spatial_ref_sys")}
+        for layer in _rows(base, "gpkg_geometry_columns"):
+            source = plain_crs(file, systems.get(layer["srs_id"], ""))
+            for row in _rows(base, str(layer["table_name"])):
+                data = row.pop(layer["column_name"])
+                yield source, _geometry(data) if data else None, row
+
+
+def _rows(base: sqlite3.Connection, table: str) -> Iterator[dict[str, Any]]:
+    kind = base.execute("SELECT type, sql FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+    if kind is None or kind[0] != "table" or "VIRTUAL" in kind[1].upper().split("(")[0]:
+        raise ValueError(f"not a GeoPackage with a plain table {printable(table)}")
+    rows = base.execute('SELECT * FROM "{}"'.format(table.replace('"', '""')))
+    names = [column[0] for column in rows.description]
+    return (dict(zip(names, row, strict=True)) for row in rows)
+
+
+def _geometry(data: bytes) -> BaseGeometry:
+    envelope = (
+        data[3] >> 1 & 7 if isinstance(data, bytes) and data[:2] == b"GP" and len(data) > 8 else len(_ENVELOPE_BYTES)
+    )
+    if envelope >= len(_ENVELOPE_BYTES):
+        raise ValueError("a geometry that is not a GeoPackage's")
+    return shapely.from_wkb(data[8 + _ENVELOPE_BYTES[envelope] :])
