@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from scipy.spatial import cKDTree
 from scipy.special import chdtri
 
@@ -172,9 +174,7 @@ def associate(labels: np.ndarray, rays: Rays, distance: np.ndarray, expected: Ex
     return labels
 
 
-def _merge(
-    labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...], expected: Expected
-) -> np.ndarray:
+def _merge(labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...], expected: Expected) -> np.ndarray:
     """Join groups that are each other's best partner, again and again."""
     while True:
         labels = np.unique(labels, return_inverse=True)[1]
@@ -185,7 +185,7 @@ def _merge(
         packed = np.packbits(seen, axis=1)
         class_ids = np.zeros(num, int)
         class_ids[labels] = rays.class_id
-        first, second = _near(groups.placed(expected), None, class_ids, class_ids)
+        first, second = near(groups.placed(expected), None, class_ids, class_ids)
         is_free = ~(packed[first] & packed[second]).any(axis=1)
         first, second = first[is_free], second[is_free]
         gain = _gains(groups, first, groups, second, expected)
@@ -201,16 +201,14 @@ def _merge(
         labels = target[labels]
 
 
-def _assign(
-    labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...], expected: Expected
-) -> np.ndarray:
+def _assign(labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...], expected: Expected) -> np.ndarray:
     """Give the detections of each photograph to the groups of the other photographs' detections, or to groups of their own."""
     groups = Groups.of(labels, rays, information)
     singles = Groups.of(np.arange(len(labels)), rays, information)
     class_ids = np.zeros(len(groups.square), int)
     class_ids[labels] = rays.class_id
     num_members = np.bincount(labels)
-    row, group = _near(singles.placed(expected), groups.placed(expected), rays.class_id, class_ids)
+    row, group = near(singles.placed(expected), groups.placed(expected), rays.class_id, class_ids)
     member = np.full((int(rays.photo.max()) + 1, len(num_members)), -1)
     member[rays.photo, labels] = np.arange(len(labels))
     own = member[rays.photo[row], group]  # the group's detection in this photograph, which is taken out
@@ -221,20 +219,36 @@ def _assign(
     for mine, changed in zip(others.parts, without.parts, strict=True):
         mine[is_in] = changed
     gain = _gains(singles, row, others, np.arange(len(row)), expected)
-    result = len(num_members) + np.arange(len(labels))
-    order = np.argsort(rays.photo[row], kind="stable")
-    for pairs in np.split(order, np.flatnonzero(np.diff(rays.photo[row[order]])) + 1):
-        rows, r = np.unique(row[pairs], return_inverse=True)
-        columns, c = np.unique(group[pairs], return_inverse=True)
-        gains = np.zeros((len(rows), len(columns) + len(rows)))
-        gains[r, c] = gain[pairs]
-        chosen = [(i, j) for i, j in zip(*linear_sum_assignment(-gains), strict=True) if gains[i, j] > 0]
-        for i, j in chosen:
-            result[rows[i]] = columns[j]
+    result, num = len(num_members) + np.arange(len(labels)), len(num_members)
+    detections, chosen = best_pairs(row, rays.photo[row] * num + group, gain).T  # each group once in each photograph
+    result[detections] = chosen % num
     return _canonical(result)
 
 
-def _near(
+def best_pairs(first: np.ndarray, second: np.ndarray, gain: np.ndarray) -> np.ndarray:
+    """Choose pairs of which the gains add up to the most, each member in one pair at most: (k, 2). Gains below 0 do not count."""
+    first, second, gain = first[gain > 0], second[gain > 0], gain[gain > 0]
+    size = int(max(first.max(initial=0), second.max(initial=0))) + 1
+    graph = coo_array((gain, (first, size + second)), shape=(2 * size, 2 * size))
+    island = connected_components(graph, directed=False)[1][first]
+    order = np.argsort(island, kind="stable")
+    chosen = []
+    for part in np.split(order, np.flatnonzero(np.diff(island[order])) + 1):
+        if len(part) > 1:
+            rows, columns = (np.unique(side[part], return_inverse=True)[1] for side in (first, second))
+            gains, place = (
+                np.zeros((rows.max() + 1, columns.max() + 1)),
+                np.zeros((rows.max() + 1, columns.max() + 1), int),
+            )
+            gains[rows, columns], place[rows, columns] = gain[part], part
+            best = linear_sum_assignment(-gains)
+            part = place[best][gains[best] > 0]
+        chosen.append(part)
+    rows = np.concatenate(chosen)
+    return np.stack([first[rows], second[rows]], axis=1)
+
+
+def near(
     one: Placed, other: Placed | None, one_class: np.ndarray, other_class: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the pairs of one class that may lie at the same place; without `other` the pairs of `one`, each once."""

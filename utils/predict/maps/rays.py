@@ -107,7 +107,9 @@ def sight_lines(
 
     is_cut = (boxes[:, :2] <= 2) | (boxes[:, 2:] >= np.array([camera.width_px, camera.height_px]) - 2)
     pixel_sigmas = np.where(is_cut, sides, np.hypot(EDGE_SIGMA_PX, EDGE_SIGMA_SHARE * sides))
-    by_pixels = np.stack([turned(camera.rays(centres + step) - start) for step in np.eye(2)], axis=2) * pixel_sigmas[:, None]
+    by_pixels = (
+        np.stack([turned(camera.rays(centres + step) - start) for step in np.eye(2)], axis=2) * pixel_sigmas[:, None]
+    )
     middle = MIDDLE_SHARE * sides.max(axis=1) * np.linalg.norm(by_pixels, axis=1).max(axis=1) / pixel_sigmas.max(axis=1)
     turns = np.radians([errors.tilt_deg, errors.tilt_deg, errors.heading_deg])
     by_turns = np.stack([turned(np.cross(turn, direction)) for turn in np.diag(turns)], axis=2)
