@@ -49,11 +49,11 @@ class Setting:
         return Site(MIDDLE_M, 4.0, errors=Errors(self.gimbal_deg, self.gimbal_deg, 1.0))
 
 
-def draw_poles(rng: np.random.Generator) -> np.ndarray:
+def draw_poles(rng: np.random.Generator, number: int = NUM_POLES) -> np.ndarray:
     """Return poles along a line (n, 5): metres north, east and down of the foot, length, class."""
-    north = np.cumsum(rng.uniform(0.8, 1.2, NUM_POLES)) * POLE_SPACING_M
-    beside, ground = rng.normal(0, 2, NUM_POLES), -rng.normal(0, GROUND_SIGMA_M, NUM_POLES)
-    return np.stack([north, beside, ground, rng.uniform(*POLE_M, NUM_POLES), np.zeros(NUM_POLES)], axis=1)
+    north = np.cumsum(rng.uniform(0.8, 1.2, number)) * POLE_SPACING_M
+    beside, ground = rng.normal(0, 2, number), -rng.normal(0, GROUND_SIGMA_M, number)
+    return np.stack([north, beside, ground, rng.uniform(*POLE_M, number), np.zeros(number)], axis=1)
 
 
 def fly(
@@ -116,7 +116,7 @@ def _boxes(poles: np.ndarray, camera: Camera, at: np.ndarray, rng: np.random.Gen
     boxes = np.concatenate([low, high], axis=1)[shown]
     boxes += rng.normal(size=boxes.shape) * np.sqrt(2) * np.hypot(1.0, 0.02 * np.tile(boxes[:, 2:] - boxes[:, :2], 2))
     corners = rng.uniform((0, 0), size - (60, 600), (rng.binomial(max(len(shown), 1), FALSE), 2))
-    boxes = np.concatenate([boxes, np.tile(corners, 2) + (0, 0, 60, 600)])
+    boxes = np.concatenate([boxes, np.tile(corners, 2) + np.array([0, 0, 60, 600])])
     boxes = np.clip(boxes, 0, np.tile(size, 2))
     pole = np.concatenate([shown, np.full(len(corners), -1)]).astype(int)
     keep = ((boxes[:, 2:] - boxes[:, :2]) > 3).all(axis=1)
@@ -187,17 +187,20 @@ def count_changes(before: Survey, now: Survey, poles: np.ndarray, kinds: dict[st
     return len(hits), others
 
 
-def simulate(setting: Setting, num_flights: int, seed: int, has_changes: bool = True) -> dict[str, np.ndarray]:
-    """Fly a number of times; return the values of `judge` and those of single photographs and changes, all together."""
+def simulate(setting: Setting, num_flights: int, seed: int, num_poles: int = NUM_POLES) -> dict[str, np.ndarray]:
+    """Fly a number of times; return the values of `judge` and those of single photographs and changes, all together.
+
+    Changes need NUM_POLES.
+    """
     found: list[dict[str, np.ndarray]] = []
     for number in range(num_flights):
         facts = (setting.gps_m, setting.gimbal_deg, setting.spacing_m)
         rng = np.random.default_rng((seed, number, *(round(100 * fact) for fact in facts)))
-        poles = draw_poles(rng)
+        poles = draw_poles(rng, num_poles)
         views, shown, single = fly(poles, setting, rng)
         now = survey(views, setting.site)
         values = judge(poles, shown, now) | {"single": single[:, 0], "is_within": single[:, 0] <= 2 * single[:, 1]}
-        if has_changes:
+        if num_poles == NUM_POLES:
             again = survey(fly(poles, setting, rng)[0], setting.site)
             after, kinds = changed(poles, rng)
             later = survey(fly(after, setting, rng)[0], setting.site)

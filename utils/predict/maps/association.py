@@ -22,6 +22,7 @@ from utils.predict.maps.rays import NUM_COMMON, Rays
 RARE = 1e-4  # detections of one asset misfit more than the gate this seldom
 MISSED, MOST_MISSED = 0.3, 10  # two assets at one place, of which each photograph misses one, are unlikely
 ASSET_AREA_M2 = 900.0  # on which one asset of a class is expected
+FLAT_HEIGHT_SIGMA_M = 50.0
 REACH_SIGMAS, MOST_REACH_M = 3.5, 60.0
 ROUNDS = 8
 PAIRS_AT_ONCE = 20_000
@@ -90,9 +91,13 @@ class Groups:
     def __sub__(self, other: Groups) -> Groups:
         return Groups(*(mine - others for mine, others in zip(self.parts, other.parts, strict=True)))
 
+    def height_sigmas(self, expected: Expected) -> np.ndarray:
+        """Return how exactly the objects' heights are known beforehand; seen flat only, they may be anywhere (k,)."""
+        return np.where(self.number[:, 0] > 0, expected.height_sigma_m, FLAT_HEIGHT_SIGMA_M)
+
     def equations(self, expected: Expected) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the normal equations with what is expected: (k, 7, 7), (k, 7), squared sums (k,)."""
-        weight = (self.number[:, 0] > 0) / expected.height_sigma_m**2
+        weight = 1 / self.height_sigmas(expected) ** 2
         matrix, right = self.matrix + expected.matrix, self.right + expected.right
         matrix[:, 2, 2] += weight
         right[:, 2] += weight * expected.height_m
@@ -104,7 +109,7 @@ class Groups:
         root = np.linalg.cholesky(matrix)
         misfit = square - (np.linalg.solve(root, right[:, :, None])[:, :, 0] ** 2).sum(axis=1)
         volume = 2 * np.log(np.diagonal(root, axis1=1, axis2=2)).sum(axis=1)
-        volume += np.where(self.number[:, 0] > 0, 2 * np.log(expected.height_sigma_m), 0.0)
+        volume += 2 * np.log(self.height_sigmas(expected))
         constant = 2 * np.log(2 * np.pi / ASSET_AREA_M2) + np.linalg.slogdet(expected.matrix[3:, 3:])[1]
         return misfit, misfit + volume - constant
 

@@ -19,7 +19,7 @@ COMMON_SHARE = 0.8  # of the variance of position, height, heading and tilt; an 
 EDGE_SIGMA_PX, EDGE_SIGMA_SHARE = 1.0, 0.02  # of a box's centre along each side: a constant, and a share of the side
 MIDDLE_SHARE = 0.02  # of a box's longer side: its middle is another point of an object in each photograph
 STEEPEST_DEG = 78.0  # a vertical object below this has no middle between its ends
-DISTANCE_M, DISTANCE_SIGMA_M = 50.0, 100.0  # of an object of which only the direction is known
+DISTANCE_M, DISTANCE_SIGMA_M = 50.0, 50.0  # of an object of which only the direction is known
 NUM_COMMON = 4  # turns about north, east and down, and the focal length
 
 
