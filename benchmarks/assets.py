@@ -3,8 +3,8 @@
     python benchmarks/assets.py --flights 100
 
 A flight photographs 60 poles along a line from both sides. Of the detections 10 % are missing and 5 % are false. The errors of
-the satellite position and of the gimbal are drawn once for the flight and once for each photograph, with the share of
-utils/predict/maps/rays.py, or with --true-share. Positions are compared with those of single photographs. Then each flight is
+the satellite position and of the gimbal are drawn once for the flight and once for each photograph, with the shares of
+utils/predict/maps/rays.py, or with --true-shares. Positions are compared with those of single photographs. Then each flight is
 repeated with nothing changed, and with ten changes: 3 poles new, 3 gone, 2 moved by 4 m, 2 of another class.
 """
 
@@ -20,7 +20,7 @@ from utils.common.text import format_table
 from utils.predict.maps.camera import Camera, rotation
 from utils.predict.maps.changes import Before, find_changes
 from utils.predict.maps.findings import Site
-from utils.predict.maps.rays import COMMON_SHARE, Errors
+from utils.predict.maps.rays import COMMON_SHARES, Errors
 from utils.predict.maps.survey import Survey, View, survey
 from utils.predict.maps.wgs84 import geocentric, moved, offsets_m
 
@@ -36,12 +36,13 @@ CLASSES = ("pole", "tower")
 
 @dataclass(frozen=True)
 class Setting:
-    """The errors of a flight as the survey assumes them; true_share: the share that is truly common to the flight."""
+    """The errors of a flight as the survey assumes them; true_shares: of the variances of position and
+    angles, what is truly common to the flight."""
 
     gps_m: float
     gimbal_deg: float
     spacing_m: float
-    true_share: float = COMMON_SHARE
+    true_shares: tuple[float, float] = COMMON_SHARES
 
     @property
     def site(self) -> Site:
@@ -64,7 +65,7 @@ def fly(
     Returns the photographs with their detections, the pole of each detection (-1: none), and for all detections of poles
     together the distance (n, 2) of the position by that photograph alone, and its standard deviation.
     """
-    share = setting.true_share
+    share = np.repeat(setting.true_shares, 3)
     sigmas = np.array([setting.gps_m] * 2 + [1.0] + [setting.gimbal_deg] * 3)  # north, east, down; turns about these
     common, own = np.sqrt(share) * sigmas * rng.normal(size=6), np.sqrt(1 - share) * sigmas
     focal_px = FOCAL_PX * (1 + 0.01 * rng.normal())
@@ -80,7 +81,7 @@ def fly(
             boxes, class_ids, pole = _boxes(poles, true, at, rng)
             place = at + wrong[:3]
             number = len(views)
-            time = f"2026-05-04T10:{number // 60:02d}:{number % 60:02d}"
+            time = f"2026-05-04T{10 + number // 3600}:{number // 60 % 60:02d}:{number % 60:02d}"
             latitude, longitude = moved(*HOME, place[:2])
             facts = (
                 f"{number:04d}.jpg",
@@ -217,13 +218,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--flights", type=int, default=100, help="for each row")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--true-share", type=float, default=COMMON_SHARE, help="of the variance, common to a flight")
+    parser.add_argument("--true-shares", type=float, nargs=2, default=COMMON_SHARES, help="common to a flight")
     args = parser.parse_args()
     rows = []
     for gps_m in (1.5, 0.03):
         for gimbal_deg in (0.5, 2.0):
             for spacing_m in SPACINGS_M.values():
-                found = simulate(Setting(gps_m, gimbal_deg, spacing_m, args.true_share), args.flights, args.seed)
+                found = simulate(
+                    Setting(gps_m, gimbal_deg, spacing_m, tuple(args.true_shares)), args.flights, args.seed
+                )
                 rows.append(
                     (
                         f"{gps_m:g} m, {gimbal_deg:g}°",

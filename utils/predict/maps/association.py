@@ -24,7 +24,8 @@ MISSED, MOST_MISSED = 0.3, 10  # two assets at one place, of which each photogra
 ASSET_AREA_M2 = 900.0  # on which one asset of a class is expected
 FLAT_HEIGHT_SIGMA_M = 50.0
 REACH_SIGMAS, MOST_REACH_M = 3.5, 60.0
-ROUNDS = 8
+ROUNDS, PASSES = 8, 4
+CHECKED_VIEWS = 3  # of an asset whose lines of sight show whether the errors are as assumed
 PAIRS_AT_ONCE = 20_000
 MOST_LIMITS = 1000  # detections of an asset for which the gate is known
 SIZE = 3 + NUM_COMMON
@@ -124,19 +125,30 @@ def place_flight(rays: Rays, ground_height_m: float, height_sigma_m: float) -> t
     """Return the asset of each line of sight of a flight (n,), counted from 0, and the assets' positions.
 
     The photographs' common errors are estimated from all assets together; each asset's own lines of sight count once.
+    Where lines of sight pass each other by more than their errors say, the errors are taken to be larger.
     """
     expected = Expected.before(ground_height_m, height_sigma_m)
     labels, distance = np.arange(len(rays)), rays.distance
     if not len(rays):
         return labels, Placed(np.zeros((0, 3)), np.zeros((0, 3, 3)))
-    for learnt in (expected, None):
-        known = learnt or _learnt(labels, rays, distance, expected)[0]
+    known = expected
+    for _ in range(PASSES):
         labels = associate(labels, rays, distance, known)
-        placed = Groups.of(labels, rays, rays.information(distance)).placed(known)
-        is_shared = (np.bincount(labels) > 1)[labels]
-        away = np.einsum("ni,ni->n", placed.positions[labels] - rays.camera, rays.direction)
+        groups = Groups.of(labels, rays, rays.information(distance))
+        is_shared = (groups.number[:, 1] > 1)[labels]
+        away = np.einsum("ni,ni->n", groups.placed(known).positions[labels] - rays.camera, rays.direction)
         distance = np.where(is_shared, np.clip(away, 1.0, None), rays.distance)
+        known = _learnt(labels, rays, distance, expected)[0]
+        rays = rays.scaled(_excess(labels, rays, distance, known))
     return labels, _place_each(labels, rays, distance, expected)
+
+
+def _excess(labels: np.ndarray, rays: Rays, distance: np.ndarray, known: Expected) -> float:
+    """Return by how much lines of sight pass each other more than their errors say, as a factor of the variance, 1 or more."""
+    groups = Groups.of(labels, rays, rays.information(distance))
+    is_checked = groups.number[:, 1] >= CHECKED_VIEWS
+    spare = (2 * groups.number[is_checked, 1] - 2).sum()  # equations, less what the position takes
+    return max(1.0, float(groups.misfit(known)[0][is_checked].sum() / spare)) if spare else 1.0
 
 
 def _learnt(
@@ -185,13 +197,12 @@ def _merge(labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...], 
         labels = np.unique(labels, return_inverse=True)[1]
         groups = Groups.of(labels, rays, information)
         num = len(groups.square)
-        seen = np.zeros((num, int(rays.photo.max()) + 1), bool)
-        seen[labels, rays.photo] = True
-        packed = np.packbits(seen, axis=1)
+        seen = np.zeros((num, int(rays.photo.max()) // 8 + 1), np.uint8)  # a bit for each photograph
+        np.bitwise_or.at(seen, (labels, rays.photo // 8), (1 << rays.photo % 8).astype(np.uint8))
         class_ids = np.zeros(num, int)
         class_ids[labels] = rays.class_id
         first, second = near(groups.placed(expected), None, class_ids, class_ids)
-        is_free = ~(packed[first] & packed[second]).any(axis=1)
+        is_free = ~(seen[first] & seen[second]).any(axis=1)
         first, second = first[is_free], second[is_free]
         gain = _gains(groups, first, groups, second, expected)
         rank = np.argsort(np.argsort(gain, kind="stable"))  # no two pairs are equally good
@@ -214,9 +225,13 @@ def _assign(labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...],
     class_ids[labels] = rays.class_id
     num_members = np.bincount(labels)
     row, group = near(singles.placed(expected), groups.placed(expected), rays.class_id, class_ids)
-    member = np.full((int(rays.photo.max()) + 1, len(num_members)), -1)
-    member[rays.photo, labels] = np.arange(len(labels))
-    own = member[rays.photo[row], group]  # the group's detection in this photograph, which is taken out
+    taken = rays.photo * len(num_members) + labels
+    order = np.argsort(taken)
+    wanted = rays.photo[row] * len(num_members) + group
+    at = np.minimum(np.searchsorted(taken[order], wanted), len(taken) - 1)
+    own = np.where(
+        taken[order][at] == wanted, order[at], -1
+    )  # the group's detection in this photograph, which is taken out
     has_others = num_members[group] > (own >= 0)
     row, group, own = row[has_others], group[has_others], own[has_others]
     others, is_in = groups[group], np.flatnonzero(own >= 0)
@@ -233,9 +248,10 @@ def _assign(labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...],
 def best_pairs(first: np.ndarray, second: np.ndarray, gain: np.ndarray) -> np.ndarray:
     """Choose pairs of which the gains add up to the most, each member in one pair at most: (k, 2). Gains below 0 do not count."""
     first, second, gain = first[gain > 0], second[gain > 0], gain[gain > 0]
-    size = int(max(first.max(initial=0), second.max(initial=0))) + 1
-    graph = coo_array((gain, (first, size + second)), shape=(2 * size, 2 * size))
-    island = connected_components(graph, directed=False)[1][first]
+    one, other = (np.unique(side, return_inverse=True)[1] for side in (first, second))
+    size = len(first) + 1
+    graph = coo_array((gain, (one, size + other)), shape=(2 * size, 2 * size))
+    island = connected_components(graph, directed=False)[1][one]
     order = np.argsort(island, kind="stable")
     chosen = []
     for part in np.split(order, np.flatnonzero(np.diff(island[order])) + 1):

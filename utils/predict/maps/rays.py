@@ -15,9 +15,9 @@ import numpy as np
 from utils.predict.maps.camera import CAMERA_HEIGHT_SIGMA_M, HEADING_SIGMA_DEG, TILT_SIGMA_DEG, Camera
 
 LEAST_DEPRESSION_DEG = 15.0  # flatter lines of sight say nothing about the distance of an object near the ground
-COMMON_SHARE = 0.8  # of the variance of position, height, heading and tilt; an assumption
+COMMON_SHARES = 0.8, 0.5  # of the variance of position and height, and of heading and tilt; assumptions
 EDGE_SIGMA_PX, EDGE_SIGMA_SHARE = 1.0, 0.02  # of a box's centre along each side: a constant, and a share of the side
-MIDDLE_SHARE = 0.02  # of a box's longer side: its middle is another point of an object in each photograph
+MIDDLE_SHARE = 0.01  # of a box's longer side: its middle is another point of an object in each photograph
 STEEPEST_DEG = 78.0  # a vertical object below this has no middle between its ends
 DISTANCE_M, DISTANCE_SIGMA_M = 50.0, 50.0  # of an object of which only the direction is known
 NUM_COMMON = 4  # turns about north, east and down, and the focal length
@@ -25,12 +25,12 @@ NUM_COMMON = 4  # turns about north, east and down, and the focal length
 
 @dataclass(frozen=True)
 class Errors:
-    """Standard deviations of a flight's photographs, and the share of the variances that they have in common."""
+    """Standard deviations of a flight's photographs, and the shares of the variances that they have in common."""
 
     heading_deg: float = HEADING_SIGMA_DEG
     tilt_deg: float = TILT_SIGMA_DEG
     height_m: float = CAMERA_HEIGHT_SIGMA_M
-    common_share: float = COMMON_SHARE
+    common_shares: tuple[float, float] = COMMON_SHARES
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,11 @@ class Rays:
     def joined(cls, parts: list[Self]) -> Self:
         """Return the lines of sight of several photographs in one."""
         return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+
+    def scaled(self, factor: float) -> Self:
+        """Return the lines of sight with larger variances, without those that are common."""
+        variances = self.angle_covariance * factor, self.camera_covariance * factor
+        return replace(self, angle_covariance=variances[0], camera_covariance=variances[1])
 
     def information(self, distance: np.ndarray, weight: np.ndarray | float = 1.0) -> tuple[np.ndarray, ...]:
         """Return what each line of sight says about its object's position and the common errors: weighted normal equations.
@@ -114,11 +119,11 @@ def sight_lines(
     turns = np.radians([errors.tilt_deg, errors.tilt_deg, errors.heading_deg])
     by_turns = np.stack([turned(np.cross(turn, direction)) for turn in np.diag(turns)], axis=2)
     focal = turned(replace(camera, focal_px=camera.focal_px + camera.focal_sigma_px).rays(centres) - start)
-    own, common = 1 - errors.common_share, np.sqrt(errors.common_share)
-    angle_covariance = by_pixels @ by_pixels.mT + own * by_turns @ by_turns.mT
+    of_position, of_angles = errors.common_shares
+    angle_covariance = by_pixels @ by_pixels.mT + (1 - of_angles) * by_turns @ by_turns.mT
     angle_covariance[:, 1, 1] += middle**2
     level, height = sigmas_m
-    own_sigmas = np.sqrt(own) * np.array([level, level, min(height, 1e4)])
+    own_sigmas = np.sqrt(1 - of_position) * np.array([level, level, min(height, 1e4)])
     by_camera = across * own_sigmas
     drop = -at[2] - ground_height_m  # of the line of sight from the camera to the ground
     is_steep = (direction[:, 2] > np.sin(np.radians(LEAST_DEPRESSION_DEG))) & (drop > 0) & np.isfinite(height)
@@ -131,7 +136,7 @@ def sight_lines(
         across,
         angle_covariance,
         by_camera @ by_camera.mT,
-        np.concatenate([common * by_turns, focal[:, :, None]], axis=2),
+        np.concatenate([np.sqrt(of_angles) * by_turns, focal[:, :, None]], axis=2),
         distance,
         is_steep,
     )

@@ -202,7 +202,7 @@ def _place(flight: list[View], site: Site) -> tuple[list[Asset], float]:
                 sight_lines(view.camera, at, sigmas_m, view.boxes, view.class_ids, number, site.ground_height_m, errors)
             )
             members += [(view.file, detection) for detection in view.numbers]
-    common_m = float(np.sqrt(errors.common_share) * np.median([view.sigma_m for view in flight]))
+    common_m = float(np.sqrt(errors.common_shares[0]) * np.median([view.sigma_m for view in flight]))
     if not parts:
         return [], common_m
     rays = Rays.joined(parts)
