@@ -25,6 +25,7 @@ ASSET_AREA_M2 = 900.0  # on which one asset of a class is expected
 FLAT_HEIGHT_SIGMA_M = 50.0
 REACH_SIGMAS, MOST_REACH_M = 3.5, 60.0
 ROUNDS, PASSES = 8, 4
+TRUST = 50.0  # in the assumed errors: as though so many equations had confirmed them
 CHECKED_VIEWS = 3  # of an asset whose lines of sight show whether the errors are as assumed
 PAIRS_AT_ONCE = 20_000
 MOST_LIMITS = 1000  # detections of an asset for which the gate is known
@@ -148,7 +149,7 @@ def _excess(labels: np.ndarray, rays: Rays, distance: np.ndarray, known: Expecte
     groups = Groups.of(labels, rays, rays.information(distance))
     is_checked = groups.number[:, 1] >= CHECKED_VIEWS
     spare = (2 * groups.number[is_checked, 1] - 2).sum()  # equations, less what the position takes
-    return max(1.0, float(groups.misfit(known)[0][is_checked].sum() / spare)) if spare else 1.0
+    return max(1.0, float((groups.misfit(known)[0][is_checked].sum() + TRUST) / (spare + TRUST)))
 
 
 def _learnt(
