@@ -15,9 +15,11 @@ from benchmarks.assets import HOME, NUM_POLES, Setting, draw_poles, fly, simulat
 from tests.predict.maps.photographs import metadata
 from utils.common.errors import UserError
 from utils.predict.maps.assets import read_assets
+from utils.predict.maps.camera import Camera, rotation
 from utils.predict.maps.changes import covariance_of, ellipse_of, read_before
 from utils.predict.maps.findings import Site
 from utils.predict.maps.matching import Places, match
+from utils.predict.maps.rays import Errors, sight_lines
 from utils.predict.maps.survey import Survey, View, survey, view_of
 from utils.predict.maps.wgs84 import geocentric, moved, offsets_m
 
@@ -33,6 +35,22 @@ def facts_of(found: Survey) -> list[tuple[Any, ...]]:
     return [
         (asset.latitude, asset.longitude, asset.covariance.tolist(), asset.views, asset.looks) for asset in found.assets
     ]
+
+
+@pytest.mark.parametrize("offset", [(20.0, 9.0), (25.0, -15.0), (30.0, 0.0)])
+def test_the_line_of_sight_to_a_pole_passes_through_its_middle_although_its_nearer_end_looks_larger(
+    offset: tuple[float, float],
+) -> None:
+    camera, at = Camera(2700, 0, 4000, 3000, rotation(0, -45, 0)), np.array([0.0, 0.0, -30.0])
+    ends = np.array([[*offset, 0.0], [*offset, -12.0]]) - at
+    body = ends @ camera.attitude
+    pixels = 2700 * body[:, 1:] / body[:, :1] + (2000, 1500)
+    box = np.concatenate([pixels.min(axis=0) - 8, pixels.max(axis=0) + 8])[None]
+    ray = sight_lines(camera, at, (0.03, 1.0), box, np.zeros(1, int), 0, 6.0, Errors())
+    middle = ends.mean(axis=0)
+    assert np.linalg.norm(np.cross(ray.direction[0], middle)) < 0.15
+    assert np.linalg.norm(np.cross(camera.rays(pixels.mean(axis=0)[None])[0], middle)) > 0.5
+    assert ray.distance[0] == pytest.approx(np.linalg.norm(middle), abs=0.3)
 
 
 def test_the_order_of_the_photographs_changes_nothing() -> None:
@@ -75,8 +93,8 @@ def beside(views: list[View], metres: float) -> list[View]:
     ]
 
 
-def later(views: list[View]) -> list[View]:
-    return [replace(view, file=f"b{view.file}", time=view.time.replace("T10", "T12")) for view in views]
+def later(views: list[View], hour: str = "T12") -> list[View]:
+    return [replace(view, file=f"b{view.file}", time=view.time.replace("T10", hour)) for view in views]
 
 
 def other_class(views: list[View]) -> list[View]:
@@ -84,15 +102,18 @@ def other_class(views: list[View]) -> list[View]:
 
 
 @pytest.mark.parametrize(
-    ("change", "times", "sigma"),
+    ("change", "gps_m", "times", "sigma"),
     [
-        (lambda views: beside(views, 1.5), 2, (0.8, 1.2)),  # two insulators 1.5 m apart stay two
-        (lambda views: views + later(views), 1, (0.6, 0.8)),  # another flight: independent errors
-        (other_class, 2, (1.1, 2.0)),  # an asset has one class
+        (lambda views: beside(views, 1.5), 0.03, 2, (0.8, 1.2)),  # two insulators 1.5 m apart stay two
+        (lambda views: views + later(views), 1.5, 1, (0.65, 0.75)),  # another flight: independent errors
+        (lambda views: views + later(views, "T10"), 1.5, 1, (0.95, 1.0)),  # the same flight: a common error stays
+        (other_class, 0.03, 2, (1.1, 2.0)),  # an asset has one class
     ],
 )
-def test_what_is_one_asset(change: Callable[[list[View]], list[View]], times: int, sigma: tuple[float, float]) -> None:
-    quiet = flight(6, seed=3, setting=replace(DRONE, spacing_m=9.0))
+def test_what_is_one_asset(
+    change: Callable[[list[View]], list[View]], gps_m: float, times: int, sigma: tuple[float, float]
+) -> None:
+    quiet = flight(6, seed=3, setting=replace(DRONE, spacing_m=9.0, gps_m=gps_m))
     alone = [asset for asset in survey(quiet, DRONE.site).assets if asset.is_sure]
     found = survey(change(quiet), DRONE.site)
     several = [asset for asset in found.assets if len(asset.views) > 2]  # two may be a false detection and its copy
