@@ -79,16 +79,16 @@ def _map(tables: AssetTables, colors: dict[str, int]) -> Markup:
         return (where - middle) * (scale, -scale) + (MAP_PX / 2, height_px / 2)
 
     cameras = "".join(f"M{x:.1f},{y:.1f}h0" for path in paths for x, y in at(path))
-    drawn = [element("path", d=cameras, style=CAMERA_STYLE)]
-    for row, point in zip(marks, at(points), strict=True):
-        drawn.append(_mark(row, point, scale, colors, len(marks) <= MOST_NAMES))
+    drawn = [element("path", d=Markup(cameras), style=CAMERA_STYLE)]  # as Markup it may be long
+    order = sorted(range(len(marks)), key=lambda number: bool(marks[number].get("sure")))  # sure ones on top
+    drawn += [_mark(marks[number], at(points[number]), scale, colors, len(marks) <= MOST_NAMES) for number in order]
     drawn += _scale_bar(scale, height_px)
     box = f"0 0 {MAP_PX} {height_px:.0f}"
     style = "width:100%;height:auto;max-height:85vh;border:1px solid var(--line);border-radius:.5rem;font-size:16px"
     return element("svg", *drawn, viewBox=box, role="img", aria_label="Map of the assets", style=style)
 
 
-CAMERA_STYLE = "stroke:var(--soft);stroke-width:3;stroke-linecap:round;opacity:.5"
+CAMERA_STYLE = "stroke:var(--soft);stroke-width:4;stroke-linecap:round;opacity:.7"
 
 
 def _metres(origin: tuple[float, float], places: Sequence[tuple[float, float]]) -> np.ndarray:
@@ -101,10 +101,10 @@ def _mark(row: Row, point: np.ndarray, scale: float, colors: dict[str, int], has
     x, y = (f"{value:.1f}" for value in point)
     name = [element("text", row["asset"], x=f"{point[0] + 12:.1f}", y=f"{point[1] + 5:.1f}")] if has_name else []
     if row.get("ellipse_major_m") is None:  # gone
-        cross = f"M{point[0] - DOT_PX:.1f},{point[1] - DOT_PX:.1f}l{2 * DOT_PX},{2 * DOT_PX}m0,-{2 * DOT_PX}l-{2 * DOT_PX},{2 * DOT_PX}"
-        return element(
-            "path", element("title", f"{row['asset']}: gone"), d=cross, style="stroke:var(--bad);stroke-width:3"
-        )
+        (left, top), side = point - DOT_PX, 2 * DOT_PX
+        cross = f"M{left:.1f},{top:.1f}l{side},{side}m0,-{side}l-{side},{side}"
+        title = element("title", f"{row['asset']}: gone")
+        return joined(element("path", title, d=cross, style="stroke:var(--bad);stroke-width:3"), *name)
     color = "rgb({},{},{})".format(*(round(255 * part) for part in figure_color(colors[row["class"]])))
     ellipse = element(
         "ellipse",
@@ -118,7 +118,7 @@ def _mark(row: Row, point: np.ndarray, scale: float, colors: dict[str, int], has
     fill = color if row["sure"] else "var(--page)"
     dot = element("circle", cx=x, cy=y, r=DOT_PX, style=f"fill:{fill};stroke:{color};stroke-width:2")
     ring = element("circle", cx=x, cy=y, r=DOT_PX + 4, style="fill:none;stroke:var(--bad);stroke-width:2")
-    label = f"{row['asset']}: ±\u00a0{row['sigma_m']:.2g}\u00a0m, {counted(row['photographs'], 'photograph')}"
+    label = f"{row['asset']}: ± {row['sigma_m']:.2g} m, {counted(row['photographs'], 'photograph')}"
     if row["change"]:
         label += f", {CHANGE_TEXT[row['change']]}"
     shown = [ellipse, dot, *([ring] if row["change"] else []), *name]
@@ -193,7 +193,7 @@ def _views(rows: Sequence[Row], colors: dict[str, int]) -> list[Markup]:
     figures = []
     for row in rows[:MOST_PICTURES]:
         source, picture = (quote(row[f"best_{name}"]) for name in ("thumbnail", "picture"))
-        words = f"{row['asset']}, {counted(row['photographs'], 'photograph')}, ±\u00a0{row['sigma_m']:.2g}\u00a0m"
+        words = f"{row['asset']}, {counted(row['photographs'], 'photograph')}, ± {row['sigma_m']:.2g} m"
         image = element("img", src=source, alt=row["asset"], loading="lazy")
         others = [
             joined(" ", element("a", str(number), href=quote(view["picture"])))
