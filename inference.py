@@ -164,7 +164,7 @@ def main() -> int:
     die_with_parent()
     files = list_photos(config.source)
     site = read_site(config) if config.geo else None
-    before = read_before(Path(config.before)) if config.before is not None else None
+    before = read_before(Path(config.before)) if config.geo and config.before is not None else None
     predictor, names = open_predictor(config, ranks)
     os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)  # the ranks meet only at the end
     setup_ddp(predictor.device, ranks)

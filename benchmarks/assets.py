@@ -69,7 +69,8 @@ def fly(
     sigmas = np.array([setting.gps_m] * 2 + [1.0] + [setting.gimbal_deg] * 3)  # north, east, down; turns about these
     common, own = np.sqrt(share) * sigmas * rng.normal(size=6), np.sqrt(1 - share) * sigmas
     focal_px = FOCAL_PX * (1 + 0.01 * rng.normal())
-    views, shown, single = [], [], []
+    views: list[View] = []
+    shown, single = [], []
     start = poles[0, 0] - 20 + rng.uniform(0, 10)
     for side in (-1, 1):
         believed = Camera(FOCAL_PX, 0.01 * FOCAL_PX, WIDTH_PX, HEIGHT_PX, rotation(-90 * side, -45, 0))
@@ -176,7 +177,7 @@ def count_changes(before: Survey, now: Survey, poles: np.ndarray, kinds: dict[st
     earlier = before_of(before)
     old = earlier.places.around(*HOME)
     for change in find_changes(now, earlier, CLASSES):
-        if change.before is not None:
+        if change.asset is None:
             place = old[change.before]
         else:
             place = offsets_m(*HOME, geocentric(change.asset.latitude, change.asset.longitude)[None])[0]
@@ -243,8 +244,8 @@ def main() -> None:
                     )
                 )
                 print("  ".join(rows[-1]), flush=True)
-    head = ("GPS, gimbal", "views", "once %", "twice %", "median m", "95 % m", "in ellipse %")
-    head += ("alone: median m", "95 % m", "in 2 sigma %", "false/100", "found of 10", "others/100")
+    head = ["GPS, gimbal", "views", "once %", "twice %", "median m", "95 % m", "in ellipse %"]
+    head += ["alone: median m", "95 % m", "in 2 sigma %", "false/100", "found of 10", "others/100"]
     print(format_table(head, rows, right_from=1))
 
 

@@ -32,7 +32,7 @@ def build_page(tables: AssetTables, names: Sequence[str], title: str) -> str:
     values |= Counter(CHANGE_TEXT[row["change"]] for row in changes or [])
     cards = (element("div", element("dt", name), element("dd", f"{n:,}", class_="value")) for name, n in values.items())
     colors = {name: number for number, name in enumerate(names)}
-    keys = [color_key(tuple(round(255 * part) for part in figure_color(colors[name])), name) for name in number_of]
+    keys = [color_key(_color(colors[name]), name) for name in number_of]
     parts = {
         "map": (
             "Map",
@@ -105,7 +105,7 @@ def _mark(row: Row, point: np.ndarray, scale: float, colors: dict[str, int], has
         cross = f"M{left:.1f},{top:.1f}l{side},{side}m0,-{side}l-{side},{side}"
         title = element("title", f"{row['asset']}: gone")
         return joined(element("path", title, d=cross, style="stroke:var(--bad);stroke-width:3"), *name)
-    color = "rgb({},{},{})".format(*(round(255 * part) for part in figure_color(colors[row["class"]])))
+    color = f"rgb{_color(colors[row['class']])}"
     ellipse = element(
         "ellipse",
         cx=x,
@@ -138,6 +138,11 @@ def _scale_bar(scale: float, height_px: float) -> list[Markup]:
         element("path", d=f"M{MAP_PX - 18},10l6,16l-6,-4l-6,4z", style="fill:var(--ink)"),
         element("text", "N", x=MAP_PX - 18, y=40, style="text-anchor:middle"),
     ]
+
+
+def _color(class_id: int) -> tuple[int, int, int]:
+    red, green, blue = (round(255 * part) for part in figure_color(class_id))
+    return red, green, blue
 
 
 def _anchor(row: Row) -> str:

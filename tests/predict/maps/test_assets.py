@@ -142,8 +142,13 @@ def test_a_photograph_without_height_still_gives_a_direction_and_a_wire_is_no_as
     for yaw in (0, -25, -50, -75):  # from the south to the east, 30 m from the pole
         away = -30 * np.array([np.cos(np.radians(yaw)), np.sin(np.radians(yaw))])
         north, east = moved(*HOME, away)
-        fields = {"GpsLatitude": f"{north:.9f}", "GpsLongitude": f"{east:.9f}", "RelativeAltitude": None}
-        photo = metadata(**fields, GimbalYawDegree=str(yaw), GimbalPitchDegree="-20")
+        photo = metadata(
+            GpsLatitude=f"{north:.9f}",
+            GpsLongitude=f"{east:.9f}",
+            RelativeAltitude=None,
+            GimbalYawDegree=str(yaw),
+            GimbalPitchDegree="-20",
+        )
         view = view_of(photo, {**entry, "file": f"{yaw}.jpg"})
         assert view is not None
         views.append(view)

@@ -114,9 +114,9 @@ def _views(folder: Path, asset: Asset, entries: dict[str, Row], key_of: dict[str
 def _row(asset: Asset, found: Survey, views: list[Row], names: Sequence[str]) -> Row:
     """Return the properties of an asset's feature, with its position; unknown values are None."""
     latitude, longitude, covariance = asset.latitude, asset.longitude, asset.covariance
-    known = found.site.assets if asset.known is not None else None
-    if known is not None and not asset.is_placed:  # only its direction is known
-        latitude, longitude = float(known.latitudes[asset.known]), float(known.longitudes[asset.known])
+    known, row = found.site.assets, asset.known
+    if known is not None and row is not None and asset.sigma_m > ASSET_SIGMA_M:  # the list is more exact
+        latitude, longitude = float(known.latitudes[row]), float(known.longitudes[row])
         covariance = (ASSET_SIGMA_M**2 + found.common_m**2) * np.eye(2)
     major_m, minor_m, bearing_deg = ellipse_of(covariance)
     confidences = [view["confidence"] for view in views]
@@ -137,7 +137,7 @@ def _row(asset: Asset, found: Survey, views: list[Row], names: Sequence[str]) ->
         "sure": asset.is_sure,
         "confidence": round(sum(confidences) / looks, 4),
         "best_confidence": max(confidences),
-        "asset_id": known.ids[asset.known] if known is not None else None,
+        "asset_id": known.ids[row] if known is not None and row is not None else None,
         "asset_beside_m": asset.beside_m if asset.is_placed else None,
         "asset_candidates": asset.candidates or None,
         "change": None,
@@ -158,19 +158,24 @@ def _of_detection(row: Row, asset: Asset) -> Row:
 
 
 def _change_row(change: Change, before: Before, rows: dict[str, Row]) -> Row:
-    old, now = change.before, rows[change.asset.asset_id] if change.asset else None
+    """Return the properties of a change's feature, with the asset's position now, or before if it is gone."""
+    old, now = change.before, rows[change.asset.asset_id] if change.asset else {}
+    class_before = None if old is None else before.class_of(old)
+    if old is not None and not now:
+        now = {"asset": before.ids[old], "class": class_before}
+        now |= {name: float(getattr(before.places, name)[old]) for name in ("latitude", "longitude")}
     facts = {
-        "asset": before.ids[old] if old is not None else now["asset"],
+        "asset": now["asset"],
         "change": change.kind,
         "chance_of_error": float(f"{change.chance:.2g}"),
-        "class": now["class"] if now else before.class_of(old),
-        "class_before": None if old is None else before.class_of(old),
-        "latitude": now["latitude"] if now else float(before.places.latitude[old]),
-        "longitude": now["longitude"] if now else float(before.places.longitude[old]),
+        "class": now["class"],
+        "class_before": class_before,
+        "latitude": now["latitude"],
+        "longitude": now["longitude"],
         "moved_m": change.moved_m,
         "looks": change.looks,
-        "thumbnail": now["best_thumbnail"] if now else None,
-        "picture": now["best_picture"] if now else None,
+        "thumbnail": now.get("best_thumbnail"),
+        "picture": now.get("best_picture"),
     }
     return {name: plain(name, value) for name, value in facts.items()}
 

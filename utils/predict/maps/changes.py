@@ -184,7 +184,7 @@ class _Comparison:
 
     def changed_class(self, old: np.ndarray, new: np.ndarray) -> np.ndarray:
         """Return the pairs of some places that are the same but for their classes."""
-        blind = (places.rows(rows).without_class() for places, rows in ((self.before, old), (self.here, new)))
+        blind = self.before.rows(old).without_class(), self.here.rows(new).without_class()
         pairs = compare(*blind, self.shift, self.spread)
         return np.stack([old[pairs[:, 0]], new[pairs[:, 1]]], axis=1)
 

@@ -95,8 +95,10 @@ def _findings(
         for number, finding in enumerate(locate(photo, entry, site)):
             finding |= of_asset.get((entry["file"], number), {})
             if finding["position_kind"] == AT_ASSET:
-                point = geocentric(np.array([finding["latitude"]]), np.array([finding["longitude"]]))
-                finding["distance_m"] = float(np.linalg.norm(offsets_m(*photo.position, point)))
+                point, camera = (
+                    [finding[f"{of}{name}"] for name in ("latitude", "longitude")] for of in ("", "camera_")
+                )
+                finding["distance_m"] = float(np.linalg.norm(offsets_m(camera[0], camera[1], geocentric(*point))))
             links = {"thumbnail": thumbnail_path(key, number), "picture": f"{key}.jpg"}
             yield {name: plain(name, value) for name, value in {**finding, **links}.items()}
 

@@ -31,8 +31,8 @@ class Places:
 
     def rows(self, chosen: np.ndarray) -> Places:
         """Return some of the places."""
-        parts = (self.class_ids, self.latitude, self.longitude, self.covariances)
-        return Places(*(part[chosen] for part in parts), self.common_m)
+        facts = self.class_ids[chosen], self.latitude[chosen], self.longitude[chosen], self.covariances[chosen]
+        return Places(*facts, self.common_m)
 
     def without_class(self) -> Places:
         """Return the places as though all were of one class."""

@@ -134,8 +134,8 @@ def view_of(photo: PhotoMetadata, entry: dict[str, Any]) -> View | None:
     if photo.position is None or photo.direction_problem is not None or angles is None or focal is None:
         return None
     found = [item for item in entry["detections"] if not item.get("centreline")]  # a wire is at no place
-    corners = np.array([item["box_xyxy"] for item in found], np.float64).reshape(-1, 2)
-    corners = stored_pixels(corners, entry["width"], entry["height"], photo).reshape(-1, 2, 2)
+    points = np.array([item["box_xyxy"] for item in found], np.float64).reshape(-1, 2)
+    corners = stored_pixels(points, entry["width"], entry["height"], photo).reshape(-1, 2, 2)
     boxes = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
     class_ids = np.array([item["class_id"] for item in found], int)
     numbers = [number for number, item in enumerate(entry["detections"]) if not item.get("centreline")]
