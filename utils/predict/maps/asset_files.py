@@ -62,8 +62,11 @@ def write_asset_files(
     keys: each photograph's file and the name of its results. names: of the model's classes.
     """
     key_of = {str(file): key for file, key in keys}
-    entries = {entry["file"]: entry for entry in read_entries(folder / "predictions.json")}
-    views = (view_of(read_metadata(Path(file)), entry) for file, entry in entries.items())
+    views, entries = [], {}
+    for entry in read_entries(folder / "predictions.json"):
+        views.append(view_of(read_metadata(Path(entry["file"])), entry))
+        boxes = [{name: item[name] for name in ("box_xyxy", "confidence")} for item in entry["detections"]]
+        entries[entry["file"]] = {**entry, "detections": boxes}  # without outlines: memory
     found = survey([view for view in views if view is not None], site)
     changes = find_changes(found, before, names) if before else []
     _name(found.assets, names, before)

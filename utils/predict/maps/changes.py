@@ -12,6 +12,7 @@ import numpy as np
 from shapely import MultiPoint, Point
 
 from utils.common.errors import UserError, printable
+from utils.common.text import plain_text
 from utils.predict.maps.assets import read_assets
 from utils.predict.maps.association import best_pairs
 from utils.predict.maps.matching import Places, compare, misfit, shift_between
@@ -87,8 +88,9 @@ def read_before(file: Path) -> Before:
     Raises UserError that names the file, the feature, counted from 1, and what is wrong.
     """
     assets = read_assets(file, "--before")
+    ids = tuple(plain_text(one) for one in assets.ids)
     name = f"--before {printable(str(file), 400)}"
-    again = next((one for one, number in Counter(assets.ids).items() if number > 1), None)
+    again = next((one for one, number in Counter(ids).items() if number > 1), None)
     if again is not None:
         raise UserError(f"{name}: two features have the id {printable(again)}")
     classes, covariances, common = [], [], []
@@ -112,7 +114,7 @@ def read_before(file: Path) -> Before:
     is_sure = np.array([facts.get("sure") is True for facts in assets.properties])
     looks = [facts.get("looks") for facts in assets.properties]
     usual = float(np.median([value for value in looks if isinstance(value, int)] or [1]))
-    return Before(assets.ids, tuple(every), places, is_sure, usual)
+    return Before(ids, tuple(every), places, is_sure, usual)
 
 
 def _number(facts: dict[str, Any], key: str, least: float, place: str) -> float:

@@ -104,7 +104,7 @@ class Survey:
         return count
 
     def _reach(self, class_ids: np.ndarray) -> np.ndarray:
-        """Return how far from the camera objects of the classes were seen in two photographs: 95 % of them."""
+        """Return how far from the camera 95 % of the objects of the classes were seen that several photographs show."""
         seen: dict[int, list[float]] = {}
         views = {view.file: view for flight in self.flights for view in flight}
         for asset in self.assets:
@@ -114,7 +114,8 @@ class Survey:
                 away = np.hypot(np.linalg.norm(level), (views[file].up_m or asset.up_m) - asset.up_m)
                 seen.setdefault(asset.class_id, []).append(float(away))
         limits = {class_id: float(np.quantile(away, 0.95)) for class_id, away in seen.items()}
-        return np.array([limits.get(int(class_id), 0.0) for class_id in class_ids])
+        usual = float(np.median(list(limits.values()) or [0.0]))
+        return np.array([limits.get(int(class_id), usual) for class_id in class_ids])
 
 
 def places_of(chosen: Sequence[Asset], common_m: float) -> Places:
