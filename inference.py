@@ -28,7 +28,7 @@ from utils.common.config import CONFIG_HELP, FRACTION, THREADS_HELP, Options, op
 from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
 from utils.common.errors import UsageError, UserError, printable, run_script
-from utils.common.files import output_folder, walk
+from utils.common.files import output_folder, walk, write_text_atomic
 from utils.common.progress import Progress
 from utils.common.signals import die_with_parent
 from utils.common.threads import ordered_map
@@ -37,6 +37,7 @@ from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, read_image
 from utils.data.raster import is_orthophoto, open_orthophoto
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.evaluation.native_masks import named_classes
+from utils.pages.asset_page import build_page
 from utils.predict.annotation_files import (
     COCO_FILE,
     LABEL_STUDIO_FILE,
@@ -48,7 +49,9 @@ from utils.predict.annotation_files import (
 from utils.predict.detections import PhotoPrediction
 from utils.predict.exported import open_model
 from utils.predict.map_layers import GEOJSON, GEOPACKAGE, write_orthophoto
+from utils.predict.maps.asset_files import write_asset_files
 from utils.predict.maps.assets import read_assets
+from utils.predict.maps.changes import Before, read_before
 from utils.predict.maps.findings import Site
 from utils.predict.maps.map_files import write_map_files
 from utils.predict.maps.thumbnails import save_thumbnails, thumbnail_path
@@ -126,7 +129,9 @@ class InferenceConfig(PredictOptions):
     save_coco: bool = option(False, f"also write {COCO_FILE}, which CVAT imports (docs/labels.md)")
     save_label_studio: bool = option(False, f"also write {LABEL_STUDIO_FILE}: predictions to import into Label Studio")
     geo: bool = option(
-        False, "also write where the detections are: detections.geojson, worklist.csv, detections.kml, thumbnails/"
+        False,
+        "also write where the detections are (detections.geojson, worklist.csv, detections.kml, thumbnails/) and which "
+        "assets they show (assets.geojson, assets.csv, assets.html)",
     )
     assets: str | None = option(
         None, "with --geo: GeoJSON file of points, such as poles, to assign detections to", needs="geo"
@@ -137,6 +142,9 @@ class InferenceConfig(PredictOptions):
         above=0,
         at_most=10_000,
         needs=("geo", "assets"),
+    )
+    before: str | None = option(
+        None, "with --geo: assets.geojson of an earlier flight; also write what has changed since", needs="geo"
     )
     ground_height: float = option(
         0.0,
@@ -164,6 +172,7 @@ def main() -> int:
         return predict_orthophoto(config, ranks)
     files = list_photos(config.source)
     site = read_site(config) if config.geo else None
+    before = read_before(Path(config.before)) if config.geo and config.before is not None else None
     predictor, names = open_predictor(config, ranks)
     os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)  # the ranks meet only at the end
     setup_ddp(predictor.device, ranks)
@@ -184,8 +193,7 @@ def main() -> int:
     parts = distributed.gather_arrays({"counts": counts})
     *found, num_read = np.sum([part["counts"] for part in parts], axis=0).tolist()
     distributed.run_on_main(lambda: merge_parts(output, ranks.world_size))
-    keys = ((source.file, source.key) for source in sources)
-    of_map = distributed.run_on_main(lambda: write_map_files(output, keys, site) if site else [])
+    of_map = distributed.run_on_main(lambda: write_maps(output, sources, site, names, before) if site else [])
     distributed.run_on_main(lambda: merge_tool_files(tools, ranks.world_size))
     if ranks.is_main:
         summary = ", ".join(f"{count} {name}" for name, count in zip(names, found, strict=True) if count) or "nothing"
@@ -270,6 +278,17 @@ def write_results(
         writer.save_crops(source.key, photo, found, boxes)
     if config.geo:
         save_thumbnails(Path(config.output), source.key, photo, prediction.class_ids.tolist(), boxes)
+
+
+def write_maps(
+    output: Path, sources: list[Source], site: Site, names: tuple[str, ...], before: Before | None
+) -> list[str]:
+    """Write the files of detections and assets; return lines that sum them up."""
+    keys = [(source.file, source.key) for source in sources]
+    tables = write_asset_files(output, keys, site, names, before)
+    lines = write_map_files(output, keys, site, tables.of_detection)
+    write_text_atomic(output / "assets.html", build_page(tables, names, f"{len(sources)} photographs"))
+    return lines + tables.lines
 
 
 def read_site(config: InferenceConfig) -> Site:

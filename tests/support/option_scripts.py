@@ -85,7 +85,7 @@ SCRIPTS = [
         values=TILES,
         kept=TILING | {"is_orthophoto": lambda _: True},
         elsewhere=(
-            *("geo", "assets", "asset_range", "ground_height", "ground_sigma"),
+            *("geo", "assets", "asset_range", "before", "ground_height", "ground_sigma"),
             *("save_coco", "save_crops", "save_label_studio"),
         ),
     ),

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import PROJECT
 from tests.predict.maps.photographs import HOME, dji
 from utils.common.errors import UserError
-from utils.predict.maps.assets import ASSET_SIGMA_M, Sight, match_asset, read_assets
+from utils.predict.maps.assets import read_assets
 from utils.predict.maps.camera import CAMERA_HEIGHT_SIGMA_M, HEADING_SIGMA_DEG, TILT_SIGMA_DEG, Camera, rotation
 from utils.predict.maps.findings import Site, locate
 from utils.predict.maps.metadata import PhotoMetadata
@@ -227,36 +227,3 @@ def test_only_assets_in_range_are_near_also_across_the_180th_meridian(tmp_path: 
     numbers, offsets = assets.near(*home, 100)
     assert numbers.tolist() == [0, 1]
     assert offsets == pytest.approx(np.array([[0, 40], [30, 0]]), abs=1e-3)
-
-
-EAST = Sight(90.0, 1.0, 0.05)
-
-
-@pytest.mark.parametrize(
-    ("sight", "offsets", "expected"),
-    [
-        (EAST, [(0, 90), (0, 40), (1, 42)], 1),  # the nearest along the bearing
-        (EAST, [(0, -20), (20, 20), (0, 60)], 2),  # not behind, not beside
-        (EAST, [(5.2, 60)], 0),  # within 5 degrees
-        (EAST, [(5.4, 60)], None),
-        (Sight(90.0, 1.0, 5.0), [(9.9, 60)], 0),  # within two standard deviations of the camera's position
-        (Sight(90.0, 1.0, 0.05), [(3.9, 2)], 0),  # of the asset's position
-        (Sight(90.0, 6.0, 0.05), [(12, 60)], 0),  # or of the bearing
-        (Sight(90.0, 1.0, 0.05, np.array([0, 50.0]), 5.0), [(0, 30), (0, 61), (0, 45), (0, 52)], 2),
-        (Sight(90.0, 1.0, 0.05, np.array([0, 50.0]), 5.0), [(0, 30), (0, 61)], None),
-        (Sight(None, 0.0, 0.05, np.array([1, 1.0]), 2.0), [(-4, 0), (3, 1), (2, 1)], 2),  # straight down
-        (Sight(None, 0.0, 0.05), [(0, 1)], None),  # nothing known of the direction
-        (EAST, np.zeros((0, 2)), None),
-    ],
-)
-def test_the_asset_is_the_nearest_one_along_the_line_of_sight(sight: Sight, offsets: Any, expected: int | None) -> None:
-    match = match_asset(sight, np.array(offsets, float))
-    assert (match.position if match else None) == expected
-
-
-def test_a_match_says_how_well_it_fits() -> None:
-    match = match_asset(EAST, np.array([(1.0, 60.0), (0.0, 90.0)]))
-    assert match is not None
-    assert match.beside_m == pytest.approx(1.0)
-    assert match.sigma_m == pytest.approx(np.hypot(60 * np.tan(np.radians(1)), ASSET_SIGMA_M), rel=0.01)
-    assert match.num_candidates == 2

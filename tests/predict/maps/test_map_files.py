@@ -47,7 +47,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_photo(files[4])
     found = [detection(), detection("insulator", (450, 300))]
     write_predictions(folder, [(files[0], found), (files[1], found[:1]), (files[3], found[1:]), (files[4], [])])
-    lines = write_map_files(folder, [(file, file.stem) for file in files], Site())
+    lines = write_map_files(folder, [(file, file.stem) for file in files], Site(), {})
     assert lines[0].startswith("Map: 2 on the ground, 1 at the camera, 1 without position")
     assert len(lines) == 3
     return folder
@@ -79,7 +79,7 @@ def test_a_wire_is_a_line_on_the_ground_where_all_of_it_is_seen_from_above(tmp_p
         write_photo(tmp_path / f"{name}.jpg", exif=exif_of(), xmp=packet(dji(GimbalPitchDegree=str(pitch))))
         photos.append((tmp_path / f"{name}.jpg", [detection() | {"centreline": [[100, 100], [300, 100], [500, 60]]}]))
     write_predictions(tmp_path, photos)
-    write_map_files(tmp_path, [(file, file.stem) for file, _ in photos], Site())
+    write_map_files(tmp_path, [(file, file.stem) for file, _ in photos], Site(), {})
     down, level = json.loads((tmp_path / GEOJSON).read_text())["features"]
     assert down["geometry"]["type"] == "LineString"
     assert down["geometry"]["coordinates"][1] == pytest.approx((8.5417, 47.3769 + 10 / 111_190), abs=1e-6)
@@ -144,7 +144,7 @@ def test_names_from_strangers_neither_compute_nor_break_a_file(tmp_path: Path) -
         relative = Path(file.name)
         write_predictions(folder, [(file, [detection(name)])])
         save_thumbnails(folder, relative.stem, np.zeros((40, 60, 3), np.uint8), [0], np.array([[3, 3, 9, 9]]))
-        write_map_files(folder, [(file, relative.stem)], Site())
+        write_map_files(folder, [(file, relative.stem)], Site(), {})
         (row,) = rows_of(folder)
         assert not any(cell.startswith(("=", "+", "@", "\t", "＝")) for cell in row.values())
         assert row["class"].startswith("-") is False
@@ -163,7 +163,7 @@ def test_a_failure_leaves_the_old_files_and_no_parts(tmp_path: Path) -> None:
     (tmp_path / GEOJSON).write_text("old")
     (tmp_path / "predictions.json").write_text('[\n{"file": \n]\n')
     with pytest.raises(ValueError, match="Expecting value"):
-        write_map_files(tmp_path, [], Site())
+        write_map_files(tmp_path, [], Site(), {})
     assert (tmp_path / GEOJSON).read_text() == "old"
     assert sorted(file.name for file in tmp_path.iterdir()) == [GEOJSON, "predictions.json"]
 

@@ -72,13 +72,14 @@ def report_page(
     sections: Mapping[str, str],
     main: Sequence[str],
     footer: str,
+    pictures: str = "img-src data:",
 ) -> str:
-    """Return a page in the style of the report. controls: beside the links to `sections`, {id: label}."""
+    """Return a page in the style of the report. controls: beside the links to `sections`, {id: label}. pictures: see `document`."""
     links = (element("a", label, href=f"#{name}") for name, label in sections.items())
     return document(
         title,
         "report",
-        "img-src data:",
+        pictures,
         element("header", *header),
         element("div", *controls, element("nav", *links, aria_label="Sections"), class_="switch"),
         element("main", *main),

@@ -1,4 +1,4 @@
-"""The assets of a GeoJSON file, such as poles, and which of them an object in a photograph belongs to."""
+"""The assets of a GeoJSON file, such as poles."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ ID_PROPERTIES = ("asset_id", "pole_id", "id", "name")  # looked up in this order
 WGS84 = re.compile(
     r"((urn:ogc:def:crs:|https?://www\.opengis\.net/def/crs/)?(OGC|EPSG)[:/\d.]*[:/])?(CRS84h?|4326)", re.I
 )
-TOLERANCE_DEG = 5.0
-TOLERANCE_SIGMAS = 2.0
 ASSET_SIGMA_M = 2.0  # of the assets' own positions; an assumption, few registers state theirs
 
 
 @dataclass(frozen=True)
 class Assets:
-    """Assets with their positions: degrees (n,), and geocentric metres (n, 3)."""
+    """Assets with their positions: degrees (n,), and geocentric metres (n, 3). rows: the numbers of their features, from 1."""
 
     ids: tuple[str, ...]
     latitudes: np.ndarray
     longitudes: np.ndarray
     points: np.ndarray
+    properties: tuple[dict[str, Any], ...]
+    rows: tuple[int, ...]
 
     def near(self, latitude: float, longitude: float, range_m: float) -> tuple[np.ndarray, np.ndarray]:
         """Return the assets within a range of a position: their numbers (k,) and metres north and east of it (k, 2)."""
@@ -43,87 +43,33 @@ class Assets:
         return numbers, offsets_m(latitude, longitude, self.points[numbers])
 
 
-@dataclass(frozen=True)
-class Sight:
-    """What is known of an object's place seen from the camera. `ground_m`: north and east of the camera (2,)."""
-
-    bearing_deg: float | None
-    bearing_sigma_deg: float
-    camera_sigma_m: float
-    ground_m: np.ndarray | None = None
-    ground_sigma_m: float = 0.0
-
-
-@dataclass(frozen=True)
-class Match:
-    """The asset an object is taken to belong to: its place among those given, and how well it fits."""
-
-    position: int
-    beside_m: float  # how far the line of sight passes beside it; without bearing: how far the ground point is from it
-    sigma_m: float  # the standard deviation of that
-    num_candidates: int
-
-
-def match_asset(sight: Sight, offsets: np.ndarray) -> Match | None:
-    """Choose the asset nearest to the camera of those along the line of sight; None if there is none.
-
-    An asset is along the line of sight if the line passes it within 5 degrees or two standard deviations, whichever is
-    more. With a ground point it must also lie within two standard deviations of that point's distance. `offsets` (k, 2)
-    are metres north and east of the camera.
-    """
-    away = np.linalg.norm(offsets, axis=1)
-    ground_sigma_m = np.hypot(sight.ground_sigma_m, ASSET_SIGMA_M)
-    if sight.bearing_deg is None:  # straight down
-        if sight.ground_m is None:
-            return None
-        beside = away = np.linalg.norm(offsets - sight.ground_m, axis=1)
-        sigmas = np.full(len(offsets), ground_sigma_m)
-        fits = beside <= TOLERANCE_SIGMAS * sigmas
-    else:
-        bearing = np.radians(sight.bearing_deg)
-        along = offsets @ (np.cos(bearing), np.sin(bearing))
-        beside = np.abs(offsets @ (-np.sin(bearing), np.cos(bearing)))
-        slope = np.tan(np.radians(min(sight.bearing_sigma_deg, 45.0)))
-        sigmas = np.hypot(np.hypot(sight.camera_sigma_m, ASSET_SIGMA_M), np.abs(along) * slope)
-        widths = np.maximum(np.abs(along) * np.tan(np.radians(TOLERANCE_DEG)), TOLERANCE_SIGMAS * sigmas)
-        fits = beside <= widths
-        if sight.ground_m is None:
-            fits &= along > 0
-        else:
-            distance = np.linalg.norm(sight.ground_m)
-            fits &= np.abs(along - distance) <= TOLERANCE_SIGMAS * ground_sigma_m
-    if not fits.any():
-        return None
-    best = int(np.flatnonzero(fits)[np.argmin(away[fits])])
-    return Match(best, float(beside[best]), float(sigmas[best]), int(fits.sum()))
-
-
-def read_assets(path: Path) -> Assets:
+def read_assets(path: Path, flag: str = "--assets") -> Assets:
     """Read a GeoJSON FeatureCollection of points. Features without geometry are left out.
 
     Raises UserError that names the file and the feature, counted from 1.
     """
-    name = printable(str(path), 400)
+    name = f"{flag} {printable(str(path), 400)}"
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise UserError(f"--assets {name}: larger than {MAX_FILE_BYTES // 10**6} MB")
+            raise UserError(f"{name}: larger than {MAX_FILE_BYTES // 10**6} MB")
         loaded = json.loads(read_text(path))
     except OSError as error:
-        raise UserError(f"--assets {name}: {error.strerror}") from error
+        raise UserError(f"{name}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
-        raise UserError(f"--assets {name}: not valid JSON: {reason}") from error
+        raise UserError(f"{name}: not valid JSON: {reason}") from error
     features = loaded.get("features") if isinstance(loaded, dict) else None
     if not isinstance(features, list) or loaded.get("type") != "FeatureCollection":
-        raise UserError(f"--assets {name}: not a GeoJSON FeatureCollection")
+        raise UserError(f"{name}: not a GeoJSON FeatureCollection")
     crs = loaded.get("crs")
     if crs is not None and not _is_wgs84(crs):
-        raise UserError(f"--assets {name}: crs {printable(json.dumps(crs))}: export it in WGS84 (EPSG:4326)")
+        raise UserError(f"{name}: crs {printable(json.dumps(crs))}: export it in WGS84 (EPSG:4326)")
     found = list(_read_features(features, name))
     if not found:
-        raise UserError(f"--assets {name}: no points in it")
-    longitudes, latitudes = np.array([point for _, point in found], np.float64).T
-    return Assets(tuple(asset_id for asset_id, _ in found), latitudes, longitudes, geocentric(latitudes, longitudes))
+        raise UserError(f"{name}: no points in it")
+    rows, ids, points, properties = zip(*found, strict=True)
+    longitudes, latitudes = np.array(points, np.float64).T
+    return Assets(ids, latitudes, longitudes, geocentric(latitudes, longitudes), properties, rows)
 
 
 def _is_wgs84(crs: Any) -> bool:
@@ -132,14 +78,16 @@ def _is_wgs84(crs: Any) -> bool:
     return isinstance(facts, dict) and bool(WGS84.fullmatch(str(facts.get("name", facts.get("code")))))
 
 
-def _read_features(features: list[Any], name: str) -> Iterator[tuple[str, tuple[float, float]]]:
-    """Yield the assets' ids and their longitudes and latitudes."""
+def _read_features(features: list[Any], name: str) -> Iterator[tuple[int, str, tuple[float, float], dict[str, Any]]]:
+    """Yield the assets' numbers, ids, longitudes and latitudes, and properties."""
     for number, feature in enumerate(features, start=1):
-        place = f"--assets {name}: feature {number}"
+        place = f"{name}: feature {number}"
         if not isinstance(feature, dict) or feature.get("type") != "Feature":
             raise UserError(f"{place}: not a GeoJSON Feature")
         if feature.get("geometry") is not None:
-            yield _id_of(feature, place), _point_of(feature["geometry"], place)
+            facts = feature.get("properties")
+            facts = facts if isinstance(facts, dict) else {}
+            yield number, _id_of(feature, place), _point_of(feature["geometry"], place), facts
 
 
 def _point_of(geometry: Any, place: str) -> tuple[float, float]:

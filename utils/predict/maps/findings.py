@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from utils.data.images import points_upright
-from utils.predict.maps.assets import Assets, Sight, match_asset
+from utils.predict.maps.assets import Assets
 from utils.predict.maps.camera import CAMERA_HEIGHT_SIGMA_M, STRAIGHT_DOWN_DEG, Camera, rotation
 from utils.predict.maps.metadata import PhotoMetadata
+from utils.predict.maps.rays import Errors
 from utils.predict.maps.wgs84 import moved
 
 # Nearer to the horizon a small error of an angle moves the ground point by as much as its distance.
@@ -23,13 +24,14 @@ INVERSE_ORIENTATION = {6: 8, 8: 6}  # the others are their own inverse
 class Site:
     """What the metadata of photographs cannot say: the ground's height above the take-off point, and the assets.
 
-    ground_sigma_m: by how much the objects' heights differ from it, as a standard deviation.
+    ground_sigma_m: by how much the objects' heights differ from it, as a standard deviation. errors: of the assets' photographs.
     """
 
     ground_height_m: float = 0.0
     ground_sigma_m: float = 7.0
     assets: Assets | None = None
     asset_range_m: float = 100.0
+    errors: Errors = field(default_factory=Errors)
 
 
 def locate(photo: PhotoMetadata, entry: dict[str, Any], site: Site) -> list[dict[str, Any]]:
@@ -51,14 +53,11 @@ def locate(photo: PhotoMetadata, entry: dict[str, Any], site: Site) -> list[dict
                 item["bearing_deg"], item["bearing_sigma_deg"] = float(bearing), float(sigma)
             if problem is None and depression < -HIGHEST_PITCH_DEG:
                 item["reason"] = f"line of sight less than {-HIGHEST_PITCH_DEG:g} degrees below the horizon"
-    offsets = _add_ground(found, camera, pixels, photo) if camera is not None and problem is None else {}
-    if camera is not None:
-        for number in offsets:
+    if camera is not None and problem is None:
+        for number in _add_ground(found, camera, pixels, photo):
             if points := entry["detections"][number].get("centreline"):
                 line = stored_pixels(np.array(points, np.float64), entry["width"], entry["height"], photo)
                 found[number] |= _ground_line(camera, line, photo)
-    if site.assets is not None and photo.position is not None:
-        _add_assets(found, offsets, photo, site)
     return found
 
 
@@ -121,6 +120,7 @@ def _blank(entry: dict[str, Any], number: int, photo: PhotoMetadata, problem: st
         "ground_latitude": None,
         "ground_longitude": None,
         "ground_sigma_m": None,
+        "asset": None,
         "asset_id": None,
         "asset_beside_m": None,
         "asset_candidates": None,
@@ -130,13 +130,8 @@ def _blank(entry: dict[str, Any], number: int, photo: PhotoMetadata, problem: st
     }
 
 
-def _add_ground(
-    found: list[dict[str, Any]], camera: Camera, pixels: np.ndarray, photo: PhotoMetadata
-) -> dict[int, np.ndarray]:
-    """Move the findings whose line of sight is steep enough to where it meets the ground.
-
-    Returns by their numbers how far north and east of the camera they are then: (2,) each.
-    """
+def _add_ground(found: list[dict[str, Any]], camera: Camera, pixels: np.ndarray, photo: PhotoMetadata) -> list[int]:
+    """Move the findings whose line of sight is steep enough to where it meets the ground. Returns their numbers."""
     steep = [number for number, item in enumerate(found) if item["reason"] is None]
     offsets = camera.ground_offsets(pixels[steep])
     sigmas = camera.ground_sigmas(pixels[steep], photo.position_sigma_m)
@@ -153,7 +148,7 @@ def _add_ground(
             "ground_longitude": longitude,
             "ground_sigma_m": float(sigma),
         }
-    return dict(zip(steep, offsets, strict=True))
+    return steep
 
 
 def _ground_line(camera: Camera, pixels: np.ndarray, photo: PhotoMetadata) -> dict[str, Any]:
@@ -165,33 +160,3 @@ def _ground_line(camera: Camera, pixels: np.ndarray, photo: PhotoMetadata) -> di
     places = [moved(*photo.position, offset) for offset in offsets]
     line = [[round(longitude, 7), round(latitude, 7)] for latitude, longitude in places]
     return {"centreline": line, "length_m": float(np.linalg.norm(np.diff(offsets, axis=0), axis=1).sum())}
-
-
-def _add_assets(
-    found: list[dict[str, Any]], ground_offsets: dict[int, np.ndarray], photo: PhotoMetadata, site: Site
-) -> None:
-    """Move the findings that an asset fits to the asset."""
-    assert site.assets is not None
-    assert photo.position is not None
-    numbers, offsets = site.assets.near(*photo.position, site.asset_range_m)
-    for number, item in enumerate(found):
-        sight = Sight(
-            item["bearing_deg"],
-            item["bearing_sigma_deg"] or 0.0,
-            photo.position_sigma_m,
-            ground_offsets.get(number),
-            item["ground_sigma_m"] or 0.0,
-        )
-        match = match_asset(sight, offsets)
-        if match is not None:
-            asset = numbers[match.position]
-            item |= {
-                "latitude": float(site.assets.latitudes[asset]),
-                "longitude": float(site.assets.longitudes[asset]),
-                "position_kind": AT_ASSET,
-                "sigma_m": match.sigma_m,
-                "distance_m": float(np.linalg.norm(offsets[match.position])),
-                "asset_id": site.assets.ids[asset],
-                "asset_beside_m": match.beside_m,
-                "asset_candidates": match.num_candidates,
-            }

@@ -10,7 +10,7 @@ import csv
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from html import escape
 from pathlib import Path
@@ -24,16 +24,17 @@ from utils.common.text import plain_text
 from utils.predict.maps.findings import AT_ASSET, AT_CAMERA, ON_GROUND, Site, locate
 from utils.predict.maps.metadata import NOT_JPEG, read_metadata
 from utils.predict.maps.thumbnails import thumbnail_path
-from utils.predict.maps.wgs84 import moved
+from utils.predict.maps.wgs84 import geocentric, moved, offsets_m
 
 GEOJSON, WORK_LIST, KML = "detections.geojson", "worklist.csv", "detections.kml"
 WORK_LIST_COLUMNS = (
     *("photograph", "class", "confidence", "latitude", "longitude", "position_kind", "sigma_m", "bearing_deg"),
-    *("distance_m", "camera_latitude", "camera_longitude", "camera_altitude_m", "time", "asset_id", "thumbnail"),
-    *("picture", "reason"),
+    *("distance_m", "camera_latitude", "camera_longitude", "camera_altitude_m", "time", "asset", "asset_id"),
+    *("thumbnail", "picture", "reason"),
 )
 DECIMALS = {"latitude": 7, "longitude": 7}  # by the end of the property's name; 7 decimals are 1 cm
 OTHER_DECIMALS = 2
+AS_THEY_ARE = ("confidence", "best_confidence", "chance_of_error")
 BEARING_LINE_M = 25.0  # length in KML of the line that shows a bearing without distance
 KIND_TEXT = {ON_GROUND: "on the ground", AT_ASSET: "at an asset", AT_CAMERA: "at the camera", None: "without position"}
 KML_COLOURS = {ON_GROUND: "ff00a5ff", AT_ASSET: "ff00c800", AT_CAMERA: "ffff9628"}  # aabbggrr: orange, green, blue
@@ -43,10 +44,13 @@ _FORMULA_STARTS = tuple("=+-@＝＋－＠'")
 Finding = dict[str, Any]
 
 
-def write_map_files(folder: Path, keys: Iterable[tuple[Path, str]], site: Site) -> list[str]:
+def write_map_files(
+    folder: Path, keys: Iterable[tuple[Path, str]], site: Site, of_asset: Mapping[tuple[str, int], Finding]
+) -> list[str]:
     """Write the three files out of predictions.json, one photograph at a time; return lines that sum them up.
 
     keys: each photograph's file and the name of its results, in the order of predictions.json; it may hold more.
+    of_asset: what is known of a photograph's detection from its asset.
     Prints a line for each photograph whose XMP is refused. Files appear only when all three are complete.
     """
     kinds: Counter[str | None] = Counter()
@@ -61,7 +65,7 @@ def write_map_files(folder: Path, keys: Iterable[tuple[Path, str]], site: Site) 
                 for file, encoding in zip(temporary, ("utf-8", "utf-8-sig", "utf-8"), strict=True)
             )
             makers = (_GeoJson(geojson), _WorkList(work_list), _Kml(kml))
-            for finding in _findings(folder, iter(keys), site):
+            for finding in _findings(folder, iter(keys), site, of_asset):
                 kinds[finding["position_kind"]] += 1
                 reasons.update([finding["reason"]] if finding["reason"] else [])
                 for maker in makers:
@@ -77,7 +81,9 @@ def write_map_files(folder: Path, keys: Iterable[tuple[Path, str]], site: Site) 
     ]
 
 
-def _findings(folder: Path, keys: Iterator[tuple[Path, str]], site: Site) -> Iterator[Finding]:
+def _findings(
+    folder: Path, keys: Iterator[tuple[Path, str]], site: Site, of_asset: Mapping[tuple[str, int], Finding]
+) -> Iterator[Finding]:
     """Yield all findings, rounded, with text that every format takes and links to their pictures."""
     for entry in read_entries(folder / "predictions.json"):
         key = next(key for file, key in keys if str(file) == entry["file"])
@@ -87,8 +93,14 @@ def _findings(folder: Path, keys: Iterator[tuple[Path, str]], site: Site) -> Ite
         if photo.problem not in (None, NOT_JPEG):
             print(f"{printable(entry['file'], 400)}: {photo.problem}", flush=True)
         for number, finding in enumerate(locate(photo, entry, site)):
+            finding |= of_asset.get((entry["file"], number), {})
+            if finding["position_kind"] == AT_ASSET:
+                point, camera = (
+                    [finding[f"{of}{name}"] for name in ("latitude", "longitude")] for of in ("", "camera_")
+                )
+                finding["distance_m"] = float(np.linalg.norm(offsets_m(camera[0], camera[1], geocentric(*point))))
             links = {"thumbnail": thumbnail_path(key, number), "picture": f"{key}.jpg"}
-            yield {name: _plain(name, value) for name, value in {**finding, **links}.items()}
+            yield {name: plain(name, value) for name, value in {**finding, **links}.items()}
 
 
 def read_entries(predictions: Path) -> Iterator[dict[str, Any]]:
@@ -99,10 +111,10 @@ def read_entries(predictions: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line.rstrip("\n").rstrip(","))
 
 
-def _plain(name: str, value: Any) -> Any:
+def plain(name: str, value: Any) -> Any:
     if isinstance(value, str):
         return plain_text(value)
-    if isinstance(value, float) and name != "confidence":
+    if isinstance(value, float) and name not in AS_THEY_ARE:
         return round(value, DECIMALS.get(name.rpartition("_")[2], OTHER_DECIMALS))
     return value
 
@@ -138,13 +150,13 @@ class _WorkList:
         self.rows.writerow(WORK_LIST_COLUMNS)
 
     def add(self, finding: Finding) -> None:
-        self.rows.writerow([_cell(finding[name]) for name in WORK_LIST_COLUMNS])
+        self.rows.writerow([cell(finding[name]) for name in WORK_LIST_COLUMNS])
 
     def end(self) -> None:
         """Nothing follows the rows."""
 
 
-def _cell(value: Any) -> Any:
+def cell(value: Any) -> Any:
     """Return a cell that a spreadsheet shows and does not compute; None becomes an empty cell."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value
 
@@ -190,7 +202,8 @@ def _balloon(finding: Finding) -> str:
     rows = (
         ("position", KIND_TEXT[finding["position_kind"]], ""),
         ("standard deviation", finding["sigma_m"], " m"),
-        ("asset", finding["asset_id"], ""),
+        ("asset", finding["asset"], ""),
+        ("asset id", finding["asset_id"], ""),
         ("bearing", finding["bearing_deg"], "°"),
         ("distance", finding["distance_m"], " m"),
         ("no ground point", finding["reason"], ""),

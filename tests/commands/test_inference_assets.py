@@ -1,0 +1,165 @@
+"""inference.py --geo on two flights along poles, with a stand-in for the network: one row for each asset, and what changed."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from geojson_pydantic import FeatureCollection
+
+import inference
+from tests.commands.test_inference_tiles import files_of, predict
+from tests.conftest import run_main
+from tests.predict.maps.photographs import HOME, dji, exif_of, packet, write_photo
+from tests.support.browser import CHROMIUM, browser_page
+from tests.support.ranks import run_ranks
+from tests.yolo.colour_network import paint
+from utils.common.errors import UserError
+from utils.data.images import EXIF_TIME_TAG
+from utils.predict.maps.camera import Camera, rotation
+from utils.predict.maps.wgs84 import geocentric, moved, offsets_m
+
+SIZE, FOCAL_PX, HEIGHT_M, BESIDE_M, LENGTH_M = (1000, 750), 700.0, 30.0, 22.0, 11.0
+FLAGS = ("--geo", "--ground-height", "5.5", "--ground-sigma", "4", "--tiles", "off")
+# North, east, class: a line of poles, of class 1.
+BEFORE = [(30.0 * number, 1.5 * (number % 2), 1) for number in range(7)]
+NOW = [*BEFORE[:2], (64.0, 5.0, 1), *BEFORE[3:5], (150.0, 1.5, 0), (165.0, 0.0, 1)]  # 2 moved, 5 another class, 6 gone
+
+
+def fly(folder: Path, poles: list[tuple[float, float, int]], day: int, spacing_m: float = 15.0) -> Path:
+    """Photograph poles from two lines beside them."""
+    folder.mkdir()
+    rng = np.random.default_rng(day)
+    number = 0
+    for side in (-1, 1):
+        for north in np.arange(-12.0 + day, 195.0, spacing_m):
+            pitch, yaw = -45.0, -90.0 * side
+            camera = Camera(FOCAL_PX, 0, *SIZE, rotation(yaw, pitch, 0))
+            masks = []
+            for pole_north, pole_east, class_id in poles:
+                ends = np.tile([pole_north - north, pole_east - side * BESIDE_M, HEIGHT_M], (2, 1))
+                ends[1, 2] -= LENGTH_M
+                body = ends @ camera.attitude
+                pixels = FOCAL_PX * body[:, 1:] / body[:, :1] + np.array(SIZE) / 2
+                low, high = np.rint(pixels.min(axis=0) - 4).astype(int), np.rint(pixels.max(axis=0) + 4).astype(int)
+                if (low > 2).all() and (high < np.array(SIZE) - 2).all():
+                    mask = np.zeros(SIZE[::-1], bool)
+                    mask[low[1] : high[1], low[0] : high[0]] = True
+                    masks.append((class_id, mask))
+            latitude, longitude = moved(*HOME, np.array([north, side * BESIDE_M]))
+            facts = dji(
+                GpsLatitude=f"{latitude:.9f}",
+                GpsLongitude=f"{longitude:.9f}",
+                RelativeAltitude=str(HEIGHT_M),
+                GimbalYawDegree=str(yaw),
+                GimbalPitchDegree=str(pitch),
+                CalibratedFocalLength=str(FOCAL_PX),
+                CalibratedOpticalCenterX=str(SIZE[0] / 2),
+                CalibratedOpticalCenterY=str(SIZE[1] / 2),
+            )
+            picture = paint(masks, SIZE)
+            picture = np.clip(picture + rng.integers(-9, 10, picture.shape[:2])[..., None], 0, 255).astype(np.uint8)
+            time = f"2026:05:{day:02d} 10:{number // 20:02d}:{3 * (number % 20):02d}"
+            # names out of order: the time decides
+            file = folder / f"{(number * 7) % 29:02d}_{number}.jpg"
+            write_photo(file, picture, exif=exif_of(tags={EXIF_TIME_TAG: time}), xmp=packet(facts))
+            number += 1
+    return folder
+
+
+@pytest.fixture(scope="module")
+def flights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of two flights; between them a pole moved by 7 m, one became another class, one is gone and one is new."""
+    folder = tmp_path_factory.mktemp("flights")
+    for day, poles in ((1, BEFORE), (2, NOW)):
+        fly(folder / f"photos {day}", poles, day)
+    assert predict(folder / "photos 1", folder / "1", *FLAGS) == 0
+    before = str(folder / "1" / "assets.geojson")
+    assert predict(folder / "photos 2", folder / "2", *FLAGS, "--before", before) == 0
+    return folder
+
+
+def features_of(file: Path) -> list[dict[str, Any]]:
+    FeatureCollection[Any].model_validate_json(file.read_bytes())
+    found: list[dict[str, Any]] = json.loads(file.read_text())["features"]
+    return found
+
+
+def test_each_pole_is_one_row_at_its_place_with_all_its_views(flights: Path) -> None:
+    features = features_of(flights / "1" / "assets.geojson")
+    places = np.array([feature["geometry"]["coordinates"][::-1] for feature in features])
+    metres = offsets_m(*HOME, geocentric(places[:, 0], places[:, 1]))
+    expected = np.array([pole[:2] for pole in BEFORE])
+    assert metres[np.argsort(metres[:, 0])] == pytest.approx(expected, abs=0.3)
+    assert sum(feature["properties"]["photographs"] for feature in features) == 40
+    with (flights / "1" / "assets.csv").open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["asset"] for row in rows] == [feature["id"] for feature in features]
+    for row, feature in zip(rows, features, strict=True):
+        views = feature["properties"]["views"]
+        assert (row["best_photograph"], row["sure"]) == (views[0]["photograph"], "True")
+        assert len({view["photograph"] for view in views}) == len(views) == int(row["photographs"])
+        assert all((flights / "1" / view["thumbnail"]).exists() for view in views)
+    detections = features_of(flights / "1" / "detections.geojson")
+    assert {item["properties"]["position_kind"] for item in detections} == {"asset"}
+    assert {item["properties"]["asset"] for item in detections} == {feature["id"] for feature in features}
+
+
+def test_changes_are_found_and_the_other_poles_keep_their_ids(flights: Path) -> None:
+    before = {feature["id"]: feature for feature in features_of(flights / "1" / "assets.geojson")}
+    now = {feature["id"]: feature for feature in features_of(flights / "2" / "assets.geojson")}
+    changes = {item["properties"]["change"]: item for item in features_of(flights / "2" / "changes.geojson")}
+    assert set(changes) == {"new", "gone", "moved", "class"}
+    assert all(item["properties"]["chance_of_error"] < 0.01 for item in changes.values())
+    assert changes["moved"]["properties"]["moved_m"] == pytest.approx(np.hypot(4, 5), abs=0.3)
+    assert (changes["class"]["properties"]["class_before"], changes["class"]["properties"]["class"]) == ("pole", "wire")
+    assert set(before) - set(now) == {changes["gone"]["id"]}
+    assert set(now) - set(before) == {changes["new"]["id"]}
+    unchanged = [name for name in now if now[name]["properties"]["change"] is None]
+    assert len(unchanged) == 4
+    for name in unchanged:
+        assert now[name]["geometry"]["coordinates"] == pytest.approx(before[name]["geometry"]["coordinates"], abs=4e-6)
+
+
+def test_known_assets_give_their_ids_and_two_ranks_write_the_same_files(flights: Path, tmp_path: Path) -> None:
+    known = json.loads((flights / "1" / "assets.geojson").read_text())
+    for number, feature in enumerate(known["features"]):
+        feature["id"] = f"P{number}"
+    (tmp_path / "known.geojson").write_text(json.dumps(known))
+    flags = (*FLAGS, "--assets", str(tmp_path / "known.geojson"), "--before", str(flights / "1" / "assets.geojson"))
+    assert predict(flights / "photos 2", tmp_path / "alone", *flags) == 0
+    assert run_ranks(predict, 2, flights / "photos 2", tmp_path / "shared", *flags, join=False) == [0, 0]
+    assert files_of(tmp_path / "shared") == files_of(tmp_path / "alone")
+    rows = features_of(tmp_path / "alone" / "assets.geojson")
+    assert sorted(str(row["properties"]["asset_id"]) for row in rows) == ["None", *(f"P{n}" for n in range(6))]
+    beside = {row["properties"]["asset_id"]: row["properties"]["asset_beside_m"] for row in rows}
+    assert beside["P2"] == pytest.approx(6.4, abs=0.3)  # within the gate of a list that is right within 2 m
+
+
+def test_a_bad_earlier_file_stops_before_the_model_is_opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "old.geojson").write_text('{"type": "FeatureCollection", "features": [7]}')
+    flags = ("--model", "none.pt", "--source", tmp_path, "--output", tmp_path / "o", "--geo")
+    write_photo(tmp_path / "a.jpg")
+    with pytest.raises(UserError, match=r"--before .*old.geojson: feature 1: not a GeoJSON Feature"):
+        run_main(inference, monkeypatch, *flags, "--before", tmp_path / "old.geojson")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.parametrize("width_px", [1280, 400])
+def test_the_page_shows_map_changes_and_best_views_without_the_network(
+    flights: Path, tmp_path: Path, width_px: int
+) -> None:
+    with browser_page(tmp_path) as page:
+        page.open(flights / "2" / "assets.html", width_px)
+        assert page.complaints == []
+        assert all(address.startswith(("file:", "data:")) for address in page.requests)
+        assert page.run("document.documentElement.scrollWidth") <= width_px
+        assert page.run("document.querySelectorAll('#map svg a').length") == 7
+        assert page.run("document.querySelector('#map svg').textContent").count("gone") == 1
+        page.run("document.querySelectorAll('#views img').forEach(image => image.loading = 'eager')")
+        loaded = "Promise.all([...document.querySelectorAll('#views img')].map(image => image.decode().then(() => 1)))"
+        assert page.run(loaded) == [1] * 7

@@ -1,0 +1,226 @@
+"""Assets out of simulated flights with known truth: each once, honest ellipses, changes; and bad files of an earlier flight."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.assets import HOME, NUM_POLES, Setting, draw_poles, fly, simulate
+from tests.predict.maps.photographs import metadata
+from utils.common.errors import UserError
+from utils.predict.maps.assets import read_assets
+from utils.predict.maps.camera import Camera, rotation
+from utils.predict.maps.changes import covariance_of, ellipse_of, read_before
+from utils.predict.maps.findings import Site
+from utils.predict.maps.matching import Places, match
+from utils.predict.maps.rays import Errors, sight_lines
+from utils.predict.maps.survey import Survey, View, survey, view_of
+from utils.predict.maps.wgs84 import geocentric, moved, offsets_m
+
+DRONE = Setting(0.03, 0.5, 15.0)
+
+
+def flight(num_poles: int = 8, seed: int = 0, setting: Setting = DRONE) -> list[View]:
+    rng = np.random.default_rng(seed)
+    return fly(draw_poles(rng, num_poles), setting, rng)[0]
+
+
+def facts_of(found: Survey) -> list[tuple[Any, ...]]:
+    return [
+        (asset.latitude, asset.longitude, asset.covariance.tolist(), asset.views, asset.looks) for asset in found.assets
+    ]
+
+
+@pytest.mark.parametrize("offset", [(20.0, 9.0), (25.0, -15.0), (30.0, 0.0)])
+def test_the_line_of_sight_to_a_pole_passes_through_its_middle_although_its_nearer_end_looks_larger(
+    offset: tuple[float, float],
+) -> None:
+    camera, at = Camera(2700, 0, 4000, 3000, rotation(0, -45, 0)), np.array([0.0, 0.0, -30.0])
+    ends = np.array([[*offset, 0.0], [*offset, -12.0]]) - at
+    body = ends @ camera.attitude
+    pixels = 2700 * body[:, 1:] / body[:, :1] + (2000, 1500)
+    box = np.concatenate([pixels.min(axis=0) - 8, pixels.max(axis=0) + 8])[None]
+    ray = sight_lines(camera, at, (0.03, 1.0), box, np.zeros(1, int), 0, 6.0, Errors())
+    middle = ends.mean(axis=0)
+    assert np.linalg.norm(np.cross(ray.direction[0], middle)) < 0.15
+    assert np.linalg.norm(np.cross(camera.rays(pixels.mean(axis=0)[None])[0], middle)) > 0.5
+    assert ray.distance[0] == pytest.approx(np.linalg.norm(middle), abs=0.3)
+
+
+def test_the_order_of_the_photographs_changes_nothing() -> None:
+    views = flight()
+    shuffled = [views[row] for row in np.random.default_rng(1).permutation(len(views))]
+    assert facts_of(survey(shuffled, DRONE.site)) == facts_of(survey(views, DRONE.site))
+
+
+@pytest.mark.parametrize(
+    ("setting", "num_flights"),
+    [(Setting(1.5, 2.0, 45.0), 100), (Setting(0.03, 0.5, 15.0), 40), (Setting(0.03, 2.0, 7.5), 30)],
+)
+def test_each_pole_is_found_once_and_the_ellipses_hold_95_percent(setting: Setting, num_flights: int) -> None:
+    found = simulate(setting, num_flights, seed=1, num_poles=4)
+    assert (found["times"] == 1).mean() > 0.97
+    # The poles of a flight share errors: its flights are what is independent. Three standard deviations, and 2 points.
+    tolerance = 0.02 + 3 * np.sqrt(0.05 * 0.95 / num_flights)
+    assert found["is_covered"].mean() == pytest.approx(0.95, abs=tolerance)
+    assert np.median(found["error"]) < 0.6 * np.median(found["single"])
+
+
+def test_ten_changes_are_found_and_without_changes_nothing_is_reported() -> None:
+    found = simulate(Setting(1.5, 0.5, 10.0), 1, seed=2)
+    assert found["hits"][0] >= 9
+    assert found["others"][0] + found["false"][0] <= 1
+
+
+def beside(views: list[View], metres: float) -> list[View]:
+    """Repeat each detection as an object at its right: two at one pole in each photograph."""
+    pixels = metres * 2700 / 35
+    step = np.array([pixels, 0, pixels, 0])
+    return [
+        replace(
+            view,
+            boxes=np.concatenate([view.boxes, view.boxes + (step if view.longitude > HOME[1] else -step)]),
+            class_ids=np.tile(view.class_ids, 2),
+            numbers=list(range(2 * len(view.boxes))),
+        )
+        for view in views
+    ]
+
+
+def later(views: list[View], hour: str = "T12") -> list[View]:
+    return [replace(view, file=f"b{view.file}", time=view.time.replace("T10", hour)) for view in views]
+
+
+def other_class(views: list[View]) -> list[View]:
+    return [replace(view, class_ids=view.class_ids + number % 2) for number, view in enumerate(views)]
+
+
+@pytest.mark.parametrize(
+    ("change", "gps_m", "times", "sigma"),
+    [
+        (lambda views: beside(views, 1.5), 0.03, 2, (0.8, 1.2)),  # two insulators 1.5 m apart stay two
+        (lambda views: views + later(views), 1.5, 1, (0.65, 0.75)),  # another flight: independent errors
+        (lambda views: views + later(views, "T10"), 1.5, 1, (0.95, 1.0)),  # the same flight: a common error stays
+        (other_class, 0.03, 2, (1.1, 2.0)),  # an asset has one class
+    ],
+)
+def test_what_is_one_asset(
+    change: Callable[[list[View]], list[View]], gps_m: float, times: int, sigma: tuple[float, float]
+) -> None:
+    quiet = flight(6, seed=3, setting=replace(DRONE, spacing_m=9.0, gps_m=gps_m))
+    alone = [asset for asset in survey(quiet, DRONE.site).assets if asset.is_sure]
+    found = survey(change(quiet), DRONE.site)
+    several = [asset for asset in found.assets if len(asset.views) > 2]  # two may be a false detection and its copy
+    assert len(several) == pytest.approx(times * len(alone), abs=1)
+    ratio = np.median([asset.sigma_m for asset in several]) / np.median([asset.sigma_m for asset in alone])
+    assert sigma[0] < ratio < sigma[1]
+    for asset in several:
+        assert len({file for file, _ in asset.views}) == len(asset.views)
+
+
+def test_an_asset_counts_the_photographs_that_look_at_it() -> None:
+    rng = np.random.default_rng(5)
+    poles = draw_poles(rng, 6)
+    views, shown, _ = fly(poles, DRONE, rng)
+    found = [asset for asset in survey(views, DRONE.site).assets if asset.is_sure]
+    rate = sum(len(asset.views) for asset in found) / sum(asset.looks for asset in found)
+    assert rate == pytest.approx(0.9, abs=0.06)
+    assert sum(len(one) for one in shown) > 20
+
+
+def test_a_photograph_without_height_still_gives_a_direction_and_a_wire_is_no_asset() -> None:
+    detections = [{"class_id": 0, "box_xyxy": [290, 190, 310, 210]} for _ in range(2)]
+    detections[1]["centreline"] = [[0, 0], [600, 400]]  # type: ignore[assignment]
+    entry = {"file": "a.jpg", "width": 600, "height": 400, "detections": detections}
+    views = []
+    for yaw in (0, -25, -50, -75):  # from the south to the east, 30 m from the pole
+        away = -30 * np.array([np.cos(np.radians(yaw)), np.sin(np.radians(yaw))])
+        north, east = moved(*HOME, away)
+        photo = metadata(
+            GpsLatitude=f"{north:.9f}",
+            GpsLongitude=f"{east:.9f}",
+            RelativeAltitude=None,
+            GimbalYawDegree=str(yaw),
+            GimbalPitchDegree="-20",
+        )
+        view = view_of(photo, {**entry, "file": f"{yaw}.jpg"})
+        assert view is not None
+        views.append(view)
+    (asset,) = survey(views, Site()).assets
+    offset = offsets_m(*HOME, geocentric(asset.latitude, asset.longitude)[None])[0]
+    assert offset == pytest.approx([0, 0], abs=0.5)
+    assert len(asset.views) == 4
+
+
+def test_two_surveys_are_matched_whatever_the_shift_between_them() -> None:
+    rng = np.random.default_rng(0)
+    north_east = np.stack([40.0 * np.arange(12), rng.normal(0, 4, 12)], axis=1)
+
+    def places(offset: np.ndarray, rows: np.ndarray) -> Places:
+        latitude, longitude = np.array([moved(*HOME, point + offset) for point in north_east[rows]]).T
+        return Places(np.zeros(len(rows), int), latitude, longitude, np.tile(0.04 * np.eye(2), (len(rows), 1, 1)), 5.0)
+
+    rows = rng.permutation(12)[:9]
+    pairs = match(places(np.zeros(2), np.arange(12)), places(np.array([6.0, -7.0]), rows))
+    assert sorted((int(i), int(rows[j])) for i, j in pairs) == [(row, row) for row in sorted(rows.tolist())]
+
+
+@pytest.mark.parametrize("ellipse", [(3.0, 1.0, 30.0), (2.0, 2.0, 0.0), (5.0, 0.1, 179.0)])
+def test_an_ellipse_keeps_its_covariance(ellipse: tuple[float, float, float]) -> None:
+    assert covariance_of(*ellipse_of(covariance_of(*ellipse))) == pytest.approx(covariance_of(*ellipse))
+
+
+GOOD = {
+    "class": "pole",
+    "ellipse_major_m": 2.0,
+    "ellipse_minor_m": 1.0,
+    "ellipse_bearing_deg": 9.0,
+    "common_sigma_m": 0.3,
+}
+
+
+def feature(number: int, **changes: Any) -> dict[str, Any]:
+    properties = {key: value for key, value in {**GOOD, **changes}.items() if value is not None}
+    geometry = {"type": "Point", "coordinates": [8.0, 47.0 + number / 1000]}
+    return {"type": "Feature", "id": f"pole {number}", "geometry": geometry, "properties": properties}
+
+
+@pytest.mark.parametrize(
+    ("second", "complaint"),
+    [
+        (feature(2, **{"class": None}), ": feature 2: no property class: pass an assets.geojson of inference.py --geo"),
+        (feature(2, ellipse_major_m=None), ": feature 2: ellipse_major_m None: a number from 0.001 is expected"),
+        (feature(2, ellipse_minor_m="1"), ": feature 2: ellipse_minor_m '1': a number"),
+        (feature(2, ellipse_minor_m=float("nan")), ": feature 2: ellipse_minor_m nan: a number"),
+        (feature(2, common_sigma_m=-1), ": feature 2: common_sigma_m -1: a number from 0"),
+        (feature(2, common_sigma_m=0.9), ": feature 2: ellipse_minor_m is above ellipse_major_m or below"),
+        (feature(2, ellipse_minor_m=3), ": feature 2: ellipse_minor_m is above ellipse_major_m or below"),
+        (feature(1), ": two features have the id pole 1"),
+        ({**feature(2), "id": None}, ": feature 2: no id"),
+        ({**feature(2), "geometry": {"type": "Polygon", "coordinates": []}}, ": feature 2: geometry 'Polygon'"),
+    ],
+)
+def test_a_bad_earlier_file_is_named_with_its_feature(second: Any, complaint: str, tmp_path: Path) -> None:
+    file = tmp_path / "assets.geojson"
+    file.write_text(json.dumps({"type": "FeatureCollection", "features": [feature(1), second]}))
+    with pytest.raises(UserError) as caught:
+        read_before(file)
+    assert str(caught.value).startswith(f"--before {file}{complaint}")
+    assert "\n" not in str(caught.value)
+
+
+def test_only_some_assets_have_sizes_that_fit(tmp_path: Path) -> None:
+    file = tmp_path / "assets.geojson"
+    file.write_text(json.dumps({"type": "FeatureCollection", "features": [feature(1), feature(2, sure=True, looks=4)]}))
+    before = read_before(file)
+    assert before.is_sure.tolist() == [False, True]
+    assert before.looks == 4
+    assert (read_assets(file).rows, NUM_POLES) == ((1, 2), 60)
+    everything = before.places.covariances + 0.09 * np.eye(2)
+    assert ellipse_of(everything[0]) == pytest.approx((2.0, 1.0, 9.0), abs=0.01)

@@ -1,0 +1,200 @@
+"""Writes the assets that photographs show, and what changed since an earlier flight: GeoJSON (RFC 7946) and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from utils.common.files import write_bytes_atomic, write_text_atomic
+from utils.predict.maps.assets import ASSET_SIGMA_M
+from utils.predict.maps.changes import GONE, Before, Change, ellipse_of, find_changes
+from utils.predict.maps.findings import AT_ASSET, Site
+from utils.predict.maps.map_files import cell, plain, read_entries
+from utils.predict.maps.metadata import read_metadata
+from utils.predict.maps.survey import Asset, Survey, survey, view_of
+from utils.predict.maps.thumbnails import sharpness, thumbnail_path
+
+ASSETS, CHANGES = "assets", "changes"  # .geojson, .csv
+CUT_SHARE = 0.5  # by which a view is worse whose box touches the photograph's edge
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class AssetTables:
+    """The rows of the files; changes: None without an earlier flight. cameras: latitude, longitude along each flight.
+
+    of_detection: what the files of detections say of a photograph's detection, by the photograph and the number.
+    """
+
+    assets: list[Row]
+    changes: list[Row] | None
+    cameras: list[list[tuple[float, float]]]
+    of_detection: dict[tuple[str, int], Row]
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines that sum them up."""
+        classes = Counter(row["class"] for row in self.assets)
+        sure = sum(row["sure"] for row in self.assets)
+        what = ", ".join(f"{number} {name}" for name, number in classes.most_common()) or "none"
+        lines = [f"Assets: {what}; {sure} of {len(self.assets)} seen often enough to be sure (assets.html)"]
+        if self.changes is not None:
+            kinds = Counter(row["change"] for row in self.changes)
+            what = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()) or "none"
+            lines.append(f"Changes since the earlier flight: {what} (changes.csv, changes.geojson)")
+        return lines
+
+
+def write_asset_files(
+    folder: Path, keys: Iterable[tuple[Path, str]], site: Site, names: Sequence[str], before: Before | None
+) -> AssetTables:
+    """Write assets.geojson and assets.csv out of predictions.json; with `before` also changes.geojson and changes.csv.
+
+    keys: each photograph's file and the name of its results. names: of the model's classes.
+    """
+    key_of = {str(file): key for file, key in keys}
+    views, entries = [], {}
+    for entry in read_entries(folder / "predictions.json"):
+        views.append(view_of(read_metadata(Path(entry["file"])), entry))
+        boxes = [{name: item[name] for name in ("box_xyxy", "confidence")} for item in entry["detections"]]
+        entries[entry["file"]] = {**entry, "detections": boxes}  # without outlines: memory
+    found = survey([view for view in views if view is not None], site)
+    changes = find_changes(found, before, names) if before else []
+    _name(found.assets, names, before)
+    rows: dict[str, Row] = {}
+    of_detection: dict[tuple[str, int], Row] = {}
+    for asset in found.assets:
+        if asset.is_placed or asset.known is not None:
+            row = _row(asset, found, _views(folder, asset, entries, key_of), names)
+            rows[asset.asset_id] = row
+            of_detection |= dict.fromkeys(asset.views, _of_detection(row, asset))
+    listed = [_change_row(change, before, rows) for change in changes] if before else None
+    for change in listed or []:
+        if change["change"] != GONE:
+            rows[change["asset"]] |= {"change": change["change"], "chance_of_error": change["chance_of_error"]}
+    _write(folder / ASSETS, list(rows.values()))
+    if listed is not None:
+        _write(folder / CHANGES, listed)
+    cameras = [[(view.latitude, view.longitude) for view in flight] for flight in found.flights]
+    return AssetTables(list(rows.values()), listed, cameras, of_detection)
+
+
+def _name(assets: list[Asset], names: Sequence[str], before: Before | None) -> None:
+    """Name the assets that have no name yet after their class, in the order in which they were photographed."""
+    taken = {asset.asset_id for asset in assets} | set(before.ids if before else ())
+    free = {name: (f"{name} {number}" for number in itertools.count(1)) for name in names}
+    for asset in assets:
+        if not asset.asset_id:
+            asset.asset_id = next(name for name in free[names[asset.class_id]] if name not in taken)
+
+
+def _views(folder: Path, asset: Asset, entries: dict[str, Row], key_of: dict[str, str]) -> list[Row]:
+    """Return an asset's detections, the best view first: the product of size, sharpness and confidence decides."""
+    views, scores = [], []
+    for file, number in asset.views:
+        entry, key = entries[file], key_of[file]
+        detection, size = entry["detections"][number], (entry["width"], entry["height"])
+        box = np.array(detection["box_xyxy"], np.float64)
+        links = {"thumbnail": thumbnail_path(key, number), "picture": f"{key}.jpg"}
+        is_cut = (box[:2] <= 2).any() or (box[2:] >= np.array(size) - 2).any()
+        area = float(np.prod(box[2:] - box[:2])) * (CUT_SHARE if is_cut else 1)
+        sharp = sharpness(folder / links["thumbnail"], box, size) if len(asset.views) > 1 else 1.0
+        views.append({"photograph": file, "detection": number, "confidence": detection["confidence"], **links})
+        scores.append((np.sqrt(max(area, 1)), sharp + 1e-9, detection["confidence"]))
+    best = np.log(np.array(scores)).sum(axis=1)
+    return [views[row] for row in sorted(range(len(views)), key=lambda row: (-best[row], row))]
+
+
+def _row(asset: Asset, found: Survey, views: list[Row], names: Sequence[str]) -> Row:
+    """Return the properties of an asset's feature, with its position; unknown values are None."""
+    latitude, longitude, covariance = asset.latitude, asset.longitude, asset.covariance
+    known, row = found.site.assets, asset.known
+    if known is not None and row is not None and asset.sigma_m > ASSET_SIGMA_M:  # the list is more exact
+        latitude, longitude = float(known.latitudes[row]), float(known.longitudes[row])
+        covariance = (ASSET_SIGMA_M**2 + found.common_m**2) * np.eye(2)
+    major_m, minor_m, bearing_deg = ellipse_of(covariance)
+    confidences = [view["confidence"] for view in views]
+    looks = max(asset.looks, len(views))
+    facts = {
+        "asset": asset.asset_id,
+        "class": names[asset.class_id],
+        "latitude": latitude,
+        "longitude": longitude,
+        "sigma_m": float(np.sqrt(np.linalg.eigvalsh(covariance)[-1])),
+        "ellipse_major_m": major_m,
+        "ellipse_minor_m": minor_m,
+        "ellipse_bearing_deg": bearing_deg,
+        "common_sigma_m": found.common_m,
+        "above_take_off_m": asset.up_m if asset.is_placed else None,
+        "photographs": len(views),
+        "looks": looks,
+        "sure": asset.is_sure,
+        "confidence": round(sum(confidences) / looks, 4),
+        "best_confidence": max(confidences),
+        "asset_id": known.ids[row] if known is not None and row is not None else None,
+        "asset_beside_m": asset.beside_m if asset.is_placed else None,
+        "asset_candidates": asset.candidates or None,
+        "change": None,
+        "chance_of_error": None,
+        **{f"best_{name}": views[0][name] for name in ("photograph", "thumbnail", "picture")},
+    }
+    listed = [{name: plain(name, value) for name, value in view.items()} for view in views]
+    return {name: plain(name, value) for name, value in facts.items()} | {"views": listed}
+
+
+def _of_detection(row: Row, asset: Asset) -> Row:
+    """Return what the files of detections say about the asset of a detection."""
+    facts = {name: row[name] for name in ("asset", "asset_id", "asset_beside_m", "asset_candidates")}
+    if asset.known is None and len(asset.views) == 1:
+        return facts
+    place = {name: row[name] for name in ("latitude", "longitude", "sigma_m")}
+    return facts | place | {"position_kind": AT_ASSET}
+
+
+def _change_row(change: Change, before: Before, rows: dict[str, Row]) -> Row:
+    """Return the properties of a change's feature, with the asset's position now, or before if it is gone."""
+    old, now = change.before, rows[change.asset.asset_id] if change.asset else {}
+    class_before = None if old is None else before.class_of(old)
+    if old is not None and not now:
+        now = {"asset": before.ids[old], "class": class_before}
+        now |= {name: float(getattr(before.places, name)[old]) for name in ("latitude", "longitude")}
+    facts = {
+        "asset": now["asset"],
+        "change": change.kind,
+        "chance_of_error": float(f"{change.chance:.2g}"),
+        "class": now["class"],
+        "class_before": class_before,
+        "latitude": now["latitude"],
+        "longitude": now["longitude"],
+        "moved_m": change.moved_m,
+        "looks": change.looks,
+        "thumbnail": now.get("best_thumbnail"),
+        "picture": now.get("best_picture"),
+    }
+    return {name: plain(name, value) for name, value in facts.items()}
+
+
+def _write(path: Path, rows: list[Row]) -> None:
+    """Write rows as points with properties, and as a table. Only GeoJSON has what is a list."""
+    features = []
+    for row in rows:
+        properties = {name: value for name, value in row.items() if name not in ("latitude", "longitude")}
+        geometry = {"type": "Point", "coordinates": [row["longitude"], row["latitude"]]}
+        features.append({"type": "Feature", "id": row["asset"], "geometry": geometry, "properties": properties})
+    lines = ",\n".join(json.dumps(feature, ensure_ascii=False, allow_nan=False) for feature in features)
+    write_text_atomic(path.with_suffix(".geojson"), f'{{"type": "FeatureCollection", "features": [\n{lines}\n]}}\n')
+    table = io.StringIO(newline="")
+    writer = csv.writer(table)
+    columns = [name for name in (rows[0] if rows else {"asset": ""}) if name != "views"]
+    writer.writerow(columns)
+    writer.writerows([cell(row[name]) for name in columns] for row in rows)
+    write_bytes_atomic(path.with_suffix(".csv"), table.getvalue().encode("utf-8-sig"))

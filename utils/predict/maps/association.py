@@ -1,0 +1,318 @@
+"""Which detections of a flight show the same asset, and where the assets are.
+
+An asset has at most one detection of each photograph, all of one class. Groups of detections are joined where this is likelier
+than two assets, and if the smaller group's squared misfit at the larger (Mahalanobis) is one that errors alone have. The order
+of the detections decides between equals, so the caller sorts them: the result is the same for any order of the photographs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from scipy.spatial import cKDTree
+from scipy.special import chdtri
+
+from utils.predict.maps.rays import NUM_COMMON, Rays
+
+RARE = 1e-4  # detections of one asset misfit more than the gate this seldom
+MISSED, MOST_MISSED = 0.3, 10  # two assets at one place, of which each photograph misses one, are unlikely
+ASSET_AREA_M2 = 900.0  # on which one asset of a class is expected
+FLAT_HEIGHT_SIGMA_M = 50.0
+REACH_SIGMAS, MOST_REACH_M = 3.5, 60.0
+ROUNDS, PASSES = 8, 4
+TRUST = 50.0  # in the assumed errors: as though so many equations had confirmed them
+CHECKED_VIEWS = 3  # of an asset whose lines of sight show whether the errors are as assumed
+PAIRS_AT_ONCE = 20_000
+MOST_LIMITS = 1000  # detections of an asset for which the gate is known
+SIZE = 3 + NUM_COMMON
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Assets of a flight: positions (m, 3), covariances (m, 3, 3), both without the error of position that all share."""
+
+    positions: np.ndarray
+    covariances: np.ndarray
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What is known before: height of the objects (down is positive), and the common errors, as information.
+
+    matrix (7, 7) and right (7,) are those of the common errors, in standard deviations; 0 for the position.
+    """
+
+    height_m: float
+    height_sigma_m: float
+    matrix: np.ndarray
+    right: np.ndarray
+
+    @property
+    def square(self) -> float:
+        """Return the squared sum that belongs to the common errors."""
+        return float(self.right[3:] @ np.linalg.pinv(self.matrix[3:, 3:]) @ self.right[3:])
+
+    @classmethod
+    def before(cls, ground_height_m: float, sigma_m: float) -> Expected:
+        """Return what is known before anything was seen."""
+        return cls(-ground_height_m, sigma_m, np.diag([0.0] * 3 + [1.0] * NUM_COMMON), np.zeros(SIZE))
+
+
+class Groups:
+    """Sums of information of groups of lines of sight (k, ...), and how many each has, steep ones and all: (k, 2)."""
+
+    def __init__(self, matrix: np.ndarray, right: np.ndarray, square: np.ndarray, number: np.ndarray) -> None:
+        self.matrix, self.right, self.square, self.number = matrix, right, square, number
+
+    @classmethod
+    def of(cls, labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...]) -> Groups:
+        """Sum information over equal labels, which count from 0."""
+        num = int(labels.max(initial=-1)) + 1
+        sums = []
+        for values in (*information, np.stack([rays.is_steep, np.ones(len(rays))], axis=1)):
+            total = np.zeros((num, *values.shape[1:]))
+            np.add.at(total, labels, values)
+            sums.append(total)
+        return cls(*sums)
+
+    @property
+    def parts(self) -> tuple[np.ndarray, ...]:
+        return self.matrix, self.right, self.square, self.number
+
+    def __getitem__(self, rows: np.ndarray) -> Groups:
+        return Groups(*(part[rows] for part in self.parts))
+
+    def __add__(self, other: Groups) -> Groups:
+        return Groups(*(mine + others for mine, others in zip(self.parts, other.parts, strict=True)))
+
+    def __sub__(self, other: Groups) -> Groups:
+        return Groups(*(mine - others for mine, others in zip(self.parts, other.parts, strict=True)))
+
+    def height_sigmas(self, expected: Expected) -> np.ndarray:
+        """Return how exactly the objects' heights are known beforehand; seen flat only, they may be anywhere (k,)."""
+        return np.where(self.number[:, 0] > 0, expected.height_sigma_m, FLAT_HEIGHT_SIGMA_M)
+
+    def equations(self, expected: Expected) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the normal equations with what is expected: (k, 7, 7), (k, 7), squared sums (k,)."""
+        weight = 1 / self.height_sigmas(expected) ** 2
+        matrix, right = self.matrix + expected.matrix, self.right + expected.right
+        matrix[:, 2, 2] += weight
+        right[:, 2] += weight * expected.height_m
+        return matrix, right, self.square + weight * expected.height_m**2 + expected.square
+
+    def misfit(self, expected: Expected) -> tuple[np.ndarray, np.ndarray]:
+        """Return the squared misfit of the best position (k,), and -2 times the logarithm of the likelihood (k,)."""
+        matrix, right, square = self.equations(expected)
+        root = np.linalg.cholesky(matrix)
+        misfit = square - (np.linalg.solve(root, right[:, :, None])[:, :, 0] ** 2).sum(axis=1)
+        volume = 2 * np.log(np.diagonal(root, axis1=1, axis2=2)).sum(axis=1)
+        volume += 2 * np.log(self.height_sigmas(expected))
+        constant = 2 * np.log(2 * np.pi / ASSET_AREA_M2) + np.linalg.slogdet(expected.matrix[3:, 3:])[1]
+        return misfit, misfit + volume - constant
+
+    def placed(self, expected: Expected) -> Placed:
+        """Return the best positions."""
+        matrix, right, _ = self.equations(expected)
+        inverse = np.linalg.inv(matrix)
+        return Placed(np.einsum("kij,kj->ki", inverse, right)[:, :3], inverse[:, :3, :3])
+
+
+def place_flight(rays: Rays, ground_height_m: float, height_sigma_m: float) -> tuple[np.ndarray, Placed]:
+    """Return the asset of each line of sight of a flight (n,), counted from 0, and the assets' positions.
+
+    The photographs' common errors are estimated from all assets together; each asset's own lines of sight count once.
+    Where lines of sight pass each other by more than their errors say, the errors are taken to be larger.
+    """
+    expected = Expected.before(ground_height_m, height_sigma_m)
+    labels, distance = np.arange(len(rays)), rays.distance
+    if not len(rays):
+        return labels, Placed(np.zeros((0, 3)), np.zeros((0, 3, 3)))
+    known = expected
+    for _ in range(PASSES):
+        labels = associate(labels, rays, distance, known)
+        groups = Groups.of(labels, rays, rays.information(distance))
+        is_shared = (groups.number[:, 1] > 1)[labels]
+        away = np.einsum("ni,ni->n", groups.placed(known).positions[labels] - rays.camera, rays.direction)
+        distance = np.where(is_shared, np.clip(away, 1.0, None), rays.distance)
+        known = _learnt(labels, rays, distance, expected)[0]
+        rays = rays.scaled(_excess(labels, rays, distance, known))
+    return labels, _place_each(labels, rays, distance, expected)
+
+
+def _excess(labels: np.ndarray, rays: Rays, distance: np.ndarray, known: Expected) -> float:
+    """Return by how much lines of sight pass each other more than their errors say, as a factor of the variance, 1 or more."""
+    groups = Groups.of(labels, rays, rays.information(distance))
+    is_checked = groups.number[:, 1] >= CHECKED_VIEWS
+    spare = (2 * groups.number[is_checked, 1] - 2).sum()  # equations, less what the position takes
+    return max(1.0, float((groups.misfit(known)[0][is_checked].sum() + TRUST) / (spare + TRUST)))
+
+
+def _learnt(
+    labels: np.ndarray, rays: Rays, distance: np.ndarray, expected: Expected
+) -> tuple[Expected, np.ndarray, np.ndarray]:
+    """Return what is known of the common errors after all assets were seen, and each asset's part of it: (m, 4, 4), (m, 4).
+
+    All detections of a photograph together weigh as one: they share the photograph's own errors.
+    """
+    weight = 1 / np.bincount(rays.photo)[rays.photo]
+    groups = Groups.of(labels, rays, rays.information(distance, weight))
+    nothing = Expected(expected.height_m, expected.height_sigma_m, np.zeros((SIZE, SIZE)), np.zeros(SIZE))
+    matrix, right, _ = groups.equations(nothing)
+    gain = np.linalg.solve(matrix[:, :3, :3], matrix[:, :3, 3:]).mT
+    matrices = matrix[:, 3:, 3:] - gain @ matrix[:, :3, 3:]
+    rights = right[:, 3:] - np.einsum("kij,kj->ki", gain, right[:, :3])
+    total, target = expected.matrix.copy(), expected.right.copy()
+    total[3:, 3:] += matrices.sum(axis=0)
+    target[3:] += rights.sum(axis=0)
+    return Expected(expected.height_m, expected.height_sigma_m, total, target), matrices, rights
+
+
+def _place_each(labels: np.ndarray, rays: Rays, distance: np.ndarray, expected: Expected) -> Placed:
+    """Return the positions: for each asset the common errors are those that the other assets show."""
+    known, matrices, rights = _learnt(labels, rays, distance, expected)
+    groups = Groups.of(labels, rays, rays.information(distance))
+    groups.matrix[:, 3:, 3:] -= matrices
+    groups.right[:, 3:] -= rights
+    return groups.placed(known)
+
+
+def associate(labels: np.ndarray, rays: Rays, distance: np.ndarray, expected: Expected) -> np.ndarray:
+    """Merge groups and assign the detections of each photograph anew until nothing changes; return the labels (n,)."""
+    information = rays.information(distance)
+    for _ in range(ROUNDS):
+        before = labels
+        labels = _assign(_merge(labels, rays, information, expected), rays, information, expected)
+        if np.array_equal(labels, before):
+            break
+    return labels
+
+
+def _merge(labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...], expected: Expected) -> np.ndarray:
+    """Join groups that are each other's best partner, again and again."""
+    while True:
+        labels = np.unique(labels, return_inverse=True)[1]
+        groups = Groups.of(labels, rays, information)
+        num = len(groups.square)
+        seen = np.zeros((num, int(rays.photo.max()) // 8 + 1), np.uint8)  # a bit for each photograph
+        np.bitwise_or.at(seen, (labels, rays.photo // 8), (1 << rays.photo % 8).astype(np.uint8))
+        class_ids = np.zeros(num, int)
+        class_ids[labels] = rays.class_id
+        first, second = near(groups.placed(expected), None, class_ids, class_ids)
+        is_free = ~(seen[first] & seen[second]).any(axis=1)
+        first, second = first[is_free], second[is_free]
+        gain = _gains(groups, first, groups, second, expected)
+        rank = np.argsort(np.argsort(gain, kind="stable"))  # no two pairs are equally good
+        best = np.full(num, -1)
+        np.maximum.at(best, first, rank)
+        np.maximum.at(best, second, rank)
+        is_best = (gain > 0) & (rank == best[first]) & (rank == best[second])
+        if not is_best.any():
+            return labels
+        target = np.arange(num)
+        target[second[is_best]] = first[is_best]
+        labels = target[labels]
+
+
+def _assign(labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...], expected: Expected) -> np.ndarray:
+    """Give the detections of each photograph to the groups of the other photographs' detections, or to groups of their own."""
+    groups = Groups.of(labels, rays, information)
+    singles = Groups.of(np.arange(len(labels)), rays, information)
+    class_ids = np.zeros(len(groups.square), int)
+    class_ids[labels] = rays.class_id
+    num_members = np.bincount(labels)
+    row, group = near(singles.placed(expected), groups.placed(expected), rays.class_id, class_ids)
+    taken = rays.photo * len(num_members) + labels
+    order = np.argsort(taken)
+    wanted = rays.photo[row] * len(num_members) + group
+    at = np.minimum(np.searchsorted(taken[order], wanted), len(taken) - 1)
+    own = np.where(
+        taken[order][at] == wanted, order[at], -1
+    )  # the group's detection in this photograph, which is taken out
+    has_others = num_members[group] > (own >= 0)
+    row, group, own = row[has_others], group[has_others], own[has_others]
+    others, is_in = groups[group], np.flatnonzero(own >= 0)
+    without = others[is_in] - singles[own[is_in]]
+    for mine, changed in zip(others.parts, without.parts, strict=True):
+        mine[is_in] = changed
+    gain = _gains(singles, row, others, np.arange(len(row)), expected)
+    result, num = len(num_members) + np.arange(len(labels)), len(num_members)
+    detections, chosen = best_pairs(row, rays.photo[row] * num + group, gain).T  # each group once in each photograph
+    result[detections] = chosen % num
+    return _canonical(result)
+
+
+def best_pairs(first: np.ndarray, second: np.ndarray, gain: np.ndarray) -> np.ndarray:
+    """Choose pairs of which the gains add up to the most, each member in one pair at most: (k, 2). Gains below 0 do not count."""
+    first, second, gain = first[gain > 0], second[gain > 0], gain[gain > 0]
+    one, other = (np.unique(side, return_inverse=True)[1] for side in (first, second))
+    size = len(first) + 1
+    graph = coo_array((gain, (one, size + other)), shape=(2 * size, 2 * size))
+    island = connected_components(graph, directed=False)[1][one]
+    order = np.argsort(island, kind="stable")
+    chosen = []
+    for part in np.split(order, np.flatnonzero(np.diff(island[order])) + 1):
+        if len(part) > 1:
+            rows, columns = (np.unique(side[part], return_inverse=True)[1] for side in (first, second))
+            gains, place = (
+                np.zeros((rows.max() + 1, columns.max() + 1)),
+                np.zeros((rows.max() + 1, columns.max() + 1), int),
+            )
+            gains[rows, columns], place[rows, columns] = gain[part], part
+            best = linear_sum_assignment(-gains)
+            part = place[best][gains[best] > 0]
+        chosen.append(part)
+    rows = np.concatenate(chosen)
+    return np.stack([first[rows], second[rows]], axis=1)
+
+
+def near(
+    one: Placed, other: Placed | None, one_class: np.ndarray, other_class: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pairs of one class that may lie at the same place; without `other` the pairs of `one`, each once."""
+    reaches = [
+        np.minimum(REACH_SIGMAS * np.sqrt(np.linalg.eigvalsh(placed.covariances[:, :2, :2])[:, -1]), MOST_REACH_M)
+        for placed in (one, other or one)
+    ]
+    trees = [cKDTree(placed.positions[:, :2]) for placed in (one, other or one)]
+    most = reaches[0].max() + reaches[1].max()
+    if other is None:
+        first, second = trees[0].query_pairs(most, output_type="ndarray").T
+    else:
+        found = trees[0].query_ball_tree(trees[1], most)
+        first = np.repeat(np.arange(len(found)), [len(items) for items in found])
+        second = np.array([item for items in found for item in items], int)
+    away = np.linalg.norm((one.positions[first] - (other or one).positions[second])[:, :2], axis=1)
+    is_near = (one_class[first] == other_class[second]) & (away <= reaches[0][first] + reaches[1][second])
+    return first[is_near], second[is_near]
+
+
+def _gains(one: Groups, first: np.ndarray, other: Groups, second: np.ndarray, expected: Expected) -> np.ndarray:
+    """Return by how much joining pairs is likelier than keeping them apart, as a logarithm; 0 beyond the gate."""
+    gains = np.zeros(len(first))
+    apart = one.misfit(expected), other.misfit(expected)
+    limits = chdtri(2 * np.arange(MOST_LIMITS), RARE)
+    for part in _parts(len(first)):
+        a, b = first[part], second[part]
+        joint, likelihood = (one[a] + other[b]).misfit(expected)
+        sizes = np.stack([one.number[a, 1], other.number[b, 1]]).astype(int)
+        larger = np.where(sizes[0] > sizes[1], apart[0][0][a], apart[1][0][b])
+        fits = joint - larger <= limits[np.minimum(sizes.min(axis=0), MOST_LIMITS - 1)]
+        missed = -np.log(MISSED) * np.minimum(sizes.sum(axis=0), MOST_MISSED)
+        gain = missed - (likelihood - apart[0][1][a] - apart[1][1][b]) / 2
+        gains[part] = np.where(fits, np.maximum(gain, 0), 0)
+    return gains
+
+
+def _parts(num: int) -> Iterator[slice]:
+    return (slice(start, start + PAIRS_AT_ONCE) for start in range(0, num, PAIRS_AT_ONCE))
+
+
+def _canonical(labels: np.ndarray) -> np.ndarray:
+    """Number groups from 0 in the order of their first members."""
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[inverse]

@@ -1,0 +1,208 @@
+"""What has changed since an earlier flight: assets that are new, gone, moved or of another class, with the chance of an error."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from shapely import MultiPoint, Point
+
+from utils.common.errors import UserError, printable
+from utils.common.text import plain_text
+from utils.predict.maps.assets import read_assets
+from utils.predict.maps.association import best_pairs
+from utils.predict.maps.matching import Places, compare, misfit, shift_between
+from utils.predict.maps.survey import Asset, Survey
+from utils.predict.maps.wgs84 import moved
+
+NEW, GONE, MOVED, CLASS = "new", "gone", "moved", "class"
+MOST_CHANCE = 0.05  # a change that errors cause more often is not reported
+FARTHEST_M = 10.0  # that an asset moves; farther away it is another one
+MARGIN_M = 50.0  # around the earlier assets, within which the earlier flight is taken to have looked
+TO_95 = float(np.sqrt(-2 * np.log(0.05)))  # half axes of the 95 % ellipse in standard deviations
+RATES = 0.5, 0.98  # bounds of the share of looks that find an asset
+MOST_M = 1e5
+DIGITS_M = 0.01  # the file's digits end here
+
+
+@dataclass(frozen=True)
+class Before:
+    """The assets of an earlier flight. is_sure (n,): seen often enough. looks: photographs that looked at one (median).
+
+    places: their class_ids count from 0 in `classes`, the names without repetition.
+    """
+
+    ids: tuple[str, ...]
+    classes: tuple[str, ...]
+    places: Places
+    is_sure: np.ndarray
+    looks: float
+
+    def known_to(self, names: Sequence[str]) -> Places:
+        """Return the places with the class numbers of a model; further classes get further numbers."""
+        every = list(dict.fromkeys([*names, *self.classes]))
+        numbers = np.array([every.index(name) for name in self.classes])
+        return replace(self.places, class_ids=numbers[self.places.class_ids])
+
+    def class_of(self, number: int) -> str:
+        """Return the class of an asset."""
+        return self.classes[int(self.places.class_ids[number])]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change: its asset now and its number before, None if there is none, and by how many metres it moved.
+
+    chance: how likely errors of position, or detections that are missing by chance, look like this.
+    """
+
+    kind: str
+    chance: float
+    asset: Asset | None
+    before: int | None
+    moved_m: float | None = None
+    looks: int | None = None
+
+
+def ellipse_of(covariance: np.ndarray) -> tuple[float, float, float]:
+    """Return the half axes of the 95 % ellipse in metres, and the bearing of the longer one in degrees, 0 to 180."""
+    (small, large), axes = np.linalg.eigh(covariance)
+    bearing = float(np.degrees(np.arctan2(axes[1, 1], axes[0, 1])) % 180)
+    return TO_95 * float(np.sqrt(large)), TO_95 * float(np.sqrt(max(small, 0))), bearing
+
+
+def covariance_of(major_m: float, minor_m: float, bearing_deg: float) -> np.ndarray:
+    """Return the covariance (2, 2), north and east, of a 95 % ellipse."""
+    angle = np.radians(bearing_deg)
+    axes = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    return axes @ np.diag([(major_m / TO_95) ** 2, (minor_m / TO_95) ** 2]) @ axes.T
+
+
+def read_before(file: Path) -> Before:
+    """Read the assets.geojson of an earlier flight.
+
+    Raises UserError that names the file, the feature, counted from 1, and what is wrong.
+    """
+    assets = read_assets(file, "--before")
+    ids = tuple(plain_text(one) for one in assets.ids)
+    name = f"--before {printable(str(file), 400)}"
+    again = next((one for one, number in Counter(ids).items() if number > 1), None)
+    if again is not None:
+        raise UserError(f"{name}: two features have the id {printable(again)}")
+    classes, covariances, common = [], [], []
+    for facts, row in zip(assets.properties, assets.rows, strict=True):
+        place = f"{name}: feature {row}"
+        if not isinstance(facts.get("class"), str):
+            raise UserError(f"{place}: no property class: pass an assets.geojson of inference.py --geo")
+        major, minor = (_number(facts, key, 1e-3, place) for key in ("ellipse_major_m", "ellipse_minor_m"))
+        bearing, shared = _number(facts, "ellipse_bearing_deg", 0, place), _number(facts, "common_sigma_m", 0, place)
+        if minor > major or shared * TO_95 > minor + 0.03:
+            raise UserError(f"{place}: ellipse_minor_m is above ellipse_major_m or below what common_sigma_m gives")
+        classes.append(facts["class"])
+        covariances.append(covariance_of(major, minor, bearing))
+        common.append(shared)
+    every, shared = list(dict.fromkeys(classes)), min(common)
+    rest = np.array(covariances) - shared**2 * np.eye(2)
+    values, axes = np.linalg.eigh(rest)
+    rest = axes * np.maximum(values, DIGITS_M**2)[:, None] @ axes.mT
+    class_ids = np.array([every.index(name) for name in classes])
+    places = Places(class_ids, assets.latitudes, assets.longitudes, rest, shared)
+    is_sure = np.array([facts.get("sure") is True for facts in assets.properties])
+    looks = [facts.get("looks") for facts in assets.properties]
+    usual = float(np.median([value for value in looks if isinstance(value, int)] or [1]))
+    return Before(ids, tuple(every), places, is_sure, usual)
+
+
+def _number(facts: dict[str, Any], key: str, least: float, place: str) -> float:
+    value = facts.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= MOST_M:
+        raise UserError(
+            f"{place}: {key} {printable(repr(value))}: a number from {least:g} is expected, as in an assets.geojson"
+        )
+    return float(value)
+
+
+def find_changes(survey: Survey, before: Before, names: Sequence[str]) -> list[Change]:
+    """Compare a survey with an earlier one. Assets that were there before take over the earlier ids."""
+    now = [asset for asset in survey.assets if asset.is_placed]
+    if not now:
+        return []
+    work = _Comparison(before.known_to(names), survey.places(now))
+    same = compare(work.before, work.here, work.shift, work.spread)
+    for i, j in same:
+        now[j].asset_id = before.ids[i]
+    looks = work.looks(survey)
+    miss = 1 - _rate([now[j] for i, j in same if before.is_sure[i]])
+    missed, missed_before = miss**looks, float(miss**before.looks)
+    old = np.setdiff1d(np.flatnonzero(before.is_sure), same[:, 0])
+    new = np.setdiff1d([number for number, asset in enumerate(now) if asset.is_sure], same[:, 1]).astype(int)
+    changes = []
+    for kind, pairs in ((CLASS, work.changed_class), (MOVED, work.moved)):
+        for i, j in pairs(old, new):
+            now[j].asset_id = before.ids[i]
+            chance = float(missed[i] if kind == CLASS else work.chances(i, j))
+            changes.append(Change(kind, chance, now[j], int(i), float(work.away(i, j)), int(looks[i])))
+        old = np.setdiff1d(old, [change.before for change in changes])
+        new = np.array([j for j in new if all(change.asset is not now[j] for change in changes)], int)
+    for i in old[looks[old] > 0]:
+        chance = max(float(missed[i]), float(work.chances(i, np.arange(len(now))).max()))
+        changes.append(Change(GONE, chance, None, int(i), None, int(looks[i])))
+    for j in new[work.was_looked_at(new)]:
+        chance = max(missed_before, float(work.chances(np.arange(len(before.ids)), j).max()))
+        changes.append(Change(NEW, chance, now[j], None))
+    return [change for change in changes if change.chance <= MOST_CHANCE]
+
+
+def _rate(assets: list[Asset]) -> float:
+    """Return the likeliest share of looks that find an asset; of assets that no look found nothing is known."""
+    views, looks = np.array([(len(asset.views), asset.looks) for asset in assets if asset.looks > 1]).reshape(-1, 2).T
+    rates = np.linspace(*RATES, 50)
+    expected = (looks[:, None] * rates / (1 - (1 - rates) ** looks[:, None])).sum(axis=0)
+    return float(rates[np.argmin(np.abs(expected - views.sum()))])
+
+
+class _Comparison:
+    """The places of two surveys without the shift between them, in metres north and east of the first."""
+
+    def __init__(self, before: Places, here: Places) -> None:
+        self.before, self.here = before, here
+        self.origin = float(self.before.latitude[0]), float(self.before.longitude[0])
+        self.shift, self.spread = shift_between(self.before, here)
+        self.old, self.new = self.before.around(*self.origin), here.around(*self.origin) - self.shift
+
+    def away(self, i: np.ndarray | int, j: np.ndarray | int) -> np.ndarray:
+        """Return the distances of earlier places to new ones in metres."""
+        return np.linalg.norm(self.new[j] - self.old[i], axis=-1)
+
+    def chances(self, i: np.ndarray | int, j: np.ndarray | int) -> np.ndarray:
+        """Return how often errors of position alone put two places of a class this far apart; 0 for two classes."""
+        errors = self.before.covariances[i] + self.here.covariances[j] + self.spread
+        is_same = self.before.class_ids[i] == self.here.class_ids[j]
+        return np.where(is_same, np.exp(-misfit(self.new[j] - self.old[i], errors) / 2), 0.0)
+
+    def changed_class(self, old: np.ndarray, new: np.ndarray) -> np.ndarray:
+        """Return the pairs of some places that are the same but for their classes."""
+        blind = self.before.rows(old).without_class(), self.here.rows(new).without_class()
+        pairs = compare(*blind, self.shift, self.spread)
+        return np.stack([old[pairs[:, 0]], new[pairs[:, 1]]], axis=1)
+
+    def moved(self, old: np.ndarray, new: np.ndarray) -> np.ndarray:
+        """Return the pairs of some places of a class that are near each other, but not the same."""
+        i, j = (side.ravel() for side in np.meshgrid(old, new, indexing="ij"))
+        is_same = self.before.class_ids[i] == self.here.class_ids[j]
+        return best_pairs(i, j, np.where(is_same, FARTHEST_M - self.away(i, j), 0))
+
+    def looks(self, survey: Survey) -> np.ndarray:
+        """Return how many of the photographs look at the earlier places."""
+        there = np.array([moved(*self.origin, point) for point in self.old + self.shift])
+        height_m = np.full(len(there), survey.site.ground_height_m)
+        return survey.looks(there[:, 0], there[:, 1], height_m, self.before.class_ids)
+
+    def was_looked_at(self, new: np.ndarray) -> np.ndarray:
+        """Return which of some new places lie among the earlier ones."""
+        area = MultiPoint(self.old).convex_hull.buffer(MARGIN_M)
+        return np.array([area.contains(Point(point)) for point in self.new[new]], bool)
