@@ -15,6 +15,8 @@ import numpy as np
 import torch
 
 from utils.predict.detections import Detections, PhotoPrediction, Placement, boxes_to_input
+from utils.predict.joining import MOSTLY
+from utils.predict.likeness import length_factor, likeness
 from utils.predict.regions import LazyRegions, Region
 from utils.predict.shapes import Line, centreline, fill_outline
 
@@ -27,7 +29,7 @@ MIN_LENGTH = 4.0  # of a line, in widths: shorter ones have no direction
 NUM_POINTS, NUM_GUESSES = 256, 256  # of a mask, and parabolas tried through three of them
 MAX_SAG = 0.1  # of a guess, in its length
 TUKEY = 4.685  # of Tukey's biweight, in standard deviations: 95 % efficient for normal errors
-ROUNDS = 5
+ROUNDS, MOST_ROUNDS = 5, 32  # of a robust fit; in which a line grows
 REACH, KNOT_WIDTHS = 1.5, 16.0  # in widths: where a parabola's slices are looked for at first; between knots
 CHORD_PX = 0.1  # how far the points' polyline may lie from the curve
 
@@ -124,6 +126,9 @@ class Curve:
             errors = np.abs(residuals - hats @ offsets)
             sigma = 1.4826 * float(np.median(errors)) + 0.25
             trust = (1 - (errors / (TUKEY * sigma)).clip(max=1) ** 2) ** 2 + 1e-9
+        # One more on each side, where the last two lead.
+        outer = [2 * values[[0, -1]] - values[[1, -2]] for values in (knots, offsets)]
+        knots, offsets = (np.insert(ends, 1, inner) for ends, inner in zip(outer, (knots, offsets), strict=True))
         return replace(self, knots=knots, offsets=offsets)
 
 
@@ -146,9 +151,15 @@ class Wire:
             if wire is None:
                 return None
             curve = curve.refit(wire.middles, wire.widths, len(wire.along) * STEP_PX < 2 * MIN_LENGTH * width)
-        for _ in range(2):
+        length = 0.0
+        for _ in range(
+            MOST_ROUNDS
+        ):  # over several spans a wire is no parabola: each round follows it to the next knots
             wire = cls._about(curve, points, max(width, 2.0))
-            curve = curve if wire is None else curve.bent(wire.middles, wire.widths, width)
+            if wire is None or np.ptp(wire.ends) < length + STEP_PX:
+                break
+            length = float(np.ptp(wire.ends))
+            curve = curve.bent(wire.middles, wire.widths, width)
         wire = cls._about(curve, points, max(0.75 * width, 2.0))
         is_long = wire is not None and len(wire.along) * STEP_PX >= MIN_LENGTH * float(np.median(wire.widths))
         return wire if is_long else None
@@ -281,30 +292,75 @@ def _longest_path(pixels: np.ndarray) -> np.ndarray:
     return pixels[path].astype(np.float64)
 
 
-def with_lines(prediction: PhotoPrediction, classes: Collection[int], placement: Placement) -> PhotoPrediction:
-    """Return a photograph's prediction with lines in the place of the masks of some classes, best first.
+def with_lines(
+    prediction: PhotoPrediction,
+    classes: Collection[int],
+    placement: Placement,
+    photo: np.ndarray,
+    min_score: float = 0.0,
+) -> PhotoPrediction:
+    """Return a prediction for a photograph, RGB uint8 (H, W, 3), with lines in the place of the masks of some classes.
 
-    A mask that shows several lines becomes several detections. One without a line stays as it is.
+    A mask that shows several lines becomes several detections. One without a line keeps its mask. The confidence of both is
+    multiplied by how much they look like a wire (`likeness`, for a mask its length alone); below `min_score` they are
+    dropped. So are lines that lie mostly in more confident ones of their class.
     """
     if not classes:
         return prediction
-    rows: list[tuple[int, Line | None]] = []
+    grey = cv2.cvtColor(photo, cv2.COLOR_RGB2GRAY)
+    rows: list[_Row] = []
     for number, class_id in enumerate(prediction.class_ids.tolist()):
-        rows += [(number, line) for line in find_lines(prediction.masks[number])] if class_id in classes else []
-        if not rows or rows[-1][0] != number:
-            rows.append((number, None))
-    numbers, masks, size = [number for number, _ in rows], prediction.masks, placement.photo_size
+        score = float(prediction.found.scores[number])
+        if class_id not in classes:
+            rows.append(_Row(score, number))
+            continue
+        region = prediction.masks[number]
+        drawn = [_Row(score * likeness(line, grey), number, line) for line in find_lines(region)]
+        drawn = drawn or [_Row(score * length_factor(float(np.hypot(*region.mask.shape)), grey), number)]
+        rows += [row for row in drawn if row.score >= min_score]
+    return _lined(prediction, _without_copies(rows, prediction.class_ids, grey.shape), placement)
+
+
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """A detection: its confidence, the number of the detection that it was before, and its line, if it has one."""
+
+    score: float
+    number: int
+    line: Line | None = None
+
+
+def _without_copies(rows: list[_Row], class_ids: np.ndarray, shape: tuple[int, ...]) -> list[_Row]:
+    """Return rows, best first, without lines of which more than MOSTLY lies in more confident ones of their class."""
+    taken = {class_id: np.zeros(shape, bool) for class_id in {class_ids[row.number] for row in rows if row.line}}
+    kept = []
+    for row in sorted(rows, key=lambda row: -row.score):
+        if row.line is not None:
+            canvas = taken[class_ids[row.number]]
+            column, line_row = row.line.samples(STEP_PX)[0].astype(int).clip(0, np.array(shape[::-1]) - 1).T
+            if canvas[line_row, column].mean() > MOSTLY:
+                continue
+            drawn = fill_outline(row.line.outline, shape[::-1])
+            height, width = drawn.mask.shape
+            canvas[drawn.top : drawn.top + height, drawn.left : drawn.left + width] |= drawn.mask
+        kept.append(row)
+    return kept
+
+
+def _lined(prediction: PhotoPrediction, rows: list[_Row], placement: Placement) -> PhotoPrediction:
+    """Return the prediction that consists of some rows."""
+    numbers, masks, size = [row.number for row in rows], prediction.masks, placement.photo_size
     found, boxes = prediction.found, prediction.boxes[numbers]
     in_input = found.boxes[numbers]
-    for number, (_, line) in enumerate(rows):
-        if line is not None:
-            corners = np.concatenate([line.outline.min(axis=0), line.outline.max(axis=0)])
-            boxes[number] = corners.clip(0, size * 2)
-            in_input[number] = boxes_to_input(torch.from_numpy(boxes[number]), placement)
-    others = (values[numbers] for values in (found.scores, found.class_ids, found.coefficients))
+    for position, row in enumerate(rows):
+        if row.line is not None:
+            corners = np.concatenate([row.line.outline.min(axis=0), row.line.outline.max(axis=0)])
+            boxes[position] = corners.clip(0, size * 2)
+            in_input[position] = boxes_to_input(torch.from_numpy(boxes[position]), placement)
+    scores = torch.tensor([row.score for row in rows], dtype=torch.float32)
     return PhotoPrediction(
-        Detections(in_input, *others),
-        LazyRegions(rows, lambda row: fill_outline(row[1].outline, size) if row[1] else masks[row[0]]),
+        Detections(in_input, scores, found.class_ids[numbers], found.coefficients[numbers]),
+        LazyRegions(rows, lambda row: fill_outline(row.line.outline, size) if row.line else masks[row.number]),
         boxes,
-        [line for _, line in rows],
+        [row.line for row in rows],
     )
