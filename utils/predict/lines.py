@@ -17,15 +17,17 @@ import torch
 from utils.predict.detections import Detections, PhotoPrediction, Placement, boxes_to_input
 from utils.predict.joining import MOSTLY
 from utils.predict.likeness import length_factor, likeness
+from utils.predict.medial import MIN_LENGTH, medial_line
 from utils.predict.regions import LazyRegions, Region
-from utils.predict.shapes import Line, centreline, fill_outline
+from utils.predict.shapes import Line, fill_outline
 
 STEP_PX = 4.0  # thickness of a slice
 MIN_GAP_PX = 16.0  # between slices; less is the mask's ragged edge
+MIN_SCORE = (
+    0.02  # less confident detections keep their masks: where AP asks for them they are most, and change it by 0.001
+)
 MIN_SHARE, MOST_LINES = 0.15, 8  # of a mask's pixels, so that they are a further line; lines of a mask
 EXPLAINED = 0.95  # share of a mask's pixels about its line; with less it may be a band that bends
-BAND, MAX_TURN = 0.9, 0.5  # of a bent band: the least share of the mask's pixels; radians in two widths, at most
-MIN_LENGTH = 4.0  # of a line, in widths: shorter ones have no direction
 NUM_POINTS, NUM_GUESSES = 256, 256  # of a mask, and parabolas tried through three of them
 MAX_SAG = 0.1  # of a guess, in its length
 TUKEY = 4.685  # of Tukey's biweight, in standard deviations: 95 % efficient for normal errors
@@ -236,7 +238,7 @@ def find_lines(region: Region) -> list[Line]:
         if wire is None:
             break
         share = wire.explained * len(points) / total
-        if not lines and share < EXPLAINED and (bent := _medial_line(region, width)):
+        if not lines and share < EXPLAINED and (bent := medial_line(region, width)):
             return [bent]
         if lines and (share < MIN_SHARE or np.ptp(wire.ends) < 2 * MIN_LENGTH * width):
             break
@@ -250,46 +252,6 @@ def _width_of(mask: np.ndarray) -> float:
     """Return a thin mask's width: the mean distance to its edge is a quarter of it."""
     distances = cv2.distanceTransform(np.pad(mask.view(np.uint8), 1), cv2.DIST_L2, 3)[1:-1, 1:-1]
     return max(4 * float(distances[mask].mean()) - 1, 1.0)
-
-
-def _medial_line(region: Region, width: float) -> Line | None:
-    """Return the medial axis of a mask that is one band without corners; None: it has branches, parts or corners."""
-    path = _longest_path(centreline(region)) + 0.5
-    reach = max(1, round(2 * width))
-    if len(path) < MIN_LENGTH * reach:
-        return None
-    kernel = np.ones(2 * reach + 1) / (2 * reach + 1)
-    padded = np.pad(path, ((reach, reach), (0, 0)), mode="reflect", reflect_type="odd")
-    smooth = np.stack([np.convolve(axis, kernel, mode="valid") for axis in padded.T], axis=1)
-    points = smooth[np.unique(np.linspace(0, len(smooth) - 1, 2 + len(smooth) // reach).round().astype(int))]
-    steps = np.diff(points, axis=0)
-    turns = np.abs(np.angle(np.exp(1j * np.diff(np.arctan2(steps[:, 1], steps[:, 0])))))
-    aside = np.ones(region.mask.shape, np.uint8)
-    aside[*(path - (region.left, region.top)).astype(int).T[::-1]] = 0
-    near = cv2.distanceTransform(aside, cv2.DIST_L2, 3)[region.mask] <= max(width, 2.0)
-    if turns.max(initial=0) > MAX_TURN or np.count_nonzero(near) < BAND * len(near):
-        return None
-    line = Line(points, np.zeros(len(points)), np.zeros((0, 2, 2)))
-    return replace(line, widths=np.full(len(points), np.count_nonzero(near) / line.length_px))
-
-
-def _longest_path(pixels: np.ndarray) -> np.ndarray:
-    """Return the pixels (N, 2) xy on the shortest way between the two of a thin line that are farthest apart."""
-    from scipy.sparse import coo_array  # takes 0.2 s, and few masks bend
-    from scipy.sparse.csgraph import dijkstra
-    from scipy.spatial import cKDTree
-
-    pairs = cKDTree(pixels).query_pairs(1.5, output_type="ndarray")
-    lengths = np.hypot(*(pixels[pairs[:, 0]] - pixels[pairs[:, 1]]).T)
-    graph = coo_array((lengths, pairs.T), shape=(len(pixels),) * 2).tocsr()
-    start = 0
-    for _ in range(2):  # from any pixel to the farthest one, and from there
-        distances, before = dijkstra(graph, directed=False, indices=start, return_predecessors=True)
-        first, start = start, int(np.where(np.isfinite(distances), distances, -1).argmax())
-    path = [start]
-    while path[-1] != first:
-        path.append(int(before[path[-1]]))
-    return pixels[path].astype(np.float64)
 
 
 def with_lines(
@@ -315,7 +277,8 @@ def with_lines(
             rows.append(_Row(score, number))
             continue
         region = prediction.masks[number]
-        drawn = [_Row(score * likeness(line, grey), number, line) for line in find_lines(region)]
+        lines = find_lines(region) if score >= MIN_SCORE else []
+        drawn = [_Row(score * likeness(line, grey), number, line) for line in lines]
         drawn = drawn or [_Row(score * length_factor(float(np.hypot(*region.mask.shape)), grey), number)]
         rows += [row for row in drawn if row.score >= min_score]
     return _lined(prediction, _without_copies(rows, prediction.class_ids, grey.shape), placement)
