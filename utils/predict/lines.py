@@ -281,7 +281,7 @@ def with_lines(
         drawn = [_Row(score * likeness(line, grey), number, line) for line in lines]
         drawn = drawn or [_Row(score * length_factor(float(np.hypot(*region.mask.shape)), grey), number)]
         rows += [row for row in drawn if row.score >= min_score]
-    return _lined(prediction, _without_copies(rows, prediction.class_ids, grey.shape), placement)
+    return _lined(prediction, _without_copies(rows, prediction.class_ids, placement.photo_size), placement)
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,17 +293,17 @@ class _Row:
     line: Line | None = None
 
 
-def _without_copies(rows: list[_Row], class_ids: np.ndarray, shape: tuple[int, ...]) -> list[_Row]:
+def _without_copies(rows: list[_Row], class_ids: np.ndarray, size: tuple[int, int]) -> list[_Row]:
     """Return rows, best first, without lines of which more than MOSTLY lies in more confident ones of their class."""
-    taken = {class_id: np.zeros(shape, bool) for class_id in {class_ids[row.number] for row in rows if row.line}}
+    taken = {class_id: np.zeros(size[::-1], bool) for class_id in {class_ids[row.number] for row in rows if row.line}}
     kept = []
     for row in sorted(rows, key=lambda row: -row.score):
         if row.line is not None:
             canvas = taken[class_ids[row.number]]
-            column, line_row = row.line.samples(STEP_PX)[0].astype(int).clip(0, np.array(shape[::-1]) - 1).T
+            column, line_row = row.line.samples(STEP_PX)[0].astype(int).clip(0, np.array(size) - 1).T
             if canvas[line_row, column].mean() > MOSTLY:
                 continue
-            drawn = fill_outline(row.line.outline, shape[::-1])
+            drawn = fill_outline(row.line.outline, size)
             height, width = drawn.mask.shape
             canvas[drawn.top : drawn.top + height, drawn.left : drawn.left + width] |= drawn.mask
         kept.append(row)
