@@ -13,7 +13,8 @@ import torch
 
 from tests.predict.tile_scenes import blur_edges, stroke
 from utils.predict.detections import Detections, PhotoPrediction, Placement
-from utils.predict.lines import find_lines, with_lines
+from utils.predict.likeness import likeness
+from utils.predict.lines import Curve, Wire, find_lines, with_lines
 from utils.predict.prediction_files import PredictionWriter, Source, outline
 from utils.predict.regions import Region
 from utils.predict.routes import find_routes
@@ -31,6 +32,7 @@ def parabola(start: float, end: float, sag: float) -> Points:
 
 STRAIGHT, SAGGING = parabola(40, 840, 0), parabola(40, 840, 40)
 HOOK = [(450 - 200 * np.cos(a), 400 - 200 * np.sin(a)) for a in np.linspace(0, np.pi, 60)]
+SPANS = [(20.0, 80.0), (270.0, 120.0), (880.0, 120.0)]  # of a wire over a support
 CROSSARM = [(300.0, 420.0), (420.0, 30.0)]
 
 
@@ -71,6 +73,14 @@ def test_a_ragged_mask_becomes_the_lines_that_it_shows(seen: list[Points], wires
         assert len(line.gaps) == 0
 
 
+def test_a_line_grows_over_a_support_where_its_parabola_ends() -> None:
+    rows, columns = np.nonzero(drawn(SPANS, width_px=3))
+    level = Curve(np.array([600.0, 120.0]), np.eye(2), np.zeros(3))
+    wire = Wire.of(np.stack([columns, rows], axis=1) + 0.5, 3.0, level)
+    assert wire is not None
+    assert (wire.ends + 600).tolist() == pytest.approx([19, 882], abs=5)
+
+
 def test_a_wire_that_becomes_thinner_keeps_both_widths() -> None:
     cone = cv2.fillPoly(np.zeros(SIZE[::-1], np.uint8), [np.array([(40, 100), (840, 106), (840, 112), (40, 118)])], 1)
     (line,) = find_lines(Region(0, 0, cone.astype(bool)))
@@ -94,23 +104,47 @@ def test_only_detections_of_the_asked_classes_change() -> None:
         Region(0, 0, drawn(STRAIGHT, CROSSARM)),
         Region(0, 0, drawn(SAGGING)),
         Region(7, 7, np.ones((40, 40), bool)),
+        Region(0, 0, drawn(parabola(200, 700, 0))),  # a part of the first
     ]
-    boxes, class_ids = np.array([[0, 0, 900, 600]] * 3, np.float32), torch.tensor([1, 0, 1])
-    found = Detections(torch.from_numpy(boxes), torch.tensor([0.9, 0.8, 0.7]), class_ids, torch.zeros(3, 0))
+    boxes, class_ids = np.array([[0, 0, 900, 600]] * 4, np.float32), torch.tensor([1, 0, 1, 1])
+    found = Detections(torch.from_numpy(boxes), torch.tensor([0.9, 0.8, 0.7, 0.6]), class_ids, torch.zeros(4, 0))
     prediction, placement = PhotoPrediction(found, masks, boxes), Placement(450, 0.5, (0, 75), SIZE)
-    assert with_lines(prediction, (), placement) is prediction
-    lined = with_lines(prediction, (1,), placement)
-    assert lined.found.scores.tolist() == pytest.approx([0.9, 0.9, 0.8, 0.7])
+    photo = np.repeat(np.where(masks[0].mask, 200, 60).astype(np.uint8)[..., None], 3, axis=2)
+    assert with_lines(prediction, (), placement, photo) is prediction
+    lined = with_lines(prediction, (1,), placement, photo)
+    short = 0.7 * (1 - np.exp(-np.hypot(40, 40) / 90))
+    assert lined.found.scores.tolist() == pytest.approx([0.88, 0.87, 0.8, short], abs=0.02)
     assert [line is not None for line in lined.lines] == [True, True, False, False]
     assert lined.masks[2] is masks[1]
     assert lined.masks[3] is masks[2]
     assert lined.boxes[0] == pytest.approx([36, 146, 844, 354], abs=5)
     assert lined.found.boxes[0] == pytest.approx(torch.tensor([18, 148, 422, 252]), abs=3)  # half the size, 75 px lower
     assert lined.boxes[2].tolist() == lined.found.boxes[2].tolist() == [0, 0, 900, 600]
+    assert len(with_lines(prediction, (1,), placement, photo, 0.5).masks) == 3
 
 
 def straight(*ends: tuple[float, float], width: float = 8) -> Line:
     return Line(np.array(ends, np.float64), np.full(len(ends), width), np.zeros((0, 2, 2)))
+
+
+ACROSS, ALONG = np.mgrid[:600, :900]
+
+
+@pytest.mark.parametrize(
+    ("photo", "low", "high"),
+    [
+        (np.where(abs(ACROSS - 300) < 4, 90, 60), 0.85, 1.0),
+        (np.where(abs(ACROSS - 300) < 4, 90, 60 + ALONG // 8), 0.6, 0.9),  # from dark ground to light ground
+        (np.where(ACROSS < 300, 60, 180), 0.2, 0.5),  # an edge
+        (np.where(abs(ACROSS - 300) < 4, 90, np.where((ALONG > 400) & (ALONG < 500), 200, 60)), 0.85, 1.0),  # a pole
+        (np.full((600, 900), 60), 0.0, 0.0),
+    ],
+    ids=["wire", "ground", "edge", "pole", "nothing"],
+)
+def test_a_wire_differs_from_both_sides(photo: np.ndarray, low: float, high: float) -> None:
+    whole = likeness(straight((50, 300), (850, 300)), photo.astype(np.uint8))
+    assert low <= whole <= high
+    assert likeness(straight((50, 300), (120, 300)), photo.astype(np.uint8)) <= 0.55 * high
 
 
 @pytest.mark.parametrize(

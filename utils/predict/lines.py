@@ -15,19 +15,23 @@ import numpy as np
 import torch
 
 from utils.predict.detections import Detections, PhotoPrediction, Placement, boxes_to_input
+from utils.predict.joining import MOSTLY
+from utils.predict.likeness import length_factor, likeness
+from utils.predict.medial import MIN_LENGTH, medial_line
 from utils.predict.regions import LazyRegions, Region
-from utils.predict.shapes import Line, centreline, fill_outline
+from utils.predict.shapes import Line, fill_outline
 
 STEP_PX = 4.0  # thickness of a slice
 MIN_GAP_PX = 16.0  # between slices; less is the mask's ragged edge
+MIN_SCORE = (
+    0.02  # less confident detections keep their masks: where AP asks for them they are most, and change it by 0.001
+)
 MIN_SHARE, MOST_LINES = 0.15, 8  # of a mask's pixels, so that they are a further line; lines of a mask
 EXPLAINED = 0.95  # share of a mask's pixels about its line; with less it may be a band that bends
-BAND, MAX_TURN = 0.9, 0.5  # of a bent band: the least share of the mask's pixels; radians in two widths, at most
-MIN_LENGTH = 4.0  # of a line, in widths: shorter ones have no direction
 NUM_POINTS, NUM_GUESSES = 256, 256  # of a mask, and parabolas tried through three of them
 MAX_SAG = 0.1  # of a guess, in its length
 TUKEY = 4.685  # of Tukey's biweight, in standard deviations: 95 % efficient for normal errors
-ROUNDS = 5
+ROUNDS, MOST_ROUNDS = 5, 32  # of a robust fit; in which a line grows
 REACH, KNOT_WIDTHS = 1.5, 16.0  # in widths: where a parabola's slices are looked for at first; between knots
 CHORD_PX = 0.1  # how far the points' polyline may lie from the curve
 
@@ -124,6 +128,9 @@ class Curve:
             errors = np.abs(residuals - hats @ offsets)
             sigma = 1.4826 * float(np.median(errors)) + 0.25
             trust = (1 - (errors / (TUKEY * sigma)).clip(max=1) ** 2) ** 2 + 1e-9
+        # One more on each side, where the last two lead.
+        outer = [2 * values[[0, -1]] - values[[1, -2]] for values in (knots, offsets)]
+        knots, offsets = (np.insert(ends, 1, inner) for ends, inner in zip(outer, (knots, offsets), strict=True))
         return replace(self, knots=knots, offsets=offsets)
 
 
@@ -146,9 +153,15 @@ class Wire:
             if wire is None:
                 return None
             curve = curve.refit(wire.middles, wire.widths, len(wire.along) * STEP_PX < 2 * MIN_LENGTH * width)
-        for _ in range(2):
+        length = 0.0
+        for _ in range(
+            MOST_ROUNDS
+        ):  # over several spans a wire is no parabola: each round follows it to the next knots
             wire = cls._about(curve, points, max(width, 2.0))
-            curve = curve if wire is None else curve.bent(wire.middles, wire.widths, width)
+            if wire is None or np.ptp(wire.ends) < length + STEP_PX:
+                break
+            length = float(np.ptp(wire.ends))
+            curve = curve.bent(wire.middles, wire.widths, width)
         wire = cls._about(curve, points, max(0.75 * width, 2.0))
         is_long = wire is not None and len(wire.along) * STEP_PX >= MIN_LENGTH * float(np.median(wire.widths))
         return wire if is_long else None
@@ -225,7 +238,7 @@ def find_lines(region: Region) -> list[Line]:
         if wire is None:
             break
         share = wire.explained * len(points) / total
-        if not lines and share < EXPLAINED and (bent := _medial_line(region, width)):
+        if not lines and share < EXPLAINED and (bent := medial_line(region, width)):
             return [bent]
         if lines and (share < MIN_SHARE or np.ptp(wire.ends) < 2 * MIN_LENGTH * width):
             break
@@ -241,70 +254,76 @@ def _width_of(mask: np.ndarray) -> float:
     return max(4 * float(distances[mask].mean()) - 1, 1.0)
 
 
-def _medial_line(region: Region, width: float) -> Line | None:
-    """Return the medial axis of a mask that is one band without corners; None: it has branches, parts or corners."""
-    path = _longest_path(centreline(region)) + 0.5
-    reach = max(1, round(2 * width))
-    if len(path) < MIN_LENGTH * reach:
-        return None
-    kernel = np.ones(2 * reach + 1) / (2 * reach + 1)
-    padded = np.pad(path, ((reach, reach), (0, 0)), mode="reflect", reflect_type="odd")
-    smooth = np.stack([np.convolve(axis, kernel, mode="valid") for axis in padded.T], axis=1)
-    points = smooth[np.unique(np.linspace(0, len(smooth) - 1, 2 + len(smooth) // reach).round().astype(int))]
-    steps = np.diff(points, axis=0)
-    turns = np.abs(np.angle(np.exp(1j * np.diff(np.arctan2(steps[:, 1], steps[:, 0])))))
-    aside = np.ones(region.mask.shape, np.uint8)
-    aside[*(path - (region.left, region.top)).astype(int).T[::-1]] = 0
-    near = cv2.distanceTransform(aside, cv2.DIST_L2, 3)[region.mask] <= max(width, 2.0)
-    if turns.max(initial=0) > MAX_TURN or np.count_nonzero(near) < BAND * len(near):
-        return None
-    line = Line(points, np.zeros(len(points)), np.zeros((0, 2, 2)))
-    return replace(line, widths=np.full(len(points), np.count_nonzero(near) / line.length_px))
+def with_lines(
+    prediction: PhotoPrediction,
+    classes: Collection[int],
+    placement: Placement,
+    photo: np.ndarray,
+    min_score: float = 0.0,
+) -> PhotoPrediction:
+    """Return a prediction for a photograph, RGB uint8 (H, W, 3), with lines in the place of the masks of some classes.
 
-
-def _longest_path(pixels: np.ndarray) -> np.ndarray:
-    """Return the pixels (N, 2) xy on the shortest way between the two of a thin line that are farthest apart."""
-    from scipy.sparse import coo_array  # takes 0.2 s, and few masks bend
-    from scipy.sparse.csgraph import dijkstra
-    from scipy.spatial import cKDTree
-
-    pairs = cKDTree(pixels).query_pairs(1.5, output_type="ndarray")
-    lengths = np.hypot(*(pixels[pairs[:, 0]] - pixels[pairs[:, 1]]).T)
-    graph = coo_array((lengths, pairs.T), shape=(len(pixels),) * 2).tocsr()
-    start = 0
-    for _ in range(2):  # from any pixel to the farthest one, and from there
-        distances, before = dijkstra(graph, directed=False, indices=start, return_predecessors=True)
-        first, start = start, int(np.where(np.isfinite(distances), distances, -1).argmax())
-    path = [start]
-    while path[-1] != first:
-        path.append(int(before[path[-1]]))
-    return pixels[path].astype(np.float64)
-
-
-def with_lines(prediction: PhotoPrediction, classes: Collection[int], placement: Placement) -> PhotoPrediction:
-    """Return a photograph's prediction with lines in the place of the masks of some classes, best first.
-
-    A mask that shows several lines becomes several detections. One without a line stays as it is.
+    A mask that shows several lines becomes several detections. One without a line keeps its mask. The confidence of both is
+    multiplied by how much they look like a wire (`likeness`, for a mask its length alone); below `min_score` they are
+    dropped. So are lines that lie mostly in more confident ones of their class.
     """
     if not classes:
         return prediction
-    rows: list[tuple[int, Line | None]] = []
+    grey = cv2.cvtColor(photo, cv2.COLOR_RGB2GRAY)
+    rows: list[_Row] = []
     for number, class_id in enumerate(prediction.class_ids.tolist()):
-        rows += [(number, line) for line in find_lines(prediction.masks[number])] if class_id in classes else []
-        if not rows or rows[-1][0] != number:
-            rows.append((number, None))
-    numbers, masks, size = [number for number, _ in rows], prediction.masks, placement.photo_size
+        score = float(prediction.found.scores[number])
+        if class_id not in classes:
+            rows.append(_Row(score, number))
+            continue
+        region = prediction.masks[number]
+        lines = find_lines(region) if score >= MIN_SCORE else []
+        drawn = [_Row(score * likeness(line, grey), number, line) for line in lines]
+        drawn = drawn or [_Row(score * length_factor(float(np.hypot(*region.mask.shape)), grey), number)]
+        rows += [row for row in drawn if row.score >= min_score]
+    return _lined(prediction, _without_copies(rows, prediction.class_ids, placement.photo_size), placement)
+
+
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """A detection: its confidence, the number of the detection that it was before, and its line, if it has one."""
+
+    score: float
+    number: int
+    line: Line | None = None
+
+
+def _without_copies(rows: list[_Row], class_ids: np.ndarray, size: tuple[int, int]) -> list[_Row]:
+    """Return rows, best first, without lines of which more than MOSTLY lies in more confident ones of their class."""
+    taken = {class_id: np.zeros(size[::-1], bool) for class_id in {class_ids[row.number] for row in rows if row.line}}
+    kept = []
+    for row in sorted(rows, key=lambda row: -row.score):
+        if row.line is not None:
+            canvas = taken[class_ids[row.number]]
+            column, line_row = row.line.samples(STEP_PX)[0].astype(int).clip(0, np.array(size) - 1).T
+            if canvas[line_row, column].mean() > MOSTLY:
+                continue
+            drawn = fill_outline(row.line.outline, size)
+            height, width = drawn.mask.shape
+            canvas[drawn.top : drawn.top + height, drawn.left : drawn.left + width] |= drawn.mask
+        kept.append(row)
+    return kept
+
+
+def _lined(prediction: PhotoPrediction, rows: list[_Row], placement: Placement) -> PhotoPrediction:
+    """Return the prediction that consists of some rows."""
+    numbers, masks, size = [row.number for row in rows], prediction.masks, placement.photo_size
     found, boxes = prediction.found, prediction.boxes[numbers]
     in_input = found.boxes[numbers]
-    for number, (_, line) in enumerate(rows):
-        if line is not None:
-            corners = np.concatenate([line.outline.min(axis=0), line.outline.max(axis=0)])
-            boxes[number] = corners.clip(0, size * 2)
-            in_input[number] = boxes_to_input(torch.from_numpy(boxes[number]), placement)
-    others = (values[numbers] for values in (found.scores, found.class_ids, found.coefficients))
+    for position, row in enumerate(rows):
+        if row.line is not None:
+            corners = np.concatenate([row.line.outline.min(axis=0), row.line.outline.max(axis=0)])
+            boxes[position] = corners.clip(0, size * 2)
+            in_input[position] = boxes_to_input(torch.from_numpy(boxes[position]), placement)
+    scores = torch.tensor([row.score for row in rows], dtype=torch.float32)
     return PhotoPrediction(
-        Detections(in_input, *others),
-        LazyRegions(rows, lambda row: fill_outline(row[1].outline, size) if row[1] else masks[row[0]]),
+        Detections(in_input, scores, found.class_ids[numbers], found.coefficients[numbers]),
+        LazyRegions(rows, lambda row: fill_outline(row.line.outline, size) if row.line else masks[row.number]),
         boxes,
-        [line for _, line in rows],
+        [row.line for row in rows],
     )

@@ -40,6 +40,14 @@ class Line:
         side = across * (self.widths / 2)[:, None]
         return np.concatenate([self.points + side, (self.points - side)[::-1]])
 
+    def samples(self, step_px: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return points at equal distances of about `step_px`, and the unit vectors across the line there: float64 (n, 2)."""
+        places = np.concatenate([[0], np.cumsum(np.hypot(*np.diff(self.points, axis=0).T))])
+        wanted = np.linspace(0, places[-1], max(round(places[-1] / step_px), 1) + 1)
+        points = np.stack([np.interp(wanted, places, axis) for axis in self.points.T], axis=1)
+        along = np.gradient(points, axis=0)
+        return points, np.stack([-along[:, 1], along[:, 0]], axis=1) / np.hypot(*along.T)[:, None].clip(1e-9)
+
     @property
     def directions(self) -> np.ndarray:
         """The unit vectors in which the line would go on at its first and at its last point: float64 (2, 2)."""

@@ -159,7 +159,7 @@ class Predictor:
                 masks = list(photo_masks(prototypes, found, view.placement))
                 boxes = view.placement.boxes_to_photo(found.boxes).numpy()
                 prediction = PhotoPrediction(found, masks, boxes)
-                yield state.key, state.photo, with_lines(prediction, self.thin, view.placement)
+                yield state.key, state.photo, self._lined(prediction, view.placement, state.photo)
                 continue
             state.add(view, found, prototypes, PIECES_PER_DETECTION * self.max_detections)
             if view.number == state.views[-1]:
@@ -187,7 +187,10 @@ class Predictor:
             boxes_to_input(torch.from_numpy(boxes), state.whole), scores, class_ids, torch.zeros(len(objects), 0)
         )
         prediction = PhotoPrediction(found, LazyRegions(objects, JoinedObject.region), boxes)
-        return with_lines(prediction, self.thin, state.whole)
+        return self._lined(prediction, state.whole, state.photo)
+
+    def _lined(self, prediction: PhotoPrediction, placement: Placement, photo: np.ndarray) -> PhotoPrediction:
+        return with_lines(prediction, self.thin, placement, photo, self.limits["confidence"])
 
 
 @dataclass
