@@ -18,6 +18,9 @@ FULL = 255
 HALF = 128
 STEPS_PER_PX = 4  # points per pixel on an outline's edges before rounding to whole pixels
 MAX_STEPS = 4096  # points per edge
+# Ours, chosen on trained models (docs/recipe.md): how far before a mask pixel's corner a box is taught to begin, and how
+# far it may be moved for that.
+MARGIN_PX, REACH_PX = 0.5, 1.5
 OUTLINE_POINTS = 1000  # of an outline in the ground truth; Ultralytics' value, which matters: points are cut to pixels
 
 
@@ -37,6 +40,19 @@ def draw_truth(polygons: list[np.ndarray], size_px: int) -> np.ndarray:
     That moves edges by up to half an input pixel: enough to matter for thin wires.
     """
     return _draw(*_spread(polygons), size_px, keep_tiny=False) if polygons else _draw_nothing(size_px)
+
+
+def boxes_for_training(boxes: np.ndarray) -> np.ndarray:
+    """Return the boxes that the network is taught: float32 (N, 4) xyxy in input pixels, from the true ones.
+
+    Evaluators cut a mask to its box, and a mask pixel counts only if its top left corner lies in the box: a box that
+    begins just past the corner loses a whole column or row. So a left or top edge that lies at most REACH_PX past the
+    point MARGIN_PX before a corner moves to that point. No side moves by more than REACH_PX, most stay.
+    """
+    taught = boxes.copy()
+    past = (boxes[:, :2] + MARGIN_PX) % MASK_STRIDE
+    taught[:, :2] -= np.where(past <= REACH_PX, past, 0)
+    return taught
 
 
 def _draw_nothing(size_px: int) -> np.ndarray:
