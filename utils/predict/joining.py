@@ -58,10 +58,15 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class JoinedObject:
-    """An object: the pieces it was joined from, and the confidence with which a coarser pass found it, if it did."""
+    """An object: the pieces it was joined from, and what coarser passes say.
+
+    support: the highest confidence of a pass that hardly shows the object but found it. others: those of passes that
+    show it well, 0 where such a pass found nothing.
+    """
 
     pieces: tuple[Piece, ...]
     support: float = 0.0
+    others: tuple[float, ...] = ()
 
     @property
     def class_id(self) -> int:
@@ -70,10 +75,14 @@ class JoinedObject:
 
     @cached_property
     def score(self) -> float:
-        """The pieces' mean confidence, weighted by area; with support, the chance that not both passes are wrong."""
+        """The mean of the passes that show the object well. With support, a pass counts as the chance that not both are wrong.
+
+        Of its pieces the mean counts, weighted by area.
+        """
         areas = [piece.mask.area for piece in self.pieces]
         mean = sum(piece.score * area for piece, area in zip(self.pieces, areas, strict=True)) / sum(areas)
-        return 1 - (1 - mean) * (1 - self.support) if self.support else mean
+        own = 1 - (1 - mean) * (1 - self.support) if self.support else mean
+        return (own + sum(self.others)) / (1 + len(self.others))
 
     @cached_property
     def box(self) -> np.ndarray:
