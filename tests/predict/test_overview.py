@@ -33,7 +33,7 @@ def joined(pieces: list[Piece], *whole: Piece) -> list[JoinedObject]:
 
 
 def test_an_object_of_tiles_beats_its_coarse_mask() -> None:
-    wire, pole = stroke(SIZE, [(60, 860), (1200, 60)], 8), stroke(SIZE, [(300, 100), (300, 700)], 30)
+    wire, pole = stroke(SIZE, [(60, 860), (1200, 60)], 8), stroke(SIZE, [(300, 100), (300, 700)], 70)
     pieces = seen_in_tiles([(0, wire), (1, pole)], TILES, share=0.01)
     alone = {thing.class_id: thing for thing in join_tiles(pieces, TILES, 0.7)}
     for thing in joined(pieces, coarse(wire), coarse(pole, 0.9, 1)):
@@ -109,7 +109,7 @@ def test_of_a_thick_object_that_both_passes_found_the_more_confident_mask_stays(
 
 @pytest.mark.parametrize(
     ("width", "share"),
-    [(100, 0.5), (400, 0.5), (16, 1)],  # in a tile; longer than a tile; too thin for the pass over the photograph
+    [(100, 0.5), (400, 0.5), (30, 1)],  # in a tile; longer than a tile; thinner than the photograph's pass shows well
 )
 def test_what_the_whole_photograph_shows_well_but_has_not_found_loses_half_its_confidence(
     width: int, share: float

@@ -20,6 +20,7 @@ from utils.predict.regions import Cells, Corners, Runs, hull
 
 MIN_COVERED = 0.5
 MIN_CELLS = 3  # thickness of a coarse mask that counts although no smaller tile shows it; a cell is half a mask pixel
+WELL_SHOWN = 6  # thickness from which the coarser pass shows an object well: 12 pixels of the network's input
 MIN_GAP = 0.25  # of a coarse mask: less may be the mask's coarse edge
 ONE_CELL, TWO_CELLS = np.ones((3, 3), np.uint8), np.ones((5, 5), np.uint8)
 
@@ -94,12 +95,12 @@ class _Candidate:
 
     @property
     def is_too_long(self) -> bool:
-        """Whether no tile shows the object whole, and the coarser pass shows it well."""
+        """Whether no tile shows the object whole, and it is not too thin for the coarser pass."""
         return self.sides[1] >= self.tile_px and self.thickness >= MIN_CELLS
 
     def judged(self, coarse_px: int) -> JoinedObject:
         """Return the object with what the coarser pass says of it, which counts for less if that hardly shows it."""
-        if self.sides[1] <= coarse_px and self.thickness >= MIN_CELLS:
+        if self.sides[1] <= coarse_px and self.thickness >= WELL_SHOWN:
             return replace(self.thing, others=(*self.thing.others, self.support))
         return replace(self.thing, support=max(self.thing.support, self.support))
 
