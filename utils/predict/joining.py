@@ -58,15 +58,11 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class JoinedObject:
-    """An object: the pieces it was joined from, and what coarser passes say.
-
-    support: the highest confidence of a pass that hardly shows the object but found it. others: those of passes that
-    show it well, 0 where such a pass found nothing.
-    """
+    """An object: the pieces it was joined from, and how confident other passes are that it is there."""
 
     pieces: tuple[Piece, ...]
-    support: float = 0.0
-    others: tuple[float, ...] = ()
+    support: float = 0.0  # the highest of those that hardly show it
+    others: tuple[float, ...] = ()  # those that show it well; 0 where nothing was found
 
     @property
     def class_id(self) -> int:
@@ -75,10 +71,7 @@ class JoinedObject:
 
     @cached_property
     def score(self) -> float:
-        """The mean of the passes that show the object well. With support, a pass counts as the chance that not both are wrong.
-
-        Of its pieces the mean counts, weighted by area.
-        """
+        """The mean of the pieces', weighted by area, raised by support (wrong only if both are), and the others' confidences."""
         areas = [piece.mask.area for piece in self.pieces]
         mean = sum(piece.score * area for piece, area in zip(self.pieces, areas, strict=True)) / sum(areas)
         own = 1 - (1 - mean) * (1 - self.support) if self.support else mean
