@@ -44,7 +44,7 @@ def measure() -> dict[str, float]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     pieces = make_pieces(tiles)
     start = time.thread_time()
-    objects = add_overview(join_tiles(pieces, tiles, 0.7), [], tiles, 640, 34.0)
+    objects = add_overview(join_tiles(pieces, tiles, 0.7), [], tiles, 640, 5472, 34.0)
     seconds = time.thread_time() - start
     largest = max(thing.region().mask.size for thing in objects)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before

@@ -28,19 +28,20 @@ def coarse(mask: np.ndarray, score: float = 0.6, class_id: int = 0) -> Piece:
 
 def joined(pieces: list[Piece], *whole: Piece) -> list[JoinedObject]:
     return add_overview(
-        join_tiles(pieces, TILES, 0.7), [JoinedObject((piece,)) for piece in whole], TILES, 320, MASK_PX
+        join_tiles(pieces, TILES, 0.7), [JoinedObject((piece,)) for piece in whole], TILES, 320, 1280, MASK_PX
     )
 
 
 def test_an_object_of_tiles_beats_its_coarse_mask() -> None:
-    wire, pole = stroke(SIZE, [(60, 860), (1200, 60)], 8), stroke(SIZE, [(300, 100), (300, 700)], 30)
+    wire, pole = stroke(SIZE, [(60, 860), (1200, 60)], 8), stroke(SIZE, [(300, 100), (300, 700)], 70)
     pieces = seen_in_tiles([(0, wire), (1, pole)], TILES, share=0.01)
-    alone = {thing.class_id: thing for thing in joined(pieces)}
+    alone = {thing.class_id: thing for thing in join_tiles(pieces, TILES, 0.7)}
     for thing in joined(pieces, coarse(wire), coarse(pole, 0.9, 1)):
         before = alone.pop(thing.class_id)
         assert thing.pieces == before.pieces
-        # Both passes found it: wrong only if both are wrong.
-        assert thing.score == pytest.approx(1 - (1 - before.score) * (0.4, 0.1)[thing.class_id])
+        # The whole photograph hardly shows a wire: wrong only if both are wrong. It shows a pole well: the mean.
+        confidence = (1 - (1 - before.score) * 0.4, (before.score + 0.9) / 2)
+        assert thing.score == pytest.approx(confidence[thing.class_id])
     assert not alone
 
 
@@ -77,8 +78,8 @@ def test_a_thick_coarse_mask_over_two_more_confident_objects_replaces_neither() 
     pair = [building(280, 500), np.roll(building(280, 500), 300, axis=1)]
     pieces = seen_in_tiles([(0, thing) for thing in pair], TILES, share=0.01)
     found = joined(pieces, coarse(pair[0] | pair[1], 0.3))
-    assert sorted(iou_with(thing, pair[0]) > 0.9 for thing in found) == [False, True]
-    assert {thing.pieces for thing in found} == {thing.pieces for thing in joined(pieces)}
+    assert sorted(iou_with(thing, pair[0]) > 0.9 for thing in found) == [False, False, True]
+    assert {thing.pieces for thing in found[:2]} == {thing.pieces for thing in joined(pieces)}
 
 
 def test_what_is_thicker_than_a_tile_and_not_seen_in_the_whole_photograph_is_dropped() -> None:
@@ -103,7 +104,28 @@ def test_of_a_thick_object_that_both_passes_found_the_more_confident_mask_stays(
     (alone,) = join_tiles(pieces, TILES, 0.7)
     (found,) = joined(pieces, whole)
     assert found.pieces == ((whole,) if score > alone.score else alone.pieces)
-    assert found.score == pytest.approx(1 - (1 - score) * (1 - alone.score))
+    assert found.score == pytest.approx((score + alone.score) / 2)
+
+
+@pytest.mark.parametrize(
+    ("width", "share"),
+    [(100, 0.5), (400, 0.5), (30, 1)],  # in a tile; longer than a tile; thinner than the photograph's pass shows well
+)
+def test_what_the_whole_photograph_shows_well_but_has_not_found_loses_half_its_confidence(
+    width: int, share: float
+) -> None:
+    pieces = seen_in_tiles([(0, building(width, 200))], TILES, share=0.01)
+    (alone,) = join_tiles(pieces, TILES, 0.7)
+    (found,) = joined(pieces)
+    assert found.score == pytest.approx(share * alone.score)
+
+
+def test_a_blob_longer_than_its_tiles_does_not_hide_the_smaller_coarse_mask_inside() -> None:
+    house = building(300, 280)
+    pieces = seen_in_tiles([(0, building(800, 300))], TILES, share=0.01)
+    found = joined(pieces, coarse(house, 0.4))
+    assert [thing.score for thing in found if iou_with(thing, house) > 0.85] == [pytest.approx(0.4)]
+    assert len(found) == 2
 
 
 def test_what_no_tile_found_stays() -> None:
@@ -167,7 +189,7 @@ def test_larger_tiles_join_and_replace_as_the_whole_photograph_does() -> None:
     seen = [replace(piece, tile=piece.tile + len(TILES), score=0.99) for piece in seen]
     coarser = join_tiles(seen, tiles, 0.7)
     assert [len(thing.pieces) > 1 for thing in coarser] == [True, True]  # no tile shows either of them whole
-    found = {thing.class_id: thing for thing in add_overview(fine, coarser, tiles, 320, MASK_PX)}
+    found = {thing.class_id: thing for thing in add_overview(fine, coarser, tiles, 320, 640, MASK_PX)}
     assert len(found) == 2
     assert iou_with(found[0], house) > 0.95
     assert {piece.tile < len(TILES) for piece in found[1].pieces} == {True}  # the finer mask of the wire

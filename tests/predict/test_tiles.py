@@ -126,7 +126,7 @@ def test_larger_tiles_follow_while_the_photograph_is_twice_as_long() -> None:
 
 def test_of_many_objects_the_most_confident_remain(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
-    spots = [(0, stroke(SIZE, [(90 + 200 * n, 100), (90 + 200 * n, 101)], 10 + 4 * n)) for n in range(6)]
+    spots = [(0, stroke(SIZE, [(90 + 200 * n, 100), (90 + 200 * n, 101)], 10 + 2 * n)) for n in range(6)]
     _, ((*_, found),) = predict_all([paint(spots, SIZE)], 8, Tiling(320))
     _, ((*_, best),) = predict_all([paint(spots, SIZE)], 8, Tiling(320), most=4)
     assert len(found.masks) == 6

@@ -58,10 +58,11 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class JoinedObject:
-    """An object: the pieces it was joined from, and the confidence with which a coarser pass found it, if it did."""
+    """An object: the pieces it was joined from, and how confident other passes are that it is there."""
 
     pieces: tuple[Piece, ...]
-    support: float = 0.0
+    support: float = 0.0  # the highest of those that hardly show it
+    others: tuple[float, ...] = ()  # those that show it well; 0 where nothing was found
 
     @property
     def class_id(self) -> int:
@@ -70,10 +71,11 @@ class JoinedObject:
 
     @cached_property
     def score(self) -> float:
-        """The pieces' mean confidence, weighted by area; with support, the chance that not both passes are wrong."""
+        """The mean of the pieces', weighted by area, raised by support (wrong only if both are), and the others' confidences."""
         areas = [piece.mask.area for piece in self.pieces]
         mean = sum(piece.score * area for piece, area in zip(self.pieces, areas, strict=True)) / sum(areas)
-        return 1 - (1 - mean) * (1 - self.support) if self.support else mean
+        own = 1 - (1 - mean) * (1 - self.support) if self.support else mean
+        return (own + sum(self.others)) / (1 + len(self.others))
 
     @cached_property
     def box(self) -> np.ndarray:

@@ -1,9 +1,9 @@
 """Compares what a coarser pass found, on larger tiles or the whole photograph, with the objects from smaller tiles.
 
 A coarser pass shows larger objects at once, but a pixel of its masks may be tens of pixels of the photograph. So a mask from
-smaller tiles is preferred wherever there is one (docs/windows.md, rule 5). But no tile shows both sides of an object that is
-as thick as the tile is wide: pieces of wood, sky or rock look like pieces of any large object. There the coarser pass
-decides (rule 6). `_decide` applies the rules in turn.
+smaller tiles is preferred wherever there is one (docs/windows.md, rule 5). But no tile shows an object whole that is as long
+as the tile: pieces of wood, sky or rock look like pieces of any large object. There the coarser pass decides (rule 6).
+`_decide` applies the rules in turn.
 """
 
 from __future__ import annotations
@@ -20,16 +20,23 @@ from utils.predict.regions import Cells, Corners, Runs, hull
 
 MIN_COVERED = 0.5
 MIN_CELLS = 3  # thickness of a coarse mask that counts although no smaller tile shows it; a cell is half a mask pixel
+WELL_SHOWN = 6  # thickness from which the coarser pass shows an object well: 12 pixels of the network's input
 MIN_GAP = 0.25  # of a coarse mask: less may be the mask's coarse edge
 ONE_CELL, TWO_CELLS = np.ones((3, 3), np.uint8), np.ones((5, 5), np.uint8)
 
 
 def add_overview(
-    objects: list[JoinedObject], coarse: list[JoinedObject], tiles: list[Corners], tile_px: int, mask_px: float
+    objects: list[JoinedObject],
+    coarse: list[JoinedObject],
+    tiles: list[Corners],
+    finer_px: int,
+    coarse_px: int,
+    mask_px: float,
 ) -> list[JoinedObject]:
     """Add the objects of a coarser pass, of whose masks a pixel is `mask_px` of the photograph's. Best first.
 
-    `tiles` are those of all passes. `tile_px` is the side of the tiles of the next finer pass.
+    `tiles` are those of all passes, `coarse_px` is the side of the coarser pass's, or the longer side of the photograph;
+    `finer_px` is the side of the tiles of the next finer pass.
     """
     cell_px = max(1, round(mask_px / 2))
     of_class: dict[int, list[JoinedObject]] = {thing.class_id: [] for thing in coarse}
@@ -38,10 +45,12 @@ def add_overview(
     candidates = {class_id: _Candidates(things, cell_px, tiles) for class_id, things in of_class.items()}
     kept: list[JoinedObject] = []
     for thing in sorted(coarse, key=_best_first):
-        kept += _decide(thing, candidates[thing.class_id], cell_px, tile_px)
+        kept += _decide(thing, candidates[thing.class_id], cell_px, finer_px)
     for group in candidates.values():
-        free = [group.all[number] for number in np.flatnonzero(group.is_free)]
-        kept += [candidate.thing for candidate in free if candidate.thing.support or not candidate.is_thick]
+        for candidate in (group.all[number] for number in np.flatnonzero(group.is_free)):
+            judged = candidate.judged(coarse_px)
+            if judged.support or any(judged.others) or not candidate.is_thick:
+                kept.append(judged)
     return sorted(kept, key=_best_first)
 
 
@@ -60,15 +69,40 @@ class _Candidate:
     def __init__(self, number: int, thing: JoinedObject, cell_px: int, tiles: list[Corners]) -> None:
         self.number, self.thing = number, thing
         self._cell_px, self._tiles = cell_px, tiles
+        self.support = 0.0  # the confidence of the coarser pass
 
     @cached_property
+    def tile_px(self) -> int:
+        """The longest side of the tiles that show parts of the object."""
+        return longest_side([self._tiles[piece.tile] for piece in self.thing.pieces])
+
+    @cached_property
+    def sides(self) -> tuple[int, int]:
+        """The shorter and the longer side of the mask's bounding box."""
+        left, top, right, bottom = self.thing.corners
+        return min(right - left, bottom - top), max(right - left, bottom - top)
+
+    @cached_property
+    def thickness(self) -> float:
+        """The thickness in cells."""
+        is_possible = self.sides[0] >= MIN_CELLS * self._cell_px
+        return _thickness(self.cells.counts >= self._cell_px**2 / 2) if is_possible else 0.0
+
+    @property
     def is_thick(self) -> bool:
         """Whether the object is as thick as a tile is wide."""
-        left, top, right, bottom = self.thing.corners
-        tile_px = longest_side([self._tiles[piece.tile] for piece in self.thing.pieces])
-        return (
-            min(right - left, bottom - top) >= tile_px and _thickness(self.cells.counts > 0) * self._cell_px >= tile_px
-        )
+        return self.sides[0] >= self.tile_px and self.thickness * self._cell_px >= self.tile_px
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether no tile shows the object whole, and it is not too thin for the coarser pass."""
+        return self.sides[1] >= self.tile_px and self.thickness >= MIN_CELLS
+
+    def judged(self, coarse_px: int) -> JoinedObject:
+        """Return the object with what the coarser pass says of it, which counts for less if that hardly shows it."""
+        if self.sides[1] <= coarse_px and self.thickness >= WELL_SHOWN:
+            return replace(self.thing, others=(*self.thing.others, self.support))
+        return replace(self.thing, support=max(self.thing.support, self.support))
 
     @cached_property
     def is_fragment(self) -> bool:
@@ -143,8 +177,8 @@ def _decide(coarse: JoinedObject, candidates: _Candidates, cell_px: int, tile_px
     replaced = _replaced(mask) if mask.thickness * cell_px >= tile_px else None
     if replaced is not None:
         candidates.take(replaced)
-        support = max((neighbour.thing.score for neighbour in replaced if neighbour.agrees), default=0.0)
-        return [replace(coarse, support=max(coarse.support, support))]
+        found = [neighbour.thing.score for neighbour in replaced if neighbour.agrees]
+        return [replace(coarse, others=(*coarse.others, max(found))) if found else coarse]
     if fragments := _fragments(mask):
         candidates.take(fragments)
         return [_join(mask, fragments, cell_px)]
@@ -166,7 +200,7 @@ def _look(coarse: JoinedObject, candidates: _Candidates, cell_px: int) -> _Coars
         counts = candidate.cells.window(around)
         shared = ((counts > 0) & cells).sum()
         agrees = shared >= MIN_AGREEMENT * (cells.sum() + (candidate.cells.counts > 0).sum() - shared)
-        if agrees or not candidate.is_thick:
+        if agrees or not candidate.is_too_long:
             inside = float(counts[reach].sum() / candidate.cells.counts.sum())
             neighbours.append(_Neighbour(candidate, counts > 0, inside, bool(agrees)))
     return _CoarseMask(coarse, cells, around, neighbours)
@@ -202,11 +236,10 @@ def _join(mask: _CoarseMask, fragments: list[_Neighbour], cell_px: int) -> Joine
 
 
 def _support(mask: _CoarseMask) -> None:
-    """Raise the confidence of the object that covers a coarse mask and lies in it, if one does."""
+    """Note that the coarser pass found the object that covers a coarse mask and lies in it, if one does."""
     most = max(mask.neighbours, key=lambda neighbour: int((neighbour.cells & mask.cells).sum()))
     if most.inside >= MIN_COVERED and mask.is_covered_by([most]):
-        support = max(most.thing.support, mask.thing.score)
-        most.candidate.thing = replace(most.thing, support=support)
+        most.candidate.support = max(most.candidate.support, mask.thing.score)
 
 
 def _widened(neighbours: list[_Neighbour]) -> np.ndarray:

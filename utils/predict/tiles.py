@@ -174,11 +174,14 @@ class Predictor:
             joined = join_tiles([piece for piece in pieces if piece.tile in numbers], state.tiles, self.limits["iou"])
             side_px = longest_side(level)
             mask_px = MASK_STRIDE * side_px / self.size_px
-            objects = add_overview(objects, joined, state.tiles, finer_px, mask_px) if first else joined
+            objects = add_overview(objects, joined, state.tiles, finer_px, side_px, mask_px) if first else joined
             first, finer_px = numbers.stop, side_px
         whole = [JoinedObject((piece,)) for piece in pieces if piece.tile == WHOLE and not piece.mask.is_empty]
-        mask_px = MASK_STRIDE * max(state.photo.shape[:2]) / self.size_px
-        objects = add_overview(objects, whole, state.tiles, finer_px, mask_px)[: self.max_detections]
+        side_px = max(state.photo.shape[:2])
+        mask_px = MASK_STRIDE * side_px / self.size_px
+        objects = add_overview(objects, whole, state.tiles, finer_px, side_px, mask_px)
+        least = self.limits["confidence"]  # what a coarser pass has not found may have less now
+        objects = [thing for thing in objects if thing.score >= least or not thing.others][: self.max_detections]
         boxes = np.array([thing.box for thing in objects], np.float32).reshape(-1, 4)
         scores = torch.tensor([thing.score for thing in objects], dtype=torch.float32)
         class_ids = torch.tensor([thing.class_id for thing in objects], dtype=torch.int64)
