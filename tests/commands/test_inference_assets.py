@@ -148,7 +148,7 @@ def test_a_bad_earlier_file_stops_before_the_model_is_opened(monkeypatch: pytest
         run_main(inference, monkeypatch, *flags, "--before", tmp_path / "old.geojson")
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)")
 @pytest.mark.parametrize("width_px", [1280, 400])
 def test_the_page_shows_map_changes_and_best_views_without_the_network(
     flights: Path, tmp_path: Path, width_px: int

@@ -55,6 +55,8 @@ def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_
     if not draws:
         pictures: Any = importlib.import_module("utils.training.pictures")
         pictures.plot_label_statistics = pictures.plot_training_curves = lambda *_: None
+    lines: Any = importlib.import_module("utils.predict.lines")
+    lines.MIN_SCORE = 0.0  # the network has hardly learnt
     command = importlib.import_module(module)
     seen["code"] = int(command.main() or 0)
     if num_gpus:

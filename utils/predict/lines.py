@@ -24,7 +24,7 @@ from utils.predict.shapes import Line, fill_outline
 STEP_PX = 4.0  # thickness of a slice
 MIN_GAP_PX = 16.0  # between slices; less is the mask's ragged edge
 MIN_SCORE = (
-    0.02  # less confident detections keep their masks: where AP asks for them they are most, and change it by 0.001
+    0.02  # less confident detections keep their masks: they are most of those that AP asks for, and change it by 0.001
 )
 MIN_SHARE, MOST_LINES = 0.15, 8  # of a mask's pixels, so that they are a further line; lines of a mask
 EXPLAINED = 0.95  # share of a mask's pixels about its line; with less it may be a band that bends
