@@ -149,6 +149,11 @@ def test_a_box_begins_before_the_corner_of_a_mask_pixel_that_is_near(edge: float
     assert boxes[0, 0] == np.float32(edge)  # the true box stays
 
 
+def test_the_box_of_a_level_or_upright_wire_stays() -> None:
+    boxes = np.array([[9.6, 8.9, 200.0, 10.9], [8.9, 9.6, 12.1, 200.0]], np.float32)
+    np.testing.assert_array_equal(boxes_for_training(boxes), boxes)
+
+
 def test_masks_lose_less_at_the_edge_of_a_taught_box() -> None:
     kept = []
     for seed in range(20):
