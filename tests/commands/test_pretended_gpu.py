@@ -120,6 +120,12 @@ def few(trained: TrainedRun) -> TrainedRun:
 # -- every command --------------------------------------------------------------------------------------------------------
 
 
+def classes_of(trained: TrainedRun) -> list[str]:
+    """Return all classes: the network has hardly learnt, and nobody knows which it finds."""
+    names: dict[int, str] = yaml.safe_load(trained.data.read_text())["names"]
+    return list(names.values())
+
+
 def crowd(folder: Path, trained: TrainedRun) -> list[str]:
     from tests.recipes.crowd_bt.small import write_data
 
@@ -168,15 +174,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Path, TrainedRun], list[str]]]] = {
         "evaluate_model",
         lambda folder, trained: [
             *("--model", str(trained.folder / "best.pt"), "--data", str(trained.data), *SIZE, "--amp", "auto"),
-            *(
-                "--tiles",
-                "96",
-                "--thin-classes",
-                "cutouts",
-                "background_structure",
-                "--output",
-                str(folder / "evaluation"),
-            ),
+            *("--tiles", "96", "--output", str(folder / "evaluation"), "--thin-classes", *classes_of(trained)),
         ],
     ),
     "infer": (
@@ -190,15 +188,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Path, TrainedRun], list[str]]]] = {
         "inference",
         lambda folder, trained: [
             *("--model", str(trained.folder / "best.pt"), "--source", str(trained.processed / "val" / "images")),
-            *(
-                "--thin-classes",
-                "cutouts",
-                "background_structure",
-                "--conf",
-                "0.001",
-                "--output",
-                str(folder / "predictions"),
-            ),
+            *("--conf", "0.00001", "--output", str(folder / "predictions"), "--thin-classes", *classes_of(trained)),
         ],
     ),
     "export": (
