@@ -247,10 +247,10 @@ def test_read_image_names_the_file(tmp_path: Path) -> None:
 def test_letterbox_centres_and_maps_points(
     height: int, width: int, size_px: int, shape: tuple[int, int], padding: tuple[int, int]
 ) -> None:
-    canvas, scale, (left, top) = letterbox(np.full((height, width, 3), 200, np.uint8), size_px)
+    canvas, inner_size, (left, top) = letterbox(np.full((height, width, 3), 200, np.uint8), size_px)
     assert canvas.shape == (size_px, size_px, 3)
     assert (left, top) == padding
-    assert scale == size_px / max(height, width)
+    assert inner_size == shape[::-1]
     assert (canvas[top : top + shape[0], left : left + shape[1]] == 200).all()
     assert (canvas == 114).sum() == 3 * (size_px**2 - shape[0] * shape[1])
 

@@ -13,12 +13,13 @@ from tests.support.oracle import NAMES, SIZE_PX, Oracle, draw_photos
 from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.common.files import write_text_atomic
-from utils.data.dataset import Sample, SegmentationDataset, collate
+from utils.data.dataset import Photo, Sample, SegmentationDataset, collate
+from utils.data.images import write_jpeg
 from utils.data.loader import ShardBatches, get_dataloader
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
 from utils.evaluation.evaluate import Evaluation, PhotoPixels, evaluate
 from utils.evaluation.metrics import SIZES, ThinRule
-from utils.evaluation.native_masks import place, sizes_on_disk
+from utils.evaluation.native_masks import outlines_in_photo, place, sizes_on_disk
 from utils.predict.detections import Detections
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import SegmentationLoss
@@ -174,13 +175,14 @@ def test_coco_files_of_a_split_without_any_detection_can_be_judged(folder: Path,
     assert metrics["box_map50"] == metrics["mask_map50_95"] == 0
 
 
-def test_the_photograph_on_disk_decides_the_size_not_the_shrunk_copy(folder: Path) -> None:
-    photos = draw_photos(folder, 2)
-    sample: Sample = SegmentationDataset(photos, 64)[(0, 1)]
-    assert sample.photo_size == (64, 48)  # what was loaded; on disk it has 320 x 240 pixels
-    placement = place(sample, sizes_on_disk(photos)(1))
+def test_labels_come_back_to_the_photograph_on_disk_from_a_shrunk_copy_of_another_ratio(tmp_path: Path) -> None:
+    size = (1087, 1630)  # decoded at half of it, 544 x 815, and shrunk to 214 x 320; 1087 * 320 / 1630 is 213.4
+    write_jpeg(tmp_path / "a.jpg", np.full((*size[::-1], 3), 128, np.uint8))
+    outline = np.array([(0.1, 0.9), (0.97, 0.9), (0.97, 0.905)], np.float32)
+    photos = [Photo(tmp_path / "a.jpg", np.zeros(1, np.int64), [outline])]
+    sample: Sample = SegmentationDataset(photos, 320)[(0, 0)]
+    assert sample.inner_size == (214, 320)
+    placement = place(sample, sizes_on_disk(photos)(0))
+    np.testing.assert_allclose(outlines_in_photo(sample, placement)[0], outline * size, atol=0.01)
     boxes = placement.boxes_to_photo(torch.from_numpy(sample.boxes)).numpy()
-    sizes = [np.ptp(polygon * (320, 240), axis=0) for polygon in photos[1].polygons]
-    np.testing.assert_allclose(
-        sorted((boxes[:, 2:] - boxes[:, :2]).tolist()), sorted(size.tolist() for size in sizes), rtol=1e-4
-    )
+    np.testing.assert_allclose(boxes[0], [*(outline[0] * size), *(outline[2] * size)], atol=0.01)

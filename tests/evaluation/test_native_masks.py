@@ -52,7 +52,7 @@ def scene() -> tuple[Sample, Detections, torch.Tensor]:
     ]
     boxes = np.array([[*polygon.min(0), *polygon.max(0)] for polygon in polygons], np.float32)
     ids = rng.integers(0, 2, 9)
-    sample = Sample(0, np.zeros((128, 128, 3), np.uint8), ids, boxes, np.zeros((32, 32)), polygons, 1.0, (0, 16))
+    sample = Sample(0, np.zeros((128, 128, 3), np.uint8), ids, boxes, np.zeros((32, 32)), polygons, (128, 96), (0, 16))
     chosen = rng.integers(0, 9, 40)
     generator = torch.Generator().manual_seed(3)
     found = Detections(

@@ -94,8 +94,8 @@ def test_what_a_cell_sees_is_kept_or_suppressed(seen: list[Any], options: dict[s
 
 def placement_of(width: int, height: int) -> Placement:
     """Return where the project's letterbox puts a photograph."""
-    _, scale, pad = letterbox(np.zeros((height, width, 3), np.uint8), SIZE_PX)
-    return Placement(SIZE_PX, scale, pad, (width, height))
+    _, inner_size, pad = letterbox(np.zeros((height, width, 3), np.uint8), SIZE_PX)
+    return Placement(SIZE_PX, inner_size, pad, (width, height))
 
 
 @pytest.mark.parametrize("size", [(200, 100), (101, 333), (64, 64), (30, 17), (5472, 3648)])
@@ -104,8 +104,9 @@ def test_boxes_come_back_to_the_photograph(size: tuple[int, int]) -> None:
     placement = placement_of(width, height)
     rng = np.random.default_rng(0)
     corners = np.sort(rng.uniform(0, 1, (20, 2, 2)), 1).reshape(20, 4) * (width, height, width, height)
-    inside = torch.tensor(corners * placement.scale + placement.pad * 2, dtype=torch.float32)
-    one_input_pixel = 1 / placement.scale
+    scale = SIZE_PX / max(size)
+    inside = torch.tensor(corners * scale + placement.pad * 2, dtype=torch.float32)
+    one_input_pixel = 1 / scale
     assert np.abs(placement.boxes_to_photo(inside).numpy() - corners).max() < 0.51 * one_input_pixel
     whole = torch.tensor([[*placement.pad, *np.add(placement.pad, placement.inner_size)]], dtype=torch.float32)
     assert placement.boxes_to_photo(whole).numpy() == pytest.approx(np.array([[0, 0, width, height]]), rel=1e-5)

@@ -108,7 +108,7 @@ def test_only_detections_of_the_asked_classes_change() -> None:
     ]
     boxes, class_ids = np.array([[0, 0, 900, 600]] * 4, np.float32), torch.tensor([1, 0, 1, 1])
     found = Detections(torch.from_numpy(boxes), torch.tensor([0.9, 0.8, 0.7, 0.6]), class_ids, torch.zeros(4, 0))
-    prediction, placement = PhotoPrediction(found, masks, boxes), Placement(450, 0.5, (0, 75), SIZE)
+    prediction, placement = PhotoPrediction(found, masks, boxes), Placement(450, (450, 300), (0, 75), SIZE)
     photo = np.repeat(np.where(masks[0].mask, 200, 60).astype(np.uint8)[..., None], 3, axis=2)
     assert with_lines(prediction, (), placement, photo) is prediction
     lined = with_lines(prediction, (1,), placement, photo)

@@ -88,7 +88,7 @@ def test_wires_across_24_tiles_are_found_whole_whatever_the_batch_size(
         expected = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
         np.testing.assert_array_equal(prediction.boxes[position], expected)
     assert (np.diff(prediction.found.scores.numpy()) <= 0).all()
-    placement = Placement(320, 0.25, (0, 48), SIZE)
+    placement = Placement(320, (320, 224), (0, 48), SIZE)
     np.testing.assert_allclose(placement.boxes_to_photo(prediction.found.boxes), prediction.boxes, atol=1e-3)
     # The batch size changes no bit.
     _, alone = predict_all(photos[:1], 64, Tiling(320))

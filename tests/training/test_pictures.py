@@ -91,7 +91,7 @@ def sample(index: int) -> Sample:
     image = np.full((SIZE_PX, SIZE_PX, 3), 128, np.uint8)
     boxes = np.array([[0, 0, 32, 32]], np.float32)
     masks = np.zeros((SIZE_PX // 4,) * 2, np.int32)
-    return Sample(index, image, np.array([0]), boxes, masks, [square(0, 0, 32)])
+    return Sample(index, image, np.array([0]), boxes, masks, [square(0, 0, 32)], (SIZE_PX, SIZE_PX))
 
 
 @pytest.fixture
@@ -148,7 +148,8 @@ def test_validation_pictures_show_the_photograph_without_the_inputs_padding(tmp_
     write_jpeg(file, np.full((400, 800, 3), 40, np.uint8))
     corners = np.array([[0, 16], [32, 16], [32, 32], [0, 32]], np.float32)
     box = np.array([[0, 16, 32, 32]], np.float32)
-    padded = replace(sample(0), pad=(0, SIZE_PX // 4), boxes=box, polygons=[corners])
+    inside: dict[str, Any] = {"inner_size": (SIZE_PX, SIZE_PX // 2), "pad": (0, SIZE_PX // 4)}
+    padded = replace(sample(0), **inside, boxes=box, polygons=[corners])
     pictures = ValidationPictures([photo(0, file=file)], NAMES, every=1, rank=0, world_size=1)
     observe = pictures.observer(1, is_last=False)
     assert observe is not None

@@ -19,7 +19,8 @@ class Sample:
     """One network input with its targets, all in pixels of the (S, S) input.
 
     image uint8 (S, S, 3) RGB; class_ids int64 (N,); boxes float32 (N, 4) xyxy; masks int32 (S/4, S/4): 0 is background,
-    k + 1 the k-th instance (smaller instances lie on top). `scale` and `pad` (left, top) map the photograph to it.
+    k + 1 the k-th instance (smaller instances lie on top). The photograph fills `inner_size` (width, height) of its
+    pixels, from `pad` (left, top) on.
     """
 
     index: int
@@ -28,9 +29,8 @@ class Sample:
     boxes: np.ndarray
     masks: np.ndarray
     polygons: list[np.ndarray]
-    scale: float = 1.0
+    inner_size: tuple[int, int] = (0, 0)
     pad: tuple[int, int] = (0, 0)
-    photo_size: tuple[int, int] = (0, 0)
     colour_gains: tuple[float, ...] = NO_GAINS  # to be applied on the device
 
 

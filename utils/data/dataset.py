@@ -106,11 +106,9 @@ class SegmentationDataset(Dataset[Sample]):
         if self.windowed is not None:
             return self._letterboxed_window(self.windowed.tile(0, index), index, size_px)
         photo, image = self.photos[index], self.image(index)
-        height, width = image.shape[:2]
-        canvas, scale, pad = letterbox(image, size_px)
-        resized = np.array(scaled_size(width, height, scale))
-        polygons = [polygon * resized + np.array(pad) for polygon in photo.polygons]
-        return self._finish(index, canvas, photo.class_ids, polygons, scale=scale, pad=pad, photo_size=(width, height))
+        canvas, inner_size, pad = letterbox(image, size_px)
+        polygons = [polygon * np.array(inner_size) + np.array(pad) for polygon in photo.polygons]
+        return self._finish(index, canvas, photo.class_ids, polygons, inner_size=inner_size, pad=pad)
 
     def _letterboxed_window(self, tile: Tile, index: int, size_px: int) -> Sample:
         canvas = np.full((size_px, size_px, 4), FILL, np.uint8)
@@ -118,12 +116,9 @@ class SegmentationDataset(Dataset[Sample]):
         tile.draw(canvas, matrix)
         polygons = [transform_points(polygon * tile.shape[::-1], matrix) for polygon in tile.labels.polygons]
         image = cv2.cvtColor(canvas, cv2.COLOR_RGBA2RGB)
-        placement = {
-            "scale": matrix[0, 0],
-            "pad": (round(matrix[0, 2]), round(matrix[1, 2])),
-            "photo_size": tile.shape[::-1],
-        }
-        return self._finish(index, image, tile.labels.class_ids, polygons, **placement)
+        inner_size = scaled_size(*tile.shape[::-1], matrix[0, 0])
+        pad = (round(matrix[0, 2]), round(matrix[1, 2]))
+        return self._finish(index, image, tile.labels.class_ids, polygons, inner_size=inner_size, pad=pad)
 
     def _augmented(self, epoch: int, index: int, size_px: int, config: AugmentConfig) -> Sample:
         rng = sample_generator(self.seed, epoch, index)

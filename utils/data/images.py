@@ -158,20 +158,20 @@ def fit_long_side(image: np.ndarray, long_side_px: int) -> np.ndarray:
     return image if scale >= 1 else resize_area(image, *scaled_size(width, height, scale))
 
 
-def letterbox(image: np.ndarray, size_px: int) -> tuple[np.ndarray, float, tuple[int, int]]:
+def letterbox(image: np.ndarray, size_px: int) -> tuple[np.ndarray, tuple[int, int], tuple[int, int]]:
     """Resize an image to fit a square of `size_px`, centre it and pad with grey.
 
-    Returns (canvas (size_px, size_px, 3), scale, (pad_left, pad_top)): a point (x, y) of the image is at
-    (x * scale + pad_left, y * scale + pad_top). An odd pixel of padding goes right and below, as in YOLO.
+    Returns (canvas (size_px, size_px, 3), (inner width, inner height), (pad_left, pad_top)): a point (x, y) of the image
+    is at (x / width * inner width + pad_left, y / height * inner height + pad_top). An odd pixel of padding goes right
+    and below, as in YOLO.
     """
     height, width = image.shape[:2]
-    scale = size_px / max(height, width)
-    new_width, new_height = scaled_size(width, height, scale)
+    new_width, new_height = scaled_size(width, height, size_px / max(height, width))
     left = round((size_px - new_width) / 2 - 0.1)
     top = round((size_px - new_height) / 2 - 0.1)
     canvas = np.full((size_px, size_px, *image.shape[2:]), FILL, dtype=image.dtype)
     canvas[top : top + new_height, left : left + new_width] = resize_area(image, new_width, new_height)
-    return canvas, scale, (left, top)
+    return canvas, (new_width, new_height), (left, top)
 
 
 def encode_jpeg(image: np.ndarray, quality: int = 95, chroma: str = "420") -> bytes:

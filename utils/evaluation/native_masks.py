@@ -60,8 +60,7 @@ def named_classes(asked: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, 
 
 def place(sample: Sample, photo_size: tuple[int, int]) -> Placement:
     """Return where a photograph of (width, height) pixels on disk lies in a sample's input."""
-    size_px = sample.image.shape[0]
-    return Placement(size_px, size_px / max(photo_size), sample.pad, photo_size)
+    return Placement(sample.image.shape[0], sample.inner_size, sample.pad, photo_size)
 
 
 def outlines_in_photo(sample: Sample, placement: Placement) -> list[np.ndarray]:

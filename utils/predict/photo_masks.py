@@ -21,17 +21,13 @@ MASKS_PER_PRODUCT = 32  # detections whose prototype masks are kept at a time: 1
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a photograph of (width, height) pixels lies in the square input: scaled, then padded by (left, top)."""
+    """Where a photograph of (width, height) pixels lies in the square input: scaled to the inner size, then padded by
+    (left, top)."""
 
     size_px: int
-    scale: float
+    inner_size: tuple[int, int]  # width, height in pixels of the input
     pad: tuple[int, int]
     photo_size: tuple[int, int]
-
-    @property
-    def inner_size(self) -> tuple[int, int]:
-        """Width and height of the photograph inside the input, in input pixels."""
-        return max(round(self.photo_size[0] * self.scale), 1), max(round(self.photo_size[1] * self.scale), 1)
 
     def boxes_to_photo(self, boxes: torch.Tensor) -> torch.Tensor:
         """Map xyxy boxes (n, 4) from input to photograph pixels, clipped to the photograph; what is no number becomes 0."""

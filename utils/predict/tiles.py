@@ -251,6 +251,6 @@ class _View:
         """Cut a view out of a photograph."""
         height, width = state.photo.shape[:2]
         left, top, right, bottom = (0, 0, width, height) if number == WHOLE else state.tiles[number]
-        canvas, scale, pad = letterbox(state.photo[top:bottom, left:right], state.size_px)
-        placement = Placement(state.size_px, scale, pad, (right - left, bottom - top))
+        canvas, inner_size, pad = letterbox(state.photo[top:bottom, left:right], state.size_px)
+        placement = Placement(state.size_px, inner_size, pad, (right - left, bottom - top))
         return cls(state, number, (left, top), placement, canvas)

@@ -155,7 +155,7 @@ class ValidationPictures:
 
 
 def _without_padding(sample: Sample) -> np.ndarray:
-    (left, top), (width, height) = sample.pad, (round(side * sample.scale) for side in sample.photo_size)
+    (left, top), (width, height) = sample.pad, sample.inner_size
     return sample.image[top : top + height, left : left + width]
 
 
