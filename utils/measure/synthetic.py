@@ -55,6 +55,7 @@ def _sample(index: int, size_px: int, num_classes: int, num_objects: int, rng: n
         boxes=boxes,
         masks=draw_masks(polygons, size_px),
         polygons=polygons,
+        inner_size=(size_px, size_px),
     )
 
 
