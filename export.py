@@ -49,6 +49,7 @@ from utils.yolo.model import (
     load_for_prediction,
     load_weights,
     require_classes,
+    trained_end_classes,
     trained_size_px,
     trained_thin_classes,
     trained_windows,
@@ -169,9 +170,8 @@ def make_exports(
     with scratch_folder(output) as scratch:
         for variant in config.variants:
             how = (judge.size_px, config.batch_size, config.dynamic, variant.precision)
-            facts = ExportFacts(
-                class_names(model), *how, trained_windows(model), digest, [*trained_thin_classes(model)]
-            )
+            wires = ([*trained_thin_classes(model)], [*trained_end_classes(model)])
+            facts = ExportFacts(class_names(model), *how, trained_windows(model), digest, *wires)
             folder = Path(tempfile.mkdtemp(dir=scratch))
             print(f"{variant.kind} {variant.precision}: converting and comparing", flush=True)
             made = convert(model, variant, facts, folder, Path(config.model).stem, calibration, judge.device)

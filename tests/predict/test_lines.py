@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from tests.predict.tile_scenes import blur_edges, stroke
-from utils.predict.detections import Detections, PhotoPrediction, Placement
+from utils.predict.detections import Detections
 from utils.predict.likeness import likeness
-from utils.predict.lines import Curve, Wire, find_lines, with_lines
+from utils.predict.lines import Curve, Wire, find_lines
 from utils.predict.prediction_files import PredictionWriter, Source, outline
 from utils.predict.regions import Region
 from utils.predict.routes import find_routes
@@ -97,30 +97,6 @@ def test_parts_of_a_mask_have_a_gap_between_them() -> None:
 @pytest.mark.parametrize("mask", [np.zeros((5, 5), bool), np.ones((60, 60), bool), np.zeros((0, 0), bool)])
 def test_what_is_no_line_has_none(mask: np.ndarray) -> None:
     assert find_lines(Region(3, 4, mask)) == []
-
-
-def test_only_detections_of_the_asked_classes_change() -> None:
-    masks = [
-        Region(0, 0, drawn(STRAIGHT, CROSSARM)),
-        Region(0, 0, drawn(SAGGING)),
-        Region(7, 7, np.ones((40, 40), bool)),
-        Region(0, 0, drawn(parabola(200, 700, 0))),  # a part of the first
-    ]
-    boxes, class_ids = np.array([[0, 0, 900, 600]] * 4, np.float32), torch.tensor([1, 0, 1, 1])
-    found = Detections(torch.from_numpy(boxes), torch.tensor([0.9, 0.8, 0.7, 0.6]), class_ids, torch.zeros(4, 0))
-    prediction, placement = PhotoPrediction(found, masks, boxes), Placement(450, (450, 300), (0, 75), SIZE)
-    photo = np.repeat(np.where(masks[0].mask, 200, 60).astype(np.uint8)[..., None], 3, axis=2)
-    assert with_lines(prediction, (), placement, photo) is prediction
-    lined = with_lines(prediction, (1,), placement, photo)
-    short = 0.7 * (1 - np.exp(-np.hypot(40, 40) / 90))
-    assert lined.found.scores.tolist() == pytest.approx([0.88, 0.87, 0.8, short], abs=0.02)
-    assert [line is not None for line in lined.lines] == [True, True, False, False]
-    assert lined.masks[2] is masks[1]
-    assert lined.masks[3] is masks[2]
-    assert lined.boxes[0] == pytest.approx([36, 146, 844, 354], abs=5)
-    assert lined.found.boxes[0] == pytest.approx(torch.tensor([18, 148, 422, 252]), abs=3)  # half the size, 75 px lower
-    assert lined.boxes[2].tolist() == lined.found.boxes[2].tolist() == [0, 0, 900, 600]
-    assert len(with_lines(prediction, (1,), placement, photo, 0.5).masks) == 3
 
 
 def straight(*ends: tuple[float, float], width: float = 8) -> Line:

@@ -40,8 +40,7 @@ def saved(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> d
     for family, network in models.items():
         paths[family] = tmp_path_factory.mktemp(family) / "best.pt"
         info = {"epoch": 3, "metrics": {"mask_map50": 0.5}}
-        save_deployable(
-            paths[family], network, info, img_size=SIZE_PX, data="dataset.yaml", windows=WINDOWS, thin_classes=(1,)
-        )
+        facts = {"img_size": SIZE_PX, "data": "dataset.yaml", "windows": WINDOWS}
+        save_deployable(paths[family], network, info, **facts, thin_classes=(1,), end_classes=(0,))
         torch.save(network.state_dict(), paths[family].with_name("weights.pt"))
     return paths

@@ -20,6 +20,7 @@ from utils.yolo.model import (
     load_for_prediction,
     load_weights,
     save_deployable,
+    trained_end_classes,
     trained_size_px,
     trained_thin_classes,
     trained_windows,
@@ -42,7 +43,7 @@ def test_a_saved_model_opens_again_with_equal_outputs(saved: dict[str, Path], fa
     images = torch.rand(1, 3, SIZE_PX, SIZE_PX, generator=torch.Generator().manual_seed(0))
     for fast in (load_for_prediction(path, CPU), copy_for_prediction(model)):
         assert (class_names(fast), trained_size_px(fast), trained_windows(fast)) == (NAMES, SIZE_PX, WINDOWS)
-        assert trained_thin_classes(fast) == (1,)
+        assert (trained_thin_classes(fast), trained_end_classes(fast)) == ((1,), (0,))
         assert not [module for module in fast.modules() if isinstance(module, torch.nn.BatchNorm2d)]
         with torch.no_grad():
             ours, theirs = raw_outputs(fast, images), raw_outputs(model, images)
@@ -75,10 +76,10 @@ def test_a_file_without_proper_facts_about_windows_has_none(windows: dict[str, f
     assert trained_windows(SimpleNamespace(args={"windows": windows})) is None
 
 
-@pytest.mark.parametrize("thin_classes", [None, 1, [99], ["conductor"], [True], {"conductor": 1}])
-def test_a_file_without_proper_thin_classes_has_none(thin_classes: object) -> None:
-    model = SimpleNamespace(args={"thin_classes": thin_classes}, names=NAMES)
-    assert trained_thin_classes(model) == ()
+@pytest.mark.parametrize("classes", [None, 1, [99], ["conductor"], [True], {"conductor": 1}])
+def test_a_file_without_proper_thin_classes_has_none(classes: object) -> None:
+    model = SimpleNamespace(args={"thin_classes": classes, "end_classes": classes}, names=NAMES)
+    assert trained_thin_classes(model) == trained_end_classes(model) == ()
 
 
 def test_transfer_from_eighty_classes_keeps_all_that_can_be_kept(tmp_path: Path) -> None:

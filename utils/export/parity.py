@@ -73,7 +73,16 @@ def compare_facts(expected: ExportFacts, export: ExportedModel) -> list[str]:
         failures.append(
             f"class {number} is called {_name_at(found.names, number)}, torch's {_name_at(expected.names, number)}"
         )
-    for name in ("size_px", "batch_size", "is_dynamic", "precision", "windows", "thin_classes", "source_sha256"):
+    for name in (
+        "size_px",
+        "batch_size",
+        "is_dynamic",
+        "precision",
+        "windows",
+        "thin_classes",
+        "end_classes",
+        "source_sha256",
+    ):
         wanted, given = getattr(expected, name), getattr(found, name)
         if wanted != given:
             failures.append(f"its {name} is {given}, expected {wanted}")

@@ -41,7 +41,8 @@ class ExportFacts:
     """What an export must know about its model.
 
     size_px, batch_size: of the input; with `is_dynamic` the usual ones. windows: those of `trained_windows`.
-    source_sha256: of the .pt file. thin_classes: those of `trained_thin_classes`; earlier exports have none.
+    source_sha256: of the .pt file. thin_classes: those of `trained_thin_classes`, end_classes: those of
+    `trained_end_classes`; earlier exports have none.
     """
 
     names: tuple[str, ...]
@@ -52,6 +53,7 @@ class ExportFacts:
     windows: dict[str, float] | None
     source_sha256: str
     thin_classes: list[int] = field(default_factory=list)
+    end_classes: list[int] = field(default_factory=list)
 
     def to_json(self) -> str:
         """Return the text that is stored in the export."""
@@ -102,7 +104,8 @@ class ExportedModel(nn.Module):
         super().__init__()
         self.path, self.kind, self.facts = path, kind, facts
         self.names = dict(enumerate(facts.names))
-        self.args = {"imgsz": facts.size_px, "windows": facts.windows, "thin_classes": facts.thin_classes}
+        trained = {name: getattr(facts, name) for name in ("windows", "thin_classes", "end_classes")}
+        self.args = {"imgsz": facts.size_px, **trained}
         self._run = run
 
     def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:

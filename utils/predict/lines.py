@@ -1,4 +1,4 @@
-"""Wires as lines: a centreline, a width and gaps for each detection of a thin class, and the mask that they draw.
+"""The lines that a mask shows: a centreline, a width and gaps each.
 
 The parabola that most of a mask lies about is its line, bent a little to the mask: what the mask has of a crossarm, a shadow
 or a second wire does not move it. A mask that bends more keeps its medial axis.
@@ -6,26 +6,18 @@ or a second wire does not move it. A mask that bends more keeps its medial axis.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import cv2
 import numpy as np
-import torch
 
-from utils.predict.detections import Detections, PhotoPrediction, Placement, boxes_to_input
-from utils.predict.joining import MOSTLY
-from utils.predict.likeness import length_factor, likeness
 from utils.predict.medial import MIN_LENGTH, medial_line
-from utils.predict.regions import LazyRegions, Region
-from utils.predict.shapes import Line, fill_outline
+from utils.predict.regions import Region
+from utils.predict.shapes import Line
 
 STEP_PX = 4.0  # thickness of a slice
 MIN_GAP_PX = 16.0  # between slices; less is the mask's ragged edge
-MIN_SCORE = (
-    0.02  # less confident detections keep their masks: they are most of those that AP asks for, and change it by 0.001
-)
 MIN_SHARE, MOST_LINES = 0.15, 8  # of a mask's pixels, so that they are a further line; lines of a mask
 EXPLAINED = 0.95  # share of a mask's pixels about its line; with less it may be a band that bends
 NUM_POINTS, NUM_GUESSES = 256, 256  # of a mask, and parabolas tried through three of them
@@ -252,78 +244,3 @@ def _width_of(mask: np.ndarray) -> float:
     """Return a thin mask's width: the mean distance to its edge is a quarter of it."""
     distances = cv2.distanceTransform(np.pad(mask.view(np.uint8), 1), cv2.DIST_L2, 3)[1:-1, 1:-1]
     return max(4 * float(distances[mask].mean()) - 1, 1.0)
-
-
-def with_lines(
-    prediction: PhotoPrediction,
-    classes: Collection[int],
-    placement: Placement,
-    photo: np.ndarray,
-    min_score: float = 0.0,
-) -> PhotoPrediction:
-    """Return a prediction for a photograph, RGB uint8 (H, W, 3), with lines in the place of the masks of some classes.
-
-    A mask that shows several lines becomes several detections. One without a line keeps its mask. The confidence of both is
-    multiplied by how much they look like a wire (`likeness`, for a mask its length alone); below `min_score` they are
-    dropped. So are lines that lie mostly in more confident ones of their class.
-    """
-    if not classes:
-        return prediction
-    grey = cv2.cvtColor(photo, cv2.COLOR_RGB2GRAY)
-    rows: list[_Row] = []
-    for number, class_id in enumerate(prediction.class_ids.tolist()):
-        score = float(prediction.found.scores[number])
-        if class_id not in classes:
-            rows.append(_Row(score, number))
-            continue
-        region = prediction.masks[number]
-        lines = find_lines(region) if score >= MIN_SCORE else []
-        drawn = [_Row(score * likeness(line, grey), number, line) for line in lines]
-        drawn = drawn or [_Row(score * length_factor(float(np.hypot(*region.mask.shape)), grey), number)]
-        rows += [row for row in drawn if row.score >= min_score]
-    return _lined(prediction, _without_copies(rows, prediction.class_ids, placement.photo_size), placement)
-
-
-@dataclass(frozen=True, eq=False)
-class _Row:
-    """A detection: its confidence, the number of the detection that it was before, and its line, if it has one."""
-
-    score: float
-    number: int
-    line: Line | None = None
-
-
-def _without_copies(rows: list[_Row], class_ids: np.ndarray, size: tuple[int, int]) -> list[_Row]:
-    """Return rows, best first, without lines of which more than MOSTLY lies in more confident ones of their class."""
-    taken = {class_id: np.zeros(size[::-1], bool) for class_id in {class_ids[row.number] for row in rows if row.line}}
-    kept = []
-    for row in sorted(rows, key=lambda row: -row.score):
-        if row.line is not None:
-            canvas = taken[class_ids[row.number]]
-            column, line_row = row.line.samples(STEP_PX)[0].astype(int).clip(0, np.array(size) - 1).T
-            if canvas[line_row, column].mean() > MOSTLY:
-                continue
-            drawn = fill_outline(row.line.outline, size)
-            height, width = drawn.mask.shape
-            canvas[drawn.top : drawn.top + height, drawn.left : drawn.left + width] |= drawn.mask
-        kept.append(row)
-    return kept
-
-
-def _lined(prediction: PhotoPrediction, rows: list[_Row], placement: Placement) -> PhotoPrediction:
-    """Return the prediction that consists of some rows."""
-    numbers, masks, size = [row.number for row in rows], prediction.masks, placement.photo_size
-    found, boxes = prediction.found, prediction.boxes[numbers]
-    in_input = found.boxes[numbers]
-    for position, row in enumerate(rows):
-        if row.line is not None:
-            corners = np.concatenate([row.line.outline.min(axis=0), row.line.outline.max(axis=0)])
-            boxes[position] = corners.clip(0, size * 2)
-            in_input[position] = boxes_to_input(torch.from_numpy(boxes[position]), placement)
-    scores = torch.tensor([row.score for row in rows], dtype=torch.float32)
-    return PhotoPrediction(
-        Detections(in_input, scores, found.class_ids[numbers], found.coefficients[numbers]),
-        LazyRegions(rows, lambda row: fill_outline(row.line.outline, size) if row.line else masks[row.number]),
-        boxes,
-        [row.line for row in rows],
-    )

@@ -24,11 +24,11 @@ from utils.predict.detections import (
     raw_outputs,
 )
 from utils.predict.joining import JoinedObject, Piece, join_tiles
-from utils.predict.lines import with_lines
 from utils.predict.overview import add_overview, longest_side
 from utils.predict.regions import Corners, LazyRegions, Runs
+from utils.predict.wires import WireRules, with_lines
 from utils.yolo.inputs import prepare_images
-from utils.yolo.model import YoloModel, trained_windows
+from utils.yolo.model import YoloModel, trained_end_classes, trained_windows
 
 MIN_OVERLAP_PX = 128
 OVERLAP = 0.2  # of a tile's side
@@ -113,7 +113,7 @@ class Predictor:
     """A model and how it is applied to a stream of photographs, `batch_size` tiles or photographs at a time.
 
     limits: those of `detect` besides `max_detections`, which holds for each tile and for each photograph. thin: classes
-    whose detections become lines.
+    whose detections become lines, which end where they did in the model's training.
     """
 
     model: nn.Module
@@ -193,7 +193,8 @@ class Predictor:
         return self._lined(prediction, state.whole, state.photo)
 
     def _lined(self, prediction: PhotoPrediction, placement: Placement, photo: np.ndarray) -> PhotoPrediction:
-        return with_lines(prediction, self.thin, placement, photo, self.limits["confidence"])
+        rules = WireRules(self.thin, trained_end_classes(self.model) if self.thin else ())
+        return with_lines(prediction, rules, placement, photo, self.limits["confidence"])
 
 
 @dataclass

@@ -20,6 +20,8 @@ from utils.data.windows import Windows, open_windows
 from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
 from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.evaluation.evaluate import evaluate, headline
+from utils.evaluation.native_masks import sizes_on_disk
+from utils.predict.wires import classes_at_ends
 from utils.run.folder import OwnedRun
 from utils.run.records import MEAN_MAP
 from utils.run.status import RUNNING
@@ -34,6 +36,7 @@ from utils.yolo.model import YoloModel, copy_for_prediction, save_deployable
 from utils.yolo.optimizer import GRADIENT_CLIP_NORM, build_optimizer
 
 VAL_SEED = 0  # of the windows on which trainings validate: those of all runs show the same
+END_PHOTOS = 64
 SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
 
 
@@ -114,6 +117,17 @@ def thin_classes_of(data: Data) -> tuple[int, ...]:
     return train.augment.wire_classes if train.augment and train.windowed else ()
 
 
+def end_classes_of(data: Data, thin: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the classes at whose objects labels of thin classes end, from at most END_PHOTOS photographs."""
+    photos, size_of = data.train.photos, sizes_on_disk(data.train.photos)
+    chosen = [index for index, photo in enumerate(photos) if len(set(photo.class_ids.tolist())) > 1]
+    chosen = chosen[:: max(1, len(chosen) // END_PHOTOS)][:END_PHOTOS] if thin else []
+    labels = ((photos[index].class_ids, photos[index].polygons, size_of(index)) for index in chosen)
+    return classes_at_ends(
+        ((ids, [outline * size for outline in outlines], size) for ids, outlines, size in labels), thin
+    )
+
+
 class Segmentation(Task):
     """YOLO segmentation: its batches, its loss and metrics, its pictures and its deployable files."""
 
@@ -125,6 +139,7 @@ class Segmentation(Task):
         self.val_criterion = loss_for(model)  # always the same, so that all runs' losses compare
         self.curves = Curves(run.folder)
         self.thin_classes = thin_classes_of(data)
+        self.end_classes = end_classes_of(data, self.thin_classes)
         labels = [data.val.labels(index) for index in range(min(len(data.val), CHOSEN_FROM))]
         ranks, are_windows = (distributed.rank(), distributed.world_size()), data.val.windowed is not None
         every = plan.config.val_pictures_every
@@ -151,7 +166,7 @@ class Segmentation(Task):
         config = self.config
         windows = asdict(config.window_config) if config.window_config else None
         facts: dict[str, Any] = {"img_size": config.img_size, "data": config.data, "windows": windows}
-        save_deployable(path, model, info, **facts, thin_classes=self.thin_classes)
+        save_deployable(path, model, info, **facts, thin_classes=self.thin_classes, end_classes=self.end_classes)
 
     def after_epoch(self, record: dict[str, Any], epoch: Epoch) -> None:
         """Draw curves and validation pictures, and update the run's status."""

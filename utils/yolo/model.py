@@ -147,7 +147,16 @@ def trained_windows(model: YoloModel) -> dict[str, float] | None:
 
 def trained_thin_classes(model: YoloModel) -> tuple[int, ...]:
     """Return the classes that were long and thin in a loaded model's training on windows; none if its file does not say."""
-    known, classes = range(len(class_names(model))), model.args.get("thin_classes")
+    return _trained_classes(model, "thin_classes")
+
+
+def trained_end_classes(model: YoloModel) -> tuple[int, ...]:
+    """Return the classes at whose objects labelled wires ended in that training, see `classes_at_ends`."""
+    return _trained_classes(model, "end_classes")
+
+
+def _trained_classes(model: YoloModel, name: str) -> tuple[int, ...]:
+    known, classes = range(len(class_names(model))), model.args.get(name)
     is_list = isinstance(classes, list) and all(type(class_id) is int and class_id in known for class_id in classes)
     return tuple(classes) if is_list else ()
 
@@ -204,18 +213,20 @@ def save_deployable(
     data: str,
     windows: dict[str, float] | None = None,
     thin_classes: tuple[int, ...] = (),
+    end_classes: tuple[int, ...] = (),
 ) -> None:
     """Write, atomically and in half precision, a file that Ultralytics' `YOLO(path)` opens to predict, val or export.
 
-    `windows` are the facts of a training on windows, which `trained_windows` returns; `thin_classes` those that
-    `trained_thin_classes` returns.
+    `windows` are the facts of a training on windows, which `trained_windows` returns; `thin_classes` and `end_classes` what
+    `trained_thin_classes` and `trained_end_classes` return.
     """
     deployed: YoloModel = copy.deepcopy(module).cpu().eval()
     deployed = revert_sync_batchnorm(deployed).half().to(memory_format=torch.contiguous_format)
     deployed.criterion = None
     deployed._forward_pre_hooks.clear()  # code of this project, which other programs cannot load
     deployed.args = {"task": "segment", "imgsz": img_size, "data": data, **({"windows": windows} if windows else {})}
-    deployed.args |= {"thin_classes": list(thin_classes)} if thin_classes else {}
+    classes = {"thin_classes": list(thin_classes), "end_classes": list(end_classes)}
+    deployed.args |= {name: chosen for name, chosen in classes.items() if chosen}
     content = {
         "epoch": -1,
         "best_fitness": None,

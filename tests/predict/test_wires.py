@@ -1,0 +1,97 @@
+"""Detections of thin classes become lines, which end where labelled wires end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.predict.test_lines import CROSSARM, SAGGING, SIZE, STRAIGHT, drawn, parabola, straight
+from utils.predict.detections import Detections, PhotoPrediction, Placement
+from utils.predict.regions import Region
+from utils.predict.shapes import Line
+from utils.predict.wires import WireRules, classes_at_ends, with_lines
+
+POLE = np.zeros(SIZE[::-1], bool)
+POLE[:, 400:440] = True
+
+
+def test_only_detections_of_the_asked_classes_change() -> None:
+    masks = [
+        Region(0, 0, drawn(STRAIGHT, CROSSARM)),
+        Region(0, 0, drawn(SAGGING)),
+        Region(7, 7, np.ones((40, 40), bool)),
+        Region(0, 0, drawn(parabola(200, 700, 0))),  # a part of the first
+    ]
+    boxes, class_ids = np.array([[0, 0, 900, 600]] * 4, np.float32), torch.tensor([1, 0, 1, 1])
+    found = Detections(torch.from_numpy(boxes), torch.tensor([0.9, 0.8, 0.7, 0.6]), class_ids, torch.zeros(4, 0))
+    prediction, placement = PhotoPrediction(found, masks, boxes), Placement(450, (450, 300), (0, 75), SIZE)
+    photo = np.repeat(np.where(masks[0].mask, 200, 60).astype(np.uint8)[..., None], 3, axis=2)
+    assert with_lines(prediction, WireRules(), placement, photo) is prediction
+    lined = with_lines(prediction, WireRules((1,)), placement, photo)
+    short = 0.7 * (1 - np.exp(-np.hypot(40, 40) / 90))
+    assert lined.found.scores.tolist() == pytest.approx([0.88, 0.87, 0.8, short], abs=0.02)
+    assert [line is not None for line in lined.lines] == [True, True, False, False]
+    assert lined.masks[2] is masks[1]
+    assert lined.masks[3] is masks[2]
+    assert lined.boxes[0] == pytest.approx([36, 146, 844, 354], abs=5)
+    assert lined.found.boxes[0] == pytest.approx(torch.tensor([18, 148, 422, 252]), abs=3)  # half the size, 75 px lower
+    assert lined.boxes[2].tolist() == lined.found.boxes[2].tolist() == [0, 0, 900, 600]
+    assert len(with_lines(prediction, WireRules((1,)), placement, photo, 0.5).masks) == 3
+
+
+@pytest.mark.parametrize(
+    ("end_at", "pole_score", "ends"),
+    [
+        ((0,), 0.6, [36, 400, 440, 844]),
+        ((0,), 0.2, [36, 844]),  # not confident
+        ((), 0.6, [36, 844]),  # labels pass through poles
+    ],
+)
+def test_a_wire_ends_at_the_objects_at_which_labels_end(
+    end_at: tuple[int, ...], pole_score: float, ends: list[int]
+) -> None:
+    inside = [(410.0, 0.0), (412.0, 600.0)]  # an edge of the pole
+    masks = [Region(0, 0, drawn(STRAIGHT)), Region(0, 0, POLE), Region(0, 0, drawn(inside, width_px=5))]
+    scores = torch.tensor([0.9, pole_score, 0.9])
+    found = Detections(torch.zeros(3, 4), scores, torch.tensor([1, 0, 1]), torch.zeros(3, 0))
+    photo = np.repeat(np.where(masks[0].mask, 200, 60).astype(np.uint8)[..., None], 3, axis=2)
+    prediction = PhotoPrediction(found, masks, np.zeros((3, 4), np.float32))
+    lined = with_lines(prediction, WireRules((1,), end_at), Placement(450, (450, 300), (0, 75), SIZE), photo)
+    level = [line for line in lined.lines if line is not None and np.ptp(line.points[:, 0]) > 100]
+    assert sorted(end for line in level for end in line.points[[0, -1], 0].tolist()) == pytest.approx(ends, abs=6)
+    assert sum(line is not None for line in lined.lines) == len(ends) // 2 + (len(ends) == 2)  # the edge stays or goes
+    lefts = [box[0] for box in lined.boxes[lined.class_ids == 1].tolist() if box[2] - box[0] > 100]
+    assert sorted(lefts) == pytest.approx(ends[::2], abs=6)
+
+
+def test_gaps_stay_with_the_part_of_the_line_that_has_them() -> None:
+    masks = [Region(0, 0, drawn(parabola(40, 200, 0), parabola(260, 840, 0))), Region(0, 0, POLE)]
+    found = Detections(torch.zeros(2, 4), torch.tensor([0.9, 0.9]), torch.tensor([1, 0]), torch.zeros(2, 0))
+    prediction = PhotoPrediction(found, masks, np.zeros((2, 4), np.float32))
+    photo = np.repeat(np.where(masks[0].mask, 200, 60).astype(np.uint8)[..., None], 3, axis=2)
+    lined = with_lines(prediction, WireRules((1,), (0,)), Placement(450, (450, 300), (0, 75), SIZE), photo)
+    assert sorted(len(line.gaps) for line in lined.lines if line is not None) == [0, 1]
+
+
+def labels(*wires: Line) -> tuple[np.ndarray, list[np.ndarray], tuple[int, int]]:
+    pole = np.array([[400.0, 0.0], [440.0, 0.0], [440.0, 600.0], [400.0, 600.0]])
+    return np.array([2] + [1] * len(wires)), [pole, *(wire.outline for wire in wires)], SIZE
+
+
+CUT = (straight((0, 100), (400, 110)), straight((440, 111), (900, 120)))
+WHOLE, BESIDE = straight((0, 300), (900, 320)), straight((500, 400), (900, 400))
+
+
+@pytest.mark.parametrize(
+    ("photos", "expected"),
+    [
+        ([labels(*CUT, BESIDE)] * 3, (2,)),
+        ([labels(*CUT, BESIDE)] * 2, ()),  # too few to say so
+        ([labels(*CUT)] * 3 + [labels(WHOLE)] * 3, ()),  # as many pass through
+        ([labels(BESIDE)] * 9 + [labels()] * 9, ()),
+        ([], ()),
+    ],
+)
+def test_labels_say_at_which_objects_wires_end(photos: list[tuple[np.ndarray, ...]], expected: tuple[int, ...]) -> None:
+    assert classes_at_ends(photos, (1,)) == expected  # type: ignore[arg-type]
