@@ -49,10 +49,10 @@ from utils.yolo.model import (
     load_for_prediction,
     load_weights,
     require_classes,
-    trained_end_classes,
     trained_size_px,
     trained_thin_classes,
     trained_windows,
+    trained_wire_labels,
 )
 
 REPORT = "export.json"
@@ -170,8 +170,8 @@ def make_exports(
     with scratch_folder(output) as scratch:
         for variant in config.variants:
             how = (judge.size_px, config.batch_size, config.dynamic, variant.precision)
-            wires = ([*trained_thin_classes(model)], [*trained_end_classes(model)])
-            facts = ExportFacts(class_names(model), *how, trained_windows(model), digest, *wires)
+            thin, labels = [*trained_thin_classes(model)], trained_wire_labels(model)
+            facts = ExportFacts(class_names(model), *how, trained_windows(model), digest, thin, **labels)
             folder = Path(tempfile.mkdtemp(dir=scratch))
             print(f"{variant.kind} {variant.precision}: converting and comparing", flush=True)
             made = convert(model, variant, facts, folder, Path(config.model).stem, calibration, judge.device)

@@ -80,7 +80,7 @@ def test_every_object_is_seen_within_the_stated_number_of_epochs(per_photo: int)
 
 
 def test_the_walk_alone_keeps_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Windows, "_on_object", lambda self, photo, rng: Window(photo, 0, 0, 9, 9))  # no luck
+    monkeypatch.setattr(Windows, "on_object", lambda self, photo, rng: Window(photo, 0, 0, 9, 9))  # no luck
     assert_every_object_is_seen(3)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,9 @@ import torch
 from tests.predict.test_lines import CROSSARM, SAGGING, SIZE, STRAIGHT, drawn, parabola, straight
 from utils.predict.detections import Detections, PhotoPrediction, Placement
 from utils.predict.regions import Region
-from utils.predict.shapes import Line
-from utils.predict.wires import WireRules, classes_at_ends, with_lines
+from utils.predict.shapes import Line, fill_outline
+from utils.predict.wire_labels import LabelledPhoto, measure_wire_labels
+from utils.predict.wires import WireRules, with_lines
 
 POLE = np.zeros(SIZE[::-1], bool)
 POLE[:, 400:440] = True
@@ -74,24 +77,59 @@ def test_gaps_stay_with_the_part_of_the_line_that_has_them() -> None:
     assert sorted(len(line.gaps) for line in lined.lines if line is not None) == [0, 1]
 
 
-def labels(*wires: Line) -> tuple[np.ndarray, list[np.ndarray], tuple[int, int]]:
-    pole = np.array([[400.0, 0.0], [440.0, 0.0], [440.0, 600.0], [400.0, 600.0]])
-    return np.array([2] + [1] * len(wires)), [pole, *(wire.outline for wire in wires)], SIZE
+@pytest.mark.parametrize("labelled_px", [8.0, 20.0, 12.0])
+def test_a_line_moves_onto_the_wire_and_is_as_wide_as_labels_are(labelled_px: float) -> None:
+    photo = np.full((*SIZE[::-1], 3), 90, np.uint8)
+    photo[drawn(SAGGING, width_px=8)] = (90, 90, 160)  # blue, as bright as the ground
+    mask = np.roll(drawn(SAGGING, width_px=12), 4, axis=0)  # beside it
+    found = Detections(torch.zeros(1, 4), torch.ones(1), torch.tensor([1]), torch.zeros(1, 0))
+    prediction = PhotoPrediction(found, [Region(0, 0, mask)], np.zeros((1, 4), np.float32))
+    rules = WireRules((1,), margin_px=labelled_px - 8)
+    (line,) = with_lines(prediction, rules, Placement(450, (450, 300), (0, 75), SIZE), photo).lines
+    assert line is not None
+    assert line.width_px == pytest.approx(labelled_px, abs=1.5)
+    wire = fill_outline(line.outline, SIZE)
+    true = Region(0, 0, drawn(SAGGING, width_px=round(labelled_px)))
+    shared = true.shared_pixels(wire)
+    assert shared / (true.mask.sum() + wire.mask.sum() - shared) > 0.75
 
 
+def test_a_line_stays_where_the_photograph_shows_nothing() -> None:
+    found = Detections(torch.zeros(1, 4), torch.ones(1), torch.tensor([1]), torch.zeros(1, 0))
+    prediction = PhotoPrediction(found, [Region(0, 0, drawn(STRAIGHT))], np.zeros((1, 4), np.float32))
+    photo, placement = np.full((*SIZE[::-1], 3), 90, np.uint8), Placement(450, (450, 300), (0, 75), SIZE)
+    still, fitted = (with_lines(prediction, WireRules((1,), margin_px=px), placement, photo) for px in (None, 9.0))
+    assert np.array_equal(still.masks[0].mask, fitted.masks[0].mask)
+
+
+POLE_OUTLINE = np.array([[400.0, 0.0], [440.0, 0.0], [440.0, 600.0], [400.0, 600.0]])
 CUT = (straight((0, 100), (400, 110)), straight((440, 111), (900, 120)))
-WHOLE, BESIDE = straight((0, 300), (900, 320)), straight((500, 400), (900, 400))
+PASSING, BESIDE = straight((0, 300), (900, 320)), straight((500, 400), (900, 400))
+
+
+def labelled(*wires: Line) -> LabelledPhoto:
+    photo = np.full((*SIZE[::-1], 3), 90, np.uint8)
+    for wire in wires:
+        seen = fill_outline(replace(wire, widths=np.full(2, 5.0)).outline, SIZE)
+        height, width = seen.mask.shape
+        photo[seen.top : seen.top + height, seen.left : seen.left + width][seen.mask] = 200
+    outlines = [POLE_OUTLINE, *(wire.outline for wire in wires)]
+    return LabelledPhoto(np.array([2] + [1] * len(wires)), outlines, SIZE, lambda: photo)
 
 
 @pytest.mark.parametrize(
-    ("photos", "expected"),
+    ("photos", "end_at", "margin_px"),
     [
-        ([labels(*CUT, BESIDE)] * 3, (2,)),
-        ([labels(*CUT, BESIDE)] * 2, ()),  # too few to say so
-        ([labels(*CUT)] * 3 + [labels(WHOLE)] * 3, ()),  # as many pass through
-        ([labels(BESIDE)] * 9 + [labels()] * 9, ()),
-        ([], ()),
+        ([labelled(*CUT, BESIDE)] * 4, [2], 3.0),  # labels are 8 pixels wide, wires 5
+        ([labelled(*CUT, BESIDE)] * 2, [], None),  # too few to say so
+        ([labelled(*CUT)] * 4 + [labelled(PASSING)] * 4, [], 3.0),  # as many pass through
+        ([labelled(BESIDE)] * 9 + [labelled()] * 9, [], None),
+        ([], [], None),
     ],
 )
-def test_labels_say_at_which_objects_wires_end(photos: list[tuple[np.ndarray, ...]], expected: tuple[int, ...]) -> None:
-    assert classes_at_ends(photos, (1,)) == expected  # type: ignore[arg-type]
+def test_labels_say_where_wires_end_and_how_wide_they_are(
+    photos: list[LabelledPhoto], end_at: list[int], margin_px: float | None
+) -> None:
+    facts = measure_wire_labels(photos, (1,))
+    assert facts["wires_end_at"] == end_at
+    assert facts["wire_margin_px"] == (margin_px if margin_px is None else pytest.approx(margin_px, abs=1))

@@ -40,7 +40,14 @@ def saved(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> d
     for family, network in models.items():
         paths[family] = tmp_path_factory.mktemp(family) / "best.pt"
         info = {"epoch": 3, "metrics": {"mask_map50": 0.5}}
-        facts = {"img_size": SIZE_PX, "data": "dataset.yaml", "windows": WINDOWS}
-        save_deployable(paths[family], network, info, **facts, thin_classes=(1,), end_classes=(0,))
+        facts: dict[str, Any] = {"img_size": SIZE_PX, "data": "dataset.yaml", "windows": WINDOWS}
+        save_deployable(
+            paths[family],
+            network,
+            info,
+            **facts,
+            thin_classes=(1,),
+            wire_labels={"wires_end_at": [0], "wire_margin_px": 2.5},
+        )
         torch.save(network.state_dict(), paths[family].with_name("weights.pt"))
     return paths

@@ -20,10 +20,10 @@ from utils.yolo.model import (
     load_for_prediction,
     load_weights,
     save_deployable,
-    trained_end_classes,
     trained_size_px,
     trained_thin_classes,
     trained_windows,
+    trained_wire_labels,
     weights_or_description,
 )
 
@@ -43,7 +43,8 @@ def test_a_saved_model_opens_again_with_equal_outputs(saved: dict[str, Path], fa
     images = torch.rand(1, 3, SIZE_PX, SIZE_PX, generator=torch.Generator().manual_seed(0))
     for fast in (load_for_prediction(path, CPU), copy_for_prediction(model)):
         assert (class_names(fast), trained_size_px(fast), trained_windows(fast)) == (NAMES, SIZE_PX, WINDOWS)
-        assert (trained_thin_classes(fast), trained_end_classes(fast)) == ((1,), (0,))
+        assert trained_thin_classes(fast) == (1,)
+        assert trained_wire_labels(fast) == {"wires_end_at": [0], "wire_margin_px": 2.5}
         assert not [module for module in fast.modules() if isinstance(module, torch.nn.BatchNorm2d)]
         with torch.no_grad():
             ours, theirs = raw_outputs(fast, images), raw_outputs(model, images)
@@ -78,8 +79,15 @@ def test_a_file_without_proper_facts_about_windows_has_none(windows: dict[str, f
 
 @pytest.mark.parametrize("classes", [None, 1, [99], ["conductor"], [True], {"conductor": 1}])
 def test_a_file_without_proper_thin_classes_has_none(classes: object) -> None:
-    model = SimpleNamespace(args={"thin_classes": classes, "end_classes": classes}, names=NAMES)
-    assert trained_thin_classes(model) == trained_end_classes(model) == ()
+    model = SimpleNamespace(args={"thin_classes": classes, "wires_end_at": classes}, names=NAMES)
+    assert trained_thin_classes(model) == ()
+    assert trained_wire_labels(model)["wires_end_at"] == []
+
+
+@pytest.mark.parametrize("margin_px", [None, [1], "2", 1e9, float("nan")])
+def test_a_file_without_a_proper_margin_of_wires_has_none(margin_px: object) -> None:
+    model = SimpleNamespace(args={"wire_margin_px": margin_px}, names=NAMES)
+    assert trained_wire_labels(model)["wire_margin_px"] is None
 
 
 def test_transfer_from_eighty_classes_keeps_all_that_can_be_kept(tmp_path: Path) -> None:

@@ -38,8 +38,9 @@ class AugmentConfig:
     shear: float = 0.0  # +- degrees, along x and along y
     mixup: float = 0.0  # probability
     copy_paste: float = 0.0  # probability of each object that has room to be pasted
+    paste: float = 0.0  # probability of objects of another photograph
     draw_wires: float = 0.0  # probability
-    wire_classes: tuple[int, ...] = ()  # of the drawn wires
+    wire_classes: tuple[int, ...] = ()  # of the drawn wires; their objects are not pasted
 
 
 @dataclass(frozen=True)

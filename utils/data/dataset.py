@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import cv2
@@ -34,6 +34,7 @@ from utils.data.drawn_wires import draw_wires
 from utils.data.images import FILL, ImageError, fit_long_side, letterbox, scaled_size
 from utils.data.labels import Photo, count_classes, find_label_file, read_photos
 from utils.data.loader import Key
+from utils.data.paste import paste_objects
 from utils.data.polygons import large_to_small, polygon_boxes, transform_points, visible_outlines
 from utils.data.target_masks import draw_masks
 from utils.data.windows import WindowedPhotos
@@ -124,6 +125,8 @@ class SegmentationDataset(Dataset[Sample]):
         rng = sample_generator(self.seed, epoch, index)
         may_mix = epoch < self.mosaic_epochs
         scene = self._scene((epoch, index, size_px), may_mix, config, rng)
+        if may_mix and config.paste and rng.random() < config.paste and self._pasted_classes:
+            scene = paste_objects(scene, self._donor(size_px, config, rng), config.wire_classes, rng)
         if may_mix and config.mixup and rng.random() < config.mixup:
             other = int(rng.integers(len(self)))
             scene = blend(scene, self._scene((epoch, other, size_px), may_mix, config, rng), rng)
@@ -146,22 +149,31 @@ class SegmentationDataset(Dataset[Sample]):
         else:
             view = random_view(size_px, size_px, config, rng)
             placed = [letterbox_matrix(*tiles[0].shape, size_px)]
-        # Four channels: OpenCV needs 60 % of the time that it needs for three.
-        canvas = np.full((size_px, size_px, 4), FILL, np.uint8)
-        seen = []
-        for tile, matrix in zip(tiles, placed, strict=True):
-            total = compose(view, matrix)
-            tile.draw(canvas, total)
-            height, width = tile.shape
-            of_unit_square = np.hstack([total[:, :2] * (width, height), total[:, 2:]])
-            seen.append((tile.labels, of_unit_square))
-        class_ids, polygons = _visible(seen, size_px)
-        scene = Scene(cv2.cvtColor(canvas, cv2.COLOR_RGBA2RGB), class_ids, polygons)
+        scene = _drawn(tiles, [compose(view, matrix) for matrix in placed], size_px)
         if may_mix and config.copy_paste:
             scene = paste_mirrored(scene, config.copy_paste, rng)
         if may_mix and config.draw_wires and rng.random() < config.draw_wires:
             scene = draw_wires(scene, config.wire_classes, rng)
         return scene
+
+    @cached_property
+    def _pasted_classes(self) -> dict[int, list[int]]:
+        """The classes whose objects are pasted, all but the thin ones, each with the photographs that have some."""
+        thin = self.augment.wire_classes if self.augment else ()
+        numbered = [
+            (class_id, n) for n, photo in enumerate(self.photos) for class_id in np.unique(photo.class_ids).tolist()
+        ]
+        classes = {class_id for class_id, _ in numbered if class_id not in thin}
+        return {class_id: [n for other, n in numbered if other == class_id] for class_id in sorted(classes)}
+
+    def _donor(self, size_px: int, config: AugmentConfig, rng: np.random.Generator) -> Scene:
+        """Draw a photograph, or a window, with an object of a class that is pasted: each class with equal chance."""
+        class_id, photos = list(self._pasted_classes.items())[int(rng.integers(len(self._pasted_classes)))]
+        photo = photos[int(rng.integers(len(photos)))]
+        on_window = self.windowed.tile_on_object(photo, class_id, rng) if self.windowed else None
+        tile = on_window or self._tile(0, photo, size_px)
+        view = random_view(size_px, size_px, config, rng)
+        return _drawn([tile], [compose(view, letterbox_matrix(*tile.shape, size_px))], size_px)
 
     def _tile(self, epoch: int, index: int, size_px: int) -> Tile:
         if self.windowed is not None:
@@ -186,6 +198,20 @@ class SegmentationDataset(Dataset[Sample]):
         masks = draw_masks(polygons, size_px)
         class_ids = np.asarray(class_ids, np.int64)[order] if len(order) else np.zeros(0, np.int64)
         return Sample(index, image, class_ids, boxes, masks, polygons, **placement)
+
+
+def _drawn(tiles: list[Tile], matrices: list[np.ndarray], size_px: int) -> Scene:
+    """Draw tiles through (2, 3) maps into one picture, with the labels that are visible."""
+    # Four channels: OpenCV needs 60 % of the time that it needs for three.
+    canvas = np.full((size_px, size_px, 4), FILL, np.uint8)
+    seen = []
+    for tile, matrix in zip(tiles, matrices, strict=True):
+        tile.draw(canvas, matrix)
+        height, width = tile.shape
+        of_unit_square = np.hstack([matrix[:, :2] * (width, height), matrix[:, 2:]])
+        seen.append((tile.labels, of_unit_square))
+    class_ids, polygons = _visible(seen, size_px)
+    return Scene(cv2.cvtColor(canvas, cv2.COLOR_RGBA2RGB), class_ids, polygons)
 
 
 def _draw_rows(

@@ -91,7 +91,7 @@ class Windows:
         if role in (OBJECT, CELL) and not len(cells) and len(self._labelled):
             photo, role = int(rng.choice(self._labelled)), OBJECT
         if role == OBJECT and len(self._cells[photo]):
-            return self._on_object(photo, rng)
+            return self.on_object(photo, rng)
         if role == EMPTY:
             empty = np.setdiff1d(np.arange(math.prod(self._grid(photo))), cells)
             cells = empty if len(empty) else cells
@@ -119,14 +119,14 @@ class Windows:
         turns = -(-num_cells // ROLES.count(CELL)) * len(ROLES)
         return -(-turns // self.config.per_photo)
 
-    def _on_object(self, photo: int, rng: np.random.Generator) -> Window:
-        """Return a window on a random object: on the whole object, or on a point of its outline.
+    def on_object(self, photo: int, rng: np.random.Generator, class_id: int | None = None) -> Window:
+        """Return a window on a random object of a class (None: a random one): on the whole object, or a point of its outline.
 
         On a point if the object would be too thin, or if all windows are to have one scale.
         """
         labels = self.photos[photo]
-        classes = np.unique(labels.class_ids)
-        same = np.flatnonzero(labels.class_ids == rng.choice(classes))
+        chosen = rng.choice(np.unique(labels.class_ids)) if class_id is None else class_id
+        same = np.flatnonzero(labels.class_ids == chosen)
         points = labels.polygons[int(rng.choice(same))] * self.sizes[photo][::-1]
         low, high = points.min(axis=0), points.max(axis=0)
         edges = np.roll(points, -1, axis=0) - points
@@ -207,7 +207,13 @@ class WindowedPhotos:
 
     def tile(self, epoch: int, index: int) -> Tile:
         """Return the window of a sample; to the rest of the augmentation it is a photograph."""
-        window = self.windows.window(epoch, index)
+        return self._tile(self.windows.window(epoch, index))
+
+    def tile_on_object(self, photo: int, class_id: int, rng: np.random.Generator) -> Tile:
+        """Return a random window on an object of a class in a photograph that has one."""
+        return self._tile(self.windows.on_object(photo, rng, class_id))
+
+    def _tile(self, window: Window) -> Tile:
         return Tile(
             self.windows.labels(window), window.shape, lambda canvas, matrix: self._draw(window, canvas, matrix)
         )

@@ -30,6 +30,7 @@ from utils.yolo.weights_file import ForeignFile, checked_names
 
 FACTS_KEY = "yolo_seg_ddp"  # of this project's facts among Ultralytics' metadata
 FACTS_VERSION = 1
+WIRE_FACTS = ("wires_end_at", "wire_margin_px")
 REQUIREMENTS = "requirements-export.txt"
 # Formats by their file's suffix; an OpenVINO model is a folder.
 SUFFIXES = {".onnx": "onnx", ".torchscript": "torchscript", ".engine": "engine"}
@@ -41,8 +42,8 @@ class ExportFacts:
     """What an export must know about its model.
 
     size_px, batch_size: of the input; with `is_dynamic` the usual ones. windows: those of `trained_windows`.
-    source_sha256: of the .pt file. thin_classes: those of `trained_thin_classes`, end_classes: those of
-    `trained_end_classes`; earlier exports have none.
+    source_sha256: of the .pt file. thin_classes: those of `trained_thin_classes`, wires_end_at, wire_margin_px:
+    those of `trained_wire_labels`; earlier exports have none.
     """
 
     names: tuple[str, ...]
@@ -53,7 +54,8 @@ class ExportFacts:
     windows: dict[str, float] | None
     source_sha256: str
     thin_classes: list[int] = field(default_factory=list)
-    end_classes: list[int] = field(default_factory=list)
+    wires_end_at: list[int] = field(default_factory=list)
+    wire_margin_px: float | None = None
 
     def to_json(self) -> str:
         """Return the text that is stored in the export."""
@@ -104,7 +106,7 @@ class ExportedModel(nn.Module):
         super().__init__()
         self.path, self.kind, self.facts = path, kind, facts
         self.names = dict(enumerate(facts.names))
-        trained = {name: getattr(facts, name) for name in ("windows", "thin_classes", "end_classes")}
+        trained = {name: getattr(facts, name) for name in ("windows", "thin_classes", *WIRE_FACTS)}
         self.args = {"imgsz": facts.size_px, **trained}
         self._run = run
 

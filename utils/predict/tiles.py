@@ -28,7 +28,7 @@ from utils.predict.overview import add_overview, longest_side
 from utils.predict.regions import Corners, LazyRegions, Runs
 from utils.predict.wires import WireRules, with_lines
 from utils.yolo.inputs import prepare_images
-from utils.yolo.model import YoloModel, trained_end_classes, trained_windows
+from utils.yolo.model import YoloModel, trained_windows, trained_wire_labels
 
 MIN_OVERLAP_PX = 128
 OVERLAP = 0.2  # of a tile's side
@@ -113,7 +113,7 @@ class Predictor:
     """A model and how it is applied to a stream of photographs, `batch_size` tiles or photographs at a time.
 
     limits: those of `detect` besides `max_detections`, which holds for each tile and for each photograph. thin: classes
-    whose detections become lines, which end where they did in the model's training.
+    whose detections become lines, like the labels of the model's training.
     """
 
     model: nn.Module
@@ -193,7 +193,8 @@ class Predictor:
         return self._lined(prediction, state.whole, state.photo)
 
     def _lined(self, prediction: PhotoPrediction, placement: Placement, photo: np.ndarray) -> PhotoPrediction:
-        rules = WireRules(self.thin, trained_end_classes(self.model) if self.thin else ())
+        labels = trained_wire_labels(self.model) if self.thin else {}
+        rules = WireRules(self.thin, tuple(labels.get("wires_end_at", ())), labels.get("wire_margin_px"))
         return with_lines(prediction, rules, placement, photo, self.limits["confidence"])
 
 

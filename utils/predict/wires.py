@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -16,55 +15,25 @@ from utils.predict.likeness import length_factor, likeness
 from utils.predict.lines import STEP_PX, find_lines
 from utils.predict.medial import MIN_LENGTH
 from utils.predict.regions import LazyRegions, Region
-from utils.predict.routes import find_routes
 from utils.predict.shapes import Line, fill_outline
+from utils.predict.visible import fit_to_photo
 
 # Less confident detections keep their masks: they are most of those that AP asks for, and change it by 0.001.
 MIN_SCORE = 0.02
 END_SCORE = 0.25  # of an object at which wires end
-MIN_CUTS = 3  # labelled wires that go on behind objects of a class, so that wires end there
-Labels = tuple[
-    np.ndarray, list[np.ndarray], tuple[int, int]
-]  # class ids, outlines in pixels, the photograph's width and height
 
 
 @dataclass(frozen=True)
 class WireRules:
-    """Which classes become lines, and at which classes' objects the lines end because labels do."""
+    """Which classes become lines, and how wires are labelled in the training's photographs (`wire_labels.py`).
+
+    end_at: the classes at whose objects labels end. margin_px: how much wider labels are than the wires that a photograph
+    shows; None: not known, so lines stay where and as wide as masks are.
+    """
 
     classes: tuple[int, ...] = ()
     end_at: tuple[int, ...] = ()
-
-
-def classes_at_ends(photos: Iterable[Labels], thin: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the classes at whose objects the labels of thin classes end, though the wires go on behind them.
-
-    A class is one if more labelled wires continue each other over its objects than pass through them, and MIN_CUTS at least.
-    """
-    ended: Counter[int] = Counter()
-    passed: Counter[int] = Counter()
-    for class_ids, outlines, size in photos:
-        others = sorted({class_id for class_id in class_ids.tolist() if class_id not in thin})
-        is_thin = np.isin(class_ids, thin)
-        if not others or not is_thin.any():
-            continue
-        lines = [_axis(outlines[number]) for number in np.flatnonzero(is_thin)]
-        gaps = [gap for route in find_routes(lines, class_ids[is_thin]) for gap in route.line.gaps]
-        for class_id in others:
-            canvas = _drawn(
-                (fill_outline(outlines[number], size) for number in np.flatnonzero(class_ids == class_id)), size
-            )
-            passed[class_id] += sum(len(_outside(line, canvas)) > 1 for line in lines)
-            ended[class_id] += sum(_seen(np.linspace(*gap, 64), canvas).mean() > 0.5 for gap in gaps)
-    return tuple(class_id for class_id in sorted(ended) if ended[class_id] >= max(MIN_CUTS, passed[class_id] + 1))
-
-
-def _axis(outline: np.ndarray) -> Line:
-    """Return the line through the middle of the smallest rectangle around an outline (V, 2)."""
-    centre, sides, angle_deg = cv2.minAreaRect(outline.astype(np.float32))
-    angle = np.radians(angle_deg if sides[0] >= sides[1] else angle_deg + 90)
-    half = max(sides) / 2 * np.array([np.cos(angle), np.sin(angle)])
-    return Line(np.stack([centre - half, centre + half]), np.full(2, min(sides)), np.zeros((0, 2, 2)))
+    margin_px: float | None = None
 
 
 def with_lines(
@@ -91,7 +60,9 @@ def with_lines(
             continue
         region = prediction.masks[number]
         if lines := find_lines(region) if score >= MIN_SCORE else []:
-            parts = [part for line in lines for part in _outside(line, ends)]
+            if rules.margin_px is not None:
+                lines = [fit_to_photo(line, photo, rules.margin_px) for line in lines]
+            parts = [part for line in lines for part in outside(line, ends)]
             drawn = [_Row(score * likeness(part, grey), number, part) for part in parts]
         else:
             drawn = [_Row(score * length_factor(float(np.hypot(*region.mask.shape)), grey), number)]
@@ -102,10 +73,10 @@ def with_lines(
 def _objects_at_ends(prediction: PhotoPrediction, rules: WireRules, size: tuple[int, int]) -> np.ndarray:
     """Return where confident objects of `rules.end_at` are in a photograph of (width, height) pixels: bool (H, W)."""
     is_end = np.isin(prediction.class_ids, rules.end_at) & (prediction.found.scores.numpy() >= END_SCORE)
-    return _drawn([prediction.masks[number] for number in np.flatnonzero(is_end).tolist()], size)
+    return canvas_of([prediction.masks[number] for number in np.flatnonzero(is_end).tolist()], size)
 
 
-def _drawn(regions: Iterable[Region], size: tuple[int, int]) -> np.ndarray:
+def canvas_of(regions: Iterable[Region], size: tuple[int, int]) -> np.ndarray:
     canvas = np.zeros(size[::-1], bool)
     for region in regions:
         height, width = region.mask.shape
@@ -113,16 +84,16 @@ def _drawn(regions: Iterable[Region], size: tuple[int, int]) -> np.ndarray:
     return canvas
 
 
-def _seen(points: np.ndarray, canvas: np.ndarray) -> np.ndarray:
+def values_at(points: np.ndarray, canvas: np.ndarray) -> np.ndarray:
     """Return a canvas (H, W) at points (N, 2) xy."""
     column, row = points.astype(int).clip(0, np.array(canvas.shape[::-1]) - 1).T
     return canvas[row, column]
 
 
-def _outside(line: Line, ends: np.ndarray) -> list[Line]:
+def outside(line: Line, ends: np.ndarray) -> list[Line]:
     """Return the parts of a line that lie outside some objects, bool (H, W), and are long enough to be a line."""
     points, _ = line.samples(STEP_PX)
-    is_inside = _seen(points, ends)
+    is_inside = values_at(points, ends)
     if not is_inside.any():
         return [line]
     places = np.linspace(0, 1, len(points))
@@ -155,7 +126,7 @@ def _without_copies(rows: list[_Row], class_ids: np.ndarray, size: tuple[int, in
     for row in sorted(rows, key=lambda row: -row.score):
         if row.line is not None:
             canvas = taken[class_ids[row.number]]
-            if _seen(row.line.samples(STEP_PX)[0], canvas).mean() > MOSTLY:
+            if values_at(row.line.samples(STEP_PX)[0], canvas).mean() > MOSTLY:
                 continue
             drawn = fill_outline(row.line.outline, size)
             height, width = drawn.mask.shape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from utils.common.errors import UserError
 from utils.data.cache import open_or_build_check
 from utils.data.dataset import Batch, SegmentationDataset, open_images, read_photos
 from utils.data.dataset_yaml import DatasetSpec, load_dataset_yaml
+from utils.data.images import read_image
 from utils.data.loader import EpochBatches, ShardBatches, get_dataloader, multi_scale_sizes
 from utils.data.windows import Windows, open_windows
 from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
 from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.evaluation.evaluate import evaluate, headline
 from utils.evaluation.native_masks import sizes_on_disk
-from utils.predict.wires import classes_at_ends
+from utils.predict.wire_labels import LabelledPhoto, measure_wire_labels
 from utils.run.folder import OwnedRun
 from utils.run.records import MEAN_MAP
 from utils.run.status import RUNNING
@@ -36,7 +38,7 @@ from utils.yolo.model import YoloModel, copy_for_prediction, save_deployable
 from utils.yolo.optimizer import GRADIENT_CLIP_NORM, build_optimizer
 
 VAL_SEED = 0  # of the windows on which trainings validate: those of all runs show the same
-END_PHOTOS = 64
+LABELLED_PHOTOS = 64  # whose wires are looked at
 SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
 
 
@@ -117,15 +119,16 @@ def thin_classes_of(data: Data) -> tuple[int, ...]:
     return train.augment.wire_classes if train.augment and train.windowed else ()
 
 
-def end_classes_of(data: Data, thin: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the classes at whose objects labels of thin classes end, from at most END_PHOTOS photographs."""
-    photos, size_of = data.train.photos, sizes_on_disk(data.train.photos)
-    chosen = [index for index, photo in enumerate(photos) if len(set(photo.class_ids.tolist())) > 1]
-    chosen = chosen[:: max(1, len(chosen) // END_PHOTOS)][:END_PHOTOS] if thin else []
-    labels = ((photos[index].class_ids, photos[index].polygons, size_of(index)) for index in chosen)
-    return classes_at_ends(
-        ((ids, [outline * size for outline in outlines], size) for ids, outlines, size in labels), thin
-    )
+def wire_labels_of(data: Data, thin: tuple[int, ...]) -> dict[str, Any] | None:
+    """Return how wires of thin classes are labelled in at most LABELLED_PHOTOS photographs; None without such classes."""
+    size_of = sizes_on_disk(data.train.photos)
+    labelled = [index for index, photo in enumerate(data.train.photos) if photo.polygons]
+    photos = []
+    for index in labelled[:: max(1, len(labelled) // LABELLED_PHOTOS)][:LABELLED_PHOTOS] if thin else []:
+        photo, size = data.train.photos[index], size_of(index)
+        outlines = [outline * size for outline in photo.polygons]
+        photos.append(LabelledPhoto(photo.class_ids, outlines, size, partial(read_image, photo.file)))
+    return measure_wire_labels(photos, thin) if thin else None
 
 
 class Segmentation(Task):
@@ -139,7 +142,7 @@ class Segmentation(Task):
         self.val_criterion = loss_for(model)  # always the same, so that all runs' losses compare
         self.curves = Curves(run.folder)
         self.thin_classes = thin_classes_of(data)
-        self.end_classes = end_classes_of(data, self.thin_classes)
+        self.wire_labels = wire_labels_of(data, self.thin_classes) if distributed.rank() == 0 else None  # for `save`
         labels = [data.val.labels(index) for index in range(min(len(data.val), CHOSEN_FROM))]
         ranks, are_windows = (distributed.rank(), distributed.world_size()), data.val.windowed is not None
         every = plan.config.val_pictures_every
@@ -166,7 +169,7 @@ class Segmentation(Task):
         config = self.config
         windows = asdict(config.window_config) if config.window_config else None
         facts: dict[str, Any] = {"img_size": config.img_size, "data": config.data, "windows": windows}
-        save_deployable(path, model, info, **facts, thin_classes=self.thin_classes, end_classes=self.end_classes)
+        save_deployable(path, model, info, **facts, thin_classes=self.thin_classes, wire_labels=self.wire_labels)
 
     def after_epoch(self, record: dict[str, Any], epoch: Epoch) -> None:
         """Draw curves and validation pictures, and update the run's status."""

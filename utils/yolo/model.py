@@ -27,6 +27,7 @@ OFFICIAL_WEIGHTS = tuple(f"{family}{size}-seg.pt" for family in ("yolov8", "yolo
 UNPUBLISHED_WEIGHTS = tuple(f"yolo12{size}-seg.pt" for size in "nsmlx")
 MAX_INPUT_PX = 16_384
 RESIZE = "area-v1"  # how photographs are shrunk in front of the network: by area, never enlarged
+MOST_MARGIN_PX = 1000.0  # of labels around wires
 WINDOW_FACTS = ("per_photo", "low_scale", "high_scale")
 LAYER_MODULES = ("torch.nn.modules.", "ultralytics.nn.modules.")
 
@@ -147,16 +148,19 @@ def trained_windows(model: YoloModel) -> dict[str, float] | None:
 
 def trained_thin_classes(model: YoloModel) -> tuple[int, ...]:
     """Return the classes that were long and thin in a loaded model's training on windows; none if its file does not say."""
-    return _trained_classes(model, "thin_classes")
+    return _known_classes(model, model.args.get("thin_classes"))
 
 
-def trained_end_classes(model: YoloModel) -> tuple[int, ...]:
-    """Return the classes at whose objects labelled wires ended in that training, see `classes_at_ends`."""
-    return _trained_classes(model, "end_classes")
+def trained_wire_labels(model: YoloModel) -> dict[str, Any]:
+    """Return how wires were labelled in that training, as `measure_wire_labels` does; nothing that its file does not say."""
+    margin_px = model.args.get("wire_margin_px")
+    is_margin = type(margin_px) is float and abs(margin_px) <= MOST_MARGIN_PX
+    end_at = _known_classes(model, model.args.get("wires_end_at"))
+    return {"wires_end_at": [*end_at], "wire_margin_px": margin_px if is_margin else None}
 
 
-def _trained_classes(model: YoloModel, name: str) -> tuple[int, ...]:
-    known, classes = range(len(class_names(model))), model.args.get(name)
+def _known_classes(model: YoloModel, classes: Any) -> tuple[int, ...]:
+    known = range(len(class_names(model)))
     is_list = isinstance(classes, list) and all(type(class_id) is int and class_id in known for class_id in classes)
     return tuple(classes) if is_list else ()
 
@@ -213,20 +217,19 @@ def save_deployable(
     data: str,
     windows: dict[str, float] | None = None,
     thin_classes: tuple[int, ...] = (),
-    end_classes: tuple[int, ...] = (),
+    wire_labels: dict[str, Any] | None = None,
 ) -> None:
     """Write, atomically and in half precision, a file that Ultralytics' `YOLO(path)` opens to predict, val or export.
 
-    `windows` are the facts of a training on windows, which `trained_windows` returns; `thin_classes` and `end_classes` what
-    `trained_thin_classes` and `trained_end_classes` return.
+    `windows` are the facts of a training on windows, which `trained_windows` returns; `thin_classes` and `wire_labels` what
+    `trained_thin_classes` and `trained_wire_labels` return.
     """
     deployed: YoloModel = copy.deepcopy(module).cpu().eval()
     deployed = revert_sync_batchnorm(deployed).half().to(memory_format=torch.contiguous_format)
     deployed.criterion = None
     deployed._forward_pre_hooks.clear()  # code of this project, which other programs cannot load
     deployed.args = {"task": "segment", "imgsz": img_size, "data": data, **({"windows": windows} if windows else {})}
-    classes = {"thin_classes": list(thin_classes), "end_classes": list(end_classes)}
-    deployed.args |= {name: chosen for name, chosen in classes.items() if chosen}
+    deployed.args |= {"thin_classes": list(thin_classes), **(wire_labels or {})} if thin_classes else {}
     content = {
         "epoch": -1,
         "best_fitness": None,
