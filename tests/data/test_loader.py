@@ -111,7 +111,7 @@ def test_an_empty_shard_makes_an_empty_loader(plain_set: SegmentationDataset) ->
 # --- loaders -------------------------------------------------------------------------------------------------------
 
 
-EVERYTHING = AugmentConfig(degrees=10, shear=5, mixup=0.5, copy_paste=0.5)
+EVERYTHING = AugmentConfig(degrees=10, shear=5, mixup=0.5, copy_paste=0.5, paste=0.5)
 
 
 @pytest.mark.parametrize("kind", ["photographs", "windows"])

@@ -21,7 +21,7 @@ from utils.data import dataset as dataset_module
 from utils.data.augment import AugmentConfig, Scene, blend, paste_mirrored, sample_generator
 from utils.sources.sample.canvas import area
 
-STRONG = {"shear": 15.0, "copy_paste": 1.0, "mixup": 1.0, "draw_wires": 1.0}
+STRONG = {"shear": 15.0, "copy_paste": 1.0, "mixup": 1.0, "paste": 1.0, "draw_wires": 1.0}
 ROTATED = AugmentConfig(degrees=10, wire_classes=(1,))
 
 
@@ -39,7 +39,7 @@ def test_an_option_at_zero_changes_no_byte_and_above_it_does(name: str) -> None:
     assert sum(now != before for now, before in zip(changed, plain, strict=True)) > len(plain) / 2
 
 
-@pytest.mark.parametrize("name", ["copy_paste", "mixup"])
+@pytest.mark.parametrize("name", ["copy_paste", "mixup", "paste"])
 def test_a_probability_that_never_strikes_leaves_the_geometry(name: str) -> None:
     for sample, plain in zip(
         samples_of(AugmentConfig(**dict[str, Any]({name: 1e-12}))), samples_of(AugmentConfig()), strict=True
@@ -133,7 +133,7 @@ def test_mixup_holds_both_pictures_and_the_labels_of_both(monkeypatch: pytest.Mo
         assert areas == sorted(areas, reverse=True)
 
 
-def test_mixup_copy_paste_and_drawn_wires_end_with_mosaic() -> None:
-    strong = AugmentConfig(mixup=1.0, copy_paste=1.0, draw_wires=1.0, wire_classes=(1,))
+def test_what_is_mixed_pasted_and_drawn_ends_with_mosaic() -> None:
+    strong = AugmentConfig(mixup=1.0, copy_paste=1.0, paste=1.0, draw_wires=1.0, wire_classes=(1,))
     late, plain = (samples_of(config, mosaic_epochs=0) for config in (strong, AugmentConfig()))
     assert list(map(content, late)) == list(map(content, plain))

@@ -77,3 +77,6 @@ def test_wires_are_drawn_as_the_thin_classes_and_refused_without_one(photo_file:
     assert (augment.draw_wires, augment.wire_classes, said) == (0.3, (1,), ["Wires are drawn as wire"])
     with pytest.raises(UsageError, match="no class of the training labels is as thin as wires are"):
         choose([poles], draw_wires=0.3)
+    assert choose([wires, poles], paste=0.3)[2].paste == 0.3
+    with pytest.raises(UsageError, match="--paste: the training labels hold no object to paste"):
+        choose([wires], paste=0.3)

@@ -10,11 +10,11 @@ import numpy as np
 from utils.data.augment import Scene
 from utils.data.polygons import draw_index_map
 
-LIGHT = (0.3, 1.6)  # by which a pasted picture is darker or lighter
-TINT = 0.15  # of each colour
-MIN_VISIBLE = 0.25  # of an object that is partly hidden
-MIN_PIECE_PX = 12.0  # length of a visible part of a wire
-FEATHER_PX = 3
+LIGHT = (0.3, 1.6)  # gain of what is pasted: a pole may be of light wood or black
+TINT = 0.15  # +- relative, of each colour
+MIN_VISIBLE = 0.25  # of an object that is partly hidden; less is no longer labelled
+MIN_PIECE_PX = (12.0, 1.0)  # longer and shorter side of a visible part of a wire
+FEATHER_PX = 3  # side of the filter that softens the edge
 
 
 def paste_objects(scene: Scene, donor: Scene, thin: tuple[int, ...], rng: np.random.Generator) -> Scene:
@@ -38,6 +38,7 @@ def paste_objects(scene: Scene, donor: Scene, thin: tuple[int, ...], rng: np.ran
 
 
 def _visible_parts(outline: np.ndarray, pasted: np.ndarray, is_thin: bool) -> list[np.ndarray]:
+    """Return the outlines of what is left of an object behind what is pasted, uint8 (S, S)."""
     own = draw_index_map([outline], len(pasted)).astype(np.uint8)
     seen = own & ~pasted & 1
     total, left = np.count_nonzero(own), np.count_nonzero(seen)
@@ -49,4 +50,5 @@ def _visible_parts(outline: np.ndarray, pasted: np.ndarray, is_thin: bool) -> li
     parts = [contour[:, 0].astype(np.float64) + 0.5 for contour in contours if len(contour) >= 3]
     if not is_thin:
         return [max(parts, key=len)] if parts else []
-    return [part for part in parts if np.ptp(part, axis=0).max() >= MIN_PIECE_PX]
+    sides = [sorted(np.ptp(part, axis=0), reverse=True) for part in parts]
+    return [part for part, side in zip(parts, sides, strict=True) if (side >= np.array(MIN_PIECE_PX)).all()]

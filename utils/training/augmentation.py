@@ -27,7 +27,7 @@ PHOTOS = 64  # whose objects are measured, spread over the split
 def choose_augmentation(config: TrainConfig, photos: list[Photo], names: tuple[str, ...], say: Say) -> AugmentConfig:
     """Return the augmentation without unset options and with the thin classes, alike on all ranks; say what was chosen.
 
-    Raises UsageError for `--draw-wires` where no class is thin.
+    Raises UsageError for `--draw-wires` where no class is thin, and for `--paste` where all are.
     """
     size_of, augment = sizes_on_disk(photos), config.augment
     thin = choose_thin_classes(("auto",), photos, size_of, names)
@@ -39,6 +39,10 @@ def choose_augmentation(config: TrainConfig, photos: list[Photo], names: tuple[s
         chosen = f"training with {typed}" if config.windows else f"{typed} may help"
         say(f"Labelled objects lie in many directions (agreement {agreement:.2f}): {chosen}")
         augment = replace(augment, **options) if config.windows else augment
+    if augment.paste and all(np.isin(photo.class_ids, thin).all() for photo in photos):
+        raise UsageError(
+            "--paste: the training labels hold no object to paste; thin classes, such as wires, are not pasted"
+        )
     if augment.draw_wires:
         if not thin:
             raise UsageError("--draw-wires: no class of the training labels is as thin as wires are")

@@ -125,7 +125,7 @@ class TrainConfig(Options):
         10,
         "number of last epochs without mosaic, at most half of the run",
         at_least=0,
-        needs="mosaic or mixup or copy_paste or draw_wires",
+        needs="mosaic or mixup or copy_paste or paste or draw_wires",
     )
     seed: int = option(0, "random seed", at_least=0)
     device: str = option("auto", "auto, cpu, cuda or cuda:N", may_differ=True)
@@ -181,6 +181,12 @@ class TrainConfig(Options):
     copy_paste: float = option(
         0.0,
         "probability of pasting a mirrored copy of each object where there is room; off in epochs without mosaic",
+        **FRACTION,
+    )
+    paste: float = option(
+        0.0,
+        "probability of objects of another photograph in front of a picture, in other colours; all classes equally often, but "
+        "no thin ones; off in epochs without mosaic",
         **FRACTION,
     )
     draw_wires: float | None = option(
