@@ -77,14 +77,16 @@ def test_gaps_stay_with_the_part_of_the_line_that_has_them() -> None:
     assert sorted(len(line.gaps) for line in lined.lines if line is not None) == [0, 1]
 
 
-@pytest.mark.parametrize("labelled_px", [8.0, 20.0, 12.0])
-def test_a_line_moves_onto_the_wire_and_is_as_wide_as_labels_are(labelled_px: float) -> None:
+@pytest.mark.parametrize(
+    ("width", "labelled_px"), [((1.0, 0.0), 8.0), ((1.0, 12.0), 20.0), ((1.5, 0.0), 12.0), ((0.0, 10.0), 10.0)]
+)
+def test_a_line_moves_onto_the_wire_and_is_as_wide_as_labels_are(width: tuple[float, ...], labelled_px: float) -> None:
     photo = np.full((*SIZE[::-1], 3), 90, np.uint8)
     photo[drawn(SAGGING, width_px=8)] = (90, 90, 160)  # blue, as bright as the ground
     mask = np.roll(drawn(SAGGING, width_px=12), 4, axis=0)  # beside it
     found = Detections(torch.zeros(1, 4), torch.ones(1), torch.tensor([1]), torch.zeros(1, 0))
     prediction = PhotoPrediction(found, [Region(0, 0, mask)], np.zeros((1, 4), np.float32))
-    rules = WireRules((1,), margin_px=labelled_px - 8)
+    rules = WireRules((1,), width=width)
     (line,) = with_lines(prediction, rules, Placement(450, (450, 300), (0, 75), SIZE), photo).lines
     assert line is not None
     assert line.width_px == pytest.approx(labelled_px, abs=1.5)
@@ -98,7 +100,9 @@ def test_a_line_stays_where_the_photograph_shows_nothing() -> None:
     found = Detections(torch.zeros(1, 4), torch.ones(1), torch.tensor([1]), torch.zeros(1, 0))
     prediction = PhotoPrediction(found, [Region(0, 0, drawn(STRAIGHT))], np.zeros((1, 4), np.float32))
     photo, placement = np.full((*SIZE[::-1], 3), 90, np.uint8), Placement(450, (450, 300), (0, 75), SIZE)
-    still, fitted = (with_lines(prediction, WireRules((1,), margin_px=px), placement, photo) for px in (None, 9.0))
+    still, fitted = (
+        with_lines(prediction, WireRules((1,), width=width), placement, photo) for width in ((), (1.0, 9.0))
+    )
     assert np.array_equal(still.masks[0].mask, fitted.masks[0].mask)
 
 
@@ -107,29 +111,37 @@ CUT = (straight((0, 100), (400, 110)), straight((440, 111), (900, 120)))
 PASSING, BESIDE = straight((0, 300), (900, 320)), straight((500, 400), (900, 400))
 
 
-def labelled(*wires: Line) -> LabelledPhoto:
-    photo = np.full((*SIZE[::-1], 3), 90, np.uint8)
+def labelled(*wires: Line, gain: float = 1.0, margin_px: float = 3.0, seed: int = 0) -> LabelledPhoto:
+    """Draw wires 4 to 16 pixels wide and label them."""
+    photo, rng = np.full((*SIZE[::-1], 3), 90, np.uint8), np.random.default_rng(seed)
+    outlines = [POLE_OUTLINE]
     for wire in wires:
-        seen = fill_outline(replace(wire, widths=np.full(2, 5.0)).outline, SIZE)
+        width_px = rng.uniform(4, 16)
+        seen = fill_outline(replace(wire, widths=np.full(2, width_px)).outline, SIZE)
         height, width = seen.mask.shape
         photo[seen.top : seen.top + height, seen.left : seen.left + width][seen.mask] = 200
-    outlines = [POLE_OUTLINE, *(wire.outline for wire in wires)]
+        outlines.append(replace(wire, widths=np.full(2, gain * width_px + margin_px)).outline)
     return LabelledPhoto(np.array([2] + [1] * len(wires)), outlines, SIZE, lambda: photo)
 
 
 @pytest.mark.parametrize(
-    ("photos", "end_at", "margin_px"),
+    ("photos", "end_at"),
     [
-        ([labelled(*CUT, BESIDE)] * 4, [2], 3.0),  # labels are 8 pixels wide, wires 5
-        ([labelled(*CUT, BESIDE)] * 2, [], None),  # too few to say so
-        ([labelled(*CUT)] * 4 + [labelled(PASSING)] * 4, [], 3.0),  # as many pass through
-        ([labelled(BESIDE)] * 9 + [labelled()] * 9, [], None),
-        ([], [], None),
+        ([labelled(*CUT, BESIDE)] * 4, [2]),
+        ([labelled(*CUT, BESIDE)] * 2, []),  # too few to say so
+        ([labelled(*CUT)] * 4 + [labelled(PASSING)] * 4, []),  # as many pass through
+        ([labelled(BESIDE)] * 9 + [labelled()] * 9, []),
+        ([], []),
     ],
 )
-def test_labels_say_where_wires_end_and_how_wide_they_are(
-    photos: list[LabelledPhoto], end_at: list[int], margin_px: float | None
-) -> None:
-    facts = measure_wire_labels(photos, (1,))
-    assert facts["wires_end_at"] == end_at
-    assert facts["wire_margin_px"] == (margin_px if margin_px is None else pytest.approx(margin_px, abs=1))
+def test_labels_say_at_which_objects_wires_end(photos: list[LabelledPhoto], end_at: list[int]) -> None:
+    assert measure_wire_labels(photos, (1,))["wires_end_at"] == end_at
+
+
+@pytest.mark.parametrize(("gain", "margin_px"), [(1.0, 3.0), (0.0, 7.0), (1.5, 0.0)])
+def test_labels_say_how_wide_they_are(gain: float, margin_px: float) -> None:
+    photos = [labelled(PASSING, BESIDE, gain=gain, margin_px=margin_px, seed=seed) for seed in range(8)]
+    found = measure_wire_labels(photos, (1,))["wire_width"]
+    assert found[0] == pytest.approx(gain, abs=0.25)
+    assert found[0] * 6 + found[1] == pytest.approx(gain * 6 + margin_px, abs=0.8)
+    assert measure_wire_labels(photos[:4], (1,))["wire_width"] == []  # too few

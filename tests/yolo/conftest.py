@@ -47,7 +47,7 @@ def saved(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> d
             info,
             **facts,
             thin_classes=(1,),
-            wire_labels={"wires_end_at": [0], "wire_margin_px": 2.5},
+            wire_labels={"wires_end_at": [0], "wire_width": [1.0, 2.5]},
         )
         torch.save(network.state_dict(), paths[family].with_name("weights.pt"))
     return paths

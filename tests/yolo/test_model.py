@@ -44,7 +44,7 @@ def test_a_saved_model_opens_again_with_equal_outputs(saved: dict[str, Path], fa
     for fast in (load_for_prediction(path, CPU), copy_for_prediction(model)):
         assert (class_names(fast), trained_size_px(fast), trained_windows(fast)) == (NAMES, SIZE_PX, WINDOWS)
         assert trained_thin_classes(fast) == (1,)
-        assert trained_wire_labels(fast) == {"wires_end_at": [0], "wire_margin_px": 2.5}
+        assert trained_wire_labels(fast) == {"wires_end_at": [0], "wire_width": [1.0, 2.5]}
         assert not [module for module in fast.modules() if isinstance(module, torch.nn.BatchNorm2d)]
         with torch.no_grad():
             ours, theirs = raw_outputs(fast, images), raw_outputs(model, images)
@@ -84,10 +84,10 @@ def test_a_file_without_proper_thin_classes_has_none(classes: object) -> None:
     assert trained_wire_labels(model)["wires_end_at"] == []
 
 
-@pytest.mark.parametrize("margin_px", [None, [1], "2", 1e9, float("nan")])
-def test_a_file_without_a_proper_margin_of_wires_has_none(margin_px: object) -> None:
-    model = SimpleNamespace(args={"wire_margin_px": margin_px}, names=NAMES)
-    assert trained_wire_labels(model)["wire_margin_px"] is None
+@pytest.mark.parametrize("width", [None, 1.0, [1.0], ["1", "2"], [1, 2], [1.0, 1e9], [1.0, float("nan")]])
+def test_a_file_without_a_proper_width_of_wires_has_none(width: object) -> None:
+    model = SimpleNamespace(args={"wire_width": width}, names=NAMES)
+    assert trained_wire_labels(model)["wire_width"] == []
 
 
 def test_transfer_from_eighty_classes_keeps_all_that_can_be_kept(tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ def profiles(line: Line, photo: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
     return places[is_wire], beside[is_wire], widths[is_wire]
 
 
-def fit_to_photo(line: Line, photo: np.ndarray, margin_px: float) -> Line:
-    """Return a line moved onto the wire in a photograph, RGB uint8 (H, W, 3), and as wide as that, plus `margin_px`.
+def fit_to_photo(line: Line, photo: np.ndarray, gain: float, margin_px: float) -> Line:
+    """Return a line moved onto the wire in a photograph, RGB uint8 (H, W, 3), and `gain` times as wide, plus `margin_px`.
 
     It stays within half a width of where it was, and between NARROWEST and WIDEST of its width; without a wire it stays.
     """
@@ -65,7 +65,7 @@ def fit_to_photo(line: Line, photo: np.ndarray, margin_px: float) -> Line:
     masks = np.interp(along, known, line.widths)
     limit = max(line.width_px / 2, 3.0)
     shift = _smooth(places, beside, limit, along).clip(-limit, limit)
-    wide = (np.median(widths) + margin_px).clip(NARROWEST * masks, WIDEST * masks)
+    wide = (gain * np.median(widths) + margin_px).clip(NARROWEST * masks, WIDEST * masks)
     return Line(points + shift[:, None] * across, wide, line.gaps)
 
 

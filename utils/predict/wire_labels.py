@@ -1,4 +1,4 @@
-"""How a data set's labels show wires: at which objects they end, and how much wider they are than the wires."""
+"""How a data set's labels show wires: at which objects they end, and how wide they are."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from utils.predict.visible import profiles
 from utils.predict.wires import canvas_of, outside, values_at
 
 MIN_CUTS = 3  # labelled wires that go on behind objects of a class, so that wires end there
-MOST_WIRES, MIN_WIRES = 64, 10  # labelled wires that are compared with the photographs; for a margin
+MOST_WIRES, MIN_WIRES = 40, 10  # labelled wires that are compared with the photographs, for their width
+MOST_GAIN = 2.0
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class LabelledPhoto:
 
 
 def measure_wire_labels(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> dict[str, Any]:
-    """Return the facts `end_at` and `margin_px` of `WireRules` for thin classes, as a model file names them."""
-    return {"wires_end_at": [*classes_at_ends(photos, thin)], "wire_margin_px": label_margin_px(photos, thin)}
+    """Return the facts `end_at` and `width` of `WireRules` for thin classes, as a model file names them; no width if unknown."""
+    return {"wires_end_at": [*classes_at_ends(photos, thin)], "wire_width": [*label_width(photos, thin)]}
 
 
 def classes_at_ends(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> tuple[int, ...]:
@@ -63,18 +64,26 @@ def _axis(outline: np.ndarray) -> Line:
     return Line(np.stack([centre - half, centre + half]), np.full(2, min(sides)), np.zeros((0, 2, 2)))
 
 
-def label_margin_px(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> float | None:
-    """Return by how many pixels labels of thin classes are wider than the wires that the photographs show, the median.
+def label_width(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> tuple[float, ...]:
+    """Return (gain, margin in pixels): labels of thin classes are gain times as wide as what is visible, plus the margin.
 
-    None if fewer than MIN_WIRES of the MOST_WIRES that are looked at can be seen.
+    Outlines are drawn with a margin, gain 1; wires that were labelled as lines all have one width, gain 0. The gain is the
+    median over all pairs of wires (Theil and Sen). Empty if fewer than MIN_WIRES of those that are looked at can be seen.
     """
+    from scipy.stats import theilslopes  # takes 0.5 s
+
     wires = [(n, k) for n, photo in enumerate(photos) for k in np.flatnonzero(np.isin(photo.class_ids, thin)).tolist()]
     chosen = wires[:: max(1, len(wires) // MOST_WIRES)][:MOST_WIRES]
-    margins = []
+    visible, labelled = [], []
     for number in sorted({number for number, _ in chosen}):
         photo, picture = photos[number], photos[number].read()
         for outline in (photo.outlines[position] for other, position in chosen if other == number):
             for line in find_lines(fill_outline(outline, photo.size))[:1]:
                 _, _, widths = profiles(line, picture)
-                margins += [line.width_px - float(np.median(widths))] if len(widths) else []
-    return round(float(np.median(margins)), 1) if len(margins) >= MIN_WIRES else None
+                if len(widths):
+                    visible.append(float(np.median(widths)))
+                    labelled.append(line.width_px)
+    if len(visible) < MIN_WIRES or np.ptp(visible) == 0:
+        return ()
+    gain = float(np.clip(theilslopes(labelled, visible).slope, 0, MOST_GAIN))
+    return round(gain, 3), round(float(np.median(np.array(labelled) - gain * np.array(visible))), 2)

@@ -27,13 +27,13 @@ END_SCORE = 0.25  # of an object at which wires end
 class WireRules:
     """Which classes become lines, and how wires are labelled in the training's photographs (`wire_labels.py`).
 
-    end_at: the classes at whose objects labels end. margin_px: how much wider labels are than the wires that a photograph
-    shows; None: not known, so lines stay where and as wide as masks are.
+    end_at: the classes at whose objects labels end. width: (gain, margin in pixels), labels are gain times as wide as the
+    wires that a photograph shows, plus the margin; empty: not known, so lines stay where and as wide as masks are.
     """
 
     classes: tuple[int, ...] = ()
     end_at: tuple[int, ...] = ()
-    margin_px: float | None = None
+    width: tuple[float, ...] = ()
 
 
 def with_lines(
@@ -60,8 +60,8 @@ def with_lines(
             continue
         region = prediction.masks[number]
         if lines := find_lines(region) if score >= MIN_SCORE else []:
-            if rules.margin_px is not None:
-                lines = [fit_to_photo(line, photo, rules.margin_px) for line in lines]
+            if rules.width:
+                lines = [fit_to_photo(line, photo, *rules.width) for line in lines]
             parts = [part for line in lines for part in outside(line, ends)]
             drawn = [_Row(score * likeness(part, grey), number, part) for part in parts]
         else:

@@ -153,10 +153,11 @@ def trained_thin_classes(model: YoloModel) -> tuple[int, ...]:
 
 def trained_wire_labels(model: YoloModel) -> dict[str, Any]:
     """Return how wires were labelled in that training, as `measure_wire_labels` does; nothing that its file does not say."""
-    margin_px = model.args.get("wire_margin_px")
-    is_margin = type(margin_px) is float and abs(margin_px) <= MOST_MARGIN_PX
+    width = model.args.get("wire_width")
+    is_width = isinstance(width, list) and len(width) == 2 and all(type(number) is float for number in width)
+    is_width = is_width and all(abs(number) <= MOST_MARGIN_PX for number in width)
     end_at = _known_classes(model, model.args.get("wires_end_at"))
-    return {"wires_end_at": [*end_at], "wire_margin_px": margin_px if is_margin else None}
+    return {"wires_end_at": [*end_at], "wire_width": width if is_width else []}
 
 
 def _known_classes(model: YoloModel, classes: Any) -> tuple[int, ...]:
