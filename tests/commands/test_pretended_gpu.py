@@ -23,6 +23,7 @@ from utils.common import environment
 from utils.distributed import read_rank_environment, setup_ddp
 from utils.distributed.sync_bn import convert_sync_batchnorm
 from utils.run.checkpoint import load_latest
+from utils.yolo.model import load_weights, save_deployable, trained_size_px
 
 SIZE = ("--img-size", "64")
 SURER = 6.0  # of the logits of classes
@@ -129,10 +130,10 @@ def classes_of(trained: TrainedRun) -> list[str]:
 
 def sure(trained: TrainedRun, folder: Path) -> Path:
     """Return the run's model with higher confidences, so that detections become lines: it has hardly learnt."""
-    content = torch.load(trained.folder / "best.pt", weights_only=False)
-    for branch in content["model"].model[-1].cv3:
+    model: Any = load_weights(str(trained.folder / "best.pt"))
+    for branch in model.model[-1].cv3:
         branch[-1].bias.data += SURER
-    torch.save(content, folder / "sure.pt")
+    save_deployable(folder / "sure.pt", model, {}, img_size=trained_size_px(model), data=str(trained.data))
     return folder / "sure.pt"
 
 
