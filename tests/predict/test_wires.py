@@ -12,6 +12,7 @@ from tests.predict.test_lines import CROSSARM, SAGGING, SIZE, STRAIGHT, drawn, p
 from utils.predict.detections import Detections, PhotoPrediction, Placement
 from utils.predict.regions import Region
 from utils.predict.shapes import Line, fill_outline
+from utils.predict.visible import profiles
 from utils.predict.wire_labels import LabelledPhoto, measure_wire_labels
 from utils.predict.wires import WireRules, with_lines
 
@@ -104,6 +105,16 @@ def test_a_line_stays_where_the_photograph_shows_nothing() -> None:
         with_lines(prediction, WireRules((1,), width=width), placement, photo) for width in ((), (1.0, 9.0))
     )
     assert np.array_equal(still.masks[0].mask, fitted.masks[0].mask)
+
+
+def test_a_wire_across_a_photograph_wider_than_opencv_takes_is_measured() -> None:
+    photo = np.full((60, 40_000, 3), 90, np.uint8)
+    photo[30:36] = 200
+    places, beside, widths = profiles(straight((0, 31), (40_000, 31), width=8), photo)
+    assert len(places) == 1000
+    assert np.ptp(places) > 39_900
+    assert beside == pytest.approx(np.full(1000, 2.0), abs=0.6)
+    assert widths == pytest.approx(np.full(1000, 6.0), abs=1)
 
 
 POLE_OUTLINE = np.array([[400.0, 0.0], [440.0, 0.0], [440.0, 600.0], [400.0, 600.0]])

@@ -8,6 +8,7 @@ import numpy as np
 from utils.predict.shapes import Line
 
 ALONG_PX, ACROSS_PX = 2.0, 0.5  # between samples
+SAMPLES_AT_ONCE = 4096  # OpenCV takes pictures of at most 32767 pixels a side
 BLOCK = 20  # samples along the line that are averaged: 40 pixels
 REACH_WIDTHS, MIN_REACH_PX = 1.5, 12.0  # how far to both sides
 OUTER = 0.2  # share of a profile, at each of its ends, that shows the ground
@@ -21,16 +22,15 @@ def profiles(line: Line, photo: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
     """Return what blocks of a line show in a photograph, RGB uint8 (H, W, 3): float64 (B,) each, in pixels.
 
     places: along the line. beside: where the wire's middle lies, to the side of `Line.samples`. widths: full width at half
-    of the contrast to the ground, which is linear between both sides, in the colour that differs most. Only blocks that show a wire are returned, and none
-    if these are few.
+    of the contrast to the ground, in the colour that differs most; the ground is linear between both sides. Only blocks
+    that show a wire are returned, and none if these are few.
     """
     points, across = line.samples(ALONG_PX)
     reach = max(REACH_WIDTHS * line.width_px, MIN_REACH_PX)
     offsets = np.arange(-reach, reach + ACROSS_PX / 2, ACROSS_PX)
     at = (points[:, None] + offsets[:, None] * across[:, None] - 0.5).astype(np.float32)
-    seen = cv2.remap(photo, at[..., 0], at[..., 1], cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE).astype(
-        np.float64
-    )
+    parts = [at[start : start + SAMPLES_AT_ONCE] for start in range(0, len(at), SAMPLES_AT_ONCE)]
+    seen = np.concatenate([_sampled(photo, part) for part in parts]).astype(np.float64)
     starts = np.arange(0, max(len(points) - BLOCK // 2, 1), BLOCK)
     lengths = np.diff(starts, append=len(points))
     profile = np.add.reduceat(seen, starts, axis=0) / lengths[:, None, None]
@@ -49,6 +49,15 @@ def profiles(line: Line, photo: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
     places = (starts + lengths / 2) * (line.length_px / max(len(points) - 1, 1))
     widths, beside = (last - first - 1) * ACROSS_PX, (offsets[first] + offsets[last]) / 2
     return places[is_wire], beside[is_wire], widths[is_wire]
+
+
+def _sampled(photo: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Interpolate a photograph at (n, k, 2) xy, counted from the first pixel's centre: uint8 (n, k, 3); outside: its edge."""
+    size = np.array(photo.shape[1::-1])
+    left, top = np.floor(at.min(axis=(0, 1))).astype(int).clip(0, size - 1).tolist()
+    right, bottom = (np.ceil(at.max(axis=(0, 1))).astype(int) + 1).clip((left + 1, top + 1), size).tolist()
+    x, y = np.moveaxis(at - np.array([left, top], np.float32), -1, 0)
+    return cv2.remap(photo[top:bottom, left:right], x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
 
 
 def fit_to_photo(line: Line, photo: np.ndarray, gain: float, margin_px: float) -> Line:

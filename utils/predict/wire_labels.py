@@ -16,7 +16,7 @@ from utils.predict.shapes import Line, fill_outline
 from utils.predict.visible import profiles
 from utils.predict.wires import canvas_of, outside, values_at
 
-MIN_CUTS = 3  # labelled wires that go on behind objects of a class, so that wires end there
+MIN_CUTS = 3  # labelled wires that go on after an object of a class, so that wires end there
 MOST_WIRES, MIN_WIRES = 40, 10  # labelled wires that are compared with the photographs, for their width
 MOST_GAIN = 2.0
 
@@ -37,7 +37,7 @@ def measure_wire_labels(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) 
 
 
 def classes_at_ends(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the classes at whose objects the labels of thin classes end, though the wires go on behind them.
+    """Return the classes at whose objects the labels of thin classes end, though the wires go on.
 
     A class is one if more labelled wires continue each other over its objects than pass through them, and MIN_CUTS at least.
     """
