@@ -79,6 +79,7 @@ def _objects_at_ends(prediction: PhotoPrediction, rules: WireRules, size: tuple[
 
 
 def canvas_of(regions: Iterable[Region], size: tuple[int, int]) -> np.ndarray:
+    """Draw masks into a photograph of (width, height) pixels: bool (H, W)."""
     canvas = np.zeros(size[::-1], bool)
     for region in regions:
         height, width = region.mask.shape
