@@ -38,7 +38,7 @@ class Detections:
     def __len__(self) -> int:
         return len(self.scores)
 
-    def __getitem__(self, part: slice) -> Detections:
+    def __getitem__(self, part: slice | list[int]) -> Detections:
         return Detections(self.boxes[part], self.scores[part], self.class_ids[part], self.coefficients[part])
 
 

@@ -167,9 +167,8 @@ class Predictor:
                 yield state.key, state.photo, self._join(state)
 
     def _join(self, state: _Open) -> PhotoPrediction:
-        pieces = sorted(state.pieces, key=lambda piece: piece.order)[: PIECES_PER_DETECTION * self.max_detections]
-        best = {piece.class_id: piece.score for piece in reversed(pieces)}
-        pieces = [piece for piece in pieces if piece.score >= MIN_SHARE * best[piece.class_id]]
+        pieces = [piece for piece in state.pieces if state.is_joined(piece.class_id, piece.score)]
+        pieces.sort(key=lambda piece: piece.order)
         objects: list[JoinedObject] = []
         first, finer_px = 0, 0
         for level in state.levels:
@@ -210,7 +209,9 @@ class _Open:
     size_px: int  # of the network's input
     levels: list[list[Corners]]  # tiles, the smallest first
     pieces: list[Piece] = field(default_factory=list)
-    best_scores: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    best_scores: list[float] = field(default_factory=list)  # at most as many as pieces are joined, ascending
+    best_of_class: dict[int, float] = field(default_factory=dict)
+    least: float = 0.0  # confidence of a piece that is joined, of any class
     whole: Placement | None = None  # where the whole photograph lies in the input
 
     @cached_property
@@ -224,12 +225,21 @@ class _Open:
         parts = (self.photo[top:bottom, left:right] for left, top, right, bottom in self.tiles)
         return [WHOLE, *(number for number, part in enumerate(parts) if (part != FILL).any())]
 
+    def is_joined(self, class_id: int, score: float) -> bool:
+        """Return whether a piece is confident enough beside those found so far; once it is not, it never is again."""
+        return score >= max(self.least, MIN_SHARE * self.best_of_class[class_id])
+
     def add(self, view: _View, found: Detections, prototypes: torch.Tensor, most: int) -> None:
-        """Add a view's detections, except those that are not among the `most` most confident ones so far."""
-        scores = found.scores.numpy()
-        self.best_scores = np.sort(np.concatenate([self.best_scores, scores]))[-most:]
-        number = len(found) if len(self.best_scores) < most else int((scores >= self.best_scores[0]).sum())
-        found = found[:number]
+        """Add a view's detections, except those that are not among the `most` most confident ones, or too weak in their class.
+
+        Masks are drawn for those that stay: they are a tenth of all.
+        """
+        class_ids, scores = found.class_ids.tolist(), found.scores.tolist()
+        self.best_scores = sorted([*self.best_scores, *scores])[-most:]
+        self.least = self.best_scores[0] if len(self.best_scores) == most else 0.0
+        for class_id, score in zip(class_ids, scores, strict=True):
+            self.best_of_class[class_id] = max(self.best_of_class.get(class_id, 0.0), score)
+        found = found[[n for n, named in enumerate(zip(class_ids, scores, strict=True)) if self.is_joined(*named)]]
         if view.number == WHOLE:
             self.whole = view.placement
         left, top = view.corner
