@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 
@@ -42,6 +43,16 @@ def test_a_changed_copy_shows_the_same(measured: dict[str, Picture], change: str
 
 def test_the_same_place_seen_from_elsewhere_is_another_picture(measured: dict[str, Picture]) -> None:
     assert len(set(same_measured([measured[name] for name in ("original", "moved", "other")]).tolist())) == 3
+
+
+def test_other_objects_before_a_fixed_camera_are_other_pictures(tmp_path: Path) -> None:
+    scene = picture(1, (1200, 900)) // 3  # the objects are a hundredth of the picture
+    for number in range(6):
+        image = scene.copy()
+        cv2.ellipse(image, (250 + 140 * number, 300 + 60 * number), (60, 20), 30.0 * number, 0, 360, (90, 110, 60), -1)
+        (tmp_path / f"{number}.jpg").write_bytes(encode_jpeg(image))
+    (tmp_path / "6.jpg").write_bytes(encode_jpeg((0.7 * image).astype(np.uint8), 40))
+    assert same_measured([measure(tmp_path / f"{number}.jpg") for number in range(7)]).tolist() == [0, 1, 2, 3, 4, 5, 5]
 
 
 def test_copies_are_found_across_blocks_as_by_comparing_all_pairs() -> None:
