@@ -180,8 +180,8 @@ def find_duplicates(entries: Sequence[Measured]) -> list[Finding]:
 
 
 def _finding(kind: str, entries: Sequence[Measured], later: int, earlier: Sequence[int]) -> Finding:
-    vectors = details(np.stack([entries[position][2].thumb for position in (later, *earlier)]))
-    similarity = vectors[1:] @ vectors[0]
+    parts = details(np.stack([entries[position][2].thumb for position in (later, *earlier)]))
+    similarity = (parts[:, 1:] * parts[:, :1]).sum(axis=(0, 2))
     nearest = int(similarity.argmax())
     is_same_file = any(entries[one][2].digest == entries[later][2].digest for one in earlier)
     if is_same_file:
