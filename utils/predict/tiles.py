@@ -135,7 +135,8 @@ class Predictor:
         """
         batch: list[_View] = []
         for key, photo in photos:
-            state = _Open(key, photo, self.size_px, self.tiling.tiles_of(photo) if self.tiling else [])
+            tiles = self.tiling.tiles_of(photo) if self.tiling else []
+            state = _Open(key, photo, self.size_px, tiles, [0.0] * (PIECES_PER_DETECTION * self.max_detections))
             for number in state.views:
                 batch.append(_View.of(state, number))
                 if len(batch) == self.batch_size:
@@ -162,7 +163,7 @@ class Predictor:
                 prediction = PhotoPrediction(found, masks, boxes)
                 yield state.key, state.photo, self._lined(prediction, view.placement, state.photo)
                 continue
-            state.add(view, found, prototypes, PIECES_PER_DETECTION * self.max_detections)
+            state.add(view, found, prototypes)
             if view.number == state.views[-1]:
                 yield state.key, state.photo, self._join(state)
 
@@ -208,10 +209,11 @@ class _Open:
     photo: np.ndarray
     size_px: int  # of the network's input
     levels: list[list[Corners]]  # tiles, the smallest first
-    pieces: list[Piece] = field(default_factory=list)
-    best_scores: list[float] = field(default_factory=list)  # at most as many as pieces are joined, ascending
+    best_scores: list[
+        float
+    ]  # of detections, ascending, as many as pieces are joined; 0 in place of those still missing
     best_of_class: dict[int, float] = field(default_factory=dict)
-    least: float = 0.0  # confidence of a piece that is joined, of any class
+    pieces: list[Piece] = field(default_factory=list)
     whole: Placement | None = None  # where the whole photograph lies in the input
 
     @cached_property
@@ -226,20 +228,19 @@ class _Open:
         return [WHOLE, *(number for number, part in enumerate(parts) if (part != FILL).any())]
 
     def is_joined(self, class_id: int, score: float) -> bool:
-        """Return whether a piece is confident enough beside those found so far; once it is not, it never is again."""
-        return score >= max(self.least, MIN_SHARE * self.best_of_class[class_id])
+        """Return whether a piece is confident enough to be joined, beside what was found so far."""
+        return score >= max(self.best_scores[0], MIN_SHARE * self.best_of_class[class_id])
 
-    def add(self, view: _View, found: Detections, prototypes: torch.Tensor, most: int) -> None:
-        """Add a view's detections, except those that are not among the `most` most confident ones, or too weak in their class.
+    def add(self, view: _View, found: Detections, prototypes: torch.Tensor) -> None:
+        """Add a view's detections that can still be joined: further views only raise the confidence that a piece needs.
 
-        Masks are drawn for those that stay: they are a tenth of all.
+        Masks are drawn for these alone, about a third of all.
         """
-        class_ids, scores = found.class_ids.tolist(), found.scores.tolist()
-        self.best_scores = sorted([*self.best_scores, *scores])[-most:]
-        self.least = self.best_scores[0] if len(self.best_scores) == most else 0.0
-        for class_id, score in zip(class_ids, scores, strict=True):
+        named = list(zip(found.class_ids.tolist(), found.scores.tolist(), strict=True))
+        self.best_scores = sorted([*self.best_scores, *(score for _, score in named)])[-len(self.best_scores) :]
+        for class_id, score in named:
             self.best_of_class[class_id] = max(self.best_of_class.get(class_id, 0.0), score)
-        found = found[[n for n, named in enumerate(zip(class_ids, scores, strict=True)) if self.is_joined(*named)]]
+        found = found[[number for number, names in enumerate(named) if self.is_joined(*names)]]
         if view.number == WHOLE:
             self.whole = view.placement
         left, top = view.corner
