@@ -209,9 +209,7 @@ class _Open:
     photo: np.ndarray
     size_px: int  # of the network's input
     levels: list[list[Corners]]  # tiles, the smallest first
-    best_scores: list[
-        float
-    ]  # of detections, ascending, as many as pieces are joined; 0 in place of those still missing
+    best_scores: list[float]  # ascending, as many as detections are joined; 0 stands for those that are still missing
     best_of_class: dict[int, float] = field(default_factory=dict)
     pieces: list[Piece] = field(default_factory=list)
     whole: Placement | None = None  # where the whole photograph lies in the input
@@ -236,11 +234,11 @@ class _Open:
 
         Masks are drawn for these alone, about a third of all.
         """
-        named = list(zip(found.class_ids.tolist(), found.scores.tolist(), strict=True))
-        self.best_scores = sorted([*self.best_scores, *(score for _, score in named)])[-len(self.best_scores) :]
-        for class_id, score in named:
+        scored = list(zip(found.class_ids.tolist(), found.scores.tolist(), strict=True))
+        self.best_scores = sorted([*self.best_scores, *(score for _, score in scored)])[-len(self.best_scores) :]
+        for class_id, score in scored:
             self.best_of_class[class_id] = max(self.best_of_class.get(class_id, 0.0), score)
-        found = found[[number for number, names in enumerate(named) if self.is_joined(*names)]]
+        found = found[[number for number, one in enumerate(scored) if self.is_joined(*one)]]
         if view.number == WHOLE:
             self.whole = view.placement
         left, top = view.corner
