@@ -148,9 +148,16 @@ def test_settings_go_to_the_temporary_folder_without_a_home(monkeypatch: pytest.
     home.write_text("a file where a folder should be")
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr(environment.tempfile, "gettempdir", lambda: str(tmp_path))
-    folder = environment._settings_folder()
+    folder = environment.own_folder("numba")
     assert folder.is_dir()
     assert folder.is_relative_to(tmp_path)
+    # Another user made the folder first, and could plant compiled code there.
+    monkeypatch.setattr(
+        environment.Path, "stat", lambda path: os.stat_result([0, 0, 0, 0, os.getuid() + 1, 0, 0, 0, 0, 0])
+    )
+    other = environment.own_folder("numba")
+    assert other != folder
+    assert os.listdir(other) == []
 
 
 def test_torch_is_imported_before_ultralytics_can_limit_its_threads(tmp_path: Path) -> None:

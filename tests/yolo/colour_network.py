@@ -13,7 +13,7 @@ from torch import nn
 
 from utils.predict import tiles
 from utils.predict.detections import Detections, Placement
-from utils.predict.regions import Region
+from utils.predict.regions import Runs
 
 NAMES = ("wire", "pole")
 COLOURS = ((255, 0, 0), (0, 255, 0))
@@ -78,18 +78,17 @@ def _box(mask: np.ndarray) -> tuple[int, int, int, int]:
     return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
 
 
-def photo_masks(prototypes: torch.Tensor, found: Detections, placement: Placement) -> Iterator[Region]:
+def photo_runs(prototypes: torch.Tensor, found: Detections, placement: Placement) -> Iterator[Runs]:
     """Yield the parts' masks in photograph pixels."""
     parts = _parts(prototypes)
     (left, top), (width, height) = placement.pad, placement.inner_size
     for position in found.coefficients[:, 0].int().tolist():
         inner = parts[position][1][top : top + height, left : left + width].astype(np.uint8)
         mask = cv2.resize(inner, placement.photo_size, interpolation=cv2.INTER_NEAREST).view(bool)
-        x1, y1, x2, y2 = _box(mask)
-        yield Region(x1, y1, mask[y1:y2, x1:x2])
+        yield Runs.of(mask)
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let tiles be predicted with this network's detections."""
     monkeypatch.setattr(tiles, "detect", detect)
-    monkeypatch.setattr(tiles, "photo_masks", photo_masks)
+    monkeypatch.setattr(tiles, "photo_runs", photo_runs)

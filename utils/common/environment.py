@@ -26,7 +26,7 @@ def prepare_environment() -> None:
     os.environ.setdefault("ULTRALYTICS_SKIP_REQUIREMENTS_CHECKS", "1")
     os.environ.setdefault("MPLBACKEND", "Agg")
     if "YOLO_CONFIG_DIR" not in os.environ:
-        os.environ["YOLO_CONFIG_DIR"] = str(_settings_folder())
+        os.environ["YOLO_CONFIG_DIR"] = str(own_folder("ultralytics"))
     # Ultralytics sets OMP_NUM_THREADS=1 if it is unset. PyTorch reads it only when imported: import it first.
     import torch  # noqa: F401
 
@@ -40,17 +40,20 @@ def block_telemetry() -> None:
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # an import now raises ImportError
 
 
-def _settings_folder() -> Path:
+def own_folder(name: str) -> Path:
+    """Return a folder for files that are kept between runs; this user owns it and can write there. Makes it."""
     user = os.getuid() if hasattr(os, "getuid") else "user"
     cache = Path.home() / ".cache" if "HOME" in os.environ or os.name == "nt" else None
-    candidates = [cache / "yolo-seg-ddp" / "ultralytics"] if cache else []
-    candidates.append(Path(tempfile.gettempdir()) / f"yolo-seg-ddp-{user}" / "ultralytics")
+    candidates = [cache / "yolo-seg-ddp" / name] if cache else []
+    candidates.append(Path(tempfile.gettempdir()) / f"yolo-seg-ddp-{user}" / name)
     for folder in candidates:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError:
             continue
-        if os.access(folder, os.W_OK):
+        # In the temporary folder, another user may have made it to plant files there.
+        is_own = user == "user" or all(path.stat().st_uid == user for path in (folder, folder.parent))
+        if is_own and os.access(folder, os.W_OK):
             return folder
     return Path(tempfile.mkdtemp(prefix="yolo-seg-ddp-"))
 

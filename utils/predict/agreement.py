@@ -1,266 +1,240 @@
-"""How well masks from two tiles agree, for many pairs at once: masks are drawn as bits, 64 pixels in a number.
-
-A batch holds the pairs whose windows have about the same size. Its bitmaps are uint64 (words, ..., rows): pixel x of a row
-is bit x % 64 of word x // 64.
-"""
+"""How well masks from two tiles agree: pairs of masks are compared run by run, in compiled loops."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
-import cv2
 import numpy as np
 
-from utils.predict.regions import ROW, Corners, Runs, intersection, intersections
+from utils.common.compiled import compiled
+from utils.predict.regions import ROW, Corners, Runs, intersection
 
 WIDEN_PX = 2  # masks are widened before they are compared: the edges of a thin wire are uncertain by a pixel
-WIDEN_KERNEL = np.ones((2 * WIDEN_PX + 1,) * 2, np.uint8)
-WORDS_AT_ONCE = 2**15  # of a batch's bitmap: 256 kB, so that a processor's cache holds some of them
-
-ROWS_AT_ONCE = 2**15  # of pairs of masks
-WORDS_IN_BAND = 2**23  # of all masks: 64 MB
+_ONES = np.uint64(2**64 - 1)
+_PAIRS, _FOURS = np.uint64(0x5555555555555555), np.uint64(0x3333333333333333)  # a one in two bits, two in four, ...
+_EIGHTS, _BYTES = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0x0101010101010101)
 
 
 def widen(mask: Runs, limits: Corners) -> Runs:
     """Widen a mask by WIDEN_PX on all sides, inside `limits`."""
     left, top, right, bottom = mask.corners
     around = intersection((left - WIDEN_PX, top - WIDEN_PX, right + WIDEN_PX, bottom + WIDEN_PX), limits)
-    return Runs.of_cut(cv2.dilate(mask.window(around).view(np.uint8), WIDEN_KERNEL).view(bool), *around[:2])
+    return Runs(around, _widened(mask.edges, np.array(around)))
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Runs of many masks, each mask in a window of its own; int64 (n,) each, sorted by mask, row and column."""
-
-    mask: np.ndarray
-    row: np.ndarray
-    left: np.ndarray
-    right: np.ndarray  # excluded
-
-    def chosen(self, chosen: np.ndarray) -> _Rows:
-        """Return some of the runs."""
-        return _Rows(self.mask[chosen], self.row[chosen], self.left[chosen], self.right[chosen])
-
-    def draw(self, shape: tuple[int, int, int]) -> np.ndarray:
-        """Return bitmaps of (words, masks, rows)."""
-        bits = np.zeros(shape, np.uint64)
-        _add_runs(bits.reshape(-1), self.mask * shape[2] + self.row, self.left, self.right, shape[1] * shape[2])
-        return bits
-
-    def touch(self, bits: np.ndarray) -> np.ndarray:
-        """Return which runs have a pixel in the bitmaps (words, masks, rows): bool (n,)."""
-        before = np.zeros((bits.shape[0] + 1, *bits.shape[1:]), np.int32)
-        np.cumsum(np.bitwise_count(bits), axis=0, out=before[1:])
-        flat, place, size = bits.reshape(-1), self.mask * bits.shape[2] + self.row, bits[0].size
-        counts = []
-        for column in (self.left, self.right):
-            at = (column >> 6) * size + place
-            counts.append(before.reshape(-1)[at] + np.bitwise_count(flat[at] & (_bit(column) - np.uint64(1))))
-        return counts[1] > counts[0]
-
-    def connected(self) -> np.ndarray:
-        """Return for each run the number of its connected part, of which pixels touch by a side or corner: int64 (n,)."""
-        line = (self.mask * (int(self.row.max(initial=0)) + 2) + self.row) * ROW
-        above = line - ROW
-        first = np.searchsorted(
-            line + self.right, above + self.left
-        )  # the first run of the row above that ends late enough
-        after = np.searchsorted(line + self.left, above + self.right, side="right")
-        numbers = np.arange(len(line))
-        parts = np.where(first < after, first, numbers)
-        while (parts[parts] != parts).any():
-            parts = parts[parts]
-        # A run that touches several runs above joins their parts.
-        several = np.flatnonzero(after - first > 1)
-        owner, more = _ragged(after[several] - first[several] - 1)
-        run = several[owner]
-        other = first[run] + 1 + more
-        while len(run):
-            one, two = parts[run], parts[other]
-            differ = one != two
-            if not differ.any():
-                break
-            run, other = run[differ], other[differ]
-            np.minimum.at(parts, np.maximum(one, two)[differ], np.minimum(one, two)[differ])
-            while (parts[parts] != parts).any():
-                parts = parts[parts]
-        return parts
-
-
-def _add_runs(bits: np.ndarray, place: np.ndarray, left: np.ndarray, right: np.ndarray, step: int) -> None:
-    """Draw runs into zeros, uint64 (n,); word w of a run's row is at `place + w * step`."""
-    # A run in one word is the difference of two powers of two. One that goes on borrows from the next word.
-    np.add.at(bits, place + (right >> 6) * step, _bit(right))
-    np.subtract.at(bits, place + (left >> 6) * step, _bit(left))
-    word, last = (left >> 6) + 1, right >> 6
-    while len(word):
-        place, word, last = (values[word <= last] for values in (place, word, last))
-        bits[place + word * step] -= np.uint64(1)
-        word = word + 1
-
-
-def _bit(column: np.ndarray) -> np.ndarray:
-    return np.left_shift(np.uint64(1), (column & 63).astype(np.uint64))
-
-
-def _ragged(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for lists of some lengths one after the other, the list of each item and its number there: int64 (sum,)."""
-    owner = np.repeat(np.arange(len(lengths)), lengths)
-    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+@compiled
+def _widened(edges: np.ndarray, corners: np.ndarray) -> np.ndarray:
+    left, top, right, bottom = corners
+    result, number = np.empty(len(edges) * (2 * WIDEN_PX + 1), np.int64), 0
+    near = np.empty((len(edges) // 2, 2), np.int64)  # runs of the rows around a row, by their first pixel
+    start = 0
+    for row in range(top, bottom):
+        while edges[start] < (row - WIDEN_PX) * ROW:
+            start += 2
+        at, count = start, 0
+        while at < len(edges) and edges[at] < (row + WIDEN_PX + 1) * ROW:
+            first, last = max(edges[at] % ROW - WIDEN_PX, left), min(edges[at + 1] % ROW + WIDEN_PX, right)
+            place = count
+            while place > 0 and near[place - 1, 0] > first:
+                near[place] = near[place - 1]
+                place -= 1
+            near[place, 0], near[place, 1] = first, last
+            at, count = at + 2, count + 1
+        begin = number
+        for first, last in near[:count]:
+            if number > begin and row * ROW + first <= result[number - 1]:
+                result[number - 1] = max(result[number - 1], row * ROW + last)
+            else:
+                result[number], result[number + 1] = row * ROW + first, row * ROW + last
+                number += 2
+    return result[:number].copy()
 
 
 class Masks:
-    """Masks in a photograph, of which pairs are compared. A mask is named by its position, a pair is a row of int64 (n, 2)."""
+    """Masks in a photograph, of which pairs are compared. A mask is named by its position, a pair is a row of int64 (n, 2).
+
+    windows int64 (n, 4): left, top, right, bottom in pixels of the photograph, not empty.
+    """
 
     def __init__(self, masks: list[Runs]) -> None:
-        self._corners = np.array([mask.corners for mask in masks]).reshape(-1, 4)
-        edges = np.concatenate([np.zeros(0, np.int64), *(mask.edges for mask in masks)])
-        self._mask = np.repeat(np.arange(len(masks)), [len(mask.edges) // 2 for mask in masks])
-        self._row, self._left, self._right = edges[::2] // ROW, edges[::2] % ROW, edges[1::2] % ROW
-        self._lines = self._mask * ROW + self._row
+        self._edges = np.concatenate([np.zeros(0, np.int64), *(mask.edges for mask in masks)])
+        self._starts = np.cumsum([0, *(len(mask.edges) for mask in masks)])
 
     def areas(self, masks: np.ndarray, windows: np.ndarray) -> np.ndarray:
-        """Count the pixels of some masks, each in a window (left, top, right, bottom) of the photograph: int64 (n,)."""
-        runs = self._inside(masks, windows)
-        return np.bincount(runs.mask, runs.right - runs.left, len(masks)).astype(np.int64)
+        """Count the pixels of some masks, each in a window: int64 (n,)."""
+        return _areas(self._edges, self._starts, masks, windows)
 
     def shared(self, pairs: np.ndarray) -> np.ndarray:
         """Count the pixels that both masks of each pair have: int64 (n,)."""
-        counts = np.zeros(len(pairs), np.int64)
-        windows = intersections(self._corners[pairs[:, 0]], self._corners[pairs[:, 1]])
-        words = (windows[:, 2] - 1 >> 6) - (windows[:, 0] >> 6) + 1
-        order = np.argsort(words, kind="stable")
-        order = order[(windows[order, 2:] > windows[order, :2]).all(axis=1)]
-        for top, bottom in self._bands():
-            bits, places, strides = self._drawn(top, bottom)
-            first = np.maximum(windows[:, 1], top)
-            rows = np.minimum(windows[:, 3], bottom) - first
-            chosen = order[rows[order] > 0]
-            cuts = np.flatnonzero(np.diff(words[chosen]) | np.diff(np.cumsum(rows[chosen]) // ROWS_AT_ONCE)) + 1
-            for batch in np.split(chosen, cuts) if len(chosen) else []:
-                owner, line = _ragged(rows[batch])
-                one, two = (
-                    (places[mask] + first[batch] * strides[mask] + (windows[batch, 0] >> 6))[owner]
-                    + line * strides[mask][owner]
-                    for mask in pairs[batch].T
-                )
-                same = np.zeros(len(line), np.int32)
-                for word in range(words[batch[0]]):
-                    same += np.bitwise_count(bits[one + word] & bits[two + word])
-                counts[batch] += np.add.reduceat(same, np.flatnonzero(line == 0), dtype=np.int64)
-        return counts
-
-    def _bands(self) -> list[tuple[int, int]]:
-        """Return bands of rows of the photograph; the bitmaps take at most about WORDS_IN_BAND words in each."""
-        if not len(self._corners):
-            return []
-        left, top, right, bottom = self._corners.T
-        words = np.zeros(bottom.max() + 1, np.int64)
-        np.add.at(words, top, (right >> 6) - (left >> 6) + 1)
-        np.subtract.at(words, bottom, (right >> 6) - (left >> 6) + 1)
-        ends = np.flatnonzero(np.diff(np.cumsum(np.cumsum(words)) // WORDS_IN_BAND, append=-1)) + 1
-        return list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
-
-    def _drawn(self, top: int, bottom: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draw all masks in a band of rows; words begin at columns 0, 64, 128, ... of the photograph.
-
-        Returns the words, where column 0 of row 0 of each mask would be, and the number of words in a row of each.
-        """
-        left, first, right, last = self._corners.T
-        strides = (right >> 6) - (left >> 6) + 1
-        first, last = first.clip(top, bottom), last.clip(top, bottom)
-        sizes = (last - first) * strides
-        places = np.cumsum(sizes) - sizes - first * strides - (left >> 6)
-        bits = np.zeros(int(sizes.sum()), np.uint64)
-        inside = (self._row >= top) & (self._row < bottom)
-        mask = self._mask[inside]
-        _add_runs(bits, places[mask] + self._row[inside] * strides[mask], self._left[inside], self._right[inside], 1)
-        return bits, places, strides
+        return _shared(self._edges, self._starts, pairs)
 
     def agreement(self, pairs: np.ndarray, windows: np.ndarray) -> np.ndarray:
         """Return how well the two masks of each pair agree in its window, float64 (n,).
-
-        windows int64 (n, 4): left, top, right, bottom in pixels of the photograph, not empty.
 
         It is the IoU of the masks, widened, without connected parts that only one of them has: a wire that leaves a tile and
         returns is two masks there and one in the next tile, and each of the two agrees with that. It is 0 if less than half
         of the smaller mask is shared.
         """
-        result = np.zeros(len(pairs))
-        words, height = (windows[:, 2] - windows[:, 0]) // 64 + 1, windows[:, 3] - windows[:, 1]
-        order = np.lexsort((-height, words))
-        while len(order):
-            size = int(words[order[0]]), int(height[order[0]])
-            batch = order[: max(1, WORDS_AT_ONCE // (2 * size[0] * size[1]))]
-            batch = batch[words[batch] == size[0]]
-            result[batch] = self._agreement(pairs[batch], windows[batch], size)
-            order = order[len(batch) :]
+        return _agreements(self._edges, self._starts, pairs, windows)
+
+
+@compiled
+def _runs_inside(edges: np.ndarray, first: int, last: int, window: np.ndarray, runs: np.ndarray) -> int:
+    """Write the runs of the mask edges[first:last] in a window to runs (row, left, right); return their number."""
+    left, top, right, bottom = window
+    at = first + np.searchsorted(edges[first:last], top * ROW)
+    number = 0
+    while at < last and edges[at] < bottom * ROW:
+        row = edges[at] // ROW
+        one, two = max(edges[at] - row * ROW, left), min(edges[at + 1] - row * ROW, right)
+        if one < two:
+            runs[number, 0], runs[number, 1], runs[number, 2] = row - top, one - left, two - left
+            number += 1
+        at += 2
+    return number
+
+
+@compiled
+def _areas(edges: np.ndarray, starts: np.ndarray, masks: np.ndarray, windows: np.ndarray) -> np.ndarray:
+    counts = np.zeros(len(masks), np.int64)
+    if not len(masks):
+        return counts
+    runs = np.empty(((starts[1:] - starts[:-1]).max() // 2, 3), np.int64)
+    for number, mask in enumerate(masks):
+        for run in runs[: _runs_inside(edges, starts[mask], starts[mask + 1], windows[number], runs)]:
+            counts[number] += run[2] - run[1]
+    return counts
+
+
+@compiled
+def _shared(edges: np.ndarray, starts: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+    counts = np.zeros(len(pairs), np.int64)
+    for number in range(len(pairs)):
+        one, end_one = starts[pairs[number, 0]], starts[pairs[number, 0] + 1]
+        two, end_two = starts[pairs[number, 1]], starts[pairs[number, 1] + 1]
+        one += np.searchsorted(edges[one:end_one], edges[two] // ROW * ROW)
+        two += np.searchsorted(edges[two:end_two], edges[one] // ROW * ROW) if one < end_one else 0
+        while one < end_one and two < end_two:
+            counts[number] += max(min(edges[one + 1], edges[two + 1]) - max(edges[one], edges[two]), 0)
+            if edges[one + 1] < edges[two + 1]:
+                one += 2
+            else:
+                two += 2
+    return counts
+
+
+@compiled
+def _draw(runs: np.ndarray, bits: np.ndarray, size: tuple[int, int]) -> None:
+    """Draw runs, widened by WIDEN_PX on all sides, into bits (rows, words): pixel x is bit x % 64 of word x // 64.
+
+    size: rows and columns of the window.
+    """
+    for row, left, right in runs:
+        left, right = max(left - WIDEN_PX, 0), min(right + WIDEN_PX, size[1])
+        for line in range(max(row - WIDEN_PX, 0), min(row + WIDEN_PX + 1, size[0])):
+            for word in range(left >> 6, ((right - 1) >> 6) + 1):
+                low, high = max(left - 64 * word, 0), min(right - 64 * word, 64)
+                bits[line, word] |= (_ONES >> np.uint64(64 - high + low)) << np.uint64(low)
+
+
+@compiled
+def _count(word: np.uint64) -> int:
+    """Count the ones of an uint64."""
+    word -= (word >> np.uint64(1)) & _PAIRS
+    word = (word & _FOURS) + ((word >> np.uint64(2)) & _FOURS)
+    return int(np.int64((((word + (word >> np.uint64(4))) & _EIGHTS) * _BYTES) >> np.uint64(56)))
+
+
+@compiled
+def _mark_connected(runs: np.ndarray, parts: np.ndarray, is_kept: np.ndarray) -> None:
+    """Mark the runs that are connected with a marked one, by pixels that touch by a side or corner. parts: room to work."""
+    above = start = 0  # the first run of the row above that may touch, and of this row
+    for number in range(len(runs)):
+        parts[number] = number
+        if runs[number, 0] != runs[start, 0]:
+            above = start if runs[number, 0] == runs[start, 0] + 1 else number
+            start = number
+        while above < start and runs[above, 2] < runs[number, 1]:
+            above += 1
+        other = above
+        while other < start and runs[other, 1] <= runs[number, 2]:
+            one, two = _root(parts, number), _root(parts, other)
+            parts[max(one, two)] = min(one, two)
+            is_kept[min(one, two)] |= is_kept[max(one, two)]
+            other += 1
+    for number in range(len(runs)):
+        is_kept[number] = is_kept[_root(parts, number)]
+
+
+@compiled
+def _root(parts: np.ndarray, number: int) -> int:
+    while parts[number] != number:
+        parts[number] = parts[parts[number]]
+        number = parts[number]
+    return number
+
+
+@compiled
+def _agreements(edges: np.ndarray, starts: np.ndarray, pairs: np.ndarray, windows: np.ndarray) -> np.ndarray:
+    result = np.zeros(len(pairs))
+    if not len(pairs):
         return result
-
-    def _agreement(self, pairs: np.ndarray, windows: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-        """Return the agreement of pairs, of which no window has more than size = (words, rows)."""
-        number = len(pairs)
-        runs = self._inside(pairs.T.ravel(), np.tile(windows, (2, 1)))  # mask `pair + number` is the pair's second
-        inside = _rectangles(windows, size)
-        wide = (
-            _widened(runs.draw((size[0], 2 * number, size[1]))).reshape(size[0], 2, number, size[1]) & inside[:, None]
-        )
-        shared = wide[:, 0] & wide[:, 1]
-        count, smaller = _count(shared), np.minimum(_count(wide[:, 0]), _count(wide[:, 1]))
-        is_enough = 2 * count >= smaller
-        result = np.where(is_enough, count / np.maximum(_count(wide[:, 0] | wide[:, 1]), 1), 0.0)
-        runs = runs.chosen(is_enough[runs.mask % number])
-        is_kept = runs.touch(wide[:, ::-1].reshape(size[0], 2 * number, size[1]))
-        # Connected parts matter where some runs have no pixel near the other mask.
-        partly = np.unique(runs.mask[~is_kept] % number)
-        if not len(partly):
-            return result
-        position = np.full(number, -1)
-        position[partly] = np.arange(len(partly))
-        chosen = position[runs.mask % number] >= 0
-        runs, is_kept = runs.chosen(chosen), is_kept[chosen]
-        parts = runs.connected()
-        runs = runs.chosen(np.isin(parts, parts[is_kept]))
-        runs = replace(runs, mask=position[runs.mask % number] + len(partly) * (runs.mask // number))
-        drawn = runs.draw((size[0], 2 * len(partly), size[1]))
-        kept = _widened(drawn[:, : len(partly)] | drawn[:, len(partly) :]) & inside[:, partly]
-        result[partly] = _count(kept & shared[:, partly]) / np.maximum(_count(kept), 1)
-        return result
-
-    def _inside(self, masks: np.ndarray, windows: np.ndarray) -> _Rows:
-        """Return the runs of some masks, each in its window."""
-        first, last = (np.searchsorted(self._lines, masks * ROW + windows[:, side]) for side in (1, 3))
-        mask, line = _ragged(last - first)
-        at = first[mask] + line
-        corner = windows[mask]
-        left, right = np.maximum(self._left[at], corner[:, 0]), np.minimum(self._right[at], corner[:, 2])
-        runs = _Rows(mask, self._row[at] - corner[:, 1], left - corner[:, 0], right - corner[:, 0])
-        return runs.chosen(left < right)
+    longest = (starts[1:] - starts[:-1]).max() // 2
+    runs, parts, is_kept = (
+        np.empty((2, longest, 3), np.int64),
+        np.empty(longest, np.int64),
+        np.empty((2, longest), np.bool_),
+    )
+    rows, columns = (windows[:, 3] - windows[:, 1]).max(), (windows[:, 2] - windows[:, 0]).max()
+    room = np.empty((2, rows, (columns - 1) // 64 + 1), np.uint64)
+    for number in range(len(pairs)):
+        window = windows[number]
+        size = window[3] - window[1], window[2] - window[0]
+        bits = room[:, : size[0], : (size[1] - 1) // 64 + 1]
+        bits[:] = 0
+        lengths = np.zeros(2, np.int64)
+        for side in range(2):
+            mask = pairs[number, side]
+            lengths[side] = _runs_inside(edges, starts[mask], starts[mask + 1], window, runs[side])
+            _draw(runs[side, : lengths[side]], bits[side], size)
+        shared, one, two = _counts(bits)
+        if 2 * shared < min(one, two):
+            continue
+        result[number] = shared / max(one + two - shared, 1)
+        are_all_kept = True
+        for side in range(2):
+            for at in range(lengths[side]):
+                is_kept[side, at] = _touches(runs[side, at], bits[1 - side])
+                are_all_kept &= is_kept[side, at]
+        if are_all_kept:
+            continue
+        bits[0] &= bits[1]
+        bits[1] = 0
+        for side in range(2):
+            mine = runs[side, : lengths[side]]
+            _mark_connected(mine, parts, is_kept[side])
+            _draw(mine[is_kept[side, : lengths[side]]], bits[1], size)
+        shared, _, kept = _counts(bits)
+        result[number] = shared / max(kept, 1)
+    return result
 
 
-def _rectangles(windows: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Return bitmaps (words, n, rows) of windows that begin at the corner."""
-    width, height = windows[:, 2] - windows[:, 0], windows[:, 3] - windows[:, 1]
-    left = np.clip(width - 64 * np.arange(size[0])[:, None], 0, 64)
-    words = np.where(left == 64, ~np.uint64(0), _bit(left) - np.uint64(1))
-    return np.where(np.arange(size[1]) < height[:, None], words[..., None], np.uint64(0))
+@compiled
+def _touches(run: np.ndarray, bits: np.ndarray) -> bool:
+    """Return whether a run (row, left, right) has a pixel in bits (rows, words)."""
+    row, left, right = run
+    for word in range(left >> 6, ((right - 1) >> 6) + 1):
+        low, high = max(left - 64 * word, 0), min(right - 64 * word, 64)
+        if bits[row, word] & ((_ONES >> np.uint64(64 - high + low)) << np.uint64(low)):
+            return True
+    return False
 
 
-def _widened(bits: np.ndarray) -> np.ndarray:
-    """Return bitmaps (words, n, rows) widened by WIDEN_PX on all sides."""
-    one = np.uint64(1)
-    for _ in range(WIDEN_PX):
-        wide = bits << one
-        wide |= bits
-        wide |= bits >> one
-        wide[1:] |= bits[:-1] >> np.uint64(63)
-        wide[:-1] |= bits[1:] << np.uint64(63)
-        bits = wide.copy()
-        bits[..., 1:] |= wide[..., :-1]
-        bits[..., :-1] |= wide[..., 1:]
-    return bits
-
-
-def _count(bits: np.ndarray) -> np.ndarray:
-    """Count the pixels of bitmaps (words, n, rows): int64 (n,)."""
-    return np.bitwise_count(bits).sum(axis=0, dtype=np.uint32).sum(axis=1, dtype=np.int64)
+@compiled
+def _counts(bits: np.ndarray) -> tuple[int, int, int]:
+    """Count the pixels of both of two bitmaps (2, rows, words), of the first and of the second."""
+    both = one = two = 0
+    for row in range(bits.shape[1]):
+        for word in range(bits.shape[2]):
+            both += _count(bits[0, row, word] & bits[1, row, word])
+            one += _count(bits[0, row, word])
+            two += _count(bits[1, row, word])
+    return both, one, two

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from utils.common.devices import copy_to_device
-from utils.predict.photo_masks import Placement, photo_regions
-from utils.predict.regions import Region
+from utils.predict.photo_masks import Placement, enlarge
+from utils.predict.regions import Region, Runs
 from utils.predict.shapes import Line
 from utils.yolo.boxes import OneToOne, anchor_points, decode_boxes
 
@@ -274,11 +274,16 @@ def prototype_masks(prototypes: torch.Tensor, detections: Detections, size_px: i
     return masks & _inside(boxes, height, width)
 
 
-def photo_masks(prototypes: torch.Tensor, detections: Detections, placement: Placement) -> Iterator[Region]:
+def photo_runs(prototypes: torch.Tensor, detections: Detections, placement: Placement) -> Iterator[Runs]:
     """Yield each detection's mask in photograph pixels, cut to its box. Waits once for a GPU."""
     both = torch.cat([detections.coefficients.T, prototypes.float().flatten(1)], 1).cpu()  # in one copy
     coefficients, maps = both[:, : len(detections)].T, both[:, len(detections) :].view(prototypes.shape)
-    return photo_regions(maps, coefficients, placement.boxes_to_photo(detections.boxes), placement)
+    return enlarge(maps, coefficients, placement.boxes_to_photo(detections.boxes), placement)
+
+
+def photo_masks(prototypes: torch.Tensor, detections: Detections, placement: Placement) -> Iterator[Region]:
+    """Yield the masks of `photo_runs` as bitmaps."""
+    return (runs.region() for runs in photo_runs(prototypes, detections, placement))
 
 
 def boxes_to_input(boxes: torch.Tensor, placement: Placement) -> torch.Tensor:

@@ -18,7 +18,7 @@ from functools import cache, cached_property
 import cv2
 import numpy as np
 
-from utils.predict.agreement import WIDEN_KERNEL, Masks, widen
+from utils.predict.agreement import WIDEN_PX, Masks, widen
 from utils.predict.regions import (
     Cells,
     Corners,
@@ -36,6 +36,7 @@ MIN_SHARED_PX = 16  # length of the part that two incomplete detections of a wir
 THIN = 8  # a mask is thin if it is this many times as long as wide
 MOSTLY = 0.7  # the share of a fragment that has to lie inside another object
 SCORE_RATIO = 0.3  # a detection with less than this share of another's confidence is never joined to it
+WIDEN_KERNEL = np.ones((2 * WIDEN_PX + 1,) * 2, np.uint8)
 EDGE_PX = 6  # a mask that comes this close to its tile's border is cut off by it
 CONNECT_PX = 4  # of the grid that tells whether parts of an object are connected
 

@@ -1,8 +1,8 @@
 """Masks in the pixels of a photograph: where it lies in the network's input, and detections' masks enlarged to it.
 
 Enlarging by linear interpolation twice, from prototypes to the input and from there to the photograph, is a product with
-one matrix of rows and one of columns. So a mask is computed inside its box alone, and only where its edge may be:
-between prototype pixels of one sign every pixel has that sign.
+one matrix of rows and one of columns. So a mask is computed inside its box alone, row by row in a compiled loop, and only
+where its edge may be: between prototype pixels of one sign every pixel has that sign.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from utils.predict.regions import Region
+from utils.common.compiled import compiled
+from utils.predict.regions import ROW, Runs
 
-TILE_PX = 256  # side of the squares of a mask that are computed or filled
 MASKS_PER_PRODUCT = 32  # detections whose prototype masks are kept at a time: 13 MB at an input of 1280 pixels
 
 
@@ -37,45 +37,42 @@ class Placement:
         return placed.nan_to_num().clamp(min=0).minimum(photo)
 
 
-def photo_regions(
+def enlarge(
     prototypes: torch.Tensor, coefficients: torch.Tensor, boxes: torch.Tensor, placement: Placement
-) -> Iterator[Region]:
+) -> Iterator[Runs]:
     """Yield the mask of each detection in photograph pixels, cut to its box; boxes (n, 4) xyxy are in these pixels, too.
 
     prototypes float32 (32, h, w), coefficients (n, 32) and boxes lie in the host's memory.
     """
-    columns, rows = (_Axis.of(placement, axis, prototypes.shape[-1]) for axis in (0, 1))
+    columns, rows = (_axis(placement, axis, prototypes.shape[-1]) for axis in (0, 1))
+    ends = np.searchsorted(
+        columns[0], np.arange(prototypes.shape[-1]), side="right"
+    )  # of pixels with the same neighbours
     for start in range(0, len(coefficients), MASKS_PER_PRODUCT):
         part = slice(start, start + MASKS_PER_PRODUCT)
-        logits = (coefficients[part] @ prototypes.flatten(1)).view(-1, *prototypes.shape[1:])
-        corners = boxes[part].ceil().int().tolist()  # a pixel belongs to a box if x1 <= its index < x2
-        for values, window in zip(logits, corners, strict=True):
-            yield _enlarge(values, columns, rows, window)
+        logits = (coefficients[part] @ prototypes.flatten(1)).view(-1, *prototypes.shape[1:]).numpy()
+        windows = boxes[part].ceil().long().numpy()  # a pixel belongs to a box if x1 <= its index < x2
+        for values, window in zip(logits, windows, strict=True):
+            edges, left, right = _edges(values, *columns, ends, *rows, window)
+            corners = (left, int(edges[0]) // ROW, right, int(edges[-1]) // ROW + 1) if len(edges) else (0, 0, 0, 0)
+            yield Runs(corners, edges)
 
 
-@dataclass(frozen=True)
-class _Axis:
-    """How photograph pixels along an axis follow from prototype pixels: each from three neighbours, some of weight 0."""
+def _axis(placement: Placement, axis: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return how photograph pixels along the x (0) or y (1) axis follow from `side` prototype pixels.
 
-    first: np.ndarray  # int64 (P,): the first of the three
-    weights: torch.Tensor  # float32 (P, prototypes)
-
-    @classmethod
-    def of(cls, placement: Placement, axis: int, side: int) -> _Axis:
-        """Return the x (0) or y (1) axis for `side` prototype pixels."""
-        inner_px, photo_px = placement.inner_size[axis], placement.photo_size[axis]
-        low, high, share = _neighbours(inner_px, photo_px)
-        at_input = [row[placement.pad[axis] :][:inner_px] for row in _neighbours(side, placement.size_px)]
-        weights = np.zeros((photo_px, side), np.float32)
-        pixels = np.arange(photo_px)
-        for source, outer in ((low, 1 - share), (high, share)):
-            for end, inner in ((0, 1 - at_input[2]), (1, at_input[2])):
-                np.add.at(weights, (pixels, at_input[end][source]), outer * inner[source])
-        return cls(at_input[0][low], torch.from_numpy(weights))
-
-    def span(self, pixels: slice) -> slice:
-        """Return the prototype pixels that follow from photograph pixels, of which there is at least one."""
-        return slice(int(self.first[pixels.start]), min(int(self.first[pixels.stop - 1]) + 3, self.weights.shape[1]))
+    Each follows from three neighbours, some of weight 0: the first of them, int64 (P,), and weights float32 (P, 3).
+    """
+    inner_px, photo_px = placement.inner_size[axis], placement.photo_size[axis]
+    low, high, share = _neighbours(inner_px, photo_px)
+    at_input = [row[placement.pad[axis] :][:inner_px] for row in _neighbours(side, placement.size_px)]
+    first = at_input[0][low]
+    weights = np.zeros((photo_px, 3), np.float32)
+    pixels = np.arange(photo_px)
+    for source, outer in ((low, 1 - share), (high, share)):
+        for end, inner in ((0, 1 - at_input[2]), (1, at_input[2])):
+            np.add.at(weights, (pixels, at_input[end][source] - first), outer * inner[source])
+    return first, weights
 
 
 def _neighbours(small: int, large: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -89,31 +86,52 @@ def _neighbours(small: int, large: int) -> tuple[np.ndarray, np.ndarray, np.ndar
     return low, np.minimum(low + 1, small - 1), (position - low.astype(np.float32)).clip(0, 1)
 
 
-def _enlarge(values: torch.Tensor, columns: _Axis, rows: _Axis, corners: list[int]) -> Region:
+@compiled
+def _edges(
+    values: np.ndarray,
+    first_columns: np.ndarray,
+    column_weights: np.ndarray,
+    ends: np.ndarray,
+    first_rows: np.ndarray,
+    row_weights: np.ndarray,
+    window: np.ndarray,
+) -> tuple[np.ndarray, int, int]:
     """Return where prototype values (h, w), enlarged, exceed 0 in a window of the photograph: left, top, right, bottom.
 
-    The region is the part of the window around the tiles that may have such pixels.
+    Returns the edges of `Runs`, and the first column with such a pixel and the one after the last.
     """
-    left, top, right, bottom = corners
-    tiles = []
-    for x in range(left, right, TILE_PX):
-        across = slice(x, min(x + TILE_PX, right))
-        for y in range(top, bottom, TILE_PX):
-            down = slice(y, min(y + TILE_PX, bottom))
-            near = values[rows.span(down), columns.span(across)]
-            lowest, highest = near.aminmax()
-            if highest > 0:
-                tiles.append((across, down, None if lowest > 0 else near))
-    if not tiles:
-        return Region(left, top, np.zeros((0, 0), bool))
-    left, right = min(across.start for across, _, _ in tiles), max(across.stop for across, _, _ in tiles)
-    top, bottom = min(down.start for _, down, _ in tiles), max(down.stop for _, down, _ in tiles)
-    mask = np.zeros((bottom - top, right - left), bool)
-    for across, down, edge in tiles:
-        tile = mask[down.start - top : down.stop - top, across.start - left : across.stop - left]
-        if edge is None:
-            tile[:] = True
-        else:
-            wide = edge @ columns.weights[across, columns.span(across)].T
-            np.greater((rows.weights[down, rows.span(down)] @ wide).numpy(), 0, out=tile)
-    return Region(left, top, mask)
+    left, top, right, bottom = window
+    edges = np.empty(4 * max(bottom - top, 0) + max(right - left, 0) + 2, np.int64)
+    number, lowest, highest = 0, right, left
+    if left >= right:
+        return edges[:0], lowest, highest
+    start, stop = first_columns[left], min(first_columns[right - 1] + 3, values.shape[1])
+    line = np.zeros(values.shape[1] + 2, np.float32)
+    for y in range(top, bottom):
+        weights, first = row_weights[y], first_rows[y]
+        for x in range(start, stop):
+            line[x] = 0
+            for further in range(min(3, values.shape[0] - first)):
+                line[x] += weights[further] * values[first + further, x]
+        if number + right - left + 2 > len(edges):
+            edges = np.append(edges, np.empty(len(edges) + right - left, np.int64))
+        x, is_inside = left, False
+        while x < right:
+            column = first_columns[x]
+            last = min(ends[column], right)
+            one, two, three = line[column], line[column + 1], line[column + 2]
+            if min(one, two, three) > 0 or max(one, two, three) <= 0:  # all pixels up to `last` are as the first one
+                stop_at = x + 1
+            else:
+                stop_at = last
+            for pixel in range(x, stop_at):
+                part = column_weights[pixel]
+                if (part[0] * one + part[1] * two + part[2] * three > 0) != is_inside:
+                    edges[number] = y * ROW + pixel
+                    number, is_inside = number + 1, not is_inside
+                    lowest, highest = min(lowest, pixel), max(highest, pixel)
+            x = last
+        if is_inside:
+            edges[number] = y * ROW + right
+            number, highest = number + 1, right
+    return edges[:number].copy(), lowest, highest

@@ -115,6 +115,15 @@ class Runs:
         """The number of pixels."""
         return int((self.edges[1::2] - self.edges[::2]).sum())
 
+    def moved(self, right: int, down: int) -> Runs:
+        """Return the mask moved by some pixels."""
+        left, top, *ends = self.corners
+        return Runs((left + right, top + down, ends[0] + right, ends[1] + down), self.edges + (down * ROW + right))
+
+    def region(self) -> Region:
+        """Draw the mask in its bounding box."""
+        return Region(*self.corners[:2], self.window(self.corners))
+
     def window(self, corners: Corners) -> np.ndarray:
         """Draw the mask in a window of the photograph: bool (bottom - top, right - left)."""
         width, height = corners[2] - corners[0], corners[3] - corners[1]

@@ -20,12 +20,12 @@ from utils.predict.detections import (
     Placement,
     boxes_to_input,
     detect,
-    photo_masks,
+    photo_runs,
     raw_outputs,
 )
 from utils.predict.joining import JoinedObject, Piece, join_tiles
 from utils.predict.overview import add_overview, longest_side
-from utils.predict.regions import Corners, LazyRegions, Runs
+from utils.predict.regions import Corners, LazyRegions
 from utils.predict.wires import WireRules, with_lines
 from utils.yolo.inputs import prepare_images
 from utils.yolo.model import YoloModel, trained_windows, trained_wire_labels
@@ -158,7 +158,7 @@ class Predictor:
         for view, found, prototypes in zip(batch, found_in, outputs["proto"], strict=False):
             state = view.state
             if not state.tiles:
-                masks = list(photo_masks(prototypes, found, view.placement))
+                masks = [runs.region() for runs in photo_runs(prototypes, found, view.placement)]
                 boxes = view.placement.boxes_to_photo(found.boxes).numpy()
                 prediction = PhotoPrediction(found, masks, boxes)
                 yield state.key, state.photo, self._lined(prediction, view.placement, state.photo)
@@ -243,11 +243,11 @@ class _Open:
             self.whole = view.placement
         left, top = view.corner
         boxes = view.placement.boxes_to_photo(found.boxes).numpy() + np.array([left, top, left, top], np.float32)
-        regions = photo_masks(prototypes, found, view.placement)
-        rows = zip(found.class_ids.tolist(), found.scores.tolist(), boxes, regions, strict=True)
-        for class_id, score, box, region in rows:
-            mask = Runs.of(region.mask, left + region.left, top + region.top)
-            self.pieces.append(Piece(view.number, class_id, score, box, mask))
+        masks = photo_runs(prototypes, found, view.placement)
+        for class_id, score, box, mask in zip(
+            found.class_ids.tolist(), found.scores.tolist(), boxes, masks, strict=True
+        ):
+            self.pieces.append(Piece(view.number, class_id, score, box, mask.moved(left, top)))
 
 
 @dataclass(frozen=True)

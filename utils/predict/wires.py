@@ -18,8 +18,8 @@ from utils.predict.regions import LazyRegions, Region
 from utils.predict.shapes import Line, fill_outline
 from utils.predict.visible import fit_to_photo
 
-# Less confident detections keep their masks: they are most of those that AP asks for, and change it by 0.001.
-MIN_SCORE = 0.02
+# Less confident detections keep their masks: they are most of those that AP asks for, and change it by 0.002.
+MIN_SCORE = 0.05
 END_SCORE = (
     0.5  # of an object at which wires end; of networks that hardly know poles, objects from 0.2 on are mostly wrong
 )
