@@ -103,12 +103,18 @@ def _edges(
     left, top, right, bottom = window
     edges = np.empty(4 * max(bottom - top, 0) + max(right - left, 0) + 2, np.int64)
     number, lowest, highest = 0, right, left
-    if left >= right:
+    if left >= right or top >= bottom:
         return edges[:0], lowest, highest
     start, stop = first_columns[left], min(first_columns[right - 1] + 3, values.shape[1])
     line = np.zeros(values.shape[1] + 2, np.float32)
+    is_positive = np.zeros(values.shape[0] + 2, np.bool_)  # rows of prototypes
+    for row in range(first_rows[top], min(first_rows[bottom - 1] + 3, values.shape[0])):
+        for x in range(start, stop):
+            is_positive[row] |= values[row, x] > 0
     for y in range(top, bottom):
         weights, first = row_weights[y], first_rows[y]
+        if not is_positive[first : first + 3].any():
+            continue
         for x in range(start, stop):
             line[x] = 0
             for further in range(min(3, values.shape[0] - first)):
