@@ -33,7 +33,8 @@ def test_only_detections_of_the_asked_classes_change() -> None:
     photo = np.repeat(np.where(masks[0].mask, 200, 60).astype(np.uint8)[..., None], 3, axis=2)
     assert with_lines(prediction, WireRules(), placement, photo) is prediction
     lined = with_lines(prediction, WireRules((1,)), placement, photo)
-    short = 0.7 * (1 - np.exp(-np.hypot(40, 40) / 90))
+    width = np.mean([line.width_px for line in lined.lines if line is not None])
+    short = 0.7 * (1 - np.exp(-np.hypot(40, 40) / 90)) * (1.5 * width / (1600 / np.hypot(40, 40))) ** 2
     assert lined.found.scores.tolist() == pytest.approx([0.88, 0.87, 0.8, short], abs=0.02)
     assert [line is not None for line in lined.lines] == [True, True, False, False]
     assert lined.masks[2] is masks[1]
@@ -67,6 +68,30 @@ def test_a_wire_ends_at_the_objects_at_which_labels_end(
     assert sum(line is not None for line in lined.lines) == len(ends) // 2 + (len(ends) == 2)  # the edge stays or goes
     lefts = [box[0] for box in lined.boxes[lined.class_ids == 1].tolist() if box[2] - box[0] > 100]
     assert sorted(lefts) == pytest.approx(ends[::2], abs=6)
+
+
+def test_a_band_wider_than_the_photographs_wires_is_less_sure() -> None:
+    masks = [drawn([(40.0, y), (840.0, y)], width_px=width) for y, width in ((100.0, 9), (300.0, 9), (500.0, 27))]
+    photo = np.repeat(np.where(sum(masks), 200, 60).astype(np.uint8)[..., None], 3, axis=2)
+
+    def band(*chosen: int) -> tuple[float, float]:
+        """Return the confidence of the widest line, and how wide it is beside the median line."""
+        count, regions = len(chosen), [Region(0, 0, masks[number]) for number in chosen]
+        found = Detections(
+            torch.zeros(count, 4), torch.full((count,), 0.9), torch.ones(count).long(), torch.zeros(count, 0)
+        )
+        prediction = PhotoPrediction(found, regions, np.zeros((count, 4), np.float32))
+        lined = with_lines(prediction, WireRules((1,)), Placement(450, (450, 300), (0, 75), SIZE), photo)
+        widths = [line.width_px for line in lined.lines if line is not None]
+        return float(lined.found.scores[int(np.argmax(widths))]), max(widths) / float(np.median(widths))
+
+    alone, _ = band(2)
+    score, wider = band(0, 1, 2)
+    assert wider > 2
+    assert score == pytest.approx(alone * (1.5 / wider) ** 2)
+    score, wider = band(0, 2)  # the median lies between both
+    assert wider < 1.5
+    assert score == pytest.approx(alone)
 
 
 def test_gaps_stay_with_the_part_of_the_line_that_has_them() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cv2
 import numpy as np
@@ -23,6 +24,9 @@ MIN_SCORE = 0.05
 END_SCORE = (
     0.5  # of an object at which wires end; of networks that hardly know poles, objects from 0.2 on are mostly wrong
 )
+
+SURE, FEWEST = 0.5, 2  # a photograph's wires have the median width of at least so many lines with that confidence
+WIDER = 1.5  # times that width: what is wider loses confidence, such as crossarms, edges of poles and patches of ground
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,8 @@ def with_lines(
     """Return a prediction for a photograph, RGB uint8 (H, W, 3), with lines in the place of the masks of some classes.
 
     A mask that shows several lines becomes several detections. One without a line keeps its mask. The confidence of both is
-    multiplied by how much they look like a wire (`likeness`, for a mask its length alone); below `min_score` they are
-    dropped. So are lines that lie mostly in more confident ones of their class, and what lies in objects of `rules.end_at`.
+    multiplied by how much they look like a wire (`likeness`, for a mask its length alone) and less if they are wider than the
+    photograph's other wires; below `min_score` they are dropped. So are lines that lie mostly in more confident ones of their class, and what lies in objects of `rules.end_at`.
     """
     if not rules.classes:
         return prediction
@@ -58,17 +62,20 @@ def with_lines(
     for number, class_id in enumerate(prediction.class_ids.tolist()):
         score = float(prediction.found.scores[number])
         if class_id not in rules.classes:
-            rows.append(_Row(score, number))
+            rows.append(_Row(score, number, 0.0))
             continue
         region = prediction.masks[number]
         if lines := find_lines(region) if score >= MIN_SCORE else []:
             if rules.width:
                 lines = [fit_to_photo(line, photo, *rules.width) for line in lines]
             parts = [part for line in lines for part in outside(line, ends)]
-            drawn = [_Row(score * likeness(part, grey), number, part) for part in parts]
+            drawn = [_Row(score * likeness(part, grey), number, part.width_px, part) for part in parts]
         else:
-            drawn = [_Row(score * length_factor(float(np.hypot(*region.mask.shape)), grey), number)]
-        rows += [row for row in drawn if row.score >= min_score]
+            length = float(np.hypot(*region.mask.shape))
+            width = float(np.count_nonzero(region.mask)) / max(length, 1.0)
+            drawn = [_Row(score * length_factor(length, grey), number, width)]
+        rows += drawn
+    rows = [row for row in _less_sure_of_wide(rows, prediction.class_ids) if row.score >= min_score]
     return _lined(prediction, _without_copies(rows, prediction.class_ids, placement.photo_size), placement)
 
 
@@ -115,11 +122,26 @@ def outside(line: Line, ends: np.ndarray) -> list[Line]:
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """A detection: its confidence, the number of the detection that it was before, and its line, if it has one."""
+    """A detection: its confidence, the number of the detection that it was before, its width, and its line, if it has one."""
 
     score: float
     number: int
+    width_px: float  # of its line, or of a mask as if it were one; 0 for objects of other classes
     line: Line | None = None
+
+
+def _less_sure_of_wide(rows: list[_Row], class_ids: np.ndarray) -> list[_Row]:
+    """Return rows; detections more than WIDER times as wide as the sure lines of their class have less confidence.
+
+    Wires that hang side by side are about equally wide.
+    """
+    sure: dict[int, list[float]] = defaultdict(list)
+    for row in rows:
+        if row.line is not None and row.score >= SURE:
+            sure[class_ids[row.number]].append(row.width_px)
+    limits = {class_id: WIDER * float(np.median(widths)) for class_id, widths in sure.items() if len(widths) >= FEWEST}
+    factors = [min(limits.get(class_ids[row.number], np.inf) / max(row.width_px, 1.0), 1.0) ** 2 for row in rows]
+    return [replace(row, score=row.score * factor) for row, factor in zip(rows, factors, strict=True)]
 
 
 def _without_copies(rows: list[_Row], class_ids: np.ndarray, size: tuple[int, int]) -> list[_Row]:
