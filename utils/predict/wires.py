@@ -52,8 +52,9 @@ def with_lines(
     """Return a prediction for a photograph, RGB uint8 (H, W, 3), with lines in the place of the masks of some classes.
 
     A mask that shows several lines becomes several detections. One without a line keeps its mask. The confidence of both is
-    multiplied by how much they look like a wire (`likeness`, for a mask its length alone) and less if they are wider than the
-    photograph's other wires; below `min_score` they are dropped. So are lines that lie mostly in more confident ones of their class, and what lies in objects of `rules.end_at`.
+    multiplied by how much they look like a wire (`likeness`, for a mask its length alone), and lowered if they are wider than
+    the photograph's other wires; below `min_score` they are dropped. So are lines that lie mostly in more confident ones of
+    their class, and what lies in objects of `rules.end_at`.
     """
     if not rules.classes:
         return prediction
