@@ -42,9 +42,9 @@ WAITS_PER_EVALUATED_BATCH = {  # of 2 images
     # The event is the end of the batch before; the GPU has the network of this one to run.
     "at input": {**WAITS_PER_BATCH, **WAITS_OF_DETECT, "utils/common/devices.py wait: an earlier event": 1},
     # Each photograph's prototypes and coefficients, in one copy.
-    "native": {**WAITS_PER_BATCH, **WAITS_OF_DETECT, "utils/predict/detections.py photo_masks: to the host": 2},
+    "native": {**WAITS_PER_BATCH, **WAITS_OF_DETECT, "utils/predict/detections.py photo_runs: to the host": 2},
 }
-WAITS_PER_INFERENCE = {**WAITS_OF_DETECT, "utils/predict/detections.py photo_masks: to the host": 2}
+WAITS_PER_INFERENCE = {**WAITS_OF_DETECT, "utils/predict/detections.py photo_runs: to the host": 2}
 Answers = dict[str, Any]
 # All kinds of layers of YOLOv8-seg, in less than half the number.
 NETWORK = """
