@@ -30,9 +30,8 @@ PROJECT = Path(__file__).resolve().parent.parent
 PRETENCE = PROJECT / "tests" / "support" / "pretended"  # in PYTHONPATH, it gives Python PRETEND_GPUS GPUs
 LONGEST_SUITE_S = 30 * 60
 prepare_environment()
-os.environ.setdefault(
-    "NUMBA_CACHE_DIR", str(own_folder("numba"))
-)  # tests with another HOME would compile everything again
+# Tests with another HOME would compile all loops again.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(own_folder("numba")))
 os.environ.pop("MLFLOW_TRACKING_URI", None)  # no test may write to the server of who runs it
 # What a terminal hands on. A shell's `&` and nohup leave these ignored, and the tests send them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
