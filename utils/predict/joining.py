@@ -125,7 +125,7 @@ def join_tiles(pieces: list[Piece], tiles: list[Corners], iou: float) -> list[Jo
     pairs = in_tiles.chosen(are_left) + comparison.pairs(left, in_tiles=False)
     groups = _group(table, wide, left.tolist(), _links(table, pairs))
     objects = [JoinedObject(tuple(pieces[position] for position in group)) for group in groups]
-    return _drop_fragments(objects, _shares_inside(groups, wide, pairs), tiles)
+    return _drop_fragments(objects, _groups_around(groups, wide, pairs), tiles)
 
 
 class _Pieces:
@@ -296,31 +296,34 @@ def _are_connected(pairs: list[tuple[int, int]], cells: dict[int, Cells]) -> boo
     return all(parts[a] & parts[b] for a, b in pairs)
 
 
-def _shares_inside(groups: list[list[int]], wide: list[Runs], pairs: _Pairs) -> dict[int, dict[int, float]]:
-    """Return for each group the groups that it shares pixels with, and the share of its area that lies in them."""
-    group_of = {position: number for number, group in enumerate(groups) for position in group}
-    shared: dict[int, dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(int)))
-    for (p, q), count in zip(pairs.positions.tolist(), pairs.shared.tolist(), strict=True):
-        for one, other in ((p, q), (q, p)):
-            if group_of[one] != group_of[other]:
-                counts = shared[group_of[one]][group_of[other]]
-                counts[one] = max(counts[one], count)
-    areas = [sum(wide[position].area for position in group) for group in groups]
-    return {
-        number: {other: sum(counts.values()) / areas[number] for other, counts in others.items()}
-        for number, others in shared.items()
-    }
+def _groups_around(groups: list[list[int]], wide: list[Runs], pairs: _Pairs) -> dict[int, set[int]]:
+    """Return for each group the groups that hold most of its area (MOSTLY), if there are any."""
+    group_of = np.zeros(len(wide), int)
+    for number, group in enumerate(groups):
+        group_of[group] = number
+    shared = np.tile(pairs.shared, 2)
+    order = np.argsort(-shared, kind="stable")
+    piece, partner = np.concatenate([pairs.positions, pairs.positions[:, ::-1]])[order].T
+    # The pixels that a piece shares with a group: at least those with one of its pieces.
+    _, most = np.unique(piece * len(groups) + group_of[partner], return_index=True)
+    places, place = np.unique((group_of[piece] * len(groups) + group_of[partner])[most], return_inverse=True)
+    one, other = np.divmod(places, len(groups))
+    areas = np.array([sum(wide[position].area for position in group) for group in groups])
+    is_around = (one != other) & (np.bincount(place, shared[order][most]) >= MOSTLY * areas[one])
+    result: dict[int, set[int]] = defaultdict(set)
+    for inside, around in zip(one[is_around].tolist(), other[is_around].tolist(), strict=True):
+        result[inside].add(around)
+    return result
 
 
 def _drop_fragments(
-    objects: list[JoinedObject], inside: dict[int, dict[int, float]], tiles: list[Corners]
+    objects: list[JoinedObject], around: dict[int, set[int]], tiles: list[Corners]
 ) -> list[JoinedObject]:
     """Return the objects without fragments that lie mostly inside a more confident one; best first."""
     order = sorted(range(len(objects)), key=lambda number: (-objects[number].score, objects[number].pieces[0].order))
     kept: set[int] = set()
     for number in order:
-        is_inside = any(share >= MOSTLY and other in kept for other, share in inside.get(number, {}).items())
-        if not (is_inside and is_cut(objects[number], tiles)):
+        if not (kept & around[number] and is_cut(objects[number], tiles)):
             kept.add(number)
     return [objects[number] for number in order if number in kept]
 

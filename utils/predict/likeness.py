@@ -24,7 +24,7 @@ def likeness(line: Line, grey: np.ndarray) -> float:
     (SHORT * longer side)). Contrasts are medians along the line, of blocks of 20 pixels, so that a wire may pass from dark
     to light ground and in front of a pole. docs/windows.md tells how the constants were found.
     """
-    points, across = line.samples(STEP_PX)
+    points, across, _ = line.samples(STEP_PX)
     offsets = np.linspace(-REACH, REACH, SAMPLES)
     seen = points[:, None] + (offsets * max(line.width_px, MIN_WIDTH_PX))[:, None] * across[:, None]
     column, row = (seen[..., axis].astype(int).clip(0, grey.shape[1 - axis] - 1) for axis in (0, 1))

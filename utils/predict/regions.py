@@ -9,6 +9,8 @@ from typing import Any, overload
 
 import numpy as np
 
+from utils.common.compiled import compiled
+
 
 @dataclass(frozen=True)
 class Region:
@@ -180,10 +182,9 @@ class Cells:
         """Count a mask's pixels in square cells."""
         left, top, right, bottom = mask.corners
         left, top, right, bottom = left // cell_px, top // cell_px, -(-right // cell_px), -(-bottom // cell_px)
-        pixels = mask.window((left * cell_px, top * cell_px, right * cell_px, bottom * cell_px)).view(np.uint8)
-        rows = np.add.reduceat(pixels, np.arange(0, pixels.shape[0], cell_px), axis=0, dtype=np.uint16)
-        counts = np.add.reduceat(rows, np.arange(0, pixels.shape[1], cell_px), axis=1, dtype=np.uint32)
-        return cls(left, top, counts.astype(np.float32))
+        counts = np.zeros((bottom - top, right - left), np.float32)
+        _count_in_cells(mask.edges, cell_px, left, top, counts)
+        return cls(left, top, counts)
 
     @property
     def corners(self) -> Corners:
@@ -198,6 +199,17 @@ class Cells:
             cells = self.counts[y1 - self.top : y2 - self.top, x1 - self.left : x2 - self.left]
             result[y1 - corners[1] : y2 - corners[1], x1 - corners[0] : x2 - corners[0]] = cells
         return result
+
+
+@compiled
+def _count_in_cells(edges: np.ndarray, cell_px: int, left: int, top: int, counts: np.ndarray) -> None:
+    """Add the pixels of runs to the counts (h, w) of cells from (left, top) on."""
+    for start in range(0, len(edges), 2):
+        row, begin = divmod(edges[start], ROW)
+        end = edges[start + 1] - row * ROW
+        for cell in range(begin // cell_px, (end - 1) // cell_px + 1):
+            shown = min(end, (cell + 1) * cell_px) - max(begin, cell * cell_px)
+            counts[row // cell_px - top, cell - left] += shown
 
 
 def shrunk(region: Region, photo_size: tuple[int, int], shown_size: tuple[int, int]) -> Region:

@@ -35,24 +35,31 @@ class Line:
     @cached_property
     def outline(self) -> np.ndarray:
         """The outline of the drawn line, float64 (2 K, 2) xy."""
-        tangents = np.gradient(self.points, axis=0)
-        across = np.stack([-tangents[:, 1], tangents[:, 0]], axis=1) / np.hypot(*tangents.T)[:, None].clip(1e-9)
-        side = across * (self.widths / 2)[:, None]
+        side = _across(self.points) * (self.widths / 2)[:, None]
         return np.concatenate([self.points + side, (self.points - side)[::-1]])
 
-    def samples(self, step_px: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return points at equal distances of about `step_px`, and the unit vectors across the line there: float64 (n, 2)."""
+    def samples(self, step_px: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return points at equal distances of about `step_px`, the unit vectors across the line there, and its widths.
+
+        float64 (n, 2), (n, 2), (n,).
+        """
         places = np.concatenate([[0], np.cumsum(np.hypot(*np.diff(self.points, axis=0).T))])
         wanted = np.linspace(0, places[-1], max(round(places[-1] / step_px), 1) + 1)
-        points = np.stack([np.interp(wanted, places, axis) for axis in self.points.T], axis=1)
-        along = np.gradient(points, axis=0)
-        return points, np.stack([-along[:, 1], along[:, 0]], axis=1) / np.hypot(*along.T)[:, None].clip(1e-9)
+        x, y, widths = (np.interp(wanted, places, values) for values in (*self.points.T, self.widths))
+        points = np.stack([x, y], axis=1)
+        return points, _across(points), widths
 
     @property
     def directions(self) -> np.ndarray:
         """The unit vectors in which the line would go on at its first and at its last point: float64 (2, 2)."""
         outward = self.points[[0, -1]] - self.points[[1, -2]]
         return outward / np.hypot(*outward.T)[:, None]
+
+
+def _across(points: np.ndarray) -> np.ndarray:
+    """Return the unit vectors across a line at its points (K, 2): float64 (K, 2)."""
+    along = np.gradient(points, axis=0)
+    return np.stack([-along[:, 1], along[:, 0]], axis=1) / np.hypot(*along.T)[:, None].clip(1e-9)
 
 
 def fill_outline(outline: np.ndarray, photo_size: tuple[int, int]) -> Region:

@@ -25,7 +25,7 @@ def profiles(line: Line, photo: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
     of the contrast to the ground, in the colour that differs most; the ground is linear between both sides. Only blocks
     that show a wire are returned, and none if these are few.
     """
-    points, across = line.samples(ALONG_PX)
+    points, across, _ = line.samples(ALONG_PX)
     reach = max(REACH_WIDTHS * line.width_px, MIN_REACH_PX)
     offsets = np.arange(-reach, reach + ACROSS_PX / 2, ACROSS_PX)
     at = (points[:, None] + offsets[:, None] * across[:, None] - 0.5).astype(np.float32)
@@ -68,10 +68,8 @@ def fit_to_photo(line: Line, photo: np.ndarray, gain: float, margin_px: float) -
     places, beside, widths = profiles(line, photo)
     if not len(places):
         return line
-    points, across = line.samples(ALONG_PX)
-    known = np.concatenate([[0], np.cumsum(np.hypot(*np.diff(line.points, axis=0).T))])
-    along = np.linspace(0, known[-1], len(points))
-    masks = np.interp(along, known, line.widths)
+    points, across, masks = line.samples(ALONG_PX)
+    along = np.linspace(0, line.length_px, len(points))
     limit = max(line.width_px / 2, 3.0)
     shift = _smooth(places, beside, limit, along).clip(-limit, limit)
     wide = (gain * np.median(widths) + margin_px).clip(NARROWEST * masks, WIDEST * masks)

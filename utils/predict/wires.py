@@ -21,9 +21,8 @@ from utils.predict.visible import fit_to_photo
 
 # Less confident detections keep their masks: they are most of those that AP asks for, and change it by 0.002.
 MIN_SCORE = 0.05
-END_SCORE = (
-    0.5  # of an object at which wires end; of networks that hardly know poles, objects from 0.2 on are mostly wrong
-)
+# Of an object at which wires end: of networks that hardly know poles, objects from 0.2 on are mostly wrong.
+END_SCORE = 0.5
 
 SURE, FEWEST = 0.5, 2  # a photograph's wires have the median width of at least so many lines with that confidence
 WIDER = 1.5  # times that width: what is wider loses confidence, such as crossarms, edges of poles and patches of ground
@@ -103,13 +102,10 @@ def values_at(points: np.ndarray, canvas: np.ndarray) -> np.ndarray:
 
 def outside(line: Line, ends: np.ndarray) -> list[Line]:
     """Return the parts of a line that lie outside some objects, bool (H, W), and are long enough to be a line."""
-    points, _ = line.samples(STEP_PX)
+    points, _, widths = line.samples(STEP_PX)
     is_inside = values_at(points, ends)
     if not is_inside.any():
         return [line]
-    places = np.linspace(0, 1, len(points))
-    known = np.concatenate([[0], np.cumsum(np.hypot(*np.diff(line.points, axis=0).T))])
-    widths = np.interp(places * known[-1], known, line.widths)
     gap_at = (
         np.abs(points[:, None] - line.gaps.mean(axis=1)).sum(axis=2).argmin(axis=0) if len(line.gaps) else np.zeros(0)
     )
