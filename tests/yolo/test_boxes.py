@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from utils.yolo import loss as module
-from utils.yolo.assigner import TrueObjects, assign, inside_boxes, thin_margins
+from utils.yolo.assigner import inside_boxes
 from utils.yolo.boxes import (
     AnchorGrid,
     BoxErrors,
@@ -196,33 +196,3 @@ def test_an_object_longer_than_any_anchor_reaches_keeps_those_of_the_coarsest_le
     inside, grid = anchors_in([0, 500, 1280, 506], 1280, REACH_CELLS)
     assert inside.any()
     assert set(grid.strides[inside].tolist()) == {STRIDES[-1]}
-
-
-# --- The overlap of thin boxes ----------------------------------------------------------------------------------------
-
-
-def scores_of(boxes: list[list[float]], down_px: float, is_widened: bool) -> torch.Tensor:
-    """Return the score of each true box (x1, y1, x2, y2) whose anchors all predict it, but `down_px` too low."""
-    grid = anchor_grid(STRIDES, 320, CPU)
-    true = torch.tensor([boxes]) * grid.outward
-    edges = true.permute(2, 0, 1)  # (4, 1, M)
-    inside = inside_boxes(torch.tensor([boxes]), STRIDES, grid)
-    objects = TrueObjects(torch.arange(len(boxes))[None], edges, inside, thin_margins(edges) if is_widened else None)
-    moved = edges + torch.tensor([0, -down_px, 0, down_px])[:, None, None]
-    owner = inside[0].int().argmax(0)  # boxes lie apart
-    sides = moved[:, 0, owner][:, None] - grid.sides[:, None]
-    probabilities = torch.full((1, len(boxes), sides.shape[2]), 0.5)
-    return assign(probabilities, sides, objects, grid).scores.amax((0, 2))
-
-
-def test_a_level_wire_found_two_pixels_too_low_scores_as_a_slanted_one() -> None:
-    wires = [[10.0, 20.0, 200.0, 26.0], [10.0, 60.0, 200.0, 250.0]]
-    level, slanted = scores_of(wires, 2, is_widened=True).tolist()
-    assert scores_of(wires, 2, is_widened=False)[0] < 0.52 < 0.85 < level < slanted
-
-
-def test_boxes_that_are_not_thin_overlap_as_in_yolov8() -> None:
-    boxes = [[10.0, 20.0, 40.0, 31.0], [100.0, 100.0, 106.0, 118.0], [150.0, 150.0, 300.0, 190.0]]
-    edges = (torch.tensor([boxes]) * torch.tensor([-1.0, -1, 1, 1])).permute(2, 0, 1)
-    assert not thin_margins(edges).any()
-    assert torch.equal(scores_of(boxes, 2, is_widened=True), scores_of(boxes, 2, is_widened=False))

@@ -14,8 +14,6 @@ from utils.yolo.boxes import AnchorGrid, complete_iou
 
 MASKS_PER_CHOICE = 3  # YOLO26 compares the masks of so many times the anchors that a target may choose
 PIXELS_AT_ONCE = 2**24  # of predicted masks, computed together: bounds the memory
-THIN_PX = 32.0  # a box less wide or high counts as this wide when overlaps are compared, ...
-THIN_SHARE = 1 / 3  # ... but at most as this share of its longer side
 EPS = 1e-9
 _ONE_CHOICE = 2**32  # more than a target's number: a sum over choices holds their count above it, and numbers below
 
@@ -41,7 +39,6 @@ class TrueObjects:
     class_ids: torch.Tensor  # int64 (B, M)
     edges: torch.Tensor  # (4, B, M): -x1, -y1, x2, y2 in pixels
     inside: torch.Tensor  # bool (B, M, A): which anchors lie in which boxes
-    margins: torch.Tensor | None = None  # (2, B, M): what is added left and right, above and below to compare overlaps
 
 
 @dataclass(frozen=True)
@@ -162,27 +159,12 @@ def _iou_and_weight(
     cell = pair % num_anchors  # the anchor within the image
     anchor = torch.add(cell, target // num_targets, alpha=num_anchors)  # in 0..B*A-1
     true_sides = target_edges.flatten(1).index_select(1, target) - grid.sides.index_select(1, cell)
-    predicted = sides.flatten(1).index_select(1, anchor)
-    if objects.margins is not None:
-        margins = objects.margins.flatten(1).index_select(1, target).repeat(2, 1)
-        predicted, true_sides = predicted + margins, true_sides + margins
-    iou = complete_iou(predicted, true_sides)[0].clamp_(min=0)
+    iou = complete_iou(sides.flatten(1).index_select(1, anchor), true_sides)[0].clamp_(min=0)
     batch_size, num_classes = probabilities.shape[:2]
     class_row = class_ids + torch.arange(0, batch_size * num_classes, num_classes, device=pair.device)[:, None]
     score = torch.add(cell, class_row.flatten().index_select(0, target), alpha=num_anchors)  # in 0..B*classes*A-1
     probability = probabilities.flatten().index_select(0, score)
     return iou, probability.sqrt_()
-
-
-def thin_margins(edges: torch.Tensor) -> torch.Tensor:
-    """Return how much to add to both sides of thin boxes, edges (4, B, M), to compare overlaps: (2, B, M), pixels.
-
-    A box around a level wire is a few pixels high, and one that is predicted two pixels too high has an IoU of 0.5 with it.
-    The score of the wire's anchors should be their overlap, so it would be half that of a slanted wire.
-    """
-    lengths = edges[:2] + edges[2:]
-    wanted = (lengths.amax(0) * THIN_SHARE).clamp(max=THIN_PX)
-    return ((wanted - lengths) / 2).clamp(min=0)
 
 
 def inside_boxes(

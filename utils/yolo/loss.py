@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from utils import distributed
-from utils.yolo.assigner import YOLOV8_RULE, PredictedMasks, Rule, TrueObjects, assign, inside_boxes, thin_margins
+from utils.yolo.assigner import YOLOV8_RULE, PredictedMasks, Rule, TrueObjects, assign, inside_boxes
 from utils.yolo.boxes import AnchorGrid, BoxErrors, anchor_grid, predicted_sides
 from utils.yolo.inputs import Targets
 from utils.yolo.mask_loss import find_positives, mask_loss
@@ -59,8 +59,7 @@ class SegmentationLoss:
 
     The returned loss is `loss_scale` times the reported one. YOLOv8's optimizer settings expect gradients summed over a
     nominal batch of 64 images, hence the default of 64. `class_weights` float32 (classes,) multiply the class part.
-    `within_reach`: objects are assigned only to anchors that can predict the whole box, and thin boxes overlap more (see
-    `thin_margins`), unlike in YOLOv8.
+    `within_reach`: objects are assigned only to anchors that can predict the whole box, unlike in YOLOv8.
     """
 
     def __init__(
@@ -75,7 +74,6 @@ class SegmentationLoss:
         head = model.model[-1]
         self.strides = [float(stride) for stride in head.stride]
         self.num_classes = int(head.nc)
-        self.within_reach = within_reach
         # With one bin an anchor predicts any distance.
         self.reach_cells = int(head.reg_max) - 1 if within_reach and head.reg_max > 1 else None
         self.gains = gains or LossGains()
@@ -132,12 +130,10 @@ class SegmentationLoss:
         with torch.no_grad():
             target_edges = (target_boxes * grid.outward).permute(2, 0, 1)  # (4, B, M)
             probabilities = logits.sigmoid()
-            inside = inside_boxes(target_boxes, self.strides, grid, self.reach_cells)
-            margins = thin_margins(target_edges) if self.within_reach else None
             assigned = assign(
                 probabilities,
                 predicted_sides(bins.float(), grid.strides),
-                TrueObjects(class_ids, target_edges, inside, margins),
+                TrueObjects(class_ids, target_edges, inside_boxes(target_boxes, self.strides, grid, self.reach_cells)),
                 grid,
                 *self._assignment(outputs, targets),
             )
