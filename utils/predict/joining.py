@@ -19,16 +19,7 @@ import cv2
 import numpy as np
 
 from utils.predict.agreement import WIDEN_PX, Masks, widen
-from utils.predict.regions import (
-    Cells,
-    Corners,
-    Region,
-    Runs,
-    has_pixels,
-    hull,
-    intersection,
-    intersections,
-)
+from utils.predict.regions import Cells, Corners, Region, Runs, has_pixels, hull, intersection, intersections
 
 MIN_AGREEMENT = 0.5  # IoU of two masks where both tiles look
 MIN_SHARED = 0.25  # of the smaller of two masks, where both tiles look: masks that share less are not compared
@@ -297,14 +288,13 @@ def _are_connected(pairs: list[tuple[int, int]], cells: dict[int, Cells]) -> boo
 
 
 def _groups_around(groups: list[list[int]], wide: list[Runs], pairs: _Pairs) -> dict[int, set[int]]:
-    """Return for each group the groups that hold most of its area (MOSTLY), if there are any."""
+    """Return for each group the groups that hold most of its area (MOSTLY). `wide`: the widened masks of all pieces."""
     group_of = np.zeros(len(wide), int)
-    for number, group in enumerate(groups):
-        group_of[group] = number
+    group_of[np.concatenate(groups)] = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
     shared = np.tile(pairs.shared, 2)
     order = np.argsort(-shared, kind="stable")
     piece, partner = np.concatenate([pairs.positions, pairs.positions[:, ::-1]])[order].T
-    # The pixels that a piece shares with a group: at least those with one of its pieces.
+    # What a piece shares with a group is at least what it shares with one piece of it: the most counts.
     _, most = np.unique(piece * len(groups) + group_of[partner], return_index=True)
     places, place = np.unique((group_of[piece] * len(groups) + group_of[partner])[most], return_inverse=True)
     one, other = np.divmod(places, len(groups))
