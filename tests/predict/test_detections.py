@@ -89,6 +89,16 @@ def test_what_a_cell_sees_is_kept_or_suppressed(seen: list[Any], options: dict[s
         assert found.coefficients[row, 0] == line * 8 + column
 
 
+def test_thin_boxes_of_thin_classes_are_as_sure_as_thick_ones() -> None:
+    outputs = empty_outputs()
+    put(outputs, (1, 1), (1, 1, 1, 1), 0, 0.5)
+    put(outputs, (3, 3), (2, 1, 2, 1), 1, 0.4)  # 16 pixels thick
+    put(outputs, (3, 6), (2, 0, 2, 0), 1, 0.1)  # without thickness: three times
+    (found,) = detect(outputs, STRIDES, SIZE_PX, confidence=0.25, iou=0.5, thin=(1,))
+    assert found.scores.tolist() == pytest.approx([0.4 * (1 + 12 / 16), 0.5, 0.3], abs=1e-4)
+    assert found.class_ids.tolist() == [1, 0, 1]
+
+
 # --- the way back to the photograph --------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,14 +11,28 @@ import torch
 
 from tests.predict.test_lines import CROSSARM, SAGGING, SIZE, STRAIGHT, drawn, parabola, straight
 from utils.predict.detections import Detections, PhotoPrediction, Placement
-from utils.predict.regions import Region
+from utils.predict.joining import Piece
+from utils.predict.regions import Region, Runs
 from utils.predict.shapes import Line, fill_outline
 from utils.predict.visible import profiles
 from utils.predict.wire_labels import LabelledPhoto, measure_wire_labels
-from utils.predict.wires import WireRules, with_lines
+from utils.predict.wires import WireRules, votes_of, with_lines
 
 POLE = np.zeros(SIZE[::-1], bool)
 POLE[:, 400:440] = True
+PLACEMENT = Placement(450, (450, 300), (0, 75), SIZE)
+
+
+def predicted(*masks: np.ndarray, scores: Sequence[float] = (), class_ids: Sequence[int] = ()) -> PhotoPrediction:
+    """Return detections of class 1 with a confidence of 0.9, unless stated, with masks (H, W) and without boxes."""
+    ids, count = torch.tensor(class_ids or [1] * len(masks)), len(masks)
+    found = Detections(torch.zeros(count, 4), torch.tensor(scores or [0.9] * count), ids, torch.zeros(count, 0))
+    return PhotoPrediction(found, [Region(0, 0, mask) for mask in masks], np.zeros((count, 4), np.float32))
+
+
+def pictured(mask: np.ndarray) -> np.ndarray:
+    """Return a photograph that shows a mask bright."""
+    return np.repeat(np.where(mask, 200, 60).astype(np.uint8)[..., None], 3, axis=2)
 
 
 def test_only_detections_of_the_asked_classes_change() -> None:
@@ -29,10 +44,9 @@ def test_only_detections_of_the_asked_classes_change() -> None:
     ]
     boxes, class_ids = np.array([[0, 0, 900, 600]] * 4, np.float32), torch.tensor([1, 0, 1, 1])
     found = Detections(torch.from_numpy(boxes), torch.tensor([0.9, 0.8, 0.7, 0.6]), class_ids, torch.zeros(4, 0))
-    prediction, placement = PhotoPrediction(found, masks, boxes), Placement(450, (450, 300), (0, 75), SIZE)
-    photo = np.repeat(np.where(masks[0].mask, 200, 60).astype(np.uint8)[..., None], 3, axis=2)
-    assert with_lines(prediction, WireRules(), placement, photo) is prediction
-    lined = with_lines(prediction, WireRules((1,)), placement, photo)
+    prediction, photo = PhotoPrediction(found, masks, boxes), pictured(masks[0].mask)
+    assert with_lines(prediction, WireRules(), PLACEMENT, photo) is prediction
+    lined = with_lines(prediction, WireRules((1,)), PLACEMENT, photo)
     width = np.mean([line.width_px for line in lined.lines if line is not None])
     short = 0.7 * (1 - np.exp(-np.hypot(40, 40) / 90)) * (1.5 * width / (1600 / np.hypot(40, 40))) ** 2
     assert lined.found.scores.tolist() == pytest.approx([0.88, 0.87, 0.8, short], abs=0.02)
@@ -42,7 +56,7 @@ def test_only_detections_of_the_asked_classes_change() -> None:
     assert lined.boxes[0] == pytest.approx([36, 146, 844, 354], abs=5)
     assert lined.found.boxes[0] == pytest.approx(torch.tensor([18, 148, 422, 252]), abs=3)  # half the size, 75 px lower
     assert lined.boxes[2].tolist() == lined.found.boxes[2].tolist() == [0, 0, 900, 600]
-    assert len(with_lines(prediction, WireRules((1,)), placement, photo, 0.5).masks) == 3
+    assert len(with_lines(prediction, WireRules((1,)), PLACEMENT, photo, 0.5).masks) == 3
 
 
 @pytest.mark.parametrize(
@@ -57,12 +71,9 @@ def test_a_wire_ends_at_the_objects_at_which_labels_end(
     end_at: tuple[int, ...], pole_score: float, ends: list[int]
 ) -> None:
     inside = [(410.0, 0.0), (412.0, 600.0)]  # an edge of the pole
-    masks = [Region(0, 0, drawn(STRAIGHT)), Region(0, 0, POLE), Region(0, 0, drawn(inside, width_px=5))]
-    scores = torch.tensor([0.9, pole_score, 0.9])
-    found = Detections(torch.zeros(3, 4), scores, torch.tensor([1, 0, 1]), torch.zeros(3, 0))
-    photo = np.repeat(np.where(masks[0].mask, 200, 60).astype(np.uint8)[..., None], 3, axis=2)
-    prediction = PhotoPrediction(found, masks, np.zeros((3, 4), np.float32))
-    lined = with_lines(prediction, WireRules((1,), end_at), Placement(450, (450, 300), (0, 75), SIZE), photo)
+    masks, photo = (drawn(STRAIGHT), POLE, drawn(inside, width_px=5)), pictured(drawn(STRAIGHT))
+    prediction = predicted(*masks, scores=(0.9, pole_score, 0.9), class_ids=(1, 0, 1))
+    lined = with_lines(prediction, WireRules((1,), end_at), PLACEMENT, photo)
     level = [line for line in lined.lines if line is not None and np.ptp(line.points[:, 0]) > 100]
     assert sorted(end for line in level for end in line.points[[0, -1], 0].tolist()) == pytest.approx(ends, abs=6)
     assert sum(line is not None for line in lined.lines) == len(ends) // 2 + (len(ends) == 2)  # the edge stays or goes
@@ -72,16 +83,11 @@ def test_a_wire_ends_at_the_objects_at_which_labels_end(
 
 def test_a_band_wider_than_the_photographs_wires_is_less_sure() -> None:
     masks = [drawn([(40.0, y), (840.0, y)], width_px=width) for y, width in ((100.0, 9), (300.0, 9), (500.0, 27))]
-    photo = np.repeat(np.where(sum(masks), 200, 60).astype(np.uint8)[..., None], 3, axis=2)
+    photo = pictured(np.any(masks, axis=0))
 
     def band(*chosen: int) -> tuple[float, float]:
         """Return the confidence of the widest line, and how wide it is beside the median line."""
-        count, regions = len(chosen), [Region(0, 0, masks[number]) for number in chosen]
-        found = Detections(
-            torch.zeros(count, 4), torch.full((count,), 0.9), torch.ones(count).long(), torch.zeros(count, 0)
-        )
-        prediction = PhotoPrediction(found, regions, np.zeros((count, 4), np.float32))
-        lined = with_lines(prediction, WireRules((1,)), Placement(450, (450, 300), (0, 75), SIZE), photo)
+        lined = with_lines(predicted(*(masks[number] for number in chosen)), WireRules((1,)), PLACEMENT, photo)
         widths = [line.width_px for line in lined.lines if line is not None]
         return float(lined.found.scores[int(np.argmax(widths))]), max(widths) / float(np.median(widths))
 
@@ -95,12 +101,27 @@ def test_a_band_wider_than_the_photographs_wires_is_less_sure() -> None:
 
 
 def test_gaps_stay_with_the_part_of_the_line_that_has_them() -> None:
-    masks = [Region(0, 0, drawn(parabola(40, 200, 0), parabola(260, 840, 0))), Region(0, 0, POLE)]
-    found = Detections(torch.zeros(2, 4), torch.tensor([0.9, 0.9]), torch.tensor([1, 0]), torch.zeros(2, 0))
-    prediction = PhotoPrediction(found, masks, np.zeros((2, 4), np.float32))
-    photo = np.repeat(np.where(masks[0].mask, 200, 60).astype(np.uint8)[..., None], 3, axis=2)
-    lined = with_lines(prediction, WireRules((1,), (0,)), Placement(450, (450, 300), (0, 75), SIZE), photo)
+    wire = drawn(parabola(40, 200, 0), parabola(260, 840, 0))
+    lined = with_lines(predicted(wire, POLE, class_ids=(1, 0)), WireRules((1,), (0,)), PLACEMENT, pictured(wire))
     assert sorted(len(line.gaps) for line in lined.lines if line is not None) == [0, 1]
+
+
+def test_a_wire_ends_where_tiles_hardly_see_it() -> None:
+    tiles = [(0, 0, 500, 600), (400, 0, 900, 600), (300, 0, 700, 600)]
+
+    def piece(tile: int, start: int, end: int, score: float) -> Piece:
+        return Piece(tile, 1, score, np.zeros(4, np.float32), Runs.of(drawn(parabola(start, end, 0))))
+
+    seen = [piece(0, 40, 490, 0.8), piece(1, 410, 600, 0.8), piece(1, 660, 840, 0.8), piece(2, 310, 690, 0.2)]
+    votes = votes_of([*seen, piece(-1, 40, 840, 0.9)], tiles, SIZE, (1, 2))
+    expected = {100: 0.8, 450: 0.6, 550: 0.5, 630: 0.1, 750: 0.8}
+    assert {x: votes[1][round(140 + x / 4), x] for x in expected} == pytest.approx(expected)
+    assert not votes[2].any()
+    prediction, photo = predicted(drawn(STRAIGHT)), pictured(drawn(STRAIGHT))
+    for known, ends in ((votes, [36, 604, 656, 844]), ({}, [36, 844])):
+        lined = with_lines(prediction, WireRules((1,), (0,)), PLACEMENT, photo, votes=known)
+        found_ends = sorted(end for line in lined.lines if line is not None for end in line.points[[0, -1], 0].tolist())
+        assert found_ends == pytest.approx(ends, abs=6)
 
 
 @pytest.mark.parametrize(
@@ -110,10 +131,7 @@ def test_a_line_moves_onto_the_wire_and_is_as_wide_as_labels_are(width: tuple[fl
     photo = np.full((*SIZE[::-1], 3), 90, np.uint8)
     photo[drawn(SAGGING, width_px=8)] = (90, 90, 160)  # blue, as bright as the ground
     mask = np.roll(drawn(SAGGING, width_px=12), 4, axis=0)  # beside it
-    found = Detections(torch.zeros(1, 4), torch.ones(1), torch.tensor([1]), torch.zeros(1, 0))
-    prediction = PhotoPrediction(found, [Region(0, 0, mask)], np.zeros((1, 4), np.float32))
-    rules = WireRules((1,), width=width)
-    (line,) = with_lines(prediction, rules, Placement(450, (450, 300), (0, 75), SIZE), photo).lines
+    (line,) = with_lines(predicted(mask), WireRules((1,), width=width), PLACEMENT, photo).lines
     assert line is not None
     assert line.width_px == pytest.approx(labelled_px, abs=1.5)
     wire = fill_outline(line.outline, SIZE)
@@ -123,11 +141,9 @@ def test_a_line_moves_onto_the_wire_and_is_as_wide_as_labels_are(width: tuple[fl
 
 
 def test_a_line_stays_where_the_photograph_shows_nothing() -> None:
-    found = Detections(torch.zeros(1, 4), torch.ones(1), torch.tensor([1]), torch.zeros(1, 0))
-    prediction = PhotoPrediction(found, [Region(0, 0, drawn(STRAIGHT))], np.zeros((1, 4), np.float32))
-    photo, placement = np.full((*SIZE[::-1], 3), 90, np.uint8), Placement(450, (450, 300), (0, 75), SIZE)
+    prediction, photo = predicted(drawn(STRAIGHT)), pictured(drawn(width_px=1))
     still, fitted = (
-        with_lines(prediction, WireRules((1,), width=width), placement, photo) for width in ((), (1.0, 9.0))
+        with_lines(prediction, WireRules((1,), width=width), PLACEMENT, photo) for width in ((), (1.0, 9.0))
     )
     assert np.array_equal(still.masks[0].mask, fitted.masks[0].mask)
 

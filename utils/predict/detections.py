@@ -20,6 +20,9 @@ from utils.yolo.boxes import OneToOne, anchor_points, decode_boxes
 MAX_CANDIDATES = 30_000  # per image, before non-maximum suppression; YOLOv8's limit
 BLOCK = 256  # candidates decided at once: few enough that the IoU of all pairs is small, enough to fill a GPU
 ROUNDS = 12  # longest chain in a block of candidates that each decide the next
+# A score is learned from the overlap of the predicted box and the true one, which is lower for a thin box: about t / (t + this)
+# for one that is t pixels of the network's input thick. It grows at most threefold.
+BOX_ERROR_PX, THINNEST_PX = 12.0, 6.0
 CLASS_OFFSET_PX = 7680  # between the boxes of different classes, so that one suppression keeps the classes apart
 
 
@@ -100,15 +103,21 @@ def detect(
     max_detections: int = 300,
     multi_label: bool = False,
     classes: tuple[int, ...] | None = None,
+    thin: tuple[int, ...] = (),
 ) -> list[Detections]:
     """Suppress overlapping boxes of the same class and return each image's detections. Waits twice for a GPU.
 
     Of one-to-one outputs the most confident are returned, whatever `iou` is.
 
     `multi_label` lets one anchor give detections of several classes, as AP is measured. Unlike in Ultralytics, there is
-    no time limit.
+    no time limit. Scores of `thin` classes are raised as if thin boxes were as sure as thick ones (BOX_ERROR_PX).
     """
     boxes, probabilities = decode(outputs, strides, size_px)
+    if thin:
+        thickness = (boxes[..., 2:] - boxes[..., :2]).amin(dim=-1, keepdim=True).clamp(min=THINNEST_PX)
+        is_thin = torch.tensor([float(class_id in thin) for class_id in range(probabilities.shape[-1])])
+        factors = 1 + copy_to_device(is_thin, thickness.device) * (BOX_ERROR_PX / thickness)
+        probabilities = (probabilities * factors).clamp(max=1)
     if classes is not None:
         is_wanted = torch.tensor([float(class_id in classes) for class_id in range(probabilities.shape[-1])])
         probabilities = probabilities * copy_to_device(is_wanted, probabilities.device)

@@ -26,7 +26,7 @@ from utils.predict.detections import (
 from utils.predict.joining import JoinedObject, Piece, join_tiles
 from utils.predict.overview import add_overview, longest_side
 from utils.predict.regions import Corners, LazyRegions
-from utils.predict.wires import WireRules, with_lines
+from utils.predict.wires import WireRules, votes_of, with_lines
 from utils.yolo.inputs import prepare_images
 from utils.yolo.model import YoloModel, trained_windows, trained_wire_labels
 
@@ -154,14 +154,15 @@ class Predictor:
         images = prepare_images(torch.from_numpy(canvases), self.device)
         outputs = raw_outputs(self.model, images, self.autocast_dtype)
         strides = [float(stride) for stride in self.model.stride]  # type: ignore[union-attr]
-        found_in = detect(outputs, strides, self.size_px, max_detections=self.max_detections, **self.limits)
+        found_in = detect(
+            outputs, strides, self.size_px, max_detections=self.max_detections, thin=self.thin, **self.limits
+        )
         for view, found, prototypes in zip(batch, found_in, outputs["proto"], strict=False):
             state = view.state
             if not state.tiles:
                 masks = [runs.region() for runs in photo_runs(prototypes, found, view.placement)]
                 boxes = view.placement.boxes_to_photo(found.boxes).numpy()
-                prediction = PhotoPrediction(found, masks, boxes)
-                yield state.key, state.photo, self._lined(prediction, view.placement, state.photo)
+                yield state.key, state.photo, self._lined(PhotoPrediction(found, masks, boxes), view.placement, state)
                 continue
             state.add(view, found, prototypes)
             if view.number == state.views[-1]:
@@ -193,12 +194,15 @@ class Predictor:
             boxes_to_input(torch.from_numpy(boxes), state.whole), scores, class_ids, torch.zeros(len(objects), 0)
         )
         prediction = PhotoPrediction(found, LazyRegions(objects, JoinedObject.region), boxes)
-        return self._lined(prediction, state.whole, state.photo)
+        return self._lined(prediction, state.whole, state)
 
-    def _lined(self, prediction: PhotoPrediction, placement: Placement, photo: np.ndarray) -> PhotoPrediction:
+    def _lined(self, prediction: PhotoPrediction, placement: Placement, state: _Open) -> PhotoPrediction:
         labels = trained_wire_labels(self.model) if self.thin else {}
         rules = WireRules(self.thin, tuple(labels.get("wires_end_at", ())), tuple(labels.get("wire_width", ())))
-        return with_lines(prediction, rules, placement, photo, self.limits["confidence"])
+        votes = {}
+        if rules.end_at and state.levels:
+            votes = votes_of(state.pieces, state.levels[0], placement.photo_size, self.thin)
+        return with_lines(prediction, rules, placement, state.photo, self.limits["confidence"], votes)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from utils.predict.lines import find_lines
 from utils.predict.routes import find_routes
 from utils.predict.shapes import Line, fill_outline
 from utils.predict.visible import profiles
-from utils.predict.wires import canvas_of, outside, values_at
+from utils.predict.wires import along, canvas_of, outside, values_at
 
 MIN_CUTS = 3  # labelled wires that go on after an object of a class, so that wires end there
 MOST_WIRES, MIN_WIRES = 40, 10  # labelled wires that are compared with the photographs, for their width
@@ -51,7 +51,7 @@ def classes_at_ends(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> t
         for class_id in others if lines else []:
             same = np.flatnonzero(photo.class_ids == class_id)
             canvas = canvas_of((fill_outline(photo.outlines[number], photo.size) for number in same), photo.size)
-            passed[class_id] += sum(len(outside(line, canvas)) > 1 for line in lines)
+            passed[class_id] += sum(len(outside(line, along(line, canvas))) > 1 for line in lines)
             ended[class_id] += sum(values_at(np.linspace(gap[0], gap[1], 64), canvas).mean() > 0.5 for gap in gaps)
     return tuple(class_id for class_id in sorted(ended) if ended[class_id] >= max(MIN_CUTS, passed[class_id] + 1))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import cv2
@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from utils.predict.detections import Detections, PhotoPrediction, Placement, boxes_to_input
-from utils.predict.joining import MOSTLY
+from utils.predict.joining import MOSTLY, WIDEN_KERNEL, Piece
 from utils.predict.likeness import length_factor, likeness
 from utils.predict.lines import STEP_PX, find_lines
 from utils.predict.medial import MIN_LENGTH
-from utils.predict.regions import LazyRegions, Region
+from utils.predict.regions import Corners, LazyRegions, Region
 from utils.predict.shapes import Line, fill_outline
 from utils.predict.visible import fit_to_photo
 
@@ -23,6 +23,7 @@ from utils.predict.visible import fit_to_photo
 MIN_SCORE = 0.05
 # Of an object at which wires end: of networks that hardly know poles, objects from 0.2 on are mostly wrong.
 END_SCORE = 0.5
+END_VOTES = 0.37  # of a line's median votes: less is where labels end, such as at a pole that was not found
 
 SURE, FEWEST = 0.5, 2  # a photograph's wires have the median width of at least so many lines with that confidence
 WIDER = 1.5  # times that width: what is wider loses confidence, such as crossarms, edges of poles and patches of ground
@@ -47,13 +48,15 @@ def with_lines(
     placement: Placement,
     photo: np.ndarray,
     min_score: float = 0.0,
+    votes: Mapping[int, np.ndarray] | None = None,
 ) -> PhotoPrediction:
     """Return a prediction for a photograph, RGB uint8 (H, W, 3), with lines in the place of the masks of some classes.
 
     A mask that shows several lines becomes several detections. One without a line keeps its mask. The confidence of both is
     multiplied by how much they look like a wire (`likeness`, for a mask its length alone), and lowered if they are wider than
     the photograph's other wires; below `min_score` they are dropped. So are lines that lie mostly in more confident ones of
-    their class, and what lies in objects of `rules.end_at`.
+    their class, and what lies in objects of `rules.end_at`. With `votes` of each class (`votes_of`) lines also end where the
+    tiles hardly see them.
     """
     if not rules.classes:
         return prediction
@@ -66,9 +69,11 @@ def with_lines(
             continue
         region = prediction.masks[number]
         if lines := find_lines(region) if score >= MIN_SCORE else []:
+            if votes:
+                lines = [part for line in lines for part in _seen(line, votes[class_id])]
             if rules.width:
                 lines = [fit_to_photo(line, photo, *rules.width) for line in lines]
-            parts = [part for line in lines for part in outside(line, ends)]
+            parts = [part for line in lines for part in outside(line, along(line, ends))]
             drawn = [_Row(score * likeness(part, grey), number, part.width_px, part) for part in parts]
         else:
             length = float(np.hypot(*region.mask.shape))
@@ -94,16 +99,52 @@ def canvas_of(regions: Iterable[Region], size: tuple[int, int]) -> np.ndarray:
     return canvas
 
 
+def along(line: Line, canvas: np.ndarray) -> np.ndarray:
+    """Return a canvas (H, W) at a line's samples, STEP_PX apart: (n,)."""
+    return values_at(line.samples(STEP_PX)[0], canvas)
+
+
 def values_at(points: np.ndarray, canvas: np.ndarray) -> np.ndarray:
     """Return a canvas (H, W) at points (N, 2) xy."""
     column, row = points.astype(int).clip(0, np.array(canvas.shape[::-1]) - 1).T
     return canvas[row, column]
 
 
-def outside(line: Line, ends: np.ndarray) -> list[Line]:
-    """Return the parts of a line that lie outside some objects, bool (H, W), and are long enough to be a line."""
+def votes_of(
+    pieces: Sequence[Piece], tiles: Sequence[Corners], size: tuple[int, int], classes: tuple[int, ...]
+) -> dict[int, np.ndarray]:
+    """Return how sure tiles are that they see objects of some classes in a photograph of (width, height) pixels.
+
+    float32 (H, W) for each class: the mean over the tiles that show a pixel of the highest confidence of pieces within
+    WIDEN_PX. Pieces under MIN_SCORE and those of other tiles do not count.
+    """
+    votes = {class_id: np.zeros(size[::-1], np.float32) for class_id in classes}
+    views = np.zeros(size[::-1], np.uint8)
+    for left, top, right, bottom in tiles:
+        views[top:bottom, left:right] += 1
+    of_tile: dict[tuple[int, int], list[Piece]] = defaultdict(list)
+    for piece in pieces:
+        if piece.class_id in votes and piece.score >= MIN_SCORE and 0 <= piece.tile < len(tiles):
+            of_tile[piece.class_id, piece.tile].append(piece)
+    for (class_id, number), seen in of_tile.items():
+        left, top, right, bottom = tiles[number]
+        best = np.zeros((bottom - top, right - left), np.float32)
+        for piece in sorted(seen, key=lambda piece: piece.score):
+            x1, y1, x2, y2 = piece.mask.corners
+            best[y1 - top : y2 - top, x1 - left : x2 - left][piece.mask.region().mask] = piece.score
+        votes[class_id][top:bottom, left:right] += best / views[top:bottom, left:right]
+    return {class_id: cv2.dilate(canvas, WIDEN_KERNEL) for class_id, canvas in votes.items()}
+
+
+def _seen(line: Line, votes: np.ndarray) -> list[Line]:
+    """Return the parts of a line that have at least END_VOTES of its median votes, (H, W)."""
+    seen = along(line, votes)
+    return outside(line, seen < END_VOTES * np.median(seen))
+
+
+def outside(line: Line, is_inside: np.ndarray) -> list[Line]:
+    """Return the parts of a line outside some objects that are long enough to be a line; is_inside: bool (n,), of its samples."""
     points, _, widths = line.samples(STEP_PX)
-    is_inside = values_at(points, ends)
     if not is_inside.any():
         return [line]
     gap_at = (
@@ -148,7 +189,7 @@ def _without_copies(rows: list[_Row], class_ids: np.ndarray, size: tuple[int, in
     for row in sorted(rows, key=lambda row: -row.score):
         if row.line is not None:
             canvas = taken[class_ids[row.number]]
-            if values_at(row.line.samples(STEP_PX)[0], canvas).mean() > MOSTLY:
+            if along(row.line, canvas).mean() > MOSTLY:
                 continue
             drawn = fill_outline(row.line.outline, size)
             height, width = drawn.mask.shape
