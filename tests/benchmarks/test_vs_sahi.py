@@ -35,7 +35,7 @@ class AutoDetectionModel:
         assert Path(model_path).exists()
 
 def get_sliced_prediction(image, model, slice_height, slice_width, verbose):
-    assert (slice_height, slice_width) == (128, 128)
+    assert (slice_height, slice_width) == (256, 256)
     file = Path(image)
     if file.name == FAILING:
         raise MemoryError("too many pixels")
@@ -72,7 +72,7 @@ def test_both_sides_side_by_side_and_what_was_not_finished(
     (packages / "sahi" / "predict.py").write_text(MADE_UP_SAHI.replace("FAILING", repr(files[1].name)))
     monkeypatch.syspath_prepend(packages)
     monkeypatch.setenv("PYTHONPATH", str(packages))
-    options = ("--model", trained.folder / "best.pt", "--data", trained.data, "--photographs", "3", "--tiles", "128")
+    options = ("--model", trained.folder / "best.pt", "--data", trained.data, "--photographs", "3", "--tiles", "256")
     places = ("--output", tmp_path / "out", "--json", results, "--device", "cpu")
     assert run_main(vs_sahi, monkeypatch, *options, *places) == 0
     lines = capsys.readouterr().out.splitlines()

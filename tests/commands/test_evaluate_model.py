@@ -20,14 +20,14 @@ APS = ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95")
 def test_joined_detections_a_second_model_and_the_second_judge_on_two_ranks(
     trained: TrainedRun, tmp_path: Path
 ) -> None:
-    flags = ("--mask-resolution", "native", "--tiles", "192", "--overlap", "0.5", "--coco-eval", "--batch-size", "3")
+    flags = ("--mask-resolution", "native", "--tiles", "256", "--overlap", "0.5", "--coco-eval", "--batch-size", "3")
     model = ("--model", trained.folder / "last.pt", "--data", trained.data, "--compare", trained.folder / "best.pt")
     printed = must_run(*torchrun(2), "evaluate_model.py", *model, *flags, "--output", tmp_path)
     assert all(words in printed for words in ("faster-coco-eval", "small (under 32x32 px)", "centreline R"))
     metrics, truth, compared = (
         json.loads((tmp_path / f"{name}.json").read_text()) for name in ("metrics", "ground_truth", "compared_metrics")
     )
-    assert (metrics["mask_resolution"], metrics["tiles"], metrics["overlap"]) == ("native", 192, 0.5)
+    assert (metrics["mask_resolution"], metrics["tiles"], metrics["overlap"]) == ("native", 256, 0.5)
     assert metrics["num_images"] == len(truth["images"]) == len(list((trained.processed / "val/images").iterdir()))
     assert metrics["num_targets"] == len(truth["annotations"])
     assert sum(size["num_targets"] for size in metrics["by_size"].values()) == metrics["num_targets"]
