@@ -60,9 +60,9 @@ ALONE = (
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave files without such tests unread if tests marked `alone` are asked for: reading all takes nine seconds longer."""
-    is_asked = str(config.option.markexpr).startswith("alone") and collection_path.name.startswith("test_")
-    place = collection_path.relative_to(PROJECT / "tests").as_posix() if is_asked else ""
-    return True if place and not place.startswith((*ALONE, "data/test_loader.py")) else None
+    places = tuple(str(PROJECT / "tests" / place) for place in (*ALONE, "data/test_loader.py"))
+    is_asked = config.option.markexpr.startswith("alone") and collection_path.name.startswith("test_")
+    return True if is_asked and not str(collection_path).startswith(places) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
