@@ -56,12 +56,13 @@ ALONE = (
     *("run/test_status.py", "security/test_data.py", "evaluation/test_native_masks.py"),
     "predict/test_joining_memory.py",
 )
+READ_FOR_ALONE = (*ALONE, "data/test_loader.py")  # which marks one of its tests itself
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave files without such tests unread if tests marked `alone` are asked for: reading all takes nine seconds longer."""
-    places = tuple(str(PROJECT / "tests" / place) for place in (*ALONE, "data/test_loader.py"))
     is_asked = config.option.markexpr.startswith("alone") and collection_path.name.startswith("test_")
+    places = tuple(str(PROJECT / "tests" / place) for place in READ_FOR_ALONE)
     return True if is_asked and not str(collection_path).startswith(places) else None
 
 
@@ -73,6 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
         if place.startswith(ALONE):
             item.add_marker("alone")
+        assert place.startswith(READ_FOR_ALONE) or not item.get_closest_marker("alone"), f"{place}: see READ_FOR_ALONE"
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device (run them on a machine with a GPU)"))
     if "PYTEST_XDIST_WORKER" in os.environ:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -58,11 +59,11 @@ def truth() -> list[Truth]:
 
 
 def predict_all(
-    photos: list[np.ndarray], batch_size: int, tiling: Tiling | None, most: int = 300
+    photos: list[np.ndarray], batch_size: int, tiling: Tiling | None, most: int = 300, thin: tuple[int, ...] = ()
 ) -> tuple[ColourNetwork, list[tuple[int, np.ndarray, PhotoPrediction]]]:
     model = ColourNetwork()
     limits = {"confidence": 0.25, "iou": 0.7}
-    predictor = Predictor(model, 320, torch.device("cpu"), batch_size, tiling, limits, most)
+    predictor = Predictor(model, 320, torch.device("cpu"), batch_size, tiling, limits, most, thin=thin)
     return model, list(predictor.predict(enumerate(photos)))
 
 
@@ -95,6 +96,19 @@ def test_wires_across_24_tiles_are_found_whole_whatever_the_batch_size(
     np.testing.assert_array_equal(alone[0][2].found.scores, prediction.found.scores)
     for one, other in zip(alone[0][2].masks, prediction.masks, strict=True):
         np.testing.assert_array_equal(one.mask, other.mask)
+
+
+def test_lines_are_given_the_votes_of_tiles_where_labels_end(
+    truth: list[Truth], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch)
+    with_lines = Mock(side_effect=lambda prediction, *_: prediction)
+    monkeypatch.setattr("utils.predict.tiles.with_lines", with_lines)
+    monkeypatch.setattr("utils.predict.tiles.trained_wire_labels", lambda _: {"wires_end_at": [1]})
+    predict_all([paint(truth, SIZE)], 16, Tiling(320), thin=(0,))
+    votes = with_lines.call_args.args[-1][0]
+    assert (votes[np.any([mask for class_id, mask in truth if class_id == 0], axis=0)] > 0).mean() > 0.99
+    assert not votes[:, 984:].any(), "the pole is of another class"
 
 
 def test_larger_tiles_change_nothing_that_the_smallest_show_whole(monkeypatch: pytest.MonkeyPatch) -> None:

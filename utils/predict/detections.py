@@ -20,8 +20,8 @@ from utils.yolo.boxes import OneToOne, anchor_points, decode_boxes
 MAX_CANDIDATES = 30_000  # per image, before non-maximum suppression; YOLOv8's limit
 BLOCK = 256  # candidates decided at once: few enough that the IoU of all pairs is small, enough to fill a GPU
 ROUNDS = 12  # longest chain in a block of candidates that each decide the next
-# A score is learned from the overlap of the predicted box and the true one, which is lower for a thin box: about t / (t + this)
-# for one that is t pixels of the network's input thick. It grows at most threefold.
+# A network learns the overlap of the predicted and the true box as its score. For a box t pixels of the input thick, that is
+# about t / (t + BOX_ERROR_PX). Boxes under THINNEST_PX count as that thick, so a score is raised at most threefold.
 BOX_ERROR_PX, THINNEST_PX = 12.0, 6.0
 CLASS_OFFSET_PX = 7680  # between the boxes of different classes, so that one suppression keeps the classes apart
 

@@ -69,11 +69,15 @@ def with_lines(
             continue
         region = prediction.masks[number]
         if lines := find_lines(region) if score >= MIN_SCORE else []:
-            if votes:
-                lines = [part for line in lines for part in _seen(line, votes[class_id])]
+            parts = []
+            for line in lines:
+                is_inside = along(line, ends)
+                if votes:
+                    seen = along(line, votes[class_id])
+                    is_inside |= seen < END_VOTES * np.median(seen)
+                parts += outside(line, is_inside)
             if rules.width:
-                lines = [fit_to_photo(line, photo, *rules.width) for line in lines]
-            parts = [part for line in lines for part in outside(line, along(line, ends))]
+                parts = [fit_to_photo(part, photo, *rules.width) for part in parts]
             drawn = [_Row(score * likeness(part, grey), number, part.width_px, part) for part in parts]
         else:
             length = float(np.hypot(*region.mask.shape))
@@ -113,33 +117,27 @@ def values_at(points: np.ndarray, canvas: np.ndarray) -> np.ndarray:
 def votes_of(
     pieces: Sequence[Piece], tiles: Sequence[Corners], size: tuple[int, int], classes: tuple[int, ...]
 ) -> dict[int, np.ndarray]:
-    """Return how sure tiles are that they see objects of some classes in a photograph of (width, height) pixels.
+    """Return how sure tiles that cover a photograph of (width, height) pixels are that objects of some classes are there.
 
-    float32 (H, W) for each class: the mean over the tiles that show a pixel of the highest confidence of pieces within
-    WIDEN_PX. Pieces under MIN_SCORE and those of other tiles do not count.
+    float32 (H, W) for each class. In each tile a pixel has the confidence of the best piece on it, 0 without one. Its votes
+    are the mean over the tiles that show it; the highest within WIDEN_PX counts. Pieces under MIN_SCORE do not.
     """
     votes = {class_id: np.zeros(size[::-1], np.float32) for class_id in classes}
     views = np.zeros(size[::-1], np.uint8)
-    for left, top, right, bottom in tiles:
-        views[top:bottom, left:right] += 1
     of_tile: dict[tuple[int, int], list[Piece]] = defaultdict(list)
     for piece in pieces:
-        if piece.class_id in votes and piece.score >= MIN_SCORE and 0 <= piece.tile < len(tiles):
-            of_tile[piece.class_id, piece.tile].append(piece)
-    for (class_id, number), seen in of_tile.items():
-        left, top, right, bottom = tiles[number]
-        best = np.zeros((bottom - top, right - left), np.float32)
-        for piece in sorted(seen, key=lambda piece: piece.score):
-            x1, y1, x2, y2 = piece.mask.corners
-            best[y1 - top : y2 - top, x1 - left : x2 - left][piece.mask.region().mask] = piece.score
-        votes[class_id][top:bottom, left:right] += best / views[top:bottom, left:right]
-    return {class_id: cv2.dilate(canvas, WIDEN_KERNEL) for class_id, canvas in votes.items()}
-
-
-def _seen(line: Line, votes: np.ndarray) -> list[Line]:
-    """Return the parts of a line that have at least END_VOTES of its median votes, (H, W)."""
-    seen = along(line, votes)
-    return outside(line, seen < END_VOTES * np.median(seen))
+        if piece.score >= MIN_SCORE:
+            of_tile[piece.tile, piece.class_id].append(piece)
+    for number, (left, top, right, bottom) in enumerate(tiles):
+        views[top:bottom, left:right] += 1
+        for class_id in classes:
+            best = np.zeros((bottom - top, right - left), np.float32)
+            for piece in of_tile[number, class_id]:
+                x1, y1, x2, y2 = piece.mask.corners
+                shown = best[y1 - top : y2 - top, x1 - left : x2 - left]
+                np.maximum(shown, piece.score * piece.mask.region().mask, out=shown)
+            votes[class_id][top:bottom, left:right] += best
+    return {class_id: cv2.dilate(canvas / views, WIDEN_KERNEL) for class_id, canvas in votes.items()}
 
 
 def outside(line: Line, is_inside: np.ndarray) -> list[Line]:
