@@ -56,10 +56,7 @@ class CheckConfig(Options):
     )
     next: int = option(50, "with --unlabelled: how many photographs to choose", at_least=1, needs="unlabelled")
     tolerate: bool = option(
-        False,
-        "exit with code 0 when the data has errors; otherwise 1",
-        needs="not unlabelled",
-        wants="not strict",
+        False, "exit with code 0 when the data has errors; otherwise 1", needs="not unlabelled", wants="not strict"
     )
     strict: bool = option(
         False,
@@ -143,11 +140,7 @@ def load_predictor(config: CheckConfig, spec: DatasetSpec) -> Predictor:
 
 
 def label_next(
-    config: CheckConfig,
-    spec: DatasetSpec,
-    predictor: Predictor,
-    labelled: Sequence[Entry],
-    unlabelled: Sequence[Entry],
+    config: CheckConfig, spec: DatasetSpec, predictor: Predictor, labelled: Sequence[Entry], unlabelled: Sequence[Entry]
 ) -> None:
     """Choose the photographs to label next, write the list and the predictions, and print the first ones."""
     for entry in labelled:

@@ -3,7 +3,6 @@
 python evaluate_model.py --model models/epri_distribution_ddp/best.pt
 python evaluate_model.py --model models/epri_distribution_ddp/best.pt --mask-resolution native --coco-eval
 python evaluate_model.py --model models/epri_distribution_ddp/best.pt --compare models/earlier/best.pt
-python evaluate_model.py --model models/epri_distribution_ddp/best.pt --tiles 640
 python evaluate_model.py --model models/epri_distribution_ddp/best.onnx    # or another export (docs/export.md)
 torchrun --nproc_per_node=4 evaluate_model.py --model models/epri_distribution_ddp/best.pt
 """
@@ -22,9 +21,9 @@ import torch
 from torch import nn
 
 from utils import distributed
-from utils.common.config import CONFIG_HELP, THREADS_HELP, Options, option, parse_config
+from utils.common.config import option, parse_config
 from utils.common.cores import choose_threads_and_workers
-from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
+from utils.common.devices import choose_device, choose_precision
 from utils.common.errors import run_script
 from utils.common.files import output_folder, write_text_atomic
 from utils.common.progress import Progress
@@ -45,7 +44,7 @@ from utils.evaluation.metrics import (
     precision_recall_curves,
 )
 from utils.evaluation.native_masks import choose_thin_classes, sizes_on_disk
-from utils.evaluation.tables import class_table, coco_comparison_table, comparison_table, size_table, thin_table
+from utils.evaluation.tables import all_tables
 from utils.evaluation.tile_search import TileSearch
 from utils.pages import plot_confusion_matrix, plot_pr_curves
 from utils.pages.report import (
@@ -59,15 +58,10 @@ from utils.pages.report import (
     write_photographs,
 )
 from utils.predict.exported import open_model
-from utils.predict.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, check_tiles, choose_tiling
+from utils.predict.options import ModelOptions
+from utils.predict.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, choose_tiling
 from utils.yolo.loss import SegmentationLoss
-from utils.yolo.model import (
-    class_names,
-    require_classes,
-    trained_size_px,
-    trained_thin_classes,
-    trained_windows,
-)
+from utils.yolo.model import class_names, require_classes, trained_size_px, trained_thin_classes, trained_windows
 
 PREFETCH = 4  # batches that each loader process prepares ahead
 METRICS_FILES = ("metrics.json", "compared_metrics.json")
@@ -76,26 +70,16 @@ NATIVE_ONLY = ("overlap", "thin_classes", "centreline_tolerance", "centreline_co
 
 
 @dataclass(frozen=True)
-class EvaluationConfig(Options):
+class EvaluationConfig(ModelOptions):
     """Options of `evaluate_model.py`."""
 
-    model: str = option(
-        None, "trained model, such as models/epri_distribution_ddp/best.pt, or an export", required=True
-    )
     compare: str | None = option(None, "a second model, shown next to the first in report.html", metavar="MODEL")
     data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML: folders and class names", metavar="YAML")
     trust_links: bool = option(False, TRUST_LINKS_HELP)
     split: str = option("val", "split to evaluate on", choices=("train", "val", "test"))
     output: str = option("outputs/evaluation", "folder for the results", metavar="DIR")
-    img_size: int | None = option(
-        None, "side of the network input in pixels; unset: as in training", at_least=32, multiple_of=32
-    )
-    nms: bool = option(
-        True, "suppress overlapping detections; --no-nms: use YOLO26's one-to-one outputs, which need none"
-    )
     batch_size: int = option(16, "images per process and forward pass", at_least=1)
     num_workers: int = option(8, "loader processes per process, at most; fewer if there are too few cores")
-    amp: str = option("off", "mixed precision", choices=PRECISION_CHOICES)
     mask_resolution: str = option(
         "auto",
         "resolution at which masks are compared: proto, a quarter of the input, as in Ultralytics; native, the "
@@ -143,13 +127,6 @@ class EvaluationConfig(Options):
         "also write ground_truth.json and compute AP with faster-coco-eval (masks always at native resolution)",
         needs="predictions",
     )
-    device: str = option("auto", "auto, cpu, cuda or cuda:N")
-    threads: int = option(0, THREADS_HELP, at_least=0)
-    config: str | None = option(None, CONFIG_HELP, metavar="FILE")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_tiles(self.tiles)
 
 
 @dataclass(frozen=True)
@@ -168,7 +145,9 @@ def main() -> int:
     config = parse_config(EvaluationConfig, "Evaluate a trained model on a split of a data set")
     die_with_parent()
     if metrics := run(config):
-        print_results(metrics, config.output)
+        print(all_tables(metrics))
+        files = "report.html, metrics.json, predictions.json, *_pr_curve.png, confusion_matrix.png"
+        print(f"Results in {config.output}: {files}")
         spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
         source = os.path.relpath(spec.splits[config.split][0])
         print(next_command("python", "inference.py", "--model", config.model, "--source", source))
@@ -182,7 +161,7 @@ def run(config: EvaluationConfig) -> list[dict[str, Any]]:
     device = choose_device(config.device, ranks.local_rank)
     threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
     torch.set_num_threads(config.threads or threads)
-    paths = [config.model] + ([config.compare] if config.compare else [])
+    paths = [config.model, config.compare] if config.compare else [config.model]
     models = [open_model(path, device, config.amp, nms=config.nms) for path in paths]
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     for path, model in zip(paths, models, strict=True):
@@ -294,14 +273,11 @@ def write_results(
     folder.mkdir(parents=True, exist_ok=True)
     for file_name, content in files.items():
         write_text_atomic(folder / file_name, json.dumps(content))
-    metrics = [
-        metrics_of(config, candidate, evaluation, names)
-        for candidate, evaluation in zip(candidates, evaluations, strict=True)
-    ]
+    judged = zip(candidates, evaluations, strict=True)
+    metrics = [metrics_of(config, *one, names) for one in judged]
     if config.coco_eval:
-        metrics[0]["coco_eval"] = evaluate_with_faster_coco_eval(
-            folder / "ground_truth.json", folder / "predictions.json"
-        )
+        coco_files = (folder / "ground_truth.json", folder / "predictions.json")
+        metrics[0]["coco_eval"] = evaluate_with_faster_coco_eval(*coco_files)
     if len(metrics) < len(METRICS_FILES):  # left by an earlier --compare
         (folder / METRICS_FILES[1]).unlink(missing_ok=True)
     for file_name, content in zip(METRICS_FILES, metrics, strict=False):
@@ -318,18 +294,17 @@ def metrics_of(
     config: EvaluationConfig, candidate: Candidate, evaluation: Evaluation, names: tuple[str, ...]
 ) -> dict[str, Any]:
     """Return the content of a model's metrics.json."""
+    settings = candidate.find.settings if candidate.find else {}
+    if config.mask_resolution == "native":
+        judged = {"tolerance_px": config.centreline_tolerance, "confidence": config.centreline_confidence}
+        settings = {**settings, "centrelines": judged}
     return {
         "model": candidate.path,
         "data": config.data,
         "split": config.split,
         "img_size": candidate.dataset.size_px,
         "mask_resolution": config.mask_resolution,
-        **(candidate.find.settings if candidate.find else {}),
-        **(
-            {"centrelines": {"tolerance_px": config.centreline_tolerance, "confidence": config.centreline_confidence}}
-            if config.mask_resolution == "native"
-            else {}
-        ),
+        **settings,
         **evaluation.metrics,
         "operating_points": operating_points(evaluation.results, names),
         "calibration": calibration(evaluation.results),
@@ -369,22 +344,6 @@ def write_page(
     thumbnails = [(row, small_pictures.get(row["image_id"], b"")) for row in errors]
     write_text_atomic(Path(config.output) / "report.html", build_page(subjects, cards, thumbnails))
     write_photographs(Path(config.output), [card.view for card in cards if card.view is not None])
-
-
-def print_results(models: Sequence[dict[str, Any]], output: str) -> None:
-    """Print AP by class and by size, faster-coco-eval's AP, the compared model's AP, and where the files are."""
-    metrics = models[0]
-    print(class_table(metrics))
-    print(f"\n{size_table(metrics)}\n")
-    if thin := thin_table(metrics):
-        print(f"{thin}\n")
-    if "coco_eval" in metrics:
-        print(f"{coco_comparison_table(metrics)}\n")
-    if len(models) > 1:
-        print(f"{comparison_table(models)}\n")
-    if metrics["val_loss"] is not None:
-        print(f"Validation loss: {metrics['val_loss']:.4f}")
-    print(f"Results in {output}: report.html, metrics.json, predictions.json, *_pr_curve.png, confusion_matrix.png")
 
 
 if __name__ == "__main__":

@@ -21,12 +21,9 @@ from typing import Any
 
 import cv2
 import numpy as np
-import torch
 
 from utils import distributed
-from utils.common.config import CONFIG_HELP, FRACTION, THREADS_HELP, Options, option, parse_config
-from utils.common.cores import usable_cpu_count
-from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
+from utils.common.config import option, parse_config
 from utils.common.errors import UsageError, UserError, printable, run_script
 from utils.common.files import output_folder, walk, write_text_atomic
 from utils.common.progress import Progress
@@ -36,7 +33,6 @@ from utils.data.dataset_yaml import IMAGE_SUFFIXES, is_photograph
 from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, read_image
 from utils.data.raster import is_orthophoto, open_orthophoto
 from utils.distributed import cleanup_ddp, setup_ddp
-from utils.evaluation.native_masks import named_classes
 from utils.pages.asset_page import build_page
 from utils.predict.annotation_files import (
     COCO_FILE,
@@ -47,7 +43,6 @@ from utils.predict.annotation_files import (
     merge_tool_files,
 )
 from utils.predict.detections import PhotoPrediction
-from utils.predict.exported import open_model
 from utils.predict.map_layers import GEOJSON, GEOPACKAGE, write_orthophoto
 from utils.predict.maps.asset_files import write_asset_files
 from utils.predict.maps.assets import read_assets
@@ -55,64 +50,12 @@ from utils.predict.maps.changes import Before, read_before
 from utils.predict.maps.findings import Site
 from utils.predict.maps.map_files import write_map_files
 from utils.predict.maps.thumbnails import save_thumbnails, thumbnail_path
+from utils.predict.options import PredictOptions, cores_of, open_predictor
 from utils.predict.prediction_files import PredictionWriter, Source, merge_parts, outline
-from utils.predict.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, Tiling, check_tiles, choose_tiling
-from utils.yolo.model import class_names, trained_size_px, trained_thin_classes
+from utils.predict.tiles import LONGEST_WAIT_S, Tiling
 from yolo_seg_ddp import Prediction
 
 MAX_NAME_BYTES = 255  # of a file on Linux's file systems
-
-
-@dataclass(frozen=True)
-class PredictOptions(Options):
-    """How a model predicts."""
-
-    model: str = option(
-        None, "trained model, such as models/epri_distribution_ddp/best.pt, or an export", required=True
-    )
-    conf: float = option(0.25, "minimum confidence of a detection", **FRACTION)
-    iou: float = option(
-        0.7,
-        "IoU above which the less confident of two detections of a class is dropped",
-        needs="nms or not tiles=off",
-        **FRACTION,
-    )
-    nms: bool = option(
-        True, "suppress overlapping detections; --no-nms: use YOLO26's one-to-one outputs, which need none"
-    )
-    img_size: int | None = option(
-        None, "side of the network input in pixels; unset: as in training", at_least=32, multiple_of=32
-    )
-    classes: tuple[str, ...] | None = option(None, "find only these classes, by name or number")
-    max_detections: int = option(300, "maximum number of detections per photograph", at_least=1)
-    batch_size: int = option(8, "photographs or tiles per forward pass", at_least=1)
-    tiles: str = option(
-        "auto",
-        "side in pixels of the tiles that larger photographs are cut into; auto: as the model was trained, which is no "
-        "tiles if it saw whole photographs",
-        metavar="auto|off|SIZE",
-    )
-    overlap: float = option(
-        OVERLAP,
-        "share by which neighbouring tiles overlap, at least 128 px",
-        at_least=0,
-        at_most=0.9,
-        needs="not tiles=off",
-    )
-    thin_classes: tuple[str, ...] = option(
-        ("auto",),
-        "classes whose detections get a centreline and a width, such as wires: names; auto: those of which the training's "
-        "median object was 50 times as long as wide; none",
-        metavar="CLASS",
-    )
-    amp: str = option("off", "mixed precision; auto: the fastest that the hardware has", choices=PRECISION_CHOICES)
-    device: str = option("auto", "auto, cpu, cuda or cuda:N")
-    threads: int = option(0, THREADS_HELP, at_least=0)
-    config: str | None = option(None, CONFIG_HELP, metavar="FILE")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_tiles(self.tiles)
 
 
 @dataclass(frozen=True)
@@ -180,10 +123,7 @@ def main() -> int:
     mine = sources[ranks.rank :: ranks.world_size]
     counts = np.zeros(len(names) + 1, np.int64)  # of each class's detections, and of photographs
     tools = tool_files(config, names, files)
-    with (
-        PredictionWriter(output, names, ranks.rank) as writer,
-        ToolWriter(tools, ranks.rank) as tool_writer,
-    ):
+    with PredictionWriter(output, names, ranks.rank) as writer, ToolWriter(tools, ranks.rank) as tool_writer:
         predictions = predictor.predict(read_photos(mine, config, cores_of(ranks)))
         for source, photo, prediction in Progress("photographs", len(mine), ranks.is_main)(predictions):
             write_results(writer, source, photo, prediction, names, config)
@@ -228,31 +168,6 @@ def predict_orthophoto(config: InferenceConfig, ranks: distributed.RankInfo) -> 
         print(f"Results in {config.output}: {GEOPACKAGE} (reference system of the raster), {GEOJSON} (WGS84)")
     cleanup_ddp()
     return 0
-
-
-def open_predictor(
-    config: PredictOptions, ranks: distributed.RankInfo | None = None
-) -> tuple[Predictor, tuple[str, ...]]:
-    """Open the model on this rank's device; return how it is applied, and the names of its classes."""
-    ranks = ranks or distributed.read_rank_environment()
-    device = choose_device(config.device, ranks.local_rank)
-    if device.type == "cpu" or config.threads:
-        torch.set_num_threads(config.threads or cores_of(ranks))
-    model = open_model(config.model, device, config.amp, nms=config.nms)
-    names = class_names(model)
-    size_px = config.img_size or trained_size_px(model)
-    tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
-    limits = {"confidence": config.conf, "iou": config.iou, "classes": wanted_classes(config.classes, names)}
-    dtype = choose_precision(config.amp, device).dtype
-    asked = config.thin_classes
-    thin = trained_thin_classes(model) if asked == ("auto",) else named_classes(asked, names)
-    most = config.max_detections
-    return Predictor(model, size_px, device, config.batch_size, tiling, limits, most, dtype, thin), names
-
-
-def cores_of(ranks: distributed.RankInfo) -> int:
-    """Return how many cores a rank may use."""
-    return max(1, usable_cpu_count() // ranks.local_world_size)
 
 
 def tool_files(config: InferenceConfig, names: tuple[str, ...], files: list[Path]) -> ToolFiles:
@@ -360,18 +275,6 @@ def unique_keys(files: list[Path]) -> Iterator[tuple[Path, str]]:
             key = next(name for name in numbered if name.lower() not in stems and name.lower() not in taken)
         taken.add(key.lower())
         yield file, key
-
-
-def wanted_classes(classes: tuple[str, ...] | None, names: tuple[str, ...]) -> tuple[int, ...] | None:
-    """Turn class names or numbers into numbers. Raises UserError for a class that the model does not have."""
-    if classes is None:
-        return None
-    known = {**{name: index for index, name in enumerate(names)}, **{str(index): index for index in range(len(names))}}
-    for name in classes:
-        if name not in known:
-            advice = "; several stand apart, as in --classes 0 1" if "," in name else ""
-            raise UserError(f"--classes {name}: the model knows {', '.join(names)}{advice}")
-    return tuple(known[name] for name in classes)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def evaluate(model: str | Path, **options: Any) -> dict[str, Any]:
 
 def open_model(model: str | Path, **options: Any) -> Model:
     """Open a checkpoint or an export; `options` are those of inference.py that say how it predicts, such as `conf`."""
-    from inference import PredictOptions, open_predictor
+    from utils.predict.options import PredictOptions, open_predictor
 
     return Model(*open_predictor(parse_config(PredictOptions, "", words_of({"model": model, **options}), exits=False)))
 

@@ -30,11 +30,7 @@ SCORES = ("mask_map50_95", "mask_map50", "box_map50_95", "box_map50")
 PROJECT, ULTRALYTICS = "project", "ultralytics"
 SIDES = (PROJECT, ULTRALYTICS)
 NATIVE = "project_native"
-EVALUATORS = {
-    PROJECT: "our evaluator",
-    NATIVE: "ours, in the photographs' pixels",
-    ULTRALYTICS: "their evaluator",
-}
+EVALUATORS = {PROJECT: "our evaluator", NATIVE: "ours, in the photographs' pixels", ULTRALYTICS: "their evaluator"}
 BY_CLASS = "mask_map50_95_by_class"
 
 Json = dict[str, Any]

@@ -18,17 +18,7 @@ from pathlib import Path
 if __package__ in (None, ""):  # started by its path: Python would search this folder instead of the project's
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchmarks.comparison import (
-    BY_CLASS,
-    EVALUATORS,
-    PROJECT,
-    SIDES,
-    Run,
-    Setting,
-    compare,
-    make_sample,
-    open_data,
-)
+from benchmarks.comparison import BY_CLASS, EVALUATORS, PROJECT, SIDES, Run, Setting, compare, make_sample, open_data
 from benchmarks.results import results_file, write_results
 from utils.common.config import INPUT_SIZE, Options, option, parse_config
 from utils.common.errors import UsageError, run_script

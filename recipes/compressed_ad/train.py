@@ -77,9 +77,7 @@ def start(config: Settings) -> Accelerator:
     # process group that exists already it takes that one.
     setup_ddp(device, ranks)
     accelerator = Accelerator(
-        cpu=not gpus,
-        mixed_precision=wanted,
-        gradient_accumulation_steps=config.gradient_accumulation_steps,
+        cpu=not gpus, mixed_precision=wanted, gradient_accumulation_steps=config.gradient_accumulation_steps
     )
     if accelerator.is_main_process:
         print(

@@ -141,12 +141,7 @@ def data_lines(config: TrainConfig, comparisons: Comparisons, ranks: RankInfo) -
 
 
 def train(
-    config: TrainConfig,
-    run: OwnedRun,
-    device: torch.device,
-    model: PairModel,
-    comparisons: Comparisons,
-    workers: int,
+    config: TrainConfig, run: OwnedRun, device: torch.device, model: PairModel, comparisons: Comparisons, workers: int
 ) -> int:
     """Train in an open run folder, as a member of the process group; return the exit code."""
     rank, world_size = distributed.rank(), distributed.world_size()
@@ -157,14 +152,7 @@ def train(
     batches = EpochBatches(len(pairs), config.batch_size, rank, world_size, config.seed)
     task = PairComparison(comparisons, {"backbone_name": config.backbone, "input_size": config.input_size})
     optimizer = build_optimizer(model, config)
-    engine = TrainingEngine(
-        model,
-        device,
-        engine_options(config),
-        task=task,
-        run=run.folder,
-        facts=facts,
-    )
+    engine = TrainingEngine(model, device, engine_options(config), task=task, run=run.folder, facts=facts)
     task.state = engine.state
     if distributed.is_distributed():
         engine.log.print("Model wrapped with DistributedDataParallel")

@@ -116,11 +116,7 @@ def training_configuration(
             "experiment_name": config.experiment_name,
             "seed": config.seed,
         },
-        "train_kwargs": {
-            "num_epochs": config.epochs,
-            "early_stopping_patience": config.patience,
-            "resume": resume,
-        },
+        "train_kwargs": {"num_epochs": config.epochs, "early_stopping_patience": config.patience, "resume": resume},
     }
 
 

@@ -9,10 +9,10 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 
-from inference import wanted_classes
 from tests.conftest import TrainedRun
 from tests.support.processes import run_guarded
 from utils.common.errors import UserError
+from utils.predict.options import wanted_classes
 
 
 def test_inference_writes_pictures_labels_and_json_and_survives_a_broken_photograph(

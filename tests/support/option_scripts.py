@@ -77,11 +77,21 @@ SCRIPTS = [
         values={"window_scale": ((0.25, 1.0),), "mlflow": ("https://host",)},
         readers={"choose_augmentation": ("augment",)},
     ),
-    Script("inference", "InferenceConfig", ("--model=m", "--source=s"), values=TILES, kept=TILING | PHOTOGRAPHS),
+    Script(
+        "inference",
+        "InferenceConfig",
+        ("--model=m", "--source=s"),
+        real=("utils.predict.options",),
+        stubs=("named_classes",),
+        values=TILES,
+        kept=TILING | PHOTOGRAPHS,
+    ),
     Script(
         "inference",
         "InferenceConfig",
         ("--model=m", "--source=map.tif"),
+        real=("utils.predict.options",),
+        stubs=("named_classes",),
         values=TILES,
         kept=TILING | {"is_orthophoto": lambda _: True},
         elsewhere=(

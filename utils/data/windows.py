@@ -141,12 +141,7 @@ class Windows:
         return self._around(photo, point, point, rng)
 
     def _around(
-        self,
-        photo: int,
-        low: np.ndarray,
-        high: np.ndarray,
-        rng: np.random.Generator,
-        highest_scale: float = math.inf,
+        self, photo: int, low: np.ndarray, high: np.ndarray, rng: np.random.Generator, highest_scale: float = math.inf
     ) -> Window:
         """Return a window of random scale at a random place where it contains the box from `low` to `high` (x, y).
 

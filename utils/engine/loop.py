@@ -21,13 +21,7 @@ from utils.common.devices import choose_precision, peak_memory_bytes
 from utils.common.errors import UserError
 from utils.common.files import warn_on_write_error
 from utils.common.signals import StopFlag
-from utils.distributed import (
-    any_rank,
-    collective_timeout_s,
-    is_distributed,
-    rank,
-    world_size,
-)
+from utils.distributed import any_rank, collective_timeout_s, is_distributed, rank, world_size
 from utils.distributed.ddp import wrap_for_ranks
 from utils.distributed.sync_bn import convert_sync_batchnorm
 from utils.engine.ema import ModelEMA

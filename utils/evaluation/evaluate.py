@@ -225,11 +225,7 @@ def _compare_in_photo(
 
 
 def _result(
-    sample: Sample,
-    detections: Detections,
-    placement: Placement | None,
-    compared: Compared,
-    num_classes: int,
+    sample: Sample, detections: Detections, placement: Placement | None, compared: Compared, num_classes: int
 ) -> ImageResult:
     """Match one image's detections and labels by the IoU of their boxes and masks."""
     scores, class_ids = detections.scores.numpy(), detections.class_ids.numpy()

@@ -12,12 +12,11 @@ from functools import cache
 import cv2
 import numpy as np
 
-from utils.common.config import nearest
-from utils.common.errors import UsageError
 from utils.data.dataset import Photo, Sample
 from utils.data.images import upright_size
 from utils.evaluation.metrics import elongated_classes, elongation
 from utils.predict.detections import Detections, Placement
+from utils.predict.options import named_classes
 from utils.predict.regions import Region
 from utils.predict.shapes import fill_outline
 
@@ -46,16 +45,6 @@ def choose_thin_classes(
         values = [elongation(outline * size_of(index)) for index in chosen for outline in photos[index].polygons]
         return elongated_classes((class_id for index in chosen for class_id in photos[index].class_ids), values)
     return named_classes(asked, names)
-
-
-def named_classes(asked: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the classes that `--thin-classes` names; none for `none`. Raises UsageError for a name that is no class."""
-    if asked == ("none",):
-        return ()
-    for name in asked:
-        if name not in names:
-            raise UsageError(f"--thin-classes {name}: not one of {', '.join(names)}{nearest(name, names)}")
-    return tuple(sorted({names.index(name) for name in asked}))
 
 
 def place(sample: Sample, photo_size: tuple[int, int]) -> Placement:

@@ -30,6 +30,16 @@ _THIN = {
 _LENGTHS = {"length_px": "length, px", "missed_px": "missed", "invented_px": "invented"}
 
 
+def all_tables(models: Sequence[dict[str, Any]]) -> str:
+    """Return AP by class and by size, faster-coco-eval's AP, the compared model's AP, and the validation loss."""
+    metrics = models[0]
+    parts = [class_table(metrics), size_table(metrics), thin_table(metrics)]
+    parts += [coco_comparison_table(metrics)] if "coco_eval" in metrics else []
+    parts += [comparison_table(models)] if len(models) > 1 else []
+    parts += [f"Validation loss: {metrics['val_loss']:.4f}"] if metrics["val_loss"] is not None else []
+    return "\n\n".join(filter(None, parts))
+
+
 def class_table(metrics: dict[str, Any]) -> str:
     """Return one row for all classes and one per class; a class without objects in the split has no scores."""
     rows = [

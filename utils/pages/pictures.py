@@ -160,12 +160,7 @@ def _area(place: Rectangle) -> int:
 
 
 def _draw_mask(
-    canvas: np.ndarray,
-    mask: Mask,
-    color: tuple[int, int, int],
-    line_px: int,
-    is_dashed: bool,
-    covered: np.ndarray,
+    canvas: np.ndarray, mask: Mask, color: tuple[int, int, int], line_px: int, is_dashed: bool, covered: np.ndarray
 ) -> Sequence[np.ndarray]:
     """Tint the mask's pixels, draw its outlines and mark what they cover; a polygon is filled first.
 

@@ -144,12 +144,7 @@ class Runs:
 
 def intersection(first: Corners, second: Corners) -> Corners:
     """Return the corners of what two rectangles share; if that is nothing, left >= right or top >= bottom."""
-    return (
-        max(first[0], second[0]),
-        max(first[1], second[1]),
-        min(first[2], second[2]),
-        min(first[3], second[3]),
-    )
+    return (max(first[0], second[0]), max(first[1], second[1]), min(first[2], second[2]), min(first[3], second[3]))
 
 
 def intersections(first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -10,13 +10,7 @@ import torch
 
 from utils import distributed
 from utils.common.cores import choose_threads_and_workers, free_cores, threads_beside_others, usable_cpu_count
-from utils.common.devices import (
-    PRECISION_CHOICES,
-    choose_device,
-    choose_precision,
-    seed_everything,
-    tune_device,
-)
+from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision, seed_everything, tune_device
 from utils.common.errors import UserError, printable
 from utils.common.files import warn_on_write_error, write_text_atomic
 from utils.data.dataset import SegmentationDataset, count_classes

@@ -173,11 +173,7 @@ class DistanceErrors(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        context: Any,
-        distances: torch.Tensor,
-        sides: torch.Tensor,
-        weight: torch.Tensor,
-        distance_weight: torch.Tensor,
+        context: Any, distances: torch.Tensor, sides: torch.Tensor, weight: torch.Tensor, distance_weight: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See the class."""
         predicted = distances.T

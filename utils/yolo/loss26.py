@@ -100,10 +100,7 @@ class EndToEndLoss(SegmentationLoss):
         prototypes, pixel_classes = outputs["one2many"]["proto"]
         many, one = (
             loss.sums({**outputs[name], "proto": maps}, targets)
-            for loss, name, maps in (
-                (self.many, "one2many", prototypes),
-                (self.one, "one2one", prototypes.detach()),
-            )
+            for loss, name, maps in ((self.many, "one2many", prototypes), (self.one, "one2one", prototypes.detach()))
         )
         pixels = pixel_class_error(pixel_classes.float(), targets) * self.gains.box
         share = self.share

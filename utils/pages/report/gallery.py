@@ -240,10 +240,7 @@ class Thumbnails:
 
 
 def _shapes(
-    outlines: Sequence[list[np.ndarray]],
-    names: Sequence[str],
-    colors: Sequence[Color],
-    scores: Sequence[float | None],
+    outlines: Sequence[list[np.ndarray]], names: Sequence[str], colors: Sequence[Color], scores: Sequence[float | None]
 ) -> list[Shape]:
     rows = zip(outlines, names, colors, scores, strict=True)
     return [Shape(parts, name, color, ERROR_OF[color], score) for parts, name, color, score in rows]

@@ -8,13 +8,7 @@ from typing import Any
 
 from utils.pages.figures import MAX_CLASSES_SHOWN
 from utils.pages.report import photographs
-from utils.pages.report.charts import (
-    Line,
-    class_style,
-    confusion_chart,
-    curve_chart,
-    reliability_chart,
-)
+from utils.pages.report.charts import Line, class_style, confusion_chart, curve_chart, reliability_chart
 from utils.pages.report.gallery import ERROR_OF, KINDS_OF_ERROR, Card
 from utils.pages.report.markup import Markup, color_key, element, joined, report_page, thumbnails, zoomable
 from utils.pages.report.tables import (

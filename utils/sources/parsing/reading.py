@@ -200,11 +200,7 @@ def _repeat_text(row: Row, first: Row, is_same: bool) -> str:
 
 
 def _complete(
-    rows: RowsByKey,
-    photographs: Mapping[str, Photograph],
-    labels: Path,
-    kept: Collection[str],
-    problems: list[Problem],
+    rows: RowsByKey, photographs: Mapping[str, Photograph], labels: Path, kept: Collection[str], problems: list[Problem]
 ) -> RowsByKey:
     """Report photographs without a row; return the rows of those to build, sorted by key. Raises UserError without any."""
     for key, photograph in photographs.items():

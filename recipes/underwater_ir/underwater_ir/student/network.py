@@ -42,13 +42,7 @@ class Student(nn.Module):
     """
 
     def __init__(
-        self,
-        width: int,
-        num_masks: int,
-        cond_dim: int,
-        num_kinds: int,
-        text_dim: int = 0,
-        recompute: bool = False,
+        self, width: int, num_masks: int, cond_dim: int, num_kinds: int, text_dim: int = 0, recompute: bool = False
     ) -> None:
         super().__init__()
         self.recompute = recompute

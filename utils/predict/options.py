@@ -1,0 +1,121 @@
+"""Options that the commands which predict share, and the opening of a model by them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from utils import distributed
+from utils.common.config import CONFIG_HELP, FRACTION, THREADS_HELP, Options, nearest, option
+from utils.common.cores import usable_cpu_count
+from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
+from utils.common.errors import UsageError, UserError
+from utils.predict.exported import open_model
+from utils.predict.tiles import OVERLAP, Predictor, check_tiles, choose_tiling
+from utils.yolo.model import class_names, trained_size_px, trained_thin_classes
+
+
+@dataclass(frozen=True)
+class ModelOptions(Options):
+    """Which model a command applies, and where."""
+
+    model: str = option(
+        None, "trained model, such as models/epri_distribution_ddp/best.pt, or an export", required=True
+    )
+    img_size: int | None = option(
+        None, "side of the network input in pixels; unset: as in training", at_least=32, multiple_of=32
+    )
+    nms: bool = option(
+        True, "suppress overlapping detections; --no-nms: use YOLO26's one-to-one outputs, which need none"
+    )
+    tiles: str = option(
+        "auto",
+        "side in pixels of the tiles that larger photographs are cut into; auto: as the model was trained, which is no "
+        "tiles if it saw whole photographs",
+        metavar="auto|off|SIZE",
+    )
+    overlap: float = option(
+        OVERLAP,
+        "share by which neighbouring tiles overlap, at least 128 px",
+        at_least=0,
+        at_most=0.9,
+        needs="not tiles=off",
+    )
+    amp: str = option("off", "mixed precision; auto: the fastest that the hardware has", choices=PRECISION_CHOICES)
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    threads: int = option(0, THREADS_HELP, at_least=0)
+    config: str | None = option(None, CONFIG_HELP, metavar="FILE")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_tiles(self.tiles)
+
+
+@dataclass(frozen=True)
+class PredictOptions(ModelOptions):
+    """How a model predicts."""
+
+    conf: float = option(0.25, "minimum confidence of a detection", **FRACTION)
+    iou: float = option(
+        0.7,
+        "IoU above which the less confident of two detections of a class is dropped",
+        needs="nms or not tiles=off",
+        **FRACTION,
+    )
+    classes: tuple[str, ...] | None = option(None, "find only these classes, by name or number")
+    max_detections: int = option(300, "maximum number of detections per photograph", at_least=1)
+    batch_size: int = option(8, "photographs or tiles per forward pass", at_least=1)
+    thin_classes: tuple[str, ...] = option(
+        ("auto",),
+        "classes whose detections get a centreline and a width, such as wires: names; auto: those of which the training's "
+        "median object was 50 times as long as wide; none",
+        metavar="CLASS",
+    )
+
+
+def open_predictor(
+    config: PredictOptions, ranks: distributed.RankInfo | None = None
+) -> tuple[Predictor, tuple[str, ...]]:
+    """Open the model on this rank's device; return how it is applied, and the names of its classes."""
+    ranks = ranks or distributed.read_rank_environment()
+    device = choose_device(config.device, ranks.local_rank)
+    if device.type == "cpu" or config.threads:
+        torch.set_num_threads(config.threads or cores_of(ranks))
+    model = open_model(config.model, device, config.amp, nms=config.nms)
+    names = class_names(model)
+    size_px = config.img_size or trained_size_px(model)
+    tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
+    limits = {"confidence": config.conf, "iou": config.iou, "classes": wanted_classes(config.classes, names)}
+    dtype = choose_precision(config.amp, device).dtype
+    asked = config.thin_classes
+    thin = trained_thin_classes(model) if asked == ("auto",) else named_classes(asked, names)
+    most = config.max_detections
+    return Predictor(model, size_px, device, config.batch_size, tiling, limits, most, dtype, thin), names
+
+
+def cores_of(ranks: distributed.RankInfo) -> int:
+    """Return how many cores a rank may use."""
+    return max(1, usable_cpu_count() // ranks.local_world_size)
+
+
+def wanted_classes(classes: tuple[str, ...] | None, names: tuple[str, ...]) -> tuple[int, ...] | None:
+    """Turn class names or numbers into numbers. Raises UserError for a class that the model does not have."""
+    if classes is None:
+        return None
+    known = {**{name: index for index, name in enumerate(names)}, **{str(index): index for index in range(len(names))}}
+    for name in classes:
+        if name not in known:
+            advice = "; several stand apart, as in --classes 0 1" if "," in name else ""
+            raise UserError(f"--classes {name}: the model knows {', '.join(names)}{advice}")
+    return tuple(known[name] for name in classes)
+
+
+def named_classes(asked: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the classes that `--thin-classes` names; none for `none`. Raises UsageError for a name that is no class."""
+    if asked == ("none",):
+        return ()
+    for name in asked:
+        if name not in names:
+            raise UsageError(f"--thin-classes {name}: not one of {', '.join(names)}{nearest(name, names)}")
+    return tuple(sorted({names.index(name) for name in asked}))
