@@ -78,13 +78,7 @@ def train_with_everything(
     model = classifier()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     trainer = engine_of(
-        model,
-        folder,
-        ema_decay=0.9,
-        ema_ramp=5,
-        clip_norm=1.0,
-        accumulate=accumulation_steps,
-        epochs=num_epochs,
+        model, folder, ema_decay=0.9, ema_ramp=5, clip_norm=1.0, accumulate=accumulation_steps, epochs=num_epochs
     )
     num_batches = 0
 

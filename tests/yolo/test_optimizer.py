@@ -15,14 +15,7 @@ from utils.run.checkpoint import load_latest, save_checkpoint
 from utils.training.config import TrainConfig
 from utils.training.plan import plan_optimizer
 from utils.yolo.model import build_model
-from utils.yolo.optimizer import (
-    MUON_GAIN,
-    MuSGD,
-    OptimizerPlan,
-    build_optimizer,
-    parameter_groups,
-    scaled_lr,
-)
+from utils.yolo.optimizer import MUON_GAIN, MuSGD, OptimizerPlan, build_optimizer, parameter_groups, scaled_lr
 from utils.yolo.orthogonal import Orthogonaliser
 
 NAMES = ("conductor", "other_wire", "pole")
