@@ -46,6 +46,24 @@ def engine_of(
     return TrainingEngine(model, CPU, EngineOptions(**options), task=task, run=folder, facts=facts)
 
 
+def fit(
+    model: nn.Module,
+    folder: Path,
+    train: Any,
+    val: Any,
+    criterion: Any = nn.functional.cross_entropy,
+    scheduler: Any = None,
+    *,
+    lr: float = 0.1,
+    resume: bool = False,
+    **options: Any,
+) -> TrainingEngine:
+    """Train by plain SGD; return the engine."""
+    engine = engine_of(model, folder, **options)
+    engine.train(train, val, torch.optim.SGD(model.parameters(), lr=lr), criterion, scheduler, resume=resume)
+    return engine
+
+
 def plain(state: dict[str, Any]) -> dict[str, np.ndarray]:
     return {name: value.numpy().copy() for name, value in state.items()}
 

@@ -14,16 +14,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from tests.engine.small import CPU, Record, engine_of, loader_of, plain, points
+from tests.engine.small import CPU, Record, engine_of, fit, loader_of, plain, points
 from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.common.errors import UserError
 from utils.engine import EngineOptions, TrainingEngine
 from utils.engine.loading import Upload, batches_from, each_sample_once, tensors_in
 from utils.yolo.inputs import Targets
-
-# --- Batches: random augmentation and dropout equal after a resume, equal numbers on all ranks, each vali ---
-
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -107,8 +104,7 @@ def train_unevenly(folder: Path) -> str:
     model = nn.Linear(4, 2)
     data = DataLoader(points(8 if distributed.rank() else 12), 4)
     try:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        engine_of(model, folder, epochs=1).train(data, data, optimizer, nn.CrossEntropyLoss())
+        fit(model, folder, data, data, epochs=1)
     except UserError as error:
         return str(error)
     return "nothing"

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from tests.engine.small import CPU, ScriptedTask, classifier, engine_of, loader_of, points
+from tests.engine.small import CPU, Record, ScriptedTask, classifier, engine_of, fit, loader_of, points
 from utils.common.errors import UserError
 from utils.engine import Epoch, Task, TrainingEngine
 
@@ -26,11 +26,9 @@ def train_on_script(
 ) -> tuple[TrainingEngine, list[tuple[str, int]]]:
     """Train one epoch for each scripted value of a metric; return the engine and which files were written when."""
     written: list[tuple[str, int]] = []
-    model = classifier()
+    options = {"epochs": len(values), "monitor": name, **options}
     task = ScriptedTask(name, values, written)
-    trainer = engine_of(model, folder, task=task, epochs=len(values), monitor=name, **options)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    trainer.train(loader_of(points(8), 4), None, optimizer, nn.CrossEntropyLoss(), resume=resume)
+    trainer = fit(classifier(), folder, loader_of(points(8), 4), None, task=task, resume=resume, **options)
     return trainer, written
 
 
@@ -95,23 +93,15 @@ def test_patience_ends_the_training(tmp_path: Path, values: list[float], patienc
 
 def test_the_best_so_far_survives_a_resume(tmp_path: Path) -> None:
     train_on_script(tmp_path, [3, 1], "val_loss")
-    model = classifier()
-    trainer = engine_of(model, tmp_path, task=ScriptedTask("val_loss", [2.0]), epochs=3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    trainer.train(loader_of(points(8), 4), None, optimizer, nn.CrossEntropyLoss(), resume=True)
+    trainer, written = train_on_script(tmp_path, [2], "val_loss", epochs=3, resume=True)
     assert (trainer.progress.best_value, trainer.progress.best_epoch) == (1.0, 1)
     assert trainer.progress.history["val_loss"] == [3, 1, 2]
-    assert (tmp_path / "last.pt").exists()
-    assert not (tmp_path / "best.pt").exists()
+    assert written == [("last.pt", 3)]
 
 
 def test_a_value_nobody_reports_is_named_with_those_there_are(tmp_path: Path) -> None:
-    model = classifier()
-    trainer = engine_of(model, tmp_path, task=ScriptedTask("score", [1.0]), epochs=1, monitor="val_dice")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    loss = nn.CrossEntropyLoss()
     with pytest.raises(Exception, match=r"val_dice.*score.*train_loss"):
-        trainer.train(loader_of(points(8), 4), None, optimizer, loss)
+        train_on_script(tmp_path, [1.0], monitor="val_dice")
 
 
 # --- what is reported and averaged ---------------------------------------------------------------------------------
@@ -125,9 +115,8 @@ def test_reported_losses_are_means_over_images_and_not_over_batches(tmp_path: Pa
         loss = nn.functional.cross_entropy(outputs, labels)
         return loss, {"first": labels.float().mean()}
 
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    trainer = engine_of(model, tmp_path, epochs=1)
-    history = trainer.train(DataLoader(data, batch_size=3), DataLoader(data, batch_size=5), optimizer, criterion)
+    train_loader, val_loader = (DataLoader(data, batch_size=size) for size in (3, 5))
+    history = fit(model, tmp_path, train_loader, val_loader, criterion, lr=0.0, epochs=1).progress.history
     expected = nn.functional.cross_entropy(model(data.tensors[0]), data.tensors[1]).item()
     assert [*history["train_loss"], *history["val_loss"]] == pytest.approx([expected] * 2, rel=1e-6)
     assert [*history["train_first"], *history["val_first"]] == pytest.approx([3 / 7] * 2)
@@ -135,9 +124,8 @@ def test_reported_losses_are_means_over_images_and_not_over_batches(tmp_path: Pa
 
 def test_the_average_is_judged_and_deployed_and_equals_the_one_by_hand(tmp_path: Path) -> None:
     model = nn.Linear(4, 2)
-    judged: list[torch.Tensor] = []
-    deployed: list[torch.Tensor] = []
-    raw: list[torch.Tensor] = [model.weight.detach().double().clone()]
+    judged, deployed = [], []
+    raw = [model.weight.detach().double().clone()]
 
     class Watching(Task):
         def evaluate(self, module: nn.Module, loader: Any, epoch: Epoch) -> dict[str, Any]:
@@ -148,11 +136,8 @@ def test_the_average_is_judged_and_deployed_and_equals_the_one_by_hand(tmp_path:
         def save(self, path: Path, module: nn.Module, info: dict[str, Any]) -> None:
             deployed.append(module.weight.detach().double().clone())  # type: ignore[union-attr,operator]
 
-    trainer = engine_of(model, tmp_path, ema_decay=0.8, ema_ramp=0, task=Watching(), epochs=4, save_best=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    trainer.train(
-        loader_of(points(8), 8), None, optimizer, nn.CrossEntropyLoss()
-    )  # one batch, and one update, an epoch
+    options: Record = {"ema_decay": 0.8, "ema_ramp": 0, "epochs": 4, "save_best": False}
+    fit(model, tmp_path, loader_of(points(8), 8), None, lr=0.5, task=Watching(), **options)  # one update an epoch
     average = raw[0]
     for epoch in range(4):
         average = 0.8 * average + 0.2 * raw[epoch + 1]
@@ -173,14 +158,8 @@ def test_schedulers_of_both_kinds_are_called_when_they_expect_it(tmp_path: Path)
             calls.append("epoch")
 
     for scheduler in (EachStep(), EachEpoch()):
-        model = classifier()
-        engine_of(model, tmp_path / type(scheduler).__name__, accumulate=2, epochs=2).train(
-            loader_of(points(20), 4),
-            loader_of(points(4), 4),
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            nn.CrossEntropyLoss(),
-            scheduler,
-        )
+        loader, folder = loader_of(points(20), 4), tmp_path / type(scheduler).__name__
+        fit(classifier(), folder, loader, loader, scheduler=scheduler, accumulate=2, epochs=2)
     assert calls == [0, 1, 2, 3, 4, 5, "epoch", "epoch"]
 
 
@@ -188,12 +167,9 @@ def gradient_norms(folder: Path, clip: float | None) -> float:
     """Return how far one step of plain SGD with rate 1 moved the weights."""
     model = classifier(norm=False)
     before = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-    engine_of(model, folder, clip_norm=clip, epochs=1).train(
-        loader_of(points(8), 8),
-        loader_of(points(8), 8),
-        torch.optim.SGD(model.parameters(), lr=1.0),
-        lambda outputs, labels: 100 * nn.functional.cross_entropy(outputs, labels),
-    )
+    loader = loader_of(points(8), 8)
+    large = lambda outputs, labels: 100 * nn.functional.cross_entropy(outputs, labels)  # noqa: E731
+    fit(model, folder, loader, loader, large, lr=1.0, clip_norm=clip, epochs=1)
     return float((torch.nn.utils.parameters_to_vector(model.parameters()).detach() - before).norm())
 
 
@@ -210,14 +186,10 @@ def test_reduced_precision_trains_too(tmp_path: Path) -> None:
         seen.append(outputs.dtype)
         return nn.functional.cross_entropy(outputs, labels)
 
-    history = engine_of(model, tmp_path, precision="bf16", epochs=3).train(
-        loader_of(points(64), 8),
-        loader_of(points(16, seed=1), 8),
-        torch.optim.SGD(model.parameters(), lr=0.2),
-        criterion,
-    )
+    loader = loader_of(points(64), 8)
+    losses = fit(model, tmp_path, loader, loader, criterion, lr=0.2, precision="bf16", epochs=3).progress.history
     assert set(seen) == {torch.bfloat16}
-    assert history["train_loss"][-1] < 0.7 * history["train_loss"][0]
+    assert losses["train_loss"][-1] < 0.7 * losses["train_loss"][0]
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
@@ -230,18 +202,13 @@ def test_callbacks_run_on_the_main_rank_after_every_epoch(tmp_path: Path) -> Non
             records.append(record)
             epochs.append((epoch.number, epoch.is_last))
 
-    model = classifier()
-    engine_of(model, tmp_path / "named", task=Following(), epochs=2).train(
-        loader_of(points(20), 4),
-        loader_of(points(8), 4),
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        nn.CrossEntropyLoss(),
-    )
+    loader = loader_of(points(20), 4)
+    fit(classifier(), tmp_path, loader, loader, task=Following(), epochs=2)
     assert [record["epoch"] for record in records] == [1, 2]
     assert epochs == [(1, False), (2, True)]
     assert [record["global_step"] for record in records] == [5, 10]
     assert {"train_loss", "val_loss", "lr", "images_per_s", "epoch_time_s"} <= records[0].keys()
-    assert (tmp_path / "named" / "metrics.jsonl").exists()
+    assert (tmp_path / "metrics.jsonl").exists()
 
 
 # --- the interface -------------------------------------------------------------------------------------------------

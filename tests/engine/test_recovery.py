@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
-from tests.engine.small import ScriptedTask, engine_of
+from tests.engine.small import CPU, ScriptedTask, classifier, engine_of, points
 from utils.common.devices import Precision, choose_precision
 from utils.common.errors import EXIT_IO, UserError
 from utils.data.loader import EpochBatches
 from utils.engine import TrainingEngine, loop, recovery, stopping
 from utils.engine.recovery import CannotSave
 from utils.engine.state import Progress
-from utils.engine.step import Step
 from utils.run import checkpoint
 from utils.run.checkpoint import latest_facts, load_latest, save_checkpoint
 from utils.run.records import read_epochs
@@ -28,7 +27,6 @@ from utils.training.config import TrainConfig
 from utils.training.plan import batches_per_step, keep_choices, keep_threads
 from utils.yolo.optimizer import MuSGD
 
-CPU = torch.device("cpu")
 BATCHES = 12  # per epoch
 MOMENTUM_SGD = partial(torch.optim.SGD, momentum=0.9)
 
@@ -49,12 +47,8 @@ def train(
     **options: Any,
 ) -> TrainingEngine:
     """Train a small classifier; `die_at` is the batch, counted over epochs, at which everything ends."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
-    data = TensorDataset(torch.randn(4 * BATCHES, 4), torch.arange(4 * BATCHES) % 2)
-    loader = DataLoader(data, batch_size=4)
+    model, loader, seen = classifier(), DataLoader(points(4 * BATCHES), batch_size=4), 0
     trainer = engine_of(model, folder, ema_decay=0.9999, epochs=epochs, **options)
-    seen = 0
 
     def criterion(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         nonlocal seen
@@ -63,9 +57,23 @@ def train(
             raise Killed
         return nn.functional.cross_entropy(outputs, labels)
 
-    optimizer = optimizer_type(model.parameters(), lr=0.1)
-    trainer.train(loader, loader, optimizer, criterion, resume=resume)
+    trainer.train(loader, loader, optimizer_type(model.parameters(), lr=0.1), criterion, resume=resume)
     return trainer
+
+
+def die_at_the_second(patch: pytest.MonkeyPatch, name: str, *, after: bool = False) -> None:
+    """Let everything end at the second call of an engine's method, before it does anything or after it."""
+    method, count = getattr(TrainingEngine, name), 0
+
+    def deadly(self: TrainingEngine, *arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        answer = method(self, *arguments) if after or count != 2 else None
+        if count == 2:
+            raise Killed
+        return answer
+
+    patch.setattr(TrainingEngine, name, deadly)
 
 
 def assert_same_weights(first: TrainingEngine, second: TrainingEngine) -> None:
@@ -83,8 +91,10 @@ def test_a_kill_within_an_epoch_loses_only_what_followed_the_last_checkpoint(
     monkeypatch.setattr(stopping, "STOP_CHECK_STEPS", 2)
     whole = train(tmp_path / "whole")
     with pytest.raises(Killed):
-        train(tmp_path / "killed", die_at=BATCHES + 8, save_every_s=save_every_s)
-    assert latest_facts(tmp_path / "killed" / "checkpoint")["step"] == saved_step
+        train(tmp_path / "killed", die_at=BATCHES + 8, save_every_s=save_every_s, facts={"global_batch_size": 32})
+    facts = latest_facts(tmp_path / "killed" / "checkpoint")
+    assert (facts["step"], facts["global_batch_size"]) == (saved_step, 32)
+    assert latest_facts(tmp_path / "nowhere") == {}
     assert_same_weights(whole, train(tmp_path / "killed", resume=True))
 
 
@@ -94,26 +104,11 @@ def test_a_kill_in_a_long_validation_loses_no_step(
 ) -> None:
     monkeypatch.setattr(recovery, "LONG_VALIDATION_S", -1.0 if is_long else 1000.0)
     whole = train(tmp_path / "whole")
-    validate, steps, count = TrainingEngine.validate, [], 0
-
-    def dies_in_the_second(self: TrainingEngine, *arguments: Any) -> dict[str, Any]:
-        nonlocal count
-        count += 1
-        if count == 2:
-            raise Killed
-        return validate(self, *arguments)
-
-    def counted(self: Step) -> None:
-        steps.append(self.state.progress.global_step)
-        take_step(self)
-
-    take_step = Step.update
-    monkeypatch.setattr(TrainingEngine, "validate", dies_in_the_second)
+    die_at_the_second(monkeypatch, "validate")
     with pytest.raises(Killed):
         train(tmp_path / "killed")
-    monkeypatch.setattr(Step, "update", counted)
+    assert latest_facts(tmp_path / "killed" / "checkpoint")["step"] == (2 * BATCHES if is_long else BATCHES)
     continued = train(tmp_path / "killed", resume=True)
-    assert steps[0] == (2 * BATCHES if is_long else BATCHES)
     assert continued.progress.history["train_loss"] == whole.progress.history["train_loss"]
     assert continued.progress.history["val_loss"] == whole.progress.history["val_loss"]
     assert continued.progress.record_awaiting_validation is None
@@ -124,16 +119,7 @@ def test_an_epoch_killed_between_its_report_and_its_checkpoint_is_recorded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "LONG_VALIDATION_S", -1.0)  # so a checkpoint of its last step is there already
-    report, count = TrainingEngine._report, 0
-
-    def dies_after_the_second(self: TrainingEngine, *arguments: Any) -> None:
-        nonlocal count
-        count += 1
-        report(self, *arguments)
-        if count == 2:
-            raise Killed
-
-    monkeypatch.setattr(TrainingEngine, "_report", dies_after_the_second)
+    die_at_the_second(monkeypatch, "_report", after=True)
     with pytest.raises(Killed):
         train(tmp_path)
     assert [record["epoch"] for record in read_epochs(tmp_path)] == [1, 2]
@@ -141,12 +127,6 @@ def test_an_epoch_killed_between_its_report_and_its_checkpoint_is_recorded_once(
     train(tmp_path, resume=True)
     assert [record["epoch"] for record in read_epochs(tmp_path)] == [1, 2, 3]
     assert latest_facts(tmp_path / "checkpoint")["epoch"] == 3
-
-
-def test_the_facts_stand_in_the_manifest(tmp_path: Path) -> None:
-    assert latest_facts(tmp_path / "checkpoint") == {}
-    train(tmp_path, epochs=1, facts={"global_batch_size": 32})
-    assert latest_facts(tmp_path / "checkpoint")["global_batch_size"] == 32
 
 
 # --- a disk that takes nothing ---
@@ -274,16 +254,13 @@ def test_the_place_in_an_epoch_is_counted_in_the_new_batches() -> None:
     assert progress.batch == 6
 
 
-@pytest.mark.parametrize(("world_size", "expected"), [(4, 1), (2, 2), (1, 4)])
-def test_fewer_ranks_take_more_batches_per_step(world_size: int, expected: int) -> None:
-    assert batches_per_step(TrainConfig(batch_size=8), world_size, {"global_batch_size": 32}) == expected
-    assert batches_per_step(TrainConfig(batch_size=8, accumulate=3), world_size, {}) == 3
-
-
-@pytest.mark.parametrize("world_size", [3, 8])
-def test_a_global_batch_that_cannot_be_kept_is_refused(world_size: int) -> None:
-    with pytest.raises(UserError, match=rf"32 images per step, which {world_size} processes with --batch-size 8"):
-        batches_per_step(TrainConfig(batch_size=8), world_size, {"global_batch_size": 32})
+def test_fewer_ranks_take_more_batches_per_step_or_are_refused() -> None:
+    config, facts = TrainConfig(batch_size=8), {"global_batch_size": 32}
+    assert [batches_per_step(config, world_size, facts) for world_size in (4, 2, 1)] == [1, 2, 4]
+    assert batches_per_step(TrainConfig(batch_size=8, accumulate=3), 2, {}) == 3
+    for world_size in (3, 8):
+        with pytest.raises(UserError, match=rf"32 images per step, which {world_size} processes with --batch-size 8"):
+            batches_per_step(config, world_size, facts)
 
 
 # --- what a run chose when it began ---
@@ -313,10 +290,9 @@ def test_a_resumed_run_keeps_its_threads_with_as_many_cores_and_processes(monkey
 
 def test_a_precision_that_the_new_machine_has_not_is_told_of() -> None:
     kept, lines = keep_choices(TrainConfig(), {"amp": "fp16"}, CPU)
-    assert kept.amp == "auto"
-    assert lines == [
-        f"The run began with --amp fp16, which this device does not support; continuing with {choose_precision('auto', CPU).name}"
-    ]
+    chosen = choose_precision("auto", CPU).name
+    told = f"The run began with --amp fp16, which this device does not support; continuing with {chosen}"
+    assert (kept.amp, lines) == ("auto", [told])
 
 
 @pytest.mark.parametrize(

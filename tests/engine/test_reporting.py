@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from tests.engine.small import classifier, engine_of, loader_of, points
+from tests.engine.small import classifier, fit, loader_of, points
 from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.engine import Task
@@ -41,14 +40,8 @@ def train_with_a_slow_rank(folder: Path) -> tuple[str, int]:
             time.sleep(0.03 if distributed.rank() == 1 else 0.001)
             return super().prepare(batch, device)
 
-    model = classifier()
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        engine_of(model, folder, task=Slow(), epochs=1).train(
-            loader_of(points(248), 4),
-            loader_of(points(8), 4),
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            nn.CrossEntropyLoss(),
-        )
+        fit(classifier(), folder, loader_of(points(248), 4), loader_of(points(8), 4), task=Slow(), epochs=1)
     return said.getvalue(), count_collectives()
 
 

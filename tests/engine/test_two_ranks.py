@@ -34,16 +34,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def train_with_samplers(folder: Path) -> Record:
     model = classifier(seed=distributed.rank())  # DDP must give rank 1 the weights of rank 0
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
+    train_loader, val_loader = (loader_of(points(number, seed), 4) for number, seed in ((64, 0), (16, 1)))
     trainer = engine_of(model, folder / "checkpoints", epochs=3)
-    history = trainer.train(
-        loader_of(points(64), 4),
-        loader_of(points(16, seed=1), 4),
-        optimizer,
-        nn.CrossEntropyLoss(),
-        torch.optim.lr_scheduler.StepLR(optimizer, step_size=2),
-    )
     return {
-        "history": history,
+        "history": trainer.train(train_loader, val_loader, optimizer, nn.CrossEntropyLoss(), scheduler),
         "weights": plain(model.state_dict()),
         "files": sorted(path.name for path in (folder / "checkpoints").iterdir()),
     }
@@ -56,13 +51,9 @@ def drifting_apart(folder: Path) -> str:
     assert trainer.state.ema is not None
     if distributed.rank() == 1:
         next(trainer.state.ema.module.buffers()).add_(1e-6)
+    loader = loader_of(points(8), 4)
     try:
-        trainer.train(
-            loader_of(points(8), 4),
-            loader_of(points(8), 4),
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            nn.CrossEntropyLoss(),
-        )
+        trainer.train(loader, loader, torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss())
     except distributed.RankDisagreement as error:
         return str(error)
     return "nothing"
