@@ -85,7 +85,6 @@ def test_all_ranks_leave_out_spoilt_steps_and_undo_several_in_a_row(tmp_path: Pa
     assert len(answers[0]["row"]["left_out"]) >= 5
 
 
-
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_step_left_out_changes_neither_weights_nor_momentum(fused: bool) -> None:
     weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from tests.conftest import PROJECT
-from tests.engine.small import classifier, engine_of, loader_of, plain, points
+from tests.engine.small import classifier, fit, loader_of, plain, points
 from tests.support.mlflow_server import FakeMlflow, drip, hang_up, never_answer, reply
 from tests.support.processes import wait_until
 from tests.support.ranks import RankFailed, run_ranks
@@ -66,20 +66,14 @@ class Folder:
     def epoch(self, number: int, saved: bool = True, loss: float | None = None, **more: float | None) -> None:
         values = {"train_loss": 1.0 / number if loss is None else loss, "lr": 0.1, **more}
         place = {"epoch": number, "global_step": 2 * number}
-        lines = [
-            {"kind": "batch", **place, "time_s": time.time()},
-            {"kind": "epoch", **place, **values, "note": "text"},
-        ]
         with (self.path / "metrics.jsonl").open("a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+            for record in ({"kind": "batch", "time_s": time.time()}, {"kind": "epoch", **values, "note": "text"}):
+                file.write(json.dumps({**record, **place}) + "\n")
         (self.path / "best.pt").write_bytes(b"weights %d" % number)
         if saved:
-            self.save(number)
-
-    def save(self, number: int) -> None:
-        checkpoint = self.path / "checkpoint" / f"step-{2 * number:08d}"
-        checkpoint.mkdir(parents=True)
-        (checkpoint / "manifest.json").write_text(json.dumps({"step": 2 * number, "epoch": number}))
+            checkpoint = self.path / "checkpoint" / f"step-{2 * number:08d}"
+            checkpoint.mkdir(parents=True)
+            (checkpoint / "manifest.json").write_text(json.dumps({"step": 2 * number, "epoch": number}))
 
     def drop_after(self, number: int) -> None:
         """Drop the epochs after `number`, as a resumed run does."""
@@ -87,9 +81,6 @@ class Folder:
         other = self.path / "other"
         other.write_text("".join(line for line in lines if json.loads(line)["epoch"] <= number))
         other.replace(self.path / "metrics.jsonl")
-
-    def metrics(self) -> list[tuple[int, str, float]]:
-        return recorded(self.path)
 
 
 def recorded(folder: Path) -> list[tuple[int, str, float]]:
@@ -120,9 +111,11 @@ def test_a_finished_run_is_on_the_server_with_options_metrics_files_and_status(
     with (folder.path / "config.yaml").open("a") as file:
         file.write(f"'size/é': {'x' * 9000}\n")
     os.environ.update(MLFLOW_EXPERIMENT_NAME="wires", MLFLOW_RUN_NAME="first")
+    os.environ.update(MLFLOW_TRACKING_USERNAME="me", MLFLOW_TRACKING_PASSWORD="pw", MLFLOW_TRACKING_TOKEN=TOKEN)
     send(folder, server)
+    assert set(server.authorizations) == {"Basic bWU6cHc="}
     ((run_id, run),) = server.runs.items()
-    allowed = [(step, name.replace("/é", "__"), value) for step, name, value in folder.metrics()]
+    allowed = [(step, name.replace("/é", "__"), value) for step, name, value in recorded(folder.path)]
     assert server.metrics_of(run_id) == allowed
     assert len(allowed) == 3 * 6, "epoch, global_step and four values; null and text are no numbers"
     assert run["params"] == {"epochs": "3", "lr": "0.1", "model": "n.yaml", "size__": "x" * 6000}
@@ -140,11 +133,11 @@ def test_a_finished_run_is_on_the_server_with_options_metrics_files_and_status(
 def test_epochs_appear_while_the_training_runs_and_best_pt_when_it_changed(server: FakeMlflow, folder: Folder) -> None:
     with mlflow.Mirror(folder.path, server.url):
         folder.epoch(1)
-        wait_until(lambda: server.runs and server.metrics_of("run0") == folder.metrics() and server.files)
+        wait_until(lambda: server.runs and server.metrics_of("run0") == recorded(folder.path) and server.files)
         assert server.runs["run0"]["status"] == "RUNNING"
         assert server.files == {"0/run0/artifacts/best.pt": b"weights 1"}
         folder.epoch(2)
-        wait_until(lambda: server.metrics_of("run0") == folder.metrics())
+        wait_until(lambda: server.metrics_of("run0") == recorded(folder.path))
         write_status(folder.path, STOPPED)
     assert server.runs["run0"]["status"] == "KILLED"
     assert server.files["0/run0/artifacts/best.pt"] == b"weights 2"
@@ -166,7 +159,7 @@ def test_an_epoch_that_a_run_repeats_after_its_checkpoint_is_sent_once(
         folder.epoch(3)
         write_status(folder.path, FINISHED)
     assert list(server.runs) == ["run0"]
-    assert server.metrics_of("run0") == folder.metrics()
+    assert server.metrics_of("run0") == recorded(folder.path)
     assert server.runs["run0"]["status"] == "FINISHED"
 
 
@@ -180,7 +173,7 @@ def test_a_request_whose_answer_is_lost_is_not_done_twice(
     send(folder, server, RUNNING)  # as if the process had been killed then
     send(folder, server)
     assert list(server.runs) == ["run0"]
-    assert server.metrics_of("run0") == folder.metrics()
+    assert server.metrics_of("run0") == recorded(folder.path)
 
 
 @pytest.mark.parametrize(("answers_in_time", "warnings"), [(True, 1), (False, 2)])
@@ -201,7 +194,7 @@ def test_what_a_dead_server_missed_is_sent_when_it_answers_or_by_the_same_comman
     server.always = None
     if not answers_in_time:
         send(folder, server)
-    assert server.metrics_of("run0") == folder.metrics()
+    assert server.metrics_of("run0") == recorded(folder.path)
 
 
 def test_a_folder_that_contradicts_its_run_gets_a_new_one_and_the_old_one_stays(
@@ -216,7 +209,7 @@ def test_a_folder_that_contradicts_its_run_gets_a_new_one_and_the_old_one_stays(
     folder.epoch(2, saved=False, loss=9.0)
     send(folder, server)
     assert server.metrics_of("run0") == before
-    assert server.metrics_of("run1") == folder.metrics()
+    assert server.metrics_of("run1") == recorded(folder.path)
     assert "run run0 holds other epochs than metrics.jsonl" in capsys.readouterr().err
 
 
@@ -231,7 +224,7 @@ def test_a_new_folder_a_deleted_run_and_another_server_get_new_runs(server: Fake
     assert list(server.runs) == ["run0", "run1", "run2"]
     with FakeMlflow() as other:
         send(first, other)
-        assert other.metrics_of("run0") == first.metrics()
+        assert other.metrics_of("run0") == recorded(first.path)
 
 
 def test_a_resumed_run_keeps_the_parameters_with_which_it_began(server: FakeMlflow, folder: Folder) -> None:
@@ -250,7 +243,7 @@ def test_files_are_not_sent_to_another_place(folder: Folder, root: str, capsys: 
     folder.epoch(1)
     with FakeMlflow(root) as server:
         send(folder, server)
-        assert server.metrics_of("run0") == folder.metrics()
+        assert server.metrics_of("run0") == recorded(folder.path)
         assert server.files == {}
     said = capsys.readouterr()
     assert said.out.count("without files") == 1
@@ -320,7 +313,7 @@ def test_a_redirect_takes_no_token_to_another_server(
     folder.epoch(1)
     with FakeMlflow() as other:
         server.always = reply(307, b"", Location=f"{other.url}/api")
-        os.environ["MLFLOW_TRACKING_TOKEN"] = TOKEN
+        os.environ.update(MLFLOW_TRACKING_USERNAME="me", MLFLOW_TRACKING_PASSWORD="", MLFLOW_TRACKING_TOKEN=TOKEN)
         with mlflow.Mirror(folder.path, server.url):
             wait_until(lambda: server.requests)
         assert other.requests == []
@@ -329,17 +322,6 @@ def test_a_redirect_takes_no_token_to_another_server(
     assert f"HTTP 307 redirects to {other.url.removeprefix('http://')}; not followed" in said.err
     assert TOKEN not in said.out + said.err
     assert not [file for file in folder.path.rglob("*") if file.is_file() and TOKEN.encode() in file.read_bytes()]
-
-
-@pytest.mark.parametrize(
-    ("user", "password", "expected"), [("me", "pw", "Basic bWU6cHc="), ("me", "", f"Bearer {TOKEN}")]
-)
-def test_credentials_are_those_of_the_environment(
-    server: FakeMlflow, folder: Folder, user: str, password: str, expected: str
-) -> None:
-    os.environ.update(MLFLOW_TRACKING_USERNAME=user, MLFLOW_TRACKING_PASSWORD=password, MLFLOW_TRACKING_TOKEN=TOKEN)
-    send(folder, server)
-    assert set(server.authorizations) == {expected}
 
 
 def test_a_broken_token_and_a_missing_package_are_refused_in_one_line(
@@ -372,16 +354,13 @@ print(sorted(addresses))
 def test_no_other_address_than_the_server_s_is_looked_up_or_called(server: FakeMlflow, folder: Folder) -> None:
     folder.epoch(1)
     # MLflow itself sends no statistics where it sees a test or a build server.
-    plain = {
-        name: text
-        for name, text in os.environ.items()
-        if name not in {"PYTEST_CURRENT_TEST", "CI", *mlflow_client.SETTINGS}
-    }
+    unset = {"PYTEST_CURRENT_TEST", "CI", *mlflow_client.SETTINGS}
+    plain = {name: text for name, text in os.environ.items() if name not in unset}
     command = [sys.executable, "-c", SEND_AND_LIST_ADDRESSES, str(folder.path), server.url]
     done = subprocess.run(command, env=plain, cwd=PROJECT, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.splitlines()[-1] == "['127.0.0.1']"
     assert done.stderr == ""
-    assert server.metrics_of("run0") == folder.metrics()
+    assert server.metrics_of("run0") == recorded(folder.path)
 
 
 @pytest.mark.parametrize("uri", ["sqlite:///a.db", "127.0.0.1:5000", "https://", "https://h:x/", "https://[", "https://h/#/experiments/0", "databricks"])  # fmt: skip
@@ -424,14 +403,8 @@ def train_small(folder: Path, url: str, resume: bool, kill_at: int | None = None
         return nn.functional.cross_entropy(outputs, labels)
 
     with mlflow.mirror(folder, url):
-        engine = engine_of(model, folder, ema_decay=0.9, epochs=4)
-        engine.train(
-            loader_of(points(32), 4),
-            loader_of(points(16, seed=1), 4),
-            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-            criterion,
-            resume=resume,
-        )
+        loader = loader_of(points(32), 4)
+        fit(model, folder, loader, loader, criterion, resume=resume, ema_decay=0.9, epochs=4)
         write_status(folder, FINISHED)
     return plain(model.state_dict())
 
