@@ -62,14 +62,15 @@ def assert_refused(*parts: str, kind: type[UserError] = UserError) -> Iterator[N
     assert all(part in message for part in parts), message
 
 
-def run_command(module: ModuleType, patch: pytest.MonkeyPatch, *arguments: str | Path | int) -> int:
+def run_command(module: ModuleType, *arguments: str | Path | int) -> int:
     """Call a command's `main` in this process, as if from its command line; return the exit code.
 
     A training keeps this process's threads: two of them wait long for each other beside other programs.
     """
-    patch.setattr(sys, "argv", [str(module.__file__), *map(str, arguments)])
-    patch.setenv("OMP_NUM_THREADS", "1")
-    return int(module.main() or 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(module.__file__), *map(str, arguments)])
+        patch.setenv("OMP_NUM_THREADS", "1")
+        return int(module.main() or 0)
 
 
 def records_of(run: Path, kind: str) -> list[dict[str, Any]]:

@@ -31,6 +31,24 @@ def targets_of(counts: list[int], size_px: int, seed: int = 0) -> Targets:
     return Targets(batch_index, class_ids, boxes, masks, size_px)
 
 
+def batch_of(targets: Targets) -> dict[str, torch.Tensor]:
+    """Return the batch that Ultralytics would make of the same objects."""
+    boxes, masks = targets.boxes.double(), targets.masks
+    classes = torch.zeros_like(masks)
+    for image in range(len(masks)):
+        ids = targets.class_ids[targets.batch_index == image]
+        if len(ids):
+            classes[image] = ids[masks[image].long() - 1]
+    return {
+        "batch_idx": targets.batch_index.double(),
+        "cls": targets.class_ids.double()[:, None],
+        "bboxes": torch.cat([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], 1) / targets.size_px,
+        "masks": masks.double(),
+        "sem_masks": classes.double(),
+        "img": torch.zeros(len(masks), 3, targets.size_px, targets.size_px),
+    }
+
+
 def random_outputs(model: Any, batch_size: int, size_px: int, seed: int) -> dict[str, Any]:
     """Return outputs in the model's own format, as leaves with widely spread random values."""
     generator = torch.Generator().manual_seed(seed)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.ranks import run_ranks
-from tests.yolo.made_up import NAMES, SIZE_PX, assert_same_gradients, random_outputs, targets_of
+from tests.yolo.made_up import NAMES, SIZE_PX, assert_same_gradients, batch_of, random_outputs, targets_of
 from utils import distributed
 from utils.engine import EngineOptions, TrainingEngine
 from utils.yolo.inputs import Targets
@@ -46,30 +46,24 @@ def reference_of(model: Any, outputs: dict[str, Any], targets: Targets) -> tuple
     from ultralytics.utils.loss import v8SegmentationLoss
 
     model.args = types.SimpleNamespace(box=7.5, cls=0.5, dfl=1.5, overlap_mask=True)
-    boxes = targets.boxes
-    centre_and_size = torch.cat([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], 1)
-    batch = {
-        "batch_idx": targets.batch_index.float(),
-        "cls": targets.class_ids.float()[:, None],
-        "bboxes": centre_and_size / targets.size_px,
-        "masks": targets.masks.float(),
-        "img": torch.zeros(len(targets.masks), 3, targets.size_px, targets.size_px),
-    }
+    batch = {name: value.float() for name, value in batch_of(targets).items()}
     total, parts = v8SegmentationLoss(model)(outputs, batch)
     return total.sum(), {name: float(parts[f"{name}_loss"]) for name in PARTS}
 
 
 @pytest.mark.parametrize(
-    ("counts", "seed"),
+    ("counts", "seed", "sureness"),
     [
-        *[([3, 1, 4], 0), ([5, 0, 12], 1), ([0, 0, 1], 2), ([40, 2, 0], 3), ([0, 0, 0], 4)],
-        *[([7], 5), ([9, 9, 9, 9], 6), ([1, 60], 7), ([2, 3, 5, 7, 11], 8), ([300], 9)],
+        *[([3, 1, 4], 0, 1), ([5, 0, 12], 1, 1), ([0, 0, 1], 2, 1), ([40, 2, 0], 3, 1), ([0, 0, 0], 4, 1)],
+        *[([7], 5, 1), ([1, 60], 7, 1), ([2, 3, 5, 7, 11], 8, 1), ([300], 9, 1)],
+        ([6], 2, 12),  # logits of some hundreds
     ],
 )
-def test_every_part_and_gradient_equals_ultralytics(model: Any, counts: list[int], seed: int) -> None:
+def test_every_part_and_gradient_equals_ultralytics(model: Any, counts: list[int], seed: int, sureness: int) -> None:
     size_px = 128
     targets = targets_of(counts, size_px, seed)
     outputs = random_outputs(model, len(counts), size_px, seed)
+    outputs["mask_coefficient"].data.mul_(sureness)
     loss, values = SegmentationLoss(model, loss_scale=float(len(counts)))(outputs, targets)
     expected, expected_parts = reference_of(model, outputs, targets)
     for name in PARTS:
@@ -79,16 +73,6 @@ def test_every_part_and_gradient_equals_ultralytics(model: Any, counts: list[int
     assert float(values["loss"]) == pytest.approx(sum(expected_parts.values()), rel=1e-5)
     leaves = [outputs[name] for name in ("boxes", "scores", "mask_coefficient", "proto")]
     assert_same_gradients(loss, expected, leaves)
-
-
-def test_confident_predictions_have_the_exact_loss(model: Any) -> None:
-    targets = targets_of([6], 128, seed=2)
-    outputs = random_outputs(model, 1, 128, 2)
-    with torch.no_grad():
-        outputs["mask_coefficient"].mul_(12)  # logits of some hundreds
-    _, values = SegmentationLoss(model)(outputs, targets)
-    _, expected = reference_of(model, outputs, targets)
-    assert float(values["seg"]) == pytest.approx(expected["seg"], rel=1e-5)
 
 
 def test_gains_scale_their_own_parts(model: Any) -> None:
@@ -107,9 +91,7 @@ def test_the_loss_under_autocast_is_computed_in_float32(model: Any) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         loss, values = SegmentationLoss(model)(outputs, targets)
     assert loss.dtype == torch.float32
-    assert {name: float(value) for name, value in values.items()} == {
-        name: float(value) for name, value in expected.items()
-    }
+    assert values == expected
 
 
 # --- many ranks ----------------------------------------------------------------------------------------------------
@@ -212,16 +194,10 @@ def test_ranks_together_compute_the_gradient_of_one(
     assert (sum(difference["score sums"]) > 1) == (scene != "all empty")  # else the normaliser does nothing
     assert difference["gradient"] <= 1e-5
     assert difference["loss"] <= 1e-5
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_normalisers_of_each_rank_alone_would_be_clearly_wrong(
-    comparison: dict[str, dict[str, Any]], world_size: int
-) -> None:
     assert comparison[f"own normalisers, {world_size} ranks"]["gradient"] > 1e-2
 
 
-def step_of(counts: list[int], accumulation_steps: int, folder: Path, criterion_type: type) -> torch.Tensor:
+def step_of(counts: list[int], accumulation_steps: int, folder: Path, criterion_type: Any) -> torch.Tensor:
     """Return how one optimizer step of plain descent moves the weights, from 4 images in so many micro-batches."""
     model = frozen_model()
     before = torch.cat([parameter.detach().reshape(-1).clone() for parameter in model.parameters()])
@@ -239,23 +215,18 @@ def step_of(counts: list[int], accumulation_steps: int, folder: Path, criterion_
     return after - before
 
 
-class MeanOfBatches:
-    """The usual accumulation: each micro-batch by its own normaliser, then the mean."""
-
-    def __init__(self, model: Any, loss_scale: float) -> None:
-        self.criterion = SegmentationLoss(model, loss_scale=loss_scale)
-
-    def __call__(self, outputs: Any, targets: Targets) -> Any:
-        return self.criterion(outputs, targets)
+def mean_of_batches(model: Any, loss_scale: float) -> Any:
+    """Return the usual accumulation: each micro-batch by its own normaliser, then the mean."""
+    return SegmentationLoss(model, loss_scale=loss_scale).__call__
 
 
-@pytest.mark.parametrize("counts", [[4, 4, 4, 4], [5, 0, 12, 3], [6, 6, 1, 1], [3, 2, 0, 0], [0, 0, 3, 2]], ids=str)
+@pytest.mark.parametrize("counts", [[4, 4, 4, 4], [5, 0, 12, 3], [0, 0, 3, 2]], ids=str)
 def test_accumulated_batches_step_nearly_as_one_batch(counts: list[int], tmp_path: Path) -> None:
     whole = step_of(counts, 1, tmp_path, SegmentationLoss)
     halves = step_of(counts, 2, tmp_path, SegmentationLoss)
     assert (halves - whole).norm() <= 0.025 * whole.norm()
     if counts[:2] != counts[2:]:
-        usual = step_of(counts, 2, tmp_path, MeanOfBatches)
+        usual = step_of(counts, 2, tmp_path, mean_of_batches)
         assert (usual - whole).norm() > 0.4 * whole.norm()
 
 

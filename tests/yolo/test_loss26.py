@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.yolo.made_up import SIZE_PX, assert_same_gradients, targets_of
+from tests.yolo.made_up import SIZE_PX, assert_same_gradients, batch_of, targets_of
 from tests.yolo.test_families import doubled
 from utils.yolo.inputs import Targets
 from utils.yolo.loss import PARTS
@@ -47,24 +47,6 @@ def random_outputs(model: Any, batch_size: int, size_px: int, seed: int) -> tupl
             outputs[name][part] = leaf(many[part].shape, scale, shift)
         outputs[name]["proto"] = proto
     return outputs, leaves
-
-
-def batch_of(targets: Targets) -> dict[str, torch.Tensor]:
-    """Return the batch that Ultralytics would make of the same objects."""
-    boxes, masks = targets.boxes.double(), targets.masks
-    classes = torch.zeros_like(masks)
-    for image in range(len(masks)):
-        ids = targets.class_ids[targets.batch_index == image]
-        if len(ids):
-            classes[image] = ids[masks[image].long() - 1]
-    return {
-        "batch_idx": targets.batch_index.double(),
-        "cls": targets.class_ids.double()[:, None],
-        "bboxes": torch.cat([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], 1) / targets.size_px,
-        "masks": masks.double(),
-        "sem_masks": classes.double(),
-        "img": torch.zeros(len(masks), 3, targets.size_px, targets.size_px),
-    }
 
 
 @contextmanager

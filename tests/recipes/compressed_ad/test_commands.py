@@ -95,10 +95,10 @@ def test_the_run_keeps_one_checkpoint_and_the_guides_scalars(launched: tuple[Pat
 
 
 def test_the_trained_model_is_evaluated_in_context(
-    launched: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    launched: tuple[Path, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, _ = launched
-    run_command(evaluate, monkeypatch, folder / "small.yaml")
+    run_command(evaluate, folder / "small.yaml")
     run = small_settings(folder).run_folder
     returns = np.load(run / "eval_result.npy")
     assert returns.shape == (1, 20)  # one test goal of nine
@@ -110,11 +110,11 @@ def test_the_trained_model_is_evaluated_in_context(
 
 
 def test_python_alone_continues_the_checkpoint_of_two_processes(
-    launched: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    launched: tuple[Path, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, _ = launched
     config = write_config(folder, train_timesteps=NUM_STEPS + 4, train_batch_size=2)
-    assert run_command(train, monkeypatch, config) == 0
+    assert run_command(train, config) == 0
     printed = capsys.readouterr().out
     assert "Distributed training: NO\nNumber of processes: 1" in printed
     assert f"ckpt-{NUM_STEPS}.pt (epoch 3, batch 0)" in printed
@@ -129,7 +129,7 @@ def test_collecting_shows_that_the_learners_learn(
     pool = SimpleNamespace(map=map)
     in_this_process = lambda *arguments: contextlib.nullcontext(pool)  # noqa: E731
     monkeypatch.setattr(collect, "ProcessPoolExecutor", in_this_process)
-    run_command(collect, monkeypatch, write_config(tmp_path))
+    run_command(collect, write_config(tmp_path))
     assert "9 goals x 2 histories of 270 steps; mean return" in capsys.readouterr().out
     assert small_settings(tmp_path).data_file.is_file()
 
@@ -168,16 +168,14 @@ def test_a_wrong_option_is_one_clear_line(tmp_path: Path, text: str, complaint: 
         read_config(Settings, file)
 
 
-def test_flags_missing_data_and_missing_checkpoints_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flags_missing_data_and_missing_checkpoints_are_one_line(tmp_path: Path) -> None:
     with assert_refused("takes no flags, only a YAML file", kind=UsageError):
-        run_command(train, monkeypatch, "--lr", "0.1")
+        run_command(train, "--lr", "0.1")
     config = write_config(tmp_path)
     with assert_refused("hdf5: no such file; make it with python collect.py"):
-        run_command(train, monkeypatch, config)
+        run_command(train, config)
     with assert_refused("no ckpt-<step>.pt; train first"):
-        run_command(evaluate, monkeypatch, config)
+        run_command(evaluate, config)
 
 
 def test_more_processes_than_gpus_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,17 +157,6 @@ def test_a_pass_uses_no_record_twice_and_the_next_pass_has_another_order() -> No
     assert [numbers.tolist() for _, numbers in first] != [numbers.tolist() for _, numbers in second]
 
 
-def test_a_batch_depends_on_its_number_alone() -> None:
-    whole, late = batches(), batches()
-    whole.set_epoch(2)
-    late.set_epoch(2, 27)
-    expected = list(whole)[27:]
-    found = list(late)
-    assert len(found) == len(expected) == 3
-    for ours, theirs in zip(found, expected, strict=True):
-        assert ours["recent"].tolist() == theirs["recent"].tolist()
-
-
 def test_the_test_uses_each_record_once_over_all_ranks() -> None:
     records = draw_records(2, NUM_STEPS, 1)
     parts = [

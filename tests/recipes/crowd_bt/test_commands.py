@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +15,14 @@ from crowd_bt import evaluate, infer, make_data
 from crowd_bt.model import build_scorer
 from crowd_bt.options import adopt_launch_flags, read_options
 
-from tests.conftest import free_port, run_main
+from tests.conftest import free_port, run_script
 from tests.recipes import RECIPES
 from tests.recipes.crowd_bt.small import photographs, write_data
-from tests.recipes.harness import RANK_NAMES, assert_refused
+from tests.recipes.harness import RANK_NAMES, assert_refused, run_command
 from utils.common.errors import UsageError
 
 NEEDS = "needs the packages of the recipe (pip install -r recipes/crowd_bt/requirements.txt)"
+SCRIPT = RECIPES / "crowd_bt" / "train_distributed.sh"
 for package in ("timm", "scipy"):
     pytest.importorskip(package, reason=NEEDS)
 
@@ -33,25 +32,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_data(tmp_path_factory.mktemp("commands"), reliability=1.0)
 
 
-def start(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["./train_distributed.sh", *map(str, arguments)],
-        cwd=RECIPES / "crowd_bt",
-        env={**os.environ, "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
 @pytest.fixture(scope="module")
 def trained(data: Path) -> tuple[Path, str]:
     """Train by the guide's script on two processes; return the run's folder and what was printed."""
     run = data / "run"
     small = ("--backbone", "test_resnet", "--no-pretrained", "--input-size", "32", "--grad-checkpointing", "--amp")
     places = ("--data-dir", data, "--image-dir", data / "images", "--checkpoint-dir", run, "--num-workers", "1")
-    done = start("2", "--epochs", "1", "--batch-size", "16", *small, *places, MASTER_PORT=str(free_port()))
+    environment = {"OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port())}
+    done = run_script(SCRIPT, "2", "--epochs", "1", "--batch-size", "16", *small, *places, **environment)  # type: ignore[arg-type]
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return run, done.stdout
 
@@ -70,18 +58,16 @@ def test_the_script_prints_the_guides_lines_once(trained: tuple[Path, str]) -> N
 
 def test_the_script_asks_for_the_number_of_processes() -> None:
     for arguments in ((), ("--epochs", "3"), ("0",), ("four",)):
-        done = start(*arguments)
+        done = run_script(SCRIPT, *arguments)
         assert done.returncode == 2
         assert "usage: ./train_distributed.sh N" in done.stderr
         assert done.stderr.count("\n") == 1
 
 
-def test_evaluate_reads_the_model(
-    trained: tuple[Path, str], data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluate_reads_the_model(trained: tuple[Path, str], data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, output = trained[0], data / "evaluation.json"
     arguments = ("--checkpoint", run / "best_model.pt", "--data-dir", data, "--image-dir", data / "images")
-    assert run_main(evaluate, monkeypatch, *arguments, "--output", output) == 0
+    assert run_command(evaluate, *arguments, "--output", output) == 0
     found = json.loads(output.read_text())
     during_training = json.loads((run / "evaluation_results.json").read_text())
     for name in ("gold_gold_accuracy", "overall_accuracy", "correct", "total"):
@@ -90,11 +76,11 @@ def test_evaluate_reads_the_model(
     assert found["total"] == during_training["total"]
     assert "Gold-gold accuracy" in capsys.readouterr().out
     with assert_refused("--backbone resnet18: ", "holds test_resnet"):
-        run_main(evaluate, monkeypatch, *arguments, "--backbone", "resnet18")
+        run_command(evaluate, *arguments, "--backbone", "resnet18")
 
 
 def test_infer_scores_ranks_and_compares(
-    trained: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, result = tmp_path / "photos", tmp_path / "result.json"
     folder.mkdir()
@@ -106,7 +92,7 @@ def test_infer_scores_ranks_and_compares(
 
     def inferred(*arguments: str | Path) -> dict[str, Any]:
         checkpoint = trained[0] / "best_model.pt"
-        assert run_main(infer, monkeypatch, "--checkpoint", checkpoint, *arguments, "--output", result) == 0
+        assert run_command(infer, "--checkpoint", checkpoint, *arguments, "--output", result) == 0
         return dict(json.loads(result.read_text()))
 
     found = inferred("--image-dir", folder, "--batch-size", "2")
@@ -128,15 +114,15 @@ def test_infer_scores_ranks_and_compares(
     assert "name one of --image FILE, --image-dir DIR and --compare FILE FILE" in capsys.readouterr().err
 
 
-def test_make_data_damages_photographs_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_make_data_damages_photographs_of_a_folder(tmp_path: Path) -> None:
     source, output = tmp_path / "photos", tmp_path / "data"
     source.mkdir()
     with assert_refused("0 usable photographs; at least 2 are needed"):
-        run_main(make_data, monkeypatch, "--output", output, "--images", source)
+        run_command(make_data, "--output", output, "--images", source)
     for number in range(3):
         cv2.imwrite(str(source / f"{number}.jpg"), np.roll(photographs()[number % 2][1], number, 0))
     counts = ("--num-pictures", "42", "--num-unseen", "14", "--comparisons", "60", "--per-annotator", "30")
-    assert run_main(make_data, monkeypatch, "--images", source, "--output", output, "--size", "32", *counts) == 0
+    assert run_command(make_data, "--images", source, "--output", output, "--size", "32", *counts) == 0
     seen = {file.name.split("_")[1] for file in (output / "images").iterdir()}
     unseen = {file.name.split("_")[1] for file in (output / "unseen" / "images").iterdir()}
     assert (seen, unseen) == ({"0", "2"}, {"1"})
@@ -146,7 +132,7 @@ def test_make_data_damages_photographs_of_a_folder(tmp_path: Path, monkeypatch: 
     assert min(measured[user] for user, value in true.items() if value > 0.5) > 0.7
     assert (output / "users" / "user00" / "comparison_data.json").is_file()
     with assert_refused("not empty; remove it, or name another folder"):
-        run_main(make_data, monkeypatch, "--output", output)
+        run_command(make_data, "--output", output)
 
 
 def test_both_spellings_of_the_local_rank_and_a_file_with_sections(tmp_path: Path) -> None:

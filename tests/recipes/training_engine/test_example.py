@@ -157,10 +157,10 @@ def test_a_stopped_command_continues_when_it_is_run_again(
     stopper = threading.Thread(target=stop)
     stopper.start()
     arguments = (*command, "--dataset", "digits", "--save-dir", tmp_path)
-    assert run_command(example, monkeypatch, *arguments) == EXIT_STOPPED_BY_SIGNAL
+    assert run_command(example, *arguments) == EXIT_STOPPED_BY_SIGNAL
     stopper.join()
     assert "run the same command again to resume" in capfd.readouterr().out
-    assert run_command(example, monkeypatch, *arguments) == EXIT_DONE
+    assert run_command(example, *arguments) == EXIT_DONE
     printed = capfd.readouterr().out
     assert "Resumed from" in printed
     assert "Training complete after 1 epochs" in printed

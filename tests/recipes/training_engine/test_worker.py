@@ -37,7 +37,7 @@ KILL_AT = 13  # the third batch of the third epoch
 
 def place() -> tuple[int, int]:
     """Return rank and world size, in a group that outlives the worker: several trainings follow each other here."""
-    training_engine.report_end = lambda trainer: None  # a picture costs a second, and `one_rank` draws it
+    training_engine.report_end = lambda trainer: None  # a picture costs a second, and the training of one rank draws it
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo")
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -63,20 +63,12 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict
     return folder, run_ranks(resume, 2, folder, join=False)
 
 
-@pytest.fixture(scope="module")
-def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train in this process with the double batch."""
-    folder = tmp_path_factory.mktemp("one") / "one rank"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")  # keeps the worker from setting the threads of this process
-        train_small(folder, batch_size=8, model_fn=residual_network)
-    return folder
-
-
 def test_twenty_steps_of_two_ranks_give_the_weights_of_one_with_the_double_batch(
-    two_ranks: tuple[Path, Any], one_rank: Path
+    two_ranks: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours, theirs = checkpoint(two_ranks[0] / "two ranks"), checkpoint(one_rank)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # keeps the worker from setting the threads of this process
+    train_small(tmp_path / "one", batch_size=8, model_fn=residual_network)
+    ours, theirs = checkpoint(two_ranks[0] / "two ranks"), checkpoint(tmp_path / "one")
     assert ours["global_step"] == theirs["global_step"] == NUM_STEPS
     began = residual_network().state_dict()
     for name, value in theirs["model_state_dict"].items():
@@ -85,8 +77,16 @@ def test_twenty_steps_of_two_ranks_give_the_weights_of_one_with_the_double_batch
         assert gap <= 1e-5, f"{name}: {gap}"
         if name.endswith("0.weight"):
             assert not torch.allclose(value, began[name], rtol=1e-2), f"{name} was not trained"
+    history = theirs["history"]
     for name in ("val_accuracy", "val_loss"):
-        assert ours["history"][name] == pytest.approx(theirs["history"][name], rel=1e-4)
+        assert ours["history"][name] == pytest.approx(history[name], rel=1e-4)
+    # Files hold plain names, and the history the guide's.
+    assert theirs["model_state_dict"].keys() == began.keys()
+    assert theirs["epoch"] == 4
+    assert {"train_loss", "train_accuracy", "val_loss", "val_accuracy", "val_top5_accuracy", "lr"} <= history.keys()
+    assert history["lr"] == pytest.approx([0.05, 0.05, 0.005, 0.005])
+    files = {"best.pt", "last.pt", "training_history.png", "metrics.jsonl"}
+    assert files <= {file.name for file in (tmp_path / "one").iterdir()}
 
 
 def test_a_killed_rank_costs_nothing_after_a_resume(two_ranks: tuple[Path, list[dict[str, list[float]]]]) -> None:
@@ -108,16 +108,6 @@ def test_the_average_is_validated_and_equal_on_all_ranks(two_ranks: tuple[Path, 
     assert saved["history"]["val_loss"][-1] == pytest.approx(loss, rel=1e-5)
     network.load_state_dict(saved["model_state_dict"])
     assert nn.functional.cross_entropy(network(torch.stack(images)), torch.stack(labels)).item() != pytest.approx(loss)
-
-
-def test_files_hold_plain_names_and_the_history_the_guides(one_rank: Path) -> None:
-    saved = checkpoint(one_rank)
-    assert saved["model_state_dict"].keys() == residual_network().state_dict().keys()
-    assert saved["epoch"] == 4
-    expected = {"train_loss", "train_accuracy", "val_loss", "val_accuracy", "val_top5_accuracy", "lr"}
-    assert expected <= saved["history"].keys()
-    assert saved["history"]["lr"] == pytest.approx([0.05, 0.05, 0.005, 0.005])
-    assert {"best.pt", "last.pt", "training_history.png", "metrics.jsonl"} <= {file.name for file in one_rank.iterdir()}
 
 
 def engine_with_loaders(folder: Path, **keywords: Any) -> tuple[training_engine.TrainingEngine, Any, Any, list[Any]]:

@@ -17,7 +17,6 @@ from underwater_ir.data.datasets import (
     benchmark_entries,
     create_evaluation_loader,
     create_paired_train_loader,
-    list_pictures,
     train_entries,
 )
 from underwater_ir.data.pseudo_labels import PROMPTS, describe, label_from, read_label
@@ -144,10 +143,7 @@ def test_scores_of_a_teacher_become_labels(tmp_path: Path, capsys: pytest.Captur
         ([HEADER, scored("0.1", "0.2")], "2: scores: expected 2 numbers"),
         ([HEADER, scored(0.1, 25)], "2: scores: a cosine similarity is between -1 and 1"),
         ([HEADER, scored(0.1, float("nan"))], "2: scores: a cosine similarity is between"),
-        (
-            [HEADER, {**scored(0, 0), "picture": "c.png"}],
-            "2: c.png is not a picture of the data set; expected one such",
-        ),
+        ([HEADER, {**scored(0, 0), "picture": "c.png"}], "2: c.png is not a picture of the data set; expected one"),
         ([HEADER, *[scored(0, 0)] * 2], "3: train/a.png stands in line 2 already"),
         ([HEADER, scored(0, 0)], "no scores of 1 of 2 pictures, the first is testset_ref"),
     ],
@@ -185,12 +181,13 @@ def test_a_broken_label_is_one_line(tmp_path: Path, content: object, reason: str
 
 def test_pictures_without_a_partner_are_left_out(pairs: Path) -> None:
     write_png(pairs / "train" / "input" / "alone.png", photograph(9))
-    (pairs / "train" / "input" / "notes.txt").write_text("x")
-    names = [
-        str(entry.picture.relative_to(pairs / "train/input"))
-        for entry in train_entries(pairs / "train", pairs / "labels")
-    ]
-    assert names == ["a.png", "c.png", "d.png", "deep/b.png", "e.png"]
+    for folder in ("input", "target"):
+        for name in ("notes.txt", "x.gif", "F.JPG"):
+            (pairs / "train" / folder / name).touch()
+    (pairs / "labels" / "F.pt").touch()
+    entries = train_entries(pairs / "train", pairs / "labels")
+    names = [str(entry.picture.relative_to(pairs / "train/input")) for entry in entries]
+    assert names == ["F.JPG", "a.png", "c.png", "d.png", "deep/b.png", "e.png"]
 
 
 def test_missing_data_is_one_line_with_the_remedy(pairs: Path) -> None:
@@ -202,47 +199,26 @@ def test_missing_data_is_one_line_with_the_remedy(pairs: Path) -> None:
     assert benchmark_entries(pairs / "nowhere", pairs / "labels", True) == []
 
 
-def test_benchmark_sets_have_their_names(pairs: Path) -> None:
-    for name in ("UIEB", "Other"):
-        write_pairs(pairs / "ref" / name, pairs / "labels" / name, ("a.png",))
-    write_png(pairs / "bare" / "Photos" / "b.png", photograph(1))
-    atomic_torch_save(describe(photograph(1)), pairs / "labels" / "Photos" / "b.pt")
-    found = benchmark_entries(pairs / "ref", pairs / "labels", True) + benchmark_entries(
-        pairs / "bare", pairs / "labels", False
-    )
-    assert [(entry.set_name, entry.target is not None) for entry in found] == [
-        ("Other", True),
-        ("UIEB", True),
-        ("Photos", False),
-    ]
-
-
-def test_a_sample_is_a_function_of_seed_epoch_and_index(pairs: Path) -> None:
-    entries = train_entries(pairs / "train", pairs / "labels")
-    dataset, other = (RestorationDataset(entries, SIZE_PX, SHAPE, augment=True, seed=seed) for seed in (1, 2))
-    first, again = dataset[(3, 1)], dataset[(3, 1)]
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not torch.equal(first["picture"], dataset[(4, 1)]["picture"])
-    assert not torch.equal(first["picture"], other[(3, 1)]["picture"])
-    # Picture, target and masks move together: here the target is the same picture.
-    assert torch.equal(first["picture"], first["target"])
-
-
 def test_masks_stay_on_their_pixels_when_a_sample_is_turned(tmp_path: Path) -> None:
     bright = np.zeros((64, 64, 3), np.uint8)
     bright[8:24, 40:56] = 255
     write_pairs(tmp_path / "train", tmp_path / "labels", ("a.png",))
-    write_png(tmp_path / "train" / "input" / "a.png", bright)
+    for folder in ("input", "target"):
+        write_png(tmp_path / "train" / folder / "a.png", bright)
     label = describe(bright)
     label["masks"] = torch.from_numpy(bright[..., 0] / 255).float().expand(10, -1, -1).contiguous()
     atomic_torch_save(label, tmp_path / "labels" / "a.pt")
-    dataset = RestorationDataset(train_entries(tmp_path / "train", tmp_path / "labels"), 32, SHAPE, augment=True)
+    entries = train_entries(tmp_path / "train", tmp_path / "labels")
+    dataset, other = (RestorationDataset(entries, 32, SHAPE, augment=True, seed=seed) for seed in (1, 2))
     placements = set()
     for epoch in range(12):
         sample = dataset[(epoch, 0)]
         assert torch.allclose(sample["masks"][4], sample["picture"][1], atol=0.01), epoch
+        assert torch.equal(sample["picture"], sample["target"])  # here the same picture
         placements.add(int(sample["masks"][0].argmax()))
     assert len(placements) > 6
+    assert torch.equal(dataset[(11, 0)]["picture"], sample["picture"])
+    assert not torch.equal(other[(11, 0)]["picture"], sample["picture"])
 
 
 def test_every_picture_is_used_once_an_epoch_by_all_ranks_together(pairs: Path) -> None:
@@ -266,14 +242,6 @@ def test_a_picture_or_label_that_does_not_fit_is_named(pairs: Path) -> None:
     entries[0].picture.write_bytes(b"\x89PNG\r\n\x1a\nnothing")
     with assert_refused("a.png: ", "repair or remove it"):
         RestorationDataset(entries, SIZE_PX, SHAPE)[(0, 0)]
-
-
-def test_pictures_are_listed_at_any_depth_and_case(tmp_path: Path) -> None:
-    for name in ("b.JPG", "deep/er/a.tiff", "c.gif", "d.txt"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    assert list_pictures(tmp_path) == [Path("b.JPG"), Path("deep/er/a.tiff")]
-    assert list_pictures(tmp_path / "nowhere") == []
 
 
 def test_the_default_photographs_are_those_of_the_packages() -> None:

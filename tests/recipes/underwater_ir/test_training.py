@@ -58,8 +58,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     write_photographs(folder / "photographs", 3)
     counts = ("--num-train", "15", "--num-test", "3", "--size", "24")
-    with pytest.MonkeyPatch.context() as patch:
-        run_command(make_data, patch, "--images", folder / "photographs", "--output", folder, *counts)
+    run_command(make_data, "--images", folder / "photographs", "--output", folder, *counts)
     write_losses(folder)
     return folder
 
@@ -221,20 +220,18 @@ def test_flags_make_a_rank_where_no_launcher_does(monkeypatch: pytest.MonkeyPatc
         train_student.find_ranks(train_student.StudentConfig())
 
 
-def test_other_losses_are_refused_at_a_resume(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_losses_are_refused_at_a_resume(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [*arguments_of(data, tmp_path / "x.pt"), "--epochs", "1", "--loss-config", str(write_losses(tmp_path))]
-    assert run_command(train_student, monkeypatch, *arguments) == 0
+    assert run_command(train_student, *arguments) == 0
     printed = capsys.readouterr().out
     assert "Epoch 1/1 - Train loss: " in printed
     assert "Pseudo-labels: colour scores, not DA-CLIP's" in printed
     assert read_image(tmp_path / "x_run" / "curves.png").std() > 5
     write_losses(tmp_path, {"perc": 0, "tv": 0})
     with assert_refused("trained with the losses", "give the same --loss-config"):
-        run_command(train_student, monkeypatch, *arguments)
+        run_command(train_student, *arguments)
     write_losses(tmp_path)
-    assert run_command(train_student, monkeypatch, *arguments) == 0
+    assert run_command(train_student, *arguments) == 0
     assert "Training complete after 1 epochs" in capsys.readouterr().out
 
 
@@ -265,11 +262,11 @@ def test_without_vgg_one_line_says_so(
 
 
 def test_evaluation_compares_with_input_and_classic(
-    two_ranks: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    two_ranks: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = arguments_of(data, tmp_path / "unused.pt")[2:8]  # the test sets and the labels
     sizes = ("--img-size", SIZE_PX, "--output", tmp_path / "out")
-    run_command(evaluate, monkeypatch, "--model", two_ranks / "whole.pt", *flags, *sizes)
+    run_command(evaluate, "--model", two_ranks / "whole.pt", *flags, *sizes)
     assert "white balance + CLAHE" in capsys.readouterr().out
     results = json.loads((tmp_path / "out" / "metrics.json").read_text())
     record = records_of(two_ranks / "whole_run", "epoch")[-1]
@@ -294,13 +291,13 @@ def test_summaries_are_means_over_each_set(data: Path) -> None:
 
 
 def test_a_folder_is_restored_and_bad_files_are_left_out(
-    two_ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    two_ranks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, weights = tmp_path / "dive", ("--model", two_ranks / "whole.pt")
     make_data.write_png(source / "deep" / "a.png", photograph(1, 37, 90))
     (source / "b.jpg").write_bytes(b"no picture")
     tiles = ("--tile", "64", "--overlap", "16")
-    run_command(restore, monkeypatch, *weights, "--source", source, "--output", tmp_path / "out", *tiles)
+    run_command(restore, *weights, "--source", source, "--output", tmp_path / "out", *tiles)
     printed = capsys.readouterr()
     assert read_image(tmp_path / "out" / "deep" / "a.png.jpg").shape == (37, 90, 3)
     assert "1 of 2 pictures restored" in printed.out
@@ -332,7 +329,7 @@ def test_a_command_refuses_in_one_line(
     monkeypatch.chdir(tmp_path)
     Path("bad.jpg").write_bytes(b"no picture")
     with assert_refused(reason):
-        run_command(command, monkeypatch, *(argument.format(two=two_ranks, data=data) for argument in arguments))
+        run_command(command, *(argument.format(two=two_ranks, data=data) for argument in arguments))
 
 
 def test_tiles_cover_a_picture_without_seams() -> None:
@@ -349,9 +346,9 @@ def test_tiles_cover_a_picture_without_seams() -> None:
     assert np.array_equal(restore.restore(network.eval(), image, label, torch.device("cpu"), 64, 16), image)
 
 
-def test_labels_are_exported_for_every_set(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_are_exported_for_every_set(data: Path, tmp_path: Path) -> None:
     flags = arguments_of(data, tmp_path / "unused.pt")[:6]
-    run_command(export_pseudo_labels, monkeypatch, *flags, "--pseudo-root", tmp_path / "labels")
+    run_command(export_pseudo_labels, *flags, "--pseudo-root", tmp_path / "labels")
     made = data / "pseudo-labels" / "daclip"
     files, again = (
         sorted(path.relative_to(root) for path in root.rglob("*.pt")) for root in (made, tmp_path / "labels")
