@@ -8,9 +8,20 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torchvision.ops import nms
 
 from utils.data.images import letterbox
-from utils.predict.detections import Detections, Placement, decode, detect, photo_masks, prototype_masks
+from utils.predict import detections as predict
+from utils.predict.detections import (
+    CLASS_OFFSET_PX,
+    Detections,
+    Placement,
+    decode,
+    detect,
+    photo_masks,
+    prototype_masks,
+    suppress,
+)
 
 SIZE_PX, STRIDES, NUM_CLASSES, NUM_BINS = 64, [8.0, 16.0, 32.0], 3, 16
 NUM_ANCHORS = 64 + 16 + 4
@@ -39,13 +50,12 @@ def put(
 def test_boxes_are_decoded_from_the_cells_centre() -> None:
     outputs = empty_outputs()
     put(outputs, (3, 2), (1, 2, 3, 4), 1, 0.9)
+    outputs["boxes"][0, [1, 17, 33, 49], NUM_ANCHORS - 1] = 60.0  # the coarsest level has the last anchors
     boxes, probabilities = decode(outputs, STRIDES, SIZE_PX)
-    assert boxes.shape == (1, NUM_ANCHORS, 4)
     # The centre is at 28, 20; the sides are 1, 2, 3 and 4 cells of 8 pixels away.
     assert boxes[0, 2 * 8 + 3].tolist() == pytest.approx([28 - 8, 20 - 16, 28 + 24, 20 + 32], abs=1e-3)
+    assert boxes[0, -1].tolist() == pytest.approx([16, 16, 80, 80], abs=1e-3)
     assert probabilities[0, 2 * 8 + 3].tolist() == pytest.approx([0, 0.9, 0], abs=1e-6)
-    outputs["boxes"][0, [1, 17, 33, 49], NUM_ANCHORS - 1] = 60.0  # the coarsest level has the last anchors
-    assert decode(outputs, STRIDES, SIZE_PX)[0][0, -1].tolist() == pytest.approx([16, 16, 80, 80], abs=1e-3)
 
 
 BOX, NEXT = ((3, 3), (2, 2, 2, 2)), ((4, 3), (3, 2, 1, 2))  # the same box, from neighbouring cells
@@ -99,6 +109,100 @@ def test_thin_boxes_of_thin_classes_are_as_sure_as_thick_ones() -> None:
     assert found.class_ids.tolist() == [1, 0, 1]
 
 
+# --- suppression of a batch at once keeps what torchvision keeps of each image alone, in the same order ---
+
+
+def clustered(seed: int, count: int, *, on_grid: bool, few_scores: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return boxes in clusters, best first, and their scores. On a grid many IoUs equal the limit exactly."""
+    rng = torch.Generator().manual_seed(seed)
+    centres = torch.rand(count // 6 + 1, 2, generator=rng) * 300
+    centre = centres[torch.randint(len(centres), (count,), generator=rng)] + torch.randn(count, 2, generator=rng) * 5
+    half = torch.rand(count, 2, generator=rng) * 30 + 5
+    boxes = torch.cat([centre - half, centre + half], 1)
+    scores = torch.rand(count, generator=rng)
+    boxes = (boxes / 5).round() * 5 if on_grid else boxes
+    scores = (scores * 8).round() / 8 if few_scores else scores
+    order = scores.sort(descending=True, stable=True).indices
+    return boxes[order] + CLASS_OFFSET_PX * (seed % 4), scores[order]
+
+
+@pytest.mark.parametrize("iou", [0.3, 0.5, 0.6, 0.7])
+@pytest.mark.parametrize("on_grid", [False, True])
+def test_what_stays_is_what_torchvision_keeps_of_each_image_even_at_the_limit(iou: float, on_grid: bool) -> None:
+    counts = (700, 0, 1, 40, 300)
+    images = [clustered(seed, count, on_grid=on_grid, few_scores=on_grid) for seed, count in enumerate(counts)]
+    boxes = torch.stack([torch.cat([one, torch.ones(700 - len(one), 4)]) for one, _ in images])
+    is_candidate = torch.arange(700) < torch.tensor(counts)[:, None]
+    positions, numbers, is_settled = suppress(boxes, is_candidate, iou, 90)
+    assert is_settled
+    for (alone, scores), position, number in zip(images, positions, numbers.tolist(), strict=True):
+        assert position[:number].tolist() == nms(alone, scores, iou)[:90].tolist()
+    assert numbers[0] == 90
+
+
+def noisy_outputs() -> dict[str, torch.Tensor]:
+    """Return outputs for three images: crowded with some equal scores, empty, and with a few objects."""
+    rng = torch.Generator().manual_seed(7)
+    scores = torch.randn(3, NUM_CLASSES, 84, generator=rng) * 2
+    scores[0, 1] = scores[0, 1].round()
+    scores[1] = -9
+    scores[2, :, 9:] = -9
+    return {
+        "boxes": torch.randn(3, 4 * 16, 84, generator=rng),
+        "scores": scores,
+        "mask_coefficient": torch.randn(3, 32, 84, generator=rng),
+    }
+
+
+def plainly(outputs: dict[str, torch.Tensor], multi_label: bool, classes: tuple[int, ...] | None) -> list[torch.Tensor]:
+    """Return each image's detections as rows (box, score, class, first coefficient), one candidate after the other."""
+    boxes, probabilities = decode(outputs, STRIDES, SIZE_PX)
+    found = []
+    for image in range(len(boxes)):
+        rows = []
+        for anchor, of_classes in enumerate(probabilities[image]):
+            is_asked = torch.tensor([float(classes is None or class_id in classes) for class_id in range(3)])
+            named = of_classes * is_asked
+            for class_id in range(NUM_CLASSES) if multi_label else [int(named.argmax())]:
+                if named[class_id] > 0.25:
+                    first = outputs["mask_coefficient"][image, 0, anchor]
+                    rows.append(torch.tensor([*boxes[image, anchor], named[class_id], class_id, first]))
+        table = torch.stack(rows) if rows else torch.zeros(0, 7)
+        table = table[table[:, 4].sort(descending=True, stable=True).indices[: predict.MAX_CANDIDATES]]
+        apart = table[:, :4] + table[:, 5:6] * CLASS_OFFSET_PX
+        found.append(table[nms(apart, table[:, 4], 0.6)[:20]])
+    return found
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
+@pytest.mark.parametrize("most_candidates", [30_000, 40])
+@pytest.mark.parametrize(
+    ("multi_label", "classes"), [(True, None), (False, None), (True, (1,)), (False, (0, 2)), (True, ())]
+)
+@pytest.mark.parametrize("rounds", [12, 1])
+def test_detections_of_a_batch_are_those_of_a_plain_search(
+    at_once: bool,
+    most_candidates: int,
+    multi_label: bool,
+    classes: tuple[int, ...] | None,
+    rounds: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With one round chains of overlaps are too long, which must be noticed."""
+    monkeypatch.setattr(predict, "MAX_CANDIDATES", most_candidates)
+    monkeypatch.setattr(predict, "ROUNDS", rounds)
+    if at_once:
+        monkeypatch.setattr(predict, "_suppress", predict._suppress_at_once)
+    outputs = noisy_outputs()
+    found = detect(
+        outputs, STRIDES, SIZE_PX, confidence=0.25, iou=0.6, max_detections=20, multi_label=multi_label, classes=classes
+    )
+    for detections, table in zip(found, plainly(outputs, multi_label, classes), strict=True):
+        sure, kinds = detections.scores[:, None], detections.class_ids[:, None]
+        rows = torch.cat([detections.boxes, sure, kinds, detections.coefficients[:, :1]], 1)
+        torch.testing.assert_close(rows, table, rtol=0, atol=0)
+
+
 # --- the way back to the photograph --------------------------------------------------------------------------------
 
 
@@ -127,11 +231,7 @@ def test_boxes_in_the_padding_are_clipped_to_the_photograph() -> None:
     assert boxes.tolist() == [[0, 0, 200, 100], [pytest.approx(31.25), 0, pytest.approx(62.5), 0]]
 
 
-def blob_prototypes(rows: slice, columns: slice) -> torch.Tensor:
-    prototypes = torch.zeros(32, SIZE_PX // 4, SIZE_PX // 4)
-    prototypes[0] = -10
-    prototypes[0, rows, columns] = 10
-    return prototypes
+EVERYWHERE = torch.full((32, SIZE_PX // 4, SIZE_PX // 4), 10.0)
 
 
 def one_detection(*boxes: tuple[float, ...]) -> Detections:
@@ -180,34 +280,14 @@ def test_a_mask_computed_inside_its_box_is_the_whole_enlarged_one(size: tuple[in
     assert 0 < expected.sum() < inside.sum()
 
 
-@pytest.mark.parametrize(
-    ("size", "rows", "columns", "expected"),
-    [
-        # 200 x 100 lies at scale 0.32 between rows 16 and 48 of the input: prototype rows 4 to 12.
-        ((200, 100), slice(5, 9), slice(2, 10), (25, 12.5, 125, 62.5)),
-        # 100 x 200 lies between columns 16 and 48.
-        ((100, 200), slice(2, 10), slice(5, 9), (12.5, 25, 62.5, 125)),
-    ],
-)
-def test_a_blob_of_the_prototypes_lands_in_the_right_place_of_the_photograph(
-    size: tuple[int, int], rows: slice, columns: slice, expected: tuple[float, ...]
-) -> None:
-    whole_input = (0.0, 0.0, 64.0, 64.0)
-    (mask,) = whole_masks(blob_prototypes(rows, columns), one_detection(whole_input), placement_of(*size))
-    y, x = mask.nonzero()
-    assert [x.min(), y.min(), x.max() + 1, y.max() + 1] == pytest.approx(expected, abs=1.5)
-    assert len(x) == pytest.approx((expected[2] - expected[0]) * (expected[3] - expected[1]), rel=0.03)
-
-
 def test_masks_are_cut_to_their_own_boxes() -> None:
-    prototypes = blob_prototypes(slice(0, 16), slice(0, 16))  # everywhere
     detections = one_detection((16, 24, 32, 40), (0, 0, 64, 64))
-    small, all_of_it = whole_masks(prototypes, detections, placement_of(200, 100))
+    small, all_of_it = whole_masks(EVERYWHERE, detections, placement_of(200, 100))
     y, x = small.nonzero()
     assert [x.min(), y.min(), x.max() + 1, y.max() + 1] == [50, 25, 100, 75]
     assert small.sum() == 50 * 50
     assert all_of_it.all()
-    at_prototypes = prototype_masks(prototypes, detections, SIZE_PX)
+    at_prototypes = prototype_masks(EVERYWHERE, detections, SIZE_PX)
     assert at_prototypes.shape == (2, 16, 16)
     assert at_prototypes[0].nonzero().amin(0).tolist() == [6, 4]
     assert at_prototypes[0].nonzero().amax(0).tolist() == [9, 7]
@@ -215,10 +295,9 @@ def test_masks_are_cut_to_their_own_boxes() -> None:
 
 
 def test_many_masks_and_none_are_finished() -> None:
-    prototypes = blob_prototypes(slice(0, 16), slice(0, 16))
     many = one_detection(*[(0.0, 16.0, float(k + 1), 48.0) for k in range(40)])
-    widths = whole_masks(prototypes, many, placement_of(64, 32)).any(1).sum(1)
+    widths = whole_masks(EVERYWHERE, many, placement_of(64, 32)).any(1).sum(1)
     assert widths.tolist() == list(range(1, 41))
     none = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64), torch.zeros(0, 32))
-    assert list(photo_masks(prototypes, none, placement_of(64, 32))) == []
-    assert prototype_masks(prototypes, none, SIZE_PX).shape == (0, 16, 16)
+    assert list(photo_masks(EVERYWHERE, none, placement_of(64, 32))) == []
+    assert prototype_masks(EVERYWHERE, none, SIZE_PX).shape == (0, 16, 16)

@@ -61,7 +61,7 @@ def test_the_order_of_the_photographs_changes_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("setting", "num_flights"),
-    [(Setting(1.5, 2.0, 45.0), 100), (Setting(0.03, 0.5, 15.0), 40), (Setting(0.03, 2.0, 7.5), 30)],
+    [(Setting(1.5, 2.0, 45.0), 60), (Setting(0.03, 0.5, 15.0), 30), (Setting(0.03, 2.0, 7.5), 20)],
 )
 def test_each_pole_is_found_once_and_the_ellipses_hold_95_percent(setting: Setting, num_flights: int) -> None:
     found = simulate(setting, num_flights, seed=1, num_poles=4)
