@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from utils.yolo.inputs import Targets
 
@@ -47,6 +49,19 @@ def batch_of(targets: Targets) -> dict[str, torch.Tensor]:
         "sem_masks": classes.double(),
         "img": torch.zeros(len(masks), 3, targets.size_px, targets.size_px),
     }
+
+
+class Operators(TorchDispatchMode):
+    """Tells `note` of each operator that PyTorch computes: the operator, its arguments and its result."""
+
+    def __init__(self, note: Callable[[Any, tuple[Any, ...], Any], object]) -> None:
+        super().__init__()
+        self.note = note
+
+    def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        result = operator(*arguments, **(keywords or {}))
+        self.note(operator, arguments, result)
+        return result
 
 
 def random_outputs(model: Any, batch_size: int, size_px: int, seed: int) -> dict[str, Any]:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.yolo.made_up import random_outputs, targets_of
+from tests.yolo.made_up import Operators, random_outputs, targets_of
 from utils.yolo import mask_loss as module
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.mask_loss import find_positives, mask_loss, mask_loss_by_autograd
@@ -109,28 +108,21 @@ def test_an_extra_term_is_added_with_its_gain(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_no_tensor_of_the_loss_holds_a_mask_for_each_anchor(model: Any) -> None:
-    class Largest(TorchDispatchMode):
-        numel = 0
+    sizes: list[int] = []
 
-        def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-            result = operator(*arguments, **(keywords or {}))
-            sizes = [part.untyped_storage().nbytes() // part.element_size() for part in tensors_in(result)]
-            self.numel = max(self.numel, *sizes, 0)
-            return result
+    def note(operator: Any, arguments: Any, result: Any) -> None:
+        parts = result if isinstance(result, list | tuple) else [result]
+        tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+        sizes.extend(part.untyped_storage().nbytes() // part.element_size() for part in tensors)
 
     targets = targets_of([250, 200], 256)
     outputs = random_outputs(model, 2, 256, 0)
-    with Largest() as largest:
+    with Operators(note):
         loss, _ = SegmentationLoss(model)(outputs, targets)
         loss.backward()
         num_anchors = int(SegmentationLoss(model).sums(outputs, targets).normalisers[1])
     assert num_anchors > 400
-    assert largest.numel < num_anchors * 64 * 64 / 3
-
-
-def tensors_in(result: Any) -> list[torch.Tensor]:
-    parts = result if isinstance(result, list | tuple) else [result]
-    return [part for part in parts if isinstance(part, torch.Tensor)]
+    assert max(sizes) < num_anchors * 64 * 64 / 3
 
 
 @pytest.mark.parametrize(
@@ -157,27 +149,20 @@ def test_masks_of_a_network_in_half_precision_lose_no_more_than_its_rounding(
         assert (gradient.float() - wanted).norm() <= of_gradient * wanted.norm()
 
 
-class Bf16Products(TorchDispatchMode):
-    """Notes the shapes of all products of bf16 matrices."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: list[tuple[Any, ...]] = []
-
-    def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.bmm.default and args[0].dtype == torch.bfloat16:
-            self.shapes.append((tuple(args[0].shape), tuple(args[1].shape)))
-        return func(*args, **(kwargs or {}))
-
-
 def test_bf16_products_on_a_cpu_have_few_shapes_however_many_objects_there_are(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(module.UNITS_AT_ONCE, "cpu", 16)
-    with Bf16Products() as products:
+    shapes: list[Any] = []
+
+    def note(operator: Any, arguments: Any, result: Any) -> None:
+        if operator is torch.ops.aten.bmm.default and result.dtype == torch.bfloat16:
+            shapes.append(tuple(tuple(part.shape) for part in arguments))
+
+    with Operators(note):
         for seed, counts in enumerate([[3, 1], [20, 7], [11, 0], [5, 30]]):
             outputs = random_outputs(model, 2, 128, seed)
             outputs["proto"] = outputs["proto"].detach().bfloat16().requires_grad_()
             SegmentationLoss(model)(outputs, targets_of(counts, 128, seed))
-    assert len(products.shapes) >= 20
-    assert len(set(products.shapes)) <= 3
+    assert len(shapes) >= 20
+    assert len(set(shapes)) <= 3
