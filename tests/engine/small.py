@@ -95,10 +95,8 @@ def train_with_everything(
     """
     model = classifier()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    trainer = engine_of(
-        model, folder, ema_decay=0.9, ema_ramp=5, clip_norm=1.0, accumulate=accumulation_steps, epochs=num_epochs
-    )
-    num_batches = 0
+    options: Record = {"ema_decay": 0.9, "ema_ramp": 5, "clip_norm": 1.0, "accumulate": accumulation_steps}
+    trainer, num_batches = engine_of(model, folder, epochs=num_epochs, **options), 0
 
     def criterion(outputs: torch.Tensor, labels: torch.Tensor) -> Any:
         nonlocal num_batches
@@ -108,14 +106,9 @@ def train_with_everything(
         loss = nn.functional.cross_entropy(outputs, labels)
         return loss, {"margin": outputs.abs().mean()}
 
-    history = trainer.train(
-        train_loader=loader_of(points(68), 4),
-        val_loader=loader_of(points(20, seed=1), 4),
-        optimizer=optimizer,
-        criterion=criterion,
-        scheduler=StepSchedule(optimizer, ScheduleSpec(0.1, total_steps=60, warmup_steps=5)),
-        resume=resume,
-    )
+    train_loader, val_loader = loader_of(points(68), 4), loader_of(points(20, seed=1), 4)
+    scheduler = StepSchedule(optimizer, ScheduleSpec(0.1, total_steps=60, warmup_steps=5))
+    history = trainer.train(train_loader, val_loader, optimizer, criterion, scheduler, resume=resume)
     assert trainer.state.ema is not None
     momenta = [entry["momentum_buffer"].numpy().copy() for entry in optimizer.state_dict()["state"].values()]
     return {
@@ -146,11 +139,8 @@ def assert_bitwise_equal(first: Record, second: Record) -> None:
 
 def plain_steps(folder: Path, batch_size: int, accumulation_steps: int, num_samples: int) -> dict[str, np.ndarray]:
     """Train without BatchNorm and in the data's own order; return the weights."""
-    model = classifier(norm=False)
-    engine_of(model, folder, accumulate=accumulation_steps, epochs=2).train(
-        train_loader=loader_of(points(num_samples), batch_size, shuffle=False),
-        val_loader=loader_of(points(8, seed=1), 4),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-        criterion=nn.CrossEntropyLoss(),
-    )
+    model, loader = classifier(norm=False), loader_of(points(num_samples), batch_size, shuffle=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    engine = engine_of(model, folder, accumulate=accumulation_steps, epochs=2)
+    engine.train(loader, loader_of(points(8, seed=1), 4), optimizer, nn.CrossEntropyLoss())
     return plain(model.state_dict())

@@ -14,11 +14,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from tests.engine.small import CPU, Record, engine_of, fit, loader_of, plain, points
+from tests.engine.small import Record, engine_of, fit, loader_of, plain, points
 from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.common.errors import UserError
-from utils.engine import EngineOptions, TrainingEngine
 from utils.engine.loading import Upload, batches_from, each_sample_once, tensors_in
 from utils.yolo.inputs import Targets
 
@@ -46,10 +45,7 @@ def train_with_noise(
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
     torch.seed()  # what was drawn before must not matter
-    trainer = TrainingEngine(
-        model, CPU, EngineOptions(epochs=2, precision="off", tensorboard=False, seed=seed, quiet=True), run=folder
-    )
-    num_batches = 0
+    trainer, num_batches = engine_of(model, folder, epochs=2, seed=seed, quiet=True), 0
 
     def criterion(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         nonlocal num_batches
@@ -60,13 +56,9 @@ def train_with_noise(
 
     data = Noisy()
     sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=1, rank=0)
-    trainer.train(
-        DataLoader(data, 4, sampler=sampler, num_workers=num_workers),
-        loader_of(points(8), 4),
-        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-        criterion,
-        resume=resume,
-    )
+    loader = DataLoader(data, 4, sampler=sampler, num_workers=num_workers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    trainer.train(loader, loader_of(points(8), 4), optimizer, criterion, resume=resume)
     return {"weights": plain(model.state_dict()), "step": trainer.progress.global_step}
 
 

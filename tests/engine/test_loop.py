@@ -75,11 +75,8 @@ def test_a_run_that_keeps_no_best_speaks_of_none(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("values", "patience", "epochs"),
     [
-        ([5, 4, 4, 4, 3, 2], 2, 4),
-        ([5, 4, 6, 3, 6, 6, 1], 2, 6),
-        ([5, 6, 7, 8], None, 4),
-        ([5, 6, 7, 8], 0, 4),
-        ([NAN, NAN, NAN, NAN], 2, 2),
+        *[([5, 4, 4, 4, 3, 2], 2, 4), ([5, 4, 6, 3, 6, 6, 1], 2, 6), ([NAN, NAN, NAN, NAN], 2, 2)],
+        *[([5, 6, 7, 8], None, 4), ([5, 6, 7, 8], 0, 4)],
     ],
 )
 def test_patience_ends_the_training(tmp_path: Path, values: list[float], patience: int | None, epochs: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -132,24 +133,22 @@ def test_an_epoch_killed_between_its_report_and_its_checkpoint_is_recorded_once(
 # --- a disk that takes nothing ---
 
 
-class FullDisk:
-    """Refuses the given saves, counted from 1, as a full disk does."""
+def fill_the_disk(patch: pytest.MonkeyPatch, refused: set[int]) -> None:
+    """Refuse the given saves, counted from 1, as a full disk does."""
+    calls = itertools.count(1)
 
-    def __init__(self, refused: set[int]) -> None:
-        self.refused = refused
-        self.count = 0
-
-    def __call__(self, *arguments: Any, **options: Any) -> Path:
-        self.count += 1
-        if self.count in self.refused:
+    def save(*arguments: Any, **options: Any) -> Path:
+        if next(calls) in refused:
             raise OSError(errno.ENOSPC, "No space left on device")
         return save_checkpoint(*arguments, **options)
+
+    patch.setattr(checkpoint, "save_checkpoint", save)
 
 
 def test_training_goes_on_while_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(checkpoint, "save_checkpoint", FullDisk({2, 3}))
+    fill_the_disk(monkeypatch, {2, 3})
     train(tmp_path, epochs=4)
     warnings = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
     assert [line.count("No space left on device") for line in warnings] == [1, 1]
@@ -162,7 +161,7 @@ def test_training_goes_on_while_the_disk_is_full(
 def test_three_failures_in_a_row_end_the_training_and_keep_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "save_checkpoint", FullDisk({2, 3, 4}))
+    fill_the_disk(monkeypatch, {2, 3, 4})
     with pytest.raises(CannotSave, match=r"no checkpoint at step 48: No space left on device; make room") as caught:
         train(tmp_path, epochs=6)
     assert caught.value.exit_code == EXIT_IO == 74
@@ -170,7 +169,7 @@ def test_three_failures_in_a_row_end_the_training_and_keep_the_last_checkpoint(
 
 
 def test_a_stop_that_cannot_be_saved_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "save_checkpoint", FullDisk({1}))
+    fill_the_disk(monkeypatch, {1})
     monkeypatch.setattr(stopping, "STOP_CHECK_STEPS", 2)
     train_one_epoch = TrainingEngine.train_one_epoch
 

@@ -28,6 +28,7 @@ from utils import distributed
 from utils.engine import Task
 from utils.run.checkpoint import load_latest
 
+Answers = tuple[list[Record], Path]  # of both ranks, in this folder
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -75,13 +76,13 @@ def on_two_ranks(folder: Path) -> Record:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Record], Path]:
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     folder = tmp_path_factory.mktemp("ranks")
     return run_ranks(on_two_ranks, 2, folder, join=False), folder
 
 
 def test_training_with_samplers_works_on_two_ranks_and_files_hold_the_raw_modules_names(
-    two_ranks: tuple[list[Record], Path],
+    two_ranks: Answers,
 ) -> None:
     first, second = (answers["samplers"] for answers in two_ranks[0])
     assert isinstance(first["history"]["train_loss"], list)
@@ -101,7 +102,7 @@ def test_training_with_samplers_works_on_two_ranks_and_files_hold_the_raw_module
     assert all(answers["left"] for answers in two_ranks[0])
 
 
-def test_ranks_end_with_equal_weights_averages_and_batch_statistics(two_ranks: tuple[list[Record], Path]) -> None:
+def test_ranks_end_with_equal_weights_averages_and_batch_statistics(two_ranks: Answers) -> None:
     first, second = two_ranks[0]
     for name, value in first["samplers"]["weights"].items():
         np.testing.assert_array_equal(second["samplers"]["weights"][name], value, err_msg=name)
@@ -109,7 +110,7 @@ def test_ranks_end_with_equal_weights_averages_and_batch_statistics(two_ranks: t
         assert_bitwise_equal(first[run], second[run])
 
 
-def test_ranks_that_drift_apart_stop_before_anything_is_saved(two_ranks: tuple[list[Record], Path]) -> None:
+def test_ranks_that_drift_apart_stop_before_anything_is_saved(two_ranks: Answers) -> None:
     answers, folder = two_ranks
     for rank in range(2):
         assert "1 of " in answers[rank]["drift"]
@@ -118,21 +119,21 @@ def test_ranks_that_drift_apart_stop_before_anything_is_saved(two_ranks: tuple[l
     assert not list((folder / "drifted").glob("*.pt"))
 
 
-def test_two_ranks_step_like_one_with_the_double_batch(two_ranks: tuple[list[Record], Path], tmp_path: Path) -> None:
+def test_two_ranks_step_like_one_with_the_double_batch(two_ranks: Answers, tmp_path: Path) -> None:
     expected = plain_steps(tmp_path, 8, 1, 64)
     for run in ("plain", "accumulated"):
         for name, value in two_ranks[0][0][run].items():
             np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-6, err_msg=f"{run} {name}")
 
 
-def test_two_ranks_resume_to_the_bit(two_ranks: tuple[list[Record], Path]) -> None:
+def test_two_ranks_resume_to_the_bit(two_ranks: Answers) -> None:
     for answers in two_ranks[0]:
         assert answers["half"]["place"] == (2, 0, 18)
         assert answers["halves"]["num_batches"] == answers["half"]["num_batches"] == 18
         assert_bitwise_equal(answers["whole"], answers["halves"])
 
 
-def test_a_stop_told_to_one_rank_stops_both_at_the_same_step(two_ranks: tuple[list[Record], Path]) -> None:
+def test_a_stop_told_to_one_rank_stops_both_at_the_same_step(two_ranks: Answers) -> None:
     first, second = two_ranks[0]
     assert first["stopped"]["stopped"] is second["stopped"]["stopped"] is True
     assert first["stopped"]["place"] == second["stopped"]["place"] == (1, 3, 12)
@@ -152,8 +153,6 @@ def validate_on_a_share(folder: Path) -> Record:
     return trainer.validate(share)
 
 
-def test_a_rank_without_validation_images_takes_part_in_named_values(
-    two_ranks: tuple[list[Record], Path], tmp_path: Path
-) -> None:
+def test_a_rank_without_validation_images_takes_part_in_named_values(two_ranks: Answers, tmp_path: Path) -> None:
     alone = validate_on_a_share(tmp_path)
     assert [answers["validated"] for answers in two_ranks[0]] == [pytest.approx(alone)] * 2

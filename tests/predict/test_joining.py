@@ -7,7 +7,7 @@ import cProfile
 import numpy as np
 import pytest
 
-from tests.predict.tile_scenes import Truth, blur_edges, iou_with, made_up_piece, seen_in_tiles, stroke
+from tests.predict.tile_scenes import Truth, blur_edges, iou_with, made_up_piece, seen_in_tiles, stroke, wires_and_pole
 from utils.predict.agreement import Masks
 from utils.predict.joining import JoinedObject, Piece, is_cut, join_tiles
 from utils.predict.regions import Runs
@@ -18,6 +18,9 @@ TILES = cut_tiles(*SIZE, 320)  # 6 x 4, 128 px of overlap
 WIRE, POLE = 0, 1
 
 
+SCENE = wires_and_pole(SIZE)
+
+
 def assert_found(objects: list[JoinedObject], truth: list[Truth], min_iou: float = 0.99) -> None:
     """Every true object is found once, with its class, and nothing else is."""
     assert len(objects) == len(truth)
@@ -26,20 +29,12 @@ def assert_found(objects: list[JoinedObject], truth: list[Truth], min_iou: float
         assert sum(iou_with(thing, mask) >= min_iou for thing in same_class) == 1
 
 
-@pytest.fixture(scope="module")
-def wires_and_pole() -> list[Truth]:
-    """Three diagonal wires, 8 px wide and 50 px apart, across the photograph, and a pole over three rows of tiles."""
-    offsets = (0, 67, 134)  # along x; the wires rise by 48 degrees
-    wires = [(WIRE, stroke(SIZE, [(100 + dx, 880), (838 + dx, 60)], 8)) for dx in offsets]
-    return [*wires, (POLE, stroke(SIZE, [(1000, 40), (1000, 500)], 30))]
-
-
-def test_parallel_wires_across_24_tiles_and_a_pole_are_four_objects(wires_and_pole: list[Truth]) -> None:
+def test_parallel_wires_across_24_tiles_and_a_pole_are_four_objects() -> None:
     assert len(TILES) == 24
     for seed in range(3):
-        pieces = seen_in_tiles(wires_and_pole, TILES, seed, share=0.01)
+        pieces = seen_in_tiles(SCENE, TILES, seed, share=0.01)
         objects = join_tiles(pieces, TILES, 0.7)
-        assert_found(objects, wires_and_pole)
+        assert_found(objects, SCENE)
         for thing in objects:
             low, high = min(piece.score for piece in thing.pieces), max(piece.score for piece in thing.pieces)
             assert low < thing.score < high
@@ -47,10 +42,8 @@ def test_parallel_wires_across_24_tiles_and_a_pole_are_four_objects(wires_and_po
             assert thing.corners == (x1, y1, x2, y2)
 
 
-def test_neither_order_nor_duplicates_nor_masks_of_hardly_any_confidence_change_objects(
-    wires_and_pole: list[Truth],
-) -> None:
-    pieces = seen_in_tiles(wires_and_pole, TILES)
+def test_neither_order_nor_duplicates_nor_masks_of_hardly_any_confidence_change_objects() -> None:
+    pieces = seen_in_tiles(SCENE, TILES)
     objects = join_tiles(pieces, TILES, 0.7)
     for seed in range(3):
         shuffled = [pieces[position] for position in np.random.default_rng(seed).permutation(len(pieces))]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.predict.tile_scenes import Truth, iou_of, stroke
+from tests.predict.tile_scenes import iou_of, stroke, wires_and_pole
 from tests.yolo.colour_network import ColourNetwork, install, paint
 from utils.common.errors import UsageError
 from utils.predict.detections import PhotoPrediction, Placement
@@ -49,13 +49,7 @@ def test_tiles_smaller_than_twice_the_overlap_overlap_by_half() -> None:
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIZE = (1280, 896)
-
-
-@pytest.fixture(scope="module")
-def truth() -> list[Truth]:
-    """Three diagonal wires 50 px apart across 24 tiles, and a pole over three rows of tiles."""
-    wires = [(0, stroke(SIZE, [(100 + dx, 880), (838 + dx, 60)], 8)) for dx in (0, 67, 134)]
-    return [*wires, (1, stroke(SIZE, [(1000, 40), (1000, 500)], 30))]
+SCENE = wires_and_pole(SIZE)  # across 24 tiles
 
 
 def predict_all(
@@ -69,10 +63,10 @@ def predict_all(
 
 @pytest.mark.parametrize("batch_size", [1, 7, 64])
 def test_wires_across_24_tiles_are_found_whole_whatever_the_batch_size(
-    truth: list[Truth], batch_size: int, monkeypatch: pytest.MonkeyPatch
+    batch_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch)
-    photos = [paint(truth, SIZE), paint([], SIZE)[:400, :400], paint(truth[3:], SIZE)[:300, 800:1100]]
+    photos = [paint(SCENE, SIZE), paint([], SIZE)[:400, :400], paint(SCENE[3:], SIZE)[:300, 800:1100]]
     model, found = predict_all(photos, batch_size, Tiling(320))
     assert set(model.batch_sizes) == {batch_size}  # across tiles and photographs, the last one filled up
     assert sum(model.batch_sizes) < 25 + 5 + 1 + batch_size
@@ -80,7 +74,7 @@ def test_wires_across_24_tiles_are_found_whole_whatever_the_batch_size(
     assert all(photo is photos[key] for key, photo, _ in found)
     assert [len(prediction.masks) for *_, prediction in found] == [4, 0, 1]
     prediction = found[0][2]
-    for class_id, mask in truth:
+    for class_id, mask in SCENE:
         ious = [iou_of(region, mask) for region in prediction.masks]
         position = int(np.argmax(ious))
         assert ious[position] >= 0.99
@@ -98,16 +92,14 @@ def test_wires_across_24_tiles_are_found_whole_whatever_the_batch_size(
         np.testing.assert_array_equal(one.mask, other.mask)
 
 
-def test_lines_are_given_the_votes_of_tiles_where_labels_end(
-    truth: list[Truth], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_are_given_the_votes_of_tiles_where_labels_end(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
     with_lines = Mock(side_effect=lambda prediction, *_: prediction)
     monkeypatch.setattr("utils.predict.tiles.with_lines", with_lines)
     monkeypatch.setattr("utils.predict.tiles.trained_wire_labels", lambda _: {"wires_end_at": [1]})
-    predict_all([paint(truth, SIZE)], 16, Tiling(320), thin=(0,))
+    predict_all([paint(SCENE, SIZE)], 16, Tiling(320), thin=(0,))
     votes = with_lines.call_args.args[-1][0]
-    assert (votes[np.any([mask for class_id, mask in truth if class_id == 0], axis=0)] > 0).mean() > 0.99
+    assert (votes[np.any([mask for class_id, mask in SCENE if class_id == 0], axis=0)] > 0).mean() > 0.99
     assert not votes[:, 984:].any(), "the pole is of another class"
 
 

@@ -20,6 +20,13 @@ def stroke(size: tuple[int, int], points: Sequence[tuple[float, float]], width_p
     return canvas.view(bool)
 
 
+def wires_and_pole(size: tuple[int, int]) -> list[Truth]:
+    """Return three diagonal wires, 8 px wide and 50 px apart, across the photograph, and a pole over three rows of tiles."""
+    offsets = (0, 67, 134)  # along x; the wires rise by 48 degrees
+    wires = [(0, stroke(size, [(100 + dx, 880), (838 + dx, 60)], 8)) for dx in offsets]
+    return [*wires, (1, stroke(size, [(1000, 40), (1000, 500)], 30))]
+
+
 def blur_edges(mask: np.ndarray, rng: np.random.Generator, share: float) -> np.ndarray:
     """Change a share of the pixels on both sides of a mask's edge."""
     edge = cv2.morphologyEx(mask.view(np.uint8), cv2.MORPH_GRADIENT, np.ones((3, 3), np.uint8)).view(bool)
@@ -48,12 +55,8 @@ def seen_in_tiles(
             for label in range(1, count):
                 seen = blur_edges(labels == label, rng, share)
                 x1, y1, x2, y2 = rng.integers(0, short_px + 1, 4)
-                seen[:y1], seen[:, :x1], seen[len(seen) - y2 :], seen[:, seen.shape[1] - x2 :] = (
-                    False,
-                    False,
-                    False,
-                    False,
-                )
+                for border in (seen[:y1], seen[:, :x1], seen[len(seen) - y2 :], seen[:, seen.shape[1] - x2 :]):
+                    border[:] = False
                 pieces += made_up_piece(number, class_id, float(rng.uniform(0.3, 0.9)), seen, left, top)
     return pieces
 

@@ -1,17 +1,22 @@
-"""The networks that the tests of the loss and of model files share, and the loss without terms that somebody adds."""
+"""What the tests share: networks, the loss without terms that somebody adds, random targets and network outputs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.yolo.made_up import NAMES, SIZE_PX, WINDOWS
 from utils.yolo import mask_loss
+from utils.yolo.inputs import Targets
 from utils.yolo.model import build_model, save_deployable
 
+NAMES = ("pole", "wire", "insulator")
+SIZE_PX = 64
+WINDOWS = {"per_photo": 4, "low_scale": 0.5, "high_scale": 1.0}
 FAMILIES = ("yolov8n", "yolo11n", "yolo12n", "yolo26n")
 
 
@@ -40,14 +45,78 @@ def saved(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> d
     for family, network in models.items():
         paths[family] = tmp_path_factory.mktemp(family) / "best.pt"
         info = {"epoch": 3, "metrics": {"mask_map50": 0.5}}
-        facts: dict[str, Any] = {"img_size": SIZE_PX, "data": "dataset.yaml", "windows": WINDOWS}
-        save_deployable(
-            paths[family],
-            network,
-            info,
-            **facts,
-            thin_classes=(1,),
-            wire_labels={"wires_end_at": [0], "wire_width": [1.0, 2.5]},
-        )
+        facts: dict[str, Any] = {"img_size": SIZE_PX, "data": "dataset.yaml", "windows": WINDOWS, "thin_classes": (1,)}
+        labels: Any = {"wires_end_at": [0], "wire_width": [1.0, 2.5]}
+        save_deployable(paths[family], network, info, **facts, wire_labels=labels)
         torch.save(network.state_dict(), paths[family].with_name("weights.pt"))
     return paths
+
+
+def targets_of(counts: list[int], size_px: int, seed: int = 0) -> Targets:
+    """Return `counts[k]` random objects for image k: boxes of all sizes, thin ones too, each filled in the mask."""
+    generator = torch.Generator().manual_seed(seed)
+    number = sum(counts)
+    centre = (0.1 + 0.8 * torch.rand(number, 2, generator=generator)) * size_px
+    half = (0.01 + 0.3 * torch.rand(number, 2, generator=generator) ** 2) * size_px
+    boxes = torch.cat([centre - half, centre + half], 1)
+    boxes[::3] = (boxes[::3] / 4).floor() * 4 + torch.tensor([0, 0, 4, 4])  # some end exactly between two mask pixels
+    boxes = boxes.clamp(0, size_px)
+    masks = torch.zeros(len(counts), size_px // 4, size_px // 4, dtype=torch.int32)
+    batch_index = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    for row, image in enumerate(batch_index.tolist()):
+        x1, y1, x2, y2 = (boxes[row] / 4).round().int().tolist()
+        masks[image, y1:y2, x1:x2] = row - sum(counts[:image]) + 1
+    class_ids = torch.randint(0, len(NAMES), (number,), generator=generator)
+    return Targets(batch_index, class_ids, boxes, masks, size_px)
+
+
+def batch_of(targets: Targets) -> dict[str, torch.Tensor]:
+    """Return the batch that Ultralytics would make of the same objects."""
+    boxes, masks = targets.boxes.double(), targets.masks
+    classes = torch.zeros_like(masks)
+    for image in range(len(masks)):
+        ids = targets.class_ids[targets.batch_index == image]
+        if len(ids):
+            classes[image] = ids[masks[image].long() - 1]
+    return {
+        "batch_idx": targets.batch_index.double(),
+        "cls": targets.class_ids.double()[:, None],
+        "bboxes": torch.cat([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], 1) / targets.size_px,
+        "masks": masks.double(),
+        "sem_masks": classes.double(),
+        "img": torch.zeros(len(masks), 3, targets.size_px, targets.size_px),
+    }
+
+
+class Operators(TorchDispatchMode):
+    """Tells `note` of each operator that PyTorch computes: the operator, its arguments and its result."""
+
+    def __init__(self, note: Callable[[Any, tuple[Any, ...], Any], object]) -> None:
+        super().__init__()
+        self.note = note
+
+    def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        result = operator(*arguments, **(keywords or {}))
+        self.note(operator, arguments, result)
+        return result
+
+
+def random_outputs(model: Any, batch_size: int, size_px: int, seed: int) -> dict[str, Any]:
+    """Return outputs in the model's own format, as leaves with widely spread random values."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        outputs = model(torch.zeros(batch_size, 3, size_px, size_px))
+    spread = {"boxes": 2.0, "scores": 1.0, "mask_coefficient": 0.5, "proto": 0.5}
+    for name, scale in spread.items():
+        noise = torch.randn(outputs[name].shape, generator=generator) * scale
+        outputs[name] = (noise - 2 * (name == "scores")).requires_grad_()
+    return outputs
+
+
+def assert_same_gradients(loss: torch.Tensor, expected: torch.Tensor, leaves: list[torch.Tensor]) -> None:
+    """Each leaf's gradient of `loss` differs from that of `expected` by at most 1e-5 of its norm."""
+    ours = torch.autograd.grad(loss, leaves)
+    theirs = torch.autograd.grad(expected, leaves, allow_unused=True)
+    for leaf, gradient, wanted in zip(leaves, ours, theirs, strict=True):
+        wanted = torch.zeros_like(leaf) if wanted is None else wanted
+        assert (gradient - wanted).norm() <= 1e-5 * wanted.norm() + 1e-9

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.ranks import run_ranks
-from tests.yolo.made_up import NAMES, SIZE_PX, random_outputs, targets_of
+from tests.yolo.conftest import NAMES, SIZE_PX, random_outputs, targets_of
 from tests.yolo.test_loss import reference_of, share_of
 from utils import distributed
 from utils.engine import EngineOptions, Task, TrainingEngine, stopping

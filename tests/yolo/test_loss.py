@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.ranks import run_ranks
-from tests.yolo.made_up import NAMES, SIZE_PX, assert_same_gradients, batch_of, random_outputs, targets_of
+from tests.yolo.conftest import NAMES, SIZE_PX, assert_same_gradients, batch_of, random_outputs, targets_of
 from utils import distributed
 from utils.engine import EngineOptions, TrainingEngine
 from utils.yolo.inputs import Targets

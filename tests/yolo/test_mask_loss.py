@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.yolo.made_up import Operators, random_outputs, targets_of
+from tests.yolo.conftest import Operators, random_outputs, targets_of
 from utils.yolo import mask_loss as module
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.mask_loss import find_positives, mask_loss, mask_loss_by_autograd

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.yolo.conftest import FAMILIES
-from tests.yolo.made_up import NAMES, SIZE_PX, WINDOWS
+from tests.yolo.conftest import FAMILIES, NAMES, SIZE_PX, WINDOWS
 from utils.common.errors import UserError
 from utils.distributed.sync_bn import SyncBatchNorm2d, convert_sync_batchnorm
 from utils.predict.detections import raw_outputs

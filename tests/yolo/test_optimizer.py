@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.yolo.made_up import Operators
+from tests.yolo.conftest import Operators
 from utils.engine.nonfinite import NonFiniteGuard
 from utils.run.checkpoint import load_latest, save_checkpoint
 from utils.training.config import TrainConfig

@@ -14,20 +14,11 @@ from utils.predict.maps.metadata import FOCAL_LENGTH_35_MM, GPS_IFD, PhotoMetada
 
 SIZE = (600, 400)
 HOME = (47.3769, 8.5417)
-DJI = {
-    "GpsLatitude": "+47.376900000",
-    "GpsLongitude": "+8.541700000",
-    "AbsoluteAltitude": "+450.00",
-    "RelativeAltitude": "+50.00",
-    "GimbalYawDegree": "+0.00",
-    "GimbalPitchDegree": "-90.00",
-    "GimbalRollDegree": "+0.00",
-    "FlightYawDegree": "+77.00",
-    "RtkFlag": "50",
-    "CalibratedFocalLength": "500.00",
-    "CalibratedOpticalCenterX": "300.0",
-    "CalibratedOpticalCenterY": "200.0",
-}
+POSITION = {"GpsLatitude": "+47.376900000", "GpsLongitude": "+8.541700000", "RtkFlag": "50"}
+HEIGHT = {"AbsoluteAltitude": "+450.00", "RelativeAltitude": "+50.00"}
+GIMBAL = {"GimbalYawDegree": "+0.00", "GimbalPitchDegree": "-90.00", "GimbalRollDegree": "+0.00"}
+CENTRE = {"CalibratedOpticalCenterX": "300.0", "CalibratedOpticalCenterY": "200.0"}
+DJI = {**POSITION, **HEIGHT, **GIMBAL, "FlightYawDegree": "+77.00", "CalibratedFocalLength": "500.00", **CENTRE}
 
 
 def dji(**changes: str | None) -> dict[str, str]:

@@ -142,13 +142,8 @@ def test_a_photograph_without_height_still_gives_a_direction_and_a_wire_is_no_as
     for yaw in (0, -25, -50, -75):  # from the south to the east, 30 m from the pole
         away = -30 * np.array([np.cos(np.radians(yaw)), np.sin(np.radians(yaw))])
         north, east = moved(*HOME, away)
-        photo = metadata(
-            GpsLatitude=f"{north:.9f}",
-            GpsLongitude=f"{east:.9f}",
-            RelativeAltitude=None,
-            GimbalYawDegree=str(yaw),
-            GimbalPitchDegree="-20",
-        )
+        at = {"GpsLatitude": f"{north:.9f}", "GpsLongitude": f"{east:.9f}", "RelativeAltitude": None}
+        photo = metadata(**at, GimbalYawDegree=str(yaw), GimbalPitchDegree="-20")  # type: ignore[arg-type]
         view = view_of(photo, {**entry, "file": f"{yaw}.jpg"})
         assert view is not None
         views.append(view)
@@ -176,17 +171,9 @@ def test_an_ellipse_keeps_its_covariance(ellipse: tuple[float, float, float]) ->
     assert covariance_of(*ellipse_of(covariance_of(*ellipse))) == pytest.approx(covariance_of(*ellipse))
 
 
-GOOD = {
-    "class": "pole",
-    "ellipse_major_m": 2.0,
-    "ellipse_minor_m": 1.0,
-    "ellipse_bearing_deg": 9.0,
-    "common_sigma_m": 0.3,
-}
-
-
 def feature(number: int, **changes: Any) -> dict[str, Any]:
-    properties = {key: value for key, value in {**GOOD, **changes}.items() if value is not None}
+    ellipse = {"ellipse_major_m": 2.0, "ellipse_minor_m": 1.0, "ellipse_bearing_deg": 9.0, "common_sigma_m": 0.3}
+    properties = {key: value for key, value in {"class": "pole", **ellipse, **changes}.items() if value is not None}
     geometry = {"type": "Point", "coordinates": [8.0, 47.0 + number / 1000]}
     return {"type": "Feature", "id": f"pole {number}", "geometry": geometry, "properties": properties}
 

@@ -129,13 +129,8 @@ def test_the_bearings_standard_deviation_is_the_gimbals_yaw_far_from_the_nadir_a
 
 
 def feature(longitude: Any, latitude: Any, **more: Any) -> dict[str, Any]:
-    return {
-        "type": "Feature",
-        "id": "P1",
-        "geometry": {"type": "Point", "coordinates": [longitude, latitude]},
-        "properties": None,
-        **more,
-    }
+    geometry = {"type": "Point", "coordinates": [longitude, latitude]}
+    return {"type": "Feature", "id": "P1", "geometry": geometry, "properties": None, **more}
 
 
 def write(path: Path, *features: Any, **more: Any) -> Path:

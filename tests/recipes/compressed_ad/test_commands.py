@@ -49,15 +49,8 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     command = [program, launch, "--config_file", "accelerate_config.yaml", *flags]
     command += [f"--main_process_port={free_port()}", script, str(config)]
     search = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        command,
-        cwd=FOLDER,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(folder), "PATH": search},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(folder), "PATH": search}
+    done = subprocess.run(command, cwd=FOLDER, env=variables, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, done.stdout
 

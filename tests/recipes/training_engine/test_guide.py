@@ -57,14 +57,12 @@ def guides_blocks() -> list[str]:
 
 def start(script: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     search = os.pathsep.join(filter(None, [str(FOLDER), str(PRETENCE), os.environ.get("PYTHONPATH")]))
-    return subprocess.Popen(
+    variables = {**os.environ, "PYTHONPATH": search, "PRETEND_GPUS": "2", **environment}
+    command, output = (
         [sys.executable, script.name, *arguments],
-        cwd=script.parent,
-        env={**os.environ, "PYTHONPATH": search, "PRETEND_GPUS": "2", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT},
     )
+    return subprocess.Popen(command, cwd=script.parent, env=variables, text=True, **output)  # type: ignore[call-overload]
 
 
 def finish(process: subprocess.Popen[str]) -> str:
@@ -128,16 +126,14 @@ def test_method_1_and_the_advanced_blocks_run_as_printed_in_two_processes(tmp_pa
         assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
     assert "Epoch 3" in outputs[0]
     assert "Epoch" not in outputs[1]  # only rank 0 prints
-    assert {"best.pt", "last.pt", "metrics.jsonl"} <= {
-        file.name for file in (tmp_path / "checkpoints/experiment").iterdir()
-    }
+    folder = tmp_path / "checkpoints" / "experiment"
+    assert {"best.pt", "last.pt", "metrics.jsonl"} <= {file.name for file in folder.iterdir()}
 
 
 def test_method_2_runs_as_printed_lambdas_included(tmp_path: Path) -> None:
     """The script has no `if __name__ == "__main__"`."""
-    pytest.importorskip(
-        "cloudpickle", reason="needs cloudpickle (pip install -r recipes/training_engine/requirements.txt)"
-    )
+    needs = "needs cloudpickle (pip install -r recipes/training_engine/requirements.txt)"
+    pytest.importorskip("cloudpickle", reason=needs)
     block = guides_blocks()[METHOD_2]
     assert block.count("'num_epochs': 100") == 1
     script = tmp_path / "method_2.py"
