@@ -18,6 +18,7 @@ from tests.engine.small import Record, engine_of, fit, loader_of, plain, points
 from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.common.errors import UserError
+from utils.engine import Task
 from utils.engine.loading import Upload, batches_from, each_sample_once, tensors_in
 from utils.yolo.inputs import Targets
 
@@ -86,10 +87,14 @@ def test_each_epoch_draws_other_noise() -> None:
 
 def validate(folder: Path) -> Record:
     """Validate the same model on 7 samples, which two ranks cannot share equally; then on 1, which one rank has alone."""
+
+    def criterion(outputs: torch.Tensor, labels: torch.Tensor) -> Any:
+        return nn.functional.cross_entropy(outputs, labels), {"margin": outputs.abs().mean()}
+
     torch.manual_seed(0)
-    trainer = engine_of(nn.Linear(4, 2), folder)
-    trainer.begin(torch.optim.SGD(trainer.state.model.parameters(), lr=0.1), nn.CrossEntropyLoss())
-    return {str(number): trainer.validate(loader_of(points(number), 3))["val_loss"] for number in (7, 1)}
+    trainer = engine_of(nn.Linear(4, 2), folder, task=Task(criterion))
+    values = {number: trainer.validate(loader_of(points(number), 3)) for number in (7, 1)}
+    return {f"{name} of {number}": values[number][name] for number in values for name in ("val_loss", "val_margin")}
 
 
 def train_unevenly(folder: Path) -> str:

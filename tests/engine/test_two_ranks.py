@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ from tests.engine.small import (
 )
 from tests.support.ranks import run_ranks
 from utils import distributed
-from utils.engine import Task
 from utils.run.checkpoint import load_latest
 
 Answers = tuple[list[Record], Path]  # of both ranks, in this folder
@@ -69,7 +67,6 @@ def on_two_ranks(folder: Path) -> Record:
     answers["plain"] = plain_steps(folder / "plain", 4, 1, 64)
     answers["accumulated"] = plain_steps(folder / "accumulated", 2, 2, 64)
     answers["drift"] = drifting_apart(folder / "drifted")
-    answers["validated"] = validate_on_a_share(folder / "share")
     distributed.cleanup_ddp()
     answers["left"] = not torch.distributed.is_initialized()
     return answers
@@ -141,18 +138,3 @@ def test_a_stop_told_to_one_rank_stops_both_at_the_same_step(two_ranks: Answers)
     for answers in (first, second):
         assert answers["continued"]["num_batches"] == 36 - 12
         assert_bitwise_equal(answers["whole"], answers["continued"])
-
-
-def validate_on_a_share(folder: Path) -> Record:
-    def criterion(outputs: torch.Tensor, labels: torch.Tensor) -> Any:
-        return nn.functional.cross_entropy(outputs, labels), {"margin": outputs.abs().mean()}
-
-    data = points(6)
-    share = [data.tensors] if distributed.rank() == 0 else []
-    trainer = engine_of(classifier(), folder, task=Task(criterion))
-    return trainer.validate(share)
-
-
-def test_a_rank_without_validation_images_takes_part_in_named_values(two_ranks: Answers, tmp_path: Path) -> None:
-    alone = validate_on_a_share(tmp_path)
-    assert [answers["validated"] for answers in two_ranks[0]] == [pytest.approx(alone)] * 2

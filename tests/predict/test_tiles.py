@@ -33,14 +33,10 @@ def test_tiles_cover_the_photograph_overlap_and_end_at_its_edges(size: tuple[int
         assert all(overlap >= max(128, share * 640) for overlap in overlaps)
 
 
-def test_a_photograph_no_larger_than_a_tile_has_none() -> None:
+def test_a_photograph_no_larger_than_a_tile_has_none_and_small_tiles_overlap_by_half() -> None:
     assert cut_tiles(640, 480, 640) == []
     assert len(cut_tiles(641, 480, 640)) == 2
-
-
-def test_tiles_smaller_than_twice_the_overlap_overlap_by_half() -> None:
-    assert overlap_px(96, 0.2) == 48
-    assert overlap_px(96, 0.9) == 86
+    assert (overlap_px(96, 0.2), overlap_px(96, 0.9)) == (48, 86)
     assert len(cut_tiles(300, 96, 96)) == 6
 
 

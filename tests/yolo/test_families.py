@@ -132,10 +132,10 @@ def test_yolo26_resumes_in_mid_epoch_to_the_bit(tmp_path: Path, monkeypatch: pyt
     assert [name for name, value in whole.items() if not torch.equal(value, continued[name])] == []
 
 
-def train_on_two_ranks(folder: Path) -> dict[str, Any]:
+def train_on_two_ranks(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
     """Train YOLO12 and YOLO26 for two steps each; return sums of the weights, and how many parameters had no gradient.
 
-    Rank 1 has no object in its first batch.
+    Rank 1 has no object in its first batch. Also return, in one start of the processes, `gradients_of_yolo26`.
     """
     facts: dict[str, Any] = {}
     for family in ON_RANKS:
@@ -150,7 +150,7 @@ def train_on_two_ranks(folder: Path) -> dict[str, Any]:
             "sums": [float(value.double().sum()) for value in state],
             "without": sum(weight not in optimizer.state for weight in weights),
         }
-    return facts
+    return facts, gradients_of_yolo26()
 
 
 def gradients_of_yolo26() -> dict[str, float]:
@@ -179,13 +179,8 @@ def gradients_of_yolo26() -> dict[str, float]:
     return differences
 
 
-def both_on_two_ranks(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
-    """Return the facts of `train_on_two_ranks` and `gradients_of_yolo26`, in one start of the processes."""
-    return train_on_two_ranks(folder), gradients_of_yolo26()
-
-
 def test_two_ranks_train_the_newer_families_together(tmp_path: Path) -> None:
-    (first, differences), (second, _) = run_ranks(both_on_two_ranks, 2, tmp_path, timeout_s=120)
+    (first, differences), (second, _) = run_ranks(train_on_two_ranks, 2, tmp_path, timeout_s=120)
     for family in ON_RANKS:
         assert first[family]["sums"] == second[family]["sums"], family
         assert first[family]["without"] == 0, "DDP would wait for these gradients"

@@ -73,6 +73,8 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None
     file.write_bytes(file.read_bytes()[:1000])
     with assert_refused("not a file of histories (", "; run python collect.py again"):
         read_histories(file, goals, 1, 10, 3)
+    with assert_refused("histories of 200 steps: 261 are needed"):
+        draw_records(1, 200, 0)
     write_histories(file, [])
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
@@ -126,11 +128,6 @@ def test_a_batch_holds_segments_then_recent_steps_then_the_actions_to_predict(de
         assert targets.tolist() == wanted + [-1] * (len(targets) - len(wanted))
         cells = batch["query_cells"][row].numpy()[: len(wanted)]
         assert cells.tolist() == [number // 200 for number in range(start + first_query, start + length + 1)]
-
-
-def test_short_histories_are_refused() -> None:
-    with assert_refused("histories of 200 steps: 261 are needed"):
-        draw_records(1, 200, 0)
 
 
 def test_two_ranks_share_the_batch_of_one_rank_with_the_same_depth() -> None:

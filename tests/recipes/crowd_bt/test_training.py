@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,13 @@ def test_a_resumed_run_keeps_its_effective_batch_and_its_comparisons(folder: Pat
         facts = {"global_batch_size": 12, "comparisons": train.hash_of(read(config))}
         with assert_refused("began with other comparisons; bring them back, or use --no-auto-resume"):
             train.require_same(config, run, facts)
+
+
+def test_without_auto_resume_the_earlier_run_is_set_aside(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "killed", tmp_path / "run")
+    with OwnedRun(config_for(folder / "data", tmp_path / "run"), may_resume=False) as run:
+        assert not run.resumes
+        assert run.notes == [f"Set the earlier run aside as {tmp_path / 'run-1'}"]
 
 
 @pytest.mark.parametrize(

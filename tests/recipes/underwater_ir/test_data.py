@@ -199,6 +199,13 @@ def test_missing_data_is_one_line_with_the_remedy(pairs: Path) -> None:
     assert benchmark_entries(pairs / "nowhere", pairs / "labels", True) == []
 
 
+def test_a_benchmark_set_without_targets_may_be_a_bare_folder(pairs: Path) -> None:
+    write_png(pairs / "bare" / "Photos" / "b.png", photograph(1))
+    atomic_torch_save(describe(photograph(1)), pairs / "labels" / "Photos" / "b.pt")
+    (found,) = benchmark_entries(pairs / "bare", pairs / "labels", False)
+    assert (found.set_name, found.target) == ("Photos", None)
+
+
 def test_masks_stay_on_their_pixels_when_a_sample_is_turned(tmp_path: Path) -> None:
     bright = np.zeros((64, 64, 3), np.uint8)
     bright[8:24, 40:56] = 255
