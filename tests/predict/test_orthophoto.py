@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIZE = (1500, 900)
 SMALL_BLOCK_PX = 720  # eight blocks
+Whole = tuple[Path, dict[str, list[Any]], int]
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +65,24 @@ def predicted(folder: Path, raster: Path, predictor: Predictor | None = None) ->
         in_pixels = shapely.transform(shapely.from_wkb(shapes), photo.to_pixels)
         layers[layer] = [in_pixels, *columns]
     return layers
+
+
+@contextmanager
+def eight_blocks() -> Iterator[None]:
+    """Let orthophotos be predicted by the network that sees colours, in eight blocks."""
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch)
+        patch.setattr(orthophoto, "BLOCK_PX", SMALL_BLOCK_PX)
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(truth: list[Truth], tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """Predict the scene in eight blocks; return the folder, its layers, and how many views were computed."""
+    folder, predictor, model = tmp_path_factory.mktemp("whole"), predictor_of(), ColourNetwork()
+    raster = write_raster(folder / "a.tif", paint(truth, SIZE))
+    with eight_blocks():
+        return folder, predicted(folder, raster, replace(predictor, model=model)), sum(model.batch_sizes)
 
 
 def drawn(shape: Any) -> np.ndarray:
@@ -106,28 +127,22 @@ def test_a_raster_of_one_block_has_the_photographs_detections_to_the_pixel(
         assert area == pytest.approx(region.mask.sum() * PIXEL_M**2 / 0.9996**2, rel=0.01)
 
 
-def test_what_several_blocks_show_becomes_one_object(
-    truth: list[Truth], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(monkeypatch)
-    monkeypatch.setattr(orthophoto, "BLOCK_PX", SMALL_BLOCK_PX)
-    raster = write_raster(tmp_path / "a.tif", paint(truth, SIZE))
-    shapes, names, *_ = predicted(tmp_path, raster)["polygons"]
+def test_what_several_blocks_show_becomes_one_object(truth: list[Truth], whole: Whole) -> None:
+    shapes, names, *_ = whole[1]["polygons"]
     assert len(shapes) == len(truth)
     for class_id, mask in truth:
         ious = [(drawn(shape) & mask).sum() / (drawn(shape) | mask).sum() for shape in shapes]
         assert max(ious) >= 0.99
         assert names[int(np.argmax(ious))] == NAMES[class_id]
-    assert not (tmp_path / BLOCKS).exists()
+    assert not (whole[0] / BLOCKS).exists()
 
 
 def test_wires_are_lines_over_all_blocks_with_their_length_and_width_in_metres(
-    truth: list[Truth], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    truth: list[Truth], tmp_path: Path
 ) -> None:
-    install(monkeypatch)
-    monkeypatch.setattr(orthophoto, "BLOCK_PX", SMALL_BLOCK_PX)
     raster = write_raster(tmp_path / "a.tif", paint(truth[:2], SIZE))
-    layers = predicted(tmp_path, raster, predictor_of(thin=(0,)))
+    with eight_blocks():
+        layers = predicted(tmp_path, raster, predictor_of(thin=(0,)))
     assert not len(layers["polygons"][0])
     shapes, names, _, lengths, widths = layers["lines"]
     assert names.tolist() == ["wire", "wire"]
@@ -144,9 +159,7 @@ def test_wires_are_lines_over_all_blocks_with_their_length_and_width_in_metres(
     assert ORIGIN[0] == 500_000  # on the zone's middle meridian, 15 degrees east
 
 
-def test_tiles_without_photograph_are_not_computed(
-    truth: list[Truth], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tiles_without_photograph_are_not_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
     photo = np.full((900, 1500, 3), 20, np.uint8)
     photo[:, 400:] = 0
@@ -157,12 +170,8 @@ def test_tiles_without_photograph_are_not_computed(
 
 
 def test_a_killed_run_goes_on_and_writes_the_same_files(
-    truth: list[Truth], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    install(monkeypatch)
-    monkeypatch.setattr(orthophoto, "BLOCK_PX", SMALL_BLOCK_PX)
-    raster = write_raster(tmp_path / "a.tif", paint(truth, SIZE))
-    predicted(tmp_path / "whole", raster)
     computed: list[int] = []
     compute = map_layers.predict_block
 
@@ -173,14 +182,15 @@ def test_a_killed_run_goes_on_and_writes_the_same_files(
         return compute(predictor, photo, number, *rest)
 
     monkeypatch.setattr(map_layers, "predict_block", counts)
-    with pytest.raises(UserError, match="killed"):
-        predicted(tmp_path / "killed", raster)
-    assert not (tmp_path / "killed" / GEOJSON).exists()
-    (tmp_path / "killed" / BLOCKS / "0.npz").write_bytes(b"half")  # a damaged block is made again
-    predicted(tmp_path / "killed", raster)
+    with eight_blocks():
+        with pytest.raises(UserError, match="killed"):
+            predicted(tmp_path, whole[0] / "a.tif")
+        assert not (tmp_path / GEOJSON).exists()
+        (tmp_path / BLOCKS / "0.npz").write_bytes(b"half")  # a damaged block is made again
+        predicted(tmp_path, whole[0] / "a.tif")
     assert "1 of 8 blocks are there" in capsys.readouterr().out
     assert computed == [0, 1, 0, *range(2, 8)]
-    assert (tmp_path / "killed" / GEOJSON).read_bytes() == (tmp_path / "whole" / GEOJSON).read_bytes()
+    assert (tmp_path / GEOJSON).read_bytes() == (whole[0] / GEOJSON).read_bytes()
 
 
 def test_blocks_of_other_options_are_not_taken_over(tmp_path: Path) -> None:
@@ -211,22 +221,19 @@ def test_outlines_hold_the_centres_of_the_masks_pixels_and_leave_out_holes() -> 
     np.testing.assert_array_equal(drawn(shapely.multipolygons(shapely.get_parts(outline))), canvas)
 
 
-def _on_a_rank(folder: str) -> tuple[bytes, int]:
-    photo, ranks = open_orthophoto(Path(folder) / "a.tif"), distributed.read_rank_environment()
+def _on_a_rank(source: Path, folder: Path) -> tuple[bytes, int]:
+    photo, ranks = open_orthophoto(source / "a.tif"), distributed.read_rank_environment()
     predictor, model = predictor_of(), ColourNetwork()
-    with pytest.MonkeyPatch.context() as patch:
-        install(patch)
-        patch.setattr(orthophoto, "BLOCK_PX", SMALL_BLOCK_PX)
-        write_orthophoto(replace(predictor, model=model), photo, Path(folder) / "a.tif", NAMES, Path(folder), ranks)
+    with eight_blocks():
+        write_orthophoto(replace(predictor, model=model), photo, source / "model.pt", NAMES, folder, ranks)
     distributed.barrier()
-    return (Path(folder) / GEOJSON).read_bytes(), sum(model.batch_sizes)
+    return (folder / GEOJSON).read_bytes(), sum(model.batch_sizes)
 
 
-def test_two_ranks_write_what_one_writes(truth: list[Truth], tmp_path: Path) -> None:
-    write_raster(tmp_path / "a.tif", paint(truth, SIZE))
-    alone = _on_a_rank(str(tmp_path))
-    first, second = run_ranks(_on_a_rank, 2, str(tmp_path))
-    assert alone[0] == first[0] == second[0]
-    assert len(json.loads(alone[0])["features"]) == len(truth)
-    assert 0 < first[1] < alone[1]
-    assert first[1] + second[1] == alone[1]
+def test_two_ranks_write_what_one_writes(truth: list[Truth], whole: Whole, tmp_path: Path) -> None:
+    alone, num_views = (whole[0] / GEOJSON).read_bytes(), whole[2]
+    first, second = run_ranks(_on_a_rank, 2, whole[0], tmp_path)
+    assert alone == first[0] == second[0]
+    assert len(json.loads(alone)["features"]) == len(truth)
+    assert 0 < first[1] < num_views
+    assert first[1] + second[1] == num_views
