@@ -14,10 +14,7 @@ from utils.yolo.boxes import (
     AnchorGrid,
     BoxErrors,
     anchor_grid,
-    anchor_points,
     complete_iou,
-    decode_boxes,
-    predicted_sides,
 )
 
 # --- Boxes as sides: the complete IoU and the hand-written gradients of the loss, against autograd in float64 --------
@@ -137,18 +134,6 @@ def test_rows_of_anchors_and_their_gradient_equal_those_of_indexing() -> None:
         gradient, wanted = (torch.autograd.grad((part * factor).sum(), maps)[0] for part in (rows, expected))
         assert gradient.dtype == dtype
         assert torch.equal(gradient, wanted)
-
-
-def test_predicted_sides_are_those_of_the_decoded_boxes() -> None:
-    strides, size_px = [8.0, 16.0, 32.0], 64
-    points, stride_column = anchor_points(strides, size_px, CPU)
-    grid = anchor_grid(strides, size_px, CPU)
-    bins = torch.randn(2, 4 * NUM_BINS, len(points), generator=torch.Generator().manual_seed(0))
-    boxes = decode_boxes(bins.transpose(1, 2), points) * stride_column  # (B, A, 4) xyxy in pixels
-    edges = (boxes * grid.outward).permute(2, 0, 1)
-    torch.testing.assert_close(predicted_sides(bins, grid.strides), edges - grid.sides[:, None], rtol=1e-5, atol=1e-4)
-    centres = torch.stack([grid.twice_axes[grid.column], grid.twice_axes[grid.row]], 1) / 2
-    torch.testing.assert_close(centres, points * stride_column)
 
 
 # --- Which anchors an object may be assigned to ----------------------------------------------------------------------

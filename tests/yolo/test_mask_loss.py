@@ -69,16 +69,6 @@ def test_a_batch_without_positives_has_a_loss_and_gradients_of_zero() -> None:
         assert [float(part.abs().sum()) for part in torch.autograd.grad(loss, case[:2])] == [0, 0]
 
 
-def test_zero_logits_cost_log_two_for_each_pixel_over_the_area_of_the_box() -> None:
-    prototypes, masks = torch.zeros(1, 32, SIDE, SIDE), torch.zeros(1, SIDE, SIDE, dtype=torch.int32)
-    boxes = torch.tensor([[[4.0, 4, 8, 12], [-4, 0, 4, 4]]])  # inside; half of it outside
-    foreground, target_index = torch.ones(1, 2, dtype=torch.bool), torch.tensor([[0, 1]])
-    found = find_positives(foreground, target_index, boxes, SIDE)
-    for function in (mask_loss, mask_loss_by_autograd):
-        loss = function(prototypes, torch.zeros(2, 32), masks, boxes, found)
-        assert loss.item() == pytest.approx(1.5 * math.log(2))
-
-
 def dice(logits: torch.Tensor, truth: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     probability = logits.sigmoid()
     shared = (probability * truth * weight).sum((1, 2))
