@@ -158,11 +158,7 @@ def test_whole_floats_count_as_integers_and_integers_as_floats(tmp_path: Path) -
     ],
 )
 def test_what_is_wrong_is_named_in_one_line(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    text: str | None,
-    arguments: tuple[str, ...],
-    expected: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, arguments: tuple[str, ...], expected: str
 ) -> None:
     assert expected in complaint(capsys, tmp_path, text, *arguments)
 

@@ -9,15 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.pictures import (
-    COLOURLESS,
-    NAMES,
-    SIZE_PX,
-    WORST_LABEL,
-    content,
-    dataset_of,
-    worst_label,
-)
+from tests.data.pictures import COLOURLESS, NAMES, SIZE_PX, WORST_LABEL, content, dataset_of, worst_label
 from tests.support.in_memory import InMemory
 from utils.data.augment import AugmentConfig
 from utils.data.dataset import Photo, SegmentationDataset, collate

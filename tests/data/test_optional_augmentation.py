@@ -8,15 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.pictures import (
-    COLOURLESS,
-    COLOURS,
-    WORST_LABEL,
-    content,
-    samples_of,
-    unlabelled_pixels,
-    worst_label,
-)
+from tests.data.pictures import COLOURLESS, COLOURS, WORST_LABEL, content, samples_of, unlabelled_pixels, worst_label
 from utils.data import dataset as dataset_module
 from utils.data.augment import AugmentConfig, Scene, blend, paste_mirrored, sample_generator
 from utils.sources.sample.canvas import area

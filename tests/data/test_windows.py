@@ -19,17 +19,7 @@ from utils.data.dataset import SegmentationDataset, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import letterbox
 from utils.data.labels import Photo
-from utils.data.windows import (
-    CELL,
-    EMPTY,
-    OBJECT,
-    ROLES,
-    WHOLE,
-    Window,
-    WindowConfig,
-    WindowedPhotos,
-    Windows,
-)
+from utils.data.windows import CELL, EMPTY, OBJECT, ROLES, WHOLE, Window, WindowConfig, WindowedPhotos, Windows
 from utils.training import assembly
 from utils.training.config import TrainConfig
 

@@ -18,15 +18,7 @@ from tests.support.oracle import NAMES as ORACLE_NAMES
 from tests.support.oracle import SIZE_PX as ORACLE_PX
 from tests.support.oracle import STRIDES, Oracle, draw_photos
 from utils.data.dataset import Photo
-from utils.export.parity import (
-    AP_NAMES,
-    BOUNDS,
-    bounds_of,
-    compare_ap,
-    compare_outputs,
-    decoded_outputs,
-    masks_alike,
-)
+from utils.export.parity import AP_NAMES, BOUNDS, bounds_of, compare_ap, compare_outputs, decoded_outputs, masks_alike
 from utils.export.proof import Judge, Proof
 from utils.export.report import how_to_use, instead_of_ap, table
 from utils.predict.detections import decode

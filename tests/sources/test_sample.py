@@ -115,9 +115,7 @@ def test_names_are_unique_and_one_row_lacks_its_photograph_and_one_photograph_it
     assert sum(path.parent.name == "Circuit10" for path in photos.values()) == NUM_PHOTOS // 4
 
 
-def test_some_polygons_pass_the_edge_one_has_two_points_and_one_touches_itself(
-    sample: Path,
-) -> None:
+def test_some_polygons_pass_the_edge_one_has_two_points_and_one_touches_itself(sample: Path) -> None:
     photos = photos_of(sample)
     num_past_edge = num_short = num_touching = 0
     for row in rows_of(sample):
