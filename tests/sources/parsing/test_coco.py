@@ -27,7 +27,6 @@ from tests.sources.parsing.tool_folder import (
     whole,
     write_folder,
 )
-from utils.common.errors import UserError
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.labels import LabelError
 from utils.sources.parsing import json_stream
@@ -228,28 +227,6 @@ def test_several_files_are_read_together(tmp_path: Path) -> None:
     )
     (folder / "annotations" / "captions.json").write_text("{}")
     assert sum(build(folder)["counts"]["photographs"].values()) == 2
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ({"images": []}, "no list `categories` and `annotations`"),
-        (coco([]) | {"images": 3}, "no list `images`"),
-        (coco([annotation(1, 1, SQUARE)], ["other.jpg"]), "none of its rows names one of the 1 photographs"),
-    ],
-)
-def test_a_file_that_is_no_coco_file_is_one_line(tmp_path: Path, content: Any, reason: str) -> None:
-    with pytest.raises(UserError, match=reason):
-        build(write_folder(tmp_path / "raw", content))
-
-
-def test_a_folder_without_json_says_how_to_export(tmp_path: Path) -> None:
-    write_folder(tmp_path / "raw", coco([]))
-    (tmp_path / "raw" / "annotations" / "instances_default.json").unlink()
-    with pytest.raises(UserError, match=r"export as COCO 1\.0 and unzip"):
-        build(tmp_path / "raw", label_format="coco")
-    with pytest.raises(UserError, match="the file with the labels is missing"):
-        build(tmp_path / "raw")
 
 
 def test_reading_a_large_file_takes_a_fraction_of_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

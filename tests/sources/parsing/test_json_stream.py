@@ -74,11 +74,3 @@ def test_utf_16_gets_the_command_that_converts_it(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"a": 1}', encoding="utf-16")
     with pytest.raises(UserError, match="iconv"):
         JsonStream(tmp_path / "a.json")
-
-
-def test_one_endless_item_is_refused_before_it_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_stream, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr(json_stream, "MAX_ITEM_BYTES", 30_000)
-    (tmp_path / "a.json").write_text('["' + "x" * 300_000)
-    with pytest.raises(UserError, match="an item of more than"), closing(JsonStream(tmp_path / "a.json")) as stream:
-        list(stream.items())

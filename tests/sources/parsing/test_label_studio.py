@@ -20,7 +20,6 @@ from tests.sources.parsing.tool_folder import (
     texts_of,
     write_folder,
 )
-from utils.common.errors import UserError
 from utils.sources.mask_rings import join_rings
 
 TRIANGLE = [[10, 10], [60, 10], [60, 80]]
@@ -128,12 +127,3 @@ def test_a_bad_region_is_named_and_the_others_are_kept(tmp_path: Path, bad: dict
     (problem,) = manifest["problems"]
     assert problem["place"] == "export.json"
     assert reason in problem["text"]
-
-
-def test_another_export_is_refused_with_the_one_to_choose(tmp_path: Path) -> None:
-    small = [{"image": "/data/upload/1/a.jpg", "id": 1, "label": [{"points": TRIANGLE}], "lead_time": 3.2}]
-    with pytest.raises(UserError, match="export as JSON, not as JSON-MIN"):
-        build(write_folder(tmp_path / "raw", small))
-    (tmp_path / "raw" / "second.json").write_text('[{"data": {}}]')
-    with pytest.raises(UserError, match="which file holds the labels"):
-        build(tmp_path / "raw")

@@ -11,7 +11,6 @@ import pytest
 from tests.sources.parsing.raw_folder import photo
 from tests.sources.parsing.tool_folder import HEIGHT, WIDTH, box_of, build, labels_of, texts_of
 from utils.sources.parsing import json_stream
-from utils.sources.parsing.formats import LABEL_ME, find_format
 
 SQUARE = [[30, 20], [60, 20], [60, 50], [30, 50]]
 
@@ -30,32 +29,12 @@ def write(folder: Path, file: str, shapes: Any, image: Any = "a.jpg", **more: An
     return folder
 
 
-def test_polygons_and_lines_become_objects(tmp_path: Path) -> None:
-    wire = shape([[10, 80], [140, 80]], "wire", "linestrip")
-    raw = write(tmp_path / "raw", "a.json", [shape(), wire])
-    assert find_format(raw) == LABEL_ME
-    build(raw, line_width_px=8.0)
-    (first, square), (second, strip) = labels_of(tmp_path / "processed")
-    assert (first, box_of(square)) == (0, (30, 20, 60, 50))
-    assert (second, box_of(strip)) == (1, (10, 76, 140, 84))
-
-
-def test_rectangles_and_circles_become_objects(tmp_path: Path) -> None:
-    shapes = [shape([[60, 50], [30, 20]], kind="rectangle"), shape([[50, 40], [50, 60]], kind="circle")]
-    build(write(tmp_path / "raw", "a.json", shapes))
-    boxes = [box_of(points) for _, points in labels_of(tmp_path / "processed", num_classes=1)]
-    assert boxes == [(30, 20, 60, 50), (30, 20, 70, 60)]
-
-
 def test_polygons_of_one_group_and_label_are_one_object(tmp_path: Path) -> None:
     shifted = [[x + 70, y] for x, y in SQUARE]
     shapes = [
         {**shape(points, label), "group_id": group}
         for points, label, group in (
-            (SQUARE, "pole", 1),
-            (shifted, "pole", 1),
-            (SQUARE, "wire", 1),
-            (SQUARE, "pole", 2),
+            *((SQUARE, "pole", 1), (shifted, "pole", 1), (SQUARE, "wire", 1), (SQUARE, "pole", 2)),
         )
     ]
     build(write(tmp_path / "raw", "a.json", shapes))
@@ -69,7 +48,7 @@ def test_a_photograph_that_was_renamed_with_its_file_is_found(tmp_path: Path) ->
 
 
 def test_a_line_drawn_on_a_smaller_copy_keeps_its_width_in_the_photograph(tmp_path: Path) -> None:
-    wire = shape([[5, 40], [70, 40]], "wire", "line")
+    wire = shape([[5, 40], [70, 40]], "wire", "linestrip")
     build(write(tmp_path / "raw", "a.json", [wire], imageWidth=WIDTH // 2, imageHeight=HEIGHT // 2), line_width_px=8.0)
     ((_, strip),) = labels_of(tmp_path / "processed", num_classes=1)
     assert box_of(strip) == (10, 76, 140, 84)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,14 @@ import cv2
 import numpy as np
 import pytest
 
+from tests.sources.download.archives import zip_bytes
 from tests.sources.parsing.raw_folder import photo
 from tests.sources.parsing.test_labelme import write as write_labelme
 from tests.sources.parsing.tool_folder import HEIGHT, WIDTH, box_of, build, hard_masks, iou, labels_of, texts_of, whole
 from tests.sources.parsing.tool_folder import drawn as fill
 from utils.common.errors import UserError
 from utils.sources.parsing import mask_values
-from utils.sources.parsing.formats import CVAT, LABEL_ME, MASKS, VIA, YOLO, find_format
+from utils.sources.parsing.formats import CVAT, MASKS, VIA, YOLO, find_format
 from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.manifest import report_lines
 from utils.sources.parsing.reading import read_labels
@@ -201,6 +201,9 @@ def test_the_shapes_of_cvat_via_and_labelme(tmp_path: Path) -> None:
     grouped = [shape("polygon", "pole", points=f"{x},20;{x + 30},20;{x + 30},50;{x},50", group_id=7) for x in (30, 70)]
     octagon = {"label": "pole", "shape_type": "mask", "points": [[30, 20], [59, 49]]}
     octagon["mask"] = base64.b64encode(png(np.full((30, 30), 255, np.uint8))).decode()
+    rectangle = {"label": "pole", "shape_type": "rectangle", "points": [[60, 50], [30, 20]]}
+    circle = {"label": "pole", "shape_type": "circle", "points": [[50, 40], [50, 60]]}
+    ignored = {"label": "__ignore__", "points": [[1, 1]]}
     cases: list[tuple[Callable[[Path], Path], list[tuple[int, int, int, int]]]] = [
         (lambda raw: files(raw, {"a.xml": cvat(*shapes), "a.jpg": PHOTO}), [BOX, (35, 15, 45, 55), (55, 15, 95, 75)]),
         (
@@ -208,44 +211,16 @@ def test_the_shapes_of_cvat_via_and_labelme(tmp_path: Path) -> None:
             [BOX, (35, 15, 45, 55), (55, 15, 95, 75), (55, 25, 95, 65)],
         ),
         (lambda raw: files(raw, {"a.xml": cvat(*grouped), "a.jpg": PHOTO}), [(30, 20, 100, 50)]),
-        (lambda raw: write_labelme(raw, "a.json", [octagon, {"label": "__ignore__", "points": [[1, 1]]}]), [BOX]),
+        (
+            lambda raw: write_labelme(raw, "a.json", [octagon, rectangle, circle, ignored]),
+            [BOX, BOX, (30, 20, 70, 60)],
+        ),
     ]
     for number, (write, boxes) in enumerate(cases):
         raw = write(tmp_path / str(number) / "raw")
         manifest = build(raw)
         assert [box_of(polygon) for _, polygon in labels_of(raw.parent / "processed")] == boxes
         assert not texts_of(manifest)
-
-
-@pytest.mark.parametrize(
-    ("contents", "reason"),
-    [
-        ({"a.xml": cvat(head='<!DOCTYPE annotations [<!ENTITY a "aaaa">]>')}, "it declares a document type"),
-        ({"a.xml": cvat()[:-30]}, "not CVAT's XML: "),
-        ({"a.xml": "<annotations>" + "<a>" * 40 + "</a>" * 40 + "</annotations>"}, "nested deeper than 32 levels"),
-        (
-            {"a.xml": "<annotations><track id='0'/></annotations>"},
-            "it holds tracks of a video; export as CVAT for images 1.1",
-        ),
-        ({"a.json": via([{"region_attributes": {"a": "1", "b": "2"}}])}, "which attribute is the class? Found a, b"),
-        ({"a.json": '{"_via_settings": {}, "_via_img_metadata": {}}'}, "no photographs of VIA 2"),
-        (
-            {"a.txt": TEXT, "../classes.txt": "pole\nwire"},
-            "no data.yaml, classes.txt or obj.names near it names the classes",
-        ),
-        ({"a.txt": TEXT, "data.yaml": "nc: 2\n"}, "`names` must list the classes"),
-        ({"a.txt": TEXT, "classes.txt": "pole\n\nwire\n"}, "classes.txt: line 2 is empty"),
-        ({"a_mask.png": b"\x89PNG\r\n\x1a\n"}, "the file with the labels is missing"),
-    ],
-)
-def test_a_file_that_cannot_be_read_ends_the_command(
-    tmp_path: Path, contents: Mapping[str, bytes | str], reason: str
-) -> None:
-    raw = files(tmp_path / "raw", {**contents, "a.jpg": PHOTO})
-    with pytest.raises(UserError) as raised:
-        build(raw)
-    assert reason in str(raised.value)
-    assert "\n" not in str(raised.value)
 
 
 BAD_SHAPES = [
@@ -296,22 +271,44 @@ def test_a_bad_object_is_named_and_the_others_are_kept(
     assert bool(manifest["problems"])
 
 
+SMALL = [{"image": "/data/upload/1/a.jpg", "id": 1, "label": [{"points": [[1, 1], [9, 1], [9, 9]]}], "lead_time": 3.2}]
+OTHER = {"images": [{"id": 1, "file_name": "b.jpg", "width": 9, "height": 9}], "categories": [], "annotations": []}
+# Files beside a.jpg that hold no labels which can be read, and what the one line says.
+WITHOUT_LABELS: list[tuple[dict[str, bytes | str], str]] = [
+    ({"a.xml": cvat(head='<!DOCTYPE annotations [<!ENTITY a "aaaa">]>')}, "it declares a document type"),
+    ({"a.xml": cvat()[:-30]}, "not CVAT's XML: "),
+    ({"a.xml": "<annotations>" + "<a>" * 40 + "</a>" * 40 + "</annotations>"}, "nested deeper than 32 levels"),
+    ({"a.xml": "<annotations><track/></annotations>"}, "it holds tracks of a video; export as CVAT for images 1.1"),
+    ({"a.json": via([{"region_attributes": {"a": "1", "b": "2"}}])}, "which attribute is the class? Found a, b"),
+    ({"a.json": '{"_via_settings": {}, "_via_img_metadata": {}}'}, "no photographs of VIA 2"),
+    (
+        {"a.txt": TEXT, "../classes.txt": "pole\nwire"},
+        "no data.yaml, classes.txt or obj.names near it names the classes",
+    ),
+    ({"a.txt": TEXT, "data.yaml": "nc: 2\n"}, "`names` must list the classes"),
+    ({"a.txt": TEXT, "classes.txt": "pole\n\nwire\n"}, "classes.txt: line 2 is empty"),
+    ({"a_mask.png": b"\x89PNG\r\n\x1a\n"}, "the file with the labels is missing"),
+    ({"task.zip": zip_bytes({"annotations.xml": b"<annotations/>"})}, "task.zip holds annotations.xml: unzip it there"),
+    ({"a.json": json.dumps(SMALL)}, "export as JSON, not as JSON-MIN"),
+    ({"a.json": json.dumps(SMALL), "b.json": '[{"data": {}}]'}, "which file holds the labels"),
+    ({"instances.json": '{"images": []}'}, "no list `categories` and `annotations`"),
+    ({"instances.json": '{"images": 3, "categories": [], "annotations": []}'}, "no list `images`"),
+    ({"instances.json": json.dumps(OTHER)}, "none of its rows names one of the 1 photographs"),
+    ({}, "only 1 .jpg: the file with the labels is missing"),
+    ({"a.xml": "<annotation><object/></annotation>"}, "a.xml holds Pascal VOC's boxes"),
+    ({"via.csv": "filename,file_size\n"}, "via.csv is a CSV other than EPRI's (filename,file_size)"),
+    ({"a.json": '{"description": "", "size": {"height": 1}}'}, "a.json has only description, size"),
+    ({"a.json": '{"images": '}, "a.json cannot be read"),
+    ({"a.json": '[{"image": "a.jpg", "annotations": []}]'}, "other items than Label Studio's tasks"),
+    ({"a.json": '{"shapes": [], "imagePath": "a.jpg"}'}, "LabelMe's files of 1 photograph, but without any object"),
+    ({"export.ndjson": "{}\n"}, "Labelbox's NDJSON is not read"),
+    ({"a.txt": "a caption"}, "the texts hold no YOLO labels"),
+]
 FOREIGN: list[tuple[dict[str, bytes | str], str]] = [
     ({}, "is empty"),
-    ({"a.jpg": PHOTO}, "only 1 .jpg: the file with the labels is missing"),
     ({"a.md": "x"}, "photographs and labels are missing"),
-    ({"a.jpg": PHOTO, "a.xml": "<annotation><object/></annotation>"}, "a.xml holds Pascal VOC's boxes"),
-    ({"a.jpg": PHOTO, "via.csv": "filename,file_size\n"}, "via.csv is a CSV other than EPRI's (filename,file_size)"),
-    ({"a.jpg": PHOTO, "a.json": '{"description": "", "size": {"height": 1}}'}, "a.json has only description, size"),
-    ({"a.jpg": PHOTO, "a.json": '{"images": '}, "a.json cannot be read"),
-    ({"a.jpg": PHOTO, "a.json": '[{"image": "a.jpg", "annotations": []}]'}, "other items than Label Studio's tasks"),
-    (
-        {"a.jpg": PHOTO, "a.json": '{"shapes": [], "imagePath": "a.jpg"}'},
-        "LabelMe's files of 1 photograph, but without any object",
-    ),
-    ({"a.jpg": PHOTO, "export.ndjson": "{}\n"}, "Labelbox's NDJSON is not read"),
-    ({"a.jpg": PHOTO, "a.txt": "a caption"}, "the texts hold no YOLO labels"),
     ({"train.tfrecord": b"\0"}, "TFRecord is not read"),
+    *(({**contents, "a.jpg": PHOTO}, reason) for contents, reason in WITHOUT_LABELS),
 ]
 
 
@@ -326,14 +323,6 @@ def test_a_foreign_folder_is_described_in_one_line(
     assert "download_data" not in str(raised.value)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "processed").exists()
-
-
-def test_an_export_that_is_still_a_zip_is_named(tmp_path: Path) -> None:
-    raw = files(tmp_path / "raw", {"a.jpg": PHOTO})
-    with zipfile.ZipFile(raw / "task.zip", "w") as archive:
-        archive.writestr("annotations.xml", cvat(POLE))
-    with pytest.raises(UserError, match=r"task\.zip holds annotations\.xml: unzip it there"):
-        build(raw)
 
 
 def test_the_folders_of_a_yolo_set_are_its_split(tmp_path: Path) -> None:
@@ -404,7 +393,7 @@ def test_a_mask_is_never_a_photograph(tmp_path: Path) -> None:
     }
 
 
-def test_values_of_masks_without_a_list_are_classes_or_numbers(tmp_path: Path) -> None:
+def test_masks_and_regions_without_a_list_of_classes_get_classes_or_numbers(tmp_path: Path) -> None:
     values = mask(BOX, value=3) + mask(STRIP, value=5)
     for name, content, classes in [
         ("masks/a.png", png(values), ["class_3", "class_5"]),
@@ -414,6 +403,11 @@ def test_values_of_masks_without_a_list_are_classes_or_numbers(tmp_path: Path) -
         ("masks/a.png", png(np.repeat(np.arange(180, dtype=np.uint8)[:, None], 300, axis=1)), ["object"]),  # 179 values
         ("masks/0c5d.png", png(mask(BOX)), ["object"]),  # Data Science Bowl 2018
         ("masks/a.png", png(cv2.blur(mask(BOX), (3, 3))), ["object"]),
+        (
+            "a.json",
+            via([region("pole", name="rect", x=1, y=1, width=9, height=9) | {"region_attributes": {}}]),
+            ["object"],
+        ),
     ]:
         raw = files(tmp_path / f"{len(list(tmp_path.iterdir()))}" / "raw", {"images/a.jpg": PHOTO, name: content})
         assert build(raw)["classes"] == classes
@@ -438,15 +432,3 @@ def test_masks_and_links_keep_the_bounds_of_untrusted_files(tmp_path: Path, monk
     monkeypatch.setattr(mask_values, "MAX_OBJECTS", 100)
     with pytest.raises(UserError, match="more than 100 objects in one mask"):
         build(files(tmp_path / "noise", {"SegmentationClass/a.png": png(noise), "JPEGImages/a.jpg": photo(400, 400)}))
-
-
-def test_regions_without_attributes_are_of_one_class(tmp_path: Path) -> None:
-    raw = files(
-        tmp_path / "raw",
-        {
-            "a.json": via([{"shape_attributes": REGIONS[0]["shape_attributes"], "region_attributes": {}}]),
-            "a.jpg": PHOTO,
-        },
-    )
-    assert build(raw)["classes"] == ["object"]
-    assert find_format(write_labelme(tmp_path / "other", "a.json", [])) == LABEL_ME

@@ -8,7 +8,6 @@ import cv2
 import numpy as np
 import pytest
 
-from utils.sources.mask_rings import join_rings
 from utils.sources.parsing.outlines import MAX_RINGS, OutlineError, object_ring
 
 SIZE = (400, 300)
@@ -61,14 +60,6 @@ def test_the_area_inside_the_photograph_is_kept(
     assert fill(ring) == pytest.approx(area, rel=tolerance)
     assert ring.min() >= 0
     assert len(ring) == 6 or pairs != LOOP[:3]
-
-
-def test_polygon_with_a_hole_keeps_its_hole() -> None:
-    outer, inner = (
-        points((10, 10), (210, 10), (210, 210), (10, 210)),
-        points((60, 60), (60, 160), (160, 160), (160, 60)),
-    )
-    assert fill(join_rings([outer, inner])) == pytest.approx(200 * 200 - 100 * 100, rel=0.02)
 
 
 def test_dense_outline_is_thinned_without_moving() -> None:
