@@ -20,7 +20,6 @@ from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.data.images import exif_orientation, read_image, upright_size
 from utils.sources.parsing.label_csv import LABEL_CSV, ClassTable
 from utils.sources.sample import write_sample
-from utils.sources.sample.canvas import Frame, area, clip
 from utils.sources.sample.scene import SAMPLE_LINE_WIDTH_PX, draw_scene
 
 NUM_PHOTOS = 24
@@ -198,19 +197,6 @@ def test_another_folders_photographs_and_labels_are_never_overwritten(tmp_path: 
     with pytest.raises(UserError, match=LABEL_CSV):
         write_sample(tmp_path, 2)
     assert not list(tmp_path.glob("Circuit*/*"))
-
-
-def test_clip_keeps_what_lies_inside() -> None:
-    square = np.array([(-10.0, -10.0), (30.0, -10.0), (30.0, 30.0), (-10.0, 30.0)])
-    assert area(clip(square, 20, 10)) == pytest.approx(200)
-    assert area(clip(square, 20, 10, margin_px=5)) == pytest.approx(30 * 20)
-    assert len(clip(square + 100, 20, 10)) == 0
-
-
-def test_frames_turn_clockwise_and_nest() -> None:
-    frame = Frame(100, 50, 2.0, 90)
-    assert frame.place([(1, 0), (0, 1)]) == pytest.approx(np.array([(100, 52), (98, 50)]))
-    assert frame.child(1, 0, -90).place([(3, 0)]) == pytest.approx(np.array([(106, 52)]))
 
 
 def _difference(one: np.ndarray, other: np.ndarray) -> float:

@@ -29,9 +29,6 @@ from utils.common.errors import UserError
 from utils.sources.download import download, open_source
 from utils.sources.download.archive import MAX_MEMBERS, choose_photographs, list_photographs
 
-# --- The whole download: what is written, what a second run does, a few photographs, other data, and a full disk -----
-
-
 DIRECTORY_BYTES = 1 << 20  # asked for when a remote zip is opened: once to plan, once to extract
 
 

@@ -23,20 +23,10 @@ from tests.sources.parsing.raw_folder import (
     write_zip,
 )
 from utils.common.errors import UserError
-from utils.data.dataset_yaml import load_dataset_yaml
 from utils.sources.parsing.build import build_dataset
 from utils.sources.parsing.manifest import report_lines
 from utils.sources.parsing.sources import LABEL_CSV
 from utils.sources.parsing.state import LOCK_FILE
-
-# --- what comes out ---
-
-
-def test_the_folder_can_be_moved(raw: Path) -> None:
-    build(raw)
-    (raw.parent / "processed").rename(raw.parent / "elsewhere")
-    assert load_dataset_yaml(raw.parent / "elsewhere" / "dataset.yaml").image_files("train")
-
 
 # --- running again ---
 

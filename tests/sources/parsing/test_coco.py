@@ -191,15 +191,13 @@ def test_classes_are_the_files_own_unless_the_known_ones_cover_them(tmp_path: Pa
     assert load_dataset_yaml(tmp_path / "processed" / "dataset.yaml").names == ("pole",)
 
 
-def test_building_again_keeps_everything_and_a_changed_annotation_rebuilds_one_label(tmp_path: Path) -> None:
+def test_a_changed_annotation_rebuilds_one_label_and_the_order_of_the_lists_does_not_matter(tmp_path: Path) -> None:
     content = coco([annotation(1, 1, SQUARE), annotation(2, 2, SQUARE)], ["a.jpg", "b.jpg"])
     folder = write_folder(tmp_path / "raw", content, ("images/a.jpg", "images/b.jpg"))
     processed = tmp_path / "processed"
     build(folder)
     before = {file: file.stat().st_mtime_ns for file in processed.glob("*/*/*")}
     whole_set = tree(processed)
-    build(folder)
-    assert before == {file: file.stat().st_mtime_ns for file in processed.glob("*/*/*")}
     changed = copy.deepcopy(content)
     changed["annotations"][1]["segmentation"] = [[1, 1, 9, 1, 9, 9]]
     write_folder(folder, changed, ())
