@@ -71,7 +71,7 @@ def parse(tmp_path: Path, text: str | None, *arguments: str) -> Settings:
     if text is None:
         return parse_config(Settings, "test", list(arguments))
     file = tmp_path / "run.yaml"
-    file.write_text(text)
+    file.write_bytes(text.encode("latin-1"))
     return parse_config(Settings, "test", ["--config", str(file), *arguments])
 
 
@@ -155,6 +155,7 @@ def test_whole_floats_count_as_integers_and_integers_as_floats(tmp_path: Path) -
         ("epochs: [1", (), "run.yaml: not valid YAML"),
         ("epochs: .inf", (), "run.yaml: epochs: expected int, found inf"),
         ("epochs: .nan", (), "run.yaml: epochs: expected int, found nan"),
+        ("# für", (), "run.yaml:1: byte 0xfc is not UTF-8"),
     ],
 )
 def test_what_is_wrong_is_named_in_one_line(

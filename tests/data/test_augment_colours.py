@@ -29,15 +29,8 @@ def test_without_strength_colours_stay_and_with_it_they_change() -> None:
     changed = jitter_colour(image, gains_of(0))
     assert (changed.shape, changed.dtype) == (image.shape, image.dtype)
     assert not np.array_equal(changed, image)
-
-
-def test_grey_stays_grey_and_red_stays_reddish() -> None:
-    grey = np.full((2, 2, 3), 100, np.uint8)
     red = np.full((2, 2, 3), (200, 30, 30), np.uint8)
-    for index in range(20):
-        jittered = jitter_colour(grey, gains_of(index))
-        assert (jittered.max(-1) == jittered.min(-1)).all()
-        assert (jitter_colour(red, gains_of(index)).argmax(-1) == 0).all()
+    assert all((jitter_colour(red, gains_of(index)).argmax(-1) == 0).all() for index in range(20)), "still reddish"
 
 
 @pytest.mark.parametrize("gains", [(1.015, 1.7, 0.6), (0.985, 0.3, 1.4), (1.6, 1.2, 1.0)])
@@ -61,19 +54,6 @@ def on_device(images: np.ndarray, gains: np.ndarray) -> np.ndarray:
     assert changed.is_contiguous(memory_format=torch.channels_last)
     assert 0 <= float(changed.min()) <= float(changed.max()) <= 1
     return (changed.permute(0, 2, 3, 1) * 255).round().to(torch.uint8).numpy()
-
-
-def test_the_device_changes_colours_as_the_loader_does() -> None:
-    rng = np.random.default_rng(0)
-    coarse = rng.integers(0, 256, (8, 6, 6, 3), dtype=np.uint8)
-    images = np.stack([cv2.resize(image, (64, 64), interpolation=cv2.INTER_CUBIC) for image in coarse])
-    gains = np.stack([gains_of(index) for index in range(8)])
-    by_loader = np.stack([jitter_colour(image, gain) for image, gain in zip(images, gains, strict=True)])
-    gap = np.abs(on_device(images, gains).astype(int) - by_loader.astype(int))
-    assert gap.mean() < 1.5
-    assert gap.max() <= 20  # whole levels of hue are two degrees, which is 17 levels of a colour at most
-    # The control: without the change both are far apart.
-    assert np.abs(images.astype(int) - by_loader.astype(int)).mean() > 10
 
 
 def test_gains_of_one_change_nothing_on_the_device_and_black_and_white_survive() -> None:
@@ -107,6 +87,8 @@ def test_a_batch_looks_the_same_wherever_its_colours_are_varied(photos: list[Pho
 
     by_loader, by_device = batch(False, AugmentConfig()), batch(True, AugmentConfig())
     assert float((by_loader - by_device).abs().mean()) < 1.5 / 255
+    # Whole levels of hue are two degrees, which is 17 levels of a colour at most.
+    assert float((by_loader - by_device).abs().max()) <= 20 / 255
     torch.testing.assert_close(batch(True, STILL), batch(False, STILL), rtol=0, atol=0)
     assert float((by_loader - batch(False, STILL)).abs().mean()) > 5 / 255
 

@@ -78,6 +78,7 @@ DAMAGES: dict[str, Any] = {
     "cut index": lambda index, pixels: index.write_text(index.read_text()[:-9]),
     "one digit": lambda index, pixels: index.write_text(index.read_text().replace("30]", "31]")),
     "huge sizes": lambda index, pixels: index.write_text(with_sizes(json.loads(index.read_text()))),
+    "brackets": lambda index, pixels: index.write_text("[" * 100_000),
     "cut pixels": lambda index, pixels: os.truncate(pixels, 100),
     "no pixels": lambda index, pixels: pixels.unlink(),
 }
@@ -245,16 +246,12 @@ def test_other_photographs_order_or_algorithm_make_another_cache(
     monkeypatch.setattr(cache, "ALGORITHM", "another")
     seen.add(opened(PACKED, files, tmp_path / ".cache").index.pixel_file.name)
     assert len(seen) == 4
-
-
-def test_other_splits_and_sizes_live_side_by_side(files: list[Path], tmp_path: Path) -> None:
-    folder = tmp_path / ".cache"
-    for _ in range(2):
+    for _ in range(2):  # other splits and sizes live side by side
         said: list[str] = []
         for size_px, name in ((SIZE_PX, "train"), (32, "train"), (SIZE_PX, "val")):
-            assert open_or_build(files, size_px, folder, name, said.append) is not None
+            assert open_or_build(files, size_px, tmp_path / "sizes", name, said.append) is not None
     assert said == []
-    assert len(names_in(folder)) == 6
+    assert len(names_in(tmp_path / "sizes")) == 6
 
 
 def test_a_second_list_in_the_same_folder_deletes_the_first_ones_cache(files: list[Path], tmp_path: Path) -> None:

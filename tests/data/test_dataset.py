@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from tests.data.conftest import BARS, COLOURS, SHAPES, SIZE_PX
-from utils.common.errors import UserError
-from utils.data.dataset import SegmentationDataset, collate, open_images, read_photos
-from utils.data.dataset_yaml import load_dataset_yaml
+from utils.data.dataset import SegmentationDataset, collate, open_images
 from utils.data.target_masks import MASK_STRIDE
 
 
@@ -56,15 +53,6 @@ def test_letterboxed_boxes_match_outlines_masks_and_pixels(plain_set: Segmentati
             rows, columns = (sample.masks == position + 1).nonzero()
             mask_box = np.array([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]) * MASK_STRIDE
             assert np.abs(mask_box - box).max() <= 1.25 * MASK_STRIDE
-
-
-def test_a_wrong_label_is_named_by_file_and_line(photo_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "images").symlink_to(photo_folder / "images")
-    (tmp_path / "labels").mkdir()
-    (tmp_path / "labels" / "3.txt").write_text("0 0.1 0.1 0.5 0.1 0.5 0.5\n7 0.1 0.1 0.5 0.1 0.5 0.5\n")
-    (tmp_path / "data.yaml").write_text("train: images\nnames: [first, second]\n")
-    with pytest.raises(UserError, match=r"3\.txt:2"):
-        read_photos(load_dataset_yaml(tmp_path / "data.yaml", trust_links=True), "train")
 
 
 def test_small_objects_lie_on_top_of_large_ones(plain_set: SegmentationDataset) -> None:

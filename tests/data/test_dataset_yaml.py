@@ -13,9 +13,6 @@ from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, label_file_for, load_d
 from utils.data.images import encode_jpeg
 from utils.data.labels import LabelError, format_yolo_label, read_photos, read_yolo_label
 
-# --- The data-set YAML and its lists as users and attackers write them: the split's photographs, or one l ---
-
-
 PHOTO = encode_jpeg(np.full((60, 80, 3), 90, np.uint8))
 TRIANGLE = "0 0.1 0.1 0.5 0.1 0.5 0.5\n"
 NAMES = "names: {0: pole, 1: wire}\n"
@@ -62,19 +59,14 @@ REFUSED_YAML: dict[str, tuple[str | bytes, str]] = {
     "utf-16 without mark": (("train: images\n" + NAMES).encode("utf-16-le"), "data.yaml:1: UTF-16; "),
     "binary": (bytes(range(256)), "data.yaml"),
     "numbers from 1": ("train: images\nnames: {1: pole, 2: wire}\n", "numbered 0 to 1 without gaps, found .1, 2."),
-    "one number, 1": ("train: images\nnames: {1: pole}\n", "numbered 0 to 0 without gaps"),
-    "gap": ("train: images\nnames: {0: pole, 2: wire}\n", "without gaps, found .0, 2."),
     "number twice": ("train: images\nnames: {0: pole, '0': wire}\n", "without gaps"),
     "names and numbers exchanged": ("train: images\nnames: {pole: 0, wire: 1}\n", "without gaps"),
-    "names and numbers mixed": ("train: images\nnames: {0: pole, wire: 1}\n", "without gaps"),
     "no names": ("train: images\n", "`names` must list the classes"),
     "empty names": ("train: images\nnames: []\n", "`names` must list the classes"),
     "nc alone": ("train: images\nnc: 2\n", "`names` must list the classes.*`nc` alone does not name them"),
     "another nc": ("train: images\nnc: 3\n" + NAMES, "`nc` is 3 but `names` lists 2 classes"),
-    "huge nc": ("train: images\nnc: 1000000000\n", "`names` must list the classes"),
     "names as text": ("train: images\nnames: pole\n", "`names` must list the classes"),
     "list as a name": ("train: .\nnames: [a, [b]]\n", "`names` holds a list"),
-    "dictionary as a name": ("train: .\nnames: {0: {1: 2}}\n", "`names` holds a dict"),
     "terminal code in a name": ('train: .\nnames: ["a\\e[2J"]\n', "`names` holds "),
     "reference as a name": ("x: &b [q, q]\ntrain: .\nnames: &a [*b, *b]\n", "`names` holds a list"),
     "unknown user": ("path: ~nobody-of-this-name/x\ntrain: images\n" + NAMES, "path: ~nobody-of-this-name/x: "),
@@ -83,7 +75,6 @@ REFUSED_YAML: dict[str, tuple[str | bytes, str]] = {
     "deep brackets": ("train: " + "[" * 1_000 + "\n", "not valid YAML"),
     "tabs": ("train:\n\timages\n", "not valid YAML"),
     "merge conflict": ("<<<<<<< HEAD\ntrain: images\n=======\n", "not valid YAML|expected keys"),
-    "words": ("just words\n", "expected keys"),
     "empty": ("", "expected keys"),
 }  # fmt: skip
 
@@ -122,11 +113,6 @@ def test_class_numbers_from_1_or_with_a_gap_print_the_corrected_block(tmp_path: 
         with pytest.raises(DataErrors) as error:
             load_dataset_yaml(write_yaml(tmp_path, f"train: images\n{text}\n"))
         assert error.value.details[1:] == block
-
-
-def test_a_missing_yaml_names_the_option(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"absent\.yaml: No such file or directory; name a data-set YAML with --data"):
-        load_dataset_yaml(tmp_path / "absent.yaml")
 
 
 def test_the_projects_own_yaml_lists_the_eight_classes() -> None:
@@ -205,7 +191,9 @@ def test_missing_split_folder_and_images_say_what_to_write(tmp_path: Path, monke
             load_dataset_yaml(write_yaml(tmp_path / folder, text + NAMES)).image_files(split)
 
 
-def test_a_folder_in_place_of_the_yaml_gets_the_name_of_its_yaml(tmp_path: Path) -> None:
+def test_a_missing_yaml_names_the_option_and_a_folder_gets_the_name_of_its_yaml(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"absent\.yaml: No such file or directory; name a data-set YAML with --data"):
+        load_dataset_yaml(tmp_path / "absent.yaml")
     file = write_set(tmp_path)
     with pytest.raises(UserError, match=rf"Is a directory; name a data-set YAML with --data, such as {file}"):
         load_dataset_yaml(tmp_path)
@@ -266,11 +254,7 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "utf-16 without mark": (TRIANGLE.encode("utf-16-le"), "1: UTF-16"),
     "binary": (b"\xff\xfe\x00\x80", ""),
     "commas": (TRIANGLE.replace(" ", ","), "1: not a number"),
-    "decimal commas": (TRIANGLE.replace(".", ","), "1: not a number"),
-    "names": ("pole 0.1 0.1 0.5 0.1 0.5 0.5\n", "1: not a number"),
-    "json": ('{"objects": []}', "1: not a number"),
     "word": (TRIANGLE + "1 0 0 x 0 1 1\n", "2: not a number"),
-    "pixels": (TRIANGLE + "0 10 10 50 10 50 50\n", "2: coordinate 10 is outside"),
     "just outside": (TRIANGLE + "1 0 0 1.01 0 1 1\n", r"2: coordinate 1\.01 is outside"),
     "no number": (TRIANGLE + "1 0 0 nan 0 1 1\n", "2: coordinate nan"),
     "class too large": (TRIANGLE + "2 0 0 1 0 1 1\n", r"2: class 2 is not one of 0\.\.1"),

@@ -203,14 +203,6 @@ def test_pixels_travel_once_between_processes(augmented_set: SegmentationDataset
         assert np.shares_memory(theirs.masks, sent.masks[position].numpy())
 
 
-def test_shards_of_two_ranks_hold_the_pixels_of_one(plain_set: SegmentationDataset) -> None:
-    def images(rank: int, world_size: int) -> dict[int, bytes]:
-        loader = get_dataloader(plain_set, ShardBatches(len(SHAPES), 3, rank, world_size), 0, False)
-        return {sample.index: sample.image.tobytes() for batch in loader for sample in batch.samples}
-
-    assert {**images(0, 2), **images(1, 2)} == images(0, 1)
-
-
 # --- shared memory -----------------------------------------------------------------------------------------------
 
 SIDE_PX, BATCH = 64, 4

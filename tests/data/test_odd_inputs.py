@@ -4,32 +4,18 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from inference import list_photos, unique_keys
 from tests.data.test_dataset_yaml import PHOTO, write_set
-from utils.common.config import Options, option, parse_config
 from utils.common.errors import UserError
 from utils.data.cache import open_or_build
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.labels import read_photos
 from utils.sources.parsing.label_csv import Problem, read_label_csv
 from utils.sources.parsing.sources import find_photographs
-
-
-def test_a_config_file_in_latin_1_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    @dataclass(frozen=True)
-    class Config(Options):
-        config: str | None = option(None, "file")
-
-    (tmp_path / "c.yaml").write_bytes("# für\n".encode("latin-1"))
-    with pytest.raises(SystemExit):
-        parse_config(Config, "test", ["--config", str(tmp_path / "c.yaml")])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "c.yaml:1: byte 0xfc is not UTF-8" in line
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le"])

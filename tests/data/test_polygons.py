@@ -53,20 +53,6 @@ def test_clipping_agrees_with_shapely() -> None:
     assert min(seen.values()) >= 10, seen
 
 
-def test_a_polygon_inside_is_untouched_and_one_around_becomes_the_square() -> None:
-    inside = np.array([[0.0, 0], [100, 0], [50, 100]])
-    assert clip_polygon(inside, 100) is inside
-    around = np.array([[-50.0, -50], [150, -50], [150, 150], [-50, 150]])
-    assert sorted(map(tuple, clip_polygon(around, 100))) == [(0, 0), (0, 100), (100, 0), (100, 100)]
-
-
-def test_a_wire_that_leaves_the_picture_keeps_its_slope() -> None:
-    wire = np.array([[10.0, 10], [300, 155], [300, 159], [10, 14]])
-    clipped = clip_polygon(wire, 100)
-    edge = clipped[np.isclose(clipped[:, 0], 100)]
-    assert sorted(edge[:, 1]) == pytest.approx([55, 59])
-
-
 def test_outlines_are_clipped_together_as_they_are_alone() -> None:
     rng = np.random.default_rng(1)
     polygons = [star_polygon(rng) for _ in range(200)]

@@ -11,28 +11,22 @@ import torch
 
 from utils.data.batch import Sample, collate
 from utils.data.polygons import polygon_boxes
-from utils.data.target_masks import MASK_STRIDE, boxes_for_training, densify, draw_masks, draw_truth
+from utils.data.target_masks import MASK_STRIDE, boxes_for_training, draw_masks, draw_truth
 
 SIZE_PX = 640
-
-
-def wire(angle: float, length: float, width: float, centre: np.ndarray) -> np.ndarray:
-    """Return a straight wire's outline (4, 2) in pixels."""
-    along = np.array([math.cos(angle), math.sin(angle)])
-    across = np.array([-along[1], along[0]]) * width / 2
-    ends = centre - along * length / 2, centre + along * length / 2
-    return np.array([ends[0] - across, ends[1] - across, ends[1] + across, ends[0] + across])
 
 
 def wires(width: float) -> list[np.ndarray]:
     """Return forty wires of 500 pixels in all directions."""
     rng = np.random.default_rng(0)
-    return [wire(angle, 500, width, rng.uniform(300, 340, 2)) for angle in rng.uniform(0, math.pi, 40)]
-
-
-def num_pieces(mask: np.ndarray) -> int:
-    """Return how many pieces a mask falls into, pixels that touch at a corner being one."""
-    return int(cv2.connectedComponents((mask > 0).astype(np.uint8), connectivity=8)[0]) - 1
+    found = []
+    for angle in rng.uniform(0, math.pi, 40):
+        along = np.array([math.cos(angle), math.sin(angle)]) * 250
+        across = np.array([-along[1], along[0]]) / 500 * width
+        found.append(
+            rng.uniform(300, 340, 2) + np.array([-across - along, across - along, across + along, along - across])
+        )
+    return found
 
 
 def blobs(num_blobs: int, seed: int) -> list[np.ndarray]:
@@ -75,7 +69,8 @@ def filled_without_walking(polygon: np.ndarray) -> np.ndarray:
 
 
 def test_a_wire_as_wide_as_a_mask_pixel_stays_in_one_piece() -> None:
-    assert {num_pieces(draw_masks([outline], SIZE_PX)) for outline in wires(MASK_STRIDE)} == {1}
+    masks = [(draw_masks([outline], SIZE_PX) > 0).astype(np.uint8) for outline in wires(MASK_STRIDE)]
+    assert {cv2.connectedComponents(mask, connectivity=8)[0] for mask in masks} == {2}  # the background is one
 
 
 def test_the_smallest_lies_on_top_whatever_the_order() -> None:
@@ -84,35 +79,6 @@ def test_the_smallest_lies_on_top_whatever_the_order() -> None:
         masks = draw_masks(polygons, 128)
         assert (masks[7:9, 7:9] == value).all()
         assert masks[15, 15] == 3 - value
-
-
-def test_walking_keeps_every_outline_closed_and_fine() -> None:
-    outlines = [np.array([[0.0, 0], [10, 0], [10, 3]]), np.array([[5.0, 5], [5, 9]])]
-    points, starts = densify(np.concatenate(outlines), np.array([0, 3]))
-    assert starts.tolist() == [0, 40 + 12 + 42]
-    for walked, outline in zip(np.split(points, starts[1:]), outlines, strict=True):
-        assert np.array_equal(walked[0], outline[0])
-        gaps = np.linalg.norm(np.diff(walked, axis=0, append=walked[:1]), axis=1)
-        assert gaps.max() <= 0.25 + 1e-9
-
-
-@pytest.mark.parametrize(("width", "most"), [(4, 1.5), (8, 1.25), (24, 1.08)])
-def test_the_area_is_that_of_the_outline_and_half_an_input_pixel_around(width: float, most: float) -> None:
-    areas = [np.count_nonzero(draw_masks([outline], SIZE_PX)) for outline in wires(width)]
-    assert 0.98 < np.mean(areas) * MASK_STRIDE**2 / (500 * width) < most
-
-
-def test_masks_are_not_shifted_against_the_outline() -> None:
-    rng = np.random.default_rng(0)
-    shifts, areas = [], []
-    for _ in range(60):
-        square = np.array([[80.0, 160], [240, 160], [240, 400], [80, 400]]) + rng.uniform(-8, 8, 2)
-        rows, columns = draw_masks([square], SIZE_PX).nonzero()
-        shifts.append(np.array([columns.mean(), rows.mean()]) + 0.5 - square.mean(0) / MASK_STRIDE)
-        areas.append(len(rows))
-    assert np.abs(np.mean(shifts, 0)).max() < 0.1
-    assert np.abs(shifts).max() <= 0.5 + 1 / 16
-    assert np.mean(areas) == pytest.approx(40.5 * 60.5, rel=0.01)
 
 
 def test_an_object_smaller_than_a_mask_pixel_has_one() -> None:
@@ -128,14 +94,6 @@ def test_an_outline_that_leaves_the_picture_is_cut_at_its_border() -> None:
     assert (masks[5:11] == 1).all()
     assert np.count_nonzero(masks) == 6 * 24
     assert draw_masks([np.array([[-30.0, -30], [-10, -30], [-10, -10]])], 96).max() == 0
-
-
-def test_masks_have_one_value_for_each_outline() -> None:
-    squares = [np.array([[0.0, 0], [16, 0], [16, 16], [0, 16]]) + 24 * k for k in range(3)]
-    masks = draw_masks(squares, 96)
-    assert masks.dtype == np.int32
-    assert np.unique(masks).tolist() == [0, 1, 2, 3]
-    assert draw_masks([], 96).max() == 0
 
 
 @pytest.mark.parametrize(

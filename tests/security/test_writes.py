@@ -268,13 +268,6 @@ def test_a_killed_build_in_a_copy_by_hard_links_leaves_the_other_copy_alone(
     assert victim.read_bytes() == SECRET
 
 
-@EACH_KIND
-def test_an_index_of_many_brackets_is_built_again(kind: Kind, files: list[Path]) -> None:
-    _, index_file, _, _ = places(kind, files)
-    index_file.write_text("[" * 100_000)
-    assert opens(kind, files, index_file.parent, []) is not None
-
-
 def test_a_link_with_the_name_of_a_temporary_file_is_not_written_through(tmp_path: Path, victim: Path) -> None:
     file = tmp_path / "index.json"
     (tmp_path / f".{os.getpid()}-{threading.get_ident()}.index.json.part").symlink_to(victim)
