@@ -26,8 +26,6 @@ from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import encode_jpeg
 from utils.predict.detections import Detections
 from utils.predict.prediction_files import PredictionWriter
-from utils.sources.parsing.sources import Photograph
-from utils.sources.parsing.split import output_stems
 
 BOX = '{"objects": [{"value": "pole", "polygon": [{"x": 40, "y": 30}, {"x": 120, "y": 30}, {"x": 120, "y": 90}]}]}'
 PHOTO = encode_jpeg(np.full((300, 400, 3), 90, np.uint8))
@@ -215,12 +213,6 @@ def test_names_in_a_list_may_be_absolute_and_links_may_stay_inside(tmp_path: Pat
     (root / "data.yaml").write_text("train: list.txt\nval: images\nnames: [pole]\n")
     spec = load_dataset_yaml(root / "data.yaml")
     assert spec.image_files("train") == spec.image_files("val") == [root / "images/a.jpg", root / "images/b.jpg"]
-
-
-def test_long_names_of_wide_letters_fit_a_file_name() -> None:
-    photograph = Photograph("\U0001d49c" * 200 + ".jpg", "a", "c", Path("a.zip"), "m", 1, "s")
-    (stem,) = output_stems([photograph]).values()
-    assert len(f"{stem}-12345678.jpg".encode()) <= 255
 
 
 def test_cut_outs_stay_in_their_folder_whatever_a_model_calls_its_classes(tmp_path: Path) -> None:

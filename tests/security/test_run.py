@@ -14,7 +14,6 @@ import pytest
 
 import download_data
 from tests.conftest import PROJECT
-from tests.support.azure_server import AzureServer, Blob
 from utils.common.environment import python_path
 from utils.common.errors import DataErrors, UserError, run_script
 from utils.data.cache import open_or_build
@@ -206,16 +205,3 @@ def test_a_failing_download_shows_no_secret(
     streams = capsys.readouterr()
     assert SECRET not in f"{ended.value}{streams.out}{streams.err}"
     assert isinstance(ended.value, UserError) or (isinstance(ended.value, SystemExit) and ended.value.code == 2)
-
-
-def test_a_download_keeps_no_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with AzureServer() as server:
-        server.blobs = {"Overhead-Distribution-Labels.csv": Blob(b"Label,External ID\n")}
-        address = server.url.replace("http://", f"http://user:{SECRET}@") + f"?sig={SECRET}"
-        with pytest.raises(UserError, match=r"Circuit1\.zip"):
-            download_data.main(["--base-url", address, "--circuits", "1", "--output", str(tmp_path / "raw")])
-        assert any(SECRET in request.query for request in server.requests)
-    streams = capsys.readouterr()
-    assert SECRET not in streams.out + streams.err
-    assert (tmp_path / "raw" / "download.json").is_file()
-    assert not [file for file in tmp_path.rglob("*") if file.is_file() and SECRET.encode() in file.read_bytes()]

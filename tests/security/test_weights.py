@@ -18,12 +18,12 @@ import torch
 
 import evaluate_model
 import inference
+from tests.conftest import run_main
 from tests.support.hostile import Call, hostile_weights, saved, zipped
 from utils.common.errors import UserError
 from utils.data.images import write_jpeg
 from utils.run.checkpoint import MANIFEST_FILE, STATE_FILE, load_latest
 from utils.yolo.model import build_model, class_names, load_weights, save_deployable, trained_size_px
-from utils.yolo.weights_file import read_weights_file
 
 NAMES = ("pole", "wire")
 KINDS = (
@@ -56,23 +56,16 @@ def resume_from(file: Path, _: pytest.MonkeyPatch) -> None:
     load_latest(folder.parent)
 
 
-def evaluate_script(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["evaluate_model.py", "--model", str(file), "--device", "cpu"])
-    evaluate_model.main()
-
-
 def inference_script(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    photo = file.with_name("photo.jpg")
+    photo, output = file.with_name("photo.jpg"), file.with_name("out")
     write_jpeg(photo, np.zeros((64, 64, 3), np.uint8))
-    words = ["inference.py", "--model", str(file), "--source", str(photo), "--output", str(file.with_name("out"))]
-    monkeypatch.setattr("sys.argv", [*words, "--device", "cpu"])
-    inference.main()
+    run_main(inference, monkeypatch, "--model", file, "--source", photo, "--output", output, "--device", "cpu")
 
 
 LOADERS: dict[str, Callable[[Path, pytest.MonkeyPatch], Any]] = {
     "pretrained": lambda file, _: build_model(str(file), NAMES),
     "resume": resume_from,
-    "evaluate_model.py": evaluate_script,
+    "evaluate_model.py": lambda file, patch: run_main(evaluate_model, patch, "--model", file, "--device", "cpu"),
     "inference.py": inference_script,
 }
 
@@ -278,11 +271,3 @@ def test_only_a_bare_official_name_is_fetched(monkeypatch: pytest.MonkeyPatch) -
             build_model(source, NAMES)
     with pytest.raises(UserError, match="an address"):
         build_model("https://someone:hush@example.org/yolov8n-seg.yaml", NAMES)
-
-
-def test_what_is_read_are_tensors_names_and_options(honest: Path) -> None:
-    content = read_weights_file(honest)
-    assert content.names == NAMES
-    assert content.options["imgsz"] == 96
-    assert len(content.state) == 417
-    assert all(isinstance(tensor, torch.Tensor) for tensor in content.state.values())

@@ -1,4 +1,4 @@
-"""The trainer's options and the arithmetic that follows from them."""
+"""The trainer's options, and what follows from them: learning rate, weight decay, workers, the cache."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 from utils.common.config import parse_config
-from utils.common.errors import UsageError
+from utils.common.errors import UsageError, UserError
+from utils.data.dataset_yaml import DatasetSpec
 from utils.data.windows import WindowConfig
 from utils.run import folder
 from utils.run.folder import differences, resume_arguments
+from utils.training import assembly, plan
 from utils.training.config import TrainConfig
+from utils.training.plan import plan_optimizer
 
 
 def config_of(*arguments: str) -> TrainConfig:
@@ -72,14 +75,44 @@ def test_a_password_in_the_address_of_mlflow_is_refused_before_anything_is_writt
 
 def test_another_folder_beside_a_resume_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder, "run_folder_of", Path)
-    assert resume_arguments(["--resume", "a", "--epochs", "9"])[2:] == [
-        "--resume",
-        "a",
-        "--epochs",
-        "9",
-        "--save-dir",
-        "a",
-    ]
+    assert " ".join(resume_arguments(["--resume", "a", "--epochs", "9"])[2:]) == "--resume a --epochs 9 --save-dir a"
     for flags in (["--save-dir", "b"], ["--save-dir=b"], ["--name", "b"], ["--project=b"]):
         with pytest.raises(UsageError, match=f"{flags[0].partition('=')[0]} has no effect with --resume"):
             resume_arguments(["--resume", "a", *flags])
+
+
+def test_the_optimizer_brings_its_own_rate_unless_one_is_given() -> None:
+    for epochs in ("10", "1000"):
+        chosen = plan_optimizer(config_of("--epochs", epochs), 1, 1000, 8)
+        assert (chosen.name, chosen.lr) == ("musgd", 0.01)
+    adamw = plan_optimizer(config_of("--optimizer", "adamw"), 1, 1000, 8)
+    assert adamw.name == "adamw"
+    assert adamw.lr == pytest.approx(0.002 * 5 / 12, abs=1e-6)
+    assert plan_optimizer(config_of("--optimizer", "adamw", "--lr", "0.02"), 1, 1000, 8).lr == 0.02
+
+
+def test_rate_and_decay_follow_the_effective_batch() -> None:
+    chosen = plan_optimizer(config_of("--lr", "0.01", "--accumulate", "2", "--lr-scale", "linear"), 4, 1000, 8)
+    assert chosen.global_batch_size == 16 * 4 * 2
+    assert chosen.lr == pytest.approx(0.01 * 128 / 64)
+    assert chosen.weight_decay == pytest.approx(5e-4 * 128 / 64)
+    assert "16 images x 4 processes x 2 batches per step = 128" in chosen.arithmetic[0]
+
+
+def test_the_trainer_plans_with_its_own_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("utils.data.loader.shared_memory_free_bytes", lambda: 120_000_000)
+    config = TrainConfig(batch_size=4, img_size=640, prefetch=2, multi_scale=False)
+    assert plan.plan_workers(config, 8, 1).workers == 5
+    larger = TrainConfig(batch_size=4, img_size=640, prefetch=2, multi_scale=True)
+    assert plan.plan_workers(larger, 8, 1).workers == 2  # sides up to 1.5 times
+
+
+def test_a_packed_cache_that_was_asked_for_is_not_left_out_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(assembly, "read_photos", lambda *_: [])
+    monkeypatch.setattr(assembly, "open_images", lambda *_, **__: None)  # no room
+    spec = DatasetSpec(tmp_path / "data.yaml", tmp_path, ("pole",), {})
+    assert assembly.open_dataset(TrainConfig(), spec, "train", False, print).packed is None
+    with pytest.raises(UserError, match=r"--cache packed: .*\.cache has no room for it"):
+        assembly.open_dataset(TrainConfig(cache="packed"), spec, "train", False, print)

@@ -208,11 +208,10 @@ def test_a_pause_longer_than_the_gap_begins_a_new_series() -> None:
 
 
 def test_output_names_are_safe_and_unique_without_case() -> None:
-    stems = output_stems(
-        photographs(["4 (1).JPG", "x.jpg", "X.png", "a:b*?.jpg", "-….jpg", "ä.jpg", "n" * 300 + ".jpg"])
-    )
+    names = ["4 (1).JPG", "x.jpg", "X.png", "a:b*?.jpg", "-….jpg", "ä.jpg", "n" * 300 + ".jpg"]
+    stems = output_stems(photographs([*names, "\U0001d49c" * 200 + ".jpg"]))
     assert stems["4 (1).jpg"] == "4 (1)"
     assert stems["ä.jpg"] == "ä"
     assert stems["a:b*?.jpg"] == "a_b__"
-    assert len({stem.lower() for stem in stems.values()}) == 7
-    assert all(len(stem) <= 130 for stem in stems.values())
+    assert len({stem.lower() for stem in stems.values()}) == 8
+    assert all(len(stem) <= 130 and len(f"{stem}-12345678.jpg".encode()) <= 255 for stem in stems.values())
