@@ -44,7 +44,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
 # --- against Ultralytics -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_every_step_gives_the_numbers_of_ultralytics(seed: int, reference: Any) -> None:
     import torch
 
@@ -134,20 +134,6 @@ def test_order_and_owner_of_images_change_nothing_even_when_confidences_tie() ->
 
 
 # --- numbers known by hand -----------------------------------------------------------------------------------------
-
-
-def test_perfect_predictions_score_one() -> None:
-    summary = summarise([one_image([0.9, 0.8], [True, True], num_targets=2)], ["pole"])
-    # The area of 101 samples misses the last half step, where the envelope falls from 1 to 0 (as in Ultralytics).
-    assert [summary["box_map50"], summary["mask_map50_95"]] == pytest.approx([0.995, 0.995])
-    assert summary["box_precision"] == summary["box_recall"] == pytest.approx(1)
-    assert summary["box_f1"] == pytest.approx(1)
-
-
-def test_average_precision_of_a_false_alarm_before_the_hit() -> None:
-    summary = summarise([one_image([0.9, 0.8], [False, True], num_targets=1)], ["pole"])
-    # The envelope is 0.5 up to recall 1, where it falls to 0: 99 full steps of one hundredth and half a step.
-    assert summary["box_map50"] == pytest.approx((99 * 0.5 + 0.25) / 100)
 
 
 def test_classes_without_targets_do_not_count_in_the_means() -> None:

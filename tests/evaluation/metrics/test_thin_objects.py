@@ -8,11 +8,13 @@ import cv2
 import numpy as np
 import pytest
 
-from utils.evaluation.metrics import ImageResult, ThinRule, elongated_classes, elongation, measure, summarise_thin
+from tests.evaluation.made_up import image_result
+from utils.evaluation.metrics import ThinRule, elongated_classes, elongation, measure, summarise_thin
 from utils.evaluation.metrics.thin_objects import COLUMNS, centreline
 from utils.predict.regions import Region
 
 WIRE, OTHER = 2, 5
+RATES = ("centreline_recall", "centreline_precision", "pieces_per_object")
 
 
 def bar(left: int, top: int, length: int, width: int = 5) -> Region:
@@ -21,26 +23,31 @@ def bar(left: int, top: int, length: int, width: int = 5) -> Region:
 
 def scores_of(truth: list[Region], found: list[Region], **options: Any) -> dict[str, float | None]:
     """Return the wires' metrics when all regions are wires and all predictions certain."""
+    return rates_of(wires(truth, found, **options))[WIRE]
+
+
+def wires(truth: list[Region], found: list[Region], **options: Any) -> np.ndarray:
+    """Compare regions that are all wires, and predictions that are all certain."""
     classes = [np.full(len(regions), WIRE) for regions in (truth, found)]
-    rows = measure(truth, classes[0], found, classes[1], np.ones(len(found)), ThinRule((WIRE, OTHER), **options))
-    return rates(summarise_thin([image_result(0, rows)], 8, (WIRE, OTHER))[WIRE])
+    return measure(truth, classes[0], found, classes[1], np.ones(len(found)), ThinRule((WIRE, OTHER), **options))
 
 
-def rates(of_class: dict[str, float | None]) -> dict[str, float | None]:
-    return {name: value for name, value in of_class.items() if not name.endswith("_px")}
+def summaries(*of_images: np.ndarray) -> list[dict[str, Any]]:
+    """Return the metrics of each class over photographs with these rows of centrelines."""
+    empty = [np.zeros(0)] * 6
+    return summarise_thin(
+        [image_result(k, *empty, centrelines=rows) for k, rows in enumerate(of_images)], 8, (WIRE, OTHER)
+    )
 
 
-def image_result(image_id: int, rows: np.ndarray) -> ImageResult:
-    empty = np.zeros(0)
-    return ImageResult(image_id, empty, empty, empty, empty, empty, empty, centrelines=rows)
+def rates_of(*of_images: np.ndarray) -> list[dict[str, float | None]]:
+    return [{name: value for name, value in one.items() if name in RATES} for one in summaries(*of_images)]
 
 
-def values(recall: float | None, precision: float | None, pieces: float | None) -> dict[str, Any]:
-    return {
-        "centreline_recall": recall if recall is None else pytest.approx(recall, abs=0.01),
-        "centreline_precision": precision if precision is None else pytest.approx(precision, abs=0.01),
-        "pieces_per_object": pieces,
-    }
+def values(*expected: float | None) -> dict[str, Any]:
+    """Return what is expected of recall, precision and pieces per object."""
+    near = [value if value is None else pytest.approx(value, abs=0.01) for value in expected]
+    return dict(zip(RATES, near, strict=True))
 
 
 WHOLE = bar(100, 50, 1000)
@@ -91,50 +98,29 @@ def test_a_mask_over_two_wires_is_a_piece_of_one() -> None:
 
 def test_classes_and_confidence_are_kept_apart() -> None:
     truth, found = [WHOLE, bar(100, 300, 800)], [WHOLE, WHOLE, bar(100, 300, 800)]
-    rows = measure(
-        truth,
-        np.array([WIRE, OTHER]),
-        found,
-        np.array([WIRE, OTHER, OTHER]),
-        np.array([0.9, 0.8, 0.2]),
-        ThinRule((WIRE, OTHER)),
-    )
+    given = (truth, np.array([WIRE, OTHER]), found, np.array([WIRE, OTHER, OTHER]), np.array([0.9, 0.8, 0.2]))
+    assert measure(*given, ThinRule((WIRE,)))[:, 0].tolist() == [WIRE]
+    rows = measure(*given, ThinRule((WIRE, OTHER)))
     assert rows[:, 0].tolist() == [WIRE, OTHER]
-    by_class = list(map(rates, summarise_thin([image_result(0, rows)], 8, (WIRE, OTHER))))
+    by_class = rates_of(rows)
     assert by_class[WIRE] == values(1, 1, 1)
     assert by_class[OTHER] == values(0, 0, None)  # its own prediction is below 0.25
     assert by_class[0] == values(None, None, None)
-    rows = measure(
-        truth,
-        np.array([WIRE, OTHER]),
-        found,
-        np.array([WIRE, OTHER, OTHER]),
-        np.array([0.9, 0.8, 0.2]),
-        ThinRule((WIRE,)),
-    )
-    assert rows[:, 0].tolist() == [WIRE]
 
 
 def test_sums_over_images_weigh_each_by_its_length() -> None:
-    rows = [
-        measure(
-            truth, np.full(len(truth), WIRE), found, np.full(len(found), WIRE), np.ones(len(found)), ThinRule((WIRE,))
-        )
-        for truth, found in (([WHOLE], [WHOLE]), ([bar(0, 0, 200)], []), ([], [bar(0, 0, 250)]))
-    ]
+    rows = [wires([WHOLE], [WHOLE]), wires([bar(0, 0, 200)], []), wires([], [bar(0, 0, 250)])]
     assert all(row.shape == (1, len(COLUMNS)) for row in rows)
-    found = summarise_thin([image_result(number, row) for number, row in enumerate(rows)], 3, (WIRE,))[WIRE]
-    assert rates(found) == values(1000 / 1200, 1000 / 1250, 1)
-    lengths = {"length_px": 1200, "missed_px": 200, "invented_px": 250}
+    assert rates_of(*rows)[WIRE] == values(1000 / 1200, 1000 / 1250, 1)
+    found, lengths = summaries(*rows)[WIRE], {"length_px": 1200, "missed_px": 200, "invented_px": 250}
     assert {name: found[name] for name in lengths} == pytest.approx(lengths, abs=9)  # thinning shortens each end by 2
 
 
 def test_lengths_of_slanted_wires_are_those_in_the_plane() -> None:
-    slanted = Region(0, 0, drawn([(20, 20), (140, 180)], 5))  # 200 pixels long, in 161 rows
-    rows = measure([slanted], np.array([WIRE]), [], np.zeros(0), np.zeros(0), ThinRule((WIRE,)))
-    found = summarise_thin([image_result(0, rows)], 8, (WIRE,))
+    mask = cv2.line(np.zeros((200, 300), np.uint8), (20, 20), (140, 180), 1, 5)  # 200 pixels long, in 161 rows
+    found = summaries(wires([Region(0, 0, mask.astype(bool))], []))
     assert found[WIRE]["length_px"] == found[WIRE]["missed_px"] == pytest.approx(200, abs=7)
-    assert found[OTHER]["length_px"] is None
+    assert found[0]["length_px"] is None
 
 
 def test_thin_classes_are_those_of_long_narrow_objects() -> None:
@@ -151,40 +137,11 @@ def test_thin_classes_are_those_of_long_narrow_objects() -> None:
 # --- centrelines: one pixel wide, connected, in the middle ------------------------------------------------------------
 
 
-def drawn(points: list[tuple[int, int]], width_px: int) -> np.ndarray:
-    mask = np.zeros((200, 300), np.uint8)
-    cv2.polylines(mask, [np.array(points)], False, 1, width_px)
-    return mask.astype(bool)
-
-
 def test_a_bars_centreline_is_its_middle_row() -> None:
     line = centreline(Region(40, 30, np.ones((5, 60), bool)))
     assert set(line[:, 1].tolist()) == {32}
     assert len(line) >= 56
     assert np.array_equal(np.diff(np.sort(line[:, 0])), np.ones(len(line) - 1))
-
-
-@pytest.mark.parametrize("end", [(280, 40), (280, 100), (280, 180), (60, 190)])
-@pytest.mark.parametrize("width_px", [1, 2, 3, 6, 9])
-def test_a_slanted_line_stays_connected_and_close_to_its_middle(end: tuple[int, int], width_px: int) -> None:
-    start = (20, 20)
-    line = centreline(Region(0, 0, drawn([start, end], width_px)))
-    along = np.array(end) - start
-    distance = np.abs((line - start) @ np.array([-along[1], along[0]])) / np.hypot(*along)
-    assert distance.max() <= 1.6
-    assert max(np.abs(along)) - width_px - 2 <= len(line) <= max(np.abs(along)) + width_px + 2
-    picture = np.zeros((200, 300), np.uint8)
-    picture[line[:, 1], line[:, 0]] = 1
-    assert cv2.connectedComponents(picture, connectivity=8)[0] == 2
-
-
-def test_a_cross_keeps_its_four_arms_and_a_ring_its_hole() -> None:
-    cross = drawn([(20, 100), (280, 100)], 7) | drawn([(150, 10), (150, 190)], 7)
-    assert len(centreline(Region(0, 0, cross))) == pytest.approx(260 + 180, abs=16)
-    ring = np.zeros((200, 300), np.uint8)
-    cv2.circle(ring, (150, 100), 60, 1, 7)
-    line = centreline(Region(0, 0, ring.astype(bool)))
-    assert np.abs(np.hypot(*(line - (150, 100)).T) - 60).max() < 2
 
 
 def test_thinning_is_that_of_the_plain_algorithm() -> None:
