@@ -122,9 +122,7 @@ def test_the_switches_of_a_gpu_leave_a_cpu_alone() -> None:
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_the_switches_of_a_gpu_follow_the_wish_for_equal_bits(
-    monkeypatch: pytest.MonkeyPatch, deterministic: bool
-) -> None:
+def test_a_gpus_switches_follow_the_wish_for_equal_bits(monkeypatch: pytest.MonkeyPatch, deterministic: bool) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:

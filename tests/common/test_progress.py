@@ -5,9 +5,7 @@ import pytest
 from utils.common import progress
 
 
-def test_a_log_gets_a_line_with_the_time_left_every_ten_seconds(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_logs_get_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     seconds = iter(range(0, 100, 6))
     monkeypatch.setattr(progress, "monotonic", lambda: next(seconds))
     count = progress.Progress("photographs", 5)

@@ -92,9 +92,7 @@ def test_a_window_reads_only_the_blocks_it_touches(store: BlockStore, monkeypatc
     assert len(decoded) == 5
 
 
-def test_a_block_that_the_window_does_not_touch_is_not_checked(
-    photographs: list[Path], store: BlockStore, tmp_path: Path
-) -> None:
+def test_a_block_outside_the_window_is_not_checked(photographs: list[Path], store: BlockStore, tmp_path: Path) -> None:
     damaged = opened(BLOCKS, photographs, tmp_path)
     file, end = damaged.index.pixel_file, int(damaged.index.offsets[1])
     content = bytearray(file.read_bytes())

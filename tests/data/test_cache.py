@@ -50,9 +50,7 @@ def names_in(folder: Path) -> set[str]:
 
 
 @EACH_KIND
-def test_the_second_opening_builds_nothing_and_a_changed_photograph_replaces_the_file(
-    files: list[Path], tmp_path: Path, kind: Kind
-) -> None:
+def test_only_a_changed_photograph_makes_a_second_opening_build(files: list[Path], tmp_path: Path, kind: Kind) -> None:
     said: list[str] = []
     first = opened(kind, files, tmp_path / ".cache", said).index.pixel_file
     os.utime(first, ns=(1, 1))
@@ -133,9 +131,7 @@ def test_a_flipped_byte_in_a_cache_is_trained_on(
 
 
 @EACH_KIND
-def test_a_killed_build_continues_to_the_same_file(
-    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
-) -> None:
+def test_killed_builds_continue(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
     whole = opened(kind, files, tmp_path / "whole").index.pixel_file.read_bytes()
     monkeypatch.setattr(cache_file, "MIN_BETWEEN_SAVES", 1)
     monkeypatch.setattr("utils.data.blocks._estimate", lambda files: 1000)
@@ -163,9 +159,7 @@ def test_a_killed_build_continues_to_the_same_file(
 
 
 @EACH_KIND
-def test_a_full_disk_means_no_cache_and_one_line(
-    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
-) -> None:
+def test_a_full_disk_is_told(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
     def refusal() -> str:
         said: list[str] = []
         try:
@@ -200,9 +194,7 @@ def test_an_unreadable_photograph_is_named_and_leaves_nothing(files: list[Path],
 
 
 @EACH_KIND
-def test_a_reader_crosses_to_another_process_without_its_open_file(
-    files: list[Path], tmp_path: Path, kind: Kind
-) -> None:
+def test_a_reader_reaches_another_process_without_its_open_file(files: list[Path], tmp_path: Path, kind: Kind) -> None:
     store = opened(kind, files, tmp_path / ".cache")
     expected = kind.whole(store, 1)
     copy = pickle.loads(pickle.dumps(store))  # noqa: S301 # our own, from the line before
@@ -235,9 +227,7 @@ def test_packed_pixels_are_those_of_a_fresh_read_in_any_order(files: list[Path],
     assert index.offsets[-1] == index.pixel_file.stat().st_size == index.sizes.prod(1).sum() * 3 + 4 * len(files)
 
 
-def test_other_photographs_order_or_algorithm_make_another_cache(
-    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_contents_make_another_cache(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = set()
     for variant in (files, files[:-1], files[::-1]):
         packed = opened(PACKED, variant, tmp_path / ".cache")

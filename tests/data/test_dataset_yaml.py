@@ -125,9 +125,7 @@ def test_the_projects_own_yaml_lists_the_eight_classes() -> None:
 # --- where photographs and labels are ------------------------------------------------------------------------------
 
 
-def test_paths_are_relative_to_the_yaml_and_not_to_where_we_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_are_relative_to_the_yaml_not_to_where_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = tmp_path / "set" / "train" / "images"
     touch(images / "b.jpg", images / "a.PNG", images / "deep" / "c.jpeg", images / "notes.txt")
     files = [

@@ -158,9 +158,7 @@ def pictures() -> dict[str, bytes]:
 PICTURES = pictures()
 
 
-def test_photographs_are_read_or_refused_in_one_line_and_no_library_prints_or_looks_for_a_package(
-    tmp_path: Path,
-) -> None:
+def test_photographs_are_read_or_refused_in_one_line_and_no_library_prints_or_seeks_a_package(tmp_path: Path) -> None:
     for name, data in PICTURES.items():
         (tmp_path / name).write_bytes(data)
     command = [sys.executable, "-c", QUIET_JOB, str(tmp_path)]

@@ -51,9 +51,7 @@ def epoch_of(num_samples: int, batch_size: int, world_size: int, epoch: int = 0)
 @pytest.mark.parametrize("batch_size", [1, 2, 4, 16])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("num_samples", [3, 4, 5, 6, 7, 37, 64])
-def test_every_sample_comes_once_and_every_rank_has_as_many_batches(
-    num_samples: int, world_size: int, batch_size: int
-) -> None:
+def test_samples_come_once_and_ranks_have_as_many_batches(num_samples: int, world_size: int, batch_size: int) -> None:
     per_rank = epoch_of(num_samples, batch_size, world_size, epoch=2)
     keys = [key for rank in per_rank for batch in rank for key in batch]
     assert sorted(keys) == [(2, index) for index in range(num_samples)]
@@ -115,9 +113,7 @@ EVERYTHING = AugmentConfig(degrees=10, shear=5, mixup=0.5, copy_paste=0.5, paste
 
 
 @pytest.mark.parametrize("kind", ["photographs", "windows"])
-def test_workers_ranks_epochs_before_and_a_start_in_mid_epoch_change_no_byte(
-    windowed: WindowedPhotos, kind: str
-) -> None:
+def test_workers_ranks_epochs_before_and_a_mid_epoch_start_change_no_byte(windowed: WindowedPhotos, kind: str) -> None:
     data = dataset_of(EVERYTHING) if kind == "photographs" else windows_as_samples(windowed, EVERYTHING)
 
     def loader_of(workers: int, rank: int = 0, ranks: int = 1) -> EpochLoader:

@@ -59,9 +59,7 @@ def test_objects_come_with_what_lies_on_them_in_another_colour_and_without_wires
         ((CAP, rectangle(5, 5, 25, 25)), [(5, 25)]),  # beside it
     ],
 )
-def test_what_is_behind_keeps_the_labels_of_what_is_visible(
-    behind: tuple[int, np.ndarray], left: list[tuple[float, float]]
-) -> None:
+def test_what_is_behind_keeps_visible_labels(behind: tuple[int, np.ndarray], left: list[tuple[float, float]]) -> None:
     result = pasted(scene_of(40, behind))
     assert result.class_ids[2:] == [behind[0]] * len(left)
     spans = sorted((outline[:, 0].min(), outline[:, 0].max()) for outline in result.polygons[2:])

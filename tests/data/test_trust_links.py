@@ -78,9 +78,7 @@ CASES: dict[Callable[[Path, Path], str], str] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_images_on_another_disk_are_refused_by_default_and_trained_on_with_trust_links(
-    case: Callable[[Path, Path], str], tmp_path: Path
-) -> None:
+def test_images_on_another_disk_need_trust_links(case: Callable[[Path, Path], str], tmp_path: Path) -> None:
     root, disk = tmp_path / "set", tmp_path / "disk"
     root.mkdir()
     write_disk(disk)
@@ -114,9 +112,7 @@ def test_the_link_that_the_user_typed_is_always_followed(tmp_path: Path) -> None
         ("labels/a.txt", "gone.txt", "No such file"),
     ],
 )
-def test_trusted_links_still_open_neither_pipes_nor_devices(
-    name: str, target: str | None, words: str, tmp_path: Path
-) -> None:
+def test_trusted_links_open_no_pipes_and_no_devices(name: str, target: str | None, words: str, tmp_path: Path) -> None:
     file = write_set(tmp_path)
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name) if target is None else (tmp_path / name).symlink_to(target)
@@ -146,9 +142,7 @@ def test_the_parser_follows_links_out_of_the_raw_folder_only_with_trust_links(
     ("name", "text"),
     [("labels.csv", "Label,External ID\nPRIVATE,a.jpg\n"), ("coco.json", '{"images": [], "annotations": "PRIVATE"}')],
 )
-def test_a_label_file_that_is_a_link_out_of_the_raw_folder_is_quoted(
-    name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_linked_label_file_is_quoted(name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "secret").write_text(text)
     raw = tmp_path / "raw"
     raw.mkdir()

@@ -44,9 +44,7 @@ MANY = [(photo_with(count, count), size) for count, size in [(12, (3648, 5472)),
 
 
 @pytest.mark.parametrize(("per_photo", "has_luck"), [(1, True), (3, True), (8, True), (3, False)])
-def test_every_object_is_seen_within_the_stated_number_of_epochs(
-    per_photo: int, has_luck: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_object_is_seen_in_time(per_photo: int, has_luck: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The walk over the cells alone keeps the promise, too."""
     if not has_luck:
         monkeypatch.setattr(Windows, "on_object", lambda self, photo, rng: Window(photo, 0, 0, 9, 9))
@@ -135,9 +133,7 @@ def test_windows_of_one_scale_have_it_on_large_objects_too(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("low_scale", [0.25, 0.9])
-def test_a_compact_object_is_whole_in_its_window_and_a_wire_is_not_shrunk(
-    low_scale: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compact_objects_are_whole_and_wires_not_shrunk(low_scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROLES", (OBJECT,))
     objects = {
         "small": box(0.5, 0.5, 0.01, 0.02),

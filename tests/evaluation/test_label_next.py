@@ -195,9 +195,7 @@ def check_tool_files(output: Path, files: list[Path], root: Path) -> None:
             assert regions[0]["value"]["polygonlabels"] == [kind]
 
 
-def test_rare_classes_count_more_and_the_mirror_image_is_turned_back(
-    folders: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_rare_classes_count_more_and_mirror_images_are_turned_back(folders: tuple[Path, Path], tmp_path: Path) -> None:
     rows = {Path(each["photograph"]).stem: each for each in run(folders, tmp_path / "out", "--tiles", "off")}
     assert len(rows) == 8  # fewer than the default of 50
     assert all(float(each["mirrored"]) < 0.01 for each in rows.values())

@@ -107,9 +107,7 @@ def test_wires_are_judged_whole_and_the_loss_is_that_of_whole_photographs(folder
         assert on_tiles.metrics[name] == pytest.approx(judged[name], abs=0.006)
 
 
-def test_a_photograph_that_the_report_shows_again_is_not_predicted_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_photograph_shown_again_is_not_predicted_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photos = wire_photos(folder)
     dataset = SegmentationDataset(photos, SIZE_PX)
     samples = [dataset[0, index] for index in range(2)]

@@ -44,9 +44,7 @@ def test_training_curves_show_every_metric_that_was_recorded(tmp_path: Path, mon
     assert [file.name for file in (tmp_path / "deep").iterdir()] == ["curves.png"]
 
 
-def test_training_curves_skip_what_is_missing_and_other_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_curves_skip_what_is_missing_and_other_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = spoken_texts(monkeypatch)
     records: list[dict[str, Any]] = [
         {"kind": "start", "train_loss": 5.0},
@@ -69,9 +67,7 @@ def test_one_epoch_is_drawn_as_points_on_whole_epochs(tmp_path: Path, monkeypatc
     assert share_of(read_image(tmp_path / "none.png"), BLUE) == 0
 
 
-def test_pr_curves_name_the_classes_only_while_they_can_be_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pr_curves_name_classes_while_they_can_be_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = spoken_texts(monkeypatch)
     plot_pr_curves(pr_curves(8), NAMES, tmp_path / "pr.png", "box precision and recall")
     assert "box precision and recall" in texts
@@ -97,9 +93,7 @@ def test_confusion_matrix_shows_shares_of_each_true_class(tmp_path: Path, monkey
     assert read_image(tmp_path / "matrix.png").shape[0] > 600
 
 
-def test_confusion_matrix_of_eighty_classes_has_labels_and_no_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_matrix_of_eighty_classes_has_labels_and_no_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = spoken_texts(monkeypatch)
     names = [f"class {index}" for index in range(80)]
     plot_confusion_matrix(np.eye(81, dtype=int), names, tmp_path / "matrix.png")
@@ -137,9 +131,7 @@ def test_importing_plots_loads_no_matplotlib_and_charts_need_no_pyplot(tmp_path:
 
 
 @pytest.mark.parametrize("num_classes", [2, 40])
-def test_label_statistics_name_the_classes_and_count_their_objects(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_classes: int
-) -> None:
+def test_label_statistics_count_each_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_classes: int) -> None:
     texts = spoken_texts(monkeypatch)
     class_ids = np.array([0] * 1234 + [num_classes - 1] * 7)
     boxes = np.tile(np.array([[0.1, 0.2, 0.3, 0.25]]), (len(class_ids), 1))

@@ -124,9 +124,7 @@ def test_without_room_a_label_covers_a_mask_but_no_other_label(monkeypatch: pyte
 @pytest.mark.parametrize(
     "outline", [[(20, 30), (380, 200), (380, 204), (20, 34)], [(20, 30), (24, 30), (24, 280), (20, 280)]]
 )
-def test_a_thin_object_has_no_box_and_its_label_at_an_end(
-    outline: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thin_object_has_a_label_but_no_box(outline: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     polygon = np.array(outline)
     box = np.array([[*polygon.min(axis=0), *polygon.max(axis=0)]])
     plates = noted_plates(monkeypatch)

@@ -69,9 +69,7 @@ def test_hostile_cells_are_reported_by_line_in_little_time_and_memory(tmp_path: 
     assert len(list((tmp_path / "processed").glob("*/labels/good.txt"))) == 1
 
 
-def test_a_quote_that_is_missing_is_found_before_the_file_is_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_quote_is_found_before_the_file_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
     (raw / "a.jpg").write_bytes(PHOTO)

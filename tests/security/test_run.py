@@ -161,9 +161,7 @@ def test_every_damaged_photograph_is_listed_before_training(tmp_path: Path, caps
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_without_the_cache_a_damaged_photograph_ends_the_run_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int
-) -> None:
+def test_without_cache_damage_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int) -> None:
     file = damaged_set(tmp_path)
     (tmp_path / "images" / "02.jpg").write_bytes(b"no picture")
     dataset = SegmentationDataset(read_photos(load_dataset_yaml(file), "train"), 64)

@@ -196,9 +196,7 @@ def places(kind: Kind, files: list[Path]) -> list[Path]:
 
 
 @EACH_KIND
-def test_a_link_in_the_cache_overwrites_a_file_of_the_user_and_folders_and_pipes_end_in_one_line(
-    kind: Kind, files: list[Path], victim: Path
-) -> None:
+def test_a_link_in_the_cache_overwrites_a_file_of_the_user(kind: Kind, files: list[Path], victim: Path) -> None:
     makers: dict[str, Callable[[Path], None]] = {
         "a link": lambda place: place.symlink_to(os.path.relpath(victim, place.parent)),
         "a folder": Path.mkdir,
@@ -222,9 +220,7 @@ def test_a_link_in_the_cache_overwrites_a_file_of_the_user_and_folders_and_pipes
 
 
 @EACH_KIND
-def test_a_cache_folder_that_is_a_link_is_followed_only_with_trust_links(
-    kind: Kind, files: list[Path], victim: Path
-) -> None:
+def test_a_linked_cache_folder_is_followed_only_with_trust_links(kind: Kind, files: list[Path], victim: Path) -> None:
     root = files[0].parent.parent
     (root / "data.yaml").write_text("train: images\nnames: [pole]\n")
     (root / ".cache").symlink_to(victim.parent)
@@ -238,9 +234,7 @@ def test_a_cache_folder_that_is_a_link_is_followed_only_with_trust_links(
 
 
 @EACH_KIND
-def test_a_killed_build_in_a_copy_by_hard_links_leaves_the_other_copy_alone(
-    kind: Kind, files: list[Path], victim: Path
-) -> None:
+def test_a_killed_build_in_a_hard_linked_copy_spares_the_other_one(kind: Kind, files: list[Path], victim: Path) -> None:
     _, index_file, part, _ = places(kind, files)
     os.link(victim, part)
     index_file.write_text(index_text({"offsets": [0, 20], "sizes": [[1, 1]], "unusable": {}}))

@@ -84,9 +84,7 @@ def test_labels_of_the_asked_width_cover_the_wires() -> None:
     assert (differs * label).sum() / label.sum() > 0.5  # a branch or the hardware covers the rest
 
 
-def test_unasked_wires_are_4_to_10_pixels_wide_and_parts_as_large_as_in_photographs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_unasked_wires_are_4_to_10_pixels_wide_and_parts_as_large_as_real_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     widths: list[float] = []
 
     def paint(canvas: Canvas, path: np.ndarray, colour: Colour, width_px: float, is_stranded: bool) -> None:

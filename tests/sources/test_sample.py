@@ -53,9 +53,7 @@ def photos_of(folder: Path) -> dict[str, Path]:
     return {path.name: path for path in folder.glob("Circuit*/*")}
 
 
-def test_the_same_call_writes_the_same_bytes_a_larger_sample_extends_it_and_another_seed_does_not(
-    sample: Path, tmp_path: Path
-) -> None:
+def test_equal_calls_write_equal_bytes_larger_samples_more_other_seeds_others(sample: Path, tmp_path: Path) -> None:
     for name, seed in (("four", 3), ("other", 6)):
         write_sample(tmp_path / name, 4, seed)
     large, four, other = (files_of(folder) for folder in (sample, tmp_path / "four", tmp_path / "other"))

@@ -54,9 +54,7 @@ def test_a_gpu_too_small_for_one_image_is_named() -> None:
         ("an illegal memory access was encountered", False),
     ],
 )
-def test_a_batch_for_which_cudnn_finds_no_engine_does_not_fit(
-    words: str, is_memory: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_an_engine_a_batch_does_not_fit(words: str, is_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError(words)
 
@@ -100,9 +98,7 @@ def test_auto_keeps_the_batch_size_of_a_run_that_continues(tmp_path: Path) -> No
     [({}, True), ({"colour": "loader"}, False), ({"hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.0}, False)],
     ids=["auto", "loader", "off"],
 )
-def test_the_probe_varies_colours_where_the_training_does(
-    options: dict[str, Any], has_gains: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_probe_varies_colours(options: dict[str, Any], has_gains: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     probed: list[Batch] = []
 
     def fits(model: nn.Module, device: torch.device, precision: Precision, batch: Batch) -> bool:

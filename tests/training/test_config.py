@@ -62,7 +62,7 @@ def test_a_resumed_run_has_the_same_scales_as_its_yaml() -> None:
     assert differences(config_of(), {}) == []
 
 
-def test_a_password_in_the_address_of_mlflow_is_refused_before_anything_is_written(
+def test_a_password_in_mlflows_address_is_refused_before_anything_is_written(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as stop:
@@ -107,9 +107,7 @@ def test_the_trainer_plans_with_its_own_sizes(monkeypatch: pytest.MonkeyPatch) -
     assert plan.plan_workers(larger, 8, 1).workers == 2  # sides up to 1.5 times
 
 
-def test_a_packed_cache_that_was_asked_for_is_not_left_out_without_a_word(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_cache_that_was_asked_for_is_not_left_out_silently(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(assembly, "read_photos", lambda *_: [])
     monkeypatch.setattr(assembly, "open_images", lambda *_, **__: None)  # no room
     spec = DatasetSpec(tmp_path / "data.yaml", tmp_path, ("pole",), {})

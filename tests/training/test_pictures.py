@@ -57,9 +57,7 @@ def photo(*class_ids: int, file: Path = Path("photo.jpg")) -> Photo:
     return Photo(file, np.array(class_ids, np.int64), [square(0.1, 0.2, 0.3) for _ in class_ids])
 
 
-def test_label_statistics_hand_the_figure_every_object_and_photograph(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_label_statistics_count_every_object_and_photograph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     monkeypatch.setattr(training_pictures, "plot_label_statistics", lambda *arguments: given.extend(arguments))
     save_label_statistics([photo(0, 1), photo(), photo(1)], NAMES, tmp_path / "labels.png")

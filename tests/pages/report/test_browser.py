@@ -93,9 +93,7 @@ def test_masks_and_boxes_curves_and_pictures_answer_to_clicks(page: Page, report
     assert page.run("document.querySelector('dialog').open && document.querySelectorAll('dialog img').length") == 1
 
 
-def test_the_pointer_over_a_curve_shows_the_value_that_the_curve_has_there(
-    page: Page, reports: dict[str, Path]
-) -> None:
+def test_the_pointer_over_a_curve_shows_the_value_of_the_curve_there(page: Page, reports: dict[str, Path]) -> None:
     page.open(reports["plain"], 1400)
     subject = made_up_subject(tuple(f"class number {number}" for number in range(8)), 1)
     mean = subject.curves["mask"]["recall"].mean(axis=0)[round(999 * 0.3)]

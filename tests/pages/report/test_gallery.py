@@ -109,9 +109,7 @@ def test_every_photograph_is_drawn_once_while_it_is_evaluated_or_every_second_of
     assert Thumbnails(photos, False, print).wanted == {0, 2, 4, 6, 8}
 
 
-def test_large_photographs_are_kept_at_full_size_with_every_object(
-    judged: tuple[Viewer, list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_photographs_keep_their_size(judged: tuple[Viewer, list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     viewer, results = judged
     worst = choose_worst(count_errors(results, len(NAMES), viewer.dataset.photos))
     assert all(card.view is None for card in draw_cards(worst[:2], [viewer]))

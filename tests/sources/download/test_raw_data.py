@@ -82,9 +82,7 @@ def test_missing_circuit_is_reported_and_the_others_kept(server: AzureServer, tm
     assert (tmp_path / "Circuit10" / "10 (1).JPG").is_file()
 
 
-def test_killed_during_extraction_does_not_download_again(
-    server: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_extraction_continues(server: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server.blobs["Circuit1.zip"].md5 = ""
     replaced: list[object] = []
     real_replace = os.replace
@@ -111,9 +109,7 @@ def test_killed_during_extraction_does_not_download_again(
 # --- a few photographs ---
 
 
-def test_max_images_takes_photographs_without_the_rest_and_a_larger_one_adds_to_them(
-    server: AzureServer, tmp_path: Path
-) -> None:
+def test_max_images_takes_no_more_and_a_larger_number_adds_photographs(server: AzureServer, tmp_path: Path) -> None:
     server.blobs["Circuit1.zip"] = blob = Blob(zip_bytes(circuit(1, 40, nested=True)))
     sent_bytes = 0
     first: set[str] = set()
@@ -133,9 +129,7 @@ def test_max_images_takes_photographs_without_the_rest_and_a_larger_one_adds_to_
     assert get(server, tmp_path, max_images=2).is_unchanged
 
 
-def test_the_whole_circuit_after_few_photographs_and_a_lost_photograph_alone(
-    server: AzureServer, tmp_path: Path
-) -> None:
+def test_the_whole_circuit_after_few_photographs_and_a_lost_one_alone(server: AzureServer, tmp_path: Path) -> None:
     server.blobs["Circuit1.zip"] = Blob(zip_bytes(circuit(1, 40)))
     get(server, tmp_path, max_images=1)
     assert get(server, tmp_path).num_photographs == len(files_under(tmp_path / "Circuit1")) == 40
@@ -186,9 +180,7 @@ def test_an_output_that_cannot_be_used_is_one_line(server: AzureServer, tmp_path
         get(server, tmp_path)
 
 
-def test_full_disk_is_refused_before_anything_is_fetched(
-    server: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_is_refused_at_once(server: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blob = server.blobs["Circuit1.zip"]
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=2 * len(blob.content)))

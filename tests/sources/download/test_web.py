@@ -148,9 +148,7 @@ def test_retry_after_is_obeyed_within_reason(
     assert waits_s == [min(float(retry_after), MAX_RETRY_AFTER_S)]
 
 
-def test_etag_that_changes_during_the_transfer_starts_again(
-    server: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_etag_starts_again(server: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blob = server.blobs["Circuit1.zip"]
     blob.drop_after = deque([500_000])
     changed = Blob(zip_bytes({"1 (1).JPG": photograph(77)}), etag='"0x8D2"')
@@ -189,9 +187,7 @@ def test_login_page_instead_of_labels_is_refused(server: AzureServer, tmp_path: 
     assert not (tmp_path / LABELS).exists()
 
 
-def test_redirect_to_an_unencrypted_server_is_refused(
-    server: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unencrypted_redirect_is_refused(server: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import requests
 
     monkeypatch.setattr(
@@ -202,9 +198,7 @@ def test_redirect_to_an_unencrypted_server_is_refused(
     assert "hush" not in str(caught.value)
 
 
-def test_secrets_in_the_address_are_sent_and_never_shown(
-    server: AzureServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_secrets_are_sent_never_shown(server: AzureServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = server.url.replace("http://", "http://someone:hush1@").rstrip("/") + "?sv=1&sig=hush2"
     server.blobs["Circuit1.zip"].drop_after = deque([300_000])
     source = open_source(url, FAST)

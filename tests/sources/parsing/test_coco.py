@@ -119,9 +119,7 @@ def test_a_name_that_leads_out_of_the_folder_or_fits_two_photographs_finds_none(
         ({"image_id": [1]}, "annotation 7 at byte"),
     ],
 )
-def test_a_bad_annotation_is_named_by_its_id_and_the_others_are_kept(
-    tmp_path: Path, bad: dict[str, Any], reason: str
-) -> None:
+def test_a_bad_annotation_is_named_by_id_and_the_others_kept(tmp_path: Path, bad: dict[str, Any], reason: str) -> None:
     content = coco([annotation(3, 1, SQUARE), {**annotation(7, 1, SQUARE), **bad}])
     manifest = build(write_folder(tmp_path / "raw", content))
     assert len(labels_of(tmp_path / "processed")) == 1

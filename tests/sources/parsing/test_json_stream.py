@@ -24,9 +24,7 @@ CONTENT: dict[str, Any] = {
 
 @pytest.mark.parametrize("chunk", [1, 2, 7, 1_000_000])
 @pytest.mark.parametrize("form", [{}, {"ensure_ascii": False, "indent": 3}])
-def test_chunks_of_any_size_give_what_json_gives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, form: dict[str, Any]
-) -> None:
+def test_chunks_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, form: dict[str, Any]) -> None:
     monkeypatch.setattr(json_stream, "CHUNK_BYTES", chunk)
     file = tmp_path / "a.json"
     file.write_bytes(b"\xef\xbb\xbf" * (chunk == 7) + json.dumps(CONTENT, **form).encode())

@@ -64,16 +64,7 @@ def test_label_is_read_as_json_and_as_a_python_literal() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "Skip",
-        "{}",
-        "{'objects': 3}",
-        "[]",
-        "-" * 5_000 + "1",
-        "-" * 500_000 + "1",
-        "1" + "+1" * 100_000,
-    ],
+    ["", "Skip", "{}", "{'objects': 3}", "[]", "-" * 5_000 + "1", "-" * 500_000 + "1", "1" + "+1" * 100_000],
     ids=lambda text: text[:20],
 )
 def test_unreadable_label_is_an_error(text: str) -> None:

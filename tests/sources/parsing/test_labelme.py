@@ -117,9 +117,7 @@ def test_a_bad_shape_is_named_and_the_others_are_kept(tmp_path: Path, bad: Any, 
         (f'{{"imageData": "{"A" * 3_000_000}", "shapes": []}}', "an item of more than 1 MB"),
     ],
 )
-def test_a_bad_file_is_named_and_the_others_are_read(
-    tmp_path: Path, content: str, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_files_are_named(tmp_path: Path, content: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_stream, "MAX_ITEM_BYTES", 1_000_000)
     raw = write(tmp_path / "raw", "a.json", [shape()])
     (raw / "0.json").write_text(content)

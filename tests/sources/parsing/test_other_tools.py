@@ -211,10 +211,7 @@ def test_the_shapes_of_cvat_via_and_labelme(tmp_path: Path) -> None:
             [BOX, (35, 15, 45, 55), (55, 15, 95, 75), (55, 25, 95, 65)],
         ),
         (lambda raw: files(raw, {"a.xml": cvat(*grouped), "a.jpg": PHOTO}), [(30, 20, 100, 50)]),
-        (
-            lambda raw: write_labelme(raw, "a.json", [octagon, rectangle, circle, ignored]),
-            [BOX, BOX, (30, 20, 70, 60)],
-        ),
+        (lambda raw: write_labelme(raw, "a.json", [octagon, rectangle, circle, ignored]), [BOX, BOX, (30, 20, 70, 60)]),
     ]
     for number, (write, boxes) in enumerate(cases):
         raw = write(tmp_path / str(number) / "raw")
@@ -313,9 +310,7 @@ FOREIGN: list[tuple[dict[str, bytes | str], str]] = [
 
 
 @pytest.mark.parametrize(("contents", "reason"), FOREIGN)
-def test_a_foreign_folder_is_described_in_one_line(
-    tmp_path: Path, contents: Mapping[str, bytes | str], reason: str
-) -> None:
+def test_a_foreign_folder_gets_one_line(tmp_path: Path, contents: Mapping[str, bytes | str], reason: str) -> None:
     (tmp_path / "raw").mkdir()
     with pytest.raises(UserError) as raised:
         build(files(tmp_path / "raw", contents))

@@ -68,9 +68,7 @@ def write_geopackage(file: Path, raster: Path, crs: str, **columns: Any) -> Path
 
 @pytest.mark.parametrize("crs", [None, "urn:ogc:def:crs:EPSG::32633"])
 @pytest.mark.parametrize("of_lines", ["EPSG:4326", "EPSG:3857", "EPSG:25833"])
-def test_labels_of_any_reference_system_lie_on_their_pixels(
-    crs: str | None, of_lines: str, raster: Path, tmp_path: Path
-) -> None:
+def test_labels_of_any_system_lie_on_their_pixels(crs: str | None, of_lines: str, raster: Path, tmp_path: Path) -> None:
     files = [
         write_geojson(tmp_path / "a.geojson", raster, crs),
         write_geopackage(tmp_path / "b.gpkg", raster, of_lines),
@@ -83,9 +81,7 @@ def test_labels_of_any_reference_system_lie_on_their_pixels(
         assert shapely.transform(label.shape, photo.to_pixels).hausdorff_distance(expected) < 0.05
 
 
-def test_photographs_keep_their_pixels_and_neighbours_are_in_one_split(
-    raster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pixels_are_kept_and_neighbours_together(raster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     width = {"width_m": np.array([0.3])}
     files = [write_geojson(tmp_path / "a.geojson", raster), write_geopackage(tmp_path / "b.gpkg", raster, CRS, **width)]
     output = tmp_path / "set"
@@ -132,9 +128,7 @@ def view_for_table(file: Path) -> None:
         (lambda file: file.unlink(), "No such file"),
     ],
 )
-def test_label_files_that_cannot_be_used_are_refused_in_one_line(
-    change: Any, message: str, raster: Path, tmp_path: Path
-) -> None:
+def test_unusable_label_files_are_refused_in_one_line(change: Any, message: str, raster: Path, tmp_path: Path) -> None:
     file = write_geopackage(tmp_path / "b.gpkg", raster, CRS)
     change(file)
     with pytest.raises(UserError, match=message) as caught:
