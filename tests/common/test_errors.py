@@ -17,9 +17,6 @@ from utils.common.environment import python_path
 from utils.common.errors import UserError, explain_out_of_memory
 from utils.common.files import local_rank_first, write_bytes_atomic
 
-# --- How a script leaves: its code, its last words, and no teardown where other ranks' threads could meet it ---------
-
-
 SCRIPT = """
 import atexit, sys
 from utils.common.errors import UserError, run_script
@@ -99,9 +96,6 @@ def test_other_errors_are_not_explained_by_memory(error: Exception) -> None:
         raise error
 
 
-# --- Files with long names, and the lock that one process of a machine holds at a time -------------------------------
-
-
 def test_a_long_name_of_another_alphabet_is_written(tmp_path: Path) -> None:
     file = tmp_path / ("写" * 83 + ".jpg")  # 253 bytes; a name has at most 255
     write_bytes_atomic(file, b"picture")
@@ -123,9 +117,6 @@ def test_one_process_at_a_time_holds_the_machines_lock(tmp_path: Path) -> None:
         os.write(writer, b"parent ")
     os.waitpid(child, 0)
     assert os.read(reader, 100) == b"parent child"
-
-
-# --- The environment variables set before the imports, and the report of versions ------------------------------------
 
 
 def test_environment_is_prepared_without_overriding_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,8 +11,6 @@ from tests.pages.drawn import BLUE, ORANGE
 from utils.common.colors import class_color
 from utils.common.text import format_bytes, format_duration, format_table
 
-# --- Durations, sizes and tables as text -----------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
@@ -58,9 +56,6 @@ def test_format_table_aligns_numbers_right_and_text_left() -> None:
         "background_structure     1200  0.1235  1.0000",
     ]
     assert format_table(["a", "b"], []) == "a  b\n-  -"
-
-
-# --- The colours of classes ------------------------------------------------------------------------------------------
 
 
 def test_first_classes_have_the_colours_of_okabe_and_ito_and_more_classes_others() -> None:

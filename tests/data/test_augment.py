@@ -37,9 +37,6 @@ STILL = AugmentConfig(mosaic=0, degrees=0, translate=0, scale=0, fliplr=0, flipu
 GEOMETRY_ONLY = dataclasses.replace(COLOURLESS, degrees=20, flipud=0.5)
 
 
-# --- maps ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_pixels_land_where_points_land(seed: int) -> None:
     config = AugmentConfig(degrees=45, scale=0.2, translate=0.05, fliplr=0.5, flipud=0.5)
@@ -127,9 +124,6 @@ def test_mosaic_tiles_meet_in_one_point_without_overlap() -> None:
     assert inner_corners[0].min() >= 50
     assert inner_corners[0].max() <= 150
     assert [float(np.max(corner[1] - corner[0])) for corner in boxes] == pytest.approx([100] * 4)
-
-
-# --- samples -------------------------------------------------------------------------------------------------------
 
 
 def test_mosaic_keeps_labels_on_their_objects_and_without_it_there_is_one_photograph() -> None:

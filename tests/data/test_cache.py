@@ -46,9 +46,6 @@ def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if path.suffix != ".lock"}
 
 
-# --- both kinds ----------------------------------------------------------------------------------------------------
-
-
 @EACH_KIND
 def test_only_a_changed_photograph_makes_a_second_opening_build(files: list[Path], tmp_path: Path, kind: Kind) -> None:
     said: list[str] = []
@@ -208,9 +205,6 @@ def test_a_reader_reaches_another_process_without_its_open_file(files: list[Path
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-# --- the packed cache ----------------------------------------------------------------------------------------------
 
 
 def test_packed_pixels_are_those_of_a_fresh_read_in_any_order(files: list[Path], tmp_path: Path) -> None:

@@ -39,8 +39,6 @@ def touch(*files: Path) -> None:
         file.touch()
 
 
-# --- its text ------------------------------------------------------------------------------------------------------
-
 ACCEPTED_YAML = {
     "byte-order mark": BOM + "train: images\n" + NAMES,
     "windows line ends": "train: images\r\nnames:\r\n  0: pole\r\n  1: wire\r\n",
@@ -120,9 +118,6 @@ def test_the_projects_own_yaml_lists_the_eight_classes() -> None:
     assert len(spec.names) == 8
     assert spec.names[0] == "conductor"
     assert set(spec.splits) == {"train", "val"}
-
-
-# --- where photographs and labels are ------------------------------------------------------------------------------
 
 
 def test_paths_are_relative_to_the_yaml_not_to_where_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

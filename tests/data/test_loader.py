@@ -36,8 +36,6 @@ from utils.data.loader import (
 )
 from utils.data.windows import WindowedPhotos
 
-# --- order ---------------------------------------------------------------------------------------------------------
-
 
 def epoch_of(num_samples: int, batch_size: int, world_size: int, epoch: int = 0) -> list[list[list[tuple[int, ...]]]]:
     """Return each rank's list of batches."""
@@ -104,9 +102,6 @@ def test_shards_cover_a_split_exactly_even_when_some_are_empty(num_samples: int,
 
 def test_an_empty_shard_makes_an_empty_loader(plain_set: SegmentationDataset) -> None:
     assert list(get_dataloader(plain_set, ShardBatches(2, 4, 2, 3), 0, False)) == []
-
-
-# --- loaders -------------------------------------------------------------------------------------------------------
 
 
 EVERYTHING = AugmentConfig(degrees=10, shear=5, mixup=0.5, copy_paste=0.5, paste=0.5)
@@ -198,8 +193,6 @@ def test_pixels_travel_once_between_processes(augmented_set: SegmentationDataset
         assert np.shares_memory(theirs.image, sent.images[position].numpy())
         assert np.shares_memory(theirs.masks, sent.masks[position].numpy())
 
-
-# --- shared memory -----------------------------------------------------------------------------------------------
 
 SIDE_PX, BATCH = 64, 4
 

@@ -11,8 +11,6 @@ from shapely.geometry import Polygon, box
 from utils.data.pieces import Sides, pieces_in, split_at_rectangle
 from utils.data.polygons import clip_outlines, join_outlines, large_to_small, polygon_boxes, visible_outlines
 
-# --- Outlines: clipped, measured, joined and ordered -----------------------------------------------------------------
-
 
 def star_polygon(rng: np.random.Generator) -> np.ndarray:
     """Return a simple polygon around a random centre, most of the time partly outside [0, 100]²."""

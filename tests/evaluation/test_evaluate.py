@@ -80,9 +80,6 @@ def numbers(value: Any, name: str = "") -> dict[str, float]:
     return {} if isinstance(value, str) or value is None else {name: value}
 
 
-# --- ranks ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> dict[str, Any]:
     return several_sets(folder)
@@ -108,9 +105,6 @@ def test_every_number_is_the_same_on_one_rank_and_on_several(folder: Path, alone
         for count in (1, 2, 7, NUM_PHOTOS):
             assert answer[str(count)]["image_ids"] == list(range(count))
             assert answer[str(count)]["num_images"] == count
-
-
-# --- sizes and native masks ----------------------------------------------------------------------------------------
 
 
 def test_sizes_divide_the_targets_and_knowing_them_changes_nothing_else(folder: Path, alone: dict[str, Any]) -> None:

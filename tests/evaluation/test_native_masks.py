@@ -64,9 +64,6 @@ def scene() -> tuple[Sample, Detections, torch.Tensor]:
     return sample, found, torch.randn(32, 32, 32, generator=generator)
 
 
-# --- outlines ------------------------------------------------------------------------------------------------------
-
-
 def test_a_pixel_belongs_to_an_outline_when_its_centre_lies_inside() -> None:
     region = fill_outline(np.array([[2.0, 1.0], [5.0, 1.0], [5.0, 3.0], [2.0, 3.0]]), (10, 10))
     assert (region.left, region.top, region.mask.shape) == (2, 1, (2, 3))
@@ -99,9 +96,6 @@ def test_outlines_past_the_edge_or_without_any_pixel_centre_still_have_pixels_in
     tiny = fill_outline(np.array([[4.6, 7.6], [4.9, 7.6], [4.9, 7.9]]), (10, 10))
     assert np.argwhere(whole(tiny, (10, 10))).tolist() == [[7, 4]]
     assert fill_outline(np.array([[10.0, 10.0], [10.0, 10.0], [10.0, 10.0]]), (10, 10)).mask.tolist() == [[True]]
-
-
-# --- overlap -------------------------------------------------------------------------------------------------------
 
 
 def joined_iou(parts: list[PhotoMasks]) -> tuple[np.ndarray, np.ndarray]:

@@ -45,9 +45,6 @@ def write_csv(file: Path, rows: list[tuple[str, str]]) -> None:
         writer.writerows((label, name) for name, label in rows)
 
 
-# --- cells ---
-
-
 def test_hostile_cells_are_reported_by_line_in_little_time_and_memory(tmp_path: Path) -> None:
     marker, raw = tmp_path / "marker", tmp_path / "raw"
     raw.mkdir()
@@ -77,8 +74,6 @@ def test_a_missing_quote_is_found_before_the_file_is_in_memory(tmp_path: Path, m
     with pytest.raises(UserError, match=r"labels\.csv:2: not a CSV row"):
         run_main(parse_labels, monkeypatch, "--input", raw, "--output", tmp_path / "out")
 
-
-# --- names ---
 
 NAMES_IN_THE_CSV = (
     "../outside/secret.jpg",
@@ -226,9 +221,6 @@ def test_cut_outs_stay_in_their_folder_whatever_a_model_calls_its_classes(tmp_pa
     assert "pole/a_4.jpg" in written
     assert "bus_truck-3/a_3.jpg" in written
     assert not Path("/tmp/evil-absolute").exists()
-
-
-# --- pictures ---
 
 
 def png(width: int, height: int, bits: int) -> bytes:

@@ -177,9 +177,6 @@ def test_without_cache_damage_ends_the_run(tmp_path: Path, capsys: pytest.Captur
     assert "02.jpg: unreadable photograph (not a picture" in line
 
 
-# --- secrets in an address ---
-
-
 @pytest.mark.parametrize(
     "words",
     [

@@ -46,9 +46,6 @@ def test_curves_are_drawn_last_and_every_half_minute(tmp_path: Path, monkeypatch
     assert set(drawn) == {tmp_path / "training_curves.png"}
 
 
-# --- labels --------------------------------------------------------------------------------------------------------
-
-
 def square(left: float, top: float, side: float) -> np.ndarray:
     return np.array([[left, top], [left + side, top], [left + side, top + side], [left, top + side]], np.float32)
 
@@ -80,9 +77,6 @@ def test_a_label_file_of_thousands_of_objects_neither_fills_memory_nor_delays_th
     picture = read_image(tmp_path / "batch.jpg").astype(float)
     assert share_of(picture, 0) > 0.005  # class names cover most
     assert peak_bytes < 300e6  # a mask of the picture's size for each would be 0.5 GB
-
-
-# --- validation ----------------------------------------------------------------------------------------------------
 
 
 def sample(index: int) -> Sample:
@@ -194,9 +188,6 @@ def test_of_many_photographs_a_few_with_objects_in_rank_0s_share_are_drawn(grey:
     assert len(drawn) == training_pictures.VAL_IMAGES
     assert all(index % 6 == 0 for index in drawn)
     assert (drawn[0], drawn[-1]) == (0, 96)
-
-
-# --- trouble -------------------------------------------------------------------------------------------------------
 
 
 def test_no_picture_ends_a_training(

@@ -26,8 +26,6 @@ from utils.evaluation.metrics import (
 from utils.evaluation.metrics.confidence import CALIBRATION_MIN_CONFIDENCE
 from utils.evaluation.metrics.matching import IOU_THRESHOLDS
 
-# --- results of photographs ------------------------------------------------------------------------------------------
-
 
 def test_image_result_refuses_arrays_that_do_not_belong_together() -> None:
     with pytest.raises(ValueError, match="image 7: scores"):
@@ -67,9 +65,6 @@ def test_merging_keeps_each_image_once_and_refuses_contradictions() -> None:
         merge_results([results, [other]])
 
 
-# --- matching with the truth -----------------------------------------------------------------------------------------
-
-
 def test_box_iou_of_known_boxes() -> None:
     first = np.array([[0, 0, 10, 10], [5, 5, 5, 5]])
     second = np.array([[0, 0, 10, 10], [5, 0, 15, 10], [20, 20, 30, 30], [5, 5, 5, 5]])
@@ -104,9 +99,6 @@ def test_a_hit_counts_where_its_target_does_and_a_false_alarm_by_its_own_size() 
     sizes = sizes_of_predictions(hits, np.array([0, 2], np.uint8), np.array([1, 0], np.uint8))
     assert sizes.tolist() == [[2] * 3 + [1] * 7, [0] * 10]
     assert sizes_of_predictions(hits, np.zeros(0, np.uint8), np.array([1, 0])).tolist() == [[1] * 10, [0] * 10]
-
-
-# --- the best confidence ---------------------------------------------------------------------------------------------
 
 
 NAMES = ("pole", "crossarm", "insulator", "absent")

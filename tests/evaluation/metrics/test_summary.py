@@ -41,9 +41,6 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield SimpleNamespace(metrics=ultralytics.utils.metrics, validator=ultralytics.engine.validator.BaseValidator)
 
 
-# --- against Ultralytics -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_every_step_gives_the_numbers_of_ultralytics(seed: int, reference: Any) -> None:
     import torch
@@ -115,9 +112,6 @@ def assert_same_curves(results: list[ImageResult], names: list[str], theirs: Any
         np.testing.assert_allclose(curves[kind]["average_precision"], metric.all_ap, atol=1e-6)
 
 
-# --- many images ---------------------------------------------------------------------------------------------------
-
-
 def test_order_and_owner_of_images_change_nothing_even_when_confidences_tie() -> None:
     rng = np.random.default_rng(4)
     results = []
@@ -131,9 +125,6 @@ def test_order_and_owner_of_images_change_nothing_even_when_confidences_tie() ->
         gathered = [unpack_results(pack_results(part)) for part in reversed(parts)]
         assert summarise(merge_results(gathered), NAMES) == expected
         assert summarise(shuffled, NAMES) == expected
-
-
-# --- numbers known by hand -----------------------------------------------------------------------------------------
 
 
 def test_classes_without_targets_do_not_count_in_the_means() -> None:

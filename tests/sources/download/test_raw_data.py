@@ -1,4 +1,4 @@
-"""What a download leaves in the raw folder, and what is taken from an archive."""
+"""What a download leaves in the raw folder, and what is taken from an archive. Hostile archives: tests/security/test_writes.py."""
 
 from __future__ import annotations
 
@@ -30,9 +30,6 @@ from utils.sources.download import download, open_source
 from utils.sources.download.archive import MAX_MEMBERS, choose_photographs, list_photographs
 
 DIRECTORY_BYTES = 1 << 20  # asked for when a remote zip is opened: once to plan, once to extract
-
-
-# --- what is written, and a second run ---
 
 
 def test_two_circuits_are_written_flat_and_a_second_run_sends_no_request(server: AzureServer, tmp_path: Path) -> None:
@@ -106,9 +103,6 @@ def test_a_killed_extraction_continues(server: AzureServer, tmp_path: Path, monk
     assert (tmp_path / "Circuit1" / "1 (1).JPG").stat().st_mtime_ns == before
 
 
-# --- a few photographs ---
-
-
 def test_max_images_takes_no_more_and_a_larger_number_adds_photographs(server: AzureServer, tmp_path: Path) -> None:
     server.blobs["Circuit1.zip"] = blob = Blob(zip_bytes(circuit(1, 40, nested=True)))
     sent_bytes = 0
@@ -139,9 +133,6 @@ def test_the_whole_circuit_after_few_photographs_and_a_lost_one_alone(server: Az
     get(server, tmp_path)
     assert (tmp_path / "Circuit1" / "1 (7).JPG").read_bytes() == photograph(7)
     assert server.bytes_sent("Circuit1.zip") - num_sent < 2 * DIRECTORY_BYTES + PHOTOGRAPH_BYTES + 10_000
-
-
-# --- other data in the folder ---
 
 
 def test_other_data_under_the_same_name_is_refused(server: AzureServer, tmp_path: Path) -> None:
@@ -202,9 +193,6 @@ def test_archive_that_unpacks_to_more_than_expected_is_refused_when_it_does_not_
         get(server, tmp_path)
     assert (tmp_path / "Circuit1.zip").is_file()
     assert not (tmp_path / "Circuit1").exists()
-
-
-# --- What is taken from an archive. Hostile ones: tests/security/test_writes.py --------------------------------------
 
 
 def test_chosen_photographs_are_spread_and_nested() -> None:

@@ -28,8 +28,6 @@ from utils.sources.parsing.manifest import report_lines
 from utils.sources.parsing.sources import LABEL_CSV
 from utils.sources.parsing.state import LOCK_FILE
 
-# --- running again ---
-
 
 def times(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.glob("*/*/*")}
@@ -98,9 +96,6 @@ def test_a_second_build_gives_what_a_fresh_build_gives(
         assert problems_of(manifest) == [(f"{LABEL_CSV}:3", "row without a photograph")]
 
 
-# --- what is wrong with the data ---
-
-
 def test_unreadable_rows_and_photographs_are_listed_and_the_rest_is_built(raw: Path) -> None:
     (raw / "Circuit1" / "1 (2).JPG").write_bytes(photo()[:1500])
     (raw / "Circuit1" / "1 (9).JPG").write_bytes(photo())
@@ -166,9 +161,6 @@ def test_unreadable_photograph_does_not_empty_its_side(raw: Path, tmp_path: Path
     assert counts["train"] >= 2
     build_dataset(raw, tmp_path / "fresh", options(val_fraction=1e-9), num_workers=2)
     assert tree(tmp_path / "processed") == tree(tmp_path / "fresh")
-
-
-# --- refusals ---
 
 
 def test_what_cannot_be_built_is_refused_in_one_line_and_nothing_is_touched(raw: Path) -> None:

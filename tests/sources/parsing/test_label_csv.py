@@ -23,9 +23,6 @@ def label(
     return {"objects": [{"value": value, kind: [{"x": x, "y": y} for x, y in pairs]}], "classifications": []}
 
 
-# --- the CSV ---
-
-
 def test_csv_rows_carry_the_line_they_start_on(tmp_path: Path) -> None:
     file = tmp_path / "labels.csv"
     with file.open("w", encoding="utf-8-sig", newline="") as stream:
@@ -49,9 +46,6 @@ def test_csv_without_its_columns_and_a_missing_one_are_refused(tmp_path: Path, c
         (tmp_path / "labels.csv").write_text(content)
     with pytest.raises(UserError, match="download_data" if content is None else r"labels.csv:1: no column"):
         list(read_label_csv(tmp_path / "labels.csv", []))
-
-
-# --- the Label field ---
 
 
 def test_label_is_read_as_json_and_as_a_python_literal() -> None:
@@ -93,9 +87,6 @@ def test_objects_of_other_shapes_are_complained_about_and_the_rest_is_kept() -> 
     assert len(objects) == 1
     assert [complaint.split(":")[0] for complaint in complaints] == [f"object {number}" for number in range(1, 7)]
     assert all(complaint.isprintable() for complaint in complaints)
-
-
-# --- classes ---
 
 
 SPELLINGS = {

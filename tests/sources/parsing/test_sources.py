@@ -21,8 +21,6 @@ from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.sources import Photograph, find_photographs
 from utils.sources.parsing.split import assign_splits, bursts, output_stems
 
-# --- Photographs in folders and zips, whole and damaged --------------------------------------------------------------
-
 
 def test_half_extracted_photograph_is_taken_from_its_zip(raw: Path) -> None:
     (raw / "Circuit2").mkdir()
