@@ -88,12 +88,9 @@ def test_a_bug_in_a_rank_keeps_its_traceback_and_waits_for_nobody() -> None:
 def test_used_up_memory_is_explained_whoever_notices_it(words: str) -> None:
     with pytest.raises(UserError, match="use a smaller batch"), explain_out_of_memory("use a smaller batch"):
         raise RuntimeError(words)
-
-
-@pytest.mark.parametrize("error", [RuntimeError("illegal memory access"), ValueError("out of memory")])
-def test_other_errors_are_not_explained_by_memory(error: Exception) -> None:
-    with pytest.raises(type(error), match=str(error)), explain_out_of_memory("use a smaller batch"):
-        raise error
+    for error in (RuntimeError("illegal memory access"), ValueError(words)):
+        with pytest.raises(type(error), match=str(error)), explain_out_of_memory("use a smaller batch"):
+            raise error
 
 
 def test_a_long_name_of_another_alphabet_is_written(tmp_path: Path) -> None:

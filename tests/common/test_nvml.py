@@ -16,37 +16,25 @@ from tests.support.processes import wait_until
 from utils.common.nvml import READINGS, Gpu, GpuWatch
 
 
-class NVMLError(Exception):
-    pass
-
-
-class NotSupportedError(NVMLError):
-    pass
-
-
-class InvalidArgumentError(NVMLError):
-    pass
-
-
-class NotFoundError(NVMLError):
-    pass
-
-
-class FakeDriver(SimpleNamespace):
+class FakeDriver:
     """Stands for the module pynvml: one GPU, known by its UUID, whose utilisation follows `utils`."""
 
-    def __init__(
-        self, utils: list[int], fails_at: int | None = None, lacks_power: bool = False, uuid: str = "GPU-1234"
-    ) -> None:
-        super().__init__(
-            NVMLError=NVMLError,
-            NVMLError_NotSupported=NotSupportedError,
-            NVMLError_InvalidArgument=InvalidArgumentError,
-            NVMLError_NotFound=NotFoundError,
-        )
-        self.uuid = uuid
-        self.NVML_TEMPERATURE_GPU, self.NVML_CLOCK_SM = 0, 1
-        self.utils, self.fails_at, self.lacks_power = utils, fails_at, lacks_power
+    class NVMLError(Exception):
+        pass
+
+    class NVMLError_NotSupported(NVMLError):
+        pass
+
+    class NVMLError_InvalidArgument(NVMLError):
+        pass
+
+    class NVMLError_NotFound(NVMLError):
+        pass
+
+    NVML_TEMPERATURE_GPU, NVML_CLOCK_SM = 0, 1
+
+    def __init__(self, utils: list[int], fails_at: int = -1, lacks_power: bool = False, uuid: str = "GPU-1234") -> None:
+        self.utils, self.fails_at, self.lacks_power, self.uuid = utils, fails_at, lacks_power, uuid
         self.reads = self.power_reads = 0
         self.holds: threading.Event | None = None
 
@@ -55,17 +43,17 @@ class FakeDriver(SimpleNamespace):
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
         if uuid != self.uuid:
-            raise NotFoundError("Not Found")
+            raise self.NVMLError_NotFound("Not Found")
         return "handle"
 
     def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
         if self.holds is not None:
             self.holds.wait(30)
         if self.reads == self.fails_at:
-            raise NVMLError("GPU is lost")
+            raise self.NVMLError("GPU is lost")
         self.reads += 1
         if self.uuid.startswith("MIG-"):
-            raise InvalidArgumentError("Invalid Argument")
+            raise self.NVMLError_InvalidArgument("Invalid Argument")
         return SimpleNamespace(gpu=self.utils[(self.reads - 1) % len(self.utils)])
 
     def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
@@ -74,7 +62,7 @@ class FakeDriver(SimpleNamespace):
     def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
         self.power_reads += 1
         if self.lacks_power:
-            raise NotSupportedError("Not Supported")
+            raise self.NVMLError_NotSupported("Not Supported")
         return 250_500
 
     def nvmlDeviceGetTemperature(self, handle: str, kind: int) -> int:

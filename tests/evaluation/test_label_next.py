@@ -75,20 +75,6 @@ def test_ranks_are_joined_whatever_their_units() -> None:
     assert joined(doubts) == pytest.approx(np.array([(1.5 + 2) / 8, (4 + 3) / 8, (3 + 4) / 8, (1.5 + 1) / 8]))
 
 
-def groups() -> np.ndarray:
-    """Return directions (10, 3): six photographs alike, three others alike, and one unlike all."""
-    rng = np.random.default_rng(0)
-    centres = np.eye(3)[[0] * 6 + [1] * 3 + [2]]
-    return compare(centres + rng.normal(0, 0.02, centres.shape), None)[1]
-
-
-@pytest.mark.parametrize(("outlier", "expected"), [(1.0, [0, 1, 2]), (2.5, [0, 1, 2]), (50.0, [2, 0, 1])])
-def test_each_kind_of_photograph_is_chosen_once_and_large_groups_first(outlier: float, expected: list[int]) -> None:
-    weight = np.array([1.0] * 9 + [outlier])
-    chosen = list(choose(groups(), np.full(10, 2.0), weight, 3))
-    assert [0 if position < 6 else 1 if position < 9 else 2 for position, _ in chosen] == expected
-
-
 def test_the_choice_is_that_of_computing_every_gain_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(label_next, "BLOCK", 7)
     rng = np.random.default_rng(1)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -70,24 +69,6 @@ def test_a_pixel_belongs_to_an_outline_when_its_centre_lies_inside() -> None:
     assert region.mask.all()
     shifted = fill_outline(np.array([[2.6, 1.0], [5.4, 1.0], [5.4, 2.4], [2.6, 2.4]]), (10, 10))
     assert np.argwhere(whole(shifted, (10, 10))).tolist() == [[1, 3], [1, 4]]
-
-
-@pytest.mark.parametrize("angle", [0.0, 0.4, 0.8, 1.3, 1.5707963])
-@pytest.mark.parametrize("width_px", [1.4, 3.0, 6.0])
-def test_wires_keep_their_area_where_drawing_would_widen_them(width_px: float, angle: float) -> None:
-    outline = wire(width_px, angle)
-    area = whole(fill_outline(outline, PHOTO_SIZE)).sum()
-    is_level = angle in (0.0, 1.5707963)  # then only whole rows or columns can be filled
-    assert area == pytest.approx(240 * width_px, rel=0.45 if is_level and width_px < 2 else 0.05)
-    drawn = cv2.fillPoly(np.zeros((300, 400), np.uint8), [np.rint(outline).astype(np.int32)], 1).sum()
-    assert abs(area - 240 * width_px) < abs(float(drawn) - 240 * width_px)
-
-
-def test_a_concave_outline_with_a_hole_follows_the_even_odd_rule() -> None:
-    frame = np.array([[0, 0], [9, 0], [9, 9], [0, 9], [0, 0], [3, 3], [6, 3], [6, 6], [3, 6], [3, 3]], float)
-    mask = whole(fill_outline(frame, (12, 12)), (12, 12))
-    assert mask.sum() == 81 - 9
-    assert not mask[3:6, 3:6].any()
 
 
 def test_outlines_past_the_edge_or_without_any_pixel_centre_still_have_pixels_in_the_photograph() -> None:

@@ -93,12 +93,14 @@ def grey(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def found(*scores: float) -> tuple[Detections, torch.Tensor]:
-    """Return wires in the lower right quarter, and prototypes that give each a full mask."""
+def show(pictures: ValidationPictures, shown: Sample, *scores: float) -> None:
+    """Let pictures of epoch 1 see wires in the lower right quarter, and prototypes that give each a full mask."""
     boxes = torch.tensor([[32.0, 32, 64, 64]]).repeat(len(scores), 1)
     ones = torch.ones(len(scores), dtype=torch.int64)
     detections = Detections(boxes, torch.tensor(scores), ones, torch.ones(len(scores), 32))
-    return detections, torch.ones(32, SIZE_PX // 4, SIZE_PX // 4)
+    observe = pictures.observer(1, is_last=False)
+    assert observe is not None
+    observe(shown, detections, torch.ones(32, SIZE_PX // 4, SIZE_PX // 4))
 
 
 def share_of(picture: np.ndarray, class_id: int) -> float:
@@ -119,9 +121,7 @@ def test_truth_stands_beside_what_was_surely_found(
 
     monkeypatch.setattr(training_pictures, "image_grid", arranged)
     pictures = ValidationPictures([photo(0, file=grey)], NAMES, every=5, rank=0, world_size=1)
-    observe = pictures.observer(1, is_last=False)
-    assert observe is not None
-    observe(sample(0), *found(*scores))
+    show(pictures, sample(0), *scores)
     shown: list[Any] = []
     pictures.finish(tmp_path, lambda *arguments: shown.append(arguments), epoch=1)
     picture = read_image(tmp_path / "val_predictions.jpg").astype(float)
@@ -143,9 +143,7 @@ def test_validation_pictures_show_the_photograph_without_the_inputs_padding(tmp_
     inside: dict[str, Any] = {"inner_size": (SIZE_PX, SIZE_PX // 2), "pad": (0, SIZE_PX // 4)}
     padded = replace(sample(0), **inside, boxes=box, polygons=[corners])
     pictures = ValidationPictures([photo(0, file=file)], NAMES, every=1, rank=0, world_size=1)
-    observe = pictures.observer(1, is_last=False)
-    assert observe is not None
-    observe(padded, *found())
+    show(pictures, padded)
     truth, prediction = pictures._pairs
     assert truth.shape == prediction.shape == (training_pictures.VAL_PX // 2, training_pictures.VAL_PX, 3)
     tint = 0.6 * 40 + 0.4 * np.array(class_color(0))
@@ -178,12 +176,10 @@ def test_pictures_are_due_first_last_and_every_few_epochs_on_rank_0_alone() -> N
 def test_of_many_photographs_a_few_with_objects_in_rank_0s_share_are_drawn(grey: Path) -> None:
     photos = [photo(0, file=grey) if number % 3 == 0 else photo(file=grey) for number in range(100)]
     pictures = ValidationPictures(photos, NAMES, 1, rank=0, world_size=2)
-    observe = pictures.observer(1, is_last=False)
-    assert observe is not None
     drawn = []
     for index in range(100):
         before = len(pictures._pairs)
-        observe(sample(index), *found(0.9))
+        show(pictures, sample(index), 0.9)
         drawn += [index] * (len(pictures._pairs) > before)
     assert len(drawn) == training_pictures.VAL_IMAGES
     assert all(index % 6 == 0 for index in drawn)
@@ -201,9 +197,7 @@ def test_no_picture_ends_a_training(
     save_first_pictures([], None, NAMES, tmp_path)  # type: ignore[arg-type] # neither a data set nor batches
     Curves(tmp_path).draw(is_last=True)
     pictures = ValidationPictures([photo(0, file=grey)], NAMES, every=1, rank=0, world_size=1)
-    observe = pictures.observer(1, is_last=False)
-    assert observe is not None
-    observe(sample(0), *found(0.9))
+    show(pictures, sample(0), 0.9)
     pictures.finish(tmp_path, full, epoch=1)
     told = capsys.readouterr().err.splitlines()
     assert [line.split()[1] for line in told] == [

@@ -36,21 +36,9 @@ def test_image_result_refuses_arrays_that_do_not_belong_together() -> None:
         image_result(3, [0.5], [0], np.ones((1, 10)), np.ones((1, 10)), [0], [], target_sizes=[1])
 
 
-def test_packing_brings_everything_back() -> None:
-    results = [*random_results(1), image_result(99, [], [], [], [], [], [])]
-    packed = pack_results(results)
-    assert all(array.dtype != object and array.dtype != bool for array in packed.values())
-    back = unpack_results(packed)
-    assert [result.image_id for result in back] == [result.image_id for result in results]
-    for before, after in zip(results, back, strict=True):
-        for name in ("scores", "class_ids", "box_hits", "mask_hits", "target_class_ids", "box_confusion"):
-            assert getattr(before, name).dtype == getattr(after, name).dtype
-            np.testing.assert_array_equal(getattr(before, name), getattr(after, name))
-    assert unpack_results(pack_results([])) == []
-
-
 def test_incomplete_transfer_is_noticed() -> None:
     packed = pack_results(random_results(2))
+    assert all(array.dtype not in (object, bool) for array in packed.values()), "not every backend can send these"
     packed["scores"] = packed["scores"][:-1]
     with pytest.raises(ValueError, match="scores has"):
         unpack_results(packed)

@@ -14,42 +14,29 @@ import pytest
 from tests.conftest import PROJECT
 from tests.evaluation.made_up import image_result, one_image, random_results, random_scene, result_of
 from utils.evaluation.metrics import (
-    SIZES,
     ImageResult,
     box_iou,
     merge_results,
     pack_results,
     precision_recall_curves,
     summarise,
-    summarise_sizes,
     unpack_results,
 )
 
 NAMES = ["conductor", "pole", "crossarm", "insulator", "cutouts"]
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("YOLO_OFFLINE", "1")
-        patch.setenv("YOLO_AUTOINSTALL", "0")
-        patch.setenv("YOLO_CONFIG_DIR", str(tmp_path_factory.mktemp("ultralytics")))
-        import torch  # noqa: F401  before Ultralytics, which otherwise sets OMP_NUM_THREADS=1
-        import ultralytics.engine.validator
-        import ultralytics.utils.metrics
-
-        yield SimpleNamespace(metrics=ultralytics.utils.metrics, validator=ultralytics.engine.validator.BaseValidator)
-
-
 @pytest.mark.parametrize("seed", range(8))
-def test_every_step_gives_the_numbers_of_ultralytics(seed: int, reference: Any) -> None:
+def test_every_step_gives_the_numbers_of_ultralytics(seed: int) -> None:
     import torch
+    from ultralytics.engine.validator import BaseValidator
+    from ultralytics.utils import metrics as reference
 
     rng = np.random.default_rng(seed)
     num_classes = 3 + seed % 4
     names = {index: f"class {index}" for index in range(num_classes)}
-    theirs = reference.metrics.SegmentMetrics(names)
-    matrix = reference.metrics.ConfusionMatrix(names)
+    theirs = reference.SegmentMetrics(names)
+    matrix = reference.ConfusionMatrix(names)
     validator = SimpleNamespace(iouv=torch.linspace(0.5, 0.95, 10))
     results = []
     for image_id in range(12):
@@ -57,10 +44,10 @@ def test_every_step_gives_the_numbers_of_ultralytics(seed: int, reference: Any) 
         tensors = {name: torch.from_numpy(array) for name, array in scene.items()}
         result = result_of(image_id, scene, num_classes)
         results.append(result)
-        iou = reference.metrics.box_iou(tensors["targets"], tensors["boxes"])
+        iou = reference.box_iou(tensors["targets"], tensors["boxes"])
         np.testing.assert_allclose(box_iou(scene["targets"], scene["boxes"]), iou, atol=1e-6)
         hits = [
-            reference.validator.match_predictions(validator, tensors["ids"], tensors["target_ids"], iou * scale)
+            BaseValidator.match_predictions(validator, tensors["ids"], tensors["target_ids"], iou * scale)
             if len(scene["ids"]) and len(scene["target_ids"])
             else torch.zeros(len(scene["ids"]), 10, dtype=torch.bool)
             for scale in (1, 0.9)
@@ -160,41 +147,6 @@ def test_nothing_to_measure_gives_zeros_and_valid_json(results: list[ImageResult
     curves = precision_recall_curves(results, NAMES)
     assert curves["box"]["precision_at_recall"].shape == (len(curves["box"]["class_ids"]), 1000)
     assert all(np.isfinite(curves["mask"][name]).all() for name in ("precision", "recall", "f1"))
-
-
-def sized(result: ImageResult, size: int, **changes: Any) -> ImageResult:
-    """The same with all predictions and targets of one size, unless told otherwise."""
-    whole = np.full((len(result.scores), 10), size)
-    sizes = {"box_sizes": whole, "mask_sizes": whole, "target_sizes": np.full(len(result.target_class_ids), size)}
-    return ImageResult(**{**vars(result), **sizes, **changes})
-
-
-@pytest.mark.parametrize("size", range(3))
-def test_where_all_objects_have_one_size_its_ap_is_the_ap(size: int) -> None:
-    results = [sized(result, size) for result in random_results(5)]
-    whole, by_size = summarise(results, NAMES), summarise_sizes(results, NAMES)
-    expected = {name: whole[name] for name in ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95")}
-    assert by_size[SIZES[size]] == pytest.approx({"num_targets": whole["num_targets"], **expected})
-    nothing = {"num_targets": 0, **dict.fromkeys(expected)}
-    assert [by_size[name] for name in SIZES if name != SIZES[size]] == [nothing, nothing]
-
-
-def test_a_size_is_judged_by_its_own_hits_misses_and_false_alarms() -> None:
-    # A large target is found after a large false alarm, a small one is missed, a medium one is found at once.
-    found = one_image([0.9, 0.8, 0.7], [False, True, True], num_targets=3)
-    places = np.repeat(np.array([[2], [2], [1]]), 10, axis=1)
-    mixed = sized(found, 0, box_sizes=places, mask_sizes=places, target_sizes=[2, 0, 1])
-    by_size = summarise_sizes([mixed], ["pole"])
-    assert by_size["large"]["mask_map50"] == pytest.approx((99 * 0.5 + 0.25) / 100)
-    assert by_size["medium"]["box_map50_95"] == pytest.approx(0.995)
-    assert list(by_size["small"].values()) == [1, 0, 0, 0, 0]  # one target, and nothing found of it
-
-
-def test_sizes_travel_between_ranks() -> None:
-    results = [sized(result, index % 3) for index, result in enumerate(random_results(6))]
-    back = unpack_results(pack_results(results))
-    assert summarise_sizes(merge_results([back[6:], back[:8]]), NAMES) == summarise_sizes(results, NAMES)
-    assert [result.target_sizes.tolist() for result in back] == [result.target_sizes.tolist() for result in results]
 
 
 def test_a_class_id_without_a_name_is_refused() -> None:

@@ -73,12 +73,6 @@ def test_kept_zip_is_asked_for_again_only_when_it_is_gone(server: AzureServer, t
     assert len(server.gets("Circuit1.zip")) == 2
 
 
-def test_missing_circuit_is_reported_and_the_others_kept(server: AzureServer, tmp_path: Path) -> None:
-    report = get(server, tmp_path, "99", "10")
-    assert report.missing == ("Circuit99.zip",)
-    assert (tmp_path / "Circuit10" / "10 (1).JPG").is_file()
-
-
 def test_a_killed_extraction_continues(server: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server.blobs["Circuit1.zip"].md5 = ""
     replaced: list[object] = []
