@@ -51,6 +51,10 @@ def box(left: float, top: float, width: float, height: float) -> np.ndarray:
     return np.array(corners, np.float32).clip(0, 1)
 
 
+def rectangle(left: float, top: float, right: float, bottom: float) -> np.ndarray:
+    return np.array([[left, top], [right, top], [right, bottom], [left, bottom]], float)
+
+
 class Apart(Pictures):
     """Photographs whose objects do not overlap: a cut could change which of two is smaller and lies on top."""
 

@@ -64,14 +64,17 @@ def test_only_what_the_photograph_covers_is_touched() -> None:
     np.testing.assert_array_equal(output, expected)
 
 
+def tile_matrix(degrees: float, rng: np.random.Generator) -> np.ndarray:
+    view = random_view(256, 128, AugmentConfig(degrees=degrees), rng)
+    return compose(view, mosaic_matrices([(90, 120)], 128, rng)[0])
+
+
 @pytest.mark.parametrize("degrees", [0, 20])
 def test_a_fourth_channel_changes_no_byte_of_the_others(degrees: float) -> None:
     rng = np.random.default_rng(4)
     image = rng.integers(0, 256, (90, 120, 3), dtype=np.uint8)
     for _ in range(20):
-        matrix = compose(
-            random_view(256, 128, AugmentConfig(degrees=degrees), rng), mosaic_matrices([(90, 120)], 128, rng)[0]
-        )
+        matrix = tile_matrix(degrees, rng)
         three, four = np.full((128, 128, 3), FILL, np.uint8), np.full((128, 128, 4), FILL, np.uint8)
         warp_into(three, image, matrix)
         warp_into(four, image, matrix)
@@ -84,9 +87,7 @@ def test_what_is_seen_of_an_image_draws_the_same_as_the_whole(degrees: float) ->
     image = cv2.resize(rng.integers(0, 256, (9, 12, 3), dtype=np.uint8), (120, 90), interpolation=cv2.INTER_CUBIC)
     shares, unseen = [], 0
     for _ in range(60):
-        matrix = compose(
-            random_view(256, 128, AugmentConfig(degrees=degrees), rng), mosaic_matrices([(90, 120)], 128, rng)[0]
-        )
+        matrix = tile_matrix(degrees, rng)
         rows, columns = seen_window(matrix, (90, 120), 128)
         whole, part = (np.full((128, 128, 3), FILL, np.uint8) for _ in range(2))
         warp_into(whole, image, matrix)
@@ -117,9 +118,8 @@ def test_mosaic_tiles_meet_in_one_point_without_overlap() -> None:
         transform_points(np.array([[0.0, 0], [width, height]]), matrix)
         for (height, width), matrix in zip(shapes, matrices, strict=True)
     ]
-    inner_corners = np.array(
-        [boxes[0][1], [boxes[1][0, 0], boxes[1][1, 1]], [boxes[2][1, 0], boxes[2][0, 1]], boxes[3][0]]
-    )
+    a, b, c, d = boxes
+    inner_corners = np.array([a[1], [b[0, 0], b[1, 1]], [c[1, 0], c[0, 1]], d[0]])
     np.testing.assert_allclose(inner_corners, inner_corners[:1].repeat(4, 0))
     assert inner_corners[0].min() >= 50
     assert inner_corners[0].max() <= 150

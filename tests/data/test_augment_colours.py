@@ -77,12 +77,10 @@ def photos(tmp_path: Path) -> list[Photo]:
 
 
 def test_a_batch_looks_the_same_wherever_its_colours_are_varied(photos: list[Photo]) -> None:
-    def batch(colours_on_device: bool, config: AugmentConfig) -> torch.Tensor:
-        dataset = SegmentationDataset(
-            photos, 96, augment=config, mosaic_epochs=9, seed=3, colours_on_device=colours_on_device
-        )
+    def batch(on_device: bool, config: AugmentConfig) -> torch.Tensor:
+        dataset = SegmentationDataset(photos, 96, augment=config, mosaic_epochs=9, seed=3, colours_on_device=on_device)
         collated = collate([dataset[(1, index)] for index in range(4)])
-        assert (collated.colour_gains is not None) == (colours_on_device and config is not STILL)
+        assert (collated.colour_gains is not None) == (on_device and config is not STILL)
         return prepare_batch(collated, CPU)[0]
 
     by_loader, by_device = batch(False, AugmentConfig()), batch(True, AugmentConfig())

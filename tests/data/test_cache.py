@@ -17,7 +17,6 @@ from tests.data.caches import (
     BLOCKS,
     EACH_KIND,
     PACKED,
-    SHAPES,
     SIZE_PX,
     Kind,
     opened,
@@ -54,12 +53,10 @@ def test_only_a_changed_photograph_makes_a_second_opening_build(files: list[Path
     assert opened(kind, files, tmp_path / ".cache", said).index.pixel_file == first
     assert first.stat().st_mtime_ns == 1
     assert len(said) == 1
-    assert ("packing 4 train photographs at 64 px" if kind is PACKED else "at their own size, in blocks, into") in said[
-        0
-    ]
+    assert ("packing 4 train photographs at 64 px" if kind is PACKED else "their own size, in blocks, into") in said[0]
     os.utime(files[0], ns=(1, 1))  # the same bytes with a later date
     second = opened(kind, files, tmp_path / ".cache", said).index.pixel_file
-    write_photo(files[2], 99, SHAPES[2])
+    write_photo(files[2], 99, (40, 30))
     third = opened(kind, files, tmp_path / ".cache", said).index.pixel_file
     assert len({first, second, third}) == 3
     assert len(said) == 3
@@ -81,7 +78,7 @@ DAMAGES: dict[str, Any] = {
 
 def with_sizes(content: dict[str, Any]) -> str:
     del content["checksum"]
-    return index_text({**content, "sizes": [[2**20, 2**20]] * len(SHAPES)})
+    return index_text({**content, "sizes": [[2**20, 2**20]] * 4})
 
 
 @EACH_KIND
@@ -245,7 +242,7 @@ def test_a_second_list_in_the_same_folder_deletes_the_first_ones_cache(files: li
     second = opened(PACKED, files[:2], tmp_path / ".cache", said).index
     assert re.search(r"\.cache also holds train-64-\* of other lists .*delete what you no longer need$", said[0])
     assert len(said) == 2
-    write_photo(files[3], 99, SHAPES[3])
+    write_photo(files[3], 99, (256, 512))
     assert opened(PACKED, files[:2], tmp_path / ".cache", said).index.pixel_file == second.pixel_file
     third = opened(PACKED, files, tmp_path / ".cache", said).index
     assert third.pixel_file != first.pixel_file
@@ -259,15 +256,11 @@ def test_damage_that_cannot_be_mended_is_named_in_one_line(files: list[Path], tm
     content, photograph = index.pixel_file.read_bytes(), files[0].read_bytes()
     index.pixel_file.write_bytes(b"\x80\x00" + content[2:])
     files[0].write_bytes(files[3].read_bytes())
-    with pytest.raises(
-        UserError, match=r"\.u8: damaged, and 1 \(0\)\.JPG no longer gives the same bytes; delete the file"
-    ):
+    with pytest.raises(UserError, match=r"\.u8: damaged, and 1 \(0\)\.JPG no longer gives the same bytes; delete"):
         PackedImages(index).read(0)
     os.link(index.pixel_file, tmp_path / "second")
     files[0].write_bytes(photograph)
-    with pytest.raises(
-        UserError, match=r"\.u8: damaged, and cannot be mended: not a regular file with one name; delete"
-    ):
+    with pytest.raises(UserError, match=r"u8: damaged, and cannot be mended: not a regular file with one name; delete"):
         PackedImages(index).read(0)
     index.pixel_file.unlink()
     with pytest.raises(UserError, match=r"\.u8: No such file or directory; the next start builds the file"):

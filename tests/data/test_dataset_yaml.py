@@ -104,10 +104,7 @@ def test_class_numbers_from_1_or_with_a_gap_print_the_corrected_block(tmp_path: 
     assert lines[5:] == ("names:", "  0: unused_0", "  1: pole", "  2: unused_2", "  3: wire")
     for block in (lines[1:4], lines[5:]):
         assert load_dataset_yaml(write_yaml(tmp_path, "\n".join(["train: images", *block]))).splits
-    for text, block in (
-        ("nc: 2", ("names:", "  0: class_0", "  1: class_1")),
-        ("names: {0: pole, 4000000000: wire}", ()),
-    ):
+    for text, block in (("nc: 2", ("names:", "  0: class_0", "  1: class_1")), ("names: {0: pole, 4000000: wire}", ())):
         with pytest.raises(DataErrors) as error:
             load_dataset_yaml(write_yaml(tmp_path, f"train: images\n{text}\n"))
         assert error.value.details[1:] == block

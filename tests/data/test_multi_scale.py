@@ -64,9 +64,7 @@ def test_a_sample_of_another_size_has_all_its_labels_at_that_size(size_px: int) 
         assert abs(len(sample.class_ids) - len(usual.class_ids)) <= 1
         if sample.class_ids.tolist() == usual.class_ids.tolist():
             # Objects as large as one another may change places.
-            ours, theirs = (
-                np.array(sorted(map(tuple, np.rint(boxes)))) for boxes in (sample.boxes, usual.boxes * scale)
-            )
+            ours, theirs = (np.array(sorted(map(tuple, np.rint(box)))) for box in (sample.boxes, usual.boxes * scale))
             np.testing.assert_allclose(ours, theirs, atol=1)
     assert content(data[0, 1, SIZE_PX]) == content(data[0, 1])
 

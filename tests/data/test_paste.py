@@ -7,17 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.data.pictures import COLOURLESS, samples_of
+from tests.data.pictures import COLOURLESS, rectangle, samples_of
 from utils.data.augment import Scene
 from utils.data.paste import paste_objects
 from utils.data.polygons import draw_index_map
 
 SIDE_PX = 160
 POLE, CAP, WIRE = 0, 1, 2
-
-
-def rectangle(left: float, top: float, right: float, bottom: float) -> np.ndarray:
-    return np.array([[left, top], [right, top], [right, bottom], [left, bottom]])
 
 
 def scene_of(grey: int, *objects: tuple[int, np.ndarray]) -> Scene:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from shapely.geometry import Polygon, box
 
+from tests.data.pictures import rectangle
 from utils.data.pieces import Sides, pieces_in, split_at_rectangle
 from utils.data.polygons import clip_outlines, join_outlines, large_to_small, polygon_boxes, visible_outlines
 
@@ -90,10 +91,6 @@ def test_copies_of_one_object_keep_their_order() -> None:
 ALL_CUT: Sides = (True, True, True, True)
 
 
-def bar(left: float, top: float, right: float, bottom: float) -> np.ndarray:
-    return np.array([[left, top], [right, top], [right, bottom], [left, bottom]], float)
-
-
 def is_inside(outlines: list[np.ndarray], points: np.ndarray) -> np.ndarray:
     """Return by the even-odd rule which points (N, 2) the outlines fill."""
     crossings = np.zeros(len(points), int)
@@ -129,7 +126,7 @@ def test_pieces_fill_what_the_outline_fills_inside_the_window(kind: str) -> None
 
 def test_a_wire_that_leaves_and_comes_back_is_two_instances() -> None:
     wire = np.array([[0, 20], [100, 160], [200, 20], [200, 26], [100, 166], [0, 26]], float)  # sags below the window
-    owners, pieces = pieces_in([bar(10, 10, 60, 60), wire], 200, 100, ALL_CUT, 200)
+    owners, pieces = pieces_in([rectangle(10, 10, 60, 60), wire], 200, 100, ALL_CUT, 200)
     assert owners == [0, 1, 1]
     left, right = sorted(pieces[1:], key=lambda piece: piece[:, 0].min())
     assert left[:, 0].max() < 65
@@ -141,17 +138,17 @@ def test_a_wire_that_leaves_and_comes_back_is_two_instances() -> None:
 @pytest.mark.parametrize(
     ("outline", "is_kept"),
     [
-        (bar(100, 100, 103, 102), True),  # a whole object, however small
-        (bar(-500, 300, 10, 306), False),  # a wire of which 10 pixels are left
-        (bar(-500, 300, 30, 306), True),  # of which 30 are
-        (bar(-10, 300, 10, 340), True),  # half an insulator
-        (bar(-60, 300, 8, 340), False),  # an eighth of a transformer
-        (bar(-60, 300, 25, 340), True),  # more than a quarter
-        (bar(-60, 300, 17, 340), True),  # a fifth, deep enough
-        (bar(-900, 300, 5, 900), False),  # a sliver of a house along the border
-        (bar(-900, -900, 40, 40), True),  # a corner of it, 40 x 40
-        (bar(-900, -3, 900, 3), False),  # half the width of a wire along the border
-        (bar(-900, -1, 900, 7), True),  # a wire along the border, almost whole
+        (rectangle(100, 100, 103, 102), True),  # a whole object, however small
+        (rectangle(-500, 300, 10, 306), False),  # a wire of which 10 pixels are left
+        (rectangle(-500, 300, 30, 306), True),  # of which 30 are
+        (rectangle(-10, 300, 10, 340), True),  # half an insulator
+        (rectangle(-60, 300, 8, 340), False),  # an eighth of a transformer
+        (rectangle(-60, 300, 25, 340), True),  # more than a quarter
+        (rectangle(-60, 300, 17, 340), True),  # a fifth, deep enough
+        (rectangle(-900, 300, 5, 900), False),  # a sliver of a house along the border
+        (rectangle(-900, -900, 40, 40), True),  # a corner of it, 40 x 40
+        (rectangle(-900, -3, 900, 3), False),  # half the width of a wire along the border
+        (rectangle(-900, -1, 900, 7), True),  # a wire along the border, almost whole
     ],
 )
 def test_what_is_large_enough_to_see_is_kept(outline: np.ndarray, is_kept: bool) -> None:
@@ -161,13 +158,13 @@ def test_what_is_large_enough_to_see_is_kept(outline: np.ndarray, is_kept: bool)
 
 
 def test_the_edge_of_the_photograph_cuts_nothing_off() -> None:
-    outline = bar(-900, 300, 5, 340)  # no more of it exists to the left
+    outline = rectangle(-900, 300, 5, 340)  # no more of it exists to the left
     assert pieces_in([outline], 640, 640, ALL_CUT, 640)[0] == []
     assert pieces_in([outline], 640, 640, (False, True, True, True), 640)[0] == [0]
 
 
 def test_order_and_absence() -> None:
-    inside, outside, cut = bar(10, 10, 90, 90), bar(700, 10, 720, 60), bar(500, 500, 700, 700)
+    inside, outside, cut = rectangle(10, 10, 90, 90), rectangle(700, 10, 720, 60), rectangle(500, 500, 700, 700)
     owners, pieces = pieces_in([cut, outside, inside, cut], 640, 640, ALL_CUT, 640)
     assert owners == [0, 2, 3]
     np.testing.assert_array_equal(pieces[1], inside)

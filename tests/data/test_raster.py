@@ -63,9 +63,7 @@ def cut_off(file: Path) -> None:
 def declare_more(file: Path) -> None:
     data = bytearray(file.read_bytes())
     for tag in (256, 257):  # little endian: tag, type 3 or 4, number 1, value
-        at = next(
-            at for at in range(8, len(data)) if data[at : at + 2] == tag.to_bytes(2, "little") and data[at + 4] == 1
-        )
+        at = next(k for k in range(8, len(data)) if data[k : k + 2] == tag.to_bytes(2, "little") and data[k + 4] == 1)
         data[at + 2 : at + 4], data[at + 8 : at + 12] = b"\4\0", (900_000).to_bytes(4, "little")
     file.write_bytes(data)
 

@@ -23,9 +23,8 @@ def wires(width: float) -> list[np.ndarray]:
     for angle in rng.uniform(0, math.pi, 40):
         along = np.array([math.cos(angle), math.sin(angle)]) * 250
         across = np.array([-along[1], along[0]]) / 500 * width
-        found.append(
-            rng.uniform(300, 340, 2) + np.array([-across - along, across - along, across + along, along - across])
-        )
+        corners = np.array([-across - along, across - along, across + along, along - across])
+        found.append(rng.uniform(300, 340, 2) + corners)
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,61 +28,49 @@ def write_disk(disk: Path) -> None:
         (disk / folder / "labels" / f"{number}.txt").write_text("0 0.1 0.1 0.5 0.1 0.5 0.5\n")
 
 
-def linked_folder(root: Path, disk: Path) -> str:
-    (root / "train").mkdir()
-    for kind in ("images", "labels"):
-        (root / "train" / kind).symlink_to(disk / "one" / kind)
-    return "train: train/images\n"
-
-
-def linked_subfolder(root: Path, disk: Path) -> str:
-    for kind in ("images", "labels"):
-        (root / kind).mkdir()
-        (root / kind / "far").symlink_to(disk / "one" / kind)
-        (root / kind / "round").symlink_to(root / kind)  # back to itself
-    return "train: images\n"
-
-
-def linked_files(root: Path, disk: Path) -> str:
-    for kind, name in (("images", "0.jpg"), ("labels", "0.txt")):
-        (root / kind).mkdir()
-        (root / kind / name).symlink_to(disk / "one" / kind / name)
-    return "train: images\n"
-
-
-def listed_files(root: Path, disk: Path) -> str:
-    (root / "list.txt").write_text(f"{disk}/one/images/0.jpg\n")
-    return "train: list.txt\n"
-
-
-def beside_path(root: Path, disk: Path) -> str:
-    return f"path: {disk}/two\ntrain: ../one/images\n"
-
-
-def linked_labels(root: Path, disk: Path) -> str:
-    (root / "images").mkdir()
-    (root / "images" / "0.jpg").write_bytes(PHOTO)
-    (root / "labels").symlink_to(disk / "one" / "labels")
-    return "train: images\n"
-
-
-CASES: dict[Callable[[Path, Path], str], str] = {
-    linked_folder: r"data\.yaml: train: .* lies outside .*--trust-links",
-    linked_subfolder: r"images/far: .*--trust-links",
-    linked_files: r"images/0\.jpg: .*--trust-links",
-    listed_files: r"list\.txt:1: .*--trust-links",
-    beside_path: r"data\.yaml: train: .* lies outside .*--trust-links",
-    linked_labels: r"labels/0\.txt: lies outside .*--trust-links",
+# Links of the data set and where on the disk they lead (None: a photograph of its own), its text, and what is refused.
+CASES: dict[str, tuple[dict[str, str | None], str, str]] = {
+    "linked folder": (
+        {"train/images": "one/images", "train/labels": "one/labels"},
+        "train: train/images",
+        r"data\.yaml: train: .* lies outside .*--trust-links",
+    ),
+    "linked subfolder, and one back to itself": (
+        {"images/far": "one/images", "labels/far": "one/labels", "images/round": "../set/images"},
+        "train: images",
+        r"images/far: .*--trust-links",
+    ),
+    "linked files": (
+        {"images/0.jpg": "one/images/0.jpg", "labels/0.txt": "one/labels/0.txt"},
+        "train: images",
+        r"images/0\.jpg: .*--trust-links",
+    ),
+    "listed files": ({}, "train: list.txt", r"list\.txt:1: .*--trust-links"),
+    "beside path": (
+        {},
+        "path: ../disk/two\ntrain: ../one/images",
+        r"data\.yaml: train: .* lies outside .*--trust-links",
+    ),
+    "linked labels": (
+        {"images/0.jpg": None, "labels": "one/labels"},
+        "train: images",
+        r"labels/0\.txt: lies outside .*--trust-links",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_images_on_another_disk_need_trust_links(case: Callable[[Path, Path], str], tmp_path: Path) -> None:
+def test_images_on_another_disk_need_trust_links(case: str, tmp_path: Path) -> None:
+    links, text, message = CASES[case]
     root, disk = tmp_path / "set", tmp_path / "disk"
-    root.mkdir()
     write_disk(disk)
-    (root / "data.yaml").write_text(case(root, disk) + "names: [pole]\n")
-    with pytest.raises(UserError, match=CASES[case]) as error:
+    for place, target in links.items():
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        (root / place).symlink_to(disk / target) if target else (root / place).write_bytes(PHOTO)
+    root.mkdir(exist_ok=True)
+    (root / "list.txt").write_text(f"{disk}/one/images/0.jpg\n")
+    (root / "data.yaml").write_text(f"{text}\nnames: [pole]\n")
+    with pytest.raises(UserError, match=message) as error:
         read_photos(load_dataset_yaml(root / "data.yaml"), "train")
     assert str(error.value).isprintable()
     (photo,) = read_photos(load_dataset_yaml(root / "data.yaml", trust_links=True), "train")

@@ -246,9 +246,8 @@ def test_windows_are_off_by_default_and_announced_and_validation_has_its_own(pho
     whole = opened("train")
     assert len(whole) == 7
     assert not list((photo_folder / ".cache").glob("*blocks*"))
-    plain = SegmentationDataset(
-        read_photos(spec, "train"), 64, packed=whole.packed, augment=AugmentConfig(), mosaic_epochs=90
-    )
+    photos = read_photos(spec, "train")
+    plain = SegmentationDataset(photos, 64, packed=whole.packed, augment=AugmentConfig(), mosaic_epochs=90)
     for index in range(len(plain)):
         now, before = whole[1, index], plain[1, index]
         assert now.image.tobytes() == before.image.tobytes()

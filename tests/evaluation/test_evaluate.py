@@ -58,7 +58,7 @@ def several_sets(folder: Path) -> dict[str, Any]:
     found = {f"{count}": evaluate_photos(folder, count) for count in (1, 2, 7, NUM_PHOTOS)}
     found["native"] = evaluate_photos(folder, 7, native=True)
     answer = {
-        name: {**one.metrics, "image_ids": [result.image_id for result in one.results]} for name, one in found.items()
+        name: {**one.metrics, "image_ids": [each.image_id for each in one.results]} for name, one in found.items()
     }
     return {**answer, "own loss": loss_of(folder, range(distributed.rank(), 7, distributed.world_size()))}
 

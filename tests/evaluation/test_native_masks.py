@@ -6,37 +6,20 @@ import numpy as np
 import pytest
 import torch
 
+from tests.sources.parsing.tool_folder import whole
 from utils.common.errors import UsageError
 from utils.data.dataset import Photo, Sample
+from utils.data.drawn_wires import band
 from utils.evaluation import native_masks
 from utils.evaluation.native_masks import (
-    PhotoMasks,
-    choose_thin_classes,
     fill_outline,
     masks_in_photo,
-    outlines_in_photo,
     place,
     region_iou,
-    target_areas,
 )
 from utils.predict.detections import Detections, photo_masks
-from utils.predict.regions import Region
 
 PHOTO_SIZE = (400, 300)
-
-
-def whole(region: Region, photo_size: tuple[int, int] = PHOTO_SIZE) -> np.ndarray:
-    full = np.zeros((photo_size[1], photo_size[0]), bool)
-    height, width = region.mask.shape
-    full[region.top : region.top + height, region.left : region.left + width] = region.mask
-    return full
-
-
-def wire(width_px: float, angle: float) -> np.ndarray:
-    """Return the outline of a straight wire, 240 pixels long."""
-    along = np.array([np.cos(angle), np.sin(angle)]) * 120
-    across = np.array([-np.sin(angle), np.cos(angle)]) * width_px / 2
-    return np.array([200.3, 150.7]) + np.array([across - along, across + along, along - across, -along - across])
 
 
 @pytest.fixture
@@ -46,9 +29,7 @@ def scene() -> tuple[Sample, Detections, torch.Tensor]:
     centres = rng.uniform([20, 30], [108, 98], (9, 2))
     turns = np.linspace(0, 2 * np.pi, 20, endpoint=False)
     circle = np.stack([np.cos(turns), np.sin(turns)], axis=1)
-    polygons = [
-        (centre + circle * rng.uniform(3, 40)).clip([0, 16], [128, 112]).astype(np.float32) for centre in centres
-    ]
+    polygons = [(place + circle * rng.uniform(3, 40)).clip([0, 16], [128, 112]).astype(np.float32) for place in centres]
     boxes = np.array([[*polygon.min(0), *polygon.max(0)] for polygon in polygons], np.float32)
     ids = rng.integers(0, 2, 9)
     sample = Sample(0, np.zeros((128, 128, 3), np.uint8), ids, boxes, np.zeros((32, 32)), polygons, (128, 96), (0, 16))
@@ -68,18 +49,18 @@ def test_a_pixel_belongs_to_an_outline_when_its_centre_lies_inside() -> None:
     assert (region.left, region.top, region.mask.shape) == (2, 1, (2, 3))
     assert region.mask.all()
     shifted = fill_outline(np.array([[2.6, 1.0], [5.4, 1.0], [5.4, 2.4], [2.6, 2.4]]), (10, 10))
-    assert np.argwhere(whole(shifted, (10, 10))).tolist() == [[1, 3], [1, 4]]
+    assert np.argwhere(whole(shifted, 10, 10)).tolist() == [[1, 3], [1, 4]]
 
 
 def test_outlines_past_the_edge_or_without_any_pixel_centre_still_have_pixels_in_the_photograph() -> None:
     beyond = fill_outline(np.array([[-5.0, -5.0], [3.0, -5.0], [3.0, 2.0], [-5.0, 2.0]]), (10, 10))
-    assert whole(beyond, (10, 10)).sum() == 6
+    assert whole(beyond, 10, 10).sum() == 6
     tiny = fill_outline(np.array([[4.6, 7.6], [4.9, 7.6], [4.9, 7.9]]), (10, 10))
-    assert np.argwhere(whole(tiny, (10, 10))).tolist() == [[7, 4]]
+    assert np.argwhere(whole(tiny, 10, 10)).tolist() == [[7, 4]]
     assert fill_outline(np.array([[10.0, 10.0], [10.0, 10.0], [10.0, 10.0]]), (10, 10)).mask.tolist() == [[True]]
 
 
-def joined_iou(parts: list[PhotoMasks]) -> tuple[np.ndarray, np.ndarray]:
+def joined_iou(parts: list[native_masks.PhotoMasks]) -> tuple[np.ndarray, np.ndarray]:
     iou, areas = zip(*map(region_iou, parts), strict=True)
     return np.concatenate(iou, axis=1), np.concatenate(areas)
 
@@ -91,7 +72,9 @@ def test_overlap_is_that_of_whole_masks_and_the_parts_change_nothing(
     placement = place(sample, PHOTO_SIZE)
     (together,) = masks_in_photo(sample, found, photo_masks(prototypes, found, placement), placement)
     iou, areas = region_iou(together)
-    truth, masks = (np.stack([whole(region) for region in regions]) for regions in (together.truth, together.found))
+    truth, masks = (
+        np.stack([whole(one, *PHOTO_SIZE) for one in regions]) for regions in (together.truth, together.found)
+    )
     shared = np.einsum("myx,nyx->mn", truth.astype(float), masks.astype(float))
     union = truth.sum((1, 2))[:, None] + masks.sum((1, 2)) - shared
     same_class = sample.class_ids[:, None] == found.class_ids.numpy()
@@ -115,23 +98,23 @@ def test_overlap_is_that_of_whole_masks_and_the_parts_change_nothing(
 
 def test_target_areas_are_counted_in_pixels_of_the_photograph(scene: tuple[Sample, Detections, torch.Tensor]) -> None:
     sample = scene[0]
-    small, large = (target_areas(sample, place(sample, size)) for size in (PHOTO_SIZE, (800, 600)))
+    small, large = (native_masks.target_areas(sample, place(sample, size)) for size in (PHOTO_SIZE, (800, 600)))
     np.testing.assert_allclose(large, small * 4, rtol=1e-4)
-    filled = [
-        fill_outline(outline, PHOTO_SIZE).mask.sum() for outline in outlines_in_photo(sample, place(sample, PHOTO_SIZE))
-    ]
+    outlines = native_masks.outlines_in_photo(sample, place(sample, PHOTO_SIZE))
+    filled = [fill_outline(outline, PHOTO_SIZE).mask.sum() for outline in outlines]
     np.testing.assert_allclose(filled, small, rtol=0.03)
 
 
 def test_thin_classes_are_found_by_their_labels_or_named() -> None:
-    wires = [(wire(4, angle) / PHOTO_SIZE).astype(np.float32) for angle in (0, 0.4, 1.2)]
+    along = [np.array([np.cos(angle), np.sin(angle)]) for angle in (0, 0.4, 1.2)]
+    wires = [(band(200 + np.outer([-120, 120], way), 4) / PHOTO_SIZE).astype(np.float32) for way in along]
     box = np.array([(0.1, 0.1), (0.2, 0.1), (0.2, 0.4), (0.1, 0.4)], np.float32)
     photos = [Photo(Path(f"{index}.jpg"), np.array([2, 0]), [one, box]) for index, one in enumerate(wires)]
     photos += [Photo(Path("empty.jpg"), np.zeros(0, np.int64), [])]
     names = ("pole", "guy", "wire")
 
     def chosen(*asked: str) -> tuple[int, ...]:
-        return choose_thin_classes(asked, photos, lambda index: PHOTO_SIZE, names)
+        return native_masks.choose_thin_classes(asked, photos, lambda index: PHOTO_SIZE, names)
 
     assert chosen("auto") == (2,)  # 60 times as long as wide
     assert chosen("none") == ()

@@ -69,9 +69,7 @@ def project_files(*patterns: str) -> dict[str, str]:
     """Return the text of the project's own files: what lies beside the scripts, not what was installed or downloaded."""
     ignored = {".venv", "data", "models", "outputs", ".git", ".mypy_cache", ".pytest_cache", ".ruff_cache", "build"}
     files = sorted(path.relative_to(PROJECT) for pattern in patterns for path in PROJECT.rglob(pattern))
-    return {
-        path.as_posix(): (PROJECT / path).read_text(encoding="utf-8") for path in files if not ignored & {*path.parts}
-    }
+    return {path.as_posix(): (PROJECT / path).read_text("utf-8") for path in files if not ignored & {*path.parts}}
 
 
 def test_no_source_file_contains_what_is_forbidden_and_every_exception_is_needed() -> None:
@@ -134,9 +132,8 @@ def test_ruff_catches_the_planted_examples_of_its_rules(tmp_path: Path) -> None:
     for number, (planted, _) in enumerate(RUFF):
         (tmp_path / f"{number}.py").write_text(planted + "\n")
     command = [sys.executable, "-m", "ruff", "check", "--config", str(PROJECT / "pyproject.toml"), "--no-cache"]
-    done = subprocess.run(
-        [*command, "--output-format", "concise", tmp_path], capture_output=True, text=True, check=False
-    )
+    command += ["--output-format", "concise", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     for number, (planted, rule) in enumerate(RUFF):
         assert re.search(rf"\b{number}\.py:\d+:\d+: {rule} ", done.stdout), (planted, done.stdout)
 

@@ -122,9 +122,7 @@ def test_an_activation_that_is_code_is_not_evaluated(honest: Path, tmp_path: Pat
         with pytest.raises(UserError, match="activation"):
             load()
     description = tmp_path / "model.yaml"
-    description.write_text(
-        f"nc: 2\nactivation: {json.dumps(payload)}\nbackbone: [[-1, 1, Conv, [8, 3, 2]]]\nhead: []\n"
-    )
+    description.write_text(f"nc: 2\nactivation: {json.dumps(payload)}\nbackbone: [[-1, 1, Conv, [8]]]\nhead: []\n")
     with pytest.raises(UserError, match="activation"):
         build_model(str(description), NAMES)
     assert not marker.exists()
@@ -218,10 +216,7 @@ def test_containers_that_torch_never_writes_are_refused(honest: Path, tmp_path: 
         (saved({"model": {"w": torch.zeros(1)}, "optimizer": {}, "progress": {}}), "best.pt or last.pt"),
         (saved([1, 2]), "not a segmentation model"),
         (saved({}, _use_new_zipfile_serialization=False), r"torch\.load\(old, weights_only=True\)"),
-        (
-            zipped(b"\x80\x02cmodels.yolo\nSegmentationModel\n."),
-            r"models\.yolo\.SegmentationModel.*YOLO\('FILE'\)\.save",
-        ),
+        (zipped(b"\x80\x02cmodels.yolo\nSegmentationModel\n."), r"yolo\.SegmentationModel.*YOLO\('FILE'\)\.save"),
         (b"", r"foreign\.pt: damaged"),
     ],
 )

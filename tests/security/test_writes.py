@@ -138,9 +138,7 @@ def test_parsing_goes_on_without_a_hostile_archive(tmp_path: Path, kind: str) ->
     (raw / "Circuit1.zip").write_bytes(HOSTILE[kind][0])
     (raw / "good.jpg").write_bytes(PHOTO)
     before_mb = peak_mb()
-    problems = build_in(
-        tmp_path, *(f"{name}.jpg" for name in ("good", "evil", "link", "disk", "pipe", "bomb", "1 (1)"))
-    )
+    problems = build_in(tmp_path, *(f"{n}.jpg" for n in ("good", "evil", "link", "disk", "pipe", "bomb", "1 (1)")))
     assert peak_mb() - before_mb < 300
     written = files_below(tmp_path / "processed")
     built = {Path(name).stem for name in written if name.endswith(".jpg")}

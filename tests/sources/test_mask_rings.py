@@ -6,6 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
+from tests.sources.parsing.tool_folder import whole
 from utils.evaluation.native_masks import fill_outline
 from utils.sources.mask_rings import join_rings, mask_rings, signed_area
 
@@ -13,8 +14,7 @@ from utils.sources.mask_rings import join_rings, mask_rings, signed_area
 def filled(rings: list[np.ndarray], height: int, width: int) -> np.ndarray:
     mask = np.zeros((height, width), bool)
     for ring in rings:
-        part = fill_outline(ring, (width, height))
-        mask[part.top : part.top + part.mask.shape[0], part.left : part.left + part.mask.shape[1]] ^= part.mask
+        mask ^= whole(fill_outline(ring, (width, height)), width, height)
     return mask
 
 

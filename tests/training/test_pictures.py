@@ -17,14 +17,7 @@ from utils.data.images import read_image, write_jpeg
 from utils.data.loader import EpochBatches
 from utils.predict.detections import Detections
 from utils.training import pictures as training_pictures
-from utils.training.pictures import (
-    REDRAW_S,
-    Curves,
-    ValidationPictures,
-    save_first_batch,
-    save_first_pictures,
-    save_label_statistics,
-)
+from utils.training.pictures import REDRAW_S, Curves, ValidationPictures
 
 NAMES = ("pole", "wire")
 SIZE_PX = 64
@@ -57,7 +50,7 @@ def photo(*class_ids: int, file: Path = Path("photo.jpg")) -> Photo:
 def test_label_statistics_count_every_object_and_photograph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     monkeypatch.setattr(training_pictures, "plot_label_statistics", lambda *arguments: given.extend(arguments))
-    save_label_statistics([photo(0, 1), photo(), photo(1)], NAMES, tmp_path / "labels.png")
+    training_pictures.save_label_statistics([photo(0, 1), photo(), photo(1)], NAMES, tmp_path / "labels.png")
     class_ids, boxes, counts, names, path = given
     assert (class_ids.tolist(), counts.tolist(), names) == ([0, 1, 1], [2, 0, 1], NAMES)
     np.testing.assert_allclose(boxes, [[0.1, 0.2, 0.4, 0.5]] * 3, rtol=1e-6)
@@ -71,7 +64,7 @@ def test_a_label_file_of_thousands_of_objects_neither_fills_memory_nor_delays_th
     crowd = Photo(file, np.zeros(count, np.int64), [square(left, top, 0.1) for left, top in corners])
     dataset = SegmentationDataset([crowd], SIZE_PX)
     tracemalloc.start()
-    save_first_batch(dataset, EpochBatches(1, 1, 0, 1, seed=0), NAMES, tmp_path / "batch.jpg")
+    training_pictures.save_first_batch(dataset, EpochBatches(1, 1, 0, 1, seed=0), NAMES, tmp_path / "batch.jpg")
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     picture = read_image(tmp_path / "batch.jpg").astype(float)
@@ -194,7 +187,7 @@ def test_no_picture_ends_a_training(
 
     for name in ("save_image", "plot_label_statistics", "plot_training_curves"):
         monkeypatch.setattr(training_pictures, name, full)
-    save_first_pictures([], None, NAMES, tmp_path)  # type: ignore[arg-type] # neither a data set nor batches
+    training_pictures.save_first_pictures([], None, NAMES, tmp_path)  # type: ignore[arg-type] # neither a data set nor batches
     Curves(tmp_path).draw(is_last=True)
     pictures = ValidationPictures([photo(0, file=grey)], NAMES, every=1, rank=0, world_size=1)
     show(pictures, sample(0), 0.9)

@@ -35,9 +35,8 @@ def wires(truth: list[Region], found: list[Region], **options: Any) -> np.ndarra
 def summaries(*of_images: np.ndarray) -> list[dict[str, Any]]:
     """Return the metrics of each class over photographs with these rows of centrelines."""
     empty = [np.zeros(0)] * 6
-    return summarise_thin(
-        [image_result(k, *empty, centrelines=rows) for k, rows in enumerate(of_images)], 8, (WIRE, OTHER)
-    )
+    results = [image_result(number, *empty, centrelines=rows) for number, rows in enumerate(of_images)]
+    return summarise_thin(results, 8, (WIRE, OTHER))
 
 
 def rates_of(*of_images: np.ndarray) -> list[dict[str, float | None]]:

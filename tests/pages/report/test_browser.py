@@ -46,9 +46,8 @@ def test_the_browser_does_report_what_it_refuses(page: Page, reports: dict[str, 
     """The control: a page that loads and runs what it may not is complained about."""
     spoilt = tmp_path / "spoilt.html"
     text = reports["plain"].read_text(encoding="utf-8")
-    spoilt.write_text(
-        text.replace("<main>", '<main><img src="https://example.org/x.png"><script>1</script>'), encoding="utf-8"
-    )
+    added = '<main><img src="https://example.org/x.png"><script>1</script>'
+    spoilt.write_text(text.replace("<main>", added), encoding="utf-8")
     page.complaints.clear()
     page.open(spoilt, 400)
     assert len(page.complaints) == 2, page.complaints
@@ -59,9 +58,7 @@ def test_a_click_on_a_heading_sorts_the_table(page: Page, reports: dict[str, Pat
     column = "[...document.querySelectorAll('#classes .kind-mask tbody tr')].map(row => row.cells[1].dataset.value)"
     heading = "document.querySelectorAll('#classes .kind-mask thead th')[1]"
     before = [float(value) for value in page.run(column)]
-    assert before not in (sorted(before), sorted(before, reverse=True)), (
-        "this proves nothing if they are in order already"
-    )
+    assert before not in (sorted(before), sorted(before, reverse=True)), "they are in order already"
     page.run(f"{heading}.querySelector('button').click()")
     assert [float(value) for value in page.run(column)] == sorted(before, reverse=True)
     assert page.run(f"{heading}.getAttribute('aria-sort')") == "descending"

@@ -92,9 +92,7 @@ def test_keys_and_buttons_zoom_move_and_toggle(page: Page, folder: Path) -> None
     assert middle_of(page, ".world")[0] == pytest.approx(left - 80)
     press(page, "0")
     assert scale_of(page) == pytest.approx(whole, rel=1e-3)
-    drawn = (
-        "[...document.querySelectorAll('.world:not([hidden]) g')].map(group => group.getBoundingClientRect().width > 0)"
-    )
+    drawn = "[...document.querySelectorAll('.world:not([hidden]) g')].map(one => one.getBoundingClientRect().width > 0)"
     assert page.run(drawn) == [True, True]
     press(page, "p")
     assert page.run(drawn) == [False, True]
@@ -113,18 +111,16 @@ def test_the_wheel_keeps_the_point_under_the_pointer_and_dragging_moves_it(page:
     corner = page.run("document.querySelector('.world').getBoundingClientRect().left")
     for kind, x in (("mousePressed", 300), ("mouseMoved", 350), ("mouseReleased", 350)):
         page.call("Input.dispatchMouseEvent", type=kind, x=x, y=500, button="left", buttons=1, clickCount=1)
-    assert page.run("document.querySelector('.world').getBoundingClientRect().left") == pytest.approx(
-        corner + 50, abs=1
-    )
+    moved = page.run("document.querySelector('.world').getBoundingClientRect().left")
+    assert moved == pytest.approx(corner + 50, abs=1)
 
 
 def test_the_next_error_is_brought_to_the_middle(page: Page, folder: Path) -> None:
     page.open(folder / PAGE, 1400)
     entries = page.run("[...document.querySelectorAll('nav ol:not([hidden]) button')].map(entry => entry.textContent)")
     assert entries == ["2 × missed: insulator", "1 × false: cutout"]
-    assert (
-        page.run("document.querySelector('.predictions path:nth-of-type(2) title').textContent") == "cutout 0.51: false"
-    )
+    title = page.run("document.querySelector('.predictions path:nth-of-type(2) title').textContent")
+    assert title == "cutout 0.51: false"
     stage = middle_of(page, "#stage")
     shown = (".truth path:nth-of-type(2)", ".truth path:nth-of-type(3)", ".predictions path:nth-of-type(2)")
     for selector in shown:

@@ -62,9 +62,7 @@ def test_copies_are_found_across_blocks_as_by_comparing_all_pairs() -> None:
     source = np.arange(300)
     source[150::3] -= 150
     thumbs = (thumbs[source] + rng.normal(0, 4, thumbs.shape)).clip(0, 255).astype(np.uint8)
-    pictures = [
-        Picture(400, 300, 1, number.to_bytes(2), 90.0, 200.0, 40.0, 3.0, thumb) for number, thumb in enumerate(thumbs)
-    ]
+    pictures = [Picture(400, 300, 1, k.to_bytes(2), 90.0, 200.0, 40.0, 3.0, thumb) for k, thumb in enumerate(thumbs)]
     assert same_measured(pictures).tolist() == source.tolist()
     hashes = np.frombuffer(b"".join(perceptual_hash(thumb) for thumb in thumbs[:9]), np.uint64).reshape(9, -1)
     bits = np.unpackbits(hashes.view(np.uint8), axis=1).astype(int)

@@ -192,9 +192,7 @@ def test_login_page_instead_of_labels_is_refused(server: AzureServer, tmp_path: 
 def test_unencrypted_redirect_is_refused(server: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import requests
 
-    monkeypatch.setattr(
-        requests.Session, "get_redirect_target", lambda *_: "http://example.org/Circuit1.zip?sig=hush-hush"
-    )
+    monkeypatch.setattr(requests.Session, "get_redirect_target", lambda *_: "http://example.org/a.zip?sig=hush-hush")
     with pytest.raises(UserError, match=r"a redirect to http://example\.org: not encrypted") as caught:
         get(server, tmp_path)
     assert "hush" not in str(caught.value)

@@ -278,10 +278,7 @@ WITHOUT_LABELS: list[tuple[dict[str, bytes | str], str]] = [
     ({"a.xml": "<annotations><track/></annotations>"}, "it holds tracks of a video; export as CVAT for images 1.1"),
     ({"a.json": via([{"region_attributes": {"a": "1", "b": "2"}}])}, "which attribute is the class? Found a, b"),
     ({"a.json": '{"_via_settings": {}, "_via_img_metadata": {}}'}, "no photographs of VIA 2"),
-    (
-        {"a.txt": TEXT, "../classes.txt": "pole\nwire"},
-        "no data.yaml, classes.txt or obj.names near it names the classes",
-    ),
+    ({"a.txt": TEXT, "../classes.txt": "pole\nwire"}, "data.yaml, classes.txt or obj.names near it names the classes"),
     ({"a.txt": TEXT, "data.yaml": "nc: 2\n"}, "`names` must list the classes"),
     ({"a.txt": TEXT, "classes.txt": "pole\n\nwire\n"}, "classes.txt: line 2 is empty"),
     ({"a_mask.png": b"\x89PNG\r\n\x1a\n"}, "the file with the labels is missing"),

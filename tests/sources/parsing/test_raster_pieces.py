@@ -69,10 +69,8 @@ def write_geopackage(file: Path, raster: Path, crs: str, **columns: Any) -> Path
 @pytest.mark.parametrize("crs", [None, "urn:ogc:def:crs:EPSG::32633"])
 @pytest.mark.parametrize("of_lines", ["EPSG:4326", "EPSG:3857", "EPSG:25833"])
 def test_labels_of_any_system_lie_on_their_pixels(crs: str | None, of_lines: str, raster: Path, tmp_path: Path) -> None:
-    files = [
-        write_geojson(tmp_path / "a.geojson", raster, crs),
-        write_geopackage(tmp_path / "b.gpkg", raster, of_lines),
-    ]
+    geojson = write_geojson(tmp_path / "a.geojson", raster, crs)
+    files = [geojson, write_geopackage(tmp_path / "b.gpkg", raster, of_lines)]
     photo = open_orthophoto(raster)
     labels, num_skipped = read_map_labels(files, photo.crs)
     assert num_skipped == 0

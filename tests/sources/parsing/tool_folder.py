@@ -23,9 +23,7 @@ Mask = np.ndarray  # bool (H, W)
 
 def hard_masks() -> dict[str, Mask]:
     """Return masks with holes, parts, thin lines and pixels at the border: bool (HEIGHT, WIDTH)."""
-    found = {
-        name: np.zeros((HEIGHT, WIDTH), np.uint8) for name in ("hole", "parts", "wire", "border", "nested", "noise")
-    }
+    found = {key: np.zeros((HEIGHT, WIDTH), np.uint8) for key in ("hole", "parts", "wire", "border", "nested", "noise")}
     cv2.circle(found["hole"], (60, 40), 30, 1, -1)
     cv2.circle(found["hole"], (55, 40), 12, 0, -1)
     cv2.rectangle(found["parts"], (5, 5), (40, 30), 1, -1)
@@ -78,9 +76,7 @@ def annotation(number: int, image_id: int, segmentation: Any, **more: Any) -> di
 
 
 def coco(annotations: Sequence[Any], files: Sequence[str] = ("a.jpg",), **more: Any) -> dict[str, Any]:
-    images = [
-        {"id": number, "file_name": name, "width": WIDTH, "height": HEIGHT} for number, name in enumerate(files, 1)
-    ]
+    images = [{"id": k, "file_name": name, "width": WIDTH, "height": HEIGHT} for k, name in enumerate(files, 1)]
     categories = [{"id": number, "name": name, "supercategory": ""} for number, name in enumerate(NAMES, 1)]
     return {"info": {}, "categories": categories, "images": images, "annotations": list(annotations), **more}
 
