@@ -44,6 +44,9 @@ run_script(main)
 """
 
 
+CLOSED = "error: photo.jpg: Permission denied; give the user who runs this access to it and to its folder"
+
+
 def _leave(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name != "RANK"}
     command = [sys.executable, "-c", SCRIPT, *arguments]
@@ -58,13 +61,7 @@ def _leave(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
         ((), None, 75, "unflushed cleaned up\ntorn down\n", ""),
         (("no such file",), "0", 1, "unflushed cleaned up\n", "error: no such file"),
         (("no such file",), "1", 1, "unflushed cleaned up\n", "[rank 1] error: no such file"),
-        (
-            ("a closed file",),
-            "0",
-            1,
-            "unflushed cleaned up\n",
-            "error: photo.jpg: Permission denied; give the user who runs this access to it and to its folder",
-        ),
+        (("a closed file",), "0", 1, "unflushed cleaned up\n", CLOSED),
         (("a file as folder",), "0", 1, "unflushed cleaned up\n", "error: results: File exists; name another place"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cv2
 import numpy as np
 
@@ -68,27 +70,15 @@ class Apart(Pictures):
 PICTURES, APART = Pictures(6), Apart(6)
 
 
-def dataset_of(
-    config: AugmentConfig | None,
-    size_px: int = SIZE_PX,
-    mosaic_epochs: int = 9,
-    seed: int = 0,
-    pictures: Pictures = PICTURES,
-) -> SegmentationDataset:
-    return SegmentationDataset(
-        pictures.photos,
-        size_px,
-        packed=pictures,  # type: ignore[arg-type]
-        augment=config,
-        mosaic_epochs=mosaic_epochs,
-        seed=seed,
-    )
+def dataset_of(config: AugmentConfig | None, pictures: Pictures = PICTURES, **options: int) -> SegmentationDataset:
+    given: dict[str, Any] = {"packed": pictures, "augment": config, "mosaic_epochs": 9, **options}
+    return SegmentationDataset(pictures.photos, SIZE_PX, **given)
 
 
 def samples_of(
     config: AugmentConfig, mosaic_epochs: int = 9, epochs: int = 3, pictures: Pictures = PICTURES
 ) -> list[Sample]:
-    data = dataset_of(config, mosaic_epochs=mosaic_epochs, pictures=pictures)
+    data = dataset_of(config, pictures, mosaic_epochs=mosaic_epochs)
     return [data[epoch, index] for epoch in range(epochs) for index in range(len(data))]
 
 

@@ -9,17 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.data.pictures import (
-    APART,
-    COLOURLESS,
-    SIZE_PX,
-    WORST_LABEL,
-    content,
-    dataset_of,
-    samples_of,
-    unlabelled_pixels,
-    worst_label,
-)
+from tests.data.pictures import APART, WORST_LABEL, content, dataset_of, samples_of, unlabelled_pixels, worst_label
 from utils.data.augment import (
     AugmentConfig,
     compose,
@@ -34,7 +24,7 @@ from utils.data.images import FILL
 from utils.data.polygons import transform_points
 
 STILL = AugmentConfig(mosaic=0, degrees=0, translate=0, scale=0, fliplr=0, flipud=0, hsv_h=0, hsv_s=0, hsv_v=0)
-GEOMETRY_ONLY = dataclasses.replace(COLOURLESS, degrees=20, flipud=0.5)
+GEOMETRY_ONLY = AugmentConfig(hsv_h=0, hsv_s=0, hsv_v=0, degrees=20, flipud=0.5)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -144,7 +134,7 @@ def test_flips_mirror_picture_and_polygons(name: str, axis: int) -> None:
     flipped = dataset_of(dataclasses.replace(STILL, **dict[str, Any]({name: 1.0})))[0, 1]
     for before, after in zip(still.polygons, flipped.polygons, strict=True):
         expected = before.copy()
-        expected[:, axis] = SIZE_PX - expected[:, axis]
+        expected[:, axis] = len(still.image) - expected[:, axis]
         np.testing.assert_allclose(after, expected, atol=1e-6)
     mirrored = still.image[:, ::-1] if axis == 0 else still.image[::-1]
     assert np.abs(flipped.image.astype(int) - mirrored).mean() < 1

@@ -13,17 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.caches import (
-    BLOCKS,
-    EACH_KIND,
-    PACKED,
-    SIZE_PX,
-    Kind,
-    opened,
-    suffixes_in,
-    write_photo,
-    write_photos,
-)
+from tests.data.caches import BLOCKS, EACH_KIND, PACKED, SIZE_PX, Kind, opened, suffixes_in, write_photo, write_photos
 from tests.support.ranks import run_ranks
 from utils.common.errors import UserError
 from utils.data import cache, cache_file

@@ -63,15 +63,12 @@ def test_pasted_objects_bring_their_labels_and_spare_those_on_top() -> None:
     assert fewer < np.mean([len(sample.class_ids) for sample in pasted])
 
 
-def square(left: float, top: float, side: float) -> np.ndarray:
-    return np.array([[left, top], [left + side, top], [left + side, top + side], [left, top + side]])
-
-
 def painted(*squares: tuple[int, float, float, float]) -> Scene:
     image = np.full((100, 100, 3), 60, np.uint8)
     for class_id, left, top, side in squares:
         image[int(top) : int(top + side), int(left) : int(left + side)] = COLOURS[class_id]
-    return Scene(image, [entry[0] for entry in squares], [square(*entry[1:]) for entry in squares])
+    outlines = [np.array([[x, y], [x + side, y], [x + side, y + side], [x, y + side]]) for _, x, y, side in squares]
+    return Scene(image, [entry[0] for entry in squares], outlines)
 
 
 def test_an_object_is_pasted_mirrored_where_there_is_room_only() -> None:

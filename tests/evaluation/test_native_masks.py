@@ -11,12 +11,7 @@ from utils.common.errors import UsageError
 from utils.data.dataset import Photo, Sample
 from utils.data.drawn_wires import band
 from utils.evaluation import native_masks
-from utils.evaluation.native_masks import (
-    fill_outline,
-    masks_in_photo,
-    place,
-    region_iou,
-)
+from utils.evaluation.native_masks import fill_outline, masks_in_photo, place, region_iou
 from utils.predict.detections import Detections, photo_masks
 
 PHOTO_SIZE = (400, 300)

@@ -76,21 +76,17 @@ def test_a_missing_quote_is_found_before_the_file_is_in_memory(tmp_path: Path, m
 
 
 NAMES_IN_THE_CSV = (
-    "../outside/secret.jpg",
     "../../outside/secret.jpg",
     "/etc/passwd",
     "{outside}/secret.jpg",
     "secret.jpg\0.png",
     "..\\outside\\secret.jpg",
     "C:\\outside\\secret.jpg",
-    "C:secret.jpg",
     "\\\\server\\share\\secret.jpg",
     "a\nb.jpg",
     "\x1b]0;title\x07.jpg",
     "%2e%2e%2foutside%2fsecret.jpg",
-    "..%2fsecret.jpg",
     "．．／outside／secret.jpg",  # full-width look-alikes
-    "﹒﹒∕secret.jpg",
     "s\u202egpj.terces",
     "x" * 5000 + ".jpg",
     "file:///etc/passwd",

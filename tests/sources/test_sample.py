@@ -45,10 +45,6 @@ def objects_of(row: dict[str, str]) -> list[dict[str, Any]]:
     return ast.literal_eval(row["Label"])["objects"]
 
 
-def points_of(entry: dict[str, Any]) -> np.ndarray:
-    return np.array([(point["x"], point["y"]) for point in entry.get("polygon") or entry["line"]])
-
-
 def photos_of(folder: Path) -> dict[str, Path]:
     return {path.name: path for path in folder.glob("Circuit*/*")}
 
@@ -108,7 +104,8 @@ def test_some_polygons_pass_the_edge_one_has_two_points_and_one_touches_itself(s
         if row["External ID"] not in photos:
             continue
         width, height = upright_size(photos[row["External ID"]].read_bytes())
-        for polygon in (points_of(entry) for entry in objects_of(row) if "polygon" in entry):
+        outlines = [entry["polygon"] for entry in objects_of(row) if "polygon" in entry]
+        for polygon in (np.array([(point["x"], point["y"]) for point in outline]) for outline in outlines):
             num_short += len(polygon) < 3
             num_past_edge += bool((polygon < 0).any() or (polygon > (width, height)).any())
             num_touching += len(polygon) > 3 and len({tuple(point) for point in polygon.tolist()}) < len(polygon)

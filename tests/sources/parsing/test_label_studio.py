@@ -9,19 +9,10 @@ import numpy as np
 import pytest
 
 from tests.sources.parsing.raw_folder import photo
-from tests.sources.parsing.tool_folder import (
-    HEIGHT,
-    WIDTH,
-    build,
-    drawn,
-    labels_of,
-    region,
-    task,
-    texts_of,
-    write_folder,
-)
+from tests.sources.parsing.tool_folder import build, drawn, labels_of, region, task, texts_of, write_folder
 from utils.sources.mask_rings import join_rings
 
+SIZE = (150, 90)  # of the photographs
 TRIANGLE = [[10, 10], [60, 10], [60, 80]]
 
 
@@ -31,14 +22,14 @@ def test_polygons_and_turned_boxes_are_in_percent(tmp_path: Path) -> None:
     build(write_folder(tmp_path / "raw", [task(1, "a.jpg", regions)]))
     (_, triangle), (_, turned) = labels_of(tmp_path / "processed")
     assert {tuple(point) for point in (triangle * 100).round(3).tolist()} == {tuple(point) for point in TRIANGLE}
-    x, y = turned[:, 0] * WIDTH, turned[:, 1] * HEIGHT  # 30 x 18 pixels, turned clockwise about (75, 45)
+    x, y = (turned * SIZE).T  # 30 x 18 pixels, turned clockwise about (75, 45)
     assert (x.min(), x.max(), y.min(), y.max()) == pytest.approx((57, 75, 45, 75), abs=0.01)
 
 
 def test_a_polygon_whose_bridges_join_parts_and_holes_keeps_them(tmp_path: Path) -> None:
     outer = np.array([(10, 10), (70, 10), (70, 70), (10, 70)], float)
     hole, other = outer[::-1] / 2 + 10, outer / 4 + (75.5, 20.5)
-    points = join_rings([outer, hole, other]) / (WIDTH, HEIGHT) * 100
+    points = join_rings([outer, hole, other]) / SIZE * 100
     build(write_folder(tmp_path / "raw", [task(1, "a.jpg", [region(1, "polygonlabels", points=points.tolist())])]))
     ((_, polygon),) = labels_of(tmp_path / "processed")
     assert drawn(polygon).mask.sum() == 60 * 60 - 30 * 30 + 15 * 15

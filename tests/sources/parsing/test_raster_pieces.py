@@ -53,16 +53,8 @@ def write_geopackage(file: Path, raster: Path, crs: str, **columns: Any) -> Path
     line = shapely.transform(WIRE, lambda points: np.stack(to_map.transform(*photo.to_map(points).T), axis=1))
     fields = {"Label": np.array(["wire"], object), **columns}
     wkb = np.array([shapely.to_wkb(line)], object)
-    pyogrio.raw.write(
-        file,
-        wkb,
-        list(fields.values()),
-        list(fields),
-        geometry_type="LineString",
-        crs=crs,
-        driver="GPKG",
-        layer='my "wires"',
-    )
+    kind = {"geometry_type": "LineString", "crs": crs, "driver": "GPKG", "layer": 'my "wires"'}
+    pyogrio.raw.write(file, wkb, list(fields.values()), list(fields), **kind)
     return file
 
 

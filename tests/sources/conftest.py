@@ -1,13 +1,20 @@
-"""A server that behaves like Azure, with two circuits and their labels."""
+"""A raw folder for the tests of parsing, and for those of the download a server like Azure with two circuits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.sources.download.archives import add_two_circuits
+from tests.sources.parsing.raw_folder import write_raw_folder
 from tests.support.azure_server import AzureServer
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    return write_raw_folder(tmp_path / "raw")
 
 
 @pytest.fixture
