@@ -35,9 +35,9 @@ def test_every_step_gives_the_numbers_of_ultralytics(seed: int) -> None:
     rng = np.random.default_rng(seed)
     num_classes = 3 + seed % 4
     names = {index: f"class {index}" for index in range(num_classes)}
-    theirs = reference.SegmentMetrics(names)
+    theirs: Any = reference.SegmentMetrics(names)
     matrix = reference.ConfusionMatrix(names)
-    validator = SimpleNamespace(iouv=torch.linspace(0.5, 0.95, 10))
+    validator: Any = SimpleNamespace(iouv=torch.linspace(0.5, 0.95, 10))
     results = []
     for image_id in range(12):
         scene = random_scene(rng, num_classes)

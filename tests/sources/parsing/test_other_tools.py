@@ -395,11 +395,7 @@ def test_masks_and_regions_without_a_list_of_classes_get_classes_or_numbers(tmp_
         ("masks/a.png", png(np.repeat(np.arange(180, dtype=np.uint8)[:, None], 300, axis=1)), ["object"]),  # 179 values
         ("masks/0c5d.png", png(mask(BOX)), ["object"]),  # Data Science Bowl 2018
         ("masks/a.png", png(cv2.blur(mask(BOX), (3, 3))), ["object"]),
-        (
-            "a.json",
-            via([region("pole", name="rect", x=1, y=1, width=9, height=9) | {"region_attributes": {}}]),
-            ["object"],
-        ),
+        ("a.json", via([REGIONS[0] | {"region_attributes": {}}]).encode(), ["object"]),
     ]:
         raw = files(tmp_path / f"{len(list(tmp_path.iterdir()))}" / "raw", {"images/a.jpg": PHOTO, name: content})
         assert build(raw)["classes"] == classes
