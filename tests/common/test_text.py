@@ -1,4 +1,4 @@
-"""Text for the console: sizes, tables, numbers and colours."""
+"""Text for the console: sizes, tables, numbers, colours and progress."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.pages.drawn import BLUE, ORANGE
+from utils.common import progress
 from utils.common.colors import class_color
 from utils.common.text import format_bytes, format_duration, format_table
 
@@ -63,3 +64,13 @@ def test_first_classes_have_the_colours_of_okabe_and_ito_and_more_classes_others
     assert class_color(4) == BLUE
     assert len({class_color(index) for index in range(23)}) == 23  # white cannot get lighter
     assert all(0 <= value <= 255 for index in range(200) for value in class_color(index))
+
+
+def test_logs_get_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = iter(range(0, 100, 6))
+    monkeypatch.setattr(progress, "monotonic", lambda: next(seconds))
+    count = progress.Progress("photographs", 5)
+    assert [*count("ab"), *count("cde")] == list("abcde")  # two batches of one evaluation
+    assert list(progress.Progress("photographs", 3, is_shown=False)("abc")) == list("abc")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["  photographs: 2 of 5, 0.3 min left", "  photographs: 4 of 5, 0.1 min left"]

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.data.pictures import Apart
+from tests.data.pictures import Apart, rectangle
 from utils.data.augment import AugmentConfig
 from utils.data.dataset import SegmentationDataset, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
@@ -19,10 +19,7 @@ from utils.data.windows import WindowConfig, WindowedPhotos, open_windows
 SIZE_PX = 64
 SHAPES = [(48, 64), (64, 40), (96, 128), (64, 64), (30, 90), (50, 50), (80, 60)]
 COLOURS = [(250, 20, 20), (20, 250, 20)]
-BARS = [
-    np.array([[0.1, 0.2], [0.6, 0.2], [0.6, 0.5], [0.1, 0.5]]),
-    np.array([[0.3, 0.6], [0.9, 0.6], [0.9, 0.9], [0.3, 0.9]]),
-]
+BARS = [rectangle(0.1, 0.2, 0.6, 0.5), rectangle(0.3, 0.6, 0.9, 0.9)]
 
 
 @pytest.fixture(scope="module")
