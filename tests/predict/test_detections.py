@@ -224,6 +224,8 @@ def test_boxes_come_back_to_the_photograph(size: tuple[int, int]) -> None:
     assert np.abs(placement.boxes_to_photo(inside).numpy() - corners).max() < 0.51 * one_input_pixel
     whole = torch.tensor([[*placement.pad, *np.add(placement.pad, placement.inner_size)]], dtype=torch.float32)
     assert placement.boxes_to_photo(whole).numpy() == pytest.approx(np.array([[0, 0, width, height]]), rel=1e-5)
+    again = predict.boxes_to_input(placement.boxes_to_photo(inside), placement)
+    torch.testing.assert_close(again, inside, rtol=0, atol=0.51)
 
 
 def test_boxes_in_the_padding_are_clipped_to_the_photograph() -> None:
