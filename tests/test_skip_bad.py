@@ -57,11 +57,7 @@ def opened(data: Path, said: list[str] | None = None, **options: Any) -> Segment
     return open_dataset(config, load_dataset_yaml(data), "train", False, lines.append)
 
 
-KINDS: dict[str, dict[str, Any]] = {
-    "packed": {},
-    "blocks": {"windows": 2},
-    "none": {"cache": "none"},
-}
+KINDS: dict[str, dict[str, Any]] = {"packed": {}, "blocks": {"windows": 2}, "none": {"cache": "none"}}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -79,9 +79,7 @@ def test_a_gpu_that_computes_something_else_is_noticed(
     assert bool(lines) == (problem is not None), lines
 
 
-def test_16_bits_may_err_as_much_as_the_cpus_and_no_more(
-    compared: tuple[YoloModel, Batch, StepResult, Json],
-) -> None:
+def test_16_bits_may_err_as_much_as_the_cpus_and_no_more(compared: tuple[YoloModel, Batch, StepResult, Json]) -> None:
     _, _, _, on_cpu = compared
     limits = limits_of(on_cpu, is_exact=False)
     assert beyond(on_cpu["bf16"], limits) == []

@@ -20,13 +20,7 @@ ENVIRONMENT = {"PYTHON": sys.executable}  # `train_ddp.sh` uses this interpreter
 
 
 def yolo(
-    data: Path,
-    folder: Path,
-    *,
-    batch: int = 2,
-    epochs: int = 4,
-    launcher: Sequence[str] = (),
-    **options: Any,
+    data: Path, folder: Path, *, batch: int = 2, epochs: int = 4, launcher: Sequence[str] = (), **options: Any
 ) -> list[str]:
     """Return the command that trains YOLOv8n-seg at 64 px on 2 CPU ranks, through the project's own launcher."""
     chosen = {"model": "yolov8n-seg.yaml", "num_workers": 0, "threads": 1, "device": "cpu", **options}

@@ -264,12 +264,7 @@ def test_the_demo_starts_one_process_for_one_gpu(tmp_path: Path, one_gpu: str) -
     python.chmod(0o755)
     for gpus, expected in (("0", "Starting 1 process(es) on cuda"), ("", "Starting 2 process(es) on cpu")):
         done = run_script(
-            "bash",
-            project / "demo.sh",
-            CUDA_VISIBLE_DEVICES=gpus,
-            PYTHON=str(python),
-            PYTHONPATH=one_gpu,
-            DRY_RUN="1",
+            "bash", project / "demo.sh", CUDA_VISIBLE_DEVICES=gpus, PYTHON=str(python), PYTHONPATH=one_gpu, DRY_RUN="1"
         )
         assert done.stdout.count(expected) == 2, done.stdout + done.stderr  # the demo trains twice
         assert done.returncode == 0

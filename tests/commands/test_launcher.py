@@ -122,11 +122,7 @@ OURS = {"NNODES": "5", "NODE_RANK": "2", "MASTER_ADDR": "a", "MASTER_PORT": "295
             KUBEFLOW,
             "--nproc-per-node=3 --nnodes=2 --node-rank=1 --master-addr=job-node-0-0.job --master-port=29400",
         ),
-        (
-            "4",
-            {**KUBEFLOW, **OURS},
-            "--nproc-per-node=4 --nnodes=5 --node-rank=2 --master-addr=a --master-port=29501",
-        ),
+        ("4", {**KUBEFLOW, **OURS}, "--nproc-per-node=4 --nnodes=5 --node-rank=2 --master-addr=a --master-port=29501"),
         ("2", {**KUBEFLOW, "NNODES": "1"}, "--nnodes=1"),
     ],
 )

@@ -271,15 +271,7 @@ def test_a_command_runs_on_a_gpu(name: str, few: TrainedRun, tmp_path: Path) -> 
 def train(folder: Path, device: str, trained: TrainedRun, *flags: str, ranks: int = 1, kill_at: int = 0) -> None:
     """Train three steps an epoch on pretended GPUs or on the CPU, as its own command."""
     folder.mkdir(exist_ok=True)
-    flags += (
-        "--model",
-        "yolov8n-seg.yaml",
-        "--batch-size",
-        str(2 // ranks),
-        "--num-workers",
-        "0",
-        *SIZE,
-    )
+    flags += ("--model", "yolov8n-seg.yaml", "--batch-size", str(2 // ranks), "--num-workers", "0", *SIZE)
     flags += (
         "--device",
         device,

@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.pictures import (
-    NAMES,
-    PICTURES,
-)
+from tests.data.pictures import NAMES, PICTURES
 from utils.common.config import parse_config, to_dict
 from utils.common.errors import UsageError
 from utils.data.augment import AugmentConfig
