@@ -228,13 +228,17 @@ def _gather(
     return center, (variance + eps).rsqrt()
 
 
-def _elemt(values: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, invstd: Tensor, eps: float) -> Tensor:
+def _elemt(
+    values: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
+) -> Tensor:
     out = (values.float() - _over_channels(values, mean)) * _over_channels(values, invstd)
-    return (out * _over_channels(values, weight) + _over_channels(values, bias)).to(values.dtype)
+    if weight is not None and bias is not None:
+        out = out * _over_channels(values, weight) + _over_channels(values, bias)
+    return out.to(values.dtype)
 
 
 def _backward_reduce(
-    gradient: Tensor, values: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor, *_: bool
+    gradient: Tensor, values: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, *_: bool
 ) -> tuple[Tensor, ...]:
     assert gradient.dtype == values.dtype
     dims, centred = [0, *range(2, values.dim())], values.float() - _over_channels(values, mean)
@@ -247,7 +251,7 @@ def _backward_elemt(
     values: Tensor,
     mean: Tensor,
     invstd: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     sum_dy: Tensor,
     sum_dy_xmu: Tensor,
     counts: Tensor,
@@ -255,7 +259,8 @@ def _backward_elemt(
     assert counts.dtype == torch.int32, "the kernel reads the counts as int32"
     total, centred = counts.sum().float(), values.float() - _over_channels(values, mean)
     part = _over_channels(values, sum_dy / total) + centred * _over_channels(values, invstd**2 * sum_dy_xmu / total)
-    return ((gradient.float() - part) * _over_channels(values, invstd * weight)).to(values.dtype)
+    scale = invstd if weight is None else invstd * weight
+    return ((gradient.float() - part) * _over_channels(values, scale)).to(values.dtype)
 
 
 _BATCH_NORM = {
@@ -389,14 +394,8 @@ def _cuda_functions(count: int) -> dict[str, Any]:
 
 
 def _accelerator_functions(cuda: dict[str, Any]) -> dict[str, Any]:
-    same = {
-        "is_available": "is_available",
-        "device_count": "device_count",
-        "current_device_index": "current_device",
-        "set_device_index": "set_device",
-        "synchronize": "synchronize",
-        "current_stream": "current_stream",
-    }
+    same = {name: name for name in ("is_available", "device_count", "synchronize", "current_stream")}
+    same |= {"current_device_index": "current_device", "set_device_index": "set_device"}
     functions = {name: lambda *args, its=its, **_: cuda[its](*args) for name, its in same.items()}
     return {**functions, "current_accelerator": _returning(torch.device("cuda"))}
 
