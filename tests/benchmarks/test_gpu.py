@@ -61,13 +61,13 @@ class Stage(Runner):
         self.used_s += part.needed_s
         return Outcome(self.statuses.get(part.name, plan.OK), 1.0)
 
-    def run_all(self, parts: list[Part], total_s: float = 100.0, **kept: Outcome) -> dict[str, Outcome]:
+    def run_all(self, *parts: Part, total_s: float = 100.0, **kept: Outcome) -> dict[str, Outcome]:
         return run_parts(parts, kept, self, lambda: total_s - self.used_s, 2, lambda part, outcome: None)
 
 
 def test_parts_that_measure_run_alone_and_the_others_side_by_side() -> None:
     stage = Stage()
-    outcomes = stage.run_all([part("a"), part("b"), part("c"), part("d", alone=True), part("e", alone=True), part("f")])
+    outcomes = stage.run_all(*map(part, "abc"), part("d", alone=True), part("e", alone=True), part("f"))
     assert stage.begun[2:] == list("cdef")
     assert {name: stage.beside[name] for name in "abdef"} == {"a": 2, "b": 2, "d": 1, "e": 1, "f": 1}
     assert {outcome.status for outcome in outcomes.values()} == {plan.OK}
@@ -75,7 +75,7 @@ def test_parts_that_measure_run_alone_and_the_others_side_by_side() -> None:
 
 def test_a_part_waits_for_those_it_needs_while_others_go_ahead() -> None:
     stage = Stage()
-    outcomes = stage.run_all([part("x"), part("a"), part("c"), part("b", after=("c",))])
+    outcomes = stage.run_all(*map(part, "xac"), part("b", after=("c",)))
     assert stage.begun[-1] == "b"
     assert stage.beside["b"] == 1
     assert list(outcomes) == ["x", "a", "c", "b"]  # the table keeps its order
@@ -83,17 +83,10 @@ def test_a_part_waits_for_those_it_needs_while_others_go_ahead() -> None:
 
 def test_what_no_longer_fits_is_not_begun_and_what_fits_is() -> None:
     stage = Stage()
-    parts = [part("a", needed_s=6), part("b", needed_s=6, alone=True), part("c", needed_s=3, alone=True)]
-    outcomes = stage.run_all(parts, total_s=10)
+    parts = (part("a", needed_s=6), part("b", needed_s=6, alone=True), part("c", needed_s=3, alone=True))
+    outcomes = stage.run_all(*parts, total_s=10)
     assert stage.begun == ["a", "c"]
     assert outcomes["b"].status == plan.NO_TIME
-
-
-def test_kept_parts_do_not_run_and_count_as_ended() -> None:
-    stage = Stage({"b": plan.FAILED})
-    outcomes = stage.run_all([part("a"), part("b", after=("a",))], a=Outcome(plan.OK, is_kept=True))
-    assert stage.begun == ["b"]
-    assert outcomes["b"].status == plan.FAILED
 
 
 def test_an_interrupt_ends_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,15 +102,9 @@ def test_an_interrupt_ends_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
             jobs.update(self._running)
             raise KeyboardInterrupt
 
+    parts, interrupted = [part("b"), part("a"), part("c")], Interrupted(SETTING, tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        run_parts(
-            [part("b"), part("a"), part("c")],
-            {},
-            Interrupted(SETTING, tmp_path),
-            lambda: 100.0,
-            2,
-            lambda part, outcome: ended.append(part.name),
-        )
+        run_parts(parts, {}, interrupted, lambda: 100.0, 2, lambda part, outcome: ended.append(part.name))
     assert jobs
     assert not any(is_alive(job.process) for job in jobs)
     assert ended == []
@@ -139,21 +126,14 @@ def test_only_good_ends_with_the_same_code_are_kept(tmp_path: Path) -> None:
 # --- the table of parts ----------------------------------------------------------------------------------------------
 
 
-def test_the_comparison_comes_first_and_vs_ultralytics_before_all_that_measures() -> None:
+def test_the_table_has_its_order_and_chosen_parts_bring_those_they_need() -> None:
     names = [part.name for part in PARTS]
     assert names[0] == "same_as_cpu"
-    assert next(part.name for part in PARTS if part.alone) == "vs_ultralytics"
-
-
-def test_each_part_waits_only_for_earlier_ones() -> None:
-    names = [part.name for part in PARTS]
+    assert next(part.name for part in PARTS if part.alone) == "vs_ultralytics", "before all that measures"
     assert len(set(names)) == len(names)
     for number, one in enumerate(PARTS):
         assert set(one.after) <= set(names[:number]), one.name
         assert one.needed_s <= one.limit_s
-
-
-def test_chosen_parts_bring_those_they_need() -> None:
     assert [one.name for one in with_needed(["inference", "nccl"])] == ["data", "nccl", "precision_musgd", "inference"]
 
 
@@ -184,17 +164,13 @@ def test_every_end_of_a_part_is_a_row_of_the_table(error: Exception | None, stat
 
 def test_a_part_runs_in_its_own_process_and_ends_with_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Runner(SETTING, tmp_path)
-    code = 'import sys, pathlib; pathlib.Path(sys.argv[3]).write_text(\'{"status": "ok"}\')'
+    late = "import time; print('slow', flush=True); time.sleep(60)"
+    good = 'import sys, pathlib; pathlib.Path(sys.argv[3]).write_text(\'{"status": "ok"}\')'
+    bad = "print('no such driver'); raise SystemExit(3)"
     for name, program, left_s, status, said in (
-        (
-            "late",
-            "import time; print('slow', flush=True); time.sleep(60)",
-            1.0,
-            plan.TOO_SLOW,
-            "not done after 1 s; slow",
-        ),
-        ("good", code, 60.0, plan.OK, ""),
-        ("bad", "print('no such driver'); raise SystemExit(3)", 60.0, plan.FAILED, "ended with code 3; no such driver"),
+        ("late", late, 1.0, plan.TOO_SLOW, "not done after 1 s; slow"),
+        ("good", good, 60.0, plan.OK, ""),
+        ("bad", bad, 60.0, plan.FAILED, "ended with code 3; no such driver"),
     ):
         monkeypatch.setattr(runner, "RUN_PART", ["-c", program])
         outcome = made.run(part(name), left_s)
@@ -274,26 +250,13 @@ def test_without_a_gpu_the_dry_run_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         command.main()
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"PYTHON": "python3"}, "python3 -m benchmarks.gpu --device auto"),
-        ({"PYTHON": "python3", "DEVICE": "cpu", "ARGS": "--again"}, "python3 -m benchmarks.gpu --device cpu --again"),
-    ],
-)
-def test_make_gpu_with_a_given_python_installs_nothing(settings: dict[str, str], expected: str) -> None:
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("PYTHON", "DEVICE", "ARGS", "MAKEFLAGS")
-    }
-    shown = subprocess.run(
-        ["make", "--dry-run", "--no-print-directory", "gpu"],
-        cwd=PROJECT,
-        env=environment | settings,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert shown.split() == expected.split()
+def test_make_gpu_with_a_given_python_installs_nothing() -> None:
+    inherited = {name: value for name, value in os.environ.items() if name not in ("DEVICE", "ARGS", "MAKEFLAGS")}
+    command = ["make", "--dry-run", "--no-print-directory", "gpu"]
+    for settings, expected in (({}, "--device auto"), ({"DEVICE": "cpu", "ARGS": "--again"}, "--device cpu --again")):
+        environment = {**inherited, "PYTHON": "python3", **settings}
+        shown = subprocess.check_output(command, cwd=PROJECT, env=environment, text=True)
+        assert " ".join(shown.split()) == f"python3 -m benchmarks.gpu {expected}"
 
 
 # --- packages ----------------------------------------------------------------------------------------------------------

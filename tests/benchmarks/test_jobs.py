@@ -58,7 +58,7 @@ def test_two_runs_are_compared_to_the_bit(tmp_path: Path, changes: dict[str, Any
     assert difference(tmp_path / "one", tmp_path / "absent") == "there is no checkpoint"
 
 
-def test_a_job_takes_its_descendants_with_it(tmp_path: Path) -> None:
+def test_a_job_takes_its_descendants_with_it_and_can_lose_them_alone(tmp_path: Path) -> None:
     with Job(["bash", "-c", "setsid sleep 100 & sleep 100"], tmp_path / "log") as job:
         job.wait_until(lambda: len(job.family()) == 3, "two children", 20)
         family = job.family()
@@ -66,9 +66,6 @@ def test_a_job_takes_its_descendants_with_it(tmp_path: Path) -> None:
         job.popen.wait(20)
         assert sum(map(is_alive, family)) == 2, "orphans are still known"
     wait_until(lambda: not any(map(is_alive, family)))
-
-
-def test_a_job_can_lose_only_its_descendants(tmp_path: Path) -> None:
     with Job(["bash", "-c", "sleep 100; echo went on"], tmp_path / "log") as job:
         job.wait_until(lambda: len(job.family()) == 2, "a child", 20)
         job.kill(only_descendants=True)

@@ -106,10 +106,8 @@ def test_a_repository_that_cannot_be_fetched_is_named(tmp_path: Path, monkeypatc
 
 
 def test_recipes_have_a_name_and_options() -> None:
-    assert read_recipe("short ramp: --ema-ramp 100 --optimizer adamw") == (
-        "short ramp",
-        ("--ema-ramp", "100", "--optimizer", "adamw"),
-    )
+    flags = ("--ema-ramp", "100", "--optimizer", "adamw")
+    assert read_recipe("short ramp: --ema-ramp 100 --optimizer adamw") == ("short ramp", flags)
 
 
 def scored(name: str, recipe_name: str, seed: int, mask: float) -> dict[str, Any]:
@@ -156,11 +154,8 @@ def test_every_recipe_trains_as_many_steps_as_ultralytics(
     sets = ["--sets", str(data), "--recipes", "a:", "b: --lr 1"]
     monkeypatch.setattr(sys, "argv", ["recipe.py", *sets, *options])
     assert recipe.main() == 0
-    assert asked == [
-        (side, seed, extra)
-        for seed in (0, 1)
-        for side, extra in (("ultralytics", ()), ("project", ()), ("project", ("--lr", "1")))
-    ]
+    sides = (("ultralytics", ()), ("project", ()), ("project", ("--lr", "1")))
+    assert asked == [(side, seed, extra) for seed in (0, 1) for side, extra in sides]
     assert capsys.readouterr().out.splitlines()[-1] == "ratio 2.00"
     record = json.loads((tmp_path / "results.json").read_text())
     assert [row["recipe"] for row in record["summary"]] == ["ultralytics", "a", "b"]

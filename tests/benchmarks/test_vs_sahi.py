@@ -142,15 +142,11 @@ def test_the_judge_gives_full_marks_to_the_labels_and_half_to_half_of_them(tmp_p
     file = tmp_path / "a.png"
     cv2.imwrite(str(file), np.zeros((80, 120, 3), np.uint8))
     photo = Photo(file, np.array([0, 1]), [(points / size).astype(np.float32) for points in corners])
-    objects: list[dict[str, Any]] = [
-        {
-            "class_id": class_id,
-            "score": 0.5 + class_id / 10,
-            "box": [*points.min(axis=0).tolist(), *points.max(axis=0).tolist()],
-            "mask": encode_region(fill_outline(points.astype(float), size), size),
-        }
-        for class_id, points in enumerate(corners)
-    ]
+    objects: list[dict[str, Any]] = []
+    for class_id, points in enumerate(corners):
+        box = [*points.min(axis=0).tolist(), *points.max(axis=0).tolist()]
+        mask = encode_region(fill_outline(points.astype(float), size), size)
+        objects.append({"class_id": class_id, "score": 0.5 + class_id / 10, "box": box, "mask": mask})
     names = ("wire", "pole", "unseen")
     everything = judge([photo], 64, names, [objects])
     assert everything["map50_95"] == pytest.approx(1)
@@ -162,9 +158,11 @@ def test_the_judge_gives_full_marks_to_the_labels_and_half_to_half_of_them(tmp_p
     assert judge([photo], 64, names, [[]])["map50"] == 0
 
 
+ANSWER = {"seconds": 2.0, "cpu_seconds": 3.0, "peak_memory_bytes": 5e8, "objects": [{}, {}]}
+
+
 def test_the_table_and_the_ratio_of_a_side_that_finished_nothing() -> None:
-    answer = {"seconds": 2.0, "cpu_seconds": 3.0, "peak_memory_bytes": 5e8, "objects": [{}, {}]}
-    figures = {"ours": figures_of([answer], None), "sahi": figures_of([{"unfinished": "too large"}], None)}
+    figures = {"ours": figures_of([ANSWER], None), "sahi": figures_of([{"unfinished": "too large"}], None)}
     lines = table(figures).splitlines()
     assert next(line for line in lines if line.startswith("seconds")).split()[-2:] == ["2.00", "-"]
     assert lines[-1].split()[2:] == ["1", "of", "1", "0", "of", "1"]
@@ -175,18 +173,11 @@ def test_the_table_and_the_ratio_of_a_side_that_finished_nothing() -> None:
 def test_the_table_shows_the_centrelines_of_wires_and_leaves_out_classes_without_labels() -> None:
     nothing = dict.fromkeys(("map50", "map50_95", "centreline_recall", "centreline_precision", "pieces_per_object"))
     pole = {**nothing, "map50": 0.5, "map50_95": 0.25}
-    wire = {
-        "map50": 0.0,
-        "map50_95": 0.0,
-        "centreline_recall": 0.9,
-        "centreline_precision": 0.8,
-        "pieces_per_object": 2,
-    }
-    lost = {**wire, "centreline_recall": 0.0, "centreline_precision": None, "pieces_per_object": None}
+    lost = {**nothing, "map50": 0.0, "map50_95": 0.0, "centreline_recall": 0.0}
+    wire = {**lost, "centreline_recall": 0.9, "centreline_precision": 0.8, "pieces_per_object": 2}
     means = {"map50": 0.25, "map50_95": 0.125, "by_our_evaluator": {"map50": 0.24, "map50_95": 0.12}}
-    answer = {"seconds": 2.0, "cpu_seconds": 3.0, "peak_memory_bytes": 5e8, "objects": [{}, {}]}
     ours, theirs = ({**means, "by_class": {"wire": of, "pole": pole, "unseen": nothing}} for of in (wire, lost))
-    shown = table({"ours": figures_of([answer], ours), "sahi": figures_of([answer], theirs)})
+    shown = table({"ours": figures_of([ANSWER], ours), "sahi": figures_of([ANSWER], theirs)})
     rows = {line.partition("  ")[0]: line.partition("  ")[2].split() for line in shown.splitlines()}
     assert rows["wire: centreline recall / precision"] == ["0.900", "/", "0.800", "0.000", "/", "-"]
     assert rows["wire: pieces per object found"] == ["2.00", "-"]

@@ -31,13 +31,8 @@ def make_run(side: str, seed: int, mask: float, **changes: Any) -> Run:
     scores |= {BY_CLASS: {"conductor": mask / 2, "pole": mask}}  # type: ignore[dict-item]
     theirs = {**scores, "mask_map50_95": mask + 0.01}
     judged = {"project": scores, "project_native": {**scores, "mask_map50_95": mask / 2}, "ultralytics": theirs}
-    measured = {
-        "wall_s": 60.0,
-        "epoch_s": 5.0,
-        "images_per_s": 20.0,
-        "peak_memory_bytes": 10**9,
-        "peak_gpu_memory_bytes": None,
-    }
+    measured = {"wall_s": 60.0, "epoch_s": 5.0, "images_per_s": 20.0, "peak_memory_bytes": 10**9}
+    measured |= {"peak_gpu_memory_bytes": None}  # type: ignore[dict-item]
     return {"side": side, "seed": seed, "scores": judged, **measured, **changes}
 
 
@@ -65,12 +60,9 @@ def test_one_seed_has_no_spread_and_a_missing_side_no_mean() -> None:
     assert ratio_line(figures) == "ratio nan"
 
 
-def test_the_last_line_is_the_ratio_by_our_evaluator() -> None:
+def test_the_last_line_is_the_ratio_by_our_evaluator_and_one_to_nothing_is_no_number() -> None:
     assert ratio_line(summarise(RUNS)) == "ratio 1.40"
     assert ratio(summarise(RUNS), "mask_by_ultralytics") == pytest.approx(0.36 / 0.26)
-
-
-def test_a_ratio_to_nothing_is_not_a_number_and_the_results_stay_valid_json() -> None:
     figures = summarise([make_run("project", 0, 0.3), make_run("ultralytics", 0, 0.0)])
     assert ratio_line(figures) == "ratio nan"
     assert ratio(figures, "mask_by_project") is None
@@ -161,14 +153,6 @@ def test_a_finished_training_is_kept_and_other_options_are_another_training(
     assert compare(SETTING, data, 0, "project", tmp_path / "out")[1] is False
 
 
-def test_a_failed_step_is_one_line_that_names_its_log(tmp_path: Path) -> None:
-    missing = tmp_path / "none.pt"
-    log = tmp_path / "evaluate.log"
-    with pytest.raises(UserError, match=r"evaluate_model.py failed \(code 1\).*none.pt.*evaluate.log"):
-        comparison.run_script(["evaluate_model.py", f"--model={missing}", "--device=cpu"], log)
-    assert not list(tmp_path.glob("*usage*"))
-
-
 def test_both_sides_start_from_the_seeds_weights_and_a_difference_is_refused(data_yaml: Path, tmp_path: Path) -> None:
     data = open_data(data_yaml, tmp_path / "out")
     weights = initial_weights(SETTING, data, 3, tmp_path / "out")
@@ -199,13 +183,20 @@ def test_ultralytics_gets_the_projects_threads_and_adamws_rate() -> None:
     assert optimizer_arguments("auto", 8) == {"optimizer": "auto"}
 
 
-def test_what_the_user_put_on_pythonpath_reaches_the_trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "of_the_user.py").write_text("print('found')\n")
+def test_a_step_finds_what_the_user_put_on_pythonpath_and_its_failure_is_one_line_that_names_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_the_user.py").write_text("print('found', flush=True)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     script, log = tmp_path / "script.py", tmp_path / "log"
-    script.write_text("import of_the_user\n")
+    script.write_text(
+        "import sys, of_the_user\nif sys.argv[1:]:\n    print('none.pt: no such file')\n    sys.exit(1)\n"
+    )
     comparison.run_script([str(script)], log)
     assert log.read_text() == "found\n"
+    with pytest.raises(UserError, match=r"script.py failed \(code 1\).*none.pt.*failed.log"):
+        comparison.run_script([str(script), "--model=none.pt"], tmp_path / "failed.log")
+    assert not (tmp_path / "failed-usage.json").exists()
 
 
 @pytest.mark.parametrize(("gpu", "is_on"), [("NVIDIA H100 80GB HBM3", True), ("NVIDIA GeForce GTX 1660", False)])

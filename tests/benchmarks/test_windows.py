@@ -82,19 +82,15 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_compares_parsed_photographs_and_their_originals(raw: Path, tmp_path: Path) -> None:
     results, output = tmp_path / "some" / "results.json", tmp_path / "out"
     data = parse_raw(raw, tmp_path / "small", 64)
-    sizes = ("--img-size", "64", "--batch-size", "2", "--batches", "2", "--rounds", "2")
+    sizes = ("--img-size", "64", "--batch-size", "2", "--batches", "2", "--rounds", "1")
     places = ("--data", data, "--raw", raw, "--output", output, "--json", results)
     printed = must_run("python", SCRIPT, *sizes, *places)
     record = json.loads(results.read_text())
     word, number = printed.splitlines()[-1].split()
     assert word == "ratio"
     assert number == f"{record['ratio']:.2f}"
-    assert [(case["case"], case["has_colour_jitter"]) for case in record["cases"]] == [
-        ("small files", True),
-        ("small files", False),
-        ("originals", True),
-        ("originals", False),
-    ]
+    cases = [(name, has_jitter) for name in ("small files", "originals") for has_jitter in (True, False)]
+    assert [(case["case"], case["has_colour_jitter"]) for case in record["cases"]] == cases
     assert record["ratio"] == record["cases"][0]["ratio"]
     assert record["config"]["img_size"] == 64
     assert record["environment"]["cpu"]
@@ -103,7 +99,7 @@ def test_it_compares_parsed_photographs_and_their_originals(raw: Path, tmp_path:
         assert case["ratio"] == pytest.approx(times["theirs"] / times["ours"])
         assert case["files_decoded_per_sample_by_theirs"] == pytest.approx(1, abs=0.5)
         assert min(case["targets_per_sample"].values()) > 0
-        assert len(case["cpu_ms_per_sample_by_round"]["ours"]) == 2
+        assert len(case["cpu_ms_per_sample_by_round"]["ours"]) == 1
     assert "CPU ms per sample" in printed
 
 
@@ -119,11 +115,9 @@ def test_originals_keep_their_size_and_are_parsed_once(raw: Path, tmp_path: Path
 
 
 def test_the_originals_of_a_yaml_are_read_by_both(tmp_path: Path) -> None:
-    cases = choose_data(InputConfig(data="small.yaml", originals="large.yaml"), tmp_path)
-    assert cases == [
-        ("small files", Path("small.yaml"), Path("small.yaml")),
-        ("originals", Path("large.yaml"), Path("large.yaml")),
-    ]
+    small, large = Path("small.yaml"), Path("large.yaml")
+    cases = choose_data(InputConfig(data=str(small), originals=str(large)), tmp_path)
+    assert cases == [("small files", small, small), ("originals", large, large)]
 
 
 # --- benchmarks/evaluation.py: the same judgement on any number of processes, and how fast it comes ------------------

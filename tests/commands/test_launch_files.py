@@ -16,7 +16,7 @@ from torch.distributed.run import config_from_args, parse_args
 
 from tests.commands.kubeflow import KUBEFLOW
 from tests.conftest import PROJECT, run_script
-from tests.support.oracle import draw_photos
+from tests.support.oracle import draw_data
 from utils.common.config import parse_config
 from utils.training.config import TrainConfig
 from utils.training.launch import read_launch
@@ -54,24 +54,16 @@ def pod_of(documents: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def test_the_job_names_its_runtime_and_the_trainer_s_pod(documents: dict[str, dict[str, Any]]) -> None:
     runtime, job = documents["TrainingRuntime"], documents["TrainJob"]
-    assert job["spec"]["runtimeRef"] == {
-        "apiGroup": "trainer.kubeflow.org",
-        "kind": "TrainingRuntime",
-        "name": runtime["metadata"]["name"],
-    }
+    reference = {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": runtime["metadata"]["name"]}
+    assert job["spec"]["runtimeRef"] == reference
     assert {document["apiVersion"] for document in documents.values()} == {"trainer.kubeflow.org/v1alpha1"}
     (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     labels = replicated["template"]["metadata"]["labels"]
     # By this label and the container's name the controller finds where the variables belong.
     assert labels["trainer.kubeflow.org/trainjob-ancestor-step"] == "trainer"
-    assert (replicated["name"], [container["name"] for container in pod_of(documents)["containers"]]) == (
-        "node",
-        ["node"],
-    )
+    assert [replicated["name"], *(container["name"] for container in pod_of(documents)["containers"])] == ["node"] * 2
     assert "torch" in runtime["spec"]["mlPolicy"]
-
-
-def test_batches_find_room_and_every_mount_has_its_volume(documents: dict[str, dict[str, Any]]) -> None:
+    # Batches find room, and every mount has its volume.
     pod = pod_of(documents)
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     mounts = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
@@ -134,14 +126,8 @@ def run_batch_script(cluster: dict[str, str], *arguments: str, **extra: str) -> 
     """Return the script's exit code, what it called, and what it said."""
     calls = Path(cluster["CALLS"])
     calls.unlink(missing_ok=True)
-    done = subprocess.run(
-        ["bash", str(BATCH_SCRIPT), *arguments],
-        env={**cluster, **extra},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    command = ["bash", str(BATCH_SCRIPT), *arguments]
+    done = subprocess.run(command, env={**cluster, **extra}, capture_output=True, text=True, timeout=30, check=False)
     return done.returncode, calls.read_text().splitlines(), done.stdout + done.stderr
 
 
@@ -174,12 +160,10 @@ def test_a_stopped_run_returns_to_the_queue_and_others_end(cluster: dict[str, st
     assert (code, requeues(calls)) == (1, [])
     code, calls, _ = run_batch_script(cluster, TOLD="1")  # told so late that it was done
     assert (code, requeues(calls)) == (0, [])
-
-
-def test_the_word_of_an_earlier_start_does_not_count(cluster: dict[str, str]) -> None:
+    # The word of an earlier start does not count: else a start that fails at once would return for ever.
     Path(cluster["RUN_FOLDER"] + ".told").touch()
     code, calls, _ = run_batch_script(cluster, SRUN_CODE="2")
-    assert (code, requeues(calls)) == (2, [])  # else a start that fails at once would return for ever
+    assert (code, requeues(calls)) == (2, [])
 
 
 def test_the_warning_leaves_time_for_the_launcher_s_own_patience() -> None:
@@ -197,15 +181,12 @@ def commands_of_the_guide(beginning: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines if line.startswith(beginning)]
 
 
-def test_the_guide_s_torchrun_command_is_one() -> None:
+def test_the_guide_s_commands_are_understood() -> None:
     (words,) = commands_of_the_guide("torchrun --")
     arguments = parse_args(words[1:])
     config = config_from_args(arguments)[0]
     assert (config.min_nodes, config.rdzv_backend, config.rdzv_endpoint) == (2, "c10d", "10.0.0.1:29500")
     parse_config(TrainConfig, "", arguments.training_script_args)
-
-
-def test_the_guide_s_launcher_commands_are_ones() -> None:
     commands = commands_of_the_guide("NNODES=")
     assert len(commands) == 3
     for words in commands:
@@ -239,23 +220,12 @@ sys.modules["torch"] = torch
 """
 
 
-@pytest.fixture
-def one_gpu(tmp_path: Path) -> str:
-    """Return a PYTHONPATH with which Python believes that the machine has one GPU."""
-    folder = tmp_path / "one gpu"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(ONE_GPU)
-    return str(folder)
-
-
-def test_the_demo_starts_one_process_for_one_gpu(tmp_path: Path, one_gpu: str) -> None:
-    project = tmp_path / "project"
+def test_the_demo_starts_one_process_for_one_gpu(tmp_path: Path) -> None:
+    project, one_gpu = tmp_path / "project", tmp_path / "one gpu"
+    one_gpu.mkdir()
+    (one_gpu / "sitecustomize.py").write_text(ONE_GPU)
     for data in ("processed", "large"):
-        images = project / "data/demo" / data / "images"
-        images.mkdir(parents=True)
-        draw_photos(images, 2)
-        yaml = "path: .\ntrain: images\nval: images\nnames: [pole, wire, insulator]\n"
-        (images.parent / "dataset.yaml").write_text(yaml)
+        draw_data(project / "data/demo" / data, 2)
     for name in ("demo.sh", "train_ddp.sh", "train_yolo_ddp.py"):
         shutil.copy(PROJECT / name, project)
     (project / "utils").symlink_to(PROJECT / "utils")
@@ -264,7 +234,12 @@ def test_the_demo_starts_one_process_for_one_gpu(tmp_path: Path, one_gpu: str) -
     python.chmod(0o755)
     for gpus, expected in (("0", "Starting 1 process(es) on cuda"), ("", "Starting 2 process(es) on cpu")):
         done = run_script(
-            "bash", project / "demo.sh", CUDA_VISIBLE_DEVICES=gpus, PYTHON=str(python), PYTHONPATH=one_gpu, DRY_RUN="1"
+            "bash",
+            project / "demo.sh",
+            CUDA_VISIBLE_DEVICES=gpus,
+            PYTHON=str(python),
+            PYTHONPATH=str(one_gpu),
+            DRY_RUN="1",
         )
         assert done.stdout.count(expected) == 2, done.stdout + done.stderr  # the demo trains twice
         assert done.returncode == 0

@@ -13,11 +13,10 @@ from PIL import Image
 
 import benchmark_ddp
 import profile_gpu
-from benchmark_ddp import BenchmarkConfig
-from profile_gpu import ProfileConfig
 from tests.conftest import run_main
 from tests.measure.made_up import JOB
-from utils.common.errors import UsageError, UserError
+from tests.support.oracle import draw_data
+from utils.common.errors import UserError
 from utils.measure.profiling import BatchProfile
 
 # --- profile_gpu.py, from its flags to its files ---------------------------------------------------------------------
@@ -102,12 +101,13 @@ def test_counts_beyond_the_machine_or_the_batch_are_refused(monkeypatch: pytest.
         benchmark_ddp.choose_counts(config(device="cuda"), 0)
 
 
-def test_benchmark_ddp_trains_on_one_and_two_processes(
+def test_benchmark_ddp_trains_on_one_and_two_processes_fed_by_the_trainers_loader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(benchmark_ddp, "usable_cpu_count", lambda: 2)
     flags = ("--batch-size", "3", "--img-size", "64", "--steps", "2", "--warmup", "1", "--repeats", "1")
-    place = ("--device", "cpu", "--scaling", "strong", "--output", tmp_path / "out")
+    data = draw_data(tmp_path / "data", 6)
+    place = ("--device", "cpu", "--scaling", "strong", "--data", data, "--output", tmp_path / "out")
     assert run_main(benchmark_ddp, monkeypatch, *flags, *place) == 0
     shown, noise = capfd.readouterr()
     assert "round 1, strong scaling, 2 process(es):" in shown
@@ -126,6 +126,7 @@ def test_benchmark_ddp_trains_on_one_and_two_processes(
     assert together["allreduce_gb_per_s"] > 0
     for found in (alone, together):
         assert found["ranges_share"] == pytest.approx(1, abs=0.05)
+        assert found["data_ms"] > 1  # without loader processes a batch is made while the step waits
     assert together["allreduces"][0]["bytes"] == 1024
     with (tmp_path / "out" / "benchmark_results.csv").open() as table:
         rows = list(csv.DictReader(table))
@@ -133,20 +134,3 @@ def test_benchmark_ddp_trains_on_one_and_two_processes(
     assert float(rows[1]["images_per_s"]) == together["images_per_s"]
     with Image.open(tmp_path / "out" / "multi_gpu_benchmark.png") as picture:
         assert picture.size[0] > 1000
-
-
-@pytest.mark.parametrize(
-    ("config", "values", "message"),
-    [
-        (ProfileConfig, {"batch_sizes": (4, 0)}, "--batch-sizes 0"),
-        (ProfileConfig, {"img_size": 100}, "--img-size 100"),
-        (ProfileConfig, {"steps": 0}, "--steps 0"),
-        (BenchmarkConfig, {"repeats": 0}, "--repeats 0"),
-        (BenchmarkConfig, {"timeout_s": 0.5}, "--timeout-s 0.5"),
-        (BenchmarkConfig, {"processes": (1, -2)}, "--processes -2"),
-        (BenchmarkConfig, {"num_workers": -1}, "--num-workers -1"),
-    ],
-)
-def test_impossible_numbers_are_refused(config: Any, values: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        config(**values)

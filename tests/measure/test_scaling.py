@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ import pytest
 
 from tests.conftest import PROJECT
 from tests.measure.made_up import JOB, answer, run
-from tests.support.oracle import draw_photos
 from tests.support.processes import is_running, wait_until
 from utils.common.errors import UserError
 from utils.distributed import rank_processes
@@ -25,11 +25,9 @@ from utils.measure.step_ranges import RANGES
 # --- what is concluded -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("devices", "counts"), [(0, (1,)), (1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))]
-)
-def test_process_counts_double_up_to_the_devices(devices: int, counts: tuple[int, ...]) -> None:
-    assert scaling.process_counts(devices) == counts
+def test_process_counts_double_up_to_the_devices() -> None:
+    counts = {0: (1,), 1: (1,), 2: (1, 2), 6: (1, 2, 4, 6), 8: (1, 2, 4, 8)}
+    assert {devices: scaling.process_counts(devices) for devices in counts} == counts
 
 
 def test_a_run_is_split_into_compute_communication_data_and_waiting() -> None:
@@ -39,9 +37,8 @@ def test_a_run_is_split_into_compute_communication_data_and_waiting() -> None:
     assert found["global_batch_size"] == 8
     assert found["images_per_s"] == pytest.approx(80)
     parts = (found["compute_ms"], found["communication_ms"], found["data_ms"], found["waiting_ms"])
-    assert parts == pytest.approx(
-        (80, 10, 5, 5)
-    )  # the rank that came last spent 1 + 9 in collectives, the other 10 more
+    # The rank that came last spent 1 + 9 in collectives, the other 10 more.
+    assert parts == pytest.approx((80, 10, 5, 5))
     assert found["ranges_share"] == pytest.approx(1)
     assert found["imbalance"] == pytest.approx(85 / 80 - 1)
     assert found["gradient_communication_ms"] == pytest.approx(9)
@@ -71,6 +68,8 @@ def test_speed_up_compares_runs_of_the_same_round() -> None:
     assert rows[1]["speed_up"] == pytest.approx(1.8)
     assert rows[1]["efficiency"] == pytest.approx(0.9)
     assert (rows[1]["images_per_s_min"], rows[1]["images_per_s_max"]) == pytest.approx((18, 180))
+    alone = scaling.summarise([run(1, 1, 10.0, overlap=None, ranges_share=1.0)])
+    assert scaling.scaling_table(alone).splitlines()[-1].split()[-2:] == ["100.0%", "-"]
 
 
 def test_the_work_of_others_is_noticed() -> None:
@@ -111,24 +110,7 @@ def test_every_round_runs_every_count_with_its_batch(monkeypatch: pytest.MonkeyP
     assert started == [(1, 1), (2, 2)]  # one image cannot be shared
 
 
-def test_one_process_has_no_overlap_in_the_table() -> None:
-    rows = scaling.summarise([run(1, 1, 10.0, overlap=None, ranges_share=1.0)])
-    assert scaling.scaling_table(rows).splitlines()[-1].split()[-2:] == ["100.0%", "-"]
-
-
 # --- the benchmark's own ranks ---------------------------------------------------------------------------------------
-
-
-def test_the_trainers_loader_can_feed_the_benchmark(tmp_path: Path) -> None:
-    (tmp_path / "images" / "train").mkdir(parents=True)
-    draw_photos(tmp_path / "images" / "train", 5)
-    data = tmp_path / "dataset.yaml"
-    data.write_text("path: .\ntrain: images/train\nval: images/train\nnames: [pole, wire, insulator]\n")
-    (answered,) = scaling.run_job(replace(JOB, data=str(data), global_batch_size=2, steps=3), 1)
-    assert answered["num_images"] in (5, 6)  # three batches of an epoch's 2, 2 and 1
-    found = scaling.summarise_run([answered])
-    assert found["data_ms"] > 1  # without loader processes a batch is made while the step waits
-    assert found["ranges_share"] == pytest.approx(1, abs=0.05)
 
 
 @pytest.fixture
@@ -172,17 +154,13 @@ def test_ranks_that_take_too_long_are_ended(started: list[subprocess.Popen[bytes
     assert [process.returncode for process in started] == [-9, -9]
 
 
-def command_of(process_id: str) -> str:
-    """Return a process's command line, or nothing once it is gone."""
-    try:
-        return Path(f"/proc/{process_id}/cmdline").read_text()
-    except OSError:
-        return ""
+def is_a_rank(process_id: str) -> bool:
+    with suppress(OSError):  # it is gone
+        return "_rank import" in Path(f"/proc/{process_id}/cmdline").read_text()
+    return False
 
 
-@pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="only Linux ties a process to its parent (run them there)"
-)
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc (run them on Linux)")
 def test_a_killed_benchmark_leaves_no_rank_behind() -> None:
     job = asdict(replace(JOB, steps=100_000, timeout_s=600))
     code = f"from utils.measure.scaling import RankJob, run_job; run_job(RankJob(**{job!r}), 1)"
@@ -190,10 +168,7 @@ def test_a_killed_benchmark_leaves_no_rank_behind() -> None:
     children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
     try:
         # Python has hardly started in it: most often the parent is dead before the rank can tie itself to it.
-        ranks = wait_until(
-            lambda: [one for one in children.read_text().split() if "_rank import" in command_of(one)], 30
-        )
-        (rank,) = map(int, ranks)
+        (rank,) = wait_until(lambda: [int(one) for one in children.read_text().split() if is_a_rank(one)], 30)
     finally:
         parent.kill()
         parent.wait()

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.measure.made_up import JOB
-from tests.support.ranks import run_ranks
 from utils.common.devices import choose_precision
 from utils.measure import step_timer
-from utils.measure.step_ranges import RANGES, MarkedLoader, RangeTimer, timed_collectives
+from utils.measure.step_ranges import RANGES, RangeTimer
 from utils.measure.step_timer import (
     PHASES,
-    Repeated,
     StepTimer,
     build_training,
     middle_half,
-    run_training_steps,
     time_training_steps,
 )
 from utils.measure.synthetic import synthetic_batch, training_colours
@@ -50,18 +45,14 @@ def test_a_synthetic_batch_is_what_the_loader_would_give() -> None:
     assert max(seen) == 12
 
 
-def test_a_synthetic_batch_follows_from_its_arguments() -> None:
+def test_a_synthetic_batch_follows_from_its_arguments_and_may_be_empty() -> None:
     first, again = (synthetic_batch(1, 64, 3, seed=4) for _ in range(2))
-    other = synthetic_batch(1, 64, 3, seed=5)
+    other, empty = synthetic_batch(1, 64, 3, seed=5), synthetic_batch(2, 64, 3, objects_per_image=0)
     assert torch.equal(first.images, again.images)
     assert torch.equal(first.boxes, again.boxes)
     assert not torch.equal(first.boxes, other.boxes)
-
-
-def test_images_without_objects_can_be_asked_for() -> None:
-    batch = synthetic_batch(2, 64, 3, objects_per_image=0)
-    assert batch.boxes.shape == (0, 4)
-    assert not batch.masks.any()
+    assert empty.boxes.shape == (0, 4)
+    assert not empty.masks.any()
 
 
 def test_a_batch_for_a_gpu_has_colour_gains_and_nothing_else_changes() -> None:
@@ -85,21 +76,19 @@ CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_a_phase_lasts_until_the_next_mark(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments_s = iter([0.0, 1, 3, 6, 10, 15, 21, 28, 36, 45, 55])
+def test_a_phase_lasts_until_the_next_mark_and_a_step_without_all_phases_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moments_s = iter([0.0, 1, 3, 6, 10, 15, 21, 28, 36, 45, 55, *range(60, 70)])
     monkeypatch.setattr(step_timer.time, "perf_counter", lambda: next(moments_s))
-    timer = StepTimer(CPU)
+    timer, partly = StepTimer(CPU), StepTimer(CPU)
     for phase in (*PHASES, *PHASES, PHASES[0]):
         timer.mark(phase)
     np.testing.assert_allclose(timer.phases_ms(), [[1e3, 2e3, 3e3, 4e3, 5e3], [6e3, 7e3, 8e3, 9e3, 10e3]])
-
-
-def test_a_step_without_all_phases_is_refused() -> None:
-    timer = StepTimer(CPU)
     for phase in (*PHASES[:3], *PHASES):
-        timer.mark(phase)
+        partly.mark(phase)
     with pytest.raises(ValueError, match="but input, forward, loss, input, forward were marked"):
-        timer.phases_ms()
+        partly.phases_ms()
 
 
 def test_real_steps_are_timed_and_leave_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,36 +138,3 @@ def test_a_collective_interrupts_its_phase(monkeypatch: pytest.MonkeyPatch) -> N
     once = dict.fromkeys(("data", "input", "forward", "optimizer"), 1.0)
     assert seconds == {**once, "loss": 2.0, "backward": 3.0, "communication": 2.0}
     assert found.collectives == [[(1000.0, 8), (1000.0, 1000)]]
-
-
-def train_with_ranges() -> dict[str, Any]:
-    """Train two steps that count, with a slow input on rank 1; return what the timer found."""
-    rank = dist.get_rank()
-    reduce = dist.all_reduce
-    model = build_model("yolov8n-seg.yaml", ("a", "b"))
-    training = build_training(model, CPU, choose_precision("off", CPU))
-    timer = RangeTimer(CPU)
-    loader = MarkedLoader(Repeated(synthetic_batch(1 + rank, 96, 2, objects_per_image=3), 1), 3, timer)
-    with timed_collectives(timer, training.model):
-        run_training_steps(training, loader, timer)
-    found = timer.ranges()
-    assert dist.all_reduce is reduce  # put back
-    return {
-        "ranges": found.ranges_ms,
-        "bytes": [[size for _, size in step] for step in found.collectives],
-        "images": np.array(loader.num_images),
-        "gradient_bytes": sum(weight.numel() * 4 for weight in model.parameters() if weight.requires_grad),
-    }
-
-
-def test_real_steps_show_their_collectives_on_every_rank() -> None:
-    first, second = run_ranks(train_with_ranges, 2)
-    assert first["bytes"] == second["bytes"]
-    assert first["bytes"][1].count(first["gradient_bytes"]) == 1
-    agreement = 3 * 8  # whether to stop, which may follow any step
-    assert len([size for size in first["bytes"][1] if size != agreement]) == 3  # normalisers, gradients, statistics
-    assert first["images"].tolist() == [1, 1, 1]
-    assert second["images"].tolist() == [2, 2, 2]
-    for found in (first, second):
-        assert found["ranges"].shape == (2, 7)
-        assert (found["ranges"] > 0).all()

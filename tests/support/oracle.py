@@ -43,6 +43,15 @@ def draw_photos(folder: Path, num_photos: int) -> list[Photo]:
     return photos
 
 
+def draw_data(folder: Path, num_photos: int) -> Path:
+    """Draw photographs in `folder/images`, for training and validation; return the data set's YAML."""
+    (folder / "images").mkdir(parents=True)
+    draw_photos(folder / "images", num_photos)
+    data = folder / "dataset.yaml"
+    data.write_text("path: .\ntrain: images\nval: images\nnames: [pole, wire, insulator]\n")
+    return data
+
+
 class Oracle(nn.Module):
     """Answers as YOLOv8-seg does in evaluation, with 3 classes, for photographs of `draw_photos`."""
 
