@@ -187,23 +187,18 @@ def test_machines_that_cannot_read_different_photographs_are_refused_on_all_rank
     assert all("the machines cannot read different photographs" in answer for answer in answers)
 
 
-@pytest.fixture
-def run_of_two_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+@pytest.mark.slow
+def test_a_run_lists_what_it_left_out_and_resumes_only_with_the_same_photographs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = write_set(tmp_path / "set")
 
     def train(*flags: str) -> int:
-        common = ("--data", str(data), "--save-dir", str(tmp_path / "run"), "--model", "yolov8n-seg.yaml")
-        sizes = ("--img-size", "64", "--batch-size", "3", "--num-workers", "0", "--device", "cpu", "--threads", "1")
+        common = ("--data", data, "--save-dir", tmp_path / "run", "--model", "yolov8n-seg.yaml", "--threads", "1")
+        sizes = ("--img-size", "64", "--batch-size", "3", "--num-workers", "0", "--device", "cpu")
         return run_main(train_yolo_ddp, monkeypatch, *common, *sizes, "--val-pictures-every", "0", *flags)
 
-    return train
-
-
-@pytest.mark.slow
-def test_a_run_lists_what_it_left_out_and_resumes_only_with_the_same_photographs(
-    run_of_two_epochs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_of_two_epochs("--skip-bad", "--epochs", "1") == 0
+    assert train("--skip-bad", "--epochs", "1") == 0
     listed = tmp_path / "run" / SKIPPED_FILE
     assert f"3 photographs cannot be read and are left out (--skip-bad): {listed} lists them" in capsys.readouterr().out
     assert [Path(line.split(": ")[0]).name for line in listed.read_text().splitlines()] == list(BAD)
@@ -211,13 +206,13 @@ def test_a_run_lists_what_it_left_out_and_resumes_only_with_the_same_photographs
     assert facts["skipped_photographs"] == [f"train/images/{name}" for name in BAD]
     mend(tmp_path / "set", "4.jpg")
     with pytest.raises(UserError, match=r"train/images/4\.jpg was left out and now can be read, or is gone, and"):
-        run_of_two_epochs("--skip-bad", "--epochs", "2")
+        train("--skip-bad", "--epochs", "2")
     (tmp_path / "set/train/images/4.jpg").write_bytes(BAD["4.jpg"])
     (tmp_path / "set/train/images/5.jpg").write_bytes(b"")
     with pytest.raises(UserError, match=r"train/images/5\.jpg cannot be read any more, and a resumed run"):
-        run_of_two_epochs("--skip-bad", "--epochs", "2")
+        train("--skip-bad", "--epochs", "2")
     (tmp_path / "set/train/images/5.jpg").write_bytes(encode_jpeg(np.full((96, 128, 3), 100, np.uint8)))
-    assert run_of_two_epochs("--skip-bad", "--epochs", "2") == 0
+    assert train("--skip-bad", "--epochs", "2") == 0
     said = capsys.readouterr().out
     assert "Training complete after 2 epochs" in said
     assert said.splitlines()[-1].startswith("Next: python evaluate_model.py --model ")

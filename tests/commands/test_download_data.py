@@ -27,16 +27,6 @@ def test_sample_takes_an_optional_number() -> None:
     assert complete([]) == []
 
 
-@pytest.mark.parametrize(
-    "words",
-    ["--max-images 0", "--sample 0", "--keep-zips --max-images 3", "--sample --max-images 3", "--sample-size 5472"],
-)
-def test_options_that_make_no_sense(words: str) -> None:
-    with pytest.raises(SystemExit) as leaving:
-        download_data.main(words.split())
-    assert leaving.value.code == 2
-
-
 def test_script_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = folder_with(tmp_path, zip_bytes(circuit(1, 2)))
     arguments = ["--base-url", str(folder), "--output", str(tmp_path / "raw")]

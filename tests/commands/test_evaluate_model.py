@@ -1,4 +1,4 @@
-"""evaluate_model.py on the sample: one process, and two ranks with and without tiles."""
+"""evaluate_model.py on the sample: one process, and two ranks with tiles."""
 
 from __future__ import annotations
 
@@ -56,24 +56,21 @@ def test_a_model_of_other_classes_is_not_compared(
     assert not (tmp_path / "out").exists()
 
 
-def test_evaluation_writes_its_files_and_measures_the_same_on_two_ranks(trained: TrainedRun, tmp_path: Path) -> None:
+def test_evaluation_writes_its_files(trained: TrainedRun, tmp_path: Path) -> None:
     model = ("--model", trained.folder / "last.pt", "--data", trained.data)
-    alone = run_guarded("evaluate_model.py", *model, "--output", tmp_path / "one")
+    alone = run_guarded("evaluate_model.py", *model, "--output", tmp_path)
     assert alone.returncode == 0, alone.stderr
-    must_run(*torchrun(2), "evaluate_model.py", *model, "--output", tmp_path / "two", "--batch-size", "3")
     assert "conductor" in alone.stdout
     assert "mAP50-95" in alone.stdout
-    metrics, of_two = (json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("one", "two"))
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
     num_images = len(list((trained.processed / "val" / "images").iterdir()))
-    assert metrics["num_images"] == of_two["num_images"] == num_images
-    for name in (*APS, "val_loss"):
-        assert of_two[name] == pytest.approx(metrics[name], abs=1e-4), name
+    assert metrics["num_images"] == num_images
     assert all(0 <= metrics[name] <= 1 for name in APS)
     assert len(metrics["per_class"]) == 8
-    predictions = json.loads((tmp_path / "one" / "predictions.json").read_text())
+    predictions = json.loads((tmp_path / "predictions.json").read_text())
     assert {entry["image_id"] for entry in predictions} <= set(range(num_images))
     encoded = predictions[0]["segmentation"]
     assert list(coco_mask.decode(encoded).shape[:2]) == encoded["size"]
-    assert check_figures((tmp_path / "one" / "report.html").read_text(encoding="utf-8"), [metrics]) > 150
+    assert check_figures((tmp_path / "report.html").read_text(encoding="utf-8"), [metrics]) > 150
     for picture in ("box_pr_curve.png", "mask_pr_curve.png", "confusion_matrix.png"):
-        assert (tmp_path / "one" / picture).stat().st_size > 5000
+        assert (tmp_path / picture).stat().st_size > 5000

@@ -78,9 +78,8 @@ def test_each_precision_is_written_proven_and_measured(written: dict[str, Any], 
     assert sizes[0] > 1.8 * sizes[1] > 2.5 * sizes[2]
     assert written["tiles_px"] == SIZE_PX  # the weights were trained on windows at the photographs' scale
     assert written["num_photographs"] == 2
-    assert {path.name for path in weights.parent.iterdir()} == {
-        *("best.pt", "export.json", "best.onnx", "best_fp16.onnx", "best_int8.onnx")
-    }
+    files = {"best.pt", "export.json", "best.onnx", "best_fp16.onnx", "best_int8.onnx"}
+    assert {path.name for path in weights.parent.iterdir()} == files
 
 
 @pytest.mark.parametrize("tiles", ["auto", "off"])
@@ -98,9 +97,8 @@ def test_inference_finds_the_same_with_the_export(
     for mine, its in zip(ours, theirs, strict=True):
         assert [one["class"] for one in its["detections"]] == [one["class"] for one in mine["detections"]]
         for name in ("box_xyxy", "confidence"):
-            np.testing.assert_allclose(
-                [one[name] for one in its["detections"]], [one[name] for one in mine["detections"]], atol=0.05
-            )
+            expected, got = ([one[name] for one in entry["detections"]] for entry in (mine, its))
+            np.testing.assert_allclose(got, expected, atol=0.05)
 
 
 def test_evaluation_takes_an_export_and_compares_it_with_torch(
@@ -140,27 +138,25 @@ def test_a_failed_proof_names_the_number_writes_nothing_and_keeps_the_export_bef
     assert json.loads((tmp_path / "export.json").read_text())["rows"][0]["failures"]
 
 
-def test_a_converter_that_fails_gives_one_line_and_leaves_nothing(
-    weights: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def fail(*_: Any, **__: Any) -> None:
+    raise RuntimeError("unsupported\noperator")
+
+
+@pytest.mark.parametrize(
+    ("convert", "error", "said"),
+    [
+        (fail, UserError, r"^--format torchscript \(fp32\): unsupported operator$"),
+        (lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM), SystemExit, "143"),
+    ],
+    ids=["fails", "is terminated"],
+)
+def test_an_export_that_does_not_end_well_leaves_nothing(
+    weights: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, convert: Any, error: Any, said: str
 ) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("unsupported\noperator")
-
-    monkeypatch.setattr(torch.jit, "trace", fail)
+    monkeypatch.setattr(torch.jit, "trace", convert)
     flags = ("--data", data, "--output", tmp_path, "--no-speed", "--tiles", "off")
-    with pytest.raises(UserError, match=r"^--format torchscript \(fp32\): unsupported operator$"):
+    with pytest.raises(error, match=said):
         run_main(export, monkeypatch, "--model", weights, "--format", "torchscript", *flags)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_export_that_is_terminated_leaves_nothing(
-    weights: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.jit, "trace", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
-    flags = ("--data", data, "--output", tmp_path, "--no-speed", "--tiles", "off")
-    with pytest.raises(SystemExit) as stopped:
-        run_main(export, monkeypatch, "--model", weights, "--format", "torchscript", *flags)
-    assert stopped.value.code == 143
     assert list(tmp_path.iterdir()) == []
 
 
@@ -185,15 +181,12 @@ def test_the_folder_of_a_killed_export_is_removed_and_no_other(
     assert capsys.readouterr().out == f"Removed {killed}, which an export that was killed left\n"
 
 
-def test_a_batch_that_no_memory_holds_is_refused(weights: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_no_memory_holds_and_a_model_of_other_classes_are_refused(
+    weights: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flags = ("--data", data, "--img-size", "1280", "--batch-size", "164")
     with pytest.raises(UsageError, match="--batch-size 164: at most 163 images of 1280 px"):
         run_main(export, monkeypatch, "--model", weights, *flags)
-
-
-def test_a_model_of_other_classes_is_refused(
-    weights: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     other = data.with_name("other.yaml")
     other.write_text(data.read_text().replace("sign", "mast"))
     with pytest.raises(UserError, match=r"knows the classes wire, pole, sign but .*other\.yaml has wire, pole, mast"):

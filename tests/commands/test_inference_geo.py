@@ -1,4 +1,4 @@
-"""inference.py --geo on photographs with a drone's metadata, alone and shared by ranks, with a stand-in for the network."""
+"""inference.py --geo on photographs with a drone's metadata, with a stand-in for the network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import inference
 from tests.commands.test_inference_tiles import files_of, predict
 from tests.conftest import run_main
 from tests.predict.maps.photographs import GPS, HOME, dji, exif_of, packet, write_photo
-from tests.support.ranks import run_ranks
 from tests.yolo.colour_network import paint
 from utils.predict.maps.wgs84 import moved
 
@@ -57,15 +56,11 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def poles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two poles: 50 m and 90 m east of the camera."""
-    places = [moved(*HOME, np.array([0.0, east])) for east in (50, 90)]
-    features = [
-        {
-            "type": "Feature",
-            "geometry": {"type": "Point", "coordinates": [longitude, latitude]},
-            "properties": {"pole_id": f"=P{number}"},
-        }
-        for number, (latitude, longitude) in enumerate(places)
-    ]
+    features = []
+    for number, east in enumerate((50, 90)):
+        latitude, longitude = moved(*HOME, np.array([0.0, east]))
+        point = {"type": "Point", "coordinates": [longitude, latitude]}
+        features.append({"type": "Feature", "geometry": point, "properties": {"pole_id": f"=P{number}"}})
     file = tmp_path_factory.mktemp("assets") / "poles.geojson"
     file.write_text(json.dumps({"type": "FeatureCollection", "features": features}))
     return file
@@ -80,9 +75,8 @@ def output(photos: Path, poles: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def test_each_finding_is_at_its_asset_on_the_ground_at_the_camera_or_nowhere(output: Path) -> None:
-    collection: FeatureCollection[Any] = FeatureCollection.model_validate_json(
-        (output / "detections.geojson").read_bytes()
-    )
+    text = (output / "detections.geojson").read_bytes()
+    collection: FeatureCollection[Any] = FeatureCollection.model_validate_json(text)
     found = [feature.properties for feature in collection.features if feature.properties is not None]
     place = [(Path(item["photograph"]).name, item["position_kind"]) for item in found]
     assert place == [
@@ -133,12 +127,6 @@ def test_the_work_list_links_thumbnails_and_pictures_and_escapes_asset_ids(outpu
     assert (output / "detections.kml").exists()
 
 
-def test_two_ranks_write_the_same_files(photos: Path, poles: Path, output: Path, tmp_path: Path) -> None:
-    flags = ("--tiles", "320", "--geo", "--assets", str(poles), "--asset-range", "80", "--batch-size", "3")
-    assert run_ranks(predict, 2, photos, tmp_path, *flags, join=False) == [0, 0]
-    assert files_of(tmp_path) == files_of(output)
-
-
 def test_without_geo_nothing_of_it_is_written(photos: Path, tmp_path: Path) -> None:
     assert predict(photos / "b.jpg", tmp_path) == 0
     assert set(files_of(tmp_path)) == {"b.jpg", "labels/b.txt", "predictions.json"}
@@ -149,8 +137,7 @@ def test_the_run_says_what_is_on_the_map_and_why_not(
 ) -> None:
     assert predict(photos / "e.jpg", tmp_path, "--geo") == 0
     printed = capsys.readouterr().out
-    refused = [line for line in printed.splitlines() if line.startswith(str(photos / "e.jpg"))]
-    assert refused == [f"{photos / 'e.jpg'}: XMP refused: it declares a document type (DOCTYPE)"]
+    assert f"{photos / 'e.jpg'}: XMP refused: it declares a document type (DOCTYPE)\n" in printed
     assert "Map: 2 at the camera (detections.geojson, worklist.csv, detections.kml)" in printed
 
 

@@ -23,7 +23,6 @@ from utils.training.launch import read_launch
 
 # --- What `launch/` holds, checked against those who will read it: torchrun, the trainer, Kubeflow's rules, bash -----
 
-
 PATIENCE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 BATCH_SCRIPT = PROJECT / "launch" / "slurm.sbatch"
 FAKE_SCONTROL = """#!/bin/sh
@@ -205,7 +204,6 @@ def test_the_guide_s_network_policy_lets_only_the_job_s_pods_in() -> None:
 
 
 # --- On a machine with exactly one GPU the demo starts one process, and the commands of the tests see no GPU ---------
-
 
 # Python imports it at its start. PyTorch's stand-in counts the GPUs in CUDA_VISIBLE_DEVICES, or one without it.
 ONE_GPU = """

@@ -12,19 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROJECT, run_main, run_script
+from tests.conftest import PROJECT, run_main
 from tests.run.made_up import batch, epoch_record, write_run
 from utils.common.errors import UserError
 from utils.run import monitor
 
 
-def test_the_command_prints_once_into_a_pipe_and_changes_nothing(tmp_path: Path) -> None:
+def test_the_command_prints_once_into_a_pipe_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_run(tmp_path, [batch(1, 0)])
     before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in tmp_path.iterdir()}
-    done = run_script("python", "-m", "utils.run.monitor", tmp_path, timeout_s=20, COLUMNS="80")
-    assert done.returncode == 0, done.stderr
-    assert "Epoch 1/4" in done.stdout
-    assert "\x1b" not in done.stdout
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run_main(monitor, monkeypatch, tmp_path) == 0
+    shown = capsys.readouterr().out
+    assert "Epoch 1/4" in shown
+    assert "\x1b" not in shown
     assert {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in tmp_path.iterdir()} == before
 
 

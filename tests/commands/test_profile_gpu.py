@@ -21,7 +21,6 @@ from utils.measure.profiling import BatchProfile
 
 # --- profile_gpu.py, from its flags to its files ---------------------------------------------------------------------
 
-
 WEIGHTS_BYTES = 4 * 3_260_000  # YOLOv8n-seg's
 
 

@@ -20,7 +20,7 @@ from tests.conftest import PROJECT, run_main
 from tests.predict.exports import smooth_data, tiny_weights
 from utils.common.errors import UsageError
 from utils.data.images import decode_image, read_image
-from yolo_seg_ddp import Prediction, evaluate, open_model, train
+from yolo_seg_ddp import evaluate, open_model, train
 
 PAGE = (PROJECT / "docs" / "python.md").read_text(encoding="utf-8")
 
@@ -48,9 +48,8 @@ def test_the_pages_blocks_train_predict_and_evaluate() -> None:
     Path("page.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)))
     left = runpy.run_path("page.py")
     rows = Path("models/wires/results.csv").read_text().splitlines()
-    assert {name: len(values) for name, values in left["history"].items()} == {
-        name: 2 for name in rows[0].split(",") if name not in ("epoch", "global_step", "total_epoch_time_s")
-    }
+    names = set(rows[0].split(",")) - {"epoch", "global_step", "total_epoch_time_s"}
+    assert {name: len(values) for name, values in left["history"].items()} == dict.fromkeys(names, 2)
     metrics = json.loads(Path("outputs/wires/metrics.json").read_text())
     assert json.loads(json.dumps(left["metrics"])) == metrics
     assert read_image(Path("picture.jpg")).shape == (180, 240, 3)
@@ -58,25 +57,18 @@ def test_the_pages_blocks_train_predict_and_evaluate() -> None:
 
 def test_a_prediction_holds_what_inference_py_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     weights = tiny_weights(tmp_path / "best.pt")
-    run_main(
-        inference, monkeypatch, "--model", weights, "--source", "photograph.jpg", "--output", "out", "--conf", "0.4"
-    )
+    places = ("--model", weights, "--source", "photograph.jpg", "--output", "out")
+    run_main(inference, monkeypatch, *places, "--conf", "0.4")
     [written] = json.loads(Path("out/predictions.json").read_text())
     model = open_model(weights, conf=0.4, tiles="off")
     prediction = model.predict("photograph.jpg")
     assert len(prediction) == len(written["detections"]) > 1
-    for name, score, box, mask, region, entry in zip(
-        prediction.class_names,
-        prediction.scores,
-        prediction.boxes,
-        prediction.masks,
-        prediction.regions,
-        written["detections"],
-        strict=True,
-    ):
+    named = zip(prediction.class_names, prediction.scores, prediction.boxes, written["detections"], strict=True)
+    for name, score, box, entry in named:
         assert name == entry["class"] == prediction.names[entry["class_id"]]
         assert score == pytest.approx(entry["confidence"], abs=1e-4)
         assert box == pytest.approx(entry["box_xyxy"], abs=0.01)
+    for mask, region in zip(prediction.masks, prediction.regions, strict=True):
         assert mask.sum() == region.mask.sum()
         if region.mask.any():
             top, left = np.argwhere(mask).min(0)
@@ -85,14 +77,9 @@ def test_a_prediction_holds_what_inference_py_writes(monkeypatch: pytest.MonkeyP
     assert any(region.mask.any() for region in prediction.regions)
     of_array = model.predict(read_image(Path("photograph.jpg")))
     assert np.array_equal(of_array.boxes, prediction.boxes)
-    check_picture(prediction)
-
-
-def check_picture(prediction: Prediction) -> None:
-    """A notebook gets the drawn photograph as PNG; the photograph itself stays."""
+    # A notebook gets the drawn photograph as PNG; the photograph itself stays.
     drawn = prediction.draw()
-    png = decode_image(drawn._repr_png_())
-    assert np.array_equal(png, drawn.pixels)
+    assert np.array_equal(decode_image(drawn._repr_png_()), drawn.pixels)
     assert not np.array_equal(drawn.pixels, prediction.photo)
     assert np.array_equal(prediction.photo, read_image(Path("photograph.jpg")))
 

@@ -25,7 +25,7 @@ from utils.yolo.optimizer import OptimizerPlan, build_optimizer
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE_PX = 64
 GLOBAL_BATCH = 4
-STEPS = 10
+STEPS = 6
 # Biases start at 0, so they hold nothing but the sum of all updates: the comparison is strict at any rate. At 1e-3 one
 # rank differs from itself by half after a change of 1e-7 in its first weights, because targets are assigned anew at every
 # step and each assignment is a choice; at this rate nothing amplifies rounding.
