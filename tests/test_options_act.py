@@ -11,7 +11,7 @@ import tests.recipes.training_engine
 import tests.recipes.underwater_ir  # noqa: F401 # these three make the recipes' modules importable
 from tests.conftest import PROJECT
 from tests.support.option_scripts import COMPRESSED_AD, SCRIPTS, Script
-from tests.support.option_walk import Refused, Walk
+from tests.support.option_walk import Walk
 
 KINDS = ("needs", "wants")
 # Rules that the walk cannot prove: the script hands the option on in every mode, and what it calls leaves it out there.
@@ -45,43 +45,6 @@ def test_every_setting_of_compressed_ad_acts_in_one_of_its_scripts(monkeypatch: 
             acted |= walk.all()[0]
             print(f"{script}: {walk.num_combinations} combinations")
     assert sorted(acted) == sorted(walk.options)
-
-
-IGNORED = [  # what scripts ignored without a word, and what they answer now
-    ("train_yolo_ddp", "--window-scale 0.25 1", "--window-scale has no effect without --windows"),
-    ("train_yolo_ddp", "--no-ema --ema-decay 0.9", "--ema-decay has no effect with --no-ema"),
-    ("train_yolo_ddp", "--no-ema --ema-ramp 9", "--ema-ramp has no effect with --no-ema"),
-    ("inference", "--tiles off --overlap 0.5", "--overlap has no effect with --tiles off"),
-    ("inference", "--ground-height 3", "--ground-height has no effect without --geo"),
-    ("inference", "--asset-range 50", "--asset-range has no effect without --geo"),
-    ("inference", "--geo --asset-range 50", "--asset-range has no effect without --assets"),
-    ("check_data", "--tiles 640", "--tiles has no effect without --model"),
-    ("check_data", "--amp bf16", "--amp has no effect without --model"),
-    ("check_data", "--batch-size 2", "--batch-size has no effect without --model"),
-    ("check_data", "--next 9", "--next has no effect without --unlabelled"),
-    ("check_data", "--model m --unlabelled u --strict", "--strict has no effect with --unlabelled"),
-    ("check_data", "--device cpu", "--device has no effect without --model"),
-    ("download_data", "--sample 3 --circuits 1", "--circuits has no effect with --sample"),
-    ("download_data", "--sample 3 --keep-zips", "--keep-zips has no effect with --sample"),
-    ("parse_labels", "--format coco --line-width 9", "--line-width has no effect with --format coco"),
-    ("export", "--calibration-images 9", "--calibration-images has no effect without --int8"),
-    (
-        "evaluate_model",
-        "--mask-resolution proto --centreline-tolerance 2",
-        "--centreline-tolerance has no effect with --mask-resolution proto",
-    ),
-    ("benchmark_ddp", "--num-workers 2", "--num-workers has no effect without --data"),
-    ("crowd_bt.train", "--loss bradley-terry --eta-lr 0.1", "--eta-lr has no effect with --loss bradley-terry"),
-]
-
-
-@pytest.mark.parametrize(("name", "flags", "answer"), IGNORED)
-def test_an_option_that_was_ignored_is_refused(
-    name: str, flags: str, answer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    walk = Walk(next(script for script in SCRIPTS if script.module == name), monkeypatch)
-    with pytest.raises(Refused, match=answer):
-        walk.run(flags.split())
 
 
 def test_each_rule_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
