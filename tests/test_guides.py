@@ -25,9 +25,6 @@ from utils.common.cores import choose_threads_and_workers
 from utils.training.config import TrainConfig
 from utils.training.launch import read_launch
 
-# --- What the five guides promise (the frozen list tests/support/guides.yaml), and what the project's own ---
-
-
 SEEDS = PROJECT.parent / "shared" / "seeds"
 GUIDES: dict[str, Any] = yaml.safe_load((PROJECT / "tests/support/guides.yaml").read_text(encoding="utf-8"))
 Row = tuple[str, ...]
@@ -102,9 +99,8 @@ def read_shell(folder: str, script: str, words: Sequence[str]) -> Any:
 def read_accelerate(folder: str, words: Sequence[str]) -> Any:
     from accelerate.commands.launch import launch_command_parser
 
-    (shim,) = (PROJECT / folder / "bin").glob(
-        "accelerate"
-    )  # it knows `auto`, and nothing else that accelerate does not
+    # It knows `auto`, and nothing else that accelerate does not.
+    (shim,) = (PROJECT / folder / "bin").glob("accelerate")
     assert "--num_processes" in shim.read_text()
     asked = launch_command_parser().parse_args([word.replace("=auto", "=2") for word in words])
     if asked.config_file:
@@ -238,7 +234,6 @@ def test_each_page_is_linked_from_the_readme_and_no_link_is_broken() -> None:
 
 
 # --- The end of a test run says which tests were skipped, why, and how to have them ----------------------------------
-
 
 REASON = re.compile(r'(?:reason=|pytest\.skip\()(f?"[^"]*")')
 

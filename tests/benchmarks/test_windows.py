@@ -67,7 +67,6 @@ def test_the_command_prints_a_ratio(
 
 # --- The comparison of the two loaders: it runs and says what it measured --------------------------------------------
 
-
 SCRIPT = PROJECT / "benchmarks" / "input_pipeline.py"
 
 

@@ -13,13 +13,7 @@ from tests.measure.made_up import JOB
 from utils.common.devices import choose_precision
 from utils.measure import step_timer
 from utils.measure.step_ranges import RANGES, RangeTimer
-from utils.measure.step_timer import (
-    PHASES,
-    StepTimer,
-    build_training,
-    middle_half,
-    time_training_steps,
-)
+from utils.measure.step_timer import PHASES, StepTimer, build_training, middle_half, time_training_steps
 from utils.measure.synthetic import synthetic_batch, training_colours
 from utils.yolo.model import build_model
 from utils.yolo.optimizer import MuSGD
@@ -69,7 +63,6 @@ def test_a_batch_for_a_gpu_has_colour_gains_and_nothing_else_changes() -> None:
 
 
 # --- The phases of a training step -----------------------------------------------------------------------------------
-
 
 CPU = torch.device("cpu")
 

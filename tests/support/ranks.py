@@ -23,7 +23,6 @@ from utils.distributed import cleanup_ddp, setup_ddp
 
 # --- Runs a function in real processes that form one gloo group, for the tests of everything distributed -------------
 
-
 # What most ranks and commands import; every optimizer of PyTorch imports torch._dynamo, which takes 2.5 s.
 PRELOADED = [
     *("tests.support.ranks", "ultralytics.nn.tasks", "torchvision.ops", "torch._dynamo", "torch.utils.tensorboard"),
@@ -134,7 +133,6 @@ def _run_rank(
 
 
 # --- Runs the project's Python commands in processes forked from a server that has imported PyTorch: thre ---
-
 
 PROJECT = Path(__file__).resolve().parents[2]
 

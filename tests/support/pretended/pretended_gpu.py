@@ -350,6 +350,16 @@ def _cuda_functions(count: int) -> dict[str, Any]:
     facts.__dict__.update(gcnArchName="", warp_size=32)
     state = torch.zeros(16, dtype=torch.uint8)
     stats = {"allocated_bytes.all.peak": GIB, "reserved_bytes.all.peak": GIB, "num_ooms": 0, "num_alloc_retries": 0}
+    fixed: dict[str, Any] = {"is_initialized": True, "is_current_stream_capturing": False, "is_bf16_supported": True}
+    fixed |= {"get_device_name": facts.name, "get_device_capability": (9, 0), "get_device_properties": facts}
+    fixed |= {"get_arch_list": ["sm_90"], "can_device_access_peer": True, "mem_get_info": (70 * GIB, 80 * GIB)}
+    fixed |= {
+        "memory_summary": "",
+        "utilization": 50,
+        "temperature": 40,
+        "is_available": count > 0,
+        "device_count": count,
+    }
     memory = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
     nothing = (
         *("init", "_lazy_init", "synchronize", "empty_cache", "ipc_collect", "manual_seed", "manual_seed_all"),
@@ -365,31 +375,18 @@ def _cuda_functions(count: int) -> dict[str, Any]:
     return {
         **{name: _returning(None) for name in nothing},
         **{name: _returning(GIB) for name in memory},
+        **{name: _returning(value) for name, value in fixed.items()},
         "Stream": _Stream,
         "Event": _Event,
         "stream": _Nothing,
         "device": _Nothing,
         "set_device": set_device,
-        "is_available": lambda: count > 0,
-        "is_initialized": lambda: True,
-        "device_count": lambda: count,
         "current_device": lambda: _HERE.index,
         "current_stream": lambda *_: _Stream(),
         "default_stream": lambda *_: _Stream(),
-        "is_current_stream_capturing": lambda: False,
-        "get_device_name": lambda *_: facts.name,
-        "get_device_capability": lambda *_: (9, 0),
-        "get_device_properties": lambda *_: facts,
-        "get_arch_list": lambda: ["sm_90"],
-        "can_device_access_peer": lambda *_: True,
-        "is_bf16_supported": lambda *_, **__: True,
-        "mem_get_info": lambda *_: (70 * GIB, 80 * GIB),
         "memory_stats": lambda *_: dict(stats),
-        "memory_summary": lambda *_, **__: "",
         "get_rng_state": lambda *_: state.clone(),
         "get_rng_state_all": lambda: [state.clone()] * count,
-        "utilization": lambda *_: 50,
-        "temperature": lambda *_: 40,
     }
 
 
