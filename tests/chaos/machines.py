@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.jobs import POLL_S, Job
 from tests.chaos.small_training import NUM_BATCHES
 from tests.chaos.trainings import SMALL_TRAINING, read_json
+from tests.commands.kubeflow import KUBEFLOW
 from utils.common.environment import PROJECT_FOLDER
 
 NAMES = ("node0", "node1")
@@ -27,13 +28,8 @@ PORT = "29400"
 TOTAL_STEPS = 8 * NUM_BATCHES
 TIMEOUT_S = 150.0
 # Makes train_ddp.sh start the small training, on the CPU.
-TRAINING = {
-    "PYTHON": sys.executable,
-    "TRAIN_SCRIPT": str(SMALL_TRAINING),
-    "CUDA_VISIBLE_DEVICES": "",
-    "INIT_TIMEOUT": "120",
-    "NCCL_TIMEOUT": "60",
-}
+TRAINING = {"PYTHON": sys.executable, "TRAIN_SCRIPT": str(SMALL_TRAINING), "CUDA_VISIBLE_DEVICES": ""}
+TRAINING |= {"INIT_TIMEOUT": "120", "NCCL_TIMEOUT": "60"}
 
 
 def reason_to_skip() -> str:
@@ -78,10 +74,10 @@ def assert_same_result(run: Path, reference: str) -> None:
 
 
 def script(processes: int, folder: Path, machine: int = 0) -> list[str]:
-    """Return the command line of train_ddp.sh."""
+    """Return the command line of train_ddp.sh; three seconds of training."""
     options = ["--max-restarts", "3", "--log-dir", str(folder / f"ranks{machine}")]
     start = ["bash", str(PROJECT_FOLDER / "train_ddp.sh"), str(processes)]
-    return [*start, *options, "--", "--save-dir", str(folder / "run")]
+    return [*start, *options, "--", "--save-dir", str(folder / "run"), "--step-s", "0.05"]
 
 
 @dataclass
@@ -113,15 +109,8 @@ class TwoMachines:
 
     def launch_as_kubeflow(self, machine: int) -> Job:
         """Start plain torchrun as Kubeflow Trainer does, configured by environment variables only."""
-        facts = {
-            "PET_NNODES": "2",
-            "PET_NPROC_PER_NODE": "1",
-            "PET_NODE_RANK": str(machine),
-            "PET_MASTER_ADDR": NAMES[0],
-            "PET_MASTER_PORT": PORT,
-            "PET_MAX_RESTARTS": "3",
-            "PET_LOG_DIR": str(self.folder / f"ranks{machine}"),
-        }
+        own = {"PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": NAMES[0], "PET_MASTER_PORT": PORT, "PET_MAX_RESTARTS": "3"}
+        facts = {**KUBEFLOW, **own, "PET_NODE_RANK": str(machine), "PET_LOG_DIR": str(self.folder / f"ranks{machine}")}
         torchrun = [sys.executable, "-m", "torch.distributed.run"]
         return self.start(machine, [*torchrun, str(SMALL_TRAINING), "--save-dir", str(self.run)], **facts)
 

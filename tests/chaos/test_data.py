@@ -112,12 +112,6 @@ def test_r21_the_batch_does_not_divide_the_data_set(samples: int, val_samples: i
     assert uneven_epochs(tmp_path / "run", "val", val_samples, 2) == []
 
 
-@pytest.mark.chaos(1, 1)
-def test_r21_one_sample_for_two_ranks_is_refused(tmp_path: Path) -> None:
-    assert run(small(tmp_path, samples=1, val_samples=1, epochs=2), tmp_path / "log", timeout_s=180) != 0
-    assert "1 training images cannot feed 2 processes" in (tmp_path / "log").read_text()
-
-
 HOLDER = """
 import sys, time
 from pathlib import Path

@@ -22,7 +22,6 @@ from utils.common.errors import EXIT_STARTUP_TIMEOUT
 
 # --- SIGKILL for ranks and launchers. After the launcher's restarts the result must be the same as without a kill ----
 
-
 Sample = Callable[..., Path]
 
 
@@ -119,7 +118,6 @@ def test_r26_a_rank_is_killed_in_mid_epoch_of_a_training_on_windows(
 
 # --- Ranks that hang, that die while the others wait for them at the start, or that need long for a valid reason -----
 
-
 GROUP_TIMEOUT_S = 10
 MAX_DETECTION_S = GROUP_TIMEOUT_S + 10  # in which the other rank must notice the hang and exit, even on a busy machine
 # torchrun waits 30 s for a rank that does not react to SIGTERM; --shutdown-timeout does not apply here (PyTorch 2.15).
@@ -206,7 +204,6 @@ def test_r22_validation_takes_three_times_the_groups_timeout(trial: int, tmp_pat
 
 
 # --- A long training: the resources that it holds must not grow ------------------------------------------------------
-
 
 WARM_UP = 0.2  # share of the time after which the reference is taken
 MAX_GROWTH = 0.05

@@ -32,9 +32,7 @@ from tests.chaos.small_training import NUM_BATCHES
 from tests.chaos.trainings import read_json
 from utils.common.environment import PROJECT_FOLDER
 
-needs_machines = pytest.mark.skipif(
-    bool(reason_to_skip()), reason=f"{reason_to_skip()} (run them as root, with iproute2)"
-)
+pytestmark = pytest.mark.skipif(bool(reason_to_skip()), reason=f"{reason_to_skip()} (run them as root, with iproute2)")
 LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp
 CONNECT = """
 import socket, sys
@@ -47,18 +45,9 @@ for port in sys.argv[2:]:
 LOOP = 'for attempt in 1 2 3 4 5; do "$@" && exit 0; sleep 1; done; exit 1'
 CROWD = PROJECT_FOLDER / "recipes" / "crowd_bt"
 TRAIN_CROWD = ("--backbone", "test_resnet", "--no-pretrained", "--input-size", "32", "--epochs", "1", "--device", "cpu")
-MAKE_CROWD = [
-    "--size",
-    "32",
-    "--num-pictures",
-    "42",
-    "--num-unseen",
-    "14",
-    "--comparisons",
-    "60",
-    "--per-annotator",
-    "10",
-]
+MAKE_CROWD = (
+    *("--size", "32", "--num-pictures", "42", "--num-unseen", "14", "--comparisons", "60", "--per-annotator", "10"),
+)
 
 
 @pytest.fixture
@@ -85,14 +74,12 @@ def one_machine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         return {"ports": ports, "reachable": reachable, **read_json(machines.run / "result.json")}
 
 
-@needs_machines
 @pytest.mark.chaos(1, 1, always=True)
 def test_s6_no_port_of_a_run_on_one_machine_can_be_reached_from_another(one_machine: dict[str, Any]) -> None:
     assert one_machine["reachable"] == ["29999"], "the port that is open on purpose"
     assert len(one_machine["ports"]) >= 5, "two stores, two of gloo's, ours"
 
 
-@needs_machines
 @pytest.mark.chaos(1, 1)
 def test_r14_two_machines_undisturbed(trial: int, machines: TwoMachines, one_machine: dict[str, Any]) -> None:
     machines.finish(*[machines.launch(number) for number in (0, 1)])
@@ -119,7 +106,6 @@ def await_the_middle(machines: TwoMachines) -> None:
     machines.wait_until(lambda: step_of(machines.run) >= 2 * NUM_BATCHES, "two epochs")
 
 
-@needs_machines
 @pytest.mark.chaos(1, 1, always=True)
 def test_r14_a_machine_that_was_lost_is_replaced_and_not_a_bit_differs(
     trial: int, machines: TwoMachines, one_machine: dict[str, Any], record_property: Any
@@ -128,7 +114,6 @@ def test_r14_a_machine_that_was_lost_is_replaced_and_not_a_bit_differs(
     record_property("from its return to training s", recovery_s)
 
 
-@needs_machines
 @pytest.mark.chaos(1, 1)
 @pytest.mark.parametrize("launch", [TwoMachines.launch_numbered, TwoMachines.launch_as_kubeflow])
 def test_r18_a_machine_is_replaced_with_other_launchers(
@@ -138,7 +123,6 @@ def test_r18_a_machine_is_replaced_with_other_launchers(
     record_property("from its return to training s", recovery_s)
 
 
-@needs_machines
 @pytest.mark.chaos(1, 1)
 @pytest.mark.parametrize("is_silent", [False, True], ids=["closed", "unplugged"])
 def test_r15_the_first_machine_of_an_elastic_pair_finishes_alone(
@@ -161,7 +145,6 @@ def test_r15_the_first_machine_of_an_elastic_pair_finishes_alone(
     assert read_json(machines.run / "result.json")["step"] == TOTAL_STEPS
 
 
-@needs_machines
 @pytest.mark.chaos(1, 1)
 def test_r16_the_rendezvous_machine_is_lost_and_a_loop_on_both_starts_again(
     trial: int, machines: TwoMachines, one_machine: dict[str, Any], record_property: Any
@@ -180,7 +163,6 @@ def test_r16_the_rendezvous_machine_is_lost_and_a_loop_on_both_starts_again(
     assert_same_result(machines.run, one_machine["hash"])
 
 
-@needs_machines
 @pytest.mark.chaos(1, 1)
 def test_r27_the_two_torchrun_lines_of_the_crowd_bt_guide(trial: int, machines: TwoMachines) -> None:
     """Train the quality scorer as the guide says, with one process instead of four on each machine."""

@@ -66,7 +66,7 @@ def reason_to_skip() -> str:
     return f"needs {', '.join(missing)}" if missing else ""
 
 
-needs_slurm = pytest.mark.skipif(bool(reason_to_skip()), reason=f"{reason_to_skip()} (apt-get install slurm-wlm munge)")
+pytestmark = pytest.mark.skipif(bool(reason_to_skip()), reason=f"{reason_to_skip()} (apt-get install slurm-wlm munge)")
 
 
 @dataclass
@@ -212,7 +212,6 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(read_json(folder / "run" / "result.json")["hash"])
 
 
-@needs_slurm
 @pytest.mark.chaos(1, 1)
 @pytest.mark.parametrize("num_nodes", [1, 2])
 def test_r17_the_batch_script_undisturbed(num_nodes: int, trial: int, reference: str) -> None:
@@ -242,7 +241,6 @@ def assert_a_stop_returns(cluster: SmallCluster, by: str, reference: str) -> flo
     return recovery_s
 
 
-@needs_slurm
 @pytest.mark.chaos(1, 1, always=True)
 def test_r17_a_stopped_job_returns_from_the_queue_and_not_a_bit_differs(
     trial: int, reference: str, record_property: Any
@@ -252,7 +250,6 @@ def test_r17_a_stopped_job_returns_from_the_queue_and_not_a_bit_differs(
         assert len(starts_of(cluster.run)) == 2
 
 
-@needs_slurm
 @pytest.mark.chaos(1, 1)
 @pytest.mark.parametrize("by", ["requeue", "limit"])
 def test_r17_a_requeued_job_continues(by: str, trial: int, reference: str, record_property: Any) -> None:
@@ -260,7 +257,6 @@ def test_r17_a_requeued_job_continues(by: str, trial: int, reference: str, recor
         record_property("to continue s", assert_a_stop_returns(cluster, by, reference))
 
 
-@needs_slurm
 @pytest.mark.chaos(1, 1)
 def test_r17_a_job_is_stopped_before_its_training_can_react(trial: int, reference: str) -> None:
     with small_cluster() as cluster:
@@ -272,7 +268,6 @@ def test_r17_a_job_is_stopped_before_its_training_can_react(trial: int, referenc
         assert int(cluster.fact_of(job, "Restarts")) == 1
 
 
-@needs_slurm
 @pytest.mark.chaos(1, 1)
 def test_r18_srun_starts_two_tasks_without_torchrun(trial: int, reference: str) -> None:
     with small_cluster() as cluster:
@@ -287,10 +282,3 @@ def test_r18_srun_starts_two_tasks_without_torchrun(trial: int, reference: str) 
         batch_script.write_text(f"#!/bin/sh\nexec {' '.join(command)}\n")
         cluster.ask("sbatch", "--wait", "--ntasks=2", "--output=job.log", str(batch_script))
         assert read_json(alone / "result.json")["world_size"] == 1, "a process in the batch shell is one of two"
-
-
-@pytest.mark.parametrize(("user", "reason"), [(1000, "needs root on Linux"), (0, "needs slurmd")])
-def test_without_root_or_slurm_it_says_so(user: int, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: user)
-    monkeypatch.setattr(shutil, "which", lambda name, path: None if name == "slurmd" else name)
-    assert reason_to_skip() == reason

@@ -26,7 +26,6 @@ from utils.run.checkpoint import MANIFEST_FILE, STATE_FILE, load_latest, save_ch
 
 # --- Stop trainings by a signal and start them again; the result must equal that of an undisturbed traini ---
 
-
 PHASES = ("at random", "at random", "in validation", "at an epoch's start", "at random")
 MAX_SAVING_S = 5.0  # from the signal to a complete checkpoint
 MAX_STOP_S = 30.0  # time that a launcher waits before it kills
@@ -142,7 +141,6 @@ def assert_signals_change_nothing(request: Any, send: Callable[[Job], None], *, 
 
 
 # --- Checkpoints whose writing process is killed, that are damaged afterwards, or that find no room on the disk ------
-
 
 # A separate process that saves one step after the other; all tensors hold the step's number.
 SAVER = """

@@ -169,14 +169,9 @@ def test_an_output_that_is_no_folder_is_refused_before_the_work(
 ) -> None:
     (tmp_path / "file").write_text("a result of another program")
     place = tmp_path / output
-    for script, flags in (
-        (inference, ("--model", "x.pt", "--source", "y")),
-        (evaluate_model, ("--model", "x.pt")),
-        (check_data, ()),
-        (profile_gpu, ()),
-        (benchmark_ddp, ()),
-        (download_data, ("--sample", "1")),
-    ):
+    flags = {inference: ("--model", "x.pt", "--source", "y"), evaluate_model: ("--model", "x.pt")}
+    flags |= {download_data: ("--sample", "1"), check_data: (), profile_gpu: (), benchmark_ddp: ()}
+    for script in flags:
         with pytest.raises(UserError, match=rf"^--output {place}: .+; name a folder in which files can be written$"):
-            run_main(script, monkeypatch, *flags, "--output", place)
+            run_main(script, monkeypatch, *flags[script], "--output", place)
     assert [file.read_text() for file in tmp_path.iterdir()] == ["a result of another program"]

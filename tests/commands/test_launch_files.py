@@ -107,18 +107,10 @@ def cluster(tmp_path: Path) -> dict[str, str]:
         program.chmod(0o755)
     (tmp_path / "run").mkdir()
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "MASTER_"))}
-    return {
-        **inherited,
-        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-        "CALLS": str(tmp_path / "calls"),
-        "RUN_FOLDER": str(tmp_path / "run"),
-        "REQUEUE_EXIT": "(null)",
-        "TOLD": "",
-        "SLURM_SUBMIT_DIR": "/shared/project",
-        "SLURM_JOB_ID": "71234",
-        "SLURM_JOB_NUM_NODES": "1",
-        "SLURM_JOB_NODELIST": "node[7-8]",
-    }
+    ours = {"CALLS": str(tmp_path / "calls"), "RUN_FOLDER": str(tmp_path / "run"), "REQUEUE_EXIT": "(null)", "TOLD": ""}
+    job = {"SLURM_SUBMIT_DIR": "/shared/project", "SLURM_JOB_ID": "71234"}
+    job |= {"SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node[7-8]"}
+    return {**inherited, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", **ours, **job}
 
 
 def run_batch_script(cluster: dict[str, str], *arguments: str, **extra: str) -> tuple[int, list[str], str]:
@@ -230,14 +222,8 @@ def test_the_demo_starts_one_process_for_one_gpu(tmp_path: Path) -> None:
     python = project / "python"  # skips the demo's other scripts
     python.write_text(f'#!/bin/sh\ncase $1 in -*) exec "{sys.executable}" "$@";; *) echo "$1";; esac\n')
     python.chmod(0o755)
+    settings = {"PYTHON": str(python), "PYTHONPATH": str(one_gpu), "DRY_RUN": "1"}
     for gpus, expected in (("0", "Starting 1 process(es) on cuda"), ("", "Starting 2 process(es) on cpu")):
-        done = run_script(
-            "bash",
-            project / "demo.sh",
-            CUDA_VISIBLE_DEVICES=gpus,
-            PYTHON=str(python),
-            PYTHONPATH=str(one_gpu),
-            DRY_RUN="1",
-        )
+        done = run_script("bash", project / "demo.sh", CUDA_VISIBLE_DEVICES=gpus, **settings)
         assert done.stdout.count(expected) == 2, done.stdout + done.stderr  # the demo trains twice
         assert done.returncode == 0

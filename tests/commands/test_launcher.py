@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed.run import config_from_args, parse_args
@@ -79,15 +80,9 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def run_script(environment: dict[str, str], *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", str(SCRIPT), *arguments],
-        env={**environment, **extra},
-        cwd=environment["OUT_FOLDER"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    place: Any = {"cwd": environment["OUT_FOLDER"], "env": {**environment, **extra}}
+    command = ["bash", str(SCRIPT), *arguments]
+    return subprocess.run(command, **place, capture_output=True, text=True, timeout=60, check=False)
 
 
 TWO = {"NNODES": "3", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}

@@ -40,24 +40,10 @@ class Server:
 
     url: str
     files: Path
-    process: subprocess.Popen[bytes]
     client: Any
-
-    def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
 
     def runs(self) -> list[Any]:
         return list(self.client.search_runs(["0"]))
-
-    def metrics_of(self, run: Any) -> list[tuple[int, str, float]]:
-        """Return (step, name, value) of every metric that the server ever accepted."""
-        histories = [self.client.get_metric_history(run.info.run_id, name) for name in run.data.metrics]
-        return sorted((metric.step, metric.key, metric.value) for history in histories for metric in history)
-
-    def has_metrics(self) -> bool:
-        return any(run.data.metrics for run in self.runs())
 
     def answers(self) -> bool:
         with suppress(Exception):
@@ -74,12 +60,14 @@ def server(tmp_path: Path) -> Iterator[Server]:
         client = import_library().MlflowClient(f"http://127.0.0.1:{port}")
         with (tmp_path / "server.log").open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path, start_new_session=True)
-        running = Server(f"http://127.0.0.1:{port}", files, process, client)
+        running = Server(f"http://127.0.0.1:{port}", files, client)
         try:
             wait_until(running.answers, timeout_s=180)
             yield running
         finally:
-            running.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -97,34 +85,28 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "data.yaml"
 
 
-def command_of(data: Path, run: Path, *more: str) -> tuple[str, ...]:
-    return (*torchrun(2), "train_yolo_ddp.py", "--data", str(data), "--save-dir", str(run), *FLAGS, *more)
-
-
-def start(command: tuple[str, ...], log: Path) -> subprocess.Popen[bytes]:
-    words = [sys.executable if word == "python" else word for word in command]
-    with log.open("wb") as file:
-        return subprocess.Popen(
-            words, cwd=PROJECT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=file, stderr=file
-        )
-
-
 def test_a_training_killed_and_resumed_is_one_run_that_equals_its_metrics_jsonl(
     server: Server, data: Path, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    command = command_of(data, run, "--mlflow", server.url)
-    training = start(command, tmp_path / "log.txt")
-    wait_until(lambda: server.has_metrics() or training.poll() is not None, timeout_s=200)
+    run, log = tmp_path / "run", tmp_path / "log.txt"
+    places = ("--data", str(data), "--save-dir", str(run), "--mlflow", server.url)
+    command = (*torchrun(2), "train_yolo_ddp.py", *places, *FLAGS)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with log.open("wb") as file:
+        words = [sys.executable, *command[1:]]
+        training = subprocess.Popen(words, cwd=PROJECT, env=environment, stdout=file, stderr=file)
+    wait_until(lambda: any(one.data.metrics for one in server.runs()) or training.poll() is not None, timeout_s=200)
     os.kill(read_status(run)["pid"], signal.SIGKILL)
-    assert training.wait(timeout=60) == 1, (tmp_path / "log.txt").read_text()[-3000:]
+    assert training.wait(timeout=60) == 1, log.read_text()[-3000:]
     assert [found.info.status for found in server.runs()] == ["RUNNING"]
     said = must_run(*command, OMP_NUM_THREADS="1")
     (found,) = server.runs()
     run_id = found.info.run_id
     assert f"MLflow: {server.url}/#/experiments/0/runs/{run_id}" in said
     assert found.info.status == "FINISHED"
-    assert server.metrics_of(found) == recorded(run)
+    histories = [server.client.get_metric_history(run_id, name) for name in found.data.metrics]
+    accepted = sorted((metric.step, metric.key, metric.value) for history in histories for metric in history)
+    assert accepted == recorded(run)
     assert {step for step, _, _ in recorded(run)} == set(range(1, EPOCHS + 1))
     assert (found.data.params["epochs"], found.data.params["model"]) == (str(EPOCHS), "yolov8n-seg.yaml")
     for name in ("best.pt", "config.yaml", "results.csv", "metrics.jsonl", "training_curves.png"):

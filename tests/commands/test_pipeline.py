@@ -157,18 +157,8 @@ def test_another_run_in_the_same_folder_loses_nothing_and_opens_no_socket_to_the
     folder = tmp_path / "run"
     shutil.copytree(trained.folder, folder)
     before = (folder / "best.pt").read_bytes()
-    arguments = (
-        "--data",
-        trained.data,
-        "--save-dir",
-        folder,
-        *TRAIN_FLAGS,
-        "--epochs",
-        "1",
-        "--best-metric",
-        "mean_map",
-    )
-    done = run_guarded("train_yolo_ddp.py", *arguments, "--seed", "7")
+    arguments = ("--data", trained.data, "--save-dir", folder, *TRAIN_FLAGS, "--epochs", "1", "--seed", "7")
+    done = run_guarded("train_yolo_ddp.py", *arguments, "--best-metric", "mean_map")
     assert (done.returncode, done.stderr) == (0, "")
     assert "Set the earlier run aside" in done.stdout
     (epoch,) = read_epochs(folder)

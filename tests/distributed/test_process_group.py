@@ -74,18 +74,10 @@ def test_a_wrong_timeout_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # --- Slurm's and Open MPI's variables under torchrun's names, and the lone process that must stay one ----------------
 
-
 # What `srun --nodes=2 --ntasks=3` told its last task (Slurm 22.05), and what sbatch tells its own shell.
-SLURM_TASK = {
-    "SLURM_JOB_ID": "34521",
-    "SLURM_STEP_ID": "2",
-    "SLURM_PROCID": "2",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "1",
-    "SLURM_NTASKS": "3",
-    "SLURM_STEP_NUM_TASKS": "3",
-    "SLURM_STEP_TASKS_PER_NODE": "2,1",
-}
+SLURM_TASK = {"SLURM_JOB_ID": "34521", "SLURM_STEP_ID": "2", "SLURM_PROCID": "2", "SLURM_LOCALID": "0"}
+SLURM_TASK |= {"SLURM_NODEID": "1", "SLURM_NTASKS": "3"}
+SLURM_TASK |= {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1"}
 SLURM_SHELL = {"SLURM_JOB_ID": "34521", "SLURM_NTASKS": "8"}
 SLURM_SHELL |= dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"), "0")
 MPI_TASK = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
@@ -95,14 +87,9 @@ MPI_TASK |= {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2
 def test_a_task_of_srun_on_several_machines_needs_the_first_one_s_address() -> None:
     with pytest.raises(UserError, match=r"3 tasks on several machines but MASTER_ADDR is not set.*scontrol show hostn"):
         variables_from_launcher(SLURM_TASK)
-    assert variables_from_launcher({**SLURM_TASK, "MASTER_ADDR": "node1"}) == {
-        "RANK": "2",
-        "WORLD_SIZE": "3",
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": "node1",
-        "MASTER_PORT": str(20000 + 4521 + 202),
-    }
+    expected = {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    expected |= {"MASTER_ADDR": "node1", "MASTER_PORT": str(20000 + 4521 + 202)}
+    assert variables_from_launcher({**SLURM_TASK, "MASTER_ADDR": "node1"}) == expected
 
 
 def test_on_one_machine_the_ranks_meet_on_the_loopback() -> None:

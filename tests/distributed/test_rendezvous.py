@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -120,25 +119,18 @@ def test_a_start_in_time_is_left_alone_and_one_that_hangs_ends_with_its_own_code
 
 @pytest.mark.parametrize(
     "launcher",
-    [
-        pytest.param(["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"], id="c10d"),
-        pytest.param(["--master-addr=127.0.0.1"], id="static"),
-    ],
+    [["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"], ["--master-addr=127.0.0.1"]],
+    ids=["c10d", "static"],
 )
 def test_a_killed_rank_is_back_at_the_first_restart(launcher: list[str], tmp_path: Path) -> None:
     """Plain torchrun without the variable that the project's own launcher sets."""
     script = tmp_path / "ranks.py"
-    script.write_text(textwrap.dedent(RESTARTED))
+    script.write_text(RESTARTED)
     port = [f"--master-port={free_port()}"] if "--master-addr=127.0.0.1" in launcher else []
-    command = [sys.executable, "-m", "torch.distributed.run", *launcher, *port, "--nproc-per-node=2"]
-    environment = {name: value for name, value in os.environ.items() if name != "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"}
-    done = subprocess.run(
-        [*command, "--max-restarts=3", f"--log-dir={tmp_path / 'logs'}", str(script)],
-        env={**environment, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", "INIT_TIMEOUT": "60"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    start = [sys.executable, "-m", "torch.distributed.run", *launcher, *port, "--nproc-per-node=2"]
+    command = [*start, "--max-restarts=3", f"--log-dir={tmp_path / 'logs'}", str(script)]
+    inherited = {name: value for name, value in os.environ.items() if name != "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"}
+    environment = {**inherited, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", "INIT_TIMEOUT": "60"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "done at attempt 1"

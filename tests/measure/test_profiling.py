@@ -113,7 +113,6 @@ def test_the_table_shows_reserved_memory_only_where_there_is_any() -> None:
 
 # --- what is known of a step beside its duration ---------------------------------------------------------------------
 
-
 CPU = torch.device("cpu")
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -139,10 +139,8 @@ SCRIPTS = [
         real=("crowd_bt.options",),
         readers={"prepare_from_s3": ("s3_bucket", "s3_prefix", "prepared_folder", "seed")},
         tested={"measured": {"an annotator": None}},
-        elsewhere=(
-            "local_rank",
-            "world_size",
-        ),  # they fill gaps of the environment: tests/recipes/crowd_bt/test_commands.py
+        # They fill gaps of the environment: tests/recipes/crowd_bt/test_commands.py.
+        elsewhere=("local_rank", "world_size"),
     ),
     Script("crowd_bt.evaluate", "EvaluateConfig"),
     Script(

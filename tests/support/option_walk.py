@@ -16,9 +16,8 @@ from tests.support.option_scripts import Script
 from utils.common import config as configuration
 from utils.common.errors import UsageError, UserError
 
-READERS: Mapping[str, tuple[str, ...]] = {
-    "OwnedRun": ("save_dir",)
-}  # functions that get all options, and what they do with some of them
+# Functions that get all options, and what they do with some of them.
+READERS: Mapping[str, tuple[str, ...]] = {"OwnedRun": ("save_dir",)}
 BY_PARSER = {"config", "resume"}  # read before `main` has the options
 
 
