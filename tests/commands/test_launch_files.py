@@ -222,7 +222,7 @@ def test_the_demo_starts_one_process_for_one_gpu(tmp_path: Path) -> None:
     python = project / "python"  # skips the demo's other scripts
     python.write_text(f'#!/bin/sh\ncase $1 in -*) exec "{sys.executable}" "$@";; *) echo "$1";; esac\n')
     python.chmod(0o755)
-    settings = {"PYTHON": str(python), "PYTHONPATH": str(one_gpu), "DRY_RUN": "1"}
+    settings: Any = {"PYTHON": str(python), "PYTHONPATH": str(one_gpu), "DRY_RUN": "1"}
     for gpus, expected in (("0", "Starting 1 process(es) on cuda"), ("", "Starting 2 process(es) on cpu")):
         done = run_script("bash", project / "demo.sh", CUDA_VISIBLE_DEVICES=gpus, **settings)
         assert done.stdout.count(expected) == 2, done.stdout + done.stderr  # the demo trains twice
