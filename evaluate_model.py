@@ -294,7 +294,7 @@ def metrics_of(
     config: EvaluationConfig, candidate: Candidate, evaluation: Evaluation, names: tuple[str, ...]
 ) -> dict[str, Any]:
     """Return the content of a model's metrics.json."""
-    settings = candidate.find.settings if candidate.find else {}
+    settings: dict[str, Any] = candidate.find.settings if candidate.find else {}
     if config.mask_resolution == "native":
         judged = {"tolerance_px": config.centreline_tolerance, "confidence": config.centreline_confidence}
         settings = {**settings, "centrelines": judged}

@@ -78,9 +78,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     return run_ranks(on_two_ranks, 2, folder, join=False), folder
 
 
-def test_training_with_samplers_works_on_two_ranks_and_files_hold_the_raw_modules_names(
-    two_ranks: Answers,
-) -> None:
+def test_training_with_samplers_works_on_two_ranks_and_files_hold_the_raw_modules_names(two_ranks: Answers) -> None:
     first, second = (answers["samplers"] for answers in two_ranks[0])
     assert isinstance(first["history"]["train_loss"], list)
     assert len(first["history"]["train_loss"]) == len(first["history"]["val_loss"]) == 3

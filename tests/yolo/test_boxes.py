@@ -10,12 +10,7 @@ import torch.nn.functional as F
 
 from utils.yolo import loss as module
 from utils.yolo.assigner import inside_boxes
-from utils.yolo.boxes import (
-    AnchorGrid,
-    BoxErrors,
-    anchor_grid,
-    complete_iou,
-)
+from utils.yolo.boxes import AnchorGrid, BoxErrors, anchor_grid, complete_iou
 
 # --- Boxes as sides: the complete IoU and the hand-written gradients of the loss, against autograd in float64 --------
 
