@@ -20,7 +20,6 @@ from utils.common.cores import choose_threads_and_workers, shared_memory_free_by
 from utils.common.environment import PROJECT_FOLDER, package_version, visible_gpu_count
 from utils.common.errors import UserError
 from utils.data.dataset_yaml import label_file_for, load_dataset_yaml
-from utils.measure.process_group_check import check_common_step
 
 MIN_PYTHON = (3, 11)
 MIN_TORCH = (2, 4)
@@ -186,6 +185,8 @@ def check_mixed_precision() -> Result:
 
 def check_process_group(timeout_s: float) -> Result:
     """Can one process per GPU (two on the CPU, where there is at most one GPU) take a DDP step together?"""
+    from utils.measure.process_group_check import check_common_step
+
     gpus = visible_gpu_count()
     world_size, backend = (gpus, "nccl") if gpus > 1 else (2, "gloo")
     try:

@@ -6,6 +6,7 @@ The profiler can also write a trace for the browser.
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def profile_operators(engine: TrainingEngine, batch: Batch, steps: int, trace: P
     run_training_steps(engine, Repeated(batch, 2), ranges)  # warm-up: the first step does extra work
     with torch.profiler.profile(activities=activities, record_shapes=trace is not None) as profiler:
         run_training_steps(engine, Repeated(batch, steps), ranges)
-        ranges.end()
+        ranges.close()
         if is_gpu:
             torch.cuda.synchronize(engine.device)
     if trace is not None:
@@ -89,23 +90,13 @@ def _is_operator_name(name: str) -> bool:
     return "::" in name and not name.startswith("autograd::")
 
 
-class _Ranges:
-    """Records each phase as a range of the trace."""
-
-    def __init__(self) -> None:
-        self._range: Any = None
+class _Ranges(ExitStack):
+    """Records each phase as a range of the trace; `close` ends the last one."""
 
     def mark(self, phase: str) -> None:
         """See `utils.measure.step_timer.Marker`."""
-        self.end()
-        self._range = record_function(f"phase: {phase}")
-        self._range.__enter__()
-
-    def end(self) -> None:
-        """End the last range."""
-        if self._range is not None:
-            self._range.__exit__(None, None, None)
-            self._range = None
+        self.close()
+        self.enter_context(record_function(f"phase: {phase}"))
 
 
 @dataclass(frozen=True)

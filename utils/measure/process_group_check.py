@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from utils.distributed import read_rank_environment
 from utils.distributed.rank_processes import join_ranks, read_job, run_ranks
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 _RANK_CODE = "from utils.measure.process_group_check import take_part; run_script(take_part)"
 
@@ -20,11 +20,6 @@ def check_common_step(world_size: int, backend: str, timeout_s: float) -> None:
 
 def take_part() -> None:
     """Be one rank: all-reduce a number, then take a DDP step. Raises RuntimeError when a result is wrong."""
-    import torch
-    import torch.distributed as dist
-
-    from utils.distributed import read_rank_environment
-
     job, ranks = read_job(), read_rank_environment()
     device = torch.device("cuda", ranks.local_rank) if job["backend"] == "nccl" else torch.device("cpu")
     join_ranks(device, job["timeout_s"], job["backend"])
@@ -39,9 +34,6 @@ def take_part() -> None:
 
 def _compare_training_step(rank: int, world_size: int, device: torch.device) -> None:
     """Take DDP's step on shards and one process's step on the whole batch. Raises RuntimeError when they differ."""
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
     per_rank = 4
     generator = torch.Generator().manual_seed(0)
     batch = torch.randn(per_rank * world_size, 3, 8, 8, generator=generator).to(device)  # (N, 3, 8, 8)
@@ -55,16 +47,11 @@ def _compare_training_step(rank: int, world_size: int, device: torch.device) -> 
 
 
 def _small_net() -> nn.Module:
-    import torch
-    from torch import nn
-
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 1))
 
 
 def _take_step(model: nn.Module, batch: torch.Tensor) -> None:
-    import torch
-
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(batch).square().mean().backward()
     optimizer.step()

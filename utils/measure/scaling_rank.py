@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -94,9 +93,8 @@ def measure(job: RankJob, ranks: RankInfo, device: torch.device) -> dict[str, An
     sizes = sorted({*REDUCE_BYTES, num_bytes}) if ranks.world_size > 1 else []
     return {
         **answer,
-        "allreduces": [{"bytes": size, "ms": _time_allreduce(size, device).tolist()} for size in sizes],
+        "allreduces": [{"bytes": size, "ms": _time_allreduce(size, device)} for size in sizes],
         "gradient_bytes": num_bytes,
-        "batch_size": share,
     }
 
 
@@ -137,7 +135,7 @@ class _WallClock:
         self.timer.mark(phase)
 
 
-def _time_allreduce(num_bytes: int, device: torch.device) -> np.ndarray:
+def _time_allreduce(num_bytes: int, device: torch.device) -> list[float]:
     """Sum a float32 buffer of `num_bytes` over all ranks several times; return the ms of each."""
     buffer = torch.zeros(num_bytes // 4, device=device)
     durations_ms = []
@@ -148,4 +146,4 @@ def _time_allreduce(num_bytes: int, device: torch.device) -> np.ndarray:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         durations_ms.append((time.perf_counter() - start_s) * 1000)
-    return np.array(durations_ms[REDUCE_WARMUP:])
+    return durations_ms[REDUCE_WARMUP:]
