@@ -40,6 +40,7 @@ from utils.sources.parsing.split import (
     assign_splits,
     bursts,
     choose_split,
+    listed_by,
     output_stems,
 )
 from utils.sources.parsing.state import (
@@ -264,10 +265,8 @@ def _copies(folder: Path, entries: Sequence[Entry], num_threads: int) -> list[li
         )
     except ImageError as error:
         raise UserError(f"{error}; remove it and start again") from error
-    keys: dict[int, list[str]] = {}
-    for entry, group in zip(entries, groups.tolist(), strict=True):
-        keys.setdefault(group, []).append(entry.key)
-    return [same for same in keys.values() if len(same) > 1]
+    group_of = {entry.key: group for entry, group in zip(entries, groups.tolist(), strict=True)}
+    return [keys for keys in listed_by(group_of) if len(keys) > 1]
 
 
 def _series(entries: Sequence[Entry], gap_s: float) -> list[list[str]]:

@@ -36,7 +36,7 @@ def assign_splits(
     if split_by == FOLDERS:
         return {photograph.key: split_of_folder(photograph.source) for photograph in chosen}
     circuits = {photograph.key: photograph.circuit for photograph in chosen}
-    names = first = _first_of_group(circuits, [*together, *(_listed_by(circuits) if split_by == CIRCUIT else [])])
+    names = first = _first_of_group(circuits, [*together, *(listed_by(circuits) if split_by == CIRCUIT else [])])
     if split_by == CIRCUIT:
         is_one_group = len(set(first.values())) == 1
         names = circuits if is_one_group else {key: circuits[one] for key, one in first.items()}
@@ -98,7 +98,7 @@ def output_stems(photographs: Iterable[Photograph]) -> dict[str, str]:
     }
 
 
-def _listed_by(names: Mapping[str, Hashable]) -> list[list[str]]:
+def listed_by(names: Mapping[str, Hashable]) -> list[list[str]]:
     """Return the keys of each name."""
     keys: dict[Hashable, list[str]] = {}
     for key, name in names.items():
@@ -108,18 +108,14 @@ def _listed_by(names: Mapping[str, Hashable]) -> list[list[str]]:
 
 def _first_of_group(keys: Iterable[str], together: Iterable[Sequence[str]]) -> dict[str, str]:
     """Return the first key, in the order of the alphabet, of the group that each key belongs to."""
-    first = {key: key for key in keys}
+    from scipy.cluster.hierarchy import DisjointSet  # takes 0.2 s
 
-    def root(key: str) -> str:
-        while first[key] != key:
-            first[key] = key = first[first[key]]  # halves the way for the next search
-        return key
-
+    groups = DisjointSet(keys)
     for one, *others in together:
         for other in others:
-            low, high = sorted((root(one), root(other)))
-            first[high] = low
-    return {key: root(key) for key in first}
+            groups.merge(one, other)
+    first = {key: min(group) for group in groups.subsets() for key in group}
+    return {key: first[key] for key in groups}
 
 
 def _hashed(sizes: Counter[str], val_fraction: float) -> set[str]:
