@@ -15,24 +15,22 @@ from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points, read_size
 from utils.sources.parsing.photograph import UNUSABLE_OBJECT
-from utils.sources.parsing.rows import SPAN, AnnotationRow
+from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, LabelFile
 from utils.sources.parsing.run_lengths import decode_coco
 
 DUPLICATE_ID = "duplicate id"
 MAX_CATEGORIES = 10_000
-MAX_NAME_CHARACTERS = 4096
 Size = tuple[int, int] | None
 
 
-class CocoFile:
+class CocoFile(LabelFile):
     """The images and categories of a COCO file, and where the annotations of each image lie.
 
     The arrays may come in any order. Raises UserError when the file is not COCO's.
     """
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
-        self.path = path
-        self.problems = problems
+        super().__init__(path, problems)
         self.categories: dict[int, str] = {}
         self._images: dict[Any, tuple[str, Size] | None] = {}  # by id; None: the id stands for two images
         self._spans: dict[Any, bytearray] = {}  # of the annotations, by their image's id

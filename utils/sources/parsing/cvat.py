@@ -16,7 +16,7 @@ from utils.common.errors import UserError, one_line, printable
 from utils.sources.parsing.json_stream import CHUNK_BYTES, MAX_ITEM_BYTES
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.outlines import ShapeObject, box_corners, ellipse_corners, read_points, read_size, turned
-from utils.sources.parsing.rows import SPAN, AnnotationRow, digest_of
+from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, LabelFile, digest_of
 from utils.sources.parsing.run_lengths import decode_rows
 
 IMAGE, LABEL_NAME = ["annotations", "image"], ["labels", "label", "name"]
@@ -26,11 +26,11 @@ Size = tuple[int, int] | None
 Attributes = dict[str, str]
 
 
-class CvatFile:
+class CvatFile(LabelFile):
     """The labels of a CVAT file, and where the shapes of each image lie in it. Raises UserError when it is not CVAT's."""
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
-        self.path, self.problems = path, problems
+        super().__init__(path, problems)
         self._names: dict[str, None] = {}  # the task's, in its order; then others that shapes use
         self._images: list[tuple[int, int, Attributes, int, int]] = []  # first byte, last, attributes, shapes, boxes
         self._tags: list[str] = []
@@ -52,17 +52,13 @@ class CvatFile:
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}") from error
 
-    def names(self) -> list[str]:
-        """Return the labels in the order of the task."""
-        return list(self._names)
-
     def rows(self) -> Iterator[AnnotationRow]:
         """Yield a row for each image, in the order of the file."""
         with self.path.open("rb") as file:
             for start, end, attributes, num_shapes, num_boxes in self._images:
                 name = attributes.get("name", "")
                 try:
-                    if not 0 < len(name) <= 4096 or end - start > MAX_ITEM_BYTES:
+                    if not 0 < len(name) <= MAX_NAME_CHARACTERS or end - start > MAX_ITEM_BYTES:
                         raise ValueError("has no usable `name`, or more than 32 MB of shapes")
                     size = read_size(*(_number(attributes[side]) for side in ("width", "height") if side in attributes))
                 except (ValueError, TypeError, OverflowError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from utils.data.dataset_yaml import is_photograph
 from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points, read_size, turned
-from utils.sources.parsing.rows import AnnotationRow
+from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, AnnotationRow, LabelFile
 from utils.sources.parsing.run_lengths import decode_label_studio
 
 PERCENT = (100.0, 100.0)
@@ -28,14 +27,12 @@ READ_TYPES = ("polygon", "brush", "rectangle", "")
 OTHER_SHAPES = ("ellipse", "keypoint", "vector", "bitmask", "cuboid")
 
 
-class LabelStudioFile:
+class LabelStudioFile(LabelFile):
     """The labels of a Label Studio export, and where its annotated tasks lie in it. Raises UserError for other exports."""
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
-        self.path = path
-        self.problems = problems
+        super().__init__(path, problems)
         self._names: set[str] = set()
-        self._rows: list[AnnotationRow] = []
         with closing(JsonStream(path)) as stream:
             for item in stream.items():
                 self._add_task(item)
@@ -43,10 +40,6 @@ class LabelStudioFile:
     def names(self) -> list[str]:
         """Return the labels in use, sorted: the export does not say which others the project has."""
         return sorted(self._names)
-
-    def rows(self) -> Iterator[AnnotationRow]:
-        """Yield a row for each task with an annotation, in the order of the file."""
-        yield from self._rows
 
     def _add_task(self, item: Item) -> None:
         task = item.value()
@@ -102,7 +95,7 @@ def _photograph_names(task: dict[str, Any]) -> tuple[str, ...]:
 
 def _paths_of(address: str) -> tuple[str, ...]:
     """Return the path inside an address of a storage, a web server or Label Studio itself."""
-    if address.startswith("data:") or len(address) > 4096:
+    if address.startswith("data:") or len(address) > MAX_NAME_CHARACTERS:
         return ()
     try:
         parts = urlsplit(address)

@@ -19,20 +19,18 @@ from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.mask_values import read_mask
 from utils.sources.parsing.outlines import ShapeObject, box_corners, ellipse_corners, read_points, read_size
 from utils.sources.parsing.photograph import UNUSABLE_OBJECT
-from utils.sources.parsing.rows import SPAN, AnnotationRow
+from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, LabelFile
 
-MAX_NAME_CHARACTERS = 4096
 AREAS, LINES, MASK = ("polygon", "rectangle", "circle"), ("linestrip", "line"), "mask"
 NO_OBJECTS = ("__ignore__", "_background_")  # labels that LabelMe's own converters leave out
 Size = tuple[int, int] | None
 
 
-class LabelMeFile:
+class LabelMeFile(LabelFile):
     """The labels of a LabelMe file, and where its shapes lie in it. A file that is not LabelMe's is a problem, no error."""
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
-        self.path = path
-        self.problems = problems
+        super().__init__(path, problems)
         self._names: set[str] = set()
         self._spans, self._num_boxes = bytearray(), 0
         self._facts: dict[str, Any] = {}  # imagePath, imageWidth and imageHeight

@@ -20,7 +20,7 @@ from utils.data.dataset_yaml import IMAGE_SUFFIXES
 from utils.sources.parsing.class_lists import MASK_LISTS, find_list, read_values
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.mask_values import ONLY_CLASS, Meaning, mask_objects, read_mask
-from utils.sources.parsing.rows import SPAN, AnnotationRow, digest_of
+from utils.sources.parsing.rows import SPAN, AnnotationRow, LabelFile, digest_of
 
 VOC_CLASSES, VOC_OBJECTS = "SegmentationClass", "SegmentationObject"
 PHOTOGRAPH_FOLDERS = ("images", "JPEGImages", "image", "imgs", "img", "photos")
@@ -30,12 +30,12 @@ _NOT_A_CLASS = re.compile(r"(?i)masks?|seg(mentation)?|labels?|gt|inst(ance)?s?|
 _NUMBERED = re.compile(r"(?i)inst(ance)?s?|cp")  # in the name of a file or folder: each value is an object
 
 
-class MaskFile:
-    """The objects of one mask. A PNG that is not a mask has no rows. A list of the classes lies in `folder` or below."""
+class MaskFile(LabelFile):
+    """The objects of one mask. A PNG that is not a mask has no rows. A list of the classes lies in `folder` or below;
+    without one the classes are those in use, sorted."""
 
     def __init__(self, path: Path, problems: list[Problem], folder: Path) -> None:
-        self._names: list[str] = []
-        self._rows: list[AnnotationRow] = []
+        super().__init__(path, problems)
         try:
             found = find_mask(path)
             if found is None:
@@ -51,14 +51,6 @@ class MaskFile:
         self._names = meaning.listed if used & {*meaning.listed} else sorted(used)
         span, context = SPAN.pack(0, len(data), digest_of(data)), repr(replace(meaning, classes=None))
         self._rows = [AnnotationRow(photographs, source, span, context, partial(mask_objects, meaning), len(objects))]
-
-    def names(self) -> list[str]:
-        """Return the classes of the list near the mask, else those in use, sorted."""
-        return self._names
-
-    def rows(self) -> Iterator[AnnotationRow]:
-        """Yield the photograph's row, also without objects."""
-        yield from self._rows
 
 
 def is_mask(path: Path) -> bool:

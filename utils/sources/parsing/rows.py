@@ -1,6 +1,6 @@
 """What every label file becomes: a row for each photograph, whose objects are read back when they are needed.
 
-A reader of label files is a class `Reader(file, problems)` with `names()`, its classes, and `rows()`. `formats.py` lists them.
+A reader of label files is a `LabelFile` with `names()`, its classes, and `rows()`. `formats.py` lists them.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from utils.data.labels import LabelError
 from utils.sources.parsing.label_csv import MAX_OBJECTS, LabelRow, Problem
 from utils.sources.parsing.outlines import ShapeObject
 
 DIGEST_BYTES = 16
+MAX_NAME_CHARACTERS = 4096  # of a photograph's name or path in a label file
 SPAN = struct.Struct(f"<qq{DIGEST_BYTES}s")  # first byte in the file, the one after the last, digest of those between
 # Turns the bytes of a span into objects and messages about those left out.
 ReadObjects = Callable[[bytes], tuple[list[ShapeObject], list[str]]]
@@ -92,16 +92,21 @@ def _join_groups(objects: list[ShapeObject]) -> list[ShapeObject]:
 Row = LabelRow | AnnotationRow
 
 
-class LabelFile(Protocol):
+class LabelFile:
     """A label file of an annotation tool. Construction reads it once and adds what cannot be used to `problems`."""
 
-    def __init__(self, path: Path, problems: list[Problem]) -> None: ...
+    def __init__(self, path: Path, problems: list[Problem]) -> None:
+        self.path, self.problems = path, problems
+        self._names: Collection[str] = ()
+        self._rows: list[AnnotationRow] = []
 
     def names(self) -> list[str]:
         """Return the classes, in the order of their numbers in the data set."""
+        return list(self._names)
 
     def rows(self) -> Iterator[AnnotationRow]:
         """Yield a row for each labelled photograph, in the order of the file."""
+        yield from self._rows
 
 
 def digest_of(data: bytes) -> bytes:

@@ -15,19 +15,18 @@ from utils.common.errors import UserError, printable
 from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.outlines import ShapeObject, box_corners, ellipse_corners, read_number, read_points
-from utils.sources.parsing.rows import AnnotationRow
+from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, AnnotationRow, LabelFile
 
 IMAGES = "_via_img_metadata"
 CLASS_ATTRIBUTES = ("class", "label", "name", "category", "type", "object")  # the first of them, if there are several
 ONLY_CLASS = "object"  # of files whose regions have no attribute: what was drawn is of one kind
-MAX_NAME_CHARACTERS = 4096
 
 
-class ViaFile:
+class ViaFile(LabelFile):
     """The regions of a VIA file, and where those of each photograph lie in it. A file of VIA 3 or others is a problem."""
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
-        self.path, self.problems = path, problems
+        super().__init__(path, problems)
         self._values: dict[str, set[str]] = {}  # in use, by the name of the attribute
         self._photographs: list[tuple[str, bytes, int, int]] = []  # name, span, number of regions and of boxes
         with closing(JsonStream(path)) as stream:
@@ -62,10 +61,10 @@ class ViaFile:
             self.problems.append(Problem(printable(self.path.name), text, UNREADABLE_ROW))
             return
         regions = _regions(photograph)
-        for attribute, value in (pair for region in regions for pair in _attributes(region).items()):
+        for attribute, value in (pair for region in regions for pair in _attributes(region, "region").items()):
             if text := _text(value):
                 self._values.setdefault(attribute, set()).add(text)
-        num_boxes = sum(shape.get("name") == "rect" for shape in map(_shape, regions))
+        num_boxes = sum(_attributes(region, "shape").get("name") == "rect" for region in regions)
         self._photographs.append((name.replace("\\", "/"), item.span, len(regions), num_boxes))
 
     def _class_attribute(self) -> str:
@@ -87,14 +86,10 @@ def _regions(photograph: dict[str, Any]) -> list[dict[str, Any]]:
     return [region for region in regions if isinstance(region, dict)] if isinstance(regions, list) else []
 
 
-def _attributes(region: dict[str, Any]) -> dict[str, Any]:
-    attributes = region.get("region_attributes")
+def _attributes(region: dict[str, Any], of: str) -> dict[str, Any]:
+    """Return the attributes of a region's class, or `of` its "shape"."""
+    attributes = region.get(f"{of}_attributes")
     return attributes if isinstance(attributes, dict) else {}
-
-
-def _shape(region: dict[str, Any]) -> dict[str, Any]:
-    shape = region.get("shape_attributes")
-    return shape if isinstance(shape, dict) else {}
 
 
 def _text(value: Any) -> str:
@@ -108,12 +103,12 @@ def _objects(attribute: str, data: bytes) -> tuple[list[ShapeObject], list[str]]
     """Return the objects of one photograph, and messages about what was left out."""
     objects, complaints = [], []
     for number, region in enumerate(_regions(json.loads(data)), start=1):
-        label = _text(_attributes(region).get(attribute)) if attribute else ONLY_CLASS
+        label = _text(_attributes(region, "region").get(attribute)) if attribute else ONLY_CLASS
         name = f"region {number}"
         try:
             if not label:
                 raise ValueError(f"has no `{printable(attribute)}`")
-            points, is_line = _outline(_shape(region))
+            points, is_line = _outline(_attributes(region, "shape"))
             objects.append(ShapeObject(label, name, None, None, (points,), is_line=is_line))
         except (KeyError, ValueError, OverflowError) as error:
             complaints.append(f"{name} ({label}): {f'no {error}' if isinstance(error, KeyError) else error}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from utils.data.labels import MAX_LABEL_FILE_BYTES, parse_yolo_row
 from utils.sources.parsing.class_lists import YOLO_LISTS, find_list, read_names
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.outlines import ShapeObject
-from utils.sources.parsing.rows import SPAN, AnnotationRow, digest_of
+from utils.sources.parsing.rows import SPAN, AnnotationRow, LabelFile, digest_of
 
 SHARES = (1.0, 1.0)  # coordinates are shares of the photograph's sides
 BOX_FIELDS = 5  # the class, the centre, the width and the height
@@ -25,7 +24,7 @@ HEAD_BYTES = 4096
 _NUMBERS = re.compile(rb"\s*\d+(\.0*)?([ \t]+[-+.\deE]+){4,}[ \t]*(\r?\n|$)")
 
 
-class YoloFile:
+class YoloFile(LabelFile):
     """The labels of one photograph. A text that is no label and has no photograph, such as a README, has no rows.
 
     The classes stand in a list in one of the folders from the text's own up to `folder`.
@@ -34,9 +33,7 @@ class YoloFile:
     """
 
     def __init__(self, path: Path, problems: list[Problem], folder: Path) -> None:
-        self.path = path
-        self._rows: list[AnnotationRow] = []
-        self._names: list[str] = []
+        super().__init__(path, problems)
         photographs = photographs_for(path)
         try:
             if path.stat().st_size > MAX_LABEL_FILE_BYTES:
@@ -59,14 +56,6 @@ class YoloFile:
         span, objects = SPAN.pack(0, len(data), digest_of(data)), partial(_objects, tuple(self._names))
         context, num_boxes = "\n".join(self._names), sizes.count(BOX_FIELDS)
         self._rows = [AnnotationRow(photographs, path, span, context, objects, len(sizes), num_boxes)]
-
-    def names(self) -> list[str]:
-        """Return the classes of the list, in its order."""
-        return self._names
-
-    def rows(self) -> Iterator[AnnotationRow]:
-        """Yield the photograph's row, also without objects."""
-        yield from self._rows
 
 
 def looks_like_labels(path: Path) -> bool:
