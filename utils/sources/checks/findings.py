@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,12 @@ class Kind:
     """A kind of finding. An error makes the training refuse the data, learn wrong things or measure wrong things."""
 
     title: str
-    is_error: bool
     meaning: str
     remedy: str
+    is_error: bool
 
 
-def _error(title: str, meaning: str, remedy: str) -> Kind:
-    return Kind(title, True, meaning, remedy)
-
-
-def _hint(title: str, meaning: str, remedy: str) -> Kind:
-    return Kind(title, False, meaning, remedy)
-
-
+_error, _hint = partial(Kind, is_error=True), partial(Kind, is_error=False)
 KINDS: dict[str, Kind] = {
     "leak": _error(
         "Photograph in two splits",

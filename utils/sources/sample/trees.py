@@ -11,13 +11,12 @@ from utils.sources.sample.texture import pyramid, times
 _FIELD_CELL_PX = 8  # the shading of crowns is computed at an eighth of the photograph
 
 
-def paint_twigs(canvas: Canvas, rng: np.random.Generator) -> np.ndarray:
-    """Paint a thin branch in the foreground, from the left or right edge, with or without leaves; return its hull."""
+def paint_twigs(canvas: Canvas, rng: np.random.Generator) -> None:
+    """Paint a thin branch in the foreground, from the left or right edge, with or without leaves."""
     side = 1 if rng.random() < 0.5 else -1
     root = np.array([0.0 if side > 0 else canvas.width_px, canvas.height_px * rng.uniform(0.2, 0.95)])
     length_px, has_leaves = rng.uniform(500, 1100), rng.random() < 0.6
     bark, green = vary(rng, (74, 58, 44), 0.2), vary(rng, (70, 104, 44), 0.2)
-    everything = [root[None]]
     waiting = [(root, side * length_px, rng.uniform(-0.4, 0.2), rng.uniform(9, 16))]
     while waiting:
         start, across_px, rise, width_px = waiting.pop()
@@ -29,7 +28,6 @@ def paint_twigs(canvas: Canvas, rng: np.random.Generator) -> np.ndarray:
         )
         for number in range(8):
             canvas.line(path[number : number + 2], bark, width_px * (1 - 0.08 * number))
-        everything.append(path)
         if width_px > 3.5:
             waiting += [
                 (path[at], across_px * rng.uniform(0.35, 0.6), rise + rng.uniform(-0.9, 0.9), width_px * 0.55)
@@ -41,7 +39,6 @@ def paint_twigs(canvas: Canvas, rng: np.random.Generator) -> np.ndarray:
                     ellipse(14, 0, rng.uniform(12, 20), rng.uniform(5, 8), 10)
                 )
                 canvas.fill(blade, shade(green, rng.uniform(0.55, 1.3)))
-    return cv2.convexHull(np.concatenate(everything).astype(np.float32))[:, 0].astype(np.float64)
 
 
 def paint_tree(canvas: Canvas, rng: np.random.Generator, x_px: float, y_px: float, radius_px: float) -> None:
