@@ -45,8 +45,7 @@ class Labels:
 
     def finding(self, kind: str, line: int | None, text: str, row: Row | None = None, weight: float = 0.0) -> Finding:
         """Return a finding about a line, with a picture of its outline."""
-        marks = () if row is None else (Mark(row.polygon),)
-        views = () if row is None else (View(self.photo, self.photo.name, marks),)
+        views = () if row is None else (View(self.photo, self.photo.name, (Mark(row.polygon),)),)
         return Finding(kind, self.split, self.file, text, line, weight, views=views)
 
 

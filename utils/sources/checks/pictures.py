@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from utils.sources.near_duplicates import (
     small_grey,
     thumbnail,
 )
+from utils.sources.parsing.rows import digest_of
 
 MIN_PHOTOS = 8  # below that, no photograph is unlike the others
 RARE_SHARE = 0.02  # a photograph is unlike the others if no more than these are like it
@@ -68,7 +68,7 @@ def measure(file: Path) -> Picture:
         width,
         height,
         exif_orientation(data),
-        hashlib.blake2b(data, digest_size=16).digest(),
+        digest_of(data),
         p25,
         p95,
         float(grey.std()),

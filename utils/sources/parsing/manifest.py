@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 import yaml
 
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
+from utils.sources.parsing.rows import digest_of
 from utils.sources.parsing.sources import UNREADABLE_ARCHIVE, UNREADABLE_PHOTOGRAPH, Photograph
 from utils.sources.parsing.split import FOLDERS, SPLITS, TEST, VAL
 from utils.sources.parsing.state import Entry
@@ -168,7 +168,7 @@ def _counts(
 def _fingerprint(records: list[dict[str, Any]], class_names: Sequence[str]) -> str:
     """Return a hash of what training reads: splits, file names, pixels, labels and classes."""
     content = [[record["split"], record["file"], record["digest"], record["label_digest"]] for record in records]
-    return hashlib.blake2b(json.dumps([list(class_names), content]).encode(), digest_size=16).hexdigest()
+    return digest_of(json.dumps([list(class_names), content]).encode()).hex()
 
 
 def by_severity(problems: Iterable[Problem]) -> list[Problem]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from utils.data.labels import format_yolo_label
 from utils.sources.near_duplicates import MEASURED_PX, UNIFORM_CONTRAST, perceptual_hash, small_grey, thumbnail
 from utils.sources.parsing.label_csv import ClassTable, LabelObject
 from utils.sources.parsing.outlines import OutlineError, ShapeObject, object_ring
-from utils.sources.parsing.rows import Row
+from utils.sources.parsing.rows import Row, digest_of
 
 JPEG_QUALITY = 95
 SIMPLIFY_OUTPUT_PX = 0.25  # less than a mask can show
@@ -197,4 +196,4 @@ def _shown(item: AnyObject) -> str:
 
 
 def _fingerprint(*parts: str) -> str:
-    return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    return digest_of("\0".join(parts).encode("utf-8", "surrogateescape")).hex()

@@ -210,11 +210,8 @@ def _circuit(source: str, by_path: bool) -> str:
     Without either the first folder, or all folders if photographs are known by their path.
     """
     *folders, name = PurePosixPath(source).parts
-    for part in folders:
-        match = re.match(r"circuit[ _-]*(\w+)", part, flags=re.IGNORECASE)
-        if match:
-            return f"Circuit{match[1].lower()}"
-    match = re.match(r"(\w+) *\(\d+\)", name)
-    if match:
+    found = [re.match(r"circuit[ _-]*(\w+)", part, flags=re.IGNORECASE) for part in folders]
+    found.append(re.match(r"(\w+) *\(\d+\)", name))
+    if match := next(filter(None, found), None):
         return f"Circuit{match[1].lower()}"
     return printable("/".join(folders if by_path else folders[:1])) or "unknown"
