@@ -11,7 +11,7 @@ import numpy as np
 
 from utils.common.text import counted
 from utils.pages.figures import figure_color
-from utils.pages.report.markup import Markup, color_key, element, joined, report_page
+from utils.pages.report.markup import Markup, color_key, element, joined, number_cards, report_page
 from utils.pages.report.tables import heading, name_cell, table
 from utils.predict.maps.asset_files import AssetTables
 from utils.predict.maps.changes import GONE
@@ -19,7 +19,9 @@ from utils.predict.maps.wgs84 import geocentric, offsets_m
 
 MAP_PX, LEAST_SHARE = 640, 0.45  # width of the map, and least height or width of what is drawn, as a share of that
 MARGIN_PX, DOT_PX, MOST_NAMES = 34, 5, 40
-MOST_ROWS, MOST_PICTURES = 2000, 400
+MOST_ROWS, MOST_PICTURES, MOST_LINKS = 2000, 400, 13
+MAP_WORDS = " Ellipses hold the position in 95 % of cases. Hollow: too few photographs to be sure. Grey: photographs."
+CAMERA_STYLE = "stroke:var(--soft);stroke-width:4;stroke-linecap:round;opacity:.7"
 CHANGE_TEXT = {"new": "new", GONE: "gone", "moved": "moved", "class": "other class"}
 Row = dict[str, Any]
 
@@ -30,14 +32,11 @@ def build_page(tables: AssetTables, names: Sequence[str], title: str) -> str:
     number_of = Counter(row["class"] for row in rows)
     values = {**number_of, "seen often enough to be sure": sum(row["sure"] for row in rows)}
     values |= Counter(CHANGE_TEXT[row["change"]] for row in changes or [])
-    cards = (element("div", element("dt", name), element("dd", f"{n:,}", class_="value")) for name, n in values.items())
     colors = {name: number for number, name in enumerate(names)}
     keys = [color_key(_color(colors[name]), name) for name in number_of]
+    notes = [element("p", *keys, class_="note"), element("p", MAP_WORDS, class_="note")]
     parts = {
-        "map": (
-            "Map",
-            [_map(tables, colors), element("p", *keys, class_="note"), element("p", MAP_WORDS, class_="note")],
-        ),
+        "map": ("Map", [_map(tables, colors), *notes]),
         "changes": ("Changes", _changes(changes or [])),
         "assets": ("Assets", _table(rows)),
         "views": ("Best views", _views(rows, colors)),
@@ -50,13 +49,10 @@ def build_page(tables: AssetTables, names: Sequence[str], title: str) -> str:
         [element("h1", "Assets"), element("p", title, class_="about")],
         [],
         {name: label for name, (label, _) in parts.items()},
-        [element("dl", *cards, class_="cards"), *sections],
+        [number_cards(values), *sections],
         "All values are in assets.csv and assets.geojson next to this file. docs/map.md explains them.",
         "img-src 'self' file: data:",
     )
-
-
-MAP_WORDS = " Ellipses hold the position in 95 % of cases. Hollow: too few photographs to be sure. Grey: photographs."
 
 
 def _map(tables: AssetTables, colors: dict[str, int]) -> Markup:
@@ -86,9 +82,6 @@ def _map(tables: AssetTables, colors: dict[str, int]) -> Markup:
     box = f"0 0 {MAP_PX} {height_px:.0f}"
     style = "width:100%;height:auto;max-height:85vh;border:1px solid var(--line);border-radius:.5rem;font-size:16px"
     return element("svg", *drawn, viewBox=box, role="img", aria_label="Map of the assets", style=style)
-
-
-CAMERA_STYLE = "stroke:var(--soft);stroke-width:4;stroke-linecap:round;opacity:.7"
 
 
 def _metres(origin: tuple[float, float], places: Sequence[tuple[float, float]]) -> np.ndarray:
@@ -157,11 +150,11 @@ def _table(rows: Sequence[Row]) -> list[Markup]:
             "tr",
             name_cell(element("a", row["asset"], href=f"#{_anchor(row)}")),
             element("td", row["class"], class_="name"),
-            *(_cell(f"{row[name]:.7f}") for name in ("latitude", "longitude")),
-            _cell(f"{row['sigma_m']:.2f}"),
-            _cell(f"{row['photographs']}"),
-            _cell(f"{row['looks']}"),
-            _cell(f"{row['confidence']:.2f}" + ("" if row["sure"] else " unsure")),
+            *(element("td", f"{row[name]:.7f}") for name in ("latitude", "longitude")),
+            element("td", f"{row['sigma_m']:.2f}"),
+            element("td", f"{row['photographs']}"),
+            element("td", f"{row['looks']}"),
+            element("td", f"{row['confidence']:.2f}" + ("" if row["sure"] else " unsure")),
             element("td", row["asset_id"] or "", class_="name"),
         )
         for row in rows[:MOST_ROWS]
@@ -184,9 +177,9 @@ def _changes(changes: Sequence[Row]) -> list[Markup]:
                 element("td", text or "", class_="name")
                 for text in (CHANGE_TEXT[row["change"]], row["class"], row["class_before"])
             ),
-            _cell("" if row["moved_m"] is None else f"{row['moved_m']:.1f}"),
-            _cell("" if row["looks"] is None else f"{row['looks']}"),
-            _cell("under 0.0001" if row["chance_of_error"] < 1e-4 else f"{row['chance_of_error']:.2g}"),
+            element("td", "" if row["moved_m"] is None else f"{row['moved_m']:.1f}"),
+            element("td", "" if row["looks"] is None else f"{row['looks']}"),
+            element("td", "under 0.0001" if row["chance_of_error"] < 1e-4 else f"{row['chance_of_error']:.2g}"),
         )
         for row in changes[:MOST_ROWS]
     ]
@@ -209,10 +202,3 @@ def _views(rows: Sequence[Row], colors: dict[str, int]) -> list[Markup]:
     few = f"The first {MOST_PICTURES} of {len(rows):,}. " if len(rows) > MOST_PICTURES else ""
     words = "The largest, sharpest and most confident view of each asset; a click opens its photograph."
     return [element("p", few, words, class_="note"), element("div", *figures, class_="thumbnails")]
-
-
-MOST_LINKS = 13
-
-
-def _cell(text: str) -> Markup:
-    return element("td", text)

@@ -9,9 +9,9 @@ from utils.common.colors import class_color
 from utils.common.text import counted
 from utils.common.threads import ordered_map
 from utils.evaluation.metrics import SIZES
-from utils.pages.check_views import draw_labels, draw_views
+from utils.pages.check_views import draw_labels, draw_view
 from utils.pages.report.gallery import MAX_THUMBNAILS, thumbnail_px
-from utils.pages.report.markup import Markup, color_key, element, report_page, thumbnails, zoomable
+from utils.pages.report.markup import Markup, color_key, element, number_cards, report_page, thumbnails, zoomable
 from utils.pages.report.tables import heading, name_cell, table
 from utils.sources.checks.findings import KINDS, MODEL_KINDS, Finding, count_kinds, num_errors
 from utils.sources.checks.reading import Entry
@@ -39,13 +39,8 @@ def build_page(
     kinds = [kind for kind, number in number_of.items() if number]
     pictures = _Pictures()
     sections = [_section(kind, [finding for finding in findings if finding.kind == kind], pictures) for kind in kinds]
-    gallery = {"labels": "All labels"}
-    links = {
-        "summary": "Summary",
-        "classes": "Classes",
-        **gallery,
-        **{kind: KINDS[kind].title for kind in kinds[:MAX_LINKS]},
-    }
+    links = {"summary": "Summary", "classes": "Classes", "labels": "All labels"}
+    links |= {kind: KINDS[kind].title for kind in kinds[:MAX_LINKS]}
     return report_page(
         f"Check of {data}",
         [
@@ -75,7 +70,7 @@ class _Pictures:
     def draw(self, findings: Sequence[Finding]) -> list[list[tuple[bytes, str]]]:
         """Return the pictures of each finding, with their captions; none once the limit is reached."""
         views = [view for finding in findings for view in finding.views] if self.bytes_left > 0 else []
-        drawn = iter(draw_views(views, 2))
+        drawn = ordered_map(draw_view, views, 2)
         pictures: list[list[tuple[bytes, str]]] = []
         for finding in findings:
             jpegs = [(next(drawn), view.caption) for view in finding.views] if views else []
@@ -90,11 +85,7 @@ def _cards(counts: dict[str, dict[str, Any]], findings: Sequence[Finding]) -> Ma
     values |= {f"Objects, {split}": count["objects"] for split, count in counts.items()}
     usual = sum(finding.kind in FOLDED for finding in findings)
     values |= {"Errors": errors, "Hints": len(findings) - errors - usual, "Cut by the edge": usual}
-    cards = (
-        element("div", element("dt", label), element("dd", f"{value:,}", class_="value"))
-        for label, value in values.items()
-    )
-    return element("dl", *cards, class_="cards")
+    return number_cards(values)
 
 
 def _summary(number_of: dict[str, int], has_model: bool) -> list[Markup]:
@@ -122,17 +113,15 @@ def _level(kind: str) -> str:
 
 
 def _classes(counts: dict[str, dict[str, Any]], names: Sequence[str]) -> list[Markup]:
-    columns = {"photographs": "photographs", "objects": "objects", **{size: size for size in SIZES}}
+    numbers = ("photographs", "objects")
     head = [heading("Class", True)]
-    head += [heading(f"{label}, {split}") for split in counts for label in columns.values()]
+    head += [heading(f"{label}, {split}") for split in counts for label in (*numbers, *SIZES)]
     rows = []
     for number, name in enumerate(names):
         cells = [name_cell(name)]
         for split, count in counts.items():
             row = count["classes"][number]
-            cells += [
-                _number(row[key], key=f"splits.{split}.classes.{number}.{key}") for key in columns if key not in SIZES
-            ]
+            cells += [_number(row[key], key=f"splits.{split}.classes.{number}.{key}") for key in numbers]
             measured = sum(row[size] for size in SIZES)
             cells += [_share(row[size] / measured if measured else None) for size in SIZES]
         rows.append(element("tr", *cells))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from utils.common.threads import ordered_map
 from utils.data.cache import load_photo
 from utils.data.images import ImageError, encode_jpeg, fit_long_side, read_image, resize_area, scaled_size
 from utils.pages import draw_instances
@@ -18,11 +17,6 @@ SHOWN_PX = 400
 JPEG_QUALITY = 80
 AROUND = 1.5  # the part shown, relative to the subjects
 MIN_SHARE = 0.12  # of the photograph's long side that is shown at least
-
-
-def draw_views(views: Sequence[View], num_threads: int) -> Iterator[bytes | None]:
-    """Yield each view's JPEG, None for a photograph that cannot be read."""
-    return ordered_map(draw_view, views, num_threads)
 
 
 def draw_labels(entry: Entry, names: Sequence[str], size_px: int) -> bytes | None:

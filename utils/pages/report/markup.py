@@ -88,6 +88,12 @@ def report_page(
     )
 
 
+def number_cards(values: Mapping[str, int]) -> Markup:
+    """Return the cards with whole numbers at the top of a page."""
+    shown = {label: element("dd", f"{value:,}", class_="value") for label, value in values.items()}
+    return element("dl", *(element("div", element("dt", label), value) for label, value in shown.items()), class_="cards")
+
+
 def zoomable(jpeg: bytes, caption: str, alt: str) -> Markup:
     """Return a picture with its caption; a click enlarges it."""
     source = Markup("data:image/jpeg;base64," + base64.b64encode(jpeg).decode())
