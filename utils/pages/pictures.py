@@ -274,9 +274,8 @@ class _Plates:
         away = np.hypot(gaps[0][:, None], gaps[1][:, :, None])  # (anchors, rows, columns)
         left, top, right, bottom = place
         middle_x, middle_y = (left + right - plate[0]) / 2, (top + bottom - plate[1]) / 2
-        off = np.hypot(
-            xs - middle_x, ys[:, None] - middle_y
-        )  # of equally near spots the one beside the object's middle
+        # Of equally near spots the one beside the object's middle.
+        off = np.hypot(xs - middle_x, ys[:, None] - middle_y)
         hidden = _window_sums(self.masks, span)[: len(ys), : len(xs)] / (span[0] * span[1])
         cost = (away.min(axis=0) + 0.02 * off) / plate[1] + (hidden > 0) * MASK_COST * (1 + 2 * hidden)
         cost[_window_sums(self.labels, span)[: len(ys), : len(xs)] > 0] = np.inf
@@ -294,12 +293,7 @@ def _gap(starts: np.ndarray, length: int, points: np.ndarray) -> np.ndarray:
 
 def _window_sums(cells: np.ndarray, span: Sequence[int]) -> np.ndarray:
     """Return the sum of the cells of each window of `span` (columns, rows) cells, by its upper left cell."""
-    total = cv2.integral(np.pad(cells, ((0, span[1]), (0, span[0]))))
-    columns, rows = span
-    sums: np.ndarray = (
-        total[rows:, columns:] - total[:-rows, columns:] - total[rows:, :-columns] + total[:-rows, :-columns]
-    )
-    return sums
+    return cv2.boxFilter(cells, cv2.CV_32S, span, anchor=(0, 0), normalize=False, borderType=cv2.BORDER_CONSTANT)
 
 
 def _draw_caption(canvas: np.ndarray, text: str, place: Rectangle) -> None:

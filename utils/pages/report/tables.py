@@ -184,8 +184,7 @@ def _score_headings(label: str, num_models: int) -> list[Markup]:
 def _score_cells(models: Sequence[Metrics], key: str, has_targets: bool) -> list[Markup]:
     if not has_targets:
         return [element("td", NOTHING, class_="none")] * (1 if len(models) == 1 else 3)
-    cells = [number_cell(metrics, key, 3, model=model, is_bar=True) for model, metrics in enumerate(models)]
-    return cells if len(models) == 1 else [*cells, _difference("td", models, key)]
+    return _thin_cells(models, key, 3, 1)
 
 
 def _thin_cells(models: Sequence[Metrics], key: str, digits: int, sign: int) -> list[Markup]:
