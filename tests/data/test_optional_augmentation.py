@@ -11,7 +11,7 @@ import pytest
 from tests.data.pictures import COLOURLESS, COLOURS, WORST_LABEL, content, samples_of, unlabelled_pixels, worst_label
 from utils.data import dataset as dataset_module
 from utils.data.augment import AugmentConfig, Scene, blend, paste_mirrored, sample_generator
-from utils.sources.sample.canvas import area
+from utils.sources.mask_rings import ring_area
 
 STRONG = {"shear": 15.0, "copy_paste": 1.0, "mixup": 1.0, "paste": 1.0, "draw_wires": 1.0}
 ROTATED = AugmentConfig(degrees=10, wire_classes=(1,))
@@ -115,7 +115,7 @@ def test_mixup_holds_both_pictures_and_the_labels_of_both(monkeypatch: pytest.Mo
         assert 0.2 < np.median(shares) < 0.8
         assert np.ptp(shares) < 0.04
         assert set(np.unique(sample.masks)) <= set(range(len(sample.class_ids) + 1))
-        areas = [round(area(polygon), 6) for polygon in sample.polygons]
+        areas = [round(ring_area(polygon), 6) for polygon in sample.polygons]
         assert areas == sorted(areas, reverse=True)
 
 

@@ -125,12 +125,6 @@ def clip(outline: np.ndarray, width_px: float, height_px: float, margin_px: floa
     return outline
 
 
-def area(outline: np.ndarray) -> float:
-    """Return a polygon's area in square pixels (the shoelace formula)."""
-    x, y = outline[:, 0], outline[:, 1]
-    return float(abs(np.dot(x, np.roll(y, 1)) - np.dot(y, np.roll(x, 1))) / 2)
-
-
 def _cylinder_light(across: float, sun: int) -> float:
     """Return the light at 0 (left) to 1 (right) across a cylinder: brightest a quarter in from the sunny side."""
     facing = math.cos((across - (0.28 if sun < 0 else 0.72)) * math.pi * 0.85)

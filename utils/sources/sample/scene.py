@@ -7,9 +7,10 @@ from typing import Literal
 
 import numpy as np
 
+from utils.sources.mask_rings import ring_area
 from utils.sources.sample import parts
 from utils.sources.sample.backdrop import finish, paint_backdrop, paint_branch
-from utils.sources.sample.canvas import Annotation, Canvas, Frame, area, clip
+from utils.sources.sample.canvas import Annotation, Canvas, Frame, clip
 
 SAMPLE_LINE_WIDTH_PX = 14  # default width of the sample's wires; use it as --line-width of parse_labels.py
 _SIZES = ((1280, 960), (1280, 720), (960, 1280))
@@ -192,7 +193,7 @@ def outline_by_hand(drawn: Annotation, canvas: Canvas, rng: np.random.Generator)
     if drawn.is_line:
         return [Annotation(drawn.name, stretch, True) for stretch in _visible_stretches(points, canvas.height_px)]
     shown = clip(points, canvas.width_px, canvas.height_px)
-    is_shown = len(shown) >= 3 and area(shown) > _MIN_VISIBLE_SHARE * area(points)
+    is_shown = len(shown) >= 3 and ring_area(shown) > _MIN_VISIBLE_SHARE * ring_area(points)
     return [Annotation(drawn.name, points)] if is_shown else []
 
 
