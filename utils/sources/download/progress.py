@@ -54,10 +54,7 @@ class Progress:
 
     def note(self, line: str) -> None:
         """Print a line without disturbing the progress bar."""
-        if self._bar is not None:
-            self._bar.write(line, file=sys.stderr)
-        else:
-            print(line, file=sys.stderr, flush=True)
+        tqdm.write(line, file=sys.stderr)
 
     def close(self) -> None:
         """Remove the progress bar."""
