@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,7 +158,7 @@ def _json_format(file: Path) -> str:
     """Return the format of a JSON file by its first keys. Raises UserError when it is not JSON."""
     with closing(JsonStream(file)) as stream:
         if stream.peek() == "[":
-            first = next(_items(stream), None)
+            first = next((item.raw for item in stream.items()), None)
             return LABEL_STUDIO if isinstance(first, dict) and not first.keys().isdisjoint(LABEL_STUDIO_KEYS) else ""
         for key in stream.keys():  # noqa: SIM118 - not a dictionary
             if key in LABEL_ME_KEYS:
@@ -172,10 +172,6 @@ def _json_format(file: Path) -> str:
             elif {"filename", "regions"} <= stream.item().raw.keys():
                 return VIA
     return ""
-
-
-def _items(stream: JsonStream) -> Iterator[object]:
-    return (item.raw for item in stream.items())
 
 
 def _is_epri(file: Path) -> bool:

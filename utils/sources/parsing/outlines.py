@@ -197,10 +197,7 @@ def estimated_crossings(points: np.ndarray) -> float:
 
 
 def _without_repeats(points: np.ndarray) -> np.ndarray:
-    if len(points) < 2:
-        return points
-    moved = np.any(points[1:] != points[:-1], axis=1)
-    return points[np.concatenate([[True], moved])]
+    return points[np.any(np.diff(points, axis=0, prepend=np.nan) != 0, axis=1)]  # NaN differs from the first one
 
 
 def _visible_rings(shape: BaseGeometry, size: tuple[int, int], max_rings: int, min_area_px: float) -> list[np.ndarray]:

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from utils.common.errors import UserError, printable
 from utils.common.progress import Progress
+from utils.common.text import counted
 from utils.sources.parsing.foreign import describe_foreign
 from utils.sources.parsing.formats import AUTO, EPRI, EPRI_TITLE, FORMATS, Format, candidates, find_format, format_of
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem, read_label_csv
@@ -39,11 +40,11 @@ class Labelled:
         """Return lines that say what was found: the format, photographs, regions and classes."""
         rows = [row for own in self.rows.values() for row in own if isinstance(row, AnnotationRow)]
         num_regions, num_boxes = sum(row.num_objects for row in rows), sum(row.num_boxes for row in rows)
-        line = f"{self.title}, {_number(len(self.rows), 'photograph', 'photographs')}"
+        line = f"{self.title}, {counted(len(self.rows), 'photograph')}"
         if self.class_names is None:
             return [line]
-        classes = _number(len(self.class_names), "class", "classes")
-        lines = [f"{line}, {_number(num_regions, 'region', 'regions')} of {classes}"]
+        classes = f"{len(self.class_names):,} class{'es' * (len(self.class_names) != 1)}"
+        lines = [f"{line}, {counted(num_regions, 'region')} of {classes}"]
         if num_boxes:
             lines.append(
                 f"{num_boxes:,} of the regions are boxes without an outline: the model learns rectangles from them"
@@ -92,10 +93,8 @@ def _read_tool(
     by_key = _complete(by_key, photographs, folder if tool.by_file else files[0], kept, problems)
     names = dict.fromkeys(name for labels in read for name in labels.names())
     if not names:
-        found = _number(len(by_key), "photograph", "photographs")
-        raise UserError(
-            f"{folder}: {tool.title} of {found}, but without any object; draw outlines and export them again"
-        )
+        found = f"{tool.title} of {counted(len(by_key), 'photograph')}"
+        raise UserError(f"{folder}: {found}, but without any object; draw outlines and export them again")
     return Labelled(tool.title, photographs, by_key, tuple(sorted(names) if tool.sorts_names else names))
 
 
@@ -113,10 +112,6 @@ def choose_classes(known: Sequence[str], named: Sequence[str] | None) -> tuple[s
     if named is None or all(table.find(name) is not None for name in named):
         return tuple(known)
     return tuple(named)
-
-
-def _number(number: int, one: str, several: str) -> str:
-    return f"{number:,} {one if number == 1 else several}"
 
 
 def _empty(rows: RowsByKey, photographs: Mapping[str, Photograph], of_all_folders: bool) -> set[str]:

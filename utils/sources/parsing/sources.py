@@ -8,6 +8,7 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -43,19 +44,13 @@ class Photograph:
         return ((self.member or self.source) if self.is_known_by_path else self.name).lower()
 
 
-class PhotographReader:
+class PhotographReader(ExitStack):
     """Reads photographs, also from several threads. Keeps zips open, because listing thousands of members is slow."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._archives: dict[Path, zipfile.ZipFile] = {}
         self._lock = threading.Lock()
-
-    def __enter__(self) -> PhotographReader:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for archive in self._archives.values():
-            archive.close()
 
     def read(self, photograph: Photograph) -> bytes:
         """Return a photograph's bytes; verify the checksum of a zip member. Raises ImageError."""
@@ -66,7 +61,7 @@ class PhotographReader:
                 return photograph.file.read_bytes()
             with self._lock:
                 if photograph.file not in self._archives:
-                    self._archives[photograph.file] = BoundedZip(photograph.file)
+                    self._archives[photograph.file] = self.enter_context(BoundedZip(photograph.file))
                 archive = self._archives[photograph.file]
             member = archive.getinfo(photograph.member)
             if is_bomb(member):
