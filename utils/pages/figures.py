@@ -28,14 +28,17 @@ _BINS = 48  # along each axis of a 2D histogram
 Panels = Sequence[tuple[str, Mapping[str, str]]]  # (title, {label of a curve: its name in the records})
 
 
+def figure_rgb(class_id: int) -> tuple[int, int, int]:
+    """Return a class's colour, RGB 0-255, for a white background: white becomes grey, light colours darker."""
+    red, green, blue = color = class_color(int(class_id))
+    if min(color) > 235:
+        return 120, 120, 120
+    return (red * 8 // 10, green * 8 // 10, blue * 8 // 10) if luminance(color) > 190 else color
+
+
 def figure_color(class_id: int) -> tuple[float, ...]:
-    """Return a class's colour, RGB 0-1, for a white background: white becomes grey, light colours darker."""
-    color = np.array(class_color(int(class_id)))
-    if color.min() > 235:
-        color = np.array((120, 120, 120))
-    elif luminance(color) > 190:
-        color = color * 8 // 10
-    return tuple(float(value) / 255 for value in color)
+    """Return `figure_rgb` as matplotlib needs it, RGB 0-1."""
+    return tuple(value / 255 for value in figure_rgb(class_id))
 
 
 def new_figure(columns: int, rows: int, *, cell_width: float, cell_height: float) -> tuple[Figure, list[Axes]]:

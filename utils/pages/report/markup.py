@@ -90,8 +90,8 @@ def report_page(
 
 def number_cards(values: Mapping[str, int]) -> Markup:
     """Return the cards with whole numbers at the top of a page."""
-    shown = {label: element("dd", f"{value:,}", class_="value") for label, value in values.items()}
-    return element("dl", *(element("div", element("dt", label), value) for label, value in shown.items()), class_="cards")
+    pairs = ((element("dt", label), element("dd", f"{value:,}", class_="value")) for label, value in values.items())
+    return element("dl", *(element("div", *pair) for pair in pairs), class_="cards")
 
 
 def zoomable(jpeg: bytes, caption: str, alt: str) -> Markup:
