@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from utils.measure.scaling import STEP_PARTS
 from utils.pages.figures import figure_color, new_figure, save_figure
 
 if TYPE_CHECKING:
@@ -20,12 +21,7 @@ _GIB = 2**30
 _BLUE, _GREEN, _ORANGE, _SKY, _RED, _PINK = (figure_color(index) for index in (4, 2, 0, 1, 5, 6))
 _PHASE_COLORS = {"input": _PINK, "forward": _SKY, "loss": _ORANGE, "backward": _BLUE, "optimizer": _GREEN}
 _SCALING_COLORS = {"weak": _BLUE, "strong": _ORANGE}
-_PART_COLORS = {
-    "compute": ("compute_ms", _BLUE),
-    "communication": ("communication_ms", _RED),
-    "data wait": ("data_ms", _PINK),
-    "imbalance": ("waiting_ms", _ORANGE),
-}
+_PART_COLORS = dict(zip(STEP_PARTS, (_BLUE, _RED, _PINK, _ORANGE), strict=True))
 
 
 # --- profile_gpu.py ------------------------------------------------------------------------------------------------
@@ -137,7 +133,7 @@ def plot_scaling(rows: Sequence[Row], points: Sequence[Row], title: str, path: P
     _efficiency_panel(efficiency, rows, counts, kinds)
     finish_axes(efficiency, labels, "processes", has_legend=len(kinds) > 1)
 
-    parts = {label: ([row[key] for row in rows], color) for label, (key, color) in _PART_COLORS.items()}
+    parts = {STEP_PARTS[key]: ([row[key] for row in rows], color) for key, color in _PART_COLORS.items()}
     stack_bars(split, parts, [row["step_ms"] for row in rows])
     split.set(title="one training step (line: by the host's clock)", ylabel="ms")
     scalings = [f"\n{row['scaling']}" if len(kinds) > 1 else "" for row in rows]

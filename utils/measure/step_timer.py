@@ -73,9 +73,7 @@ class StepTimer:
 class SegmentationStep(Task):
     """What one step of a YOLO training needs."""
 
-    def prepare(self, batch: Batch, device: torch.device) -> tuple[Any, Any]:
-        """See Task."""
-        return prepare_batch(batch, device)
+    prepare = staticmethod(prepare_batch)
 
 
 def criterion_of(engine: TrainingEngine) -> SegmentationLoss:

@@ -130,9 +130,7 @@ def _rows(base: sqlite3.Connection, table: str) -> Iterator[dict[str, Any]]:
 
 
 def _geometry(data: bytes) -> BaseGeometry:
-    envelope = (
-        data[3] >> 1 & 7 if isinstance(data, bytes) and data[:2] == b"GP" and len(data) > 8 else len(_ENVELOPE_BYTES)
-    )
-    if envelope >= len(_ENVELOPE_BYTES):
+    is_geometry = isinstance(data, bytes) and data[:2] == b"GP" and len(data) > 8
+    if not is_geometry or (envelope := data[3] >> 1 & 7) >= len(_ENVELOPE_BYTES):
         raise ValueError("a geometry that is not a GeoPackage's")
     return shapely.from_wkb(data[8 + _ENVELOPE_BYTES[envelope] :])

@@ -86,9 +86,8 @@ def weather(
     if columns < 2 or rows < 2:
         return
     if grain_deg is None:
-        noise = (enlarged(rng, clouds(), (rows, columns), 2.0) >> 1) + (
-            enlarged(rng, clouds(), (rows, columns), 1.0) >> 1
-        )
+        large, small = (enlarged(rng, clouds(), (rows, columns), zoom) for zoom in (2.0, 1.0))
+        noise = (large >> 1) + (small >> 1)
     else:
         noise = _wood(rng, rows, columns, grain_deg)
     inside = np.zeros((rows, columns), np.uint8)
