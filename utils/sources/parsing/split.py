@@ -114,8 +114,10 @@ def _first_of_group(keys: Iterable[str], together: Iterable[Sequence[str]]) -> d
     for one, *others in together:
         for other in others:
             groups.merge(one, other)
-    first = {key: min(group) for group in groups.subsets() for key in group}
-    return {key: first[key] for key in groups}
+    first = dict.fromkeys(groups, "")  # in the order of the keys
+    for group in groups.subsets():
+        first |= dict.fromkeys(group, min(group))
+    return first
 
 
 def _hashed(sizes: Counter[str], val_fraction: float) -> set[str]:
