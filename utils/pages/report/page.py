@@ -183,9 +183,8 @@ def _calibration(models: Sequence[dict[str, Any]]) -> list[Markup]:
             if found["error"] is None:
                 parts.append(element("p", f"{title}: no detections"))
                 continue
-            title += f": expected calibration error {found['error']:.3f}, mean confidence minus precision {found['excess']:+.3f}".replace(
-                "-", "−"
-            )
+            excess = f"{found['excess']:+.3f}".replace("-", "−")
+            title += f": expected calibration error {found['error']:.3f}, mean confidence minus precision {excess}"
             parts.append(reliability_chart(f"{title}, {found['num_detections']} detections", found))
         return joined(*parts)
 

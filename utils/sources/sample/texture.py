@@ -172,10 +172,8 @@ def _smooth_noise(rng: np.random.Generator, side_px: int, cells_px: tuple[int, .
 
 def _ramp(kind: str) -> np.ndarray:
     """Return a kind's 256 colours from dark to light: uint8 (256, 3)."""
-    palette = np.array(_PALETTES[kind])
-    return np.stack([np.interp(np.arange(256), (0, 128, 255), palette[:, c]) for c in range(3)], axis=1).astype(
-        np.uint8
-    )
+    channels = [np.interp(np.arange(256), (0, 128, 255), values) for values in zip(*_PALETTES[kind], strict=True)]
+    return np.stack(channels, axis=1).astype(np.uint8)
 
 
 def _paint_specks(rng: np.random.Generator, kind: str) -> np.ndarray:
