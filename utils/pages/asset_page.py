@@ -39,7 +39,7 @@ def build_page(tables: AssetTables, names: Sequence[str], title: str) -> str:
         "map": ("Map", [_map(tables, colors), *notes]),
         "changes": ("Changes", _changes(changes or [])),
         "assets": ("Assets", _table(rows)),
-        "views": ("Best views", _views(rows, colors)),
+        "views": ("Best views", _views(rows)),
     }
     if changes is None:
         del parts["changes"]
@@ -182,7 +182,7 @@ def _changes(changes: Sequence[Row]) -> list[Markup]:
     return [element("p", words, class_="note"), table("Changes", head, rows)]
 
 
-def _views(rows: Sequence[Row], colors: dict[str, int]) -> list[Markup]:
+def _views(rows: Sequence[Row]) -> list[Markup]:
     figures = []
     for row in rows[:MOST_PICTURES]:
         source, picture = (quote(row[f"best_{name}"]) for name in ("thumbnail", "picture"))

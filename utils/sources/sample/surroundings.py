@@ -136,7 +136,7 @@ class _Road:
         along = np.linspace(from_m**0.5, to_m**0.5, 50)[:, None] ** 2 * self.ahead + self.start
         return np.concatenate([along + left_m * self.right, (along + right_m * self.right)[::-1]])
 
-    def layers(self, canvas: Canvas, rng: np.random.Generator, ground: Ground) -> list[tuple[str, np.ndarray | None]]:
+    def layers(self, canvas: Canvas, ground: Ground) -> list[tuple[str, np.ndarray | None]]:
         half = self.width_m / 2
         verge = _mask(canvas, ground.photo_points(self.strip(-half - 0.7, half + 0.7)))
         if self.is_paved:
@@ -176,7 +176,7 @@ def _paint_ground(canvas: Canvas, rng: np.random.Generator, ground: Ground, road
     patches = cv2.LUT(cover, np.clip((np.arange(256) - int(rng.integers(130, 190))) * 8, 0, 220).astype(np.uint8))
     layers: list[tuple[str, np.ndarray | None]] = [(first, None), (second, patches)]
     for road in roads:
-        layers += road.layers(canvas, rng, ground)
+        layers += road.layers(canvas, ground)
     ground.paint(canvas.image, rng.uniform(0, 360), layers)
     below = canvas.image[ground.first_row :]
     dry = enlarged(rng, clouds(), below.shape[:2], rng.uniform(16, 40))
