@@ -1,4 +1,4 @@
-"""What is trained: the task of the engine, the network and the batches."""
+"""What is trained: the task of the engine and the batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from recipes.compressed_ad.environment import split_goals
 from recipes.compressed_ad.histories import read_histories
-from recipes.compressed_ad.model import CompressedAD
 from recipes.compressed_ad.records import Records, TestBatches, TrainBatches, draw_records
 from recipes.compressed_ad.settings import Settings
 from recipes.compressed_ad.sizes import CONTEXTS
@@ -76,11 +75,6 @@ class Distillation(Task):
             f"  Step {record['global_step']}: action accuracy {record['train_acc_action']:.3f} in training, "
             f"{values['acc_action']:.3f} on test goals"
         )
-
-
-def build_model(config: Settings) -> CompressedAD:
-    """Return the network with its first weights."""
-    return CompressedAD(config.model_size)
 
 
 def loaders(config: Settings, accumulate: int, rank: int, world_size: int) -> tuple[TrainBatches, TestBatches]:

@@ -18,7 +18,6 @@ sys.path[:0] = [str(PROJECT)] if str(PROJECT) not in sys.path else []
 import numpy as np
 import torch
 
-from recipes.compressed_ad.distillation import build_model
 from recipes.compressed_ad.environment import Darkroom, split_goals
 from recipes.compressed_ad.histories import read_histories
 from recipes.compressed_ad.model import CompressedAD
@@ -62,7 +61,7 @@ def trained_model(config: Settings) -> tuple[CompressedAD, int]:
     if found is None:
         raise UserError(f"{config.run_folder}: no ckpt-<step>.pt; train first with python train.py")
     path, saved = found
-    model = build_model(config)
+    model = CompressedAD(config.model_size)
     try:
         model.load_state_dict(saved["model"])
         return model, int(saved["step"])

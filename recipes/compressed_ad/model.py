@@ -113,13 +113,8 @@ class CompressedAD(nn.Module):
     def embed_steps(self, steps: torch.Tensor) -> torch.Tensor:
         """Return tokens (B, L, D) of steps (B, L, 4)."""
         cell, action, reward, next_cell = steps.long().unbind(-1)
-        features = [
-            self._place(cell),
-            functional.one_hot(action, NUM_ACTIONS),
-            reward[..., None],
-            self._place(next_cell),
-        ]
-        tokens: torch.Tensor = self.step_norm(self.step_embedding(torch.cat(features, -1).to(self.step_norm.weight)))
+        parts = [self._place(cell), functional.one_hot(action, NUM_ACTIONS), reward[..., None], self._place(next_cell)]
+        tokens: torch.Tensor = self.step_norm(self.step_embedding(torch.cat(parts, -1).to(self.step_norm.weight)))
         return tokens
 
     def _place(self, cells: torch.Tensor) -> torch.Tensor:
@@ -133,12 +128,9 @@ class CompressedAD(nn.Module):
 
     def prefix(self, latents: torch.Tensor | None, steps: torch.Tensor) -> torch.Tensor:
         """Return the decoder's tokens of latents, if any, and recent steps."""
-        return torch.cat([*([] if latents is None else [self.latent_tokens(latents)]), self.step_tokens(steps, 0)], 1)
-
-    def latent_tokens(self, latents: torch.Tensor) -> torch.Tensor:
-        """Return the decoder's tokens of latents."""
-        tokens: torch.Tensor = self.decoder_norm(latents) + self.decoder_positions[: self.size.latents]
-        return tokens
+        places = self.decoder_positions[: self.size.latents]
+        old = [] if latents is None else [self.decoder_norm(latents) + places]
+        return torch.cat([*old, self.step_tokens(steps, 0)], 1)
 
     def step_tokens(self, steps: torch.Tensor, first: int) -> torch.Tensor:
         """Return the decoder's tokens of recent steps (B, L, 4), of which the first one has the number `first`."""
@@ -167,9 +159,5 @@ def training_mask(num_latents: int, num_steps: int, first_query: int, device: to
     body = kinds[None] <= kinds[:, None]
     of_queries = kinds[None] < queries[:, None]
     own = torch.eye(len(queries), dtype=torch.bool, device=device)
-    return torch.cat(
-        [
-            torch.cat([body, torch.zeros(len(kinds), len(queries), dtype=torch.bool, device=device)], 1),
-            torch.cat([of_queries, own], 1),
-        ]
-    )
+    unseen = torch.zeros(len(kinds), len(queries), dtype=torch.bool, device=device)
+    return torch.cat([torch.cat([body, unseen], 1), torch.cat([of_queries, own], 1)])

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from recipes.compressed_ad.learner import Learner
 from recipes.compressed_ad.sizes import ModelSize
@@ -99,14 +98,6 @@ class Settings(Options):
         """The folder of checkpoints and logs."""
         return Path(self.save_dir) / f"{self.model_name}-darkroom-seed{self.seed}"
 
-    def in_run_folder(self) -> Settings:
-        """Return the same options with the run's own folder as `save_dir`, as OwnedRun needs it."""
-        return replace(self, save_dir=str(self.run_folder))
-
-    def plain(self) -> dict[str, Any]:
-        """Return the options as plain values, for checkpoints."""
-        return asdict(self)
-
     @property
     def data_file(self) -> Path:
         """The histories."""
@@ -115,21 +106,12 @@ class Settings(Options):
     @property
     def model_size(self) -> ModelSize:
         """The network's sizes."""
-        return ModelSize(
-            grid_size=self.grid_size,
-            width=self.width,
-            heads=self.heads,
-            feedforward=self.feedforward,
-            encoder_layers=self.encoder_layers,
-            decoder_layers=self.decoder_layers,
-            latents=self.latents,
-            dropout=self.dropout,
-        )
+        return ModelSize(**{field.name: getattr(self, field.name) for field in fields(ModelSize)})
 
     @property
     def learner(self) -> Learner:
         """The source learner's constants."""
-        return Learner(self.discount, self.optimism, self.planning_sweeps, self.first_randomness, self.last_randomness)
+        return Learner(**{field.name: getattr(self, field.name) for field in fields(Learner)})
 
 
 def settings_of_command_line() -> Settings:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,10 @@ die_with_parent()  # before the imports, which take seconds
 
 import torch
 
-from recipes.compressed_ad.distillation import Distillation, build_model, loaders
+from recipes.compressed_ad.distillation import Distillation, loaders
+from recipes.compressed_ad.model import CompressedAD
 from recipes.compressed_ad.settings import Settings, settings_of_command_line
+from utils.common.config import to_dict
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import seed_everything
 from utils.distributed import cleanup_ddp, read_rank_environment, setup_ddp
@@ -42,7 +45,7 @@ def main() -> int:
     """Train; return the exit code."""
     config = settings_of_command_line()
     accelerator = start(config)
-    with OwnedRun(config.in_run_folder()) as run:
+    with OwnedRun(replace(config, save_dir=str(config.run_folder))) as run:
         if accelerator.is_main_process and run.notes:
             print(*run.notes, sep="\n", flush=True)
         engine = train(config, accelerator, run.resumes)
@@ -99,7 +102,7 @@ def train(config: Settings, accelerator: Accelerator, resume: bool) -> TrainingE
     accumulate = accelerator.gradient_accumulation_steps
     train_batches, test_batches = loaders(config, accumulate, rank, world_size)
     seed_everything(config.seed)
-    model = build_model(config).to(accelerator.device)
+    model = CompressedAD(config.model_size).to(accelerator.device)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=config.lr, betas=(0.9, 0.99), weight_decay=config.weight_decay, fused=True
     )
@@ -119,7 +122,7 @@ def train(config: Settings, accelerator: Accelerator, resume: bool) -> TrainingE
     )
     task = Distillation(config, world_size)
     engine = TrainingEngine(
-        model, accelerator.device, options, task=task, run=config.run_folder, facts={"config": config.plain()}
+        model, accelerator.device, options, task=task, run=config.run_folder, facts={"config": to_dict(config)}
     )
     task.state = engine.state
     engine.log.print(

@@ -19,6 +19,7 @@ from tests.conftest import PRETENCE, PROJECT, TrainedRun, must_run
 from tests.recipes.compressed_ad.small import small_settings, write_small_histories
 from tests.support.ranks import RankFailed, run_ranks
 from utils.common import environment
+from utils.common.config import to_dict
 from utils.run.checkpoint import load_latest
 from utils.yolo.model import load_weights, save_deployable, trained_size_px
 
@@ -143,7 +144,7 @@ def underwater(folder: Path, trained: TrainedRun) -> dict[str, str]:
 def rooms(folder: Path, trained: TrainedRun) -> dict[str, Path]:
     settings = small_settings(folder)
     write_small_histories(settings)
-    (folder / "small.yaml").write_text(yaml.safe_dump(settings.plain()))
+    (folder / "small.yaml").write_text(yaml.safe_dump(to_dict(settings)))
     return {"settings": folder / "small.yaml"}
 
 

@@ -24,7 +24,7 @@ from tests.conftest import free_port
 from tests.recipes import RECIPES
 from tests.recipes.compressed_ad.small import NUM_STEPS, small_settings, write_small_histories
 from tests.recipes.harness import assert_refused, run_command
-from utils.common.config import read_config
+from utils.common.config import read_config, to_dict
 from utils.common.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -33,7 +33,7 @@ FOLDER = RECIPES / "compressed_ad"
 
 def write_config(folder: Path, **changes: Any) -> Path:
     file = folder / "small.yaml"
-    file.write_text(yaml.safe_dump(small_settings(folder, **changes).plain()), encoding="utf-8")
+    file.write_text(yaml.safe_dump(to_dict(small_settings(folder, **changes))), encoding="utf-8")
     return file
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from recipes.compressed_ad import train
-from recipes.compressed_ad.distillation import Distillation, build_model, loaders
+from recipes.compressed_ad.distillation import Distillation, loaders
 from recipes.compressed_ad.environment import Darkroom
 from recipes.compressed_ad.model import CompressedAD
 from recipes.compressed_ad.rollout import InContext, random_returns, roll_out
@@ -167,7 +167,7 @@ Gradients = dict[int, dict[str, np.ndarray]]
 
 def gradients_of_each_depth(config: Settings, rank: int = 0, world_size: int = 1) -> Gradients:
     torch.manual_seed(0)
-    model = build_model(config)
+    model = CompressedAD(config.model_size)
     options = EngineOptions(precision="off", quiet=True, tensorboard=False)
     engine = TrainingEngine(
         model, torch.device("cpu"), options, task=Distillation(config, world_size), run=config.save_dir
