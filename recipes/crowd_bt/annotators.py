@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from crowd_bt.comparisons import GOLD, Comparison, image_names, label_of
+from crowd_bt.comparisons import GOLD, Comparison, image_names, label_of, pair_type_of
 
 from utils.common.errors import printable
 
@@ -87,6 +87,4 @@ def _row(item: Any, user: str, reliability: float | None) -> Comparison | None:
         label = label_of(item.get("choice"))
     except ValueError:
         return None
-    kind = item.get("pair_type")
-    kind = printable(kind) if isinstance(kind, str) and kind else "unknown"
-    return Comparison(first, second, label, kind, 1.0, user, reliability)
+    return Comparison(first, second, label, pair_type_of(item.get("pair_type")), 1.0, user, reliability)

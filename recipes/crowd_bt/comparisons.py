@@ -205,7 +205,7 @@ def _local_row(item: Any) -> Comparison:
         label = label_of(item.get("expected_choice"))
     except ValueError as error:
         raise ValueError(f"expected_choice {error}") from error
-    return Comparison(first, second, label, _pair_type(item.get("type")), annotator_id=_annotator(item))
+    return Comparison(first, second, label, pair_type_of(item.get("type")), annotator_id=_annotator(item))
 
 
 def _prepared_row(item: Any) -> Comparison:
@@ -215,7 +215,7 @@ def _prepared_row(item: Any) -> Comparison:
         raise ValueError(f"label {printable(repr(label))} is not -1, 0 or 1, or weight is not a number above 0")
     if reliability is not None and not (_is_number(reliability) and 0 <= reliability <= 1):
         raise ValueError(f"annotator_reliability {printable(repr(reliability))} is not a number from 0 to 1")
-    kind, annotator = _pair_type(item.get("pair_type")), _annotator(item)
+    kind, annotator = pair_type_of(item.get("pair_type")), _annotator(item)
     return Comparison(first, second, int(label), kind, float(weight), annotator, reliability)
 
 
@@ -224,7 +224,8 @@ def _annotator(item: dict[str, Any]) -> str | None:
     return None if found is None else str(found)
 
 
-def _pair_type(found: Any) -> str:
+def pair_type_of(found: Any) -> str:
+    """Return a pair type as it may be printed; `unknown` for anything but a name."""
     return printable(found) if isinstance(found, str) and found else "unknown"
 
 

@@ -14,12 +14,14 @@ from crowd_bt.comparisons import Comparison
 from torch.utils.data import default_collate
 
 from utils.common.errors import UserError
+from utils.common.files import walk
 from utils.data.images import ImageError, read_image, resize_area
 from utils.data.loader import Key
 
 # Of ImageNet's training images, as fractions of 255: what pretrained backbones expect.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 BRIGHTNESS, CONTRAST, SATURATION = 0.2, 0.2, 0.1
 GREY = np.array([0.299, 0.587, 0.114], np.float32)  # luma of ITU-R BT.601
 
@@ -53,16 +55,12 @@ class Pairs:
         """Return images uint8 (2, 3, S, S), label, weight and the annotator's position (0 in a crowd without names)."""
         epoch, index = key
         row = self.rows[index]
-        images = [
-            varied(
-                load_image(self.folder / name, self.size_px),
-                np.random.default_rng((self.seed, epoch, index, side)),
-                self.rotation_deg,
-            )
-            for side, name in enumerate((row.img1, row.img2))
-        ]
+        images = []
+        for side, name in enumerate((row.img1, row.img2)):
+            generator = np.random.default_rng((self.seed, epoch, index, side))
+            images.append(to_tensor(varied(load_image(self.folder / name, self.size_px), generator, self.rotation_deg)))
         return {
-            "images": torch.stack([to_tensor(image) for image in images]),
+            "images": torch.stack(images),
             "label": np.float32(row.label),
             "weight": np.float32(row.weight),
             "annotator": self.positions.get(row.annotator, 0),
@@ -84,6 +82,13 @@ class Images:
 
     def __getitem__(self, key: Key) -> tuple[int, torch.Tensor]:
         return key[1], to_tensor(load_image(self.folder / self.names[key[1]], self.size_px))
+
+
+def image_files(folder: Path) -> list[Path]:
+    """Return the image files in a folder and below it; links to folders are not followed."""
+    places = walk(folder, lambda subfolder: not subfolder.is_symlink())
+    files = (place / entry.name for place, entries in places for entry in entries)
+    return [file for file in files if file.name.lower().endswith(IMAGE_SUFFIXES)]
 
 
 def load_image(path: Path, size_px: int) -> np.ndarray:

@@ -16,16 +16,14 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # where the package crowd_bt is
 import torch
 from crowd_bt.comparisons import write_json
-from crowd_bt.images import load_image, normalised, to_tensor
+from crowd_bt.images import IMAGE_SUFFIXES, image_files, load_image, normalised, to_tensor
 from crowd_bt.model import QualityScorer, load_scorer
 from crowd_bt.options import BEST_MODEL
 
 from utils.common.config import Options, option, parse_config
 from utils.common.devices import choose_device
 from utils.common.errors import EXIT_DONE, UsageError, UserError, print_warning, printable, run_script
-from utils.common.files import walk
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 SHOWN = 10  # images of a ranking that are printed at either end
 
 
@@ -103,9 +101,7 @@ def ranked(scorer: QualityScorer, folder: Path, size_px: int, batch_size: int, d
 
     Raises UserError when there are none.
     """
-    places = walk(folder, lambda subfolder: not subfolder.is_symlink())
-    entries = ((place, entry.name) for place, found in places for entry in found)
-    files = [place / name for place, name in entries if name.lower().endswith(IMAGE_SUFFIXES)]
+    files = image_files(folder)
     scores: dict[str, float] = {}
     unreadable: list[str] = []
     for start in range(0, len(files), batch_size):

@@ -25,10 +25,10 @@ import cv2
 import numpy as np
 from crowd_bt.annotators import read_crowd
 from crowd_bt.comparisons import LISTS, ORDER_FILE, write_json, write_prepared
+from crowd_bt.images import image_files
 
 from utils.common.config import Options, option, parse_config
 from utils.common.errors import EXIT_DONE, UsageError, UserError, one_line, print_warning, run_script
-from utils.common.files import walk
 from utils.data.images import ImageError, read_image, resize_area
 
 # Strength of each damage at levels 1 to 6; level 0 is the untouched crop.
@@ -43,7 +43,6 @@ UNSEEN_EVERY = 3  # every third photograph is kept for unseen/
 MIN_DETAIL = 6.0  # mean difference of neighbouring pixels, of 255: in a flat crop nobody sees blur
 MOST_ENLARGED = 3.0  # a crop shows at most this many times the side of a picture, shrunk to it
 DRAW_SHARE = 0.007  # of all comparisons, as in the guide's data
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 # Real colour photographs with detail all over, from the packages themselves: nothing is downloaded.
 SKIMAGE_PHOTOGRAPHS = ("astronaut", "coffee", "chelsea", "rocket", "immunohistochemistry")
 SKIMAGE_GREY = ("brick", "grass", "gravel", "camera", "coins")
@@ -121,13 +120,11 @@ def make(config: MakeConfig) -> None:
 
 def read_folder(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
     """Yield (name, RGB uint8) of the photographs in a folder, with a warning for each that cannot be read."""
-    for place, entries in walk(folder, lambda found: not found.is_symlink()):
-        for entry in entries:
-            if entry.name.lower().endswith(IMAGE_SUFFIXES):
-                try:
-                    yield Path(entry.name).stem, read_image(place / entry.name, min_long_side_px=2000)
-                except ImageError as error:
-                    print_warning(f"{error}; left out")
+    for file in image_files(folder):
+        try:
+            yield file.stem, read_image(file, min_long_side_px=2000)
+        except ImageError as error:
+            print_warning(f"{error}; left out")
 
 
 def included_photographs() -> list[tuple[str, np.ndarray]]:
@@ -230,15 +227,10 @@ def write_lists(
 ) -> None:
     """Write the three lists of one crowd's answers, a third of the comparisons each, and the known order."""
     for name, kind in zip(LISTS, LIST_TYPES, strict=True):
-        items = [
-            {
-                "img1": one.name,
-                "img2": other.name,
-                "expected_choice": compare(one, other, reliability, generator),
-                "type": kind,
-            }
-            for one, other in random_pairs(*sides(pictures, kind), number // len(LISTS), generator)
-        ]
+        items = []
+        for one, other in random_pairs(*sides(pictures, kind), number // len(LISTS), generator):
+            choice = compare(one, other, reliability, generator)
+            items.append({"img1": one.name, "img2": other.name, "expected_choice": choice, "type": kind})
         write_json(folder / name, items)
     write_json(folder / ORDER_FILE, {picture.name: -picture.level for picture in pictures})
 

@@ -39,28 +39,23 @@ def validation_values(rows: Sequence[Comparison], scores: Scores, eta: float | M
 def pair_accuracies(rows: Sequence[Comparison], scores: Scores) -> dict[str, Any]:
     """Return accuracy, counts and mean |d| of each pair type, gold first, and of all; draws do not count as pairs."""
     difference, label = _differences(rows, scores), _labels(rows)
+    is_right, is_decided = np.sign(difference) == label, label != 0
     kinds = np.array([row.pair_type for row in rows])
-    table = {}
+
+    def counted(decided: np.ndarray) -> tuple[float | None, dict[str, int]]:
+        correct, total = int(is_right[decided].sum()), int(decided.sum())
+        return correct / total if total else None, {"correct": correct, "total": total}
+
+    table: dict[str, dict[str, Any]] = {}
     for kind in sorted(set(kinds.tolist()), key=lambda name: (name != GOLD, name)):
-        chosen = kinds == kind
-        decided = chosen & (label != 0)
-        correct, total = int((np.sign(difference) == label)[decided].sum()), int(decided.sum())
-        table[kind] = {
-            "accuracy": _share(correct, total),
-            "correct": correct,
-            "total": total,
-            "num_comparisons": int(chosen.sum()),
-            "mean_margin": float(np.abs(difference[decided]).mean()) if total else None,
-        }
-    decided = label != 0
-    correct, total = int((np.sign(difference) == label)[decided].sum()), int(decided.sum())
-    return {
-        "gold_gold_accuracy": table.get(GOLD, {}).get("accuracy"),
-        "overall_accuracy": _share(correct, total),
-        "correct": correct,
-        "total": total,
-        "by_pair_type": table,
-    }
+        decided = is_decided & (kinds == kind)
+        accuracy, counts = counted(decided)
+        margin = float(np.abs(difference[decided]).mean()) if counts["total"] else None
+        counts["num_comparisons"] = int((kinds == kind).sum())
+        table[kind] = {"accuracy": accuracy, **counts, "mean_margin": margin}
+    overall, counts = counted(is_decided)
+    gold = table.get(GOLD, {}).get("accuracy")
+    return {"gold_gold_accuracy": gold, "overall_accuracy": overall, **counts, "by_pair_type": table}
 
 
 def order_values(scores: Scores, known: Mapping[str, float]) -> dict[str, float]:
@@ -127,10 +122,6 @@ def _differences(rows: Sequence[Comparison], scores: Scores) -> np.ndarray:
 
 def _labels(rows: Sequence[Comparison]) -> np.ndarray:
     return np.array([row.label for row in rows])
-
-
-def _share(correct: int, total: int) -> float | None:
-    return correct / total if total else None
 
 
 def _percent(share: float | None) -> str:
