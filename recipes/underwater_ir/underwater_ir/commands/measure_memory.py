@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 
@@ -31,15 +32,10 @@ class MemoryConfig(Options):
 
 def main() -> None:
     config = parse_config(MemoryConfig, "Count what a training step keeps on the GPU.")
-    rows = [
-        [
-            batch,
-            size,
-            *(f"{step_bytes(config.width, batch, size, recompute) / 1e9:.1f} GB" for recompute in (False, True)),
-        ]
-        for batch in config.batch_sizes
-        for size in config.sizes
-    ]
+    rows = []
+    for batch, size in product(config.batch_sizes, config.sizes):
+        kept = (step_bytes(config.width, batch, size, recompute) for recompute in (False, True))
+        rows.append([batch, size, *(f"{num_bytes / 1e9:.1f} GB" for num_bytes in kept)])
     print(format_table(["batch", "pixels", "--no-recompute", "--recompute"], rows))
 
 

@@ -50,9 +50,15 @@ class Restoration(Task):
         atomic_torch_save(model.state_dict(), self.save_path if path.name == "last.pt" else path)
 
     def epoch_lines(self, record: dict[str, Any], monitor: str, is_best: bool) -> list[str]:
-        """Return the guide's lines."""
-        first = f"Epoch {record['epoch']}/{self.num_epochs} - Train loss: {record['train_loss']:.4f}"
-        return [first, *benchmark_lines(self.benchmarks, record)]
+        """Return the guide's lines: the epoch's, then one for each set."""
+        lines = [f"Epoch {record['epoch']}/{self.num_epochs} - Train loss: {record['train_loss']:.4f}"]
+        for name, has_target in sets_of(self.benchmarks):
+            first, second = (record[f"{metric}/{name}"] for metric in (REFERENCE if has_target else NO_REFERENCE))
+            if has_target:
+                lines.append(f"[Ref] {name}: PSNR={first:.2f} dB, SSIM={second:.4f}")
+            else:
+                lines.append(f"[Non-Ref] {name}: UIQM={first:.3f}, UCIQE={second:.3f}")
+        return lines
 
 
 def measure(model: nn.Module, dataset: RestorationDataset, loader: Any, device: torch.device) -> np.ndarray:
@@ -104,19 +110,6 @@ def summarise(dataset: RestorationDataset, values: np.ndarray) -> dict[str, floa
         for number, metric in enumerate(REFERENCE if has_target else NO_REFERENCE):
             summary[f"val_{metric}"] = float(values[indices, number].mean())
     return summary
-
-
-def benchmark_lines(dataset: RestorationDataset, record: dict[str, Any]) -> list[str]:
-    """Return one line for each set, as the guide prints them."""
-    lines = []
-    for name, has_target in sets_of(dataset):
-        first, second = (record[f"{metric}/{name}"] for metric in (REFERENCE if has_target else NO_REFERENCE))
-        lines.append(
-            f"[Ref] {name}: PSNR={first:.2f} dB, SSIM={second:.4f}"
-            if has_target
-            else f"[Non-Ref] {name}: UIQM={first:.3f}, UCIQE={second:.3f}"
-        )
-    return lines
 
 
 def draw_curves(run_folder: Path) -> None:
