@@ -11,6 +11,7 @@ repeated with nothing changed, and with ten changes: 3 poles new, 3 gone, 2 move
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections import Counter
 from dataclasses import dataclass, replace
 
@@ -29,7 +30,7 @@ NUM_POLES, POLE_SPACING_M, BESIDE_M, HEIGHT_M = 60, 50.0, 25.0, 30.0
 GROUND_SIGMA_M, MIDDLE_M, POLE_M = 3.7, 6.0, (9.0, 14.0)  # terrain; the middle of a pole; length of a pole
 WIDTH_PX, HEIGHT_PX, FOCAL_PX = 4000, 3000, 2700.0
 MISSED, FALSE = 0.1, 0.05
-SPACINGS_M = {"2": 45.0, "6": 15.0, "12": 7.5}  # between photographs, by how many show a pole
+SPACINGS_M = (45.0, 15.0, 7.5)  # between photographs: 2, 6 and 12 of them show a pole
 LIMIT_95 = -2 * np.log(0.05)  # quantile of the chi-squared distribution with 2 degrees of freedom
 CLASSES = ("pole", "tower")
 
@@ -83,19 +84,9 @@ def fly(
             place = at + wrong[:3]
             number = len(views)
             time = f"2026-05-04T{10 + number // 3600}:{number // 60 % 60:02d}:{number % 60:02d}"
-            latitude, longitude = moved(*HOME, place[:2])
-            facts = (
-                f"{number:04d}.jpg",
-                time,
-                latitude,
-                longitude,
-                -place[2],
-                setting.gps_m,
-                believed,
-                boxes,
-                class_ids,
-            )
-            views.append(View(*facts, list(range(len(boxes)))))
+            position = (*moved(*HOME, place[:2]), -place[2])
+            found = (boxes, class_ids, list(range(len(boxes))))
+            views.append(View(f"{number:04d}.jpg", time, *position, setting.gps_m, believed, *found))
             shown.append(pole)
             real = pole >= 0
             flat = replace(believed, above_ground_m=-place[2] - MIDDLE_M, above_ground_sigma_m=np.hypot(1, 4))
@@ -222,28 +213,23 @@ def main() -> None:
     parser.add_argument("--true-shares", type=float, nargs=2, default=COMMON_SHARES, help="common to a flight")
     args = parser.parse_args()
     rows = []
-    for gps_m in (1.5, 0.03):
-        for gimbal_deg in (0.5, 2.0):
-            for spacing_m in SPACINGS_M.values():
-                found = simulate(
-                    Setting(gps_m, gimbal_deg, spacing_m, tuple(args.true_shares)), args.flights, args.seed
-                )
-                rows.append(
-                    (
-                        f"{gps_m:g} m, {gimbal_deg:g}°",
-                        f"{found['views'].mean():.1f}",
-                        f"{100 * (found['times'] == 1).mean():.1f}",
-                        f"{100 * (found['times'] - 1).clip(0).mean():.1f}",
-                        *(f"{np.quantile(found['error'], share):.2f}" for share in (0.5, 0.95)),
-                        f"{100 * found['is_covered'].mean():.1f}",
-                        *(f"{np.quantile(found['single'], share):.2f}" for share in (0.5, 0.95)),
-                        f"{100 * found['is_within'].mean():.1f}",
-                        f"{100 * found['false'].mean() / NUM_POLES:.2f}",
-                        f"{found['hits'].mean():.1f}",
-                        f"{100 * found['others'].mean() / NUM_POLES:.2f}",
-                    )
-                )
-                print("  ".join(rows[-1]), flush=True)
+    for gps_m, gimbal_deg, spacing_m in itertools.product((1.5, 0.03), (0.5, 2.0), SPACINGS_M):
+        found = simulate(Setting(gps_m, gimbal_deg, spacing_m, tuple(args.true_shares)), args.flights, args.seed)
+        row = (
+            f"{gps_m:g} m, {gimbal_deg:g}°",
+            f"{found['views'].mean():.1f}",
+            f"{100 * (found['times'] == 1).mean():.1f}",
+            f"{100 * (found['times'] - 1).clip(0).mean():.1f}",
+            *(f"{np.quantile(found['error'], share):.2f}" for share in (0.5, 0.95)),
+            f"{100 * found['is_covered'].mean():.1f}",
+            *(f"{np.quantile(found['single'], share):.2f}" for share in (0.5, 0.95)),
+            f"{100 * found['is_within'].mean():.1f}",
+            f"{100 * found['false'].mean() / NUM_POLES:.2f}",
+            f"{found['hits'].mean():.1f}",
+            f"{100 * found['others'].mean() / NUM_POLES:.2f}",
+        )
+        rows.append(row)
+        print("  ".join(row), flush=True)
     head = ["GPS, gimbal", "views", "once %", "twice %", "median m", "95 % m", "in ellipse %"]
     head += ["alone: median m", "95 % m", "in 2 sigma %", "false/100", "found of 10", "others/100"]
     print(format_table(head, rows, right_from=1))

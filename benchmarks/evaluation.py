@@ -64,7 +64,7 @@ def main() -> int:
         for count in counts:
             times[count].append(run_ranks(RANK_CODE, count, asdict(config), config.timeout_s)[0])
     rows = [summarise(count, times[count], times[counts[0]]) for count in counts]
-    print(format_table(list(rows[0]), [[_cell(value) for value in row.values()] for row in rows]))
+    print(format_table(list(rows[0]), [[f"{value:.4g}" for value in row.values()] for row in rows]))
     ratio = rows[-1]["speed-up"]
     if config.json:
         write_results(config.json, config, runs=times, ratio=ratio)
@@ -105,10 +105,6 @@ def summarise(count: int, mine: list[dict[str, Any]], fewest: list[dict[str, Any
         "memory of all, MB": max(run["memory_mb"] for run in mine),
         "mask mAP50-95": mine[0]["mask_map50_95"],
     }
-
-
-def _cell(value: float | int) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.4g}"
 
 
 if __name__ == "__main__":

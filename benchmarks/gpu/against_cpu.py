@@ -71,7 +71,7 @@ def compare_with_cpu(setting: Setting) -> Finding:
         tune_device(device, deterministic=is_exact, fixed_shapes=True)
         on_device[name] = errors(one_step(model, batch, device, name), exact)
         problems += [f"{name}: {line}" for line in beyond(on_device[name], limits_of(on_cpu, is_exact))]
-    worst = {name: max(found[kind]["median"] for kind in ("outputs", "gradients")) for name, found in on_device.items()}
+    worst = {name: max(found[kind]["median"] for kind in KINDS) for name, found in on_device.items()}
     said = ", ".join(f"{'fp32' if name == 'off' else name} {error:.1e}" for name, error in worst.items())
     if problems:
         raise PartFailed(f"{'; '.join(problems)} (median errors: {said})", **figures)
@@ -100,12 +100,8 @@ def one_step(model: YoloModel, batch: Batch, device: torch.device, name: str) ->
     }
     tensors = {name: value.detach().double().cpu() for name, value in {**outputs, **gradients}.items()}
     outputs = {name: value.detach().float() for name, value in outputs.items()}
-    return StepResult(to_floats(values), outputs, tensors, [float(stride) for stride in model.stride])
-
-
-def to_floats(values: dict[str, torch.Tensor]) -> dict[str, float]:
-    """Read values back from the device."""
-    return {name: float(value) for name, value in values.items()}
+    losses = {name: float(value) for name, value in values.items()}
+    return StepResult(losses, outputs, tensors, [float(stride) for stride in model.stride])
 
 
 def errors(result: StepResult, exact: StepResult) -> Json:

@@ -120,13 +120,8 @@ def exhaust_memory(setting: Setting) -> Finding:
     folder = setting.folder / "out_of_memory"
     data = setting.data.with_name("long_epoch.yaml")
     flags = ["--model=yolov8m-seg.yaml", f"--data={data}", f"--save-dir={folder / 'run'}", "--mosaic=0"]
-    flags += [
-        f"--batch-size={batch_size}",
-        f"--img-size={LARGE_PX}",
-        "--no-tensorboard",
-        "--device=cuda",
-        "--prefetch=1",
-    ]
+    flags += [f"--batch-size={batch_size}", f"--img-size={LARGE_PX}", "--prefetch=1"]
+    flags += ["--no-tensorboard", "--device=cuda"]
     if setting.num_gpus == 1:
         command: list[str | Path] = [sys.executable, "train_yolo_ddp.py", *flags]
     else:

@@ -28,7 +28,7 @@ NO_POLARS = '"""Stands in for polars."""\n'
 
 
 def script_figures(setting: Setting, name: str, answer: Path, *command: str) -> Json:
-    """Run a script that writes JSON to `answer`; return its content. Raises PartFailed when it fails."""
+    """Run a script that writes JSON to `answer`; return all but the machine's facts. Raises PartFailed when it fails."""
     answer.unlink(missing_ok=True)
     answer.parent.mkdir(parents=True, exist_ok=True)
     with Job([sys.executable, *command, f"--device={setting.device}"], answer.parent / "log") as job:
@@ -37,7 +37,7 @@ def script_figures(setting: Setting, name: str, answer: Path, *command: str) -> 
     if code:
         raise PartFailed(f"{name} ended with {code}: {lines[-1] if lines else 'it printed nothing'}")
     content: Json = json.loads(answer.read_text(encoding="utf-8"))
-    return content
+    return {name: value for name, value in content.items() if name != "environment"}
 
 
 # --- training --------------------------------------------------------------------------------------------------------
@@ -50,12 +50,11 @@ def profile(setting: Setting) -> Finding:
     flags = [f"--model={sizes.large_model}", f"--img-size={sizes.full_px}", f"--steps={sizes.steps}"]
     command = ["profile_gpu.py", *flags, *setting.threads, f"--output={folder}", "--batch-sizes", *batches]
     found = script_figures(setting, "profile_gpu.py", folder / "profile.json", *command)
-    kept = {name: value for name, value in found.items() if name != "environment"}
     (best,) = [one for one in found["profiles"] if one["batch_size"] == found["best_batch_size"]]
     return Finding(
         f"best batch {best['batch_size']}: {best['images_per_s']:.0f} images/s, {format_bytes(best['allocated_bytes'])}, "
         f"largest that fits: {found['largest_batch_size']}",
-        kept,
+        found,
     )
 
 
@@ -76,7 +75,7 @@ def compare_steps(size: str, setting: Setting) -> Finding:
     )
     if loading:
         said += f"; with loading {loading['of_ceiling']:.0%} of our speed"
-    return Finding(said, {name: value for name, value in found.items() if name != "environment"})
+    return Finding(said, found)
 
 
 def loading(setting: Setting) -> Finding:

@@ -140,7 +140,7 @@ def train_with_launcher(setting: Setting) -> Finding:
     expected = f"Starting {setting.num_gpus or CPU_PROCESSES} process(es) on {setting.device}"
     if code or expected not in job.output():
         raise PartFailed(
-            f"exit code {code}, {'no ' if expected not in job.output() else ''}`{expected}`: {_last_line(job)}"
+            f"exit code {code}, {'no ' if expected not in job.output() else ''}`{expected}`: {job.last_line()}"
         )
     last = read_epochs(folder / "run")[-1]
     figures = {name: last[name] for name in ("train_loss", "val_loss", "images_per_s", "data_wait_share")}
@@ -169,7 +169,7 @@ class Run:
     def finish(self, job: Job) -> None:
         """Wait for a good end. Raises PartFailed otherwise."""
         if code := job.wait(WAIT_S):
-            raise PartFailed(f"{self.folder.parent.name}: the training ended with {code}: {_last_line(job)}")
+            raise PartFailed(f"{self.folder.parent.name}: the training ended with {code}: {job.last_line()}")
 
     def interrupt(self, job: Job, number: signal.Signals, expected: int) -> None:
         """Send a signal in mid-run, once a second checkpoint stands; the process must end with the code `expected`."""
@@ -224,8 +224,3 @@ def compare_runs(setting: Setting, folder: Path, flags: list[str]) -> dict[str, 
     found = {name: difference(run.folder, first.folder) for name, run in runs}
     (folder / "differences.json").write_text(json.dumps(found))
     return found
-
-
-def _last_line(job: Job) -> str:
-    lines = [line.strip() for line in job.output().splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it printed nothing"
