@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from utils.common.config import words_of
 from utils.common.environment import PROJECT_FOLDER, cpu_model, package_version, python_path
 from utils.common.errors import UserError
 from utils.common.files import write_text_atomic
@@ -80,12 +81,10 @@ def make_sample(folder: Path, num_images: int, long_side_px: int, wire_width_px:
         raw = folder / f"raw-{num_images}{thin}"
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / "sample.log"
-        run_script(
-            ["download_data.py", "--sample", str(num_images), "--output", str(raw), "--wire-width", str(wire_width_px)],
-            log,
-        )
-        size = ["--line-width", str(wire_width_px), "--long-side", str(long_side_px)]
-        run_script(["parse_labels.py", "--input", str(raw), "--output", str(processed), *size], log)
+        drawn = words_of({"sample": num_images, "output": raw, "wire_width": wire_width_px})
+        run_script(["download_data.py", *drawn], log)
+        size = {"line_width": wire_width_px, "long_side": long_side_px}
+        run_script(["parse_labels.py", *words_of({"input": raw, "output": processed, **size})], log)
     return data
 
 
@@ -167,10 +166,9 @@ def scores(setting: Setting, data: Data, weights: Path, evaluator: str, home: Pa
     if not answer_file.exists():
         size = {"img_size": setting.img_size, "batch_size": setting.batch_size, "device": setting.device}
         if evaluator != ULTRALYTICS:
-            flags = [f"--{name.replace('_', '-')}={value}" for name, value in size.items()]
-            where = [f"--model={weights}", f"--data={data.yaml_file}", f"--output={output}", "--no-predictions"]
-            where += ["--mask-resolution=native"] if evaluator == NATIVE else []
-            run_script(["evaluate_model.py", *where, *flags], output.with_suffix(".log"))
+            options = {"model": weights, "data": data.yaml_file, "output": output, "predictions": False}
+            options |= {"mask_resolution": "native" if evaluator == NATIVE else None, **size}
+            run_script(["evaluate_model.py", *words_of(options)], output.with_suffix(".log"))
             found = _read_json(output / "metrics.json")
             found[BY_CLASS] = {line["name"]: line["mask_map50_95"] for line in found["per_class"]}
         else:
@@ -187,22 +185,10 @@ def source_digest() -> str:
 
 def _train_project(setting: Setting, data: Data, seed: int, start: Path, home: Path) -> Json:
     folder = (home / "run").resolve()
-    command = [
-        "train_yolo_ddp.py",
-        f"--model={start}",
-        f"--data={data.yaml_file}",
-        f"--save-dir={folder}",
-        f"--epochs={setting.epochs}",
-        f"--img-size={setting.img_size}",
-        f"--batch-size={setting.batch_size}",
-        f"--optimizer={setting.optimizer}",
-        f"--seed={seed}",
-        f"--device={setting.device}",
-        "--best-metric=mean_map",
-        "--no-tensorboard",
-        *([] if setting.close_mosaic is None else [f"--close-mosaic={setting.close_mosaic}"]),
-        *setting.extra,
-    ]
+    options: Json = {"model": start, "data": data.yaml_file, "save_dir": folder}
+    options |= {name: getattr(setting, name) for name in ("epochs", "img_size", "batch_size", "optimizer")}
+    options |= {"seed": seed, "device": setting.device, "best_metric": "mean_map", "tensorboard": False}
+    command = ["train_yolo_ddp.py", *words_of({**options, "close_mosaic": setting.close_mosaic}), *setting.extra]
     wall_s, usage = run_script(command, home / "train.log", home / "usage.json")
     records = read_epochs(folder)
     train_s = sum(record["epoch_time_s"] for record in records)

@@ -139,16 +139,7 @@ def mean_ratio(rows: list[dict[str, Any]], recipe: str) -> float:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the rows as a table."""
-    titles = [
-        "set",
-        "recipe",
-        "mask mAP50-95",
-        "in photograph pixels",
-        "by their evaluator",
-        "box",
-        "wins",
-        "s per epoch",
-    ]
+    scores_by = ["mask mAP50-95", "in photograph pixels", "by their evaluator", "box"]
     lines = []
     for row in rows:
         mask = f"{row['mask']:.3f}" + (f" ± {row['spread']:.3f}" if row["spread"] is not None else "")
@@ -156,7 +147,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         scores = [f"{row[name]:.3f}" for name in ("mask_native", "mask_theirs", "box")]
         numbers = [mask, *scores, wins, f"{row['epoch_s']:.1f}"]
         lines.append([row["set"], row["recipe"], *numbers])
-    return format_table(titles, lines)
+    return format_table(["set", "recipe", *scores_by, "wins", "s per epoch"], lines)
 
 
 def _line(run: Run, is_kept: bool) -> str:

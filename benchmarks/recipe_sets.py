@@ -43,9 +43,9 @@ class PublicSet:
 
     repository: str
     commit: str
-    licence: str
-    labels: tuple[str, ...]
-    same: str
+    licence: str = "CC BY 4.0"
+    labels: tuple[str, ...] = ()
+    same: str = r"(.+)\.rf\."  # as Roboflow names copies of one photograph
 
 
 def _splits(folder: str = "") -> tuple[str, ...]:
@@ -53,43 +53,32 @@ def _splits(folder: str = "") -> tuple[str, ...]:
 
 
 PUBLIC_SETS = {
-    "mushrooms": PublicSet(
-        "tomsains/SegMush", "78bc16de1c83846e6e4324d8bb2e2c7e58f971da", "CC BY 4.0", _splits("data/"), r"(.+)\.rf\."
-    ),
+    "mushrooms": PublicSet("tomsains/SegMush", "78bc16de1c83846e6e4324d8bb2e2c7e58f971da", labels=_splits("data/")),
     "facades": PublicSet(
         "a-hwang/building-facade-segmentation",
         "fdf532443d1c83547218bfbfce8fece3ab848c21",
-        "CC BY 4.0",
-        _splits(),
-        r"(.+?)(?:_scaled_\d+.*)?\.rf\.",
+        labels=_splits(),
+        same=r"(.+?)(?:_scaled_\d+.*)?\.rf\.",
     ),
     "seedlings": PublicSet(  # a plant is photographed twice within a minute: the first digits are its minute
         "ArtemZhelnin/plant_project",
         "7d7564b6d893e893bd917b5a3b7e055a8b4f6ef1",
-        "CC BY 4.0",
-        _splits("training/"),
-        r"([a-z]+_\d{12})",
+        labels=_splits("training/"),
+        same=r"([a-z]+_\d{12})",
     ),
     "breadboards": PublicSet(
-        "liuandy1207/BreadCrumb",
-        "a739d7465d745e8990fec5bd38372ccb5e6210cb",
-        "CC BY 4.0",
-        _splits("dataset/"),
-        r"(.+)\.rf\.",
+        "liuandy1207/BreadCrumb", "a739d7465d745e8990fec5bd38372ccb5e6210cb", labels=_splits("dataset/")
     ),
     "potholes": PublicSet(
         "gbadrain/Pothole-Image-Segmentation-with-YOLOv8",
         "e5c5ecb5ab92d92f77d30176ac880c2630d068f5",
-        "CC BY 4.0",
-        _splits("data/"),
-        r"(.+)\.rf\.",
+        labels=_splits("data/"),
     ),
     "cracks": PublicSet(
         "cuilimeng/CrackForest-dataset",
         "ed57c2d96754e6c7d105805cd29aeeb3a799f267",
         "research only, not commercial",
-        (),
-        r"(\d+)",
+        same=r"(\d+)",
     ),
 }
 
