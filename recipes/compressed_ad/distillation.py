@@ -37,13 +37,10 @@ class Distillation(Task):
 
     def prepare(self, batch: Any, device: torch.device) -> tuple[Any, Any]:
         """Move a batch of `Records.batch` to the device."""
-        moved = {
-            name: [copy_to_device(part, device) for part in value]
-            if isinstance(value, list)
-            else copy_to_device(value, device)
-            for name, value in batch.items()
-        }
-        return moved, moved.pop("targets")
+        segments = [copy_to_device(part, device) for part in batch["segments"]]
+        moved = {name: copy_to_device(value, device) for name, value in batch.items() if name != "segments"}
+        targets = moved.pop("targets")
+        return {**moved, "segments": segments}, targets
 
     def loss(self, outputs: Any, targets: Any) -> Any:
         """Return the mean over records of scores (B, queries, actions) and targets (B, queries), -1 for padding."""

@@ -46,7 +46,7 @@ def learn(
     values = np.full((num_streams, grid_size**2), learner.optimism / (1 - learner.discount))
     visited = np.zeros(values.shape, bool)
     seen_rewards = np.zeros(values.shape)
-    columns: dict[str, list[np.ndarray]] = {name: [] for name in ("cells", "actions", "rewards", "reached", "dones")}
+    steps: list[tuple[np.ndarray, ...]] = []
     for step in range(num_steps):
         cells = room.cells
         # The first of equally good actions: ties are broken alike in all streams.
@@ -59,10 +59,8 @@ def learn(
         for _ in range(learner.planning_sweeps):
             best_next = values[:, after].max(2)  # (streams, cells)
             values = np.where(visited, seen_rewards + learner.discount * best_next, values)
-        found = (cells, actions, rewards, reached, np.full(num_streams, is_done))
-        for column, value in zip(columns.values(), found, strict=True):
-            column.append(value)
-    cells, actions, rewards, reached, dones = (np.stack(column) for column in columns.values())
+        steps.append((cells, actions, rewards, reached, np.full(num_streams, is_done)))
+    cells, actions, rewards, reached, dones = map(np.stack, zip(*steps, strict=True))
     return {
         "states": places(cells, grid_size),
         "actions": actions.astype(np.int32),

@@ -22,17 +22,15 @@ class InContext:
 
     def scores(self, cells: torch.Tensor) -> torch.Tensor:
         """Return action scores (N, actions) in cells (N,), after all steps so far."""
-        token, cache = self.model.query(cells[:, None], self.recent.shape[1]), self.cache
-        for number, block in enumerate(self.model.decoder):
-            token, _ = block(token, None, cache[number] if cache else None)
-        scores: torch.Tensor = self.model.action_head(token[:, 0])
+        tokens, _ = self._decoded(self.model.query(cells[:, None], self.recent.shape[1]), None)
+        scores: torch.Tensor = self.model.action_head(tokens[:, 0])
         return scores
 
     def observe(self, steps: torch.Tensor) -> None:
         """Append a step (N, 4). When there are `most_recent`, the oldest `segment` are compressed (AD: forgotten)."""
         self.recent = torch.cat([self.recent, steps[:, None]], 1)
         if self.recent.shape[1] < self.most_recent:
-            self._extend(self.model.step_tokens(steps[:, None], self.recent.shape[1] - 1), None)
+            _, self.cache = self._decoded(self.model.step_tokens(steps[:, None], self.recent.shape[1] - 1), None)
             return
         if len(self.model.encoder):
             self.latents = self.model.compress(self.latents, self.recent[:, : self.segment])
@@ -40,14 +38,15 @@ class InContext:
         self.cache = []
         num_latents, num_steps = 0 if self.latents is None else self.latents.shape[1], self.recent.shape[1]
         visible = training_mask(num_latents, num_steps, num_steps, steps.device)[:-1, :-1]  # without the query
-        self._extend(self.model.prefix(self.latents, self.recent), visible)
+        _, self.cache = self._decoded(self.model.prefix(self.latents, self.recent), visible)
 
-    def _extend(self, tokens: torch.Tensor, visible: torch.Tensor | None) -> None:
+    def _decoded(self, tokens: torch.Tensor, visible: torch.Tensor | None) -> tuple[torch.Tensor, Cache]:
+        """Pass tokens through the decoder, after those in the cache; return them and the cache that holds them, too."""
         cache: Cache = []
         for number, block in enumerate(self.model.decoder):
             tokens, kept = block(tokens, visible, self.cache[number] if self.cache else None)
             cache.append(kept)
-        self.cache = cache
+        return tokens, cache
 
 
 @torch.inference_mode()
