@@ -36,7 +36,7 @@ _REFUSED = (
 
 def prepare_from_s3(config: TrainConfig, say: Say) -> None:
     """Download all logs and write them to `config.prepared_folder`, unless it holds them already. Raises UserError."""
-    folder = config.prepared_folder
+    folder, place = config.prepared_folder, f"s3://{config.s3_bucket}/{config.s3_prefix}"
     source = {"bucket": config.s3_bucket, "prefix": config.s3_prefix}
     with local_rank_first(folder / ".lock"):
         if (folder / METADATA_FILE).is_file():
@@ -45,19 +45,17 @@ def prepare_from_s3(config: TrainConfig, say: Say) -> None:
                 raise UserError(
                     f"{folder}: holds comparisons of another source; remove it, or name another --prepared-data-dir"
                 )
-            say(
-                f"Comparisons of s3://{config.s3_bucket}/{config.s3_prefix}: {folder} (remove it to download them again)"
-            )
+            say(f"Comparisons of {place}: {folder} (remove it to download them again)")
             return
         logs, missing = download_logs(config.s3_bucket, config.s3_prefix)
         crowd = read_crowd(logs)
         if not crowd.rows:
-            raise UserError(f"s3://{config.s3_bucket}/{config.s3_prefix}: no usable comparison; {crowd.notes[-1]}")
+            raise UserError(f"{place}: no usable comparison; {crowd.notes[-1]}")
         for note in (*missing, *crowd.notes):
             say(note)
         facts = {**source, "downloaded": time.strftime("%Y-%m-%dT%H:%M:%S"), "user_reliabilities": crowd.reliabilities}
         write_prepared(folder, crowd.rows, facts, config.seed)
-        say(f"Downloaded {len(logs)} logs from s3://{config.s3_bucket}/{config.s3_prefix} to {folder}")
+        say(f"Downloaded {len(logs)} logs from {place} to {folder}")
 
 
 def download_logs(bucket: str, prefix: str) -> tuple[dict[str, Any], list[str]]:
@@ -73,14 +71,15 @@ def download_logs(bucket: str, prefix: str) -> tuple[dict[str, Any], list[str]]:
     logs, notes = {}, []
     for user in users:
         key = f"{prefix}{user}/{LOG_NAME}"
-        data = _tried(lambda key=key: _read_object(client, bucket, key), f"s3://{bucket}/{printable(key, 200)}")  # type: ignore[misc]
+        file = f"s3://{bucket}/{printable(key, 200)}"
+        data = _tried(lambda key=key: _read_object(client, bucket, key), file)  # type: ignore[misc]
         if data is None:
-            notes.append(f"WARNING: s3://{bucket}/{printable(key, 200)}: not there; this user is left out")
+            notes.append(f"WARNING: {file}: not there; this user is left out")
             continue
         try:
             logs[user] = json.loads(data)
         except (ValueError, RecursionError) as error:
-            notes.append(f"WARNING: s3://{bucket}/{printable(key, 200)}: no JSON ({one_line(error, 80)}); left out")
+            notes.append(f"WARNING: {file}: no JSON ({one_line(error, 80)}); left out")
     return logs, notes
 
 

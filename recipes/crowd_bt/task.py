@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -104,22 +104,21 @@ class PairComparison(Task):
             f"  Val Loss: {record['val_loss']:.4f}, Val Acc: {record['val_accuracy']:.4f}, eta: {record['eta']:.3f}",
         )
         names = [name for name in record if name.startswith(("train_", "val_")) or name == "eta"]
-        entry = {"epoch": record["epoch"], **{name: record[name] for name in names}, "learning_rate": record["lr"]}
-        file = epoch.log.run_dir / LOG_FILE
-        earlier = [old for old in read_log(file) if old.get("epoch", record["epoch"]) < record["epoch"]]
-        write_log(file, [*earlier, {**entry, "timestamp": time.strftime("%Y-%m-%dT%H:%M:%S")}])
+        number, values = record["epoch"], {name: record[name] for name in names}
+        entry = {"epoch": number, **values, "learning_rate": record["lr"]}
+        add_to_log(epoch.log.run_dir, entry, lambda earlier: earlier.get("epoch", number) < number)
 
 
-def read_log(file: Path) -> list[dict[str, Any]]:
-    """Return the entries of training_log.json; none when it is missing or damaged."""
+def add_to_log(run_folder: Path, entry: dict[str, Any], is_kept: Callable[[dict[str, Any]], bool]) -> None:
+    """Write an entry with the time to training_log.json, after the earlier ones that are kept.
+
+    A missing or damaged file has none; a full disk gives a warning only.
+    """
+    file = run_folder / LOG_FILE
     try:
-        entries = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return []
-    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-
-
-def write_log(file: Path, entries: Sequence[dict[str, Any]]) -> None:
-    """Write training_log.json; a full disk gives a warning only."""
+        found = []
+    entries = [old for old in found if isinstance(old, dict) and is_kept(old)] if isinstance(found, list) else []
     with warn_on_write_error(str(file)):
-        write_json(file, list(entries))
+        write_json(file, [*entries, {**entry, "timestamp": time.strftime("%Y-%m-%dT%H:%M:%S")}])

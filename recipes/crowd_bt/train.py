@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from crowd_bt.model import PairModel, build_scorer, read_checkpoint
 from crowd_bt.options import BEST_MODEL, TrainConfig, adopt_launch_flags, read_options
 from crowd_bt.s3_source import prepare_from_s3
 from crowd_bt.scoring import image_loader, score_images
-from crowd_bt.task import LOG_FILE, PairComparison, read_log, write_log
+from crowd_bt.task import PairComparison, add_to_log
 
 from utils import distributed
 from utils.common.cores import choose_threads_and_workers
@@ -252,9 +251,7 @@ def conclude(engine: TrainingEngine, task: PairComparison, comparisons: Comparis
 
     def write_results() -> None:
         write_json(folder / RESULTS_FILE, {"model": BEST_MODEL, "epoch": engine.progress.best_epoch + 1, **found})
-        entries = [entry for entry in read_log(folder / LOG_FILE) if "evaluation" not in entry]
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S")
-        write_log(folder / LOG_FILE, [*entries, {"evaluation": found, "timestamp": stamp}])
+        add_to_log(folder, {"evaluation": found}, lambda earlier: "evaluation" not in earlier)
 
     distributed.run_on_main(write_results)
     engine.log.print(
