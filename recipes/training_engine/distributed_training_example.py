@@ -99,6 +99,7 @@ def training_configuration(
     config: ExampleConfig, train_set: Dataset[Any], val_set: Dataset[Any], resume: bool
 ) -> dict[str, Any]:
     """Return the configuration of Method 2 in the guide."""
+    handed_on = ("use_amp", "use_ema", "save_dir", "experiment_name", "seed")
     milestones = [round(config.epochs * share) for share in (0.3, 0.6, 0.8)]  # 60, 120 and 160 of 200 epochs
     return {
         "model_fn": lambda: ResidualNetwork(NUM_CLASSES),
@@ -109,13 +110,7 @@ def training_configuration(
         "optimizer_fn": lambda weights: torch.optim.SGD(weights, lr=config.lr, momentum=0.9, weight_decay=1e-4),
         "criterion_fn": lambda: nn.CrossEntropyLoss(),
         "scheduler_fn": lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.2),
-        "engine_kwargs": {
-            "use_amp": config.use_amp,
-            "use_ema": config.use_ema,
-            "save_dir": config.save_dir,
-            "experiment_name": config.experiment_name,
-            "seed": config.seed,
-        },
+        "engine_kwargs": {name: getattr(config, name) for name in handed_on},
         "train_kwargs": {"num_epochs": config.epochs, "early_stopping_patience": config.patience, "resume": resume},
     }
 

@@ -74,16 +74,8 @@ def _run_ranks(job: Any, world_size: int, backend: str) -> int:
     threads, _ = choose_threads_and_workers(world_size, 0)
     loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform.startswith("linux") else {}
     defaults = {"OMP_NUM_THREADS": str(threads), **loopback}
-    config = LaunchConfig(
-        1,
-        1,
-        world_size,
-        run_id="training-engine",
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        max_restarts=0,
-        monitor_interval=0.1,
-    )
+    meeting: dict[str, Any] = {"run_id": "training-engine", "rdzv_backend": "c10d", "rdzv_endpoint": "127.0.0.1:0"}
+    config = LaunchConfig(1, 1, world_size, **meeting, max_restarts=0, monitor_interval=0.1)
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         file = Path(folder) / "job"
         file.write_bytes(_pickled(job))

@@ -28,24 +28,14 @@ from underwater_ir.data.pseudo_labels import read_label
 from underwater_ir.student.losses import StudentLoss, load_vgg, read_weights
 from underwater_ir.student.network import CROSS_HEADS, SIZE_MULTIPLE, Student
 from underwater_ir.student.restoration import Restoration, draw_curves
+from utils import distributed
 from utils.common.config import Options, option, parse_config
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device, seed_everything, tune_device
 from utils.common.errors import UsageError, UserError, explain_out_of_memory, print_warning, run_script
 from utils.common.signals import die_with_parent
 from utils.data.loader import EpochBatches
-from utils.distributed import (
-    RankInfo,
-    any_rank,
-    cleanup_ddp,
-    join_process_group,
-    main_printer,
-    rank,
-    read_rank_environment,
-    run_on_main,
-    setup_ddp,
-    world_size,
-)
+from utils.distributed import RankInfo, cleanup_ddp, main_printer, rank, read_rank_environment, setup_ddp, world_size
 from utils.engine import EngineOptions, TrainingEngine
 from utils.run.folder import OwnedRun
 
@@ -172,7 +162,7 @@ def join(config: StudentConfig, ranks: RankInfo, device: torch.device) -> None:
     if config.backend == "nccl" and device.type != "cuda":
         raise UsageError("--backend nccl needs GPUs; use --backend gloo, or auto")
     if config.backend == "gloo" and device.type == "cuda" and ranks.world_size > 1:
-        join_process_group(ranks.rank, ranks.world_size, "gloo")
+        distributed.join_process_group(ranks.rank, ranks.world_size, "gloo")
     setup_ddp(device, ranks)
 
 
@@ -223,7 +213,7 @@ def perceptual_features(config: StudentConfig, weights: dict[str, float], device
         )
     except UserError as error:
         problem = str(error)
-    if any_rank(features is None):
+    if distributed.any_rank(features is None):
         if config.vgg_weights is not None:
             raise UserError(f"--vgg-weights {config.vgg_weights}: {problem or 'not readable on another rank'}")
         if rank() == 0:
@@ -271,7 +261,7 @@ def train(
     )
     stopped_by = engine.stop_flag.reason or "a signal to another process" if engine.stopped_by_signal else ""
     if not stopped_by:
-        run_on_main(lambda: draw_curves(run.folder))
+        distributed.run_on_main(lambda: draw_curves(run.folder))
         main_printer(rank())(f"Training complete after {engine.progress.epoch} epochs: {config.save_path}")
     return run.conclude(stopped_by, epoch=engine.progress.epoch, step=engine.progress.global_step)
 
