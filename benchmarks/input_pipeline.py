@@ -16,12 +16,11 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 if __package__ in (None, ""):  # started by its path: Python would search this folder instead of the project's
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchmarks.comparison import make_sample
+from benchmarks.comparison import Json, make_sample
 from benchmarks.input_pipeline_sides import ORIGINAL_LONG_SIDE_PX, OurSide, Side, TheirSide, parse_raw
 from benchmarks.results import results_file, write_results
 from utils.common.config import INPUT_SIZE, Options, option, parse_config
@@ -31,8 +30,6 @@ from utils.common.text import format_table
 
 SMALL, ORIGINALS = "small files", "originals"
 PACKAGES = ("opencv-python", "numpy", "simplejpeg")
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)

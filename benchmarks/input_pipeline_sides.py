@@ -1,15 +1,20 @@
-"""The two loaders that `input_pipeline.py` compares, with one interface."""
+"""The two loaders that `input_pipeline.py` compares, with one interface.
+
+Their batches follow the order of the files and start again at the end.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import utils.data.dataset as our_loader
 from benchmarks.comparison import run_script
+from utils.common.config import words_of
 from utils.common.errors import UserError
 from utils.data.augment import AugmentConfig
 from utils.data.dataset_yaml import load_dataset_yaml
@@ -17,18 +22,6 @@ from utils.data.dataset_yaml import load_dataset_yaml
 ORIGINAL_LONG_SIDE_PX = 16384  # more than any camera has: parse_labels.py then keeps each photograph's size
 MANY_EPOCHS = 10**9  # the measurement never reaches the epochs without mosaic
 COLOUR = ("hsv_h", "hsv_s", "hsv_v")
-
-
-class Side(Protocol):
-    """One loader. Its batches follow the order of the files and start again at the end."""
-
-    warm_up_samples: int
-
-    def next_batch(self) -> Any:
-        """Return the next `batch_size` samples, augmented and collated."""
-
-    def num_targets(self, batch: Any) -> int:
-        """Return how many objects a batch holds."""
 
 
 class OurSide:
@@ -43,15 +36,13 @@ class OurSide:
         self.dataset = our_loader.SegmentationDataset(
             photos, img_size, packed=packed, augment=config, mosaic_epochs=MANY_EPOCHS
         )
-        self.batch_size, self.position = batch_size, 0
+        self.batch_size, self.positions = batch_size, itertools.count()
         self.warm_up_samples = len(photos)
 
     def next_batch(self) -> our_loader.Batch:
         """Return the next batch. Each pass over the files is an epoch with its own random numbers."""
-        positions = range(self.position, self.position + self.batch_size)
-        self.position = positions.stop
-        samples = [self.dataset[divmod(position, len(self.dataset))] for position in positions]
-        return our_loader.collate(samples)
+        positions = itertools.islice(self.positions, self.batch_size)
+        return our_loader.collate([self.dataset[divmod(position, len(self.dataset))] for position in positions])
 
     def num_targets(self, batch: our_loader.Batch) -> int:
         """Return how many objects a batch holds."""
@@ -81,17 +72,15 @@ class TheirSide:
         folders = [str(source) for source in spec.splits["train"]]
         self.reader: Any = reader
         self.dataset = cast("Any", build_yolo_dataset(config, folders, batch_size, description, mode="train"))
-        self.batch_size, self.position = batch_size, 0
+        self.batch_size, self.positions = batch_size, itertools.count()
         # Mosaic takes three of its four photographs from a buffer of those read last. In file order, one photograph is
         # read per sample, as in a data set that is larger than the buffer.
         self.warm_up_samples: int = self.dataset.max_buffer_length
 
     def next_batch(self) -> Any:
         """Return the next batch."""
-        positions = range(self.position, self.position + self.batch_size)
-        self.position = positions.stop
-        samples = [self.dataset[position % len(self.dataset)] for position in positions]
-        return self.dataset.collate_fn(samples)
+        positions = itertools.islice(self.positions, self.batch_size)
+        return self.dataset.collate_fn([self.dataset[position % len(self.dataset)] for position in positions])
 
     def num_targets(self, batch: Any) -> int:
         """Return how many objects a batch holds."""
@@ -114,11 +103,14 @@ class TheirSide:
             self.reader.imread = read
 
 
+Side = OurSide | TheirSide
+
+
 def parse_raw(raw: Path, folder: Path, long_side_px: int | None) -> Path:
     """Run parse_labels.py to build a data set in `folder`, unless it exists; return its YAML. None: the default size."""
     data = folder / "dataset.yaml"
     if not data.exists():
-        size = [] if long_side_px is None else ["--long-side", str(long_side_px)]
+        options = words_of({"input": raw, "output": folder, "long_side": long_side_px})
         folder.parent.mkdir(parents=True, exist_ok=True)
-        run_script(["parse_labels.py", "--input", str(raw), "--output", str(folder), *size], folder.with_suffix(".log"))
+        run_script(["parse_labels.py", *options], folder.with_suffix(".log"))
     return data

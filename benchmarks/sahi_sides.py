@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import cv2
 import numpy as np
@@ -38,20 +38,8 @@ Json = dict[str, Any]
 Found = tuple[int, float, list[float], Region]  # class, confidence, box (xyxy) and mask in pixels of the photograph
 
 
-class Side(Protocol):
-    """One way to find objects in a large photograph."""
-
-    def predict(self, photo: Path) -> Any:
-        """Return what is found in a photograph, with outlines. This is what is timed."""
-        ...
-
-    def objects(self, result: Any) -> Iterable[Found]:
-        """Return the objects of a result of `predict`."""
-        ...
-
-
 class OurSide:
-    """What inference.py does with a photograph, without writing files."""
+    """What inference.py does with a photograph, without writing files. Timed is `predict`, which also gives outlines."""
 
     def __init__(self, job: Json, device: torch.device) -> None:
         model = load_for_prediction(job["model"], device)
@@ -116,7 +104,8 @@ def fill_polygons(polygons: list[list[float]], photo_size: tuple[int, int]) -> R
     return Region(left, top, mask.view(bool))
 
 
-SIDES: dict[str, type[OurSide] | type[SahiSide]] = {"ours": OurSide, "sahi": SahiSide}
+Side = OurSide | SahiSide
+SIDES: dict[str, type[Side]] = {"ours": OurSide, "sahi": SahiSide}
 
 
 def main() -> None:

@@ -105,14 +105,11 @@ def main() -> int:
     print(report(figures), operators_line(operators), sep="\n")
     if loader is not None:
         images_per_s, wait_share = ours.end_to_end(loader, config.warmup, config.steps * config.rounds)
-        record["loading"] = {
-            "images_per_s": images_per_s,
-            "wait_share": wait_share,
-            "of_ceiling": images_per_s / ceiling,
-        }
+        share = images_per_s / ceiling
+        record["loading"] = {"images_per_s": images_per_s, "wait_share": wait_share, "of_ceiling": share}
         print(
             f"With loading: {images_per_s:.1f} images/s, {wait_share:.1%} of the time spent waiting for batches, "
-            f"{images_per_s / ceiling:.2f} of the ceiling"
+            f"{share:.2f} of the ceiling"
         )
     record["ratio"] = ceiling / figures[THEIRS]["images_per_s"]
     if config.json:

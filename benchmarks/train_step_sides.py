@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from utils.data.dataset import Batch
 from utils.data.loader import EpochLoader
 from utils.engine.state import Progress
 from utils.measure.operators import OperatorCount, count_operators
+from utils.measure.step_ranges import MarkedLoader
 from utils.measure.step_timer import (
     LEARNING_RATE,
     MOMENTUM,
@@ -31,16 +31,6 @@ from utils.measure.step_timer import (
 )
 from utils.yolo.model import YoloModel
 from utils.yolo.optimizer import OPTIMIZER_NAMES
-
-
-class Side(Protocol):
-    """A model in training."""
-
-    def phases_ms(self, warmup: int, steps: int) -> np.ndarray:
-        """Train `warmup` + `steps` steps; return the ms of the PHASES of `steps` steps, (steps, 5)."""
-
-    def host_syncs(self) -> dict[str, int]:
-        """Count the host's waits in one further step."""
 
 
 class OurSide:
@@ -54,12 +44,12 @@ class OurSide:
         self.batch = batch
 
     def phases_ms(self, warmup: int, steps: int) -> np.ndarray:
-        """See Side."""
+        """Train `warmup` + `steps` steps; return the ms of the PHASES of `steps` steps, (steps, 5)."""
         with _trainers_switches(self.engine.device):
             return time_training_steps(self.engine, self.batch, warmup, steps)
 
     def host_syncs(self) -> dict[str, int]:
-        """See Side."""
+        """Count the host's waits in one further step."""
 
         def step() -> None:
             self.engine.step.forward_backward(self.batch)
@@ -115,7 +105,7 @@ class TheirSide:
         self.optimizer_step = partial(BaseTrainer.optimizer_step, trainer)
 
     def phases_ms(self, warmup: int, steps: int) -> np.ndarray:
-        """See Side."""
+        """See OurSide."""
         timer = StepTimer(self.device)
         with _their_switches():
             for _ in range(warmup + steps):
@@ -124,7 +114,7 @@ class TheirSide:
             return timer.phases_ms()[-steps:]
 
     def host_syncs(self) -> dict[str, int]:
-        """See Side. On a CPU without the optimizer, which reads its step counters there but not on a GPU."""
+        """See OurSide. On a CPU without the optimizer, which reads its step counters there but not on a GPU."""
         step = self._step if self.device.type == "cuda" else self._gradients
         with _their_switches():
             return count_host_syncs(lambda: step(StepTimer(self.device)), self.device)
@@ -145,6 +135,9 @@ class TheirSide:
             loss = self.model.loss(batch, outputs)[0].sum()
         timer.mark("backward")
         self.scaler.scale(loss).backward()
+
+
+Side = OurSide | TheirSide
 
 
 @contextmanager
@@ -195,29 +188,19 @@ def _pixel_classes(batch: Batch) -> torch.Tensor:
     return (classes * (batch.masks > 0)).float()
 
 
-class _Watched:
-    """Yields a loader's first `num_batches` batches, over several epochs if needed, and notes request and arrival times."""
+class _Watched(MarkedLoader):
+    """Notes when each batch is requested and when it arrives."""
 
     def __init__(self, loader: EpochLoader, num_batches: int) -> None:
-        self.loader = loader
-        self.num_batches = num_batches
+        super().__init__(loader, num_batches, marker=self)
         self.asked_s: list[float] = []
         self.given_s: list[float] = []
-        self.num_images: list[int] = []
 
-    def __len__(self) -> int:
-        return self.num_batches
+    def mark(self, phase: str) -> None:
+        """Note a request."""
+        self.asked_s.append(time.perf_counter())
 
     def __iter__(self) -> Iterator[Batch]:
-        batches = self._all()
-        for _ in range(self.num_batches):
-            self.asked_s.append(time.perf_counter())
-            batch = next(batches)
+        for batch in super().__iter__():
             self.given_s.append(time.perf_counter())
-            self.num_images.append(len(batch))
             yield batch
-
-    def _all(self) -> Iterator[Batch]:
-        for epoch in itertools.count():
-            self.loader.set_epoch(epoch)
-            yield from self.loader

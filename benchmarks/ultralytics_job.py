@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.comparison import BY_CLASS
+from benchmarks.comparison import BY_CLASS, Json
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device, seed_everything
 from utils.common.environment import prepare_environment
@@ -30,8 +30,6 @@ SCORES = {
     "box_map50_95": "metrics/mAP50-95(B)",
     "box_map50": "metrics/mAP50(B)",
 }
-
-Json = dict[str, Any]
 
 
 def main() -> None:

@@ -22,13 +22,12 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 if __package__ in (None, ""):  # started by its path: Python would search this folder instead of the project's
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from benchmarks.results import results_file, write_results
-from benchmarks.sahi_judge import judge
+from benchmarks.sahi_judge import Json, judge
 from utils.common.config import FRACTION, Options, option, parse_config
 from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES
@@ -46,8 +45,6 @@ OURS, SAHI = SIDES = ("ours", "sahi")
 SIDE_PROGRAM = ("-m", "benchmarks.sahi_sides")
 POLL_S = 0.02
 START_S = 300  # loading a model may take as long as this, or as --timeout-s if that is longer
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)

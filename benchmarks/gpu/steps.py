@@ -43,12 +43,9 @@ def look_at_steps(setting: Setting) -> Finding:
 
         waits = count_host_syncs(step, device)
         counts = count_operators(engine, batch)
-        operators = {
+        figures[name] = {
             "operators": sum(count.computing for count in counts.values()),
             "operators_by_part": {part: asdict(count) for part, count in counts.items()},
-        }
-        figures[name] = {
-            **operators,
             **kernels_of(step, device),
             **traced(setting, engine, batch, name),
             "host_waits": sum(waits.values()),
