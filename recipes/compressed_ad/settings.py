@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.compressed_ad.learner import Learner
@@ -12,6 +12,7 @@ from utils.common.config import FRACTION, Options, option, read_config
 from utils.common.errors import UsageError
 
 DEFAULT_CONFIG = "configs/darkroom.yaml"
+MODEL_OPTIONS = ("grid_size", "width", "heads", "feedforward", "encoder_layers", "decoder_layers", "latents", "dropout")
 PRECISIONS = ("no", "fp16", "bf16")  # Accelerate's words
 
 
@@ -106,12 +107,12 @@ class Settings(Options):
     @property
     def model_size(self) -> ModelSize:
         """The network's sizes."""
-        return ModelSize(**{field.name: getattr(self, field.name) for field in fields(ModelSize)})
+        return ModelSize(**{name: getattr(self, name) for name in MODEL_OPTIONS})
 
     @property
     def learner(self) -> Learner:
         """The source learner's constants."""
-        return Learner(**{field.name: getattr(self, field.name) for field in fields(Learner)})
+        return Learner(self.discount, self.optimism, self.planning_sweeps, self.first_randomness, self.last_randomness)
 
 
 def settings_of_command_line() -> Settings:

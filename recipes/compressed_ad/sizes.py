@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 OFFSETS = (0, 30)  # of the window without compression, in steps; all ranges include both ends
 CONTEXTS = (11, 101)  # its length
@@ -26,5 +25,5 @@ class ModelSize:
     decoder_layers: int = 4
     latents: int = 40
     dropout: float = 0.1
-    max_segment: ClassVar[int] = SEGMENTS[1]  # steps that are compressed at once
-    max_recent: ClassVar[int] = max(CONTEXTS[1], RECENT[1])  # steps that are not compressed
+    max_segment: int = SEGMENTS[1]  # steps that are compressed at once
+    max_recent: int = max(CONTEXTS[1], RECENT[1])  # steps that are not compressed
