@@ -12,10 +12,15 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 from collections import Counter
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
+
+if __package__ in (None, ""):  # started by its path: Python would search this folder instead of the project's
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from utils.common.text import format_table
 from utils.predict.maps.camera import Camera, rotation

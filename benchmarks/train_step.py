@@ -89,7 +89,8 @@ def main() -> int:
         batch = synthetic_batch(
             config.batch_size, config.img_size, len(names), objects_per_image=objects, colours=colours
         )
-    print(*([note] if note else []), sep="\n", end="")
+    if note:
+        print(note)
     print(
         f"{len(batch)} images of {config.img_size} px with {len(batch.boxes) / len(batch):.1f} objects each, on {device} "
         f"({torch.get_num_threads()} threads); this project in {precision.name}",
