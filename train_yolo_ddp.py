@@ -71,10 +71,9 @@ def run(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
 def conclude(engine: TrainingEngine, config: TrainConfig, run: OwnedRun, say: distributed.Say) -> int:
     """Report how the training ended, on the console and in the run's status; return the exit code."""
     progress, monitor = engine.progress, config.monitor
-    stopped_by = engine.stop_flag.reason or "a signal to another process" if engine.stopped_by_signal else ""
     reason = "stopped early" if progress.stopped_early else ""
-    code = run.conclude(stopped_by, reason, epoch=progress.epoch, step=progress.global_step)
-    if stopped_by:
+    code = run.conclude(engine.stopped_by, reason, epoch=progress.epoch, step=progress.global_step)
+    if engine.stopped_by:
         return code
     if progress.best_value is None:
         best = f"absent: {monitor} was never a number"

@@ -49,7 +49,7 @@ def main() -> int:
         if accelerator.is_main_process and run.notes:
             print(*run.notes, sep="\n", flush=True)
         engine = train(config, accelerator, run.resumes)
-        code = run.conclude("a signal" if engine.stopped_by_signal else "")
+        code = run.conclude(engine.stopped_by)
     cleanup_ddp()
     return code
 

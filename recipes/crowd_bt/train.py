@@ -166,10 +166,9 @@ def train(
         resume=run.resumes,
     )
     progress = engine.progress
-    stopped_by = engine.stop_flag.reason or "a signal to another process" if engine.stopped_by_signal else ""
-    if not stopped_by:
+    if not engine.stopped_by:
         conclude(engine, task, comparisons, val_loader)
-    return run.conclude(stopped_by, epoch=progress.epoch, step=progress.global_step)
+    return run.conclude(engine.stopped_by, epoch=progress.epoch, step=progress.global_step)
 
 
 def training_pairs(config: TrainConfig, comparisons: Comparisons) -> Pairs:

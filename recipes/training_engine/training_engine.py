@@ -229,7 +229,7 @@ def distributed_train_worker(
     history = trainer.train(train_loader, val_loader, optimizer, criterion_fn(), scheduler, **(train_kwargs or {}))
     report_end(trainer)
     TrainingEngine.cleanup_distributed()  # not after an error: NCCL would wait for ranks that have not failed
-    if trainer.stopped_by_signal:
+    if trainer.stopped_by:
         raise SystemExit(EXIT_STOPPED_BY_SIGNAL)
     return history
 
@@ -245,7 +245,7 @@ def rank_device(rank: int) -> torch.device:
 def report_end(trainer: TrainingEngine) -> None:
     """Print the final and the best accuracy and draw the history, on rank 0."""
     history, progress = trainer.progress.history, trainer.progress
-    if trainer.stopped_by_signal or not trainer.is_main or not history:
+    if trainer.stopped_by or not trainer.is_main or not history:
         return
     names = [name for name in ("train_accuracy", "val_accuracy", "val_top5_accuracy") if name in history]
     shown = ", ".join(f"{name} {history[name][-1]:.4f}" for name in names)

@@ -177,10 +177,9 @@ def train(config: SmallConfig, run: OwnedRun, ranks: RankInfo) -> int:
         scheduler=StepSchedule(optimizer, ScheduleSpec(LEARNING_RATE, steps, warmup_steps=3)),
         resume=run.resumes,
     )
-    if not engine.stopped_by_signal:
+    if not engine.stopped_by:
         run_on_main(lambda: write_result(run.folder, ranks.world_size))
-    stopped_by = engine.stop_flag.reason or "a signal to another process" if engine.stopped_by_signal else ""
-    return run.conclude(stopped_by, epoch=engine.progress.epoch, step=engine.progress.global_step)
+    return run.conclude(engine.stopped_by, epoch=engine.progress.epoch, step=engine.progress.global_step)
 
 
 def build_loader(count: int, batches: Any, num_workers: int) -> EpochLoader:

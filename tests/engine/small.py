@@ -120,7 +120,7 @@ def train_with_everything(
         "lr": history.get("lr"),
         "place": (trainer.progress.epoch, trainer.progress.batch, trainer.progress.global_step),
         "num_batches": num_batches,
-        "stopped": trainer.stopped_by_signal,
+        "stopped": bool(trainer.stopped_by),
     }
 
 

@@ -22,7 +22,7 @@ TESTED = {  # attributes that code branches on
     "type": "cpu",
     "is_main": True,
     "resumes": False,
-    "stopped_by_signal": False,
+    "stopped_by": "",
     "any_rank": lambda *_: False,
     "is_file": lambda: True,
     "is_dir": lambda: False,

@@ -84,7 +84,7 @@ class TrainingEngine:
         self.recovery = Recovery(self.state, self.step.guard, self.log, self.options, checkpoints, facts or {})
         self.stop_flag = StopFlag()
         self.stop_agreement = StopAgreement()
-        self.stopped_by_signal = False
+        self.stopped_by = ""  # the signal that ended the training on all ranks
         self.stall_watch = StallWatch(folder, rank(), STALL_SHARE * collective_timeout_s())
 
     @property
@@ -224,9 +224,8 @@ class TrainingEngine:
         step = self.progress.global_step
         stops, save_is_due = self.stop_agreement.agree(step, self.stop_flag.is_set, self.recovery.is_due())
         if stops:
-            self.stopped_by_signal = True
-            reason = self.stop_flag.reason or "a signal to another process"
-            self.log.print(f"Stopping ({reason}): run the same command again to resume")
+            self.stopped_by = self.stop_flag.reason or "a signal to another process"
+            self.log.print(f"Stopping ({self.stopped_by}): run the same command again to resume")
         elif save_is_due and may_save:
             self.recovery.require_agreement()
             self.recovery.save()

@@ -259,11 +259,10 @@ def train(
         torch.optim.Adam(network.parameters(), lr=config.lr),
         resume=run.resumes,
     )
-    stopped_by = engine.stop_flag.reason or "a signal to another process" if engine.stopped_by_signal else ""
-    if not stopped_by:
+    if not engine.stopped_by:
         distributed.run_on_main(lambda: draw_curves(run.folder))
         main_printer(rank())(f"Training complete after {engine.progress.epoch} epochs: {config.save_path}")
-    return run.conclude(stopped_by, epoch=engine.progress.epoch, step=engine.progress.global_step)
+    return run.conclude(engine.stopped_by, epoch=engine.progress.epoch, step=engine.progress.global_step)
 
 
 if __name__ == "__main__":
