@@ -58,8 +58,8 @@ from utils.pages.report import (
     write_photographs,
 )
 from utils.predict.exported import open_model
-from utils.predict.options import ModelOptions
-from utils.predict.tiles import LONGEST_WAIT_S, OVERLAP, Predictor, choose_tiling
+from utils.predict.options import ModelOptions, overlap_option
+from utils.predict.tiles import LONGEST_WAIT_S, Predictor, choose_tiling
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import class_names, require_classes, trained_size_px, trained_thin_classes, trained_windows
 
@@ -93,13 +93,7 @@ class EvaluationConfig(ModelOptions):
         metavar="auto|off|SIZE",
         needs="not mask_resolution=proto",
     )
-    overlap: float = option(
-        OVERLAP,
-        "share by which neighbouring tiles overlap, at least 128 px",
-        at_least=0,
-        at_most=0.9,
-        needs=("not mask_resolution=proto", "not tiles=off"),
-    )
+    overlap: float = overlap_option("not mask_resolution=proto", "not tiles=off")
     thin_classes: tuple[str, ...] = option(
         ("auto",),
         "classes judged by their centrelines, with --mask-resolution native: names; auto: those that were thin in the "

@@ -42,7 +42,8 @@ from utils.export.conversion import (
 from utils.export.proof import Judge
 from utils.export.report import add_speed, how_to_use, instead_of_ap, row_of, table
 from utils.predict.exported import ExportFacts, most_images, open_model
-from utils.predict.tiles import OVERLAP, check_tiles, choose_tiling
+from utils.predict.options import overlap_option
+from utils.predict.tiles import check_tiles, choose_tiling
 from utils.yolo.model import (
     YoloModel,
     class_names,
@@ -84,13 +85,7 @@ class ExportConfig(Options):
         "it saw whole photographs",
         metavar="auto|off|SIZE",
     )
-    overlap: float = option(
-        OVERLAP,
-        "share by which neighbouring tiles overlap, at least 128 px",
-        at_least=0,
-        at_most=0.9,
-        needs="not tiles=off",
-    )
+    overlap: float = overlap_option("not tiles=off")
     ap_tolerance: float | None = option(
         None,
         "how much a class's AP may differ from torch's; unset: 0.002 in fp32, 0.005 in fp16, a loss of 0.02 in INT8",

@@ -81,7 +81,9 @@ intr 12345
 
 
 @pytest.mark.parametrize(("mine", "expected"), [({0}, 0.95), ({1}, 0.0), ({2}, 0.25), ({0, 1, 2}, 1.2), ({0, 7}, 2.0)])
-def test_free_cores_are_idle(mine: set[int], expected: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_cores_are_those_that_idle(
+    mine: set[int], expected: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: mine)
     file = tmp_path / "stat"
     file.write_text(BEFORE)

@@ -143,7 +143,9 @@ def test_killed_builds_continue(files: list[Path], tmp_path: Path, monkeypatch: 
 
 
 @EACH_KIND
-def test_a_full_disk_is_told(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
+def test_a_full_disk_means_no_cache_and_one_line(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
     def refusal() -> str:
         said: list[str] = []
         try:

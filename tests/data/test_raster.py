@@ -38,7 +38,9 @@ ALPHA = np.dstack([RGB, SEEN * np.uint8(255)])
         pytest.param(RGB, RGB, {"tiled": False, "compress": "lzw", "BIGTIFF": "YES"}, id="strips of a BigTIFF"),
     ],
 )
-def test_windows_and_padding(stored: np.ndarray, expected: np.ndarray, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_windows_hold_the_photograph_and_padding(
+    stored: np.ndarray, expected: np.ndarray, changes: dict[str, Any], tmp_path: Path
+) -> None:
     file = write_raster(tmp_path / "a.tif", stored, **changes)
     assert is_orthophoto(file)
     raster = open_orthophoto(file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -14,6 +15,12 @@ from utils.common.errors import UsageError, UserError
 from utils.predict.exported import open_model
 from utils.predict.tiles import OVERLAP, Predictor, check_tiles, choose_tiling
 from utils.yolo.model import class_names, trained_size_px, trained_thin_classes
+
+
+def overlap_option(*needs: str) -> Any:
+    """Declare `--overlap`, for commands that predict on tiles; `needs` as in `option`."""
+    help = "share by which neighbouring tiles overlap, at least 128 px"
+    return option(OVERLAP, help, at_least=0, at_most=0.9, needs=needs)
 
 
 @dataclass(frozen=True)
@@ -35,13 +42,7 @@ class ModelOptions(Options):
         "tiles if it saw whole photographs",
         metavar="auto|off|SIZE",
     )
-    overlap: float = option(
-        OVERLAP,
-        "share by which neighbouring tiles overlap, at least 128 px",
-        at_least=0,
-        at_most=0.9,
-        needs="not tiles=off",
-    )
+    overlap: float = overlap_option("not tiles=off")
     amp: str = option("off", "mixed precision; auto: the fastest that the hardware has", choices=PRECISION_CHOICES)
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     threads: int = option(0, THREADS_HELP, at_least=0)
