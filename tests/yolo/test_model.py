@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -60,6 +61,19 @@ def test_a_saved_model_opens_again_with_equal_outputs(saved: dict[str, Path], fa
     assert len(changed) == (14 if family == "yolo26n" else 6)  # the last layers that know classes
     if family == "yolov8n":
         tuned.train()(images.repeat(2, 1, 1, 1))["scores"].sum().backward()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_that_began_as_one_of_80_classes_opens_again(family: str, tmp_path: Path) -> None:
+    start, best = tmp_path / "coco.pt", tmp_path / "best.pt"
+    facts: dict[str, Any] = {"img_size": SIZE_PX, "data": "dataset.yaml"}
+    save_deployable(start, build_model(f"{family}-seg.yaml", tuple(map(str, range(80)))), {}, **facts)
+    tuned = build_model(str(start), NAMES)
+    assert tuned.model[-1].cv3[0][-1].in_channels == 80  # with three classes alone the smallest networks have 64
+    save_deployable(best, tuned, {}, **facts)
+    expected, opened = tuned.half().state_dict(), load_weights(str(best)).state_dict()
+    assert expected.keys() == opened.keys()
+    assert all(torch.equal(opened[name], value.to(opened[name].dtype)) for name, value in expected.items())
 
 
 def test_the_deployed_file_is_opened_by_ultralytics_for_prediction_and_export(saved: dict[str, Path]) -> None:
