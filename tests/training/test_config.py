@@ -82,9 +82,13 @@ def test_another_folder_beside_a_resume_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_optimizer_brings_its_own_rate_unless_one_is_given() -> None:
-    for epochs in ("10", "1000"):
-        chosen = plan_optimizer(config_of("--epochs", epochs), 1, 1000, 8)
-        assert (chosen.name, chosen.lr) == ("musgd", 0.01)
+    for model, epochs, lr in (
+        ("a.yaml", "10", 0.01),
+        ("a.pt", "10", 0.002),
+        ("a.pt", "1000", 0.01),
+    ):  # 63 steps an epoch
+        chosen = plan_optimizer(config_of("--model", model, "--epochs", epochs), 1, 1000, 8)
+        assert (chosen.name, chosen.lr) == ("musgd", lr)
     adamw = plan_optimizer(config_of("--optimizer", "adamw"), 1, 1000, 8)
     assert adamw.name == "adamw"
     assert adamw.lr == pytest.approx(0.002 * 5 / 12, abs=1e-6)

@@ -14,7 +14,7 @@ from utils.data.windows import WindowConfig
 from utils.distributed.ddp import GRAD_COMPRESSION_CHOICES
 from utils.run.mlflow_client import checked_uri
 from utils.run.records import BEST_METRICS
-from utils.yolo.optimizer import NOMINAL_BATCH_SIZE, SGD_LR
+from utils.yolo.optimizer import FINE_TUNING_LR, FINE_TUNING_STEPS, NOMINAL_BATCH_SIZE, SGD_LR
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class TrainConfig(Options):
     )
     lr: float | None = option(
         None,
-        f"peak learning rate at batch {NOMINAL_BATCH_SIZE}; unset: {SGD_LR} for SGD and MuSGD, 0.002 * 5 / (4 + classes) for AdamW",
+        f"peak learning rate at batch {NOMINAL_BATCH_SIZE}; unset: {SGD_LR} for SGD and MuSGD, but {FINE_TUNING_LR} for fewer than {FINE_TUNING_STEPS:,} steps from a .pt file; "
+        "0.002 * 5 / (4 + classes) for AdamW",
         above=0,
     )
     weight_decay: float = option(5e-4, f"weight decay at batch {NOMINAL_BATCH_SIZE}", at_least=0)

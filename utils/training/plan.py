@@ -20,7 +20,10 @@ from utils.run.records import read_config
 from utils.training.batch_size import largest_side_px
 from utils.training.config import TrainConfig
 from utils.yolo.loss import inverse_frequency_weights
+from utils.yolo.model import DESCRIPTIONS
 from utils.yolo.optimizer import (
+    FINE_TUNING_LR,
+    FINE_TUNING_STEPS,
     NOMINAL_BATCH_SIZE,
     OPTIMIZER_NAMES,
     SGD_LR,
@@ -128,6 +131,7 @@ def plan_training(config: TrainConfig, share: Share, run: OwnedRun, data: Data) 
         GLOBAL_BATCH_SIZE: optimizer.global_batch_size,
         "world_size": ranks.world_size,
         "optimizer": optimizer.name,
+        "lr": optimizer.base_lr,
         "amp": choose_precision(config.amp, device).name,
         THREADS: threads,
         CORES: usable_cpu_count(),
@@ -145,14 +149,16 @@ def plan_workers(config: TrainConfig, workers: int, local_world_size: int) -> Lo
 def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_classes: int) -> OptimizerPlan:
     """Choose the optimizer and derive the effective batch, learning rate and weight decay, with lines that explain them.
 
-    AdamW's rate is Ultralytics' rule for fine-tuning; weight decay grows with the batch as in YOLOv5. Biases warm up
+    AdamW's rate is Ultralytics' rule for fine-tuning; docs/recipe.md says why the others have two rates. Weight decay grows with the batch as in YOLOv5. Biases warm up
     from a high rate with SGD and MuSGD, as in YOLOv8; not with AdamW, whose step is as long as the rate itself.
     """
     global_batch = config.batch_size * world_size * config.accumulate
     steps = -(-num_images // global_batch)
     name = "musgd" if config.optimizer == "auto" else config.optimizer
     is_adamw = name == "adamw"
-    base_lr = config.lr if config.lr is not None else round(0.01 / (4 + num_classes), 6) if is_adamw else SGD_LR
+    is_fine_tuning = not config.model.endswith(DESCRIPTIONS) and steps * config.epochs < FINE_TUNING_STEPS
+    default_lr = round(0.01 / (4 + num_classes), 6) if is_adamw else FINE_TUNING_LR if is_fine_tuning else SGD_LR
+    base_lr = default_lr if config.lr is None else config.lr
     lr = scaled_lr(base_lr, config.lr_scale, global_batch)
     weight_decay = config.weight_decay * global_batch / NOMINAL_BATCH_SIZE
     arithmetic = (
@@ -163,7 +169,7 @@ def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_cl
     )
     momentum = 0.9 if is_adamw else 0.937
     warmup_bias_lr = 0.0 if is_adamw else SGD_WARMUP_BIAS_LR
-    return OptimizerPlan(name, lr, weight_decay, momentum, warmup_bias_lr, global_batch, arithmetic)
+    return OptimizerPlan(name, base_lr, lr, weight_decay, momentum, warmup_bias_lr, global_batch, arithmetic)
 
 
 # --- what a resumed run keeps ----------------------------------------------------------------------------------------
@@ -186,6 +192,8 @@ def keep_choices(config: TrainConfig, choices: dict[str, Any], device: torch.dev
     lines = []
     if config.optimizer == "auto" and choices.get("optimizer") in OPTIMIZER_NAMES:
         config = replace(config, optimizer=choices["optimizer"])
+    if config.lr is None and choices.get("optimizer") in ("sgd", "musgd"):  # AdamW's does not depend on the steps
+        config = replace(config, lr=choices.get("lr", SGD_LR))
     began = choices.get("amp")
     if config.amp == "auto" and began in PRECISION_CHOICES[1:]:
         try:

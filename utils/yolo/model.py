@@ -7,6 +7,7 @@ import datetime
 import logging
 import math
 import re
+import textwrap
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ RESIZE = "area-v1"  # how photographs are shrunk in front of the network: by are
 MOST_MARGIN_PX = 1000.0  # of labels around wires
 WINDOW_FACTS = ("per_photo", "low_scale", "high_scale")
 MAX_CLASS_CHANNELS = 100  # Ultralytics' limit of what the number of classes adds to the class layers
+DESCRIPTIONS = (".yaml", ".yml")  # endings of --model that begin with random weights
 LAYER_MODULES = ("torch.nn.modules.", "ultralytics.nn.modules.")
 
 
@@ -42,7 +44,7 @@ def build_model(source: str, names: tuple[str, ...]) -> YoloModel:
     proto (B, 32, S/4, S/4), feats. YOLO26 returns two, `one2many` and `one2one`, with boxes (B, 4, A), whose proto is the
     pair of those and classes of pixels (B, classes, S/8, S/8). Call it on every rank, before the optimizer, the EMA and DDP.
     """
-    if source.endswith((".yaml", ".yml")):
+    if source.endswith(DESCRIPTIONS):
         try:
             model = _build_network(_read_description(source), len(names))
         except UserError:
@@ -185,7 +187,9 @@ def require_classes(path: str, model: YoloModel, data: str, names: tuple[str, ..
     """Raise UserError if a loaded model predicts other classes than those of a data set, `names`."""
     found = class_names(model)
     if found != names:
-        raise UserError(f"{path} knows the classes {', '.join(found)} but {data} has {', '.join(names)}")
+        known, wanted = (textwrap.shorten(", ".join(classes), 120, placeholder=" ...") for classes in (found, names))
+        fix = f"train_yolo_ddp.py --model {path} --data {data} teaches it those"
+        raise UserError(f"{path} knows the classes {known} but {data} has {wanted}; {fix}")
 
 
 def freeze_layers(model: YoloModel, num_layers: int) -> None:
