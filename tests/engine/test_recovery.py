@@ -270,12 +270,8 @@ def test_a_run_that_continues_keeps_what_auto_chose_when_it_began() -> None:
     kept, lines = keep_choices(config, {"optimizer": "adamw", "amp": "off"}, CPU)
     assert (kept.optimizer, kept.amp, lines) == ("adamw", "off", [])
     assert keep_choices(config, {}, CPU) == (config, [])
-    for choices, lr in (
-        ({"optimizer": "musgd", "lr": 0.002}, 0.002),
-        ({"optimizer": "musgd"}, 0.01),
-        ({"optimizer": "adamw"}, None),
-    ):
-        assert keep_choices(config, choices, CPU)[0].lr == lr  # a file of an earlier version has no rate
+    assert keep_choices(config, {"optimizer": "musgd", "lr": 0.002}, CPU)[0].lr == 0.002
+    assert keep_choices(config, {"optimizer": "musgd"}, CPU)[0].lr == 0.01  # an earlier version wrote no rate
     foreign = {"optimizer": "lion", "amp": 7}
     assert keep_choices(config, foreign, CPU) == (config, [])
     told = TrainConfig(optimizer="sgd", amp="bf16")

@@ -82,11 +82,7 @@ def test_another_folder_beside_a_resume_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_optimizer_brings_its_own_rate_unless_one_is_given() -> None:
-    for model, epochs, lr in (
-        ("a.yaml", "10", 0.01),
-        ("a.pt", "10", 0.002),
-        ("a.pt", "1000", 0.01),
-    ):  # 63 steps an epoch
+    for model, epochs, lr in (("a.yaml", "10", 0.01), ("a.pt", "10", 0.002), ("a.pt", "1000", 0.01)):
         chosen = plan_optimizer(config_of("--model", model, "--epochs", epochs), 1, 1000, 8)
         assert (chosen.name, chosen.lr) == ("musgd", lr)
     adamw = plan_optimizer(config_of("--optimizer", "adamw"), 1, 1000, 8)

@@ -49,8 +49,8 @@ class TrainConfig(Options):
     )
     lr: float | None = option(
         None,
-        f"peak learning rate at batch {NOMINAL_BATCH_SIZE}; unset: {SGD_LR} for SGD and MuSGD, but {FINE_TUNING_LR} for fewer than {FINE_TUNING_STEPS:,} steps from a .pt file; "
-        "0.002 * 5 / (4 + classes) for AdamW",
+        f"peak learning rate at batch {NOMINAL_BATCH_SIZE}; unset: {SGD_LR}, or {FINE_TUNING_LR} for fewer than {FINE_TUNING_STEPS:,} "
+        "steps from a .pt file, for SGD and MuSGD; 0.002 * 5 / (4 + classes) for AdamW",
         above=0,
     )
     weight_decay: float = option(5e-4, f"weight decay at batch {NOMINAL_BATCH_SIZE}", at_least=0)

@@ -149,8 +149,9 @@ def plan_workers(config: TrainConfig, workers: int, local_world_size: int) -> Lo
 def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_classes: int) -> OptimizerPlan:
     """Choose the optimizer and derive the effective batch, learning rate and weight decay, with lines that explain them.
 
-    AdamW's rate is Ultralytics' rule for fine-tuning; docs/recipe.md says why the others have two rates. Weight decay grows with the batch as in YOLOv5. Biases warm up
-    from a high rate with SGD and MuSGD, as in YOLOv8; not with AdamW, whose step is as long as the rate itself.
+    AdamW's rate is Ultralytics' rule for fine-tuning; docs/recipe.md says why the others have two. Weight decay grows with
+    the batch as in YOLOv5. Biases warm up from a high rate with SGD and MuSGD, as in YOLOv8; not with AdamW, whose step is
+    as long as the rate itself.
     """
     global_batch = config.batch_size * world_size * config.accumulate
     steps = -(-num_images // global_batch)
@@ -158,7 +159,7 @@ def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_cl
     is_adamw = name == "adamw"
     is_fine_tuning = not config.model.endswith(DESCRIPTIONS) and steps * config.epochs < FINE_TUNING_STEPS
     default_lr = round(0.01 / (4 + num_classes), 6) if is_adamw else FINE_TUNING_LR if is_fine_tuning else SGD_LR
-    base_lr = default_lr if config.lr is None else config.lr
+    base_lr = config.lr or default_lr
     lr = scaled_lr(base_lr, config.lr_scale, global_batch)
     weight_decay = config.weight_decay * global_batch / NOMINAL_BATCH_SIZE
     arithmetic = (
@@ -169,7 +170,7 @@ def plan_optimizer(config: TrainConfig, world_size: int, num_images: int, num_cl
     )
     momentum = 0.9 if is_adamw else 0.937
     warmup_bias_lr = 0.0 if is_adamw else SGD_WARMUP_BIAS_LR
-    return OptimizerPlan(name, base_lr, lr, weight_decay, momentum, warmup_bias_lr, global_batch, arithmetic)
+    return OptimizerPlan(name, lr, weight_decay, momentum, warmup_bias_lr, global_batch, arithmetic, base_lr)
 
 
 # --- what a resumed run keeps ----------------------------------------------------------------------------------------

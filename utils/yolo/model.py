@@ -20,7 +20,7 @@ from utils.common.environment import package_version, prepare_environment
 from utils.common.errors import UsageError, UserError, one_line
 from utils.common.tensor_files import atomic_torch_save
 from utils.distributed.sync_bn import revert_sync_batchnorm
-from utils.yolo.weights_file import ForeignFile, WeightsFile, checked_architecture, read_weights_file
+from utils.yolo.weights_file import ForeignFile, checked_architecture, read_weights_file
 
 YoloModel = Any  # ultralytics.nn.tasks.SegmentationModel, which has no type annotations
 # Ultralytics publishes no segmentation weights of YOLO12.
@@ -30,7 +30,6 @@ MAX_INPUT_PX = 16_384
 RESIZE = "area-v1"  # how photographs are shrunk in front of the network: by area, never enlarged
 MOST_MARGIN_PX = 1000.0  # of labels around wires
 WINDOW_FACTS = ("per_photo", "low_scale", "high_scale")
-MAX_CLASS_CHANNELS = 100  # Ultralytics' limit of what the number of classes adds to the class layers
 DESCRIPTIONS = (".yaml", ".yml")  # endings of --model that begin with random weights
 LAYER_MODULES = ("torch.nn.modules.", "ultralytics.nn.modules.")
 
@@ -89,7 +88,11 @@ def load_weights(source: str) -> YoloModel:
     try:
         with torch.random.fork_rng(devices=[]):  # the file's weights replace the random ones
             model = _build_network(content.architecture, len(content.names))
-            _widen_classifier(model, content)
+            # In the smallest networks the classes' layers are as wide as their number asks for, at most 100, and a training keeps
+            # those of the file that it starts from: so they may be wider than the number of classes in this file tells.
+            shapes = [tensor.shape for name, tensor in content.state.items() if name.endswith(".cv3.0.2.weight")]
+            if shapes and model.model[-1].cv3[0][2].in_channels < shapes[0][1] <= 100:
+                model.load(_build_network(content.architecture, shapes[0][1]), verbose=False)
         model.load_state_dict({name: tensor.float() for name, tensor in content.state.items()})
     except Exception as error:  # an invalid description can raise anything
         raise UserError(
@@ -266,18 +269,6 @@ def _build_network(architecture: dict[str, Any], num_classes: int) -> YoloModel:
         ):
             raise ForeignFile(f"its layer {name} is not supported")
     return tasks.SegmentationModel(architecture, ch=3, nc=num_classes, verbose=False)
-
-
-def _widen_classifier(model: YoloModel, content: WeightsFile) -> None:
-    """Make a model's class layers as wide as those in a file, in place.
-
-    The width follows from the number of classes in the smallest networks. A training that starts from a model with more
-    classes keeps that model's width, so the number of classes in its file does not tell it.
-    """
-    layer = f"model.{len(model.model) - 1}.cv3.0.2.weight"
-    width = content.state[layer].shape[1] if layer in content.state else 0
-    if model.model[-1].cv3[0][2].in_channels < width <= MAX_CLASS_CHANNELS:
-        model.load(_build_network(content.architecture, width), verbose=False)
 
 
 def _require_supported(model: YoloModel, source: str) -> None:

@@ -16,9 +16,7 @@ from utils.yolo.orthogonal import Orthogonaliser
 
 NOMINAL_BATCH_SIZE = 64  # the batch YOLOv8's learning rate, weight decay and gradient clip were tuned for
 SGD_LR = 0.01  # of SGD and MuSGD, for the nominal batch
-FINE_TUNING_LR = (
-    0.002  # of the same in a training with fewer steps than the next line that starts from a file's weights
-)
+FINE_TUNING_LR = 0.002  # of the same in trainings that start from a .pt file and have fewer than FINE_TUNING_STEPS
 FINE_TUNING_STEPS = 10_000  # where Ultralytics changes from AdamW with a low rate to MuSGD with a high one
 MUON_GAIN = 1.6  # factor of Muon's update, which MuSGD adds to SGD's; 0.2 in Ultralytics (docs/recipe.md)
 SGD_WARMUP_BIAS_LR = 0.1  # YOLOv8's warmup_bias_lr; with `optimizer=auto` Ultralytics sets it to 0
@@ -28,16 +26,16 @@ GRADIENT_CLIP_NORM = 10.0  # YOLOv8's limit for the gradient of the nominal batc
 
 @dataclass(frozen=True)
 class OptimizerPlan:
-    """The optimizer and its settings as used, scaled to the batch, but `base_lr`. `arithmetic`: lines that explain them."""
+    """The optimizer and its settings as used, scaled to the batch. `arithmetic`: lines that explain them."""
 
     name: str
-    base_lr: float
     lr: float
     weight_decay: float
     momentum: float
     warmup_bias_lr: float
     global_batch_size: int
     arithmetic: tuple[str, ...]
+    base_lr: float = SGD_LR  # before it was scaled
 
 
 class MuSGD(torch.optim.SGD):
