@@ -193,7 +193,7 @@ def keep_choices(config: TrainConfig, choices: dict[str, Any], device: torch.dev
     lines = []
     if config.optimizer == "auto" and choices.get("optimizer") in OPTIMIZER_NAMES:
         config = replace(config, optimizer=choices["optimizer"])
-    if config.lr is None and choices.get("optimizer") in ("sgd", "musgd"):  # AdamW's does not depend on the steps
+    if config.lr is None and choices.get("optimizer") == config.optimizer != "adamw":  # whose rate has no two values
         config = replace(config, lr=choices.get("lr", SGD_LR))
     began = choices.get("amp")
     if config.amp == "auto" and began in PRECISION_CHOICES[1:]:
