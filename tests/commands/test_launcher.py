@@ -271,7 +271,8 @@ def test_stopping_the_script_leaves_no_process(environment: dict[str, str], tmp_
         assert len(processes) == 4
         assert all(is_running(process) for process in processes)
         script.terminate()
-        assert script.wait(timeout=15) != 0
+        assert script.wait(timeout=15) == 1
+        assert "Traceback" not in (tmp_path / "log").read_text()
         wait_until(lambda: not any(is_running(process) for process in processes), 5)
     finally:
         script.kill()

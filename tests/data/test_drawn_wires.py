@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from utils.data import drawn_wires
 from utils.data.augment import Scene
-from utils.data.drawn_wires import band, catenary, draw_wires
+from utils.data.drawn_wires import band, catenary, draw_bars, draw_wires
 from utils.data.polygons import areas, draw_index_map
 
 SIDE_PX = 160
@@ -22,7 +23,8 @@ def width_of(outline: np.ndarray) -> float:
     return float(2 * areas(outline, np.zeros(1, int))[0] / perimeter)
 
 
-def test_the_labels_cover_the_drawn_pixels_and_no_others() -> None:
+def test_the_labels_cover_the_drawn_pixels_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawn_wires, "MAX_BARS", 0)
     drawn = scenes(Scene(GREY, [], []))
     assert {class_id for scene in drawn for class_id in scene.class_ids} == {3, 5}
     assert all(1 <= len(scene.polygons) <= 8 for scene in drawn if scene.polygons)
@@ -66,6 +68,22 @@ def test_what_was_in_the_picture_keeps_its_labels() -> None:
         assert scene.class_ids[0] == 2
         assert scene.polygons[0] is box
     assert (GREY == 128).all(), "the picture that was given is not changed"
+
+
+def test_bars_lie_behind_what_is_labelled_and_are_wider_than_wires() -> None:
+    wire = band(np.array([[0.0, 80.0], [160.0, 80.0]]), 4.0)
+    scene = Scene(GREY, [3], [wire])
+    labelled = draw_index_map([wire], SIDE_PX) > 0
+    covered = []
+    for seed in range(40):
+        image = GREY.astype(np.float32)
+        draw_bars(image, scene, (3,), np.random.default_rng(seed))
+        assert (image[labelled] == 128).all()
+        assert np.isfinite(image).all()
+        covered.append(np.count_nonzero(np.abs(image - GREY).max(axis=2) > 8))
+    assert sum(number > 3 * 4 * 0.3 * SIDE_PX / 2 for number in covered) > 15, (
+        "a bar has 3 wires' width, and may lie half outside"
+    )
 
 
 @pytest.mark.parametrize("sag", [0.0, 12.0, -12.0])

@@ -1,12 +1,14 @@
 """Draws wires into training pictures, with exact labels: copy-paste that needs nothing to copy.
 
 A wire between two supports hangs in a catenary. Seen from a drone it is a thin band, lighter or darker than what is below it,
-alone or in a group of nearly parallel ones. docs/windows.md says what drawn wires bring.
+alone or in a group of nearly parallel ones. Poles, crossarms, their edges and shadows are straight as well but no wires: bars
+without labels teach that. docs/windows.md says what both bring.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,16 +28,26 @@ MAX_SHADE = 0.6  # by which one side of a round wire is lighter, and the other o
 GREY = (10.0, 250.0)
 MIN_CONTRAST = 25.0  # of 255, between a wire and the mean of the picture
 TINT = 8.0  # standard deviation of each colour around the grey
+MAX_BARS = 2
+BAR_WIDTH_GAIN = (3.0, 15.0)  # relative to a wire
+BAR_LENGTH = (0.3, 2.0)  # as a share of the picture's side
+SHADOWS = 0.3  # of all bars
+SHADOW = (0.3, 0.75)  # of the ground's brightness
+SHADOW_BLUR_PX = (1.0, 6.0)
+MAX_TEXTURE = 0.6  # of the picture's own contrast
+RIM_WIDTH = (0.08, 0.4)  # of a bar's width, in half of the solid bars
+RIM_BRIGHTNESS = (0.4, 1.8)  # relative to the bar
 STEP_PX = 8.0  # between two points of a wire
 
 
 def draw_wires(scene: Scene, class_ids: tuple[int, ...], rng: np.random.Generator) -> Scene:
-    """Return the scene with one or two groups of one to four wires in front of what is there.
+    """Return the scene with one or two groups of one to four wires in front of what is there, and bars behind all objects.
 
     Each group has one of `class_ids`, with equal chance, and the width of a labelled object of this class in the picture.
     The outlines, float64 (V, 2) in pixels, enclose the drawn bands.
     """
     image = scene.image.astype(np.float32)
+    draw_bars(image, scene, class_ids, rng)
     new_ids: list[int] = []
     outlines: list[np.ndarray] = []
     for _ in range(rng.integers(1, MAX_GROUPS + 1)):
@@ -45,11 +57,44 @@ def draw_wires(scene: Scene, class_ids: tuple[int, ...], rng: np.random.Generato
         for line in _random_group(len(image), rng):
             visible = visible_outlines(np.array([class_id]), band(line, width), np.zeros(1, np.int64), len(image))
             if visible[0]:
-                _paint(image, line, width, colour, shade, blur)
+                cover = _cover(line, width, blur, len(image))
+                _paint(image, cover, cover.lit(colour, shade))
                 new_ids += visible[0]
                 outlines += visible[1]
     drawn = image.round().clip(0, 255).astype(np.uint8)
     return Scene(drawn, scene.class_ids + new_ids, scene.polygons + outlines)
+
+
+def draw_bars(image: np.ndarray, scene: Scene, class_ids: tuple[int, ...], rng: np.random.Generator) -> None:
+    """Draw up to two straight bars without labels on an RGB image float32 (S, S, 3) in place, behind the labelled objects."""
+    labelled = draw_index_map(scene.polygons, len(image)) > 0
+    before = image[labelled]
+    for _ in range(rng.integers(0, MAX_BARS + 1)):
+        width = _random_width(scene, int(rng.choice(class_ids)), rng) * math.exp(rng.uniform(*np.log(BAR_WIDTH_GAIN)))
+        angle, length = rng.uniform(0, math.pi), len(image) * math.exp(rng.uniform(*np.log(BAR_LENGTH)))
+        line = catenary(rng.uniform(0, len(image), 2), angle, length, 0.0)
+        if rng.random() < SHADOWS:
+            cover = _cover(line, width, rng.uniform(*SHADOW_BLUR_PX), len(image))
+            _paint(image, cover, image[cover.rows, cover.columns] * rng.uniform(*SHADOW))
+            continue
+        # The texture is the picture's own, from elsewhere in it.
+        elsewhere = np.roll(scene.image, rng.integers(len(image), size=2), axis=(0, 1))
+        middle, contrast = scene.image.mean(axis=(0, 1)), rng.uniform(0, MAX_TEXTURE)
+        colour, shade, blur = (
+            _random_colour(scene.image, rng),
+            rng.uniform(-MAX_SHADE, MAX_SHADE),
+            rng.uniform(*BLUR_PX),
+        )
+        parts = [(line, width, shade, 1.0)]
+        if rng.random() < 0.5:
+            share = rng.uniform(*RIM_WIDTH)
+            across = np.array([-math.sin(angle), math.cos(angle)]) * width * (1 - share) / 2
+            parts.append((line + across, width * share, 0.0, rng.uniform(*RIM_BRIGHTNESS)))
+        for part, part_width, part_shade, brightness in parts:
+            cover = _cover(part, part_width, blur, len(image))
+            solid = colour + (elsewhere[cover.rows, cover.columns] - middle) * contrast
+            _paint(image, cover, cover.lit(solid * brightness, part_shade))
+    image[labelled] = before
 
 
 def band(line: np.ndarray, width: float) -> np.ndarray:
@@ -107,10 +152,23 @@ def catenary(middle: np.ndarray, angle: float, length: float, sag: float) -> np.
     return np.asarray(middle + x[:, None] * along + y[:, None] * across)
 
 
-def _paint(image: np.ndarray, line: np.ndarray, width: float, colour: np.ndarray, shade: float, blur: float) -> None:
-    """Draw a band on an RGB image float32 (S, S, 3) in place."""
+@dataclass(frozen=True)
+class _Cover:
+    """The pixels of a band: int64 (N,) each, how much of each it covers, from 0 to 1, and where that is across it, -1 to 1."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+    share: np.ndarray
+    across: np.ndarray
+
+    def lit(self, colour: np.ndarray, shade: float) -> np.ndarray:
+        """Return colours (N, 3) of a round body of RGB colour (3,) or (N, 3), lighter on one side than on the other."""
+        return np.asarray(colour * (1 + shade * self.across)[:, None])
+
+
+def _cover(line: np.ndarray, width: float, blur: float, size_px: int) -> _Cover:
     reach = width / 2 + blur + 1
-    rows, columns = np.nonzero(draw_index_map([band(line, 2 * reach)], len(image)))
+    rows, columns = np.nonzero(draw_index_map([band(line, 2 * reach)], size_px))
     # In coordinates along and across the chord, where the line is a function.
     chord = (line[-1] - line[0]) / np.hypot(*(line[-1] - line[0]))
     turn = np.array([chord, [-chord[1], chord[0]]])
@@ -119,5 +177,10 @@ def _paint(image: np.ndarray, line: np.ndarray, width: float, colour: np.ndarray
     slope = np.interp(place, known, np.gradient(heights, known))
     distance = (height - np.interp(place, known, heights)) / np.hypot(1, slope)
     share = np.clip((width / 2 - np.abs(distance)) / blur + 0.5, 0, 1) * ((place >= 0) & (place <= known[-1]))
-    lit = colour * (1 + shade * np.clip(2 * distance / width, -1, 1))[:, None]
-    image[rows, columns] += (lit - image[rows, columns]) * share[:, None]
+    return _Cover(rows, columns, share, np.clip(2 * distance / width, -1, 1))
+
+
+def _paint(image: np.ndarray, cover: _Cover, colours: np.ndarray) -> None:
+    """Blend RGB colours (N, 3) into an image float32 (S, S, 3) in place."""
+    old = image[cover.rows, cover.columns]
+    image[cover.rows, cover.columns] = old + (colours - old) * cover.share[:, None]

@@ -9,10 +9,12 @@ that the ranks connect to. This rendezvous opens the same store on the loopback 
 from __future__ import annotations
 
 import socket
+import sys
 from datetime import timedelta
 
 import torch.distributed as dist
 from torch.distributed import run
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
@@ -46,7 +48,10 @@ def create_loopback_rendezvous(parameters: RendezvousParameters) -> RendezvousHa
 
 def main() -> None:
     rendezvous_handler_registry.register(BACKEND, create_loopback_rendezvous)
-    run.main()
+    try:
+        run.main()
+    except SignalException:  # the ranks have ended and said so; torchrun would add 25 lines of its own stack
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -192,8 +192,8 @@ class TrainConfig(Options):
     )
     draw_wires: float | None = option(
         None,
-        "probability of drawing wires into a picture, with labels; unset: 0.5 with --windows if a class is thin and labelled "
-        "objects lie in many directions, else 0; off in epochs without mosaic",
+        "probability of drawing wires into a picture, with labels, and bars, which have none; unset: 0.5 with --windows if a "
+        "class is thin and labelled objects lie in many directions, else 0; off in epochs without mosaic",
         **FRACTION,
     )
 
