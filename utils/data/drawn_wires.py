@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import cv2
 import numpy as np
 
 from utils.data.augment import Scene
@@ -82,7 +83,7 @@ def draw_bars(image: np.ndarray, scene: Scene, class_ids: tuple[int, ...], rng: 
             continue
         # The texture is the picture's own, from elsewhere in it.
         elsewhere = np.roll(scene.image, rng.integers(len(image), size=2), axis=(0, 1))
-        middle, contrast = scene.image.mean(axis=(0, 1)), rng.uniform(0, MAX_TEXTURE)
+        middle, contrast = cv2.mean(scene.image)[:3], rng.uniform(0, MAX_TEXTURE)
         colour, shade, blur = (
             _random_colour(scene.image, rng),
             rng.uniform(-MAX_SHADE, MAX_SHADE),
@@ -132,7 +133,7 @@ def _random_width(scene: Scene, class_id: int, rng: np.random.Generator) -> floa
 def _random_colour(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Return an RGB colour float32 (3,), a grey with a slight tint that differs from the picture's mean."""
     low, high = GREY
-    mean = float(image.mean())
+    mean = float(np.mean(cv2.mean(image)[:3]))
     darker, lighter = max(mean - MIN_CONTRAST - low, 0), max(high - mean - MIN_CONTRAST, 0)
     drawn = rng.uniform(0, darker + lighter)
     grey = low + drawn if drawn < darker else high - (darker + lighter - drawn)
@@ -184,7 +185,7 @@ class _Cover:
 
 def _cover(line: np.ndarray, width: float, blur: float, size_px: int) -> _Cover:
     reach = width / 2 + blur + 1
-    rows, columns = np.nonzero(draw_index_map([band(line, 2 * reach)], size_px))
+    rows, columns = np.divmod(np.flatnonzero(draw_index_map([band(line, 2 * reach)], size_px) > 0), size_px)
     # In coordinates along and across the chord, where the line is a function.
     chord = (line[-1] - line[0]) / np.hypot(*(line[-1] - line[0]))
     turn = np.array([chord, [-chord[1], chord[0]]])
