@@ -80,16 +80,3 @@ def test_wires_are_drawn_as_the_thin_classes_and_refused_without_one(photo_file:
     assert choose([wires, poles], paste=0.3)[2].paste == 0.3
     with pytest.raises(UsageError, match="--paste: the training labels hold no object to paste"):
         choose([wires], paste=0.3)
-
-
-def test_drawn_wires_end_where_labelled_ones_do(photo_file: Path) -> None:
-    left, right, pole = (
-        np.array([[0, 100], [190, 100]]),
-        np.array([[210, 100], [400, 100]]),
-        np.array([[200, 0], [200, 200]]),
-    )
-    outlines = [band(line, width) / (400, 200) for line, width in ((left, 1.0), (right, 1.0), (pole, 20.0))]
-    photo = Photo(photo_file, np.array([1, 1, 0]), outlines)
-    _, said, augment = choose([photo] * 4, draw_wires=0.5)
-    assert augment.wires_end_at == (0,)
-    assert said == ["Wires are drawn as wire; their labels end at pole, as in the data"]

@@ -41,7 +41,6 @@ class AugmentConfig:
     paste: float = 0.0  # probability of objects of another photograph
     draw_wires: float = 0.0  # probability
     wire_classes: tuple[int, ...] = ()  # of the drawn wires; their objects are not pasted
-    wires_end_at: tuple[int, ...] = ()  # classes over whose objects wires have no label
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ class SegmentationDataset(Dataset[Sample]):
         if may_mix and config.copy_paste:
             scene = paste_mirrored(scene, config.copy_paste, rng)
         if may_mix and config.draw_wires and rng.random() < config.draw_wires:
-            scene = draw_wires(scene, config.wire_classes, config.wires_end_at, rng)
+            scene = draw_wires(scene, config.wire_classes, rng)
         return scene
 
     @cached_property

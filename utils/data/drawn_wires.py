@@ -38,18 +38,15 @@ SHADOW_BLUR_PX = (1.0, 6.0)
 MAX_TEXTURE = 0.6  # of the picture's own contrast
 RIM_WIDTH = (0.08, 0.4)  # of a bar's width, in half of the solid bars
 RIM_BRIGHTNESS = (0.4, 1.8)  # relative to the bar
-MIN_PART_PX = 12  # of a wire's label between two objects over which it has none
 STEP_PX = 8.0  # between two points of a wire
 
 
-def draw_wires(scene: Scene, class_ids: tuple[int, ...], end_at: tuple[int, ...], rng: np.random.Generator) -> Scene:
+def draw_wires(scene: Scene, class_ids: tuple[int, ...], rng: np.random.Generator) -> Scene:
     """Return the scene with one or two groups of one to four wires in front of what is there, and bars behind all objects.
 
     Each group has one of `class_ids`, with equal chance, and the width of a labelled object of this class in the picture.
-    The outlines, float64 (V, 2) in pixels, enclose the drawn bands, except over objects of the classes `end_at`.
+    The outlines, float64 (V, 2) in pixels, enclose the drawn bands.
     """
-    labels_end = [outline for number, outline in zip(scene.class_ids, scene.polygons, strict=True) if number in end_at]
-    unlabelled = draw_index_map(labels_end, len(scene.image)) > 0
     image = scene.image.astype(np.float32)
     draw_bars(image, scene, class_ids, rng)
     new_ids: list[int] = []
@@ -59,10 +56,10 @@ def draw_wires(scene: Scene, class_ids: tuple[int, ...], end_at: tuple[int, ...]
         width, colour = _random_width(scene, class_id, rng), _random_colour(scene.image, rng)
         shade, blur = rng.uniform(-MAX_SHADE, MAX_SHADE), rng.uniform(*BLUR_PX)
         for line in _random_group(len(image), rng):
-            cover = _cover(line, width, blur, len(image))
-            _paint(image, cover, cover.lit(colour, shade))
-            for part in _parts_outside(line, unlabelled):
-                visible = visible_outlines(np.array([class_id]), band(part, width), np.zeros(1, np.int64), len(image))
+            visible = visible_outlines(np.array([class_id]), band(line, width), np.zeros(1, np.int64), len(image))
+            if visible[0]:
+                cover = _cover(line, width, blur, len(image))
+                _paint(image, cover, cover.lit(colour, shade))
                 new_ids += visible[0]
                 outlines += visible[1]
     drawn = image.round().clip(0, 255).astype(np.uint8)
@@ -106,19 +103,6 @@ def band(line: np.ndarray, width: float) -> np.ndarray:
     direction = np.gradient(line, axis=0)
     normal = direction[:, ::-1] * (-1, 1) / np.maximum(np.hypot(*direction.T), 1e-9)[:, None]
     return np.concatenate([line + normal * (width / 2), (line - normal * (width / 2))[::-1]])
-
-
-def _parts_outside(line: np.ndarray, mask: np.ndarray) -> list[np.ndarray]:
-    """Return the parts (K, 2) of a line (K, 2) that lie outside a mask bool (S, S) and are at least MIN_PART_PX long."""
-    if not mask.any():
-        return [line]
-    along = np.concatenate([[0], np.hypot(*np.diff(line, axis=0).T).cumsum()])
-    fine = np.stack([np.interp(np.arange(0, along[-1], 1.0), along, axis) for axis in line.T], axis=1)
-    columns, rows = (fine.astype(int).clip(0, len(mask) - 1)).T
-    is_inside = mask[rows, columns] & (fine >= 0).all(axis=1) & (fine < len(mask)).all(axis=1)
-    runs = np.split(np.arange(len(fine)), np.flatnonzero(np.diff(is_inside)) + 1)
-    kept = [run for run in runs if len(run) >= MIN_PART_PX and not is_inside[run[0]]]
-    return [fine[[*run[: -int(STEP_PX) : int(STEP_PX)], run[-1]]] for run in kept]
 
 
 def _random_width(scene: Scene, class_id: int, rng: np.random.Generator) -> float:

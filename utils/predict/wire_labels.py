@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import cv2
 import numpy as np
 
-from utils.data.images import read_image
-from utils.data.labels import Photo
 from utils.predict.lines import find_lines
 from utils.predict.routes import find_routes
 from utils.predict.shapes import Line, fill_outline
 from utils.predict.visible import profiles
 from utils.predict.wires import along, canvas_of, outside, values_at
 
-MOST_PHOTOS = 64  # whose wires are looked at
 MIN_CUTS = 3  # labelled wires that go on after an object of a class, so that wires end there
 MOST_WIRES, MIN_WIRES = 40, 10  # labelled wires that are compared with the photographs, for their width
 MOST_GAIN = 2.0
@@ -33,17 +29,6 @@ class LabelledPhoto:
     outlines: list[np.ndarray]
     size: tuple[int, int]
     read: Callable[[], np.ndarray]
-
-
-def labelled_photos(photos: Sequence[Photo], size_of: Callable[[int], tuple[int, int]]) -> list[LabelledPhoto]:
-    """Return at most MOST_PHOTOS photographs with labels, spread over all; `size_of` an index is its width and height."""
-    labelled = [index for index, photo in enumerate(photos) if photo.polygons]
-    chosen = []
-    for index in labelled[:: max(1, len(labelled) // MOST_PHOTOS)][:MOST_PHOTOS]:
-        photo, size = photos[index], size_of(index)
-        outlines = [outline * size for outline in photo.polygons]
-        chosen.append(LabelledPhoto(photo.class_ids, outlines, size, partial(read_image, photo.file)))
-    return chosen
 
 
 def measure_wire_labels(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from utils.common.errors import UserError
 from utils.data.cache import open_or_build_check
 from utils.data.dataset import Batch, SegmentationDataset, open_images, read_photos
 from utils.data.dataset_yaml import DatasetSpec, load_dataset_yaml
+from utils.data.images import read_image
 from utils.data.loader import EpochBatches, ShardBatches, get_dataloader, multi_scale_sizes
 from utils.data.windows import Windows, open_windows
 from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
 from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.evaluation.evaluate import evaluate, headline
 from utils.evaluation.native_masks import sizes_on_disk
-from utils.predict.wire_labels import labelled_photos, measure_wire_labels
+from utils.predict.wire_labels import LabelledPhoto, measure_wire_labels
 from utils.run.folder import OwnedRun
 from utils.run.records import MEAN_MAP
 from utils.run.status import RUNNING
@@ -36,6 +38,7 @@ from utils.yolo.model import YoloModel, copy_for_prediction, save_deployable
 from utils.yolo.optimizer import GRADIENT_CLIP_NORM, build_optimizer
 
 VAL_SEED = 0  # of the windows on which trainings validate: those of all runs show the same
+LABELLED_PHOTOS = 64  # whose wires are looked at
 SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
 
 
@@ -117,9 +120,15 @@ def thin_classes_of(data: Data) -> tuple[int, ...]:
 
 
 def wire_labels_of(data: Data, thin: tuple[int, ...]) -> dict[str, Any] | None:
-    """Return how wires of thin classes are labelled, or None without such classes."""
-    photos = data.train.photos
-    return measure_wire_labels(labelled_photos(photos, sizes_on_disk(photos)), thin) if thin else None
+    """Return how wires of thin classes are labelled in at most LABELLED_PHOTOS photographs; None without such classes."""
+    size_of = sizes_on_disk(data.train.photos)
+    labelled = [index for index, photo in enumerate(data.train.photos) if photo.polygons]
+    photos = []
+    for index in labelled[:: max(1, len(labelled) // LABELLED_PHOTOS)][:LABELLED_PHOTOS] if thin else []:
+        photo, size = data.train.photos[index], size_of(index)
+        outlines = [outline * size for outline in photo.polygons]
+        photos.append(LabelledPhoto(photo.class_ids, outlines, size, partial(read_image, photo.file)))
+    return measure_wire_labels(photos, thin) if thin else None
 
 
 class Segmentation(Task):

@@ -14,7 +14,6 @@ from utils.data.augment import AugmentConfig
 from utils.data.labels import Photo
 from utils.distributed import Say
 from utils.evaluation.native_masks import choose_thin_classes, sizes_on_disk
-from utils.predict.wire_labels import classes_at_ends, labelled_photos
 from utils.training.config import TrainConfig
 
 # For photographs from above: with --fliplr 0.5 every direction is equally likely. docs/windows.md has the measurement.
@@ -47,10 +46,7 @@ def choose_augmentation(config: TrainConfig, photos: list[Photo], names: tuple[s
     if augment.draw_wires:
         if not thin:
             raise UsageError("--draw-wires: no class of the training labels is as thin as wires are")
-        ends = classes_at_ends(labelled_photos(photos, size_of), thin)
-        drawn, ended = (", ".join(names[class_id] for class_id in some) for some in (thin, ends))
-        say(f"Wires are drawn as {drawn}" + (f"; their labels end at {ended}, as in the data" if ends else ""))
-        augment = replace(augment, wires_end_at=ends)
+        say(f"Wires are drawn as {', '.join(names[class_id] for class_id in thin)}")
     return replace(augment, wire_classes=thin)
 
 
