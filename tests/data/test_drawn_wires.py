@@ -24,6 +24,7 @@ def width_of(outline: np.ndarray) -> float:
 
 
 def test_the_labels_cover_the_drawn_pixels_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert np.mean([unlabelled(scene, 0) for scene in scenes(Scene(GREY, [], []))]) > 0.3, "bars have no label"
     monkeypatch.setattr(drawn_wires, "MAX_BARS", 0)
     drawn = scenes(Scene(GREY, [], []))
     assert {class_id for scene in drawn for class_id in scene.class_ids} == {3, 5}

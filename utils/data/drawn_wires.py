@@ -1,8 +1,8 @@
 """Draws wires into training pictures, with exact labels: copy-paste that needs nothing to copy.
 
 A wire between two supports hangs in a catenary. Seen from a drone it is a thin band, lighter or darker than what is below it,
-alone or in a group of nearly parallel ones. Poles, crossarms, their edges and shadows are straight as well but no wires: bars
-without labels teach that. docs/windows.md says what both bring.
+alone or in a group of nearly parallel ones. Poles, crossarms and shadows have straight edges too. Bars without labels teach
+the network that these are not wires. docs/windows.md says what both bring.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_SHADE = 0.6  # by which one side of a round wire is lighter, and the other o
 GREY = (10.0, 250.0)
 MIN_CONTRAST = 25.0  # of 255, between a wire and the mean of the picture
 TINT = 8.0  # standard deviation of each colour around the grey
-MAX_BARS = 2
+MAX_BARS = 2  # in a picture
 BAR_WIDTH_GAIN = (3.0, 15.0)  # relative to a wire
 BAR_LENGTH = (0.3, 2.0)  # as a share of the picture's side
 SHADOWS = 0.3  # of all bars
@@ -78,14 +78,11 @@ def draw_bars(image: np.ndarray, scene: Scene, class_ids: tuple[int, ...], rng: 
             cover = _cover(line, width, rng.uniform(*SHADOW_BLUR_PX), len(image))
             _paint(image, cover, image[cover.rows, cover.columns] * rng.uniform(*SHADOW))
             continue
-        # The texture is the picture's own, from elsewhere in it.
+        # The texture comes from another place of the picture.
         elsewhere = np.roll(scene.image, rng.integers(len(image), size=2), axis=(0, 1))
         middle, contrast = cv2.mean(scene.image)[:3], rng.uniform(0, MAX_TEXTURE)
-        colour, shade, blur = (
-            _random_colour(scene.image, rng),
-            rng.uniform(-MAX_SHADE, MAX_SHADE),
-            rng.uniform(*BLUR_PX),
-        )
+        colour = _random_colour(scene.image, rng)
+        shade, blur = rng.uniform(-MAX_SHADE, MAX_SHADE), rng.uniform(*BLUR_PX)
         parts = [(line, width, shade, 1.0)]
         if rng.random() < 0.5:
             share = rng.uniform(*RIM_WIDTH)
@@ -168,6 +165,7 @@ class _Cover:
 
 
 def _cover(line: np.ndarray, width: float, blur: float, size_px: int) -> _Cover:
+    """Return what a band along a line (K, 2) covers of a picture; its edges are `blur` pixels wide."""
     reach = width / 2 + blur + 1
     rows, columns = np.divmod(np.flatnonzero(draw_index_map([band(line, 2 * reach)], size_px) > 0), size_px)
     # In coordinates along and across the chord, where the line is a function.
