@@ -3,7 +3,7 @@
 Masks decide, not boxes: two parallel wires that cross many tiles have nearly the same boxes, and the two halves of a wire
 in neighbouring tiles have boxes that hardly overlap.
 
-docs/windows.md lists the rules: duplicates in a tile, links between tiles, objects, fragments (1 to 4). What larger tiles and
+docs/tiles.md lists the rules: duplicates in a tile, links between tiles, objects, fragments (1 to 4). What larger tiles and
 the whole photograph show is compared with the result in utils/predict/overview.py (5 and 6).
 
 All decisions follow from sorted lists, so the order of tiles and the batch size do not matter.

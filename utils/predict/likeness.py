@@ -22,7 +22,7 @@ def likeness(line: Line, grey: np.ndarray) -> float:
 
     It is the share of the line's contrast to its sides in that and the contrast between the sides, times 1 - exp(-length /
     (SHORT * longer side)). Contrasts are medians along the line, of blocks of 20 pixels, so that a wire may pass from dark
-    to light ground and in front of a pole. docs/windows.md tells how the constants were found.
+    to light ground and in front of a pole. docs/wires.md tells how the constants were found.
     """
     points, across, _ = line.samples(STEP_PX)
     offsets = np.linspace(-REACH, REACH, SAMPLES)

@@ -1,7 +1,7 @@
 """Compares what a coarser pass found, on larger tiles or the whole photograph, with the objects from smaller tiles.
 
 A coarser pass shows larger objects at once, but a pixel of its masks may be tens of pixels of the photograph. So a mask from
-smaller tiles is preferred wherever there is one (docs/windows.md, rule 5). But no tile shows an object whole that is as long
+smaller tiles is preferred wherever there is one (docs/tiles.md, rule 5). But no tile shows an object whole that is as long
 as the tile: pieces of wood, sky or rock look like pieces of any large object. There the coarser pass decides (rule 6).
 `_decide` applies the rules in turn.
 """

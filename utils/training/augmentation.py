@@ -16,7 +16,7 @@ from utils.distributed import Say
 from utils.evaluation.native_masks import choose_thin_classes, sizes_on_disk
 from utils.training.config import TrainConfig
 
-# For photographs from above: with --fliplr 0.5 every direction is equally likely. docs/windows.md has the measurement.
+# For photographs from above: with --fliplr 0.5 every direction is equally likely. docs/wires.md has the measurement.
 FROM_ABOVE = {"degrees": 90.0, "flipud": 0.5, "draw_wires": 0.5}
 LONG = 3.0  # an object has a direction if its smallest rectangle is this many times as long as wide
 MIN_OBJECTS = 20  # of a class, for its directions to say anything
