@@ -50,6 +50,7 @@ from utils.yolo.model import (
     load_for_prediction,
     load_weights,
     require_classes,
+    trained_label_lengths,
     trained_size_px,
     trained_thin_classes,
     trained_windows,
@@ -166,7 +167,11 @@ def make_exports(
         for variant in config.variants:
             how = (judge.size_px, config.batch_size, config.dynamic, variant.precision)
             thin, labels = [*trained_thin_classes(model)], trained_wire_labels(model)
-            facts = ExportFacts(class_names(model), *how, trained_windows(model), digest, thin, **labels)
+            lengths = [
+                number for class_id, facts in trained_label_lengths(model).items() for number in (class_id, *facts)
+            ]
+            trained = {**labels, "label_lengths": lengths}
+            facts = ExportFacts(class_names(model), *how, trained_windows(model), digest, thin, **trained)
             folder = Path(tempfile.mkdtemp(dir=scratch))
             print(f"{variant.kind} {variant.precision}: converting and comparing", flush=True)
             made = convert(model, variant, facts, folder, Path(config.model).stem, calibration, judge.device)

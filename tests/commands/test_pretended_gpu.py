@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -20,6 +21,8 @@ from tests.recipes.compressed_ad.small import small_settings, write_small_histor
 from tests.support.ranks import RankFailed, run_ranks
 from utils.common import environment
 from utils.common.config import to_dict
+from utils.data.images import read_image
+from utils.predict.label_facts import label_lengths
 from utils.run.checkpoint import load_latest
 from utils.yolo.model import load_weights, save_deployable, trained_size_px
 
@@ -248,6 +251,17 @@ def train(folder: Path, device: str, trained: TrainedRun, kill_at: int = 0) -> N
     assert bool(kill_at) or [one["code"] for one in seen] == [0, 0]
 
 
+def labels_of(few: TrainedRun) -> list[float]:
+    """Return how long the labels of its photographs are, read from their files."""
+    class_ids, lengths = [], []
+    for file in sorted((few.processed / "val" / "labels").glob("*.txt")):
+        height, width = read_image(file.parents[1] / "images" / f"{file.stem}.jpg").shape[:2]
+        for class_id, *outline in map(str.split, file.read_text().splitlines()):
+            class_ids.append(int(class_id))
+            lengths.append(np.ptp(np.array(outline, float).reshape(-1, 2) * (width, height), axis=0).max())
+    return label_lengths(np.array(class_ids), np.array(lengths))
+
+
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
     """Return all tensors of a run's newest checkpoint: weights, moving average, statistics, momenta."""
     found = load_latest(folder / "run" / "checkpoint")
@@ -269,6 +283,11 @@ def test_a_training_killed_and_resumed_on_two_gpus_has_the_bits_of_two_cpu_proce
     assert len(expected) > 1000
     assert expected.keys() == found.keys()
     assert [name for name, tensor in expected.items() if not torch.equal(tensor, found[name])] == []
+    lengths = labels_of(few)
+    assert len(lengths) >= 6, "of two classes"
+    for folder in (cpu, gpu):
+        written = load_weights(str(folder / "run" / "best.pt")).args["label_lengths"]
+        np.testing.assert_allclose(written, lengths, rtol=1e-3, atol=0.1)
 
 
 @pytest.mark.parametrize(

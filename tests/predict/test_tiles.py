@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -49,9 +50,15 @@ SCENE = wires_and_pole(SIZE)  # across 24 tiles
 
 
 def predict_all(
-    photos: list[np.ndarray], batch_size: int, tiling: Tiling | None, most: int = 300, thin: tuple[int, ...] = ()
+    photos: list[np.ndarray],
+    batch_size: int,
+    tiling: Tiling | None,
+    most: int = 300,
+    thin: tuple[int, ...] = (),
+    facts: dict[str, Any] | None = None,
 ) -> tuple[ColourNetwork, list[tuple[int, np.ndarray, PhotoPrediction]]]:
     model = ColourNetwork()
+    model.args |= facts or {}
     limits = {"confidence": 0.25, "iou": 0.7}
     predictor = Predictor(model, 320, torch.device("cpu"), batch_size, tiling, limits, most, thin=thin)
     return model, list(predictor.predict(enumerate(photos)))
@@ -97,6 +104,31 @@ def test_lines_are_given_the_votes_of_tiles_where_labels_end(monkeypatch: pytest
     votes = with_lines.call_args.args[-1][0]
     assert (votes[np.any([mask for class_id, mask in SCENE if class_id == 0], axis=0)] > 0).mean() > 0.99
     assert not votes[:, 984:].any(), "the pole is of another class"
+
+
+@pytest.mark.parametrize(
+    ("labels", "tile_px", "factor"),
+    [(1.2, 320, 1 / (1 + (np.log(1.2) / 0.5) ** 2)), (0.6, 640, 1 / (1 + (np.log(1.2) / 0.5) ** 2)), (0.5, 320, 1.0)],
+)
+def test_what_is_shorter_than_the_labels_of_its_class_is_less_sure(
+    labels: float, tile_px: int, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch)
+    (_, pole), windows = SCENE[3], {"per_photo": 8, "low_scale": 0.5, "high_scale": 1.0}
+    length_px = float(np.ptp(np.argwhere(pole), axis=0).max() + 1)
+    photos = [paint(SCENE, SIZE)]
+
+    def scores(*lengths: float, thin: tuple[int, ...] = ()) -> dict[int, list[float]]:
+        facts = {"windows": windows, "label_lengths": [*lengths]}
+        _, ((*_, found),) = predict_all(photos, 16, Tiling(tile_px), thin=thin, facts=facts)
+        assert (np.diff(found.found.scores.numpy()) <= 0).all()
+        return {number: found.found.scores[found.class_ids == number].tolist() for number in (0, 1)}
+
+    before, after = scores(), scores(1, labels * length_px, 0.5)
+    assert after[1] == pytest.approx([factor * before[1][0]], rel=0.01)
+    assert after[0] == before[0]
+    assert scores(1, 20 * length_px, 0.5)[1] == []
+    assert len(scores(1, 20 * length_px, 0.5, thin=(1,))[1]) == 1  # lines are judged by their own length
 
 
 def test_larger_tiles_change_nothing_that_the_smallest_show_whole(monkeypatch: pytest.MonkeyPatch) -> None:

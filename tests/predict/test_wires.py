@@ -12,10 +12,10 @@ import torch
 from tests.predict.test_lines import CROSSARM, SAGGING, SIZE, STRAIGHT, drawn, parabola, straight
 from utils.predict.detections import Detections, PhotoPrediction, Placement
 from utils.predict.joining import Piece
+from utils.predict.label_facts import LabelledPhoto, label_lengths, measure_wire_labels
 from utils.predict.regions import Region, Runs
 from utils.predict.shapes import Line, fill_outline
 from utils.predict.visible import profiles
-from utils.predict.wire_labels import LabelledPhoto, measure_wire_labels
 from utils.predict.wires import WireRules, votes_of, with_lines
 
 POLE = np.zeros(SIZE[::-1], bool)
@@ -195,3 +195,11 @@ def test_labels_say_how_wide_they_are(gain: float, margin_px: float) -> None:
     assert found[0] == pytest.approx(gain, abs=0.25)
     assert found[0] * 6 + found[1] == pytest.approx(gain * 6 + margin_px, abs=0.8)
     assert measure_wire_labels(photos[:4], (1,))["wire_width"] == []  # too few
+
+
+def test_labels_say_how_long_objects_are() -> None:
+    lengths = 100.0 * np.e ** np.array([-2, -1, -1, 0, 0, 0, 0, 0, 1, 1, 2])  # the logarithms' median is 0
+    class_ids = np.array([3] * 11 + [1] * 9 + [0] * 10)
+    found = label_lengths(class_ids, np.concatenate([lengths, np.ones(9), np.full(10, 40.0)]))
+    assert found == [0, 40.0, 0.5, 3, 100.0, pytest.approx(np.sqrt(12 / 10), abs=1e-3)]
+    assert label_lengths(np.zeros(0, int), np.zeros(0)) == []

@@ -47,7 +47,7 @@ def saved(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> d
         info = {"epoch": 3, "metrics": {"mask_map50": 0.5}}
         facts: dict[str, Any] = {"img_size": SIZE_PX, "data": "dataset.yaml", "windows": WINDOWS, "thin_classes": (1,)}
         labels: Any = {"wires_end_at": [0], "wire_width": [1.0, 2.5]}
-        save_deployable(paths[family], network, info, **facts, wire_labels=labels)
+        save_deployable(paths[family], network, info, **facts, wire_labels=labels, label_lengths=[2, 90.5, 0.5])
         torch.save(network.state_dict(), paths[family].with_name("weights.pt"))
     return paths
 

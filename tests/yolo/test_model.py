@@ -20,6 +20,7 @@ from utils.yolo.model import (
     load_for_prediction,
     load_weights,
     save_deployable,
+    trained_label_lengths,
     trained_size_px,
     trained_thin_classes,
     trained_windows,
@@ -45,6 +46,7 @@ def test_a_saved_model_opens_again_with_equal_outputs(saved: dict[str, Path], fa
         assert (class_names(fast), trained_size_px(fast), trained_windows(fast)) == (NAMES, SIZE_PX, WINDOWS)
         assert trained_thin_classes(fast) == (1,)
         assert trained_wire_labels(fast) == {"wires_end_at": [0], "wire_width": [1.0, 2.5]}
+        assert trained_label_lengths(fast) == {2: (90.5, 0.5)}
         assert not [module for module in fast.modules() if isinstance(module, torch.nn.BatchNorm2d)]
         with torch.no_grad():
             ours, theirs = raw_outputs(fast, images), raw_outputs(model, images)
@@ -94,6 +96,7 @@ def test_the_deployed_file_is_opened_by_ultralytics_for_prediction_and_export(sa
         (("windows",), [None, {"per_photo": 4}, {**WINDOWS, "low_scale": -1}, {**WINDOWS, "high_scale": 1e9}]),
         (("thin_classes", "wires_end_at"), [None, 1, [99], ["conductor"], [True], {"conductor": 1}]),
         (("wire_width",), [None, 1.0, [1.0], ["1", "2"], [1, 2], [1.0, 1e9], [1.0, float("nan")]]),
+        (("label_lengths",), [None, 1, [1], [0, 1.0], [9, 1.0, 1.0], [0, 1, 1.0], [0, 1.0, 0.0], [[], 1.0, 1.0]]),
     ],
 )
 def test_a_file_without_proper_facts_has_none(names: tuple[str, ...], values: list[object]) -> None:
@@ -102,6 +105,7 @@ def test_a_file_without_proper_facts_has_none(names: tuple[str, ...], values: li
         assert trained_windows(model) is None
         assert trained_thin_classes(model) == ()
         assert trained_wire_labels(model) == {"wires_end_at": [], "wire_width": []}
+        assert trained_label_lengths(model) == {}
 
 
 def test_synchronised_batchnorm_never_reaches_a_file(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from utils.predict.detections import decode, raw_outputs
-from utils.predict.exported import WIRE_FACTS, ExportedModel, ExportFacts
+from utils.predict.exported import LABEL_FACTS, ExportedModel, ExportFacts
 
 AP_NAMES = {
     "box_map50": "box mAP50",
@@ -73,7 +73,7 @@ def compare_facts(expected: ExportFacts, export: ExportedModel) -> list[str]:
         failures.append(
             f"class {number} is called {_name_at(found.names, number)}, torch's {_name_at(expected.names, number)}"
         )
-    on_input, trained = ("size_px", "batch_size", "is_dynamic", "precision"), ("windows", "thin_classes", *WIRE_FACTS)
+    on_input, trained = ("size_px", "batch_size", "is_dynamic", "precision"), ("windows", "thin_classes", *LABEL_FACTS)
     for name in (*on_input, *trained, "source_sha256"):
         wanted, given = getattr(expected, name), getattr(found, name)
         if wanted != given:

@@ -30,7 +30,7 @@ from utils.yolo.weights_file import ForeignFile, checked_names
 
 FACTS_KEY = "yolo_seg_ddp"  # of this project's facts among Ultralytics' metadata
 FACTS_VERSION = 1
-WIRE_FACTS = ("wires_end_at", "wire_width")
+LABEL_FACTS = ("wires_end_at", "wire_width", "label_lengths")
 REQUIREMENTS = "requirements-export.txt"
 # Formats by their file's suffix; an OpenVINO model is a folder.
 SUFFIXES = {".onnx": "onnx", ".torchscript": "torchscript", ".engine": "engine"}
@@ -43,7 +43,7 @@ class ExportFacts:
 
     size_px, batch_size: of the input; with `is_dynamic` the usual ones. windows: those of `trained_windows`.
     source_sha256: of the .pt file. thin_classes: those of `trained_thin_classes`, wires_end_at, wire_width: those
-    of `trained_wire_labels`; earlier exports have none.
+    of `trained_wire_labels`, label_lengths: those of the .pt file; earlier exports have none.
     """
 
     names: tuple[str, ...]
@@ -56,6 +56,7 @@ class ExportFacts:
     thin_classes: list[int] = field(default_factory=list)
     wires_end_at: list[int] = field(default_factory=list)
     wire_width: list[float] = field(default_factory=list)
+    label_lengths: list[float] = field(default_factory=list)
 
     def to_json(self) -> str:
         """Return the text that is stored in the export."""
@@ -106,7 +107,7 @@ class ExportedModel(nn.Module):
         super().__init__()
         self.path, self.kind, self.facts = path, kind, facts
         self.names = dict(enumerate(facts.names))
-        trained = {name: getattr(facts, name) for name in ("windows", "thin_classes", *WIRE_FACTS)}
+        trained = {name: getattr(facts, name) for name in ("windows", "thin_classes", *LABEL_FACTS)}
         self.args = {"imgsz": facts.size_px, **trained}
         self._run = run
 

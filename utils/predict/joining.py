@@ -55,6 +55,7 @@ class JoinedObject:
     pieces: tuple[Piece, ...]
     support: float = 0.0  # the highest of those that hardly show it
     others: tuple[float, ...] = ()  # those that show it well; 0 where nothing was found
+    factor: float = 1.0  # lower for an object that is short for its class
 
     @property
     def class_id(self) -> int:
@@ -63,11 +64,11 @@ class JoinedObject:
 
     @cached_property
     def score(self) -> float:
-        """The mean of the pieces', weighted by area, raised by support (wrong only if both are), and the others' confidences."""
+        """The mean of the pieces', weighted by area, raised by support (wrong only if both are), and the others' confidences, times the factor."""
         areas = [piece.mask.area for piece in self.pieces]
         mean = sum(piece.score * area for piece, area in zip(self.pieces, areas, strict=True)) / sum(areas)
         own = 1 - (1 - mean) * (1 - self.support) if self.support else mean
-        return (own + sum(self.others)) / (1 + len(self.others))
+        return self.factor * (own + sum(self.others)) / (1 + len(self.others))
 
     @cached_property
     def box(self) -> np.ndarray:

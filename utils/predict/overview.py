@@ -44,17 +44,18 @@ def add_overview(
         of_class.setdefault(thing.class_id, []).append(thing)
     candidates = {class_id: _Candidates(things, cell_px, tiles) for class_id, things in of_class.items()}
     kept: list[JoinedObject] = []
-    for thing in sorted(coarse, key=_best_first):
+    for thing in sorted(coarse, key=best_first):
         kept += _decide(thing, candidates[thing.class_id], cell_px, finer_px)
     for group in candidates.values():
         for candidate in (group.all[number] for number in np.flatnonzero(group.is_free)):
             judged = candidate.judged(coarse_px)
             if judged.support or any(judged.others) or not candidate.is_thick:
                 kept.append(judged)
-    return sorted(kept, key=_best_first)
+    return sorted(kept, key=best_first)
 
 
-def _best_first(thing: JoinedObject) -> tuple[Any, ...]:
+def best_first(thing: JoinedObject) -> tuple[Any, ...]:
+    """What objects are sorted by."""
     return -thing.score, thing.pieces[0].order
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,11 +25,11 @@ from utils.predict.detections import (
     raw_outputs,
 )
 from utils.predict.joining import JoinedObject, Piece, join_tiles
-from utils.predict.overview import add_overview, longest_side
+from utils.predict.overview import add_overview, best_first, longest_side
 from utils.predict.regions import Corners, LazyRegions
 from utils.predict.wires import WireRules, votes_of, with_lines
 from utils.yolo.inputs import prepare_images
-from utils.yolo.model import YoloModel, trained_windows, trained_wire_labels
+from utils.yolo.model import YoloModel, trained_label_lengths, trained_windows, trained_wire_labels
 
 MIN_OVERLAP_PX = 128
 OVERLAP = 0.2  # of a tile's side
@@ -184,8 +185,10 @@ class Predictor:
         side_px = max(state.photo.shape[:2])
         mask_px = MASK_STRIDE * side_px / self.size_px
         objects = add_overview(objects, whole, state.tiles, finer_px, side_px, mask_px)
-        least = self.limits["confidence"]  # what a coarser pass has not found may have less now
-        objects = [thing for thing in objects if thing.score >= least or not thing.others][: self.max_detections]
+        objects = self._judged_by_length(objects)
+        least = self.limits["confidence"]  # what is short, or a coarser pass has not found, may have less now
+        objects = [thing for thing in objects if thing.score >= least or not (thing.others or thing.factor < 1)]
+        objects = objects[: self.max_detections]
         boxes = np.array([thing.box for thing in objects], np.float32).reshape(-1, 4)
         scores = torch.tensor([thing.score for thing in objects], dtype=torch.float32)
         class_ids = torch.tensor([thing.class_id for thing in objects], dtype=torch.int64)
@@ -195,6 +198,22 @@ class Predictor:
         )
         prediction = PhotoPrediction(found, LazyRegions(objects, JoinedObject.region), boxes)
         return self._lined(prediction, state.whole, state)
+
+    def _judged_by_length(self, objects: list[JoinedObject]) -> list[JoinedObject]:
+        """Lower the confidence of objects that are short for their class (docs/tiles.md, rule 7). Return the best first."""
+        windows, lengths = trained_windows(self.model), trained_label_lengths(self.model)
+        if not windows or not lengths or not self.tiling:
+            return objects
+        scale = windows["high_scale"] * self.tiling.size_px / self.size_px  # of tiles in training, relative to these
+        judged = []
+        for thing in objects:
+            if thing.class_id in lengths and thing.class_id not in self.thin:
+                median_px, spread = lengths[thing.class_id]
+                length_px = float((thing.box[2:] - thing.box[:2]).max())
+                deviation = min(0.0, math.log(max(length_px, 1.0) / (scale * median_px)) / spread)
+                thing = replace(thing, factor=1 / (1 + deviation**2))
+            judged.append(thing)
+        return sorted(judged, key=best_first)
 
     def _lined(self, prediction: PhotoPrediction, placement: Placement, state: _Open) -> PhotoPrediction:
         labels = trained_wire_labels(self.model) if self.thin else {}

@@ -31,7 +31,7 @@ WIDER = 1.5  # times that width: what is wider loses confidence, such as crossar
 
 @dataclass(frozen=True)
 class WireRules:
-    """Which classes become lines, and how wires are labelled in the training's photographs (`wire_labels.py`).
+    """Which classes become lines, and how wires are labelled in the training's photographs (`label_facts.py`).
 
     end_at: the classes at whose objects labels end. width: (gain, margin in pixels), labels are gain times as wide as the
     wires that a photograph shows, plus the margin; empty: not known, so lines stay where and as wide as masks are.

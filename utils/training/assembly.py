@@ -23,7 +23,7 @@ from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
 from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.evaluation.evaluate import evaluate, headline
 from utils.evaluation.native_masks import sizes_on_disk
-from utils.predict.wire_labels import LabelledPhoto, measure_wire_labels
+from utils.predict.label_facts import LabelledPhoto, label_lengths, measure_wire_labels
 from utils.run.folder import OwnedRun
 from utils.run.records import MEAN_MAP
 from utils.run.status import RUNNING
@@ -38,7 +38,7 @@ from utils.yolo.model import YoloModel, copy_for_prediction, save_deployable
 from utils.yolo.optimizer import GRADIENT_CLIP_NORM, build_optimizer
 
 VAL_SEED = 0  # of the windows on which trainings validate: those of all runs show the same
-LABELLED_PHOTOS = 64  # whose wires are looked at
+LABELLED_PHOTOS, MEASURED_PHOTOS = 64, 1000  # whose wires are looked at; whose labels' lengths are measured
 SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
 
 
@@ -131,6 +131,18 @@ def wire_labels_of(data: Data, thin: tuple[int, ...]) -> dict[str, Any] | None:
     return measure_wire_labels(photos, thin) if thin else None
 
 
+def label_lengths_of(data: Data) -> list[float]:
+    """Return how long labels are in at most MEASURED_PHOTOS photographs of a training on windows; nothing without windows."""
+    if data.train.windowed is None:
+        return []
+    windows = data.train.windowed.windows
+    chosen = range(0, len(windows.photos), -(-len(windows.photos) // MEASURED_PHOTOS))
+    labels = [(windows.photos[index], windows.sizes[index][::-1]) for index in chosen]
+    lengths = [(np.ptp(outline, axis=0) * size).max() for photo, size in labels for outline in photo.polygons]
+    class_ids = [class_id for photo, _ in labels for class_id in photo.class_ids]
+    return label_lengths(np.array(class_ids, int), np.array(lengths, float))
+
+
 class Segmentation(Task):
     """YOLO segmentation: its batches, its loss and metrics, its pictures and its deployable files."""
 
@@ -143,6 +155,7 @@ class Segmentation(Task):
         self.curves = Curves(run.folder)
         self.thin_classes = thin_classes_of(data)
         self.wire_labels = wire_labels_of(data, self.thin_classes) if distributed.rank() == 0 else None  # for `save`
+        self.label_lengths = label_lengths_of(data)
         labels = [data.val.labels(index) for index in range(min(len(data.val), CHOSEN_FROM))]
         ranks, are_windows = (distributed.rank(), distributed.world_size()), data.val.windowed is not None
         every = plan.config.val_pictures_every
@@ -169,7 +182,8 @@ class Segmentation(Task):
         config = self.config
         windows = asdict(config.window_config) if config.window_config else None
         facts: dict[str, Any] = {"img_size": config.img_size, "data": config.data, "windows": windows}
-        save_deployable(path, model, info, **facts, thin_classes=self.thin_classes, wire_labels=self.wire_labels)
+        facts |= {"wire_labels": self.wire_labels, "label_lengths": self.label_lengths}
+        save_deployable(path, model, info, **facts, thin_classes=self.thin_classes)
 
     def after_epoch(self, record: dict[str, Any], epoch: Epoch) -> None:
         """Draw curves and validation pictures, and update the run's status."""

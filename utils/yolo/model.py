@@ -167,6 +167,18 @@ def trained_wire_labels(model: YoloModel) -> dict[str, Any]:
     return {"wires_end_at": [*end_at], "wire_width": width if is_width else []}
 
 
+def trained_label_lengths(model: YoloModel) -> dict[int, tuple[float, float]]:
+    """Return how long the labels of a class were in a loaded model's training on windows: median in pixels, spread.
+
+    As `label_lengths` measures it; nothing for classes of which the model's file does not say it.
+    """
+    facts = model.args.get("label_lengths")
+    facts = facts if isinstance(facts, list) else []
+    rows = [row for row in zip(facts[::3], facts[1::3], facts[2::3], strict=False) if _known_classes(model, [row[0]])]
+    are_lengths = all(type(number) is float and 0 < number < math.inf for row in rows for number in row[1:])
+    return {class_id: (median_px, spread) for class_id, median_px, spread in rows} if are_lengths else {}
+
+
 def _known_classes(model: YoloModel, classes: Any) -> tuple[int, ...]:
     known = range(len(class_names(model)))
     is_list = isinstance(classes, list) and all(type(class_id) is int and class_id in known for class_id in classes)
@@ -228,11 +240,12 @@ def save_deployable(
     windows: dict[str, float] | None = None,
     thin_classes: tuple[int, ...] = (),
     wire_labels: dict[str, Any] | None = None,
+    label_lengths: list[float] | None = None,
 ) -> None:
     """Write, atomically and in half precision, a file that Ultralytics' `YOLO(path)` opens to predict, val or export.
 
     `windows` are the facts of a training on windows, which `trained_windows` returns; `thin_classes` and `wire_labels` what
-    `trained_thin_classes` and `trained_wire_labels` return.
+    `trained_thin_classes` and `trained_wire_labels` return, `label_lengths` those of `label_facts.label_lengths`.
     """
     deployed: YoloModel = copy.deepcopy(module).cpu().eval()
     deployed = revert_sync_batchnorm(deployed).half().to(memory_format=torch.contiguous_format)
@@ -240,6 +253,7 @@ def save_deployable(
     deployed._forward_pre_hooks.clear()  # code of this project, which other programs cannot load
     deployed.args = {"task": "segment", "imgsz": img_size, "data": data, **({"windows": windows} if windows else {})}
     deployed.args |= {"thin_classes": list(thin_classes), **(wire_labels or {})} if thin_classes else {}
+    deployed.args |= {"label_lengths": label_lengths} if label_lengths else {}
     content = {
         "epoch": -1,
         "best_fitness": None,

@@ -1,4 +1,4 @@
-"""How a data set's labels show wires: at which objects they end, and how wide they are."""
+"""What a data set's labels say for predictions: how long objects are, at which objects wires end, and how wide they are."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from utils.predict.wires import along, canvas_of, outside, values_at
 MIN_CUTS = 3  # labelled wires that go on after an object of a class, so that wires end there
 MOST_WIRES, MIN_WIRES = 40, 10  # labelled wires that are compared with the photographs, for their width
 MOST_GAIN = 2.0
+MIN_LABELS, MIN_SPREAD = 10, 0.5  # labels of a class whose lengths are a fact; what their logarithms spread at least
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,21 @@ class LabelledPhoto:
     outlines: list[np.ndarray]
     size: tuple[int, int]
     read: Callable[[], np.ndarray]
+
+
+def label_lengths(class_ids: np.ndarray, lengths_px: np.ndarray) -> list[float]:
+    """Return how long labels are: class id, median in pixels and spread of each class with MIN_LABELS, one after the other.
+
+    class_ids: int (N,); lengths_px: float (N,), the longer sides of their boxes. The spread is the standard deviation of the
+    natural logarithm, MIN_SPREAD at least.
+    """
+    facts: list[float] = []
+    for class_id in np.unique(class_ids).tolist():
+        lengths = np.log(np.maximum(lengths_px[class_ids == class_id], 1))
+        if len(lengths) >= MIN_LABELS:
+            spread = max(MIN_SPREAD, float(lengths.std(ddof=1)))
+            facts += [class_id, round(float(np.exp(np.median(lengths))), 1), round(spread, 3)]
+    return facts
 
 
 def measure_wire_labels(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> dict[str, Any]:
