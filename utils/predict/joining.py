@@ -64,7 +64,7 @@ class JoinedObject:
 
     @cached_property
     def score(self) -> float:
-        """The mean of the pieces', weighted by area, raised by support (wrong only if both are), and the others' confidences, times the factor."""
+        """The mean of the pieces', weighted by area and raised by support, and the others' confidences, times the factor."""
         areas = [piece.mask.area for piece in self.pieces]
         mean = sum(piece.score * area for piece, area in zip(self.pieces, areas, strict=True)) / sum(areas)
         own = 1 - (1 - mean) * (1 - self.support) if self.support else mean
