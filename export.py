@@ -167,11 +167,8 @@ def make_exports(
         for variant in config.variants:
             how = (judge.size_px, config.batch_size, config.dynamic, variant.precision)
             thin, labels = [*trained_thin_classes(model)], trained_wire_labels(model)
-            lengths = [
-                number for class_id, facts in trained_label_lengths(model).items() for number in (class_id, *facts)
-            ]
-            trained = {**labels, "label_lengths": lengths}
-            facts = ExportFacts(class_names(model), *how, trained_windows(model), digest, thin, **trained)
+            labels["label_lengths"] = trained_label_lengths(model)
+            facts = ExportFacts(class_names(model), *how, trained_windows(model), digest, thin, **labels)
             folder = Path(tempfile.mkdtemp(dir=scratch))
             print(f"{variant.kind} {variant.precision}: converting and comparing", flush=True)
             made = convert(model, variant, facts, folder, Path(config.model).stem, calibration, judge.device)

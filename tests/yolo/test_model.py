@@ -46,7 +46,7 @@ def test_a_saved_model_opens_again_with_equal_outputs(saved: dict[str, Path], fa
         assert (class_names(fast), trained_size_px(fast), trained_windows(fast)) == (NAMES, SIZE_PX, WINDOWS)
         assert trained_thin_classes(fast) == (1,)
         assert trained_wire_labels(fast) == {"wires_end_at": [0], "wire_width": [1.0, 2.5]}
-        assert trained_label_lengths(fast) == {2: (90.5, 0.5)}
+        assert trained_label_lengths(fast) == [2, 90.5, 0.5]
         assert not [module for module in fast.modules() if isinstance(module, torch.nn.BatchNorm2d)]
         with torch.no_grad():
             ours, theirs = raw_outputs(fast, images), raw_outputs(model, images)
@@ -105,7 +105,7 @@ def test_a_file_without_proper_facts_has_none(names: tuple[str, ...], values: li
         assert trained_windows(model) is None
         assert trained_thin_classes(model) == ()
         assert trained_wire_labels(model) == {"wires_end_at": [], "wire_width": []}
-        assert trained_label_lengths(model) == {}
+        assert trained_label_lengths(model) == []
 
 
 def test_synchronised_batchnorm_never_reaches_a_file(tmp_path: Path) -> None:

@@ -201,9 +201,10 @@ class Predictor:
 
     def _judged_by_length(self, objects: list[JoinedObject]) -> list[JoinedObject]:
         """Lower the confidence of objects that are short for their class (docs/tiles.md, rule 7). Return the best first."""
-        windows, lengths = trained_windows(self.model), trained_label_lengths(self.model)
-        if not windows or not lengths or not self.tiling:
+        windows, facts = trained_windows(self.model), trained_label_lengths(self.model)
+        if not windows or not self.tiling:
             return objects
+        lengths = dict(zip(facts[::3], zip(facts[1::3], facts[2::3], strict=True), strict=True))
         scale = windows["high_scale"] * self.tiling.size_px / self.size_px  # of tiles in training, relative to these
         judged = []
         for thing in objects:

@@ -136,8 +136,8 @@ def label_lengths_of(data: Data) -> list[float]:
     if data.train.windowed is None:
         return []
     windows = data.train.windowed.windows
-    chosen = range(0, len(windows.photos), -(-len(windows.photos) // MEASURED_PHOTOS))
-    labels = [(windows.photos[index], windows.sizes[index][::-1]) for index in chosen]
+    photos = list(zip(windows.photos, windows.sizes[:, ::-1], strict=True))
+    labels = photos[:: max(1, len(photos) // MEASURED_PHOTOS)][:MEASURED_PHOTOS]
     lengths = [(np.ptp(outline, axis=0) * size).max() for photo, size in labels for outline in photo.polygons]
     class_ids = [class_id for photo, _ in labels for class_id in photo.class_ids]
     return label_lengths(np.array(class_ids, int), np.array(lengths, float))
@@ -154,8 +154,9 @@ class Segmentation(Task):
         self.val_criterion = loss_for(model)  # always the same, so that all runs' losses compare
         self.curves = Curves(run.folder)
         self.thin_classes = thin_classes_of(data)
-        self.wire_labels = wire_labels_of(data, self.thin_classes) if distributed.rank() == 0 else None  # for `save`
-        self.label_lengths = label_lengths_of(data)
+        is_main = distributed.rank() == 0  # which calls `save`
+        self.wire_labels = wire_labels_of(data, self.thin_classes) if is_main else None
+        self.label_lengths = label_lengths_of(data) if is_main else None
         labels = [data.val.labels(index) for index in range(min(len(data.val), CHOSEN_FROM))]
         ranks, are_windows = (distributed.rank(), distributed.world_size()), data.val.windowed is not None
         every = plan.config.val_pictures_every

@@ -167,16 +167,13 @@ def trained_wire_labels(model: YoloModel) -> dict[str, Any]:
     return {"wires_end_at": [*end_at], "wire_width": width if is_width else []}
 
 
-def trained_label_lengths(model: YoloModel) -> dict[int, tuple[float, float]]:
-    """Return how long the labels of a class were in a loaded model's training on windows: median in pixels, spread.
-
-    As `label_lengths` measures it; nothing for classes of which the model's file does not say it.
-    """
+def trained_label_lengths(model: YoloModel) -> list[float]:
+    """Return how long labels were in that training, as `label_lengths` does; nothing if the model's file does not say it."""
     facts = model.args.get("label_lengths")
-    facts = facts if isinstance(facts, list) else []
-    rows = [row for row in zip(facts[::3], facts[1::3], facts[2::3], strict=False) if _known_classes(model, [row[0]])]
-    are_lengths = all(type(number) is float and 0 < number < math.inf for row in rows for number in row[1:])
-    return {class_id: (median_px, spread) for class_id, median_px, spread in rows} if are_lengths else {}
+    if not isinstance(facts, list) or len(facts) % 3:
+        return []
+    are_lengths = all(type(number) is float and 0 < number < math.inf for number in facts[1::3] + facts[2::3])
+    return facts if are_lengths and _known_classes(model, facts[::3]) else []
 
 
 def _known_classes(model: YoloModel, classes: Any) -> tuple[int, ...]:
