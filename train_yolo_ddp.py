@@ -49,7 +49,7 @@ def run(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
     data = open_data(config, share.device, say)
     model = build_model(config.model, data.names).to(memory_format=torch.channels_last)
     freeze_layers(model, config.freeze)
-    largest = find_batch_size(config, model, share.device)
+    largest = find_batch_size(config, model, share.device, len(data.train) // ranks.world_size)
 
     setup_ddp(share.device, ranks)
     config = replace(config, batch_size=agree_batch_size(config, largest))

@@ -85,7 +85,8 @@ def main() -> int:
     for part in parts:
         if config.again and (not config.only or part.name in config.only):
             store.forget(part)
-    ended = {part.name: found for part in parts if (found := store.finished(part))}
+    kept = {part.name: found for part in PARTS if (found := store.finished(part))}
+    ended = {part.name: kept[part.name] for part in parts if part.name in kept}
     prepare_folders(setting.folder, [part for part in parts if part.name not in ended])
     total_s = 60 * (config.minutes or MINUTES[setting.device]) - 5  # a few for the table
     folder = Path(config.json) if config.json else root / "results"
@@ -93,7 +94,7 @@ def main() -> int:
 
     def write() -> None:
         minutes = round((time.monotonic() - start_s) / 60, 2)
-        write_results(folder, root, {**facts, "minutes": minutes}, command, parts, ended)
+        write_results(folder, root, {**facts, "minutes": minutes}, command, PARTS, {**kept, **ended})
 
     def on_end(part: Part, outcome: Outcome) -> None:
         store.keep(part, outcome)

@@ -39,7 +39,7 @@ for argument in "$@"; do
     [[ $argument != --device=* ]] || device=("$argument")
     previous=$argument
 done
-plan=$(PYTHONPATH=$project "$python" -m utils.training.launch --no-own-trainer --processes "$processes" --port "$port" \
+plan=$(PYTHONPATH=$project${PYTHONPATH:+:$PYTHONPATH} "$python" -m utils.training.launch --no-own-trainer --processes "$processes" --port "$port" \
     -- ${device[@]+"${device[@]}"}) || exit $?
 read -r _ threads _ <<<"$plan"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$threads}

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# The recipe in small, under a minute on 2 quiet cores: data, training on 2 processes, evaluation, restored pictures.
+# The recipe in small, under a minute on 2 quiet cores: data, training (a process per GPU, or two on a CPU), evaluation,
+# restored pictures.
 # Writes only below outputs/recipes/underwater_ir of the project.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 python=${PYTHON:-../../.venv/bin/python}
 out=$(cd ../.. && pwd)/outputs/recipes/underwater_ir
+processes=$("$python" -c "import torch; print(torch.cuda.device_count() or 2)") # one per GPU
 rm -rf "$out"
 mkdir -p "$out"
 "$python" make_data.py --output "$out" --num-train 64 --num-test 8 --size 96
@@ -12,7 +14,7 @@ echo '{"perc": 0}' >"$out/losses.json" # without VGG's weights, which would be d
 export PYTHON=$python OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 export TRAIN_ROOT=$out/Dataset/train VAL_REF_ROOT="$out/Dataset/testset(ref)" VAL_NONREF_ROOT="$out/Dataset/testset(non-ref)"
 export PSEUDO_ROOT=$out/pseudo-labels/daclip SAVE_PATH=$out/experiments/daclip_student_ddp.pt
-bash train_ddp.sh 2 2 3 48 -- --width 8 --lr 1e-3 --loss-config "$out/losses.json" --device cpu --no-recompute
+bash train_ddp.sh "$processes" 2 3 48 -- --width 8 --lr 1e-3 --loss-config "$out/losses.json" --no-recompute
 "$python" evaluate.py --model "$SAVE_PATH" --val-ref-root "$VAL_REF_ROOT" --val-nonref-root "$VAL_NONREF_ROOT" \
-    --pseudo-root "$PSEUDO_ROOT" --img-size 48 --device cpu --output "$out/evaluation"
-"$python" restore.py --model "$SAVE_PATH" --source "$VAL_NONREF_ROOT" --device cpu --output "$out/restored"
+    --pseudo-root "$PSEUDO_ROOT" --img-size 48 --output "$out/evaluation"
+"$python" restore.py --model "$SAVE_PATH" --source "$VAL_NONREF_ROOT" --output "$out/restored"

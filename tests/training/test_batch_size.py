@@ -28,22 +28,24 @@ CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.parametrize("most", [1, 3, 20, 1024])
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 16, 23, 24, 100])
-def test_the_largest_batch_that_fits_is_found(limit: int) -> None:
+def test_the_largest_batch_that_fits_is_found(limit: int, most: int) -> None:
     tried: list[int] = []
 
     def fits(number: int) -> bool:
         tried.append(number)
         return number <= limit
 
-    found = largest_that_fits(fits, 640)
-    assert found <= limit < 1.5 * found + 1
+    found = largest_that_fits(fits, 640, most)
+    assert found <= min(limit, most) < 1.5 * found + 1
+    assert max(tried) <= most
     assert len(tried) == len(set(tried))
 
 
 def test_a_gpu_too_small_for_one_image_is_named() -> None:
     with pytest.raises(UserError, match="not one image of 640 pixels fits the GPU"):
-        largest_that_fits(lambda _: False, 640)
+        largest_that_fits(lambda _: False, 640, 9)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +73,8 @@ def test_without_an_engine_a_batch_does_not_fit(words: str, is_memory: bool, mon
 
 def test_a_cpu_has_a_plain_answer() -> None:
     model: Any = nn.Identity()
-    assert batch_size.find_batch_size(TrainConfig(batch_size=0), model, CPU) == batch_size.CPU_BATCH_SIZE
-    assert batch_size.find_batch_size(TrainConfig(batch_size=3), model, CPU) is None
+    assert batch_size.find_batch_size(TrainConfig(batch_size=0), model, CPU, 99) == batch_size.CPU_BATCH_SIZE
+    assert batch_size.find_batch_size(TrainConfig(batch_size=3), model, CPU, 99) is None
 
 
 def test_auto_is_a_word_for_the_batch_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +111,7 @@ def test_the_probe_varies_colours(options: dict[str, Any], has_gains: bool, monk
     monkeypatch.setattr(batch_size, "choose_precision", lambda name, device: choose_precision("off", CPU))
     config, gpu = TrainConfig(batch_size=0, img_size=64, **options), torch.device("cuda", 0)
     model = SimpleNamespace(nc=3)
-    assert batch_size.find_batch_size(config, model, gpu) == 1  # type: ignore[arg-type]
+    assert batch_size.find_batch_size(config, model, gpu, 99) == 1  # type: ignore[arg-type]
     training_set = SegmentationDataset(
         [Photo(Path("one.jpg"), np.zeros(0, np.int64), [])],
         64,

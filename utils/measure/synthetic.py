@@ -12,6 +12,7 @@ from utils.data.augment import AugmentConfig, draw_gains
 from utils.data.dataset import Batch, Sample, collate
 from utils.data.target_masks import draw_masks
 
+_DIFFERENT = 16  # images: drawing one takes 10 ms, and `--batch-size auto` asks for thousands
 _WIRE_EVERY = 4  # every fourth object is a wire: long, thin, with a large box
 _OUTLINE_POINTS = 12
 _SMALLEST_SIDE, _LARGEST_SIDE = 0.02, 0.4  # of the image: from an insulator to a near building
@@ -28,10 +29,14 @@ def synthetic_batch(
 ) -> Batch:
     """Make a batch of noise images with `objects_per_image` outlines each. Equal arguments give equal batches.
 
+    A batch of more than 16 images repeats them.
+
     With `colours` the batch has gains that the device applies, as in a training that varies colours there.
     """
     rng = np.random.default_rng((seed, batch_size, size_px))
-    samples = [_sample(index, size_px, num_classes, objects_per_image, rng) for index in range(batch_size)]
+    different = min(batch_size, _DIFFERENT)
+    samples = [_sample(index, size_px, num_classes, objects_per_image, rng) for index in range(different)]
+    samples = [samples[index % different] for index in range(batch_size)]
     if colours is not None:
         samples = [replace(sample, colour_gains=tuple(draw_gains(colours, rng).tolist())) for sample in samples]
     return collate(samples)

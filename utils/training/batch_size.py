@@ -24,10 +24,10 @@ OBJECTS_PER_IMAGE = 60
 _STEPS = 2
 
 
-def find_batch_size(config: TrainConfig, model: YoloModel, device: torch.device) -> int | None:
+def find_batch_size(config: TrainConfig, model: YoloModel, device: torch.device, num_images: int) -> int | None:
     """Return what `--batch-size auto` means for this process's device; None where a number was given.
 
-    Some memory is left free. The model is not changed. Call this before the process group exists: each rank probes its own
+    It is at most `num_images`, those of a rank in an epoch. Some memory is left free. The model is not changed. Call this before the process group exists: each rank probes its own
     device. Raises UserError when not even one image fits.
     """
     if config.batch_size:
@@ -41,7 +41,7 @@ def find_batch_size(config: TrainConfig, model: YoloModel, device: torch.device)
         batch = synthetic_batch(batch_size, side_px, model.nc, objects_per_image=OBJECTS_PER_IMAGE, colours=colours)
         return _fits(model, device, precision, batch)
 
-    return largest_that_fits(fits, side_px)
+    return largest_that_fits(fits, side_px, max(min(LARGEST, num_images), 1))
 
 
 def largest_side_px(config: TrainConfig) -> int:
@@ -54,15 +54,15 @@ def varies_colours_on_device(config: TrainConfig, device: torch.device) -> bool:
     return config.colour == "device" or (config.colour == "auto" and device.type == "cuda")
 
 
-def largest_that_fits(fits: Callable[[int], bool], img_size: int) -> int:
-    """Return the largest of 1, 2, 3, 4, 6, 8, 12, 16, … that fits. Sizes above one that does not fit are not tried."""
+def largest_that_fits(fits: Callable[[int], bool], img_size: int, most: int) -> int:
+    """Return the largest of 1, 2, 3, 4, 6, 8, 12, 16, … up to `most` that fits. Above one that does not fit none is tried."""
     found, step = 0, 1
-    while step <= LARGEST and fits(step):
+    while step <= most and fits(step):
         found, step = step, step * 2
     if not found:
         raise UserError(f"--batch-size auto: not one image of {img_size} pixels fits the GPU; use a smaller --img-size")
     between = found + found // 2
-    return between if 1 < found < LARGEST and fits(between) else found
+    return between if 1 < found and between <= most and fits(between) else found
 
 
 def _fits(model: YoloModel, device: torch.device, precision: Precision, batch: Batch) -> bool:
