@@ -62,7 +62,7 @@ def largest_that_fits(fits: Callable[[int], bool], img_size: int, most: int) -> 
     if not found:
         raise UserError(f"--batch-size auto: not one image of {img_size} pixels fits the GPU; use a smaller --img-size")
     between = found + found // 2
-    return between if 1 < found and between <= most and fits(between) else found
+    return between if found > 1 and between <= most and fits(between) else found
 
 
 def _fits(model: YoloModel, device: torch.device, precision: Precision, batch: Batch) -> bool:
