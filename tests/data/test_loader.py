@@ -202,6 +202,37 @@ def photos(tmp_path: Path, count: int) -> list[Photo]:
     return [Photo(tmp_path / "a.jpg", np.zeros(0, np.int64), [])] * count
 
 
+class Slow(torch.utils.data.Dataset[torch.Tensor]):
+    """Samples that say of which epoch they are; each takes a fifth of a second."""
+
+    collate = staticmethod(torch.stack)
+
+    def __getitem__(self, key: tuple[int, ...]) -> torch.Tensor:
+        time.sleep(0.2)
+        return torch.tensor(key)
+
+
+def test_an_epoch_that_has_begun_waits_for_no_batch_and_another_is_loaded_as_usual() -> None:
+    loader = get_dataloader(Slow(), EpochBatches(4, 2, 0, 1, seed=0), 1, False)
+    expected = {}
+    for epoch in (0, 1):
+        loader.set_epoch(epoch)
+        expected[epoch] = list(loader)
+    loader.begin(1)
+    time.sleep(1.2)
+    loader.set_epoch(1)
+    start_s = time.perf_counter()
+    begun = list(loader)
+    assert time.perf_counter() - start_s < 0.5
+    assert all(map(torch.equal, begun, expected[1]))
+    loader.begin(1)
+    loader.set_epoch(0)
+    assert all(map(torch.equal, loader, expected[0]))
+    loader.begin(1)
+    loader.set_epoch(1, start_batch=1)
+    assert all(map(torch.equal, loader, expected[1][1:]))
+
+
 def test_a_batch_is_as_large_as_is_said(tmp_path: Path) -> None:
     dataset = SegmentationDataset(photos(tmp_path, BATCH), SIDE_PX)
     batch = collate([dataset[0, index] for index in range(BATCH)])

@@ -109,6 +109,21 @@ class ShardBatches(Sampler[list[Key]]):
 class EpochLoader(DataLoader[Any]):
     """A DataLoader whose epoch and first batch can be set, also with persistent workers."""
 
+    _begun: tuple[tuple[int, int], Any] | None = None  # (epoch, first batch), the iterator over them
+
+    def begin(self, epoch: int) -> None:
+        """Let the workers load the first batches of an epoch now. The next iteration takes them if it is of this epoch."""
+        if self.num_workers:
+            self.set_epoch(epoch)
+            self._begun = (epoch, 0), super().__iter__()
+
+    def __iter__(self) -> Any:
+        begun, self._begun = self._begun, None
+        sampler = self.batch_sampler
+        if begun is not None and isinstance(sampler, EpochBatches) and begun[0] == (sampler.epoch, sampler.start_batch):
+            return begun[1]
+        return super().__iter__()
+
     def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
         """Set epoch and first batch of the next iteration. Workers get the epoch with each index."""
         sampler = self.batch_sampler
@@ -162,9 +177,14 @@ def batch_bytes(batch_size: int, side_px: int) -> int:
 
 
 def needed_bytes(workers: int, prefetch: int, bytes_per_batch: int, num_ranks: int) -> int:
-    """Return the shared memory of all loaders of a machine: twice the prefetched batches, because validation batches
-    are twice as large, and one more batch is in use."""
-    return num_ranks * 2 * workers * prefetch * bytes_per_batch
+    """Return the shared memory of all loaders of a machine. During a validation, whose batches are twice as large, there are
+    those of the next epoch, too."""
+    return num_ranks * workers * (prefetch + 2 * val_prefetch(prefetch)) * bytes_per_batch
+
+
+def val_prefetch(prefetch: int) -> int:
+    """Return the batches that each validation worker loads ahead: half as many as in training, because they are larger."""
+    return max(1, prefetch // 2)
 
 
 def plan_loader(

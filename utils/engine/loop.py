@@ -137,6 +137,8 @@ class TrainingEngine:
                 if record is None:
                     self.recovery.save(is_last_chance=True)
                     break
+                if hasattr(train_loader, "begin") and self.progress.epoch + 1 < self.options.epochs:
+                    train_loader.begin(self.progress.epoch + 1)  # its workers load during the validation
                 with self.recovery.validating(record):
                     record.update(self.validate(val_loader))
                 is_best = self._finish_epoch(record)

@@ -17,7 +17,7 @@ from utils.data.cache import open_or_build_check
 from utils.data.dataset import Batch, SegmentationDataset, open_images, read_photos
 from utils.data.dataset_yaml import DatasetSpec, load_dataset_yaml
 from utils.data.images import read_image
-from utils.data.loader import EpochBatches, ShardBatches, get_dataloader, multi_scale_sizes
+from utils.data.loader import EpochBatches, ShardBatches, get_dataloader, multi_scale_sizes, val_prefetch
 from utils.data.windows import Windows, open_windows
 from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
 from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
@@ -240,9 +240,10 @@ def train(plan: TrainPlan, device: torch.device, model: YoloModel, run: OwnedRun
     optimizer = build_optimizer(model, plan.optimizer)
     engine = build_engine(plan, device, model, run, data)
     pins, prefetch = device.type == "cuda", config.prefetch
+    val_workers = min(plan.workers, len(val_batches))
     engine.train(
         train_loader=get_dataloader(data.train, batches, plan.workers, pins, prefetch),
-        val_loader=get_dataloader(data.val, val_batches, min(plan.workers, 2), pins, min(prefetch, 4)),
+        val_loader=get_dataloader(data.val, val_batches, val_workers, pins, val_prefetch(prefetch)),
         optimizer=optimizer,
         scheduler=build_schedule(plan, optimizer, len(batches)),
         resume=run.resumes,
