@@ -109,7 +109,7 @@ class ShardBatches(Sampler[list[Key]]):
 class EpochLoader(DataLoader[Any]):
     """A DataLoader whose epoch and first batch can be set, also with persistent workers."""
 
-    _begun: tuple[tuple[int, int], Any] | None = None  # (epoch, first batch), the iterator over them
+    _begun: Any = None  # (epoch, first batch), and the iterator over them
 
     def begin(self, epoch: int) -> None:
         """Let the workers load the first batches of an epoch now. The next iteration takes them if it is of this epoch."""
@@ -118,11 +118,8 @@ class EpochLoader(DataLoader[Any]):
             self._begun = (epoch, 0), super().__iter__()
 
     def __iter__(self) -> Any:
-        begun, self._begun = self._begun, None
-        sampler = self.batch_sampler
-        if begun is not None and isinstance(sampler, EpochBatches) and begun[0] == (sampler.epoch, sampler.start_batch):
-            return begun[1]
-        return super().__iter__()
+        begun, self._begun, sampler = self._begun, None, self.batch_sampler
+        return begun[1] if begun and begun[0] == (sampler.epoch, sampler.start_batch) else super().__iter__()  # type: ignore[union-attr]
 
     def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
         """Set epoch and first batch of the next iteration. Workers get the epoch with each index."""
@@ -199,10 +196,9 @@ def plan_loader(
     if free is None or workers < 1:
         return LoaderPlan(workers)
     needed = needed_bytes(workers, prefetch, bytes_per_batch, num_ranks)
-    if needed + RESERVE_BYTES <= free:
+    fitting = max(0, (free - RESERVE_BYTES) // (needed // workers))
+    if fitting >= workers:
         return LoaderPlan(workers)
-    per_worker = needed_bytes(1, prefetch, bytes_per_batch, num_ranks)
-    fitting = max(0, min(workers, (free - RESERVE_BYTES) // per_worker))
     note = (
         f"Shared memory: {workers} loader workers in each of {num_ranks} process(es) may need {_megabytes(needed)} in "
         f"/dev/shm and {_megabytes(free)} are free; {fitting} workers are used. To use all, {SHARED_MEMORY_ADVICE}"
