@@ -20,6 +20,7 @@ MIN_CUTS = 3  # labelled wires that go on after an object of a class, so that wi
 MOST_WIRES, MIN_WIRES = 40, 10  # labelled wires that are compared with the photographs, for their width
 MOST_GAIN = 2.0
 MIN_LABELS, MIN_SPREAD = 10, 0.5  # labels of a class whose lengths are a fact; what their logarithms spread at least
+MAX_SPREAD = 1.0  # where labels differ more, a short object is no worse than a long one
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,13 @@ def label_lengths(class_ids: np.ndarray, lengths_px: np.ndarray) -> list[float]:
     """Return how long labels are: class id, median in pixels and spread of each class with MIN_LABELS, one after the other.
 
     class_ids: int (N,); lengths_px: float (N,), the longer sides of their boxes. The spread is the standard deviation of the
-    natural logarithm, MIN_SPREAD at least.
+    natural logarithm, MIN_SPREAD at least. Classes with a spread above MAX_SPREAD are left out.
     """
     facts: list[float] = []
     for class_id in np.unique(class_ids).tolist():
         lengths = np.log(np.maximum(lengths_px[class_ids == class_id], 1))
-        if len(lengths) >= MIN_LABELS:
-            spread = max(MIN_SPREAD, float(lengths.std(ddof=1)))
+        spread = max(MIN_SPREAD, float(lengths.std(ddof=1))) if len(lengths) >= MIN_LABELS else np.inf
+        if spread <= MAX_SPREAD:
             facts += [class_id, round(float(np.exp(np.median(lengths))), 1), round(spread, 3)]
     return facts
 
