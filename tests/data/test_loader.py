@@ -214,8 +214,7 @@ class Slow(torch.utils.data.Dataset[torch.Tensor]):
 def test_an_epoch_that_has_begun_waits_for_no_batch_and_another_is_loaded(
     epoch: int, start: int, most_s: float
 ) -> None:
-    batches = EpochBatches(4, 2, 0, 1, seed=0)
-    loader = get_dataloader(Slow(), batches, 1, False)
+    loader = get_dataloader(Slow(), batches := EpochBatches(4, 2, 0, 1, seed=0), 1, False)
     loader.begin(1)
     time.sleep(1.2)
     loader.set_epoch(epoch, start)
