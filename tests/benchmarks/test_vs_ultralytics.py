@@ -213,6 +213,7 @@ def test_a_step_finds_what_the_user_put_on_pythonpath_and_its_failure_is_one_lin
     assert log.read_text() == "found\n"
     with pytest.raises(UserError, match=r"script.py failed \(code 1\).*none.pt.*failed.log"):
         comparison.run_script([str(script), "--model=none.pt"], tmp_path / "failed.log")
+    assert not (tmp_path / "failed-usage.json").exists()
 
 
 @pytest.mark.parametrize(("gpu", "is_on"), [("NVIDIA H100 80GB HBM3", True), ("NVIDIA GeForce GTX 1660", False)])

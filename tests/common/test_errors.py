@@ -58,14 +58,14 @@ def _leave(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     ("words", "rank", "code", "said", "complaint"),
     [
         ((), "0", 75, "unflushed cleaned up\n", ""),
-        ((), None, 75, "unflushed cleaned up\n", ""),
+        ((), None, 75, "unflushed cleaned up\ntorn down\n", ""),
         (("no such file",), "0", 1, "unflushed cleaned up\n", "error: no such file"),
         (("no such file",), "1", 1, "unflushed cleaned up\n", "[rank 1] error: no such file"),
         (("a closed file",), "0", 1, "unflushed cleaned up\n", CLOSED),
         (("a file as folder",), "0", 1, "unflushed cleaned up\n", "error: results: File exists; name another place"),
     ],
 )
-def test_a_script_leaves_with_its_code_and_one_line_and_without_the_interpreters_teardown(
+def test_a_script_leaves_with_its_code_and_one_line_and_a_rank_without_the_interpreters_teardown(
     words: tuple[str, ...], rank: str | None, code: int, said: str, complaint: str
 ) -> None:
     done = _leave(*words, **({"RANK": rank} if rank else {}))

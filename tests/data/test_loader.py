@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import PROJECT, run_script
+from tests.conftest import PRETENCE, PROJECT, run_script
 from tests.data.conftest import SHAPES, windows_as_samples
 from tests.data.pictures import content, dataset_of
 from utils.common.errors import UserError
@@ -179,6 +179,26 @@ def test_a_process_that_fails_in_the_middle_of_an_epoch_ends() -> None:
     done = run_script("python", "-c", LEAVES_A_LOADER_OPEN, timeout_s=60)
     assert done.returncode == 1
     assert "in the middle of an epoch" in done.stderr
+
+
+COPIES_BATCHES_AT_ITS_END = """
+import atexit, threading
+atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))  # called last
+import torch
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as Iterator
+from utils.data.loader import EpochLoader, prepare_worker
+Iterator._register_persistent_workers_atexit = lambda self: None  # as in torch 2.11
+options = {"persistent_workers": True, "pin_memory": True, "worker_init_fn": prepare_worker}
+loader = EpochLoader(torch.zeros(99, 9), 1, num_workers=1, **options)
+print(next(iter(loader)).shape, [thread.name for thread in threading.enumerate()])
+"""
+
+
+def test_threads_that_copy_batches_for_a_gpu_end_before_the_interpreter() -> None:
+    pretended = {"PRETEND_GPUS": "1", "PYTHONPATH": os.pathsep.join([str(PRETENCE), str(PROJECT)])}
+    done = run_script("python", "-W", "ignore", "-c", COPIES_BATCHES_AT_ITS_END, timeout_s=60, **pretended)
+    during, after = done.stdout.splitlines()
+    assert ("pin_memory" in during, "pin_memory" in after, done.stderr) == (True, False, "")
 
 
 def test_pixels_travel_once_between_processes(augmented_set: SegmentationDataset) -> None:

@@ -150,12 +150,13 @@ def _last_line(error: UserError) -> str:
 
 
 def _exit(code: int) -> NoReturn:
-    """Exit with `code` and without the interpreter's teardown.
+    """Exit with `code`; a rank of several skips the interpreter's teardown.
 
-    A thread of the process group, or one that copies a loader's batches for a GPU, may still release a tensor then, and
-    it needs the interpreter for that. Without it, C++ aborts with `terminate called without an active exception` (-6)
-    after all work is done. Seen on an H200 with torch 2.11, when a script ended in the middle of an epoch.
+    A thread of the process group may still release a tensor then, and it needs the interpreter for that. Without it,
+    C++ aborts with `terminate called without an active exception` (-6) after all work is done.
     """
+    if "RANK" not in os.environ:
+        sys.exit(code)
     atexit._run_exitfuncs()  # as the interpreter does: ends loader workers, closes logs
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # closed, or a pipe without a reader

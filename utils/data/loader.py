@@ -5,7 +5,9 @@ Batches depend only on (seed, epoch): a loader that starts in the middle of an e
 
 from __future__ import annotations
 
+import atexit
 import math
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +28,7 @@ SIZE_STREAM = 1  # separates the random numbers of a batch's size from those of 
 
 RESERVE_BYTES = 8 << 20  # of shared memory for semaphores and NCCL's small segments
 BYTES_PER_PIXEL = 3 + 4 / 16  # RGB, and an int32 mask at a quarter of each side
+_COPYING: weakref.WeakSet[Any] = weakref.WeakSet()  # iterators with a thread that copies batches for a GPU
 SHARED_MEMORY_ADVICE = "run docker with --shm-size=8g, or in Kubernetes mount an emptyDir of medium: Memory at /dev/shm"
 
 
@@ -129,7 +132,20 @@ class EpochLoader(DataLoader[Any]):
 
     def _get_iterator(self) -> Any:
         with stop_signals_blocked():  # `prepare_worker` relies on it
-            return super()._get_iterator()
+            iterator = super()._get_iterator()
+        if hasattr(iterator, "_pin_memory_thread"):
+            _COPYING.add(iterator)
+        return iterator
+
+
+@atexit.register
+def _end_copying() -> None:
+    """End the threads that copy batches, then their workers.
+
+    torch 2.11 lets them outlive the interpreter. C++ then aborts the process (-6; seen on an H200), whatever its exit code.
+    """
+    for iterator in list(_COPYING):
+        iterator._shutdown_workers()
 
 
 def get_dataloader(
