@@ -40,6 +40,7 @@ from utils.yolo.optimizer import GRADIENT_CLIP_NORM, build_optimizer
 VAL_SEED = 0  # of the windows on which trainings validate: those of all runs show the same
 LABELLED_PHOTOS, MEASURED_PHOTOS = 64, 1000  # whose wires are looked at; whose labels' lengths are measured
 SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
+MOST_VAL_WORKERS = 8  # each costs the memory of a process, on top of those that load for the training
 
 
 def open_data(config: TrainConfig, device: torch.device, say: distributed.Say) -> Data:
@@ -240,7 +241,7 @@ def train(plan: TrainPlan, device: torch.device, model: YoloModel, run: OwnedRun
     optimizer = build_optimizer(model, plan.optimizer)
     engine = build_engine(plan, device, model, run, data)
     pins, prefetch = device.type == "cuda", config.prefetch
-    val_workers = min(plan.workers, len(val_batches))
+    val_workers = min(plan.workers, len(val_batches), MOST_VAL_WORKERS)
     engine.train(
         train_loader=get_dataloader(data.train, batches, plan.workers, pins, prefetch),
         val_loader=get_dataloader(data.val, val_batches, val_workers, pins, val_prefetch(prefetch)),

@@ -27,8 +27,8 @@ _STEPS = 2
 def find_batch_size(config: TrainConfig, model: YoloModel, device: torch.device, num_images: int) -> int | None:
     """Return what `--batch-size auto` means for this process's device; None where a number was given.
 
-    It is at most `num_images`, those of a rank in an epoch. Some memory is left free. The model is not changed. Call this before the process group exists: each rank probes its own
-    device. Raises UserError when not even one image fits.
+    It is at most `num_images`, those of a rank in an epoch. Some memory is left free. The model is not changed. Call this
+    before the process group exists: each rank probes its own device. Raises UserError when not even one image fits.
     """
     if config.batch_size:
         return None
