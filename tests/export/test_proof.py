@@ -130,11 +130,16 @@ def test_rounded_weights_are_noticed(weights: Path, judge: Judge) -> None:
 
 def test_facts_other_than_those_asked_for_are_noticed(weights: Path, judge: Judge) -> None:
     windows = {"per_photo": 2, "low_scale": 0.5, "high_scale": 1}
-    wanted = facts(windows=windows, source_sha256="1" * 64, thin_classes=[1], wires_end_at=[0], wire_width=[1.0, 2.0])
-    wanted = replace(wanted, size_px=96, batch_size=4, label_lengths=[1, 9.5, 0.5])
-    failures = judge.prove(through_torch(weights), wanted).failures
-    named = " ".join(failure.split()[1] for failure in failures)
-    assert named == "size_px batch_size windows thin_classes wires_end_at wire_width label_lengths source_sha256"
+    labels: Any = {
+        "wires_end_at": [0],
+        "wire_width": [1.0, 2.0],
+        "wires_parallel": [1, 0.5],
+        "label_lengths": [1, 9.5, 0.5],
+    }
+    wanted = facts(windows=windows, source_sha256="1" * 64, thin_classes=[1], **labels)
+    failures = judge.prove(through_torch(weights), replace(wanted, size_px=96, batch_size=4)).failures
+    named = [failure.split()[1] for failure in failures]
+    assert named == ["size_px", "batch_size", "windows", "thin_classes", *labels, "source_sha256"]
     assert failures[0] == "its size_px is 64, expected 96"
 
 

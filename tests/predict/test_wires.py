@@ -100,6 +100,25 @@ def test_a_band_wider_than_the_photographs_wires_is_less_sure() -> None:
     assert score == pytest.approx(alone)
 
 
+def test_a_line_that_runs_otherwise_than_the_other_wires_is_less_sure() -> None:
+    across = drawn([(440.0, 40.0), (460.0, 560.0)])
+    masks = [*(drawn([(40.0, y), (840.0, y + 40)]) for y in (100.0, 300.0, 500.0)), across]
+    photo = pictured(np.any(masks, axis=0))
+
+    def scores(parallel: dict[int, float], *chosen: int, class_ids: Sequence[int] = ()) -> list[float]:
+        found = predicted(*(masks[number] for number in chosen), class_ids=class_ids)
+        return with_lines(found, WireRules((1, 2), parallel=parallel), PLACEMENT, photo).found.scores.tolist()
+
+    *wires, crossing = scores({}, 0, 1, 2, 3)
+    *found, lowered = scores({1: 0.5}, 0, 1, 2, 3)
+    assert found == wires  # they run alike: nothing is taken from them
+    # Of three wires of 800 pixels with these confidences, and the 180 pixels of which half are assumed to run alike.
+    share = 0.5 * 180 / (sum(wires) * np.hypot(800, 40) + 180)
+    assert lowered == pytest.approx(crossing * (share + 0.05) / 0.55, rel=0.02)
+    assert scores({1: 0.5}, 3) == scores({}, 3)  # no other line says where wires run
+    assert scores({1: 0.5}, 0, 1, 2, 3, class_ids=[2, 2, 2, 1]) == scores({}, 0, 1, 2, 3, class_ids=[2, 2, 2, 1])
+
+
 def test_gaps_stay_with_the_part_of_the_line_that_has_them() -> None:
     wire = drawn(parabola(40, 200, 0), parabola(260, 840, 0))
     lined = with_lines(predicted(wire, POLE, class_ids=(1, 0)), WireRules((1,), (0,)), PLACEMENT, pictured(wire))
@@ -159,6 +178,7 @@ def test_a_wire_across_a_photograph_wider_than_opencv_takes_is_measured() -> Non
 POLE_OUTLINE = np.array([[400.0, 0.0], [440.0, 0.0], [440.0, 600.0], [400.0, 600.0]])
 CUT = (straight((0, 100), (400, 110)), straight((440, 111), (900, 120)))
 PASSING, BESIDE = straight((0, 300), (900, 320)), straight((500, 400), (900, 400))
+UPRIGHT = straight((600, 20), (610, 580))
 
 
 def labelled(*wires: Line, gain: float = 1.0, margin_px: float = 3.0, seed: int = 0) -> LabelledPhoto:
@@ -195,6 +215,19 @@ def test_labels_say_how_wide_they_are(gain: float, margin_px: float) -> None:
     assert found[0] == pytest.approx(gain, abs=0.25)
     assert found[0] * 6 + found[1] == pytest.approx(gain * 6 + margin_px, abs=0.8)
     assert measure_wire_labels(photos[:4], (1,))["wire_width"] == []  # too few
+
+
+@pytest.mark.parametrize(
+    ("photos", "parallel"),
+    [
+        ([labelled(PASSING, BESIDE)] * 5, [1, 0.5]),
+        ([labelled(PASSING, BESIDE)] * 4, []),  # too few
+        ([labelled(PASSING)] * 20, []),  # none beside another
+        ([labelled(PASSING, UPRIGHT)] * 20, []),  # in all directions
+    ],
+)
+def test_labels_say_whether_wires_run_side_by_side(photos: list[LabelledPhoto], parallel: list[float]) -> None:
+    assert measure_wire_labels(photos, (1,))["wires_parallel"] == parallel
 
 
 def test_labels_say_how_long_objects_are() -> None:

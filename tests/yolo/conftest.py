@@ -17,6 +17,7 @@ from utils.yolo.model import build_model, save_deployable
 NAMES = ("pole", "wire", "insulator")
 SIZE_PX = 64
 WINDOWS = {"per_photo": 4, "low_scale": 0.5, "high_scale": 1.0}
+WIRE_LABELS: dict[str, Any] = {"wires_end_at": [0], "wire_width": [1.0, 2.5], "wires_parallel": [1, 0.4]}
 FAMILIES = ("yolov8n", "yolo11n", "yolo12n", "yolo26n")
 
 
@@ -46,8 +47,7 @@ def saved(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> d
         paths[family] = tmp_path_factory.mktemp(family) / "best.pt"
         info = {"epoch": 3, "metrics": {"mask_map50": 0.5}}
         facts: dict[str, Any] = {"img_size": SIZE_PX, "data": "dataset.yaml", "windows": WINDOWS, "thin_classes": (1,)}
-        labels: Any = {"wires_end_at": [0], "wire_width": [1.0, 2.5]}
-        save_deployable(paths[family], network, info, **facts, wire_labels=labels, label_lengths=[2, 90.5, 0.5])
+        save_deployable(paths[family], network, info, **facts, wire_labels=WIRE_LABELS, label_lengths=[2, 90.5, 0.5])
         torch.save(network.state_dict(), paths[family].with_name("weights.pt"))
     return paths
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.yolo.conftest import FAMILIES, NAMES, SIZE_PX, WINDOWS
+from tests.yolo.conftest import FAMILIES, NAMES, SIZE_PX, WINDOWS, WIRE_LABELS
 from utils.common.errors import UserError
 from utils.distributed.sync_bn import SyncBatchNorm2d, convert_sync_batchnorm
 from utils.predict.detections import raw_outputs
@@ -45,7 +45,7 @@ def test_a_saved_model_opens_again_with_equal_outputs(saved: dict[str, Path], fa
     for fast in (load_for_prediction(path, CPU), copy_for_prediction(model)):
         assert (class_names(fast), trained_size_px(fast), trained_windows(fast)) == (NAMES, SIZE_PX, WINDOWS)
         assert trained_thin_classes(fast) == (1,)
-        assert trained_wire_labels(fast) == {"wires_end_at": [0], "wire_width": [1.0, 2.5]}
+        assert trained_wire_labels(fast) == WIRE_LABELS
         assert trained_label_lengths(fast) == [2, 90.5, 0.5]
         assert not [module for module in fast.modules() if isinstance(module, torch.nn.BatchNorm2d)]
         with torch.no_grad():
@@ -96,6 +96,7 @@ def test_the_deployed_file_is_opened_by_ultralytics_for_prediction_and_export(sa
         (("windows",), [None, {"per_photo": 4}, {**WINDOWS, "low_scale": -1}, {**WINDOWS, "high_scale": 1e9}]),
         (("thin_classes", "wires_end_at"), [None, 1, [99], ["conductor"], [True], {"conductor": 1}]),
         (("wire_width",), [None, 1.0, [1.0], ["1", "2"], [1, 2], [1.0, 1e9], [1.0, float("nan")]]),
+        (("wires_parallel",), [None, 0.4, [0], [0, 1], [9, 0.4], [0, 1.5], [0, float("nan")], [[], 0.4]]),
         (("label_lengths",), [None, 1, [1], [0, 1.0], [9, 1.0, 1.0], [0, 1, 1.0], [0, 1.0, 0.0], [[], 1.0, 1.0]]),
     ],
 )
@@ -104,7 +105,7 @@ def test_a_file_without_proper_facts_has_none(names: tuple[str, ...], values: li
         model = SimpleNamespace(args=dict.fromkeys(names, value), names=NAMES)
         assert trained_windows(model) is None
         assert trained_thin_classes(model) == ()
-        assert trained_wire_labels(model) == {"wires_end_at": [], "wire_width": []}
+        assert trained_wire_labels(model) == {"wires_end_at": [], "wire_width": [], "wires_parallel": []}
         assert trained_label_lengths(model) == []
 
 

@@ -14,11 +14,14 @@ from utils.predict.lines import find_lines
 from utils.predict.routes import find_routes
 from utils.predict.shapes import Line, fill_outline
 from utils.predict.visible import profiles
-from utils.predict.wires import along, canvas_of, outside, values_at
+from utils.predict.wires import along, canvas_of, outside, parallel_shares, values_at
 
 MIN_CUTS = 3  # labelled wires that go on after an object of a class, so that wires end there
 MOST_WIRES, MIN_WIRES = 40, 10  # labelled wires that are compared with the photographs, for their width
 MOST_GAIN = 2.0
+USUAL = 0.8  # of a class's labels say how parallel wires are
+MIN_SHARE = 0.2  # of length that runs alike; with less, wires run in all directions
+MAX_SHARE = 0.5  # more is not asked for: two lines may cross
 MIN_LABELS, MIN_SPREAD = 10, 0.5  # labels of a class whose lengths are a fact; what their logarithms spread at least
 MAX_SPREAD = 1.0  # where labels differ more, a short object is no worse than a long one
 
@@ -49,8 +52,26 @@ def label_lengths(class_ids: np.ndarray, lengths_px: np.ndarray) -> list[float]:
 
 
 def measure_wire_labels(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> dict[str, Any]:
-    """Return the facts `end_at` and `width` of `WireRules` for thin classes, as a model file names them; no width if unknown."""
-    return {"wires_end_at": [*classes_at_ends(photos, thin)], "wire_width": [*label_width(photos, thin)]}
+    """Return the facts of `WireRules` for thin classes, as a model file names them; no width if unknown."""
+    return {
+        "wires_end_at": [*classes_at_ends(photos, thin)],
+        "wire_width": [*label_width(photos, thin)],
+        "wires_parallel": [fact for class_id in thin for fact in parallel_labels(photos, class_id)],
+    }
+
+
+def parallel_labels(photos: Sequence[LabelledPhoto], class_id: int) -> tuple[int, float] | tuple[()]:
+    """Return a thin class and the `parallel_shares` that USUAL of its labels have, MAX_SHARE at most.
+
+    Nothing if wires run in all directions, or if fewer than MIN_WIRES labels have another one in their photograph.
+    """
+    shares: list[float] = []
+    for photo in photos:
+        lines = [_axis(photo.outlines[number]) for number in np.flatnonzero(photo.class_ids == class_id)]
+        if len(lines) > 1:
+            shares += parallel_shares(lines, np.ones(len(lines))).tolist()
+    usual = round(float(np.quantile(shares, 1 - USUAL)), 3) if len(shares) >= MIN_WIRES else 0.0
+    return (class_id, min(usual, MAX_SHARE)) if usual >= MIN_SHARE else ()
 
 
 def classes_at_ends(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import cv2
 import numpy as np
@@ -28,6 +28,11 @@ END_VOTES = 0.37  # of a line's median votes: less is where labels end, such as 
 SURE, FEWEST = 0.5, 2  # a photograph's wires have the median width of at least so many lines with that confidence
 WIDER = 1.5  # times that width: what is wider loses confidence, such as crossarms, edges of poles and patches of ground
 
+PARALLEL = 0.2  # the sine of the angle between two wires at which one counts for the other with 1 / e
+COUNTED = 0.2  # confidence from which a line says where wires run
+ASSUMED = 0.2  # of the photograph's longer side: so much length is assumed to run as labels do, beside the lines found
+LEAST_SHARE = 0.05  # added to shares of length, so that a line that no other agrees with is not lost
+
 
 @dataclass(frozen=True)
 class WireRules:
@@ -35,11 +40,13 @@ class WireRules:
 
     end_at: the classes at whose objects labels end. width: (gain, margin in pixels), labels are gain times as wide as the
     wires that a photograph shows, plus the margin; empty: not known, so lines stay where and as wide as masks are.
+    parallel: of classes whose wires run side by side, the `parallel_shares` that most labels have.
     """
 
     classes: tuple[int, ...] = ()
     end_at: tuple[int, ...] = ()
     width: tuple[float, ...] = ()
+    parallel: Mapping[int, float] = field(default_factory=dict)
 
 
 def with_lines(
@@ -54,8 +61,8 @@ def with_lines(
 
     A mask that shows several lines becomes several detections. One without a line keeps its mask. The confidence of both is
     multiplied by how much they look like a wire (`likeness`, for a mask its length alone), and lowered if they are wider than
-    the photograph's other wires; below `min_score` they are dropped. So are lines that lie mostly in more confident ones of
-    their class, and what lies in objects of `rules.end_at`. With `votes` of each class (`votes_of`) lines also end where the
+    the photograph's other wires, or lines that run otherwise; below `min_score` they are dropped. So are lines that lie mostly
+    in more confident ones of their class, and what lies in objects of `rules.end_at`. With `votes` of each class (`votes_of`) lines also end where the
     tiles hardly see them.
     """
     if not rules.classes:
@@ -84,7 +91,9 @@ def with_lines(
             width = float(np.count_nonzero(region.mask)) / max(length, 1.0)
             drawn = [_Row(score * length_factor(length, grey), number, width)]
         rows += drawn
-    rows = [row for row in _less_sure_of_wide(rows, prediction.class_ids) if row.score >= min_score]
+    rows = _less_sure_of_wide(rows, prediction.class_ids)
+    rows = _less_sure_of_crossing(rows, prediction.class_ids, rules.parallel, max(placement.photo_size))
+    rows = [row for row in rows if row.score >= min_score]
     return _lined(prediction, _without_copies(rows, prediction.class_ids, placement.photo_size), placement)
 
 
@@ -178,6 +187,39 @@ def _less_sure_of_wide(rows: list[_Row], class_ids: np.ndarray) -> list[_Row]:
     limits = {class_id: WIDER * float(np.median(widths)) for class_id, widths in sure.items() if len(widths) >= FEWEST}
     factors = [min(limits.get(class_ids[row.number], np.inf) / max(row.width_px, 1.0), 1.0) ** 2 for row in rows]
     return [replace(row, score=row.score * factor) for row, factor in zip(rows, factors, strict=True)]
+
+
+def _less_sure_of_crossing(
+    rows: list[_Row], class_ids: np.ndarray, parallel: Mapping[int, float], side_px: float
+) -> list[_Row]:
+    """Return rows; lines that run otherwise than the other lines of their class have less confidence.
+
+    How much of their length runs alike is compared with `parallel`, what most labels have. `side_px`: the photograph's longer side.
+    """
+    factors = np.ones(len(rows))
+    for class_id, usual in parallel.items():
+        own = {n: row.line for n, row in enumerate(rows) if row.line and class_ids[row.number] == class_id}
+        scores = np.array([rows[n].score for n in own])
+        shares = parallel_shares([*own.values()], scores * (scores >= COUNTED), usual, ASSUMED * side_px)
+        factors[[*own]] = ((shares + LEAST_SHARE) / (usual + LEAST_SHARE)).clip(max=1)
+    return [replace(row, score=row.score * factor) for row, factor in zip(rows, factors.tolist(), strict=True)]
+
+
+def parallel_shares(
+    lines: Sequence[Line], scores: np.ndarray, assumed: float = 0.0, assumed_px: float = 0.0
+) -> np.ndarray:
+    """Return for each line how much of the other lines' length runs in its direction: from 0 to 1, float64 (N,).
+
+    A line counts with its length times its score, and less the more its direction differs. Beside the lines, a length of
+    `assumed_px` has the share `assumed`. A line without any other length has the share 0.
+    """
+    ends = np.array([line.points[-1] - line.points[0] for line in lines]).reshape(-1, 2)
+    angles = np.arctan2(ends[:, 1], ends[:, 0])
+    weights = scores * np.array([line.length_px for line in lines])
+    alike = np.exp(-((np.sin(angles[:, None] - angles) / PARALLEL) ** 2))
+    np.fill_diagonal(alike, 0)
+    total: np.ndarray = weights.sum() - weights + assumed_px
+    return (alike @ weights + assumed_px * assumed) / total.clip(min=1e-9)
 
 
 def _without_copies(rows: list[_Row], class_ids: np.ndarray, size: tuple[int, int]) -> list[_Row]:

@@ -164,7 +164,14 @@ def trained_wire_labels(model: YoloModel) -> dict[str, Any]:
     is_width = isinstance(width, list) and len(width) == 2 and all(type(number) is float for number in width)
     is_width = is_width and all(abs(number) <= MOST_MARGIN_PX for number in width)
     end_at = _known_classes(model, model.args.get("wires_end_at"))
-    return {"wires_end_at": [*end_at], "wire_width": width if is_width else []}
+    parallel = model.args.get("wires_parallel")
+    are_shares = isinstance(parallel, list) and all(type(share) is float and 0 < share <= 1 for share in parallel[1::2])
+    are_shares = are_shares and len(_known_classes(model, parallel[::2])) == len(parallel) / 2
+    return {
+        "wires_end_at": [*end_at],
+        "wire_width": width if is_width else [],
+        "wires_parallel": parallel if are_shares else [],
+    }
 
 
 def trained_label_lengths(model: YoloModel) -> list[float]:
