@@ -224,6 +224,7 @@ def test_labels_say_how_wide_they_are(gain: float, margin_px: float) -> None:
         ([labelled(PASSING, BESIDE)] * 4, []),  # too few
         ([labelled(PASSING)] * 20, []),  # none beside another
         ([labelled(PASSING, UPRIGHT)] * 20, []),  # in all directions
+        ([labelled(PASSING, BESIDE, UPRIGHT)] * 20, []),  # a third of them across
     ],
 )
 def test_labels_say_whether_wires_run_side_by_side(photos: list[LabelledPhoto], parallel: list[float]) -> None:

@@ -62,8 +62,8 @@ def with_lines(
     A mask that shows several lines becomes several detections. One without a line keeps its mask. The confidence of both is
     multiplied by how much they look like a wire (`likeness`, for a mask its length alone), and lowered if they are wider than
     the photograph's other wires, or lines that run otherwise; below `min_score` they are dropped. So are lines that lie mostly
-    in more confident ones of their class, and what lies in objects of `rules.end_at`. With `votes` of each class (`votes_of`) lines also end where the
-    tiles hardly see them.
+    in more confident ones of their class, and what lies in objects of `rules.end_at`. With `votes` of each class
+    (`votes_of`) lines also end where the tiles hardly see them.
     """
     if not rules.classes:
         return prediction

@@ -28,7 +28,7 @@ OFFICIAL_WEIGHTS = tuple(f"{family}{size}-seg.pt" for family in ("yolov8", "yolo
 UNPUBLISHED_WEIGHTS = tuple(f"yolo12{size}-seg.pt" for size in "nsmlx")
 MAX_INPUT_PX = 16_384
 RESIZE = "area-v1"  # how photographs are shrunk in front of the network: by area, never enlarged
-MOST_MARGIN_PX = 1000.0  # of labels around wires
+MOST_MARGIN_PX, MOST_LENGTH_PX = 1000.0, 1e9  # of labels around wires; of labels
 WINDOW_FACTS = ("per_photo", "low_scale", "high_scale")
 DESCRIPTIONS = (".yaml", ".yml")  # endings of --model that begin with random weights
 LAYER_MODULES = ("torch.nn.modules.", "ultralytics.nn.modules.")
@@ -164,23 +164,22 @@ def trained_wire_labels(model: YoloModel) -> dict[str, Any]:
     is_width = isinstance(width, list) and len(width) == 2 and all(type(number) is float for number in width)
     is_width = is_width and all(abs(number) <= MOST_MARGIN_PX for number in width)
     end_at = _known_classes(model, model.args.get("wires_end_at"))
-    parallel = model.args.get("wires_parallel")
-    are_shares = isinstance(parallel, list) and all(type(share) is float and 0 < share <= 1 for share in parallel[1::2])
-    are_shares = are_shares and len(_known_classes(model, parallel[::2])) == len(parallel) / 2
-    return {
-        "wires_end_at": [*end_at],
-        "wire_width": width if is_width else [],
-        "wires_parallel": parallel if are_shares else [],
-    }
+    parallel = _facts_of_classes(model, "wires_parallel", 1, 1.0)
+    return {"wires_end_at": [*end_at], "wire_width": width if is_width else [], "wires_parallel": parallel}
 
 
 def trained_label_lengths(model: YoloModel) -> list[float]:
     """Return how long labels were in that training, as `label_lengths` does; nothing if the model's file does not say it."""
-    facts = model.args.get("label_lengths")
-    if not isinstance(facts, list) or len(facts) % 3:
+    return _facts_of_classes(model, "label_lengths", 2, MOST_LENGTH_PX)
+
+
+def _facts_of_classes(model: YoloModel, name: str, count: int, most: float) -> list[float]:
+    """Return a list of classes, each followed by `count` numbers above 0 and at most `most`; nothing if it is anything else."""
+    facts, width = model.args.get(name), count + 1
+    if not isinstance(facts, list) or len(facts) % width:
         return []
-    are_lengths = all(type(number) is float and 0 < number < math.inf for number in facts[1::3] + facts[2::3])
-    return facts if are_lengths and _known_classes(model, facts[::3]) else []
+    are_possible = all(type(fact) is float and 0 < fact <= most for n, fact in enumerate(facts) if n % width)
+    return facts if are_possible and _known_classes(model, facts[::width]) else []
 
 
 def _known_classes(model: YoloModel, classes: Any) -> tuple[int, ...]:
