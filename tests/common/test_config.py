@@ -17,14 +17,19 @@ from utils.common.errors import UsageError
 
 @dataclass(frozen=True)
 class Settings(Options):
-    """Every kind of option the scripts use."""
+    """Every kind of option the scripts use, some of which other programs call otherwise."""
 
-    model: str = option("small", "which model; 100 % of them", choices=("small", "large"))
+    model: str = option("small", "which model; 100 % of them")
+    batch_size: int = option(16, "images", words={"auto": 0}, at_least=0)
+    img_size: int = option(640, "pixels")
+    num_workers: int = option(8, "processes")
     epochs: int = option(3, "passes", at_least=1)
     lr: float = option(0.01, "learning rate")
     ema: bool = option(True, "average the weights")
     sizes: tuple[int, ...] = option((32, 64), "sizes in pixels")
     seed: int | None = option(None, "seed")
+    save_dir: str = option("models/first", "run folder", metavar="DIR")
+    optimizer: str = option("auto", "which", choices=("auto", "sgd", "adamw"))
     config: str | None = option(None, "YAML file")
 
 
@@ -33,20 +38,6 @@ class NeedsName(Options):
     """One option without a usable default."""
 
     run_name: str = option("", "name", required=True)
-    config: str | None = option(None, "YAML file")
-
-
-@dataclass(frozen=True)
-class Training(Options):
-    """Options that other programs call otherwise."""
-
-    model: str = option("small", "which model")
-    batch_size: int = option(16, "images", words={"auto": 0}, at_least=0)
-    img_size: int = option(640, "pixels")
-    num_workers: int = option(8, "processes")
-    save_dir: str = option("models/first", "run folder", metavar="DIR")
-    optimizer: str = option("auto", "which", choices=("auto", "sgd", "adamw"))
-    amp: bool = option(True, "mixed precision")
     config: str | None = option(None, "YAML file")
 
 
@@ -105,6 +96,7 @@ def test_defaults_then_yaml_then_command_line(tmp_path: Path) -> None:
     assert (both.model, both.epochs, both.lr, both.ema, both.sizes) == ("large", 9, 0.5, True, (1, 2, 3))
     assert parse(tmp_path, "epochs: 5", "--epochs", "3").epochs == 3  # the default, but given
     assert parse(tmp_path, "ema: true", "--no-ema").ema is False
+    assert parse(tmp_path, "seed: null").seed is None
     of_other_type = parse(tmp_path, "epochs: 4.0\nlr: 1\n")
     assert [(type(value), value) for value in (of_other_type.epochs, of_other_type.lr)] == [(int, 4), (float, 1)]
 
@@ -117,29 +109,25 @@ def test_dashes_in_keys_empty_files_and_a_required_option(tmp_path: Path, capsys
     assert "--run-name is required" in complaint(capsys, lambda: parse_config(NeedsName, "test", []))
 
 
-def test_null_in_yaml_unsets_only_what_may_be_unset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert parse(tmp_path, "seed: null").seed is None
-    assert "epochs: expected int, found None" in complaint(capsys, lambda: parse(tmp_path, "epochs: null"))
-
-
 @pytest.mark.parametrize(
     ("text", "arguments", "expected"),
     [
         (None, ("--epoch", "3"), "unknown argument --epoch (did you mean --epochs?)"),
         (None, ("--modle=small",), "unknown argument --modle=small (did you mean --model?)"),
         (None, ("--epochs", "many"), "many"),
-        (None, ("--model", "huge"), "huge"),
+        (None, ("--optimizer", "huge"), "huge"),
         (None, ("--epochs", "0"), "--epochs 0: must be at least 1"),
         (None, ("--no-epochs",), "unknown argument --no-epochs"),
         (None, ("--config", "absent.yaml"), "--config absent.yaml: No such file"),
         ("epoch: 3", (), "run.yaml: unknown key epoch (did you mean epochs?)"),
         ("epochs: many", (), "run.yaml: epochs: expected int, found 'many'"),
+        ("epochs: null", (), "run.yaml: epochs: expected int, found None"),
         ("epochs: 1.5", (), "run.yaml: epochs: expected int, found 1.5"),
         ("epochs: true", (), "run.yaml: epochs: expected int, found True"),
         ("ema: 1", (), "run.yaml: ema: expected bool, found 1"),
         ("lr: [1, 2]", (), "run.yaml: lr: expected float"),
         ("sizes: [1, x]", (), "run.yaml: sizes: expected int, found 'x'"),
-        ("model: huge", (), "run.yaml: model: 'huge' is not one of small, large"),
+        ("optimizer: huge", (), "run.yaml: optimizer: 'huge' is not one of auto, sgd, adamw"),
         ("epochs: 0", (), "--epochs 0: must be at least 1"),
         ("- epochs", (), "run.yaml: expected `key: value` lines, found a list"),
         ("epochs: [1", (), "run.yaml: not valid YAML"),
@@ -174,40 +162,40 @@ def test_a_resolved_configuration_survives_the_way_through_yaml(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("flags", "text", "expected"),
     [
-        ("--optimizer AdamW", "", Training(optimizer="adamw")),
-        ("", "optimizer: SGD\n", Training(optimizer="sgd")),
-        ("--imgsz 320 --batch=4 --workers 2 --weights a.pt", "", Training("a.pt", 4, 320, 2)),
-        ("--img-size 64 --imgsz 320", "", Training(img_size=320)),
-        ("", "imgsz: 320\nbatch: 4\nworkers: 2\nweights: a.pt\n", Training("a.pt", 4, 320, 2)),
-        ("--batch 8", "batch_size: 4\n", Training(batch_size=8)),
-        ("--project runs --name second", "", Training(save_dir="runs/second")),
-        ("--project runs", "", Training(save_dir="runs/first")),
-        ("--name second", "", Training(save_dir="models/second")),
-        ("", "project: runs\nname: second\n", Training(save_dir="runs/second")),
-        ("--save-dir here", "project: runs\nname: second\n", Training(save_dir="here")),
+        ("--optimizer AdamW", "", Settings(optimizer="adamw")),
+        ("", "optimizer: SGD\n", Settings(optimizer="sgd")),
+        ("--imgsz 320 --batch=4 --workers 2 --weights a.pt", "", Settings("a.pt", 4, 320, 2)),
+        ("--img-size 64 --imgsz 320", "", Settings(img_size=320)),
+        ("", "imgsz: 320\nbatch: 4\nworkers: 2\nweights: a.pt\n", Settings("a.pt", 4, 320, 2)),
+        ("--batch 8", "batch_size: 4\n", Settings(batch_size=8)),
+        ("--project runs --name second", "", Settings(save_dir="runs/second")),
+        ("--project runs", "", Settings(save_dir="runs/first")),
+        ("--name second", "", Settings(save_dir="models/second")),
+        ("", "project: runs\nname: second\n", Settings(save_dir="runs/second")),
+        ("--save-dir here", "project: runs\nname: second\n", Settings(save_dir="here")),
     ],
 )
-def test_ultralytics_names_are_taken_for_ours(flags: str, text: str, expected: Training, tmp_path: Path) -> None:
+def test_ultralytics_names_are_taken_for_ours(flags: str, text: str, expected: Settings, tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(text)
     words = ["--config", str(file), *flags.split()]
-    assert parse_config(Training, "test", words) == replace(expected, config=str(file))
+    assert parse_config(Settings, "test", words) == replace(expected, config=str(file))
 
 
 def test_a_folder_named_twice_is_refused_and_the_help_shows_each_name_once(capsys: pytest.CaptureFixture[str]) -> None:
-    error = complaint(capsys, lambda: parse_config(Training, "test", ["--name", "a", "--save-dir", "b"]))
+    error = complaint(capsys, lambda: parse_config(Settings, "test", ["--name", "a", "--save-dir", "b"]))
     assert "--name and --save-dir name the same folder: give one of them" in error
     with pytest.raises(SystemExit):
-        parse_config(Training, "test", ["--help"])
+        parse_config(Settings, "test", ["--help"])
     options = capsys.readouterr().out.partition("options:")[2]
     for flag in ("--imgsz", "--batch", "--workers", "--weights", "--project", "--name"):
         assert len(re.findall(rf"{flag}\b(?!-)", options)) == 1, flag
 
 
 def test_python_values_become_the_same_options_and_errors_are_raised() -> None:
-    values: dict[str, Any] = {"imgsz": 320, "amp": False, "model": None, "name": Path("second")}
-    assert parse_config(Training, "test", words_of(values), exits=False) == Training(
-        img_size=320, amp=False, save_dir="models/second"
+    values: dict[str, Any] = {"imgsz": 320, "ema": False, "model": None, "name": Path("second")}
+    assert parse_config(Settings, "test", words_of(values), exits=False) == Settings(
+        img_size=320, ema=False, save_dir="models/second"
     )
     assert parse_config(Settings, "test", words_of({"sizes": [1, 2]}), exits=False).sizes == (1, 2)
     for values, line in (
@@ -217,7 +205,7 @@ def test_python_values_become_the_same_options_and_errors_are_raised() -> None:
         ({"optimizer": "Adam"}, "invalid choice: 'Adam'"),
     ):
         with pytest.raises(UsageError, match=line):
-            parse_config(Training, "test", words_of(values), exits=False)
+            parse_config(Settings, "test", words_of(values), exits=False)
 
 
 @pytest.mark.parametrize(
