@@ -88,6 +88,15 @@ def batch_of(targets: Targets) -> dict[str, torch.Tensor]:
     }
 
 
+def doubled(outputs: Any) -> Any:
+    """Return a network's outputs in float64."""
+    if isinstance(outputs, torch.Tensor):
+        return outputs.double()
+    if isinstance(outputs, dict):
+        return {name: doubled(value) for name, value in outputs.items()}
+    return type(outputs)(doubled(value) for value in outputs)
+
+
 class Operators(TorchDispatchMode):
     """Tells `note` of each operator that PyTorch computes: the operator, its arguments and its result."""
 

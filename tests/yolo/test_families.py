@@ -1,4 +1,4 @@
-"""The model families: Ultralytics' losses, YOLO26 without suppression, resume, and two ranks."""
+"""The model families: YOLO26 without suppression and resumed, and the newer ones on two ranks."""
 
 from __future__ import annotations
 
@@ -9,39 +9,16 @@ import pytest
 import torch
 
 from tests.support.ranks import run_ranks
-from tests.yolo.conftest import NAMES, SIZE_PX, random_outputs, targets_of
-from tests.yolo.test_loss import reference_of, share_of
+from tests.yolo.conftest import NAMES, SIZE_PX, targets_of
 from utils import distributed
 from utils.engine import EngineOptions, Task, TrainingEngine, stopping
 from utils.predict.detections import OneToOne, detect, raw_outputs
 from utils.training.assembly import follow_epochs
-from utils.yolo.loss import PARTS, SegmentationLoss
 from utils.yolo.loss26 import loss_for
 from utils.yolo.model import build_model, freeze_layers, load_for_prediction, load_weights
 
 ON_RANKS = ("yolo12n", "yolo26n")
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def doubled(outputs: Any) -> Any:
-    """Return a network's outputs in float64."""
-    if isinstance(outputs, torch.Tensor):
-        return outputs.double()
-    if isinstance(outputs, dict):
-        return {name: doubled(value) for name, value in outputs.items()}
-    return type(outputs)(doubled(value) for value in outputs)
-
-
-@pytest.mark.parametrize("family", ["yolov8n", "yolo11n", "yolo12n"])
-def test_every_part_of_the_loss_equals_ultralytics(models: dict[str, Any], family: str) -> None:
-    """Ultralytics computes in float64: in float32 its class part alone differs by 5e-6 from the exact value."""
-    model, images = models[family], torch.rand(2, 3, SIZE_PX, SIZE_PX, generator=torch.Generator().manual_seed(0))
-    for outputs, counts in ((model(images), [5, 3]), (random_outputs(model, 2, SIZE_PX, 1), [20, 9])):
-        targets = targets_of(counts, SIZE_PX)
-        loss, values = SegmentationLoss(model, loss_scale=2.0)(outputs, targets)
-        expected, expected_parts = reference_of(model, doubled(outputs), targets)
-        assert {name: float(values[name]) for name in PARTS} == pytest.approx(expected_parts, rel=1e-6)
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_without_suppression_yolo26_finds_what_ultralytics_finds(saved: dict[str, Path]) -> None:
@@ -132,10 +109,10 @@ def test_yolo26_resumes_in_mid_epoch_to_the_bit(tmp_path: Path, monkeypatch: pyt
     assert [name for name, value in whole.items() if not torch.equal(value, continued[name])] == []
 
 
-def train_on_two_ranks(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
+def train_on_two_ranks(folder: Path) -> dict[str, Any]:
     """Train YOLO12 and YOLO26 for two steps each; return sums of the weights, and how many parameters had no gradient.
 
-    Rank 1 has no object in its first batch. Also return, in one start of the processes, `gradients_of_yolo26`.
+    Rank 1 has no object in its first batch.
     """
     facts: dict[str, Any] = {}
     for family in ON_RANKS:
@@ -150,38 +127,11 @@ def train_on_two_ranks(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
             "sums": [float(value.double().sum()) for value in state],
             "without": sum(weight not in optimizer.state for weight in weights),
         }
-    return facts, gradients_of_yolo26()
-
-
-def gradients_of_yolo26() -> dict[str, float]:
-    """Return, by scene, how the gradient of two ranks differs from one rank's, relative to it."""
-    torch.manual_seed(0)
-    model = build_model("yolo26n-seg.yaml", NAMES).train()
-    for module in model.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.eval()
-    criterion, images = loss_for(model), torch.rand(4, 3, SIZE_PX, SIZE_PX, generator=torch.Generator().manual_seed(1))
-    wrapped = torch.nn.parallel.DistributedDataParallel(model)
-    share = slice(2 * distributed.rank(), 2 * distributed.rank() + 2)
-    differences = {}
-    for scene, counts in {"unequal": [2, 0, 4, 9], "one rank empty": [4, 6, 0, 0], "all empty": [0] * 4}.items():
-        targets, gradients = targets_of(counts, SIZE_PX), []
-        for is_whole in (True, False):
-            model.zero_grad()
-            if is_whole:
-                sums = criterion.sums(model(images), targets)
-                loss = sums.normalised(sums.normalisers).sum() * criterion.loss_scale
-            else:
-                loss, _ = criterion(wrapped(images[share]), share_of(targets, share))
-            loss.backward()
-            gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))  # type: ignore[union-attr]
-        differences[scene] = float((gradients[1] - gradients[0]).norm() / gradients[0].norm())
-    return differences
+    return facts
 
 
 def test_two_ranks_train_the_newer_families_together(tmp_path: Path) -> None:
-    (first, differences), (second, _) = run_ranks(train_on_two_ranks, 2, tmp_path, timeout_s=120)
+    first, second = run_ranks(train_on_two_ranks, 2, tmp_path, timeout_s=120)
     for family in ON_RANKS:
         assert first[family]["sums"] == second[family]["sums"], family
         assert first[family]["without"] == 0, "DDP would wait for these gradients"
-    assert differences == pytest.approx(dict.fromkeys(differences, 0), abs=1e-5)

@@ -1,4 +1,4 @@
-"""YOLO26's loss: Ultralytics' numbers and gradients on one rank, and one rank's gradients on two."""
+"""YOLO26's loss: Ultralytics' numbers and gradients on one rank (on two: test_loss.py)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.yolo.conftest import SIZE_PX, assert_same_gradients, batch_of, targets_of
-from tests.yolo.test_families import doubled
+from tests.yolo.conftest import SIZE_PX, assert_same_gradients, batch_of, doubled, targets_of
 from utils.yolo.inputs import Targets
 from utils.yolo.loss import PARTS
 from utils.yolo.loss26 import EndToEndLoss, loss_for
