@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
+from torchvision.ops import complete_box_iou_loss
 
 from utils.yolo import loss as module
 from utils.yolo.assigner import inside_boxes
@@ -28,25 +27,16 @@ def random_sides(num_pairs: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]
     return first, second
 
 
-def iou_by_autograd(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Return the complete IoU as its authors write it, from edges: (N,)."""
-    (x1, y1), (x2, y2) = -first[:2], first[2:]
-    (u1, v1), (u2, v2) = -second[:2], second[2:]
-    shared = (torch.minimum(x2, u2) - torch.maximum(x1, u1)).clamp(min=0)
-    shared = shared * (torch.minimum(y2, v2) - torch.maximum(y1, v1)).clamp(min=0)
-    iou = shared / ((x2 - x1) * (y2 - y1) + (u2 - u1) * (v2 - v1) - shared)
-    hull = (torch.maximum(x2, u2) - torch.minimum(x1, u1)) ** 2 + (torch.maximum(y2, v2) - torch.minimum(y1, v1)) ** 2
-    distance = ((x1 + x2 - u1 - u2) / 2) ** 2 + ((y1 + y2 - v1 - v2) / 2) ** 2
-    aspect = 4 / math.pi**2 * (torch.atan((u2 - u1) / (v2 - v1)) - torch.atan((x2 - x1) / (y2 - y1))) ** 2
-    weight = (aspect / (1 - iou + aspect)).detach()
-    return iou - distance / hull - weight * aspect
+def xyxy(sides: torch.Tensor) -> torch.Tensor:
+    """Return the boxes (N, 4) of sides (4, N) from the point (0, 0)."""
+    return (sides * torch.tensor([[-1], [-1], [1], [1]])).T
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_complete_iou_and_its_slope_equal_those_of_the_formula(seed: int) -> None:
     first, second = random_sides(60, seed)
     first.requires_grad_()
-    expected = iou_by_autograd(first, second)
+    expected = 1 - complete_box_iou_loss(xyxy(first), xyxy(second))  # (N,)
     (wanted,) = torch.autograd.grad(expected.sum(), first)
     found, slope = complete_iou(first.detach(), second, with_slope=True)
     assert (expected < 0).any()
