@@ -22,11 +22,6 @@ def star_polygon(rng: np.random.Generator) -> np.ndarray:
     return points if rng.random() < 0.5 else points[::-1]
 
 
-def area(points: np.ndarray) -> float:
-    x, y = points.T
-    return abs(float(x @ np.roll(y, -1) - y @ np.roll(x, -1))) / 2
-
-
 def clip_polygon(points: np.ndarray, size_px: float) -> np.ndarray:
     """Clip one polygon (N, 2); the result may be empty (0, 2)."""
     return clip_outlines(points, np.zeros(len(points), np.int64), size_px)[0]
@@ -43,7 +38,7 @@ def test_clipping_agrees_with_shapely() -> None:
             continue
         clipped = clip_polygon(points, 100)
         expected = shape.intersection(square).area
-        assert (area(clipped) if len(clipped) else 0.0) == pytest.approx(expected, abs=1e-6)
+        assert Polygon(clipped).area == pytest.approx(expected, abs=1e-6)
         assert clipped.shape[1] == 2
         if len(clipped):
             assert clipped.min() >= -1e-9
@@ -72,7 +67,7 @@ def test_outlines_are_clipped_together_as_they_are_alone() -> None:
 def test_order_and_boxes_of_joined_outlines_are_those_of_each() -> None:
     rng = np.random.default_rng(2)
     polygons = [star_polygon(rng) for _ in range(50)]
-    areas = [area(polygons[position]) for position in large_to_small(polygons)]
+    areas = [Polygon(polygons[position]).area for position in large_to_small(polygons)]
     assert areas == sorted(areas, reverse=True)
     assert polygon_boxes(polygons).tolist() == [[*polygon.min(0), *polygon.max(0)] for polygon in polygons]
     assert polygon_boxes([]).shape == (0, 4)
