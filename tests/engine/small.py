@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,19 @@ def fit(
     return engine
 
 
+class CountedLoss:
+    """The cross-entropy, which counts the training's batches and calls `action` at number `at`."""
+
+    def __init__(self, at: int | None, action: Callable[[], object]) -> None:
+        self.at, self.action, self.num_batches = at, action, 0
+
+    def __call__(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.num_batches += outputs.requires_grad
+        if self.num_batches == self.at:
+            self.action()
+        return nn.functional.cross_entropy(outputs, labels)
+
+
 def plain(state: dict[str, Any]) -> dict[str, np.ndarray]:
     return {name: value.numpy().copy() for name, value in state.items()}
 
@@ -96,16 +110,9 @@ def train_with_everything(
     model = classifier()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     options: Record = {"ema_decay": 0.9, "ema_ramp": 5, "clip_norm": 1.0, "accumulate": accumulation_steps}
-    trainer, num_batches = engine_of(model, folder, epochs=num_epochs, **options), 0
-
-    def criterion(outputs: torch.Tensor, labels: torch.Tensor) -> Any:
-        nonlocal num_batches
-        num_batches += outputs.requires_grad
-        if num_batches == stop_at and distributed.rank() == distributed.world_size() - 1:
-            trainer.stop_flag.set("test")
-        loss = nn.functional.cross_entropy(outputs, labels)
-        return loss, {"margin": outputs.abs().mean()}
-
+    trainer = engine_of(model, folder, epochs=num_epochs, **options)
+    is_last_rank = distributed.rank() == distributed.world_size() - 1
+    criterion = CountedLoss(stop_at if is_last_rank else None, partial(trainer.stop_flag.set, "test"))
     train_loader, val_loader = loader_of(points(68), 4), loader_of(points(20, seed=1), 4)
     scheduler = StepSchedule(optimizer, ScheduleSpec(0.1, total_steps=60, warmup_steps=5))
     history = trainer.train(train_loader, val_loader, optimizer, criterion, scheduler, resume=resume)
@@ -119,7 +126,7 @@ def train_with_everything(
         "val_loss": history.get("val_loss"),
         "lr": history.get("lr"),
         "place": (trainer.progress.epoch, trainer.progress.batch, trainer.progress.global_step),
-        "num_batches": num_batches,
+        "num_batches": criterion.num_batches,
         "stopped": bool(trainer.stopped_by),
     }
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from tests.engine.small import CPU, ScriptedTask, classifier, engine_of, points
+from tests.engine.small import CPU, CountedLoss, ScriptedTask, classifier, engine_of, points
 from utils.common.devices import Precision, choose_precision
 from utils.common.errors import EXIT_IO, UserError
 from utils.data.loader import EpochBatches
@@ -38,6 +38,10 @@ class Killed(BaseException):
     """Stands for the end of the process."""
 
 
+def die() -> None:
+    raise Killed
+
+
 def train(
     folder: Path,
     *,
@@ -48,16 +52,9 @@ def train(
     **options: Any,
 ) -> TrainingEngine:
     """Train a small classifier; `die_at` is the batch, counted over epochs, at which everything ends."""
-    model, loader, seen = classifier(), DataLoader(points(4 * BATCHES), batch_size=4), 0
+    model, loader = classifier(), DataLoader(points(4 * BATCHES), batch_size=4)
     trainer = engine_of(model, folder, ema_decay=0.9999, epochs=epochs, **options)
-
-    def criterion(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        nonlocal seen
-        seen += outputs.requires_grad
-        if seen == die_at:
-            raise Killed
-        return nn.functional.cross_entropy(outputs, labels)
-
+    criterion = CountedLoss(die_at, die)
     trainer.train(loader, loader, optimizer_type(model.parameters(), lr=0.1), criterion, resume=resume)
     return trainer
 

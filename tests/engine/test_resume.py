@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.engine.small import (
+    CountedLoss,
     Record,
     assert_bitwise_equal,
     classifier,
@@ -22,7 +25,7 @@ from tests.engine.small import (
     points,
     train_with_everything,
 )
-from utils.engine import Task, TrainingEngine, stopping
+from utils.engine import Task, stopping
 from utils.engine.stopping import StopAgreement
 from utils.run.checkpoint import CheckpointFiles
 from utils.run.log import RunLog
@@ -80,9 +83,7 @@ class KeyedLoader:
         self.calls.append((epoch, start_batch))
 
     def __iter__(self) -> Any:
-        epoch, start = self.calls[-1]
-        data = points(20, seed=epoch)
-        return iter(list(DataLoader(data, batch_size=4))[start:])
+        return iter(list(DataLoader(points(20), batch_size=4))[self.calls[-1][1] :])
 
 
 def test_a_loader_that_can_start_in_the_middle_is_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,14 +92,7 @@ def test_a_loader_that_can_start_in_the_middle_is_asked_to(tmp_path: Path, monke
     for resume in (False, True):
         loader, model = KeyedLoader(), classifier()
         trainer = engine_of(model, tmp_path, epochs=3)
-
-        def criterion(
-            outputs: Any, labels: Any, trainer: TrainingEngine = trainer, stops: bool = not resume
-        ) -> torch.Tensor:
-            if stops and trainer.progress.global_step == 6:
-                trainer.stop_flag.set("test")
-            return nn.functional.cross_entropy(outputs, labels)
-
+        criterion = CountedLoss(None if resume else 7, partial(trainer.stop_flag.set, "test"))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         trainer.train(loader, loader_of(points(8), 4), optimizer, criterion, resume=resume)
         calls.append(loader.calls)
@@ -159,20 +153,28 @@ def test_a_task_keeps_its_checkpoints_where_and_when_it_is_told(tmp_path: Path) 
 # --- The ranks agree whether to stop every few steps, more often when steps are slow, and always at the same ones ----
 
 
-class Clock:
-    """Stands for the module `time`."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def perf_counter(self) -> float:
-        return self.now_s
+def made_up_clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Let the agreement read its time from the returned clock's `now_s`."""
+    clock = SimpleNamespace(now_s=100.0)
+    monkeypatch.setattr(stopping, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
+    return clock
 
 
-def agreements(monkeypatch: pytest.MonkeyPatch, step_s: list[float], slowest_s: float = 0.0) -> list[int]:
-    """Return the steps after which one rank, whose steps take `step_s`, comes to agree (with a rank of `slowest_s`)."""
-    clock = Clock()
-    monkeypatch.setattr(stopping, "time", clock)
+@pytest.mark.parametrize(
+    ("step_s", "slowest_s", "expected"),
+    [
+        ([0.1] * 30, 0.0, [1, 10, 20, 30]),
+        ([0.6] * 9, 0.0, [1, 4, 7]),
+        ([5.0] * 4, 0.0, [1, 2, 3, 4]),
+        ([60.0] + [0.1] * 11, 0.0, [1, 2, 10]),  # the first step of a process, which sets everything up
+        ([0.1] * 12 + [3.0] * 10, 0.0, [1, 10, 20, 21, 22]),
+        *[([step_s] * 12, 1.0, [1, 3, 5, 7, 9, 10, 12]) for step_s in (0.01, 0.5, 1.0)],
+    ],
+)
+def test_ranks_agree_within_ten_steps_or_two_seconds_of_the_slowest(
+    monkeypatch: pytest.MonkeyPatch, step_s: list[float], slowest_s: float, expected: list[int]
+) -> None:
+    clock = made_up_clock(monkeypatch)
     monkeypatch.setattr(stopping, "max_over_ranks", lambda own: [*own[:2], max(own[2], slowest_s)])
     own = StopAgreement()
     own.start(0)
@@ -182,35 +184,11 @@ def agreements(monkeypatch: pytest.MonkeyPatch, step_s: list[float], slowest_s: 
         if own.is_due(step):
             found.append(step)
             own.agree(step, False, False)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("step_s", "expected"),
-    [
-        ([0.1] * 30, [1, 10, 20, 30]),
-        ([0.6] * 9, [1, 4, 7]),
-        ([5.0] * 4, [1, 2, 3, 4]),
-        ([60.0] + [0.1] * 11, [1, 2, 10]),  # the first step of a process, which sets everything up
-        ([0.1] * 12 + [3.0] * 10, [1, 10, 20, 21, 22]),
-    ],
-)
-def test_a_stop_is_heard_within_ten_steps_or_two_seconds(
-    monkeypatch: pytest.MonkeyPatch, step_s: list[float], expected: list[int]
-) -> None:
-    assert agreements(monkeypatch, step_s) == expected
-
-
-def test_all_ranks_follow_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = [1, 3, 5, 7, 9, 10, 12]
-    for step_s in (0.01, 0.5, 1.0):
-        assert agreements(monkeypatch, [step_s] * 12, slowest_s=1.0) == expected
+    assert found == expected
 
 
 def test_what_comes_between_epochs_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    monkeypatch.setattr(stopping, "time", clock)
-    own = StopAgreement()
+    clock, own = made_up_clock(monkeypatch), StopAgreement()
     own.start(6)
     clock.now_s += 0.1
     own.agree(7, False, False)
