@@ -16,8 +16,6 @@ from tests.support.processes import is_running, wait_until
 from utils.common import signals
 from utils.common.threads import MAX_WAITING_PER_THREAD, ordered_map
 
-# --- Signals set a flag, and ranks end with their launcher -----------------------------------------------------------
-
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"])
 def test_a_signal_only_sets_the_flag_and_old_handlers_return(name: str) -> None:
@@ -109,9 +107,6 @@ def test_a_rank_ends_when_its_parent_was_gone_before_the_tie() -> None:
 def test_plain_python_outlives_its_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     assert signals.die_with_parent() is False
-
-
-# --- Results in order, few of them waiting, errors at their item -----------------------------------------------------
 
 
 def test_results_come_in_order_whoever_is_first() -> None:

@@ -226,9 +226,6 @@ def test_files_that_macos_leaves_are_skipped_and_counted(tmp_path: Path) -> None
     assert [line.partition(" skipped")[0] for line in said] == ["train: 2 hidden files", "val: 1 hidden files"]
 
 
-# --- YOLO-seg label text: written, read, and refused by file and line ------------------------------------------------
-
-
 READ: dict[str, tuple[str, int]] = {
     "empty": ("", 0),
     "blank": ("\n  \n", 0),

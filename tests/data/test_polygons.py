@@ -80,9 +80,6 @@ def test_copies_of_one_object_keep_their_order() -> None:
     assert large_to_small(copies).tolist() == list(range(40))
 
 
-# --- Outlines cut at a window: the right area, one instance for each piece, and only pieces that can be seen ---------
-
-
 ALL_CUT: Sides = (True, True, True, True)
 
 

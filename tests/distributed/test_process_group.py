@@ -15,8 +15,6 @@ from utils.common.errors import UserError
 from utils.distributed import process_group, rank_processes
 from utils.distributed.process_group import tasks_of_nodes, variables_from_launcher
 
-# --- The process group: rank variables, timeouts, and a group made by somebody else ----------------------------------
-
 
 def guest() -> tuple[bool, bool]:
     """Train in a group that another made, and tell what was left of it; then in one of our own."""
@@ -71,8 +69,6 @@ def test_a_wrong_timeout_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="NCCL_TIMEOUT=30min"):
         process_group._seconds_of("NCCL_TIMEOUT", 1.0)
 
-
-# --- Slurm's and Open MPI's variables under torchrun's names, and the lone process that must stay one ----------------
 
 # What `srun --nodes=2 --ntasks=3` told its last task (Slurm 22.05), and what sbatch tells its own shell.
 SLURM_TASK = {"SLURM_JOB_ID": "34521", "SLURM_STEP_ID": "2", "SLURM_PROCID": "2", "SLURM_LOCALID": "0"}
@@ -138,9 +134,6 @@ def test_slurm_s_short_form() -> None:
     assert tasks_of_nodes("two") == []
     with pytest.raises(UserError, match="SLURM_STEP_TASKS_PER_NODE=2 does not list node SLURM_NODEID=1"):
         variables_from_launcher({**SLURM_TASK, "SLURM_STEP_TASKS_PER_NODE": "2"})
-
-
-# --- utils/distributed/rank_processes.py: what ranks find in their environment, and what comes back from them --------
 
 
 def test_ranks_find_job_place_and_the_user_s_modules_and_answer_in_order(

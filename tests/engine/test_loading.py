@@ -134,9 +134,6 @@ def test_the_sampler_trains_with_equal_shares_after_a_validation(drop_last: bool
     assert len(loader) == batches == 2
 
 
-# --- Batches come onto a GPU on a second stream, and nothing uses or reuses them too early ---------------------------
-
-
 def test_tensors_are_found_in_whatever_a_batch_is() -> None:
     parts = [torch.full((), value) for value in range(8)]
     targets = Targets(parts[4], parts[5], parts[6], parts[7], size_px=64)

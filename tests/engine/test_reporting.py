@@ -23,9 +23,6 @@ from utils.engine.state import Progress
 from utils.engine.stopping import StallWatch
 from utils.run.log import RunLog
 
-# --- The line of a batch: what it costs in collectives, whom it names, what it leaves in metrics.jsonl ---------------
-
-
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -98,9 +95,6 @@ def test_gpu_readings_reach_line_and_record(
     assert record["ranks"]["gpu_util"] == [pytest.approx(0.931)]
     assert (record["num_batches"], record["slow_rank"]) == (1234, None)
     assert abs(record["time_s"] - time.time()) < 60
-
-
-# --- The stall watch: it writes the stacks of a rank that makes no progress, once ------------------------------------
 
 
 def test_a_stall_shows_the_stacks_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -14,9 +14,6 @@ from utils.engine.ema import ModelEMA
 from utils.engine.meters import FIELDS, RankMeter
 from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
 
-# --- Learning rate and momentum as pure functions of the step --------------------------------------------------------
-
-
 SPEC = ScheduleSpec(lr=0.1, total_steps=100, warmup_steps=10, final_lr_fraction=0.05, warmup_bias_lr=0.3)
 
 
@@ -62,9 +59,6 @@ def test_the_warm_up_never_takes_more_than_a_tenth(
     assert warmup_steps(warmup_epochs, steps_per_epoch, num_epochs) == expected
 
 
-# --- The moving average of the weights -------------------------------------------------------------------------------
-
-
 def test_the_moving_average_is_the_one_worked_out_by_hand() -> None:
     model = torch.nn.BatchNorm1d(2)
     assert model.running_mean is not None
@@ -87,9 +81,6 @@ def test_the_moving_average_is_the_one_worked_out_by_hand() -> None:
     assert not ema.module.training
     assert not any(parameter.requires_grad for parameter in ema.module.parameters())
     assert model.weight.tolist() == [49, 49]
-
-
-# --- A rank's own time, on the clock of the CPU and on a made-up one of a GPU; which rank counts as slow -------------
 
 
 def named(lap: list[float]) -> dict[str, float]:

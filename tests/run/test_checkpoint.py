@@ -155,9 +155,6 @@ def test_a_failed_save_leaves_the_old_one_and_no_rubbish(tmp_path: Path) -> None
     assert torch.load(tmp_path / "out" / "best.pt", weights_only=True) == {"value": 1}
 
 
-# --- kills ---------------------------------------------------------------------------------------------------------
-
-
 def die_at(owner: Any, name: str, call: int) -> None:
     """Let this process die where it makes its `call`-th use of a function."""
     original, calls = getattr(owner, name), iter(range(1, 1000))

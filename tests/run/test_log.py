@@ -31,9 +31,6 @@ def events_of(folder: Path) -> Any:
     return EventAccumulator(str(folder / "tensorboard")).Reload()
 
 
-# --- metrics.jsonl -------------------------------------------------------------------------------------------------
-
-
 def test_every_record_is_on_the_disk_before_the_next_one(tmp_path: Path) -> None:
     with RunLog(tmp_path / "runs" / "a", is_main=True, tensorboard=False) as log:
         for step in range(3):
@@ -73,9 +70,6 @@ def test_a_line_without_its_end_does_not_spoil_the_next(tmp_path: Path, ending: 
     assert [line["global_step"] for line in lines_of(tmp_path)] == steps
 
 
-# --- results.csv ---------------------------------------------------------------------------------------------------
-
-
 def test_csv_gains_columns_keeps_older_rows_and_replaces_an_epoch(tmp_path: Path) -> None:
     log = RunLog(tmp_path, is_main=True, tensorboard=False)
     log.csv({"epoch": 1, "train_loss": 2.5})
@@ -88,9 +82,6 @@ def test_csv_gains_columns_keeps_older_rows_and_replaces_an_epoch(tmp_path: Path
         {"epoch": "1", "train_loss": "2.5", "box_map50": ""},
         {"epoch": "2", "train_loss": "1.5", "box_map50": ""},
     ]
-
-
-# --- resuming ------------------------------------------------------------------------------------------------------
 
 
 def test_truncation_forgets_later_steps_everywhere(tmp_path: Path) -> None:
@@ -135,9 +126,6 @@ def test_an_interrupted_truncation_leaves_the_old_file(tmp_path: Path, monkeypat
         log.truncate_after(1)
     assert [line["global_step"] for line in lines_of(tmp_path)] == [1, 2]
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
-
-
-# --- ranks, console, TensorBoard -----------------------------------------------------------------------------------
 
 
 def test_other_ranks_write_and_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -385,9 +385,6 @@ def test_the_variable_names_the_server_and_an_empty_option_means_none(
     assert TOKEN not in said
 
 
-# -- real trainings of a small network -------------------------------------------------------------------------------
-
-
 def train_small(folder: Path, url: str, resume: bool, kill_at: int | None = None, pause_s: float = 0.0) -> Any:
     """Train for four epochs of 4 batches per rank; rank 0 dies by SIGKILL at batch number `kill_at`. Return the weights."""
     hurry()

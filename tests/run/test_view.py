@@ -15,8 +15,6 @@ from tests.run.made_up import NOW_S, RANKS, batch, epoch_record, write_run
 from utils.run.records import RunReader, SlowRank
 from utils.run.view import remaining_s, sparkline, view_lines
 
-# --- The view of a run: what it says, in 80 columns, of runs that run, ended, died, moved, or were cut of ---
-
 
 def view(folder: Path, columns: int = 80, later_s: float = 0.0, is_unicode: bool = True) -> str:
     state = RunReader(folder).read()
@@ -103,9 +101,6 @@ def test_a_sparkline_is_as_long_as_asked_and_follows_the_values() -> None:
     assert sparkline([], 5) == ""
 
 
-# --- Records read from files that are written at the same time -------------------------------------------------------
-
-
 @pytest.mark.parametrize("ending", ['{"kind": "ba', '{"kind": "epoch", "epoch": 9}', "\x00\x00"])
 def test_a_half_written_line_is_left_for_later(tmp_path: Path, ending: str) -> None:
     write_run(tmp_path, [batch(1, 0)])
@@ -127,9 +122,6 @@ def test_a_file_that_was_cut_or_replaced_is_read_anew(tmp_path: Path) -> None:
     (tmp_path / "new").write_text("".join(json.dumps(batch(2, number)) + "\n" for number in range(4)))
     os.replace(tmp_path / "new", tmp_path / "metrics.jsonl")
     assert [record["epoch"] for record in reader.read().batches] == [2] * 4
-
-
-# --- Which rank is slow ----------------------------------------------------------------------------------------------
 
 
 def test_a_rank_is_slow_once_it_was_so_in_two_laps() -> None:

@@ -11,9 +11,6 @@ from utils.yolo import loss as module
 from utils.yolo.assigner import inside_boxes
 from utils.yolo.boxes import AnchorGrid, anchor_grid, complete_iou
 
-# --- Boxes as sides: the complete IoU and the hand-written gradients, against autograd in float64 ----------------------
-
-
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -72,9 +69,6 @@ def test_the_weighted_class_part_passes_gradcheck_and_equals_pytorchs() -> None:
     expected = F.binary_cross_entropy_with_logits(logits, scores, weight=weights, reduction="sum")
     torch.testing.assert_close(error(logits), expected, rtol=1e-7, atol=0)
     assert torch.autograd.gradcheck(error, logits)
-
-
-# --- Which anchors an object may be assigned to ----------------------------------------------------------------------
 
 
 STRIDES = [8.0, 16.0, 32.0]

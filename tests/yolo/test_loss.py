@@ -39,9 +39,6 @@ def share_of(targets: Targets, images: slice) -> Targets:
     )
 
 
-# --- the reference -------------------------------------------------------------------------------------------------
-
-
 def reference_of(model: Any, outputs: dict[str, Any], targets: Targets) -> tuple[torch.Tensor, dict[str, float]]:
     """Return Ultralytics' loss, summed over the batch, and its parts.
 
@@ -98,9 +95,6 @@ def test_the_loss_under_autocast_is_computed_in_float32(model: Any) -> None:
         loss, values = SegmentationLoss(model)(outputs, targets)
     assert loss.dtype == torch.float32
     assert values == expected
-
-
-# --- many ranks ----------------------------------------------------------------------------------------------------
 
 
 FAMILIES_ON_RANKS = (("yolov8n", 2), ("yolov8n", 3), ("yolo26n", 2))

@@ -94,9 +94,6 @@ def test_an_extra_term_is_added_with_its_gain(monkeypatch: pytest.MonkeyPatch) -
     assert gradient[1, 0] < bce_slope  # both terms push towards the truth
 
 
-# --- half precision and memory ----------------------------------------------------------------------------------------
-
-
 def test_no_tensor_of_the_loss_holds_a_mask_for_each_anchor(model: Any) -> None:
     sizes: list[int] = []
 
