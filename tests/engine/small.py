@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from utils import distributed
-from utils.engine import EngineOptions, Epoch, Task, TrainingEngine, stopping
+from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
 from utils.engine.schedule import ScheduleSpec, StepSchedule
 
 CPU = torch.device("cpu")
@@ -129,10 +129,6 @@ def train_with_everything(
         "num_batches": criterion.num_batches,
         "stopped": bool(trainer.stopped_by),
     }
-
-
-def stop_soon() -> None:
-    stopping.STOP_CHECK_STEPS = 2
 
 
 def assert_bitwise_equal(first: Record, second: Record) -> None:
