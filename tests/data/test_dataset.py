@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import torch
 
 from tests.data.conftest import BARS, COLOURS, SHAPES, SIZE_PX
-from utils.data.dataset import SegmentationDataset, collate, open_images
+from utils.data.dataset import SegmentationDataset, collate
 from utils.data.target_masks import MASK_STRIDE
 
 
@@ -24,16 +22,6 @@ def test_a_batch_names_each_target_by_its_image(plain_set: SegmentationDataset) 
     empty = collate([plain_set[0, 6]])
     assert (empty.boxes.shape, empty.class_ids.dtype, empty.boxes.dtype) == ((0, 4), torch.int64, torch.float32)
     assert empty.masks.max() == 0
-
-
-def test_the_packed_cache_changes_no_sample(plain_set: SegmentationDataset, tmp_path: Path) -> None:
-    said: list[str] = []
-    packed = open_images(plain_set.photos, SIZE_PX, tmp_path, "train", said.append)
-    assert packed is not None
-    assert len(said) == 1
-    cached = SegmentationDataset(plain_set.photos, SIZE_PX, packed=packed)
-    for index in range(len(SHAPES)):
-        assert cached[0, index].image.tobytes() == plain_set[0, index].image.tobytes()
 
 
 def test_letterboxed_boxes_match_outlines_masks_and_pixels(plain_set: SegmentationDataset) -> None:
@@ -53,17 +41,3 @@ def test_letterboxed_boxes_match_outlines_masks_and_pixels(plain_set: Segmentati
             rows, columns = (sample.masks == position + 1).nonzero()
             mask_box = np.array([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]) * MASK_STRIDE
             assert np.abs(mask_box - box).max() <= 1.25 * MASK_STRIDE
-
-
-def test_small_objects_lie_on_top_of_large_ones(plain_set: SegmentationDataset) -> None:
-    small = np.array([[20.0, 20], [36, 20], [36, 36], [20, 36]])
-    large = np.array([[8.0, 8], [56, 8], [56, 56], [8, 56]])
-    for polygons, class_ids in (([small, large], [3, 5]), ([large, small], [5, 3])):
-        image = np.zeros((SIZE_PX, SIZE_PX, 3), np.uint8)
-        sample = plain_set._finish(0, image, np.array(class_ids), polygons)
-        assert sample.class_ids.tolist() == [5, 3]
-        assert sample.boxes.tolist() == [[8, 8, 56, 56], [20, 20, 36, 36]]
-        assert sample.masks[7, 7] == 2
-        assert sample.masks[3, 3] == 1
-        assert (sample.masks == 2).sum() >= 16
-        assert sample.masks[0, 0] == 0

@@ -277,11 +277,6 @@ def test_wrong_label_files_are_named_by_file_and_line(case: str, tmp_path: Path)
     assert str(error.value).isprintable()
 
 
-def test_a_missing_label_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LabelError, match=r"missing\.txt"):
-        read_yolo_label(tmp_path / "missing.txt", 8)
-
-
 def test_yolo_text_round_trip(tmp_path: Path) -> None:
     triangle = np.array([[0.1, 0.2], [0.3, 0.4], [1.2, -0.1]])
     text = format_yolo_label([(1, triangle), (0, triangle[::-1])])
