@@ -205,7 +205,7 @@ def reference_of(
 
 @pytest.mark.parametrize(
     ("counts", "seed", "epoch"),
-    [([20, 9], 0, 0), ([5, 0, 12], 1, 3), ([0, 1], 2, 10), ([0, 0], 3, 5), ([60, 2], 4, 7), ([7], 5, 1)],
+    [([20, 9], 0, 0), ([5, 0, 12], 1, 3), ([0, 1], 2, 10), ([0, 0], 3, 5), ([60, 2], 4, 7), ([7], 5, 12)],
 )
 def test_every_part_and_gradient_equals_ultralytics(model: Any, counts: list[int], seed: int, epoch: int) -> None:
     targets = targets_of(counts, SIZE_PX, seed)
@@ -226,14 +226,3 @@ def test_every_part_and_gradient_equals_ultralytics(model: Any, counts: list[int
         of_output = sums.normalised(sums.normalisers).tolist()
         assert of_output == pytest.approx([parts[part] for part in ("box", "seg", "cls", "l1")], rel=1e-6)
     assert_same_gradients(loss, expected, leaves)
-
-
-def test_the_share_of_each_output_follows_ultralytics_schedule(model: Any) -> None:
-    from ultralytics.utils.loss import E2ELoss, SegmentLoss26
-
-    model.args = types.SimpleNamespace(box=7.5, cls=0.5, dfl=1.5, overlap_mask=True, epochs=EPOCHS)
-    reference, criterion = E2ELoss(model, SegmentLoss26), EndToEndLoss(model)
-    for epoch in range(EPOCHS + 2):
-        criterion.run_done = lambda epoch=epoch: epoch / (EPOCHS - 1)  # type: ignore[misc]
-        assert criterion.share == pytest.approx(reference.o2m)
-        reference.update()
