@@ -1,4 +1,4 @@
-"""Batches of several sizes: all ranks take the same size, labels fit it, one model trains on all."""
+"""Batches of several sizes: all ranks take the same size, and labels fit it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from tests.data.pictures import COLOURLESS, NAMES, SIZE_PX, WORST_LABEL, content, dataset_of, worst_label
+from tests.data.pictures import COLOURLESS, SIZE_PX, WORST_LABEL, content, dataset_of, worst_label
 from tests.support.in_memory import InMemory
 from utils.data.augment import AugmentConfig
-from utils.data.dataset import Photo, SegmentationDataset, collate
+from utils.data.dataset import Photo, SegmentationDataset
 from utils.data.loader import EpochBatches, multi_scale_sizes
 from utils.data.target_masks import MASK_STRIDE
-from utils.yolo.inputs import prepare_batch
-from utils.yolo.loss import SegmentationLoss
-from utils.yolo.model import build_model
 
 
 @pytest.mark.parametrize(
@@ -86,18 +82,3 @@ def test_smaller_sizes_average_the_photographs_first() -> None:
     )
     assert data[0, 0, 32].image.mean() == pytest.approx(30, abs=1)
     assert data[0, 0, 32].image.std() < 2
-
-
-def test_one_model_learns_from_batches_of_any_size() -> None:
-    model, data = build_model("yolov8n-seg.yaml", NAMES), dataset_of(AugmentConfig())
-    for size_px in (64, 192):
-        images, targets = prepare_batch(collate([data[0, 0, size_px], data[0, 1, size_px]]), torch.device("cpu"))
-        assert targets.masks.shape[1:] == (size_px // 4, size_px // 4)
-        model.train().zero_grad()
-        outputs = model(images)
-        assert outputs["proto"].shape[-2:] == targets.masks.shape[1:]
-        loss, values = SegmentationLoss(model)(outputs, targets)
-        loss.backward()
-        assert torch.isfinite(loss)
-        assert values["seg"] > 0
-        assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
