@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
 
 import cv2
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.data.pictures import COLOURLESS
+from tests.yolo.conftest import Operators
 from utils.data.augment import AugmentConfig, draw_gains, jitter_colour, jitter_colours, sample_generator
 from utils.data.dataset import Photo, SegmentationDataset, collate
 from utils.yolo.inputs import prepare_batch
 
-STILL = AugmentConfig(hsv_h=0, hsv_s=0, hsv_v=0)
 CPU = torch.device("cpu")
 
 
@@ -25,7 +24,7 @@ def gains_of(index: int, config: AugmentConfig | None = None) -> np.ndarray:
 
 def test_without_strength_colours_stay_and_with_it_they_change() -> None:
     image = np.random.default_rng(0).integers(0, 256, (20, 20, 3), dtype=np.uint8)
-    assert jitter_colour(image, gains_of(0, STILL)) is image
+    assert jitter_colour(image, gains_of(0, COLOURLESS)) is image
     changed = jitter_colour(image, gains_of(0))
     assert (changed.shape, changed.dtype) == (image.shape, image.dtype)
     assert not np.array_equal(changed, image)
@@ -80,30 +79,24 @@ def test_a_batch_looks_the_same_wherever_its_colours_are_varied(photos: list[Pho
     def batch(on_device: bool, config: AugmentConfig) -> torch.Tensor:
         dataset = SegmentationDataset(photos, 96, augment=config, mosaic_epochs=9, seed=3, colours_on_device=on_device)
         collated = collate([dataset[(1, index)] for index in range(4)])
-        assert (collated.colour_gains is not None) == (on_device and config is not STILL)
+        assert (collated.colour_gains is not None) == (on_device and config is not COLOURLESS)
         return prepare_batch(collated, CPU)[0]
 
     by_loader, by_device = batch(False, AugmentConfig()), batch(True, AugmentConfig())
     assert float((by_loader - by_device).abs().mean()) < 1.5 / 255
     # Whole levels of hue are two degrees, which is 17 levels of a colour at most.
     assert float((by_loader - by_device).abs().max()) <= 20 / 255
-    torch.testing.assert_close(batch(True, STILL), batch(False, STILL), rtol=0, atol=0)
-    assert float((by_loader - batch(False, STILL)).abs().mean()) > 5 / 255
+    torch.testing.assert_close(batch(True, COLOURLESS), batch(False, COLOURLESS), rtol=0, atol=0)
+    assert float((by_loader - batch(False, COLOURLESS)).abs().mean()) > 5 / 255
 
 
 def test_nothing_is_copied_from_the_host_while_colours_vary_on_the_device() -> None:
     """Issue: a table of three numbers was copied to the GPU in each step, a third wait of the host."""
 
-    class FromTheHost(TorchDispatchMode):
-        names: ClassVar[list[str]] = []
-
-        def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-            self.names.append(operator.overloadpacket.__name__)
-            return operator(*arguments, **(keywords or {}))
-
+    names: list[str] = []
     images, gains = torch.rand(2, 3, 8, 8), torch.rand(2, 3)
-    with FromTheHost() as seen:
+    with Operators(lambda operator, *_: names.append(operator.overloadpacket.__name__)):
         jitter_colours(images, gains)
-        assert "lift_fresh" not in seen.names
+        assert "lift_fresh" not in names
         torch.tensor([5.0, 3.0, 1.0])
-    assert "lift_fresh" in seen.names
+    assert "lift_fresh" in names
