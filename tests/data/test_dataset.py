@@ -1,13 +1,20 @@
-"""Samples and batches: boxes, outlines, masks and pixels agree."""
+"""Samples, batches and masks to learn from: boxes, outlines, masks and pixels agree; masks are those that will judge."""
 
 from __future__ import annotations
 
+import math
+
+import cv2
 import numpy as np
+import pytest
 import torch
 
 from tests.data.conftest import BARS, COLOURS, SHAPES, SIZE_PX
-from utils.data.dataset import SegmentationDataset, collate
-from utils.data.target_masks import MASK_STRIDE
+from utils.data.dataset import Sample, SegmentationDataset, collate
+from utils.data.polygons import polygon_boxes
+from utils.data.target_masks import MASK_STRIDE, boxes_for_training, draw_masks, draw_truth
+
+INPUT_PX = 640  # of the outlines without a data set
 
 
 def test_a_batch_names_each_target_by_its_image(plain_set: SegmentationDataset) -> None:
@@ -41,3 +48,125 @@ def test_letterboxed_boxes_match_outlines_masks_and_pixels(plain_set: Segmentati
             rows, columns = (sample.masks == position + 1).nonzero()
             mask_box = np.array([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]) * MASK_STRIDE
             assert np.abs(mask_box - box).max() <= 1.25 * MASK_STRIDE
+
+
+def wires(width: float) -> list[np.ndarray]:
+    """Return forty wires of 500 pixels in all directions."""
+    rng = np.random.default_rng(0)
+    found = []
+    for angle in rng.uniform(0, math.pi, 40):
+        along = np.array([math.cos(angle), math.sin(angle)]) * 250
+        across = np.array([-along[1], along[0]]) / 500 * width
+        corners = np.array([-across - along, across - along, across + along, along - across])
+        found.append(rng.uniform(300, 340, 2) + corners)
+    return found
+
+
+def blobs(num_blobs: int, seed: int) -> list[np.ndarray]:
+    """Return round outlines of many sizes, anywhere, in pixels."""
+    rng = np.random.default_rng(seed)
+    angles = np.linspace(0, 2 * math.pi, 12, endpoint=False)
+    circle = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    return [
+        (circle * rng.uniform(0.7, 1.3, (12, 1)) * rng.uniform(4, 60) + rng.uniform(80, 560, 2)).astype(np.float32)
+        for _ in range(num_blobs)
+    ]
+
+
+def test_masks_are_those_of_the_judge() -> None:
+    """The truth of the evaluation walks each outline with 1000 points; ours, four to the pixel, must draw the same."""
+    polygons = [*blobs(25, seed=0), *(outline.astype(np.float32) for outline in wires(3)[:10])]
+    truth, ours = draw_truth(polygons, INPUT_PX), draw_masks(polygons, INPUT_PX)
+    overlaps = [
+        ((truth == value) & (ours == value)).sum() / max(((truth == value) | (ours == value)).sum(), 1)
+        for value in range(1, len(polygons) + 1)
+    ]
+    assert np.mean(overlaps) > 0.95  # wires of one area that cross may lie the other way round
+    plain = [filled_without_walking(polygon) for polygon in polygons[:25]]
+    alone = [draw_truth([polygon], INPUT_PX) > 0 for polygon in polygons[:25]]
+    walked = [draw_masks([polygon], INPUT_PX) > 0 for polygon in polygons[:25]]
+    # The control: filled between its vertices alone an outline misses pixels that count.
+    walked_errors, plain_errors = (
+        np.mean([(a ^ b).sum() for a, b in zip(masks, alone, strict=True)]) for masks in (walked, plain)
+    )
+    assert walked_errors < 1
+    assert plain_errors > 3 * walked_errors
+
+
+def filled_without_walking(polygon: np.ndarray) -> np.ndarray:
+    """Fill an outline between its vertices, cut down to whole pixels, and shrink it."""
+    full = np.zeros((INPUT_PX, INPUT_PX), np.uint8)
+    cv2.fillPoly(full, [polygon.astype(np.int32)], 1)
+    side = INPUT_PX // MASK_STRIDE
+    return cv2.resize(full, (side, side), interpolation=cv2.INTER_LINEAR) > 0
+
+
+def test_a_wire_as_wide_as_a_mask_pixel_stays_in_one_piece() -> None:
+    masks = [(draw_masks([outline], INPUT_PX) > 0).astype(np.uint8) for outline in wires(MASK_STRIDE)]
+    assert {cv2.connectedComponents(mask, connectivity=8)[0] for mask in masks} == {2}  # the background is one
+
+
+def test_the_smallest_lies_on_top_whatever_the_order() -> None:
+    large, small = [np.array([[0.0, 0], [side, 0], [side, side], [0, side]]) + 24 for side in (64, 16)]
+    for polygons, value in (([large, small], 2), ([small, large], 1)):
+        masks = draw_masks(polygons, 128)
+        assert (masks[7:9, 7:9] == value).all()
+        assert masks[15, 15] == 3 - value
+
+
+def test_an_object_smaller_than_a_mask_pixel_has_one() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        corner = rng.uniform(20, 40, 2)
+        tiny = corner + np.array([[0.0, 0], [1.5, 0], [1.5, 1.5], [0, 1.5]])
+        assert 1 <= np.count_nonzero(draw_masks([tiny], 64)) <= 3  # of the four it may touch
+
+
+def test_an_outline_that_leaves_the_picture_is_cut_at_its_border() -> None:
+    masks = draw_masks([np.array([[-30.0, 20], [200, 20], [200, 44], [-30, 44]])], 96)
+    assert (masks[5:11] == 1).all()
+    assert np.count_nonzero(masks) == 6 * 24
+    assert draw_masks([np.array([[-30.0, -30], [-10, -30], [-10, -10]])], 96).max() == 0
+
+
+@pytest.mark.parametrize(
+    ("edge", "taught"),
+    [(8.0, 7.5), (8.9, 7.5), (7.6, 7.5), (7.5, 7.5), (9.1, 9.1), (10.5, 10.5), (7.4, 7.4), (0.0, -0.5)],
+)
+def test_a_box_begins_before_the_corner_of_a_mask_pixel_that_is_near(edge: float, taught: float) -> None:
+    boxes = np.array([[edge, 21.7, 40.2, 44.0], [21.7, edge, 40.2, 44.0]], np.float32)
+    expected = [[taught, 21.7, 40.2, 44.0], [21.7, taught, 40.2, 44.0]]
+    np.testing.assert_allclose(boxes_for_training(boxes), expected, rtol=1e-6)
+    assert boxes[0, 0] == np.float32(edge)  # the true box stays
+
+
+def test_the_box_of_a_level_or_upright_wire_stays() -> None:
+    boxes = np.array([[9.6, 8.9, 200.0, 10.9], [8.9, 9.6, 12.1, 200.0]], np.float32)
+    np.testing.assert_array_equal(boxes_for_training(boxes), boxes)
+
+
+def test_masks_lose_less_at_the_edge_of_a_taught_box() -> None:
+    kept = []
+    for seed in range(20):
+        outlines = blobs(12, seed)
+        true = polygon_boxes(outlines).astype(np.float32)
+        for number, both in enumerate(zip(true, boxes_for_training(true), strict=True)):
+            rows, columns = draw_truth([outlines[number]], INPUT_PX).nonzero()
+            inside = [
+                (columns >= box[0]) & (columns < box[2]) & (rows >= box[1]) & (rows < box[3])
+                for box in np.stack(both) / MASK_STRIDE
+            ]
+            kept.append([part.mean() for part in inside])
+    lost = 1 - np.mean(kept, axis=0)
+    assert lost[1] < 0.75 * lost[0]
+
+
+def test_a_batch_teaches_these_boxes_and_its_samples_keep_the_true_ones() -> None:
+    true = np.array([[8.5, 16.2, 40, 44]], np.float32)
+    nothing = np.zeros((0,), np.uint8)
+    sample = Sample(0, nothing, np.zeros(1, np.int64), true, nothing, [])
+    batch = collate([sample])
+    assert batch.boxes.tolist() == [[7.5, 15.5, 40, 44]]
+    assert batch.samples[0].boxes is true
+    of_windows = collate([sample], is_judged_on_grid=False)
+    assert torch.equal(of_windows.boxes, torch.from_numpy(true))
