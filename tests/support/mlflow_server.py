@@ -36,9 +36,6 @@ class FakeMlflow(LocalServer):
         super().__init__(_Handler)
         self.url = self.root
 
-    def count(self, ending: str) -> int:
-        return sum(path.endswith(ending) for _, path in self.requests)
-
     def metrics_of(self, run_id: str) -> list[tuple[int, str, float]]:
         """Return (step, name, value) of everything that was logged, duplicates included, in order."""
         return sorted((metric["step"], metric["key"], metric["value"]) for metric in self.runs[run_id]["metrics"])
