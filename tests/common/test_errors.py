@@ -80,7 +80,7 @@ def test_a_bug_in_a_rank_keeps_its_traceback_and_waits_for_nobody() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["CUDA error: out of memory", "GET was unable to find an engine to execute this computation"]
+    "words", ["CUDA error: out of memory", "GET was unable to find an engine", "FIND was unable to find an engine"]
 )
 def test_used_up_memory_is_explained_whoever_notices_it(words: str) -> None:
     with pytest.raises(UserError, match="use a smaller batch"), explain_out_of_memory("use a smaller batch"):
