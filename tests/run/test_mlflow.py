@@ -26,6 +26,7 @@ from tests.support.processes import wait_until
 from tests.support.ranks import RankFailed, run_ranks
 from utils.common.errors import UsageError
 from utils.run import mlflow, mlflow_client
+from utils.run.log import RunLog
 from utils.run.records import read_epochs
 from utils.run.status import FINISHED, RUNNING, STOPPED, write_status
 
@@ -77,10 +78,7 @@ class Folder:
 
     def drop_after(self, number: int) -> None:
         """Drop the epochs after `number`, as a resumed run does."""
-        lines = (self.path / "metrics.jsonl").read_text().splitlines(keepends=True)
-        other = self.path / "other"
-        other.write_text("".join(line for line in lines if json.loads(line)["epoch"] <= number))
-        other.replace(self.path / "metrics.jsonl")
+        RunLog(self.path, is_main=True, tensorboard=False).truncate_after(2 * number)
 
 
 def recorded(folder: Path) -> list[tuple[int, str, float]]:
