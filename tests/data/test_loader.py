@@ -12,6 +12,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -279,20 +280,15 @@ def test_a_loader_never_holds_more_than_is_planned_for_and_leaves_nothing(tmp_pa
     held = 0
     loader = get_dataloader(dataset, batches, 1, pin_memory=False, prefetch=2)
     for _ in loader:
-        held = max(held, segments_bytes(os.getpid()))
+        held = max(held, segments_bytes())
     assert 0 < held <= needed_bytes(1, 2, batch_bytes(BATCH, SIDE_PX), 1)
     del loader
     assert {name for name in os.listdir("/dev/shm") if name.startswith("torch_")} <= before
 
 
-def segments_bytes(process: int) -> int:
-    """Return the size of the shared segments that a process has open; they are named in its maps, once unlinked too."""
-    total = 0
-    for line in Path(f"/proc/{process}/maps").read_text().splitlines():
-        if "/torch_" in line:
-            start, end = (int(word, 16) for word in line.split()[0].split("-"))
-            total += end - start
-    return total
+def segments_bytes() -> int:
+    """Return the size of the shared segments that this process has open, once unlinked too."""
+    return sum(part.size for part in psutil.Process().memory_maps(grouped=False) if "/torch_" in part.path)
 
 
 def test_a_container_with_little_shared_memory_is_measured() -> None:
