@@ -237,9 +237,6 @@ READ: dict[str, tuple[str, int]] = {
 }
 REFUSED: dict[str, tuple[str | bytes, str]] = {
     "latin-1": ("0 0.1 0.1 0.5 0.1 0.5 0.5 # für\n".encode("latin-1"), "1: byte 0xfc is not UTF-8"),
-    "utf-16": (TRIANGLE.encode("utf-16"), "1: UTF-16"),
-    "utf-16 without mark": (TRIANGLE.encode("utf-16-le"), "1: UTF-16"),
-    "binary": (b"\xff\xfe\x00\x80", ""),
     "commas": (TRIANGLE.replace(" ", ","), "1: not a number"),
     "word": (TRIANGLE + "1 0 0 x 0 1 1\n", "2: not a number"),
     "just outside": (TRIANGLE + "1 0 0 1.01 0 1 1\n", r"2: coordinate 1\.01 is outside"),
