@@ -12,7 +12,7 @@ import numpy
 import pytest
 import torch
 
-from tests.conftest import PROJECT
+from tests.conftest import must_run
 from utils.common import cores, devices
 from utils.common.devices import tune_device
 from utils.common.errors import UserError
@@ -147,8 +147,7 @@ def test_a_small_process_does_not_report_the_memory_of_the_large_one_that_starte
     own_bytes = devices.peak_memory_bytes(CPU)
     assert own_bytes > 50 * 2**20, "PyTorch alone is larger"
     code = "from utils.common.cores import peak_process_bytes; print(peak_process_bytes())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PROJECT)
-    assert int(done.stdout) < 50 * 2**20
+    assert int(must_run("python", "-c", code)) < 50 * 2**20
 
 
 @pytest.fixture

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, must_run, run_script
 from utils.common import environment
-from utils.common.environment import python_path
 from utils.common.errors import UserError, explain_out_of_memory
 from utils.common.files import local_rank_first, write_bytes_atomic
 
@@ -47,13 +45,6 @@ run_script(main)
 CLOSED = "error: photo.jpg: Permission denied; give the user who runs this access to it and to its folder"
 
 
-def _leave(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if name != "RANK"}
-    command = [sys.executable, "-c", SCRIPT, *arguments]
-    place = {**kept, "PYTHONPATH": python_path(), **environment}
-    return subprocess.run(command, env=place, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize(
     ("words", "rank", "code", "said", "complaint"),
     [
@@ -66,14 +57,15 @@ def _leave(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     ],
 )
 def test_a_script_leaves_with_its_code_and_one_line_and_a_rank_without_the_interpreters_teardown(
-    words: tuple[str, ...], rank: str | None, code: int, said: str, complaint: str
+    words: tuple[str, ...], rank: str | None, code: int, said: str, complaint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = _leave(*words, **({"RANK": rank} if rank else {}))
+    monkeypatch.setenv("RANK", rank) if rank else monkeypatch.delenv("RANK", raising=False)
+    done = run_script("python", "-c", SCRIPT, *words)
     assert (done.returncode, done.stdout, done.stderr.rstrip("\n")) == (code, said, complaint)
 
 
 def test_a_bug_in_a_rank_keeps_its_traceback_and_waits_for_nobody() -> None:
-    done = _leave("a bug", RANK="1")
+    done = run_script("python", "-c", SCRIPT, "a bug", RANK="1")
     assert (done.returncode, done.stdout) == (1, "unflushed cleaned up\n")
     assert "Traceback" in done.stderr
     assert done.stderr.strip().endswith("RuntimeError: a bug")
@@ -149,9 +141,7 @@ def test_torch_is_imported_before_ultralytics_can_limit_its_threads(tmp_path: Pa
         "import sys, utils.common.environment as r; early = 'torch' in sys.modules; r.prepare_environment(); "
         "print(early, 'torch' in sys.modules, 'ultralytics' in sys.modules)"
     )
-    command, path = [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, cwd=PROJECT, env=path, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["False", "True", "False"]
+    assert must_run("python", "-c", code, PYTHONPATH=str(tmp_path)).split() == ["False", "True", "False"]
 
 
 def test_environment_report_names_versions_but_no_host() -> None:

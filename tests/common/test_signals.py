@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, run_script
 from tests.support.processes import is_running, wait_until
 from utils.common import signals
 from utils.common.threads import MAX_WAITING_PER_THREAD, ordered_map
@@ -95,12 +95,8 @@ def test_killed_launcher_leaves_no_rank_behind() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs prctl (run them on Linux)")
 def test_a_rank_ends_when_its_parent_was_gone_before_the_tie() -> None:
     code = "import sys; from utils.common.signals import die_with_parent; print(die_with_parent(int(sys.argv[1])), flush=True)"
-    environment = {**os.environ, "TORCHELASTIC_RUN_ID": "test"}
-    command = [sys.executable, "-c", code]
     for parent_id, returncode, said in ((os.getpid(), 0, "True\n"), (os.getppid(), -signal.SIGKILL, "")):
-        ended = subprocess.run(
-            [*command, str(parent_id)], cwd=PROJECT, env=environment, capture_output=True, text=True, check=False
-        )
+        ended = run_script("python", "-c", code, str(parent_id), TORCHELASTIC_RUN_ID="test")
         assert (ended.returncode, ended.stdout) == (returncode, said)
 
 

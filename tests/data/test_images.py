@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import struct
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import pytest
 import simplejpeg
 from PIL import Image, ImageOps
 
-from tests.conftest import PROJECT
+from tests.conftest import run_script
 from utils.data.images import (
     ImageError,
     decode_image,
@@ -157,8 +155,7 @@ PICTURES = pictures()
 def test_photographs_are_read_or_refused_in_one_line_and_no_library_prints_or_seeks_a_package(tmp_path: Path) -> None:
     for name, data in PICTURES.items():
         (tmp_path / name).write_bytes(data)
-    command = [sys.executable, "-c", QUIET_JOB, str(tmp_path)]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False)
+    done = run_script("python", "-c", QUIET_JOB, tmp_path)
     assert done.stderr == ""
     answers = {name: answer for name, *answer in (line.split() for line in done.stdout.splitlines())}
     assert answers.keys() == PICTURES.keys(), "nobody else may print"

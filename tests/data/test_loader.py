@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 
-from tests.conftest import PRETENCE, PROJECT, run_script
+from tests.conftest import PRETENCE, PROJECT, must_run, run_script
 from tests.data.conftest import SHAPES, windows_as_samples
 from tests.data.pictures import content, dataset_of
 from utils.common.errors import UserError
@@ -300,9 +300,7 @@ def test_a_container_with_little_shared_memory_is_measured() -> None:
         "mount -t tmpfs -o size=16m tmpfs /dev/shm && "
         f"exec {sys.executable} -c 'from utils.data.loader import *; print(plan_loader(2, 4, batch_bytes(2, 640), 1))'"
     )
-    command = ["unshare", "--mount", "bash", "-c", script]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "workers=0" in done.stdout
-    assert "17 MB are free" in done.stdout
+    said = must_run("unshare", "--mount", "bash", "-c", script, timeout_s=60)
+    assert "workers=0" in said
+    assert "17 MB are free" in said
     assert torch.multiprocessing.get_sharing_strategy() == "file_descriptor"
