@@ -143,11 +143,6 @@ def test_two_ranks_train_the_newer_families_together(tmp_path: Path) -> None:
         assert first[family]["without"] == 0, "DDP would wait for these gradients"
 
 
-@pytest.fixture
-def model(models: dict[str, Any]) -> Any:
-    return models["yolo26n"]
-
-
 def random_outputs(model: Any, batch_size: int, size_px: int, seed: int) -> tuple[dict[str, Any], list[torch.Tensor]]:
     """Return outputs with widely spread random values, and those that get a gradient.
 
@@ -207,8 +202,10 @@ def reference_of(
     ("counts", "seed", "epoch"),
     [([20, 9], 0, 0), ([5, 0, 12], 1, 3), ([0, 1], 2, 10), ([0, 0], 3, 5), ([60, 2], 4, 7), ([7], 5, 12)],
 )
-def test_every_part_and_gradient_equals_ultralytics(model: Any, counts: list[int], seed: int, epoch: int) -> None:
-    targets = targets_of(counts, SIZE_PX, seed)
+def test_every_part_and_gradient_of_yolo26_equals_ultralytics(
+    models: dict[str, Any], counts: list[int], seed: int, epoch: int
+) -> None:
+    model, targets = models["yolo26n"], targets_of(counts, SIZE_PX, seed)
     outputs, leaves = random_outputs(model, len(counts), SIZE_PX, seed)
     criterion = loss_for(model, loss_scale=float(len(counts)))
     assert isinstance(criterion, EndToEndLoss)
