@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import torch
 
+from utils.common.config import words_of
 from utils.common.environment import PROJECT_FOLDER, python_path
 from utils.common.errors import UserError
 from utils.run.checkpoint import load_latest
@@ -143,8 +144,8 @@ def draw_sample(folder: Path, num_photos: int, **choices: object) -> Path:
     raw, processed = folder / "raw", folder / "processed"
     log = folder / "sample.log"
     require([sys.executable, "download_data.py", "--sample", str(num_photos), "--output", raw], log)
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in {"long_side": 128, **choices}.items()]
-    require([sys.executable, "parse_labels.py", "--input", raw, "--output", processed, *options], log)
+    options = words_of({"input": raw, "output": processed, "long_side": 128, **choices})
+    require([sys.executable, "parse_labels.py", *options], log)
     return processed / "dataset.yaml"
 
 

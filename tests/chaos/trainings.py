@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.jobs import Job
+from utils.common.config import words_of
 from utils.common.environment import PROJECT_FOLDER
 from utils.run.checkpoint import load_latest
 
@@ -26,7 +27,7 @@ def yolo(
     chosen = {"model": "yolov8n-seg.yaml", "num_workers": 0, "threads": 1, "device": "cpu", **options}
     files = [f"--data={data}", f"--save-dir={folder / 'run'}", "--no-tensorboard"]
     shape = map(str, (2, batch, epochs, 64))
-    return ["bash", "train_ddp.sh", *shape, f"--log-dir={folder / 'logs'}", *launcher, "--", *files, *flags(chosen)]
+    return ["bash", "train_ddp.sh", *shape, f"--log-dir={folder / 'logs'}", *launcher, "--", *files, *words_of(chosen)]
 
 
 def small(folder: Path, *, ranks: int = 2, launcher: Sequence[str] = LOOPBACK, **options: Any) -> list[str]:
@@ -37,19 +38,13 @@ def small(folder: Path, *, ranks: int = 2, launcher: Sequence[str] = LOOPBACK, *
 
 def small_flags(folder: Path, **options: Any) -> list[str]:
     """Return the small training's own options."""
-    return [f"--save-dir={folder / 'run'}", *flags({"epochs": 4, "step_s": 0.02, **options})]
+    return [f"--save-dir={folder / 'run'}", *words_of({"epochs": 4, "step_s": 0.02, **options})]
 
 
 def train_undisturbed(arguments: Sequence[str]) -> int:
     """Run the small training in this process, a rank that no launcher watches; return its exit code."""
     sys.argv = [str(SMALL_TRAINING), *arguments]
     return int(importlib.import_module("tests.chaos.small_training").main())
-
-
-def flags(options: dict[str, Any]) -> list[str]:
-    """Return options as a command line; True is a switch."""
-    named = {name.replace("_", "-"): value for name, value in options.items()}
-    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in named.items()]
 
 
 def await_training(job: Job, attempt: int, world_size: int = 2) -> float:

@@ -14,6 +14,7 @@ import pytest
 from tests.support.on_paper import TESTED, Thing, on_paper
 from tests.support.option_scripts import Script
 from utils.common import config as configuration
+from utils.common.config import words_of
 from utils.common.errors import UsageError, UserError
 
 # Functions that get all options, and what they do with some of them.
@@ -41,14 +42,6 @@ def other_values(option: dataclasses.Field[Any]) -> list[Any]:
     values = [(value,) if is_list else value for value in found]
     values = [value for value in values if value != option.default]
     return values if choices else values[:1]
-
-
-def as_flags(name: str, value: Any) -> list[str]:
-    """Return an option's value as words of the command line."""
-    flag = "--" + name.replace("_", "-")
-    if isinstance(value, bool):
-        return [flag if value else f"--no-{flag[2:]}"]
-    return [flag, *map(str, value)] if isinstance(value, tuple) else [f"{flag}={value}"]
 
 
 class Refused(Exception):
@@ -136,7 +129,7 @@ class Walk:
         self.num_combinations += 1
         flag = f"--{hyphened(name)}"
         try:
-            changed = self.run([*mode, *as_flags(name, value)])
+            changed = self.run([*mode, *words_of({name: value})])
         except Refused as refusal:
             self.num_refused += 1
             return hyphened(name) in str(refusal)
@@ -162,9 +155,9 @@ class Walk:
         }
         for name, option in self.options.items():
             if "bool" in str(option.type) or option.metadata["choices"]:
-                found += [tuple(as_flags(name, value)) for value in self._values(name)]
+                found += [tuple(words_of({name: value})) for value in self._values(name)]
             elif name in dict(terms):
-                found += [] if option.default else [tuple(as_flags(name, value)) for value in self._values(name)[:1]]
+                found += [] if option.default else [tuple(words_of({name: value})) for value in self._values(name)[:1]]
                 found += [
                     (f"--{hyphened(name)}={value or 0}",)
                     for at, value in terms
@@ -183,7 +176,7 @@ class Walk:
             if value and str(needed.default) != value:
                 yield f"--{hyphened(name)}={value}"
             elif not value and not needed.default:
-                yield from as_flags(name, self._values(name)[0])
+                yield from words_of({name: self._values(name)[0]})
 
     def _values(self, name: str) -> list[Any]:
         """Return values of an option that differ from its default."""
