@@ -19,9 +19,10 @@ from typing import Any
 
 from benchmarks.jobs import POLL_S, Job
 from tests.chaos.small_training import NUM_BATCHES
-from tests.chaos.trainings import SMALL_TRAINING, read_json
+from tests.chaos.trainings import SMALL_TRAINING
 from tests.commands.kubeflow import KUBEFLOW
 from utils.common.environment import PROJECT_FOLDER
+from utils.run.records import read_mapping, read_status
 
 NAMES = ("node0", "node1")
 PORT = "29400"
@@ -58,7 +59,7 @@ def wait_until(condition: Callable[[], Any], what: str, last_words: Callable[[],
 
 def step_of(run: Path) -> int:
     """Return the optimizer step in the run's status; 0 if there is none."""
-    return int(read_json(run / "status.json").get("step", 0))
+    return int(read_status(run).get("step", 0))
 
 
 def starts_of(run: Path) -> list[dict[str, Any]]:
@@ -69,7 +70,7 @@ def starts_of(run: Path) -> list[dict[str, Any]]:
 
 def assert_same_result(run: Path, reference: str) -> None:
     """Fail unless a small training ended on two ranks with all steps and the weights of the reference."""
-    result = read_json(run / "result.json")
+    result = read_mapping(run / "result.json")
     assert result == {"hash": reference, "step": TOTAL_STEPS, "world_size": 2}
 
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu.trainings import skip_records
 from benchmarks.jobs import POLL_S, Job, difference, draw_sample, require, run
-from tests.chaos.trainings import ENVIRONMENT, SMALL_TRAINING, await_training, position, records, small, yolo
+from tests.chaos.trainings import ENVIRONMENT, SMALL_TRAINING, await_training, position, small, yolo
 from utils.common.errors import EXIT_LOCKED
 from utils.engine.loading import tensors_in
 from utils.engine.nonfinite import all_finite
@@ -35,7 +36,7 @@ def test_r19_the_loss_of_one_rank_is_nan(first: int, last: int, tmp_path: Path) 
     assert all_finite(tensors_in([found[1]["model"], found[1]["ema"]]))
     rolls_back = last == 60
     assert ("Rolled back from" in (tmp_path / "log").read_text()) == rolls_back
-    skipped = max((record["skipped"] for record in records(run_folder, "skip")), default=0)
+    skipped = max((record["skipped"] for record in skip_records(run_folder)), default=0)
     assert rolls_back or skipped >= len(steps), "a roll-back also removes the records of skipped steps"
 
 

@@ -16,9 +16,10 @@ import pytest
 import torch.distributed as dist
 
 from benchmarks.jobs import POLL_S, Job, difference, is_alive, require, run
-from tests.chaos.trainings import ENVIRONMENT, LOOPBACK, await_training, position, read_json, small, state_of, yolo
+from tests.chaos.trainings import ENVIRONMENT, LOOPBACK, await_training, position, small, yolo
 from tests.conftest import free_port
 from utils.common.errors import EXIT_STARTUP_TIMEOUT
+from utils.run.records import read_status
 
 # --- SIGKILL for ranks and launchers. After the launcher's restarts the result must be the same as without a kill ----
 
@@ -86,7 +87,7 @@ def test_r13_no_process_outlives_its_launcher(trial: int, tmp_path: Path, record
         gone_s = time.monotonic() - start_s
     record_property("gone s", gone_s)
     assert gone_s <= 2
-    assert state_of(tmp_path / "run") == "running"
+    assert read_status(tmp_path / "run").get("state") == "running"
 
 
 @pytest.mark.chaos(5, 1)
@@ -223,7 +224,7 @@ def test_r25_nothing_grows_in_a_long_training(request: Any, tmp_path: Path, reco
             history.append(holdings(job))
         job.process.send_signal(signal.SIGTERM)
         job.wait(60)
-    record_property("epochs", read_json(tmp_path / "run" / "status.json").get("epoch", 0))
+    record_property("epochs", read_status(tmp_path / "run").get("epoch", 0))
     warm = history[int(WARM_UP * len(history))]
     last = history[-max(len(history) // 10, 1) :]
     for name, before in warm.items():

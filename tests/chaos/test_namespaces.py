@@ -29,8 +29,8 @@ from tests.chaos.machines import (
     two_machines,
 )
 from tests.chaos.small_training import NUM_BATCHES
-from tests.chaos.trainings import read_json
 from utils.common.environment import PROJECT_FOLDER
+from utils.run.records import read_mapping
 
 pytestmark = pytest.mark.skipif(bool(reason_to_skip()), reason=f"{reason_to_skip()} (run them as root, with iproute2)")
 LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp
@@ -71,7 +71,7 @@ def one_machine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         reachable = ip(*command, *ports).split()
         opened.kill()
         machines.finish(training)
-        return {"ports": ports, "reachable": reachable, **read_json(machines.run / "result.json")}
+        return {"ports": ports, "reachable": reachable, **read_mapping(machines.run / "result.json")}
 
 
 @pytest.mark.chaos(1, 1, always=True)
@@ -142,7 +142,7 @@ def test_r15_the_first_machine_of_an_elastic_pair_finishes_alone(
     last = starts_of(machines.run)[-1]
     assert last["world_size"] == 1
     assert last["step"] >= step
-    assert read_json(machines.run / "result.json")["step"] == TOTAL_STEPS
+    assert read_mapping(machines.run / "result.json")["step"] == TOTAL_STEPS
 
 
 @pytest.mark.chaos(1, 1)

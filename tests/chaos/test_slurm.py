@@ -23,8 +23,9 @@ import pytest
 from benchmarks.jobs import Job, require
 from tests.chaos.machines import TIMEOUT_S, TRAINING, assert_same_result, script, starts_of, step_of, wait_until
 from tests.chaos.small_training import NUM_BATCHES
-from tests.chaos.trainings import SMALL_TRAINING, read_json
+from tests.chaos.trainings import SMALL_TRAINING
 from utils.common.environment import PROJECT_FOLDER
+from utils.run.records import read_mapping
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "scontrol", "scancel", "sinfo", "srun")
 SEARCH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -209,7 +210,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The hash of a training of two processes on this machine without Slurm."""
     folder = tmp_path_factory.mktemp("reference")
     require([*script(2, folder), "--step-s", "0"], folder / "log", **TRAINING)
-    return str(read_json(folder / "run" / "result.json")["hash"])
+    return str(read_mapping(folder / "run" / "result.json")["hash"])
 
 
 @pytest.mark.chaos(1, 1)
@@ -281,4 +282,4 @@ def test_r18_srun_starts_two_tasks_without_torchrun(trial: int, reference: str) 
         command = [sys.executable, str(SMALL_TRAINING), "--save-dir", str(alone), "--epochs", "1", "--step-s", "0"]
         batch_script.write_text(f"#!/bin/sh\nexec {' '.join(command)}\n")
         cluster.ask("sbatch", "--wait", "--ntasks=2", "--output=job.log", str(batch_script))
-        assert read_json(alone / "result.json")["world_size"] == 1, "a process in the batch shell is one of two"
+        assert read_mapping(alone / "result.json")["world_size"] == 1, "a process in the batch shell is one of two"

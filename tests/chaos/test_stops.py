@@ -19,10 +19,11 @@ import pytest
 import torch
 
 from benchmarks.jobs import POLL_S, Job, difference, is_alive, require, run
-from tests.chaos.trainings import ENVIRONMENT, await_training, position, read_json, records, small, state_of, yolo
+from tests.chaos.trainings import ENVIRONMENT, await_training, position, small, yolo
 from utils.common.environment import PROJECT_FOLDER
 from utils.common.errors import UserError
 from utils.run.checkpoint import MANIFEST_FILE, STATE_FILE, load_latest, save_checkpoint, verify
+from utils.run.records import read_epochs, read_status
 
 # --- Stop trainings by a signal and start them again; the result must equal that of an undisturbed traini ---
 
@@ -62,7 +63,7 @@ def assert_stops_change_nothing(
             start_s = time.monotonic()
             job.wait(MAX_STOP_S)
             record_property("signal to exit s", time.monotonic() - start_s)
-        assert state_of(folder / "run") == "stopped"
+        assert read_status(folder / "run").get("state") == "stopped"
         record_property("stopped in mid-epoch", position(folder / "run")[1] > 0)
     require(yolo(data, folder, **options, num_workers=next(workers)), folder / "log-last", **MANY_CORES)
     assert difference(folder / "run", reference / "run") == ""
@@ -124,7 +125,11 @@ def assert_signals_change_nothing(request: Any, send: Callable[[Job], None], *, 
         family = job.family()
         start_s = time.monotonic()
         send(job)
-        while job.popen.poll() is None and state_of(run) != "stopped" and time.monotonic() < start_s + MAX_STOP_S:
+        while (
+            job.popen.poll() is None
+            and read_status(run).get("state") != "stopped"
+            and time.monotonic() < start_s + MAX_STOP_S
+        ):
             time.sleep(POLL_S)
         saved_s = time.monotonic() - start_s
         code = job.wait(MAX_STOP_S)
@@ -133,7 +138,7 @@ def assert_signals_change_nothing(request: Any, send: Callable[[Job], None], *, 
     record_property("signal to exit s", time.monotonic() - start_s)
     if is_graceful:
         record_property("signal to checkpoint s", saved_s)
-        assert state_of(run) == "stopped"
+        assert read_status(run).get("state") == "stopped"
         # A quick trial checks the status only: the machine may be too busy for the time limit.
         assert saved_s <= MAX_SAVING_S or request.config.getoption("quick", True)
     require(command, folder / "log-again")
@@ -235,12 +240,12 @@ def test_r7_the_disk_becomes_full_and_is_enlarged(sample: Any, tmp_path: Path, r
         assert run(command, log, timeout_s=600, **ENVIRONMENT) != 0, "nothing could be saved"
         assert "exitcode  : 74" in log.read_text()
         epoch, _, step = position(folder)
-        logged = max((record["epoch"] for record in records(folder, "epoch")), default=0)
+        logged = max((record["epoch"] for record in read_epochs(folder)), default=0)
         record_property("epochs trained after the last checkpoint", logged - epoch)
         assert step > 0
         assert epoch < EPOCHS
         assert logged >= epoch + 2, "the training continued"
-        assert "No space left on device" in str(read_json(folder / "status.json").get("reason"))
+        assert "No space left on device" in str(read_status(folder).get("reason"))
         assert [path.name for path in folder.rglob("*") if ".tmp" in path.name] == []
         subprocess.run(["mount", "-o", f"remount,size={LARGE_MB}m", str(disk)], check=True)
         require(command, log, **ENVIRONMENT)

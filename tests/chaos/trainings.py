@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,28 +55,8 @@ def await_training(job: Job, attempt: int, world_size: int = 2) -> float:
     )
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """Return a JSON file's content; empty if there is none."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError:
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def state_of(run: Path) -> Any:
-    """Return the state in a run's status.json; None if there is none."""
-    return read_json(run / "status.json").get("state")
-
-
 def position(run: Path) -> tuple[int, int, int]:
     """Return (epoch, batch, optimizer step) of a run's newest checkpoint; zeros if there is none."""
     found = load_latest(run / "checkpoint")
     progress = found[1]["progress"] if found else {"epoch": 0, "batch": 0, "global_step": 0}
     return progress["epoch"], progress["batch"], progress["global_step"]
-
-
-def records(run: Path, kind: str) -> list[dict[str, Any]]:
-    """Return the records of one kind in a run's metrics.jsonl."""
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [record for record in found if record["kind"] == kind]

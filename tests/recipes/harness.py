@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -71,9 +70,3 @@ def run_command(module: ModuleType, *arguments: str | Path | int) -> int:
         patch.setattr(sys, "argv", [str(module.__file__), *map(str, arguments)])
         patch.setenv("OMP_NUM_THREADS", "1")
         return int(module.main() or 0)
-
-
-def records_of(run: Path, kind: str) -> list[dict[str, Any]]:
-    """Return the lines of a run's metrics.jsonl of one kind, `batch` or `epoch`."""
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [record for record in records if record["kind"] == kind]

@@ -18,12 +18,13 @@ from crowd_bt.scoring import image_loader
 from crowd_bt.task import PairComparison
 
 from tests.recipes.crowd_bt.small import config_for, read, small_model, train_small, write_data
-from tests.recipes.harness import assert_equal, assert_equal_moments, assert_refused, records_of
+from tests.recipes.harness import assert_equal, assert_equal_moments, assert_refused
 from tests.support.ranks import RankFailed, run_ranks
 from utils import distributed
 from utils.data.loader import EpochBatches, get_dataloader
 from utils.engine import EngineOptions, TrainingEngine, stopping
 from utils.run.folder import OwnedRun
+from utils.run.records import read_epochs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 KILL_AT = 10  # the fourth batch of the second epoch
@@ -106,7 +107,7 @@ def test_a_killed_rank_costs_nothing_after_a_resume(folder: Path) -> None:
     assert num_moments == len(whole["model"]) - 3 + 1  # BatchNorm's statistics have none, η has
     results = [json.loads((folder / name / "evaluation_results.json").read_text()) for name in ("whole", "killed")]
     assert results[0] == results[1]
-    assert len(records_of(folder / "killed", "epoch")) == 2
+    assert len(read_epochs(folder / "killed")) == 2
 
 
 def test_files_are_those_of_the_guide(folder: Path) -> None:

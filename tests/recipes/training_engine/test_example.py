@@ -19,9 +19,10 @@ import torch
 import training_engine
 from torchvision.datasets import CIFAR10
 
-from tests.recipes.harness import assert_refused, records_of, run_command
+from tests.recipes.harness import assert_refused, run_command
 from tests.support.processes import is_running, wait_until
 from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL
+from utils.run.records import read_epochs
 
 # --- The example's flags, network and data ---------------------------------------------------------------------------
 
@@ -164,7 +165,7 @@ def test_a_stopped_command_continues_when_it_is_run_again(
     printed = capfd.readouterr().out
     assert "Resumed from" in printed
     assert "Training complete after 1 epochs" in printed
-    assert [record["epoch"] for record in records_of(run, "epoch")] == [1]
+    assert [record["epoch"] for record in read_epochs(run)] == [1]
 
 
 def test_processes_of_torchrun_start_no_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,15 +21,7 @@ from underwater_ir.student.restoration import Restoration, measure, summarise
 
 from tests.conftest import free_port, run_script
 from tests.recipes import RECIPES
-from tests.recipes.harness import (
-    RANK_NAMES,
-    assert_equal,
-    assert_equal_moments,
-    assert_refused,
-    dying,
-    records_of,
-    run_command,
-)
+from tests.recipes.harness import RANK_NAMES, assert_equal, assert_equal_moments, assert_refused, dying, run_command
 from tests.recipes.underwater_ir.small import (
     SIZE_PX,
     WIDTH,
@@ -45,6 +37,7 @@ from utils.common.errors import UsageError
 from utils.data.images import read_image
 from utils.distributed.ddp import wrap_for_ranks
 from utils.engine import stopping
+from utils.run.records import RunReader, read_epochs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SCRIPT = RECIPES / "underwater_ir" / "train_ddp.sh"
@@ -160,7 +153,7 @@ def test_a_killed_rank_costs_nothing_after_a_resume(two_ranks: Path) -> None:
     saved = [torch.load(state / "state.pt", weights_only=True) for state in states]
     assert saved[0]["progress"]["global_step"] == saved[1]["progress"]["global_step"] == 4  # 2 epochs of 2
     assert_equal_moments(saved[0]["optimizer"], saved[1]["optimizer"])
-    steps = [record["global_step"] for record in records_of(two_ranks / "killed_run", "batch")]
+    steps = [record["global_step"] for record in RunReader(two_ranks / "killed_run").read().batches]
     assert len(steps) == len(set(steps))
 
 
@@ -269,7 +262,7 @@ def test_evaluation_compares_with_input_and_classic(
     run_command(evaluate, "--model", two_ranks / "whole.pt", *flags, *sizes)
     assert "white balance + CLAHE" in capsys.readouterr().out
     results = json.loads((tmp_path / "out" / "metrics.json").read_text())
-    record = records_of(two_ranks / "whole_run", "epoch")[-1]
+    record = read_epochs(two_ranks / "whole_run")[-1]
     assert results["student"]["val_psnr"] == pytest.approx(record["val_psnr"], abs=1e-6)
     assert read_image(tmp_path / "out" / f"{SET}.jpg").shape == (4 * SIZE_PX, 3 * SIZE_PX, 3)
     cast = np.full((32, 32, 3), (60, 160, 110), np.uint8)
