@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ import yaml
 
 from tests.conftest import PRETENCE, PROJECT, TrainedRun, must_run
 from tests.recipes.compressed_ad.small import small_settings, write_small_histories
+from tests.recipes.harness import RANK_NAMES, dying
 from tests.support.ranks import RankFailed, run_ranks
 from utils.common import environment
 from utils.common.config import to_dict
@@ -27,7 +27,6 @@ from utils.run.checkpoint import load_latest
 from utils.yolo.model import load_weights, save_deployable, trained_size_px
 
 SURER = 6.0  # of the logits of classes
-RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_at: int, draws: bool) -> dict[str, Any]:
@@ -52,15 +51,14 @@ def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_
         pretended_gpu.switch_on(num_gpus)
         environment._GPU_DRIVER_FILES = ("/", "/", "/")  # one that exists
         watch_convolutions(seen)
-    if kill_at:
-        kill_at_step(kill_at)
     if not draws:
         pictures: Any = importlib.import_module("utils.training.pictures")
         pictures.plot_label_statistics = pictures.plot_training_curves = lambda *_: None
     lines: Any = importlib.import_module("utils.predict.lines")
     lines.MIN_SCORE = 0.0  # the network has hardly learnt
     command = importlib.import_module(module)
-    seen["code"] = int(command.main() or 0)
+    with dying(importlib.import_module("utils.engine.step").Step, "update", kill_at):
+        seen["code"] = int(command.main() or 0)
     if num_gpus:
         seen["copies"] = pretended_gpu.COPIES[0]
     seen["deterministic"] = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
@@ -75,20 +73,6 @@ def watch_convolutions(seen: dict[str, Any]) -> None:
             seen["formats"] |= {tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors}
 
     torch.nn.modules.module.register_module_forward_hook(note)
-
-
-def kill_at_step(number: int) -> None:
-    from utils.engine.step import Step
-
-    update, steps_left = Step.update, [number]
-
-    def counted(self: Step) -> None:
-        steps_left[0] -= 1
-        if not steps_left[0]:
-            os.kill(os.getpid(), signal.SIGKILL)
-        update(self)
-
-    Step.update = counted  # type: ignore[method-assign]
 
 
 def run(
