@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from crowd_bt.options import TrainConfig
 
 from tests.conftest import free_port
 from tests.recipes.harness import assert_refused
+from tests.support.local_server import LocalServer
 from utils.common.errors import UserError
 
 pytest.importorskip("boto3", reason="needs boto3 (pip install -r recipes/crowd_bt/requirements.txt)")
@@ -31,13 +31,11 @@ LOG = {"comparisons": [{**PAIR, "img1_category": "POS_4", "img2_category": "POS_
 NOT_PASSED_ON = ("transfer-encoding", "connection", "content-length", "server", "date")
 
 
-class Proxy(ThreadingHTTPServer):
+class Proxy(LocalServer):
     """Passes requests on to moto; the objects named in `faults` come late, slowly or not whole."""
 
-    daemon_threads = True
-
     def __init__(self, target_port: int) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.target_port = target_port
         self.faults: dict[str, str] = {}  # a word of the path: late, slow or short
         self.times_left = 10**6  # how often faults happen before the server is well
@@ -45,18 +43,18 @@ class Proxy(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Proxy
+    owner: Proxy
 
     def log_message(self, *arguments: Any) -> None:
         """Print nothing."""
 
     def do_GET(self) -> None:
-        self.server.paths.append(self.path)
-        faults = self.server.faults.items() if self.server.times_left > 0 else ()
+        self.owner.paths.append(self.path)
+        faults = self.owner.faults.items() if self.owner.times_left > 0 else ()
         fault = next((kind for word, kind in faults if word in self.path), "")
-        self.server.times_left -= bool(fault)
+        self.owner.times_left -= bool(fault)
         headers = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
-        request = urllib.request.Request(f"http://127.0.0.1:{self.server.target_port}{self.path}", headers=headers)
+        request = urllib.request.Request(f"http://127.0.0.1:{self.owner.target_port}{self.path}", headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=20) as answer:
                 status, facts, body = answer.status, answer.headers, answer.read()
@@ -105,8 +103,7 @@ def proxy(moto_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     with Proxy(moto_port) as proxy:
-        threading.Thread(target=proxy.serve_forever, args=(0.02,), daemon=True).start()
-        facts = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.server_address[1]}", "AWS_DEFAULT_REGION": "us-east-1"}
+        facts = {"AWS_ENDPOINT_URL": proxy.root, "AWS_DEFAULT_REGION": "us-east-1"}
         facts |= {"AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_EC2_METADATA_DISABLED": "true"}
         facts |= {"AWS_CONFIG_FILE": "/nonexistent", "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent"}
         for name, value in facts.items():
@@ -114,7 +111,6 @@ def proxy(moto_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
         monkeypatch.setattr(s3_source, "FIRST_PAUSE_S", 0.01)
         monkeypatch.setattr(s3_source, "NUM_TRIES", 2)
         yield proxy
-        proxy.shutdown()
 
 
 def prepare(folder: Path, **options: Any) -> list[str]:
