@@ -36,13 +36,6 @@ def is_alive(process: psutil.Process) -> bool:
     return False
 
 
-def kill_all(processes: Iterable[psutil.Process]) -> None:
-    """Send SIGKILL to processes, of which some may have ended."""
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
 class Job:
     """A running command. Leaving the `with` block kills it and all its descendants."""
 
@@ -72,11 +65,12 @@ class Job:
     def kill(self, *, only_descendants: bool = False) -> None:
         """Send SIGKILL to the command and its descendants."""
         family = self.family()
-        if only_descendants:
-            family = [process for process in family if process != self.process]
-        else:
-            self.popen.kill()
-        kill_all(family)
+        if not only_descendants:
+            self.popen.kill()  # first: a launcher would replace its ranks
+        for process in family:
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                if process != self.process:
+                    process.kill()
         if not only_descendants:
             self.popen.wait(timeout=30)
 
