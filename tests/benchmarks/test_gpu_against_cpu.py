@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,16 +21,13 @@ from utils.yolo.model import YoloModel, build_model
 
 
 @pytest.fixture(scope="module")
-def compared() -> Iterator[tuple[YoloModel, Batch, StepResult, Json]]:
+def compared(one_thread: None) -> tuple[YoloModel, Batch, StepResult, Json]:
     """A network, its batch, what float64 gives, and the CPU's errors."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     model = build_model("yolov8n-seg.yaml", against_cpu.CLASSES).train()
     batch = synthetic_batch(2, 96, len(against_cpu.CLASSES), colours=AugmentConfig())
     exact = one_step(model, batch, CPU, "float64")
-    yield model, batch, exact, {name: errors(one_step(model, batch, CPU, name), exact) for name in ("off", "bf16")}
-    torch.set_num_threads(threads)
+    return model, batch, exact, {name: errors(one_step(model, batch, CPU, name), exact) for name in ("off", "bf16")}
 
 
 def tf32(model: YoloModel, result: StepResult) -> StepResult:

@@ -28,15 +28,12 @@ from utils.predict.tiles import Tiling
 
 
 @pytest.fixture(scope="module", autouse=True)
-def commands_keep_one_thread() -> Iterator[None]:
+def commands_keep_one_thread(one_thread: None) -> Iterator[None]:
     """Two threads wait for each other beside other tests. The handler that export.py sets goes again."""
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
         monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
         yield
-    torch.set_num_threads(before)
     signal.signal(signal.SIGTERM, handler)
 
 

@@ -26,20 +26,16 @@ PAGE = (PROJECT / "docs" / "python.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Iterator[None]:
     """Give each test a folder with a data set and a photograph; keep one thread."""
     monkeypatch.chdir(tmp_path)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # two wait for each other beside other tests
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # two wait for each other beside other tests
     (tmp_path / "data" / "mine").mkdir(parents=True)
     smooth_data(tmp_path / "data" / "mine")
     rough = np.random.default_rng(7).integers(0, 255, (9, 12, 3), np.uint8)
     cv2.imwrite("photograph.jpg", cv2.resize(rough, (240, 180), interpolation=cv2.INTER_CUBIC))
     yield
     assert not torch.distributed.is_initialized()
-    monkeypatch.undo()
-    torch.set_num_threads(before)
 
 
 def test_the_pages_blocks_train_predict_and_evaluate() -> None:
