@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ import benchmark_ddp
 import tests.recipes.crowd_bt
 import tests.recipes.training_engine
 import tests.recipes.underwater_ir  # noqa: F401 # these three make the recipes' modules importable
-from tests.conftest import PROJECT, pytest_terminal_summary
+from tests.conftest import PROJECT
 from utils.common.config import parse_config, read_config
 from utils.common.cores import choose_threads_and_workers
 from utils.training.config import TrainConfig
@@ -134,15 +133,6 @@ def test_a_guides_command_is_taken_and_means_what_it_promises(guide: str, line: 
     assert {name: getattr(options, name) for name in promised} == expected
 
 
-def test_a_command_that_no_script_takes_is_noticed() -> None:
-    for line in ("python train_yolo_ddp.py --leraning-rate 1", "torchrun --nproc_per_nodes=4 train_yolo_ddp.py"):
-        with pytest.raises(SystemExit):
-            read(".", line)
-    for line in ("python train_yolo.py", "bash train.sh 4"):
-        with pytest.raises(AssertionError):
-            read(".", line)
-
-
 def test_what_the_guides_say_of_defaults_in_words() -> None:
     assert [choose_threads_and_workers(1, None, device, cores=9)[1] for device in ("cpu", "cuda")] == [2, 8]
     assert Path(PROJECT / TrainConfig().data).samefile(PROJECT / "dataset.yaml")
@@ -233,26 +223,8 @@ def test_each_page_is_linked_from_the_readme_and_no_link_is_broken() -> None:
     assert {f"docs/{page.name}" for page in pages[2:]} <= links[readme]
 
 
-# --- The end of a test run says which tests were skipped, why, and how to have them ----------------------------------
-
+# The end of a test run prints them (conftest.py).
 REASON = re.compile(r'(?:reason=|pytest\.skip\()(f?"[^"]*")')
-
-
-def test_a_suite_without_chromium_says_in_one_line_what_it_left_out_and_how_to_have_it() -> None:
-    reason, root = "Skipped: needs Chromium (apt-get install chromium)", "Skipped: needs root on Linux (use sudo)"
-    skips = [
-        ("tests/a.py::one", reason),
-        ("tests/a.py::two", reason),
-        ("tests/b.py::x[1]", reason),
-        ("tests/c.py::y", root),
-    ]
-    reports = [SimpleNamespace(nodeid=test, longrepr=("file", 1, words)) for test, words in skips]
-    lines: list[str] = []
-    pytest_terminal_summary(SimpleNamespace(stats={"skipped": reports}, write_line=lines.append))
-    assert lines == [
-        "3 skipped: needs Chromium (apt-get install chromium): 2 in tests/a.py, 1 in tests/b.py",
-        "1 skipped: needs root on Linux (use sudo): 1 in tests/c.py",
-    ]
 
 
 def test_every_reason_to_skip_a_test_says_how_to_have_it() -> None:
