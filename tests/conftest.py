@@ -130,7 +130,6 @@ def free_port() -> int:
 
 
 def torchrun(num_processes: int) -> tuple[str, ...]:
-    """Return the launcher as the guide writes it."""
     ports = (f"--nproc_per_node={num_processes}", f"--master_port={free_port()}")
     return ("python", "-m", "torch.distributed.run", *ports)
 
@@ -162,7 +161,6 @@ def run_main(module: Any, monkeypatch: pytest.MonkeyPatch, *arguments: str | Pat
 
 
 def must_run(*arguments: str | Path, timeout_s: float = 240, **environment: str) -> str:
-    """Run a command that has to succeed; return what it printed."""
     done = run_script(*arguments, timeout_s=timeout_s, **environment)
     assert done.returncode == 0, f"{arguments}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout

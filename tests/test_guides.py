@@ -30,7 +30,6 @@ Row = tuple[str, ...]
 
 
 def rows(kind: str) -> list[Row]:
-    """Return the list's rows of a kind, each with its guide in front."""
     return [(guide, *row) for guide, found in GUIDES.items() for row in found.get(kind, ())]
 
 

@@ -71,8 +71,6 @@ pytestmark = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class Case:
-    """How to train."""
-
     precision: str
     optimizer: str
     accumulate: int = 1
@@ -173,7 +171,6 @@ def run_evaluation(folder: Path) -> Answers:
 
 @torch.library.custom_op("planted::only_on_cpus", mutates_args=(), device_types="cpu")
 def only_on_cpus(values: torch.Tensor) -> torch.Tensor:
-    """An operator without CUDA kernel."""
     return values.clone()
 
 

@@ -30,7 +30,6 @@ LAUNCHERS_NAMES = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of the attacks."""
     group = parser.getgroup("chaos")
     group.addoption("--quick", action="store_true", help="only a few trials of each attack")
     group.addoption("--trials", type=int, help="this many trials of each attack")
@@ -39,7 +38,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def is_chosen(config: pytest.Config) -> bool:
-    """Return whether the command line asks for the attacks."""
     return "chaos" in config.option.markexpr
 
 
@@ -50,14 +48,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def count_of(config: pytest.Config, attack: pytest.Mark) -> int:
-    """Return an attack's number of trials."""
     full, quick = attack.args
     wanted = quick if config.getoption("quick", True) or not is_chosen(config) else full
     return int(config.getoption("trials", None) or wanted)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make a test of each trial."""
     attack = metafunc.definition.get_closest_marker("chaos")
     if attack and "trial" in metafunc.fixturenames:
         metafunc.parametrize("trial", range(count_of(metafunc.config, attack)))

@@ -63,7 +63,6 @@ def step_of(run: Path) -> int:
 
 
 def starts_of(run: Path) -> list[dict[str, Any]]:
-    """Return the lines of `starts.jsonl` of a small training."""
     file = run / "starts.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -125,7 +124,6 @@ class TwoMachines:
         ip("-n", self.namespaces[machine], "link", "set", self.cables[machine], "down")
 
     def wait_until(self, condition: Callable[[], Any], what: str) -> float:
-        """Wait for a condition and return the seconds; fail in the end."""
         return wait_until(condition, what, self.last_words, TIMEOUT_S)
 
     def finish(self, *jobs: Job, timeout_s: float = TIMEOUT_S) -> None:
@@ -141,7 +139,6 @@ class TwoMachines:
         return step
 
     def last_words(self) -> str:
-        """Return the ends of both machines' logs."""
         return "\n".join(log.read_text(errors="replace")[-1500:] for log in sorted(self.folder.glob("log[01]")))
 
 
@@ -175,7 +172,6 @@ def two_machines(folder: Path) -> Iterator[TwoMachines]:
 
 
 def ip(*arguments: str) -> str:
-    """Run `ip`; return what it printed."""
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr.strip()}"
     return done.stdout

@@ -46,8 +46,6 @@ LEARNING_RATE = 0.05
 
 @dataclass(frozen=True)
 class SmallConfig(Options):
-    """Options of the small training."""
-
     save_dir: str = option("models/small", "run folder", metavar="DIR", may_differ=True)
     epochs: int = option(8, "passes over the samples", may_differ=True)
     samples: int = option(NUM_SAMPLES, "training samples")
@@ -119,12 +117,10 @@ class SmallTask(Task):
         return super().evaluate(model, loader, epoch)
 
     def after_epoch(self, record: dict[str, Any], epoch: Epoch) -> None:
-        """Write the step into the run's status."""
         self.run.set_status(RUNNING, epoch=record["epoch"], step=record["global_step"])
 
 
 def main() -> int:
-    """Start or resume the training; return the exit code."""
     config = parse_config(SmallConfig, "Train a small network for a few seconds")
     ranks = read_rank_environment()
     die_with_parent()

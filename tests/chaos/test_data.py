@@ -78,7 +78,6 @@ def uneven_epochs(run_folder: Path, split: str, samples: int, epochs: int) -> li
 
 
 def last_loss(run_folder: Path) -> float:
-    """Return the last validation loss."""
     found = load_latest(run_folder / "checkpoint")
     assert found is not None
     return float(found[1]["progress"]["history"]["val_loss"][-1])

@@ -236,7 +236,6 @@ def test_r25_nothing_grows_in_a_long_training(request: Any, tmp_path: Path, reco
 
 
 def holdings(job: Job) -> dict[str, float]:
-    """Return what all ranks and loader processes hold together."""
     held = dict.fromkeys(("memory MiB", "files", "threads"), 0.0)
     for process in job.family():
         with suppress(psutil.NoSuchProcess):  # it has just ended

@@ -79,7 +79,6 @@ class SmallCluster:
 
     @property
     def run(self) -> Path:
-        """The run folder."""
         return self.folder / "run"
 
     def environment(self, **extra: str) -> dict[str, str]:
@@ -91,7 +90,6 @@ class SmallCluster:
         self.daemons.append(Job(command, self.folder / "daemons.log", **self.environment()))
 
     def ask(self, *command: str, **environment: str) -> str:
-        """Run one of Slurm's commands; return its output."""
         variables = {**os.environ, **self.environment(**environment)}
         done = subprocess.run(command, env=variables, cwd=self.folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}"
@@ -110,17 +108,14 @@ class SmallCluster:
         return self.ask("sbatch", *ours, *options, batch_script, "--step-s", str(step_s), **facts)
 
     def fact_of(self, job: str, name: str) -> str:
-        """Return one fact about a job, as printed by scontrol."""
         words = self.ask("scontrol", "show", "job", job).split()
         return next(word.partition("=")[2] for word in words if word.startswith(f"{name}="))
 
     def last_words(self) -> str:
-        """Return the ends of the logs of jobs and daemons."""
         logs = [self.folder / name for name in ("daemons.log", "slurmctld.log", "job.log")]
         return "\n".join(log.read_text(errors="replace")[-1500:] for log in logs if log.exists())
 
     def wait_until(self, condition: Callable[[], Any], what: str, timeout_s: float = TIMEOUT_S) -> float:
-        """Wait for a condition and return the seconds; fail in the end."""
         return wait_until(condition, what, self.last_words, timeout_s)
 
     def assert_completes(self, job: str, reference: str) -> None:
@@ -151,7 +146,6 @@ def small_cluster(*, requeues_code_75: bool = False) -> Iterator[SmallCluster]:
 
 
 def configure(folder: Path, requeues_code_75: bool) -> None:
-    """Write Slurm's configuration and munge's key."""
     text = CONFIGURATION.format(
         folder=folder,
         host=socket.gethostname().partition(".")[0],

@@ -85,14 +85,12 @@ def await_phase(job: Job, phase: str, rng: random.Random) -> None:
 
 
 def terminate_twice(job: Job) -> None:
-    """Send SIGTERM to the launcher, and again 10 ms later."""
     job.process.send_signal(signal.SIGTERM)
     time.sleep(0.01)
     job.process.send_signal(signal.SIGTERM)
 
 
 def press_ctrl_c(job: Job) -> None:
-    """Send SIGINT to the launcher and its ranks."""
     os.killpg(job.popen.pid, signal.SIGINT)
 
 

@@ -36,7 +36,6 @@ def small(folder: Path, *, ranks: int = 2, launcher: Sequence[str] = LOOPBACK, *
 
 
 def small_flags(folder: Path, **options: Any) -> list[str]:
-    """Return the small training's own options."""
     return [f"--save-dir={folder / 'run'}", *words_of({"epochs": 4, "step_s": 0.02, **options})]
 
 

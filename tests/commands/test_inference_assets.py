@@ -31,7 +31,6 @@ NOW = [*BEFORE[:2], (64.0, 5.0, 1), *BEFORE[3:5], (150.0, 1.5, 0), (165.0, 0.0, 
 
 
 def fly(folder: Path, poles: list[tuple[float, float, int]], day: int, spacing_m: float = 15.0) -> Path:
-    """Photograph poles from two lines beside them."""
     folder.mkdir()
     rng = np.random.default_rng(day)
     number = 0

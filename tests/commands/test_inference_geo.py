@@ -68,7 +68,6 @@ def poles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def output(photos: Path, poles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one process writes."""
     folder = tmp_path_factory.mktemp("alone")
     assert predict(photos, folder, "--tiles", "320", "--geo", "--assets", str(poles), "--asset-range", "80") == 0
     return folder

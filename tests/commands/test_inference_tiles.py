@@ -54,7 +54,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """What one process writes."""
     output = tmp_path_factory.mktemp("alone")
     assert predict(photos, output, "--tiles", "320", "--save-crops", *FOR_TOOLS) == 0
     return files_of(output)

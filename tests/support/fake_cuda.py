@@ -83,7 +83,6 @@ class FakeGpu:
         self._stack.close()
 
     def forget(self) -> None:
-        """Count anew."""
         self.waits.clear()
         self.operators.clear()
 

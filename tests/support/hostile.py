@@ -54,7 +54,6 @@ def zipped(data_pkl: bytes | None) -> bytes:
 
 
 def saved(content: Any, **options: Any) -> bytes:
-    """Return what torch.save writes."""
     stream = io.BytesIO()
     torch.save(content, stream, **options)
     return stream.getvalue()

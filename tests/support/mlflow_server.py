@@ -41,7 +41,6 @@ class FakeMlflow(LocalServer):
         return sorted((metric["step"], metric["key"], metric["value"]) for metric in self.runs[run_id]["metrics"])
 
     def do(self, method: str, query: dict[str, str], content: dict[str, Any]) -> Answer:
-        """Carry out one call of the API."""
         match method:
             case "experiments/get-by-name" if query["experiment_name"] in self.experiments:
                 return 200, {"experiment": {"experiment_id": self.experiments[query["experiment_name"]]}}
@@ -147,7 +146,6 @@ def reply(status: int, body: bytes, **headers: str) -> Callable[[_Handler], None
 
 
 def hang_up(handler: _Handler) -> None:
-    """Close the connection without an answer."""
     handler.close_connection = True
 
 

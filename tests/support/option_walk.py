@@ -179,7 +179,6 @@ class Walk:
                 yield from words_of({name: self._values(name)[0]})
 
     def _values(self, name: str) -> list[Any]:
-        """Return values of an option that differ from its default."""
         option = self.options[name]
         return list(self.script.values.get(name) or other_values(option))
 

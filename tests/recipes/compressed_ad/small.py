@@ -25,6 +25,5 @@ def small_settings(folder: Path, **changes: Any) -> Settings:
 
 
 def write_small_histories(settings: Settings) -> None:
-    """Collect the histories of `settings` in this process."""
     learn = learning_of(settings)
     write_histories(settings.data_file, ((goal, learn(goal)) for goal in range(settings.grid_size**2)))
