@@ -15,7 +15,7 @@ import yaml
 from torch.distributed.run import config_from_args, parse_args
 
 from tests.commands.kubeflow import KUBEFLOW
-from tests.conftest import PROJECT, run_script
+from tests.conftest import PRETENCE, PROJECT, run_script
 from tests.support.oracle import draw_data
 from utils.common.config import parse_config
 from utils.training.config import TrainConfig
@@ -195,25 +195,11 @@ def test_the_guide_s_network_policy_lets_only_the_job_s_pods_in() -> None:
     assert policy["spec"]["ingress"] == [{"from": [{"podSelector": pods}]}]
 
 
-# --- On a machine with exactly one GPU the demo starts one process, and the commands of the tests see no GPU ---------
-
-# Python imports it at its start. PyTorch's stand-in counts the GPUs in CUDA_VISIBLE_DEVICES, or one without it.
-ONE_GPU = """
-import importlib.machinery, os, pathlib, sys, types
-has_file = pathlib.Path.exists
-pathlib.Path.exists = lambda self: str(self) == "/dev/nvidiactl" or has_file(self)
-torch = types.ModuleType("torch")
-torch.__spec__ = importlib.machinery.ModuleSpec("torch", None)
-count = lambda: len([word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",") if word])
-torch.cuda = types.SimpleNamespace(device_count=count, is_available=lambda: count() > 0)
-sys.modules["torch"] = torch
-"""
+# --- On a machine with exactly one GPU the demo starts one process -----------------------------------------------------
 
 
 def test_the_demo_starts_one_process_for_one_gpu(tmp_path: Path) -> None:
-    project, one_gpu = tmp_path / "project", tmp_path / "one gpu"
-    one_gpu.mkdir()
-    (one_gpu / "sitecustomize.py").write_text(ONE_GPU)
+    project = tmp_path / "project"
     for data in ("processed", "large"):
         draw_data(project / "data/demo" / data, 2)
     for name in ("demo.sh", "train_ddp.sh", "train_yolo_ddp.py"):
@@ -222,8 +208,8 @@ def test_the_demo_starts_one_process_for_one_gpu(tmp_path: Path) -> None:
     python = project / "python"  # skips the demo's other scripts
     python.write_text(f'#!/bin/sh\ncase $1 in -*) exec "{sys.executable}" "$@";; *) echo "$1";; esac\n')
     python.chmod(0o755)
-    settings: Any = {"PYTHON": str(python), "PYTHONPATH": str(one_gpu), "DRY_RUN": "1"}
-    for gpus, expected in (("0", "Starting 1 process(es) on cuda"), ("", "Starting 2 process(es) on cpu")):
-        done = run_script("bash", project / "demo.sh", CUDA_VISIBLE_DEVICES=gpus, **settings)
+    settings: Any = {"PYTHON": str(python), "PYTHONPATH": str(PRETENCE), "DRY_RUN": "1"}
+    for gpus, expected in (("1", "Starting 1 process(es) on cuda"), ("", "Starting 2 process(es) on cpu")):
+        done = run_script("bash", project / "demo.sh", PRETEND_GPUS=gpus, **settings)
         assert done.stdout.count(expected) == 2, done.stdout + done.stderr  # the demo trains twice
         assert done.returncode == 0
