@@ -42,21 +42,15 @@ if helper:
 GROUP_TRAINER = """
 import json, os
 from pathlib import Path
-import torch
+import psutil, torch
 from utils.distributed import barrier, cleanup_ddp, setup_ddp
-
-def sockets(process):
-    links = [os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir() if link.is_symlink()]
-    return {link[8:-1] for link in links if link.startswith("socket:[")}
 
 ranks = setup_ddp(torch.device("cpu"))
 if ranks.is_main:
-    launcher = os.getppid()
-    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    mine = set().union(*(sockets(process) for process in [launcher, *children]))
-    rows = [line.split() for file in ("tcp", "tcp6") for line in Path(f"/proc/net/{file}").read_text().splitlines()[1:]]
-    listening = [row[1].split(":") for row in rows if row[3] == "0A" and row[9] in mine]
-    Path(os.environ["OUT_FOLDER"], "ports.json").write_text(json.dumps(listening))
+    launcher = psutil.Process().parent()
+    sockets = [socket for one in (launcher, *launcher.children()) for socket in one.net_connections("tcp")]
+    listening = [socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN]
+    Path(os.environ["OUT_FOLDER"], "addresses.json").write_text(json.dumps(listening))
 barrier()
 cleanup_ddp()
 os._exit(0)  # as ranks leave, see utils/common/errors.py
@@ -254,9 +248,9 @@ def test_ranks_get_their_environment_and_listen_on_no_port_beyond_the_loopback(
         assert fact["OMP_NUM_THREADS"] == str(launch.plan_launch(2, [], gpus=0).threads)
         assert fact["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     assert facts[0]["MASTER_PORT"] == facts[1]["MASTER_PORT"]
-    ports = json.loads((tmp_path / "ports.json").read_text())
-    assert len(ports) >= 3  # the launcher's store, rank 0's, and one of gloo's for each rank
-    assert {address for address, _ in ports} <= {"0100007F", "0" * 24 + "01000000", "0000000000000000FFFF00000100007F"}
+    addresses = json.loads((tmp_path / "addresses.json").read_text())
+    assert len(addresses) >= 3  # the launcher's store, rank 0's, and one of gloo's for each rank
+    assert set(addresses) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc (run them on Linux)")
