@@ -88,7 +88,6 @@ def test_a_job_finds_what_the_user_put_on_pythonpath(tmp_path: Path, monkeypatch
         (ComparisonConfig, "--seeds 1 1", "--seeds 1 1: must be different numbers"),
         (ComparisonConfig, "--epochs 9 --close-mosaic 5", "--close-mosaic 5"),
         (ComparisonConfig, "--epochs 0", "--epochs 0"),
-        (ComparisonConfig, "--sample-image 20", "did you mean --sample-images"),
         (InputConfig, "--originals a.yaml --raw b", "--originals and --raw"),
         (InputConfig, "--rounds 0", "--rounds 0"),
         (StepConfig, "--img-size 100", "--img-size 100: must be a multiple of 32 and at least 64"),

@@ -142,13 +142,8 @@ def test_the_shipped_options_are_the_guides() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("train_batchsize: 8", "bad.yaml: unknown key train_batchsize (did you mean train_batch_size?)"),
-        ("lr: [", "bad.yaml: not valid YAML"),
-        ("lr: fast", "bad.yaml: lr: expected float, found 'fast'"),
         ("lr: 0", "bad.yaml: lr 0.0: must be above 0"),
         ("mixed_precision: fp8", "bad.yaml: mixed_precision: 'fp8' is not one of no, fp16, bf16"),
-        ("include: absent.yaml", "absent.yaml: No such file"),
-        ("include: [bad.yaml]", "bad.yaml: include: bad.yaml includes this file in turn"),
         ("heads: 7", "bad.yaml: width 128: must be a multiple of heads, 7"),
         ("train_timesteps: 1500", "bad.yaml: train_timesteps 1500: must be a multiple of eval_interval, 1000"),
         ("eval_segment: 90", "bad.yaml: eval_recent 80: must be at least eval_segment, 90"),
