@@ -42,8 +42,6 @@ RANK_CODE = "from benchmarks.evaluation import measure; run_script(measure)"
 
 @dataclass(frozen=True)
 class EvaluationSpeedConfig(Options):
-    """Options of `benchmarks/evaluation.py`."""
-
     model: str = option("models/demo/best.pt", "trained model")
     data: str = option("data/demo/processed/dataset.yaml", "data-set YAML", metavar="YAML")
     split: str = option("val", "which split", choices=("train", "val", "test"))

@@ -34,8 +34,6 @@ PACKAGES = ("opencv-python", "numpy", "simplejpeg")
 
 @dataclass(frozen=True)
 class InputConfig(Options):
-    """Options of `benchmarks/input_pipeline.py`."""
-
     data: str | None = option(None, "data-set YAML; unset: the built-in sample", metavar="YAML")
     originals: str | None = option(None, "data-set YAML whose images are the cameras' files", metavar="YAML")
     raw: str | None = option(

@@ -40,8 +40,6 @@ SHARED = ("img_size", "batch_size", "device", "threads")  # options of the train
 
 @dataclass(frozen=True)
 class NextConfig(Options):
-    """Options of `benchmarks/label_next.py`."""
-
     data: str = option(None, "data-set YAML with labels", required=True, metavar="YAML")
     model: str = option("yolov8n-seg.pt", "weights from which each training starts")
     seeds: tuple[int, ...] = option((0, 1, 2), "one comparison per seed", at_least=0)

@@ -31,8 +31,6 @@ from utils.common.text import format_table
 
 @dataclass(frozen=True)
 class RecipeConfig(Options):
-    """Options of `benchmarks/recipe.py`."""
-
     sets: tuple[str, ...] = option(tuple(PUBLIC_SETS), f"names ({', '.join(PUBLIC_SETS)}) or data-set YAMLs")
     recipes: tuple[str, ...] = option(("default:",), 'recipes of this project, "name: options of train_yolo_ddp.py"')
     model: str = option("yolov8n-seg.yaml", "a .yaml (random weights of each seed) or a .pt to start from")

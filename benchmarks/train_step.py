@@ -45,8 +45,6 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class StepConfig(Options):
-    """Options of `benchmarks/train_step.py`."""
-
     model: str = option(
         "yolov8n-seg.yaml", "model to train: a .pt file, or yolov8, yolo11, yolo12 or yolo26{n,s,m,l,x}-seg.yaml"
     )

@@ -49,8 +49,6 @@ START_S = 300  # loading a model may take as long as this, or as --timeout-s if 
 
 @dataclass(frozen=True)
 class SahiConfig(Options):
-    """Options of `benchmarks/vs_sahi.py`."""
-
     model: str = option(None, "trained model, such as models/epri_distribution_ddp/best.pt", required=True)
     data: str = option(None, "data-set YAML of photographs at their own size", required=True, metavar="YAML")
     split: str = option("val", "which split", choices=("train", "val", "test"))

@@ -39,8 +39,6 @@ Figures = dict[str, dict[str, dict[str, float | None]]]
 
 @dataclass(frozen=True)
 class ComparisonConfig(Options):
-    """Options of `benchmarks/vs_ultralytics.py`."""
-
     data: str | None = option(None, "data-set YAML; unset: the built-in sample", metavar="YAML")
     sample_images: int = option(
         400, "photographs of that sample, a fifth of them for validation", at_least=10, needs="not data"

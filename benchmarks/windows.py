@@ -48,8 +48,6 @@ Way = Callable[[int, Box, float], np.ndarray]  # (photograph, window in its pixe
 
 @dataclass(frozen=True)
 class WindowsConfig(Options):
-    """Options of `benchmarks/windows.py`."""
-
     data: str = option(None, "data-set YAML whose photographs have their own size", metavar="YAML", required=True)
     enlarge: bool = option(False, "measure copies of the photographs enlarged to 5472 x 3648 pixels")
     photographs: int = option(8, "photographs to use", at_least=1)

@@ -51,8 +51,6 @@ MINUTES = {"cuda": 9.0, "cpu": 10.0}
 
 @dataclass(frozen=True)
 class GpuConfig(Options):
-    """Options of `python -m benchmarks.gpu`."""
-
     device: str = option("auto", "auto: the GPUs, which must be there; cpu: a dry run", choices=("auto", "cuda", "cpu"))
     minutes: float | None = option(None, "time for everything; unset: 9, on a CPU 10", above=0)
     only: tuple[str, ...] = option((), "parts to run, with those that they need; unset: all", metavar="PART")
