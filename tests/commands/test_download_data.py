@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections import deque
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import download_data
 from tests.conftest import PROJECT
 from tests.sources.download.archives import add_two_circuits, circuit, files_under, folder_with, get, zip_bytes
 from tests.support.azure_server import AzureServer
+from tests.support.processes import wait_until
 from utils.common.errors import UserError
 
 
@@ -47,9 +47,7 @@ def test_keyboard_stop_leaves_a_part_file_that_continues(monkeypatch: pytest.Mon
         process = subprocess.Popen(
             [sys.executable, "download_data.py", *flags], cwd=PROJECT, stderr=subprocess.PIPE, text=True
         )
-        deadline = time.monotonic() + 20
-        while len(server.gets("Circuit1.zip")) < 2 and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until(lambda: len(server.gets("Circuit1.zip")) >= 2, 20)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
         assert process.returncode == 130

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 import parse_labels
 from tests.conftest import PROJECT, run_main
 from tests.sources.parsing.raw_folder import BOX, WIRE, photo, tree, write_csv, write_raw_folder, write_zip
+from tests.support.processes import wait_until
 from utils.common.errors import UserError
 from utils.data.images import upright_size
 from utils.sources.parsing.sources import LABEL_CSV
@@ -74,9 +74,7 @@ def test_killed_run_continues_to_the_same_result(tmp_path: Path, monkeypatch: py
     write_csv(raw, [(f"7 ({n}).JPG", [BOX, WIRE]) for n in range(24)])
     flags = ["--input", str(raw), "--workers", "1", "--output"]
     victim = subprocess.Popen([sys.executable, PROJECT / "parse_labels.py", *flags, tmp_path / "killed"])
-    deadline = time.monotonic() + 30
-    while len(list((tmp_path / "killed").glob("*/labels/*.txt"))) < 5 and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait_until(lambda: len(list((tmp_path / "killed").glob("*/labels/*.txt"))) >= 5, 30)
     victim.send_signal(signal.SIGKILL)
     assert victim.wait(timeout=10) == -signal.SIGKILL
     done = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed").glob("*/images/[!.]*")}

@@ -20,6 +20,7 @@ import evaluate_model
 import inference
 from tests.conftest import run_main
 from tests.support.hostile import Call, hostile_weights, saved, zipped
+from tests.support.processes import wait_until
 from utils.common.errors import UserError
 from utils.data.images import write_jpeg
 from utils.run.checkpoint import MANIFEST_FILE, STATE_FILE, load_latest
@@ -99,10 +100,7 @@ def test_control_opened_without_care_each_of_them_runs(tmp_path: Path, kind: str
         torch.load(file, weights_only=False)
     except (TypeError, AttributeError, RuntimeError, pickle.UnpicklingError):
         assert kind in ("persistent_id", "eval_through_getattr")  # they run first and fail afterwards
-    deadline_s = time.monotonic() + 5
-    while not marker.exists() and time.monotonic() < deadline_s:  # Popen does not wait for its child
-        time.sleep(0.01)
-    assert marker.exists()
+    wait_until(marker.exists, 5)  # Popen does not wait for its child
 
 
 def changed(honest: Path, tmp_path: Path, change: Callable[[Any], None]) -> Path:
