@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import struct
@@ -20,12 +19,14 @@ from PIL import Image
 
 import parse_labels
 from tests.conftest import PROJECT, run_main
+from tests.sources.parsing.raw_folder import write_csv
 from tests.support.hostile import hostile_cells
 from utils.common.errors import UserError
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import encode_jpeg
 from utils.predict.detections import Detections
 from utils.predict.prediction_files import PredictionWriter
+from utils.sources.parsing.sources import LABEL_CSV
 
 BOX = '{"objects": [{"value": "pole", "polygon": [{"x": 40, "y": 30}, {"x": 120, "y": 30}, {"x": 120, "y": 90}]}]}'
 PHOTO = encode_jpeg(np.full((300, 400, 3), 90, np.uint8))
@@ -38,13 +39,6 @@ def job(name: str, folder: Path) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def write_csv(file: Path, rows: list[tuple[str, str]]) -> None:
-    with file.open("w", encoding="utf-8", newline="", errors="surrogateescape") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(["Label", "External ID"])
-        writer.writerows((label, name) for name, label in rows)
-
-
 def test_hostile_cells_are_reported_by_line_in_little_time_and_memory(tmp_path: Path) -> None:
     marker, raw = tmp_path / "marker", tmp_path / "raw"
     raw.mkdir()
@@ -52,7 +46,7 @@ def test_hostile_cells_are_reported_by_line_in_little_time_and_memory(tmp_path: 
     assert len(cells) >= 20
     for name in [*cells, "good"]:
         (raw / f"{name}.jpg").write_bytes(PHOTO)
-    write_csv(raw / "labels.csv", [("good.jpg", BOX), *((f"{name}.jpg", text) for name, text in cells.items())])
+    write_csv(raw, [("good.jpg", BOX), *((f"{name}.jpg", text) for name, text in cells.items())])
     found = job("cells", tmp_path)
     assert not marker.exists()
     assert found["started"] == []
@@ -174,10 +168,10 @@ def test_hostile_names_are_reported_and_nothing_outside_is_opened(tmp_path: Path
     (raw / "good.jpg").write_bytes(PHOTO)
     place_specials(raw, outside)
     rows = [(name.replace("{outside}", str(outside)), BOX) for name in NAMES_IN_THE_CSV]
-    write_csv(raw / "labels.csv", [("good.jpg", BOX), *rows])
+    write_csv(raw, [("good.jpg", BOX), *rows])
     write_sets(tmp_path / "inside" / "sets", outside)
     found = job("names", tmp_path / "inside")
-    reported = [item for item in found["problems"] if item["place"].startswith("labels.csv:")]
+    reported = [item for item in found["problems"] if item["place"].startswith(LABEL_CSV)]
     assert len(reported) == len(NAMES_IN_THE_CSV)
     links = {item["place"] for item in found["problems"]} - {item["place"] for item in reported}
     assert links == {"link.jpg", "linked", "pipe.jpg", "zero.jpg"}

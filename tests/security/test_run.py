@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 
 import download_data
 from tests.conftest import PROJECT
+from tests.sources.parsing.raw_folder import polygon, write_csv
 from utils.common.environment import python_path
 from utils.common.errors import DataErrors, UserError, run_script
 from utils.data.cache import open_or_build
@@ -21,6 +21,7 @@ from utils.data.dataset import SegmentationDataset, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import encode_jpeg
 from utils.data.loader import ShardBatches, get_dataloader
+from utils.sources.parsing.sources import LABEL_CSV
 
 SECRET = "hush-4f1d"
 SECRETS = {
@@ -44,31 +45,23 @@ for command in commands:
 """
 
 
-def label(x: int) -> str:
-    corners = [(x, 20), (x + 60, 20), (x + 60, 80), (x, 80)]
-    points = [{"x": left, "y": top} for left, top in corners]
-    return json.dumps({"objects": [{"value": "pole", "polygon": points}]})
-
-
 def write_raw(folder: Path, num_photographs: int) -> None:
     """Write photographs and labels: of every hundred one photograph is damaged, and two labels."""
     folder.mkdir()
     rng = np.random.default_rng(0)
-    rows = []
+    rows: list[tuple[str, object]] = []
     for number in range(num_photographs):
         name = f"1 ({number}).jpg"
         image = rng.integers(0, 255, (96, 128, 3), dtype=np.uint8)
         (folder / name).write_bytes(encode_jpeg(image, 60))
-        rows.append((label(number % 60), name))
+        left = number % 60
+        rows.append((name, [polygon("pole", (left, 20), (left + 60, 20), (left + 60, 80), (left, 80))]))
     (folder / "1 (3).jpg").write_bytes((folder / "1 (3).jpg").read_bytes()[:900])
     (folder / "1 (4).jpg").write_bytes(b"")
-    rows[5] = ("{'objects': [", rows[5][1])
-    rows[6] = ('{"objects": [{"value": "pole", "polygon": []}]}', rows[6][1])
-    rows[7] = ('{"objects": [{"value": "pole", "polygon": [{"x": 1, "y": "two"}]}]}', rows[7][1])
-    with (folder / "labels.csv").open("w", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(["Label", "External ID"])
-        writer.writerows(rows)
+    rows[5] = (rows[5][0], "{'objects': [")
+    rows[6] = (rows[6][0], '{"objects": [{"value": "pole", "polygon": []}]}')
+    rows[7] = (rows[7][0], '{"objects": [{"value": "pole", "polygon": [{"x": 1, "y": "two"}]}]}')
+    write_csv(folder, rows)
 
 
 def run_pipeline(*commands: tuple[str, ...]) -> str:
@@ -100,9 +93,9 @@ def test_a_run_on_damaged_data_ends_well_lists_all_and_writes_no_secret(tmp_path
     assert json.loads((run / "status.json").read_text())["state"] == "finished"
     manifest = json.loads((processed / "manifest.json").read_text())
     places = {item["place"]: item["text"] for item in manifest["problems"]}
-    assert set(places) == {"1 (3).jpg", "1 (4).jpg", "labels.csv:7", "labels.csv:8", "labels.csv:9"}
+    assert set(places) == {"1 (3).jpg", "1 (4).jpg", *(f"{LABEL_CSV}:{line}" for line in (7, 8, 9))}
     assert "empty file" in places["1 (4).jpg"]
-    assert "0 different points" in places["labels.csv:8"]
+    assert "0 different points" in places[f"{LABEL_CSV}:8"]
     assert all(place in said for place in places)
     assert (tmp_path / "again" / "manifest.json").read_bytes() == (processed / "manifest.json").read_bytes()
     assert SECRET not in said

@@ -17,6 +17,7 @@ import pytest
 
 from tests.data.caches import EACH_KIND, Kind, write_photo
 from tests.sources.download.archives import CSV, LABELS, circuit, folder_with, get, get_from_folder, zip_bytes
+from tests.sources.parsing.raw_folder import write_csv
 from tests.support.azure_server import AzureServer, Blob
 from tests.support.hostile_jobs import build, peak_mb
 from utils.common.errors import UserError
@@ -126,8 +127,7 @@ def test_an_archive_in_an_archive_is_no_photograph(tmp_path: Path) -> None:
 
 
 def build_in(folder: Path, *names: str) -> list[dict[str, str]]:
-    rows = "".join(f"\"{{'objects': []}}\",{name}\n" for name in names)
-    (folder / "raw" / "Overhead-Distribution-Labels.csv").write_text("Label,External ID\n" + rows)
+    write_csv(folder / "raw", [(name, []) for name in names])
     return build(folder)
 
 

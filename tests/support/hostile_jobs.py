@@ -24,6 +24,7 @@ from utils.sources.parsing.build import BuildOptions, build_dataset
 from utils.sources.parsing.label_csv import parse_label_text, read_label_csv
 from utils.sources.parsing.outlines import OutlineError, object_ring
 from utils.sources.parsing.photograph import PhotographOptions
+from utils.sources.parsing.sources import LABEL_CSV
 
 NAMES = ("conductor", "pole")
 opened: list[str] = []
@@ -52,7 +53,7 @@ def cells(folder: Path) -> dict[str, Any]:
     """Parse a CSV of hostile cells, all at once, and each alone for its time."""
     base_mb = peak_mb()
     seconds: dict[str, float] = {}
-    for row in read_label_csv(folder / "raw" / "labels.csv", []):
+    for row in read_label_csv(folder / "raw" / LABEL_CSV, []):
         start_s = time.process_time()
         with contextlib.suppress(LabelError, OutlineError):
             for item in parse_label_text(row.text)[0]:
