@@ -17,13 +17,13 @@ from benchmarks.comparison import BY_CLASS, SIDES, Run, Setting, compare, initia
 from benchmarks.ultralytics_job import machine_share, optimizer_arguments, require_same_weights, skip_trial_of_amp
 from benchmarks.vs_ultralytics import class_means, class_means_table, ratio, ratio_line, summarise, table
 from tests.conftest import PROJECT, run_script
+from tests.predict.exports import NAMES, smooth_data
 from utils.common.config import parse_config
 from utils.common.errors import UserError
 from utils.training.config import TrainConfig
 from utils.training.plan import plan_optimizer
 from utils.yolo.model import build_model, load_weights
 
-NAMES = ("conductor", "pole")
 SETTING = Setting("yolov8n-seg.yaml", 1, 64, 4, "auto", None, "cpu")
 
 
@@ -99,25 +99,17 @@ def test_it_starts_by_its_path_from_any_folder(tmp_path: Path) -> None:
 
 @pytest.fixture
 def data_yaml(tmp_path: Path) -> Path:
-    for split in ("train", "val"):
-        for kind in ("images", "labels"):
-            (tmp_path / split / kind).mkdir(parents=True)
-        (tmp_path / split / "images" / "a.jpg").write_bytes(b"picture")
-        (tmp_path / split / "labels" / "a.txt").write_text("0 0.1 0.1 0.9 0.1 0.9 0.9\n")
-    file = tmp_path / "dataset.yaml"
-    names = "".join(f"  {index}: {name}\n" for index, name in enumerate(NAMES))
-    file.write_text(f"train: train/images\nval: val/images\nnames:\n{names}")
-    return file
+    return smooth_data(tmp_path / "set")
 
 
 def test_both_sides_read_the_same_folders(data_yaml: Path, tmp_path: Path) -> None:
     data = open_data(data_yaml, tmp_path / "out")
-    assert (data.num_train, data.num_val) == (1, 1)
+    assert (data.num_train, data.num_val) == (2, 2)
     theirs = open_data(data.ultralytics_yaml, tmp_path / "elsewhere")
     assert theirs.spec.splits == data.spec.splits
     assert theirs.spec.names == NAMES
     assert theirs.fingerprint == data.fingerprint
-    (tmp_path / "train" / "labels" / "a.txt").write_text("")
+    (tmp_path / "set" / "train" / "labels" / "0.txt").write_text("")
     assert open_data(data_yaml, tmp_path / "out").fingerprint != data.fingerprint
 
 
@@ -141,7 +133,7 @@ def test_a_finished_training_is_kept_and_other_options_are_another_training(
     again, is_kept = compare(SETTING, data, 0, "project", tmp_path / "out")
     assert (was_kept, is_kept, trained) == (False, True, [1])
     assert again == first
-    assert first["images_per_s"] == 0.5
+    assert first["images_per_s"] == 1.0
     accumulating = Setting(**{**vars(SETTING), "nominal_batch": 4})  # of no concern to the project's side
     assert compare(accumulating, data, 0, "project", tmp_path / "out")[1] is True
     longer = Setting(**{**vars(SETTING), "epochs": 2})
