@@ -12,6 +12,7 @@ import random
 import statistics
 from collections import defaultdict
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -110,16 +111,13 @@ def _no_launcher() -> None:
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Train the small network undisturbed, once for the same options; return its run folder."""
-    runs: dict[str, Path] = {}
 
+    @cache
     def train(**options: Any) -> Path:
-        key = str(sorted(options.items()))
-        if key not in runs:
-            folder = tmp_path_factory.mktemp("undisturbed")
-            codes = run_ranks(train_undisturbed, 2, small_flags(folder, step_s=0, **options), join=False, timeout_s=300)
-            assert codes == [0, 0]
-            runs[key] = folder / "run"
-        return runs[key]
+        folder = tmp_path_factory.mktemp("undisturbed")
+        codes = run_ranks(train_undisturbed, 2, small_flags(folder, step_s=0, **options), join=False, timeout_s=300)
+        assert codes == [0, 0]
+        return folder / "run"
 
     return train
 
@@ -127,12 +125,4 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
 @pytest.fixture(scope="session")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Draw photographs, once for the same options; return their dataset.yaml."""
-    drawn: dict[str, Path] = {}
-
-    def draw(num_photos: int, **choices: Any) -> Path:
-        key = f"{num_photos} {choices}"
-        if key not in drawn:
-            drawn[key] = draw_sample(tmp_path_factory.mktemp("sample"), num_photos, **choices)
-        return drawn[key]
-
-    return draw
+    return cache(lambda num_photos, **choices: draw_sample(tmp_path_factory.mktemp("sample"), num_photos, **choices))
