@@ -89,13 +89,6 @@ def test_one_unreadable_photograph_no_longer_refuses_all_others(kind: str, tmp_p
             opened(data, **KINDS[kind])
 
 
-def test_a_photograph_that_was_mended_is_used_again(tmp_path: Path) -> None:
-    data = write_set(tmp_path)
-    assert len(opened(data, skip_bad=True)) == 6
-    mend(tmp_path, "4.jpg")
-    assert len(opened(data, skip_bad=True)) == 7
-
-
 def test_a_photograph_that_can_be_read_again_with_the_same_bytes_is_used_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
