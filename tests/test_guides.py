@@ -19,6 +19,7 @@ import tests.recipes.crowd_bt
 import tests.recipes.training_engine
 import tests.recipes.underwater_ir  # noqa: F401 # these three make the recipes' modules importable
 from tests.conftest import PROJECT
+from tests.support.option_scripts import SCRIPTS
 from utils.common.config import parse_config, read_config
 from utils.common.cores import choose_threads_and_workers
 from utils.training.config import TrainConfig
@@ -58,14 +59,7 @@ def read_settings(words: Sequence[str]) -> Any:
 
 
 READERS: dict[str, Callable[[Sequence[str]], Any]] = {
-    "train_yolo_ddp.py": partial(options_of, "utils.training.config", "TrainConfig"),
-    "test_ddp.py": partial(options_of, "test_ddp", "MachineCheckConfig"),
-    "download_data.py": partial(options_of, "download_data", "DownloadConfig"),
-    "parse_labels.py": partial(options_of, "parse_labels", "ParseConfig"),
-    "evaluate_model.py": partial(options_of, "evaluate_model", "EvaluationConfig"),
-    "inference.py": partial(options_of, "inference", "InferenceConfig"),
-    "profile_gpu.py": partial(options_of, "profile_gpu", "ProfileConfig"),
-    "benchmark_ddp.py": partial(options_of, "benchmark_ddp", "BenchmarkConfig"),
+    **{f"{script.module}.py": partial(options_of, script.home, script.options) for script in SCRIPTS},
     "recipes/crowd_bt/train.py": lambda words: importlib.import_module("crowd_bt.options").read_options(words),
     "recipes/training_engine/distributed_training_example.py": partial(
         options_of, "distributed_training_example", "ExampleConfig"
