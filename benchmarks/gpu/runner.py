@@ -15,6 +15,7 @@ from pathlib import Path
 from benchmarks.gpu.plan import FAILED, FINISHED, NO_TIME, TOO_SLOW, Outcome, Part, Setting
 from benchmarks.jobs import Job, TooSlow
 from utils.common.files import write_text_atomic
+from utils.run.records import read_mapping
 
 RUN_PART = ("-m", "benchmarks.gpu.parts")
 
@@ -28,10 +29,7 @@ class Store:
 
     def finished(self, part: Part) -> Outcome | None:
         """Return an earlier outcome of a part that need not run again."""
-        try:
-            content = json.loads((self.folder / f"{part.name}.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
+        content = read_mapping(self.folder / f"{part.name}.json")
         if content.pop("key", None) != self.key or content["status"] not in FINISHED:
             return None
         return Outcome(**{**content, "is_kept": True})
@@ -76,7 +74,8 @@ class Runner:
             except TooSlow:
                 outcome = Outcome(TOO_SLOW, said=f"not done after {limit_s:.0f} s; {job.last_line()}")
             else:
-                outcome = read_outcome(answer) or Outcome(FAILED, said=f"ended with code {code}; {job.last_line()}")
+                found = read_mapping(answer) or {"status": FAILED, "said": f"ended with code {code}; {job.last_line()}"}
+                outcome = Outcome(**found)
             self._running.remove(job)
         return replace(outcome, seconds=time.monotonic() - start_s)
 
@@ -85,14 +84,6 @@ class Runner:
         self._is_ended = True
         for job in list(self._running):
             job.kill()
-
-
-def read_outcome(answer: Path) -> Outcome | None:
-    """Return what a part's process wrote; None if it did not come so far."""
-    try:
-        return Outcome(**json.loads(answer.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return None
 
 
 def run_parts(
