@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from collections import deque
 from pathlib import Path
@@ -11,10 +10,9 @@ from pathlib import Path
 import pytest
 
 import download_data
-from tests.conftest import PROJECT
+from benchmarks.jobs import Job
 from tests.sources.download.archives import add_two_circuits, circuit, files_under, folder_with, get, zip_bytes
 from tests.support.azure_server import AzureServer
-from tests.support.processes import wait_until
 from utils.common.errors import UserError
 
 
@@ -43,16 +41,13 @@ def test_keyboard_stop_leaves_a_part_file_that_continues(monkeypatch: pytest.Mon
         add_two_circuits(server)
         blob = server.blobs["Circuit1.zip"]
         blob.drop_after = deque([600_000, *[0] * 50])  # then nothing comes: the script waits between attempts
-        flags = ["--circuits", "1", "--base-url", server.url, "--output", str(tmp_path)]
-        process = subprocess.Popen(
-            [sys.executable, "download_data.py", *flags], cwd=PROJECT, stderr=subprocess.PIPE, text=True
-        )
-        wait_until(lambda: len(server.gets("Circuit1.zip")) >= 2, 20)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
-        assert process.returncode == 130
-        assert errors.rstrip().endswith("stopped by the keyboard; run the same command again to continue")
-        assert "Traceback" not in errors
+        flags = ["--circuits", "1", "--base-url", server.url, "--output", str(tmp_path / "raw")]
+        with Job([sys.executable, "download_data.py", *flags], tmp_path / "log") as job:
+            job.wait_until(lambda: len(server.gets("Circuit1.zip")) >= 2, "a second attempt", 20)
+            job.process.send_signal(signal.SIGINT)
+            assert job.wait(20) == 130
+        assert job.last_line().endswith("stopped by the keyboard; run the same command again to continue")
+        assert "Traceback" not in job.output()
         blob.drop_after.clear()
-        assert get(server, tmp_path).num_photographs == 6
+        assert get(server, tmp_path / "raw").num_photographs == 6
         assert server.bytes_sent("Circuit1.zip") == len(blob.content)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from torch.distributed.run import config_from_args, parse_args
 
+from benchmarks.jobs import Job
 from tests.commands.kubeflow import KUBEFLOW
 from tests.conftest import PROJECT
 from tests.support.oracle import draw_data
@@ -255,19 +256,13 @@ def test_ranks_get_their_environment_and_listen_on_no_port_beyond_the_loopback(
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc (run them on Linux)")
 def test_stopping_the_script_leaves_no_process(environment: dict[str, str], tmp_path: Path) -> None:
-    command = ["bash", str(SCRIPT), "2", "--", "--hang"]
-    log = (tmp_path / "log").open("w")
-    script = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     files = [tmp_path / "rank0.json", tmp_path / "rank1.json"]
-    try:
-        wait_until(lambda: all(file.is_file() for file in files) or script.poll() is not None, 40)
+    with Job(["bash", SCRIPT, "2", "--", "--hang"], tmp_path / "log", **environment) as job:
+        job.wait_until(lambda: all(file.is_file() for file in files), "both ranks", 40)
         processes = [process for file in files for process in json.loads(file.read_text())["processes"]]
         assert len(processes) == 4
         assert all(is_running(process) for process in processes)
-        script.terminate()
-        assert script.wait(timeout=15) == 1
-        assert "Traceback" not in (tmp_path / "log").read_text()
+        job.popen.terminate()
+        assert job.wait(15) == 1
+        assert "Traceback" not in job.output()
         wait_until(lambda: not any(is_running(process) for process in processes), 5)
-    finally:
-        script.kill()
-        log.close()

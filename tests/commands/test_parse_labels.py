@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import parse_labels
-from tests.conftest import PROJECT, run_main
+from benchmarks.jobs import Job
+from tests.conftest import run_main
 from tests.sources.parsing.raw_folder import BOX, WIRE, photo, tree, write_csv, write_raw_folder, write_zip
-from tests.support.processes import wait_until
 from utils.common.errors import UserError
 from utils.data.images import upright_size
 from utils.sources.parsing.sources import LABEL_CSV
@@ -73,10 +72,9 @@ def test_killed_run_continues_to_the_same_result(tmp_path: Path, monkeypatch: py
     write_zip(raw / "Circuit7.zip", {f"7 ({n}).JPG": photo(2400, 1600, shade=n) for n in range(24)})
     write_csv(raw, [(f"7 ({n}).JPG", [BOX, WIRE]) for n in range(24)])
     flags = ["--input", str(raw), "--workers", "1", "--output"]
-    victim = subprocess.Popen([sys.executable, PROJECT / "parse_labels.py", *flags, tmp_path / "killed"])
-    wait_until(lambda: len(list((tmp_path / "killed").glob("*/labels/*.txt"))) >= 5, 30)
-    victim.send_signal(signal.SIGKILL)
-    assert victim.wait(timeout=10) == -signal.SIGKILL
+    with Job([sys.executable, "parse_labels.py", *flags, tmp_path / "killed"], tmp_path / "log") as victim:
+        victim.wait_until(lambda: len(list((tmp_path / "killed").glob("*/labels/*.txt"))) >= 5, "five labels", 30)
+    assert victim.popen.returncode == -signal.SIGKILL
     done = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed").glob("*/images/[!.]*")}
     assert 0 < len(done) < 24
     assert not (tmp_path / "killed" / "manifest.json").exists()
