@@ -10,6 +10,7 @@ import sys
 import tarfile
 import time
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from benchmarks.gpu.plan import Finding, NeedsGpu, Outcome, Part, PartFailed, Se
 from benchmarks.gpu.report import table, verdict, write_results
 from benchmarks.gpu.runner import Runner, Store, run_parts
 from benchmarks.jobs import Job, TooSlow, is_alive
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, run_main
 from tests.support.processes import wait_until
 from utils.common.errors import UserError
 from utils.run.checkpoint import save_checkpoint
@@ -231,28 +232,25 @@ def test_a_failed_part_fails_the_command_after_its_table(
     parts = (part("data", alone=True), part("bad", alone=True))
     monkeypatch.setattr(command, "PARTS", parts)
     monkeypatch.setattr(command, "Runner", lambda setting, logs: stage)
-    monkeypatch.setattr(sys, "argv", ["gpu", "--device", "cpu", "--output", str(tmp_path)])
     monkeypatch.setattr(command, "write_results", lambda *arguments: written.append(dict(arguments[-1])))
     written: list[dict[str, Outcome]] = []
-    assert command.main() == 1
+    run = partial(run_main, command, monkeypatch, "--device", "cpu", "--output", tmp_path)
+    assert run() == 1
     assert [list(outcomes) for outcomes in written[:2]] == [["data"], ["data", "bad"]]  # after each part
     stage.statuses.clear()
-    assert command.main() == 0
+    assert run() == 0
     assert stage.begun == ["data", "bad", "bad"]  # what is finished does not run again
     assert "2 parts: 2 ok" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", [*sys.argv, "--again"])
-    assert command.main() == 0
+    assert run("--again") == 0
     assert stage.begun[3:] == ["data", "bad"]
-    monkeypatch.setattr(sys, "argv", [*sys.argv, "--only", "bad"])
-    assert command.main() == 0
+    assert run("--again", "--only", "bad") == 0
     assert list(written[-1]) == ["data", "bad"]  # the other part's figures stay
 
 
 def test_without_a_gpu_the_dry_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(sys, "argv", ["gpu"])
     with pytest.raises(UserError, match="PyTorch sees no GPU; DEVICE=cpu make gpu is a dry run"):
-        command.main()
+        run_main(command, monkeypatch)
 
 
 def test_make_gpu_with_a_given_python_installs_nothing() -> None:

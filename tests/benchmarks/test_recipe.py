@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from benchmarks import recipe, recipe_sets
 from benchmarks.recipe import mean_ratio, read_recipe, summarise, table
 from benchmarks.recipe_sets import PublicSet, make_public_set
 from tests.benchmarks.test_vs_ultralytics import make_run
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, run_main
 from utils.common.errors import UserError
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.labels import read_yolo_label
@@ -150,10 +149,8 @@ def test_every_recipe_trains_as_many_steps_as_ultralytics(
         return make_run(side, seed, 0.2 if side == "project" else 0.1), False
 
     monkeypatch.setattr(recipe, "compare", compare)
-    options = ["--steps", "7", "--batch-size", "2", "--seeds", "0", "1", "--output", str(tmp_path)]
-    sets = ["--sets", str(data), "--recipes", "a:", "b: --lr 1"]
-    monkeypatch.setattr(sys, "argv", ["recipe.py", *sets, *options])
-    assert recipe.main() == 0
+    options = ("--steps", "7", "--batch-size", "2", "--seeds", "0", "1", "--output", tmp_path)
+    assert run_main(recipe, monkeypatch, "--sets", data, "--recipes", "a:", "b: --lr 1", *options) == 0
     sides = (("ultralytics", ()), ("project", ()), ("project", ("--lr", "1")))
     assert asked == [(side, seed, extra) for seed in (0, 1) for side, extra in sides]
     assert capsys.readouterr().out.splitlines()[-1] == "ratio 2.00"
