@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import download_data
-from tests.conftest import PROJECT
+from tests.conftest import run_script
 from tests.sources.parsing.raw_folder import polygon, write_csv
-from utils.common.environment import python_path
-from utils.common.errors import DataErrors, UserError, run_script
+from utils.common import errors
+from utils.common.errors import DataErrors, UserError
 from utils.data.cache import open_or_build
 from utils.data.dataset import SegmentationDataset, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
@@ -33,16 +30,6 @@ SECRETS = {
     "HTTPS_PROXY": f"http://user:{SECRET}-6@127.0.0.1:9",
     "MY_URL": f"https://user:{SECRET}-7@example.org/?sig={SECRET}-8",
 }
-PIPELINE = """
-import runpy, sys
-commands = [line.split("|") for line in sys.argv[1].splitlines()]
-for command in commands:
-    sys.argv = command
-    try:
-        runpy.run_path(command[0], run_name="__main__")
-    except SystemExit as stop:
-        assert not stop.code, (command, stop.code)
-"""
 
 
 def write_raw(folder: Path, num_photographs: int) -> None:
@@ -64,31 +51,26 @@ def write_raw(folder: Path, num_photographs: int) -> None:
     write_csv(folder, rows)
 
 
-def run_pipeline(*commands: tuple[str, ...]) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", PIPELINE, "\n".join("|".join(command) for command in commands)],
-        cwd=PROJECT,
-        env={**os.environ, **SECRETS, "PYTHONPATH": python_path()},
-        capture_output=True,
-        text=True,
-        timeout=600,  # a quarter of a minute on an idle machine
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    return done.stdout + done.stderr
+def run_all(*commands: tuple[str | Path, ...]) -> str:
+    said = ""
+    for command in commands:
+        done = run_script("python", *command, timeout_s=600, **SECRETS)
+        assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+        said += done.stdout + done.stderr
+    return said
 
 
 def test_a_run_on_damaged_data_ends_well_lists_all_and_writes_no_secret(tmp_path: Path) -> None:
     raw, processed, run = tmp_path / "raw", tmp_path / "processed", tmp_path / "run"
     write_raw(raw, 24)
-    parse = ("parse_labels.py", "--input", str(raw), "--workers", "1", "--output")
-    data, weights = str(processed / "dataset.yaml"), str(run / "last.pt")
+    parse = ("parse_labels.py", "--input", raw, "--workers", "1", "--output")
+    data, weights = processed / "dataset.yaml", run / "last.pt"
     train = ("--model", "yolov8n-seg.yaml", "--epochs", "1", "--batch-size", "8", "--img-size", "64", "--device", "cpu")
-    said = run_pipeline(
-        (*parse, str(processed)),
-        (*parse, str(tmp_path / "again")),
-        ("train_yolo_ddp.py", "--data", data, "--save-dir", str(run), *train),
-        ("evaluate_model.py", "--model", weights, "--data", data, "--output", str(tmp_path / "judged")),
+    said = run_all(
+        (*parse, processed),
+        (*parse, tmp_path / "again"),
+        ("train_yolo_ddp.py", "--data", data, "--save-dir", run, *train),
+        ("evaluate_model.py", "--model", weights, "--data", data, "--output", tmp_path / "judged"),
     )
     assert json.loads((run / "status.json").read_text())["state"] == "finished"
     manifest = json.loads((processed / "manifest.json").read_text())
@@ -143,7 +125,7 @@ def test_every_damaged_photograph_is_listed_before_training(tmp_path: Path, caps
 
     for _ in range(2):
         with pytest.raises(SystemExit) as ended:
-            run_script(pack)
+            errors.run_script(pack)
         assert ended.value.code == 1
     first, second, message, *again = capsys.readouterr().err.splitlines()
     assert "10.jpg: unreadable photograph (empty file)" in first
@@ -164,7 +146,7 @@ def test_without_cache_damage_ends_the_run(tmp_path: Path, capsys: pytest.Captur
             continue
 
     with pytest.raises(SystemExit):
-        run_script(load)
+        errors.run_script(load)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert "02.jpg: unreadable photograph (not a picture" in line
