@@ -1,6 +1,9 @@
+"""Evaluation of drawn photographs: on one rank and on several, in batches of any size, beside faster-coco-eval."""
+
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,14 @@ from utils.common.files import write_text_atomic
 from utils.data.dataset import Photo, Sample, SegmentationDataset, collate
 from utils.data.images import write_jpeg
 from utils.data.loader import ShardBatches, get_dataloader
+from utils.data.target_masks import draw_truth
+from utils.evaluation import input_masks
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
 from utils.evaluation.evaluate import Evaluation, PhotoPixels, evaluate
-from utils.evaluation.metrics import SIZES, ThinRule
+from utils.evaluation.input_masks import begin_mask_overlaps
+from utils.evaluation.metrics import SIZES, ImageResult, ThinRule
 from utils.evaluation.native_masks import outlines_in_photo, place, sizes_on_disk
-from utils.predict.detections import Detections
+from utils.predict.detections import Detections, prototype_masks
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import SegmentationLoss
 
@@ -40,9 +46,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def evaluate_photos(folder: Path, num_photos: int, native: bool = False, **options: Any) -> Evaluation:
+def evaluate_photos(
+    folder: Path, num_photos: int, native: bool = False, batch_size: int = 5, **options: Any
+) -> Evaluation:
     photos = draw_photos(folder, num_photos)
-    batches = ShardBatches(len(photos), 5, distributed.rank(), distributed.world_size())
+    batches = ShardBatches(len(photos), batch_size, distributed.rank(), distributed.world_size())
     loader = get_dataloader(SegmentationDataset(photos, SIZE_PX), batches, 0, False)
     thin = ThinRule(tuple(range(len(NAMES))) if native else ())
     options.setdefault("photo", PhotoPixels(sizes_on_disk(photos), native, thin=thin))
@@ -105,6 +113,39 @@ def test_every_number_is_the_same_on_one_rank_and_on_several(folder: Path, alone
         for count in (1, 2, 7, NUM_PHOTOS):
             assert answer[str(count)]["image_ids"] == list(range(count))
             assert answer[str(count)]["num_images"] == count
+
+
+def test_results_do_not_depend_on_the_batch_size(folder: Path) -> None:
+    alone = evaluate_photos(folder, 9, batch_size=1).results
+    assert sum(len(result.scores) for result in alone) > 20
+    for batch_size in (4, 9):
+        for one, other in zip(alone, evaluate_photos(folder, 9, batch_size=batch_size).results, strict=True):
+            for field in fields(ImageResult):
+                np.testing.assert_array_equal(getattr(one, field.name), getattr(other, field.name))
+
+
+@pytest.mark.parametrize("way", ["_shared_on_host", "_shared_on_device"])
+def test_overlap_is_that_of_whole_masks(way: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = SegmentationDataset(draw_photos(folder, 6), SIZE_PX)
+    samples = [dataset[(0, index)] for index in range(6)]
+    rng = torch.Generator().manual_seed(0)
+    prototypes = torch.randn(6, 32, SIZE_PX // 4, SIZE_PX // 4, generator=rng)
+    found = []
+    for count in (30, 0, 1, 7, 0, 12):
+        low, extent = (torch.rand(count, 2, generator=rng) * SIZE_PX for _ in range(2))
+        ones = torch.ones(count)
+        boxes = torch.cat([low - 20, low + extent], 1)
+        found.append(Detections(boxes, ones, ones.long(), torch.randn(count, 32, generator=rng)))
+    monkeypatch.setattr(input_masks, "_shared_on_host", getattr(input_masks, way))
+    overlaps = begin_mask_overlaps(samples, found, prototypes)()
+    for sample, detections, maps, (iou, areas) in zip(samples, found, prototypes, overlaps, strict=True):
+        truth = draw_truth(sample.polygons, SIZE_PX) == np.arange(1, len(sample.polygons) + 1)[:, None, None]
+        masks = prototype_masks(maps, detections, SIZE_PX).numpy()
+        shared = np.einsum("myx,nyx->mn", truth.astype(np.float32), masks.astype(np.float32))
+        union = truth.sum((1, 2))[:, None] + masks.sum((1, 2)) - shared
+        np.testing.assert_allclose(iou, shared / np.maximum(union, 1e-7), rtol=1e-6)
+        assert areas.tolist() == (masks.sum((1, 2)) * 16.0).tolist()
+    assert max(iou.max() for iou, _ in overlaps if iou.size) > 0.1
 
 
 def test_sizes_divide_the_targets_and_knowing_them_changes_nothing_else(folder: Path, alone: dict[str, Any]) -> None:
