@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from evaluate_model import EvaluationConfig, choose_resolution
 from tests.support.oracle import NAMES, SIZE_PX, Oracle, draw_photos
 from tests.support.ranks import run_ranks
 from utils import distributed
@@ -213,3 +215,27 @@ def test_labels_come_back_to_the_photograph_on_disk_from_a_shrunk_copy_of_anothe
     np.testing.assert_allclose(outlines_in_photo(sample, placement)[0], outline * size, atol=0.01)
     boxes = placement.boxes_to_photo(torch.from_numpy(sample.boxes)).numpy()
     np.testing.assert_allclose(boxes[0], [*(outline[0] * size), *(outline[2] * size)], atol=0.01)
+
+
+WINDOWS = {"per_photo": 8, "low_scale": 0.5, "high_scale": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("windows", "options", "resolution"),
+    [
+        (None, {}, "proto"),
+        (WINDOWS, {}, "native"),
+        (WINDOWS, {"tiles": "off"}, "proto"),
+        (WINDOWS, {"mask_resolution": "proto"}, "proto"),
+        (None, {"mask_resolution": "native"}, "native"),
+        (None, {"tiles": "640"}, "native"),
+        (None, {"thin_classes": ("wire",)}, "native"),
+        (None, {"centreline_tolerance": 5.0}, "native"),
+    ],
+)
+def test_masks_are_compared_in_photograph_pixels_after_windows_and_where_an_option_asks(
+    windows: dict[str, float] | None, options: dict[str, Any], resolution: str
+) -> None:
+    other, model = (SimpleNamespace(args={"windows": facts}) for facts in (None, windows))
+    config = EvaluationConfig(model="a.pt", compare="b.pt", **options)
+    assert choose_resolution(config, [other, model]).mask_resolution == resolution  # type: ignore[list-item]
