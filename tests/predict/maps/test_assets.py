@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.assets import HOME, NUM_POLES, Setting, draw_poles, fly, simulate
+from tests.conftest import PROJECT
 from tests.predict.maps.photographs import metadata
 from utils.common.errors import UserError
 from utils.predict.maps.assets import read_assets
@@ -171,43 +172,112 @@ def test_an_ellipse_keeps_its_covariance(ellipse: tuple[float, float, float]) ->
     assert covariance_of(*ellipse_of(covariance_of(*ellipse))) == pytest.approx(covariance_of(*ellipse))
 
 
-def feature(number: int, **changes: Any) -> dict[str, Any]:
+def feature(longitude: Any, latitude: Any, **more: Any) -> dict[str, Any]:
+    geometry = {"type": "Point", "coordinates": [longitude, latitude]}
+    return {"type": "Feature", "id": "P1", "geometry": geometry, "properties": None, **more}
+
+
+def write(path: Path, *features: Any, **more: Any) -> Path:
+    path.write_text(json.dumps({"type": "FeatureCollection", "features": features, **more}))
+    return path
+
+
+def measured(number: int, **changes: Any) -> dict[str, Any]:
+    """Return an asset of an earlier survey."""
     ellipse = {"ellipse_major_m": 2.0, "ellipse_minor_m": 1.0, "ellipse_bearing_deg": 9.0, "common_sigma_m": 0.3}
     properties = {key: value for key, value in {"class": "pole", **ellipse, **changes}.items() if value is not None}
-    geometry = {"type": "Point", "coordinates": [8.0, 47.0 + number / 1000]}
-    return {"type": "Feature", "id": f"pole {number}", "geometry": geometry, "properties": properties}
+    return feature(8.0, 47.0 + number / 1000, id=f"pole {number}", properties=properties)
+
+
+def test_ids_come_from_the_feature_or_its_properties(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "poles.geojson",
+        feature(8, 47, id=12),
+        feature(8, 47, id=None, properties={"Pole_ID": "A-7", "name": "no"}),
+        feature(8, 47, geometry=None),
+        feature(8, 47, id="B", geometry={"type": "MultiPoint", "coordinates": [[9, 48, 300]]}),
+    )
+    assets = read_assets(file)
+    assert assets.ids == ("12", "A-7", "B")
+    assert assets.longitudes.tolist() == [8, 8, 9]
+
+
+BAD_ASSETS = [
+    (feature(500123.5, 4649776.0), "feature 2: 500123.5, 4649776.0 are not longitude and latitude"),
+    (feature("8", 47), "feature 2: coordinates"),
+    (feature(float("nan"), 47), "feature 2: nan, 47 are not longitude and latitude"),
+    (feature(8, 47, geometry={"type": "LineString", "coordinates": []}), "feature 2: geometry 'LineString'"),
+    (feature(8, 47, geometry=[]), "feature 2: geometry None"),
+    (feature(8, 47, id=None), "feature 2: no id"),
+    (7, "feature 2: not a GeoJSON Feature"),
+]
+BAD_EARLIER_ASSETS = [
+    (measured(2, **{"class": None}), "feature 2: no property class: pass an assets.geojson of inference.py --geo"),
+    (measured(2, ellipse_major_m=None), "feature 2: ellipse_major_m None: a number from 0.001 is expected"),
+    (measured(2, ellipse_minor_m="1"), "feature 2: ellipse_minor_m '1': a number"),
+    (measured(2, ellipse_minor_m=float("nan")), "feature 2: ellipse_minor_m nan: a number"),
+    (measured(2, common_sigma_m=-1), "feature 2: common_sigma_m -1: a number from 0"),
+    (measured(2, common_sigma_m=0.9), "feature 2: ellipse_minor_m is above ellipse_major_m or below"),
+    (measured(2, ellipse_minor_m=3), "feature 2: ellipse_minor_m is above ellipse_major_m or below"),
+    (measured(1), "two features have the id pole 1"),
+    ({**measured(2), "id": None}, "feature 2: no id"),
+    ({**measured(2), "geometry": {"type": "Polygon", "coordinates": []}}, "feature 2: geometry 'Polygon'"),
+]
 
 
 @pytest.mark.parametrize(
-    ("second", "complaint"),
+    ("option", "read", "broken", "complaint"),
     [
-        (feature(2, **{"class": None}), ": feature 2: no property class: pass an assets.geojson of inference.py --geo"),
-        (feature(2, ellipse_major_m=None), ": feature 2: ellipse_major_m None: a number from 0.001 is expected"),
-        (feature(2, ellipse_minor_m="1"), ": feature 2: ellipse_minor_m '1': a number"),
-        (feature(2, ellipse_minor_m=float("nan")), ": feature 2: ellipse_minor_m nan: a number"),
-        (feature(2, common_sigma_m=-1), ": feature 2: common_sigma_m -1: a number from 0"),
-        (feature(2, common_sigma_m=0.9), ": feature 2: ellipse_minor_m is above ellipse_major_m or below"),
-        (feature(2, ellipse_minor_m=3), ": feature 2: ellipse_minor_m is above ellipse_major_m or below"),
-        (feature(1), ": two features have the id pole 1"),
-        ({**feature(2), "id": None}, ": feature 2: no id"),
-        ({**feature(2), "geometry": {"type": "Polygon", "coordinates": []}}, ": feature 2: geometry 'Polygon'"),
+        *(("--assets", read_assets, *case) for case in BAD_ASSETS),
+        *(("--before", read_before, *case) for case in BAD_EARLIER_ASSETS),
     ],
 )
-def test_a_bad_earlier_file_is_named_with_its_feature(second: Any, complaint: str, tmp_path: Path) -> None:
-    file = tmp_path / "assets.geojson"
-    file.write_text(json.dumps({"type": "FeatureCollection", "features": [feature(1), second]}))
+def test_a_bad_feature_is_named_with_its_file(
+    option: str, read: Callable[[Path], object], broken: Any, complaint: str, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "assets.geojson", measured(1), broken)
     with pytest.raises(UserError) as caught:
-        read_before(file)
-    assert str(caught.value).startswith(f"--before {file}{complaint}")
+        read(file)
+    assert str(caught.value).startswith(f"{option} {file}: {complaint}")
     assert "\n" not in str(caught.value)
 
 
 def test_only_some_assets_have_sizes_that_fit(tmp_path: Path) -> None:
-    file = tmp_path / "assets.geojson"
-    file.write_text(json.dumps({"type": "FeatureCollection", "features": [feature(1), feature(2, sure=True, looks=4)]}))
+    file = write(tmp_path / "assets.geojson", measured(1), measured(2, sure=True, looks=4))
     before = read_before(file)
     assert before.is_sure.tolist() == [False, True]
     assert before.looks == 4
     assert (read_assets(file).rows, NUM_POLES) == ((1, 2), 60)
     everything = before.places.covariances + 0.09 * np.eye(2)
     assert ellipse_of(everything[0]) == pytest.approx((2.0, 1.0, 9.0), abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ("[]", "not a GeoJSON FeatureCollection"),
+        ('{"type": "FeatureCollection", "features": []}', "no points"),
+        ('{"type": "FeatureCollection", "features": [], "crs": {"name": "EPSG:25832"}}', "export it in WGS84"),
+        ('{"type": "FeatureCollection", "features": [], "crs": {"name": "EPSG:43260"}}', "export it in WGS84"),
+        ('{"type": "FeatureCollection", "features": [], "crs": {"name": "EPSG:4326"}}', "no points"),
+    ],
+)
+def test_a_bad_file_is_named(text: str, complaint: str, tmp_path: Path) -> None:
+    file = tmp_path / "poles.geojson"
+    file.write_text(text)
+    with pytest.raises(UserError, match=complaint):
+        read_assets(file)
+    with pytest.raises(UserError, match="No such file"):
+        read_assets(PROJECT / "none.geojson")
+
+
+def test_only_assets_in_range_are_near_also_across_the_180th_meridian(tmp_path: Path) -> None:
+    home = (-16.5, 179.9999)
+    places = [moved(*home, np.array(offset, float)) for offset in ((0, 40), (30, 0), (0, -120), (0, 2e7))]
+    assets = read_assets(write(tmp_path / "p", *(feature(longitude, latitude) for latitude, longitude in places)))
+    assert assets.longitudes[0] < 0 < assets.longitudes[1]
+    numbers, offsets = assets.near(*home, 100)
+    assert numbers.tolist() == [0, 1]
+    assert offsets == pytest.approx(np.array([[0, 40], [30, 0]]), abs=1e-3)

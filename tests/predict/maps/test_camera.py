@@ -1,20 +1,14 @@
-"""Positions on the map: the ellipsoid, the camera's ray, and the assets near it."""
+"""Positions on the map: the ellipsoid and the camera's ray."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 
-from tests.conftest import PROJECT
 from tests.predict.maps.photographs import HOME, dji
-from utils.common.errors import UserError
-from utils.predict.maps.assets import read_assets
 from utils.predict.maps.camera import CAMERA_HEIGHT_SIGMA_M, HEADING_SIGMA_DEG, TILT_SIGMA_DEG, Camera, rotation
 from utils.predict.maps.findings import Site, locate
 from utils.predict.maps.metadata import PhotoMetadata
@@ -123,80 +117,3 @@ def test_the_bearings_standard_deviation_is_the_gimbals_yaw_far_from_the_nadir_a
     camera = Camera(500, 5, 600, 400, rotation(359.99, -20, 0))
     assert camera.bearing_sigmas(np.array([[300.0, 200.0]]))[0] == pytest.approx(HEADING_SIGMA_DEG, rel=0.1)
     assert replace(camera, attitude=rotation(359.99, -85, 0)).bearing_sigmas(np.array([[300.0, 200.0]]))[0] > 10
-
-
-# --- assets ----------------------------------------------------------------------------------------------------------
-
-
-def feature(longitude: Any, latitude: Any, **more: Any) -> dict[str, Any]:
-    geometry = {"type": "Point", "coordinates": [longitude, latitude]}
-    return {"type": "Feature", "id": "P1", "geometry": geometry, "properties": None, **more}
-
-
-def write(path: Path, *features: Any, **more: Any) -> Path:
-    path.write_text(json.dumps({"type": "FeatureCollection", "features": features, **more}))
-    return path
-
-
-def test_ids_come_from_the_feature_or_its_properties(tmp_path: Path) -> None:
-    file = write(
-        tmp_path / "poles.geojson",
-        feature(8, 47, id=12),
-        feature(8, 47, id=None, properties={"Pole_ID": "A-7", "name": "no"}),
-        feature(8, 47, geometry=None),
-        feature(8, 47, id="B", geometry={"type": "MultiPoint", "coordinates": [[9, 48, 300]]}),
-    )
-    assets = read_assets(file)
-    assert assets.ids == ("12", "A-7", "B")
-    assert assets.longitudes.tolist() == [8, 8, 9]
-
-
-@pytest.mark.parametrize(
-    ("broken", "complaint"),
-    [
-        (feature(500123.5, 4649776.0), "feature 2: 500123.5, 4649776.0 are not longitude and latitude"),
-        (feature("8", 47), "feature 2: coordinates"),
-        (feature(float("nan"), 47), "feature 2: nan, 47 are not longitude and latitude"),
-        (feature(8, 47, geometry={"type": "LineString", "coordinates": []}), "feature 2: geometry 'LineString'"),
-        (feature(8, 47, geometry=[]), "feature 2: geometry None"),
-        (feature(8, 47, id=None), "feature 2: no id"),
-        (7, "feature 2: not a GeoJSON Feature"),
-    ],
-)
-def test_a_bad_feature_is_named_with_its_file(broken: Any, complaint: str, tmp_path: Path) -> None:
-    file = write(tmp_path / "poles.geojson", feature(8, 47), broken)
-    with pytest.raises(UserError) as caught:
-        read_assets(file)
-    assert str(caught.value).startswith(f"--assets {file}: {complaint}")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("{", "not valid JSON"),
-        ("[" * 100_000, "nested too deeply"),
-        ("[]", "not a GeoJSON FeatureCollection"),
-        ('{"type": "FeatureCollection", "features": []}', "no points"),
-        ('{"type": "FeatureCollection", "features": [], "crs": {"name": "EPSG:25832"}}', "export it in WGS84"),
-        ('{"type": "FeatureCollection", "features": [], "crs": {"name": "EPSG:43260"}}', "export it in WGS84"),
-        ('{"type": "FeatureCollection", "features": [], "crs": {"name": "EPSG:4326"}}', "no points"),
-    ],
-)
-def test_a_bad_file_is_named(text: str, complaint: str, tmp_path: Path) -> None:
-    file = tmp_path / "poles.geojson"
-    file.write_text(text)
-    with pytest.raises(UserError, match=complaint):
-        read_assets(file)
-    with pytest.raises(UserError, match="No such file"):
-        read_assets(PROJECT / "none.geojson")
-
-
-def test_only_assets_in_range_are_near_also_across_the_180th_meridian(tmp_path: Path) -> None:
-    home = (-16.5, 179.9999)
-    places = [moved(*home, np.array(offset, float)) for offset in ((0, 40), (30, 0), (0, -120), (0, 2e7))]
-    assets = read_assets(write(tmp_path / "p", *(feature(longitude, latitude) for latitude, longitude in places)))
-    assert assets.longitudes[0] < 0 < assets.longitudes[1]
-    numbers, offsets = assets.near(*home, 100)
-    assert numbers.tolist() == [0, 1]
-    assert offsets == pytest.approx(np.array([[0, 40], [30, 0]]), abs=1e-3)
