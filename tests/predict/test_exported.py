@@ -1,4 +1,4 @@
-"""Exports behind the torch model's interface: the same outputs, sizes, batches, names and tiles; clear errors."""
+"""Exports behind the torch model's interface: the same outputs, sizes, batches and names; clear errors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,10 @@ import torch
 from tests.conftest import PROJECT
 from tests.predict.exports import NAMES, SIZE_PX, WINDOWS, export, facts, smooth_images, tiny_weights
 from utils.common.errors import UserError
-from utils.evaluation.evaluate import AP_LIMITS
 from utils.export.conversion import Variant, check_variants
 from utils.export.parity import BOUNDS, compare_outputs, decoded_outputs
 from utils.predict import exported
 from utils.predict.exported import FACTS_KEY, ExportedModel, open_model
-from utils.predict.tiles import Predictor, Tiling
 from utils.yolo.model import class_names, load_for_prediction, trained_size_px, trained_windows
 
 CPU = torch.device("cpu")
@@ -85,22 +83,6 @@ def test_a_signal_after_openvino_models_were_closed_kills_the_process(exports: d
     assert ctypes.CDLL(None).sigaltstack(None, stack) == 0
     ranges = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
     assert not stack[2] or any(int(start, 16) <= stack[0] < int(end, 16) for start, end in ranges)
-
-
-def test_tiles_find_the_same_objects_as_with_torch(weights: Path, exports: dict[str, Path]) -> None:
-    photo = (smooth_images(1, 150)[0, :, :100].permute(1, 2, 0) * 255).byte().numpy()
-    found = []
-    for path in (weights, exports["torchscript"]):
-        limits = {**AP_LIMITS, "confidence": 0.3, "multi_label": False}
-        predictor = Predictor(open_model(str(path), CPU), SIZE_PX, CPU, 3, Tiling(SIZE_PX), limits, max_detections=20)
-        ((_, _, prediction),) = predictor.predict([("photo", photo)])
-        found.append(prediction)
-    ours, theirs = found
-    assert len(ours.found) > 3
-    assert theirs.class_ids.tolist() == ours.class_ids.tolist()
-    np.testing.assert_allclose(theirs.boxes, ours.boxes, atol=0.02)
-    for mine, its in zip(ours.masks, theirs.masks, strict=True):
-        assert mine.shared_pixels(its) >= 0.95 * max(mine.mask.sum(), its.mask.sum())
 
 
 def test_another_size_than_that_of_a_fixed_export_is_refused_in_one_line(exports: dict[str, Path]) -> None:

@@ -32,9 +32,6 @@ def test_every_figure_is_that_of_metrics_json(num_models: int) -> None:
             f"calibration.{kind}.error",
             f"operating_points.{kind}.2.threshold",
         } <= shown
-    wrong = {**subjects[0].metrics, "mask_map50": 0.123}
-    with pytest.raises(AssertionError):
-        check_figures(page, [wrong, *(subject.metrics for subject in subjects[1:])])
 
 
 def test_the_difference_of_two_models_is_the_second_minus_the_first() -> None:
