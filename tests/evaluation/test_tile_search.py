@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.sources.parsing.tool_folder import whole
 from tests.support.oracle import GREY_STEP, NAMES, SIZE_PX, Oracle
 from tests.support.ranks import run_ranks
 from tests.yolo.colour_network import COLOURS, ColourNetwork, install
@@ -43,10 +44,7 @@ def wire_photos(folder: Path) -> list[Photo]:
         for number, (start, end) in enumerate(lines):
             across = np.array([end[1] - start[1], start[0] - end[0]]) / np.hypot(*np.subtract(end, start)) * 3.5
             outline = (np.array([start, end, end, start]) + np.array([[1], [1], [-1], [-1]]) * across).clip(0, size)
-            region = fill_outline(outline, size)
-            rows, columns = region.mask.shape
-            place = image[region.top : region.top + rows, region.left : region.left + columns]
-            place[region.mask] = COLOURS[min(number, 1)]
+            image[whole(fill_outline(outline, size), width, height)] = COLOURS[min(number, 1)]
             polygons.append((outline / size).astype(np.float32))
         file = folder / f"{index}.png"
         if not file.exists():

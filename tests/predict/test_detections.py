@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torchvision.ops import nms
 
+from tests.sources.parsing.tool_folder import whole
 from utils.data.images import letterbox
 from utils.predict import detections as predict
 from utils.predict.detections import (
@@ -245,12 +246,7 @@ def one_detection(*boxes: tuple[float, ...]) -> Detections:
 
 def whole_masks(prototypes: torch.Tensor, found: Detections, placement: Placement) -> np.ndarray:
     """Return the masks in the whole photograph, bool (n, H, W)."""
-    regions = list(photo_masks(prototypes, found, placement))
-    masks = np.zeros((len(regions), *placement.photo_size[::-1]), bool)
-    for mask, region in zip(masks, regions, strict=True):
-        height, width = region.mask.shape
-        mask[region.top : region.top + height, region.left : region.left + width] = region.mask
-    return masks
+    return np.array([whole(region, *placement.photo_size) for region in photo_masks(prototypes, found, placement)])
 
 
 def interpolated(prototypes: torch.Tensor, found: Detections, placement: Placement) -> torch.Tensor:

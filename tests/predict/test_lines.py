@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.predict.tile_scenes import blur_edges, stroke
+from tests.predict.tile_scenes import blur_edges, iou_of, stroke
 from utils.predict.detections import Detections
 from utils.predict.likeness import likeness
 from utils.predict.lines import Curve, Wire, find_lines
@@ -43,13 +43,6 @@ def drawn(*strokes: Points, width_px: int = 9) -> np.ndarray:
     return mask
 
 
-def overlap(mask: np.ndarray, line: Line) -> float:
-    region = fill_outline(line.outline, SIZE)
-    other = np.zeros_like(mask)
-    other[region.top :, region.left :][: region.mask.shape[0], : region.mask.shape[1]] = region.mask
-    return float((mask & other).sum() / (mask | other).sum())
-
-
 @pytest.mark.parametrize(
     ("seen", "wires"),
     [
@@ -66,7 +59,7 @@ def test_a_ragged_mask_becomes_the_lines_that_it_shows(seen: list[Points], wires
     lines = find_lines(Region(0, 0, mask))
     assert len(lines) == len(wires)
     for line, wire in zip(lines, wires, strict=True):
-        assert overlap(drawn(wire), line) > 0.8
+        assert iou_of(fill_outline(line.outline, SIZE), drawn(wire)) > 0.8
         length = cv2.arcLength(np.array(wire, np.float32), False)
         assert line.width_px == pytest.approx(drawn(wire).sum() / length, abs=1)
         assert line.length_px == pytest.approx(length + 9, abs=9)  # with its round ends
@@ -91,7 +84,7 @@ def test_a_wire_that_becomes_thinner_keeps_both_widths() -> None:
 def test_parts_of_a_mask_have_a_gap_between_them() -> None:
     (line,) = find_lines(Region(0, 0, drawn(parabola(40, 400, 40), parabola(460, 840, 40))))
     assert sorted(line.gaps[0][:, 0].tolist()) == pytest.approx([404, 456], abs=5)
-    assert overlap(drawn(SAGGING), line) > 0.85  # it goes on over the gap
+    assert iou_of(fill_outline(line.outline, SIZE), drawn(SAGGING)) > 0.85  # it goes on over the gap
 
 
 @pytest.mark.parametrize("mask", [np.zeros((5, 5), bool), np.ones((60, 60), bool), np.zeros((0, 0), bool)])

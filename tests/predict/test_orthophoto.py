@@ -15,6 +15,7 @@ import shapely
 import torch
 
 from tests.predict.tile_scenes import Truth, iou_of, stroke
+from tests.sources.test_mask_rings import filled
 from tests.support.ranks import run_ranks
 from tests.support.rasters import CRS, ORIGIN, PIXEL_M, write_raster
 from tests.yolo.colour_network import NAMES, ColourNetwork, install, paint
@@ -26,7 +27,6 @@ from utils.predict import map_layers, orthophoto
 from utils.predict.map_layers import BLOCKS, GEOJSON, GEOPACKAGE, outline_of, write_orthophoto
 from utils.predict.orthophoto import BlockPiece, cut_blocks, join_blocks, piece_of
 from utils.predict.regions import Runs
-from utils.predict.shapes import fill_outline
 from utils.predict.tiles import Predictor, Tiling, cut_tiles
 
 pyogrio = pytest.importorskip("pyogrio")
@@ -87,12 +87,8 @@ def whole(truth: list[Truth], tmp_path_factory: pytest.TempPathFactory) -> Whole
 
 def drawn(shape: Any) -> np.ndarray:
     """Return the pixels whose centres lie in a polygon, bool (H, W)."""
-    canvas = np.zeros(SIZE[::-1], bool)
-    for ring in (ring for part in shape.geoms for ring in (part.exterior, *part.interiors)):
-        region = fill_outline(shapely.get_coordinates(ring)[:-1], SIZE)
-        height, width = region.mask.shape
-        canvas[region.top : region.top + height, region.left : region.left + width] ^= region.mask
-    return canvas
+    rings = [ring for part in shape.geoms for ring in (part.exterior, *part.interiors)]
+    return filled([shapely.get_coordinates(ring)[:-1] for ring in rings], *SIZE[::-1])
 
 
 @pytest.mark.parametrize("size", [(5000, 700), (640, 640), (20_000, 13_001), (5889, 5888)])

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from tests.predict.test_lines import CROSSARM, SAGGING, SIZE, STRAIGHT, drawn, parabola, straight
+from tests.predict.tile_scenes import iou_of
+from tests.sources.parsing.tool_folder import whole
 from utils.predict.detections import Detections, PhotoPrediction, Placement
 from utils.predict.joining import Piece
 from utils.predict.label_facts import LabelledPhoto, label_lengths, measure_wire_labels
@@ -153,10 +155,7 @@ def test_a_line_moves_onto_the_wire_and_is_as_wide_as_labels_are(width: tuple[fl
     (line,) = with_lines(predicted(mask), WireRules((1,), width=width), PLACEMENT, photo).lines
     assert line is not None
     assert line.width_px == pytest.approx(labelled_px, abs=1.5)
-    wire = fill_outline(line.outline, SIZE)
-    true = Region(0, 0, drawn(SAGGING, width_px=round(labelled_px)))
-    shared = true.shared_pixels(wire)
-    assert shared / (true.mask.sum() + wire.mask.sum() - shared) > 0.75
+    assert iou_of(fill_outline(line.outline, SIZE), drawn(SAGGING, width_px=round(labelled_px))) > 0.75
 
 
 def test_a_line_stays_where_the_photograph_shows_nothing() -> None:
@@ -187,9 +186,7 @@ def labelled(*wires: Line, gain: float = 1.0, margin_px: float = 3.0, seed: int 
     outlines = [POLE_OUTLINE]
     for wire in wires:
         width_px = rng.uniform(4, 16)
-        seen = fill_outline(replace(wire, widths=np.full(2, width_px)).outline, SIZE)
-        height, width = seen.mask.shape
-        photo[seen.top : seen.top + height, seen.left : seen.left + width][seen.mask] = 200
+        photo[whole(fill_outline(replace(wire, widths=np.full(2, width_px)).outline, SIZE), *SIZE)] = 200
         outlines.append(replace(wire, widths=np.full(2, gain * width_px + margin_px)).outline)
     return LabelledPhoto(np.array([2] + [1] * len(wires)), outlines, SIZE, lambda: photo)
 
