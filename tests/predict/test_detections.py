@@ -28,12 +28,11 @@ SIZE_PX, STRIDES, NUM_CLASSES, NUM_BINS = 64, [8.0, 16.0, 32.0], 3, 16
 NUM_ANCHORS = 64 + 16 + 4
 
 
-def empty_outputs(num_images: int = 1) -> dict[str, torch.Tensor]:
+def empty_outputs() -> dict[str, torch.Tensor]:
     return {
-        "boxes": torch.zeros(num_images, 4 * NUM_BINS, NUM_ANCHORS),
-        "scores": torch.full((num_images, NUM_CLASSES, NUM_ANCHORS), -20.0),
-        "mask_coefficient": torch.zeros(num_images, 32, NUM_ANCHORS),
-        "proto": torch.zeros(num_images, 32, SIZE_PX // 4, SIZE_PX // 4),
+        "boxes": torch.zeros(1, 4 * NUM_BINS, NUM_ANCHORS),
+        "scores": torch.full((1, NUM_CLASSES, NUM_ANCHORS), -20.0),
+        "mask_coefficient": torch.zeros(1, 32, NUM_ANCHORS),
     }
 
 
@@ -45,7 +44,6 @@ def put(
     for side, distance in enumerate(sides):
         outputs["boxes"][0, side * NUM_BINS + distance, anchor] = 60.0
     outputs["scores"][0, class_id, anchor] = torch.logit(torch.tensor(score))
-    outputs["mask_coefficient"][0, :, anchor] = float(anchor)
 
 
 def test_boxes_are_decoded_from_the_cells_centre() -> None:
@@ -57,47 +55,6 @@ def test_boxes_are_decoded_from_the_cells_centre() -> None:
     assert boxes[0, 2 * 8 + 3].tolist() == pytest.approx([28 - 8, 20 - 16, 28 + 24, 20 + 32], abs=1e-3)
     assert boxes[0, -1].tolist() == pytest.approx([16, 16, 80, 80], abs=1e-3)
     assert probabilities[0, 2 * 8 + 3].tolist() == pytest.approx([0, 0.9, 0], abs=1e-6)
-
-
-BOX, NEXT = ((3, 3), (2, 2, 2, 2)), ((4, 3), (3, 2, 1, 2))  # the same box, from neighbouring cells
-FAR = ((0, 7), (0, 1, 2, 0))
-LEFT, RIGHT = ((2, 3), (2, 2, 2, 2)), ((4, 3), (2, 2, 2, 2))  # they overlap by a third
-OF_ONE_CLASS = [(*BOX, 1, 0.8), (*NEXT, 1, 0.9), (*FAR, 1, 0.5)]
-OF_TWO_CLASSES = [(*BOX, 1, 0.8), (*NEXT, 2, 0.9)]
-OF_ONE_CELL = [(*BOX, 1, 0.8), (*BOX, 2, 0.6)]
-NEIGHBOURS = [(*LEFT, 0, 0.9), (*RIGHT, 0, 0.6)]
-
-
-@pytest.mark.parametrize(
-    ("seen", "options", "kept"),
-    [
-        (OF_ONE_CLASS, {}, [1, 2]),  # duplicates go, the best stays
-        (OF_TWO_CLASSES, {}, [1, 0]),
-        (OF_TWO_CLASSES, {"classes": (1,)}, [0]),
-        (OF_TWO_CLASSES, {"classes": (0,)}, []),
-        (OF_ONE_CELL, {}, [0]),
-        (OF_ONE_CELL, {"multi_label": True}, [0, 1]),
-        (NEIGHBOURS, {}, [0, 1]),
-        (NEIGHBOURS, {"iou": 0.3}, [0]),
-        (NEIGHBOURS, {"confidence": 0.7}, [0]),
-        (NEIGHBOURS, {"max_detections": 1}, [0]),
-    ],
-)
-def test_what_a_cell_sees_is_kept_or_suppressed(seen: list[Any], options: dict[str, Any], kept: list[int]) -> None:
-    outputs = empty_outputs()
-    for cell, sides, class_id, score in seen:
-        put(outputs, cell, sides, class_id, score)
-    (found,) = detect(outputs, STRIDES, SIZE_PX, **{"confidence": 0.25, "iou": 0.5, **options})
-    assert len(found) == len(kept)
-    for row, number in enumerate(kept):
-        (column, line), (left, top, right, bottom), class_id, score = seen[number]
-        x, y = 8 * column + 4, 8 * line + 4
-        assert found.boxes[row].tolist() == pytest.approx(
-            [x - 8 * left, y - 8 * top, x + 8 * right, y + 8 * bottom], abs=1e-3
-        )
-        assert int(found.class_ids[row]) == class_id
-        assert float(found.scores[row]) == pytest.approx(score, abs=1e-5)
-        assert found.coefficients[row, 0] == line * 8 + column
 
 
 def test_thin_boxes_of_thin_classes_are_as_sure_as_thick_ones() -> None:
@@ -155,7 +112,14 @@ def noisy_outputs() -> dict[str, torch.Tensor]:
     }
 
 
-def plainly(outputs: dict[str, torch.Tensor], multi_label: bool, classes: tuple[int, ...] | None) -> list[torch.Tensor]:
+def plainly(
+    outputs: dict[str, torch.Tensor],
+    multi_label: bool,
+    classes: tuple[int, ...] | None,
+    confidence: float,
+    iou: float,
+    max_detections: int,
+) -> list[torch.Tensor]:
     """Return each image's detections as rows (box, score, class, first coefficient), one candidate after the other."""
     boxes, probabilities = decode(outputs, STRIDES, SIZE_PX)
     found = []
@@ -165,20 +129,27 @@ def plainly(outputs: dict[str, torch.Tensor], multi_label: bool, classes: tuple[
             is_asked = torch.tensor([float(classes is None or class_id in classes) for class_id in range(3)])
             named = of_classes * is_asked
             for class_id in range(NUM_CLASSES) if multi_label else [int(named.argmax())]:
-                if named[class_id] > 0.25:
+                if named[class_id] > confidence:
                     first = outputs["mask_coefficient"][image, 0, anchor]
                     rows.append(torch.tensor([*boxes[image, anchor], named[class_id], class_id, first]))
         table = torch.stack(rows) if rows else torch.zeros(0, 7)
         table = table[table[:, 4].sort(descending=True, stable=True).indices[: predict.MAX_CANDIDATES]]
         apart = table[:, :4] + table[:, 5:6] * CLASS_OFFSET_PX
-        found.append(table[nms(apart, table[:, 4], 0.6)[:20]])
+        found.append(table[nms(apart, table[:, 4], iou)[:max_detections]])
     return found
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
 @pytest.mark.parametrize("most_candidates", [30_000, 40])
 @pytest.mark.parametrize(
-    ("multi_label", "classes"), [(True, None), (False, None), (True, (1,)), (False, (0, 2)), (True, ())]
+    ("multi_label", "classes", "limits"),
+    [
+        (True, None, (0.25, 0.6, 20)),
+        (False, None, (0.6, 0.6, 300)),
+        (True, (1,), (0.25, 0.3, 20)),
+        (False, (0, 2), (0.25, 0.6, 5)),
+        (True, (), (0.25, 0.6, 20)),
+    ],
 )
 @pytest.mark.parametrize("rounds", [12, 1])
 def test_detections_of_a_batch_are_those_of_a_plain_search(
@@ -186,6 +157,7 @@ def test_detections_of_a_batch_are_those_of_a_plain_search(
     most_candidates: int,
     multi_label: bool,
     classes: tuple[int, ...] | None,
+    limits: tuple[float, float, int],
     rounds: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -195,10 +167,9 @@ def test_detections_of_a_batch_are_those_of_a_plain_search(
     if at_once:
         monkeypatch.setattr(predict, "_suppress", predict._suppress_at_once)
     outputs = noisy_outputs()
-    found = detect(
-        outputs, STRIDES, SIZE_PX, confidence=0.25, iou=0.6, max_detections=20, multi_label=multi_label, classes=classes
-    )
-    for detections, table in zip(found, plainly(outputs, multi_label, classes), strict=True):
+    named: dict[str, Any] = dict(zip(("confidence", "iou", "max_detections"), limits, strict=True))
+    found = detect(outputs, STRIDES, SIZE_PX, **named, multi_label=multi_label, classes=classes)
+    for detections, table in zip(found, plainly(outputs, multi_label, classes, *limits), strict=True):
         sure, kinds = detections.scores[:, None], detections.class_ids[:, None]
         rows = torch.cat([detections.boxes, sure, kinds, detections.coefficients[:, :1]], 1)
         torch.testing.assert_close(rows, table, rtol=0, atol=0)
