@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections import namedtuple
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,8 +14,6 @@ import torch
 from tests.conftest import PROJECT, must_run
 from utils.common.errors import UserError
 from utils.measure import machine_checks as checks
-
-DiskUsage = namedtuple("DiskUsage", ["total", "used", "free"])
 
 
 def make_dataset(folder: Path, with_labels: bool) -> Path:
@@ -105,7 +102,8 @@ def test_room_is_judged(
     free_bytes: int,
     status: str,
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: DiskUsage(2**50, 0, free_bytes))
+    usage = shutil.disk_usage(tmp_path)._replace(total=2**50, free=free_bytes)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
     result = check(tmp_path)
     assert result.status == status
     assert bool(result.cure) == (status != "ok")
