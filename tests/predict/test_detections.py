@@ -249,13 +249,8 @@ def test_a_mask_computed_inside_its_box_is_the_whole_enlarged_one(size: tuple[in
     assert 0 < expected.sum() < inside.sum()
 
 
-def test_masks_are_cut_to_their_own_boxes() -> None:
+def test_masks_at_prototype_resolution_are_cut_to_their_own_boxes() -> None:
     detections = one_detection((16, 24, 32, 40), (0, 0, 64, 64))
-    small, all_of_it = whole_masks(EVERYWHERE, detections, placement_of(200, 100))
-    y, x = small.nonzero()
-    assert [x.min(), y.min(), x.max() + 1, y.max() + 1] == [50, 25, 100, 75]
-    assert small.sum() == 50 * 50
-    assert all_of_it.all()
     at_prototypes = prototype_masks(EVERYWHERE, detections, SIZE_PX)
     assert at_prototypes.shape == (2, 16, 16)
     assert at_prototypes[0].nonzero().amin(0).tolist() == [6, 4]
