@@ -13,17 +13,16 @@ import pytest
 import torch
 
 from evaluate_model import EvaluationConfig, choose_resolution
-from tests.support.oracle import NAMES, SIZE_PX, Oracle, draw_photos
+from tests.support.oracle import NAMES, SIZE_PX, Oracle, draw_photos, evaluate_oracle
 from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.common.files import write_text_atomic
 from utils.data.dataset import Photo, Sample, SegmentationDataset, collate
 from utils.data.images import write_jpeg
-from utils.data.loader import ShardBatches, get_dataloader
 from utils.data.target_masks import draw_truth
 from utils.evaluation import input_masks
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
-from utils.evaluation.evaluate import Evaluation, PhotoPixels, evaluate
+from utils.evaluation.evaluate import Evaluation, PhotoPixels
 from utils.evaluation.input_masks import begin_mask_overlaps
 from utils.evaluation.metrics import SIZES, ImageResult, ThinRule
 from utils.evaluation.native_masks import outlines_in_photo, place, sizes_on_disk
@@ -48,16 +47,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def evaluate_photos(
-    folder: Path, num_photos: int, native: bool = False, batch_size: int = 5, **options: Any
-) -> Evaluation:
+def evaluate_photos(folder: Path, num_photos: int, native: bool = False, **options: Any) -> Evaluation:
     photos = draw_photos(folder, num_photos)
-    batches = ShardBatches(len(photos), batch_size, distributed.rank(), distributed.world_size())
-    loader = get_dataloader(SegmentationDataset(photos, SIZE_PX), batches, 0, False)
     thin = ThinRule(tuple(range(len(NAMES))) if native else ())
     options.setdefault("photo", PhotoPixels(sizes_on_disk(photos), native, thin=thin))
-    model = Oracle(photos)
-    return evaluate(model, loader, NAMES, SegmentationLoss(model), CPU, **options)
+    return evaluate_oracle(photos, **options)
 
 
 def several_sets(folder: Path) -> dict[str, Any]:

@@ -12,19 +12,16 @@ import pytest
 import torch
 
 from tests.sources.parsing.tool_folder import whole
-from tests.support.oracle import GREY_STEP, NAMES, SIZE_PX, Oracle
+from tests.support.oracle import GREY_STEP, NAMES, SIZE_PX, evaluate_oracle
 from tests.support.ranks import run_ranks
 from tests.yolo.colour_network import COLOURS, ColourNetwork, install
-from utils import distributed
 from utils.common.files import write_text_atomic
 from utils.data.dataset import Photo, SegmentationDataset
-from utils.data.loader import ShardBatches, get_dataloader
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
-from utils.evaluation.evaluate import AP_LIMITS, Evaluation, PhotoPixels, evaluate
+from utils.evaluation.evaluate import AP_LIMITS, Evaluation, PhotoPixels
 from utils.evaluation.native_masks import fill_outline, place, sizes_on_disk
 from utils.evaluation.tile_search import TileSearch
 from utils.predict.tiles import Predictor, Tiling
-from utils.yolo.loss import SegmentationLoss
 
 CPU = torch.device("cpu")
 SIZE = (800, 600)
@@ -57,23 +54,12 @@ def evaluate_wires(
     folder: Path, batch_size: int = 6, tiles: bool = True, collector: CocoCollector | None = None
 ) -> Evaluation:
     photos = wire_photos(folder)
-    batches = ShardBatches(len(photos), 3, distributed.rank(), distributed.world_size())
-    loader = get_dataloader(SegmentationDataset(photos, SIZE_PX), batches, 0, False)
     predictor = Predictor(ColourNetwork(), 320, CPU, batch_size, Tiling(320), AP_LIMITS)
     find = TileSearch(predictor, photos) if tiles else None
     pixels = PhotoPixels(sizes_on_disk(photos), True, collector.see_masks if collector else None, find=find)
-    model = Oracle(photos)
     with pytest.MonkeyPatch.context() as monkeypatch:
         install(monkeypatch)
-        return evaluate(
-            model,
-            loader,
-            NAMES,
-            SegmentationLoss(model),
-            CPU,
-            photo=pixels,
-            on_image=collector.see_image if collector else None,
-        )
+        return evaluate_oracle(photos, 3, photo=pixels, on_image=collector.see_image if collector else None)
 
 
 def metrics_of(folder: Path, batch_size: int) -> dict[str, Any]:

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import cv2
 import numpy as np
 import torch
 from torch import nn
 
+from utils import distributed
 from utils.data.dataset import Photo, Sample, SegmentationDataset
+from utils.data.loader import ShardBatches, get_dataloader
+from utils.evaluation.evaluate import Evaluation, evaluate
+from utils.yolo.loss import SegmentationLoss
 
 NAMES = ("pole", "crossarm", "insulator")
 SIZE_PX = 256
@@ -66,6 +71,14 @@ class Oracle(nn.Module):
         greys = (images[:, 0, SIZE_PX // 2, SIZE_PX // 2] * 255).round().int().tolist()
         answers = [_answer(self.dataset[(0, (grey - 3) // GREY_STEP)]) for grey in greys]
         return {name: torch.from_numpy(np.stack([answer[name] for answer in answers])) for name in answers[0]}
+
+
+def evaluate_oracle(photos: list[Photo], batch_size: int = 5, **options: Any) -> Evaluation:
+    """Evaluate the stand-in on this rank's share of photographs, with the options of `evaluate`."""
+    batches = ShardBatches(len(photos), batch_size, distributed.rank(), distributed.world_size())
+    loader = get_dataloader(SegmentationDataset(photos, SIZE_PX), batches, 0, False)
+    model = Oracle(photos)
+    return evaluate(model, loader, NAMES, SegmentationLoss(model), torch.device("cpu"), **options)
 
 
 def _ellipse(centre: np.ndarray, radii: np.ndarray) -> np.ndarray:

@@ -8,16 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.oracle import NAMES, SIZE_PX, Oracle, draw_photos
-from utils.data.dataset import SegmentationDataset
+from tests.support.oracle import NAMES, STRIDES, Oracle, draw_photos, evaluate_oracle
 from utils.data.images import decode_image
-from utils.data.loader import ShardBatches, get_dataloader
-from utils.evaluation.evaluate import FULL_PRECISION, PhotoPixels, evaluate
+from utils.evaluation.evaluate import FULL_PRECISION, PhotoPixels
 from utils.evaluation.metrics import summarise
 from utils.evaluation.native_masks import sizes_on_disk
 from utils.pages.report import Viewer, choose_worst, count_errors, draw_cards, gallery
 from utils.pages.report.gallery import CONFUSED, FALSE, KINDS_OF_ERROR, MISSED, RIGHT, Thumbnails
-from utils.yolo.loss import SegmentationLoss
 
 CPU = torch.device("cpu")
 
@@ -28,11 +25,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Viewer, list[Any]]:
     """Photographs, a stand-in for a model, and what the evaluation makes of them."""
     photos = draw_photos(tmp_path_factory.mktemp("photos"), 9)
-    dataset, model = SegmentationDataset(photos, SIZE_PX), Oracle(photos)
-    loader = get_dataloader(dataset, ShardBatches(len(photos), 5, 0, 1), 0, False)
-    criterion = SegmentationLoss(model)
-    found = evaluate(model, loader, NAMES, criterion, CPU, photo=PhotoPixels(sizes_on_disk(photos)))
-    return Viewer(model, criterion.strides, dataset, NAMES, CPU, FULL_PRECISION, False), found.results
+    model, strides = Oracle(photos), [float(stride) for stride in STRIDES]
+    found = evaluate_oracle(photos, photo=PhotoPixels(sizes_on_disk(photos)))
+    return Viewer(model, strides, model.dataset, NAMES, CPU, FULL_PRECISION, False), found.results
 
 
 def test_the_errors_of_all_images_are_those_of_the_confusion_matrix(judged: tuple[Viewer, list[Any]]) -> None:
@@ -87,8 +82,6 @@ def test_every_photograph_is_drawn_once_while_it_is_evaluated_or_every_second_of
     photos, seen = viewer.dataset.photos, []
     thumbnails = Thumbnails(photos, False, lambda sample, *_: seen.append(sample.index))
     size_of = sizes_on_disk(photos)
-    loader = get_dataloader(viewer.dataset, ShardBatches(len(photos), 5, 0, 1), 0, False)
-    criterion = SegmentationLoss(viewer.model)
     colors: list[list[Any]] = []
     draw = gallery.draw_instances
 
@@ -97,8 +90,7 @@ def test_every_photograph_is_drawn_once_while_it_is_evaluated_or_every_second_of
         return draw(*given, **named)
 
     monkeypatch.setattr(gallery, "draw_instances", noted)
-    measured = PhotoPixels(size_of, on_masks=thumbnails.see_masks)
-    evaluate(viewer.model, loader, NAMES, criterion, CPU, photo=measured)
+    evaluate_oracle(photos, photo=PhotoPixels(size_of, on_masks=thumbnails.see_masks))
     jpegs = thumbnails.gather()
     assert list(jpegs) == sorted(set(seen)) == list(range(len(photos)))
     for row, drawn in zip(count_errors(results, len(NAMES), viewer.dataset.photos), colors, strict=True):
