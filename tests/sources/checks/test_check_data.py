@@ -6,7 +6,7 @@ import json
 import re
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -40,16 +40,23 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> DataFolder:
     return DataFolder(tmp_path_factory.mktemp("clean"))
 
 
+class Faulty(NamedTuple):
+    """A data set, the places of each kind of fault that was planted in it, and what check_data.py says."""
+
+    data: DataFolder
+    planted: dict[str, set[str]]
+    facts: dict[str, Any]
+
+
 @pytest.fixture(scope="module")
-def faulty(tmp_path_factory: pytest.TempPathFactory) -> tuple[DataFolder, dict[str, set[str]]]:
-    """Plant faults; return the data set and the places of each kind of finding."""
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Faulty:
     data = DataFolder(tmp_path_factory.mktemp("faulty"))
     data.write_yaml(NAMES)
     planted: dict[str, set[str]] = defaultdict(set)
     plant_rows(data, planted)
     plant_pictures(data, planted)
     plant_classes(data, planted)
-    return data, planted
+    return Faulty(data, planted, check(data, data.root / "check", "--tolerate"))
 
 
 def plant_rows(data: DataFolder, planted: dict[str, set[str]]) -> None:
@@ -114,11 +121,6 @@ def plant_classes(data: DataFolder, planted: dict[str, set[str]]) -> None:
         planted[kind].add(str(data.yaml))
 
 
-@pytest.fixture(scope="module")
-def faulty_facts(faulty: tuple[DataFolder, dict[str, set[str]]]) -> dict[str, Any]:
-    return check(faulty[0], faulty[0].root / "check", "--tolerate")
-
-
 def places(facts: dict[str, Any]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
     for one in facts["findings"]:
@@ -134,24 +136,20 @@ def test_a_set_without_faults_has_no_findings(clean: DataFolder, tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - set(MODEL_KINDS)))  # those: test_contradictions.py
-def test_each_planted_fault_is_found_and_nothing_else(
-    kind: str, faulty: tuple[DataFolder, dict[str, set[str]]], faulty_facts: dict[str, Any]
-) -> None:
-    assert faulty[1][kind], f"no {kind} was planted"
-    assert places(faulty_facts)[kind] == faulty[1][kind]
+def test_each_planted_fault_is_found_and_nothing_else(kind: str, faulty: Faulty) -> None:
+    assert faulty.planted[kind], f"no {kind} was planted"
+    assert places(faulty.facts)[kind] == faulty.planted[kind]
 
 
-def test_the_texts_name_the_other_line_the_other_file_and_the_class(
-    faulty: tuple[DataFolder, dict[str, set[str]]], faulty_facts: dict[str, Any]
-) -> None:
-    data = faulty[0]
-    texts = {(one["kind"], Path(one["file"]).name): one["text"] for one in faulty_facts["findings"]}
+def test_the_texts_name_the_other_line_the_other_file_and_the_class(faulty: Faulty) -> None:
+    data = faulty.data
+    texts = {(one["kind"], Path(one["file"]).name): one["text"] for one in faulty.facts["findings"]}
     assert texts["duplicate_line", "4.txt"] == "insulator repeats line 3"
     assert texts["leak", "1.jpg"] == f"shows the same as {data.photo('train', 21)} of train (the same file)"
     assert f"{data.photo('train', 20)} of train (similarity 0.9" in texts["leak", "0.jpg"]
     assert texts["touches_edge", "8.txt"].startswith("pole is cut at the left edge")
     assert texts["outside", "1.txt"] == "coordinate 1.4 is outside 0..1; normalise by the picture's size"
-    of_classes = [one["text"] for one in faulty_facts["findings"] if one["kind"].startswith("class_")]
+    of_classes = [one["text"] for one in faulty.facts["findings"] if one["kind"].startswith("class_")]
     assert of_classes == [
         "crossarm: 1 in val, none in train",
         "cutout: 1 in train, none in val",
@@ -162,13 +160,9 @@ def test_the_texts_name_the_other_line_the_other_file_and_the_class(
 
 @pytest.mark.parametrize("flags", [(), ("--strict", "--tolerate")])
 def test_errors_fail_and_hints_do_not(
-    flags: tuple[str, ...],
-    clean: DataFolder,
-    faulty: tuple[DataFolder, dict[str, set[str]]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    flags: tuple[str, ...], clean: DataFolder, faulty: Faulty, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = faulty[0]
+    data = faulty.data
     with pytest.raises(UserError, match=re.escape(f"errors; the first: {data.photo('val', 1)}: shows")):
         check(data, tmp_path, *flags)
     assert (tmp_path / "check.html").exists()
@@ -208,21 +202,19 @@ def test_several_ranks_are_refused_in_one_line(clean: DataFolder, monkeypatch: p
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)")
-def test_a_browser_shows_the_page_without_a_complaint(
-    faulty: tuple[DataFolder, dict[str, set[str]]], faulty_facts: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_browser_shows_the_page_without_a_complaint(faulty: Faulty, tmp_path: Path) -> None:
     with browser_page(tmp_path / "profile") as page:
         for width_px, scheme in ((400, "light"), (1400, "dark")):
-            page.open(faulty[0].root / "check" / "check.html", width_px, scheme)
+            page.open(faulty.data.root / "check" / "check.html", width_px, scheme)
             assert page.run("document.documentElement.scrollWidth") <= width_px, "the page scrolls sideways"
         assert page.run("document.images.length") > 20
         assert page.run("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
         shown = page.run(
             "[...document.querySelectorAll('#summary td[data-key]')].map(c => [c.dataset.key, +c.dataset.value])"
         )
-        assert dict(shown) == {f"counts.{kind}": number for kind, number in faulty_facts["counts"].items() if number}
+        assert dict(shown) == {f"counts.{kind}": number for kind, number in faulty.facts["counts"].items() if number}
         photographs = page.run("document.querySelectorAll('#labels figure').length")
-        readable = faulty_facts["splits"]["train"]["photographs"] + faulty_facts["splits"]["val"]["photographs"] - 1
+        readable = faulty.facts["splits"]["train"]["photographs"] + faulty.facts["splits"]["val"]["photographs"] - 1
         assert photographs == readable, "a small picture of each photograph that can be read"
         assert not page.run("document.querySelector('#touches_edge details').open")
         page.run("document.querySelector('.zoom').click()")
