@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -50,9 +51,11 @@ def result_of(image_id: int, scene: dict[str, np.ndarray], num_classes: int) -> 
     )
 
 
-def random_results(seed: int, num_images: int = 12, num_classes: int = 5) -> list[ImageResult]:
+def random_results(seed: int, num_images: int = 12, num_classes: int = 5, decimals: int = 9) -> list[ImageResult]:
+    """Return results whose confidences are rounded: with few decimals they tie now and then."""
     rng = np.random.default_rng(seed)
-    return [result_of(index, random_scene(rng, num_classes), num_classes) for index in range(num_images)]
+    results = [result_of(index, random_scene(rng, num_classes), num_classes) for index in range(num_images)]
+    return [replace(result, scores=result.scores.round(decimals)) for result in results]
 
 
 def one_image(scores: list[float], hits: list[bool], num_targets: int = 1, image_id: int = 0) -> ImageResult:
@@ -60,22 +63,3 @@ def one_image(scores: list[float], hits: list[bool], num_targets: int = 1, image
     wide = np.repeat(np.array(hits, bool)[:, None], 10, axis=1)
     ids = np.zeros(len(hits), int)
     return ImageResult(image_id, np.array(scores), ids, wide, wide, np.zeros(num_targets, int), np.zeros((0, 2), int))
-
-
-def made_up_results(seed: int, num_images: int = 30, num_classes: int = 3) -> list[ImageResult]:
-    """Return results whose confidences tie now and then."""
-    results = []
-    for index in range(num_images):
-        rng = np.random.default_rng((seed, index))
-        targets, count = rng.integers(0, num_classes, rng.integers(0, 6)), int(rng.integers(0, 12))
-        scores = np.sort(rng.integers(1, 40, count) / 40)[::-1].astype(np.float32)
-        class_ids = rng.integers(0, num_classes, count)
-        hits = np.zeros((2, count, 10), bool)
-        for kind in range(2):
-            for class_id, free in enumerate(np.bincount(targets, minlength=num_classes)):
-                mine = np.flatnonzero(class_ids == class_id)
-                lucky = mine[rng.random(len(mine)) < scores[mine]][:free]
-                hits[kind, lucky, 0] = True
-        pairs = np.stack([rng.integers(0, num_classes + 1, len(targets)), targets], axis=1)
-        results.append(ImageResult(index, scores, class_ids, hits[0], hits[1], targets, pairs))
-    return results

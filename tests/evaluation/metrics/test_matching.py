@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.evaluation.made_up import image_result, made_up_results, one_image, random_results
+from tests.evaluation.made_up import image_result, one_image, random_results
 from utils.evaluation.metrics import (
     SIZES,
     ImageResult,
@@ -94,7 +94,7 @@ NAMES = ("pole", "crossarm", "insulator", "absent")
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_best_threshold_is_the_one_that_trying_all_finds(seed: int) -> None:
-    results = made_up_results(seed)
+    results = random_results(seed, 30, 3, decimals=2)
     points = operating_points(results, NAMES)
     for kind in ("box", "mask"):
         for class_id in range(3):
@@ -143,7 +143,7 @@ def test_calibration_is_nought_when_confidence_is_the_share_of_hits_and_the_gap_
 
 
 def test_calibration_agrees_with_a_loop_over_bins_and_is_plain_json() -> None:
-    results = made_up_results(9)
+    results = random_results(9, 30, 3, decimals=2)
     found = calibration(results)
     pairs = [
         (float(s), bool(h))

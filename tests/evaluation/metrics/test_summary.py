@@ -101,10 +101,7 @@ def assert_same_curves(results: list[ImageResult], names: list[str], theirs: Any
 
 def test_order_and_owner_of_images_change_nothing_even_when_confidences_tie() -> None:
     rng = np.random.default_rng(4)
-    results = []
-    for result in random_results(4, num_images=20):
-        coarse = np.round(result.scores, 1)  # many equal confidences
-        results.append(ImageResult(**{**vars(result), "scores": coarse}))
+    results = random_results(4, num_images=20, decimals=1)
     expected = summarise(results, NAMES)
     for num_ranks in (2, 3):
         shuffled = [results[index] for index in rng.permutation(len(results))]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tests.evaluation.made_up import made_up_results
+from tests.evaluation.made_up import random_results
 from utils.data.images import encode_jpeg
 from utils.evaluation.metrics import calibration, operating_points, precision_recall_curves, summarise
 from utils.pages.report import Subject
@@ -21,8 +21,8 @@ HOSTILE = (
 )
 
 
-def made_up_subject(names: Sequence[str], seed: int, num_images: int = 30) -> Subject:
-    results = made_up_results(seed, num_images, len(names))
+def made_up_subject(names: Sequence[str], seed: int) -> Subject:
+    results = random_results(seed, 30, len(names), decimals=2)
     metrics = {
         "model": f"models/{names[0]}/best.pt",
         "data": "data/dataset.yaml",

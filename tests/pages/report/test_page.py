@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.evaluation.made_up import made_up_results
 from tests.pages.report.elements import Elements, check_figures
 from tests.pages.report.made_up import HOSTILE, made_up_card, made_up_subject
-from utils.evaluation.metrics import calibration, operating_points, precision_recall_curves, summarise
+from utils.evaluation.metrics import ImageResult, calibration, operating_points, precision_recall_curves, summarise
 from utils.pages.report import Subject, build_page
 
 CPU = torch.device("cpu")
@@ -90,7 +89,7 @@ def test_a_class_without_targets_has_no_score_rather_than_nought() -> None:
 
 def test_nothing_found_and_nothing_there_still_make_a_page() -> None:
     metrics = made_up_subject(("pole",), 0).metrics
-    results = made_up_results(0, 0, 1)
+    results: list[ImageResult] = []
     empty = {**metrics, **summarise(results, ["pole"]), "calibration": calibration(results), "worst_images": []}
     empty["operating_points"] = operating_points(results, ["pole"])
     page = build_page([Subject(empty, precision_recall_curves(results, ["pole"]))], [])
