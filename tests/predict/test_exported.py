@@ -178,56 +178,39 @@ SHAPES = {"images": (2, 3, SIZE_PX, SIZE_PX), "output1": (2, 32, 16, 16), "outpu
 STREAM = 77
 
 
-class FakeEngine:
-    """TensorRT 10's engine and context over a torch function; it reaches tensors through their addresses alone."""
-
-    num_io_tensors = len(SHAPES)
-
-    def __init__(self, run: Any) -> None:
-        self.run = run
-        self.addresses: dict[str, int] = {}
-
-    def create_execution_context(self) -> FakeEngine:
-        return self
-
-    def get_tensor_name(self, number: int) -> str:
-        return list(SHAPES)[number]
-
-    def get_tensor_mode(self, name: str) -> str:
-        return "in" if name == "images" else "out"
-
-    def get_tensor_dtype(self, name: str) -> str:
-        return "half" if name == "output1" else "float"
-
-    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
-        return shape == SHAPES[name]
-
-    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-        return SHAPES[name]
-
-    def set_tensor_address(self, name: str, address: int) -> None:
-        self.addresses[name] = address
-
-    def execute_async_v3(self, stream: int) -> bool:
-        predictions, prototypes = self.run(torch.from_numpy(self._at("images").copy()))
-        self._at("output0")[:], self._at("output1")[:] = predictions, prototypes
-        return stream == STREAM
-
-    def _at(self, name: str) -> np.ndarray:
-        shape, dtype = SHAPES[name], np.dtype(nptype(self.get_tensor_dtype(name)))
-        memory: Any = (ctypes.c_byte * (int(np.prod(shape)) * dtype.itemsize)).from_address(self.addresses[name])
-        return np.frombuffer(memory, dtype).reshape(shape)
-
-
 def nptype(dtype: str) -> type:
     return np.float16 if dtype == "half" else np.float32
 
 
-def fake_tensorrt(run: Any, engine: bytes) -> Any:
-    def deserialize(data: bytes) -> FakeEngine | None:
-        return FakeEngine(run) if data == engine else None
+def fake_engine(run: Any) -> Any:
+    """Return TensorRT 10's engine and context over a torch function; it reaches tensors through their addresses alone."""
+    addresses: dict[str, int] = {}
 
-    runtime = SimpleNamespace(deserialize_cuda_engine=deserialize)
+    def tensor(name: str) -> np.ndarray:
+        dtype = np.dtype(nptype(engine.get_tensor_dtype(name)))
+        memory: Any = (ctypes.c_byte * (int(np.prod(SHAPES[name])) * dtype.itemsize)).from_address(addresses[name])
+        return np.frombuffer(memory, dtype).reshape(SHAPES[name])
+
+    def execute(stream: int) -> bool:
+        tensor("output0")[:], tensor("output1")[:] = run(torch.from_numpy(tensor("images").copy()))
+        return stream == STREAM
+
+    engine: Any = SimpleNamespace(
+        num_io_tensors=len(SHAPES),
+        create_execution_context=lambda: engine,
+        get_tensor_name=list(SHAPES).__getitem__,
+        get_tensor_mode=lambda name: "in" if name == "images" else "out",
+        get_tensor_dtype=lambda name: "half" if name == "output1" else "float",
+        set_input_shape=lambda name, shape: shape == SHAPES[name],
+        get_tensor_shape=SHAPES.__getitem__,
+        set_tensor_address=addresses.__setitem__,
+        execute_async_v3=execute,
+    )
+    return engine
+
+
+def fake_tensorrt(run: Any, engine: bytes) -> Any:
+    runtime = SimpleNamespace(deserialize_cuda_engine=lambda data: fake_engine(run) if data == engine else None)
     mode = SimpleNamespace(INPUT="in", OUTPUT="out")
     return SimpleNamespace(
         Runtime=lambda logger: runtime, Logger=Mock(spec=["ERROR"]), TensorIOMode=mode, nptype=nptype
