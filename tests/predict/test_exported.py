@@ -44,10 +44,7 @@ def exports(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     found = {}
     for kind in KINDS:
         if kind != "torchscript":
-            pytest.importorskip(
-                "onnx" if kind == "onnx" else kind,
-                reason="needs the packages of exports (pip install -r requirements-export.txt)",
-            )
+            pytest.importorskip(kind, reason="needs the packages of exports (pip install -r requirements-export.txt)")
         wanted = facts(windows=WINDOWS, batch_size=2, dynamic=kind == "onnx")
         found[kind] = export(weights, kind, root / kind, wanted)
     return found
