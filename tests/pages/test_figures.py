@@ -104,20 +104,6 @@ def test_a_matrix_of_eighty_classes_has_labels_and_no_numbers(tmp_path: Path, mo
     assert width < 4000
 
 
-def test_a_failed_write_leaves_the_old_chart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plot_training_curves([epoch_record(1)], tmp_path / "curves.png")
-    before = (tmp_path / "curves.png").read_bytes()
-
-    def fail(source: object, target: object) -> None:
-        raise OSError("disk is full")
-
-    monkeypatch.setattr("os.replace", fail)
-    with pytest.raises(OSError, match="disk is full"):
-        plot_training_curves([epoch_record(1), epoch_record(2)], tmp_path / "curves.png")
-    assert [file.name for file in tmp_path.iterdir()] == ["curves.png"]
-    assert (tmp_path / "curves.png").read_bytes() == before
-
-
 def test_importing_plots_loads_no_matplotlib_and_charts_need_no_pyplot(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from utils.pages import plot_training_curves as p\n"
