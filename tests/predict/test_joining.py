@@ -7,7 +7,7 @@ import cProfile
 import numpy as np
 import pytest
 
-from tests.predict.tile_scenes import Truth, blur_edges, iou_with, made_up_piece, seen_in_tiles, stroke, wires_and_pole
+from tests.predict.tile_scenes import Truth, blur_edges, iou_of, made_up_piece, seen_in_tiles, stroke, wires_and_pole
 from utils.predict.agreement import Masks
 from utils.predict.joining import JoinedObject, Piece, is_cut, join_tiles
 from utils.predict.regions import Runs
@@ -26,7 +26,7 @@ def assert_found(objects: list[JoinedObject], truth: list[Truth], min_iou: float
     assert len(objects) == len(truth)
     for class_id, mask in truth:
         same_class = [thing for thing in objects if thing.class_id == class_id]
-        assert sum(iou_with(thing, mask) >= min_iou for thing in same_class) == 1
+        assert sum(iou_of(thing.region(), mask) >= min_iou for thing in same_class) == 1
 
 
 def test_parallel_wires_across_24_tiles_and_a_pole_are_four_objects() -> None:
@@ -88,7 +88,7 @@ def test_random_wires_come_out_whole() -> None:
         objects = join_tiles(pieces, TILES, 0.7)
         assert len(pieces) > 8 * len(truth)
         assert len(objects) <= len(truth) + 1
-        assert all(max(iou_with(thing, mask) for thing in objects) > 0.97 for _, mask in truth)
+        assert all(max(iou_of(thing.region(), mask) for thing in objects) > 0.97 for _, mask in truth)
 
 
 def test_wires_that_cross_stay_two() -> None:

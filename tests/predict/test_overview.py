@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.predict.tile_scenes import iou_with, made_up_piece, seen_in_tiles, stroke
+from tests.predict.tile_scenes import iou_of, made_up_piece, seen_in_tiles, stroke
 from utils.predict.joining import JoinedObject, Piece, join_tiles
 from utils.predict.overview import add_overview
 from utils.predict.tiles import cut_tiles
@@ -67,7 +67,7 @@ def test_the_coarse_mask_of_what_is_thicker_than_a_tile_replaces_the_pieces_insi
     assert len(joined(pieces)) == 7
     found = joined(pieces, coarse(house, 0.99))
     assert len(found) == 3
-    assert sorted(iou_with(thing, house) > 0.9 for thing in found) == [False, False, True]
+    assert sorted(iou_of(thing.region(), house) > 0.9 for thing in found) == [False, False, True]
     # It replaces only what is less confident.
     assert len(joined(pieces, coarse(house, 0.6))) == 5
     # Thinner than a tile: the pieces stay, and the coarse mask goes, because they cover half of it.
@@ -78,7 +78,7 @@ def test_a_thick_coarse_mask_over_two_more_confident_objects_replaces_neither() 
     pair = [building(280, 500), np.roll(building(280, 500), 300, axis=1)]
     pieces = seen_in_tiles([(0, thing) for thing in pair], TILES, share=0.01)
     found = joined(pieces, coarse(pair[0] | pair[1], 0.3))
-    assert sorted(iou_with(thing, pair[0]) > 0.9 for thing in found) == [False, False, True]
+    assert sorted(iou_of(thing.region(), pair[0]) > 0.9 for thing in found) == [False, False, True]
     assert {thing.pieces for thing in found[:2]} == {thing.pieces for thing in joined(pieces)}
 
 
@@ -92,7 +92,7 @@ def test_a_blob_from_tiles_that_contains_a_coarse_mask_neither_agrees_with_it_no
     house = building(400, 340)
     pieces = seen_in_tiles([(0, building(900, 600))], TILES, share=0.01)
     (found,) = joined(pieces, coarse(house, 0.3))
-    assert iou_with(found, house) > 0.85
+    assert iou_of(found.region(), house) > 0.85
     assert found.score == 0.3
 
 
@@ -124,7 +124,7 @@ def test_a_blob_longer_than_its_tiles_does_not_hide_the_smaller_coarse_mask_insi
     house = building(300, 280)
     pieces = seen_in_tiles([(0, building(800, 300))], TILES, share=0.01)
     found = joined(pieces, coarse(house, 0.4))
-    assert [thing.score for thing in found if iou_with(thing, house) > 0.85] == [pytest.approx(0.4)]
+    assert [thing.score for thing in found if iou_of(thing.region(), house) > 0.85] == [pytest.approx(0.4)]
     assert len(found) == 2
 
 
@@ -133,7 +133,7 @@ def test_what_no_tile_found_stays() -> None:
     pieces = seen_in_tiles([(0, wire)], TILES)
     found = joined(pieces, coarse(bush, 0.95))
     assert len(found) == 2
-    assert iou_with(found[0], bush) > 0.9
+    assert iou_of(found[0].region(), bush) > 0.9
     # The same place, but another class: two objects.
     assert len(joined(pieces, coarse(stroke(SIZE, [(60, 860), (1200, 60)], 40), 0.95, class_id=1))) == 2
 
@@ -151,7 +151,7 @@ def test_fragments_inside_one_coarse_mask_become_one_object_and_the_gap_is_fille
     pieces = [piece for piece in pieces if piece.tile not in missed and TILES[piece.tile][1] != 384]
     assert len(joined(pieces)) == 2
     (found,) = joined(pieces, coarse(pole))
-    assert iou_with(found, pole) > 0.85  # the coarse mask is 48 to 64 px wide
+    assert iou_of(found.region(), pole) > 0.85  # the coarse mask is 48 to 64 px wide
     assert cv2.connectedComponents(found.region().mask.astype(np.uint8))[0] == 2  # background and one part
     assert found.box.tolist() == [608, 20, 672, 881]
     rest = found.pieces[-1]
@@ -191,6 +191,6 @@ def test_larger_tiles_join_and_replace_as_the_whole_photograph_does() -> None:
     assert [len(thing.pieces) > 1 for thing in coarser] == [True, True]  # no tile shows either of them whole
     found = {thing.class_id: thing for thing in add_overview(fine, coarser, tiles, 320, 640, MASK_PX)}
     assert len(found) == 2
-    assert iou_with(found[0], house) > 0.95
+    assert iou_of(found[0].region(), house) > 0.95
     assert {piece.tile < len(TILES) for piece in found[1].pieces} == {True}  # the finer mask of the wire
     assert found[1].support == pytest.approx(0.99)

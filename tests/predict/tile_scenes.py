@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import cv2
 import numpy as np
 
-from utils.predict.joining import JoinedObject, Piece
+from utils.predict.joining import Piece
 from utils.predict.regions import Corners, Region, Runs
 
 Truth = tuple[int, np.ndarray]  # class, mask bool (H, W)
@@ -73,8 +73,3 @@ def iou_of(region: Region, mask: np.ndarray) -> float:
     there = mask[region.top : region.top + rows, region.left : region.left + columns]
     shared = np.count_nonzero(there & region.mask)
     return shared / (np.count_nonzero(mask) + np.count_nonzero(region.mask) - shared)
-
-
-def iou_with(thing: JoinedObject, mask: np.ndarray) -> float:
-    """Return the IoU of a joined object with a true mask (H, W)."""
-    return iou_of(thing.region(), mask)
