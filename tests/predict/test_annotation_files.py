@@ -47,23 +47,6 @@ def prediction(regions: list[Region]) -> PhotoPrediction:
     return PhotoPrediction(found, regions, np.zeros((len(regions), 4)))
 
 
-def files_in(folder: Path, root: Path) -> ToolFiles:
-    return ToolFiles(folder, NAMES, root, "run/best", True, True)
-
-
-def write(folder: Path, root: Path, photographs: dict[str, list[Region]], shape: tuple[int, int]) -> None:
-    files = files_in(folder, root)
-    with ToolWriter(files, 0) as writer:
-        for position, (name, regions) in enumerate(photographs.items()):
-            writer.add(Source(position, root / name, name), (*shape, 3), prediction(regions))
-    merge_tool_files(files, 1)
-
-
-def coco_masks(file: Path) -> list[np.ndarray]:
-    found = COCO(str(file))
-    return [found.annToMask(one).astype(bool) for one in found.loadAnns(found.getAnnIds())]
-
-
 @pytest.mark.parametrize("tool", ["coco", "label studio"])
 def test_masks_survive_the_way_from_a_tool_through_yolo_back_to_the_tools(tmp_path: Path, tool: str) -> None:
     masks = list(MASKS.values())
@@ -73,14 +56,18 @@ def test_masks_survive_the_way_from_a_tool_through_yolo_back_to_the_tools(tmp_pa
     raw = write_folder(tmp_path / "raw", content)
     build(raw)
     regions = [drawn(polygon) for _, polygon in labels_of(tmp_path / "processed")]
-    write(tmp_path / "out", raw / "images", {"a.jpg": regions}, (HEIGHT, WIDTH))
+    files = ToolFiles(tmp_path / "out", NAMES, raw / "images", "run/best", True, True)
+    with ToolWriter(files, 0) as writer:
+        writer.add(Source(0, raw / "images" / "a.jpg", "a.jpg"), (HEIGHT, WIDTH, 3), prediction(regions))
+    merge_tool_files(files, 1)
 
     written = json.loads((tmp_path / "out" / COCO_FILE).read_text())
     assert written["images"] == [{"id": 1, "width": WIDTH, "height": HEIGHT, "file_name": "a.jpg", "license": 0}]
     assert [one["name"] for one in written["categories"]] == [*NAMES]
     assert {one["category_id"] for one in written["annotations"]} == {2}
-    for one, decoded, mask in zip(written["annotations"], coco_masks(tmp_path / "out" / COCO_FILE), masks, strict=True):
-        assert iou(decoded, mask) >= 0.99
+    decoder = COCO(str(tmp_path / "out" / COCO_FILE))
+    for one, mask in zip(decoder.loadAnns(decoder.getAnnIds()), masks, strict=True):
+        assert iou(decoder.annToMask(one).astype(bool), mask) >= 0.99
         rows, columns = np.nonzero(mask)
         edges = (columns.min(), rows.min(), np.ptp(columns) + 1, np.ptp(rows) + 1)
         assert one["bbox"] == pytest.approx(edges, abs=1)
@@ -101,7 +88,7 @@ def test_masks_survive_the_way_from_a_tool_through_yolo_back_to_the_tools(tmp_pa
 
 
 def test_parts_of_several_ranks_are_joined_in_order_and_a_missing_one_is_named(tmp_path: Path) -> None:
-    files = files_in(tmp_path / "out", tmp_path)
+    files = ToolFiles(tmp_path / "out", NAMES, tmp_path, "run/best", True, True)
     for position in range(5):
         (tmp_path / f"{position}.jpg").write_bytes(photo(WIDTH, HEIGHT))
     for rank in (0, 1):
