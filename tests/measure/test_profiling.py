@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.measure.made_up import profile
 from utils.common import nvml
 from utils.common.devices import choose_precision
 from utils.engine.step import NoMarker
@@ -25,11 +24,18 @@ from utils.measure.profiling import (
     state_bytes,
     verdict_lines,
 )
-from utils.measure.step_timer import Repeated, build_training, run_training_steps
+from utils.measure.step_timer import PHASES, Repeated, build_training, run_training_steps
 from utils.measure.synthetic import synthetic_batch
 from utils.yolo.model import build_model
 
 # --- the sweep -------------------------------------------------------------------------------------------------------
+
+
+def profile(batch_size: int, images_per_s: float, reserved_bytes: int | None = None) -> BatchProfile:
+    step_ms = batch_size / images_per_s * 1000
+    shares = dict(zip(PHASES, (0.0, 0.3, 0.1, 0.5, 0.1), strict=True))
+    phase_ms = {phase: share * step_ms for phase, share in shares.items()}
+    return BatchProfile(batch_size, 3, phase_ms, 0.5, batch_size * 2**20, reserved_bytes)
 
 
 def test_the_sweep_ascends_and_stops_where_memory_ends() -> None:

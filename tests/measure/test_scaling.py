@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import PROJECT
-from tests.measure.made_up import JOB, answer, run
+from tests.measure.made_up import JOB
 from tests.support.processes import is_running, wait_until
 from utils.common.errors import UserError
 from utils.distributed import rank_processes
@@ -23,6 +23,27 @@ from utils.measure.scaling_rank import RankJob
 from utils.measure.step_ranges import RANGES
 
 # --- what is concluded -----------------------------------------------------------------------------------------------
+
+
+def answer(**values: Any) -> dict[str, Any]:
+    """What a rank that trained two steps of 100 ms might answer."""
+    ranges = {**dict.fromkeys(RANGES, 0.0), "data": 5.0, "forward": 50.0, "backward": 25.0, "communication": 20.0}
+    blank = {
+        "ranges_ms": [list(ranges.values())] * 2,
+        "collectives": [[(4.0, 8), (16.0, 1000)]] * 2,
+        "wall_ms": 200.0,
+        "num_images": 8,
+        "allreduces": [{"bytes": 1000, "ms": [20.0]}],
+        "gradient_bytes": 1000,
+        "batch_size": 4,
+    }
+    return {**blank, **values}
+
+
+def run(count: int, repeat: int, images_per_s: float, scaling_kind: str = "weak", **values: Any) -> dict[str, Any]:
+    blank = dict.fromkeys(scaling._MEDIANS, 1.0)
+    place = {"scaling": scaling_kind, "processes": count, "repeat": repeat, "global_batch_size": 4 * count}
+    return {**blank, **place, "images_per_s": images_per_s, **values}
 
 
 def test_process_counts_double_up_to_the_devices() -> None:
