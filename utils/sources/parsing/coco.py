@@ -29,6 +29,13 @@ class CocoFile(LabelFile):
     The arrays may come in any order. Raises UserError when the file is not COCO's.
     """
 
+    title = "COCO file"
+    patterns = (
+        *("annotations/instances_*.json", "annotations/*.json", "*.json"),
+        *("*/_annotations.coco.json", "*/annotations/instances_*.json"),
+    )
+    how_to_export = "export as COCO 1.0 and unzip it there, so that annotations/instances_*.json lies beside images/"
+
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
         self.categories: dict[int, str] = {}

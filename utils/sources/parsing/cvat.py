@@ -29,6 +29,10 @@ Attributes = dict[str, str]
 class CvatFile(LabelFile):
     """The labels of a CVAT file, and where the shapes of each image lie in it. Raises UserError when it is not CVAT's."""
 
+    title = "CVAT for images"
+    patterns = ("annotations.xml", "*.xml", "**/annotations.xml")
+    how_to_export = "export as CVAT for images 1.1 and unzip it there"
+
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
         self._names: dict[str, None] = {}  # the task's, in its order; then others that shapes use

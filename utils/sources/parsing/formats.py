@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from utils.common.errors import UserError
@@ -15,7 +13,7 @@ from utils.sources.parsing.json_stream import JsonStream
 from utils.sources.parsing.label_csv import LABEL_CSV, NAME_COLUMN
 from utils.sources.parsing.label_studio import LabelStudioFile
 from utils.sources.parsing.labelme import LabelMeFile
-from utils.sources.parsing.mask_images import VOC_CLASSES, MaskFile, is_mask
+from utils.sources.parsing.mask_images import MaskFile, is_mask
 from utils.sources.parsing.rows import LabelFile
 from utils.sources.parsing.via import ViaFile
 from utils.sources.parsing.yolo_text import YoloFile, looks_like_labels
@@ -26,87 +24,14 @@ COCO_KEYS, LABEL_ME_KEYS = ("images", "annotations"), ("shapes", "imagePath")
 LABEL_STUDIO_KEYS = ("data", "completions", "annotation_id", "annotator", "lead_time")  # the last three: JSON-MIN
 HEAD_BYTES = 65_536
 _COMMENT, _ELEMENT = re.compile(rb"<!--.*?-->", re.DOTALL), re.compile(rb"<([A-Za-z_][\w.:-]*)")
-
-
-@dataclass(frozen=True)
-class Format:
-    """An annotation tool's format. Its files are those of the first of `patterns` that any has, one or `several`.
-
-    title: what the report calls it. by_file: names of photographs are relative to the label file's folder. sorts_names: the
-    files list only classes in use. has_rows_per_file: several files may belong to a photograph. missing_is_empty: a
-    photograph without a label file has no objects, if others of its folder have one. takes_folder: the reader wants the
-    input folder, in which it looks for a list of the classes.
-    """
-
-    title: str
-    reader: Callable[..., LabelFile]
-    patterns: tuple[str, ...]
-    how_to_export: str
-    several: bool = True
-    by_file: bool = False
-    sorts_names: bool = False
-    has_rows_per_file: bool = False
-    missing_is_empty: bool = False
-    takes_folder: bool = False
-
-
-FORMATS = {
-    COCO: Format(
-        "COCO file",
-        CocoFile,
-        (
-            *("annotations/instances_*.json", "annotations/*.json", "*.json"),
-            *("*/_annotations.coco.json", "*/annotations/instances_*.json"),
-        ),
-        "export as COCO 1.0 and unzip it there, so that annotations/instances_*.json lies beside images/",
-    ),
-    LABEL_STUDIO: Format(
-        "Label Studio export",
-        LabelStudioFile,
-        ("*.json", "**/*.json"),
-        "export as JSON and put the file beside the photographs",
-        several=False,
-    ),
-    LABEL_ME: Format(
-        "LabelMe's files",
-        LabelMeFile,
-        ("**/*.json",),
-        "save LabelMe's files there, beside the photographs",
-        by_file=True,
-        sorts_names=True,
-    ),
-    VIA: Format(
-        "VGG Image Annotator's file",
-        ViaFile,
-        ("*.json", "**/*.json"),
-        "save the project, or export annotations as JSON",
-        by_file=True,
-        sorts_names=True,
-    ),
-    CVAT: Format(
-        "CVAT for images",
-        CvatFile,
-        ("annotations.xml", "*.xml", "**/annotations.xml"),
-        "export as CVAT for images 1.1 and unzip it there",
-    ),
-    YOLO: Format(
-        "YOLO labels",
-        YoloFile,
-        ("**/*.txt",),
-        "put data.yaml beside the folders train and valid, each with images/ and labels/",
-        by_file=True,
-        missing_is_empty=True,
-        takes_folder=True,
-    ),
-    MASKS: Format(
-        "mask PNGs",
-        MaskFile,
-        (f"**/{VOC_CLASSES}/*.png", "**/*.png", "**/*.PNG"),
-        "put a.png into masks/ for a.jpg in images/",
-        by_file=True,
-        has_rows_per_file=True,
-        takes_folder=True,
-    ),
+FORMATS: dict[str, type[LabelFile]] = {
+    COCO: CocoFile,
+    LABEL_STUDIO: LabelStudioFile,
+    LABEL_ME: LabelMeFile,
+    VIA: ViaFile,
+    CVAT: CvatFile,
+    YOLO: YoloFile,
+    MASKS: MaskFile,
 }
 FORMAT_CHOICES = (AUTO, EPRI, *FORMATS)
 EPRI_TITLE = "EPRI's labels"

@@ -30,6 +30,11 @@ OTHER_SHAPES = ("ellipse", "keypoint", "vector", "bitmask", "cuboid")
 class LabelStudioFile(LabelFile):
     """The labels of a Label Studio export, and where its annotated tasks lie in it. Raises UserError for other exports."""
 
+    title = "Label Studio export"
+    patterns = ("*.json", "**/*.json")
+    how_to_export = "export as JSON and put the file beside the photographs"
+    several = False
+
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
         self._names: set[str] = set()

@@ -29,6 +29,11 @@ Size = tuple[int, int] | None
 class LabelMeFile(LabelFile):
     """The labels of a LabelMe file, and where its shapes lie in it. A file that is not LabelMe's is a problem, no error."""
 
+    title = "LabelMe's files"
+    patterns = ("**/*.json",)
+    how_to_export = "save LabelMe's files there, beside the photographs"
+    by_file = sorts_names = True
+
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
         self._names: set[str] = set()

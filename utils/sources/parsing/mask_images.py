@@ -34,6 +34,11 @@ class MaskFile(LabelFile):
     """The objects of one mask. A PNG that is not a mask has no rows. A list of the classes lies in `folder` or below;
     without one the classes are those in use, sorted."""
 
+    title = "mask PNGs"
+    patterns = (f"**/{VOC_CLASSES}/*.png", "**/*.png", "**/*.PNG")
+    how_to_export = "put a.png into masks/ for a.jpg in images/"
+    by_file = has_rows_per_file = takes_folder = True
+
     def __init__(self, path: Path, problems: list[Problem], folder: Path) -> None:
         super().__init__(path, problems)
         try:

@@ -14,12 +14,12 @@ from utils.common.errors import UserError, printable
 from utils.common.progress import Progress
 from utils.common.text import counted
 from utils.sources.parsing.foreign import describe_foreign
-from utils.sources.parsing.formats import AUTO, EPRI, EPRI_TITLE, FORMATS, Format, candidates, find_format, format_of
+from utils.sources.parsing.formats import AUTO, EPRI, EPRI_TITLE, FORMATS, candidates, find_format, format_of
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem, read_label_csv
 from utils.sources.parsing.manifest import NO_PHOTOGRAPH, NO_ROW
 from utils.sources.parsing.mask_images import is_mask
 from utils.sources.parsing.matching import Match, match_name, match_names
-from utils.sources.parsing.rows import AnnotationRow, Row, place_of
+from utils.sources.parsing.rows import AnnotationRow, LabelFile, Row, place_of
 from utils.sources.parsing.sources import Photograph, find_label_csv, find_photographs, leaves
 
 DUPLICATE_ROW = "duplicate row"
@@ -68,12 +68,12 @@ def read_labels(
 
 
 def _read_tool(
-    folder: Path, tool: Format, keep_unlabelled: bool, problems: list[Problem], trust_links: bool
+    folder: Path, tool: type[LabelFile], keep_unlabelled: bool, problems: list[Problem], trust_links: bool
 ) -> Labelled:
     files = _label_files(folder, tool, problems, trust_links)
     photographs = find_photographs(folder, problems, trust_links, by_path=True)
     more = (folder,) if tool.takes_folder else ()
-    read = [tool.reader(file, problems, *more) for file in Progress("label files", len(files))(files)]
+    read = [tool(file, problems, *more) for file in Progress("label files", len(files))(files)]
     rows_of = [[*labels.rows()] for labels in read]
     rows = [row for own in rows_of for row in own]
     masks = {file for file, own in zip(files, rows_of, strict=True) if own} | {row.file for row in rows}
@@ -121,7 +121,7 @@ def _empty(rows: RowsByKey, photographs: Mapping[str, Photograph], of_all_folder
     return {key for key in chosen if photographs[key].member or not is_mask(photographs[key].file)}
 
 
-def _label_files(folder: Path, chosen: Format, problems: list[Problem], trust_links: bool) -> list[Path]:
+def _label_files(folder: Path, chosen: type[LabelFile], problems: list[Problem], trust_links: bool) -> list[Path]:
     files = candidates(folder, chosen.patterns) if folder.is_dir() else []
     if not files:
         raise UserError(f"{folder}: no {' or '.join(chosen.patterns)}; {chosen.how_to_export}")
@@ -136,7 +136,7 @@ def _label_files(folder: Path, chosen: Format, problems: list[Problem], trust_li
     return _inside(files, folder, problems, trust_links)
 
 
-def _of_format(files: list[Path], chosen: Format, problems: list[Problem]) -> list[Path]:
+def _of_format(files: list[Path], chosen: type[LabelFile], problems: list[Problem]) -> list[Path]:
     """Return the files without those of another known format: exports of the same labels often lie side by side."""
     kept = []
     for file in files:
@@ -158,7 +158,7 @@ def _inside(files: list[Path], folder: Path, problems: list[Problem], trust_link
     return inside
 
 
-def _photograph_names(row: AnnotationRow, folder: Path, chosen: Format) -> tuple[str, ...]:
+def _photograph_names(row: AnnotationRow, folder: Path, chosen: type[LabelFile]) -> tuple[str, ...]:
     """Return the paths of a row's photograph relative to the input folder; those that leave it begin with `..` or `/`."""
     if not chosen.by_file:
         return row.names

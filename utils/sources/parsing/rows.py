@@ -93,7 +93,20 @@ Row = LabelRow | AnnotationRow
 
 
 class LabelFile:
-    """A label file of an annotation tool. Construction reads it once and adds what cannot be used to `problems`."""
+    """A label file of an annotation tool. Construction reads it once and adds what cannot be used to `problems`.
+
+    A format's files are those of the first of `patterns` that any has, one or `several`. title: what the report calls it.
+    by_file: names of photographs are relative to the label file's folder. sorts_names: the files list only classes in use.
+    has_rows_per_file: several files may belong to a photograph. missing_is_empty: a photograph without a label file has no
+    objects, if others of its folder have one. takes_folder: the reader wants the input folder, in which it looks for a list
+    of the classes.
+    """
+
+    title: str
+    patterns: tuple[str, ...]
+    how_to_export: str
+    several = True
+    by_file = sorts_names = has_rows_per_file = missing_is_empty = takes_folder = False
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         self.path, self.problems = path, problems

@@ -25,6 +25,11 @@ ONLY_CLASS = "object"  # of files whose regions have no attribute: what was draw
 class ViaFile(LabelFile):
     """The regions of a VIA file, and where those of each photograph lie in it. A file of VIA 3 or others is a problem."""
 
+    title = "VGG Image Annotator's file"
+    patterns = ("*.json", "**/*.json")
+    how_to_export = "save the project, or export annotations as JSON"
+    by_file = sorts_names = True
+
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
         self._values: dict[str, set[str]] = {}  # in use, by the name of the attribute

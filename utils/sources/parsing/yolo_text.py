@@ -32,6 +32,11 @@ class YoloFile(LabelFile):
     Raises UserError when no list near the file names the classes.
     """
 
+    title = "YOLO labels"
+    patterns = ("**/*.txt",)
+    how_to_export = "put data.yaml beside the folders train and valid, each with images/ and labels/"
+    by_file = missing_is_empty = takes_folder = True
+
     def __init__(self, path: Path, problems: list[Problem], folder: Path) -> None:
         super().__init__(path, problems)
         photographs = photographs_for(path)
