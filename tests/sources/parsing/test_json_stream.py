@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ def test_chunks_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chu
     file = tmp_path / "a.json"
     file.write_bytes(b"\xef\xbb\xbf" * (chunk == 7) + json.dumps(CONTENT, **form).encode())
     data, found = file.read_bytes(), {}
-    with closing(JsonStream(file)) as stream:
+    with JsonStream(file) as stream:
         for key in stream.keys():  # noqa: SIM118 - not a dictionary
             if stream.peek() == "[":
                 items = list(stream.items())
@@ -59,7 +58,7 @@ def test_what_is_no_json_is_named_by_line_and_byte(tmp_path: Path, text: str, re
     (tmp_path / "a.json").write_text(text)
 
     def read() -> None:
-        with closing(JsonStream(tmp_path / "a.json")) as stream:
+        with JsonStream(tmp_path / "a.json") as stream:
             for _ in stream.keys():  # noqa: SIM118
                 stream.skip()
 

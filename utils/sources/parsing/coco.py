@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ class CocoFile(LabelFile):
         self._boxes: Counter[Any] = Counter()  # annotations without an outline, by their image's id
         readers = {"categories": self._add_category, "images": self._add_image, "annotations": self._add_annotation}
         missing = set(readers)
-        with closing(JsonStream(path)) as stream:
+        with JsonStream(path) as stream:
             for key in stream.keys():  # noqa: SIM118 - not a dictionary
                 if key in readers and stream.peek() == "[":
                     missing.discard(key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections import Counter
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from utils.common.bounded_zip import BoundedZip
@@ -88,7 +88,7 @@ def _reason(file: Path) -> str:
 
 def _json_reason(file: Path) -> str:
     try:
-        with closing(JsonStream(file)) as stream:
+        with JsonStream(file) as stream:
             if stream.peek() != "{":
                 return "is a list of other items than Label Studio's tasks: export as COCO"
             keys = []

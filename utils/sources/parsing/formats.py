@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from utils.common.errors import UserError
@@ -81,7 +81,7 @@ def first_element(file: Path) -> str:
 
 def _json_format(file: Path) -> str:
     """Return the format of a JSON file by its first keys. Raises UserError when it is not JSON."""
-    with closing(JsonStream(file)) as stream:
+    with JsonStream(file) as stream:
         if stream.peek() == "[":
             first = next((item.raw for item in stream.items()), None)
             return LABEL_STUDIO if isinstance(first, dict) and not first.keys().isdisjoint(LABEL_STUDIO_KEYS) else ""

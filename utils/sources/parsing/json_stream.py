@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,21 +45,22 @@ class Item:
         return json.loads(self.data.decode("utf-8", "replace"))
 
 
-class JsonStream:
-    """Walks through a UTF-8 JSON file. Memory holds two chunks, or the largest item.
+class JsonStream(ExitStack):
+    """Walks through a UTF-8 JSON file. Memory holds two chunks, or the largest item. A context manager.
 
     All methods raise UserError with file and line where the text is not JSON.
     """
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self.path = path
         try:
-            self._file = path.open("rb")
+            self._file = self.enter_context(path.open("rb"))
             head = self._file.read(4)
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}") from error
         if looks_like_utf_16(head):
-            self._file.close()
+            self.close()
             raise UserError(other_encoding(path, head, 0))
         self._start = 3 if head.startswith(b"\xef\xbb\xbf") else 0  # place of the text's first byte in the file
         self._file.seek(self._start)
@@ -66,9 +68,6 @@ class JsonStream:
         self._position = 0
         self._at_end = False
         self._decoder = json.JSONDecoder()
-
-    def close(self) -> None:
-        self._file.close()
 
     def peek(self) -> str:
         """Return the next character that is no space; an empty string at the end of the file."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ class LabelStudioFile(LabelFile):
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
         self._names: set[str] = set()
-        with closing(JsonStream(path)) as stream:
+        with JsonStream(path) as stream:
             for item in stream.items():
                 self._add_task(item)
 

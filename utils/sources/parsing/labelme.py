@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ class LabelMeFile(LabelFile):
         self._image, self._size = "", None
         self._beside = [path.stem + suffix for suffix in IMAGE_SUFFIXES]  # if it was renamed together with this file
         try:
-            with closing(JsonStream(path)) as stream:
+            with JsonStream(path) as stream:
                 has_shapes = self._read(stream)
             name = self._facts.get("imagePath")
             if not has_shapes or not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS:

@@ -83,7 +83,7 @@ def _moved(shape: BaseGeometry, to_raster: Any) -> BaseGeometry:
 def _geojson(file: Path) -> Iterator[tuple[str, BaseGeometry | None, dict[str, Any]]]:
     """Yield reference system, geometry and properties. WGS84 (RFC 7946), or what QGIS wrote as `crs` before the features."""
     source = WGS84
-    with closing(JsonStream(file)) as stream:
+    with JsonStream(file) as stream:
         for key in stream.keys():  # noqa: SIM118 - not a dictionary
             if key == "crs":
                 source = _named_crs(stream.item().value())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ class ViaFile(LabelFile):
         super().__init__(path, problems)
         self._values: dict[str, set[str]] = {}  # in use, by the name of the attribute
         self._photographs: list[tuple[str, bytes, int, int]] = []  # name, span, number of regions and of boxes
-        with closing(JsonStream(path)) as stream:
+        with JsonStream(path) as stream:
             for key in stream.keys():  # noqa: SIM118 - not a dictionary
                 if key == IMAGES and stream.peek() == "{":
                     for _ in stream.keys():  # noqa: SIM118
