@@ -192,12 +192,11 @@ class _Watched(MarkedLoader):
     """Notes when each batch is requested and when it arrives."""
 
     def __init__(self, loader: EpochLoader, num_batches: int) -> None:
-        super().__init__(loader, num_batches, marker=self)
+        super().__init__(loader, num_batches, self._note_request)
         self.asked_s: list[float] = []
         self.given_s: list[float] = []
 
-    def mark(self, phase: str) -> None:
-        """Note a request."""
+    def _note_request(self, phase: str) -> None:
         self.asked_s.append(time.perf_counter())
 
     def __iter__(self) -> Iterator[Batch]:

@@ -221,7 +221,9 @@ def test_both_sides_upload_from_page_locked_memory(
     assert sorted(locked) == sorted(uploaded)
     locked.clear()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: device == "cuda")
-    monkeypatch.setattr(step_timer, "StepTimer", lambda device: SimpleNamespace(phases_ms=lambda: np.zeros((1, 5))))
+    monkeypatch.setattr(
+        step_timer, "StepTimer", lambda device: SimpleNamespace(mark=None, phases_ms=lambda: np.zeros((1, 5)))
+    )
     monkeypatch.setattr(step_timer, "run_training_steps", lambda *arguments: None)
     step_timer.time_training_steps(SimpleNamespace(device=torch.device(device)), batch, 1, 1)  # type: ignore[arg-type]
     assert (batch.images.data_ptr() in locked) == is_locked

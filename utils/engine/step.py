@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -19,19 +19,7 @@ from utils.engine.options import EngineOptions
 from utils.engine.state import TrainState
 from utils.engine.task import AccumulatingLoss, Batch, Task, batch_length, named_values
 
-
-class Marker(Protocol):
-    """An instrument that is called where a phase of a step begins: input, forward, loss, backward, optimizer."""
-
-    def mark(self, phase: str) -> None:
-        """Begin `phase`."""
-
-
-class NoMarker:
-    """The marker of an ordinary training: does nothing."""
-
-    def mark(self, phase: str) -> None:
-        """Begin `phase`."""
+Mark = Callable[[str], object]  # is called where a phase of a step begins: input, forward, loss, backward, optimizer
 
 
 class Step:
@@ -57,7 +45,7 @@ class Step:
         self.clip_norm = math.inf if options.clip_norm is None else options.clip_norm
         self.upload = Upload(self.device)
         self.guard = NonFiniteGuard(self.device)
-        self.marker: Marker = NoMarker()
+        self.mark: Mark = lambda phase: None
 
     def forward_backward(
         self, batch: Batch, group_size: int = 1, *, is_first: bool = True, is_last: bool = True
@@ -69,19 +57,19 @@ class Step:
         grouped = self._accumulating_loss()
         if grouped is not None and is_first:
             grouped.begin_group()
-        self.marker.mark("input")
+        self.mark("input")
         inputs, targets = self.upload(self.task.prepare, batch)
         hold = not is_last and self.is_distributed
         with self.model.no_sync() if hold else contextlib.nullcontext():  # type: ignore[operator]
             if self.syncs_batchnorm:
                 self.rank_meter.meet()  # the first BatchNorm waits for the other ranks
             with self.precision.autocast(self.device):
-                self.marker.mark("forward")
+                self.mark("forward")
                 outputs = self.model(inputs)
                 self.rank_meter.meet()  # the loss may wait for the other ranks
-                self.marker.mark("loss")
+                self.mark("loss")
                 loss, values = named_values(self.task.loss(outputs, targets))
-            self.marker.mark("backward")
+            self.mark("backward")
             if grouped is None:
                 loss = loss / group_size if group_size > 1 else loss
             elif gradients := [weight.grad for weight in self.state.model.parameters() if weight.grad is not None]:
@@ -92,7 +80,7 @@ class Step:
     def update(self) -> None:
         """Take the optimizer's step with the gradients so far, then update statistics and moving average."""
         state = self.state
-        self.marker.mark("optimizer")
+        self.mark("optimizer")
         if hasattr(state.scheduler, "step_update"):
             state.scheduler.step_update(state.progress.global_step)
         state.scaler.unscale_(state.optimizer)

@@ -48,9 +48,9 @@ def profile_operators(engine: TrainingEngine, batch: Batch, steps: int, trace: P
     is_gpu = engine.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])]
     ranges = _Ranges()
-    run_training_steps(engine, Repeated(batch, 2), ranges)  # warm-up: the first step does extra work
+    run_training_steps(engine, Repeated(batch, 2), ranges.mark)  # warm-up: the first step does extra work
     with torch.profiler.profile(activities=activities, record_shapes=trace is not None) as profiler:
-        run_training_steps(engine, Repeated(batch, steps), ranges)
+        run_training_steps(engine, Repeated(batch, steps), ranges.mark)
         ranges.close()
         if is_gpu:
             torch.cuda.synchronize(engine.device)
@@ -94,7 +94,7 @@ class _Ranges(ExitStack):
     """Records each phase as a range of the trace; `close` ends the last one."""
 
     def mark(self, phase: str) -> None:
-        """See `utils.measure.step_timer.Marker`."""
+        """Begin `phase`."""
         self.close()
         self.enter_context(record_function(f"phase: {phase}"))
 
@@ -122,7 +122,7 @@ def count_operators(engine: TrainingEngine, batch: Batch) -> dict[str, OperatorC
     hook = engine.state.model.register_forward_hook(counter.after_forward)
     try:
         with counter:
-            run_training_steps(engine, Repeated(batch, 3 * engine.state.accumulate), counter)
+            run_training_steps(engine, Repeated(batch, 3 * engine.state.accumulate), counter.mark)
     finally:
         hook.remove()
     return counter.counts
@@ -134,7 +134,7 @@ def outside_network(counts: dict[str, OperatorCount]) -> OperatorCount:
 
 
 class _Counter(TorchDispatchMode):
-    """Counts operators by part in the second of several groups of batches. It is also the marker of the step."""
+    """Counts operators by part in the second of several groups of batches. `mark` tells it the parts of the step."""
 
     def __init__(self, batches_per_step: int) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class _Counter(TorchDispatchMode):
         self._phase = ""
 
     def mark(self, phase: str) -> None:
-        """See `utils.measure.step_timer.Marker`."""
+        """Begin `phase`."""
         self._batch += phase == "input"
         self._phase = LOSS_BACKWARD if phase == "backward" else phase
 

@@ -103,9 +103,9 @@ def _train(engine: TrainingEngine, loader: Any, batch: Batch, job: RankJob) -> d
     barrier()
     timer = RangeTimer(engine.device)
     wall = _WallClock(timer, job.warmup_steps, job.steps)
-    marked = MarkedLoader(loader or Repeated(batch, 1), job.warmup_steps + job.steps + 1, wall)
+    marked = MarkedLoader(loader or Repeated(batch, 1), job.warmup_steps + job.steps + 1, wall.mark)
     with timed_collectives(timer, engine.model):
-        run_training_steps(engine, marked, wall)
+        run_training_steps(engine, marked, wall.mark)
     ranges = timer.ranges()
     return {
         "ranges_ms": ranges.ranges_ms[-job.steps :].tolist(),
@@ -125,7 +125,7 @@ class _WallClock:
         self._steps = 0
 
     def mark(self, phase: str) -> None:
-        """See `utils.measure.step_timer.Marker`."""
+        """Begin `phase`."""
         if phase == DATA:
             if self._steps in self._ends:
                 if self.timer.device.type == "cuda":

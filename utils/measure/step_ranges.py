@@ -23,7 +23,7 @@ from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.loader import EpochBatches, EpochLoader, get_dataloader
 from utils.distributed import main_printer
 from utils.distributed.ddp import gradient_bytes
-from utils.measure.step_timer import PHASES, Marker, StepTimer
+from utils.measure.step_timer import PHASES, Mark, StepTimer
 
 DATA = "data"  # the phase in which a step waits for its batch
 COMMUNICATION = "communication"
@@ -160,10 +160,10 @@ def training_loader(
 class MarkedLoader:
     """Yields the first `num_batches` batches of a loader, over several epochs if needed, and marks each request."""
 
-    def __init__(self, loader: Any, num_batches: int, marker: Marker) -> None:
+    def __init__(self, loader: Any, num_batches: int, mark: Mark) -> None:
         self.loader = loader
         self.num_batches = num_batches
-        self.marker = marker
+        self.mark = mark
         self.num_images: list[int] = []  # of each batch
 
     def __len__(self) -> int:
@@ -172,7 +172,7 @@ class MarkedLoader:
     def __iter__(self) -> Iterator[Batch]:
         batches = self._all()
         for _ in range(self.num_batches):
-            self.marker.mark(DATA)
+            self.mark(DATA)
             batch = next(batches)
             self.num_images.append(len(batch))
             yield batch

@@ -1,4 +1,4 @@
-"""Time the phases of real training steps: the engine's own loop runs, and its marker shows where each phase begins.
+"""Time the phases of real training steps: the engine's own loop runs, and its mark shows where each phase begins.
 
 On a GPU the times are CUDA events on the compute stream, so timing does not synchronise; on a CPU they are
 `perf_counter`.
@@ -19,7 +19,7 @@ from utils.common.devices import Precision
 from utils.data.dataset import Batch
 from utils.engine import EngineOptions, Task, TrainingEngine
 from utils.engine.state import Progress
-from utils.engine.step import Marker, NoMarker
+from utils.engine.step import Mark
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss import SegmentationLoss
 from utils.yolo.loss26 import loss_for
@@ -107,22 +107,22 @@ def time_training_steps(engine: TrainingEngine, batch: Batch, warmup_steps: int,
     the engine is distributed.
     """
     timer = StepTimer(engine.device)
-    run_training_steps(engine, Repeated(batch, max(warmup_steps, 1) + steps + 1), timer)
+    run_training_steps(engine, Repeated(batch, max(warmup_steps, 1) + steps + 1), timer.mark)
     return timer.phases_ms()[-steps:]
 
 
-def run_training_steps(engine: TrainingEngine, loader: Any, marker: Marker) -> None:
-    """Train one epoch of `loader` with the engine's own loop, which tells `marker` where each phase begins.
+def run_training_steps(engine: TrainingEngine, loader: Any, mark: Mark) -> None:
+    """Train one epoch of `loader` with the engine's own loop, which calls `mark` where each phase begins.
 
     Every rank must reach this when the engine is distributed.
     """
     engine.state.progress = Progress()
     engine.options = replace(engine.options, epochs=1, log_interval=len(loader))
-    engine.step.marker = marker
+    before, engine.step.mark = engine.step.mark, mark
     try:
         engine.train_one_epoch(loader)
     finally:
-        engine.step.marker = NoMarker()
+        engine.step.mark = before
 
 
 def middle_half(phases_ms: np.ndarray) -> np.ndarray:
