@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ class TrainingEngine:
         require_equal_batches(train_loader)
         if resume:
             self.recovery.load()
-        with self.stop_flag, self.stall_watch, self.batch_log.rank_meter:
+        with self.stop_flag, self.stall_watch, self.batch_log.rank_meter.gpu or nullcontext():
             epoch_start_s = time.perf_counter()
             while self.progress.epoch < self.options.epochs and not self.progress.stopped_early:
                 self.stop_agreement.start(self.progress.global_step)

@@ -8,7 +8,6 @@ import math
 import statistics
 import time
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ FIELDS = ("own_ms", "data_wait_share", "cpu_cores", "rss_bytes", *READINGS)  # o
 
 
 class RankMeter:
-    """Measures this rank. Inside its context it also reads the GPU's utilisation, power and temperature.
+    """Measures this rank. `gpu` reads the GPU's utilisation, power and temperature in its context; None on a CPU.
 
     Call `begin` before each wait for a batch and `meet` before the step's first collective. Neither waits for the device.
     """
@@ -35,18 +34,7 @@ class RankMeter:
         self._pairs: list[tuple[Any, Any]] = []  # CUDA events not yet read
         self._own_ms: list[float] = []
         self._cpu = time.process_time(), time.perf_counter()
-        self._gpu = GpuWatch(device.index or 0, print_warning) if self.is_cuda else None
-
-    def __enter__(self) -> RankMeter:
-        if self._gpu is not None:
-            self._gpu.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._gpu is not None:
-            self._gpu.__exit__(kind, error, trace)
+        self.gpu = GpuWatch(device.index or 0, print_warning) if self.is_cuda else None
 
     def begin(self) -> None:
         """Mark the beginning of a batch; work launched before is not counted."""
@@ -74,7 +62,7 @@ class RankMeter:
         before_s, since_s = self._cpu
         self._cpu = time.process_time(), time.perf_counter()
         cpu_cores = (self._cpu[0] - before_s) / max(self._cpu[1] - since_s, 1e-9)
-        gpu = self._gpu.means() if self._gpu is not None else {}
+        gpu = self.gpu.means() if self.gpu is not None else {}
         known = {"own_ms": own_ms, "data_wait_share": data_wait_share, "cpu_cores": cpu_cores, "rss_bytes": rss_bytes()}
         return [{**known, **gpu}.get(name, math.nan) for name in FIELDS]
 
