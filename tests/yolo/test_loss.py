@@ -23,7 +23,7 @@ from utils.engine import EngineOptions, TrainingEngine
 from utils.yolo.assigner import inside_boxes
 from utils.yolo.boxes import AnchorGrid, anchor_grid, complete_iou
 from utils.yolo.inputs import Targets
-from utils.yolo.loss import PARTS, LossGains, SegmentationLoss, _ClassError
+from utils.yolo.loss import PARTS, SegmentationLoss, _ClassError
 from utils.yolo.loss26 import loss_for
 from utils.yolo.model import build_model
 
@@ -80,15 +80,6 @@ def test_every_part_and_gradient_equals_ultralytics(
     assert float(values["loss"]) == pytest.approx(sum(expected_parts.values()), rel=1e-6)
     leaves = [outputs[name] for name in ("boxes", "scores", "mask_coefficient", "proto")]
     assert_same_gradients(loss, expected, leaves)
-
-
-def test_gains_scale_their_own_parts(model: Any) -> None:
-    targets = targets_of([3, 2], 64)
-    outputs = random_outputs(model, 2, 64, 0)
-    _, plain = SegmentationLoss(model)(outputs, targets)
-    _, scaled = SegmentationLoss(model, LossGains(box=15, cls=1.5, dfl=6))(outputs, targets)
-    ratios = {name: float(scaled[name] / plain[name]) for name in PARTS}
-    assert ratios == pytest.approx({"box": 2, "seg": 2, "cls": 3, "dfl": 4})
 
 
 def test_the_loss_under_autocast_is_computed_in_float32(model: Any) -> None:

@@ -29,16 +29,8 @@ from utils.yolo.inputs import Targets
 from utils.yolo.mask_loss import find_positives, mask_loss
 
 PARTS = ("box", "seg", "cls", "dfl")
+BOX_GAIN, CLASS_GAIN, DFL_GAIN = 7.5, 0.5, 1.5  # weights of the parts; the mask part shares the box gain
 FAR_PX = 1e5  # beyond every image
-
-
-@dataclass(frozen=True)
-class LossGains:
-    """Weights of the four parts; the mask part shares the box gain."""
-
-    box: float = 7.5
-    cls: float = 0.5
-    dfl: float = 1.5
 
 
 @dataclass(frozen=True)
@@ -65,7 +57,6 @@ class SegmentationLoss:
     def __init__(
         self,
         model: Any,
-        gains: LossGains | None = None,
         loss_scale: float = 64.0,
         class_weights: torch.Tensor | None = None,
         *,
@@ -76,7 +67,6 @@ class SegmentationLoss:
         self.num_classes = int(head.nc)
         # With one bin an anchor predicts any distance.
         self.reach_cells = int(head.reg_max) - 1 if within_reach and head.reg_max > 1 else None
-        self.gains = gains or LossGains()
         self.loss_scale = loss_scale
         self.class_weights = class_weights
         self.gradient_rescale = torch.ones(())
@@ -170,7 +160,7 @@ class SegmentationLoss:
         """Return the constants for an input size, which are made once: making one on a GPU may wait for it."""
         key = (size_px, device)
         if key not in self._constants:
-            gains = torch.tensor([self.gains.box, self.gains.box, self.gains.cls, self.gains.dfl], device=device)
+            gains = torch.tensor([BOX_GAIN, BOX_GAIN, CLASS_GAIN, DFL_GAIN], device=device)
             weights = None if self.class_weights is None else self.class_weights.to(device)[:, None]
             self._constants[key] = _Constants(anchor_grid(self.strides, size_px, device), gains, weights)
         return self._constants[key]

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from utils.yolo.assigner import PredictedMasks, Rule
 from utils.yolo.boxes import DistanceErrors, OneToOne
 from utils.yolo.inputs import Targets
-from utils.yolo.loss import PARTS, LossGains, LossSums, SegmentationLoss, pad_targets
+from utils.yolo.loss import BOX_GAIN, PARTS, LossSums, SegmentationLoss, pad_targets
 from utils.yolo.model import is_yolo26
 
 ONE_TO_MANY, ONE_TO_ONE = Rule(top_k=10), Rule(top_k=7, final_top_k=1)
@@ -84,9 +84,9 @@ class EndToEndLoss(SegmentationLoss):
     64 px), the usual mean over micro-batches by 0.15 to 0.51.
     """
 
-    def __init__(self, model: Any, gains: LossGains | None = None, **choices: Any) -> None:
-        super().__init__(model, gains, **choices)
-        self.many, self.one = OutputLoss(model, gains, **choices), OneToOneLoss(model, gains, **choices)
+    def __init__(self, model: Any, **choices: Any) -> None:
+        super().__init__(model, **choices)
+        self.many, self.one = OutputLoss(model, **choices), OneToOneLoss(model, **choices)
         self.run_done: Callable[[], float] = lambda: 0.0
 
     @property
@@ -102,7 +102,7 @@ class EndToEndLoss(SegmentationLoss):
             loss.sums({**outputs[name], "proto": maps}, targets)
             for loss, name, maps in ((self.many, "one2many", prototypes), (self.one, "one2one", prototypes.detach()))
         )
-        pixels = pixel_class_error(pixel_classes.float(), targets) * self.gains.box
+        pixels = pixel_class_error(pixel_classes.float(), targets) * BOX_GAIN
         share = self.share
         parts = torch.cat([many.parts * share, one.parts * (1 - share), pixels[None] * share])
         num_images = many.normalisers.new_full((1,), len(prototypes))
