@@ -138,7 +138,6 @@ class BoxErrors(torch.autograd.Function):
     def forward(
         context: Any, rows: torch.Tensor, sides: torch.Tensor, weight: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See the class."""
         log_probability = rows.unflatten(-1, (4, -1)).log_softmax(-1)  # (P, 4, bins)
         probability = log_probability.exp()
         bins = torch.arange(probability.shape[-1], dtype=rows.dtype, device=rows.device)
@@ -158,7 +157,6 @@ class BoxErrors(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(context: Any, box: torch.Tensor, dfl: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """Scale the gradients of the rows."""
         box_gradient, dfl_gradient = context.saved_tensors
         return (box_gradient * box).addcmul_(dfl_gradient, dfl).flatten(1), None, None
 
@@ -175,7 +173,6 @@ class DistanceErrors(torch.autograd.Function):
     def forward(
         context: Any, distances: torch.Tensor, sides: torch.Tensor, weight: torch.Tensor, distance_weight: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See the class."""
         predicted = distances.T
         iou, slope = complete_iou(predicted, sides, with_slope=True)
         assert slope is not None
@@ -188,7 +185,6 @@ class DistanceErrors(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(context: Any, box: torch.Tensor, distance: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        """Scale the gradients of the distances."""
         box_gradient, distance_gradient = context.saved_tensors
         return (box_gradient * box).addcmul_(distance_gradient, distance), None, None, None
 

@@ -183,7 +183,6 @@ class _AnchorRows(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, maps: torch.Tensor, image: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-        """See the class."""
         context.save_for_backward(maps, image, anchor)
         return maps.transpose(1, 2)[image, anchor].float()
 
@@ -211,7 +210,6 @@ class _ClassError(torch.autograd.Function):
         scores: torch.Tensor,
         class_weights: torch.Tensor | None,
     ) -> torch.Tensor:
-        """See the class."""
         error = F.softplus(logits).addcmul_(logits, scores, value=-1)
         gradient = probabilities - scores
         if class_weights is not None:
@@ -223,7 +221,6 @@ class _ClassError(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        """Scale the gradient."""
         (of_logits,) = context.saved_tensors
         return of_logits * gradient, None, None, None
 

@@ -239,7 +239,6 @@ class _BlockedMaskError(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
-        """Scale the gradients of coefficients and prototypes."""
         prototypes, coefficient_gradient, pixel_gradient = context.saved_tensors
         whole = torch.empty_like(prototypes)
         parts = whole.permute(0, 2, 3, 1)
