@@ -29,7 +29,8 @@ class OurSide:
 
     def __init__(self, data: Path, cache_folder: Path, img_size: int, batch_size: int, has_colour: bool) -> None:
         photos = our_loader.read_photos(load_dataset_yaml(data), "train")
-        packed = our_loader.open_images(photos, img_size, cache_folder, "train", lambda line: None)
+        files = [photo.file for photo in photos]
+        packed = our_loader.open_images(files, img_size, cache_folder, "train", lambda line: None)
         if packed is None:
             raise UserError(f"{cache_folder}: no room for the packed cache; free some or choose another --output")
         config = AugmentConfig() if has_colour else AugmentConfig(**dict[str, Any](dict.fromkeys(COLOUR, 0.0)))

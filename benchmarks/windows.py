@@ -210,7 +210,7 @@ def measure_samples(
     photos: list[Photo], windowed: WindowedPhotos, config: WindowsConfig, folder: Path
 ) -> dict[str, float]:
     """Return the CPU ms per augmented training sample, with labels: windows, and whole photographs from the packed cache."""
-    packed = open_images(photos, config.img_size, folder / "cache", "train", print)
+    packed = open_images([photo.file for photo in photos], config.img_size, folder / "cache", "train", print)
     spent: dict[str, list[float]] = {}
     for _ in range(3):
         for what, sources in (("windows", {"windowed": windowed}), ("whole photographs", {"packed": packed})):

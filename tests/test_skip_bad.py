@@ -15,7 +15,7 @@ from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.common.errors import DataErrors, UserError
 from utils.data import cache, cache_file
-from utils.data.cache import load_photo, open_or_build
+from utils.data.cache import load_photo, open_images
 from utils.data.cache_file import index_text
 from utils.data.dataset import SegmentationDataset
 from utils.data.dataset_yaml import load_dataset_yaml
@@ -143,13 +143,13 @@ def test_a_killed_build_continues_behind_the_photographs_it_left_out(
     monkeypatch.setattr(cache, "_pack", dying)
     folder, said = tmp_path / ".cache", list[str]()
     with pytest.raises(KeyboardInterrupt):
-        open_or_build(files, 64, folder, "train", said.append, skips_bad=True)
+        open_images(files, 64, folder, "train", said.append, skips_bad=True)
     made.append(True)
-    index = open_or_build(files, 64, folder, "train", said.append, skips_bad=True)
-    assert index is not None
+    packed = open_images(files, 64, folder, "train", said.append, skips_bad=True)
+    assert packed is not None
     assert "  continuing at 7/9" in said
-    assert sorted(index.unusable) == [1, 4, 6]
-    assert len(index.sizes) == 6
+    assert sorted(packed.index.unusable) == [1, 4, 6]
+    assert len(packed.index.sizes) == 6
     assert len(opened(data, skip_bad=True)) == 6
 
 

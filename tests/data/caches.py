@@ -14,7 +14,7 @@ import pytest
 
 from utils.data import blocks, cache
 from utils.data.blocks import open_blocks
-from utils.data.cache import PackedImages, open_or_build
+from utils.data.cache import open_images
 from utils.data.cache_file import RecordFile
 
 SIZE_PX = 64
@@ -34,8 +34,7 @@ class Kind:
 
 
 def _open_packed(files: list[Path], folder: Path, said: list[str]) -> RecordFile | None:
-    index = open_or_build(files, SIZE_PX, folder, "train", said.append)
-    return None if index is None else PackedImages(index)
+    return open_images(files, SIZE_PX, folder, "train", said.append)
 
 
 def _open_store(files: list[Path], folder: Path, said: list[str]) -> RecordFile | None:

@@ -17,7 +17,7 @@ from tests.data.caches import BLOCKS, EACH_KIND, PACKED, SIZE_PX, Kind, opened, 
 from tests.support.ranks import run_ranks
 from utils.common.errors import UserError
 from utils.data import cache, cache_file
-from utils.data.cache import PackedImages, load_photo, open_or_build
+from utils.data.cache import PackedImages, load_photo, open_images
 from utils.data.cache_file import index_text
 
 
@@ -222,7 +222,7 @@ def test_other_contents_make_another_cache(files: list[Path], tmp_path: Path, mo
     for _ in range(2):  # other splits and sizes live side by side
         said: list[str] = []
         for size_px, name in ((SIZE_PX, "train"), (32, "train"), (SIZE_PX, "val")):
-            assert open_or_build(files, size_px, tmp_path / "sizes", name, said.append) is not None
+            assert open_images(files, size_px, tmp_path / "sizes", name, said.append) is not None
     assert said == []
     assert len(names_in(tmp_path / "sizes")) == 6
 
@@ -276,5 +276,5 @@ def test_processes_that_start_at_once_build_one_cache(files: list[Path], tmp_pat
 def test_a_folder_that_cannot_be_written_turns_the_cache_off(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     said: list[str] = []
-    assert open_or_build([], 32, tmp_path / "file" / "cache", "train", said.append) is None
+    assert open_images([], 32, tmp_path / "file" / "cache", "train", said.append) is None
     assert "cannot be written" in said[0]

@@ -13,7 +13,7 @@ from tests.conftest import run_script
 from tests.sources.parsing.raw_folder import polygon, write_csv
 from utils.common import errors
 from utils.common.errors import DataErrors, UserError
-from utils.data.cache import open_or_build
+from utils.data.cache import open_images
 from utils.data.dataset import SegmentationDataset, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import encode_jpeg
@@ -121,7 +121,7 @@ def test_every_damaged_photograph_is_listed_before_training(tmp_path: Path, caps
     photos = read_photos(load_dataset_yaml(file), "train")
 
     def pack() -> None:
-        open_or_build([photo.file for photo in photos], 64, tmp_path / ".cache", "train", lambda _: None)
+        open_images([photo.file for photo in photos], 64, tmp_path / ".cache", "train", lambda _: None)
 
     for _ in range(2):
         with pytest.raises(SystemExit) as ended:

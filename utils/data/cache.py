@@ -17,7 +17,6 @@ import numpy as np
 from utils.common.errors import UserError, printable
 from utils.data.cache_file import CacheIndex, CacheKind, DamagedRecord, Record, RecordFile, open_or_build_kind
 from utils.data.images import ImageError, fit_long_side, read_image
-from utils.data.labels import Photo
 
 ALGORITHM = "area-v2"  # change it when the stored pixels change: it invalidates old caches
 CHECKSUM_BYTES = 4
@@ -53,38 +52,8 @@ class PackedImages(RecordFile):
             raise DamagedRecord(self.index.pixel_file)
 
 
-def open_or_build(
-    files: Sequence[Path],
-    long_side_px: int,
-    folder: Path,
-    name: str,
-    announce: Callable[[str], None] = print,
-    *,
-    skips_bad: bool = False,
-) -> CacheIndex | None:
-    """Return the packed cache of `files` at `long_side_px`; build it if needed. None if the disk has no room.
-
-    Photographs are never enlarged.
-    """
-    kind = CacheKind(
-        what=f"at {long_side_px} px",
-        name=str(long_side_px),
-        suffix=".u8",
-        algorithm=f"{ALGORITHM} {long_side_px}",
-        make=functools.partial(_pack, long_side_px=long_side_px),
-        estimate=lambda files: len(files) * long_side_px * long_side_px * 3 * 3 // 4,  # a 4:3 photograph
-        is_consistent=_is_packed,
-        skips_bad=skips_bad,
-    )
-    found = open_or_build_kind(kind, files, folder, name, announce)
-    if isinstance(found, CacheIndex):
-        return found
-    announce(f"packed cache off: {found}")
-    return None
-
-
 def open_images(
-    photos: list[Photo],
+    files: Sequence[Path],
     size_px: int,
     folder: Path,
     split: str,
@@ -92,12 +61,25 @@ def open_images(
     *,
     skips_bad: bool = False,
 ) -> PackedImages | None:
-    """Open or build a split's packed cache; None if the disk has no room for it.
+    """Open the packed cache of a split at a long side of `size_px`; build it if needed. None if the disk has no room.
 
-    With `skips_bad` its index says which photographs it holds.
+    Photographs are never enlarged. With `skips_bad` the index says which photographs the cache holds.
     """
-    index = open_or_build([photo.file for photo in photos], size_px, folder, split, announce, skips_bad=skips_bad)
-    return PackedImages(index) if index is not None else None
+    kind = CacheKind(
+        what=f"at {size_px} px",
+        name=str(size_px),
+        suffix=".u8",
+        algorithm=f"{ALGORITHM} {size_px}",
+        make=functools.partial(_pack, long_side_px=size_px),
+        estimate=lambda files: len(files) * size_px * size_px * 3 * 3 // 4,  # a 4:3 photograph
+        is_consistent=_is_packed,
+        skips_bad=skips_bad,
+    )
+    found = open_or_build_kind(kind, files, folder, split, announce)
+    if isinstance(found, CacheIndex):
+        return PackedImages(found)
+    announce(f"packed cache off: {found}")
+    return None
 
 
 def open_or_build_check(files: Sequence[Path], folder: Path, name: str, announce: Callable[[str], None]) -> CacheIndex:

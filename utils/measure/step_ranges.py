@@ -144,7 +144,7 @@ def training_loader(
     """
     spec = load_dataset_yaml(Path(data))
     photos = read_photos(spec, "train")
-    packed = open_images(photos, img_size, spec.cache_folder, "train", main_printer(rank))
+    packed = open_images([photo.file for photo in photos], img_size, spec.cache_folder, "train", main_printer(rank))
     dataset = SegmentationDataset(
         photos,
         img_size,

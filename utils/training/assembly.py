@@ -66,7 +66,9 @@ def open_dataset(
         if split == "train":
             say("\n".join(window_lines(windowed.windows, config.epochs)))
     elif config.cache != "none":
-        packed = open_images(photos, config.img_size, folder, split, say, skips_bad=config.skip_bad)
+        packed = open_images(
+            [photo.file for photo in photos], config.img_size, folder, split, say, skips_bad=config.skip_bad
+        )
         index = packed.index if packed else None
         if config.cache == "packed" and index is None:
             raise UserError(
