@@ -12,6 +12,8 @@ import re
 import stat
 import struct
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -269,6 +271,17 @@ def _silence_decoders() -> None:
     if "OPENCV_LOG_LEVEL" not in os.environ:
         cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+@contextmanager
+def one_opencv_thread() -> Iterator[None]:
+    """Let OpenCV use one thread while a photograph is worked on per thread: more would only compete for cores."""
+    before = cv2.getNumThreads()
+    cv2.setNumThreads(1)
+    try:
+        yield
+    finally:
+        cv2.setNumThreads(before)
 
 
 def _upright(image: np.ndarray, orientation: int) -> np.ndarray:

@@ -8,14 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import cv2
-
 from utils.common.errors import UserError, printable
 from utils.common.progress import Progress
 from utils.common.threads import ordered_map
 from utils.data.dataset import find_label_file
 from utils.data.dataset_yaml import DatasetSpec, is_photograph, label_file_for
-from utils.data.images import ImageError
+from utils.data.images import ImageError, one_opencv_thread
 from utils.data.labels import LabelError
 from utils.sources.checks.findings import Finding, View, shown_path
 from utils.sources.checks.outlines import Labels, Row, check_rows, read_rows
@@ -47,12 +45,8 @@ def read_all(
         raise UserError(f"{spec.yaml_file}: has none of `train`, `val` and `test`")
     jobs = [(split, file) for split in spec.splits for file in spec.image_files(split, announce)]
     read = functools.partial(_read_entry, spec, size_px, functools.cache(spec.holds))
-    opencv_threads = cv2.getNumThreads()
-    cv2.setNumThreads(1)  # a photograph per thread; more OpenCV threads would only compete for cores
-    try:
+    with one_opencv_thread():
         entries = list(Progress("photographs", len(jobs))(ordered_map(read, jobs, num_threads)))
-    finally:
-        cv2.setNumThreads(opencv_threads)
     return entries, _labels_without_photo(spec, jobs)
 
 

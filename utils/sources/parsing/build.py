@@ -12,7 +12,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 
 from utils.common.cores import usable_cpu_count
@@ -20,7 +19,7 @@ from utils.common.errors import UserError, printable
 from utils.common.files import write_bytes_atomic
 from utils.common.progress import Progress
 from utils.common.threads import ordered_map
-from utils.data.images import ImageError, read_image
+from utils.data.images import ImageError, one_opencv_thread, read_image
 from utils.data.labels import LabelError
 from utils.sources.near_duplicates import MAX_BITS, MEASURED_PX, same_pictures, small_grey, thumbnail
 from utils.sources.parsing.formats import EPRI
@@ -159,25 +158,20 @@ def _build_all(
     entries: list[Entry] = []
     # Until the build is complete, the folder mixes two data sets, which no manifest describes.
     (state.folder / MANIFEST_FILE).unlink(missing_ok=True)
-    opencv_threads = cv2.getNumThreads()
-    cv2.setNumThreads(1)  # a photograph per thread; more OpenCV threads would only compete for cores
     pool = ThreadPoolExecutor(num_threads)
-    try:
-        with PhotographReader() as reader:
-            futures = [pool.submit(_build_one, job, state.folder, reader, options, classes) for job in jobs]
-            try:
-                for future in Progress("photographs", len(futures))(as_completed(futures)):
-                    result = future.result()
-                    if isinstance(result, Problem):
-                        problems.append(result)
-                        continue
-                    entries.append(result)
-                    if state.entries.get(result.key) != result:
-                        state.append(result)
-            finally:
-                pool.shutdown(cancel_futures=True)  # waits for the photographs in progress
-    finally:
-        cv2.setNumThreads(opencv_threads)
+    with one_opencv_thread(), PhotographReader() as reader:
+        futures = [pool.submit(_build_one, job, state.folder, reader, options, classes) for job in jobs]
+        try:
+            for future in Progress("photographs", len(futures))(as_completed(futures)):
+                result = future.result()
+                if isinstance(result, Problem):
+                    problems.append(result)
+                    continue
+                entries.append(result)
+                if state.entries.get(result.key) != result:
+                    state.append(result)
+        finally:
+            pool.shutdown(cancel_futures=True)  # waits for the photographs in progress
     return sorted(entries, key=lambda entry: entry.key)
 
 

@@ -7,11 +7,9 @@ import functools
 import hashlib
 import io
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 from PIL import Image
 
@@ -19,7 +17,8 @@ from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError
 from utils.common.files import make_plain_folder, write_bytes_atomic
 from utils.common.progress import Progress
-from utils.data.images import EXIF_ORIENTATION_TAG, write_jpeg
+from utils.common.threads import ordered_map
+from utils.data.images import EXIF_ORIENTATION_TAG, one_opencv_thread, write_jpeg
 from utils.sources.parsing.label_csv import LABEL_CSV
 from utils.sources.sample.canvas import Annotation, along, clip
 from utils.sources.sample.full_size import LONG_SIDE_BOUNDS_PX, draw_full_scene
@@ -87,15 +86,12 @@ def write_sample(
 
 
 def _write_in_threads(paths: Sequence[Path], seed: int, draw: Callable[[int], Scene]) -> list[list[Row]]:
-    opencv_threads = cv2.getNumThreads()
-    cv2.setNumThreads(1)  # a photograph per thread; more OpenCV threads would only compete for cores
-    pool = ThreadPoolExecutor(min(usable_cpu_count(), MAX_THREADS))
-    try:
-        futures = [pool.submit(_write_one, path, seed, draw, index) for index, path in enumerate(paths)]
-        return [future.result() for future in Progress("photographs drawn", len(futures))(futures)]
-    finally:
-        pool.shutdown(cancel_futures=True)  # waits for the photographs in progress
-        cv2.setNumThreads(opencv_threads)
+    def write(index: int) -> list[Row]:
+        return _write_one(paths[index], seed, draw, index)
+
+    with one_opencv_thread():
+        rows = ordered_map(write, range(len(paths)), min(usable_cpu_count(), MAX_THREADS))
+        return list(Progress("photographs drawn", len(paths))(rows))
 
 
 def _write_one(path: Path, seed: int, draw: Callable[[int], Scene], index: int) -> list[Row]:
