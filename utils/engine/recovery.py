@@ -6,7 +6,7 @@ import errno
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from utils.common.errors import EXIT_IO, UserError, is_out_of_memory, one_line
@@ -29,32 +29,24 @@ class CannotSave(UserError):
     exit_code = EXIT_IO
 
 
+@dataclass(eq=False)
 class Recovery:
     """Saves, restores and rolls back a TrainState. Every rank must reach every method.
 
     `facts` are written into the checkpoints.
     """
 
-    def __init__(
-        self,
-        state: TrainState,
-        guard: NonFiniteGuard,
-        log: RunLog,
-        options: EngineOptions,
-        checkpoints: CheckpointStore,
-        facts: dict[str, Any],
-    ) -> None:
-        self.state = state
-        self.guard = guard
-        self.log = log
-        self.options = options
-        self.facts = facts
-        self.checkpoints = checkpoints
-        self.num_rollbacks = 0
-        self._num_failed_saves = 0
-        self._saved_at_s = time.monotonic()
-        self._last_validation_s = 0.0
-        self._suspects: list[list[int]] = []  # [epoch, batch] of the steps with non-finite gradients
+    state: TrainState
+    guard: NonFiniteGuard
+    log: RunLog
+    options: EngineOptions
+    checkpoints: CheckpointStore
+    facts: dict[str, Any]
+    num_rollbacks: int = 0
+    _num_failed_saves: int = 0
+    _saved_at_s: float = field(default_factory=time.monotonic)
+    _last_validation_s: float = 0.0
+    _suspects: list[list[int]] = field(default_factory=list)  # [epoch, batch] of the steps with non-finite gradients
 
     def require_agreement(self) -> None:
         """Raise RankDisagreement when weights, averages or statistics differ between ranks, Diverged when not finite."""

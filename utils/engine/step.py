@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -22,27 +23,22 @@ from utils.engine.task import AccumulatingLoss, Batch, Task, batch_length, named
 Mark = Callable[[str], object]  # is called where a phase of a step begins: input, forward, loss, backward, optimizer
 
 
+@dataclass(eq=False)
 class Step:
     """The steps of one rank. `model` is what is called: the module of `state`, or its DDP wrapper."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        state: TrainState,
-        task: Task,
-        options: EngineOptions,
-        precision: Precision,
-        rank_meter: RankMeter,
-    ) -> None:
-        self.model = model
-        self.state = state
-        self.task = task
-        self.precision = precision
-        self.rank_meter = rank_meter
-        self.device = rank_meter.device
-        self.is_distributed = isinstance(model, DistributedDataParallel)
-        self.syncs_batchnorm = self.is_distributed and options.sync_batchnorm
-        self.clip_norm = math.inf if options.clip_norm is None else options.clip_norm
+    model: nn.Module
+    state: TrainState
+    task: Task
+    options: EngineOptions
+    precision: Precision
+    rank_meter: RankMeter
+
+    def __post_init__(self) -> None:
+        self.device = self.rank_meter.device
+        self.is_distributed = isinstance(self.model, DistributedDataParallel)
+        self.syncs_batchnorm = self.is_distributed and self.options.sync_batchnorm
+        self.clip_norm = math.inf if self.options.clip_norm is None else self.options.clip_norm
         self.upload = Upload(self.device)
         self.guard = NonFiniteGuard(self.device)
         self.mark: Mark = lambda phase: None
