@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from utils.engine.meters import RankMeter
 from utils.engine.nonfinite import NonFiniteGuard
 from utils.engine.options import EngineOptions
 from utils.engine.state import TrainState
-from utils.engine.task import AccumulatingLoss, Batch, Task, batch_length, named_values
+from utils.engine.task import Batch, Task, batch_length, named_values
 
 Mark = Callable[[str], object]  # is called where a phase of a step begins: input, forward, loss, backward, optimizer
 
@@ -50,7 +51,8 @@ class Step:
 
         The batch is one of `group_size` of an optimizer step. The last one sends the gradients over the network.
         """
-        grouped = self._accumulating_loss()
+        criterion = self.task.criterion
+        grouped: Any = criterion if self.state.accumulate > 1 and hasattr(criterion, "begin_group") else None
         if grouped is not None and is_first:
             grouped.begin_group()
         self.mark("input")
@@ -91,7 +93,3 @@ class Step:
         if state.ema is not None:
             state.ema.update(state.model)
         state.progress.global_step += 1
-
-    def _accumulating_loss(self) -> AccumulatingLoss | None:
-        criterion = self.task.criterion
-        return criterion if self.state.accumulate > 1 and isinstance(criterion, AccumulatingLoss) else None

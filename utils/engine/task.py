@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,22 +19,6 @@ from utils.run.log import RunLog
 
 Batch = Any
 NamedValues = dict[str, torch.Tensor]
-
-
-@runtime_checkable
-class AccumulatingLoss(Protocol):
-    """A criterion that normalises over all batches of an optimizer step, such as `utils.yolo.loss.SegmentationLoss`.
-
-    The engine calls `begin_group()` before the first batch of each step. After each call it multiplies the gradients so
-    far by `gradient_rescale`, a tensor (), and adds the new ones without dividing by the number of batches.
-    """
-
-    @property
-    def gradient_rescale(self) -> torch.Tensor: ...
-
-    def begin_group(self) -> None: ...
-
-    def __call__(self, outputs: Any, targets: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -51,6 +35,9 @@ class Epoch:
 class Task:
     """Override what differs from a classifier. Every rank calls `prepare`, `loss`, `evaluate` and `checkpoints`; rank 0 the others."""
 
+    # One that normalises over all batches of an optimizer step, such as `utils.yolo.loss.SegmentationLoss`, has a method
+    # `begin_group()`, which is called before the first of them, and `gradient_rescale`, a tensor (): after each call the
+    # gradients so far are multiplied by it, and the new ones added without dividing by the number of batches.
     criterion: Callable[[Any, Any], Any] | None = None
     samples = "images"  # what the log calls the samples
     # The reported values in an epoch's console lines, beside the one that chooses best.pt.
