@@ -54,10 +54,7 @@ class CocoFile(LabelFile):
         if missing:
             names = " and ".join(f"`{key}`" for key in readers if key in missing)
             raise UserError(f"{path}: not COCO's instances: no list {names}; export as COCO 1.0")
-
-    def names(self) -> list[str]:
-        """Return the names of the categories in the order of their ids."""
-        return list(dict.fromkeys(name for _, name in sorted(self.categories.items())))
+        self._names = dict.fromkeys(name for _, name in sorted(self.categories.items()))
 
     def rows(self) -> Iterator[AnnotationRow]:
         """Yield a row for each image, in the order of the file. Adds annotations without an image to the problems."""

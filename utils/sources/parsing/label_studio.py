@@ -36,14 +36,11 @@ class LabelStudioFile(LabelFile):
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
-        self._names: set[str] = set()
+        self._labels: set[str] = set()  # in use: the export does not say which others the project has
         with JsonStream(path) as stream:
             for item in stream.items():
                 self._add_task(item)
-
-    def names(self) -> list[str]:
-        """Return the labels in use, sorted: the export does not say which others the project has."""
-        return sorted(self._names)
+        self._names = sorted(self._labels)
 
     def _add_task(self, item: Item) -> None:
         task = item.value()
@@ -60,7 +57,7 @@ class LabelStudioFile(LabelFile):
             self._complain(f"{_task_name(task)}: `data` names no photograph; skipped")
             return
         labelled = [(label, result) for result in _results(chosen) if (label := _label(result))]
-        self._names |= {label for label, _ in labelled}
+        self._labels |= {label for label, _ in labelled}
         num_boxes = sum(str(result.get("type")).startswith("rectangle") for _, result in labelled)
         self._rows.append(AnnotationRow(names, self.path, item.span, "", _objects, len(labelled), num_boxes))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,39 +35,24 @@ class LabelMeFile(LabelFile):
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
-        self._names: set[str] = set()
+        self._labels: set[str] = set()  # in use: the files do not say which others the project has
         self._spans, self._num_boxes = bytearray(), 0
         self._facts: dict[str, Any] = {}  # imagePath, imageWidth and imageHeight
-        self._image, self._size = "", None
-        self._beside = [path.stem + suffix for suffix in IMAGE_SUFFIXES]  # if it was renamed together with this file
         try:
             with JsonStream(path) as stream:
                 has_shapes = self._read(stream)
             name = self._facts.get("imagePath")
             if not has_shapes or not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS:
                 raise ValueError("not LabelMe's: no list `shapes`, or no usable `imagePath`")
-            self._size = read_size(self._facts.get("imageWidth"), self._facts.get("imageHeight"))
-            self._image = name.replace("\\", "/")
+            size = read_size(self._facts.get("imageWidth"), self._facts.get("imageHeight"))
         except (UserError, ValueError, OverflowError) as error:
             self._complain(f"{error}; skipped", UNREADABLE_ROW)
-
-    def names(self) -> list[str]:
-        """Return the labels in use, sorted: the files do not say which others the project has."""
-        return sorted(self._names) if self._image else []
-
-    def rows(self) -> Iterator[AnnotationRow]:
-        """Yield the photograph's row, also without shapes; none if the file cannot be used."""
-        if self._image:
-            objects = partial(_objects, self._size)
-            yield AnnotationRow(
-                (self._image, *self._beside),
-                self.path,
-                bytes(self._spans),
-                f"{self._size}",
-                objects,
-                num_objects=len(self._spans) // SPAN.size,
-                num_boxes=self._num_boxes,
-            )
+            return
+        self._names = sorted(self._labels)
+        beside = [path.stem + suffix for suffix in IMAGE_SUFFIXES]  # if it was renamed together with this file
+        names, objects = (name.replace("\\", "/"), *beside), partial(_objects, size)
+        num_objects = len(self._spans) // SPAN.size
+        self._rows = [AnnotationRow(names, path, bytes(self._spans), f"{size}", objects, num_objects, self._num_boxes)]
 
     def _read(self, stream: JsonStream) -> bool:
         """Read the file's keys; return whether it has shapes. The picture in `imageData` is passed over."""
@@ -89,7 +74,7 @@ class LabelMeFile(LabelFile):
         if label in NO_OBJECTS:
             return
         if isinstance(label, str) and label.strip():
-            self._names.add(printable(label.strip()))
+            self._labels.add(printable(label.strip()))
             self._spans += item.span
             self._num_boxes += shape.get("shape_type") == "rectangle"
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,17 +44,13 @@ class ViaFile(LabelFile):
         if not self._photographs:
             text = "no photographs of VIA 2: no `filename` with `regions`; export annotations as JSON"
             problems.append(Problem(printable(path.name), text, UNREADABLE_ROW))
-        self._attribute = self._class_attribute()
-
-    def names(self) -> list[str]:
-        """Return the classes in use, sorted."""
-        return sorted(self._values[self._attribute]) if self._attribute else [ONLY_CLASS] * bool(self._photographs)
-
-    def rows(self) -> Iterator[AnnotationRow]:
-        """Yield a row for each photograph, in the order of the file."""
-        objects = partial(_objects, self._attribute)
-        for name, span, num_regions, num_boxes in self._photographs:
-            yield AnnotationRow((name,), self.path, span, f"{self._attribute}", objects, num_regions, num_boxes)
+        attribute = self._class_attribute()
+        self._names = sorted(self._values[attribute]) if attribute else [ONLY_CLASS] * bool(self._photographs)
+        objects = partial(_objects, attribute)
+        self._rows = [
+            AnnotationRow((name,), path, span, attribute, objects, num_regions, num_boxes)
+            for name, span, num_regions, num_boxes in self._photographs
+        ]
 
     def _add(self, item: Item) -> None:
         photograph = item.value()
