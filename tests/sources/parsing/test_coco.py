@@ -196,7 +196,7 @@ def test_a_changed_annotation_rebuilds_one_label_and_the_order_of_the_lists_does
 
 def test_a_file_that_changes_while_it_is_read_is_no_other_annotation(tmp_path: Path) -> None:
     file = write_folder(tmp_path, coco([annotation(1, 1, SQUARE)]), ()) / "annotations" / "instances_default.json"
-    (row,) = CocoFile(file, []).rows()
+    (row,) = CocoFile(file, []).rows
     file.write_text(file.read_text().replace("30", "31"))
     with pytest.raises(LabelError, match="has changed since this run began"):
         row.parse()
@@ -220,7 +220,7 @@ def test_reading_a_large_file_takes_a_fraction_of_its_size(tmp_path: Path, monke
         stream.write("]}")
     assert file.stat().st_size > 1_700_000
     tracemalloc.start()
-    rows = list(CocoFile(file, []).rows())
+    rows = CocoFile(file, []).rows
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert sum(len(row.spans) for row in rows) == 200 * SPAN.size

@@ -54,10 +54,11 @@ class CocoFile(LabelFile):
         if missing:
             names = " and ".join(f"`{key}`" for key in readers if key in missing)
             raise UserError(f"{path}: not COCO's instances: no list {names}; export as COCO 1.0")
-        self._names = dict.fromkeys(name for _, name in sorted(self.categories.items()))
+        self.names = dict.fromkeys(name for _, name in sorted(self.categories.items()))
+        self.rows = list(self._rows())
 
-    def rows(self) -> Iterator[AnnotationRow]:
-        """Yield a row for each image, in the order of the file. Adds annotations without an image to the problems."""
+    def _rows(self) -> Iterator[AnnotationRow]:
+        """Yield a row for each image. Adds annotations without an image to the problems."""
         context = json.dumps(sorted(self.categories.items()))
         for image_id, image in self._images.items():
             if image is None:

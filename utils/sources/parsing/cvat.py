@@ -35,7 +35,7 @@ class CvatFile(LabelFile):
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
-        self._names: dict[str, None] = {}  # the task's, in its order; then others that shapes use
+        self.names: dict[str, None] = {}  # the task's, in its order; then others that shapes use
         self._images: list[tuple[int, int, Attributes, int, int]] = []  # first byte, last, attributes, shapes, boxes
         self._tags: list[str] = []
         self._open: tuple[int, Attributes] = (0, {})
@@ -55,9 +55,9 @@ class CvatFile(LabelFile):
             raise UserError(f"{path}: not CVAT's XML: {one_line(error, 200)}; export as CVAT for images 1.1") from error
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}") from error
+        self.rows = list(self._rows())
 
-    def rows(self) -> Iterator[AnnotationRow]:
-        """Yield a row for each image, in the order of the file."""
+    def _rows(self) -> Iterator[AnnotationRow]:
         with self.path.open("rb") as file:
             for start, end, attributes, num_shapes, num_boxes in self._images:
                 name = attributes.get("name", "")
@@ -89,7 +89,7 @@ class CvatFile(LabelFile):
             self._shapes += 1
             self._boxes += tag == "box"
             if label := _label(attributes):
-                self._names.setdefault(label)
+                self.names.setdefault(label)
 
     def _end(self, tag: str) -> None:
         if self._tags == IMAGE:
@@ -97,7 +97,7 @@ class CvatFile(LabelFile):
                 (self._open[0], self._parser.CurrentByteIndex, self._open[1], self._shapes, self._boxes)
             )
         elif self._tags[-3:] == LABEL_NAME and self._text.strip():
-            self._names.setdefault(printable(self._text.strip()))
+            self.names.setdefault(printable(self._text.strip()))
         self._tags.pop()
 
     def _add_text(self, text: str) -> None:

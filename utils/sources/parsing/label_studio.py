@@ -40,7 +40,7 @@ class LabelStudioFile(LabelFile):
         with JsonStream(path) as stream:
             for item in stream.items():
                 self._add_task(item)
-        self._names = sorted(self._labels)
+        self.names = sorted(self._labels)
 
     def _add_task(self, item: Item) -> None:
         task = item.value()
@@ -59,7 +59,7 @@ class LabelStudioFile(LabelFile):
         labelled = [(label, result) for result in _results(chosen) if (label := _label(result))]
         self._labels |= {label for label, _ in labelled}
         num_boxes = sum(str(result.get("type")).startswith("rectangle") for _, result in labelled)
-        self._rows.append(AnnotationRow(names, self.path, item.span, "", _objects, len(labelled), num_boxes))
+        self.rows.append(AnnotationRow(names, self.path, item.span, "", _objects, len(labelled), num_boxes))
 
     def _complain(self, text: str) -> None:
         self.problems.append(Problem(self.path.name, text, UNREADABLE_ROW))

@@ -48,11 +48,11 @@ class LabelMeFile(LabelFile):
         except (UserError, ValueError, OverflowError) as error:
             self._complain(f"{error}; skipped", UNREADABLE_ROW)
             return
-        self._names = sorted(self._labels)
+        self.names = sorted(self._labels)
         beside = [path.stem + suffix for suffix in IMAGE_SUFFIXES]  # if it was renamed together with this file
         names, objects = (name.replace("\\", "/"), *beside), partial(_objects, size)
         num_objects = len(self._spans) // SPAN.size
-        self._rows = [AnnotationRow(names, path, bytes(self._spans), f"{size}", objects, num_objects, self._num_boxes)]
+        self.rows = [AnnotationRow(names, path, bytes(self._spans), f"{size}", objects, num_objects, self._num_boxes)]
 
     def _read(self, stream: JsonStream) -> bool:
         """Read the file's keys; return whether it has shapes. The picture in `imageData` is passed over."""

@@ -53,9 +53,9 @@ class MaskFile(LabelFile):
             problems.append(Problem(printable(path.name, 400), f"{error}; skipped", UNREADABLE_ROW))
             return
         used = {item.value for item in objects}
-        self._names = meaning.listed if used & {*meaning.listed} else sorted(used)
+        self.names = meaning.listed if used & {*meaning.listed} else sorted(used)
         span, context = SPAN.pack(0, len(data), digest_of(data)), repr(replace(meaning, classes=None))
-        self._rows = [AnnotationRow(photographs, source, span, context, partial(mask_objects, meaning), len(objects))]
+        self.rows = [AnnotationRow(photographs, source, span, context, partial(mask_objects, meaning), len(objects))]
 
 
 def is_mask(path: Path) -> bool:

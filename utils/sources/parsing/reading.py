@@ -74,9 +74,8 @@ def _read_tool(
     photographs = find_photographs(folder, problems, trust_links, by_path=True)
     more = (folder,) if tool.takes_folder else ()
     read = [tool(file, problems, *more) for file in Progress("label files", len(files))(files)]
-    rows_of = [[*labels.rows()] for labels in read]
-    rows = [row for own in rows_of for row in own]
-    masks = {file for file, own in zip(files, rows_of, strict=True) if own} | {row.file for row in rows}
+    rows = [row for labels in read for row in labels.rows]
+    masks = {labels.path for labels in read if labels.rows} | {row.file for row in rows}
     photographs = {
         key: item
         for key, item in photographs.items()
@@ -91,7 +90,7 @@ def _read_tool(
     is_kept = keep_unlabelled or tool.missing_is_empty
     kept = _empty(by_key, photographs, keep_unlabelled) if is_kept else set()
     by_key = _complete(by_key, photographs, folder if tool.by_file else files[0], kept, problems)
-    names = dict.fromkeys(name for labels in read for name in labels.names())
+    names = dict.fromkeys(name for labels in read for name in labels.names)
     if not names:
         found = f"{tool.title} of {counted(len(by_key), 'photograph')}"
         raise UserError(f"{folder}: {found}, but without any object; draw outlines and export them again")

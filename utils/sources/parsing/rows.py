@@ -1,6 +1,6 @@
 """What every label file becomes: a row for each photograph, whose objects are read back when they are needed.
 
-A reader of label files is a `LabelFile` with `names()`, its classes, and `rows()`. `formats.py` lists them.
+A reader of label files is a `LabelFile`. `formats.py` lists them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +95,9 @@ Row = LabelRow | AnnotationRow
 class LabelFile:
     """A label file of an annotation tool. Construction reads it once and adds what cannot be used to `problems`.
 
+    names: the classes, in the order of their numbers in the data set. rows: of each labelled photograph, in the order of the
+    file.
+
     A format's files are those of the first of `patterns` that any has, one or `several`. title: what the report calls it.
     by_file: names of photographs are relative to the label file's folder. sorts_names: the files list only classes in use.
     has_rows_per_file: several files may belong to a photograph. missing_is_empty: a photograph without a label file has no
@@ -110,16 +113,8 @@ class LabelFile:
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         self.path, self.problems = path, problems
-        self._names: Collection[str] = ()
-        self._rows: list[AnnotationRow] = []
-
-    def names(self) -> list[str]:
-        """Return the classes, in the order of their numbers in the data set."""
-        return list(self._names)
-
-    def rows(self) -> Iterator[AnnotationRow]:
-        """Yield a row for each labelled photograph, in the order of the file."""
-        yield from self._rows
+        self.names: Collection[str] = ()
+        self.rows: list[AnnotationRow] = []
 
 
 def digest_of(data: bytes) -> bytes:

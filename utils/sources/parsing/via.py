@@ -45,9 +45,9 @@ class ViaFile(LabelFile):
             text = "no photographs of VIA 2: no `filename` with `regions`; export annotations as JSON"
             problems.append(Problem(printable(path.name), text, UNREADABLE_ROW))
         attribute = self._class_attribute()
-        self._names = sorted(self._values[attribute]) if attribute else [ONLY_CLASS] * bool(self._photographs)
+        self.names = sorted(self._values[attribute]) if attribute else [ONLY_CLASS] * bool(self._photographs)
         objects = partial(_objects, attribute)
-        self._rows = [
+        self.rows = [
             AnnotationRow((name,), path, span, attribute, objects, num_regions, num_boxes)
             for name, span, num_regions, num_boxes in self._photographs
         ]

@@ -56,11 +56,11 @@ class YoloFile(LabelFile):
                 f"{path}: YOLO's labels, but no data.yaml, classes.txt or obj.names near it names the classes; "
                 "write classes.txt with one name a line"
             )
-        self._names = read_names(class_list)
+        self.names = read_names(class_list)
         sizes = [len(fields) for fields in lines if fields]
-        span, objects = SPAN.pack(0, len(data), digest_of(data)), partial(_objects, tuple(self._names))
-        context, num_boxes = "\n".join(self._names), sizes.count(BOX_FIELDS)
-        self._rows = [AnnotationRow(photographs, path, span, context, objects, len(sizes), num_boxes)]
+        span, objects = SPAN.pack(0, len(data), digest_of(data)), partial(_objects, tuple(self.names))
+        context, num_boxes = "\n".join(self.names), sizes.count(BOX_FIELDS)
+        self.rows = [AnnotationRow(photographs, path, span, context, objects, len(sizes), num_boxes)]
 
 
 def looks_like_labels(path: Path) -> bool:
