@@ -9,9 +9,8 @@ import pytest
 
 from tests.data.pictures import COLOURLESS, rectangle, samples_of
 from utils.data import drawn_wires
-from utils.data.augment import Scene
+from utils.data.augment import Scene, paste_objects
 from utils.data.drawn_wires import band, catenary, draw_bars, draw_wires
-from utils.data.paste import paste_objects
 from utils.data.polygons import areas, draw_index_map
 
 SIDE_PX = 160

@@ -23,6 +23,7 @@ from utils.data.augment import (
     letterbox_matrix,
     mosaic_matrices,
     paste_mirrored,
+    paste_objects,
     random_view,
     sample_generator,
     seen_window,
@@ -34,7 +35,6 @@ from utils.data.drawn_wires import draw_wires
 from utils.data.images import FILL, ImageError, fit_long_side, letterbox, scaled_size
 from utils.data.labels import Photo, count_classes, find_label_file, read_photos
 from utils.data.loader import Key
-from utils.data.paste import paste_objects
 from utils.data.polygons import large_to_small, polygon_boxes, transform_points, visible_outlines
 from utils.data.target_masks import draw_masks
 from utils.data.windows import WindowedPhotos
