@@ -35,7 +35,13 @@ def pyramid(kind: str) -> list[np.ndarray]:
     """Return a kind's tile and its reductions by 2, 4, ..., the same in every process."""
     rng = np.random.default_rng((20250601, list(_PALETTES).index(kind)))
     paint = {"gravel": _paint_stones, "leaves": _paint_leaves, "meadow": _paint_blades, "dry grass": _paint_blades}
-    levels = [paint.get(kind, _paint_specks)(rng, kind)]
+    if kind in paint:
+        base = _ramp(kind)[_smooth_noise(rng, TILE_PX, (4, 16, 64)) // 3]
+        tile = np.pad(base, ((_PAD_PX, _PAD_PX), (_PAD_PX, _PAD_PX), (0, 0)), mode="wrap")
+        paint[kind](rng, tile, _ramp(kind))
+        levels = [np.ascontiguousarray(tile[_PAD_PX:-_PAD_PX, _PAD_PX:-_PAD_PX])]
+    else:
+        levels = [_specks(rng, kind)]
     for _ in range(_LEVELS - 1):
         blocks = levels[-1].reshape(len(levels[-1]) // 2, 2, -1, 2, 3).astype(np.uint16)
         levels.append(((blocks.sum(axis=(1, 3)) + 2) // 4).astype(np.uint8))
@@ -176,7 +182,7 @@ def _ramp(kind: str) -> np.ndarray:
     return np.stack(channels, axis=1).astype(np.uint8)
 
 
-def _paint_specks(rng: np.random.Generator, kind: str) -> np.ndarray:
+def _specks(rng: np.random.Generator, kind: str) -> np.ndarray:
     fine = rng.integers(0, 256, (TILE_PX, TILE_PX), np.uint8)
     small = _smooth_noise(rng, TILE_PX, (2, 4))
     large = _smooth_noise(rng, TILE_PX, (8, 32, 128))
@@ -194,18 +200,8 @@ def _scattered(rng: np.random.Generator, number: int) -> np.ndarray:
     return np.concatenate([copies[seen] + _PAD_PX, source[seen, None]], axis=1)
 
 
-def _padded_base(rng: np.random.Generator, kind: str) -> np.ndarray:
-    base = _ramp(kind)[_smooth_noise(rng, TILE_PX, (4, 16, 64)) // 3]
-    return np.pad(base, ((_PAD_PX, _PAD_PX), (_PAD_PX, _PAD_PX), (0, 0)), mode="wrap")
-
-
-def _cropped(tile: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(tile[_PAD_PX:-_PAD_PX, _PAD_PX:-_PAD_PX])
-
-
-def _paint_blades(rng: np.random.Generator, kind: str) -> np.ndarray:
+def _paint_blades(rng: np.random.Generator, tile: np.ndarray, ramp: np.ndarray) -> None:
     """Paint grass as blades 4 to 18 pixels long in tufts of one tone, lighter ones above darker ones."""
-    tile, ramp = _padded_base(rng, kind), _ramp(kind)
     tufts = _smooth_noise(rng, TILE_PX, (16, 32, 128)).astype(np.int32)
     for light in (-70, -20, 20, 55):
         number = 16_000
@@ -216,12 +212,10 @@ def _paint_blades(rng: np.random.Generator, kind: str) -> np.ndarray:
             colour = ramp[min(max(tone, 0), 255)].tolist()
             end = (x + int(ends[source, 0]), y + int(ends[source, 1]))
             cv2.line(tile, (x, y), end, colour, 1, cv2.LINE_AA)
-    return _cropped(tile)
 
 
-def _paint_stones(rng: np.random.Generator, kind: str) -> np.ndarray:
+def _paint_stones(rng: np.random.Generator, tile: np.ndarray, ramp: np.ndarray) -> None:
     """Paint stones of 2 to 9 pixels radius with a shadow and a lit side."""
-    tile, ramp = _padded_base(rng, kind), _ramp(kind)
     number = 20_000
     radii, tones = 1 + rng.integers(1, 5, number) * rng.integers(1, 3, number), rng.integers(70, 240, number)
     for x, y, source in _scattered(rng, number).tolist():
@@ -231,12 +225,10 @@ def _paint_stones(rng: np.random.Generator, kind: str) -> np.ndarray:
         if radius > 3:
             lit = ramp[min(tone + 40, 255)].tolist()
             cv2.circle(tile, (x - radius // 3, y - radius // 3), radius // 2, lit, -1, cv2.LINE_AA)
-    return _cropped(tile)
 
 
-def _paint_leaves(rng: np.random.Generator, kind: str) -> np.ndarray:
+def _paint_leaves(rng: np.random.Generator, tile: np.ndarray, ramp: np.ndarray) -> None:
     """Paint leaves of 5 to 14 pixels, from the shade to the sun."""
-    tile, ramp = _padded_base(rng, kind), _ramp(kind)
     for light in (30, 80, 130, 190):
         number = 9_000
         longs, shorts = rng.integers(-7, 8, (number, 2)), rng.integers(1, 4, number)
@@ -253,4 +245,3 @@ def _paint_leaves(rng: np.random.Generator, kind: str) -> np.ndarray:
             ]
             colour = ramp[min(max(light + int(tones[source]), 0), 255)].tolist()
             cv2.fillConvexPoly(tile, np.array(blade, np.int32), colour, cv2.LINE_AA)
-    return _cropped(tile)
