@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -16,7 +17,7 @@ import numpy as np
 
 from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError, printable
-from utils.common.files import write_bytes_atomic
+from utils.common.files import write_bytes_atomic, write_text_atomic
 from utils.common.progress import Progress
 from utils.common.threads import ordered_map
 from utils.data.images import ImageError, one_opencv_thread, read_image
@@ -24,7 +25,7 @@ from utils.data.labels import LabelError
 from utils.sources.near_duplicates import MAX_BITS, MEASURED_PX, same_pictures, small_grey, thumbnail
 from utils.sources.parsing.formats import EPRI
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem
-from utils.sources.parsing.manifest import by_severity, dataset_yaml_text, make_manifest, manifest_bytes
+from utils.sources.parsing.manifest import by_severity, dataset_yaml_text, make_manifest
 from utils.sources.parsing.photograph import PhotographOptions, build_image, build_label
 from utils.sources.parsing.reading import choose_classes, read_labels
 from utils.sources.parsing.rows import Row, digest_of, place_of
@@ -145,8 +146,8 @@ def build_dataset(
         state.rewrite(entries)
         problems += [_complaint(rows[entry.key], item) for entry in entries for item in entry.complaints]
         manifest = make_manifest(entries, chosen, problems, options.to_dict(), shared.class_names, copies, series)
-        write_bytes_atomic(output_folder / DATASET_FILE, dataset_yaml_text(manifest).encode())
-        write_bytes_atomic(output_folder / MANIFEST_FILE, manifest_bytes(manifest))
+        write_text_atomic(output_folder / DATASET_FILE, dataset_yaml_text(manifest))
+        write_text_atomic(output_folder / MANIFEST_FILE, json.dumps(manifest, indent=1) + "\n")
     return manifest
 
 

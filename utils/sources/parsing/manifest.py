@@ -54,11 +54,6 @@ def make_manifest(
     }
 
 
-def manifest_bytes(manifest: dict[str, Any]) -> bytes:
-    """Return the bytes of manifest.json."""
-    return (json.dumps(manifest, indent=1) + "\n").encode("ascii")
-
-
 def dataset_yaml_text(manifest: dict[str, Any]) -> str:
     """Return the text of dataset.yaml. Its paths are relative to its folder, so the folder can be moved."""
     options = ", ".join(f"{name} {value}" for name, value in manifest["options"].items())
