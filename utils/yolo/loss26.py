@@ -48,12 +48,6 @@ class OutputLoss(SegmentationLoss):
         return errors
 
 
-class OneToOneLoss(OutputLoss):
-    """The loss of the one-to-one outputs."""
-
-    rule = ONE_TO_ONE
-
-
 @dataclass(frozen=True)
 class EndToEndSums(LossSums):
     """Parts (9,): four of the one-to-many outputs, four of the one-to-one, and the pixels' classes, each weighted.
@@ -86,7 +80,8 @@ class EndToEndLoss(SegmentationLoss):
 
     def __init__(self, model: Any, **choices: Any) -> None:
         super().__init__(model, **choices)
-        self.many, self.one = OutputLoss(model, **choices), OneToOneLoss(model, **choices)
+        self.many, self.one = OutputLoss(model, **choices), OutputLoss(model, **choices)
+        self.one.rule = ONE_TO_ONE
         self.run_done: Callable[[], float] = lambda: 0.0
 
     @property

@@ -58,8 +58,7 @@ class ForeignFile(ValueError):
 class _Shell:
     """Replaces a class of a .pt file: accepts any arguments, keeps the state, does nothing."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.content: dict[str, Any] = {}
+    content: dict[str, Any]
 
     def __new__(cls, *_: Any, **__: Any) -> _Shell:
         shell = super().__new__(cls)
