@@ -36,7 +36,6 @@ EXIF_IFD, EXIF_TIME_TAG = 0x8769, 0x9003  # the directory of the picture's facts
 # Errors of Pillow's header readers on damaged bytes (UnidentifiedImageError is an OSError).
 HEADER_ERRORS = (OSError, ValueError, SyntaxError, struct.error, EOFError, LookupError, TypeError, ImportError)
 EXIF_ERRORS = (*HEADER_ERRORS, ArithmeticError, AttributeError)
-_JPEG_START = b"\xff\xd8\xff"
 # The supported formats by their first bytes, with Pillow's class for each, so that Pillow (header) and OpenCV (pixels)
 # read the same format. Not with `Image.open`: Ultralytics replaces it by a function that tries to install more packages.
 _KINDS: tuple[tuple[re.Pattern[bytes], type[ImageFile.ImageFile]], ...] = (
@@ -46,7 +45,6 @@ _KINDS: tuple[tuple[re.Pattern[bytes], type[ImageFile.ImageFile]], ...] = (
     (re.compile(rb"RIFF....WEBP", re.DOTALL), WebPImagePlugin.WebPImageFile),
     (re.compile(rb"II[*+]\0|MM\0[*+]"), TiffImagePlugin.TiffImageFile),
 )
-_TIFF_STARTS = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
 # libjpeg-turbo's messages for JPEG variants it does not support; any other message means damaged data.
 _UNSUPPORTED_WORDS = ("subsampling level", "color conversion", "data precision", "sof type")
 
@@ -124,7 +122,7 @@ def parse_exif_time(value: object) -> datetime | None:
 
 def is_jpeg(data: bytes) -> bool:
     """Return whether the data is a JPEG, by its first bytes."""
-    return data.startswith(_JPEG_START)
+    return data.startswith(b"\xff\xd8\xff")
 
 
 def points_upright(points: np.ndarray, orientation: int, width: int, height: int) -> np.ndarray:
@@ -202,7 +200,7 @@ def _read_header(data: bytes) -> tuple[int, int, int]:
         raise ImageError(f"{width}x{height} is more than {MAX_IMAGE_PIXELS // 1_000_000} megapixels")
     if width * height > max(UNSUSPICIOUS_PIXELS, MAX_PIXELS_PER_BYTE * len(data)):
         raise ImageError(f"{width}x{height} pixels in {len(data)} bytes: an image bomb, not a photograph")
-    is_tiff = data.startswith(_TIFF_STARTS)
+    is_tiff = isinstance(header, TiffImagePlugin.TiffImageFile)
     return width, height, 1 if is_tiff or not isinstance(exif, bytes) else orientation_of(exif)
 
 
