@@ -49,7 +49,8 @@ class BatchLog:
         names = sorted(values)
         sums = self._gather([values[name] for name in names], self.rank_meter.lap(lap.data_wait_share))
         reported = {name: total / self.world_size for name, total in zip(names, sums, strict=False)}
-        ranks = _by_name(sums[len(names) :])
+        of_ranks = sums[len(names) :]
+        ranks = {name: of_ranks[number :: len(FIELDS)] for number, name in enumerate(FIELDS)}
         if not log.is_main:
             return
         slow_rank = self._slow_rank.update(ranks["own_ms"], lap.step_ms, lap.num_batches)
@@ -89,14 +90,6 @@ class BatchLog:
         return all_reduce_sum(torch.cat([stacked.to(place), of_ranks.flatten().to(place)])).tolist()
 
 
-def _by_name(values: list[float]) -> Ranks:
-    return {name: values[number :: len(FIELDS)] for number, name in enumerate(FIELDS)}
-
-
-def _known(values: list[float]) -> list[float]:
-    return [value for value in values if not math.isnan(value)]
-
-
 def _slow_words(slow_rank: int | None, ranks: Ranks) -> list[str]:
     if slow_rank is None:
         return []
@@ -108,7 +101,7 @@ def _charted(ranks: Ranks) -> dict[str, float]:
     """Return the values for TensorBoard: each rank's own time; mean and maximum of the others."""
     charted = {f"own_ms/{number}": value for number, value in enumerate(ranks.get("own_ms", [])[:MOST_RANKS_CHARTED])}
     for name, values in ranks.items():
-        known = _known(values)
+        known = [value for value in values if not math.isnan(value)]
         charted[f"{name}_max"] = max(known)
         charted[f"{name}_mean"] = statistics.fmean(known)
     return charted
