@@ -151,15 +151,12 @@ def test_wires_are_as_thin_as_asked_and_nothing_else_moves() -> None:
     [
         ({"wire_width_px": 0.5}, "wire_width_px: 0.5"),
         ({"wire_width_px": 41}, "wire_width_px: 41"),
-        ({"num_photos": 0}, "num_photos: 0; ask for at least 1"),
         ({"seed": -1}, "seed: -1; must not be negative"),
-        ({"long_side_px": 640}, "long_side_px: 640"),
-        ({"long_side_px": 20_000}, "long_side_px: 20000"),
     ],
 )
 def test_impossible_samples_are_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        write_sample(tmp_path, **{"num_photos": 1, **options})
+        write_sample(tmp_path, 1, **options)
 
 
 def test_another_folders_photographs_and_labels_are_never_overwritten(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from utils.sources.sample.scene import (
 from utils.sources.sample.surroundings import expose, paint_surroundings, weather
 from utils.sources.sample.trees import paint_twigs
 
-LONG_SIDE_BOUNDS_PX = (1280, 8192)
 _CONDUCTOR_PX, _CABLE_PX, _GUY_PX = (4.0, 7.0), (6.0, 10.0), (4.0, 5.0)
 _POINTS_PER_SIDE = 6  # of a labelled wire
 _FINE = 80  # points of a painted wire on each side of its pole

@@ -21,7 +21,7 @@ from utils.common.threads import ordered_map
 from utils.data.images import EXIF_ORIENTATION_TAG, one_opencv_thread, write_jpeg
 from utils.sources.parsing.label_csv import LABEL_CSV
 from utils.sources.sample.canvas import Annotation, along, clip
-from utils.sources.sample.full_size import LONG_SIDE_BOUNDS_PX, draw_full_scene
+from utils.sources.sample.full_size import draw_full_scene
 from utils.sources.sample.scene import SAMPLE_LINE_WIDTH_PX, Scene, draw_scene
 
 _DATASET_NAME = "Built-in sample"
@@ -60,17 +60,12 @@ def write_sample(
     - 3, 123, …: another row, whose photograph does not exist; 6, 246, …: a photograph without a row
     - 2, 5, 7 of every 40: EXIF orientation 6, 8, 3
 
-    Raises UserError when a number is out of range, or when the folder holds other photographs or labels.
+    Raises UserError for a seed or a width of wires out of range, or when the folder holds other photographs or labels.
     """
-    if num_photos < 1:
-        raise UserError(f"num_photos: {num_photos}; ask for at least 1 photograph")
     if seed < 0:
         raise UserError(f"seed: {seed}; must not be negative")
     if wire_width_px is not None and not 1 <= wire_width_px <= 40:
         raise UserError(f"wire_width_px: {wire_width_px}; wires can be drawn 1 to 40 pixels wide")
-    smallest, largest = LONG_SIDE_BOUNDS_PX
-    if long_side_px is not None and not smallest <= long_side_px <= largest:
-        raise UserError(f"long_side_px: {long_side_px}; photographs can be drawn with {smallest} to {largest} pixels")
     paths = [output_dir / photo_path(index) for index in range(num_photos)]
     labels_file = output_dir / LABEL_CSV
     _refuse_other_data(output_dir, labels_file, set(paths))
