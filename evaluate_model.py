@@ -249,10 +249,10 @@ def get_loader(
     """Return the loader of this rank's share of the images; rank 0 prints what the machine's limits changed."""
     batches = ShardBatches(len(dataset), config.batch_size, ranks.rank, ranks.world_size)
     bytes_per_batch = batch_bytes(config.batch_size, dataset.size_px)
-    loading = plan_loader(workers, PREFETCH, bytes_per_batch, ranks.local_world_size)
-    if ranks.is_main and loading.notes:
-        print(*loading.notes, sep="\n")
-    return get_dataloader(dataset, batches, loading.workers, device.type == "cuda", PREFETCH)
+    workers, notes = plan_loader(workers, PREFETCH, bytes_per_batch, ranks.local_world_size)
+    if ranks.is_main and notes:
+        print(*notes, sep="\n")
+    return get_dataloader(dataset, batches, workers, device.type == "cuda", PREFETCH)
 
 
 def write_results(

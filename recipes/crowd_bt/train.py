@@ -86,11 +86,9 @@ def main() -> int:
         with OwnedRun(config, may_resume=config.auto_resume or config.resume is not None) as run:
             say("\n".join([*run.notes, *data_lines(config, comparisons, ranks)]))
             bytes_per_batch = 2 * batch_bytes(config.batch_size, config.input_size)
-            loading = plan_loader(workers, PREFETCH, bytes_per_batch, ranks.local_world_size)
-            say("\n".join([*loading.notes, f"{threads} threads and {loading.workers} loader workers per process"]))
-            code = train(
-                config, run, device, PairModel(scorer, *eta_of(config, comparisons)), comparisons, loading.workers
-            )
+            workers, notes = plan_loader(workers, PREFETCH, bytes_per_batch, ranks.local_world_size)
+            say("\n".join([*notes, f"{threads} threads and {workers} loader workers per process"]))
+            code = train(config, run, device, PairModel(scorer, *eta_of(config, comparisons)), comparisons, workers)
     cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
     return code
 

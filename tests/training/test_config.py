@@ -115,9 +115,9 @@ def test_rate_and_decay_follow_the_effective_batch() -> None:
 def test_the_trainer_plans_with_its_own_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("utils.data.loader.shared_memory_free_bytes", lambda: 120_000_000)
     config = TrainConfig(batch_size=4, img_size=640, prefetch=2, multi_scale=False)
-    assert plan.plan_workers(config, 8, 1).workers == 5
+    assert plan.plan_workers(config, 8, 1)[0] == 5
     larger = TrainConfig(batch_size=4, img_size=640, prefetch=2, multi_scale=True)
-    assert plan.plan_workers(larger, 8, 1).workers == 2  # sides up to 1.5 times
+    assert plan.plan_workers(larger, 8, 1)[0] == 2  # sides up to 1.5 times
 
 
 def test_a_cache_that_was_asked_for_is_not_left_out_silently(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

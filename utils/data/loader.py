@@ -9,7 +9,6 @@ import atexit
 import math
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import cv2
@@ -176,14 +175,6 @@ def prepare_worker(worker: int) -> None:
     torch.set_num_threads(1)
 
 
-@dataclass(frozen=True)
-class LoaderPlan:
-    """The number of workers for each rank's loader, and notes to print if it is less than requested."""
-
-    workers: int
-    notes: tuple[str, ...] = ()
-
-
 def batch_bytes(batch_size: int, side_px: int) -> int:
     """Return the shared memory of one batch of square images."""
     return round(batch_size * side_px * side_px * BYTES_PER_PIXEL)
@@ -202,24 +193,24 @@ def val_prefetch(prefetch: int) -> int:
 
 def plan_loader(
     workers: int, prefetch: int, bytes_per_batch: int, num_ranks: int, free_bytes: int | None = None
-) -> LoaderPlan:
-    """Reduce `workers` to the number that fits into shared memory; 0 means loading in the rank itself.
+) -> tuple[int, list[str]]:
+    """Return `workers`, or fewer if shared memory holds no more, and then a note to print; 0: loading in the rank itself.
 
     With too many a worker dies with `Bus error` at some batch. `num_ranks` is the number of ranks on this machine.
     `free_bytes` is measured by default, so call this before any loader starts.
     """
     free = shared_memory_free_bytes() if free_bytes is None else free_bytes
     if free is None or workers < 1:
-        return LoaderPlan(workers)
+        return workers, []
     needed = needed_bytes(workers, prefetch, bytes_per_batch, num_ranks)
     fitting = max(0, (free - RESERVE_BYTES) // (needed // workers))
     if fitting >= workers:
-        return LoaderPlan(workers)
+        return workers, []
     note = (
         f"Shared memory: {workers} loader workers in each of {num_ranks} process(es) may need {_megabytes(needed)} in "
         f"/dev/shm and {_megabytes(free)} are free; {fitting} workers are used. To use all, {SHARED_MEMORY_ADVICE}"
     )
-    return LoaderPlan(fitting, (note,))
+    return fitting, [note]
 
 
 def _megabytes(num_bytes: int) -> str:

@@ -14,7 +14,7 @@ from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precis
 from utils.common.errors import UserError, printable
 from utils.common.files import warn_on_write_error, write_text_atomic
 from utils.data.dataset import SegmentationDataset, count_classes
-from utils.data.loader import LoaderPlan, batch_bytes, plan_loader
+from utils.data.loader import batch_bytes, plan_loader
 from utils.run.folder import OwnedRun
 from utils.run.records import read_config
 from utils.training.batch_size import largest_side_px
@@ -104,9 +104,9 @@ def plan_training(config: TrainConfig, share: Share, run: OwnedRun, data: Data) 
     ranks, device = share.ranks, share.device
     threads = config.threads or keep_threads(share.threads, share.most_threads, ranks.world_size, run.choices)
     torch.set_num_threads(threads)
-    loading = plan_workers(config, share.workers, ranks.local_world_size)
-    lines = [*run.notes, *loading.notes]
-    lines.append(f"Device: {device}, {threads} threads and {loading.workers} loader workers per process")
+    workers, notes = plan_workers(config, share.workers, ranks.local_world_size)
+    lines = [*run.notes, *notes]
+    lines.append(f"Device: {device}, {threads} threads and {workers} loader workers per process")
     if threads < share.most_threads and not config.threads:
         reason = "as when the run began" if run.resumes else "because other programs use the cores"
         lines.append(
@@ -137,10 +137,10 @@ def plan_training(config: TrainConfig, share: Share, run: OwnedRun, data: Data) 
         CORES: usable_cpu_count(),
         SKIPPED_PHOTOGRAPHS: sorted(data.skipped),
     }
-    return TrainPlan(config, loading.workers, optimizer, weights, facts, lines)
+    return TrainPlan(config, workers, optimizer, weights, facts, lines)
 
 
-def plan_workers(config: TrainConfig, workers: int, local_world_size: int) -> LoaderPlan:
+def plan_workers(config: TrainConfig, workers: int, local_world_size: int) -> tuple[int, list[str]]:
     """Cut the loader's workers to what shared memory holds, at the largest size that a batch may have."""
     largest_bytes = batch_bytes(config.batch_size, largest_side_px(config))
     return plan_loader(workers, config.prefetch, largest_bytes, local_world_size)
