@@ -14,7 +14,7 @@ from faster_coco_eval.core import mask as coco_mask
 
 from utils import distributed
 from utils.data.dataset import Sample
-from utils.evaluation.metrics import SIZES
+from utils.data.polygons import SIZES
 from utils.evaluation.native_masks import fill_outline, outlines_in_photo, place, target_areas
 from utils.predict.detections import Detections, Placement
 from utils.predict.regions import Region, column_runs

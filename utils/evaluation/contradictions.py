@@ -18,7 +18,7 @@ from utils.common.threads import ordered_map
 from utils.data.cache import unreadable_message
 from utils.data.images import ImageError, read_image, scaled_size
 from utils.evaluation.evaluate import AP_IOU
-from utils.evaluation.metrics import box_iou, pair_ignoring_class
+from utils.evaluation.metrics.matching import box_iou, pair_ignoring_class
 from utils.predict.detections import PhotoPrediction
 from utils.predict.prediction_files import outline
 from utils.predict.regions import Region, shrunk

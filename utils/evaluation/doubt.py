@@ -15,7 +15,7 @@ from utils.common.errors import UserError
 from utils.common.progress import Progress
 from utils.data.images import fit_long_side
 from utils.evaluation.contradictions import read_photos
-from utils.evaluation.metrics import CONFUSION_MIN_SCORE, box_iou
+from utils.evaluation.metrics.matching import CONFUSION_MIN_SCORE, box_iou
 from utils.predict.detections import PhotoPrediction
 from utils.predict.tiles import Predictor
 from utils.sources.checks.reading import Entry

@@ -17,23 +17,12 @@ from torch import nn
 from utils import distributed
 from utils.common.devices import Precision
 from utils.data.dataset import Sample
+from utils.data.polygons import size_classes
 from utils.evaluation.input_masks import begin_mask_overlaps
-from utils.evaluation.metrics import (
-    ImageResult,
-    ThinRule,
-    box_iou,
-    confusion_pairs,
-    hit_targets,
-    measure,
-    merge_results,
-    pack_results,
-    size_classes,
-    sizes_of_predictions,
-    summarise,
-    summarise_sizes,
-    summarise_thin,
-    unpack_results,
-)
+from utils.evaluation.metrics.matching import box_iou, confusion_pairs, hit_targets, sizes_of_predictions
+from utils.evaluation.metrics.results import ImageResult, merge_results, pack_results, unpack_results
+from utils.evaluation.metrics.summary import summarise, summarise_sizes
+from utils.evaluation.metrics.thin_objects import ThinRule, measure, summarise_thin
 from utils.evaluation.native_masks import OnMasks, masks_in_photo, place, region_iou, target_areas
 from utils.predict.detections import Detections, Placement, detect, photo_masks, raw_outputs
 from utils.predict.exported import ExportedModel

@@ -14,7 +14,7 @@ import numpy as np
 
 from utils.data.dataset import Photo, Sample
 from utils.data.images import upright_size
-from utils.evaluation.metrics import elongated_classes, elongation
+from utils.evaluation.metrics.thin_objects import elongated_classes, elongation
 from utils.predict.detections import Detections, Placement
 from utils.predict.options import named_classes
 from utils.predict.regions import Region

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from utils.common.text import format_table
-from utils.evaluation.metrics import SIZES
+from utils.data.polygons import SIZES
 
 _APS = {"box_map50": "box mAP50", "box_map50_95": "mAP50-95", "mask_map50": "mask mAP50", "mask_map50_95": "mAP50-95"}
 _COLUMNS = {

@@ -8,7 +8,7 @@ from typing import Any
 from utils.common.colors import class_color
 from utils.common.text import counted
 from utils.common.threads import ordered_map
-from utils.evaluation.metrics import SIZES
+from utils.data.polygons import SIZES
 from utils.pages.check_views import draw_labels, draw_view
 from utils.pages.report.gallery import MAX_THUMBNAILS, thumbnail_px
 from utils.pages.report.markup import Markup, color_key, element, number_cards, report_page, thumbnails, zoomable

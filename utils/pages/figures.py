@@ -98,7 +98,7 @@ def plot_training_curves(records: Iterable[Mapping[str, Any]], path: Path, chose
 def plot_pr_curves(curves: Mapping[str, Any], names: Sequence[str], path: Path, title: str) -> None:
     """Draw precision over recall at IoU 0.5 for each class, and their mean.
 
-    curves: the `box` or `mask` entry of `utils.evaluation.metrics.precision_recall_curves`.
+    curves: the `box` or `mask` entry of `precision_recall_curves` (utils/evaluation/metrics/summary.py).
     """
     figure, (axes,) = new_figure(1, 1, cell_width=9.0, cell_height=5.5)
     precision, class_ids = np.asarray(curves["precision_at_recall"]), np.asarray(curves["class_ids"])

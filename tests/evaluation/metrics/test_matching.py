@@ -9,22 +9,16 @@ import numpy as np
 import pytest
 
 from tests.evaluation.made_up import image_result, one_image, random_results
-from utils.evaluation.metrics import (
-    SIZES,
-    ImageResult,
+from utils.data.polygons import SIZES, size_classes
+from utils.evaluation.metrics.confidence import CALIBRATION_MIN_CONFIDENCE, calibration, operating_points
+from utils.evaluation.metrics.matching import (
+    IOU_THRESHOLDS,
     box_iou,
-    calibration,
     confusion_pairs,
     hit_targets,
-    merge_results,
-    operating_points,
-    pack_results,
-    size_classes,
     sizes_of_predictions,
-    unpack_results,
 )
-from utils.evaluation.metrics.confidence import CALIBRATION_MIN_CONFIDENCE
-from utils.evaluation.metrics.matching import IOU_THRESHOLDS
+from utils.evaluation.metrics.results import ImageResult, merge_results, pack_results, unpack_results
 
 
 def test_image_result_refuses_arrays_that_do_not_belong_together() -> None:

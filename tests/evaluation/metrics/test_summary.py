@@ -13,15 +13,9 @@ import pytest
 
 from tests.conftest import PROJECT
 from tests.evaluation.made_up import image_result, one_image, random_results, random_scene, result_of
-from utils.evaluation.metrics import (
-    ImageResult,
-    box_iou,
-    merge_results,
-    pack_results,
-    precision_recall_curves,
-    summarise,
-    unpack_results,
-)
+from utils.evaluation.metrics.matching import box_iou
+from utils.evaluation.metrics.results import ImageResult, merge_results, pack_results, unpack_results
+from utils.evaluation.metrics.summary import precision_recall_curves, summarise
 
 NAMES = ["conductor", "pole", "crossarm", "insulator", "cutouts"]
 
@@ -152,5 +146,5 @@ def test_a_class_id_without_a_name_is_refused() -> None:
 
 
 def test_metrics_load_without_torch() -> None:
-    code = "import sys, utils.evaluation.metrics; sys.exit('torch' in sys.modules or 'ultralytics' in sys.modules)"
+    code = "import sys; from utils.evaluation.metrics import confidence, summary, thin_objects; sys.exit('torch' in sys.modules or 'ultralytics' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT, timeout=60, check=False).returncode == 0

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from tests.evaluation.made_up import image_result
-from utils.evaluation.metrics import ThinRule, elongated_classes, elongation, measure, summarise_thin
-from utils.evaluation.metrics.thin_objects import COLUMNS, centreline
+from utils.evaluation.metrics import thin_objects
+from utils.evaluation.metrics.thin_objects import ThinRule, elongated_classes, elongation, measure, summarise_thin
 from utils.predict.regions import Region
+from utils.predict.shapes import centreline
 
 WIRE, OTHER = 2, 5
 RATES = ("centreline_recall", "centreline_precision", "pieces_per_object")
@@ -109,7 +110,7 @@ def test_classes_and_confidence_are_kept_apart() -> None:
 
 def test_sums_over_images_weigh_each_by_its_length() -> None:
     rows = [wires([WHOLE], [WHOLE]), wires([bar(0, 0, 200)], []), wires([], [bar(0, 0, 250)])]
-    assert all(row.shape == (1, len(COLUMNS)) for row in rows)
+    assert all(row.shape == (1, len(thin_objects.COLUMNS)) for row in rows)
     assert rates_of(*rows)[WIRE] == values(1000 / 1200, 1000 / 1250, 1)
     found, lengths = summaries(*rows)[WIRE], {"length_px": 1200, "missed_px": 200, "invented_px": 250}
     assert {name: found[name] for name in lengths} == pytest.approx(lengths, abs=9)  # thinning shortens each end by 2

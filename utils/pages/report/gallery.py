@@ -20,7 +20,8 @@ from utils.data.cache import load_photo
 from utils.data.dataset import Photo, Sample, SegmentationDataset
 from utils.data.images import NATIVE_LONG_SIDE_PX, encode_jpeg, read_image, upright_size
 from utils.evaluation.evaluate import AP_IOU, Find
-from utils.evaluation.metrics import CONFUSION_MIN_SCORE, ImageResult, box_iou, pair_ignoring_class
+from utils.evaluation.metrics.matching import CONFUSION_MIN_SCORE, box_iou, pair_ignoring_class
+from utils.evaluation.metrics.results import ImageResult
 from utils.evaluation.native_masks import OnMasks, outlines_in_photo, place
 from utils.pages import NO_DETECTIONS, draw_instances
 from utils.pages.pictures import Mask

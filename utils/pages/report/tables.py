@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from utils.evaluation.metrics import SIZES
+from utils.data.polygons import SIZES
 from utils.pages.report.markup import Markup, element
 
 KINDS = {"mask": "masks", "box": "boxes"}
