@@ -114,8 +114,7 @@ class Prediction:
         """bool (n, H, W): n times the photograph's pixels in bytes; `regions` take less."""
         masks = np.zeros((len(self), *self.photo.shape[:2]), bool)
         for mask, region in zip(masks, self.result.masks, strict=True):
-            height, width = region.mask.shape
-            mask[region.top : region.top + height, region.left : region.left + width] = region.mask
+            region.add_to(mask)
         return masks
 
     def draw(self) -> Picture:

@@ -18,11 +18,13 @@ from utils.common.threads import ordered_map
 from utils.data.cache import unreadable_message
 from utils.data.images import ImageError, read_image, scaled_size
 from utils.evaluation.evaluate import AP_IOU
-from utils.evaluation.metrics.matching import box_iou, pair_ignoring_class
+from utils.evaluation.metrics.matching import pair_ignoring_class
+from utils.evaluation.native_masks import areas_of, mask_iou
 from utils.predict.detections import PhotoPrediction
 from utils.predict.prediction_files import outline
 from utils.predict.regions import Region, shrunk
 from utils.predict.tiles import Predictor
+from utils.predict.wires import canvas_of
 from utils.sources.checks.findings import Finding, Mark, View
 from utils.sources.checks.reading import Entry
 
@@ -110,7 +112,8 @@ def compare(entry: Entry, size: tuple[int, int], prediction: PhotoPrediction, na
     ]
     found = list(_predicted(prediction, size, grid, names))
     scores = np.array([one.score for one in found], np.float64)
-    partner = pair_ignoring_class(_mask_iou(labels, found), len(labels), scores).tolist()
+    masks = [one.mask for one in labels], [one.mask for one in found]
+    partner = pair_ignoring_class(mask_iou(*masks, [*map(areas_of, masks)]), len(labels), scores).tolist()
     classes = {one.class_id for one in labels}
     near_own = {number: _near([one for one in found if one.class_id == number], grid) for number in classes}
     is_found = [_covered(label, near_own[label.class_id]) >= FOUND for label in labels]
@@ -174,33 +177,14 @@ def _fill(polygon: np.ndarray, grid: tuple[int, int]) -> Region:
     return Region(int(low[0]), int(low[1]), mask.astype(bool))
 
 
-def _mask_iou(labels: Sequence[Object], found: Sequence[Object]) -> np.ndarray:
-    iou = np.zeros((len(labels), len(found)))
-    sizes = [[int(one.mask.mask.sum()) for one in objects] for objects in (labels, found)]
-    boxes = [np.array([_box(one.mask) for one in objects]).reshape(-1, 4) for objects in (labels, found)]
-    for label, position in np.argwhere(box_iou(*boxes) > 0).tolist():
-        shared = labels[label].mask.shared_pixels(found[position].mask)
-        iou[label, position] = shared / max(sizes[0][label] + sizes[1][position] - shared, 1)
-    return iou
-
-
-def _box(region: Region) -> tuple[int, int, int, int]:
-    height, width = region.mask.shape
-    return region.left, region.top, region.left + width, region.top + height
-
-
 def _near(objects: Iterable[Object], grid: tuple[int, int]) -> np.ndarray:
     """Return the cells of the grid that objects cover or come near: bool (H, W)."""
-    cells = np.zeros((grid[1], grid[0]), np.uint8)
-    for one in objects:
-        left, top, right, bottom = _box(one.mask)
-        cells[top:bottom, left:right] |= one.mask.mask
-    side = 2 * NEAR_PX + 1
-    return cv2.dilate(cells, np.ones((side, side), np.uint8)).astype(bool)
+    cells, side = canvas_of((one.mask for one in objects), grid), 2 * NEAR_PX + 1
+    return cv2.dilate(cells.view(np.uint8), np.ones((side, side), np.uint8)).view(bool)
 
 
 def _covered(one: Object, cells: np.ndarray) -> float:
     """Return the share of an object's cells that are among `cells`."""
-    left, top, right, bottom = _box(one.mask)
+    left, top, right, bottom = one.mask.corners
     shared = int((one.mask.mask & cells[top:bottom, left:right]).sum())
     return shared / max(int(one.mask.mask.sum()), 1)

@@ -5,7 +5,7 @@ An object's mask is its whole outline, even where another object covers it. All 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from utils.data.dataset import Photo, Sample
 from utils.data.images import upright_size
+from utils.evaluation.metrics.matching import box_iou
 from utils.evaluation.metrics.thin_objects import elongated_classes, elongation
 from utils.predict.detections import Detections, Placement
 from utils.predict.options import named_classes
@@ -93,7 +94,7 @@ def masks_in_photo(
     yield PhotoMasks(*labels, found, detections[len(detections) - len(found) :])
 
 
-def areas_of(regions: list[Region]) -> np.ndarray:
+def areas_of(regions: Sequence[Region]) -> np.ndarray:
     """Return the regions' numbers of pixels: float64 (n,)."""
     return np.array([np.count_nonzero(region.mask) for region in regions], np.float64)
 
@@ -101,19 +102,20 @@ def areas_of(regions: list[Region]) -> np.ndarray:
 def region_iou(masks: PhotoMasks) -> tuple[np.ndarray, np.ndarray]:
     """Return the IoU of labels and detections (m, n), 0 between different classes, and the detections' areas (n,)."""
     areas = areas_of(masks.found)
-    iou = np.zeros((len(masks.truth), len(areas)))
     same_class = masks.truth_class_ids[:, None] == masks.detections.class_ids.numpy()
-    for target, position in np.argwhere(same_class & _touching(masks.truth, masks.found)):
-        shared = masks.truth[target].shared_pixels(masks.found[position])
-        iou[target, position] = shared / max(masks.truth_areas[target] + areas[position] - shared, 1)
-    return iou, areas
+    return mask_iou(masks.truth, masks.found, (masks.truth_areas, areas), same_class), areas
 
 
-def _touching(first: list[Region], second: list[Region]) -> np.ndarray:
-    """Return which regions' bitmaps overlap: bool (m, n)."""
-    (low_1, high_1), (low_2, high_2) = (
-        (corners, corners + np.array([region.mask.shape[::-1] for region in regions], int).reshape(-1, 2))
-        for regions in (first, second)
-        for corners in [np.array([(region.left, region.top) for region in regions], int).reshape(-1, 2)]
-    )
-    return (np.maximum(low_1[:, None], low_2) < np.minimum(high_1[:, None], high_2)).all(-1)
+def mask_iou(
+    first: Sequence[Region],
+    second: Sequence[Region],
+    areas: Sequence[np.ndarray],
+    is_compared: np.ndarray | bool = True,
+) -> np.ndarray:
+    """Return the IoU of each pair of regions, float64 (m, n), from their areas; 0 where they are not compared."""
+    iou = np.zeros((len(first), len(second)))
+    boxes = (np.array([region.corners for region in regions]).reshape(-1, 4) for regions in (first, second))
+    for one, other in np.argwhere((box_iou(*boxes) > 0) & is_compared):
+        shared = first[one].shared_pixels(second[other])
+        iou[one, other] = shared / max(areas[0][one] + areas[1][other] - shared, 1)
+    return iou

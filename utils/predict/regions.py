@@ -26,15 +26,21 @@ class Region:
             max(top - self.top, 0) : max(bottom - self.top, 0), max(left - self.left, 0) : max(right - self.left, 0)
         ]
 
+    @property
+    def corners(self) -> Corners:
+        """The rectangle that the mask was cut to."""
+        height, width = self.mask.shape
+        return self.left, self.top, self.left + width, self.top + height
+
+    def add_to(self, canvas: np.ndarray) -> None:
+        """Add the mask's pixels to those of a photograph, bool (H, W)."""
+        left, top, right, bottom = self.corners
+        canvas[top:bottom, left:right] |= self.mask
+
     def shared_pixels(self, other: Region) -> int:
         """Count the pixels in both masks."""
-        left, top = max(self.left, other.left), max(self.top, other.top)
-        right = min(self.left + self.mask.shape[1], other.left + other.mask.shape[1])
-        bottom = min(self.top + self.mask.shape[0], other.top + other.mask.shape[0])
-        if left >= right or top >= bottom:
-            return 0
-        corners = (left, top, right, bottom)
-        return int(np.count_nonzero(self.window(*corners) & other.window(*corners)))
+        shared = intersection(self.corners, other.corners)
+        return int(np.count_nonzero(self.window(*shared) & other.window(*shared))) if has_pixels(shared) else 0
 
 
 def column_runs(region: Region, photo_size: tuple[int, int]) -> list[int]:

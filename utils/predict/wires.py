@@ -107,8 +107,7 @@ def canvas_of(regions: Iterable[Region], size: tuple[int, int]) -> np.ndarray:
     """Draw masks into a photograph of (width, height) pixels: bool (H, W)."""
     canvas = np.zeros(size[::-1], bool)
     for region in regions:
-        height, width = region.mask.shape
-        canvas[region.top : region.top + height, region.left : region.left + width] |= region.mask
+        region.add_to(canvas)
     return canvas
 
 
@@ -231,9 +230,7 @@ def _without_copies(rows: list[_Row], class_ids: np.ndarray, size: tuple[int, in
             canvas = taken[class_ids[row.number]]
             if along(row.line, canvas).mean() > MOSTLY:
                 continue
-            drawn = fill_outline(row.line.outline, size)
-            height, width = drawn.mask.shape
-            canvas[drawn.top : drawn.top + height, drawn.left : drawn.left + width] |= drawn.mask
+            fill_outline(row.line.outline, size).add_to(canvas)
         kept.append(row)
     return kept
 
