@@ -34,7 +34,7 @@ from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load
 from utils.data.loader import ShardBatches, batch_bytes, get_dataloader, plan_loader
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
-from utils.evaluation.evaluate import AP_LIMITS, Evaluation, PhotoPixels, criterion_of, evaluate, strides_of
+from utils.evaluation.evaluate import AP_LIMITS, Evaluation, PhotoPixels, criterion_of, evaluate
 from utils.evaluation.metrics.confidence import calibration, operating_points
 from utils.evaluation.metrics.summary import precision_recall_curves
 from utils.evaluation.metrics.thin_objects import MIN_SCORE, TOLERANCE_PX, ThinRule
@@ -55,7 +55,6 @@ from utils.pages.report import (
 from utils.predict.exported import open_model
 from utils.predict.options import ModelOptions, overlap_option
 from utils.predict.tiles import LONGEST_WAIT_S, Predictor, choose_tiling
-from utils.yolo.loss import SegmentationLoss
 from utils.yolo.model import class_names, require_classes, trained_size_px, trained_thin_classes, trained_windows
 
 PREFETCH = 4  # batches that each loader process prepares ahead
@@ -118,17 +117,6 @@ class EvaluationConfig(ModelOptions):
     )
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A model to evaluate, with the split at its input size."""
-
-    path: str
-    model: nn.Module
-    criterion: SegmentationLoss | None
-    dataset: SegmentationDataset
-    find: TileSearch | None = None
-
-
 def main() -> int:
     """Evaluate; return the exit code."""
     config = parse_config(EvaluationConfig, "Evaluate a trained model on a split of a data set")
@@ -165,8 +153,7 @@ def run(config: EvaluationConfig) -> list[dict[str, Any]]:
     thin_classes = choose_thin_classes(asked, photos, size_of, spec.names)
     thin = ThinRule(thin_classes, config.centreline_tolerance, config.centreline_confidence)
     candidates = [
-        get_candidate(path, model, photos, config, device, thin_classes)
-        for path, model in zip(paths, models, strict=True)
+        get_candidate(path, model, photos, config, device, thin) for path, model in zip(paths, models, strict=True)
     ]
     loaders = [get_loader(candidate.dataset, config, ranks, workers, device) for candidate in candidates]
     if any(candidate.find for candidate in candidates):
@@ -184,7 +171,7 @@ def run(config: EvaluationConfig) -> list[dict[str, Any]]:
             spec.names,
             candidate.criterion,
             device,
-            precision=choose_precision(config.amp, device),
+            precision=candidate.precision,
             on_image=collector.see_image if config.coco_eval and is_main else None,
             photo=PhotoPixels(size_of, is_native, on_masks, thin, candidate.find),
         )
@@ -196,7 +183,7 @@ def run(config: EvaluationConfig) -> list[dict[str, Any]]:
         files: dict[str, Any] = {"predictions.json": predictions} if config.predictions else {}
         files |= {"ground_truth.json": ground_truth} if config.coco_eval else {}
         metrics = write_results(config, candidates, evaluations, spec.names, files)
-        write_page(config, candidates, evaluations, metrics, device, small_pictures)
+        write_page(config, candidates, evaluations, metrics, small_pictures)
     cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
     return metrics
 
@@ -211,23 +198,19 @@ def choose_resolution(config: EvaluationConfig, models: Sequence[nn.Module]) -> 
 
 
 def get_candidate(
-    path: str,
-    model: nn.Module,
-    photos: list[Photo],
-    config: EvaluationConfig,
-    device: torch.device,
-    thin: tuple[int, ...],
-) -> Candidate:
+    path: str, model: nn.Module, photos: list[Photo], config: EvaluationConfig, device: torch.device, rule: ThinRule
+) -> Viewer:
     """Return a model with the split at its input size, and with the search on tiles if there are to be tiles."""
-    size_px = config.img_size or trained_size_px(model)
-    candidate = Candidate(path, model, criterion_of(model), SegmentationDataset(photos, size_px))
+    size_px, precision = config.img_size or trained_size_px(model), choose_precision(config.amp, device)
+    dataset, is_native = SegmentationDataset(photos, size_px), config.mask_resolution == "native"
+    candidate = Viewer(path, model, criterion_of(model), dataset, class_names(model), device, precision, is_native)
     tiling = choose_tiling(config.tiles, config.overlap, model, size_px)
     if tiling is None:
         return candidate
-    if config.mask_resolution != "native":
+    if not is_native:
         print(f"{path} was trained on windows: evaluated on whole photographs; tiles need --mask-resolution native")
         return candidate
-    limits, dtype = AP_LIMITS, choose_precision(config.amp, device).dtype
+    limits, dtype, thin = AP_LIMITS, precision.dtype, rule.classes
     predictor = Predictor(model, size_px, device, config.batch_size, tiling, limits, autocast_dtype=dtype, thin=thin)
     ranks = distributed.read_rank_environment()
     progress = Progress("photographs", len(photos[ranks.rank :: ranks.world_size]), ranks.is_main)
@@ -252,7 +235,7 @@ def get_loader(
 
 def write_results(
     config: EvaluationConfig,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[Viewer],
     evaluations: Sequence[Evaluation],
     names: tuple[str, ...],
     files: dict[str, Any],
@@ -280,7 +263,7 @@ def write_results(
 
 
 def metrics_of(
-    config: EvaluationConfig, candidate: Candidate, evaluation: Evaluation, names: tuple[str, ...]
+    config: EvaluationConfig, candidate: Viewer, evaluation: Evaluation, names: tuple[str, ...]
 ) -> dict[str, Any]:
     """Return the content of a model's metrics.json."""
     settings: dict[str, Any] = candidate.find.settings if candidate.find else {}
@@ -303,32 +286,18 @@ def metrics_of(
 
 def write_page(
     config: EvaluationConfig,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[Viewer],
     evaluations: Sequence[Evaluation],
     metrics: Sequence[dict[str, Any]],
-    device: torch.device,
     small_pictures: dict[int, bytes],
 ) -> None:
     """Write report.html. The model runs a second time on the few images that it shows large; none were kept."""
-    names = class_names(candidates[0].model)
-    viewers = [
-        Viewer(
-            candidate.model,
-            strides_of(candidate.criterion),
-            candidate.dataset,
-            names,
-            device,
-            choose_precision(config.amp, device),
-            config.mask_resolution == "native",
-            candidate.find,
-        )
-        for candidate in candidates
-    ]
+    names = candidates[0].names
     subjects = [
         Subject(values, precision_recall_curves(evaluation.results, names))
         for values, evaluation in zip(metrics, evaluations, strict=True)
     ]
-    cards = draw_cards(metrics[0]["worst_images"], viewers)
+    cards = draw_cards(metrics[0]["worst_images"], candidates)
     errors = count_errors(evaluations[0].results, len(names), candidates[0].dataset.photos) if small_pictures else []
     thumbnails = [(row, small_pictures.get(row["image_id"], b"")) for row in errors]
     write_text_atomic(Path(config.output) / "report.html", build_page(subjects, cards, thumbnails))

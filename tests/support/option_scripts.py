@@ -11,6 +11,7 @@ from unittest.mock import ANY
 
 from utils.common.errors import UsageError, UserError
 from utils.measure.scaling import process_counts
+from utils.pages.report import Viewer
 from utils.predict.tiles import Tiling, check_tiles, choose_tiling
 
 
@@ -99,7 +100,7 @@ SCRIPTS = [
             *("save_coco", "save_crops", "save_label_studio"),
         ),
     ),
-    Script("evaluate_model", "EvaluationConfig", ("--model=m",), values=TILES, kept=TILING),
+    Script("evaluate_model", "EvaluationConfig", ("--model=m",), values=TILES, kept=TILING | {"Viewer": Viewer}),
     Script(
         "check_data",
         "CheckConfig",

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.oracle import NAMES, STRIDES, Oracle, draw_photos, evaluate_oracle
+from tests.support.oracle import NAMES, Oracle, draw_photos, evaluate_oracle
 from utils.data.images import decode_image
 from utils.evaluation.evaluate import FULL_PRECISION, PhotoPixels
 from utils.evaluation.metrics.summary import summarise
 from utils.evaluation.native_masks import sizes_on_disk
 from utils.pages.report import Viewer, choose_worst, count_errors, draw_cards, gallery
 from utils.pages.report.gallery import CONFUSED, FALSE, KINDS_OF_ERROR, MISSED, RIGHT, Thumbnails
+from utils.yolo.loss import SegmentationLoss
 
 CPU = torch.device("cpu")
 
@@ -25,9 +26,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Viewer, list[Any]]:
     """Photographs, a stand-in for a model, and what the evaluation makes of them."""
     photos = draw_photos(tmp_path_factory.mktemp("photos"), 9)
-    model, strides = Oracle(photos), [float(stride) for stride in STRIDES]
+    model = Oracle(photos)
     found = evaluate_oracle(photos, photo=PhotoPixels(sizes_on_disk(photos)))
-    return Viewer(model, strides, model.dataset, NAMES, CPU, FULL_PRECISION, False), found.results
+    criterion = SegmentationLoss(model)
+    return Viewer("best.pt", model, criterion, model.dataset, NAMES, CPU, FULL_PRECISION, False), found.results
 
 
 def test_the_errors_of_all_images_are_those_of_the_confusion_matrix(judged: tuple[Viewer, list[Any]]) -> None:

@@ -19,10 +19,11 @@ from utils.common.devices import Precision
 from utils.data.cache import load_photo
 from utils.data.dataset import Photo, Sample, SegmentationDataset
 from utils.data.images import NATIVE_LONG_SIDE_PX, encode_jpeg, read_image, upright_size
-from utils.evaluation.evaluate import AP_IOU, Find
+from utils.evaluation.evaluate import AP_IOU, strides_of
 from utils.evaluation.metrics.matching import CONFUSION_MIN_SCORE, box_iou, pair_ignoring_class
 from utils.evaluation.metrics.results import ImageResult
 from utils.evaluation.native_masks import OnMasks, outlines_in_photo, place
+from utils.evaluation.tile_search import TileSearch
 from utils.pages import NO_DETECTIONS, draw_instances
 from utils.pages.pictures import Mask
 from utils.pages.report.photographs import JPEG_QUALITY as FULL_QUALITY
@@ -30,6 +31,7 @@ from utils.pages.report.photographs import MAX_PHOTOS, MIN_LONG_SIDE_PX, FullVie
 from utils.predict.detections import Detections, Placement, detect, photo_masks, raw_outputs
 from utils.predict.regions import Region, shrunk
 from utils.yolo.inputs import prepare_images
+from utils.yolo.loss import SegmentationLoss
 
 MAX_IMAGES = 12
 MAX_BYTES = 4_000_000  # of all JPEG files together; base64 makes them a third larger
@@ -46,16 +48,17 @@ ERROR_OF = {RIGHT: "", MISSED: "missed", FALSE: "false", CONFUSED: "confused"}
 
 @dataclass(frozen=True)
 class Viewer:
-    """A model and its inputs, to run single images again as in the evaluation."""
+    """A model that is evaluated, and the split at its input size: single images can be run again as in the evaluation."""
 
+    path: str
     model: nn.Module
-    strides: list[float]
+    criterion: SegmentationLoss | None  # as `criterion_of` returns it
     dataset: SegmentationDataset
     names: tuple[str, ...]
     device: torch.device
     precision: Precision
     in_photo: bool  # whether boxes are compared in the photographs' pixels
-    find: Find | None = None  # what finds the detections instead of the model on whole photographs
+    find: TileSearch | None = None  # what finds the detections instead of the model on whole photographs
 
 
 @dataclass(frozen=True)
@@ -265,7 +268,7 @@ def _predict(
     images = prepare_images(torch.from_numpy(sample.image[None]), viewer.device)
     outputs = raw_outputs(viewer.model, images, viewer.precision.dtype)
     limits: dict[str, Any] = {"confidence": CONFUSION_MIN_SCORE, "iou": AP_IOU, "multi_label": True}
-    (found,) = detect(outputs, viewer.strides, images.shape[-1], **limits)
+    (found,) = detect(outputs, strides_of(viewer.criterion), images.shape[-1], **limits)
     large = list(photo_masks(outputs["proto"][0], found, full)) if full else None
     return found, list(photo_masks(outputs["proto"][0], found, shown)), large
 
