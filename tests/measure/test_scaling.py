@@ -95,19 +95,20 @@ def test_speed_up_compares_runs_of_the_same_round() -> None:
 
 def test_the_work_of_others_is_noticed() -> None:
     code = "import time; end = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
-    with scaling.OtherLoad() as quiet:
-        subprocess.run([sys.executable, "-c", code.replace("20", "0.4")], check=True)  # our own child
+    start = scaling.busy_s()
+    subprocess.run([sys.executable, "-c", code.replace("20", "0.4")], check=True)  # our own child
+    assert scaling.other_load(start, scaling.busy_s()) is not None
     other = subprocess.Popen([sys.executable, "-c", code])
     try:
         time.sleep(0.2)
-        with scaling.OtherLoad() as loud:
-            time.sleep(0.8)  # not waited for yet: nobody counts it as ours
+        start = scaling.busy_s()
+        time.sleep(0.8)  # not waited for yet: nobody counts it as ours
+        loud = scaling.other_load(start, scaling.busy_s())
     finally:
         other.kill()
         other.wait()
-    assert quiet.share is not None
-    assert loud.share is not None
-    assert loud.share > 0.5 / (os.cpu_count() or 1)
+    assert loud is not None
+    assert loud > 0.5 / (os.cpu_count() or 1)
     rows: list[dict[str, Any]] = [{"other_load": 0.01}, {"other_load": None}]
     assert scaling.noise_note(rows) is None
     assert "up to 12% of this machine's cores" in str(scaling.noise_note([*rows, {"other_load": 0.12}]))

@@ -60,9 +60,9 @@ def run_benchmark(
                     continue  # some process would get no image
                 if found is None or count > 1:  # with one process, weak and strong scaling are the same run
                     batch_size = job.global_batch_size * (count if scaling == "weak" else 1)
-                    with OtherLoad() as others:
-                        answers = run_job(replace(job, global_batch_size=batch_size), count)
-                    found = {**summarise_run(answers), "other_load": others.share}
+                    start = busy_s()
+                    answers = run_job(replace(job, global_batch_size=batch_size), count)
+                    found = {**summarise_run(answers), "other_load": other_load(start, busy_s())}
                 runs.append({"scaling": scaling, "processes": count, "repeat": repeat + 1, **found})
                 on_run(runs[-1])
     return runs
@@ -175,34 +175,24 @@ def summarise(runs: Iterable[Run]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (("weak", "strong").index(row["scaling"]), row["processes"]))
 
 
-class OtherLoad:
-    """Measures inside the context the `share` (0-1) of this machine's cores that other processes use; None if unknown.
+def other_load(start: tuple[float, ...] | None, end: tuple[float, ...] | None) -> float | None:
+    """Return the share (0-1) of this machine's cores that other processes used between two `busy_s`; None if unknown.
 
     Other load lowers the measured efficiency: it slows runs that need all cores, and hardly those that need one.
     """
-
-    def __init__(self) -> None:
-        self.share: float | None = None
-        self._start: tuple[float, float, float] | None = None
-
-    def __enter__(self) -> OtherLoad:
-        self._start = _busy_s()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        end = _busy_s()
-        if self._start is not None and end is not None:
-            elapsed_s, busy_s, own_s = (after - before for after, before in zip(end, self._start, strict=True))
-            self.share = max(0.0, busy_s - own_s) / elapsed_s / (os.cpu_count() or 1)
+    if start is None or end is None:
+        return None
+    elapsed_s, all_s, own_s = (after - before for after, before in zip(end, start, strict=True))
+    return max(0.0, all_s - own_s) / elapsed_s / (os.cpu_count() or 1)
 
 
-def _busy_s() -> tuple[float, float, float] | None:
+def busy_s() -> tuple[float, ...] | None:
     """Return seconds: the clock, all cores' work so far (with time taken by a hypervisor), ours and our children's."""
     if not psutil.LINUX:
         return None
     times, own = psutil.cpu_times(), os.times()
-    busy_s = times.user + times.nice + times.system + times.irq + times.softirq + times.steal
-    return time.monotonic(), busy_s, own.user + own.system + own.children_user + own.children_system
+    all_s = times.user + times.nice + times.system + times.irq + times.softirq + times.steal
+    return time.monotonic(), all_s, own.user + own.system + own.children_user + own.children_system
 
 
 # --- tables --------------------------------------------------------------------------------------------------------
