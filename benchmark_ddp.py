@@ -25,7 +25,7 @@ from utils.common.cores import choose_threads_and_workers, usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_precision
 from utils.common.environment import environment_report, visible_gpu_count
 from utils.common.errors import UserError, run_script
-from utils.common.files import output_folder, write_bytes_atomic
+from utils.common.files import output_folder, write_text_atomic
 from utils.measure.plots import plot_scaling
 from utils.measure.scaling import (
     MAX_CPU_PROCESSES,
@@ -95,8 +95,8 @@ def main() -> int:
     config = replace(config, img_size=config.img_size or (640 if gpus else 256))
     counts = choose_counts(config, gpus)
     device = torch.device("cuda", 0) if gpus else torch.device("cpu")
-    if config.data:
-        prepare_data(config)
+    if config.data:  # builds the packed photographs once, before several ranks need them
+        training_loader(config.data, config.img_size or 1, 1, 0, pin_memory=False)
     source, note = weights_or_description(config.model)
     job = build_job(config, source, device, max(counts))
     heading = describe(config, counts, device)
@@ -109,16 +109,10 @@ def main() -> int:
         tables += ["", "All-reduce by itself:", allreduce_table(points)]
     print("\n".join(tables))
     folder.mkdir(parents=True, exist_ok=True)
-    record: dict[str, Any] = {
-        "config": to_dict(config),
-        "environment": environment_report(),
-        "summary": rows,
-        "allreduce": points,
-    }
-    write_bytes_atomic(
-        folder / "benchmark_results.json", (json.dumps({**record, "runs": runs}, indent=2) + "\n").encode()
-    )
-    write_bytes_atomic(folder / "benchmark_results.csv", to_csv(runs).encode())
+    record: dict[str, Any] = {"config": to_dict(config), "environment": environment_report()}
+    record |= {"summary": rows, "allreduce": points, "runs": runs}
+    write_text_atomic(folder / "benchmark_results.json", json.dumps(record, indent=2) + "\n")
+    write_text_atomic(folder / "benchmark_results.csv", to_csv(runs))
     plot_scaling(rows, points, heading, folder / "multi_gpu_benchmark.png")
     names = ("multi_gpu_benchmark.png", "benchmark_results.csv", "benchmark_results.json")
     print(f"Written: {', '.join(str(folder / name) for name in names)}")
@@ -156,11 +150,6 @@ def describe(config: BenchmarkConfig, counts: Sequence[int], device: torch.devic
     precision = choose_precision(config.amp, device).name
     computed_in = "fp32" if precision == "off" else precision
     return f"Training {Path(config.model).stem} on {source} at {config.img_size} pixels in {computed_in} on {place}"
-
-
-def prepare_data(config: BenchmarkConfig) -> None:
-    """Build the packed photographs once, before several ranks need them. Raises UserError for unusable data."""
-    training_loader(config.data or "", config.img_size or 1, 1, 0, pin_memory=False)
 
 
 def choose_counts(config: BenchmarkConfig, gpus: int) -> tuple[int, ...]:
