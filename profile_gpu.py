@@ -21,7 +21,7 @@ from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision, seed_everything, tune_device
 from utils.common.environment import environment_report
 from utils.common.errors import UserError, run_script
-from utils.common.files import output_folder, write_bytes_atomic
+from utils.common.files import output_folder, write_text_atomic
 from utils.common.text import format_bytes
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.engine import TrainingEngine
@@ -31,6 +31,7 @@ from utils.measure.profiling import (
     BatchProfile,
     Space,
     TooLarge,
+    batch_for,
     best_profile,
     forecast_on_cpu,
     memory_of,
@@ -41,8 +42,7 @@ from utils.measure.profiling import (
     to_record,
     verdict_lines,
 )
-from utils.measure.step_timer import build_training, criterion_of
-from utils.measure.synthetic import synthetic_batch, training_colours
+from utils.measure.step_timer import build_training
 from utils.yolo.model import build_model, weights_or_description
 
 PROFILED_STEPS = {"cuda": 3, "cpu": 1}  # for the table of operators
@@ -145,16 +145,13 @@ def write_report(folder: Path, lines: list[str], record: dict[str, Any]) -> None
     """Write profiling_report.txt and profile.json, each with versions and hardware."""
     environment = environment_report()
     text = "\n".join([*lines, *(f"{name}: {value}" for name, value in environment.items()), ""])
-    write_bytes_atomic(folder / "profiling_report.txt", text.encode())
-    content = {"environment": environment, **record}
-    write_bytes_atomic(folder / "profile.json", (json.dumps(content, indent=2) + "\n").encode())
+    write_text_atomic(folder / "profiling_report.txt", text)
+    write_text_atomic(folder / "profile.json", json.dumps({"environment": environment, **record}, indent=2) + "\n")
 
 
 def find_operators(config: ProfileConfig, engine: TrainingEngine, best: BatchProfile, folder: Path) -> list[Operator]:
     """Profile the operators of steps at the best batch size; with --trace also write their trace."""
-    classes = criterion_of(engine).num_classes
-    colours, objects = training_colours(engine.device), config.objects_per_image
-    batch = synthetic_batch(best.batch_size, config.img_size, classes, objects_per_image=objects, colours=colours)
+    batch = batch_for(engine, best.batch_size, config.img_size, config.objects_per_image)
     steps = PROFILED_STEPS[engine.device.type]
     return profile_operators(engine, batch, steps, folder / "trace.json" if config.trace else None)
 

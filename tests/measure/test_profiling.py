@@ -169,9 +169,9 @@ class FakeGpu:
 def test_a_gpus_readings_are_taken_while_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "Gpu", FakeGpu)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    with profiling._Utilisation(torch.device("cuda", 1)) as utilisation:
-        watch = utilisation._watch
-        assert watch is not None
+    watch = nvml.GpuWatch(1, print, 0.1)
+    monkeypatch.setattr(profiling, "GpuWatch", lambda index, *_: watch if index == watch.device_index else None)
+    with profiling._utilisation(torch.device("cuda", 1)) as readings:
         while not watch._count:  # the thread's first reading
             pass
-    assert utilisation.readings == {"gpu_util": 0.9, "gpu_power_w": 400.0, "gpu_temperature_c": 60.0}
+    assert readings == {"gpu_util": 0.9, "gpu_power_w": 400.0, "gpu_temperature_c": 60.0}

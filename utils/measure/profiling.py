@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from utils.common.devices import peak_memory_bytes
 from utils.common.errors import is_out_of_memory, print_warning
 from utils.common.nvml import GpuWatch
 from utils.common.text import format_bytes, format_table
+from utils.data.dataset import Batch
 from utils.engine import TrainingEngine
 from utils.measure.operators import Operator
 from utils.measure.step_timer import PHASES, criterion_of, middle_half, time_training_steps
@@ -92,13 +94,12 @@ def profile_batch(
 ) -> BatchProfile:
     """Train on a synthetic batch and return its profile. Raises torch.OutOfMemoryError when a GPU cannot hold it."""
     device = engine.device
-    classes, colours = criterion_of(engine).num_classes, training_colours(device)
-    batch = synthetic_batch(batch_size, size_px, classes, objects_per_image=objects_per_image, colours=colours)
+    batch = batch_for(engine, batch_size, size_px, objects_per_image)
     time_training_steps(engine, batch, warmup_steps, 1)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # reserved for a smaller batch, or while cuDNN searched for the fastest kernel
         torch.cuda.reset_peak_memory_stats(device)
-    with _Utilisation(device) as utilisation:
+    with _utilisation(device) as readings:
         phases_ms = time_training_steps(engine, batch, 1, steps)
     allocated_bytes = peak_memory_bytes(device)
     reserved_bytes = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
@@ -110,8 +111,14 @@ def profile_batch(
         allocated_bytes=allocated_bytes,
         reserved_bytes=reserved_bytes,
         fixed_bytes=space.process_bytes + state_bytes(engine),
-        readings=utilisation.readings,
+        readings=readings,
     )
+
+
+def batch_for(engine: TrainingEngine, batch_size: int, size_px: int, objects_per_image: int) -> Batch:
+    """Return a synthetic batch for an engine of `build_training`, with its classes and as its device varies colours."""
+    classes, colours = criterion_of(engine).num_classes, training_colours(engine.device)
+    return synthetic_batch(batch_size, size_px, classes, objects_per_image=objects_per_image, colours=colours)
 
 
 def state_bytes(engine: TrainingEngine) -> int:
@@ -122,30 +129,20 @@ def state_bytes(engine: TrainingEngine) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-class _Utilisation:
-    """Measures inside the context how busy the device is: NVML's readings of a GPU, the process's CPU time on a CPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.readings: dict[str, float] = {}
-        index = device.index if device.index is not None else 0
-        self._watch = GpuWatch(index, print_warning, _SAMPLE_S) if device.type == "cuda" else None
-        self._start_s = (0.0, 0.0)
-
-    def __enter__(self) -> _Utilisation:
-        if self._watch is not None:
-            self._watch.__enter__()
-        self._start_s = time.perf_counter(), time.process_time()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        if self._watch is not None:
-            torch.cuda.synchronize(self.device)
-            self.readings = self._watch.means()
-            self._watch.__exit__(None, None, None)
-            return
-        elapsed_s = time.perf_counter() - self._start_s[0]
-        self.readings = {"cpu_util": (time.process_time() - self._start_s[1]) / elapsed_s / torch.get_num_threads()}
+@contextmanager
+def _utilisation(device: torch.device) -> Iterator[dict[str, float]]:
+    """Yield what is filled at the end: how busy the device was, by NVML's readings of a GPU or the process's CPU time."""
+    readings: dict[str, float] = {}
+    if device.type == "cuda":
+        with GpuWatch(device.index or 0, print_warning, _SAMPLE_S) as watch:
+            yield readings
+            torch.cuda.synchronize(device)
+            readings |= watch.means()
+        return
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
+    yield readings
+    elapsed_s = time.perf_counter() - start_s
+    readings["cpu_util"] = (time.process_time() - start_cpu_s) / elapsed_s / torch.get_num_threads()
 
 
 def profile_until_full(
@@ -161,21 +158,19 @@ def profile_until_full(
     profiles: list[BatchProfile] = []
     for batch_size in sorted(set(batch_sizes)):
         reason = forecast(profiles, batch_size)
-        if reason:
-            return profiles, TooLarge(batch_size, reason)
         try:
-            profiles.append(measure(batch_size))
+            if not reason:
+                profiles.append(measure(batch_size))
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            too_large = TooLarge(batch_size, "ran out of memory")
-        else:
-            on_profile(profiles[-1])
-            continue
-        gc.collect()  # only here the exception no longer holds the tensors of the failed step
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        return profiles, too_large
+            reason = "ran out of memory"
+        if reason:
+            gc.collect()  # only here the exception no longer holds the tensors of the failed step
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            return profiles, TooLarge(batch_size, reason)
+        on_profile(profiles[-1])
     return profiles, None
 
 
