@@ -1,7 +1,7 @@
 """The lines that a mask shows: a centreline, a width and gaps each.
 
 The parabola that most of a mask lies about is its line, bent a little to the mask: what the mask has of a crossarm, a shadow
-or a second wire does not move it. A mask that bends more keeps its medial axis.
+or a second wire does not move it. A mask that bends more, such as a jumper's loop, keeps its medial axis.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from functools import cached_property
 import cv2
 import numpy as np
 
-from utils.predict.medial import MIN_LENGTH, medial_line
 from utils.predict.regions import Region
-from utils.predict.shapes import Line
+from utils.predict.shapes import Line, centreline
 
 STEP_PX = 4.0  # thickness of a slice
 MIN_GAP_PX = 16.0  # between slices; less is the mask's ragged edge
@@ -26,6 +25,8 @@ TUKEY = 4.685  # of Tukey's biweight, in standard deviations: 95 % efficient for
 ROUNDS, MOST_ROUNDS = 5, 32  # of a robust fit; in which a line grows
 REACH, KNOT_WIDTHS = 1.5, 16.0  # in widths: where a parabola's slices are looked for at first; between knots
 CHORD_PX = 0.1  # how far the points' polyline may lie from the curve
+MIN_LENGTH = 4.0  # of a line, in widths: shorter ones have no direction
+BAND, MAX_TURN = 0.9, 0.5  # the least share of the mask's pixels; radians in two widths, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,3 +245,43 @@ def _width_of(mask: np.ndarray) -> float:
     """Return a thin mask's width: the mean distance to its edge is a quarter of it."""
     distances = cv2.distanceTransform(np.pad(mask.view(np.uint8), 1), cv2.DIST_L2, 3)[1:-1, 1:-1]
     return max(4 * float(distances[mask].mean()) - 1, 1.0)
+
+
+def medial_line(region: Region, width: float) -> Line | None:
+    """Return the medial axis of a mask that is one band without corners; None: it has branches, parts or corners."""
+    path = _longest_path(centreline(region)) + 0.5
+    reach = max(1, round(2 * width))
+    if len(path) < MIN_LENGTH * reach:
+        return None
+    kernel = np.ones(2 * reach + 1) / (2 * reach + 1)
+    padded = np.pad(path, ((reach, reach), (0, 0)), mode="reflect", reflect_type="odd")
+    smooth = np.stack([np.convolve(axis, kernel, mode="valid") for axis in padded.T], axis=1)
+    points = smooth[np.unique(np.linspace(0, len(smooth) - 1, 2 + len(smooth) // reach).round().astype(int))]
+    steps = np.diff(points, axis=0)
+    turns = np.abs(np.angle(np.exp(1j * np.diff(np.arctan2(steps[:, 1], steps[:, 0])))))
+    aside = np.ones(region.mask.shape, np.uint8)
+    aside[*(path - (region.left, region.top)).astype(int).T[::-1]] = 0
+    near = cv2.distanceTransform(aside, cv2.DIST_L2, 3)[region.mask] <= max(width, 2.0)
+    if turns.max(initial=0) > MAX_TURN or np.count_nonzero(near) < BAND * len(near):
+        return None
+    line = Line(points, np.zeros(len(points)), np.zeros((0, 2, 2)))
+    return replace(line, widths=np.full(len(points), np.count_nonzero(near) / line.length_px))
+
+
+def _longest_path(pixels: np.ndarray) -> np.ndarray:
+    """Return the pixels (N, 2) xy on the shortest way between the two of a thin line that are farthest apart."""
+    from scipy.sparse import coo_array  # takes 0.2 s, and few masks bend
+    from scipy.sparse.csgraph import dijkstra
+    from scipy.spatial import cKDTree
+
+    pairs = cKDTree(pixels).query_pairs(1.5, output_type="ndarray")
+    lengths = np.hypot(*(pixels[pairs[:, 0]] - pixels[pairs[:, 1]]).T)
+    graph = coo_array((lengths, pairs.T), shape=(len(pixels),) * 2).tocsr()
+    start = 0
+    for _ in range(2):  # from any pixel to the farthest one, and from there
+        distances, before = dijkstra(graph, directed=False, indices=start, return_predecessors=True)
+        first, start = start, int(np.where(np.isfinite(distances), distances, -1).argmax())
+    path = [start]
+    while path[-1] != first:
+        path.append(int(before[path[-1]]))
+    return pixels[path].astype(np.float64)

@@ -13,8 +13,7 @@ import torch
 from utils.predict.detections import Detections, PhotoPrediction, Placement, boxes_to_input
 from utils.predict.joining import MOSTLY, WIDEN_KERNEL, Piece
 from utils.predict.likeness import length_factor, likeness
-from utils.predict.lines import STEP_PX, find_lines
-from utils.predict.medial import MIN_LENGTH
+from utils.predict.lines import MIN_LENGTH, STEP_PX, find_lines
 from utils.predict.regions import Corners, LazyRegions, Region
 from utils.predict.shapes import Line, fill_outline
 from utils.predict.visible import fit_to_photo
