@@ -13,12 +13,12 @@ import torch
 
 from tests.predict.tile_scenes import blur_edges, iou_of, stroke
 from utils.predict.detections import Detections
-from utils.predict.likeness import likeness
 from utils.predict.lines import Curve, Wire, find_lines
 from utils.predict.prediction_files import PredictionWriter, Source, outline
 from utils.predict.regions import Region
 from utils.predict.routes import find_routes
 from utils.predict.shapes import Line, fill_outline
+from utils.predict.wires import likeness
 
 SIZE = (900, 600)
 Points = list[tuple[float, float]]
