@@ -19,9 +19,8 @@ from utils.predict.maps.assets import read_assets
 from utils.predict.maps.camera import Camera, rotation
 from utils.predict.maps.changes import covariance_of, ellipse_of, read_before
 from utils.predict.maps.findings import Site
-from utils.predict.maps.matching import Places, match
 from utils.predict.maps.rays import Errors, sight_lines
-from utils.predict.maps.survey import Survey, View, survey, view_of
+from utils.predict.maps.survey import Places, Survey, View, match, survey, view_of
 from utils.predict.maps.wgs84 import geocentric, moved, offsets_m
 
 DRONE = Setting(0.03, 0.5, 15.0)

@@ -15,8 +15,7 @@ from utils.common.errors import UserError, printable
 from utils.common.text import plain_text
 from utils.predict.maps.assets import read_assets
 from utils.predict.maps.association import best_pairs
-from utils.predict.maps.matching import Places, compare, misfit, shift_between
-from utils.predict.maps.survey import Asset, Survey
+from utils.predict.maps.survey import Asset, Places, Survey, compare, misfit, shift_between
 from utils.predict.maps.wgs84 import moved
 
 NEW, GONE, MOVED, CLASS = "new", "gone", "moved", "class"
