@@ -20,8 +20,7 @@ from tests.yolo.colour_network import NAMES, ColourNetwork, install
 from utils.common.errors import UserError
 from utils.data.images import encode_jpeg
 from utils.evaluation import label_next
-from utils.evaluation.doubt import Found, disagreement, joined, near_threshold
-from utils.evaluation.label_next import choose, compare, distances
+from utils.evaluation.label_next import Found, choose, compare, disagreement, distances, joined, near_threshold
 
 LEFT, RIGHT, WIDE = (0.1, 0.1, 0.3, 0.5), (0.7, 0.1, 0.9, 0.5), (0.1, 0.1, 0.5, 0.5)
 SIZE = (700, 500)
