@@ -18,8 +18,8 @@ from tests.support.oracle import NAMES as ORACLE_NAMES
 from tests.support.oracle import SIZE_PX as ORACLE_PX
 from tests.support.oracle import STRIDES, Oracle, draw_photos
 from utils.data.dataset import Photo
-from utils.export.parity import AP_NAMES, BOUNDS, bounds_of, compare_ap, compare_outputs, decoded_outputs, masks_alike
-from utils.export.proof import Judge, Proof
+from utils.export import proof as export_proof
+from utils.export.proof import AP_NAMES, BOUNDS, Judge, Proof, bounds_of, compare_ap, compare_outputs, decoded_outputs
 from utils.export.report import how_to_use, instead_of_ap, table
 from utils.predict.detections import decode
 from utils.predict.exported import ExportedModel, open_model
@@ -236,8 +236,8 @@ def test_the_last_line_is_a_command_with_the_fastest_export_that_was_written() -
 
 def test_masks_before_suppression_tell_a_changed_export_from_a_faithful_one(weights: Path, judge: Judge) -> None:
     ours = decoded_outputs(load_for_prediction(str(weights), CPU), judge.inputs)
-    assert masks_alike(ours, ours) == (1.0, 1.0)
-    mean, lowest = masks_alike(ours, {**ours, "coefficients": ours["coefficients"] + 0.3})
+    assert export_proof.masks_alike(ours, ours) == (1.0, 1.0)
+    mean, lowest = export_proof.masks_alike(ours, {**ours, "coefficients": ours["coefficients"] + 0.3})
     assert 0 <= lowest < mean < 0.999
     assert judge.prove(through_torch(weights), facts()).mask_iou == (1.0, 1.0)
 

@@ -21,7 +21,7 @@ from tests.conftest import PROJECT
 from tests.predict.exports import NAMES, SIZE_PX, WINDOWS, export, facts, smooth_images, tiny_weights
 from utils.common.errors import UserError
 from utils.export.conversion import Variant, check_variants
-from utils.export.parity import BOUNDS, compare_outputs, decoded_outputs
+from utils.export.proof import BOUNDS, compare_outputs, decoded_outputs
 from utils.predict import exported
 from utils.predict.exported import FACTS_KEY, ExportedModel, open_model
 from utils.yolo.model import class_names, load_for_prediction, trained_size_px, trained_windows

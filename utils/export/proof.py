@@ -1,9 +1,9 @@
-"""Proves that an export predicts what the torch model predicts."""
+"""Proves that an export predicts what the torch model predicts: facts, raw outputs, AP of each class."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,21 +17,187 @@ from utils.data.loader import ShardBatches, get_dataloader
 from utils.evaluation.evaluate import AP_LIMITS, PhotoPixels, criterion_of, evaluate
 from utils.evaluation.native_masks import sizes_on_disk
 from utils.evaluation.tile_search import TileSearch
-from utils.export.parity import (
-    OUTPUTS,
-    bounds_of,
-    compare_ap,
-    compare_facts,
-    compare_outputs,
-    decoded_outputs,
-    masks_alike,
-)
-from utils.predict.exported import ExportedModel, ExportFacts
+from utils.predict.detections import decode, raw_outputs
+from utils.predict.exported import LABEL_FACTS, ExportedModel, ExportFacts
 from utils.predict.tiles import Predictor, Tiling
 from utils.yolo.inputs import prepare_images
 
 PHOTOGRAPHS_FOR_OUTPUTS = 4
 BATCH_SIZE = 8
+AP_NAMES = {
+    "box_map50": "box mAP50",
+    "box_map50_95": "box mAP50-95",
+    "mask_map50": "mask mAP50",
+    "mask_map50_95": "mask mAP50-95",
+}
+NO_AP = 0.01  # a class with a lower AP is not found
+MASKS_PER_INPUT = 20
+PROTOTYPE_STRIDE = 4  # input pixels per pixel of a prototype
+OUTPUTS = ("boxes", "probabilities", "coefficients", "prototypes")
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What an export may differ by.
+
+    A raw output may differ by `absolute + relative * |torch's|`, boxes in input pixels; None: any finite value. Boxes may
+    differ by `box_share` of the input's side in addition: the distance to an edge is rounded, not its coordinate. `ap`:
+    by how much a class's AP may differ. `only_losses`: a higher AP than torch's is no failure.
+    """
+
+    relative: float | None
+    absolute: float | None
+    ap: float
+    only_losses: bool = False
+    box_share: float = 0
+
+
+# fp16 has 11 bits: its spacing is 0.25 px at boxes beyond 256 px, and an export decodes boxes in its graph. On trained
+# weights the largest differences were 1.3 px of 320, 0.005 in probabilities and 0.02 in prototypes (docs/export.md).
+BOUNDS = {
+    "fp32": Bounds(1e-3, 1e-4, 0.002),
+    "fp16": Bounds(2e-2, 5e-2, 0.005, box_share=0.01),
+    "int8": Bounds(None, None, 0.02, only_losses=True),
+}
+
+
+def bounds_of(kind: str, precision: str, ap: float | None = None) -> Bounds:
+    """Return the bounds of a format and precision; `ap` replaces that of AP.
+
+    TensorRT multiplies fp32 as TensorFloat-32, with as many bits as fp16, so its raw outputs get the bounds of fp16.
+    """
+    bounds = BOUNDS[precision]
+    if kind == "engine" and precision == "fp32":
+        bounds = replace(BOUNDS["fp16"], ap=bounds.ap)
+    return bounds if ap is None else replace(bounds, ap=ap)
+
+
+def compare_facts(expected: ExportFacts, export: ExportedModel) -> list[str]:
+    """Return what is wrong with the facts that an export carries."""
+    found, failures = export.facts, []
+    if found.names != expected.names:
+        pairs = zip(expected.names, found.names, strict=False)
+        number = next(
+            (i for i, (ours, theirs) in enumerate(pairs) if ours != theirs),
+            min(map(len, (expected.names, found.names))),
+        )
+        failures.append(
+            f"class {number} is called {_name_at(found.names, number)}, torch's {_name_at(expected.names, number)}"
+        )
+    on_input, trained = ("size_px", "batch_size", "is_dynamic", "precision"), ("windows", "thin_classes", *LABEL_FACTS)
+    for name in (*on_input, *trained, "source_sha256"):
+        wanted, given = getattr(expected, name), getattr(found, name)
+        if wanted != given:
+            failures.append(f"its {name} is {given}, expected {wanted}")
+    return failures
+
+
+def _name_at(names: tuple[str, ...], number: int) -> str:
+    return names[number] if number < len(names) else "missing"
+
+
+@torch.no_grad()
+def decoded_outputs(model: nn.Module, images: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return a model's outputs for (B, 3, S, S) as the suppression takes them, in the host's memory.
+
+    boxes (B, A, 4) xyxy in input pixels, probabilities (B, A, classes), coefficients (B, A, 32), prototypes
+    (B, 32, S/4, S/4).
+    """
+    outputs = raw_outputs(model, images)
+    strides = [float(stride) for stride in model.stride]  # type: ignore[union-attr]
+    boxes, probabilities = decode(outputs, strides, images.shape[-1])
+    coefficients = outputs["mask_coefficient"].float().transpose(1, 2)
+    found = zip(OUTPUTS, (boxes, probabilities, coefficients, outputs["proto"].float()), strict=True)
+    return {name: tensor.cpu() for name, tensor in found}
+
+
+def compare_outputs(
+    expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor], bounds: Bounds
+) -> tuple[dict[str, float], list[str]]:
+    """Return the largest difference of each raw output, and what exceeds the bounds."""
+    largest, failures = {}, []
+    for name in OUTPUTS:
+        ours, theirs = expected[name], found[name]
+        if ours.shape != theirs.shape:
+            failures.append(f"its {name} have the shape {tuple(theirs.shape)}, torch's {tuple(ours.shape)}")
+            continue
+        num_bad = int((~theirs.isfinite()).sum())
+        if num_bad:
+            failures.append(f"{num_bad} of its {theirs.numel()} {name} are infinite or not a number")
+            continue
+        difference = (ours - theirs).abs()
+        largest[name] = float(difference.max())
+        if bounds.relative is None or bounds.absolute is None:
+            continue
+        input_px = PROTOTYPE_STRIDE * expected["prototypes"].shape[-1]
+        absolute = bounds.absolute + (bounds.box_share * input_px if name == "boxes" else 0)
+        excess = difference - (absolute + bounds.relative * ours.abs())
+        if float(excess.max()) > 0:
+            worst = np.unravel_index(int(excess.argmax()), ours.shape)
+            about = f" of class {worst[-1]}" if name == "probabilities" else ""
+            failures.append(
+                f"its {name}{about} differ by up to {largest[name]:.3g}: {float(theirs[worst]):.6g} instead of "
+                f"{float(ours[worst]):.6g}, allowed {absolute:g} + {bounds.relative:g} * |torch's|"
+            )
+    return largest, failures
+
+
+def masks_alike(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> tuple[float, float]:
+    """Return the mean and the lowest IoU of masks before suppression: those of each input's most confident anchors.
+
+    Unlike AP it also tells exports apart whose model finds nothing. The masks are not cut to boxes.
+    """
+    anchors = expected["probabilities"].amax(2).topk(MASKS_PER_INPUT, 1).indices  # (B, n), of torch's outputs for both
+    ours, theirs = (
+        torch.stack(
+            [
+                image[rows] @ maps.flatten(1) > 0
+                for image, rows, maps in zip(coefficients, anchors, prototypes, strict=True)
+            ]
+        )
+        for coefficients, prototypes in ((each["coefficients"], each["prototypes"]) for each in (expected, found))
+    )
+    union = (ours | theirs).sum(2)
+    iou = torch.where(union > 0, (ours & theirs).sum(2) / union.clamp(min=1), 1.0)  # two empty masks are equal
+    return float(iou.mean()), float(iou.min())
+
+
+def finds_nothing(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the torch model's AP is near 0 in every class, so that an equal AP says nothing about an export."""
+    return all(row[f"{name}_torch"] < NO_AP for row in rows for name in AP_NAMES)
+
+
+def compare_ap(
+    expected: Mapping[str, Any], found: Mapping[str, Any], bounds: Bounds
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return each class's AP beside torch's, and what exceeds the bounds. Classes without objects are left out."""
+    rows, failures = [], []
+    for ours, theirs in zip(expected["per_class"], found["per_class"], strict=True):
+        if not ours["num_targets"]:
+            continue
+        rows.append(
+            {"name": ours["name"], "num_targets": ours["num_targets"]}
+            | {name: theirs[name] for name in AP_NAMES}
+            | {f"{name}_torch": ours[name] for name in AP_NAMES}
+        )
+        for name, label in AP_NAMES.items():
+            change = theirs[name] - ours[name]
+            if change < -bounds.ap if bounds.only_losses else abs(change) > bounds.ap:
+                failures.append(
+                    f"{label} of {ours['name']} is {theirs[name]:.4f}, torch's {ours[name]:.4f}: {change:+.4f}, "
+                    f"allowed {'a loss of ' if bounds.only_losses else ''}{bounds.ap:g}"
+                )
+    return rows, failures
+
+
+def largest_change(rows: list[dict[str, Any]]) -> tuple[float, str] | None:
+    """Return the largest difference of a class's AP from torch's, with its sign, and its name and class."""
+    changes = [
+        (row[name] - row[f"{name}_torch"], f"{label}, {row['name']}")
+        for row in rows
+        for name, label in AP_NAMES.items()
+    ]
+    return max(changes, key=lambda change: abs(change[0]), default=None)
 
 
 @dataclass(frozen=True)

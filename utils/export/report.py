@@ -11,8 +11,7 @@ import torch
 from utils.common.devices import choose_precision
 from utils.common.text import format_bytes, format_table
 from utils.export.conversion import Variant
-from utils.export.parity import MASKS_PER_INPUT, NO_AP, finds_nothing, largest_change
-from utils.export.proof import Proof
+from utils.export.proof import MASKS_PER_INPUT, NO_AP, Proof, finds_nothing, largest_change
 from utils.export.speed import images_per_second, peak_memory
 from utils.predict.exported import open_model
 
