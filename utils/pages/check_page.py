@@ -1,19 +1,26 @@
-"""Builds the page of the findings: a single file that loads nothing else, in the style of the evaluation's report."""
+"""Builds the page of the findings: a single file that loads nothing else, in the style of the evaluation's report.
+
+Its pictures are parts of photographs with their outlines, as JPEG.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from utils.common.colors import class_color
 from utils.common.text import counted
 from utils.common.threads import ordered_map
+from utils.data.cache import load_photo
+from utils.data.images import ImageError, encode_jpeg, fit_long_side, read_image, resize_area, scaled_size
 from utils.data.polygons import SIZES
-from utils.pages.check_views import draw_labels, draw_view
-from utils.pages.report.gallery import MAX_THUMBNAILS, thumbnail_px
+from utils.pages import draw_instances
+from utils.pages.report.gallery import CONFUSED, MAX_THUMBNAILS, MISSED, RIGHT, thumbnail_px
 from utils.pages.report.markup import Markup, color_key, element, number_cards, report_page, thumbnails, zoomable
 from utils.pages.report.tables import heading, name_cell, table
-from utils.sources.checks.findings import KINDS, MODEL_KINDS, Finding, count_kinds, num_errors
+from utils.sources.checks.findings import KINDS, MODEL_KINDS, Finding, View, count_kinds, num_errors
 from utils.sources.checks.reading import Entry
 
 MAX_CARDS = 8  # pictures of a kind
@@ -22,6 +29,10 @@ MAX_LINKS = 8  # to kinds, at the top of the window; the summary has all
 MAX_BYTES = 6_000_000  # of all pictures of findings together; base64 makes them a third larger
 FOLDED = ("touches_edge",)  # hints that most outlines of a good set have: one line, until it is opened
 KEYS = "Vermillion: the label in question. Yellow: the model's prediction. Blue: other labels."
+SHOWN_PX = 400
+JPEG_QUALITY = 80
+AROUND = 1.5  # the part shown, relative to the subjects
+MIN_SHARE = 0.12  # of the photograph's long side that is shown at least
 
 
 def build_page(
@@ -196,3 +207,51 @@ def _share(value: float | None) -> Markup:
         return element("td", "–", class_="none")
     style = f"--share:{100 * value:.1f}%"
     return element("td", f"{100 * value:.0f} %", data_value=f"{value:.4f}", class_="bar", style=style)
+
+
+def draw_labels(entry: Entry, names: Sequence[str], size_px: int) -> bytes | None:
+    """Return a picture of a photograph, `size_px` at most, with its outlines in their classes' colours; None if it cannot be read."""
+    try:
+        photo = load_photo(entry.file, size_px)
+    except ImageError:
+        return None
+    class_ids, size = [row.class_id for row in entry.rows], photo.shape[1::-1]
+    outlines = [row.polygon * size for row in entry.rows]
+    nameless = [""] * len(outlines)
+    return encode_jpeg(draw_instances(photo, class_ids, None, outlines, None, names, labels=nameless), JPEG_QUALITY)
+
+
+def draw_view(view: View) -> bytes | None:
+    """Return a view as JPEG, at most SHOWN_PX wide and high; None if its photograph cannot be read."""
+    subjects = [mark.outline for mark in view.marks if mark.is_subject and len(mark.outline)]
+    low, high = np.zeros(2), np.ones(2)
+    if subjects:
+        points = np.concatenate(subjects).astype(np.float64)
+        low, high = points.min(axis=0), points.max(axis=0)
+    share = min(1.0, max(AROUND * float((high - low).max()), MIN_SHARE))
+    long_side_px = round(SHOWN_PX / share)
+    try:
+        photo = fit_long_side(read_image(view.photo, long_side_px), long_side_px)
+    except ImageError:
+        return None
+    size = np.array(photo.shape[1::-1])
+    left, top, right, bottom = _window(low * size, high * size, size)
+    scale = SHOWN_PX / max(bottom - top, right - left)  # a small part is enlarged, so that its outlines are thin
+    part = resize_area(photo[top:bottom, left:right], *scaled_size(right - left, bottom - top, scale))
+    drawn = [mark for mark in view.marks if mark.is_drawn and len(mark.outline)]
+    if drawn:
+        colors = [RIGHT if not mark.is_subject else CONFUSED if mark.is_prediction else MISSED for mark in drawn]
+        outlines = [(mark.outline * size - (left, top)) * scale for mark in drawn]
+        texts = [mark.text for mark in drawn]
+        part = draw_instances(part, [0] * len(drawn), None, outlines, None, [""], colors=colors, labels=texts)
+    return encode_jpeg(part, JPEG_QUALITY)
+
+
+def _window(low: np.ndarray, high: np.ndarray, size: np.ndarray) -> tuple[int, int, int, int]:
+    """Return the part of a photograph of `size` (w, h) around a box, all in pixels: left, top, right, bottom."""
+    side = max(AROUND * float((high - low).max()), MIN_SHARE * float(size.max()), 2.0)
+    sides = np.minimum(side, size)
+    corner = np.clip((low + high) / 2 - sides / 2, 0, size - sides)
+    left, top = np.floor(corner).astype(int).tolist()
+    right, bottom = np.ceil(corner + sides).astype(int).clip(None, size).tolist()
+    return left, top, right, bottom
