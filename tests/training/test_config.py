@@ -24,7 +24,7 @@ from utils.data.windows import WindowConfig
 from utils.run import folder
 from utils.run.folder import differences, resume_arguments
 from utils.training import assembly, batch_size, plan
-from utils.training.augmentation import choose_augmentation
+from utils.training.assembly import choose_augmentation
 from utils.training.batch_size import largest_that_fits
 from utils.training.config import TrainConfig
 from utils.training.plan import plan_optimizer

@@ -1,33 +1,39 @@
-"""Builds the parts of a YOLO segmentation training from the trainer's options and plan: data sets, task, engine, loaders."""
+"""Builds the parts of a YOLO segmentation training from the trainer's options and plan: data sets, task, engine, loaders.
+
+What the augmentation's unset options become follows from the directions and shapes of the labelled objects.
+"""
 
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import torch
 
 from utils import distributed
-from utils.common.errors import UserError
+from utils.common.errors import UsageError, UserError
+from utils.data.augment import AugmentConfig
 from utils.data.cache import open_or_build_check
 from utils.data.dataset import Batch, SegmentationDataset, open_images, read_photos
 from utils.data.dataset_yaml import DatasetSpec, load_dataset_yaml
 from utils.data.images import read_image
+from utils.data.labels import Photo
 from utils.data.loader import EpochBatches, ShardBatches, get_dataloader, multi_scale_sizes, val_prefetch
 from utils.data.windows import Windows, open_windows
 from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
 from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.evaluation.evaluate import evaluate, headline
-from utils.evaluation.native_masks import sizes_on_disk
+from utils.evaluation.native_masks import choose_thin_classes, sizes_on_disk
 from utils.predict.label_facts import LabelledPhoto, label_lengths, measure_wire_labels
 from utils.run.folder import OwnedRun
 from utils.run.records import MEAN_MAP
 from utils.run.status import RUNNING
-from utils.training.augmentation import choose_augmentation
 from utils.training.batch_size import varies_colours_on_device
 from utils.training.config import TrainConfig
 from utils.training.pictures import CHOSEN_FROM, Curves, ValidationPictures, save_first_pictures
@@ -41,6 +47,12 @@ VAL_SEED = 0  # of the windows on which trainings validate: those of all runs sh
 LABELLED_PHOTOS, MEASURED_PHOTOS = 64, 1000  # whose wires are looked at; whose labels' lengths are measured
 SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared by default
 MOST_VAL_WORKERS = 8  # each costs the memory of a process, on top of those that load for the training
+# For photographs from above: with --fliplr 0.5 every direction is equally likely. docs/wires.md has the measurement.
+FROM_ABOVE = {"degrees": 90.0, "flipud": 0.5, "draw_wires": 0.5}
+LONG = 3.0  # an object has a direction if its smallest rectangle is this many times as long as wide
+MIN_OBJECTS = 20  # of a class, for its directions to say anything
+MAX_AGREEMENT = 0.9  # poles of photographs from the ground have 1.0, wires of a drone that looks down 0.6 to 0.75
+PHOTOS = 64  # whose objects are measured, spread over the split
 
 
 def open_data(config: TrainConfig, device: torch.device, say: distributed.Say) -> Data:
@@ -263,3 +275,49 @@ def build_schedule(plan: TrainPlan, optimizer: torch.optim.Optimizer, batches_pe
         chosen.lr, steps * config.epochs, warmup, momentum=chosen.momentum, warmup_bias_lr=chosen.warmup_bias_lr
     )
     return StepSchedule(optimizer, spec)
+
+
+def choose_augmentation(
+    config: TrainConfig, photos: list[Photo], names: tuple[str, ...], say: distributed.Say
+) -> AugmentConfig:
+    """Return the augmentation without unset options and with the thin classes, alike on all ranks; say what was chosen.
+
+    Raises UsageError for `--draw-wires` where no class is thin, and for `--paste` where all are.
+    """
+    size_of, augment = sizes_on_disk(photos), config.augment
+    thin = choose_thin_classes(("auto",), photos, size_of, names)
+    unset = [name for name in FROM_ABOVE if getattr(config, name) is None and (thin or name != "draw_wires")]
+    agreement = common_direction(photos, size_of) if unset else None
+    if agreement is not None and agreement < MAX_AGREEMENT:
+        options: dict[str, Any] = {name: FROM_ABOVE[name] for name in unset}
+        typed = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in options.items())
+        chosen = f"training with {typed}" if config.windows else f"{typed} may help"
+        say(f"Labelled objects lie in many directions (agreement {agreement:.2f}): {chosen}")
+        augment = replace(augment, **options) if config.windows else augment
+    if augment.paste and all(np.isin(photo.class_ids, thin).all() for photo in photos):
+        raise UsageError(
+            "--paste: the training labels hold no object to paste; thin classes, such as wires, are not pasted"
+        )
+    if augment.draw_wires:
+        if not thin:
+            raise UsageError("--draw-wires: no class of the training labels is as thin as wires are")
+        say(f"Wires are drawn as {', '.join(names[class_id] for class_id in thin)}")
+    return replace(augment, wire_classes=thin)
+
+
+def common_direction(photos: list[Photo], size_of: Callable[[int], tuple[int, int]]) -> float | None:
+    """Return how well the long objects of a class agree in their direction: from 0, no common direction, to 1.
+
+    That is the length of the mean of exp(2i direction) over the objects, for the class where it is largest: photographs in
+    which only poles agree have an up, too. None if no class has MIN_OBJECTS long objects in PHOTOS of the photographs.
+    """
+    labelled = [index for index, photo in enumerate(photos) if len(photo.polygons)]
+    of_class: dict[int, list[complex]] = {}
+    for index in labelled[:: max(1, len(labelled) // PHOTOS)][:PHOTOS]:
+        for class_id, outline in zip(photos[index].class_ids.tolist(), photos[index].polygons, strict=True):
+            _, (width, height), angle = cv2.minAreaRect((outline * size_of(index)).astype(np.float32))
+            if max(width, height) >= LONG * min(width, height):
+                direction = np.radians(angle if width >= height else angle + 90)
+                of_class.setdefault(class_id, []).append(np.exp(2j * direction))
+    agreements = [float(abs(np.mean(values))) for values in of_class.values() if len(values) >= MIN_OBJECTS]
+    return max(agreements, default=None)
