@@ -35,8 +35,7 @@ from utils.data.loader import ShardBatches, batch_bytes, get_dataloader, plan_lo
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.evaluation.coco import CocoCollector, evaluate_with_faster_coco_eval
 from utils.evaluation.evaluate import AP_LIMITS, Evaluation, PhotoPixels, criterion_of, evaluate
-from utils.evaluation.metrics.confidence import calibration, operating_points
-from utils.evaluation.metrics.summary import precision_recall_curves
+from utils.evaluation.metrics.summary import calibration, operating_points, precision_recall_curves
 from utils.evaluation.metrics.thin_objects import MIN_SCORE, TOLERANCE_PX, ThinRule
 from utils.evaluation.native_masks import choose_thin_classes, sizes_on_disk
 from utils.evaluation.tables import all_tables

@@ -10,7 +10,6 @@ import pytest
 
 from tests.evaluation.made_up import image_result, one_image, random_results
 from utils.data.polygons import SIZES, size_classes
-from utils.evaluation.metrics.confidence import CALIBRATION_MIN_CONFIDENCE, calibration, operating_points
 from utils.evaluation.metrics.matching import (
     IOU_THRESHOLDS,
     box_iou,
@@ -19,6 +18,7 @@ from utils.evaluation.metrics.matching import (
     sizes_of_predictions,
 )
 from utils.evaluation.metrics.results import ImageResult, merge_results, pack_results, unpack_results
+from utils.evaluation.metrics.summary import CALIBRATION_MIN_CONFIDENCE, calibration, operating_points
 
 
 def test_image_result_refuses_arrays_that_do_not_belong_together() -> None:

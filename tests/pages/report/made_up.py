@@ -9,8 +9,7 @@ import numpy as np
 
 from tests.evaluation.made_up import random_results
 from utils.data.images import encode_jpeg
-from utils.evaluation.metrics.confidence import calibration, operating_points
-from utils.evaluation.metrics.summary import precision_recall_curves, summarise
+from utils.evaluation.metrics.summary import calibration, operating_points, precision_recall_curves, summarise
 from utils.pages.report import Subject
 from utils.pages.report.gallery import Card
 

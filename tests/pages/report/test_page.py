@@ -10,9 +10,8 @@ import torch
 
 from tests.pages.report.elements import Elements, check_figures
 from tests.pages.report.made_up import HOSTILE, made_up_card, made_up_subject
-from utils.evaluation.metrics.confidence import calibration, operating_points
 from utils.evaluation.metrics.results import ImageResult
-from utils.evaluation.metrics.summary import precision_recall_curves, summarise
+from utils.evaluation.metrics.summary import calibration, operating_points, precision_recall_curves, summarise
 from utils.pages.report import Subject, build_page
 
 CPU = torch.device("cpu")
