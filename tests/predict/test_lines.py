@@ -16,8 +16,7 @@ from utils.predict.detections import Detections
 from utils.predict.lines import Curve, Wire, find_lines
 from utils.predict.prediction_files import PredictionWriter, Source, outline
 from utils.predict.regions import Region
-from utils.predict.routes import find_routes
-from utils.predict.shapes import Line, fill_outline
+from utils.predict.shapes import Line, fill_outline, find_routes
 from utils.predict.wires import likeness
 
 SIZE = (900, 600)

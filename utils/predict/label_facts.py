@@ -11,8 +11,7 @@ import cv2
 import numpy as np
 
 from utils.predict.lines import find_lines
-from utils.predict.routes import find_routes
-from utils.predict.shapes import Line, fill_outline
+from utils.predict.shapes import Line, fill_outline, find_routes
 from utils.predict.visible import profiles
 from utils.predict.wires import along, canvas_of, outside, parallel_shares, values_at
 

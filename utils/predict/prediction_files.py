@@ -19,8 +19,7 @@ from utils.common.errors import UserError
 from utils.data.images import write_jpeg
 from utils.predict.detections import Detections
 from utils.predict.regions import Region
-from utils.predict.routes import find_routes
-from utils.predict.shapes import Line
+from utils.predict.shapes import Line, find_routes
 
 PARTS = ".predictions.part-*"
 
