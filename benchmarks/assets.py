@@ -4,8 +4,8 @@
 
 A flight photographs 60 poles along a line from both sides. Of the detections 10 % are missing and 5 % are false. The errors of
 the satellite position and of the gimbal are drawn once for the flight and once for each photograph, with the shares of
-utils/predict/maps/rays.py, or with --true-shares. Positions are compared with those of single photographs. Then each flight is
-repeated with nothing changed, and with ten changes: 3 poles new, 3 gone, 2 moved by 4 m, 2 of another class.
+utils/predict/maps/camera.py, or with --true-shares. Positions are compared with those of single photographs. Then each flight
+is repeated with nothing changed, and with ten changes: 3 poles new, 3 gone, 2 moved by 4 m, 2 of another class.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ if __package__ in (None, ""):  # started by its path: Python would search this f
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from utils.common.text import format_table
-from utils.predict.maps.camera import Camera, rotation
+from utils.predict.maps.camera import COMMON_SHARES, Camera, Errors, rotation
 from utils.predict.maps.changes import Before, find_changes
 from utils.predict.maps.findings import Site
-from utils.predict.maps.rays import COMMON_SHARES, Errors
 from utils.predict.maps.survey import Survey, View, survey
 from utils.predict.maps.wgs84 import geocentric, moved, offsets_m
 

@@ -16,10 +16,9 @@ from tests.conftest import PROJECT
 from tests.predict.maps.photographs import metadata
 from utils.common.errors import UserError
 from utils.predict.maps.assets import read_assets
-from utils.predict.maps.camera import Camera, rotation
+from utils.predict.maps.camera import Camera, Errors, rotation, sight_lines
 from utils.predict.maps.changes import covariance_of, ellipse_of, read_before
 from utils.predict.maps.findings import Site
-from utils.predict.maps.rays import Errors, sight_lines
 from utils.predict.maps.survey import Places, Survey, View, match, survey, view_of
 from utils.predict.maps.wgs84 import geocentric, moved, offsets_m
 

@@ -17,7 +17,7 @@ from scipy.sparse.csgraph import connected_components
 from scipy.spatial import cKDTree
 from scipy.special import chdtri
 
-from utils.predict.maps.rays import NUM_COMMON, Rays
+from utils.predict.maps.camera import NUM_COMMON, Rays
 
 RARE = 1e-4  # detections of one asset misfit more than the gate this seldom
 MISSED, MOST_MISSED = 0.3, 10  # two assets at one place, of which each photograph misses one, are unlikely

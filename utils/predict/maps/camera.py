@@ -1,14 +1,19 @@
-"""A pinhole camera on a gimbal: in which direction an object lies, where its line of sight meets the ground, how exactly.
+"""A pinhole camera on a gimbal, and its lines of sight to objects, with their errors.
 
 DJI's convention: the gimbal's frame is forward, right, down; yaw, pitch and roll turn it from north-east-down in the order
 Z-Y-X. Yaw counts from north to east, pitch is negative below the horizon, roll turns about the optical axis.
 Source: user manual of the DJI Mavic 3E/3T, "Photo file".
+
+Positions of lines of sight are metres north, east and down of the take-off height at the flight's origin. One that is known
+exactly passes through its object. Errors that all photographs of a flight share (the compass, the tilt, the focal length)
+stay apart from those of each photograph: they do not average out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Self
 
 import numpy as np
 
@@ -17,6 +22,13 @@ HEADING_SIGMA_DEG = 3.0  # about the vertical
 TILT_SIGMA_DEG = 1.0  # about each horizontal axis
 CAMERA_HEIGHT_SIGMA_M = 1.0  # of RelativeAltitude, which drifts with the air pressure
 STRAIGHT_DOWN_DEG = 89.0  # steeper lines of sight have no useful bearing
+LEAST_DEPRESSION_DEG = 15.0  # flatter lines of sight say nothing about the distance of an object near the ground
+COMMON_SHARES = 0.8, 0.5  # of the variance of position and height, and of heading and tilt; assumptions
+EDGE_SIGMA_PX, EDGE_SIGMA_SHARE = 1.0, 0.02  # of a box's centre along each side: a constant, and a share of the side
+MIDDLE_SHARE = 0.01  # of a box's longer side: its middle is another point of an object in each photograph
+STEEPEST_DEG = 78.0  # a vertical object below this has no middle between its ends
+DISTANCE_M, DISTANCE_SIGMA_M = 50.0, 50.0  # of an object of which only the direction is known
+NUM_COMMON = 4  # turns about north, east and down, and the focal length
 
 
 @dataclass(frozen=True)
@@ -104,3 +116,151 @@ def rotation(yaw_deg: float, pitch_deg: float, roll_deg: float) -> np.ndarray:
     about_y = np.array([[cp, 0, sp], [0, 1, 0], [-sp, 0, cp]])
     about_x = np.array([[1, 0, 0], [0, cr, -sr], [0, sr, cr]])
     return about_z @ about_y @ about_x
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Standard deviations of a flight's photographs, and the shares of the variances that they have in common."""
+
+    heading_deg: float = HEADING_SIGMA_DEG
+    tilt_deg: float = TILT_SIGMA_DEG
+    height_m: float = CAMERA_HEIGHT_SIGMA_M
+    common_shares: tuple[float, float] = COMMON_SHARES
+
+
+@dataclass(frozen=True)
+class Rays:
+    """The lines of sight to n detections. All arrays have n rows.
+
+    camera, direction (n, 3): where the line begins, and its unit vector. across (n, 2, 3): two unit vectors across it.
+    angle_covariance (n, 2, 2): of the direction along these, in radians. camera_covariance (n, 2, 2): of the camera's
+    position along these, without what is common to the flight. common (n, 2, NUM_COMMON): by how many radians a common
+    error of one standard deviation turns the direction. is_steep (n,): whether the height of the ground gives the distance.
+    """
+
+    photo: np.ndarray
+    class_id: np.ndarray
+    camera: np.ndarray
+    direction: np.ndarray
+    across: np.ndarray
+    angle_covariance: np.ndarray
+    camera_covariance: np.ndarray
+    common: np.ndarray
+    distance: np.ndarray
+    is_steep: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.photo)
+
+    @classmethod
+    def joined(cls, parts: list[Self]) -> Self:
+        """Return the lines of sight of several photographs in one."""
+        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+
+    def scaled(self, factor: float) -> Self:
+        """Return the lines of sight with larger variances, without those that are common."""
+        variances = self.angle_covariance * factor, self.camera_covariance * factor
+        return replace(self, angle_covariance=variances[0], camera_covariance=variances[1])
+
+    def information(self, distance: np.ndarray, weight: np.ndarray | float = 1.0) -> tuple[np.ndarray, ...]:
+        """Return what each line of sight says about its object's position and the common errors: weighted normal equations.
+
+        distance (n,): from the camera to the object, which turns angles into metres. Returns the matrices (n, 7, 7), the
+        right sides (n, 7) and the squared sums (n,). Information of one object's lines of sight adds up.
+        """
+        design = np.concatenate([self.across, distance[:, None, None] * self.common], axis=2)
+        spread = distance[:, None, None] ** 2 * self.angle_covariance + self.camera_covariance
+        weights = np.linalg.inv(spread) * np.reshape(weight, (-1, 1, 1))
+        target = np.einsum("nij,nj->ni", self.across, self.camera)
+        weighted = np.einsum("nki,nkl->nil", design, weights)
+        along = np.concatenate([self.direction, np.zeros((len(self), NUM_COMMON))], axis=1)
+        ahead = np.einsum("ni,ni->n", self.direction, self.camera) + self.distance
+        return (
+            weighted @ design + along[:, :, None] * along[:, None] / DISTANCE_SIGMA_M**2,
+            np.einsum("nik,nk->ni", weighted, target) + along * ahead[:, None] / DISTANCE_SIGMA_M**2,
+            np.einsum("ni,nij,nj->n", target, weights, target) + (ahead / DISTANCE_SIGMA_M) ** 2,
+        )
+
+
+def sight_lines(
+    camera: Camera,
+    at: np.ndarray,
+    sigmas_m: tuple[float, float],
+    boxes: np.ndarray,
+    class_ids: np.ndarray,
+    photo: int,
+    ground_height_m: float,
+    errors: Errors,
+) -> Rays:
+    """Return the lines of sight to the centres of a photograph's boxes (n, 4) xyxy in pixels of its stored frame.
+
+    at (3,): the camera's position. sigmas_m: of it in the level and in height; the latter infinite if the height is unknown.
+    """
+    centres, sides = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
+    direction = _middles(camera, centres, sides)
+    across = _across(direction)
+
+    def turned(rays: np.ndarray) -> np.ndarray:
+        return np.einsum("nij,nj->ni", across, rays)
+
+    start = camera.rays(centres)
+
+    is_cut = (boxes[:, :2] <= 2) | (boxes[:, 2:] >= np.array([camera.width_px, camera.height_px]) - 2)
+    pixel_sigmas = np.where(is_cut, sides, np.hypot(EDGE_SIGMA_PX, EDGE_SIGMA_SHARE * sides))
+    by_pixels = (
+        np.stack([turned(camera.rays(centres + step) - start) for step in np.eye(2)], axis=2) * pixel_sigmas[:, None]
+    )
+    middle = MIDDLE_SHARE * sides.max(axis=1) * np.linalg.norm(by_pixels, axis=1).max(axis=1) / pixel_sigmas.max(axis=1)
+    turns = np.radians([errors.tilt_deg, errors.tilt_deg, errors.heading_deg])
+    by_turns = np.stack([turned(np.cross(turn, direction)) for turn in np.diag(turns)], axis=2)
+    focal = turned(replace(camera, focal_px=camera.focal_px + camera.focal_sigma_px).rays(centres) - start)
+    of_position, of_angles = errors.common_shares
+    angle_covariance = by_pixels @ by_pixels.mT + (1 - of_angles) * by_turns @ by_turns.mT
+    angle_covariance[:, 1, 1] += middle**2
+    level, height = sigmas_m
+    own_sigmas = np.sqrt(1 - of_position) * np.array([level, level, min(height, 1e4)])
+    by_camera = across * own_sigmas
+    drop = -at[2] - ground_height_m  # of the line of sight from the camera to the ground
+    is_steep = (direction[:, 2] > np.sin(np.radians(LEAST_DEPRESSION_DEG))) & (drop > 0) & np.isfinite(height)
+    distance = np.where(is_steep, drop / np.where(is_steep, direction[:, 2], 1), DISTANCE_M)
+    return Rays(
+        np.full(len(boxes), photo),
+        class_ids,
+        np.broadcast_to(at, direction.shape),
+        direction,
+        across,
+        angle_covariance,
+        by_camera @ by_camera.mT,
+        np.concatenate([np.sqrt(of_angles) * by_turns, focal[:, :, None]], axis=2),
+        distance,
+        is_steep,
+    )
+
+
+def _middles(camera: Camera, centres: np.ndarray, sides: np.ndarray) -> np.ndarray:
+    """Return the directions (n, 3) to the middles of upright objects that fill boxes.
+
+    The nearer half of a pole takes more of its box. Both ends are equally far from the camera in the level, so the tangent of
+    the depression of the middle is the mean of the ends' tangents.
+    """
+    right, down = (centres - (camera.width_px / 2, camera.height_px / 2)).T
+    ahead, to_right, to_down = camera.attitude[2]  # the vertical in the frame
+    lean = np.stack([to_right * camera.focal_px - right * ahead, to_down * camera.focal_px - down * ahead], axis=1)
+    lean *= (sides / 2 / np.maximum(np.abs(lean), 1e-9)).min(axis=1, keepdims=True)
+    ends = np.stack([camera.rays(centres - lean), camera.rays(centres + lean)])
+    level = np.linalg.norm(ends[..., :2], axis=2)
+    direction = camera.rays(centres)
+    is_flat = level.min(axis=0) > np.cos(np.radians(STEEPEST_DEG))
+    tangent = (ends[..., 2] / np.maximum(level, 1e-9)).mean(axis=0)
+    away = np.linalg.norm(direction[:, :2], axis=1)
+    middle = np.stack([direction[:, 0], direction[:, 1], tangent * away], axis=1)
+    middle /= np.maximum(np.linalg.norm(middle, axis=1, keepdims=True), 1e-9)
+    return np.where(is_flat[:, None], middle, direction)
+
+
+def _across(direction: np.ndarray) -> np.ndarray:
+    """Return two unit vectors across each direction (n, 3), a level one and one in its vertical plane: (n, 2, 3)."""
+    level = np.stack([-direction[:, 1], direction[:, 0], np.zeros(len(direction))], axis=1)
+    length = np.linalg.norm(level, axis=1, keepdims=True)
+    level = np.where(length > 1e-6, level / np.maximum(length, 1e-6), (0.0, 1.0, 0.0))
+    return np.stack([level, np.cross(direction, level)], axis=1)

@@ -9,9 +9,8 @@ import numpy as np
 
 from utils.data.images import points_upright
 from utils.predict.maps.assets import Assets
-from utils.predict.maps.camera import CAMERA_HEIGHT_SIGMA_M, STRAIGHT_DOWN_DEG, Camera, rotation
+from utils.predict.maps.camera import CAMERA_HEIGHT_SIGMA_M, STRAIGHT_DOWN_DEG, Camera, Errors, rotation
 from utils.predict.maps.metadata import PhotoMetadata
-from utils.predict.maps.rays import Errors
 from utils.predict.maps.wgs84 import moved
 
 # Nearer to the horizon a small error of an angle moves the ground point by as much as its distance.

@@ -11,10 +11,9 @@ import numpy as np
 
 from utils.predict.maps.assets import ASSET_SIGMA_M, Assets
 from utils.predict.maps.association import Placed, best_pairs, near, place_flight
-from utils.predict.maps.camera import Camera, rotation
+from utils.predict.maps.camera import Camera, Rays, rotation, sight_lines
 from utils.predict.maps.findings import Site, stored_pixels
 from utils.predict.maps.metadata import PhotoMetadata
-from utils.predict.maps.rays import Rays, sight_lines
 from utils.predict.maps.wgs84 import geocentric, moved, offsets_m
 
 FLIGHT_GAP_S = 600  # between two photographs of different flights: a changed battery, another place to take off
