@@ -29,12 +29,13 @@ class MonitorConfig(Options):
 
 
 def main() -> int:
-    """Show the run; return 0 once it has ended."""
+    """Show the run of a folder, or of a file in it; return 0 once it has ended."""
     arguments = sys.argv[1:]
     if arguments and not arguments[0].startswith("-"):
         arguments = ["--run", *arguments]
     config = parse_config(MonitorConfig, "Show a running or finished training in the terminal.", arguments)
-    reader = RunReader(_folder_of(config.run))
+    path = Path(config.run)
+    reader = RunReader(path.parent if path.is_file() else path)
     if config.once or not sys.stdout.isatty():
         print("\n".join(_look(reader, config.run)[0]))
         return 0
@@ -43,12 +44,6 @@ def main() -> int:
     except KeyboardInterrupt:
         print()
     return 0
-
-
-def _folder_of(run: str) -> Path:
-    """Return the run folder meant by a folder or by a file in it."""
-    path = Path(run)
-    return path.parent if path.is_file() else path
 
 
 def _look(reader: RunReader, run: str) -> tuple[list[str], bool]:
