@@ -118,7 +118,7 @@ def test_code_in_a_checkpoint_is_refused_and_not_run(tmp_path: Path, monkeypatch
     path = save_checkpoint(tmp_path, 1, {"model": Foreign()})
     assert verify(path) is None  # its checksum is right: only the loader can refuse it
     with pytest.raises(UserError, match=r"state\.pt: not a checkpoint of this trainer"):
-        load_state(path)
+        load_state(path / "state.pt")
     assert not (tmp_path / "was-run").exists()
 
 
@@ -129,7 +129,7 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path: Path, content: b
     else:
         torch.save(content, tmp_path / "state.pt")
     with pytest.raises(UserError, match="not a checkpoint of this trainer"):
-        load_state(tmp_path)
+        load_state(tmp_path / "state.pt")
 
 
 def test_leftovers_of_a_kill_are_not_taken_for_checkpoints(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ class CheckpointFiles:
         reasons = []
         for file in self.files():
             try:
-                return file, _load_file(file)
+                return file, load_state(file)
             except UserError as error:
                 reasons.append(str(error))
         if reasons:
@@ -158,7 +158,7 @@ def load_latest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     for candidate in candidates:
         problem = verify(candidate)
         if problem is None:
-            return candidate, load_state(candidate)
+            return candidate, load_state(candidate / STATE_FILE)
         reasons.append(f"{candidate.name}: {problem}")
     if candidates:
         raise UserError(f"{folder}: no readable checkpoint ({'; '.join(reasons)}); remove the folder to start afresh")
@@ -177,12 +177,8 @@ def verify(checkpoint: Path) -> str | None:
         return f"unreadable ({error})"
 
 
-def load_state(checkpoint: Path) -> dict[str, Any]:
-    """Load a checkpoint's state onto the CPU. Raises UserError if it holds more than tensors and plain values."""
-    return _load_file(checkpoint / STATE_FILE)
-
-
-def _load_file(file: Path) -> dict[str, Any]:
+def load_state(file: Path) -> dict[str, Any]:
+    """Load a state onto the CPU. Raises UserError if the file holds more than tensors and plain values."""
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a foreign file can raise anything
