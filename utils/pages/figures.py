@@ -15,6 +15,7 @@ import numpy as np
 
 from utils.common.colors import PALETTE, class_color, luminance
 from utils.common.files import write_bytes_atomic
+from utils.run.records import number_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,7 +66,7 @@ def plot_training_curves(records: Iterable[Mapping[str, Any]], path: Path, chose
     Panels, unless they are `chosen`: the loss, each of its parts (`train_<part>`, `val_<part>`), box mAP, mask mAP, learning
     rate, images per second. Records without `epoch` are ignored.
     """
-    epochs = [record for record in records if _is_number(record.get("epoch"))]
+    epochs = [record for record in records if math.isfinite(number_of(record.get("epoch")))]
     panels = []
     for title, lines in _training_panels(epochs) if chosen is None else chosen:
         points = {label: _points(epochs, name) for label, name in lines.items()}
@@ -188,12 +189,8 @@ def _whole_epochs(axes: Axes) -> None:
 
 
 def _points(epochs: Sequence[Mapping[str, Any]], name: str) -> tuple[list[float], list[float]]:
-    found = sorted((record["epoch"], record[name]) for record in epochs if _is_number(record.get(name)))
+    found = sorted((record["epoch"], record[name]) for record in epochs if math.isfinite(number_of(record.get(name))))
     return [epoch for epoch, _ in found], [value for _, value in found]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def plot_label_statistics(

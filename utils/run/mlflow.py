@@ -28,7 +28,7 @@ from utils.common.threads import BackgroundWatch
 from utils.run.checkpoint import latest_facts
 from utils.run.log import METRICS_FILE
 from utils.run.mlflow_client import checked_uri, import_library
-from utils.run.records import CONFIG_FILE, Record, RecordTail, read_config, read_mapping, read_status
+from utils.run.records import CONFIG_FILE, Record, RecordTail, number_of, read_config, read_mapping, read_status
 from utils.run.status import FAILED, FINISHED, STOPPED
 
 POLL_S = 5.0
@@ -279,11 +279,9 @@ def _allowed_name(text: object) -> str:
 
 
 def _numbers(record: Record) -> dict[str, float]:
-    """Return the finite numbers of a record. metrics.jsonl has null for others."""
-    numbers = {
-        name: value for name, value in record.items() if isinstance(value, int | float) and not isinstance(value, bool)
-    }
-    return {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
+    """Return the finite numbers of a record."""
+    numbers = {name: number_of(value) for name, value in record.items()}
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
 def _version(file: Path) -> tuple[int, int] | None:

@@ -50,6 +50,11 @@ def read_mapping(file: Path, parse: Callable[[str], Any] = json.loads) -> Record
     return content if isinstance(content, dict) else {}
 
 
+def number_of(value: Any) -> float:
+    """Return a record's value as a number; NaN for what is none, such as null, which stands for infinity and NaN."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
 def read_epochs(folder: Path) -> list[Record]:
     """Return the epoch records of a run's metrics.jsonl, oldest first. Raises OSError without the file."""
     with (folder / METRICS_FILE).open("rb") as lines:

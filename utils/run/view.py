@@ -10,7 +10,7 @@ from typing import Any
 
 from utils.common.errors import printable
 from utils.common.text import format_bytes, format_duration, format_table
-from utils.run.records import BEST_METRICS, Record, RunState, others_ms
+from utils.run.records import BEST_METRICS, Record, RunState, number_of, others_ms
 
 MIN_COLUMNS = 40
 MAX_COLUMNS = 120
@@ -173,7 +173,7 @@ def _epoch_table(state: RunState) -> list[str]:
 def _rank_table(state: RunState) -> list[str]:
     last = _last_batch(state)
     ranks: Mapping[str, Sequence[Any]] = last.get("ranks") or {}
-    own_ms = [_value(value) for value in ranks.get("own_ms", [])]
+    own_ms = [number_of(value) for value in ranks.get("own_ms", [])]
     if not own_ms:
         return []
     slow_rank = last.get("slow_rank")
@@ -230,14 +230,14 @@ def device_words(ranks: Mapping[str, Sequence[Any]]) -> list[str]:
         ("gpu_power_w", "{:.0f} W", sum),
         ("gpu_temperature_c", "{:.0f} °C", max),
     ):
-        known = [value for value in map(_value, ranks.get(name, [])) if math.isfinite(value)]
+        known = [value for value in map(number_of, ranks.get(name, [])) if math.isfinite(value)]
         if known:
             words.append(form.format(join(known)))
     return words
 
 
 def _formatted(value: Any, form: Callable[[float], str]) -> str:
-    number = _value(value)
+    number = number_of(value)
     return form(number) if math.isfinite(number) else "-"
 
 
@@ -246,8 +246,4 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _number(record: Record, key: str) -> float:
-    return _value(record.get(key))
-
-
-def _value(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    return number_of(record.get(key))
