@@ -64,10 +64,13 @@ def write_map_files(
                 writers.enter_context(file.open("w", encoding=encoding, newline=""))
                 for file, encoding in zip(temporary, ("utf-8", "utf-8-sig", "utf-8"), strict=True)
             )
-            makers = (_GeoJson(geojson), _WorkList(work_list), _Kml(kml))
+            rows = csv.writer(work_list)  # a table for spreadsheets: UTF-8 with a byte-order mark, comma
+            rows.writerow(WORK_LIST_COLUMNS)
+            makers = (_GeoJson(geojson), _Kml(kml))
             for finding in _findings(folder, iter(keys), site, of_asset):
                 kinds[finding["position_kind"]] += 1
                 reasons.update([finding["reason"]] if finding["reason"] else [])
+                rows.writerow([cell(finding[name]) for name in WORK_LIST_COLUMNS])
                 for maker in makers:
                     maker.add(finding)
             for maker in makers:
@@ -140,20 +143,6 @@ class _GeoJson:
 
     def end(self) -> None:
         self.file.write("\n]}\n")
-
-
-class _WorkList:
-    """A table for spreadsheets: UTF-8 with a byte-order mark, comma, one row for each finding."""
-
-    def __init__(self, file: IO[str]) -> None:
-        self.rows = csv.writer(file)
-        self.rows.writerow(WORK_LIST_COLUMNS)
-
-    def add(self, finding: Finding) -> None:
-        self.rows.writerow([cell(finding[name]) for name in WORK_LIST_COLUMNS])
-
-    def end(self) -> None:
-        """Nothing follows the rows."""
 
 
 def cell(value: Any) -> Any:
