@@ -117,9 +117,8 @@ def convert(
         "data": "calibration" if calibration else None,  # a name for the metadata; the images are ours
         "device": str(device.index or 0) if on_gpu and device else "cpu",
     }
-    model.end2end = (
-        False  # YOLO26: the one-to-many outputs, which are decoded and suppressed like those of other families
-    )
+    # YOLO26: the one-to-many outputs, which are decoded and suppressed like those of other families.
+    model.end2end = False
     model.pt_path = str(folder / f"{stem}.pt")  # Ultralytics writes beside this file, which need not exist
     try:
         with _quiet():

@@ -147,9 +147,8 @@ class Wire:
                 return None
             curve = curve.refit(wire.middles, wire.widths, len(wire.along) * STEP_PX < 2 * MIN_LENGTH * width)
         length = 0.0
-        for _ in range(
-            MOST_ROUNDS
-        ):  # over several spans a wire is no parabola: each round follows it to the next knots
+        # Over several spans a wire is no parabola: each round follows it to the next knots.
+        for _ in range(MOST_ROUNDS):
             wire = cls._about(curve, points, max(width, 2.0))
             if wire is None or np.ptp(wire.ends) < length + STEP_PX:
                 break

@@ -45,9 +45,8 @@ def enlarge(
     prototypes float32 (32, h, w), coefficients (n, 32) and boxes lie in the host's memory.
     """
     columns, rows = (_axis(placement, axis, prototypes.shape[-1]) for axis in (0, 1))
-    ends = np.searchsorted(
-        columns[0], np.arange(prototypes.shape[-1]), side="right"
-    )  # of pixels with the same neighbours
+    # The ends of pixels with the same neighbours.
+    ends = np.searchsorted(columns[0], np.arange(prototypes.shape[-1]), side="right")
     for start in range(0, len(coefficients), MASKS_PER_PRODUCT):
         part = slice(start, start + MASKS_PER_PRODUCT)
         logits = (coefficients[part] @ prototypes.flatten(1)).view(-1, *prototypes.shape[1:]).numpy()

@@ -116,9 +116,8 @@ def centreline(region: Region) -> np.ndarray:
     stride = columns + 2
     alive = np.zeros((rows + 2) * stride, bool)
     alive.reshape(rows + 2, stride)[1:-1, 1:-1] = region.mask
-    around = np.array(
-        [-stride, -stride + 1, 1, stride + 1, stride, stride - 1, -1, -stride - 1]
-    )  # clockwise from above
+    # Clockwise from above.
+    around = np.array([-stride, -stride + 1, 1, stride + 1, stride, stride - 1, -1, -stride - 1])
     front = np.flatnonzero(alive)
     front = front[~(alive[front - stride] & alive[front + stride] & alive[front - 1] & alive[front + 1])]
     queued = np.zeros(len(alive), bool)

@@ -230,9 +230,8 @@ def _assign(labels: np.ndarray, rays: Rays, information: tuple[np.ndarray, ...],
     order = np.argsort(taken)
     wanted = rays.photo[row] * len(num_members) + group
     at = np.minimum(np.searchsorted(taken[order], wanted), len(taken) - 1)
-    own = np.where(
-        taken[order][at] == wanted, order[at], -1
-    )  # the group's detection in this photograph, which is taken out
+    # The group's detection in this photograph, which is taken out.
+    own = np.where(taken[order][at] == wanted, order[at], -1)
     has_others = num_members[group] > (own >= 0)
     row, group, own = row[has_others], group[has_others], own[has_others]
     others, is_in = groups[group], np.flatnonzero(own >= 0)
