@@ -75,7 +75,9 @@ def most_expensive(averages: Any, steps: int, is_gpu: bool) -> list[Operator]:
     is_operator = [
         event
         for event in averages
-        if event.device_type == torch.autograd.DeviceType.CPU and _is_operator_name(event.key) and time_us(event) > 0
+        if event.device_type == torch.autograd.DeviceType.CPU and time_us(event) > 0
+        # Autograd's nodes and ranges have other names than `namespace::name`.
+        if "::" in event.key and not event.key.startswith("autograd::")
     ]
     total_us = sum(time_us(event) for event in is_operator)
     chosen = sorted(is_operator, key=time_us, reverse=True)[:MAX_OPERATORS]
@@ -83,11 +85,6 @@ def most_expensive(averages: Any, steps: int, is_gpu: bool) -> list[Operator]:
         Operator(event.key, event.count / steps, time_us(event) / 1000 / steps, time_us(event) / total_us)
         for event in chosen
     ]
-
-
-def _is_operator_name(name: str) -> bool:
-    """Return whether a name is an operator's, `namespace::name`, and not that of an autograd node or a range."""
-    return "::" in name and not name.startswith("autograd::")
 
 
 class _Ranges(ExitStack):
