@@ -163,7 +163,7 @@ def _of_detection(row: Row, asset: Asset) -> Row:
 def _change_row(change: Change, before: Before, rows: dict[str, Row]) -> Row:
     """Return the properties of a change's feature, with the asset's position now, or before if it is gone."""
     old, now = change.before, rows[change.asset.asset_id] if change.asset else {}
-    class_before = None if old is None else before.class_of(old)
+    class_before = None if old is None else before.classes[before.places.class_ids[old]]
     if old is not None and not now:
         now = {"asset": before.ids[old], "class": class_before}
         now |= {name: float(getattr(before.places, name)[old]) for name in ("latitude", "longitude")}

@@ -47,10 +47,6 @@ class Before:
         numbers = np.array([every.index(name) for name in self.classes])
         return replace(self.places, class_ids=numbers[self.places.class_ids])
 
-    def class_of(self, number: int) -> str:
-        """Return the class of an asset."""
-        return self.classes[int(self.places.class_ids[number])]
-
 
 @dataclass(frozen=True)
 class Change:
