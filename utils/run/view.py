@@ -155,9 +155,7 @@ def _epoch_table(state: RunState) -> list[str]:
     best = _best_epoch(state)
     shown = [record for record in state.epochs[-MAX_EPOCHS:] if record is not best]
     if best is not None:
-        shown = sorted([*shown, best], key=lambda record: _number(record, "epoch"))[-MAX_EPOCHS - 1 :]
-        if best not in shown:
-            shown = [best, *shown[1:]]
+        shown = sorted([*shown, best], key=lambda record: _number(record, "epoch"))
     columns = {title: spec for title, spec in _EPOCH_COLUMNS.items() if any(spec[0] in record for record in shown)}
     rows = [
         [
