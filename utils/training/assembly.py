@@ -20,16 +20,17 @@ from utils import distributed
 from utils.common.errors import UsageError, UserError
 from utils.data.augment import AugmentConfig
 from utils.data.cache import open_or_build_check
-from utils.data.dataset import Batch, SegmentationDataset, open_images, read_photos
+from utils.data.dataset import SegmentationDataset, open_images, read_photos
 from utils.data.dataset_yaml import DatasetSpec, load_dataset_yaml
 from utils.data.images import read_image
 from utils.data.labels import Photo
 from utils.data.loader import EpochBatches, ShardBatches, get_dataloader, multi_scale_sizes, val_prefetch
 from utils.data.windows import Windows, open_windows
-from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
+from utils.engine import EngineOptions, Epoch, TrainingEngine
 from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.evaluation.evaluate import evaluate, headline
 from utils.evaluation.native_masks import choose_thin_classes, sizes_on_disk
+from utils.measure.step_timer import SegmentationStep
 from utils.predict.label_facts import LabelledPhoto, label_lengths, measure_wire_labels
 from utils.run.folder import OwnedRun
 from utils.run.records import MEAN_MAP
@@ -38,7 +39,6 @@ from utils.training.batch_size import varies_colours_on_device
 from utils.training.config import TrainConfig
 from utils.training.pictures import CHOSEN_FROM, Curves, ValidationPictures, save_first_pictures
 from utils.training.plan import Data, TrainPlan
-from utils.yolo.inputs import Targets, prepare_batch
 from utils.yolo.loss26 import EndToEndLoss, loss_for
 from utils.yolo.model import YoloModel, copy_for_prediction, save_deployable
 from utils.yolo.optimizer import GRADIENT_CLIP_NORM, build_optimizer
@@ -158,7 +158,7 @@ def label_lengths_of(data: Data) -> list[float]:
     return label_lengths(np.array(class_ids, int), np.array(lengths, float))
 
 
-class Segmentation(Task):
+class Segmentation(SegmentationStep):
     """YOLO segmentation: its batches, its loss and metrics, its pictures and its deployable files."""
 
     shown = ("val_loss", "box_map50", "box_map50_95", "mask_map50", "mask_map50_95")
@@ -176,10 +176,6 @@ class Segmentation(Task):
         ranks, are_windows = (distributed.rank(), distributed.world_size()), data.val.windowed is not None
         every = plan.config.val_pictures_every
         self.pictures = ValidationPictures(labels, data.names, every, *ranks, are_windows=are_windows)
-
-    def prepare(self, batch: Batch, device: torch.device) -> tuple[torch.Tensor, Targets]:
-        """Return images float (B, 3, S, S) from 0 to 1 and their targets, on the device."""
-        return prepare_batch(batch, device)
 
     def evaluate(self, model: torch.nn.Module, loader: Any, epoch: Epoch) -> dict[str, float]:
         """Return the validation loss and the mean average precisions over all ranks."""
