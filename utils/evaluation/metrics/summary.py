@@ -6,7 +6,6 @@ Also the calibration of the detections' confidence, and the best confidence thre
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -22,18 +21,6 @@ _EPSILON = 1e-16
 CALIBRATION_BINS = 10
 # Below it are hundreds of candidates per image that nobody uses; they would dominate the calibration error.
 CALIBRATION_MIN_CONFIDENCE = 0.05
-
-
-@dataclass(frozen=True)
-class _Curves:
-    """Curves of the k classes that have targets; `c` confidences and `r` recalls from 0 to 1."""
-
-    average_precision: np.ndarray  # (k, 10)
-    precision: np.ndarray  # (k, c)
-    recall: np.ndarray  # (k, c)
-    f1: np.ndarray  # (k, c)
-    precision_at_recall: np.ndarray  # (k, r), at IoU 0.5
-    best: int  # index into c of the highest smoothed mean F1
 
 
 def summarise(results: Iterable[ImageResult], names: Sequence[str]) -> dict[str, Any]:
@@ -60,21 +47,16 @@ def summarise(results: Iterable[ImageResult], names: Sequence[str]) -> dict[str,
         for index, name in enumerate(names)
     ]
     for kind in KINDS:
-        curves = _class_curves(pool, kind, class_ids, num_targets)
-        values = {
-            "map50": curves.average_precision[:, 0],
-            "map50_95": curves.average_precision.mean(axis=1),
-            "precision": curves.precision[:, curves.best],
-            "recall": curves.recall[:, curves.best],
-            "f1": curves.f1[:, curves.best],
-        }
+        curves, best = _class_curves(pool, kind, class_ids, num_targets)
+        values = {"map50": curves["average_precision"][:, 0], "map50_95": curves["average_precision"].mean(axis=1)}
+        values |= {name: curves[name][:, best] for name in ("precision", "recall", "f1")}
         for name, value_k in values.items():
             summary[f"{kind}_{name}"] = float(value_k.mean()) if len(class_ids) else 0.0
             for row in per_class:
                 row[f"{kind}_{name}"] = 0.0
             for class_id, value in zip(class_ids.tolist(), value_k.tolist(), strict=True):
                 per_class[class_id][f"{kind}_{name}"] = value
-        summary[f"{kind}_best_confidence"] = float(_AXIS[curves.best])
+        summary[f"{kind}_best_confidence"] = curves["best_confidence"]
     return {**summary, "per_class": per_class, "confusion_matrix": confusion.tolist()}
 
 
@@ -118,13 +100,7 @@ def precision_recall_curves(results: Iterable[ImageResult], names: Sequence[str]
     _, pool = _checked_pool(results, len(names))
     num_targets = np.bincount(pool["target_class_ids"], minlength=len(names))
     class_ids = np.flatnonzero(num_targets)
-    answer: dict[str, Any] = {}
-    for kind in KINDS:
-        curves = _class_curves(pool, kind, class_ids, num_targets)
-        arrays = {field.name: getattr(curves, field.name) for field in fields(curves) if field.name != "best"}
-        best_confidence = float(_AXIS[curves.best])
-        answer[kind] = {"class_ids": class_ids, "axis": _AXIS, **arrays, "best_confidence": best_confidence}
-    return answer
+    return {kind: _class_curves(pool, kind, class_ids, num_targets)[0] for kind in KINDS}
 
 
 def _checked_pool(results: Iterable[ImageResult], num_classes: int) -> tuple[list[ImageResult], dict[str, np.ndarray]]:
@@ -142,8 +118,13 @@ def _checked_pool(results: Iterable[ImageResult], num_classes: int) -> tuple[lis
     return images, pool_predictions(images)
 
 
-def _class_curves(pool: dict[str, np.ndarray], kind: str, class_ids: np.ndarray, num_targets: np.ndarray) -> _Curves:
-    """Compute the curves of `class_ids` from the result of `pool_predictions`."""
+def _class_curves(
+    pool: dict[str, np.ndarray], kind: str, class_ids: np.ndarray, num_targets: np.ndarray
+) -> tuple[dict[str, Any], int]:
+    """Return the curves of `class_ids` as in `precision_recall_curves`, and the position of the best confidence.
+
+    pool: of `pool_predictions`. The best confidence has the highest smoothed mean F1.
+    """
     hits, scores, axis = pool[f"{kind}_hits"], pool["scores"], _AXIS
     average_precision = np.zeros((len(class_ids), len(IOU_THRESHOLDS)))
     precision, recall, precision_at_recall = (np.zeros((len(class_ids), len(axis))) for _ in range(3))
@@ -165,7 +146,9 @@ def _class_curves(pool: dict[str, np.ndarray], kind: str, class_ids: np.ndarray,
                 precision_at_recall[row] = np.interp(axis, steps, envelope)
     f1 = 2 * precision * recall / (precision + recall + _EPSILON)
     best = int(_smooth(f1.mean(axis=0)).argmax()) if len(class_ids) else 0
-    return _Curves(average_precision, precision, recall, f1, precision_at_recall, best)
+    curves = {"class_ids": class_ids, "axis": axis, "average_precision": average_precision, "precision": precision}
+    curves |= {"recall": recall, "f1": f1, "precision_at_recall": precision_at_recall}
+    return {**curves, "best_confidence": float(axis[best])}, best
 
 
 def _average_precision(hits: np.ndarray, num_targets: int) -> float:
