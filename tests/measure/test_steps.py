@@ -125,9 +125,9 @@ def test_a_collective_interrupts_its_phase(monkeypatch: pytest.MonkeyPatch) -> N
         for _ in range(3):  # the last gradient counts: what came before was backward
             timer.gradients_ready(1000)
         timer.mark("optimizer")
-    found = timer.ranges()
-    assert found.ranges_ms.shape == (1, 7)  # the second step has not ended
-    seconds = dict(zip(RANGES, (found.ranges_ms[0] / 1000).tolist(), strict=True))
+    ranges_ms, collectives = timer.ranges()
+    assert ranges_ms.shape == (1, 7)  # the second step has not ended
+    seconds = dict(zip(RANGES, (ranges_ms[0] / 1000).tolist(), strict=True))
     once = dict.fromkeys(("data", "input", "forward", "optimizer"), 1.0)
     assert seconds == {**once, "loss": 2.0, "backward": 3.0, "communication": 2.0}
-    assert found.collectives == [[(1000.0, 8), (1000.0, 1000)]]
+    assert collectives == [[(1000.0, 8), (1000.0, 1000)]]

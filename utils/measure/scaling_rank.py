@@ -66,7 +66,7 @@ def main() -> None:
 def measure(job: RankJob, ranks: RankInfo, device: torch.device) -> dict[str, Any]:
     """Train, then time the all-reduce by itself. Every rank must reach this.
 
-    Returns for the steps `ranges_ms` (steps, 7), `collectives` as in `StepRanges`, and their total duration `wall_ms` by the
+    Returns for the steps `ranges_ms` (steps, 7), `collectives` as of `RangeTimer.ranges`, and their total duration `wall_ms` by the
     host's clock; and `allreduces`: bytes and the ms of each repeat.
     """
     seed_everything(0)
@@ -106,10 +106,10 @@ def _train(engine: TrainingEngine, loader: Any, batch: Batch, job: RankJob) -> d
     marked = MarkedLoader(loader or Repeated(batch, 1), job.warmup_steps + job.steps + 1, wall.mark)
     with timed_collectives(timer, engine.model):
         run_training_steps(engine, marked, wall.mark)
-    ranges = timer.ranges()
+    ranges_ms, collectives = timer.ranges()
     return {
-        "ranges_ms": ranges.ranges_ms[-job.steps :].tolist(),
-        "collectives": ranges.collectives[-job.steps :],
+        "ranges_ms": ranges_ms[-job.steps :].tolist(),
+        "collectives": collectives[-job.steps :],
         "wall_ms": wall.elapsed_ms,
         "num_images": sum(marked.num_images[job.warmup_steps : -1]),
     }

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +31,6 @@ _MANY_EPOCHS = 10**9  # the measurement never reaches the epochs without mosaic
 
 
 # --- ranges --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class StepRanges:
-    """The steps of one rank: ms by RANGES, float64 (steps, 7), and the blocking collectives of each step in order.
-
-    A collective is (ms that this rank spent in it, bytes). The gradients' all-reduce counts from the last gradient on.
-    """
-
-    ranges_ms: np.ndarray
-    collectives: list[list[tuple[float, int]]]
 
 
 class RangeTimer(StepTimer):
@@ -81,8 +69,12 @@ class RangeTimer(StepTimer):
         self._bytes.append(num_bytes)
         self.mark(COMMUNICATION)
 
-    def ranges(self) -> StepRanges:
-        """Return all complete steps; a step is complete when the next one has begun. Waits for the GPU."""
+    def ranges(self) -> tuple[np.ndarray, list[list[tuple[float, int]]]]:
+        """Return all complete steps: ms by RANGES, float64 (steps, 7), and the blocking collectives of each in order.
+
+        A collective is (ms that this rank spent in it, bytes). The gradients' all-reduce counts from the last gradient on.
+        A step is complete when the next one has begun. Waits for the GPU.
+        """
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         numbers = iter(self._bytes)
@@ -101,7 +93,7 @@ class RangeTimer(StepTimer):
             if name == COMMUNICATION:
                 collectives[-1].append((duration_ms, next(numbers)))
         values = [[step[name] for name in RANGES] for step in steps]
-        return StepRanges(np.array(values, np.float64).reshape(-1, len(RANGES))[:-1], collectives[:-1])
+        return np.array(values, np.float64).reshape(-1, len(RANGES))[:-1], collectives[:-1]
 
 
 @contextmanager
