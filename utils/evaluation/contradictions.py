@@ -51,31 +51,21 @@ class Object:
     line: int | None = None
 
 
-@dataclass(frozen=True)
-class Compared:
-    """One photograph's contradictions, its unseen labels with their classes, and each class's labels, all and found."""
-
-    findings: list[Finding]
-    unseen: list[tuple[int, Finding]]
-    num_labels: np.ndarray
-    num_found: np.ndarray
-
-
 def find_contradictions(
     entries: Sequence[Entry], predictor: Predictor, names: tuple[str, ...]
 ) -> tuple[list[Finding], list[str]]:
     """Return what a model contradicts, and notes on the classes that it finds too seldom to judge their labels."""
     findings: list[Finding] = []
     unseen: list[tuple[int, Finding]] = []
-    num_labels, num_found = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
+    counts = np.zeros((2, len(names)), np.int64)
     readable = [entry for entry in entries if entry.picture]
     predictions = predictor.predict(read_photos(readable, predictor))
     for entry, photo, prediction in tqdm(predictions, "predicting", len(readable), unit="photo", disable=None):
-        compared = compare(entry, (photo.shape[1], photo.shape[0]), prediction, names)
-        findings += compared.findings
-        unseen += compared.unseen
-        num_labels += compared.num_labels
-        num_found += compared.num_found
+        contradicted, not_seen, of_photo = compare(entry, (photo.shape[1], photo.shape[0]), prediction, names)
+        findings += contradicted
+        unseen += not_seen
+        counts += of_photo
+    num_labels, num_found = counts
     shares = num_found / num_labels.clip(min=1)
     findings += [
         replace(one, weight=float(shares[class_id]), facts={"class_found": round(float(shares[class_id]), 3)})
@@ -103,8 +93,13 @@ def read_photos(entries: Sequence[Entry], predictor: Predictor | None) -> Iterat
     return zip(entries, ordered_map(read, entries, READ_AHEAD_THREADS), strict=True)
 
 
-def compare(entry: Entry, size: tuple[int, int], prediction: PhotoPrediction, names: tuple[str, ...]) -> Compared:
-    """Compare a photograph's labels with the predictions, which are in pixels of a photograph of `size` (w, h)."""
+def compare(
+    entry: Entry, size: tuple[int, int], prediction: PhotoPrediction, names: tuple[str, ...]
+) -> tuple[list[Finding], list[tuple[int, Finding]], list[np.ndarray]]:
+    """Compare a photograph's labels with the predictions, which are in pixels of a photograph of `size` (w, h).
+
+    Returns the contradictions, the unseen labels with their classes, and each class's labels, all and found: int64 (classes,).
+    """
     grid = scaled_size(*size, min(1.0, GRID_PX / max(size)))
     labels = [
         Object(row.class_id, _fill(row.polygon, grid), Mark(row.polygon, names[row.class_id]), None, row.line)
@@ -137,7 +132,7 @@ def compare(entry: Entry, size: tuple[int, int], prediction: PhotoPrediction, na
             unseen.append((label.class_id, _finding("unfound_label", entry, text, label, None)))
     class_ids = np.array([label.class_id for label in labels], np.int64)
     count = [np.bincount(ids, minlength=len(names)) for ids in (class_ids, class_ids[np.array(is_found, bool)])]
-    return Compared(findings, unseen, *count)
+    return findings, unseen, count
 
 
 def _finding(kind: str, entry: Entry, text: str, label: Object | None, other: Object | None) -> Finding:
