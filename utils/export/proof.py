@@ -82,7 +82,7 @@ def compare_facts(expected: ExportFacts, export: ExportedModel) -> list[str]:
             min(map(len, (expected.names, found.names))),
         )
         failures.append(
-            f"class {number} is called {_name_at(found.names, number)}, torch's {_name_at(expected.names, number)}"
+            f"class {number} is called {(*found.names, 'missing')[number]}, torch's {(*expected.names, 'missing')[number]}"
         )
     on_input, trained = ("size_px", "batch_size", "is_dynamic", "precision"), ("windows", "thin_classes", *LABEL_FACTS)
     for name in (*on_input, *trained, "source_sha256"):
@@ -90,10 +90,6 @@ def compare_facts(expected: ExportFacts, export: ExportedModel) -> list[str]:
         if wanted != given:
             failures.append(f"its {name} is {given}, expected {wanted}")
     return failures
-
-
-def _name_at(names: tuple[str, ...], number: int) -> str:
-    return names[number] if number < len(names) else "missing"
 
 
 @torch.no_grad()
