@@ -25,7 +25,7 @@ from utils.common.files import output_folder, write_text_atomic
 from utils.common.text import format_bytes
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, load_dataset_yaml
 from utils.engine import TrainingEngine
-from utils.measure.operators import Operator, profile_operators
+from utils.measure.operators import profile_operators
 from utils.measure.plots import plot_profile
 from utils.measure.profiling import (
     BatchProfile,
@@ -97,7 +97,9 @@ def main() -> int:
     profiles, too_large = measure_batch_sizes(config, engine, space)
     folder.mkdir(parents=True, exist_ok=True)
     best = best_profile(profiles, space.capacity_bytes)
-    operators = find_operators(config, engine, best, folder)
+    batch = batch_for(engine, best.batch_size, config.img_size, config.objects_per_image)
+    trace = folder / "trace.json" if config.trace else None
+    operators = profile_operators(engine, batch, PROFILED_STEPS[device.type], trace)
     report = [profile_table(profiles), "", *verdict_lines(profiles, too_large, space.capacity_bytes), ""]
     report += [f"Most expensive operators at batch {best.batch_size}, own time:", operator_table(operators)]
     print("\n".join(["", *report]))
@@ -147,13 +149,6 @@ def write_report(folder: Path, lines: list[str], record: dict[str, Any]) -> None
     text = "\n".join([*lines, *(f"{name}: {value}" for name, value in environment.items()), ""])
     write_text_atomic(folder / "profiling_report.txt", text)
     write_text_atomic(folder / "profile.json", json.dumps({"environment": environment, **record}, indent=2) + "\n")
-
-
-def find_operators(config: ProfileConfig, engine: TrainingEngine, best: BatchProfile, folder: Path) -> list[Operator]:
-    """Profile the operators of steps at the best batch size; with --trace also write their trace."""
-    batch = batch_for(engine, best.batch_size, config.img_size, config.objects_per_image)
-    steps = PROFILED_STEPS[engine.device.type]
-    return profile_operators(engine, batch, steps, folder / "trace.json" if config.trace else None)
 
 
 def describe(config: ProfileConfig, device: torch.device, precision: str) -> str:

@@ -19,8 +19,9 @@ from utils.common.text import format_bytes, format_table
 from utils.data.dataset import Batch
 from utils.engine import TrainingEngine
 from utils.measure.operators import Operator
-from utils.measure.step_timer import PHASES, criterion_of, middle_half, time_training_steps
+from utils.measure.step_timer import PHASES, middle_half, time_training_steps
 from utils.measure.synthetic import synthetic_batch, training_colours
+from utils.yolo.loss import SegmentationLoss
 
 BEST_WITHIN = 0.03  # a smaller batch this close to the fastest one is the better choice
 HEADROOM = 0.10  # of the device's memory: communication and photographs with many objects need it
@@ -117,7 +118,9 @@ def profile_batch(
 
 def batch_for(engine: TrainingEngine, batch_size: int, size_px: int, objects_per_image: int) -> Batch:
     """Return a synthetic batch for an engine of `build_training`, with its classes and as its device varies colours."""
-    classes, colours = criterion_of(engine).num_classes, training_colours(engine.device)
+    criterion, colours = engine.task.criterion, training_colours(engine.device)
+    assert isinstance(criterion, SegmentationLoss)
+    classes = criterion.num_classes
     return synthetic_batch(batch_size, size_px, classes, objects_per_image=objects_per_image, colours=colours)
 
 

@@ -21,7 +21,6 @@ from utils.engine import EngineOptions, Task, TrainingEngine
 from utils.engine.state import Progress
 from utils.engine.step import Mark
 from utils.yolo.inputs import prepare_batch
-from utils.yolo.loss import SegmentationLoss
 from utils.yolo.loss26 import loss_for
 from utils.yolo.model import YoloModel
 from utils.yolo.optimizer import GRADIENT_CLIP_NORM, NOMINAL_BATCH_SIZE, OptimizerPlan, build_optimizer
@@ -74,13 +73,6 @@ class SegmentationStep(Task):
     """What one step of a YOLO training needs."""
 
     prepare = staticmethod(prepare_batch)
-
-
-def criterion_of(engine: TrainingEngine) -> SegmentationLoss:
-    """Return the loss of an engine that `build_training` made."""
-    criterion = engine.task.criterion
-    assert isinstance(criterion, SegmentationLoss)
-    return criterion
 
 
 def build_training(
