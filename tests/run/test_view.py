@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.run.made_up import NOW_S, RANKS, batch, epoch_record, write_run
-from utils.run.records import RunReader, SlowRank
+from utils.run.records import RunState, SlowRank
 from utils.run.view import remaining_s, sparkline, view_lines
 
 
 def view(folder: Path, columns: int = 80, later_s: float = 0.0, is_unicode: bool = True) -> str:
-    state = RunReader(folder).read()
+    state = RunState(folder).read()
     assert state.last_write_s is not None
     lines = view_lines(state, columns, state.last_write_s + later_s, is_unicode=is_unicode)
     assert max(map(len, lines)) <= columns
@@ -91,7 +91,7 @@ def test_records_of_an_older_version_are_shown_as_far_as_they_go(tmp_path: Path)
 
 def test_time_left_before_the_first_epoch_is_done_follows_the_batches(tmp_path: Path) -> None:
     write_run(tmp_path, [batch(1, 9)])
-    assert remaining_s(RunReader(tmp_path).read()) == pytest.approx(3.5 * 20 * 0.5)
+    assert remaining_s(RunState(tmp_path).read()) == pytest.approx(3.5 * 20 * 0.5)
 
 
 def test_a_sparkline_is_as_long_as_asked_and_follows_the_values() -> None:
@@ -104,7 +104,7 @@ def test_a_sparkline_is_as_long_as_asked_and_follows_the_values() -> None:
 @pytest.mark.parametrize("ending", ['{"kind": "ba', '{"kind": "epoch", "epoch": 9}', "\x00\x00"])
 def test_a_half_written_line_is_left_for_later(tmp_path: Path, ending: str) -> None:
     write_run(tmp_path, [batch(1, 0)])
-    reader = RunReader(tmp_path)
+    reader = RunState(tmp_path)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write(ending)
         file.flush()
@@ -115,7 +115,7 @@ def test_a_half_written_line_is_left_for_later(tmp_path: Path, ending: str) -> N
 
 def test_a_file_that_was_cut_or_replaced_is_read_anew(tmp_path: Path) -> None:
     write_run(tmp_path, [batch(1, number) for number in range(10)])
-    reader = RunReader(tmp_path)
+    reader = RunState(tmp_path)
     assert len(reader.read().batches) == 10
     (tmp_path / "metrics.jsonl").write_text(json.dumps(batch(1, 0)) + "\n")
     assert len(reader.read().batches) == 1

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from utils.common.config import Options, option, parse_config
 from utils.common.errors import UserError, run_script
-from utils.run.records import RunReader
+from utils.run.records import RunState
 from utils.run.status import RUNNING
 from utils.run.view import view_lines
 
@@ -35,22 +35,22 @@ def main() -> int:
         arguments = ["--run", *arguments]
     config = parse_config(MonitorConfig, "Show a running or finished training in the terminal.", arguments)
     path = Path(config.run)
-    reader = RunReader(path.parent if path.is_file() else path)
+    state = RunState(path.parent if path.is_file() else path)
     if config.once or not sys.stdout.isatty():
-        print("\n".join(_look(reader, config.run)[0]))
+        print("\n".join(_look(state, config.run)[0]))
         return 0
     try:
-        _watch(reader, config)
+        _watch(state, config)
     except KeyboardInterrupt:
         print()
     return 0
 
 
-def _look(reader: RunReader, run: str) -> tuple[list[str], bool]:
+def _look(state: RunState, run: str) -> tuple[list[str], bool]:
     """Return the view, and whether the run continues."""
     columns, rows = shutil.get_terminal_size()
     try:
-        state = reader.read()
+        state.read()
     except FileNotFoundError as error:
         raise UserError(
             f"{run}: no run there (no config.yaml, status.json or metrics.jsonl); was it moved, or has it not started yet?"
@@ -61,13 +61,13 @@ def _look(reader: RunReader, run: str) -> tuple[list[str], bool]:
     return lines[:height], state.state in (RUNNING, "")
 
 
-def _watch(reader: RunReader, config: MonitorConfig) -> None:
+def _watch(state: RunState, config: MonitorConfig) -> None:
     """Redraw the view in place; keep what the terminal showed before it."""
     num_lines = 0
     gone_since_s: float | None = None
     while True:
         try:
-            lines, continues = _look(reader, config.run)
+            lines, continues = _look(state, config.run)
             gone_since_s = None
         except UserError:
             gone_since_s = gone_since_s or time.monotonic()

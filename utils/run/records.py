@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import yaml
@@ -93,7 +93,7 @@ class RecordTail:
 
 @dataclass
 class RunState:
-    """The content of a run's files at one moment."""
+    """The content of a run's files when they were last read."""
 
     folder: Path
     config: Record = field(default_factory=dict)
@@ -101,6 +101,25 @@ class RunState:
     epochs: list[Record] = field(default_factory=list)
     batches: deque[Record] = field(default_factory=lambda: deque(maxlen=MAX_BATCHES))
     last_write_s: float | None = None  # Unix time
+
+    def __post_init__(self) -> None:
+        self._tail = RecordTail(self.folder / METRICS_FILE)
+
+    def read(self) -> Self:
+        """Read new records and return the current state. Raises FileNotFoundError when `folder` holds no run."""
+        is_new, records = self._tail.read()
+        if is_new:
+            self.epochs.clear()
+            self.batches.clear()
+        for record in records:
+            if record.get("kind") in ("epoch", "batch"):
+                (self.epochs if record["kind"] == "epoch" else self.batches).append(record)
+        self.config, self.status = read_config(self.folder), read_status(self.folder)
+        writes = [_modified_s(self.folder / name) for name in (METRICS_FILE, STATUS_FILE)]
+        if not self.config and not any(writes):
+            raise FileNotFoundError(self.folder)
+        self.last_write_s = max((time_s for time_s in writes if time_s is not None), default=None)
+        return self
 
     @property
     def state(self) -> str:
@@ -128,32 +147,6 @@ class RunState:
         times = [record["time_s"] for record in self.batches if isinstance(record.get("time_s"), int | float)]
         pauses = (after - before for before, after in itertools.pairwise(times))
         return min(max(pauses, default=0.0), MAX_PAUSE_S)
-
-
-class RunReader:
-    """Follows the files of one run."""
-
-    def __init__(self, folder: Path) -> None:
-        self._state = RunState(folder)
-        self._tail = RecordTail(folder / METRICS_FILE)
-
-    def read(self) -> RunState:
-        """Read new records and return the current state. Raises FileNotFoundError when `folder` holds no run."""
-        state = self._state
-        folder = state.folder
-        is_new, records = self._tail.read()
-        if is_new:
-            state.epochs.clear()
-            state.batches.clear()
-        for record in records:
-            if record.get("kind") in ("epoch", "batch"):
-                (state.epochs if record["kind"] == "epoch" else state.batches).append(record)
-        state.config, state.status = read_config(folder), read_status(folder)
-        writes = [_modified_s(folder / name) for name in (METRICS_FILE, STATUS_FILE)]
-        if not state.config and not any(writes):
-            raise FileNotFoundError(folder)
-        state.last_write_s = max((time_s for time_s in writes if time_s is not None), default=None)
-        return state
 
 
 def _modified_s(file: Path) -> float | None:
