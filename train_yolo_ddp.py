@@ -25,9 +25,8 @@ from utils.run.folder import OwnedRun, resume_arguments
 from utils.run.log import print_banner
 from utils.run.mlflow import mirror
 from utils.training.assembly import open_data, train
-from utils.training.batch_size import find_batch_size
 from utils.training.config import TrainConfig
-from utils.training.plan import agree_batch_size, plan_training, take_share
+from utils.training.plan import agree_batch_size, find_batch_size, plan_training, take_share
 from utils.yolo.model import build_model, freeze_layers
 
 

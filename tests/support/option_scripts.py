@@ -74,7 +74,7 @@ SCRIPTS = [
         "train_yolo_ddp",
         "TrainConfig",
         home="utils.training.config",
-        real=("utils.training.assembly", "utils.training.batch_size", "utils.training.plan"),
+        real=("utils.training.assembly", "utils.training.plan"),
         values={"window_scale": ((0.25, 1.0),), "mlflow": ("https://host",)},
         readers={"choose_augmentation": ("augment",)},
     ),

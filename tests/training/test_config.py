@@ -23,11 +23,10 @@ from utils.data.labels import Photo
 from utils.data.windows import WindowConfig
 from utils.run import folder
 from utils.run.folder import differences, resume_arguments
-from utils.training import assembly, batch_size, plan
+from utils.training import assembly, plan
 from utils.training.assembly import choose_augmentation
-from utils.training.batch_size import largest_that_fits
 from utils.training.config import TrainConfig
-from utils.training.plan import plan_optimizer
+from utils.training.plan import largest_that_fits, plan_optimizer
 
 
 def config_of(*arguments: str) -> TrainConfig:
@@ -222,19 +221,19 @@ def test_a_batch_that_lacks_memory_does_not_fit_and_another_error_is_raised(monk
     def fail(*_: Any) -> None:
         raise next(errors)
 
-    monkeypatch.setattr(batch_size, "build_training", fail)
+    monkeypatch.setattr(plan, "build_training", fail)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
     arguments: Any = (nn.Identity(), CPU, choose_precision("off", CPU), None)
-    assert not batch_size._fits(*arguments)
+    assert not plan._fits(*arguments)
     with pytest.raises(RuntimeError, match="illegal"):
-        batch_size._fits(*arguments)
+        plan._fits(*arguments)
 
 
 def test_a_cpu_has_a_plain_answer() -> None:
     model: Any = nn.Identity()
-    assert batch_size.find_batch_size(TrainConfig(batch_size=0), model, CPU, 99) == batch_size.CPU_BATCH_SIZE
-    assert batch_size.find_batch_size(TrainConfig(batch_size=3), model, CPU, 99) is None
+    assert plan.find_batch_size(TrainConfig(batch_size=0), model, CPU, 99) == plan.CPU_BATCH_SIZE
+    assert plan.find_batch_size(TrainConfig(batch_size=3), model, CPU, 99) is None
 
 
 def test_auto_is_a_word_for_the_batch_size(tmp_path: Path) -> None:
@@ -264,9 +263,9 @@ def test_the_probe_varies_colours(options: dict[str, Any], has_gains: bool, monk
         probed.append(batch)
         return len(batch) == 1
 
-    monkeypatch.setattr(batch_size, "_fits", fits)
-    monkeypatch.setattr(batch_size, "choose_precision", lambda name, device: choose_precision("off", CPU))
+    monkeypatch.setattr(plan, "_fits", fits)
+    monkeypatch.setattr(plan, "choose_precision", lambda name, device: choose_precision("off", CPU))
     config, gpu = TrainConfig(batch_size=0, img_size=64, **options), torch.device("cuda", 0)
     model = SimpleNamespace(nc=3)
-    assert batch_size.find_batch_size(config, model, gpu, 99) == 1  # type: ignore[arg-type]
+    assert plan.find_batch_size(config, model, gpu, 99) == 1  # type: ignore[arg-type]
     assert (probed[0].colour_gains is not None) == has_gains

@@ -35,10 +35,9 @@ from utils.predict.label_facts import LabelledPhoto, label_lengths, measure_wire
 from utils.run.folder import OwnedRun
 from utils.run.records import MEAN_MAP
 from utils.run.status import RUNNING
-from utils.training.batch_size import varies_colours_on_device
 from utils.training.config import TrainConfig
 from utils.training.pictures import CHOSEN_FROM, Curves, ValidationPictures, save_first_pictures
-from utils.training.plan import Data, TrainPlan
+from utils.training.plan import Data, TrainPlan, varies_colours_on_device
 from utils.yolo.loss26 import EndToEndLoss, loss_for
 from utils.yolo.model import YoloModel, copy_for_prediction, save_deployable
 from utils.yolo.optimizer import GRADIENT_CLIP_NORM, build_optimizer

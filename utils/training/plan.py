@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,17 +13,25 @@ import torch
 
 from utils import distributed
 from utils.common.cores import choose_threads_and_workers, free_cores, threads_beside_others, usable_cpu_count
-from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision, seed_everything, tune_device
-from utils.common.errors import UserError, printable
+from utils.common.devices import (
+    PRECISION_CHOICES,
+    Precision,
+    choose_device,
+    choose_precision,
+    seed_everything,
+    tune_device,
+)
+from utils.common.errors import UserError, is_out_of_memory, printable
 from utils.common.files import warn_on_write_error, write_text_atomic
-from utils.data.dataset import SegmentationDataset, count_classes
-from utils.data.loader import batch_bytes, plan_loader
+from utils.data.dataset import Batch, SegmentationDataset, count_classes
+from utils.data.loader import batch_bytes, multi_scale_sizes, plan_loader
+from utils.measure.step_timer import build_training, time_training_steps
+from utils.measure.synthetic import synthetic_batch
 from utils.run.folder import OwnedRun
 from utils.run.records import read_config
-from utils.training.batch_size import largest_side_px
 from utils.training.config import TrainConfig
 from utils.yolo.loss import inverse_frequency_weights
-from utils.yolo.model import DESCRIPTIONS
+from utils.yolo.model import DESCRIPTIONS, YoloModel
 from utils.yolo.optimizer import (
     FINE_TUNING_LR,
     FINE_TUNING_STEPS,
@@ -36,6 +47,12 @@ GLOBAL_BATCH_SIZE = "global_batch_size"  # one of a run's choices: images per op
 THREADS, CORES = "threads", "cores"  # two more: compute threads per process, and the cores that it could use
 SKIPPED_PHOTOGRAPHS = "skipped_photographs"  # another: what --skip-bad left out, by its path in the data set, sorted
 SKIPPED_FILE = "skipped_photographs.txt"
+# Of `--batch-size auto`, which trains with growing batches:
+CPU_BATCH_SIZE = 16  # a CPU is not faster with more, and other processes share its memory
+MEMORY_SHARE = 0.85  # of the free memory: communication and photographs with many objects need the rest
+LARGEST = 1024
+OBJECTS_PER_IMAGE = 60
+_STEPS = 2
 
 
 # --- this process ----------------------------------------------------------------------------------------------------
@@ -64,6 +81,65 @@ def take_share(config: TrainConfig, ranks: distributed.RankInfo) -> Share:
     seed_everything(config.seed)
     tune_device(device, deterministic=config.deterministic, fixed_shapes=not config.multi_scale)
     return Share(ranks, device, most_threads, threads, workers)
+
+
+def find_batch_size(config: TrainConfig, model: YoloModel, device: torch.device, num_images: int) -> int | None:
+    """Return what `--batch-size auto` means for this process's device; None where a number was given.
+
+    It is at most `num_images`, those of a rank in an epoch. Some memory is left free. The model is not changed. Call this
+    before the process group exists: each rank probes its own device. Raises UserError when not even one image fits.
+    """
+    if config.batch_size:
+        return None
+    if device.type != "cuda":
+        return CPU_BATCH_SIZE
+    precision, side_px = choose_precision(config.amp, device), largest_side_px(config)
+    colours = config.augment if varies_colours_on_device(config, device) else None  # that takes memory, too
+
+    def fits(batch_size: int) -> bool:
+        batch = synthetic_batch(batch_size, side_px, model.nc, objects_per_image=OBJECTS_PER_IMAGE, colours=colours)
+        return _fits(model, device, precision, batch)
+
+    return largest_that_fits(fits, side_px, max(min(LARGEST, num_images), 1))
+
+
+def largest_side_px(config: TrainConfig) -> int:
+    """Return the largest side that a network input may have."""
+    return max(multi_scale_sizes(config.img_size)) if config.multi_scale else config.img_size
+
+
+def varies_colours_on_device(config: TrainConfig, device: torch.device) -> bool:
+    """Return whether `--colour` lets the device vary the colours, not the loader."""
+    return config.colour == "device" or (config.colour == "auto" and device.type == "cuda")
+
+
+def largest_that_fits(fits: Callable[[int], bool], img_size: int, most: int) -> int:
+    """Return the largest of 1, 2, 3, 4, 6, 8, 12, 16, … up to `most` that fits. Above one that does not fit none is tried."""
+    found, step = 0, 1
+    while step <= most and fits(step):
+        found, step = step, step * 2
+    if not found:
+        raise UserError(f"--batch-size auto: not one image of {img_size} pixels fits the GPU; use a smaller --img-size")
+    between = found + found // 2
+    return between if found > 1 and between <= most and fits(between) else found
+
+
+def _fits(model: YoloModel, device: torch.device, precision: Precision, batch: Batch) -> bool:
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    free_bytes = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    try:
+        engine = build_training(copy.deepcopy(model), device, precision)
+        time_training_steps(engine, batch, warmup_steps=1, steps=_STEPS)
+        return torch.cuda.max_memory_reserved(device) <= MEMORY_SHARE * free_bytes
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+    finally:
+        engine = None  # type: ignore[assignment] # before the next, larger attempt
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 # --- the run ---------------------------------------------------------------------------------------------------------
