@@ -178,11 +178,8 @@ def _agreements(edges: np.ndarray, starts: np.ndarray, pairs: np.ndarray, window
     if not len(pairs):
         return result
     longest = (starts[1:] - starts[:-1]).max() // 2
-    runs, parts, is_kept = (
-        np.empty((2, longest, 3), np.int64),
-        np.empty(longest, np.int64),
-        np.empty((2, longest), np.bool_),
-    )
+    runs, parts = np.empty((2, longest, 3), np.int64), np.empty(longest, np.int64)
+    is_kept = np.empty((2, longest), np.bool_)
     rows, columns = (windows[:, 3] - windows[:, 1]).max(), (windows[:, 2] - windows[:, 0]).max()
     room = np.empty((2, rows, (columns - 1) // 64 + 1), np.uint64)
     for number in range(len(pairs)):

@@ -183,10 +183,8 @@ class Wire:
         curve, (first, last) = self.curve, self.ends
         sagitta = abs(curve.polynomial[0]) * (last - first) ** 2 / 4
         along = np.linspace(first, last, 2 + int(np.ceil((sagitta / CHORD_PX) ** 0.5)))
-        inner = (
-            curve.knots[(curve.knots > first + STEP_PX) & (curve.knots < last - STEP_PX)] if curve.offsets.any() else []
-        )
-        along = np.unique(np.concatenate([along, inner]))
+        is_inner = (curve.knots > first + STEP_PX) & (curve.knots < last - STEP_PX) & curve.offsets.any()
+        along = np.unique(np.concatenate([along, curve.knots[is_inner]]))
         wide = np.flatnonzero(np.diff(self.along) > MIN_GAP_PX + STEP_PX)
         gaps = [curve.at(self.along[[number, number + 1]] + (STEP_PX / 2, -STEP_PX / 2)) for number in wide]
         return Line(curve.at(along), _trend(self.along, self.widths, along), np.array(gaps).reshape(-1, 2, 2))

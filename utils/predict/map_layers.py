@@ -163,9 +163,8 @@ class MapLayers:
 
     def _write_json(self, degrees: Any, facts: dict[str, Any]) -> None:
         parts = shapely.get_parts(degrees)
-        geometry = mapping(
-            shapely.transform(parts[0] if len(parts) == 1 else degrees, lambda c: c.round(DEGREE_DECIMALS))
-        )
+        shape = parts[0] if len(parts) == 1 else degrees
+        geometry = mapping(shapely.transform(shape, lambda points: points.round(DEGREE_DECIMALS)))
         feature = {"type": "Feature", "geometry": geometry, "properties": facts}
         self._json.write(self._separator + json.dumps(feature, ensure_ascii=False, allow_nan=False))
         self._separator = ",\n"

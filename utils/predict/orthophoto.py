@@ -177,9 +177,8 @@ def _connected(groups: list[list[BlockPiece]], blocks: list[Corners]) -> list[li
             for p, q in np.argwhere(meet & (a[..., 4] == b[..., 4])).tolist():
                 links.append((group_of[in_block[one][p]], group_of[in_block[other][q]]))
     pairs = np.array(links, np.int64).reshape(-1, 2).T
-    _, labels = connected_components(
-        coo_array((np.ones(pairs.shape[1]), pairs), shape=(len(groups),) * 2), directed=False
-    )
+    graph = coo_array((np.ones(pairs.shape[1]), pairs), shape=(len(groups),) * 2)
+    _, labels = connected_components(graph, directed=False)
     joined: dict[int, list[BlockPiece]] = {}
     for group, label in zip(groups, labels.tolist(), strict=True):
         joined.setdefault(label, []).extend(group)

@@ -263,16 +263,15 @@ class _Open:
         self.best_scores = sorted([*self.best_scores, *(score for _, score in scored)])[-len(self.best_scores) :]
         for class_id, score in scored:
             self.best_of_class[class_id] = max(self.best_of_class.get(class_id, 0.0), score)
-        found = found[[number for number, one in enumerate(scored) if self.is_joined(*one)]]
+        kept = [number for number, one in enumerate(scored) if self.is_joined(*one)]
+        found = found[kept]
         if view.number == WHOLE:
             self.whole = view.placement
         left, top = view.corner
         boxes = view.placement.boxes_to_photo(found.boxes).numpy() + np.array([left, top, left, top], np.float32)
         masks = photo_runs(prototypes, found, view.placement)
-        for class_id, score, box, mask in zip(
-            found.class_ids.tolist(), found.scores.tolist(), boxes, masks, strict=True
-        ):
-            self.pieces.append(Piece(view.number, class_id, score, box, mask.moved(left, top)))
+        for number, box, mask in zip(kept, boxes, masks, strict=True):
+            self.pieces.append(Piece(view.number, *scored[number], box, mask.moved(left, top)))
 
 
 @dataclass(frozen=True)

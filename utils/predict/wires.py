@@ -162,9 +162,7 @@ def outside(line: Line, is_inside: np.ndarray) -> list[Line]:
     points, _, widths = line.samples(STEP_PX)
     if not is_inside.any():
         return [line]
-    gap_at = (
-        np.abs(points[:, None] - line.gaps.mean(axis=1)).sum(axis=2).argmin(axis=0) if len(line.gaps) else np.zeros(0)
-    )
+    gap_at = np.abs(points[:, None] - line.gaps.mean(axis=1)).sum(axis=2).argmin(axis=0)
     parts = []
     for kept in np.split(np.arange(len(points)), np.flatnonzero(np.diff(is_inside)) + 1):
         if not is_inside[kept[0]] and len(kept) * STEP_PX >= MIN_LENGTH * widths[kept].mean():
