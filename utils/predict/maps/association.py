@@ -257,10 +257,8 @@ def best_pairs(first: np.ndarray, second: np.ndarray, gain: np.ndarray) -> np.nd
     for part in np.split(order, np.flatnonzero(np.diff(island[order])) + 1):
         if len(part) > 1:
             rows, columns = (np.unique(side[part], return_inverse=True)[1] for side in (first, second))
-            gains, place = (
-                np.zeros((rows.max() + 1, columns.max() + 1)),
-                np.zeros((rows.max() + 1, columns.max() + 1), int),
-            )
+            shape = rows.max() + 1, columns.max() + 1
+            gains, place = np.zeros(shape), np.zeros(shape, int)
             gains[rows, columns], place[rows, columns] = gain[part], part
             best = linear_sum_assignment(-gains)
             part = place[best][gains[best] > 0]

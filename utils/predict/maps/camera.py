@@ -92,12 +92,8 @@ class Camera:
     ) -> np.ndarray:
         """Return by how much a measure changes when each input is wrong by its standard deviation (inputs, ...)."""
         step = 1e-3  # of a standard deviation: the slope at this point
-        return np.stack(
-            [
-                wrapped(measure(more) - measure(less)) / (2 * step)
-                for more, less in zip(self._wrong_by(step), self._wrong_by(-step), strict=True)
-            ]
-        )
+        pairs = zip(self._wrong_by(step), self._wrong_by(-step), strict=True)
+        return np.stack([wrapped(measure(more) - measure(less)) / (2 * step) for more, less in pairs])
 
     def _wrong_by(self, sigmas: float) -> list[Camera]:
         """Return this camera with one input after the other wrong by a number of its standard deviations."""
@@ -207,9 +203,8 @@ def sight_lines(
 
     is_cut = (boxes[:, :2] <= 2) | (boxes[:, 2:] >= np.array([camera.width_px, camera.height_px]) - 2)
     pixel_sigmas = np.where(is_cut, sides, np.hypot(EDGE_SIGMA_PX, EDGE_SIGMA_SHARE * sides))
-    by_pixels = (
-        np.stack([turned(camera.rays(centres + step) - start) for step in np.eye(2)], axis=2) * pixel_sigmas[:, None]
-    )
+    one_pixel = [turned(camera.rays(centres + step) - start) for step in np.eye(2)]
+    by_pixels = np.stack(one_pixel, axis=2) * pixel_sigmas[:, None]
     middle = MIDDLE_SHARE * sides.max(axis=1) * np.linalg.norm(by_pixels, axis=1).max(axis=1) / pixel_sigmas.max(axis=1)
     turns = np.radians([errors.tilt_deg, errors.tilt_deg, errors.heading_deg])
     by_turns = np.stack([turned(np.cross(turn, direction)) for turn in np.diag(turns)], axis=2)

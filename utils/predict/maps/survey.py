@@ -214,18 +214,8 @@ def view_of(photo: PhotoMetadata, entry: dict[str, Any]) -> View | None:
     class_ids = np.array([item["class_id"] for item in found], int)
     numbers = [number for number, item in enumerate(entry["detections"]) if not item.get("centreline")]
     camera = Camera(*focal, photo.width, photo.height, rotation(*angles))
-    sigma_m = photo.position_sigma_m
-    return View(
-        entry["file"],
-        photo.time or "",
-        *photo.position,
-        photo.above_take_off_m,
-        sigma_m,
-        camera,
-        boxes,
-        class_ids,
-        numbers,
-    )
+    where = *photo.position, photo.above_take_off_m, photo.position_sigma_m
+    return View(entry["file"], photo.time or "", *where, camera, boxes, class_ids, numbers)
 
 
 def survey(views: Iterable[View], site: Site) -> Survey:
