@@ -157,11 +157,8 @@ def _section(kind: str, findings: Sequence[Finding], pictures: _Pictures) -> Mar
         )
         for finding in findings[:MAX_ROWS]
     ]
-    left = (
-        f" The first {MAX_ROWS} of {len(findings):,} are listed; check.json has all."
-        if len(findings) > MAX_ROWS
-        else ""
-    )
+    are_more = len(findings) > MAX_ROWS
+    left = f" The first {MAX_ROWS} of {len(findings):,} are listed; check.json has all." if are_more else ""
     few = f" The pictures show {len(cards)} of them." if 0 < len(cards) < len(findings) else ""
     has_keys = any(mark.is_prediction for finding in shown for view in finding.views for mark in view.marks)
     head = [heading("Place", True), heading("Split", True), heading("What", True)]

@@ -216,12 +216,8 @@ class _Plates:
         height, width = canvas.shape[:2]
         self.cell = max(1, _text_size("Ag", font_scale)[1] // 4)
         self.size = (-(-width // self.cell), -(-height // self.cell))
-        padded = cv2.copyMakeBorder(
-            covered,
-            *(0, self.size[1] * self.cell - height, 0, self.size[0] * self.cell - width),
-            cv2.BORDER_CONSTANT,
-            value=0,
-        )
+        below, right = self.size[1] * self.cell - height, self.size[0] * self.cell - width
+        padded = cv2.copyMakeBorder(covered, 0, below, 0, right, cv2.BORDER_CONSTANT, value=0)
         self.masks = (cv2.resize(padded, self.size, interpolation=cv2.INTER_AREA) > 0).astype(np.uint8)
         self.labels = np.zeros_like(self.masks)
         self.leaders: list[Callable[[], object]] = []  # drawn first, so that no line crosses a label

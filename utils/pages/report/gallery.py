@@ -112,12 +112,12 @@ def draw_cards(worst: Sequence[dict[str, Any]], viewers: Sequence[Viewer], max_b
     cards: list[Card] = []
     num_views = 0
     for errors in worst:
-        pictures = [
-            draw_image(viewer, errors["image_id"], viewer is viewers[0] and num_views < MAX_PHOTOS)
-            for viewer in viewers
-        ]
+        has_room = num_views < MAX_PHOTOS
+        pictures = [draw_image(one, errors["image_id"], one is viewers[0] and has_room) for one in viewers]
         truth, _, lines, view = pictures[0]
-        card = Card(errors, truth, [one[1] for one in pictures], lines, view, None if view is None else num_views)
+        card = Card(
+            errors, truth, [picture[1] for picture in pictures], lines, view, None if view is None else num_views
+        )
         max_bytes -= len(card.truth) + sum(map(len, card.predictions))
         if max_bytes < 0:
             break
