@@ -144,15 +144,12 @@ def masks_alike(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.
     Unlike AP it also tells exports apart whose model finds nothing. The masks are not cut to boxes.
     """
     anchors = expected["probabilities"].amax(2).topk(MASKS_PER_INPUT, 1).indices  # (B, n), of torch's outputs for both
-    ours, theirs = (
-        torch.stack(
-            [
-                image[rows] @ maps.flatten(1) > 0
-                for image, rows, maps in zip(coefficients, anchors, prototypes, strict=True)
-            ]
-        )
-        for coefficients, prototypes in ((each["coefficients"], each["prototypes"]) for each in (expected, found))
-    )
+
+    def masks(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        images = zip(outputs["coefficients"], anchors, outputs["prototypes"], strict=True)
+        return torch.stack([coefficients[rows] @ maps.flatten(1) > 0 for coefficients, rows, maps in images])
+
+    ours, theirs = masks(expected), masks(found)
     union = (ours | theirs).sum(2)
     iou = torch.where(union > 0, (ours & theirs).sum(2) / union.clamp(min=1), 1.0)  # two empty masks are equal
     return float(iou.mean()), float(iou.min())

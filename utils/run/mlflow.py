@@ -213,9 +213,8 @@ class Mirror(BackgroundWatch):
             return None
         if run is None or run.info.lifecycle_stage == "deleted":
             return None
-        times_ms = {
-            metric.step: metric.timestamp for metric in self._client.get_metric_history(run.info.run_id, "epoch")
-        }
+        sent = self._client.get_metric_history(run.info.run_id, "epoch")
+        times_ms = {metric.step: metric.timestamp for metric in sent}
         if any(number not in self._epochs or self._epochs[number][0] != time for number, time in times_ms.items()):
             print_warning(f"MLflow: run {run.info.run_id} holds other epochs than {METRICS_FILE}; a new run begins")
             return None

@@ -179,10 +179,8 @@ class Segmentation(SegmentationStep):
     def evaluate(self, model: torch.nn.Module, loader: Any, epoch: Epoch) -> dict[str, float]:
         """Return the validation loss and the mean average precisions over all ranks."""
         predictor, criterion = copy_for_prediction(model), self.val_criterion
-        observed: dict[str, Any] = {
-            "precision": epoch.precision,
-            "on_image": self.pictures.observer(epoch.number, epoch.is_last),
-        }
+        on_image = self.pictures.observer(epoch.number, epoch.is_last)
+        observed: dict[str, Any] = {"precision": epoch.precision, "on_image": on_image}
         values = headline(evaluate(predictor, loader, self.names, criterion, epoch.device, **observed).metrics)
         if self.config.monitor == MEAN_MAP:
             values[MEAN_MAP] = (values["mask_map50_95"] + values["box_map50_95"]) / 2

@@ -52,9 +52,8 @@ def measure(
     """
     rows = []
     for class_id in rule.classes:
-        true_lines = [
-            centreline(truth[index]) for index in np.flatnonzero(np.asarray(truth_class_ids) == class_id).tolist()
-        ]
+        labelled = np.flatnonzero(np.asarray(truth_class_ids) == class_id).tolist()
+        true_lines = [centreline(truth[index]) for index in labelled]
         chosen = np.flatnonzero((np.asarray(class_ids) == class_id) & (np.asarray(scores) >= rule.min_score)).tolist()
         found_lines = [line for line in (centreline(predictions[index]) for index in chosen) if len(line)]
         if not true_lines and not found_lines:
@@ -86,20 +85,18 @@ def summarise_thin(
     sums = np.zeros((num_classes, len(COLUMNS)), np.int64)
     for result in results:
         np.add.at(sums, result.centrelines[:, 0], result.centrelines)
-    answer = []
+    answer: list[dict[str, float | None]] = []
     for class_id, row in enumerate(sums.tolist()):
         _, true_px, found_px, predicted_px, right_px, num_found, num_pieces = row
-        is_thin = class_id in thin_classes
-        answer.append(
-            {
-                "centreline_recall": found_px / true_px if is_thin and true_px else None,
-                "centreline_precision": right_px / predicted_px if is_thin and predicted_px else None,
-                "pieces_per_object": num_pieces / num_found if is_thin and num_found else None,
-                "length_px": true_px if is_thin else None,
-                "missed_px": true_px - found_px if is_thin else None,
-                "invented_px": predicted_px - right_px if is_thin else None,
-            }
-        )
+        values: dict[str, float | None] = {
+            "centreline_recall": found_px / true_px if true_px else None,
+            "centreline_precision": right_px / predicted_px if predicted_px else None,
+            "pieces_per_object": num_pieces / num_found if num_found else None,
+            "length_px": true_px,
+            "missed_px": true_px - found_px,
+            "invented_px": predicted_px - right_px,
+        }
+        answer.append(values if class_id in thin_classes else dict.fromkeys(values))
     return answer
 
 
