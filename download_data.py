@@ -82,13 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             output_folder(config.output)
             return _write_sample(config, config.sample)
         source = open_source(config.base_url)
-        report = download(
-            source,
-            Path(config.output),
-            expand_circuits(source, config.circuits),
-            max_images=config.max_images,
-            keep_zips=config.keep_zips,
-        )
+        folder, circuits = Path(config.output), expand_circuits(source, config.circuits)
+        report = download(source, folder, circuits, max_images=config.max_images, keep_zips=config.keep_zips)
     except KeyboardInterrupt:
         print("stopped by the keyboard; run the same command again to continue", file=sys.stderr, flush=True)
         return EXIT_KEYBOARD

@@ -109,13 +109,8 @@ def main() -> int:
         "operators": [asdict(operator) for operator in operators],
     }
     write_report(folder, [*introduction, "Times are ms per step.", "", *report, ""], record)
-    plot_profile(
-        profiles,
-        best.batch_size,
-        introduction[0],
-        space.capacity_bytes if device.type == "cuda" else None,
-        folder / "gpu_profile.png",
-    )
+    capacity_bytes = space.capacity_bytes if device.type == "cuda" else None
+    plot_profile(profiles, best.batch_size, introduction[0], capacity_bytes, folder / "gpu_profile.png")
     names = ("gpu_profile.png", "profiling_report.txt", "profile.json", *(("trace.json",) if config.trace else ()))
     print(f"Written: {', '.join(str(folder / name) for name in names)}")
     return 0

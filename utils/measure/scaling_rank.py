@@ -75,15 +75,9 @@ def measure(job: RankJob, ranks: RankInfo, device: torch.device) -> dict[str, An
     model = build_model(job.model, names)
     loader: Any = None
     if job.data:
-        loader = training_loader(
-            job.data,
-            job.img_size,
-            -(-job.global_batch_size // ranks.world_size),
-            job.num_workers,
-            device.type == "cuda",
-            rank=ranks.rank,
-            world_size=ranks.world_size,
-        )
+        largest_share, is_gpu = -(-job.global_batch_size // ranks.world_size), device.type == "cuda"
+        of_rank = {"rank": ranks.rank, "world_size": ranks.world_size}
+        loader = training_loader(job.data, job.img_size, largest_share, job.num_workers, is_gpu, **of_rank)
         batch = next(iter(loader))
     else:
         batch = synthetic_batch(share, job.img_size, model.nc, objects_per_image=job.objects_per_image, seed=ranks.rank)
