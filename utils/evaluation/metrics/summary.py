@@ -72,17 +72,12 @@ def summarise_sizes(results: Iterable[ImageResult], names: Sequence[str]) -> dic
         is_of_size = pool["target_sizes"] == position
         num_targets = np.bincount(pool["target_class_ids"][is_of_size], minlength=len(names))
         values: dict[str, Any] = {"num_targets": int(num_targets.sum())}
+        of_class = [(pool["class_ids"] == class_id, number) for class_id, number in enumerate(num_targets) if number]
         for kind in KINDS:
             hits, counted = pool[f"{kind}_hits"], pool[f"{kind}_sizes"] == position
+            columns = [(hits[:, at], counted[:, at]) for at in range(len(IOU_THRESHOLDS))]
             table = np.array(
-                [
-                    [
-                        _average_precision(hits[(pool["class_ids"] == class_id) & counted[:, column], column], number)
-                        for column in range(len(IOU_THRESHOLDS))
-                    ]
-                    for class_id, number in enumerate(num_targets)
-                    if number
-                ]
+                [[_average_precision(hit[mine & own], number) for hit, own in columns] for mine, number in of_class]
             )
             values[f"{kind}_map50"] = float(table[:, 0].mean()) if len(table) else None
             values[f"{kind}_map50_95"] = float(table.mean()) if len(table) else None
