@@ -154,7 +154,7 @@ def run(config: EvaluationConfig) -> list[dict[str, Any]]:
     candidates = [
         get_candidate(path, model, photos, config, device, thin) for path, model in zip(paths, models, strict=True)
     ]
-    loaders = [get_loader(candidate.dataset, config, ranks, workers, device) for candidate in candidates]
+    loaders = [get_loader(candidate, config, ranks, workers) for candidate in candidates]
     if any(candidate.find for candidate in candidates):
         os.environ.setdefault("NCCL_TIMEOUT", LONGEST_WAIT_S)  # the ranks meet only at the end
     setup_ddp(device, ranks)
@@ -181,7 +181,7 @@ def run(config: EvaluationConfig) -> list[dict[str, Any]]:
     if ranks.is_main:
         files: dict[str, Any] = {"predictions.json": predictions} if config.predictions else {}
         files |= {"ground_truth.json": ground_truth} if config.coco_eval else {}
-        metrics = write_results(config, candidates, evaluations, spec.names, files)
+        metrics = write_results(config, candidates, evaluations, files)
         write_page(config, candidates, evaluations, metrics, small_pictures)
     cleanup_ddp()  # not after an error: NCCL would wait for ranks that have not failed
     return metrics
@@ -216,36 +216,26 @@ def get_candidate(
     return replace(candidate, find=TileSearch(predictor, photos, progress))
 
 
-def get_loader(
-    dataset: SegmentationDataset,
-    config: EvaluationConfig,
-    ranks: distributed.RankInfo,
-    workers: int,
-    device: torch.device,
-) -> Any:
+def get_loader(candidate: Viewer, config: EvaluationConfig, ranks: distributed.RankInfo, workers: int) -> Any:
     """Return the loader of this rank's share of the images; rank 0 prints what the machine's limits changed."""
+    dataset = candidate.dataset
     batches = ShardBatches(len(dataset), config.batch_size, ranks.rank, ranks.world_size)
     bytes_per_batch = batch_bytes(config.batch_size, dataset.size_px)
     workers, notes = plan_loader(workers, PREFETCH, bytes_per_batch, ranks.local_world_size)
     if ranks.is_main and notes:
         print(*notes, sep="\n")
-    return get_dataloader(dataset, batches, workers, device.type == "cuda", PREFETCH)
+    return get_dataloader(dataset, batches, workers, candidate.device.type == "cuda", PREFETCH)
 
 
 def write_results(
-    config: EvaluationConfig,
-    candidates: Sequence[Viewer],
-    evaluations: Sequence[Evaluation],
-    names: tuple[str, ...],
-    files: dict[str, Any],
+    config: EvaluationConfig, candidates: Sequence[Viewer], evaluations: Sequence[Evaluation], files: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Write COCO files, metrics and figures; with --coco-eval also compute COCO's AP. Return each model's metrics."""
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     for file_name, content in files.items():
         write_text_atomic(folder / file_name, json.dumps(content))
-    judged = zip(candidates, evaluations, strict=True)
-    metrics = [metrics_of(config, *one, names) for one in judged]
+    metrics = [metrics_of(config, *judged) for judged in zip(candidates, evaluations, strict=True)]
     if config.coco_eval:
         coco_files = (folder / "ground_truth.json", folder / "predictions.json")
         metrics[0]["coco_eval"] = evaluate_with_faster_coco_eval(*coco_files)
@@ -253,17 +243,16 @@ def write_results(
         (folder / METRICS_FILES[1]).unlink(missing_ok=True)
     for file_name, content in zip(METRICS_FILES, metrics, strict=False):
         write_text_atomic(folder / file_name, json.dumps(content, indent=2) + "\n")
-    curves = precision_recall_curves(evaluations[0].results, list(names))
+    names = candidates[0].names
+    curves = precision_recall_curves(evaluations[0].results, names)
     for kind in ("box", "mask"):
         title = f"{kind} precision and recall at IoU 0.5"
-        plot_pr_curves(curves[kind], list(names), folder / f"{kind}_pr_curve.png", title)
-    plot_confusion_matrix(np.array(metrics[0]["confusion_matrix"]), list(names), folder / "confusion_matrix.png")
+        plot_pr_curves(curves[kind], names, folder / f"{kind}_pr_curve.png", title)
+    plot_confusion_matrix(np.array(metrics[0]["confusion_matrix"]), names, folder / "confusion_matrix.png")
     return metrics
 
 
-def metrics_of(
-    config: EvaluationConfig, candidate: Viewer, evaluation: Evaluation, names: tuple[str, ...]
-) -> dict[str, Any]:
+def metrics_of(config: EvaluationConfig, candidate: Viewer, evaluation: Evaluation) -> dict[str, Any]:
     """Return the content of a model's metrics.json."""
     settings: dict[str, Any] = candidate.find.settings if candidate.find else {}
     if config.mask_resolution == "native":
@@ -277,9 +266,9 @@ def metrics_of(
         "mask_resolution": config.mask_resolution,
         **settings,
         **evaluation.metrics,
-        "operating_points": operating_points(evaluation.results, names),
+        "operating_points": operating_points(evaluation.results, candidate.names),
         "calibration": calibration(evaluation.results),
-        "worst_images": choose_worst(count_errors(evaluation.results, len(names), candidate.dataset.photos)),
+        "worst_images": choose_worst(count_errors(evaluation.results, len(candidate.names), candidate.dataset.photos)),
     }
 
 
