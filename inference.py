@@ -51,7 +51,7 @@ from utils.predict.maps.findings import Site
 from utils.predict.maps.map_files import write_map_files
 from utils.predict.maps.thumbnails import save_thumbnails, thumbnail_path
 from utils.predict.options import PredictOptions, cores_of, open_predictor
-from utils.predict.prediction_files import PredictionWriter, Source, merge_parts, outline
+from utils.predict.prediction_files import PredictionWriter, Source, merge_parts
 from utils.predict.tiles import LONGEST_WAIT_S, Tiling
 from yolo_seg_ddp import Prediction
 
@@ -126,7 +126,7 @@ def main() -> int:
     with PredictionWriter(output, names, ranks.rank) as writer, ToolWriter(tools, ranks.rank) as tool_writer:
         predictions = predictor.predict(read_photos(mine, config, cores_of(ranks)))
         for source, photo, prediction in Progress("photographs", len(mine), ranks.is_main)(predictions):
-            write_results(writer, source, photo, prediction, names, config)
+            write_results(writer, source, photo, prediction, config)
             tool_writer.add(source, photo.shape, prediction)
             counts[:-1] += np.bincount(prediction.class_ids, minlength=len(names))
             counts[-1] += 1
@@ -178,21 +178,16 @@ def tool_files(config: InferenceConfig, names: tuple[str, ...], files: list[Path
 
 
 def write_results(
-    writer: PredictionWriter,
-    source: Source,
-    photo: np.ndarray,
-    prediction: PhotoPrediction,
-    names: tuple[str, ...],
-    config: InferenceConfig,
+    writer: PredictionWriter, source: Source, photo: np.ndarray, prediction: PhotoPrediction, config: InferenceConfig
 ) -> None:
     """Write one photograph's labels, picture and, with --save-crops, cut-outs."""
-    found, masks, boxes = prediction.found, prediction.masks, prediction.boxes
-    writer.add(source, photo.shape, found, boxes, [outline(mask) for mask in masks], prediction.lines)
-    Prediction(photo, names, prediction).draw().save(Path(config.output) / f"{source.key}.jpg")
+    writer.add(source, photo.shape, prediction)
+    Prediction(photo, writer.names, prediction).draw().save(Path(config.output) / f"{source.key}.jpg")
     if config.save_crops:
-        writer.save_crops(source.key, photo, found, boxes)
+        writer.save_crops(source.key, photo, prediction)
     if config.geo:
-        save_thumbnails(Path(config.output), source.key, photo, prediction.class_ids.tolist(), boxes)
+        class_ids = prediction.class_ids.tolist()
+        save_thumbnails(Path(config.output), source.key, photo, class_ids, prediction.boxes)
 
 
 def write_maps(

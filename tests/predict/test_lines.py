@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from tests.predict.tile_scenes import blur_edges, iou_of, stroke
-from utils.predict.detections import Detections
+from utils.predict.detections import Detections, PhotoPrediction
 from utils.predict.lines import Curve, Wire, find_lines
-from utils.predict.prediction_files import PredictionWriter, Source, outline
+from utils.predict.prediction_files import PredictionWriter, Source
 from utils.predict.regions import Region
 from utils.predict.shapes import Line, fill_outline, find_routes
 from utils.predict.wires import likeness
@@ -155,9 +155,9 @@ def test_predictions_json_has_lines_and_wires(tmp_path: Path) -> None:
     masks = [fill_outline(line.outline, SIZE) if line else Region(0, 0, np.ones((9, 9), bool)) for line in lines]
     found = Detections(torch.zeros(3, 4), torch.tensor([0.9, 0.8, 0.7]), torch.tensor([0, 1, 0]), torch.zeros(3, 0))
     with PredictionWriter(tmp_path, ("wire", "cap")) as writer:
-        boxes, outlines = np.zeros((3, 4)), [outline(mask) for mask in masks]
-        writer.add(Source(0, Path("a.jpg"), "a"), (600, 900, 3), found, boxes, outlines, lines)
-        writer.add(Source(1, Path("b.jpg"), "b"), (600, 900, 3), found, boxes, outlines)
+        boxes = np.zeros((3, 4))
+        writer.add(Source(0, Path("a.jpg"), "a"), (600, 900, 3), PhotoPrediction(found, masks, boxes, lines))
+        writer.add(Source(1, Path("b.jpg"), "b"), (600, 900, 3), PhotoPrediction(found, masks, boxes))
     with_wires, without = (json.loads(row.split("\t")[1]) for row in next(tmp_path.glob(".pred*")).open())
     first, cap, _ = with_wires["detections"]
     assert first["centreline"] == [[10, 20], [310, 20]]

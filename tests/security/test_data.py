@@ -24,7 +24,7 @@ from tests.support.hostile import hostile_cells
 from utils.common.errors import UserError
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import encode_jpeg
-from utils.predict.detections import Detections
+from utils.predict.detections import Detections, PhotoPrediction
 from utils.predict.prediction_files import PredictionWriter
 from utils.sources.parsing.sources import LABEL_CSV
 
@@ -204,7 +204,7 @@ def test_cut_outs_stay_in_their_folder_whatever_a_model_calls_its_classes(tmp_pa
     boxes = np.tile(np.array([[0.0, 0, 8, 8]], np.float32), (count, 1))
     found = Detections(torch.from_numpy(boxes), torch.ones(count), torch.arange(count), torch.zeros(count, 32))
     with PredictionWriter(tmp_path / "deep" / "out", names) as writer:
-        writer.save_crops("a", np.zeros((16, 16, 3), np.uint8), found, boxes)
+        writer.save_crops("a", np.zeros((16, 16, 3), np.uint8), PhotoPrediction(found, [], boxes))
     crops = tmp_path / "deep" / "out" / "crops"
     written = {file.relative_to(crops).as_posix() for file in tmp_path.rglob("*.jpg")}
     assert len(written) == count

@@ -17,7 +17,7 @@ import numpy as np
 
 from utils.common.errors import UserError
 from utils.data.images import write_jpeg
-from utils.predict.detections import Detections
+from utils.predict.detections import PhotoPrediction
 from utils.predict.regions import Region
 from utils.predict.shapes import Line, find_routes
 
@@ -66,21 +66,14 @@ class PredictionWriter(PartWriter):
         self.names = names
         (folder / "labels").mkdir(exist_ok=True)
 
-    def add(
-        self,
-        source: Source,
-        shape: tuple[int, ...],
-        found: Detections,
-        boxes: np.ndarray,
-        outlines: list[list[np.ndarray]],
-        lines: Sequence[Line | None] = (),
-    ) -> None:
-        """Add a photograph of `shape` (H, W, 3): boxes (n, 4) xyxy and each detection's outlines, in its pixels.
+    def add(self, source: Source, shape: tuple[int, ...], prediction: PhotoPrediction) -> None:
+        """Add a photograph of `shape` (H, W, 3) with its detections.
 
         With lines, the detections that have one get it, and the photograph's entry lists the wires.
         """
         height, width = shape[:2]
-        class_ids, scores = found.class_ids.tolist(), found.scores.tolist()
+        class_ids, scores, lines = prediction.class_ids.tolist(), prediction.found.scores.tolist(), prediction.lines
+        outlines = [outline(mask) for mask in prediction.masks]
         detections = [
             {
                 "class_id": class_id,
@@ -89,7 +82,7 @@ class PredictionWriter(PartWriter):
                 "box_xyxy": [round(float(value), 2) for value in box],
                 "polygons": [part.reshape(-1).tolist() for part in parts],
             }
-            for class_id, score, box, parts in zip(class_ids, scores, boxes, outlines, strict=True)
+            for class_id, score, box, parts in zip(class_ids, scores, prediction.boxes, outlines, strict=True)
         ]
         entry = {"file": str(source.file), "width": width, "height": height, "detections": detections}
         for detection, line in zip(detections, lines, strict=False):  # there may be none at all
@@ -98,7 +91,7 @@ class PredictionWriter(PartWriter):
             entry["wires"] = [
                 {"class": detections[route.members[0]]["class"], "detections": list(route.members)}
                 | line_fields(route.line)
-                for route in find_routes(lines, np.array(class_ids))
+                for route in find_routes(lines, prediction.class_ids)
             ]
         self.write(PARTS, source, entry)
         rows = [
@@ -108,9 +101,9 @@ class PredictionWriter(PartWriter):
         ]
         (self.folder / "labels" / f"{source.key}.txt").write_text("\n".join(rows) + "\n" * bool(rows), encoding="utf-8")
 
-    def save_crops(self, key: str, photo: np.ndarray, found: Detections, boxes: np.ndarray) -> None:
+    def save_crops(self, key: str, photo: np.ndarray, prediction: PhotoPrediction) -> None:
         """Write each detection's box as crops/<class>/<key>_<number>.jpg."""
-        for number, (class_id, box) in enumerate(zip(found.class_ids.tolist(), boxes, strict=True)):
+        for number, (class_id, box) in enumerate(zip(prediction.class_ids.tolist(), prediction.boxes, strict=True)):
             x1, y1 = np.floor(box[:2]).astype(int)
             x2, y2 = np.ceil(box[2:]).astype(int)
             cut = photo[y1 : max(y2, y1 + 1), x1 : max(x2, x1 + 1)]
