@@ -55,34 +55,27 @@ def write_orthophoto(
     for number in Progress("blocks", len(mine), ranks.is_main)(mine):
         done.save(number, predict_block(predictor, raster.read(blocks[number]), number, blocks[number]))
     distributed.barrier()
-    return distributed.run_on_main(lambda: _join_and_write(rows, done, folder, raster, names, predictor)) or Counter()
+    most = predictor.max_detections
+    return distributed.run_on_main(lambda: _join(rows, done, MapLayers(folder, raster, names), most)) or Counter()
 
 
-def _join_and_write(
-    rows: list[list[Corners]],
-    done: FinishedBlocks,
-    folder: Path,
-    raster: Orthophoto,
-    names: Sequence[str],
-    predictor: Predictor,
-) -> Counter[int]:
+def _join(rows: list[list[Corners]], done: FinishedBlocks, layers: MapLayers, most: int) -> Counter[int]:
+    """Write the objects of all blocks; a block with `most` detections may have had more. Return how many of each class."""
     counts: Counter[int] = Counter()
     full: list[int] = []
 
     def load(number: int) -> list[BlockPiece]:
         pieces = done.load(number)
-        if len(pieces) >= predictor.max_detections:
+        if len(pieces) >= most:
             full.append(number)
         return pieces
 
-    with MapLayers(folder, raster, names) as layers:
+    with layers:
         for objects in join_blocks(rows, load):
             counts += layers.add(objects)
     done.remove()
     if full:
-        print_warning(
-            f"{len(full)} blocks have more than {predictor.max_detections} detections: raise --max-detections"
-        )
+        print_warning(f"{len(full)} blocks have more than {most} detections: raise --max-detections")
     return counts
 
 
