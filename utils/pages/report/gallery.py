@@ -115,9 +115,7 @@ def draw_cards(worst: Sequence[dict[str, Any]], viewers: Sequence[Viewer], max_b
         has_room = num_views < MAX_PHOTOS
         pictures = [draw_image(one, errors["image_id"], one is viewers[0] and has_room) for one in viewers]
         truth, _, lines, view = pictures[0]
-        card = Card(
-            errors, truth, [picture[1] for picture in pictures], lines, view, None if view is None else num_views
-        )
+        card = Card(errors, truth, [one[1] for one in pictures], lines, view, None if view is None else num_views)
         max_bytes -= len(card.truth) + sum(map(len, card.predictions))
         if max_bytes < 0:
             break
@@ -145,27 +143,15 @@ def draw_image(
     scores, class_ids = found.scores.tolist(), found.class_ids.numpy()
     true_names, found_names = ([viewer.names[one] for one in ids] for ids in (sample.class_ids, class_ids))
     texts = [f"{name} {score:.2f}" for name, score in zip(found_names, scores, strict=True)]
-    drawn = [
-        encode_jpeg(
-            draw_instances(
-                photo,
-                ids,
-                None,
-                shapes,
-                None,
-                viewer.names,
-                colors=colors,
-                labels=["" if color == RIGHT else text for color, text in zip(colors, words, strict=True)],
-                dashed=[color == MISSED for color in colors],
-                nothing=nothing,
-            ),
-            JPEG_QUALITY,
-        )
-        for ids, shapes, colors, words, nothing in (
-            (sample.class_ids, outlines_in_photo(sample, placement), true_colors, true_names, "no labels"),
-            (class_ids, masks, found_colors, texts, NO_DETECTIONS),
-        )
-    ]
+    drawn = []
+    for ids, shapes, colors, words, nothing in (
+        (sample.class_ids, outlines_in_photo(sample, placement), true_colors, true_names, "no labels"),
+        (class_ids, masks, found_colors, texts, NO_DETECTIONS),
+    ):
+        labels = ["" if color == RIGHT else text for color, text in zip(colors, words, strict=True)]
+        look: dict[str, Any] = {"colors": colors, "labels": labels, "dashed": [color == MISSED for color in colors]}
+        picture = draw_instances(photo, ids, None, shapes, None, viewer.names, **look, nothing=nothing)
+        drawn.append(encode_jpeg(picture, JPEG_QUALITY))
     view = None
     if full_masks is not None:
         true_outlines = [[outline] for outline in outlines_in_photo(sample, full)]
