@@ -173,17 +173,9 @@ class MapLayers:
             if features or is_new:
                 fields = ["class", "confidence", *sizes]
                 columns = [np.array([row[at] for _, row in features], kinds[at]) for at in range(len(fields))]
-                write(
-                    path,
-                    np.array([shapely.to_wkb(geometry) for geometry, _ in features], object),
-                    columns,
-                    fields,
-                    layer=layer,
-                    driver="GPKG",
-                    geometry_type=geometry_type,
-                    crs=self.raster.crs,
-                    append=not is_new,
-                )
+                shapes = np.array([shapely.to_wkb(geometry) for geometry, _ in features], object)
+                where = {"layer": layer, "driver": "GPKG", "append": not is_new}
+                write(path, shapes, columns, fields, geometry_type=geometry_type, crs=self.raster.crs, **where)
 
 
 def _shapes(detected: JoinedObject) -> Iterator[tuple[str, Any, float]]:

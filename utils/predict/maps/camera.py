@@ -218,18 +218,10 @@ def sight_lines(
     drop = -at[2] - ground_height_m  # of the line of sight from the camera to the ground
     is_steep = (direction[:, 2] > np.sin(np.radians(LEAST_DEPRESSION_DEG))) & (drop > 0) & np.isfinite(height)
     distance = np.where(is_steep, drop / np.where(is_steep, direction[:, 2], 1), DISTANCE_M)
-    return Rays(
-        np.full(len(boxes), photo),
-        class_ids,
-        np.broadcast_to(at, direction.shape),
-        direction,
-        across,
-        angle_covariance,
-        by_camera @ by_camera.mT,
-        np.concatenate([np.sqrt(of_angles) * by_turns, focal[:, :, None]], axis=2),
-        distance,
-        is_steep,
-    )
+    line = np.broadcast_to(at, direction.shape), direction, across
+    common = np.concatenate([np.sqrt(of_angles) * by_turns, focal[:, :, None]], axis=2)
+    spread = angle_covariance, by_camera @ by_camera.mT, common
+    return Rays(np.full(len(boxes), photo), class_ids, *line, *spread, distance, is_steep)
 
 
 def _middles(camera: Camera, centres: np.ndarray, sides: np.ndarray) -> np.ndarray:
