@@ -126,16 +126,9 @@ def _add_ground(found: list[dict[str, Any]], camera: Camera, pixels: np.ndarray,
     assert photo.position is not None
     for number, offset, sigma in zip(steep, offsets, sigmas, strict=True):
         latitude, longitude = moved(*photo.position, offset)
-        found[number] |= {
-            "latitude": latitude,
-            "longitude": longitude,
-            "position_kind": ON_GROUND,
-            "sigma_m": float(sigma),
-            "distance_m": float(np.linalg.norm(offset)),
-            "ground_latitude": latitude,
-            "ground_longitude": longitude,
-            "ground_sigma_m": float(sigma),
-        }
+        where = {"latitude": latitude, "longitude": longitude, "sigma_m": float(sigma)}
+        found[number] |= where | {f"ground_{name}": value for name, value in where.items()}
+        found[number] |= {"position_kind": ON_GROUND, "distance_m": float(np.linalg.norm(offset))}
     return steep
 
 
