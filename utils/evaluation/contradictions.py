@@ -13,13 +13,12 @@ import cv2
 import numpy as np
 from tqdm import tqdm
 
-from utils.common.errors import UserError
 from utils.common.threads import ordered_map
-from utils.data.cache import unreadable_message
-from utils.data.images import ImageError, read_image, scaled_size
+from utils.data.images import scaled_size
 from utils.evaluation.evaluate import AP_IOU
 from utils.evaluation.metrics.matching import pair_ignoring_class
 from utils.evaluation.native_masks import areas_of, mask_iou
+from utils.evaluation.tile_search import READ_AHEAD_THREADS, read_photo
 from utils.predict.detections import PhotoPrediction
 from utils.predict.prediction_files import outline
 from utils.predict.regions import Region, shrunk
@@ -37,7 +36,6 @@ MAX_SEEN = 0.1  # share of an unseen label that predictions of any class cover
 FOUND = 0.5  # share of a label that predictions of its class cover
 NEAR_PX = 2  # of the grid: masks this near to each other overlap, because wires are thin
 MIN_FOUND = 0.5  # share of a class's labels that the model must find before an unseen one is worth a look
-READ_AHEAD_THREADS = 2  # a photograph of 20 megapixels takes 60 MB
 
 
 @dataclass(frozen=True)
@@ -82,15 +80,10 @@ def find_contradictions(
 
 def read_photos(entries: Sequence[Entry], predictor: Predictor | None) -> Iterator[tuple[Entry, np.ndarray]]:
     """Yield photographs, decoded as small as the predictor allows; at full size without one. Raises UserError."""
+    min_side_px = predictor.size_px if predictor else None
     full_above_px = predictor.tiling.size_px if predictor and predictor.tiling else None
-
-    def read(entry: Entry) -> np.ndarray:
-        try:
-            return read_image(entry.file, predictor.size_px if predictor else None, full_above_px)
-        except ImageError as error:
-            raise UserError(unreadable_message(entry.file, error)) from error
-
-    return zip(entries, ordered_map(read, entries, READ_AHEAD_THREADS), strict=True)
+    photos = ordered_map(lambda one: read_photo(one.file, min_side_px, full_above_px), entries, READ_AHEAD_THREADS)
+    return zip(entries, photos, strict=True)
 
 
 def compare(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -53,16 +54,17 @@ class TileSearch:
             yield replace(prediction.found, boxes=boxes), prediction.masks
 
     def _predict(self, indices: list[int]) -> Iterator[PhotoPrediction]:
-        images = ordered_map(self._read, indices, READ_AHEAD_THREADS)
+        images = ordered_map(lambda index: read_photo(self.photos[index].file), indices, READ_AHEAD_THREADS)
         found = self.predictor.predict(zip(indices, images, strict=True))
         for index, _, prediction in self._progress(found):
             if len(self._kept) < KEPT_PHOTOGRAPHS:
                 self._kept[index] = prediction
             yield prediction
 
-    def _read(self, index: int) -> np.ndarray:
-        file = self.photos[index].file
-        try:
-            return read_image(file)
-        except ImageError as error:
-            raise UserError(unreadable_message(file, error)) from error
+
+def read_photo(file: Path, min_long_side_px: int | None = None, full_above_px: int | None = None) -> np.ndarray:
+    """Read a photograph as `read_image` does. Raises UserError if it cannot be read."""
+    try:
+        return read_image(file, min_long_side_px, full_above_px)
+    except ImageError as error:
+        raise UserError(unreadable_message(file, error)) from error
