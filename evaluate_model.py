@@ -230,7 +230,7 @@ def get_loader(candidate: Viewer, config: EvaluationConfig, ranks: distributed.R
 def write_results(
     config: EvaluationConfig, candidates: Sequence[Viewer], evaluations: Sequence[Evaluation], files: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Write COCO files, metrics and figures; with --coco-eval also compute COCO's AP. Return each model's metrics."""
+    """Write COCO files and metrics; with --coco-eval also compute COCO's AP. Return each model's metrics."""
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     for file_name, content in files.items():
@@ -243,12 +243,6 @@ def write_results(
         (folder / METRICS_FILES[1]).unlink(missing_ok=True)
     for file_name, content in zip(METRICS_FILES, metrics, strict=False):
         write_text_atomic(folder / file_name, json.dumps(content, indent=2) + "\n")
-    names = candidates[0].names
-    curves = precision_recall_curves(evaluations[0].results, names)
-    for kind in ("box", "mask"):
-        title = f"{kind} precision and recall at IoU 0.5"
-        plot_pr_curves(curves[kind], names, folder / f"{kind}_pr_curve.png", title)
-    plot_confusion_matrix(np.array(metrics[0]["confusion_matrix"]), names, folder / "confusion_matrix.png")
     return metrics
 
 
@@ -279,17 +273,21 @@ def write_page(
     metrics: Sequence[dict[str, Any]],
     small_pictures: dict[int, bytes],
 ) -> None:
-    """Write report.html. The model runs a second time on the few images that it shows large; none were kept."""
-    names = candidates[0].names
+    """Write figures and report.html. The model runs a second time on the few images that it shows large; none were kept."""
+    names, folder = candidates[0].names, Path(config.output)
     subjects = [
         Subject(values, precision_recall_curves(evaluation.results, names))
         for values, evaluation in zip(metrics, evaluations, strict=True)
     ]
+    for kind in ("box", "mask"):
+        title = f"{kind} precision and recall at IoU 0.5"
+        plot_pr_curves(subjects[0].curves[kind], names, folder / f"{kind}_pr_curve.png", title)
+    plot_confusion_matrix(np.array(metrics[0]["confusion_matrix"]), names, folder / "confusion_matrix.png")
     cards = draw_cards(metrics[0]["worst_images"], candidates)
     errors = count_errors(evaluations[0].results, len(names), candidates[0].dataset.photos) if small_pictures else []
     thumbnails = [(row, small_pictures.get(row["image_id"], b"")) for row in errors]
-    write_text_atomic(Path(config.output) / "report.html", build_page(subjects, cards, thumbnails))
-    write_photographs(Path(config.output), [card.view for card in cards if card.view is not None])
+    write_text_atomic(folder / "report.html", build_page(subjects, cards, thumbnails))
+    write_photographs(folder, [card.view for card in cards if card.view is not None])
 
 
 if __name__ == "__main__":
