@@ -164,17 +164,11 @@ def run(config: EvaluationConfig) -> list[dict[str, Any]]:
     for candidate, loader in zip(candidates, loaders, strict=True):
         is_main = candidate is candidates[0]  # the COCO files are written for --model alone
         on_masks = thumbnails.see_masks if config.predictions and is_main else None
-        evaluation = evaluate(
-            candidate.model,
-            Progress("batches", len(loader), ranks.is_main and candidate.find is None)(loader),
-            spec.names,
-            candidate.criterion,
-            device,
-            precision=candidate.precision,
-            on_image=collector.see_image if config.coco_eval and is_main else None,
-            photo=PhotoPixels(size_of, is_native, on_masks, thin, candidate.find),
-        )
-        evaluations.append(evaluation)
+        on_image = collector.see_image if config.coco_eval and is_main else None
+        photo = PhotoPixels(size_of, is_native, on_masks, thin, candidate.find)
+        batches = Progress("batches", len(loader), ranks.is_main and candidate.find is None)(loader)
+        how: dict[str, Any] = {"precision": candidate.precision, "on_image": on_image, "photo": photo}
+        evaluations.append(evaluate(candidate.model, batches, spec.names, candidate.criterion, device, **how))
     predictions, ground_truth = collector.gather(spec.names)
     small_pictures = thumbnails.gather()
     metrics: list[dict[str, Any]] = []
