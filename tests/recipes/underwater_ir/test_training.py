@@ -37,7 +37,7 @@ from utils.common.errors import UsageError
 from utils.data.images import read_image
 from utils.distributed.ddp import wrap_for_ranks
 from utils.engine import stopping
-from utils.run.records import RunReader, read_epochs
+from utils.run.records import RunState, read_epochs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SCRIPT = RECIPES / "underwater_ir" / "train_ddp.sh"
@@ -153,7 +153,7 @@ def test_a_killed_rank_costs_nothing_after_a_resume(two_ranks: Path) -> None:
     saved = [torch.load(state / "state.pt", weights_only=True) for state in states]
     assert saved[0]["progress"]["global_step"] == saved[1]["progress"]["global_step"] == 4  # 2 epochs of 2
     assert_equal_moments(saved[0]["optimizer"], saved[1]["optimizer"])
-    steps = [record["global_step"] for record in RunReader(two_ranks / "killed_run").read().batches]
+    steps = [record["global_step"] for record in RunState(two_ranks / "killed_run").read().batches]
     assert len(steps) == len(set(steps))
 
 
