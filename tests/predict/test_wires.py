@@ -15,10 +15,11 @@ from tests.sources.parsing.tool_folder import whole
 from utils.predict.detections import Detections, PhotoPrediction, Placement
 from utils.predict.joining import Piece
 from utils.predict.label_facts import LabelledPhoto, label_lengths, measure_wire_labels
+from utils.predict.lines import STEP_PX
 from utils.predict.regions import Region, Runs
 from utils.predict.shapes import Line, fill_outline
 from utils.predict.visible import profiles
-from utils.predict.wires import WireRules, votes_of, with_lines
+from utils.predict.wires import WireRules, outside, votes_of, with_lines
 
 POLE = np.zeros(SIZE[::-1], bool)
 POLE[:, 400:440] = True
@@ -121,10 +122,39 @@ def test_a_line_that_runs_otherwise_than_the_other_wires_is_less_sure() -> None:
     assert scores({1: 0.5}, 0, 1, 2, 3, class_ids=[2, 2, 2, 1]) == scores({}, 0, 1, 2, 3, class_ids=[2, 2, 2, 1])
 
 
+def test_a_line_that_continues_a_surer_one_is_surer_and_part_of_it_unless_labels_end_somewhere() -> None:
+    parts = [drawn(parabola(40, 300, 0)), drawn(parabola(500, 840, 0)), drawn([(600.0, 40.0), (860.0, 60.0)])]
+    prediction, photo = predicted(*parts, scores=(0.9, 0.4, 0.4)), pictured(np.any(parts, axis=0))
+    alone = {
+        number: float(
+            with_lines(predicted(parts[number], scores=[score]), WireRules((1,)), PLACEMENT, photo).found.scores
+        )
+        for number, score in enumerate((0.9, 0.4, 0.4))
+    }
+    apart = with_lines(prediction, WireRules((1,), (0,)), PLACEMENT, photo)
+    raised = alone[1] ** 0.6 * alone[0] ** 0.4
+    assert apart.found.scores.tolist() == pytest.approx([alone[0], raised, alone[2]], rel=0.01)
+    wire, other = with_lines(prediction, WireRules((1,)), PLACEMENT, photo).lines
+    assert wire is not None
+    assert wire.points[[0, -1], 0] == pytest.approx([36, 844], abs=6)
+    assert wire.gaps[0, :, 0] == pytest.approx([304, 496], abs=6)
+    assert other is not None
+    assert not len(other.gaps)
+
+
 def test_gaps_stay_with_the_part_of_the_line_that_has_them() -> None:
     wire = drawn(parabola(40, 200, 0), parabola(260, 840, 0))
     lined = with_lines(predicted(wire, POLE, class_ids=(1, 0)), WireRules((1,), (0,)), PLACEMENT, pictured(wire))
     assert sorted(len(line.gaps) for line in lined.lines if line is not None) == [0, 1]
+
+
+def test_one_sample_of_a_hair_thin_wire_is_no_line() -> None:
+    hair = straight((0, 0), (40, 0), width=0.1)
+    is_inside = np.ones(len(hair.samples(STEP_PX)[0]), bool)
+    is_inside[2] = False
+    assert outside(hair, is_inside) == []
+    is_inside[3] = False
+    assert len(outside(hair, is_inside)) == 1
 
 
 def test_a_wire_ends_where_tiles_hardly_see_it() -> None:

@@ -191,7 +191,7 @@ def find_routes(lines: Sequence[Line | None], class_ids: np.ndarray) -> list[Rou
     """
     numbers = [number for number, line in enumerate(lines) if line is not None]
     partner: dict[End, End] = {}
-    for first, second in _continued_ends([line for line in lines if line is not None], class_ids[numbers]):
+    for first, second in continued_ends([line for line in lines if line is not None], class_ids[numbers]):
         ends = [(numbers[end // 2], end % 2) for end in (first, second)]
         if not any(end in partner for end in ends) and _last(ends[0], partner) != ends[1]:
             partner[ends[0]], partner[ends[1]] = ends[1], ends[0]
@@ -216,8 +216,11 @@ def _last(end: End, partner: dict[End, End]) -> End:
     return far
 
 
-def _continued_ends(lines: Sequence[Line], class_ids: np.ndarray) -> list[tuple[int, int]]:
-    """Return the pairs of ends, 2 * position + side each, that may be one wire, the nearest first."""
+def continued_ends(lines: Sequence[Line], class_ids: np.ndarray, reach_px: float = 0.0) -> list[tuple[int, int]]:
+    """Return the pairs of ends, 2 * position + side each, that may be one wire, the nearest first.
+
+    Gaps of up to `reach_px` count, too, however short the lines are.
+    """
     if len(lines) < 2:
         return []
     at = np.concatenate([line.points[[0, -1]] for line in lines])  # (2 n, 2)
@@ -229,7 +232,7 @@ def _continued_ends(lines: Sequence[Line], class_ids: np.ndarray) -> list[tuple[
     gap, wide = np.hypot(*np.moveaxis(offset, -1, 0)), np.maximum(width[:, None], width)
     goes_on = (ahead >= -wide) & (beside <= wide + BESIDE * gap)
     fits = goes_on & goes_on.T & (outward @ outward.T <= -np.cos(np.deg2rad(MAX_KINK_DEG)))
-    fits &= gap <= np.maximum(MAX_GAP * np.minimum(length[:, None], length), wide)
+    fits &= gap <= np.maximum(MAX_GAP * np.minimum(length[:, None], length), wide.clip(min=reach_px))
     line_of, of_class = np.arange(len(at)) // 2, np.repeat(class_ids, 2)
     fits &= (line_of[:, None] < line_of) & (of_class[:, None] == of_class)
     pairs = np.argwhere(fits)

@@ -18,7 +18,7 @@ from utils.predict.detections import Detections, PhotoPrediction, Placement, box
 from utils.predict.joining import MOSTLY, WIDEN_KERNEL, Piece
 from utils.predict.lines import MIN_LENGTH, STEP_PX, find_lines
 from utils.predict.regions import Corners, LazyRegions, Region
-from utils.predict.shapes import Line, fill_outline
+from utils.predict.shapes import Line, continued_ends, fill_outline, find_routes
 from utils.predict.visible import fit_to_photo
 
 # Less confident detections keep their masks: they are most of those that AP asks for, and change it by 0.002.
@@ -33,6 +33,8 @@ WIDER = 1.5  # times that width: what is wider loses confidence, such as crossar
 PARALLEL = 0.2  # the sine of the angle between two wires at which one counts for the other with 1 / e
 COUNTED = 0.2  # confidence from which a line says where wires run
 ASSUMED = 0.2  # of the photograph's longer side: so much length is assumed to run as labels do, beside the lines found
+CONTINUED = 0.4  # share of a more confident line in the confidence of one that continues it, in the exponent
+REACH = 0.5  # of the photograph's longer side: the gap over which it may
 LEAST_SHARE = 0.05  # added to shares of length, so that a line that no other agrees with is not lost
 
 # Of `likeness`:
@@ -102,8 +104,10 @@ def with_lines(
         rows += drawn
     rows = _less_sure_of_wide(rows, prediction.class_ids)
     rows = _less_sure_of_crossing(rows, prediction.class_ids, rules.parallel, max(placement.photo_size))
+    rows = _surer_of_continuing(rows, prediction.class_ids, REACH * max(placement.photo_size))
     rows = [row for row in rows if row.score >= min_score]
-    return _lined(prediction, _without_copies(rows, prediction.class_ids, placement.photo_size), placement)
+    rows = _without_copies(rows, prediction.class_ids, placement.photo_size)
+    return _lined(prediction, rows if rules.end_at else _joined(rows, prediction.class_ids), placement)
 
 
 def _objects_at_ends(prediction: PhotoPrediction, rules: WireRules, size: tuple[int, int]) -> np.ndarray:
@@ -165,7 +169,7 @@ def outside(line: Line, is_inside: np.ndarray) -> list[Line]:
     gap_at = np.abs(points[:, None] - line.gaps.mean(axis=1)).sum(axis=2).argmin(axis=0)
     parts = []
     for kept in np.split(np.arange(len(points)), np.flatnonzero(np.diff(is_inside)) + 1):
-        if not is_inside[kept[0]] and len(kept) * STEP_PX >= MIN_LENGTH * widths[kept].mean():
+        if not is_inside[kept[0]] and len(kept) > 1 and len(kept) * STEP_PX >= MIN_LENGTH * widths[kept].mean():
             gaps = line.gaps[(gap_at > kept[0]) & (gap_at < kept[-1])]
             parts.append(Line(points[kept], widths[kept], gaps))
     return parts
@@ -209,6 +213,32 @@ def _less_sure_of_crossing(
         shares = parallel_shares([*own.values()], scores * (scores >= COUNTED), usual, ASSUMED * side_px)
         factors[[*own]] = ((shares + LEAST_SHARE) / (usual + LEAST_SHARE)).clip(max=1)
     return [replace(row, score=row.score * factor) for row, factor in zip(rows, factors.tolist(), strict=True)]
+
+
+def _surer_of_continuing(rows: list[_Row], class_ids: np.ndarray, reach_px: float) -> list[_Row]:
+    """Return rows; lines that continue a more confident one (`continued_ends`) have more confidence."""
+    lined = [number for number, row in enumerate(rows) if row.line]
+    scores = np.array([row.score for row in rows])
+    raised = scores.copy()
+    lines, classes = [row.line for row in rows if row.line], class_ids[[rows[number].number for number in lined]]
+    for first, second in continued_ends(lines, classes, reach_px):
+        low, high = sorted((lined[first // 2], lined[second // 2]), key=scores.__getitem__)
+        raised[low] = max(raised[low], scores[low] ** (1 - CONTINUED) * scores[high] ** CONTINUED)
+    return [replace(row, score=score) for row, score in zip(rows, raised.tolist(), strict=True)]
+
+
+def _joined(rows: list[_Row], class_ids: np.ndarray) -> list[_Row]:
+    """Return rows, best first; lines of at least COUNTED that continue each other (`find_routes`) are one, with the mean
+    confidence of their length."""
+    lines = [row.line if row.score >= COUNTED else None for row in rows]
+    joined = []
+    for route in find_routes(lines, class_ids[[row.number for row in rows]]):
+        members = [rows[number] for number in route.members]
+        lengths = [row.line.length_px for row in members if row.line]
+        score = float(np.average([row.score for row in members], weights=lengths))
+        joined.append(_Row(score, members[0].number, route.line.width_px, route.line))
+    alone = [row for row, line in zip(rows, lines, strict=True) if line is None]
+    return sorted([*joined, *alone], key=lambda row: -row.score)
 
 
 def parallel_shares(
