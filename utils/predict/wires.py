@@ -33,8 +33,8 @@ WIDER = 1.5  # times that width: what is wider loses confidence, such as crossar
 PARALLEL = 0.2  # the sine of the angle between two wires at which one counts for the other with 1 / e
 COUNTED = 0.2  # confidence from which a line says where wires run
 ASSUMED = 0.2  # of the photograph's longer side: so much length is assumed to run as labels do, beside the lines found
-CONTINUED = 0.4  # share of a more confident line in the confidence of one that continues it, in the exponent
-REACH = 0.5  # of the photograph's longer side: the gap over which it may
+CONTINUED = 0.4  # exponent of a more confident line in the confidence of a line that continues it; its own has the rest
+REACH = 0.5  # of the photograph's longer side: the longest gap between the two
 LEAST_SHARE = 0.05  # added to shares of length, so that a line that no other agrees with is not lost
 
 # Of `likeness`:
@@ -71,9 +71,10 @@ def with_lines(
     """Return a prediction for a photograph, RGB uint8 (H, W, 3), with lines in the place of the masks of some classes.
 
     A mask that shows several lines becomes several detections. One without a line keeps its mask. The confidence of both is
-    multiplied by how much they look like a wire (`likeness`, for a mask its length alone), and lowered if they are wider than
-    the photograph's other wires, or lines that run otherwise; below `min_score` they are dropped. So are lines that lie mostly
-    in more confident ones of their class, and what lies in objects of `rules.end_at`. With `votes` of each class
+    multiplied by how much they look like a wire (`likeness`, for a mask its length alone), lowered if they are wider than
+    the photograph's other wires, or lines that run otherwise, and raised for lines that continue surer ones. Below
+    `min_score` they are dropped. So are lines that lie mostly in more confident ones of their class, and what lies in
+    objects of `rules.end_at`. Without such classes, lines that continue each other become one. With `votes` of each class
     (`votes_of`) lines also end where the tiles hardly see them.
     """
     if not rules.classes:
@@ -216,7 +217,10 @@ def _less_sure_of_crossing(
 
 
 def _surer_of_continuing(rows: list[_Row], class_ids: np.ndarray, reach_px: float) -> list[_Row]:
-    """Return rows; lines that continue a more confident one (`continued_ends`) have more confidence."""
+    """Return rows; lines that continue a more confident one (`continued_ends`) have more confidence.
+
+    Wires go on behind poles and where the network hardly sees them.
+    """
     lined = [number for number, row in enumerate(rows) if row.line]
     scores = np.array([row.score for row in rows])
     raised = scores.copy()
