@@ -221,19 +221,21 @@ def _surer_of_continuing(rows: list[_Row], class_ids: np.ndarray, reach_px: floa
 
     Wires go on behind poles and where the network hardly sees them.
     """
-    lined = [number for number, row in enumerate(rows) if row.line]
-    scores = np.array([row.score for row in rows])
+    own = {number: row.line for number, row in enumerate(rows) if row.line}
+    numbers, scores = [*own], np.array([row.score for row in rows])
     raised = scores.copy()
-    lines, classes = [row.line for row in rows if row.line], class_ids[[rows[number].number for number in lined]]
-    for first, second in continued_ends(lines, classes, reach_px):
-        low, high = sorted((lined[first // 2], lined[second // 2]), key=scores.__getitem__)
+    classes = class_ids[[rows[number].number for number in numbers]]
+    for first, second in continued_ends([*own.values()], classes, reach_px):
+        low, high = sorted((numbers[first // 2], numbers[second // 2]), key=scores.__getitem__)
         raised[low] = max(raised[low], scores[low] ** (1 - CONTINUED) * scores[high] ** CONTINUED)
     return [replace(row, score=score) for row, score in zip(rows, raised.tolist(), strict=True)]
 
 
 def _joined(rows: list[_Row], class_ids: np.ndarray) -> list[_Row]:
-    """Return rows, best first; lines of at least COUNTED that continue each other (`find_routes`) are one, with the mean
-    confidence of their length."""
+    """Return rows, best first; lines of at least COUNTED that continue each other (`find_routes`) are one.
+
+    Its confidence is the mean of theirs, weighted by length.
+    """
     lines = [row.line if row.score >= COUNTED else None for row in rows]
     joined = []
     for route in find_routes(lines, class_ids[[row.number for row in rows]]):
