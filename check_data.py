@@ -1,9 +1,8 @@
-"""Look for mistakes in a data set's photographs and labels; write check.html and check.json. Or choose what to label next.
+"""Look for mistakes in a data set's photographs and labels; write check.html and check.json.
 
 python check_data.py --data data/processed/dataset.yaml
 python check_data.py --data data/processed/dataset.yaml --model models/epri_distribution_ddp/best.pt
 python check_data.py --data data/processed/dataset.yaml --tolerate    # exit code 0 despite errors in the data
-python check_data.py --data data/processed/dataset.yaml --model best.pt --unlabelled new_photographs --next 50
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Any
 
 import torch
 
-from inference import list_photos
 from utils import distributed
 from utils.common.config import CONFIG_HELP, THREADS_HELP, Options, option, parse_config
 from utils.common.cores import usable_cpu_count
@@ -26,19 +24,16 @@ from utils.common.files import output_folder, write_text_atomic
 from utils.common.text import counted, format_table, next_command
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, DatasetSpec, load_dataset_yaml
 from utils.evaluation.contradictions import LIMITS, find_contradictions
-from utils.evaluation.label_next import LIST, choose_next, leave_out_known, write_choice
 from utils.pages.check_page import build_page
-from utils.predict.annotation_files import ToolFiles, common_folder
 from utils.predict.tiles import OVERLAP, Predictor, check_tiles, choose_tiling
 from utils.sources.checks.classes import check_classes, count_classes
 from utils.sources.checks.findings import KINDS, Finding, count_kinds, in_order, num_errors
 from utils.sources.checks.pictures import check_pictures, find_duplicates
-from utils.sources.checks.reading import Entry, read_all, read_unlabelled
+from utils.sources.checks.reading import Entry, read_all
 from utils.yolo.model import YoloModel, load_for_prediction, require_classes, trained_size_px
 
 DEFAULT_SIZE_PX = 640  # the trainer's
 REPORT, FACTS = "check.html", "check.json"
-MOST_SHOWN = 10  # of the photographs to label next
 
 
 @dataclass(frozen=True)
@@ -48,21 +43,9 @@ class CheckConfig(Options):
     data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML: folders and class names", metavar="YAML")
     model: str | None = option(None, "trained model whose predictions are compared with the labels")
     output: str = option("outputs/check", f"folder for {REPORT} and {FACTS}", metavar="DIR")
-    unlabelled: str | None = option(
-        None,
-        "instead of looking for mistakes, choose which photographs of this folder to label next",
-        metavar="FOLDER",
-        needs="model",
-    )
-    next: int = option(50, "with --unlabelled: how many photographs to choose", at_least=1, needs="unlabelled")
-    tolerate: bool = option(
-        False, "exit with code 0 when the data has errors; otherwise 1", needs="not unlabelled", wants="not strict"
-    )
+    tolerate: bool = option(False, "exit with code 0 when the data has errors; otherwise 1", wants="not strict")
     strict: bool = option(
-        False,
-        "exit with code 1 for errors even with --tolerate; hints never count",
-        needs="not unlabelled",
-        wants="tolerate",
+        False, "exit with code 1 for errors even with --tolerate; hints never count", wants="tolerate"
     )
     trust_links: bool = option(False, TRUST_LINKS_HELP)
     img_size: int | None = option(
@@ -103,11 +86,7 @@ def main() -> int:
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     predictor = load_predictor(config, spec) if config.model else None
     size_px = predictor.size_px if predictor else config.img_size or DEFAULT_SIZE_PX
-    new_files = list_photos(config.unlabelled, "--unlabelled") if config.unlabelled and predictor else None
     entries, findings = read_all(spec, size_px, num_threads, print)
-    if new_files and predictor:
-        label_next(config, spec, predictor, entries, read_unlabelled(new_files, num_threads))
-        return 0
     findings += check_entries(entries)
     counts = count_classes(entries, list(spec.splits), len(spec.names))
     findings += check_classes(counts, spec.names, spec.yaml_file)
@@ -137,30 +116,6 @@ def load_predictor(config: CheckConfig, spec: DatasetSpec) -> Predictor:
     tiling = choose_tiling(config.tiles, OVERLAP, model, size_px)
     dtype = choose_precision(config.amp, device).dtype
     return Predictor(model, size_px, device, config.batch_size, tiling, LIMITS, autocast_dtype=dtype)
-
-
-def label_next(
-    config: CheckConfig, spec: DatasetSpec, predictor: Predictor, labelled: Sequence[Entry], unlabelled: Sequence[Entry]
-) -> None:
-    """Choose the photographs to label next, write the list and the predictions, and print the first ones."""
-    for entry in labelled:
-        if entry.picture is None:
-            print(f"skipped {printable(str(entry.file), 400)}: unreadable")
-    kept, left_out = leave_out_known(labelled, unlabelled)
-    if left_out:
-        print(left_out)
-    model, files = Path(str(config.model)).absolute(), [entry.file for entry in kept]
-    root = common_folder(str(config.unlabelled), files)
-    tools = ToolFiles(Path(config.output), spec.names, root, f"{model.parent.name}/{model.stem}", True, True)
-    choices = choose_next(labelled, kept, predictor, config.next, len(spec.names))
-    write_choice(choices, predictor, tools)
-    rows = [
-        [rank, printable(choice.entry.file.name, 60), *choice.reasons.values()]
-        for rank, choice in enumerate(choices, 1)
-    ]
-    print(format_table(["", "photograph", *choices[0].reasons], rows[:MOST_SHOWN]))
-    print(f"{len(choices)} of {counted(len(kept), 'photograph')}, best first: {config.output}/{LIST}")
-    print(f"What the model finds in them: {', '.join(tools.written)} (docs/labels.md says how to import them)")
 
 
 def check_entries(entries: Sequence[Entry]) -> list[Finding]:

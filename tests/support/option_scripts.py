@@ -104,7 +104,7 @@ SCRIPTS = [
     Script(
         "check_data",
         "CheckConfig",
-        modes=(("--model=m", "--unlabelled=u"),),
+        modes=(("--model=m",),),
         values=TILES,
         kept=TILING,
         stubs=("print_results", "first_error"),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.common.errors import UserError, printable
+from utils.common.errors import UserError
 from utils.common.progress import Progress
 from utils.common.threads import ordered_map
 from utils.data.dataset import find_label_file
@@ -48,18 +48,6 @@ def read_all(
     with one_opencv_thread():
         entries = list(Progress("photographs", len(jobs))(ordered_map(read, jobs, num_threads)))
     return entries, _labels_without_photo(spec, jobs)
-
-
-def read_unlabelled(files: Sequence[Path], num_threads: int) -> list[Entry]:
-    """Return a record for each photograph that can be read; print a line for each other one."""
-    entries = []
-    reading = ordered_map(_try_to_measure, files, num_threads)
-    for file, (picture, reason) in zip(files, Progress("photographs", len(files))(reading), strict=True):
-        if picture is None:
-            print(f"skipped {printable(str(file), 400)}: {printable(reason, 400)}", flush=True)
-        else:
-            entries.append(Entry("unlabelled", file, file, [], [], picture))
-    return entries
 
 
 def _try_to_measure(file: Path) -> tuple[Picture | None, str]:
