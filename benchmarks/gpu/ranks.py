@@ -80,8 +80,8 @@ def train(device: torch.device, precision: str, img_size: int, sync: bool) -> Se
     batch = synthetic_batch(4, img_size, len(NAMES), objects_per_image=3 + 9 * rank(), seed=rank())
     losses = []
     for _ in range(STEPS):
-        values, _ = engine.step.forward_backward(batch)
-        engine.step.update()
+        values, _ = engine.forward_backward(batch)
+        engine.update()
         losses.append(float(values["loss"]))
     engine.recovery.require_agreement()
     if not all(map(math.isfinite, losses)):

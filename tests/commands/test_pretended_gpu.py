@@ -58,7 +58,7 @@ def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_
     lines: Any = importlib.import_module("utils.predict.lines")
     lines.MIN_SCORE = 0.0  # the network has hardly learnt
     command = importlib.import_module(module)
-    with dying(importlib.import_module("utils.engine.step").Step, "update", kill_at):
+    with dying(importlib.import_module("utils.engine").TrainingEngine, "update", kill_at):
         seen["code"] = int(command.main() or 0)
     if num_gpus:
         seen["copies"] = pretended_gpu.COPIES[0]

@@ -18,8 +18,8 @@ import torch
 from utils.common.devices import Precision
 from utils.data.dataset import Batch
 from utils.engine import EngineOptions, Task, TrainingEngine
+from utils.engine.loop import Mark
 from utils.engine.state import Progress
-from utils.engine.step import Mark
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss26 import loss_for
 from utils.yolo.model import YoloModel
@@ -110,11 +110,11 @@ def run_training_steps(engine: TrainingEngine, loader: Any, mark: Mark) -> None:
     """
     engine.state.progress = Progress()
     engine.options = replace(engine.options, epochs=1, log_interval=len(loader))
-    before, engine.step.mark = engine.step.mark, mark
+    before, engine.mark = engine.mark, mark
     try:
         engine.train_one_epoch(loader)
     finally:
-        engine.step.mark = before
+        engine.mark = before
 
 
 def middle_half(phases_ms: np.ndarray) -> np.ndarray:
