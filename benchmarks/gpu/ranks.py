@@ -66,7 +66,6 @@ def train(device: torch.device, precision: str, img_size: int, sync: bool) -> Se
     torch.manual_seed(rank())  # DDP must copy rank 0's weights
     options = EngineOptions(
         precision=choose_precision(precision, device).name,
-        ema_decay=0.9999,
         clip_norm=10.0,
         sync_batchnorm=sync,
         static_graph=True,

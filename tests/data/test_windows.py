@@ -14,7 +14,7 @@ import pytest
 from tests.data.conftest import WINDOWED, WINDOWED_PX, windows_as_samples
 from tests.data.pictures import COLOURLESS, WORST_LABEL, box, content, unlabelled_pixels, worst_label
 from utils.data import windows as module
-from utils.data.augment import AugmentConfig
+from utils.data.augment import Augmentation
 from utils.data.dataset import SegmentationDataset, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import letterbox
@@ -24,7 +24,7 @@ from utils.training import assembly
 from utils.training.config import TrainConfig
 
 SIDE_PX = 640
-STILL = AugmentConfig(mosaic=0, translate=0, scale=0, fliplr=0, hsv_h=0, hsv_s=0, hsv_v=0)
+STILL = Augmentation(mosaic=0, translate=0, scale=0, fliplr=0, hsv_h=0, hsv_s=0, hsv_v=0)
 
 
 def photo_with(count: int, seed: int, largest: float = 0.3) -> Photo:
@@ -247,7 +247,7 @@ def test_windows_are_off_by_default_and_announced_and_validation_has_its_own(pho
     assert len(whole) == 7
     assert not list((photo_folder / ".cache").glob("*blocks*"))
     photos = read_photos(spec, "train")
-    plain = SegmentationDataset(photos, 64, packed=whole.packed, augment=AugmentConfig(), mosaic_epochs=90)
+    plain = SegmentationDataset(photos, 64, packed=whole.packed, augment=Augmentation(), mosaic_epochs=90)
     for index in range(len(plain)):
         now, before = whole[1, index], plain[1, index]
         assert now.image.tobytes() == before.image.tobytes()

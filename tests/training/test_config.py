@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +16,13 @@ from torch import nn
 from utils.common.config import parse_config
 from utils.common.devices import Precision, choose_precision
 from utils.common.errors import UsageError, UserError
-from utils.data.augment import AugmentConfig
+from utils.data.augment import Augmentation
 from utils.data.dataset import Batch
 from utils.data.dataset_yaml import DatasetSpec
 from utils.data.drawn_wires import band
 from utils.data.labels import Photo
 from utils.data.windows import WindowConfig
+from utils.engine import EngineOptions
 from utils.run import folder
 from utils.run.folder import differences, resume_arguments
 from utils.training import assembly, plan
@@ -47,9 +49,9 @@ def test_a_run_is_the_same_whatever_only_changes_how_it_is_run() -> None:
 
 
 def test_mosaic_ends_before_the_run_does() -> None:
-    assert config_of("--epochs", "100").mosaic_epochs == 90
-    assert config_of("--epochs", "6").mosaic_epochs == 3
-    assert config_of("--epochs", "1").mosaic_epochs == 1
+    assert config_of().mosaic_epochs(100) == 90
+    assert config_of().mosaic_epochs(6) == 3
+    assert config_of().mosaic_epochs(1) == 1
 
 
 def test_windows_need_a_low_and_a_high_scale() -> None:
@@ -148,7 +150,7 @@ def strips(file: Path, directions: np.ndarray, width_px: float = 1.0, class_id: 
     return Photo(file, np.full(len(outlines), class_id, np.int64), outlines)
 
 
-def choose(photos: list[Photo], **options: float) -> tuple[tuple[float, float, float], list[str], AugmentConfig]:
+def choose(photos: list[Photo], **options: float) -> tuple[tuple[float | None, ...], list[str], Augmentation]:
     said: list[str] = []
     augment = choose_augmentation(TrainConfig(**options), photos, NAMES, said.append)  # type: ignore[arg-type]
     return (augment.degrees, augment.flipud, augment.draw_wires), said, augment
@@ -269,3 +271,11 @@ def test_the_probe_varies_colours(options: dict[str, Any], has_gains: bool, monk
     model = SimpleNamespace(nc=3)
     assert plan.find_batch_size(config, model, gpu, 99) == 1  # type: ignore[arg-type]
     assert (probed[0].colour_gains is not None) == has_gains
+
+
+def test_each_option_is_declared_once() -> None:
+    sections = [section for section in (*TrainConfig.__mro__, EngineOptions) if "__annotations__" in vars(section)]
+    names = [name for section in sections for name in vars(section)["__annotations__"] if name != "group"]
+    # The engine's seed is for tasks that draw random numbers themselves, and None by default.
+    assert {name for name in names if names.count(name) > 1} == {"seed"}
+    assert {field.name for field in dataclasses.fields(TrainConfig)} <= set(names)

@@ -73,8 +73,7 @@ class TrainingEngine:
         self.is_main = rank() == 0
         self.precision = choose_precision(self.options.precision, device)
         raw, self.model = _prepare_model(model, device, self.options, distributed)
-        decay = self.options.ema_decay
-        ema = ModelEMA(raw, decay, self.options.ema_ramp) if decay is not None else None
+        ema = ModelEMA(raw, self.options.ema_decay, self.options.ema_ramp) if self.options.ema else None
         if self.options.compile:
             raw.compile()  # after the copy for the average, which is only evaluated
         scaler = torch.amp.GradScaler(device.type, FIRST_SCALE, enabled=self.precision.use_scaler)
@@ -147,9 +146,9 @@ class TrainingEngine:
                     train_loader.begin(self.progress.epoch + 1)  # its workers load during the validation
                 with self.recovery.validating(record):
                     record.update(self.validate(val_loader))
-                is_best = self.epoch_end.count(record, self.evaluation_model)
                 if self.state.scheduler is not None and not hasattr(self.state.scheduler, "step_update"):
                     self.state.scheduler.step()
+                is_best = self.epoch_end.count(record, self.evaluation_model)
                 record["total_epoch_time_s"] = time.perf_counter() - epoch_start_s
                 epoch_start_s = time.perf_counter()
                 # Before the checkpoint: a kill between the two repeats the epoch, and then its report too.

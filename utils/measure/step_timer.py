@@ -83,9 +83,7 @@ def build_training(
     One difference: each rank keeps its own BatchNorm statistics. `optimizer` is one of OPTIMIZER_NAMES.
     """
     model = model.to(device, memory_format=torch.channels_last)
-    options = EngineOptions(
-        precision=precision.name, ema_decay=0.9999, clip_norm=GRADIENT_CLIP_NORM, static_graph=True, quiet=True
-    )
+    options = EngineOptions(precision=precision.name, clip_norm=GRADIENT_CLIP_NORM, static_graph=True, quiet=True)
     engine = TrainingEngine(model, device, options, task=SegmentationStep())
     plan = OptimizerPlan(optimizer, LEARNING_RATE, WEIGHT_DECAY, MOMENTUM, 0.0, NOMINAL_BATCH_SIZE, ())
     engine.begin(build_optimizer(model, plan), loss_for(model))

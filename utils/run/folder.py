@@ -3,24 +3,67 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import yaml
 
 from utils import distributed
-from utils.common.config import to_dict
+from utils.common.config import Options, option, to_dict
 from utils.common.environment import environment_report
 from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UsageError, UserError
 from utils.common.files import warn_on_write_error, write_text_atomic
 from utils.common.spellings import FOLDER_PARTS
 from utils.run.checkpoint import has_checkpoint, latest_facts
-from utils.run.records import CONFIG_FILE, read_config
+from utils.run.mlflow_client import checked_uri
+from utils.run.records import BEST_METRICS, CONFIG_FILE, read_config
 from utils.run.status import FAILED, FINISHED, RUNNING, STATUS_FILE, STOPPED, RunLock, write_status
 
 
-class RunOptions(Protocol):
+@dataclass(frozen=True)
+class RunOptions(Options):
+    """The folder of a run, what is written there, and where else it is shown."""
+
+    group: ClassVar[str] = "run"
+
+    save_dir: str = option("models/epri_distribution_ddp", "run folder", metavar="DIR", may_differ=True)
+    resume: str | None = option(None, "continue this run: its folder, or its last.pt", metavar="RUN", may_differ=True)
+    config: str | None = option(
+        None, "YAML file with any of these options; the command line wins", metavar="FILE", may_differ=True
+    )
+    save_every_minutes: float = option(
+        15.0,
+        "minutes after which a checkpoint is written within an epoch; 0: only after epochs",
+        at_least=0,
+        may_differ=True,
+    )
+    best_metric: str = option("val_loss", "what chooses best.pt", choices=tuple(BEST_METRICS))
+    val_pictures_every: int = option(
+        5,
+        "epochs between two pictures of validation predictions beside the labels; 0: none",
+        at_least=0,
+        may_differ=True,
+    )
+    mlflow: str | None = option(
+        None,
+        "MLflow server that shows the run (docs/mlflow.md); unset: that of MLFLOW_TRACKING_URI, if set; empty: none",
+        metavar="URI",
+        may_differ=True,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mlflow:
+            checked_uri(self.mlflow, "--mlflow")
+
+    @property
+    def monitor(self) -> str:
+        """The reported value that chooses best.pt."""
+        return BEST_METRICS[self.best_metric]
+
+
+class HasRunFolder(Protocol):
     """The fields that a run folder needs in a script's `Options` dataclass."""
 
     @property
@@ -59,7 +102,7 @@ def run_folder_of(resume: str) -> Path:
     return folder
 
 
-def open_run_folder(folder: Path, config: RunOptions, may_resume: bool = True) -> tuple[bool, list[str]]:
+def open_run_folder(folder: Path, config: HasRunFolder, may_resume: bool = True) -> tuple[bool, list[str]]:
     """Prepare the run folder; return whether it resumes an earlier run, and lines to print. Rank 0 only.
 
     Resumes if the options are the same, and if it may. Otherwise renames the earlier run's folder and starts a new run.
@@ -101,7 +144,7 @@ class OwnedRun:
     checkpoint (empty for a new run). On rank 0 `notes` are lines to print.
     """
 
-    def __init__(self, config: RunOptions, may_resume: bool = True) -> None:
+    def __init__(self, config: HasRunFolder, may_resume: bool = True) -> None:
         """`may_resume`: whether an earlier run with the same options is continued; otherwise it is set aside."""
         self.folder = Path(config.save_dir)
         self.config = config
@@ -148,7 +191,7 @@ class OwnedRun:
         self.set_status(RUNNING)
 
 
-def _write_config(folder: Path, config: RunOptions) -> None:
+def _write_config(folder: Path, config: HasRunFolder) -> None:
     facts = "".join(f"# {name}: {value}\n" for name, value in environment_report().items())
     options = {name: value for name, value in to_dict(config).items() if name not in ("resume", "config")}
     text = (

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from utils import distributed
+from utils.common.config import section_of
 from utils.common.errors import UsageError, UserError
-from utils.data.augment import AugmentConfig
+from utils.data.augment import Augmentation
 from utils.data.cache import open_or_build_check
 from utils.data.dataset import SegmentationDataset, open_images, read_photos
 from utils.data.dataset_yaml import DatasetSpec, load_dataset_yaml
@@ -27,6 +28,7 @@ from utils.data.labels import Photo
 from utils.data.loader import EpochBatches, ShardBatches, get_dataloader, multi_scale_sizes, val_prefetch
 from utils.data.windows import Windows, open_windows
 from utils.engine import EngineOptions, Epoch, TrainingEngine
+from utils.engine.options import LoopOptions
 from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.evaluation.evaluate import evaluate, headline
 from utils.evaluation.native_masks import choose_thin_classes, sizes_on_disk
@@ -96,7 +98,7 @@ def open_dataset(
         packed=packed,
         windowed=windowed,
         augment=choose_augmentation(config, photos, spec.names, say) if split == "train" else None,
-        mosaic_epochs=config.mosaic_epochs,
+        mosaic_epochs=config.mosaic_epochs(config.epochs),
         seed=config.seed,
         colours_on_device=colours_on_device,
         skipped=skipped,
@@ -215,20 +217,13 @@ def build_engine(plan: TrainPlan, device: torch.device, model: YoloModel, run: O
     config = plan.config
     small_batch = device.type == "cuda" and config.batch_size < SMALL_BATCH_SIZE
     options = EngineOptions(
-        epochs=config.epochs,
+        **vars(section_of(config, LoopOptions)),
         precision=config.amp,
-        accumulate=config.accumulate,
         clip_norm=GRADIENT_CLIP_NORM,
-        ema_decay=config.ema_decay if config.ema else None,
-        ema_ramp=config.ema_ramp,
         sync_batchnorm=config.sync_bn == "on" or (config.sync_bn == "auto" and small_batch),
         static_graph=config.accumulate == 1,
-        grad_compression=config.grad_compression,
-        compile=config.compile,
         monitor=config.monitor,
-        patience=config.patience,
         save_every_s=config.save_every_minutes * 60 or None,
-        tensorboard=config.tensorboard,
     )
     task = Segmentation(plan, model, run, data)
     engine = TrainingEngine(model, device, options, task=task, run=run.folder, facts=plan.facts)
@@ -272,7 +267,7 @@ def build_schedule(plan: TrainPlan, optimizer: torch.optim.Optimizer, batches_pe
 
 def choose_augmentation(
     config: TrainConfig, photos: list[Photo], names: tuple[str, ...], say: distributed.Say
-) -> AugmentConfig:
+) -> Augmentation:
     """Return the augmentation without unset options and with the thin classes, alike on all ranks; say what was chosen.
 
     Raises UsageError for `--draw-wires` where no class is thin, and for `--paste` where all are.
