@@ -20,7 +20,7 @@ from utils.common.config import CONFIG_HELP, THREADS_HELP, Options, option, pars
 from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
 from utils.common.errors import EXIT_USAGE, UsageError, UserError, printable, run_script
-from utils.common.files import output_folder, write_text_atomic
+from utils.common.files import claimed_output, write_text_atomic
 from utils.common.text import counted, format_table, next_command
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, DatasetSpec, load_dataset_yaml
 from utils.evaluation.contradictions import LIMITS, find_contradictions
@@ -81,7 +81,12 @@ def main() -> int:
         if ranks.is_main:
             raise UsageError("check_data.py is one process with threads: start it without torchrun")
         return EXIT_USAGE
-    output_folder(config.output)
+    with claimed_output(config.output):
+        return check(config)
+
+
+def check(config: CheckConfig) -> int:
+    """Do the work of `main`."""
     num_threads = config.num_workers or usable_cpu_count()
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     predictor = load_predictor(config, spec) if config.model else None

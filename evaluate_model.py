@@ -25,7 +25,7 @@ from utils.common.config import option, parse_config
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device, choose_precision
 from utils.common.errors import run_script
-from utils.common.files import output_folder, write_text_atomic
+from utils.common.files import claimed_output, write_text_atomic
 from utils.common.progress import Progress
 from utils.common.signals import die_with_parent
 from utils.common.text import next_command
@@ -132,7 +132,12 @@ def main() -> int:
 
 def run(config: EvaluationConfig) -> list[dict[str, Any]]:
     """Evaluate, and write the results; return each model's metrics, on rank 0. Every rank must reach this."""
-    output_folder(config.output)
+    with claimed_output(config.output):
+        return evaluate_models(config)
+
+
+def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
+    """Do the work of `run`."""
     ranks = distributed.read_rank_environment()
     device = choose_device(config.device, ranks.local_rank)
     threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)

@@ -27,7 +27,7 @@ from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device
 from utils.common.environment import environment_report
 from utils.common.errors import UsageError, run_script
-from utils.common.files import output_folder, write_text_atomic
+from utils.common.files import claimed_output, write_text_atomic
 from utils.data.dataset import Photo, read_photos
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.export.conversion import (
@@ -114,13 +114,18 @@ class ExportConfig(Options):
 def main() -> int:
     """Export and prove; return the exit code: 1 if a proof failed."""
     config = parse_config(ExportConfig, "Export a trained model and prove that the export predicts the same")
+    with claimed_output(config.output or str(Path(config.model).parent)) as output:
+        return export(config, output)
+
+
+def export(config: ExportConfig, output: Path) -> int:
+    """Do the work of `main`."""
     device = choose_device(config.device, 0)
     threads, workers = choose_threads_and_workers(1, 4, device.type)
     torch.set_num_threads(config.threads or threads)
     torch.backends.cudnn.allow_tf32 = False  # the proof compares with true fp32
     check_variants(config.variants, device)
     model = load_weights(config.model)
-    output = output_folder(config.output or str(Path(config.model).parent))
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     require_classes(config.model, model, config.data, spec.names)
     size_px = config.img_size or trained_size_px(model)

@@ -25,7 +25,7 @@ import numpy as np
 from utils import distributed
 from utils.common.config import option, parse_config
 from utils.common.errors import UsageError, UserError, printable, run_script
-from utils.common.files import output_folder, walk, write_text_atomic
+from utils.common.files import claimed_output, walk, write_text_atomic
 from utils.common.progress import Progress
 from utils.common.signals import die_with_parent
 from utils.common.threads import ordered_map
@@ -106,13 +106,17 @@ class InferenceConfig(PredictOptions):
 
 
 def main() -> int:
-    """Predict; return the exit code: 1 if no photograph could be read."""
+    """Predict; return the exit code."""
     config = parse_config(InferenceConfig, "Find objects in photographs with a trained model")
-    output = output_folder(config.output)
-    ranks = distributed.read_rank_environment()
     die_with_parent()
-    if is_orthophoto(Path(config.source)):
-        return predict_orthophoto(config, ranks)
+    ranks = distributed.read_rank_environment()
+    with claimed_output(config.output) as output:
+        is_map = is_orthophoto(Path(config.source))
+        return predict_orthophoto(config, ranks) if is_map else predict_photos(config, output, ranks)
+
+
+def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.RankInfo) -> int:
+    """Predict on photographs, which the ranks share; return the exit code: 1 if none could be read."""
     files = list_photos(config.source)
     site = read_site(config) if config.geo else None
     before = read_before(Path(config.before)) if config.geo and config.before is not None else None

@@ -241,7 +241,8 @@ def test_windows_are_off_by_default_and_announced_and_validation_has_its_own(pho
     said: list[str] = []
 
     def opened(split: str, **options: Any) -> SegmentationDataset:
-        return assembly.open_dataset(TrainConfig(img_size=64, **options), spec, split, False, said.append)
+        config, photos = TrainConfig(img_size=64, **options), read_photos(spec, split)
+        return assembly.open_dataset(config, spec, split, photos, False, said.append)
 
     whole = opened("train")
     assert len(whole) == 7

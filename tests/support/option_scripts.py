@@ -78,7 +78,7 @@ SCRIPTS = [
         home="utils.training.config",
         real=("utils.training.assembly", "utils.training.plan"),
         values={"window_scale": ((0.25, 1.0),), "mlflow": ("https://host",)},
-        readers={"choose_augmentation": ("augment",)},
+        readers={"choose_augmentation": ("augment",), "OwnedRun": ("save_dir", "accept_changed_data")},
         kept={"section_of": section_of, "LoopOptions": LoopOptions},
     ),
     Script(

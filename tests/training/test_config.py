@@ -122,12 +122,11 @@ def test_the_trainer_plans_with_its_own_sizes(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_cache_that_was_asked_for_is_not_left_out_silently(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(assembly, "read_photos", lambda *_: [])
     monkeypatch.setattr(assembly, "open_images", lambda *_, **__: None)  # no room
     spec = DatasetSpec(tmp_path / "data.yaml", tmp_path, ("pole",), {})
-    assert assembly.open_dataset(TrainConfig(), spec, "train", False, print).packed is None
+    assert assembly.open_dataset(TrainConfig(), spec, "train", [], False, print).packed is None
     with pytest.raises(UserError, match=r"--cache packed: .*\.cache has no room for it"):
-        assembly.open_dataset(TrainConfig(cache="packed"), spec, "train", False, print)
+        assembly.open_dataset(TrainConfig(cache="packed"), spec, "train", [], False, print)
 
 
 NAMES, CPU = ("pole", "wire"), torch.device("cpu")

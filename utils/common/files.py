@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from utils.common.errors import UserError, print_warning, printable
 
@@ -154,6 +154,35 @@ def output_folder(path: str, flag: str = "--output") -> Path:
             return Path(path)
     except OSError as error:
         raise UserError(f"{flag} {path}: {error.strerror}; name a folder in which files can be written") from error
+
+
+@contextmanager
+def claimed_output(path: str, flag: str = "--output") -> Iterator[Path]:
+    """Let no other process write into a script's output folder while the block runs; rank 0 holds the lock.
+
+    The lock lies beside the folder, or in it where its parent cannot be written; the system releases it when the process
+    ends. Raises UserError if another process holds it, or if no file can be written there.
+    """
+    folder = output_folder(path, flag)
+    if os.environ.get("RANK", "0") != "0":
+        yield folder
+        return
+    place = folder.absolute()
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        is_beside = os.access(place.parent, os.W_OK)
+        lock = FileLock(str(place.with_name(f".{place.name}.lock") if is_beside else place / ".lock"), timeout=0)
+        lock.acquire()
+    except Timeout as timeout:
+        raise UserError(
+            f"{flag} {path}: another process writes there; wait until it ends, or name another folder"
+        ) from timeout
+    except OSError as error:
+        raise UserError(f"{flag} {path}: {error.strerror}; name a folder in which files can be written") from error
+    try:
+        yield folder
+    finally:
+        lock.release()
 
 
 @contextmanager

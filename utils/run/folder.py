@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -12,9 +14,10 @@ import yaml
 from utils import distributed
 from utils.common.config import Options, option, to_dict
 from utils.common.environment import environment_report
-from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UsageError, UserError
+from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UsageError, UserError, printable
 from utils.common.files import warn_on_write_error, write_text_atomic
 from utils.common.spellings import FOLDER_PARTS
+from utils.data.fingerprint import Fingerprint
 from utils.run.checkpoint import has_checkpoint, latest_facts
 from utils.run.mlflow_client import checked_uri
 from utils.run.records import BEST_METRICS, CONFIG_FILE, read_config
@@ -31,6 +34,9 @@ class RunOptions(Options):
     resume: str | None = option(None, "continue this run: its folder, or its last.pt", metavar="RUN", may_differ=True)
     config: str | None = option(
         None, "YAML file with any of these options; the command line wins", metavar="FILE", may_differ=True
+    )
+    accept_changed_data: bool = option(
+        False, "resume although photographs or labels changed since the run began", may_differ=True
     )
     save_every_minutes: float = option(
         15.0,
@@ -61,6 +67,11 @@ class RunOptions(Options):
     def monitor(self) -> str:
         """The reported value that chooses best.pt."""
         return BEST_METRICS[self.best_metric]
+
+
+DATA_FILE = "data.json"  # the fingerprint of the data on which a run trains
+CHANGES_FILE = "data_changes.txt"  # what changed in the data, and was accepted
+NOT_KEPT = ("resume", "config", "accept_changed_data")  # options that config.yaml does not hold: they are of one start
 
 
 class HasRunFolder(Protocol):
@@ -102,28 +113,72 @@ def run_folder_of(resume: str) -> Path:
     return folder
 
 
-def open_run_folder(folder: Path, config: HasRunFolder, may_resume: bool = True) -> tuple[bool, list[str]]:
+def open_run_folder(
+    folder: Path, config: HasRunFolder, may_resume: bool = True, data: Fingerprint | None = None
+) -> tuple[bool, list[str]]:
     """Prepare the run folder; return whether it resumes an earlier run, and lines to print. Rank 0 only.
 
     Resumes if the options are the same, and if it may. Otherwise renames the earlier run's folder and starts a new run.
-    Raises UserError if `--resume` is given and the options differ.
+    Raises UserError if `--resume` is given and the options differ, or if `data` is not what the earlier run trained on.
     """
     lines: list[str] = []
     earlier = read_config(folder)
     changed = differences(config, earlier) if earlier else []
     resumes = may_resume and bool(earlier) and not changed and has_checkpoint(folder)
-    if config.resume and changed:
-        raise UserError(
-            f"--resume {config.resume}: other options than that run's: {'; '.join(changed)}; remove them, or use another --save-dir"
-        )
+    require_same_options(config)
+    if resumes and data:
+        lines += compare_data(folder, data, getattr(config, "accept_changed_data", False))
     if folder.exists() and any(folder.iterdir()) and not resumes:
         aside = _free_name(folder)
         os.rename(folder, aside)
         reason = f" ({'; '.join(changed[:3])})" if changed else ""
         lines.append(f"Set the earlier run aside as {aside}{reason}")
     folder.mkdir(parents=True, exist_ok=True)
+    if data:
+        write_text_atomic(folder / DATA_FILE, data.to_json() + "\n")
     _write_config(folder, config)
     return resumes, lines
+
+
+def compare_data(folder: Path, data: Fingerprint, accepts_changes: bool) -> list[str]:
+    """Return lines about what changed in the data since a run began, which go into CHANGES_FILE, too.
+
+    Raises UserError for other classes, and for other photographs or labels unless these changes are accepted.
+    """
+    try:
+        before = Fingerprint.from_json((folder / DATA_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return [f"{folder} does not say which data it began with ({DATA_FILE}), so changes of the data are not noticed"]
+    if before.names != data.names:
+        raise UserError(
+            f"{folder}: the run learns the classes {_listed(before.names)}, but --data has {_listed(data.names)}; "
+            "restore the names, or choose a new --save-dir"
+        )
+    if not (changes := data.changes_since(before)):
+        return []
+    text = printable("; ".join(changes), 1000)
+    if not accepts_changes:
+        raise UserError(
+            f"{folder}: the data changed since the run began: {text}; undo the change, choose a new --save-dir, or go on "
+            "with --accept-changed-data"
+        )
+    line = f"The data changed, which --accept-changed-data accepts: {text}"
+    with (folder / CHANGES_FILE).open("a", encoding="utf-8") as file:
+        step = latest_facts(folder / "checkpoint").get("step")
+        file.write(f"{datetime.now().isoformat(timespec='seconds')} after step {step}: {text}\n")
+    return [line]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return printable(", ".join(f"{number} {name}" for number, name in enumerate(names)), 1000)
+
+
+def require_same_options(config: HasRunFolder) -> None:
+    """Raise UserError if `--resume` is given and the options differ from that run's."""
+    if config.resume and (changed := differences(config, read_config(Path(config.save_dir)))):
+        raise UserError(
+            f"--resume {config.resume}: other options than that run's: {'; '.join(changed)}; remove them, or use another --save-dir"
+        )
 
 
 def differences(config: Any, earlier: dict[str, Any]) -> list[str]:
@@ -144,8 +199,12 @@ class OwnedRun:
     checkpoint (empty for a new run). On rank 0 `notes` are lines to print.
     """
 
-    def __init__(self, config: HasRunFolder, may_resume: bool = True) -> None:
-        """`may_resume`: whether an earlier run with the same options is continued; otherwise it is set aside."""
+    def __init__(self, config: HasRunFolder, may_resume: bool = True, data: Fingerprint | None = None) -> None:
+        """`may_resume`: whether an earlier run with the same options is continued; otherwise it is set aside.
+
+        `data`: on rank 0, what the run trains on; a run is only resumed on the same, unless its owner accepts changes.
+        """
+        self.data = data
         self.folder = Path(config.save_dir)
         self.config = config
         self.may_resume = may_resume
@@ -181,7 +240,7 @@ class OwnedRun:
     def _open(self) -> None:
         self._lock = RunLock(self.folder)
         try:
-            self.resumes, self.notes = open_run_folder(self.folder, self.config, self.may_resume)
+            self.resumes, self.notes = open_run_folder(self.folder, self.config, self.may_resume, self.data)
             if self.resumes:
                 self.choices = latest_facts(self.folder / "checkpoint")
         except BaseException:
@@ -193,7 +252,7 @@ class OwnedRun:
 
 def _write_config(folder: Path, config: HasRunFolder) -> None:
     facts = "".join(f"# {name}: {value}\n" for name, value in environment_report().items())
-    options = {name: value for name, value in to_dict(config).items() if name not in ("resume", "config")}
+    options = {name: value for name, value in to_dict(config).items() if name not in NOT_KEPT}
     text = (
         "# The resolved options of this run; usable with --config.\n" + facts + yaml.safe_dump(options, sort_keys=False)
     )

@@ -22,7 +22,7 @@ from utils.common.errors import UsageError, UserError
 from utils.data.augment import Augmentation
 from utils.data.cache import open_or_build_check
 from utils.data.dataset import SegmentationDataset, open_images, read_photos
-from utils.data.dataset_yaml import DatasetSpec, load_dataset_yaml
+from utils.data.dataset_yaml import DatasetSpec
 from utils.data.images import read_image
 from utils.data.labels import Photo
 from utils.data.loader import EpochBatches, ShardBatches, get_dataloader, multi_scale_sizes, val_prefetch
@@ -56,19 +56,24 @@ MAX_AGREEMENT = 0.9  # poles of photographs from the ground have 1.0, wires of a
 PHOTOS = 64  # whose objects are measured, spread over the split
 
 
-def open_data(config: TrainConfig, device: torch.device, say: distributed.Say) -> Data:
+def open_data(config: TrainConfig, spec: DatasetSpec, device: torch.device, say: distributed.Say) -> Data:
     """Open both splits of the data set; build their packed caches or block stores where they are missing."""
-    spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     on_device = varies_colours_on_device(config, device)
-    train, val = (open_dataset(config, spec, split, on_device, say) for split in ("train", "val"))
-    return Data(spec.names, train, val)
+    labelled = [(split, read_photos(spec, split, say)) for split in ("train", "val")]  # wrong labels are said first
+    train, val = (open_dataset(config, spec, *photos_of, on_device, say) for photos_of in labelled)
+    return Data(spec.names, train, val, spec.root)
 
 
 def open_dataset(
-    config: TrainConfig, spec: DatasetSpec, split: str, colours_on_device: bool, say: distributed.Say
+    config: TrainConfig,
+    spec: DatasetSpec,
+    split: str,
+    photos: list[Photo],
+    colours_on_device: bool,
+    say: distributed.Say,
 ) -> SegmentationDataset:
-    """Read a split's labels and open, or build, its packed cache or its block store. The split `train` is augmented."""
-    photos, folder = read_photos(spec, split, say), spec.cache_folder
+    """Open, or build, a split's packed cache or its block store. The split `train` is augmented."""
+    folder = spec.cache_folder
     packed = windowed = index = None
     if config.window_config:
         seed = config.seed if split == "train" else VAL_SEED
