@@ -10,7 +10,7 @@ import shapely
 from shapely.geometry.base import BaseGeometry
 from shapely.geometry.polygon import orient
 
-from utils.common.errors import UserError
+from utils.common.errors import UserError, print_warning
 from utils.common.progress import Progress
 from utils.data.images import FILL, encode_jpeg
 from utils.data.labels import format_yolo_label
@@ -19,7 +19,7 @@ from utils.sources.mask_rings import join_rings
 from utils.sources.parsing.outlines import MAX_RINGS, MIN_PART_AREA_PX
 from utils.sources.parsing.photograph import JPEG_QUALITY
 from utils.sources.parsing.split import TRAIN, VAL
-from utils.sources.parsing.vector_labels import MapLabel
+from utils.sources.parsing.vector_labels import SWAPPED, MapLabel
 
 MAX_PIECE_PX = 4096
 FEWEST = 3  # photographs along the longer side: for training, left out, for validation
@@ -45,6 +45,7 @@ def cut_raster(
     metre_px = 1 / raster.pixel_m()
     width_px = line_width_px if line_width_m is None else line_width_m * metre_px
     shapes = [_in_pixels(raster, label, label.width_m * metre_px if label.width_m else width_px) for label in labels]
+    _count_outside(raster, labels, shapes)
     names = sorted({label.name for label in labels})
     tree = shapely.STRtree(shapes)
     columns, rows = (_edges(length, min(side_px, MAX_PIECE_PX)) for length in (raster.width, raster.height))
@@ -107,6 +108,21 @@ def _in_pixels(raster: Orthophoto, label: MapLabel, width_px: float) -> BaseGeom
     if "LineString" in shape.geom_type:
         return shape.buffer(width_px / 2, cap_style="flat", join_style="mitre", mitre_limit=2.0)
     return shapely.make_valid(shape, method="structure", keep_collapsed=False)
+
+
+def _count_outside(raster: Orthophoto, labels: Sequence[MapLabel], shapes: Sequence[BaseGeometry]) -> None:
+    """Warn of labels outside the raster. Raises UserError if no label lies on it."""
+    away_px = shapely.distance(shapely.box(0, 0, raster.width, raster.height), np.array(shapes, object))
+    num_outside = int((~(away_px <= 0)).sum())  # also shapes without an area, whose distance is not a number
+    advice = f"; {SWAPPED}" if sum(label.fits_swapped for label in labels) * 2 > num_outside else ""
+    if num_outside == len(labels):
+        away_m = np.fmin.reduce(away_px, initial=np.inf) * raster.pixel_m()
+        away = f", the nearest is {away_m / 1000:,.1f} km away" if np.isfinite(away_m) else ""
+        raise UserError(
+            f"--labels: none of {len(labels)} objects lies on {raster.file}{away}{advice or '; name labels of this place'}"
+        )
+    if num_outside:
+        print_warning(f"--labels: {num_outside} of {len(labels)} objects lie outside {raster.file}{advice}")
 
 
 def _rings(shape: BaseGeometry, left: int, top: int, right: int, bottom: int) -> list[np.ndarray]:
