@@ -11,8 +11,9 @@ from shapely.geometry.base import BaseGeometry
 from shapely.geometry.polygon import orient
 
 from utils.common.errors import UserError, print_warning
+from utils.common.files import write_text_atomic
 from utils.common.progress import Progress
-from utils.data.images import FILL, encode_jpeg
+from utils.data.images import FILL, write_jpeg
 from utils.data.labels import format_yolo_label
 from utils.data.raster import Orthophoto
 from utils.sources.mask_rings import join_rings
@@ -52,7 +53,7 @@ def cut_raster(
     for split in (TRAIN, VAL):
         for kind in ("images", "labels"):
             (folder / split / kind).mkdir(parents=True)
-    (folder / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    write_text_atomic(folder / "classes.txt", "".join(f"{name}\n" for name in names))
     splits = _splits(raster, columns, rows, val_fraction)
     counts = dict.fromkeys((TRAIN, VAL, ""), 0)
     for left, top, right, bottom in Progress("photographs cut", len(splits))(splits):
@@ -69,8 +70,8 @@ def cut_raster(
                 for number in near.tolist()
                 for ring in _rings(shapes[number], left, top, right, bottom)
             ]
-            (folder / split / "images" / f"{name}.jpg").write_bytes(encode_jpeg(photo, JPEG_QUALITY))
-            (folder / split / "labels" / f"{name}.txt").write_text(format_yolo_label(outlines), encoding="utf-8")
+            write_jpeg(folder / split / "images" / f"{name}.jpg", photo, JPEG_QUALITY)
+            write_text_atomic(folder / split / "labels" / f"{name}.txt", format_yolo_label(outlines))
     if not (counts[TRAIN] and counts[VAL]):
         raise UserError(f"{raster.file}: no photograph for {VAL if counts[TRAIN] else TRAIN}; change --val-fraction")
     return f"{len(labels)} labels; photographs: {counts[TRAIN]} train, {counts[VAL]} val, {counts['']} between them left out"
