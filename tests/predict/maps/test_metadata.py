@@ -187,7 +187,7 @@ def test_a_missing_or_doubtful_field_leaves_the_cameras_position(changes: dict[s
 @pytest.mark.parametrize("flight", [None, "+179.90", "+0.00"])
 @pytest.mark.parametrize("angles", [("+0.00", "+0.00", "+0.00"), ("0", "-0.00", "0.0")])
 def test_gimbal_angles_that_are_all_zero_are_no_direction(angles: tuple[str, ...], flight: str | None) -> None:
-    photo = metadata(**dict(zip(GIMBAL_FIELDS, angles, strict=True)), FlightYawDegree=flight)
+    photo = metadata(**dict(zip(GIMBAL_FIELDS, angles, strict=True)), FlightYawDegree=flight)  # type: ignore[arg-type]
     found = located(photo)
     assert (found["position_kind"], found["bearing_deg"], found["ground_latitude"]) == ("camera", None, None)
     assert "are all 0" in found["reason"]
