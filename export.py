@@ -11,8 +11,10 @@ line is a command with the fastest one.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import shutil
 import signal
 import sys
 import tempfile
@@ -168,6 +170,8 @@ def make_exports(
     rows = []
     digest = hashlib.sha256(Path(config.model).read_bytes()).hexdigest()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the folder below is removed
+    if shutil.disk_usage(output).free < 4 * Path(config.model).stat().st_size:  # PyTorch aborts on a full disk
+        raise OSError(errno.ENOSPC, "no room for an export", str(output))
     with scratch_folder(output) as scratch:
         for variant in config.variants:
             how = (judge.size_px, config.batch_size, config.dynamic, variant.precision)

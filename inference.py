@@ -29,7 +29,7 @@ from utils.common.files import claimed_output, walk, write_text_atomic
 from utils.common.progress import Progress
 from utils.common.signals import die_with_parent
 from utils.common.threads import ordered_map
-from utils.data.dataset_yaml import IMAGE_SUFFIXES, is_photograph
+from utils.data.dataset_yaml import IMAGE_SUFFIXES, is_photograph, not_read
 from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, read_image
 from utils.data.raster import is_orthophoto, open_orthophoto
 from utils.distributed import cleanup_ddp, setup_ddp
@@ -257,9 +257,12 @@ def list_photos(source: str, flag: str = "--source") -> list[Path]:
             found = map(Path, glob.glob(source, recursive=True))
         except RecursionError as error:
             raise UserError(f"{flag} {source}: folders too deep for a pattern; name the folder") from error
-    files = sorted(file for file in found if is_photograph(file.name) and file.is_file())
+    every = [file for file in found if file.is_file()]
+    files, others = sorted(file for file in every if is_photograph(file.name)), not_read(every)
     if not files:
-        raise UserError(f"{flag} {source}: no photographs there ({', '.join(IMAGE_SUFFIXES)})")
+        raise UserError(f"{flag} {source}: no photographs there ({others or ', '.join(IMAGE_SUFFIXES)})")
+    if others and os.environ.get("RANK", "0") == "0":
+        print(f"{flag}: {others}", flush=True)
     return files
 
 

@@ -117,7 +117,7 @@ def main() -> int:
 def cut_orthophoto(config: ParseConfig, folder: Path) -> ParseConfig:
     """Cut a GeoTIFF and its labels into photographs in a folder; return the options that read them."""
     raster = open_orthophoto(Path(config.input))
-    labels, num_skipped = read_map_labels([Path(file) for file in config.labels], raster.crs)
+    labels, num_skipped = read_map_labels([Path(file) for file in config.labels], raster)
     if num_skipped:
         print_warning(f"--labels: {num_skipped} features are neither polygons nor lines and are left out")
     widths = (config.line_width, config.line_width_m)

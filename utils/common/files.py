@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import itertools
 import os
 import shlex
@@ -12,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from filelock import FileLock, Timeout
 
@@ -86,7 +87,23 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 def new_file(path: Path) -> BinaryIO:
     """Open a new file for writing. A file or link of this name is removed first: nothing is written through a link."""
     path.unlink(missing_ok=True)
-    return path.open("xb")
+    return io.BufferedWriter(_NamedFile(path, "x"))
+
+
+def new_text_file(path: Path, encoding: str = "utf-8", newline: str | None = None) -> TextIO:
+    """Open a new text file as `new_file` does."""
+    return io.TextIOWrapper(new_file(path), encoding=encoding, newline=newline)
+
+
+class _NamedFile(io.FileIO):
+    """A file whose name is in the error when the disk is full; the system's error has none."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = os.fspath(self.name)  # type: ignore[type-var] # the path it was opened with
+            raise
 
 
 def regular_only(path: str, flags: int) -> int:
@@ -135,6 +152,9 @@ def write_bytes_atomic(path: Path, data: bytes) -> None:
         with new_file(temporary) as output:
             output.write(data)
         os.replace(temporary, path)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

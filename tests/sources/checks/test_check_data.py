@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections import defaultdict
@@ -189,6 +190,17 @@ def test_labels_behind_a_link_need_trust_links(clean: DataFolder, tmp_path: Path
     finally:
         labels.unlink()
         elsewhere.rename(labels)
+
+
+def test_a_list_with_a_folder_that_is_missing_is_checked(clean: DataFolder, tmp_path: Path) -> None:
+    names = [*clean.photo("val", 0).parent.iterdir(), Path("gone/images/x.jpg")]
+    (clean.root / "some.txt").write_text("\n".join(map(str, names)))
+    listed = clean.root / "listed.yaml"
+    listed.write_text(clean.yaml.read_text() + "\ntest: some.txt\n")
+    data = copy.copy(clean)
+    data.yaml = listed
+    facts = check(data, tmp_path, "--tolerate")
+    assert [Path(one["file"]).name for one in facts["findings"] if one["kind"] == "unreadable_photo"] == ["x.jpg"]
 
 
 def test_several_ranks_are_refused_in_one_line(clean: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:

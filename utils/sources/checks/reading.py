@@ -84,7 +84,9 @@ def _labels_without_photo(spec: DatasetSpec, jobs: Sequence[tuple[str, Path]]) -
     """Return the label files, in the folders of the photographs' label files, that belong to no photograph there."""
     split_of = {label_file_for(file).parent: split for split, file in reversed(jobs)}
     stems: dict[Path, set[str]] = {folder: set() for folder in split_of}
-    for image_folder in {file.parent for _, file in jobs}:
+    for _, file in jobs:  # also those of a list that are missing
+        stems[label_file_for(file).parent].add(label_file_for(file).name)
+    for image_folder in {file.parent for _, file in jobs if file.parent.is_dir()}:
         for name in os.listdir(image_folder):
             if is_photograph(name):
                 label_file = label_file_for(image_folder / name)

@@ -20,6 +20,7 @@ from utils.common.errors import UserError, printable
 from utils.common.files import write_bytes_atomic, write_text_atomic
 from utils.common.progress import Progress
 from utils.common.threads import ordered_map
+from utils.data.dataset_yaml import not_read
 from utils.data.images import ImageError, one_opencv_thread, read_image
 from utils.data.labels import LabelError
 from utils.sources.near_duplicates import MAX_BITS, MEASURED_PX, same_pictures, small_grey, thumbnail
@@ -28,8 +29,8 @@ from utils.sources.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem
 from utils.sources.parsing.manifest import by_severity, dataset_yaml_text, make_manifest
 from utils.sources.parsing.photograph import PhotographOptions, build_image, build_label
 from utils.sources.parsing.reading import choose_classes, read_labels
-from utils.sources.parsing.rows import Row, digest_of, place_of
-from utils.sources.parsing.sources import UNREADABLE_PHOTOGRAPH, Photograph, PhotographReader
+from utils.sources.parsing.rows import AnnotationRow, Row, digest_of, place_of
+from utils.sources.parsing.sources import UNREADABLE_PHOTOGRAPH, Photograph, PhotographReader, all_files
 from utils.sources.parsing.split import (
     SPLITS,
     TEST,
@@ -117,6 +118,9 @@ def build_dataset(
     labels = read_labels(input_folder, options.label_format, options.keep_unlabelled, problems, trust_links)
     for line in labels.summary():
         announce(line)
+    known = {row.file for own in labels.rows.values() for row in own if isinstance(row, AnnotationRow)}
+    if others := not_read(set(all_files(input_folder)) - known):
+        announce(f"{input_folder}: {others}")
     rows, shared = labels.rows, options.photograph
     if options.use_file_classes:
         shared = dataclasses.replace(shared, class_names=choose_classes(shared.class_names, labels.class_names))
