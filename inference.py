@@ -28,6 +28,7 @@ from utils.common.errors import UsageError, UserError, printable, run_script
 from utils.common.files import claimed_output, walk, write_text_atomic
 from utils.common.progress import Progress
 from utils.common.signals import die_with_parent
+from utils.common.text import without_mask_line
 from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import IMAGE_SUFFIXES, is_photograph, not_read
 from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, read_image
@@ -125,17 +126,17 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     setup_ddp(predictor.device, ranks)
     sources = [Source(position, *item) for position, item in enumerate(unique_keys(files))]
     mine = sources[ranks.rank :: ranks.world_size]
-    counts = np.zeros(len(names) + 1, np.int64)  # of each class's detections, and of photographs
+    counts = np.zeros(len(names) + 2, np.int64)  # of each class's detections, of those without a mask, of photographs
     tools = tool_files(config, names, files)
     with PredictionWriter(output, names, ranks.rank) as writer, ToolWriter(tools, ranks.rank) as tool_writer:
         predictions = predictor.predict(read_photos(mine, config, cores_of(ranks)))
         for source, photo, prediction in Progress("photographs", len(mine), ranks.is_main)(predictions):
             write_results(writer, source, photo, prediction, config)
             tool_writer.add(source, photo.shape, prediction)
-            counts[:-1] += np.bincount(prediction.class_ids, minlength=len(names))
-            counts[-1] += 1
+            counts[:-2] += np.bincount(prediction.class_ids, minlength=len(names))
+            counts[-2:] += prediction.num_without_mask, 1
     parts = distributed.gather_arrays({"counts": counts})
-    *found, num_read = np.sum([part["counts"] for part in parts], axis=0).tolist()
+    *found, num_without_mask, num_read = np.sum([part["counts"] for part in parts], axis=0).tolist()
     distributed.run_on_main(lambda: merge_parts(output, ranks.world_size))
     of_map = distributed.run_on_main(lambda: write_maps(output, sources, site, names, before) if site else [])
     distributed.run_on_main(lambda: merge_tool_files(tools, ranks.world_size))
@@ -143,7 +144,7 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
         summary = ", ".join(f"{count} {name}" for name, count in zip(names, found, strict=True) if count) or "nothing"
         print(f"{num_read} photographs, {len(files) - num_read} skipped; found {summary}")
         print(", ".join([f"Results in {config.output}: pictures, labels/, predictions.json", *tools.written]))
-        for line in of_map or []:
+        for line in filter(None, [without_mask_line(num_without_mask), *(of_map or [])]):
             print(line)
     cleanup_ddp()
     return 0 if num_read else 1

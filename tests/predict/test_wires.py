@@ -142,6 +142,15 @@ def test_a_line_that_continues_a_surer_one_is_surer_and_part_of_it_unless_labels
     assert not len(other.gaps)
 
 
+@pytest.mark.parametrize(("gap_px", "is_continued"), [(430, True), (470, False)])  # half of the photograph is 450
+def test_a_line_continues_another_over_at_most_half_of_the_photograph(gap_px: int, is_continued: bool) -> None:
+    parts = [drawn([(40.0, 300.0), (200.0, 310.0)]), drawn([(200.0 + gap_px, 310 + gap_px / 16), (880.0, 352.5)])]
+    photo, rules = pictured(np.any(parts, axis=0)), WireRules((1,), (0,))
+    alone = with_lines(predicted(parts[1], scores=[0.4]), rules, PLACEMENT, photo).found.scores
+    both = with_lines(predicted(*parts, scores=(0.9, 0.4)), rules, PLACEMENT, photo).found.scores
+    assert (float(both.min()) > 1.1 * float(alone)) == is_continued
+
+
 def test_gaps_stay_with_the_part_of_the_line_that_has_them() -> None:
     wire = drawn(parabola(40, 200, 0), parabola(260, 840, 0))
     lined = with_lines(predicted(wire, POLE, class_ids=(1, 0)), WireRules((1,), (0,)), PLACEMENT, pictured(wire))
