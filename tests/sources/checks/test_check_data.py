@@ -109,6 +109,9 @@ def plant_pictures(data: DataFolder, planted: dict[str, set[str]]) -> None:
     data.photo("val", 0).write_bytes(encode_jpeg(fit_long_side(brighter, 300), 40))
     data.photo("val", 1).write_bytes(data.photo("train", 21).read_bytes())
     planted["leak"] |= {str(data.photo("val", number)) for number in (0, 1)}
+    scene = picture(90, (428, 320))  # two frames of a flight
+    write_jpeg(data.photo("train", 1), scene[:300, :400])
+    place("overlap", "val", 2, scene[20:, 28:])
     place("repeated", "train", 23, (picture(22) * 0.7).astype(np.uint8))
 
 

@@ -23,7 +23,7 @@ from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import not_read
 from utils.data.images import ImageError, one_opencv_thread, read_image
 from utils.data.labels import LabelError
-from utils.sources.near_duplicates import MAX_BITS, MEASURED_PX, same_pictures, small_grey, thumbnail
+from utils.sources.near_duplicates import MEASURED_PX, same_pictures, small_grey, thumbnail
 from utils.sources.parsing.formats import EPRI
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem
 from utils.sources.parsing.manifest import by_severity, dataset_yaml_text, make_manifest
@@ -53,8 +53,6 @@ from utils.sources.parsing.state import (
     output_files,
     remove_unexpected,
 )
-
-SPARE_BITS = 8  # by which pairs may differ more than in check_data.py, which hashes what JPEG left of the pictures
 
 
 @dataclass(frozen=True)
@@ -255,12 +253,10 @@ def _copies(folder: Path, entries: Sequence[Entry], num_threads: int) -> list[li
         return thumbnail(small_grey(image))
 
     try:
-        groups = same_pictures(
+        groups, _ = same_pictures(
             [entry.image_digest for entry in entries],
-            [bytes.fromhex(entry.facts.picture_hash) for entry in entries],
-            [entry.facts.output_width / entry.facts.output_height for entry in entries],
+            [bytes.fromhex(entry.facts.signature) for entry in entries],
             lambda positions: np.stack(list(ordered_map(read_thumb, positions, num_threads))),
-            MAX_BITS + SPARE_BITS,
         )
     except ImageError as error:
         raise UserError(f"{error}; remove it and start again") from error

@@ -15,7 +15,7 @@ import filelock
 
 from utils.common.errors import UserError, reason_of
 from utils.common.files import in_the_way, write_bytes_atomic
-from utils.sources.near_duplicates import HASH_BYTES
+from utils.sources.near_duplicates import SIGNATURE_BYTES
 from utils.sources.parsing.photograph import ImageFacts
 from utils.sources.parsing.split import SPLITS, TEST
 
@@ -148,7 +148,7 @@ def _from_line(line: str) -> Entry | None:
     try:
         values: dict[str, Any] = json.loads(line)
         values["facts"] = facts = ImageFacts(**values["facts"])
-        if values["split"] not in SPLITS or len(bytes.fromhex(facts.picture_hash)) not in (0, HASH_BYTES):
+        if values["split"] not in SPLITS or len(bytes.fromhex(facts.signature)) not in (0, SIGNATURE_BYTES):
             return None
         if facts.taken:
             datetime.fromisoformat(facts.taken)
