@@ -96,6 +96,12 @@ class ParseConfig(Options):
     keep_unlabelled: bool = option(
         False, "keep photographs that the label file does not list, as images without objects", needs="not labels"
     )
+    keep_unusable: bool = option(
+        False,
+        "keep photographs whose objects all are unusable, as images without objects, and go on if more than half of the "
+        "objects, or all of a class, are lost",
+        needs="not labels",
+    )
     trust_links: bool = option(False, TRUST_LINKS_HELP)
     workers: int = option(0, "threads; 0: all usable cores", at_least=0)
     strict: bool = option(False, "exit with code 1 when a row, a photograph or a zip cannot be read")
@@ -141,6 +147,7 @@ def build(config: ParseConfig) -> int:
         split_by=config.split_by,
         val_fraction=config.val_fraction,
         keep_unlabelled=config.keep_unlabelled,
+        keep_unusable=config.keep_unusable,
         label_format=config.format,
         use_file_classes=config.classes is None,
         time_gap_s=TIME_GAP_S if config.time_gap is None else config.time_gap,

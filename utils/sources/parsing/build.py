@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from utils.common.cores import usable_cpu_count
 from utils.common.errors import UserError, printable
 from utils.common.files import write_bytes_atomic, write_text_atomic
 from utils.common.progress import Progress
+from utils.common.text import counted
 from utils.common.threads import ordered_map
 from utils.data.dataset_yaml import not_read
 from utils.data.images import ImageError, one_opencv_thread, read_image
@@ -26,9 +28,9 @@ from utils.data.labels import LabelError
 from utils.sources.near_duplicates import MEASURED_PX, same_pictures, small_grey, thumbnail
 from utils.sources.parsing.formats import EPRI
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem
-from utils.sources.parsing.manifest import by_severity, dataset_yaml_text, make_manifest
-from utils.sources.parsing.photograph import PhotographOptions, build_image, build_label
-from utils.sources.parsing.reading import choose_classes, read_labels
+from utils.sources.parsing.manifest import UNUSABLE_PHOTOGRAPH, by_severity, dataset_yaml_text, make_manifest
+from utils.sources.parsing.photograph import UNKNOWN_CLASS, UNUSABLE_OBJECT, PhotographOptions, build_image, build_label
+from utils.sources.parsing.reading import Labelled, choose_classes, read_labels
 from utils.sources.parsing.rows import AnnotationRow, Row, digest_of, place_of
 from utils.sources.parsing.sources import UNREADABLE_PHOTOGRAPH, Photograph, PhotographReader, all_files
 from utils.sources.parsing.split import (
@@ -54,6 +56,8 @@ from utils.sources.parsing.state import (
     remove_unexpected,
 )
 
+MAX_LOST_SHARE = 0.5  # of the objects; more end the command
+
 
 @dataclass(frozen=True)
 class BuildOptions:
@@ -67,6 +71,7 @@ class BuildOptions:
     split_by: str
     val_fraction: float
     keep_unlabelled: bool
+    keep_unusable: bool = False
     label_format: str = EPRI
     use_file_classes: bool = False
     time_gap_s: float = TIME_GAP_S
@@ -76,6 +81,8 @@ class BuildOptions:
         values = dataclasses.asdict(self)
         shared = values.pop("photograph")
         del values["label_format"], values["use_file_classes"]
+        if not self.keep_unusable:
+            del values["keep_unusable"]
         del shared["class_names"]
         if self.split_by != TIME:
             del values["time_gap_s"]
@@ -139,6 +146,14 @@ def build_dataset(
         if not entries:
             worst = by_severity(problems)[0]  # a job yields an entry or a problem
             raise UserError(f"{input_folder}: none of {len(jobs)} photographs is usable; {worst.place}: {worst.text}")
+        problems += [_complaint(rows[entry.key], item) for entry in entries for item in entry.complaints]
+        try:
+            entries = _with_objects(entries, labels, options, problems)
+        except UserError:
+            (output_folder / DATASET_FILE).unlink(missing_ok=True)
+            if not state.entries:
+                remove_unexpected(output_folder, [])
+            raise
         usable = [chosen[entry.key] for entry in entries]
         copies = _copies(output_folder, entries, num_threads)
         series = _series(entries, options.time_gap_s) if options.split_by == TIME else None
@@ -146,7 +161,6 @@ def build_dataset(
         entries = [_move(output_folder, entry, final_splits[entry.key]) for entry in entries]
         remove_unexpected(output_folder, entries)
         state.rewrite(entries)
-        problems += [_complaint(rows[entry.key], item) for entry in entries for item in entry.complaints]
         manifest = make_manifest(entries, chosen, problems, options.to_dict(), shared.class_names, copies, series)
         write_text_atomic(output_folder / DATASET_FILE, dataset_yaml_text(manifest))
         write_text_atomic(output_folder / MANIFEST_FILE, json.dumps(manifest, indent=1) + "\n")
@@ -176,6 +190,41 @@ def _build_all(
         finally:
             pool.shutdown(cancel_futures=True)  # waits for the photographs in progress
     return sorted(entries, key=lambda entry: entry.key)
+
+
+def _with_objects(
+    entries: Sequence[Entry], labels: Labelled, options: BuildOptions, problems: list[Problem]
+) -> list[Entry]:
+    """Return the entries without photographs whose objects all are unusable. Raises UserError if too many objects are lost."""
+    found = sum((Counter(entry.objects) for entry in entries), Counter())
+    lost = sum((Counter(entry.lost) for entry in entries), Counter({"": labels.num_lost}))
+    if options.use_file_classes:  # else objects of other classes are left out at the user's wish
+        lost += sum((Counter(entry.unknown_values) for entry in entries), Counter())
+    built = {entry.key for entry in entries}
+    unread = [row for key in labels.rows.keys() - built for row in labels.rows[key]]
+    lost[""] += sum(row.num_objects for row in unread if isinstance(row, AnnotationRow))
+    gone = sorted(name for name in lost if name and name not in found)
+    num_lost, total = lost.total(), lost.total() + found.total()
+    reasons = [item for item in problems if item.kind in (UNUSABLE_OBJECT, UNKNOWN_CLASS, UNREADABLE_ROW)]
+    first = f"; {reasons[0].place}: {reasons[0].text}" if reasons else ""
+    if not found:
+        what = f"none of {total:,} objects can be used" if total else "no photograph has an object"
+        raise UserError(f"{what}, so there is nothing to learn{first}")
+    if gone and not options.keep_unusable:
+        cure = "correct the labels, name the other classes with --classes, or pass --keep-unusable"
+        raise UserError(f"no object of {printable(', '.join(gone), 200)} can be used: {cure}{first}")
+    if num_lost > MAX_LOST_SHARE * total and not options.keep_unusable:
+        cure = "correct the labels, or pass --keep-unusable"
+        raise UserError(f"{num_lost:,} of {total:,} objects, more than half, cannot be used: {cure}{first}")
+    kept = []
+    for entry in entries:
+        num_unusable = sum(entry.lost.values()) + options.use_file_classes * sum(entry.unknown_values.values())
+        if entry.objects or not num_unusable or options.keep_unusable:
+            kept.append(entry)
+        else:
+            text = f"its only {counted(num_unusable, 'object')} cannot be used; left out, or pass --keep-unusable"
+            problems.append(Problem(printable(labels.photographs[entry.key].source), text, UNUSABLE_PHOTOGRAPH))
+    return kept
 
 
 def _build_one(
@@ -215,6 +264,7 @@ def _build_one(
         exif_frame=label.exif_frame,
         objects=dict(label.objects),
         unknown_values=dict(label.unknown_values),
+        lost=dict(label.lost),
         complaints=label.complaints,
     )
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from utils.common.errors import UserError, printable
@@ -19,6 +20,7 @@ from utils.sources.parsing.run_lengths import decode_coco
 
 DUPLICATE_ID = "duplicate id"
 MAX_CATEGORIES = 10_000
+_WHOLE = re.compile(r"-?(0|[1-9]\d{0,17})(\.0+)?")
 Size = tuple[int, int] | None
 
 
@@ -37,7 +39,7 @@ class CocoFile(LabelFile):
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
-        self.categories: dict[int, str] = {}
+        self.categories: dict[int | str, str] = {}
         self._images: dict[Any, tuple[str, Size] | None] = {}  # by id; None: the id stands for two images
         self._spans: dict[Any, bytearray] = {}  # of the annotations, by their image's id
         self._boxes: Counter[Any] = Counter()  # annotations without an outline, by their image's id
@@ -54,14 +56,16 @@ class CocoFile(LabelFile):
         if missing:
             names = " and ".join(f"`{key}`" for key in readers if key in missing)
             raise UserError(f"{path}: not COCO's instances: no list {names}; export as COCO 1.0")
-        self.names = dict.fromkeys(name for _, name in sorted(self.categories.items()))
+        self.categories = dict(sorted(self.categories.items(), key=lambda item: (isinstance(item[0], str), item[0])))
+        self.names = dict.fromkeys(self.categories.values())
         self.rows = list(self._rows())
 
     def _rows(self) -> Iterator[AnnotationRow]:
         """Yield a row for each image. Adds annotations without an image to the problems."""
-        context = json.dumps(sorted(self.categories.items()))
+        context, subset = json.dumps([*self.categories.items()]), self.path.stem.removeprefix("instances_")
         for image_id, image in self._images.items():
             if image is None:
+                self.num_lost += len(self._spans.get(image_id, b"")) // SPAN.size
                 continue
             name, size = image
             spans = self._spans.get(image_id, bytearray())
@@ -73,17 +77,19 @@ class CocoFile(LabelFile):
             packed = b"".join(SPAN.pack(*span) for span in kept.values())
             read_objects = partial(_objects, self.categories, size)
             num_boxes = self._boxes[image_id]
-            yield AnnotationRow((name,), self.path, packed, f"{size} {context}", read_objects, len(kept), num_boxes)
+            context_of = f"{size} {context}"
+            yield AnnotationRow((name,), self.path, packed, context_of, read_objects, len(kept), num_boxes, subset)
         for image_id in self._spans.keys() - self._images.keys():
             num_annotations = len(self._spans[image_id]) // SPAN.size
+            self.num_lost += num_annotations
             text = f"no image has the id {printable(str(image_id))}; its {num_annotations} annotations are skipped"
             self._complain(text, UNUSABLE_OBJECT)
 
     def _add_category(self, item: Item) -> None:
         category = _dictionary(item)
-        number, name = category.get("id"), category.get("name")
-        if type(number) is not int or not isinstance(name, str) or not name.strip():
-            text = f"category {printable(str(number))}: needs a whole `id` and a `name`; skipped"
+        number, name = _by_value(category.get("id")), category.get("name")
+        if number is None or not isinstance(name, str) or not name.strip():
+            text = f"category {printable(str(category.get('id')))}: needs a whole `id` and a `name`; skipped"
             self._complain(text, UNREADABLE_ROW)
         elif number in self.categories:
             text = f"category {number} twice: `{self.categories[number]}` and `{printable(name)}`; the first is used"
@@ -97,7 +103,7 @@ class CocoFile(LabelFile):
         image = _dictionary(item)
         shown = f"image {printable(str(image.get('id')))}"
         try:
-            name = image.get("file_name")
+            name = _path_of(image)
             if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS:
                 raise ValueError("has no usable `file_name`")
             image_id = _image_id(item.raw.get("id"))
@@ -121,6 +127,7 @@ class CocoFile(LabelFile):
             self._boxes[image_id] += not annotation.get("segmentation")
         except ValueError as error:
             shown = "?" if annotation is None else printable(str(annotation.get("id")))
+            self.num_lost += 1
             self._complain(f"annotation {shown} at byte {item.start:,}: {error}; skipped", UNUSABLE_OBJECT)
 
     def _complain(self, text: str, kind: str) -> None:
@@ -128,9 +135,27 @@ class CocoFile(LabelFile):
 
 
 def _image_id(image_id: Any) -> int | str:
-    if not isinstance(image_id, int | str) or (isinstance(image_id, str) and len(image_id) > MAX_NAME_CHARACTERS):
+    if (number := _by_value(image_id)) is None:
         raise ValueError("its image has no id")
-    return image_id
+    return number
+
+
+def _by_value(number: Any) -> int | str | None:
+    """Return an id that is equal for 1, 1.0, "1" and "1.0"; other texts stay; None for what is no id."""
+    if isinstance(number, float) and number.is_integer():
+        return int(number)
+    if isinstance(number, bool) or not isinstance(number, int | str) or len(str(number)) > MAX_NAME_CHARACTERS:
+        return None
+    return int(number.partition(".")[0]) if isinstance(number, str) and _WHOLE.fullmatch(number) else number
+
+
+def _path_of(image: dict[str, Any]) -> Any:
+    """Return `file_name`, or the `path` or address of the same file if only that has folders."""
+    name = image.get("file_name")
+    longer = [str(image.get(key) or "").replace("\\", "/") for key in ("path", "coco_url")]
+    if isinstance(name, str) and not re.search(r"[\\/]", name):
+        return next((path for path in longer if PurePosixPath(path).name == name and ".." not in path), name)
+    return name
 
 
 def _dictionary(item: Item) -> dict[str, Any]:
@@ -139,20 +164,21 @@ def _dictionary(item: Item) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _objects(categories: dict[int, str], size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
+def _objects(categories: dict[int | str, str], size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
     """Return the object of one annotation, or why there is none."""
     annotation = json.loads(data)
-    name = f"annotation {printable(str(annotation.get('id')))}"
+    name, category = f"annotation {printable(str(annotation.get('id')))}", annotation.get("category_id")
+    value = categories.get(number) if (number := _by_value(category)) is not None else None
+    if value is None:
+        return [], [f"{name}: `categories` has no `category {printable(str(category))}`"]
     try:
-        return [_object(name, categories, size, annotation)], []
+        return [_object(name, value, size, annotation)], []
     except (ValueError, OverflowError) as error:
-        return [], [f"{name}: {error}"]
+        return [ShapeObject(value, name, None, None, error=str(error))], []
 
 
-def _object(name: str, categories: dict[int, str], size: Size, annotation: dict[str, Any]) -> ShapeObject:
-    category, segmentation = annotation.get("category_id"), annotation.get("segmentation")
-    value = categories.get(category) if type(category) is int else None
-    value = value or f"category {printable(str(category))}"
+def _object(name: str, value: str, size: Size, annotation: dict[str, Any]) -> ShapeObject:
+    segmentation = annotation.get("segmentation")
     if segmentation and isinstance(segmentation, dict):
         if size is None:
             declared = segmentation.get("size")

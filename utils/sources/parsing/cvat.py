@@ -20,7 +20,7 @@ from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow,
 from utils.sources.parsing.run_lengths import decode_rows
 
 IMAGE, LABEL_NAME = ["annotations", "image"], ["labels", "label", "name"]
-READ, OTHER_SHAPES = ("polygon", "polyline", "box", "ellipse", "mask"), ("points", "cuboid", "skeleton")
+READ, NO_SHAPES = ("polygon", "polyline", "box", "ellipse", "mask"), ("image", "attribute", "tag")
 MAX_DEPTH = 32  # CVAT's files have 7 levels
 Size = tuple[int, int] | None
 Attributes = dict[str, str]
@@ -32,6 +32,7 @@ class CvatFile(LabelFile):
     title = "CVAT for images"
     patterns = ("annotations.xml", "*.xml", "**/annotations.xml")
     how_to_export = "export as CVAT for images 1.1 and unzip it there"
+    names_subsets = True
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
@@ -66,13 +67,14 @@ class CvatFile(LabelFile):
                         raise ValueError("has no usable `name`, or more than 32 MB of shapes")
                     size = read_size(*(_number(attributes[side]) for side in ("width", "height") if side in attributes))
                 except (ValueError, TypeError, OverflowError) as error:
+                    self.num_lost += num_shapes
                     text = f"image {printable(attributes.get('id', '?'))}: {error}; skipped"
                     self.problems.append(Problem(printable(self.path.name), text, UNREADABLE_ROW))
                     continue
                 file.seek(start)
                 span = SPAN.pack(start, end, digest_of(file.read(end - start))) if num_shapes else b""
-                objects = partial(_objects, size)
-                yield AnnotationRow((name,), self.path, span, f"{size}", objects, num_shapes, num_boxes)
+                objects, subset = partial(_objects, size), attributes.get("subset", "")
+                yield AnnotationRow((name,), self.path, span, f"{size}", objects, num_shapes, num_boxes, subset)
 
     def _start(self, tag: str, attributes: Attributes) -> None:
         self._tags.append(tag)
@@ -85,9 +87,9 @@ class CvatFile(LabelFile):
         self._text = ""
         if self._tags == IMAGE:
             self._open, self._shapes, self._boxes = (self._parser.CurrentByteIndex, attributes), 0, 0
-        elif self._tags[:-1] == IMAGE and tag in (*READ, *OTHER_SHAPES):
+        elif self._tags[:-1] == IMAGE and tag.lower() not in NO_SHAPES:
             self._shapes += 1
-            self._boxes += tag == "box"
+            self._boxes += tag.lower() == "box"
             if label := _label(attributes):
                 self.names.setdefault(label)
 
@@ -123,21 +125,30 @@ def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
     complaints: list[str] = []
     numbers = itertools.count(1)
 
+    depth = 0
+
+    def end(_: str) -> None:
+        nonlocal depth
+        depth -= 1
+
     def add(tag: str, attributes: Attributes) -> None:
-        if tag not in (*READ, *OTHER_SHAPES):
+        nonlocal depth
+        depth, tag = depth + 1, tag.lower()
+        if depth != 2 or tag in NO_SHAPES:
             return
         name, label = f"{tag} {next(numbers)}", _label(attributes)
+        if not label:
+            complaints.append(f"{name}: has no label")
+            return
         try:
-            if not label:
-                raise ValueError("has no label")
-            if tag in OTHER_SHAPES:
+            if tag not in READ:
                 raise ValueError("is not read; draw a polygon, a polyline or a mask")
             objects.append(_object(tag, f"shape {name}", label, size, attributes))
         except (KeyError, ValueError, OverflowError) as error:
             what = f"no attribute {error}" if isinstance(error, KeyError) else error
-            complaints.append(f"{name} ({label}): {what}")
+            objects.append(ShapeObject(label, name, None, None, error=str(what)))
 
-    bounded_parser(add, lambda _: None, lambda _: None).Parse(data + b"</image>", True)
+    bounded_parser(add, end, lambda _: None).Parse(data + b"</image>", True)
     return objects, complaints
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,15 @@ from utils.common.errors import UserError, printable
 from utils.data.dataset_yaml import is_photograph
 from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
-from utils.sources.parsing.outlines import ShapeObject, box_corners, read_number, read_points, read_size, turned
+from utils.sources.parsing.outlines import (
+    ShapeObject,
+    box_corners,
+    read_number,
+    read_points,
+    read_size,
+    several_labels,
+    turned,
+)
 from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, AnnotationRow, LabelFile
 from utils.sources.parsing.run_lengths import decode_label_studio
 
@@ -23,7 +32,8 @@ PERCENT = (100.0, 100.0)
 LOCAL_FILES = "/data/local-files/"
 # Of a result's `type`, with or without `labels` at the end. `labels` belongs to the tag <Labels> beside <Polygon>.
 READ_TYPES = ("polygon", "brush", "rectangle", "")
-OTHER_SHAPES = ("ellipse", "keypoint", "vector", "bitmask", "cuboid")
+OTHER_SHAPES = ("ellipse", "keypoint", "vector", "bitmask", "cuboid", "videorectangle")
+Regions = list[dict[str, Any]]
 
 
 class LabelStudioFile(LabelFile):
@@ -49,20 +59,28 @@ class LabelStudioFile(LabelFile):
             return
         if "data" not in task and "annotations" not in task and "completions" not in task:
             raise UserError(f"{self.path}: its tasks have no `data`; export as JSON, not as JSON-MIN or CSV")
-        chosen, _ = _best_annotation(task)
+        chosen, num_others = _best_annotation(task)
         if chosen is None:
             return
-        names = _photograph_names(task)
-        if not names:
-            self._complain(f"{_task_name(task)}: `data` names no photograph; skipped")
+        if num_others:
+            self._complain(f"{_task_name(task)}: {num_others} more annotations; only the latest is used", "annotation")
+        try:
+            pictures = _by_picture(task, _regions(chosen))
+        except ValueError as error:
+            self.num_lost += len(_regions(chosen))
+            self._complain(f"{_task_name(task)}: {error}; skipped")
             return
-        labelled = [(label, result) for result in _results(chosen) if (label := _label(result))]
-        self._labels |= {label for label, _ in labelled}
-        num_boxes = sum(str(result.get("type")).startswith("rectangle") for _, result in labelled)
-        self.rows.append(AnnotationRow(names, self.path, item.span, "", _objects, len(labelled), num_boxes))
+        for number, (names, regions) in enumerate(pictures):
+            labels = [found[0] for region in regions if (found := _labels(region))]
+            self._labels |= {*labels}
+            num_boxes = sum(str(region.get("type")).startswith("rectangle") for region in regions if _labels(region))
+            read_objects = partial(_objects, number)
+            self.rows.append(
+                AnnotationRow(names, self.path, item.span, f"{number or ''}", read_objects, len(labels), num_boxes)
+            )
 
-    def _complain(self, text: str) -> None:
-        self.problems.append(Problem(self.path.name, text, UNREADABLE_ROW))
+    def _complain(self, text: str, kind: str = UNREADABLE_ROW) -> None:
+        self.problems.append(Problem(self.path.name, text, kind))
 
 
 def _task_name(task: dict[str, Any]) -> str:
@@ -82,16 +100,54 @@ def _best_annotation(task: dict[str, Any]) -> tuple[dict[str, Any] | None, int]:
     return best, max(0, len(usable) - 1)
 
 
-def _photograph_names(task: dict[str, Any]) -> tuple[str, ...]:
-    """Return the paths that may be the photograph's, the likeliest first."""
+def _by_picture(task: dict[str, Any], regions: Regions) -> list[tuple[tuple[str, ...], Regions]]:
+    """Return the paths that may be each picture's, the likeliest first, and its regions.
+
+    Of several pictures a region's is that of the key in `data` that it names, or the one that is left for it; in a list
+    the one of its `item_index`. Raises ValueError when that does not tell, and without a picture.
+    """
     data = task.get("data")
-    data = data if isinstance(data, dict) else {}
-    texts = [text for text in [data.get("image"), *data.values()] if isinstance(text, str)]
-    paths = [path for text in texts for path in _paths_of(text)]
-    paths = [path for path in paths if is_photograph(path.replace("\\", "/").rpartition("/")[2])]
-    if isinstance(task.get("file_upload"), str):
-        paths.append(task["file_upload"])
-    return tuple(dict.fromkeys(paths))
+    listed: dict[str, list[tuple[str, ...]]] = {}
+    for key, value in data.items() if isinstance(data, dict) else ():
+        values = value if isinstance(value, list) else [value]
+        paths = [_photographs_of(address) for address in values]
+        if any(paths):
+            listed[key] = paths
+    different = {paths for many in listed.values() for paths in many}
+    if len(different) < 2:
+        upload = [task["file_upload"]] if isinstance(task.get("file_upload"), str) else []
+        if not (names := tuple(dict.fromkeys([*(path for paths in different for path in paths), *upload]))):
+            raise ValueError("`data` names no photograph")
+        return [(names, regions)]
+    named = {str(region.get("to_name")) for region in regions}
+    key_of, left = {name: name for name in named & listed.keys()}, listed.keys() - named
+    unknown = named - listed.keys()
+    if len(listed) == 1:
+        key_of = dict.fromkeys(named or listed, next(iter(listed)))
+    elif len(unknown) == len(left) == 1:
+        key_of[unknown.pop()] = left.pop()
+    elif unknown or not named:
+        raise ValueError(f"shows {len(different)} pictures, and `to_name` of its regions is no key of `data`")
+    found = []
+    for key in dict.fromkeys(key_of.values()):
+        for index, names in enumerate(listed[key]):
+            own = [
+                region
+                for region in regions
+                if key_of[str(region.get("to_name"))] == key
+                and (len(listed[key]) == 1 or (type(region.get("item_index")) is int and region["item_index"] == index))
+            ]
+            if own and not names:
+                raise ValueError(f"picture {index + 1} of `{printable(key)}` is no photograph")
+            found += [(names, own)] * bool(names)
+    if sum(len(own) for _, own in found) != len(regions):
+        raise ValueError(f"shows {len(different)} pictures, and not all regions have the `item_index` of one")
+    return found
+
+
+def _photographs_of(address: Any) -> tuple[str, ...]:
+    paths = _paths_of(address) if isinstance(address, str) else ()
+    return tuple(path for path in paths if is_photograph(path.replace("\\", "/").rpartition("/")[2]))
 
 
 def _paths_of(address: str) -> tuple[str, ...]:
@@ -111,39 +167,45 @@ def _paths_of(address: str) -> tuple[str, ...]:
     return (unquote(parts.path), address)
 
 
-def _results(annotation: dict[str, Any]) -> list[dict[str, Any]]:
-    return [one for one in annotation["result"] if isinstance(one, dict) and isinstance(one.get("value"), dict)]
+def _kind(result: dict[str, Any]) -> str:
+    return str(result.get("type", "")).lower().removesuffix("labels")
 
 
-def _label(result: dict[str, Any]) -> str | None:
-    """Return a region's first label: the list in `polygonlabels`, `brushlabels`, `labels` and the like."""
-    for key, labels in result["value"].items():
-        if key.endswith("labels") and isinstance(labels, list) and labels and isinstance(labels[0], str):
-            return printable(labels[0].strip()) or None
-    return None
+def _regions(annotation: dict[str, Any]) -> Regions:
+    """Return the results that are drawn; one that is no dictionary, or has no value, is bad and kept for its message."""
+    results = [one if isinstance(one, dict) else {"type": "labels"} for one in annotation["result"]]
+    kinds = (*READ_TYPES, *OTHER_SHAPES)
+    return [one for one in results if _kind(one) in kinds and (one.get("type") or isinstance(one.get("value"), dict))]
 
 
-def _objects(data: bytes) -> tuple[list[ShapeObject], list[str]]:
-    """Return the objects of a task's best annotation, and messages about what was left out."""
+def _labels(result: dict[str, Any]) -> list[str]:
+    """Return a region's labels: the list in `polygonlabels`, `brushlabels`, `labels` and the like."""
+    value = result.get("value")
+    for key, labels in value.items() if isinstance(value, dict) else ():
+        if key.lower().endswith("labels") and isinstance(labels, list):
+            return [text for label in labels if isinstance(label, str) and (text := printable(label.strip()))]
+    return []
+
+
+def _objects(number: int, data: bytes) -> tuple[list[ShapeObject], list[str]]:
+    """Return the objects of a picture of a task's best annotation, and messages about what was left out."""
     task = json.loads(data)
-    annotation, num_others = _best_annotation(task)
+    annotation, _ = _best_annotation(task)
     assert annotation is not None  # checked when the file was indexed
-    complaints = [f"{_task_name(task)}: {num_others} more annotations; only the latest is used"] if num_others else []
-    results = _results(annotation)
-    labelled = {str(result.get("id")) for result in results if _label(result)}
-    objects = []
+    _, results = _by_picture(task, _regions(annotation))[number]
+    labelled = {str(result.get("id")) for result in results if _labels(result)}
+    objects, complaints = [], []
     for result in results:
-        kind = str(result.get("type", "")).lower().removesuffix("labels")
+        kind, labels = _kind(result), _labels(result)
         name = f"{_task_name(task)} region {printable(str(result.get('id')))}"
-        label = _label(result)
-        if kind in OTHER_SHAPES:
-            complaints.append(f"{name}: {kind} is not read; draw a polygon or use the brush")
-        elif kind in READ_TYPES and label:
+        if labels:
             try:
-                objects.append(_object(name, label, result))
+                if kind in OTHER_SHAPES:
+                    raise ValueError(f"{kind} is not read; draw a polygon or use the brush")
+                objects.append(replace(_object(name, labels[0], result), note=several_labels(labels)))
             except (ValueError, OverflowError) as error:
-                complaints.append(f"{name} ({label}): {error}")
-        elif kind in READ_TYPES and str(result.get("id")) not in labelled:
+                objects.append(ShapeObject(labels[0], name, None, None, error=str(error)))
+        elif str(result.get("id")) not in labelled:
             complaints.append(f"{name}: has no label")
     return objects, complaints
 

@@ -17,7 +17,6 @@ from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.mask_values import read_mask
 from utils.sources.parsing.outlines import ShapeObject, box_corners, ellipse_corners, read_points, read_size
-from utils.sources.parsing.photograph import UNUSABLE_OBJECT
 from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, LabelFile
 
 AREAS, LINES, MASK = ("polygon", "rectangle", "circle"), ("linestrip", "line"), "mask"
@@ -73,12 +72,10 @@ class LabelMeFile(LabelFile):
         label = shape.get("label") if isinstance(shape, dict) else None
         if label in NO_OBJECTS:
             return
+        self._spans += item.span
         if isinstance(label, str) and label.strip():
             self._labels.add(printable(label.strip()))
-            self._spans += item.span
-            self._num_boxes += shape.get("shape_type") == "rectangle"
-        else:
-            self._complain(f"the shape at byte {item.start:,} has no label; skipped", UNUSABLE_OBJECT)
+            self._num_boxes += str(shape.get("shape_type")).lower() == "rectangle"
 
     def _complain(self, text: str, kind: str) -> None:
         self.problems.append(Problem(printable(self.path.name, 400), text, kind))
@@ -87,7 +84,10 @@ class LabelMeFile(LabelFile):
 def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
     """Return the object of one shape, or why there is none."""
     shape = json.loads(data)
-    label, kind = printable(shape["label"].strip()), shape.get("shape_type", AREAS[0])
+    label = shape.get("label") if isinstance(shape, dict) else None
+    if not isinstance(label, str) or not label.strip():
+        return [], ["a shape has no label"]
+    label, kind = printable(label.strip()), str(shape.get("shape_type") or AREAS[0]).lower()
     try:
         if kind == MASK:
             return [ShapeObject(label, "shape", size, size, draw=_mask(shape))], []
@@ -95,7 +95,7 @@ def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:
             raise ValueError(f"{printable(str(kind), 40)} is not read; draw a polygon or a linestrip")
         points = _outline(kind, read_points(shape.get("points"), "polygon" if kind == AREAS[0] else "line"))
     except (ValueError, OverflowError) as error:
-        return [], [f"shape ({label}): {error}"]
+        return [ShapeObject(label, "shape", None, None, error=str(error))], []
     group = shape.get("group_id")
     group = group if isinstance(group, int | str) else None
     return [ShapeObject(label, "shape", size, size, (points,), is_line=kind in LINES, group=group)], []

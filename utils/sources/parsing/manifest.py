@@ -18,7 +18,8 @@ from utils.sources.parsing.state import Entry
 MANIFEST_VERSION = 1
 NO_ROW = "photograph without a row"
 NO_PHOTOGRAPH = "row without a photograph"
-UNREADABLE_KINDS = (UNREADABLE_PHOTOGRAPH, UNREADABLE_ARCHIVE, UNREADABLE_ROW)
+UNUSABLE_PHOTOGRAPH = "photograph without a usable object"
+UNREADABLE_KINDS = (UNREADABLE_PHOTOGRAPH, UNREADABLE_ARCHIVE, UNREADABLE_ROW, UNUSABLE_PHOTOGRAPH)
 MIN_VAL_OBJECTS = 5  # of a class; its scores say little with fewer
 _RANKS = {**dict.fromkeys(UNREADABLE_KINDS, 0), NO_ROW: 2, NO_PHOTOGRAPH: 2}  # order of printing; 1 for other kinds
 

@@ -23,7 +23,7 @@ class Match:
     is_exact: bool = True
 
 
-def match_names(wanted: Iterable[Sequence[str]], photographs: Mapping[str, Photograph]) -> list[Match]:
+def match_names(wanted: Iterable[Sequence[str]], photographs: Iterable[str]) -> list[Match]:
     """Return a match for each list of alternative names, by file name and as many folders as agree.
 
     A match whose folders differ counts only if no other name claims the photograph. Upper and lower case do not matter.

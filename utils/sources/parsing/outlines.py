@@ -59,6 +59,8 @@ class ShapeObject:
     draw: Callable[[], tuple[np.ndarray, int, int]] | None = None
     is_line: bool = False  # `parts` holds one line instead of polygons
     group: object = None  # polygons of one label and one group of a photograph are parts of one object
+    error: str = ""  # why it cannot be used
+    note: str = ""  # what is said about an object that is used
 
     def frame(self, upright: tuple[int, int], orientation: int, exif_frame: str) -> str:
         """Return whether the coordinates refer to `upright` or `stored` pixels of a photograph; `ambiguous`: upright.
@@ -96,6 +98,8 @@ class ShapeObject:
             points = points * scale
             return points_upright(points, orientation, *upright) if frame == "stored" else points
 
+        if self.error:
+            raise OutlineError(self.error)
         if self.is_line:
             return object_ring("line", placed(self.parts[0]), upright, line_width_px, SHAPE_TOLERANCE_PX), ""
         if self.draw is None:
@@ -214,6 +218,12 @@ def _visible_rings(shape: BaseGeometry, size: tuple[int, int], max_rings: int, m
     return [np.asarray(rings[index].coords)[:-1] for index in largest if areas[index] >= min_area_px]
 
 
+def several_labels(labels: Sequence[str]) -> str:
+    """Return what is said about an object of several classes, nothing for one."""
+    others = ", ".join(labels[1:])
+    return f"has the labels {labels[0]}, {others}; the first is used, keep one" if others else ""
+
+
 def read_points(numbers: Any, kind: Literal["polygon", "line"] = "polygon") -> np.ndarray:
     """Return a list [x, y, x, y, ...] or [[x, y], ...] as points (V, 2). Raises ValueError."""
     fewest = 3 if kind == "polygon" else 2
@@ -244,8 +254,8 @@ def read_size(width: Any, height: Any) -> tuple[int, int] | None:
 
 
 def box_corners(left: float, top: float, width: float, height: float) -> np.ndarray:
-    """Return the corners of a box as points (4, 2). Raises ValueError for an empty one."""
-    if width <= 0 or height <= 0:
+    """Return the corners of a box as points (4, 2); sides below 0 run to the left and up. Raises ValueError for an empty one."""
+    if not width or not height:
         raise ValueError(f"box of width {width:g} and height {height:g}")
     return np.array([(left, top), (left + width, top), (left + width, top + height), (left, top + height)])
 

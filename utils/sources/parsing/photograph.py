@@ -30,6 +30,7 @@ SIMPLIFY_OUTPUT_PX = 0.25  # less than a mask can show
 FRAME_SLACK = 0.01  # an outline fits a frame if it exceeds it by at most this share of the longer side
 EXIF_FRAME_CHOICES = ("auto", "upright", "stored")
 UNUSABLE_OBJECT = "unusable object"
+MENDED_OBJECT = "mended object"
 UNKNOWN_CLASS = "unknown class"
 AnyObject = LabelObject | ShapeObject
 
@@ -70,11 +71,15 @@ class ImageFacts:
 
 @dataclass
 class LabelResult:
-    """A photograph's label text, its contents, and (row index, kind, text) of everything skipped."""
+    """A photograph's label text, its contents, and (row index, kind, text) of everything skipped.
+
+    lost: the number of unusable objects of each class; the class is empty where the file does not tell it.
+    """
 
     text: str = ""
     objects: Counter[str] = field(default_factory=Counter)
     unknown_values: Counter[str] = field(default_factory=Counter)
+    lost: Counter[str] = field(default_factory=Counter)
     exif_frame: str = ""
     complaints: list[tuple[int, str, str]] = field(default_factory=list)
 
@@ -114,6 +119,7 @@ def build_label(rows: Sequence[Row], facts: ImageFacts, options: PhotographOptio
         parsed, complaints = source.parse()
         objects += [(row, item) for item in parsed]
         result.complaints += [(row, UNUSABLE_OBJECT, complaint) for complaint in complaints]
+        result.lost[""] += len(complaints)
     if len(rows) > 1:
         objects = _without_copies(objects)
     result.exif_frame = choose_exif_frame([item for _, item in objects], facts, options.exif_frame)
@@ -127,14 +133,16 @@ def build_label(rows: Sequence[Row], facts: ImageFacts, options: PhotographOptio
             ring, complaint = _normalised_ring(item, facts, result.exif_frame, options)
             instances.append((class_id, ring))
             result.objects[classes.names[class_id]] += 1
+            kind = MENDED_OBJECT
         except OutlineError as error:
-            complaint = str(error)
+            complaint, kind = str(error), UNUSABLE_OBJECT
+            result.lost[classes.names[class_id]] += 1
         if complaint:
-            result.complaints.append((row, UNUSABLE_OBJECT, f"{_shown(item)}: {complaint}"))
+            result.complaints.append((row, kind, f"{_shown(item)}: {complaint}"))
     for value, count in sorted(result.unknown_values.items()):
         row = next(row for row, item in objects if item.value == value)
         result.complaints.append((row, UNKNOWN_CLASS, f"`{value}` ({count} objects) is none of the classes"))
-    result.text = format_yolo_label(instances)
+    result.text, result.lost = format_yolo_label(instances), +result.lost
     return result
 
 
@@ -145,6 +153,7 @@ def choose_exif_frame(objects: Sequence[AnyObject], facts: ImageFacts, exif_fram
     the outlines if only one does; for half turns and mirrored photographs both do. Annotation files may say the image's
     size instead. Raises LabelError when that is another photograph's.
     """
+    objects = [item for item in objects if not isinstance(item, ShapeObject) or not item.error]
     shapes = [item for item in objects if isinstance(item, ShapeObject)]
     frames = {item.frame((facts.width, facts.height), facts.orientation, exif_frame) for item in shapes}
     if frames:
@@ -172,7 +181,7 @@ def _normalised_ring(
     size = (facts.width, facts.height)
     if isinstance(item, ShapeObject):
         ring, complaint = item.ring(size, facts.orientation, frame, options.line_width_px)
-        return ring / size, complaint
+        return ring / size, complaint or item.note
     points = item.points
     if frame == "stored":
         points = points_upright(points, facts.orientation, facts.width, facts.height)

@@ -6,6 +6,7 @@ A name in a label file is only compared with the photographs that are there, nev
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -21,6 +22,7 @@ from utils.sources.parsing.mask_images import is_mask
 from utils.sources.parsing.matching import Match, match_name, match_names
 from utils.sources.parsing.rows import AnnotationRow, LabelFile, Row, place_of
 from utils.sources.parsing.sources import Photograph, find_label_csv, find_photographs, leaves
+from utils.sources.parsing.split import SPLIT_OF_FOLDER, SPLITS
 
 DUPLICATE_ROW = "duplicate row"
 DRAWINGS = "visualization"  # end of the names of folders into which LabelMe's converters draw the labels
@@ -35,6 +37,7 @@ class Labelled:
     photographs: dict[str, Photograph]
     rows: RowsByKey
     class_names: tuple[str, ...] | None
+    num_lost: int = 0  # objects that no row has
 
     def summary(self) -> list[str]:
         """Return lines that say what was found: the format, photographs, regions and classes."""
@@ -81,12 +84,7 @@ def _read_tool(
         for key, item in photographs.items()
         if (item.member or item.file not in masks) and not PurePosixPath(key).parent.name.endswith(DRAWINGS)
     }
-    by_key = _rows_by_key(
-        rows,
-        match_names([_photograph_names(row, folder, tool) for row in rows], photographs),
-        problems,
-        tool.has_rows_per_file,
-    )
+    by_key = _rows_by_key(rows, _matches(rows, folder, tool, photographs), problems, tool.has_rows_per_file)
     is_kept = keep_unlabelled or tool.missing_is_empty
     kept = _empty(by_key, photographs, keep_unlabelled) if is_kept else set()
     by_key = _complete(by_key, photographs, folder if tool.by_file else files[0], kept, problems)
@@ -94,7 +92,8 @@ def _read_tool(
     if not names:
         found = f"{tool.title} of {counted(len(by_key), 'photograph')}"
         raise UserError(f"{folder}: {found}, but without any object; draw outlines and export them again")
-    return Labelled(tool.title, photographs, by_key, tuple(sorted(names) if tool.sorts_names else names))
+    classes, num_lost = tuple(sorted(names) if tool.sorts_names else names), sum(labels.num_lost for labels in read)
+    return Labelled(tool.title, photographs, by_key, classes, num_lost)
 
 
 def choose_format(folder: Path) -> str:
@@ -162,6 +161,41 @@ def _photograph_names(row: AnnotationRow, folder: Path, chosen: type[LabelFile])
     if not chosen.by_file:
         return row.names
     return tuple(os.path.normpath(row.file.parent.relative_to(folder) / name) for name in row.names)
+
+
+def _matches(
+    rows: Sequence[AnnotationRow], folder: Path, tool: type[LabelFile], photographs: Mapping[str, Photograph]
+) -> list[Match]:
+    """Return each row's photograph. A subset, or a label file's own folder, is one of the folders above its photographs.
+
+    No row gets a photograph in the folder of another subset, and two subsets never share a photograph.
+    """
+    folders = {key: {_subset(part) for part in PurePosixPath(key).parts[:-1]} for key in photographs}
+    known = set().union(*folders.values())
+    groups: dict[frozenset[str], list[int]] = defaultdict(list)
+    for number, row in enumerate(rows):
+        subset, above = _subset(row.subset), () if tool.by_file else row.file.relative_to(folder).parts[:-1]
+        is_sure = bool(subset) and (tool.names_subsets or subset in (*SPLITS, "default"))
+        groups[frozenset([subset] * is_sure) | ({subset, *map(_subset, above)} & known)].append(number)
+    named = set().union(*groups)
+    matches = [Match(None)] * len(rows)
+    claims: dict[str | None, set[frozenset[str]]] = defaultdict(set)
+    for group, numbers in groups.items():
+        inside = [key for key in photographs if folders[key] & named == group] if group else list(photographs)
+        around = [key for key in photographs if folders[key] & named < group]
+        for keys in (inside, around):
+            wanted = [number for number in numbers if matches[number].key is None]
+            found = match_names([_photograph_names(rows[number], folder, tool) for number in wanted], keys)
+            for number, match in zip(wanted, found, strict=True):
+                if match.key is not None or not matches[number].reason or "no photograph" in matches[number].reason:
+                    matches[number] = match
+                claims[match.key].add(group)
+    shared = Match(None, "subsets share the only photograph called so; put the photographs into folders of the subsets")
+    return [shared if len(claims[match.key] - {frozenset()}) > 1 and match.key else match for match in matches]
+
+
+def _subset(name: str) -> str:
+    return SPLIT_OF_FOLDER.get(name.lower(), name.lower())
 
 
 def _rows_by_key(

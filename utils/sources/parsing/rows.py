@@ -29,7 +29,7 @@ class AnnotationRow:
 
     `names` are the paths under which the photograph may be found, the likeliest first. `context` is what else the objects
     depend on, such as the names of the categories, as text. `num_objects` and `num_boxes`, those of them without an
-    outline, are what a first look at the file counts, for the report.
+    outline, are what a first look at the file counts, for the report. `subset` names a folder above the photograph.
     """
 
     names: tuple[str, ...]
@@ -39,6 +39,7 @@ class AnnotationRow:
     read_objects: ReadObjects
     num_objects: int = 0
     num_boxes: int = 0
+    subset: str = ""
     line: None = None
 
     @property
@@ -100,6 +101,7 @@ class LabelFile:
 
     A format's files are those of the first of `patterns` that any has, one or `several`. title: what the report calls it.
     by_file: names of photographs are relative to the label file's folder. sorts_names: the files list only classes in use.
+    names_subsets: a row's `subset` is the file's own word; else it is taken from the file's name, which may mean something else.
     has_rows_per_file: several files may belong to a photograph. missing_is_empty: a photograph without a label file has no
     objects, if others of its folder have one. takes_folder: the reader wants the input folder, in which it looks for a list
     of the classes.
@@ -109,7 +111,8 @@ class LabelFile:
     patterns: tuple[str, ...]
     how_to_export: str
     several = True
-    by_file = sorts_names = has_rows_per_file = missing_is_empty = takes_folder = False
+    num_lost = 0  # objects that no row has, because they name no image of the file
+    by_file = sorts_names = names_subsets = has_rows_per_file = missing_is_empty = takes_folder = False
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         self.path, self.problems = path, problems

@@ -152,6 +152,8 @@ def _counts_of_text(text: str) -> np.ndarray:
     A number is a row of characters from 48 on: 5 bits each, lowest first, and a sixth that says whether more follow. The
     fifth bit of the last is the sign. From the fourth number on it is the difference to the number two before.
     """
+    if text[:2] in ("b'", 'b"') and text[1] == text[-1]:  # Python's str() of bytes
+        text = text[2:-1].replace("\\\\", "\\")
     codes = np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int64) - 48
     if ((codes < 0) | (codes > 63)).any():
         raise RunLengthError("`counts` holds characters that run lengths do not have")

@@ -42,6 +42,7 @@ class Entry:
     exif_frame: str
     objects: dict[str, int]
     unknown_values: dict[str, int]
+    lost: dict[str, int]
     complaints: list[tuple[int, str, str]]
 
 

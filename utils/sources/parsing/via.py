@@ -10,9 +10,17 @@ from typing import Any
 import numpy as np
 
 from utils.common.errors import UserError, printable
+from utils.data.labels import LabelError
 from utils.sources.parsing.json_stream import Item, JsonStream
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
-from utils.sources.parsing.outlines import ShapeObject, box_corners, ellipse_corners, read_number, read_points
+from utils.sources.parsing.outlines import (
+    ShapeObject,
+    box_corners,
+    ellipse_corners,
+    read_number,
+    read_points,
+    several_labels,
+)
 from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, AnnotationRow, LabelFile
 
 IMAGES = "_via_img_metadata"
@@ -31,12 +39,19 @@ class ViaFile(LabelFile):
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         super().__init__(path, problems)
         self._values: dict[str, set[str]] = {}  # in use, by the name of the attribute
+        self._prefix = ""  # of all file names
         self._photographs: list[tuple[str, bytes, int, int]] = []  # name, span, number of regions and of boxes
         with JsonStream(path) as stream:
             for key in stream.keys():  # noqa: SIM118 - not a dictionary
                 if key == IMAGES and stream.peek() == "{":
                     for _ in stream.keys():  # noqa: SIM118
                         self._add(stream.item())
+                elif key == "_via_settings":
+                    settings = stream.item().value()
+                    core = settings.get("core") if isinstance(settings, dict) else None
+                    self._prefix = str((core if isinstance(core, dict) else {}).get("default_filepath") or "")[
+                        :MAX_NAME_CHARACTERS
+                    ].replace("\\", "/")
                 elif key.startswith("_via_"):
                     stream.skip()
                 else:
@@ -48,7 +63,7 @@ class ViaFile(LabelFile):
         self.names = sorted(self._values[attribute]) if attribute else [ONLY_CLASS] * bool(self._photographs)
         objects = partial(_objects, attribute)
         self.rows = [
-            AnnotationRow((name,), path, span, attribute, objects, num_regions, num_boxes)
+            AnnotationRow(self._names(name), path, span, attribute, objects, num_regions, num_boxes)
             for name, span, num_regions, num_boxes in self._photographs
         ]
 
@@ -59,12 +74,18 @@ class ViaFile(LabelFile):
             text = f"the item at byte {item.start:,} is no photograph: no `filename` or `regions`; skipped"
             self.problems.append(Problem(printable(self.path.name), text, UNREADABLE_ROW))
             return
-        regions = _regions(photograph)
+        regions = [region for region in _regions(photograph) or () if isinstance(region, dict)]
         for attribute, value in (pair for region in regions for pair in _attributes(region, "region").items()):
-            if text := _text(value):
-                self._values.setdefault(attribute, set()).add(text)
+            if texts := _texts(value):
+                self._values.setdefault(attribute, set()).add(texts[0])
         num_boxes = sum(_attributes(region, "shape").get("name") == "rect" for region in regions)
         self._photographs.append((name.replace("\\", "/"), item.span, len(regions), num_boxes))
+
+    def _names(self, name: str) -> tuple[str, ...]:
+        """Return the photograph's path: the prefix counts if the name has no folder; it may lead out of this one."""
+        if not self._prefix or "/" in name:
+            return (name,)
+        return (f"{self._prefix}/{name}", *[name] * (".." in self._prefix))
 
     def _class_attribute(self) -> str:
         """Return the attribute that holds the class; an empty string if the regions have no attributes."""
@@ -78,11 +99,11 @@ class ViaFile(LabelFile):
         return chosen
 
 
-def _regions(photograph: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a photograph's regions: a list, or VIA 1's dictionary by number."""
+def _regions(photograph: dict[str, Any]) -> list[Any] | None:
+    """Return a photograph's regions: a list, or VIA 1's dictionary by number; None if it is neither."""
     regions = photograph["regions"]
     regions = list(regions.values()) if isinstance(regions, dict) else regions
-    return [region for region in regions if isinstance(region, dict)] if isinstance(regions, list) else []
+    return regions if isinstance(regions, list) else None
 
 
 def _attributes(region: dict[str, Any], of: str) -> dict[str, Any]:
@@ -91,26 +112,34 @@ def _attributes(region: dict[str, Any], of: str) -> dict[str, Any]:
     return attributes if isinstance(attributes, dict) else {}
 
 
-def _text(value: Any) -> str:
-    """Return the value of a text field or a choice; of check boxes, `{"wire": true}`, the first that is ticked."""
-    if isinstance(value, dict):
-        value = next((option for option, is_ticked in value.items() if is_ticked), "")
-    return printable(value.strip()) if isinstance(value, str) else ""
+def _texts(value: Any) -> list[str]:
+    """Return the value of a text field or a choice; of check boxes, `{"wire": true}`, all that are ticked."""
+    values = [option for option, is_ticked in value.items() if is_ticked] if isinstance(value, dict) else [value]
+    return [text for value in values if isinstance(value, str) and (text := printable(value.strip()))]
 
 
 def _objects(attribute: str, data: bytes) -> tuple[list[ShapeObject], list[str]]:
     """Return the objects of one photograph, and messages about what was left out."""
     objects, complaints = [], []
-    for number, region in enumerate(_regions(json.loads(data)), start=1):
-        label = _text(_attributes(region, "region").get(attribute)) if attribute else ONLY_CLASS
+    regions = _regions(json.loads(data))
+    if regions is None:
+        raise LabelError("`regions` is neither a list nor a dictionary; export annotations as JSON again")
+    for number, region in enumerate(regions, start=1):
         name = f"region {number}"
+        if not isinstance(region, dict):
+            complaints.append(f"{name}: is no dictionary")
+            continue
+        labels = _texts(_attributes(region, "region").get(attribute)) if attribute else [ONLY_CLASS]
+        if not labels:
+            complaints.append(f"{name}: has no `{printable(attribute)}`")
+            continue
         try:
-            if not label:
-                raise ValueError(f"has no `{printable(attribute)}`")
             points, is_line = _outline(_attributes(region, "shape"))
-            objects.append(ShapeObject(label, name, None, None, (points,), is_line=is_line))
+            note = several_labels(labels)
+            objects.append(ShapeObject(labels[0], name, None, None, (points,), is_line=is_line, note=note))
         except (KeyError, ValueError, OverflowError) as error:
-            complaints.append(f"{name} ({label}): {f'no {error}' if isinstance(error, KeyError) else error}")
+            text = f"no {error}" if isinstance(error, KeyError) else str(error)
+            objects.append(ShapeObject(labels[0], name, None, None, error=text))
     return objects, complaints
 
 
@@ -118,7 +147,7 @@ def _outline(shape: dict[str, Any]) -> tuple[np.ndarray, bool]:
     """Return the outline of a shape in pixels (V, 2), and whether it is a line. Raises KeyError and ValueError."""
     if not shape:
         raise ValueError("has no `shape_attributes`")
-    kind = shape.get("name")
+    kind = str(shape.get("name")).lower()
     if kind in ("polygon", "polyline"):
         x, y = shape["all_points_x"], shape["all_points_y"]
         if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
@@ -129,7 +158,7 @@ def _outline(shape: dict[str, Any]) -> tuple[np.ndarray, bool]:
     if kind == "rect":
         return box_corners(*(read_number(shape[key]) for key in ("x", "y", "width", "height"))), False
     if kind not in ("circle", "ellipse"):
-        raise ValueError(f"{printable(str(kind), 40)} is not read; draw a polygon or a polyline")
+        raise ValueError(f"{printable(kind, 40)} is not read; draw a polygon or a polyline")
     centre = np.array([read_number(shape["cx"]), read_number(shape["cy"])])
     radii = [read_number(shape[key]) for key in (("r", "r") if kind == "circle" else ("rx", "ry"))]
     return ellipse_corners(centre, radii, read_number(shape.get("theta", 0))), False

@@ -6,15 +6,16 @@ import os
 import re
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
-from utils.common.errors import UserError, printable
+from utils.common.errors import UserError
 from utils.common.files import read_text
 from utils.data.dataset_yaml import IMAGE_SUFFIXES
-from utils.data.labels import MAX_LABEL_FILE_BYTES, parse_yolo_row
+from utils.data.labels import MAX_LABEL_FILE_BYTES, LabelError, parse_yolo_row
 from utils.sources.parsing.class_lists import YOLO_LISTS, find_list, read_names
-from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
+from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.outlines import ShapeObject
 from utils.sources.parsing.rows import SPAN, AnnotationRow, LabelFile, digest_of
 
@@ -48,7 +49,8 @@ class YoloFile(LabelFile):
             lines = [line.split() for line in read_text(path).splitlines()]
             data = path.read_bytes()
         except (UserError, OSError) as error:
-            problems.append(Problem(printable(path.name, 400), f"{error}; skipped", UNREADABLE_ROW))
+            span = SPAN.pack(0, 0, digest_of(b""))
+            self.rows = [AnnotationRow(photographs, path, span, "", partial(_refuse, str(error)))]
             return
         class_list = find_list(path, YOLO_LISTS, folder)
         if class_list is None:
@@ -61,6 +63,10 @@ class YoloFile(LabelFile):
         span, objects = SPAN.pack(0, len(data), digest_of(data)), partial(_objects, tuple(self.names))
         context, num_boxes = "\n".join(self.names), sizes.count(BOX_FIELDS)
         self.rows = [AnnotationRow(photographs, path, span, context, objects, len(sizes), num_boxes)]
+
+
+def _refuse(reason: str, _: bytes) -> NoReturn:
+    raise LabelError(reason)  # a photograph with a text that cannot be read is none without objects
 
 
 def looks_like_labels(path: Path) -> bool:
