@@ -126,17 +126,20 @@ def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.Ran
     setup_ddp(predictor.device, ranks)
     sources = [Source(position, *item) for position, item in enumerate(unique_keys(files))]
     mine = sources[ranks.rank :: ranks.world_size]
-    counts = np.zeros(len(names) + 2, np.int64)  # of each class's detections, of those without a mask, of photographs
+    counts = np.zeros(len(names) + 1, np.int64)  # of each class's detections, and of photographs
+    num_without_mask = 0
     tools = tool_files(config, names, files)
     with PredictionWriter(output, names, ranks.rank) as writer, ToolWriter(tools, ranks.rank) as tool_writer:
         predictions = predictor.predict(read_photos(mine, config, cores_of(ranks)))
         for source, photo, prediction in Progress("photographs", len(mine), ranks.is_main)(predictions):
             write_results(writer, source, photo, prediction, config)
             tool_writer.add(source, photo.shape, prediction)
-            counts[:-2] += np.bincount(prediction.class_ids, minlength=len(names))
-            counts[-2:] += prediction.num_without_mask, 1
-    parts = distributed.gather_arrays({"counts": counts})
-    *found, num_without_mask, num_read = np.sum([part["counts"] for part in parts], axis=0).tolist()
+            counts[:-1] += np.bincount(prediction.class_ids, minlength=len(names))
+            counts[-1] += 1
+            num_without_mask += prediction.num_without_mask
+    parts = distributed.gather_arrays({"counts": counts, "without_mask": np.array([num_without_mask])})
+    *found, num_read = np.sum([part["counts"] for part in parts], axis=0).tolist()
+    num_without_mask = int(sum(part["without_mask"].sum() for part in parts))
     distributed.run_on_main(lambda: merge_parts(output, ranks.world_size))
     of_map = distributed.run_on_main(lambda: write_maps(output, sources, site, names, before) if site else [])
     distributed.run_on_main(lambda: merge_tool_files(tools, ranks.world_size))

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from utils import distributed
 from utils.common.config import parse_config
+from utils.common.devices import choose_precision
 from utils.common.errors import explain_out_of_memory, run_script
 from utils.common.files import output_folder
 from utils.common.signals import die_with_parent
@@ -23,7 +25,7 @@ from utils.common.text import next_command
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.engine import TrainingEngine
-from utils.run.folder import OwnedRun, require_same_options, resume_arguments
+from utils.run.folder import OwnedRun, read_fingerprint, require_same_options, resume_arguments
 from utils.run.log import print_banner
 from utils.run.mlflow import mirror
 from utils.training.assembly import open_data, train
@@ -50,6 +52,7 @@ def run(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
     say = distributed.main_printer(ranks.rank)
     output_folder(config.save_dir, "--save-dir")
     require_same_options(config)
+    choose_precision(config.amp, share.device)
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     model = build_model(config.model, spec.names).to(memory_format=torch.channels_last)
     freeze_layers(model, config.freeze)
@@ -62,7 +65,7 @@ def run(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
         f"GPU {share.device.index}: --batch-size {config.batch_size} at {config.img_size} pixels does not fit its memory; "
         f"halve it and double --accumulate (the same training), or let --batch-size auto choose"
     )
-    fingerprint = distributed.run_on_main(data.fingerprint)
+    fingerprint = distributed.run_on_main(lambda: data.fingerprint(read_fingerprint(Path(config.save_dir))))
     with explain_out_of_memory(too_large), OwnedRun(config, data=fingerprint) as owned:
         print_banner(ranks.world_size, ranks.rank)
         plan = plan_training(config, share, owned, data)

@@ -188,6 +188,7 @@ def claimed_output(path: str, flag: str = "--output") -> Iterator[Path]:
         yield folder
         return
     place = folder.absolute()
+    made = [parent for parent in place.parents if not parent.exists()]
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         is_beside = os.access(place.parent, os.W_OK)
@@ -202,7 +203,11 @@ def claimed_output(path: str, flag: str = "--output") -> Iterator[Path]:
     try:
         yield folder
     finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
+        with suppress(OSError):  # what a refused command made; not empty after another one
+            for parent in made:
+                parent.rmdir()
 
 
 @contextmanager

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,21 +18,24 @@ from utils.common.threads import ordered_map
 from utils.data.labels import Photo
 
 DIGEST_BYTES = 8
-BLOCK_BYTES, MOST_BLOCKS = 65_536, 4  # of a photograph's file that are read: the whole file up to 256 KiB
-UNREADABLE = ("", "")  # of a photograph that `--skip-bad` leaves out
+UNREADABLE = ("", "", "")  # of a photograph that `--skip-bad` leaves out
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The names of the classes, and of each photograph, by its split and path, digests of its file and of its labels."""
+    """The names of the classes, and of each photograph, by its split and path, digests of its file and of its labels.
+
+    The third text is the file's size and times: as long as they stay, a file is not read again. It is no part of the digest.
+    """
 
     names: tuple[str, ...]
-    photographs: Mapping[str, tuple[str, str]]
+    photographs: Mapping[str, tuple[str, str, str]]
 
     @property
     def digest(self) -> str:
         """One digest of everything."""
-        return _digest([self.to_json().encode()])
+        contents = {key: texts[:2] for key, texts in sorted(self.photographs.items())}
+        return _digest([json.dumps([self.names, contents]).encode()])
 
     def to_json(self) -> str:
         """Return the text from which `from_json` reads this again."""
@@ -40,12 +45,18 @@ class Fingerprint:
     def from_json(cls, text: str) -> Fingerprint:
         """Raises ValueError, KeyError, TypeError or AttributeError for another text."""
         content = json.loads(text)
-        photographs = {str(key): (str(file), str(labels)) for key, (file, labels) in content["photographs"].items()}
+        photographs = {
+            str(key): (str(file), str(labels), str(times))
+            for key, (file, labels, times) in content["photographs"].items()
+        }
         return cls(tuple(map(str, content["names"])), photographs)
 
     def changes_since(self, before: Fingerprint) -> list[str]:
-        """Return what differs in the photographs and labels, each with a number and an example."""
+        """Return what differs in the photographs and labels, each with a number and an example; not their paths alone."""
         now, then = self.photographs, before.photographs
+        in_order = [[(key.split()[0], *each[key][:2]) for key in sorted(each)] for each in (now, then)]
+        if in_order[0] == in_order[1]:  # a training uses them in this order
+            return []
         both = [key for key in sorted(now.keys() & then.keys()) if UNREADABLE not in (now[key], then[key])]
         found = {
             "photographs were added": sorted(key for key in now.keys() - then.keys() if now[key] != UNREADABLE),
@@ -57,41 +68,41 @@ class Fingerprint:
 
 
 def take_fingerprint(
-    names: Sequence[str], splits: Mapping[str, Sequence[Photo]], root: Path, skipped: Iterable[str] = ()
+    names: Sequence[str],
+    splits: Mapping[str, Sequence[Photo]],
+    root: Path,
+    skipped: Iterable[str] = (),
+    before: Fingerprint | None = None,
 ) -> Fingerprint:
     """Return the fingerprint of the photographs of each split; their paths are relative to `root`.
 
     The order of the objects in a label file counts, since training depends on it. `skipped` are paths of photographs
-    that cannot be read. Raises UserError for a photograph that is gone.
+    that cannot be read. `before`: an earlier fingerprint; files with its size and times are not read again. Raises UserError for a
+    photograph that is gone.
     """
-    listed = [(split, photo) for split, photos in splits.items() for photo in photos]
-    files = ordered_map(_digest_of_file, [photo.file for _, photo in listed], usable_cpu_count())
+    listed = {f"{split} {os.path.relpath(photo.file, root)}": photo for split, of in splits.items() for photo in of}
+    known = {(key, texts[2]): texts[0] for key, texts in (before.photographs if before else {}).items()}
+    files = ordered_map(partial(_digest_of_file, known), listed.items(), usable_cpu_count())
     photographs = {
-        f"{split} {_relative(photo.file, root)}": (file, _digest_of_labels(photo))
-        for (split, photo), file in zip(listed, files, strict=True)
+        key: (file, _digest_of_labels(photo), times)
+        for (key, photo), (file, times) in zip(listed.items(), files, strict=True)
     }
     return Fingerprint(tuple(names), {**dict.fromkeys(skipped, UNREADABLE), **photographs})
 
 
-def _relative(file: Path, root: Path) -> str:
-    return (file.relative_to(root) if file.is_relative_to(root) else file).as_posix()
-
-
-def _digest_of_file(file: Path) -> str:
-    """Return a digest of a file's size and of up to MOST_BLOCKS blocks, the first and the last among them."""
+def _digest_of_file(known: Mapping[tuple[str, str], str], item: tuple[str, Photo]) -> tuple[str, str]:
+    """Return the digest of a photograph's file, read only if it is not known, and the file's size and times."""
+    key, photo = item
     try:
-        with file.open("rb") as stream:
-            size = stream.seek(0, 2)
-            starts = range(0, size, BLOCK_BYTES)
-            if len(starts) > MOST_BLOCKS:
-                starts = np.linspace(0, size - BLOCK_BYTES, MOST_BLOCKS).astype(int).tolist()
-            parts = [str(size).encode()]
-            for start in starts:
-                stream.seek(start)
-                parts.append(stream.read(BLOCK_BYTES))
+        facts = photo.file.stat()
+        # The time of the last change of the inode cannot be set back.
+        times = f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns}"
+        if digest := known.get((key, times)):
+            return digest, times
+        with photo.file.open("rb") as stream:
+            return hashlib.file_digest(stream, partial(hashlib.blake2b, digest_size=DIGEST_BYTES)).hexdigest(), times
     except OSError as error:
-        raise UserError(f"{file}: {error.strerror}; run python parse_labels.py again") from error
-    return _digest(parts)
+        raise UserError(f"{photo.file}: {error.strerror}; run python parse_labels.py again") from error
 
 
 def _digest_of_labels(photo: Photo) -> str:

@@ -170,7 +170,8 @@ class TrainingEngine:
         """
         self.model.train()
         progress, meter, accumulate = self.progress, EpochMeter(), self.state.accumulate
-        num_batches, start = len(loader), progress.batch
+        num_batches = len(loader)
+        progress.batch = start = progress.batch if progress.batch < num_batches else 0  # 0: the data has shrunk since
         self.state.optimizer.zero_grad(set_to_none=True)
         for position, batch in self._batches(loader, meter):
             if [progress.epoch, position] in progress.left_out:

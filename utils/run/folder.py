@@ -145,9 +145,7 @@ def compare_data(folder: Path, data: Fingerprint, accepts_changes: bool) -> list
 
     Raises UserError for other classes, and for other photographs or labels unless these changes are accepted.
     """
-    try:
-        before = Fingerprint.from_json((folder / DATA_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    if (before := read_fingerprint(folder)) is None:
         return [f"{folder} does not say which data it began with ({DATA_FILE}), so changes of the data are not noticed"]
     if before.names != data.names:
         raise UserError(
@@ -167,6 +165,14 @@ def compare_data(folder: Path, data: Fingerprint, accepts_changes: bool) -> list
         step = latest_facts(folder / "checkpoint").get("step")
         file.write(f"{datetime.now().isoformat(timespec='seconds')} after step {step}: {text}\n")
     return [line]
+
+
+def read_fingerprint(folder: Path) -> Fingerprint | None:
+    """Return the fingerprint of the data on which a run in a folder trains; None if there is none."""
+    try:
+        return Fingerprint.from_json((folder / DATA_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -155,10 +155,12 @@ class Data:
     val: SegmentationDataset
     root: Path = Path()
 
-    def fingerprint(self) -> Fingerprint:
-        """Return what both splits hold, by content. Reads parts of all photographs."""
+    def fingerprint(self, before: Fingerprint | None) -> Fingerprint:
+        """Return what both splits hold, by content. Reads the photographs that changed since an earlier fingerprint."""
         skipped = [f"{split} {path}" for split in ("train", "val") for path in getattr(self, split).skipped]
-        return take_fingerprint(self.names, {"train": self.train.photos, "val": self.val.photos}, self.root, skipped)
+        return take_fingerprint(
+            self.names, {"train": self.train.photos, "val": self.val.photos}, self.root, skipped, before
+        )
 
     @property
     def skipped(self) -> dict[str, str]:
