@@ -22,7 +22,7 @@ from utils.data.drawn_wires import band
 from utils.data.labels import Photo
 from utils.data.windows import WindowConfig
 from utils.run import folder
-from utils.run.folder import differences, resume_arguments
+from utils.run.folder import differences, resume_arguments, without_local_rank
 from utils.training import assembly, plan
 from utils.training.assembly import choose_augmentation
 from utils.training.config import TrainConfig
@@ -269,3 +269,10 @@ def test_the_probe_varies_colours(options: dict[str, Any], has_gains: bool, monk
     model = SimpleNamespace(nc=3)
     assert plan.find_batch_size(config, model, gpu, 99) == 1  # type: ignore[arg-type]
     assert (probed[0].colour_gains is not None) == has_gains
+
+
+@pytest.mark.parametrize(
+    "given", [["--local-rank=1"], ["--local_rank=1"], ["--local-rank", "1"], ["--local_rank", "1"], []]
+)
+def test_the_local_rank_of_a_launcher_is_ignored(given: list[str]) -> None:
+    assert without_local_rank(["--epochs", "1", *given, "--seed", "2"]) == ["--epochs", "1", "--seed", "2"]
