@@ -102,14 +102,14 @@ class LabelFile:
     by_file: names of photographs are relative to the label file's folder. sorts_names: the files list only classes in use.
     has_rows_per_file: several files may belong to a photograph. missing_is_empty: a photograph without a label file has no
     objects, if others of its folder have one. takes_folder: the reader wants the input folder, in which it looks for a list
-    of the classes.
+    of the classes. is_damaged: nothing of this file can be used, so it is not taken for a photograph either.
     """
 
     title: str
     patterns: tuple[str, ...]
     how_to_export: str
     several = True
-    by_file = sorts_names = has_rows_per_file = missing_is_empty = takes_folder = False
+    by_file = sorts_names = has_rows_per_file = missing_is_empty = takes_folder = is_damaged = False
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         self.path, self.problems = path, problems
