@@ -25,7 +25,7 @@ from utils.common.text import next_command
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.engine import TrainingEngine
-from utils.run.folder import OwnedRun, read_fingerprint, require_same_options, resume_arguments
+from utils.run.folder import OwnedRun, read_fingerprint, require_same_options, resume_arguments, without_local_rank
 from utils.run.log import print_banner
 from utils.run.mlflow import mirror
 from utils.training.assembly import open_data, train
@@ -37,7 +37,7 @@ from utils.yolo.model import build_model, freeze_layers
 def main() -> int:
     """Train; return the exit code."""
     description = "Train YOLO segmentation with DistributedDataParallel"
-    config = parse_config(TrainConfig, description, resume_arguments(sys.argv[1:]))
+    config = parse_config(TrainConfig, description, resume_arguments(without_local_rank(sys.argv[1:])))
     die_with_parent()
     return run(config)[1]
 

@@ -24,7 +24,7 @@ HANDED_ON = {
     "inference --model=m --source=map.tif": {"iou", "overlap"},
     "evaluate_model --model=m": {"centreline_tolerance", "centreline_confidence", "coco_eval"},
     "benchmark_ddp": {"num_workers", "objects_per_image"},
-    "parse_labels": {"line_width", "time_gap", "exif_frame", "keep_unlabelled"},
+    "parse_labels": {"line_width", "time_gap", "exif_frame", "keep_unlabelled", "keep_unusable"},
     "crowd_bt.train": {"eta_lr", "auto_resume"},
     "distributed_training_example": {"backend", "data_dir"},
     "underwater_ir.student.train_student": {"pseudo_root"},

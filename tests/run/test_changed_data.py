@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -126,7 +127,12 @@ def test_photographs_are_read_again_only_if_their_file_changed(data: Path, monke
     in_place(data / "val/images/2.jpg")
     read: list[str] = []
     plain = Path.open
-    monkeypatch.setattr(Path, "open", lambda path, *more: read.append(path.name) or plain(path, *more))
+
+    def spied(path: Path, *more: Any, **named: Any) -> Any:
+        read.append(path.name)
+        return plain(path, *more, **named)
+
+    monkeypatch.setattr(Path, "open", spied)
     after = take_fingerprint(spec.names, photos, spec.root, before=before)
     assert read == ["2.jpg"]
     assert len(after.changes_since(before)) == 1

@@ -24,7 +24,7 @@ from utils.data.labels import Photo
 from utils.data.windows import WindowConfig
 from utils.engine import EngineOptions
 from utils.run import folder
-from utils.run.folder import differences, resume_arguments
+from utils.run.folder import differences, resume_arguments, without_local_rank
 from utils.training import assembly, plan
 from utils.training.assembly import choose_augmentation
 from utils.training.config import TrainConfig
@@ -278,3 +278,10 @@ def test_each_option_is_declared_once() -> None:
     # The engine's seed is for tasks that draw random numbers themselves, and None by default.
     assert {name for name in names if names.count(name) > 1} == {"seed"}
     assert {field.name for field in dataclasses.fields(TrainConfig)} <= set(names)
+
+
+@pytest.mark.parametrize(
+    "given", [["--local-rank=1"], ["--local_rank=1"], ["--local-rank", "1"], ["--local_rank", "1"], []]
+)
+def test_the_local_rank_of_a_launcher_is_ignored(given: list[str]) -> None:
+    assert without_local_rank(["--epochs", "1", *given, "--seed", "2"]) == ["--epochs", "1", "--seed", "2"]

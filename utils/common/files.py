@@ -153,7 +153,8 @@ def write_bytes_atomic(path: Path, data: bytes) -> None:
             output.write(data)
         os.replace(temporary, path)
     except OSError as error:
-        error.filename, error.filename2 = str(path), None
+        if error.errno is not None:
+            error.filename, error.filename2 = str(path), None
         raise
     finally:
         temporary.unlink(missing_ok=True)

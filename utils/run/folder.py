@@ -104,6 +104,21 @@ def resume_arguments(argv: list[str], folder_flag: str = "--save-dir") -> list[s
     return argv
 
 
+def without_local_rank(argv: list[str]) -> list[str]:
+    """Drop `--local-rank N` or `--local_rank=N`, which `torch.distributed.launch` adds; LOCAL_RANK says the same."""
+    kept: list[str] = []
+    is_value = False
+    for argument in argv:
+        flag, equals, _ = argument.replace("_", "-").partition("=")
+        if flag == "--local-rank":
+            is_value = not equals
+        elif is_value:
+            is_value = False
+        else:
+            kept.append(argument)
+    return kept
+
+
 def run_folder_of(resume: str) -> Path:
     """Return the run folder of a path to it or to a file in it. Raises UserError when it holds no run."""
     path = Path(resume)

@@ -237,6 +237,14 @@ BAD_REGIONS = [
     (region("pole", name="point", cx=1, cy=1), "point is not read"),
     (region("", name="rect"), "has no `class`"),
 ]
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
+DAMAGED_MASKS = [
+    ("a_wire.png", png(mask(BOX))[:-30], "damaged: truncated or corrupt"),
+    ("masks/a.png", png(mask(BOX))[:60], "damaged: truncated or corrupt"),
+    ("masks/wire/a.png", b"", "damaged, or not a PNG"),
+    ("a_mask.png", photo(WIDTH, HEIGHT), "damaged, or not a PNG"),
+    ("a_label.png", LFS, "a Git LFS pointer, not the mask: run git lfs pull"),
+]
 BAD_LINES = [
     ("2 .1 .1 .2 .2 .3 .1", "class 2 is not one of 0..1"),
     ("0 .1 .1 .2", "3 coordinates"),
@@ -250,7 +258,10 @@ BAD_LINES = [
         *(({"a.xml": cvat(POLE, bad)}, reason) for bad, reason in BAD_SHAPES),
         *(({"a.json": via([REGIONS[0], bad])}, reason) for bad, reason in BAD_REGIONS),
         *(({"a.txt": f"{yolo(0, BOX)}\n{bad}", "classes.txt": "pole\nwire"}, reason) for bad, reason in BAD_LINES),
-        ({"a_pole.png": png(mask(BOX)), "a_wire.png": png(mask(BOX))[:-30]}, ""),
+        *(
+            ({"a_pole.png": png(mask(BOX)), name: data}, f"{name.split('/')[-1]}: {reason}")
+            for name, data, reason in DAMAGED_MASKS
+        ),
     ],
 )
 def test_a_bad_object_is_named_and_the_others_are_kept(
@@ -261,6 +272,7 @@ def test_a_bad_object_is_named_and_the_others_are_kept(
     assert [box_of(polygon) for _, polygon in labels_of(tmp_path / "processed")] == [BOX]
     assert reason in texts_of(manifest)
     assert bool(manifest["problems"])
+    assert "no row" not in texts_of(manifest)
 
 
 SMALL = [{"image": "/data/upload/1/a.jpg", "id": 1, "label": [{"points": [[1, 1], [9, 1], [9, 9]]}], "lead_time": 3.2}]
@@ -276,7 +288,8 @@ WITHOUT_LABELS: list[tuple[dict[str, bytes | str], str]] = [
     ({"a.txt": TEXT, "../classes.txt": "pole\nwire"}, "data.yaml, classes.txt or obj.names near it names the classes"),
     ({"a.txt": TEXT, "data.yaml": "nc: 2\n"}, "`names` must list the classes"),
     ({"a.txt": TEXT, "classes.txt": "pole\n\nwire\n"}, "classes.txt: line 2 is empty"),
-    ({"a_mask.png": b"\x89PNG\r\n\x1a\n"}, "the file with the labels is missing"),
+    ({"a_mask.png": b"\x89PNG\r\n\x1a\n"}, "a_mask.png: damaged: truncated or corrupt"),
+    ({"a_2.png": PHOTO}, "the file with the labels is missing"),  # a JPEG, and no mask by its name
     ({"task.zip": zip_bytes({"annotations.xml": b"<annotations/>"})}, "task.zip holds annotations.xml: unzip it there"),
     ({"a.json": json.dumps(SMALL)}, "export as JSON, not as JSON-MIN"),
     ({"a.json": json.dumps(SMALL), "b.json": '[{"data": {}}]'}, "which file holds the labels"),
@@ -409,7 +422,7 @@ def test_masks_and_links_keep_the_bounds_of_untrusted_files(tmp_path: Path, monk
     assert "b.txt: a link that leaves" in texts_of(manifest)
     assert "secret" not in json.dumps(manifest)
     monkeypatch.setattr(mask_values, "MAX_MASK_PIXELS", 1000)
-    with pytest.raises(UserError, match="labels is missing"):
+    with pytest.raises(UserError, match="150x90 is more than 0 megapixels"):
         build(files(tmp_path / "large", {"a.jpg": PHOTO, "a_mask.png": png(mask(BOX))}))
     monkeypatch.undo()
     noise = (np.random.default_rng(0).random((400, 400)) > 0.97).astype(np.uint8) * 255
