@@ -183,6 +183,18 @@ def test_a_cell_is_never_at_the_border_of_its_window(monkeypatch: pytest.MonkeyP
             assert end >= min(most + margin, side)
 
 
+def test_a_wire_along_an_edge_of_the_photograph_is_no_sliver() -> None:
+    edges = [
+        box(0, 0, 2 / 4000, 1),
+        box(0, 0, 1, 2 / 3000),
+        box(1 - 2 / 4000, 0, 2 / 4000, 1),
+        box(0, 1 - 2 / 3000, 1, 1),
+    ]
+    windows = windows_of([Photo(Path("x.jpg"), np.arange(4), edges)], [(3000, 4000)], 1)
+    for number, (left, top) in enumerate([(0, 1000), (1500, 0), (3360, 1000), (1500, 2360)]):
+        assert windows.labels(Window(0, left, top, left + 640, top + 640)).class_ids.tolist() == [number]
+
+
 def test_a_window_at_scale_one_shows_the_photographs_own_pixels(windowed: WindowedPhotos) -> None:
     native = dataclasses.replace(
         windowed, windows=Windows(WINDOWED.photos, windowed.windows.sizes, WINDOWED_PX, WindowConfig(3, 1.0, 1.0), 0)

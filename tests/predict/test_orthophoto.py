@@ -202,12 +202,20 @@ def test_objects_are_complete_as_soon_as_no_further_row_can_change_them() -> Non
 
     def load(number: int) -> list[BlockPiece]:
         top = rows[number][0][1]
-        spots = [top + 10, *([top + 45] if number < 2 else []), *([top + 5] if number else [])]
+        spots = [top + 10, *([top + 32, top + 45] if number < 2 else []), *([top + 5] if number else [])]
         masks = [Runs.of(np.ones((8, 8), bool), 20, spot) for spot in spots]
         return [piece_of(number, 0, 0.9, mask) for mask in masks]
 
     after_row = [[thing.corners[1] for thing in things] for things in join_blocks(rows, load)]
-    assert after_row == [[10], [45, 50], [85, 90]]
+    assert after_row == [[10], [32, 45, 50], [72, 85, 90]]  # 32 to 40 touches the next row
+
+
+@pytest.mark.parametrize(("below_px", "num_objects"), [(1, 1), (3, 2)])
+def test_a_hair_that_the_next_block_shows_beside_is_one(below_px: int, num_objects: int) -> None:
+    hairs = [Runs.of(np.ones((1, 80), bool), 10, top) for top in (44, 44 + below_px)]
+    rows = [[(0, 0, 100, 60)], [(0, 40, 100, 100)]]
+    found = list(join_blocks(rows, lambda number: [piece_of(number, 0, 0.9, hairs[number])]))
+    assert [len(things) for things in found] == [0, num_objects]
 
 
 def test_outlines_hold_the_centres_of_the_masks_pixels_and_leave_out_holes() -> None:

@@ -19,7 +19,7 @@ from utils.predict.maps.assets import read_assets
 from utils.predict.maps.camera import Camera, Errors, rotation, sight_lines
 from utils.predict.maps.changes import covariance_of, ellipse_of, read_before
 from utils.predict.maps.findings import Site
-from utils.predict.maps.survey import Places, Survey, View, match, survey, view_of
+from utils.predict.maps.survey import Places, Survey, View, match, places_of, survey, view_of
 from utils.predict.maps.wgs84 import geocentric, moved, offsets_m
 
 DRONE = Setting(0.03, 0.5, 15.0)
@@ -121,6 +121,18 @@ def test_what_is_one_asset(
     assert sigma[0] < ratio < sigma[1]
     for asset in several:
         assert len({file for file, _ in asset.views}) == len(asset.views)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_of_two_flights_the_more_exact_one_says_where_assets_are(is_first: bool) -> None:
+    exact = flight(6, seed=3, setting=replace(DRONE, gps_m=0.03))
+    rough = [replace(view, latitude=view.latitude + 2e-5, sigma_m=3.0) for view in later(exact)]  # 2.2 m
+    if not is_first:
+        exact = [replace(view, time=view.time.replace("T10", "T14")) for view in exact]
+    truth = places_of([asset for asset in survey(exact, DRONE.site).assets if asset.is_sure], 0.0)
+    places = places_of([asset for asset in survey(exact + rough, DRONE.site).assets if asset.is_sure], 0.0)
+    offsets = truth.around(*HOME)[:, None] - places.around(*HOME)
+    assert np.hypot(*np.moveaxis(offsets, -1, 0)).min(axis=1).max() < 0.3
 
 
 def test_an_asset_counts_the_photographs_that_look_at_it() -> None:
