@@ -169,7 +169,7 @@ def test_a_wire_continues_in_the_confident_detection_not_in_a_doubtful_one_that_
     there = (slice(top, bottom), slice(left, right))
     (start,) = made_up_piece(0, WIRE, 0.9, wire[tile])
     (good,) = made_up_piece(1, WIRE, 0.8, shifted[there], left, top)
-    (doubtful,) = made_up_piece(1, WIRE, 0.1, astray[there], left, top)
+    (doubtful,) = made_up_piece(1, WIRE, 0.3, astray[there], left, top)
     first, *_ = join_tiles([start, good, doubtful], TILES, 0.7)
     assert first.pieces == (start, good)
 

@@ -14,7 +14,7 @@ import torch
 
 from tests.predict.tile_scenes import blur_edges, iou_of, stroke
 from utils.predict.detections import Detections, PhotoPrediction
-from utils.predict.lines import Curve, Wire, find_lines
+from utils.predict.lines import Curve, Wire, find_lines, medial_line
 from utils.predict.prediction_files import PredictionWriter, Source
 from utils.predict.regions import Region
 from utils.predict.shapes import Line, fill_outline, find_routes
@@ -66,13 +66,14 @@ def test_a_ragged_mask_becomes_the_lines_that_it_shows(seen: list[Points], wires
         assert len(line.gaps) == 0
 
 
-@pytest.mark.parametrize("shape", [(6, 200), (200, 6), (11, 200), (200, 11)])
+@pytest.mark.parametrize("shape", [(7, 200), (200, 7)])
 def test_a_line_lies_in_the_middle_of_its_pixels(shape: tuple[int, int]) -> None:
-    (line,) = find_lines(Region(7, 4, np.ones(shape, bool)))
-    low, high = line.points.min(axis=0), line.points.max(axis=0)
+    region = Region(7, 4, np.ones(shape, bool))
     middle, across = np.array([7, 4]) + np.array(shape[::-1]) / 2, int(shape[1] > shape[0])
-    assert (low[across], high[across]) == pytest.approx((middle[across],) * 2, abs=0.1)
-    assert (low + high)[1 - across] / 2 == pytest.approx(middle[1 - across], abs=2)
+    for line in (*find_lines(region), medial_line(region, 7.0)):
+        assert line is not None
+        assert line.points[:, across] == pytest.approx(np.full(len(line.points), middle[across]), abs=0.1)
+        assert line.points[[0, -1], 1 - across].mean() == pytest.approx(middle[1 - across], abs=2)
 
 
 def test_a_line_that_is_steep_beside_its_axis_keeps_the_masks_width() -> None:

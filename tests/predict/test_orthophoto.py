@@ -24,9 +24,11 @@ from utils.common.errors import UserError
 from utils.data.images import FILL
 from utils.data.raster import open_orthophoto
 from utils.predict import map_layers, orthophoto
+from utils.predict.joining import JoinedObject
 from utils.predict.map_layers import BLOCKS, GEOJSON, GEOPACKAGE, outline_of, write_orthophoto
-from utils.predict.orthophoto import BlockPiece, cut_blocks, join_blocks, piece_of
+from utils.predict.orthophoto import NO_GAPS, BlockPiece, cut_blocks, join_blocks, lines_of, piece_of
 from utils.predict.regions import Runs
+from utils.predict.shapes import Line
 from utils.predict.tiles import Predictor, Tiling, cut_tiles
 
 pyogrio = pytest.importorskip("pyogrio")
@@ -216,6 +218,14 @@ def test_a_hair_that_the_next_block_shows_beside_is_one(below_px: int, num_objec
     rows = [[(0, 0, 100, 60)], [(0, 40, 100, 100)]]
     found = list(join_blocks(rows, lambda number: [piece_of(number, 0, 0.9, hairs[number])]))
     assert [len(things) for things in found] == [0, num_objects]
+
+
+def test_a_wires_width_is_the_mean_over_its_length() -> None:
+    ends, mask = ((0.0, 300.0, 10.0), (250.0, 400.0, 4.0)), Runs.of(np.ones((4, 4), bool))
+    lines = [Line(np.array([[low, 50], [high, 50]]), np.full(2, width), NO_GAPS) for low, high, width in ends]
+    ((points, width),) = lines_of(JoinedObject(tuple(piece_of(n, 0, 0.9, mask, line) for n, line in enumerate(lines))))
+    assert np.ptp(points[:, 0]) == 400
+    assert width == pytest.approx((300 * 10 + 100 * 4) / 400)
 
 
 def test_outlines_hold_the_centres_of_the_masks_pixels_and_leave_out_holes() -> None:

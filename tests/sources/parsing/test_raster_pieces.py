@@ -103,6 +103,13 @@ def test_pixels_are_kept_and_neighbours_together(raster: Path, tmp_path: Path, m
     assert not list(tmp_path.glob(".orthophoto-*"))
 
 
+def test_a_tall_raster_is_divided_along_its_height(tmp_path: Path) -> None:
+    photo = open_orthophoto(write_raster(tmp_path / "a.tif", np.full((1000, 300, 3), 90, np.uint8)))
+    labels, _ = read_map_labels([write_geojson(tmp_path / "a.geojson", photo.file)], photo)
+    said = cut_raster(photo, labels, tmp_path / "cut", 200, 6, None, 0.2)
+    assert said.endswith("6 train, 2 val, 2 between them left out")
+
+
 def view_for_table(file: Path) -> None:
     with sqlite3.connect(file) as base:
         base.execute('ALTER TABLE "my ""wires""" RENAME TO other')
