@@ -224,7 +224,7 @@ def test_a_wires_width_is_the_mean_over_its_length() -> None:
     ends, mask = ((0.0, 300.0, 10.0), (250.0, 400.0, 4.0)), Runs.of(np.ones((4, 4), bool))
     lines = [Line(np.array([[low, 50], [high, 50]]), np.full(2, width), NO_GAPS) for low, high, width in ends]
     ((points, width),) = lines_of(JoinedObject(tuple(piece_of(n, 0, 0.9, mask, line) for n, line in enumerate(lines))))
-    assert (np.ptp(points[:, 0]), width) == (400, pytest.approx((300 * 10 + 100 * 4) / 400))
+    assert [np.ptp(points[:, 0]), width] == pytest.approx([400, (300 * 10 + 100 * 4) / 400])
 
 
 def test_outlines_hold_the_centres_of_the_masks_pixels_and_leave_out_holes() -> None:
