@@ -241,6 +241,7 @@ def test_an_epoch_that_has_begun_waits_for_no_batch_and_another_is_loaded(
     start_s = time.perf_counter()
     assert [batch.tolist() for batch in loader] == [list(map(list, keys)) for keys in batches]
     assert time.perf_counter() - start_s < most_s
+    assert len(list(loader)) == len(list(batches))  # a roll-back starts the same epoch again
 
 
 def test_a_batch_is_as_large_as_is_said(tmp_path: Path) -> None:

@@ -183,6 +183,21 @@ def test_a_cell_is_never_at_the_border_of_its_window(monkeypatch: pytest.MonkeyP
             assert end >= min(most + margin, side)
 
 
+def test_a_wire_along_an_edge_of_the_photograph_is_no_sliver() -> None:
+    edges = [
+        box(0, 0, 2 / 4000, 1),
+        box(0, 0, 1, 2 / 3000),
+        box(1 - 2 / 4000, 0, 2 / 4000, 1),
+        box(0, 1 - 2 / 3000, 1, 1),
+    ]
+    windows = windows_of([Photo(Path("x.jpg"), np.arange(4), edges)], [(3000, 4000)], 1)
+    for number, (left, top) in enumerate([(0, 1000), (1500, 0), (3360, 1000), (1500, 2360)]):
+        assert windows.labels(Window(0, left, top, left + 640, top + 640)).class_ids.tolist() == [number]
+    wires = [box(0.14, 0.5, 0.6, 0.004), box(0.1565, 0.3, 0.6, 0.004)]  # 80 pixels of one, 14 of the other
+    flat = windows_of([Photo(Path("x.jpg"), np.arange(2), wires)], [(500, 4000)], 1)
+    assert flat.labels(Window(0, 0, 0, 640, 500)).class_ids.tolist() == [0]
+
+
 def test_a_window_at_scale_one_shows_the_photographs_own_pixels(windowed: WindowedPhotos) -> None:
     native = dataclasses.replace(
         windowed, windows=Windows(WINDOWED.photos, windowed.windows.sizes, WINDOWED_PX, WindowConfig(3, 1.0, 1.0), 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.common.devices import Precision
 from utils.engine import loop
-from utils.engine.nonfinite import Diverged, NonFiniteGuard, all_finite
+from utils.engine.nonfinite import Diverged, NonFiniteGuard, RollBack, all_finite
+from utils.engine.recovery import Recovery
+from utils.engine.state import Progress
 from utils.run.checkpoint import load_latest
 
 NUM_BATCHES = 30
@@ -124,6 +127,18 @@ def test_batches_that_are_always_bad_are_left_out_after_one_roll_back(tmp_path: 
     assert [1, 5] in answer["left_out"]
     assert answer["finite"]
     assert answer["steps"] == 2 * NUM_BATCHES - len(answer["left_out"])
+
+
+def test_a_roll_back_leaves_out_whole_groups_of_accumulated_batches() -> None:
+    state = SimpleNamespace(progress=Progress(epoch=1, batch=30), accumulate=4, model=classifier())  # the last group: 2
+    guard = SimpleNamespace(counts=lambda: (5, 5), num_reported=0)
+    log = SimpleNamespace(print=lambda _: None, metrics=lambda _: None)
+    recovery = Recovery(state, guard, log, *[None] * 3)  # type: ignore[arg-type]
+    with pytest.raises(RollBack):
+        recovery.require_health()
+    first = recovery._suspects[0][1]
+    assert first in (8, 12)
+    assert recovery._suspects == [[1, number] for number in range(first, 30)]
 
 
 def test_a_training_that_stays_bad_gives_up(tmp_path: Path) -> None:

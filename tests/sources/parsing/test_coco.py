@@ -21,8 +21,10 @@ from tests.sources.parsing.tool_folder import (
     build,
     coco,
     drawn,
+    hard_masks,
     iou,
     labels_of,
+    run_lengths,
     texts_of,
     whole,
     write_folder,
@@ -46,6 +48,17 @@ def test_polygons_of_several_parts_are_one_object(tmp_path: Path) -> None:
     assert iou(whole(drawn(both)), expected) == 1
     assert box_of(square) == (30, 20, 60, 50)
     assert sum(manifest["counts"]["objects"]["pole"].values()) == 2
+
+
+@pytest.mark.parametrize("has_size", [True, False])
+def test_run_lengths_say_their_size_if_the_image_does_not(has_size: bool, tmp_path: Path) -> None:
+    mask = hard_masks()["parts"]
+    content = coco([annotation(1, 1, run_lengths(mask))])
+    if not has_size:
+        del content["images"][0]["width"], content["images"][0]["height"]
+    build(write_folder(tmp_path / "raw", content))
+    ((_, polygon),) = labels_of(tmp_path / "processed")
+    assert iou(whole(drawn(polygon)), mask) >= 0.99
 
 
 def test_a_box_without_segmentation_is_its_corners_and_attributes_do_not_matter(tmp_path: Path) -> None:

@@ -90,9 +90,10 @@ def yolo(class_id: int, box: tuple[int, int, int, int]) -> str:
 
 
 TEXT = yolo(0, BOX) + "\n" + yolo(1, STRIP)
+EDGE = mask((100, 0, 150, 60))  # its pixels belong to no object
 PAIR = {
-    "SegmentationClass/a.png": png(mask(BOX, value=1) + mask(STRIP, value=2)),
-    "SegmentationObject/a.png": png(mask(BOX, value=7) + mask(STRIP, value=3)),
+    "SegmentationClass/a.png": png(mask(BOX, value=1) + mask(STRIP, value=2) + EDGE),
+    "SegmentationObject/a.png": png(mask(BOX, value=7) + mask(STRIP, value=3) + EDGE),
 }
 COLOURED = {  # CVAT draws both masks in colours
     "SegmentationClass/a.png": png(np.stack([mask(BOX), mask(STRIP), mask()], axis=2)),
@@ -154,7 +155,8 @@ FOLDERS: dict[str, tuple[str, Mapping[str, bytes | str]]] = {
         MASKS,
         {
             "images/a.jpg": PHOTO,
-            "masks/a.png": png(mask(BOX, value=1) + mask(STRIP, value=2)),
+            # The pole's two halves touch at a corner.
+            "masks/a.png": png(mask((30, 20, 45, 35), (45, 35, 60, 50), value=1) + mask(STRIP, value=2) + EDGE),
             "classes.txt": "background\npole\nwire",
         },
     ),
@@ -218,6 +220,21 @@ def test_the_shapes_of_cvat_via_and_labelme(tmp_path: Path) -> None:
         manifest = build(raw)
         assert [box_of(polygon) for _, polygon in labels_of(raw.parent / "processed")] == boxes
         assert not texts_of(manifest)
+
+
+def test_slanted_shapes_turn_clockwise(tmp_path: Path) -> None:
+    ellipse, angle = {"cx": 60, "cy": 40, "rx": 20, "ry": 5}, np.pi / 6
+    box = shape("box", "pole", xtl=40, ytl=35, xbr=80, ybr=45, rotation="30.0")
+    for name, content in (
+        ("a.xml", cvat(box, shape("ellipse", "pole", rotation="30.0", **ellipse))),
+        ("a.json", via([region("pole", name="ellipse", theta=angle, **ellipse)])),
+    ):
+        raw = files(tmp_path / name / "raw", {name: content, "a.jpg": PHOTO})
+        build(raw)
+        for _, polygon in labels_of(raw.parent / "processed"):
+            points = polygon * (WIDTH, HEIGHT) - (60, 40)
+            along, across = points @ (np.cos(angle), np.sin(angle)), points @ (-np.sin(angle), np.cos(angle))
+            assert (np.ptp(along), np.ptp(across)) == pytest.approx((40, 10), abs=0.3)
 
 
 BAD_SHAPES = [

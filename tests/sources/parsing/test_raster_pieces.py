@@ -22,14 +22,14 @@ from utils.sources.parsing.raster_pieces import cut_raster
 from utils.sources.parsing.vector_labels import read_map_labels
 
 pyogrio = pytest.importorskip("pyogrio")
-SIDE = 1000
+SIZE = (1000, 900)
 POLE, WIRE = shapely.box(110, 260, 130, 500), shapely.LineString([(0, 700), (1000, 900)])
 RING = shapely.Polygon([(620, 20), (780, 20), (780, 180), (620, 180)], [[(660, 60), (740, 60), (740, 140), (660, 140)]])
 
 
 @pytest.fixture
 def raster(tmp_path: Path) -> Path:
-    pixels = np.random.default_rng(0).integers(1, 255, (SIDE, SIDE, 1), dtype=np.uint8).repeat(3, axis=2)
+    pixels = np.random.default_rng(0).integers(1, 255, (*SIZE[::-1], 1), dtype=np.uint8).repeat(3, axis=2)
     pixels[:200, :200] = 0
     return write_raster(tmp_path / "a.tif", pixels, nodata=0)
 
@@ -89,17 +89,25 @@ def test_pixels_are_kept_and_neighbours_together(raster: Path, tmp_path: Path, m
         for file in sorted((output / split / "images").iterdir()):
             left, top = (int(part[1:]) for part in file.stem.split("_")[-2:])
             rows.append(left)
-            window = photo.read((left, top, left + 200, top + 200)).astype(float)
+            window = photo.read((left, top, left + 200, top + 180)).astype(float)
             assert abs(read_image(file) - window).mean() < 6  # of a JPEG
             class_ids, polygons = read_yolo_label(output / split / "labels" / f"{file.stem}.txt", 2)
             for class_id, polygon in zip(class_ids, polygons, strict=True):
-                areas[class_id] += shapely.Polygon(polygon * 200).buffer(0).area
+                found = shapely.Polygon(polygon * (200, 180) + (left, top)).buffer(0)
+                areas[class_id] += found.intersection((POLE, WIRE.buffer(6))[class_id]).area
     assert max(corners["train"]) + 200 < min(corners["val"])
     assert len(corners["train"]) == 14  # one of 15 is without photograph
     assert len(corners["val"]) == 5
     assert areas[0] == pytest.approx(POLE.area, rel=0.01)  # the ring lies between the splits
     assert areas[1] == pytest.approx(WIRE.length * 0.8 * 10, rel=0.02)  # 0.3 m are ten pixels
     assert not list(tmp_path.glob(".orthophoto-*"))
+
+
+def test_a_tall_raster_is_divided_along_its_height(tmp_path: Path) -> None:
+    photo = open_orthophoto(write_raster(tmp_path / "a.tif", np.full((1000, 300, 3), 90, np.uint8)))
+    labels, _ = read_map_labels([write_geojson(tmp_path / "a.geojson", photo.file)], photo)
+    said = cut_raster(photo, labels, tmp_path / "cut", 200, 6, None, 0.2)
+    assert said.endswith("6 train, 2 val, 2 between them left out")
 
 
 def view_for_table(file: Path) -> None:
