@@ -130,17 +130,19 @@ def without_mask(
     its tile's border cuts off, if it lies mostly (MOSTLY) in another one.
     """
     photo = (0, 0, max(tile[2] for tile in tiles), max(tile[3] for tile in tiles))
-    found: list[JoinedObject] = []
     cut = {piece: _is_cut_off(piece, tiles, photo) for piece in pieces if piece.mask.is_empty}
+    found: list[JoinedObject] = []
+    boxes = np.zeros((len(objects) + len(cut), 4), np.float32)  # of objects, then of what is found
+    boxes[: len(objects)] = np.array([thing.box for thing in objects], np.float32).reshape(-1, 4)
+    classes = np.array([thing.class_id for thing in objects] + [-1] * len(cut), int)
     for piece in sorted(cut, key=lambda piece: (cut[piece], piece.order)):
-        others = np.array([thing.box for thing in (*objects, *found) if thing.class_id == piece.class_id]).reshape(
-            -1, 4
-        )
+        others = boxes[classes == piece.class_id]
         sides = intersections(piece.box[None], others)
         shared = (sides[:, 2:] - sides[:, :2]).clip(0).prod(axis=1)
         area, areas = np.prod(piece.box[2:] - piece.box[:2]), (others[:, 2:] - others[:, :2]).prod(axis=1)
         is_same = shared > iou * (area + areas - shared)
         if not (is_same.any() or (cut[piece] and (shared >= MOSTLY * area).any())):
+            boxes[len(objects) + len(found)], classes[len(objects) + len(found)] = piece.box, piece.class_id
             found.append(JoinedObject((piece,)))
     return sorted(found, key=lambda thing: thing.pieces[0].order)
 
