@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from utils import distributed
@@ -23,7 +24,9 @@ from utils.common.errors import EXIT_USAGE, UsageError, UserError, printable, ru
 from utils.common.files import claimed_output, write_text_atomic
 from utils.common.text import counted, format_table, next_command
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, DatasetSpec, load_dataset_yaml
+from utils.data.labels import Photo
 from utils.evaluation.contradictions import LIMITS, find_contradictions
+from utils.evaluation.native_masks import small_labels_hint
 from utils.pages.check_page import build_page
 from utils.predict.tiles import OVERLAP, Predictor, check_tiles, choose_tiling
 from utils.sources.checks.classes import check_classes, count_classes
@@ -101,7 +104,12 @@ def check(config: CheckConfig) -> int:
         findings += contradicted
     findings = in_order(findings)
     write_results(config, spec, counts, entries, findings, size_px, notes)
-    print_results(config, counts, findings, notes)
+    labelled = [
+        Photo(one.file, np.array([row.class_id for row in one.rows], int), [row.polygon for row in one.rows])
+        for one in entries
+        if one.rows and one.picture and one.split == next(iter(spec.splits))
+    ]
+    print_results(config, counts, findings, notes, small_labels_hint(labelled, spec.names, size_px))
     if num_errors(findings) and (config.strict or not config.tolerate):
         raise UserError(
             f"{config.data} has {counted(num_errors(findings), 'error')}; the first: {first_error(findings)}. "
@@ -163,7 +171,7 @@ def write_results(
 
 
 def print_results(
-    config: CheckConfig, counts: dict[str, dict[str, Any]], findings: Sequence[Finding], notes: Sequence[str]
+    config: CheckConfig, counts: dict[str, dict[str, Any]], findings: Sequence[Finding], notes: Sequence[str], hint: str
 ) -> None:
     """Print what was checked, a row for each kind of finding, and where the report is."""
     for split, count in counts.items():
@@ -182,10 +190,14 @@ def print_results(
     print(
         f"{counted(errors, 'error')}, {counted(len(findings) - errors, 'hint')}: {config.output}/{REPORT} and {FACTS}"
     )
+    if hint:
+        print(hint)
     if errors:
         print(f"Next: open {config.output}/{REPORT}, correct the errors, and run this again")
     elif config.model is None:
-        print(next_command("python", "train_yolo_ddp.py", "--model", "yolov8n-seg.pt", *data_options(config.data)))
+        windows = ["--windows", "8"] if hint else []
+        words = ["--model", "yolov8n-seg.pt", *data_options(config.data), *windows]
+        print(next_command("python", "train_yolo_ddp.py", *words))
 
 
 def data_options(data: str) -> list[str]:

@@ -149,6 +149,14 @@ def strips(file: Path, directions: np.ndarray, width_px: float = 1.0, class_id: 
     return Photo(file, np.full(len(outlines), class_id, np.int64), outlines)
 
 
+def roots(file: Path, number: int = 24) -> Photo:
+    """Label curled lines, each as long and as thin as a wire."""
+    along, rng = np.linspace(-60, 60, 40), np.random.default_rng(0)
+    lines = [np.stack([along, rng.uniform(5, 9) * np.sin(along / rng.uniform(6, 9))], 1) for _ in range(number)]
+    outlines = [band(line + np.array([200, 40 + 5 * number]), 1.0) / (400, 200) for number, line in enumerate(lines)]
+    return Photo(file, np.ones(number, np.int64), outlines)
+
+
 def choose(photos: list[Photo], **options: float) -> tuple[tuple[float | None, ...], list[str], Augmentation]:
     said: list[str] = []
     augment = choose_augmentation(TrainConfig(**options), photos, NAMES, said.append)  # type: ignore[arg-type]
@@ -185,10 +193,27 @@ def test_poles_of_a_class_of_their_own_show_that_photographs_have_an_up(photo_fi
     assert choose([wires, poles], windows=8)[0] == (0.0, 0.0, 0.0)
 
 
+def test_curved_labels_are_no_wires_and_have_no_direction(photo_file: Path) -> None:
+    now, said, augment = choose([roots(photo_file)], windows=4)
+    assert now == (0.0, 0.0, 0.0)
+    assert (augment.wire_classes, augment.drawn_classes) == ((1,), ())
+    assert any(line.startswith("Curved labels: wire 0.0") and "--draw-wires 0.5 draws some" in line for line in said)
+    straight = strips(photo_file, EVERYWHERE, class_id=0)
+    now, said, augment = choose([roots(photo_file), straight], windows=4)
+    assert now == FROM_ABOVE
+    assert (augment.wire_classes, augment.drawn_classes) == ((0, 1), (0,)), (
+        "wires are drawn as the straight class alone"
+    )
+
+
 def test_wires_are_drawn_as_the_thin_classes_and_refused_without_one(photo_file: Path) -> None:
     wires, poles = strips(photo_file, LEVEL), strips(photo_file, LEVEL, 10.0, class_id=0)
     _, said, augment = choose([wires, poles], draw_wires=0.3)
-    assert (augment.draw_wires, augment.wire_classes, said) == (0.3, (1,), ["Wires are drawn as wire"])
+    assert (augment.draw_wires, augment.wire_classes, said) == (
+        0.3,
+        (1,),
+        ["Wires are drawn as wire; --draw-wires 0: none"],
+    )
     with pytest.raises(UsageError, match="no class of the training labels is as thin as wires are"):
         choose([poles], draw_wires=0.3)
     assert choose([wires, poles], paste=0.3)[2].paste == 0.3

@@ -94,7 +94,8 @@ class AugmentOptions(Options):
 class Augmentation(AugmentOptions):
     """The augmentation of a data set: its options, of which what is unset is 0, and its thin classes."""
 
-    wire_classes: tuple[int, ...] = ()  # of the drawn wires; their objects are not pasted
+    wire_classes: tuple[int, ...] = ()  # thin ones, whose objects are not pasted
+    drawn_classes: tuple[int, ...] = ()  # of the drawn wires: those of wire_classes whose labels are straight
 
 
 @dataclass(frozen=True)

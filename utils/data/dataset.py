@@ -187,7 +187,7 @@ class SegmentationDataset(Dataset[Sample]):
         if may_mix and config.copy_paste:
             scene = paste_mirrored(scene, config.copy_paste, rng)
         if may_mix and config.draw_wires and rng.random() < config.draw_wires:
-            scene = draw_wires(scene, config.wire_classes, rng)
+            scene = draw_wires(scene, config.drawn_classes or config.wire_classes, rng)
         return scene
 
     @cached_property

@@ -224,7 +224,8 @@ class Predictor:
     def _lined(self, prediction: PhotoPrediction, placement: Placement, state: _Open) -> PhotoPrediction:
         labels = trained_wire_labels(self.model) if self.thin else {}
         end_at, width, parallel = (labels.get(name, ()) for name in ("wires_end_at", "wire_width", "wires_parallel"))
-        rules = WireRules(self.thin, tuple(end_at), tuple(width), dict(zip(parallel[::2], parallel[1::2], strict=True)))
+        shares = dict(zip(parallel[::2], parallel[1::2], strict=True))
+        rules = WireRules(self.thin, tuple(end_at), tuple(width), shares, tuple(labels.get("wires_bent", ())))
         votes = {}
         if rules.end_at and state.levels:
             votes = votes_of(state.pieces, state.levels[0], placement.photo_size, self.thin)

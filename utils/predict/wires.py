@@ -51,13 +51,15 @@ class WireRules:
 
     end_at: the classes at whose objects labels end. width: (gain, margin in pixels), labels are gain times as wide as the
     wires that a photograph shows, plus the margin; empty: not known, so lines stay where and as wide as masks are.
-    parallel: of classes whose wires run side by side, the `parallel_shares` that most labels have.
+    parallel: of classes whose wires run side by side, the `parallel_shares` that most labels have. bent: classes of curved
+    labels, whose lines do not continue each other.
     """
 
     classes: tuple[int, ...] = ()
     end_at: tuple[int, ...] = ()
     width: tuple[float, ...] = ()
     parallel: Mapping[int, float] = field(default_factory=dict)
+    bent: tuple[int, ...] = ()
 
 
 def with_lines(
@@ -107,10 +109,11 @@ def with_lines(
         rows += drawn
     rows = _less_sure_of_wide(rows, prediction.class_ids)
     rows = _less_sure_of_crossing(rows, prediction.class_ids, rules.parallel, max(placement.photo_size))
-    rows = _surer_of_continuing(rows, prediction.class_ids, LONGEST_GAP * max(placement.photo_size))
+    is_straight = ~np.isin(prediction.class_ids, rules.bent)
+    rows = _surer_of_continuing(rows, prediction.class_ids, is_straight, LONGEST_GAP * max(placement.photo_size))
     rows = [row for row in rows if row.score >= min_score]
     rows = _without_copies(rows, prediction.class_ids, placement.photo_size)
-    return _lined(prediction, rows if rules.end_at else _joined(rows, prediction.class_ids), placement)
+    return _lined(prediction, rows if rules.end_at else _joined(rows, prediction.class_ids, is_straight), placement)
 
 
 def _objects_at_ends(prediction: PhotoPrediction, rules: WireRules, size: tuple[int, int]) -> np.ndarray:
@@ -218,12 +221,14 @@ def _less_sure_of_crossing(
     return [replace(row, score=row.score * factor) for row, factor in zip(rows, factors.tolist(), strict=True)]
 
 
-def _surer_of_continuing(rows: list[_Row], class_ids: np.ndarray, reach_px: float) -> list[_Row]:
+def _surer_of_continuing(
+    rows: list[_Row], class_ids: np.ndarray, is_straight: np.ndarray, reach_px: float
+) -> list[_Row]:
     """Return rows; lines that continue a more confident one (`continued_ends`) have more confidence.
 
     Wires go on behind poles and where the network hardly sees them.
     """
-    own = {number: row.line for number, row in enumerate(rows) if row.line}
+    own = {number: row.line for number, row in enumerate(rows) if row.line and is_straight[row.number]}
     numbers, scores = [*own], np.array([row.score for row in rows])
     raised = scores.copy()
     classes = class_ids[[rows[number].number for number in numbers]]
@@ -233,12 +238,12 @@ def _surer_of_continuing(rows: list[_Row], class_ids: np.ndarray, reach_px: floa
     return [replace(row, score=score) for row, score in zip(rows, raised.tolist(), strict=True)]
 
 
-def _joined(rows: list[_Row], class_ids: np.ndarray) -> list[_Row]:
+def _joined(rows: list[_Row], class_ids: np.ndarray, is_straight: np.ndarray) -> list[_Row]:
     """Return rows, best first; lines of at least COUNTED that continue each other (`find_routes`) are one.
 
     Its confidence is the mean of theirs, weighted by length.
     """
-    lines = [row.line if row.score >= COUNTED else None for row in rows]
+    lines = [row.line if row.score >= COUNTED and is_straight[row.number] else None for row in rows]
     joined = []
     for route in find_routes(lines, class_ids[[row.number for row in rows]]):
         members = [rows[number] for number in route.members]

@@ -184,7 +184,9 @@ def trained_wire_labels(model: YoloModel) -> dict[str, Any]:
     is_width = is_width and all(abs(number) <= MOST_MARGIN_PX for number in width)
     end_at = _known_classes(model, model.args.get("wires_end_at"))
     parallel = _facts_of_classes(model, "wires_parallel", 1, 1.0)
-    return {"wires_end_at": [*end_at], "wire_width": width if is_width else [], "wires_parallel": parallel}
+    bent = _known_classes(model, model.args.get("wires_bent"))
+    facts = {"wires_end_at": [*end_at], "wire_width": width if is_width else [], "wires_parallel": parallel}
+    return {**facts, "wires_bent": [*bent]}
 
 
 def trained_label_lengths(model: YoloModel) -> list[float]:
