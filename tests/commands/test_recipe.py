@@ -128,7 +128,7 @@ def test_the_options_reach_the_augmentation() -> None:
     config = parse_config(TrainConfig, "", ["--shear=3", "--mixup=0.2", "--copy-paste=0.4", "--multi-scale"])
     assert (config.augment.shear, config.augment.mixup, config.augment.copy_paste) == (3, 0.2, 0.4)
     assert config.multi_scale
-    assert TrainConfig().augment == Augmentation()
+    assert TrainConfig().augment == Augmentation(degrees=0.0, flipud=0.0, draw_wires=0.0)
 
 
 RECIPE = {"freeze": 10, "multi_scale": True, "class_weights": "auto", "shear": 2.0, "mixup": 0.1, "copy_paste": 0.1}

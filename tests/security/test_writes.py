@@ -17,7 +17,7 @@ import pytest
 
 from tests.data.caches import EACH_KIND, Kind, write_photo
 from tests.sources.download.archives import CSV, LABELS, circuit, folder_with, get, get_from_folder, zip_bytes
-from tests.sources.parsing.raw_folder import write_csv
+from tests.sources.parsing.raw_folder import polygon, write_csv
 from tests.support.azure_server import AzureServer, Blob
 from tests.support.hostile_jobs import build, peak_mb
 from utils.common.errors import UserError
@@ -126,8 +126,11 @@ def test_an_archive_in_an_archive_is_no_photograph(tmp_path: Path) -> None:
         build_in(tmp_path, "inner.jpg")
 
 
+OBJECT = polygon("conductor", (1, 1), (9, 1), (9, 9))
+
+
 def build_in(folder: Path, *names: str) -> list[dict[str, str]]:
-    write_csv(folder / "raw", [(name, []) for name in names])
+    write_csv(folder / "raw", [(name, [OBJECT] if name == "good.jpg" else []) for name in names])
     return build(folder)
 
 

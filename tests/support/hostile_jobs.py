@@ -45,7 +45,7 @@ def peak_mb() -> float:
 
 def build(folder: Path) -> list[dict[str, str]]:
     """Parse `folder/raw` into `folder/processed`; return what was reported."""
-    options = BuildOptions(PhotographOptions(NAMES, 320, 6.0, "auto"), "hash", 0.5, False)
+    options = BuildOptions(PhotographOptions(NAMES, 320, 6.0, "auto"), "hash", 0.5, False, keep_unusable=True)
     return list(build_dataset(folder / "raw", folder / "processed", options, num_workers=1)["problems"])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.sources.parsing.tool_folder import HEIGHT, WIDTH, box_of, build, hard
 from tests.sources.parsing.tool_folder import drawn as fill
 from utils.common.errors import UserError
 from utils.sources.parsing import mask_values
-from utils.sources.parsing.formats import CVAT, MASKS, VIA, YOLO, find_format
+from utils.sources.parsing.formats import CVAT, MASKS, RSML, VIA, YOLO, find_format
 from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.manifest import report_lines
 from utils.sources.parsing.reading import read_labels
@@ -446,3 +447,51 @@ def test_masks_and_links_keep_the_bounds_of_untrusted_files(tmp_path: Path, monk
     monkeypatch.setattr(mask_values, "MAX_OBJECTS", 100)
     with pytest.raises(UserError, match="more than 100 objects in one mask"):
         build(files(tmp_path / "noise", {"SegmentationClass/a.png": png(noise), "JPEGImages/a.jpg": photo(400, 400)}))
+
+
+def rsml(*roots: str) -> str:
+    return f'<?xml version="1.0"?><rsml><metadata/><scene><plant ID="1">{"".join(roots)}</plant></scene></rsml>'
+
+
+def root(points: str, inner: str = "", label: str = "root 7") -> str:
+    pairs = (pair.split(",") for pair in points.split())
+    drawn = "".join(f'<point x="{x}" y="{y}"/>' for x, y in pairs)
+    return f'<root ID="1.1" label="{label}"><geometry><polyline>{drawn}</polyline></geometry>{inner}</root>'
+
+
+def test_roots_of_rsml_are_lines_whose_class_is_their_kind_or_order(tmp_path: Path) -> None:
+    """Nested roots, a label that is a kind, points of a function, a root of one point, and two photographs."""
+    lateral = root("60,30 90,60")
+    widths = '<functions><function><sample value="9"/></function></functions>'
+    first = rsml(root("20,20 130,40", lateral + widths), root("10,80 140,80", label="Seminal"), root("5,5"))
+    contents = {
+        "rsml/a.rsml": first,
+        "imgs/a.jpg": PHOTO,
+        "rsml/b.rsml": rsml(root("20,20 130,40")),
+        "imgs/b.jpg": PHOTO,
+    }
+    raw = files(tmp_path / "raw", contents)
+    assert find_format(raw) == RSML
+    manifest = build(raw, line_width_px=4.0)
+    assert manifest["classes"] == ["lateral", "primary", "seminal"]
+    found = {class_id: box_of(polygon) for class_id, polygon in labels_of(tmp_path / "processed", num_classes=3)}
+    assert found[2] == pytest.approx((10, 78, 140, 82), abs=2)
+    assert found[1] == pytest.approx((20, 18, 130, 42), abs=3)
+    assert found[0] == pytest.approx((60, 30, 90, 60), abs=3)
+    assert len(labels_of(tmp_path / "processed", "b", num_classes=3)) == 1
+    assert "root 4 (primary)" in texts_of(manifest)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (rsml()[:-9], "not RSML: "),
+        ("<rsml><root><geometry><point x='1'/></geometry></root></rsml>", "a point has no 'y'"),
+        ('<!DOCTYPE rsml [<!ENTITY a "b">]><rsml>&a;</rsml>', "document type"),
+        ("<rsml>" * 40 + "</rsml>" * 40, "nested too deeply"),
+    ],
+)
+def test_what_is_no_rsml_is_refused_in_one_line(tmp_path: Path, content: str, reason: str) -> None:
+    raw = files(tmp_path / "raw", {"a.rsml": content, "a.jpg": PHOTO})
+    with pytest.raises(UserError, match=re.escape(reason)):
+        build(raw, label_format=RSML)
