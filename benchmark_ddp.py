@@ -95,9 +95,9 @@ def main() -> int:
     config = replace(config, img_size=config.img_size or (640 if gpus else 256))
     counts = choose_counts(config, gpus)
     device = torch.device("cuda", 0) if gpus else torch.device("cpu")
+    source, note = weights_or_description(config.model)
     if config.data:  # builds the packed photographs once, before several ranks need them
         training_loader(config.data, config.img_size or 1, 1, 0, pin_memory=False)
-    source, note = weights_or_description(config.model)
     job = build_job(config, source, device, max(counts))
     heading = describe(config, counts, device)
     print("\n".join([heading, *([note] if note else [])]), flush=True)

@@ -1,9 +1,8 @@
-"""Look for mistakes in a data set's photographs and labels; write check.html and check.json. Or choose what to label next.
+"""Look for mistakes in a data set's photographs and labels; write check.html and check.json.
 
 python check_data.py --data data/processed/dataset.yaml
 python check_data.py --data data/processed/dataset.yaml --model models/epri_distribution_ddp/best.pt
 python check_data.py --data data/processed/dataset.yaml --tolerate    # exit code 0 despite errors in the data
-python check_data.py --data data/processed/dataset.yaml --model best.pt --unlabelled new_photographs --next 50
 """
 
 from __future__ import annotations
@@ -14,31 +13,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from inference import list_photos
 from utils import distributed
 from utils.common.config import CONFIG_HELP, THREADS_HELP, Options, option, parse_config
 from utils.common.cores import usable_cpu_count
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision
 from utils.common.errors import EXIT_USAGE, UsageError, UserError, printable, run_script
-from utils.common.files import output_folder, write_text_atomic
+from utils.common.files import claimed_output, write_text_atomic
 from utils.common.text import counted, format_table, next_command
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, DatasetSpec, load_dataset_yaml
+from utils.data.labels import Photo
 from utils.evaluation.contradictions import LIMITS, find_contradictions
-from utils.evaluation.label_next import LIST, choose_next, leave_out_known, write_choice
+from utils.evaluation.native_masks import small_labels_hint
 from utils.pages.check_page import build_page
-from utils.predict.annotation_files import ToolFiles, common_folder
 from utils.predict.tiles import OVERLAP, Predictor, check_tiles, choose_tiling
 from utils.sources.checks.classes import check_classes, count_classes
 from utils.sources.checks.findings import KINDS, Finding, count_kinds, in_order, num_errors
 from utils.sources.checks.pictures import check_pictures, find_duplicates
-from utils.sources.checks.reading import Entry, read_all, read_unlabelled
+from utils.sources.checks.reading import Entry, read_all
 from utils.yolo.model import YoloModel, load_for_prediction, require_classes, trained_size_px
 
 DEFAULT_SIZE_PX = 640  # the trainer's
 REPORT, FACTS = "check.html", "check.json"
-MOST_SHOWN = 10  # of the photographs to label next
 
 
 @dataclass(frozen=True)
@@ -48,21 +46,9 @@ class CheckConfig(Options):
     data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML: folders and class names", metavar="YAML")
     model: str | None = option(None, "trained model whose predictions are compared with the labels")
     output: str = option("outputs/check", f"folder for {REPORT} and {FACTS}", metavar="DIR")
-    unlabelled: str | None = option(
-        None,
-        "instead of looking for mistakes, choose which photographs of this folder to label next",
-        metavar="FOLDER",
-        needs="model",
-    )
-    next: int = option(50, "with --unlabelled: how many photographs to choose", at_least=1, needs="unlabelled")
-    tolerate: bool = option(
-        False, "exit with code 0 when the data has errors; otherwise 1", needs="not unlabelled", wants="not strict"
-    )
+    tolerate: bool = option(False, "exit with code 0 when the data has errors; otherwise 1", wants="not strict")
     strict: bool = option(
-        False,
-        "exit with code 1 for errors even with --tolerate; hints never count",
-        needs="not unlabelled",
-        wants="tolerate",
+        False, "exit with code 1 for errors even with --tolerate; hints never count", wants="tolerate"
     )
     trust_links: bool = option(False, TRUST_LINKS_HELP)
     img_size: int | None = option(
@@ -98,16 +84,17 @@ def main() -> int:
         if ranks.is_main:
             raise UsageError("check_data.py is one process with threads: start it without torchrun")
         return EXIT_USAGE
-    output_folder(config.output)
+    with claimed_output(config.output):
+        return check(config)
+
+
+def check(config: CheckConfig) -> int:
+    """Do the work of `main`."""
     num_threads = config.num_workers or usable_cpu_count()
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     predictor = load_predictor(config, spec) if config.model else None
     size_px = predictor.size_px if predictor else config.img_size or DEFAULT_SIZE_PX
-    new_files = list_photos(config.unlabelled, "--unlabelled") if config.unlabelled and predictor else None
     entries, findings = read_all(spec, size_px, num_threads, print)
-    if new_files and predictor:
-        label_next(config, spec, predictor, entries, read_unlabelled(new_files, num_threads))
-        return 0
     findings += check_entries(entries)
     counts = count_classes(entries, list(spec.splits), len(spec.names))
     findings += check_classes(counts, spec.names, spec.yaml_file)
@@ -117,7 +104,12 @@ def main() -> int:
         findings += contradicted
     findings = in_order(findings)
     write_results(config, spec, counts, entries, findings, size_px, notes)
-    print_results(config, counts, findings, notes)
+    labelled = [
+        Photo(one.file, np.array([row.class_id for row in one.rows], int), [row.polygon for row in one.rows])
+        for one in entries
+        if one.rows and one.picture and one.split == next(iter(spec.splits))
+    ]
+    print_results(config, counts, findings, notes, small_labels_hint(labelled, spec.names, size_px))
     if num_errors(findings) and (config.strict or not config.tolerate):
         raise UserError(
             f"{config.data} has {counted(num_errors(findings), 'error')}; the first: {first_error(findings)}. "
@@ -137,30 +129,6 @@ def load_predictor(config: CheckConfig, spec: DatasetSpec) -> Predictor:
     tiling = choose_tiling(config.tiles, OVERLAP, model, size_px)
     dtype = choose_precision(config.amp, device).dtype
     return Predictor(model, size_px, device, config.batch_size, tiling, LIMITS, autocast_dtype=dtype)
-
-
-def label_next(
-    config: CheckConfig, spec: DatasetSpec, predictor: Predictor, labelled: Sequence[Entry], unlabelled: Sequence[Entry]
-) -> None:
-    """Choose the photographs to label next, write the list and the predictions, and print the first ones."""
-    for entry in labelled:
-        if entry.picture is None:
-            print(f"skipped {printable(str(entry.file), 400)}: unreadable")
-    kept, left_out = leave_out_known(labelled, unlabelled)
-    if left_out:
-        print(left_out)
-    model, files = Path(str(config.model)).absolute(), [entry.file for entry in kept]
-    root = common_folder(str(config.unlabelled), files)
-    tools = ToolFiles(Path(config.output), spec.names, root, f"{model.parent.name}/{model.stem}", True, True)
-    choices = choose_next(labelled, kept, predictor, config.next, len(spec.names))
-    write_choice(choices, predictor, tools)
-    rows = [
-        [rank, printable(choice.entry.file.name, 60), *choice.reasons.values()]
-        for rank, choice in enumerate(choices, 1)
-    ]
-    print(format_table(["", "photograph", *choices[0].reasons], rows[:MOST_SHOWN]))
-    print(f"{len(choices)} of {counted(len(kept), 'photograph')}, best first: {config.output}/{LIST}")
-    print(f"What the model finds in them: {', '.join(tools.written)} (docs/labels.md says how to import them)")
 
 
 def check_entries(entries: Sequence[Entry]) -> list[Finding]:
@@ -203,7 +171,7 @@ def write_results(
 
 
 def print_results(
-    config: CheckConfig, counts: dict[str, dict[str, Any]], findings: Sequence[Finding], notes: Sequence[str]
+    config: CheckConfig, counts: dict[str, dict[str, Any]], findings: Sequence[Finding], notes: Sequence[str], hint: str
 ) -> None:
     """Print what was checked, a row for each kind of finding, and where the report is."""
     for split, count in counts.items():
@@ -222,10 +190,14 @@ def print_results(
     print(
         f"{counted(errors, 'error')}, {counted(len(findings) - errors, 'hint')}: {config.output}/{REPORT} and {FACTS}"
     )
+    if hint:
+        print(hint)
     if errors:
         print(f"Next: open {config.output}/{REPORT}, correct the errors, and run this again")
     elif config.model is None:
-        print(next_command("python", "train_yolo_ddp.py", "--model", "yolov8n-seg.pt", *data_options(config.data)))
+        windows = ["--windows", "8"] if hint else []
+        words = ["--model", "yolov8n-seg.pt", *data_options(config.data), *windows]
+        print(next_command("python", "train_yolo_ddp.py", *words))
 
 
 def data_options(data: str) -> list[str]:

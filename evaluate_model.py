@@ -25,10 +25,10 @@ from utils.common.config import option, parse_config
 from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device, choose_precision
 from utils.common.errors import run_script
-from utils.common.files import output_folder, write_text_atomic
+from utils.common.files import claimed_output, write_text_atomic
 from utils.common.progress import Progress
 from utils.common.signals import die_with_parent
-from utils.common.text import next_command
+from utils.common.text import next_command, without_mask_line
 from utils.data.dataset import Photo, SegmentationDataset, read_photos
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.data.loader import ShardBatches, batch_bytes, get_dataloader, plan_loader
@@ -132,7 +132,12 @@ def main() -> int:
 
 def run(config: EvaluationConfig) -> list[dict[str, Any]]:
     """Evaluate, and write the results; return each model's metrics, on rank 0. Every rank must reach this."""
-    output_folder(config.output)
+    with claimed_output(config.output):
+        return evaluate_models(config)
+
+
+def evaluate_models(config: EvaluationConfig) -> list[dict[str, Any]]:
+    """Do the work of `run`."""
     ranks = distributed.read_rank_environment()
     device = choose_device(config.device, ranks.local_rank)
     threads, workers = choose_threads_and_workers(ranks.local_world_size, config.num_workers, device.type)
@@ -142,7 +147,8 @@ def run(config: EvaluationConfig) -> list[dict[str, Any]]:
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     for path, model in zip(paths, models, strict=True):
         require_classes(path, model, config.data, spec.names)
-    photos = read_photos(spec, config.split, distributed.main_printer(ranks.rank))
+    say = distributed.main_printer(ranks.rank)
+    photos = read_photos(spec, config.split, say)
     size_of = sizes_on_disk(photos)
     config = choose_resolution(config, models)
     is_native = config.mask_resolution == "native"
@@ -169,6 +175,10 @@ def run(config: EvaluationConfig) -> list[dict[str, Any]]:
         batches = Progress("batches", len(loader), ranks.is_main and candidate.find is None)(loader)
         how: dict[str, Any] = {"precision": candidate.precision, "on_image": on_image, "photo": photo}
         evaluations.append(evaluate(candidate.model, batches, spec.names, candidate.criterion, device, **how))
+        if candidate.find:
+            number = int(distributed.all_reduce_sum(torch.tensor([float(candidate.find.num_without_mask)])).item())
+            if number:
+                say(without_mask_line(number))
     predictions, ground_truth = collector.gather(spec.names)
     small_pictures = thumbnails.gather()
     metrics: list[dict[str, Any]] = []

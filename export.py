@@ -11,8 +11,10 @@ line is a command with the fastest one.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import shutil
 import signal
 import sys
 import tempfile
@@ -27,7 +29,7 @@ from utils.common.cores import choose_threads_and_workers
 from utils.common.devices import choose_device
 from utils.common.environment import environment_report
 from utils.common.errors import UsageError, run_script
-from utils.common.files import output_folder, write_text_atomic
+from utils.common.files import claimed_output, write_text_atomic
 from utils.data.dataset import Photo, read_photos
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.export.conversion import (
@@ -114,13 +116,18 @@ class ExportConfig(Options):
 def main() -> int:
     """Export and prove; return the exit code: 1 if a proof failed."""
     config = parse_config(ExportConfig, "Export a trained model and prove that the export predicts the same")
+    with claimed_output(config.output or str(Path(config.model).parent)) as output:
+        return export(config, output)
+
+
+def export(config: ExportConfig, output: Path) -> int:
+    """Do the work of `main`."""
     device = choose_device(config.device, 0)
     threads, workers = choose_threads_and_workers(1, 4, device.type)
     torch.set_num_threads(config.threads or threads)
     torch.backends.cudnn.allow_tf32 = False  # the proof compares with true fp32
     check_variants(config.variants, device)
     model = load_weights(config.model)
-    output = output_folder(config.output or str(Path(config.model).parent))
     spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     require_classes(config.model, model, config.data, spec.names)
     size_px = config.img_size or trained_size_px(model)
@@ -163,6 +170,8 @@ def make_exports(
     rows = []
     digest = hashlib.sha256(Path(config.model).read_bytes()).hexdigest()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the folder below is removed
+    if shutil.disk_usage(output).free < 4 * Path(config.model).stat().st_size:  # PyTorch aborts on a full disk
+        raise OSError(errno.ENOSPC, "no room for an export", str(output))
     with scratch_folder(output) as scratch:
         for variant in config.variants:
             how = (judge.size_px, config.batch_size, config.dynamic, variant.precision)

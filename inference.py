@@ -25,11 +25,12 @@ import numpy as np
 from utils import distributed
 from utils.common.config import option, parse_config
 from utils.common.errors import UsageError, UserError, printable, run_script
-from utils.common.files import output_folder, walk, write_text_atomic
+from utils.common.files import claimed_output, walk, write_text_atomic
 from utils.common.progress import Progress
 from utils.common.signals import die_with_parent
+from utils.common.text import without_mask_line
 from utils.common.threads import ordered_map
-from utils.data.dataset_yaml import IMAGE_SUFFIXES, is_photograph
+from utils.data.dataset_yaml import IMAGE_SUFFIXES, is_photograph, not_read
 from utils.data.images import NATIVE_LONG_SIDE_PX, ImageError, read_image
 from utils.data.raster import is_orthophoto, open_orthophoto
 from utils.distributed import cleanup_ddp, setup_ddp
@@ -106,13 +107,17 @@ class InferenceConfig(PredictOptions):
 
 
 def main() -> int:
-    """Predict; return the exit code: 1 if no photograph could be read."""
+    """Predict; return the exit code."""
     config = parse_config(InferenceConfig, "Find objects in photographs with a trained model")
-    output = output_folder(config.output)
-    ranks = distributed.read_rank_environment()
     die_with_parent()
-    if is_orthophoto(Path(config.source)):
-        return predict_orthophoto(config, ranks)
+    ranks = distributed.read_rank_environment()
+    with claimed_output(config.output) as output:
+        is_map = is_orthophoto(Path(config.source))
+        return predict_orthophoto(config, ranks) if is_map else predict_photos(config, output, ranks)
+
+
+def predict_photos(config: InferenceConfig, output: Path, ranks: distributed.RankInfo) -> int:
+    """Predict on photographs, which the ranks share; return the exit code: 1 if none could be read."""
     files = list_photos(config.source)
     site = read_site(config) if config.geo else None
     before = read_before(Path(config.before)) if config.geo and config.before is not None else None
@@ -122,6 +127,7 @@ def main() -> int:
     sources = [Source(position, *item) for position, item in enumerate(unique_keys(files))]
     mine = sources[ranks.rank :: ranks.world_size]
     counts = np.zeros(len(names) + 1, np.int64)  # of each class's detections, and of photographs
+    num_without_mask = 0
     tools = tool_files(config, names, files)
     with PredictionWriter(output, names, ranks.rank) as writer, ToolWriter(tools, ranks.rank) as tool_writer:
         predictions = predictor.predict(read_photos(mine, config, cores_of(ranks)))
@@ -130,8 +136,10 @@ def main() -> int:
             tool_writer.add(source, photo.shape, prediction)
             counts[:-1] += np.bincount(prediction.class_ids, minlength=len(names))
             counts[-1] += 1
-    parts = distributed.gather_arrays({"counts": counts})
+            num_without_mask += prediction.num_without_mask
+    parts = distributed.gather_arrays({"counts": counts, "without_mask": np.array([num_without_mask])})
     *found, num_read = np.sum([part["counts"] for part in parts], axis=0).tolist()
+    num_without_mask = int(sum(part["without_mask"].sum() for part in parts))
     distributed.run_on_main(lambda: merge_parts(output, ranks.world_size))
     of_map = distributed.run_on_main(lambda: write_maps(output, sources, site, names, before) if site else [])
     distributed.run_on_main(lambda: merge_tool_files(tools, ranks.world_size))
@@ -139,7 +147,7 @@ def main() -> int:
         summary = ", ".join(f"{count} {name}" for name, count in zip(names, found, strict=True) if count) or "nothing"
         print(f"{num_read} photographs, {len(files) - num_read} skipped; found {summary}")
         print(", ".join([f"Results in {config.output}: pictures, labels/, predictions.json", *tools.written]))
-        for line in of_map or []:
+        for line in filter(None, [without_mask_line(num_without_mask), *(of_map or [])]):
             print(line)
     cleanup_ddp()
     return 0 if num_read else 1
@@ -253,9 +261,12 @@ def list_photos(source: str, flag: str = "--source") -> list[Path]:
             found = map(Path, glob.glob(source, recursive=True))
         except RecursionError as error:
             raise UserError(f"{flag} {source}: folders too deep for a pattern; name the folder") from error
-    files = sorted(file for file in found if is_photograph(file.name) and file.is_file())
+    every = [file for file in found if file.is_file()]
+    files, others = sorted(file for file in every if is_photograph(file.name)), not_read(every)
     if not files:
-        raise UserError(f"{flag} {source}: no photographs there ({', '.join(IMAGE_SUFFIXES)})")
+        raise UserError(f"{flag} {source}: no photographs there ({others or ', '.join(IMAGE_SUFFIXES)})")
+    if others and os.environ.get("RANK", "0") == "0":
+        print(f"{flag}: {others}", flush=True)
     return files
 
 

@@ -12,16 +12,20 @@ from utils.common.errors import EXIT_DONE, UserError, print_warning, run_script
 from utils.common.text import next_command
 from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP, load_dataset_yaml
 from utils.data.images import NATIVE_LONG_SIDE_PX
+from utils.data.labels import read_photos
 from utils.data.raster import is_orthophoto, open_orthophoto
+from utils.evaluation.native_masks import small_labels_hint
 from utils.sources.parsing.build import BuildOptions, build_dataset
 from utils.sources.parsing.formats import AUTO, EPRI, FORMAT_CHOICES, YOLO
 from utils.sources.parsing.manifest import UNREADABLE_KINDS, report_lines
 from utils.sources.parsing.photograph import EXIF_FRAME_CHOICES, PhotographOptions
 from utils.sources.parsing.raster_pieces import cut_raster
 from utils.sources.parsing.reading import choose_format
-from utils.sources.parsing.split import CIRCUIT, FOLDERS, SPLIT_BY_CHOICES, TIME_GAP_S
+from utils.sources.parsing.split import CIRCUIT, FOLDERS, SPLIT_BY_CHOICES, TIME_GAP_S, TRAIN
 from utils.sources.parsing.state import DATASET_FILE
 from utils.sources.parsing.vector_labels import read_map_labels
+
+TRAINED_PX = 640  # the trainer's default
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class ParseConfig(Options):
     )
     line_width: float = option(
         6.0,
-        "width of wires drawn as lines (EPRI's format, LabelMe, CVAT, VIA), in pixels of the original photograph",
+        "width of objects drawn as lines (EPRI's format, LabelMe, CVAT, VIA, RSML), in pixels of the original photograph",
         above=0,
         at_most=1000,
         needs=("not format=coco", "not format=labelstudio", "not format=yolo", "not format=masks"),
@@ -123,7 +127,7 @@ def main() -> int:
 def cut_orthophoto(config: ParseConfig, folder: Path) -> ParseConfig:
     """Cut a GeoTIFF and its labels into photographs in a folder; return the options that read them."""
     raster = open_orthophoto(Path(config.input))
-    labels, num_skipped = read_map_labels([Path(file) for file in config.labels], raster.crs)
+    labels, num_skipped = read_map_labels([Path(file) for file in config.labels], raster)
     if num_skipped:
         print_warning(f"--labels: {num_skipped} features are neither polygons nor lines and are left out")
     widths = (config.line_width, config.line_width_m)
@@ -164,6 +168,11 @@ def build(config: ParseConfig) -> int:
     has_circuits = config.format == EPRI or config.split_by == CIRCUIT
     print("\n".join(report_lines(manifest, has_circuits=has_circuits)))
     print(f"{config.output}: ready after {time.monotonic() - start_s:.1f} s")
+    spec = load_dataset_yaml(Path(config.output) / DATASET_FILE, trust_links=config.trust_links)
+    hint = small_labels_hint(read_photos(spec, TRAIN), spec.names, TRAINED_PX) if TRAIN in spec.splits else ""
+    if hint:
+        native = "" if config.long_side == NATIVE_LONG_SIDE_PX else ", parsed with --long-side native"
+        print(hint + native)
     print(next_command("python", "check_data.py", "--data", Path(config.output) / DATASET_FILE))
     num_unreadable = sum(manifest["skipped"].get(kind, 0) for kind in UNREADABLE_KINDS)
     if config.strict and num_unreadable:

@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from utils import distributed
 from utils.common.config import parse_config
+from utils.common.devices import choose_precision
 from utils.common.errors import explain_out_of_memory, run_script
+from utils.common.files import output_folder
 from utils.common.signals import die_with_parent
 from utils.common.text import next_command
+from utils.data.dataset_yaml import load_dataset_yaml
 from utils.distributed import cleanup_ddp, setup_ddp
 from utils.engine import TrainingEngine
-from utils.run.folder import OwnedRun, resume_arguments
+from utils.run.folder import OwnedRun, read_fingerprint, require_same_options, resume_arguments, without_local_rank
 from utils.run.log import print_banner
 from utils.run.mlflow import mirror
 from utils.training.assembly import open_data, train
@@ -33,7 +37,7 @@ from utils.yolo.model import build_model, freeze_layers
 def main() -> int:
     """Train; return the exit code."""
     description = "Train YOLO segmentation with DistributedDataParallel"
-    config = parse_config(TrainConfig, description, resume_arguments(sys.argv[1:]))
+    config = parse_config(TrainConfig, description, resume_arguments(without_local_rank(sys.argv[1:])))
     die_with_parent()
     return run(config)[1]
 
@@ -43,11 +47,16 @@ def run(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
     ranks = distributed.read_rank_environment()
     share = take_share(config, ranks)
 
-    # Everything slow or likely to fail comes before the process group, so that no rank waits in a collective for it.
+    # Everything slow or likely to fail comes before the process group, so that no rank waits in a collective for it; what
+    # can be refused without reading a photograph comes first.
     say = distributed.main_printer(ranks.rank)
-    data = open_data(config, share.device, say)
-    model = build_model(config.model, data.names).to(memory_format=torch.channels_last)
+    output_folder(config.save_dir, "--save-dir")
+    require_same_options(config)
+    choose_precision(config.amp, share.device)
+    spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
+    model = build_model(config.model, spec.names).to(memory_format=torch.channels_last)
     freeze_layers(model, config.freeze)
+    data = open_data(config, spec, share.device, say)
     largest = find_batch_size(config, model, share.device, len(data.train) // ranks.world_size)
 
     setup_ddp(share.device, ranks)
@@ -56,7 +65,8 @@ def run(config: TrainConfig) -> tuple[dict[str, list[float]], int]:
         f"GPU {share.device.index}: --batch-size {config.batch_size} at {config.img_size} pixels does not fit its memory; "
         f"halve it and double --accumulate (the same training), or let --batch-size auto choose"
     )
-    with explain_out_of_memory(too_large), OwnedRun(config) as owned:
+    fingerprint = distributed.run_on_main(lambda: data.fingerprint(read_fingerprint(Path(config.save_dir))))
+    with explain_out_of_memory(too_large), OwnedRun(config, data=fingerprint) as owned:
         print_banner(ranks.world_size, ranks.rank)
         plan = plan_training(config, share, owned, data)
         say("\n".join(plan.lines))

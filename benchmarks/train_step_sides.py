@@ -52,8 +52,8 @@ class OurSide:
         """Count the host's waits in one further step."""
 
         def step() -> None:
-            self.engine.step.forward_backward(self.batch)
-            self.engine.step.update()
+            self.engine.forward_backward(self.batch)
+            self.engine.update()
 
         return count_host_syncs(step, self.engine.device)
 

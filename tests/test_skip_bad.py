@@ -20,6 +20,7 @@ from utils.data.cache_file import index_text
 from utils.data.dataset import SegmentationDataset
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import encode_jpeg
+from utils.data.labels import read_photos
 from utils.run.checkpoint import latest_facts
 from utils.run.folder import OwnedRun
 from utils.training.assembly import open_dataset
@@ -54,7 +55,8 @@ def mend(root: Path, name: str) -> None:
 def opened(data: Path, said: list[str] | None = None, **options: Any) -> SegmentationDataset:
     config = TrainConfig(data=str(data), img_size=64, **options)
     lines: list[str] = [] if said is None else said
-    return open_dataset(config, load_dataset_yaml(data), "train", False, lines.append)
+    spec = load_dataset_yaml(data)
+    return open_dataset(config, spec, "train", read_photos(spec, "train", lines.append), False, lines.append)
 
 
 KINDS: dict[str, dict[str, Any]] = {"packed": {}, "blocks": {"windows": 2}, "none": {"cache": "none"}}

@@ -21,7 +21,7 @@ from torchvision.ops import box_iou
 from benchmarks.gpu.plan import Finding, Json, NeedsGpu, PartFailed, Setting
 from benchmarks.gpu.trainings import precisions_of
 from utils.common.devices import PRECISION_CHOICES, choose_device, choose_precision, tune_device
-from utils.data.augment import AugmentConfig
+from utils.data.augment import Augmentation
 from utils.data.dataset import Batch
 from utils.engine.loop import FIRST_SCALE
 from utils.measure.synthetic import synthetic_batch
@@ -59,7 +59,7 @@ def compare_with_cpu(setting: Setting) -> Finding:
     device = choose_device(setting.device, 0)
     torch.manual_seed(0)
     model = build_model(setting.sizes.small_model, CLASSES).train()
-    batch = synthetic_batch(4, setting.sizes.compared_px, len(CLASSES), colours=AugmentConfig())
+    batch = synthetic_batch(4, setting.sizes.compared_px, len(CLASSES), colours=Augmentation())
     exact = one_step(model, batch, CPU, "float64")
     on_cpu = {name: errors(one_step(model, batch, CPU, name), exact) for name in ("off", "bf16")}
     figures: Json = {"reference": exact.loss, "cpu": on_cpu}

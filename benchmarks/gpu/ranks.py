@@ -66,7 +66,6 @@ def train(device: torch.device, precision: str, img_size: int, sync: bool) -> Se
     torch.manual_seed(rank())  # DDP must copy rank 0's weights
     options = EngineOptions(
         precision=choose_precision(precision, device).name,
-        ema_decay=0.9999,
         clip_norm=10.0,
         sync_batchnorm=sync,
         static_graph=True,
@@ -80,8 +79,8 @@ def train(device: torch.device, precision: str, img_size: int, sync: bool) -> Se
     batch = synthetic_batch(4, img_size, len(NAMES), objects_per_image=3 + 9 * rank(), seed=rank())
     losses = []
     for _ in range(STEPS):
-        values, _ = engine.step.forward_backward(batch)
-        engine.step.update()
+        values, _ = engine.forward_backward(batch)
+        engine.update()
         losses.append(float(values["loss"]))
     engine.recovery.require_agreement()
     if not all(map(math.isfinite, losses)):

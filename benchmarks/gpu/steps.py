@@ -34,12 +34,12 @@ def look_at_steps(setting: Setting) -> Finding:
     for name, model in (("n", setting.sizes.small_model), ("m", setting.sizes.large_model)):
         engine = new_training(model, device, choose_precision("auto", device))
         batch = new_batch(setting, device)
-        run_training_steps(engine, Repeated(batch, 3), engine.step.mark)
+        run_training_steps(engine, Repeated(batch, 3), engine.mark)
         engine.model.train()
 
         def step(engine: TrainingEngine = engine, batch: Any = batch) -> None:
-            engine.step.forward_backward(batch)
-            engine.step.update()
+            engine.forward_backward(batch)
+            engine.update()
 
         waits = count_host_syncs(step, device)
         counts = count_operators(engine, batch)

@@ -113,6 +113,8 @@ def train(config: Settings, accelerator: Accelerator, resume: bool) -> TrainingE
         epochs=config.train_timesteps // config.eval_interval,
         precision=PRECISIONS[accelerator.mixed_precision],
         accumulate=accumulate,
+        ema=False,
+        patience=0,
         clip_norm=config.clip_norm,
         save_best=False,  # the checkpoint holds the weights
         save_last=False,

@@ -181,6 +181,8 @@ def engine_options(config: TrainConfig) -> EngineOptions:
     """Return the engine's options."""
     return EngineOptions(
         epochs=config.epochs,
+        ema=False,
+        patience=0,
         precision="auto" if config.amp else "off",
         sync_batchnorm=config.sync_batchnorm,
         monitor="val_loss",  # the accuracy stays at 0 while all differences count as draws

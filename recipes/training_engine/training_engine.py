@@ -33,8 +33,9 @@ from utils.pages import plot_training_curves
 
 __all__ = ["TrainingEngine", "distributed_train_worker", "launch_distributed_training"]
 SEED = 0
-EMA_DECAY = 0.9999  # of the guide
-DEFAULTS = EngineOptions(sync_batchnorm=True, monitor="val_accuracy", seed=SEED, log_interval=100)
+DEFAULTS = EngineOptions(
+    ema=False, patience=0, sync_batchnorm=True, monitor="val_accuracy", seed=SEED, log_interval=100
+)
 HISTORY_PICTURE = "training_history.png"
 CURVES = (
     ("loss", {"train": "train_loss", "validation": "val_loss"}),
@@ -92,10 +93,10 @@ class TrainingEngine(engine.TrainingEngine):
 
         The process group knows `local_rank`, `world_size` and `backend` already. Raises TypeError for an unknown keyword.
         """
-        averages = ema_decay is not None if use_ema is None else use_ema
         guide = _given(
+            ema=ema_decay is not None if use_ema is None else use_ema,
+            ema_decay=ema_decay,
             precision=None if use_amp is None else "auto" if use_amp else "off",
-            ema_decay=(EMA_DECAY if ema_decay is None else ema_decay) if averages else None,
             clip_norm=gradient_clip_val,
         )
         task, run = Classification(), Path(save_dir) / experiment_name
@@ -132,7 +133,7 @@ class TrainingEngine(engine.TrainingEngine):
             patience=early_stopping_patience,
             monitor=monitor_metric,
         )
-        self.options = self.recovery.options = replace(self.options, **changes)
+        self.options = self.recovery.options = self.epoch_end.options = replace(self.options, **changes)
         shown = ProgressBar(train_loader, self) if self.is_main else train_loader
         history = super().train(shown, val_loader, optimizer, criterion, scheduler, resume=resume)
         return {**history, "train_learning_rate": history.get("lr", [])}

@@ -14,7 +14,7 @@ import torch
 from benchmarks.gpu import against_cpu
 from benchmarks.gpu.against_cpu import CPU, StepResult, beyond, errors, limits_of, one_step
 from benchmarks.gpu.plan import Json
-from utils.data.augment import AugmentConfig
+from utils.data.augment import Augmentation
 from utils.data.dataset import Batch
 from utils.measure.synthetic import synthetic_batch
 from utils.yolo.model import YoloModel, build_model
@@ -25,7 +25,7 @@ def compared(one_thread: None) -> tuple[YoloModel, Batch, StepResult, Json]:
     """A network, its batch, what float64 gives, and the CPU's errors."""
     torch.manual_seed(0)
     model = build_model("yolov8n-seg.yaml", against_cpu.CLASSES).train()
-    batch = synthetic_batch(2, 96, len(against_cpu.CLASSES), colours=AugmentConfig())
+    batch = synthetic_batch(2, 96, len(against_cpu.CLASSES), colours=Augmentation())
     exact = one_step(model, batch, CPU, "float64")
     return model, batch, exact, {name: errors(one_step(model, batch, CPU, name), exact) for name in ("off", "bf16")}
 
@@ -34,7 +34,7 @@ def tf32(model: YoloModel, result: StepResult) -> StepResult:
     rounded = copy.deepcopy(model)
     for weight in rounded.parameters():
         weight.data = (weight.data.view(torch.int32) & ~0x1FFF).view(torch.float32)  # 10 bits of the mantissa
-    return one_step(rounded, synthetic_batch(2, 96, 8, colours=AugmentConfig()), CPU, "off")
+    return one_step(rounded, synthetic_batch(2, 96, 8, colours=Augmentation()), CPU, "off")
 
 
 def changed(**changes: Any) -> Callable[[YoloModel, StepResult], StepResult]:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from benchmarks.gpu.__main__ import GpuConfig
-from benchmarks.input_pipeline import InputConfig
 from benchmarks.jobs import Job, difference, is_alive, run
 from benchmarks.recipe import RecipeConfig
 from benchmarks.train_step import StepConfig
@@ -88,8 +87,6 @@ def test_a_job_finds_what_the_user_put_on_pythonpath(tmp_path: Path, monkeypatch
         (ComparisonConfig, "--seeds 1 1", "--seeds 1 1: must be different numbers"),
         (ComparisonConfig, "--epochs 9 --close-mosaic 5", "--close-mosaic 5"),
         (ComparisonConfig, "--epochs 0", "--epochs 0"),
-        (InputConfig, "--originals a.yaml --raw b", "--originals and --raw"),
-        (InputConfig, "--rounds 0", "--rounds 0"),
         (StepConfig, "--img-size 100", "--img-size 100: must be a multiple of 32 and at least 64"),
         (StepConfig, "--objects -1", "--objects -1: must be at least 0"),
         (GpuConfig, "--only ncll", "--only ncll: there is same_as_cpu data"),

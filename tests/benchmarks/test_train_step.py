@@ -111,7 +111,7 @@ def test_an_operator_that_is_added_is_counted_in_its_part(
 ) -> None:
     batch = synthetic_batch(2, 64, len(NAMES), objects_per_image=2)
     before = count_operators(engine, batch)
-    prepare, loss, update = engine.task.prepare, engine.task.loss, engine.step.update
+    prepare, loss, update = engine.task.prepare, engine.task.loss, engine.update
     noise = torch.zeros(2)
 
     def with_noise(outputs: Any, targets: Any) -> Any:
@@ -121,7 +121,7 @@ def test_an_operator_that_is_added_is_counted_in_its_part(
 
     monkeypatch.setattr(engine.task, "prepare", lambda *arguments: noise.neg() is noise or prepare(*arguments))
     monkeypatch.setattr(engine.task, "loss", with_noise)
-    monkeypatch.setattr(engine.step, "update", lambda: (update(), noise[0], noise.neg()))
+    monkeypatch.setattr(engine, "update", lambda: (update(), noise[0], noise.neg()))
     more = count_operators(engine, batch)
     added = {
         part: (more[part].operators - before[part].operators, more[part].computing - before[part].computing)

@@ -58,7 +58,7 @@ def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_
     lines: Any = importlib.import_module("utils.predict.lines")
     lines.MIN_SCORE = 0.0  # the network has hardly learnt
     command = importlib.import_module(module)
-    with dying(importlib.import_module("utils.engine.step").Step, "update", kill_at):
+    with dying(importlib.import_module("utils.engine").TrainingEngine, "update", kill_at):
         seen["code"] = int(command.main() or 0)
     if num_gpus:
         seen["copies"] = pretended_gpu.COPIES[0]
@@ -173,12 +173,7 @@ COMMANDS: dict[str, tuple[str, str, Callable[[Path, TrainedRun], Mapping[str, st
         "--batch-size 2 --steps 1 --warmup 1 --repeats 1 --scaling strong --img-size 64 --output {out}",
         nothing,
     ),
-    "check data": ("check_data", "--model {best} --data {data} --output {out} --tolerate", nothing),
-    "choose what to label": (
-        "check_data",
-        "--model {best} --data {data} --tiles 96 --next 2 --unlabelled {others} --output {out}",
-        nothing,
-    ),
+    "check data": ("check_data", "--model {best} --data {data} --tiles 96 --output {out} --tolerate", nothing),
     "check machine": ("test_ddp", "--data {data}", nothing),
     "crowd_bt": (
         "recipes/crowd_bt/train",
@@ -199,7 +194,6 @@ def test_a_command_runs_on_a_gpu(name: str, few: TrainedRun, tmp_path: Path) -> 
         "data": few.data,
         "best": few.folder / "best.pt",
         "photos": few.processed / "val" / "images",
-        "others": few.processed / "train" / "images",
         **make(tmp_path, few),
         "classes": " ".join(yaml.safe_load(few.data.read_text())["names"].values()),  # nobody knows which it finds
     }

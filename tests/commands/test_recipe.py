@@ -12,7 +12,7 @@ import torch
 from tests.data.pictures import NAMES, PICTURES
 from utils.common.config import parse_config, to_dict
 from utils.common.errors import UsageError
-from utils.data.augment import AugmentConfig
+from utils.data.augment import Augmentation
 from utils.data.dataset import Batch, count_classes
 from utils.distributed.sync_bn import convert_sync_batchnorm
 from utils.engine import EngineOptions, Epoch, Task, TrainingEngine
@@ -128,7 +128,7 @@ def test_the_options_reach_the_augmentation() -> None:
     config = parse_config(TrainConfig, "", ["--shear=3", "--mixup=0.2", "--copy-paste=0.4", "--multi-scale"])
     assert (config.augment.shear, config.augment.mixup, config.augment.copy_paste) == (3, 0.2, 0.4)
     assert config.multi_scale
-    assert TrainConfig().augment == AugmentConfig()
+    assert TrainConfig().augment == Augmentation()
 
 
 RECIPE = {"freeze": 10, "multi_scale": True, "class_weights": "auto", "shear": 2.0, "mixup": 0.1, "copy_paste": 0.1}

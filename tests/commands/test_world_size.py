@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from tests.support.in_memory import InMemory
 from tests.support.ranks import run_ranks
-from utils.data.augment import AugmentConfig
+from utils.data.augment import Augmentation
 from utils.data.dataset import Photo, SegmentationDataset, collate
 from utils.data.loader import EpochBatches
 from utils.distributed import RankInfo
@@ -68,7 +68,7 @@ def train_some_steps(world_size: int, sync_batchnorm: bool, optimizer_name: str)
     torch.manual_seed(0)
     photos = photos_with_boxes(GLOBAL_BATCH * STEPS)
     packed: Any = Drawn(photos)
-    dataset = SegmentationDataset(photos, SIZE_PX, packed=packed, augment=AugmentConfig(), mosaic_epochs=1, seed=1)
+    dataset = SegmentationDataset(photos, SIZE_PX, packed=packed, augment=Augmentation(), mosaic_epochs=1, seed=1)
     ranks = RankInfo(current_rank(), current_rank(), world_size, world_size)
     batches = EpochBatches(len(dataset), GLOBAL_BATCH // world_size, ranks.rank, world_size, seed=1)
     model = build_model("yolov8n-seg.yaml", ("one", "two"))

@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from typing import IO, Any, BinaryIO
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ import torch
 from tests.conftest import PROJECT, must_run, run_script
 from utils.common import environment
 from utils.common.errors import UserError, explain_out_of_memory
-from utils.common.files import local_rank_first, write_bytes_atomic
+from utils.common.files import local_rank_first, new_file, write_bytes_atomic
+from utils.predict.prediction_files import PartWriter, Source, merge_parts
 
 SCRIPT = """
 import atexit, sys
@@ -34,6 +36,10 @@ def main():
         raise PermissionError(13, "Permission denied", "photo.jpg")
     if sys.argv[1:] == ["a file as folder"]:
         raise FileExistsError(17, "File exists", "results")
+    if sys.argv[1:] == ["a full disk"]:
+        raise OSError(28, "No space left on device", "results")
+    if sys.argv[1:] == ["no quota"]:
+        raise OSError(122, "Disk quota exceeded")
     if len(sys.argv) > 1:
         raise UserError(sys.argv[1])
     return 75
@@ -42,6 +48,7 @@ run_script(main)
 """
 
 
+FULL = "the disk is full; make room there, or name another place"
 CLOSED = "error: photo.jpg: Permission denied; give the user who runs this access to it and to its folder"
 
 
@@ -54,6 +61,8 @@ CLOSED = "error: photo.jpg: Permission denied; give the user who runs this acces
         (("no such file",), "1", 1, "unflushed cleaned up\n", "[rank 1] error: no such file"),
         (("a closed file",), "0", 1, "unflushed cleaned up\n", CLOSED),
         (("a file as folder",), "0", 1, "unflushed cleaned up\n", "error: results: File exists; name another place"),
+        (("a full disk",), "0", 1, "unflushed cleaned up\n", f"error: results: {FULL}"),
+        (("no quota",), "0", 1, "unflushed cleaned up\n", f"error: a file: {FULL}"),
     ],
 )
 def test_a_script_leaves_with_its_code_and_one_line_and_a_rank_without_the_interpreters_teardown(
@@ -86,6 +95,34 @@ def test_a_long_name_of_another_alphabet_is_written(tmp_path: Path) -> None:
     file = tmp_path / ("写" * 83 + ".jpg")  # 253 bytes; a name has at most 255
     write_bytes_atomic(file, b"picture")
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"picture"]
+
+
+def fill(file: IO[Any]) -> None:
+    """Let what is written into a file meet a full disk."""
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, file.fileno())
+    os.close(full)
+
+
+def test_a_full_disk_names_the_file_and_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_file(path: Path) -> BinaryIO:
+        fill(file := new_file(path))
+        return file
+
+    (tmp_path / ".predictions.part-0").write_text("")
+    monkeypatch.setattr("utils.common.files.new_file", full_file)
+    writer = PartWriter(tmp_path / "parts", ["*.txt", "*.json"], 0)
+    for name, write in (
+        ("a.txt", lambda: write_bytes_atomic(tmp_path / "a.txt", b"a")),
+        ("0.txt", lambda: writer.__exit__(None, None, None)),
+        (f".predictions.tmp-{os.getpid()}", lambda: merge_parts(tmp_path, 1)),
+    ):
+        if name == "0.txt":
+            writer.write("*.txt", Source(0, tmp_path, "a"), {})
+        with pytest.raises(OSError, match="No space left") as caught:
+            write()
+        assert Path(caught.value.filename).name == name
+    assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == [".predictions.part-0"]
 
 
 def test_one_process_at_a_time_holds_the_machines_lock(tmp_path: Path) -> None:

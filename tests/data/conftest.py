@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.data.pictures import Apart, rectangle
-from utils.data.augment import AugmentConfig
+from utils.data.augment import Augmentation
 from utils.data.dataset import SegmentationDataset, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.labels import format_yolo_label
@@ -47,7 +47,7 @@ def plain_set(photo_folder: Path) -> SegmentationDataset:
 
 @pytest.fixture
 def augmented_set(plain_set: SegmentationDataset) -> SegmentationDataset:
-    return SegmentationDataset(plain_set.photos, SIZE_PX, augment=AugmentConfig(), mosaic_epochs=9)
+    return SegmentationDataset(plain_set.photos, SIZE_PX, augment=Augmentation(), mosaic_epochs=9)
 
 
 WINDOWED, WINDOWED_PX = Apart(6, size=(640, 480)), 128
@@ -64,6 +64,6 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> WindowedPhotos:
     return open_windows(photos, WINDOWED_PX, WindowConfig(3, 0.5, 1.0), 0, folder / ".cache", "train", lambda _: None)
 
 
-def windows_as_samples(windowed: WindowedPhotos, config: AugmentConfig, mosaic_epochs: int = 9) -> SegmentationDataset:
+def windows_as_samples(windowed: WindowedPhotos, config: Augmentation, mosaic_epochs: int = 9) -> SegmentationDataset:
     photos = list(windowed.windows.photos)
     return SegmentationDataset(photos, WINDOWED_PX, windowed=windowed, augment=config, mosaic_epochs=mosaic_epochs)

@@ -8,13 +8,13 @@ import cv2
 import numpy as np
 
 from tests.support.in_memory import InMemory
-from utils.data.augment import AugmentConfig, Scene
+from utils.data.augment import Augmentation, Scene
 from utils.data.dataset import Photo, Sample, SegmentationDataset
 from utils.data.polygons import large_to_small
 
 NAMES = ("pole", "transformer", "wire", "box")
 COLOURS = np.array([[250, 20, 20], [20, 250, 20], [20, 20, 250], [250, 250, 20]])
-COLOURLESS = AugmentConfig(hsv_h=0, hsv_s=0, hsv_v=0)
+COLOURLESS = Augmentation(hsv_h=0, hsv_s=0, hsv_v=0)
 SIZE_PX = 128
 WORST_LABEL = 0.1  # edges are smooth: a thin wire, enlarged, has few pixels of its full colour
 
@@ -70,13 +70,13 @@ class Apart(Pictures):
 PICTURES, APART = Pictures(6), Apart(6)
 
 
-def dataset_of(config: AugmentConfig | None, pictures: Pictures = PICTURES, **options: int) -> SegmentationDataset:
+def dataset_of(config: Augmentation | None, pictures: Pictures = PICTURES, **options: int) -> SegmentationDataset:
     given: dict[str, Any] = {"packed": pictures, "augment": config, "mosaic_epochs": 9, **options}
     return SegmentationDataset(pictures.photos, SIZE_PX, **given)
 
 
 def samples_of(
-    config: AugmentConfig, mosaic_epochs: int = 9, epochs: int = 3, pictures: Pictures = PICTURES
+    config: Augmentation, mosaic_epochs: int = 9, epochs: int = 3, pictures: Pictures = PICTURES
 ) -> list[Sample]:
     data = dataset_of(config, pictures, mosaic_epochs=mosaic_epochs)
     return [data[epoch, index] for epoch in range(epochs) for index in range(len(data))]

@@ -80,7 +80,6 @@ def test_all_classes_but_the_thin_ones_are_pasted_equally_often() -> None:
     assert after[1] <= before[1] + 4, "only a wire that is cut in two counts twice"
 
 
-SIDE_PX = 160
 GREY = np.full((SIDE_PX, SIDE_PX, 3), 128, np.uint8)
 
 

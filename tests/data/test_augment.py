@@ -11,7 +11,7 @@ import pytest
 
 from tests.data.pictures import APART, WORST_LABEL, content, dataset_of, samples_of, unlabelled_pixels, worst_label
 from utils.data.augment import (
-    AugmentConfig,
+    Augmentation,
     compose,
     letterbox_matrix,
     mosaic_matrices,
@@ -23,13 +23,13 @@ from utils.data.augment import (
 from utils.data.images import FILL
 from utils.data.polygons import transform_points
 
-STILL = AugmentConfig(mosaic=0, degrees=0, translate=0, scale=0, fliplr=0, flipud=0, hsv_h=0, hsv_s=0, hsv_v=0)
-GEOMETRY_ONLY = AugmentConfig(hsv_h=0, hsv_s=0, hsv_v=0, degrees=20, flipud=0.5)
+STILL = Augmentation(mosaic=0, degrees=0, translate=0, scale=0, fliplr=0, flipud=0, hsv_h=0, hsv_s=0, hsv_v=0)
+GEOMETRY_ONLY = Augmentation(hsv_h=0, hsv_s=0, hsv_v=0, degrees=20, flipud=0.5)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_pixels_land_where_points_land(seed: int) -> None:
-    config = AugmentConfig(degrees=45, scale=0.2, translate=0.05, fliplr=0.5, flipud=0.5)
+    config = Augmentation(degrees=45, scale=0.2, translate=0.05, fliplr=0.5, flipud=0.5)
     view = random_view(160, 160, config, sample_generator(seed, 1, 0))
     matrix = compose(view, letterbox_matrix(75, 100, 160))
     output, image = np.zeros((160, 160, 3), np.uint8), np.zeros((75, 100, 3), np.uint8)
@@ -55,7 +55,7 @@ def test_only_what_the_photograph_covers_is_touched() -> None:
 
 
 def tile_matrix(degrees: float, rng: np.random.Generator) -> np.ndarray:
-    view = random_view(256, 128, AugmentConfig(degrees=degrees), rng)
+    view = random_view(256, 128, Augmentation(degrees=degrees), rng)
     return compose(view, mosaic_matrices([(90, 120)], 128, rng)[0])
 
 
@@ -143,7 +143,7 @@ def test_flips_mirror_picture_and_polygons(name: str, axis: int) -> None:
 
 def test_a_sample_depends_on_seed_epoch_and_index_alone() -> None:
     def bytes_of(seed: int, epoch: int, index: int, before: tuple[int, ...] = ()) -> bytes:
-        data = dataset_of(AugmentConfig(), seed=seed)
+        data = dataset_of(Augmentation(), seed=seed)
         for earlier in before:
             data[epoch, earlier]
         return b"".join(content(data[epoch, index]))

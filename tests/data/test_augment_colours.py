@@ -11,15 +11,15 @@ import torch
 
 from tests.data.pictures import COLOURLESS
 from tests.yolo.conftest import Operators
-from utils.data.augment import AugmentConfig, draw_gains, jitter_colour, jitter_colours, sample_generator
+from utils.data.augment import Augmentation, draw_gains, jitter_colour, jitter_colours, sample_generator
 from utils.data.dataset import Photo, SegmentationDataset, collate
 from utils.yolo.inputs import prepare_batch
 
 CPU = torch.device("cpu")
 
 
-def gains_of(index: int, config: AugmentConfig | None = None) -> np.ndarray:
-    return draw_gains(config or AugmentConfig(), sample_generator(0, 0, index))
+def gains_of(index: int, config: Augmentation | None = None) -> np.ndarray:
+    return draw_gains(config or Augmentation(), sample_generator(0, 0, index))
 
 
 def test_without_strength_colours_stay_and_with_it_they_change() -> None:
@@ -76,13 +76,13 @@ def photos(tmp_path: Path) -> list[Photo]:
 
 
 def test_a_batch_looks_the_same_wherever_its_colours_are_varied(photos: list[Photo]) -> None:
-    def batch(on_device: bool, config: AugmentConfig) -> torch.Tensor:
+    def batch(on_device: bool, config: Augmentation) -> torch.Tensor:
         dataset = SegmentationDataset(photos, 96, augment=config, mosaic_epochs=9, seed=3, colours_on_device=on_device)
         collated = collate([dataset[(1, index)] for index in range(4)])
         assert (collated.colour_gains is not None) == (on_device and config is not COLOURLESS)
         return prepare_batch(collated, CPU)[0]
 
-    by_loader, by_device = batch(False, AugmentConfig()), batch(True, AugmentConfig())
+    by_loader, by_device = batch(False, Augmentation()), batch(True, Augmentation())
     assert float((by_loader - by_device).abs().mean()) < 1.5 / 255
     # Whole levels of hue are two degrees, which is 17 levels of a colour at most.
     assert float((by_loader - by_device).abs().max()) <= 20 / 255

@@ -152,6 +152,32 @@ def test_a_list_with_a_byte_order_mark_or_windows_line_ends_is_read(text: str, t
     assert [file.name for file in load_dataset_yaml(file).image_files("train")] == ["a.jpg"]
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "data/images/a.jpg\n",
+            "such as data/images/a.jpg; a path counts from the list's folder: write images/a.jpg for it",
+        ),
+        (
+            "no/x.jpg\nno/y.jpg",
+            "none of its photographs exists, such as no/x.jpg; a path counts from the list's folder$",
+        ),
+        ("\n\n", "no images in"),
+        ("images", "not an image"),
+        ("images/folder.jpg", "not a regular file"),
+        (None, "does not exist"),
+    ],
+)
+def test_a_list_without_a_photograph_is_refused(text: str | None, words: str, tmp_path: Path) -> None:
+    file = write_set(tmp_path, "train: list.txt\n" + NAMES)
+    (tmp_path / "images" / "folder.jpg").mkdir()
+    if text is not None:
+        (tmp_path / "list.txt").write_text(text)
+    with pytest.raises(UserError, match=words):
+        load_dataset_yaml(file).image_files("train")
+
+
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
 def test_a_list_in_another_encoding_says_how_to_convert_it(encoding: str, tmp_path: Path) -> None:
     file = write_set(tmp_path, "train: list.txt\n" + NAMES)

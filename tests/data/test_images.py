@@ -82,7 +82,7 @@ def test_resize_area_handles_growing_and_mixed_sizes() -> None:
 
 
 @pytest.mark.parametrize("orientation", [*range(1, 9), 0, 77])
-@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "AVIF"])
 def test_orientation_is_applied_as_other_programs_do(orientation: int, kind: str) -> None:
     data = encode(textured(40, 60), kind, orientation)
     expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
@@ -138,7 +138,7 @@ def pictures() -> dict[str, bytes]:
     """Return noise as every kind of file, whole and damaged in several ways."""
     noise = np.random.default_rng(0).integers(0, 255, (90, 120, 3), dtype=np.uint8)
     files: dict[str, bytes] = {}
-    for kind in ("JPEG", "PNG", "TIFF", "WEBP", "BMP"):
+    for kind in ("JPEG", "PNG", "TIFF", "WEBP", "BMP", "JPEG2000", "AVIF"):
         data = encode(noise, kind)
         files |= {f"{kind}-whole": data, f"{kind}-head": data[:20]}
         files |= {f"{kind}-{share}": data[: int(len(data) * share)] for share in (0.02, 0.5, 0.99)}

@@ -10,7 +10,7 @@ import pytest
 
 from tests.data.pictures import COLOURLESS, SIZE_PX, WORST_LABEL, content, dataset_of, worst_label
 from tests.support.in_memory import InMemory
-from utils.data.augment import AugmentConfig
+from utils.data.augment import Augmentation
 from utils.data.dataset import Photo, SegmentationDataset
 from utils.data.loader import EpochBatches, multi_scale_sizes
 from utils.data.target_masks import MASK_STRIDE
@@ -73,7 +73,7 @@ def test_smaller_sizes_average_the_photographs_first() -> None:
             image[:, ::8] = 240
             return image
 
-    still = AugmentConfig(**dict[str, Any]({field.name: 0 for field in dataclasses.fields(AugmentConfig)}))
+    still = Augmentation(**dict[str, Any]({field.name: 0 for field in dataclasses.fields(Augmentation)}))
     data = SegmentationDataset(
         [Photo(None, np.zeros(0, np.int64), [])],  # type: ignore[arg-type]
         256,

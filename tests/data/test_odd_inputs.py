@@ -14,7 +14,7 @@ from tests.conftest import run_main
 from tests.data.caches import PACKED, opened
 from tests.data.test_dataset_yaml import PHOTO, write_set
 from utils.common.errors import UserError
-from utils.data.dataset_yaml import load_dataset_yaml
+from utils.data.dataset_yaml import load_dataset_yaml, not_read
 from utils.data.labels import read_photos
 from utils.sources.parsing.label_csv import Problem, read_label_csv
 from utils.sources.parsing.sources import find_photographs
@@ -78,6 +78,30 @@ def test_inference_skips_what_macos_leaves(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(PHOTO)
     (tmp_path / "._a.jpg").write_bytes(b"\0\5\x16\7")
     assert [photo.name for photo in list_photos(str(tmp_path))] == ["a.jpg"]
+
+
+def test_files_that_are_not_read_are_counted_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_set(tmp_path / "set")
+    images = tmp_path / "set" / "images"
+    spec = load_dataset_yaml(file)
+    assert not_read(spec.image_files("train")) == ""
+    for name in ("b.HEIC", "c.DNG", "d.HEIC", "e", *("f.jfif", "g.JPE", "h.txt", "a.SRT", "Thumbs.db", ".DS_Store")):
+        (images / name).write_bytes(PHOTO)
+    said = f"4 files not read: .HEIC (2), .DNG (1), without suffix (1); such as {images / 'b.HEIC'}; convert photographs to JPEG"
+    lines: list[str] = []
+    assert [photo.name for photo in spec.image_files("train", lines.append)] == ["a.jpg", "f.jfif", "g.JPE"]
+    assert lines == [f"train: {said}"]
+    assert [photo.name for photo in list_photos(str(images))] == ["a.jpg", "f.jfif", "g.JPE"]
+    assert capsys.readouterr().out == f"--source: {said}\n"
+    run_main(parse_labels, monkeypatch, "--input", tmp_path / "set", "--output", tmp_path / "out")
+    assert f"{tmp_path / 'set'}: {said}\n" in capsys.readouterr().out
+    for photo in list_photos(str(images)):
+        photo.unlink()
+    for find in (lambda: spec.image_files("train"), lambda: list_photos(str(images))):
+        with pytest.raises(UserError, match=r"no (images|photographs) .*4 files not read: \.HEIC \(2\)"):
+            find()
 
 
 def test_folders_nested_a_thousand_deep_are_read(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from tests.data.pictures import COLOURLESS, COLOURS, WORST_LABEL, content, samples_of, unlabelled_pixels, worst_label
 from utils.data import dataset as dataset_module
-from utils.data.augment import AugmentConfig, Scene, blend, paste_mirrored, sample_generator
+from utils.data.augment import Augmentation, Scene, blend, paste_mirrored, sample_generator
 from utils.sources.mask_rings import ring_area
 
 STRONG = {"shear": 15.0, "copy_paste": 1.0, "mixup": 1.0, "paste": 1.0, "draw_wires": 1.0}
-ROTATED = AugmentConfig(degrees=10, wire_classes=(1,))
+ROTATED = Augmentation(degrees=10, wire_classes=(1,))
 
 
 @pytest.mark.parametrize("name", STRONG)
@@ -34,7 +34,7 @@ def test_an_option_at_zero_changes_no_byte_and_above_it_does(name: str) -> None:
 @pytest.mark.parametrize("name", ["copy_paste", "mixup", "paste"])
 def test_a_probability_that_never_strikes_leaves_the_geometry(name: str) -> None:
     for sample, plain in zip(
-        samples_of(AugmentConfig(**dict[str, Any]({name: 1e-12}))), samples_of(AugmentConfig()), strict=True
+        samples_of(Augmentation(**dict[str, Any]({name: 1e-12}))), samples_of(Augmentation()), strict=True
     ):
         assert [polygon.tobytes() for polygon in sample.polygons] == [polygon.tobytes() for polygon in plain.polygons]
 
@@ -120,6 +120,6 @@ def test_mixup_holds_both_pictures_and_the_labels_of_both(monkeypatch: pytest.Mo
 
 
 def test_what_is_mixed_pasted_and_drawn_ends_with_mosaic() -> None:
-    strong = AugmentConfig(mixup=1.0, copy_paste=1.0, paste=1.0, draw_wires=1.0, wire_classes=(1,))
-    late, plain = (samples_of(config, mosaic_epochs=0) for config in (strong, AugmentConfig()))
+    strong = Augmentation(mixup=1.0, copy_paste=1.0, paste=1.0, draw_wires=1.0, wire_classes=(1,))
+    late, plain = (samples_of(config, mosaic_epochs=0) for config in (strong, Augmentation()))
     assert list(map(content, late)) == list(map(content, plain))

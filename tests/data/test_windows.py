@@ -14,7 +14,7 @@ import pytest
 from tests.data.conftest import WINDOWED, WINDOWED_PX, windows_as_samples
 from tests.data.pictures import COLOURLESS, WORST_LABEL, box, content, unlabelled_pixels, worst_label
 from utils.data import windows as module
-from utils.data.augment import AugmentConfig
+from utils.data.augment import Augmentation
 from utils.data.dataset import SegmentationDataset, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.images import letterbox
@@ -24,7 +24,7 @@ from utils.training import assembly
 from utils.training.config import TrainConfig
 
 SIDE_PX = 640
-STILL = AugmentConfig(mosaic=0, translate=0, scale=0, fliplr=0, hsv_h=0, hsv_s=0, hsv_v=0)
+STILL = Augmentation(mosaic=0, translate=0, scale=0, fliplr=0, hsv_h=0, hsv_s=0, hsv_v=0)
 
 
 def photo_with(count: int, seed: int, largest: float = 0.3) -> Photo:
@@ -183,6 +183,21 @@ def test_a_cell_is_never_at_the_border_of_its_window(monkeypatch: pytest.MonkeyP
             assert end >= min(most + margin, side)
 
 
+def test_a_wire_along_an_edge_of_the_photograph_is_no_sliver() -> None:
+    edges = [
+        box(0, 0, 2 / 4000, 1),
+        box(0, 0, 1, 2 / 3000),
+        box(1 - 2 / 4000, 0, 2 / 4000, 1),
+        box(0, 1 - 2 / 3000, 1, 1),
+    ]
+    windows = windows_of([Photo(Path("x.jpg"), np.arange(4), edges)], [(3000, 4000)], 1)
+    for number, (left, top) in enumerate([(0, 1000), (1500, 0), (3360, 1000), (1500, 2360)]):
+        assert windows.labels(Window(0, left, top, left + 640, top + 640)).class_ids.tolist() == [number]
+    wires = [box(0.14, 0.5, 0.6, 0.004), box(0.1565, 0.3, 0.6, 0.004)]  # 80 pixels of one, 14 of the other
+    flat = windows_of([Photo(Path("x.jpg"), np.arange(2), wires)], [(500, 4000)], 1)
+    assert flat.labels(Window(0, 0, 0, 640, 500)).class_ids.tolist() == [0]
+
+
 def test_a_window_at_scale_one_shows_the_photographs_own_pixels(windowed: WindowedPhotos) -> None:
     native = dataclasses.replace(
         windowed, windows=Windows(WINDOWED.photos, windowed.windows.sizes, WINDOWED_PX, WindowConfig(3, 1.0, 1.0), 0)
@@ -241,13 +256,14 @@ def test_windows_are_off_by_default_and_announced_and_validation_has_its_own(pho
     said: list[str] = []
 
     def opened(split: str, **options: Any) -> SegmentationDataset:
-        return assembly.open_dataset(TrainConfig(img_size=64, **options), spec, split, False, said.append)
+        config, photos = TrainConfig(img_size=64, **options), read_photos(spec, split)
+        return assembly.open_dataset(config, spec, split, photos, False, said.append)
 
     whole = opened("train")
     assert len(whole) == 7
     assert not list((photo_folder / ".cache").glob("*blocks*"))
     photos = read_photos(spec, "train")
-    plain = SegmentationDataset(photos, 64, packed=whole.packed, augment=AugmentConfig(), mosaic_epochs=90)
+    plain = SegmentationDataset(photos, 64, packed=whole.packed, augment=Augmentation(), mosaic_epochs=90)
     for index in range(len(plain)):
         now, before = whole[1, index], plain[1, index]
         assert now.image.tobytes() == before.image.tobytes()

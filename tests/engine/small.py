@@ -43,7 +43,7 @@ def loader_of(data: TensorDataset, batch_size: int, shuffle: bool = True) -> Dat
 def engine_of(
     model: nn.Module, folder: Path, *, task: Task | None = None, facts: Record | None = None, **options: Any
 ) -> TrainingEngine:
-    options = {"precision": "off", "tensorboard": False, **options}
+    options = {"precision": "off", "tensorboard": False, "ema": "ema_decay" in options, "patience": 0, **options}
     return TrainingEngine(model, CPU, EngineOptions(**options), task=task, run=folder, facts=facts)
 
 
@@ -102,7 +102,13 @@ class ScriptedTask(Task):
 
 
 def train_with_everything(
-    folder: Path, num_epochs: int, *, resume: bool = False, stop_at: int | None = None, accumulation_steps: int = 1
+    folder: Path,
+    num_epochs: int,
+    *,
+    resume: bool = False,
+    stop_at: int | None = None,
+    accumulation_steps: int = 1,
+    num_points: int = 68,
 ) -> Record:
     """Train with momentum, schedule, BatchNorm, EMA and clipping; `stop_at` is the batch at which the last rank is told
     to stop. Return all that a resumed run has to bring back.
@@ -113,7 +119,7 @@ def train_with_everything(
     trainer = engine_of(model, folder, epochs=num_epochs, **options)
     is_last_rank = distributed.rank() == distributed.world_size() - 1
     criterion = CountedLoss(stop_at if is_last_rank else None, partial(trainer.stop_flag.set, "test"))
-    train_loader, val_loader = loader_of(points(68), 4), loader_of(points(20, seed=1), 4)
+    train_loader, val_loader = loader_of(points(num_points), 4), loader_of(points(20, seed=1), 4)
     scheduler = StepSchedule(optimizer, ScheduleSpec(0.1, total_steps=60, warmup_steps=5))
     history = trainer.train(train_loader, val_loader, optimizer, criterion, scheduler, resume=resume)
     assert trainer.state.ema is not None

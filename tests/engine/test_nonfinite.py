@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from tests.support.ranks import run_ranks
 from utils import distributed
 from utils.common.devices import Precision
 from utils.engine import loop
-from utils.engine.nonfinite import Diverged, NonFiniteGuard, all_finite
+from utils.engine.nonfinite import Diverged, NonFiniteGuard, RollBack, all_finite
+from utils.engine.recovery import Recovery
+from utils.engine.state import Progress
 from utils.run.checkpoint import load_latest
 
 NUM_BATCHES = 30
@@ -55,7 +58,7 @@ def train_with_bad_batches(folder: Path, bad: list[int], *, fused: bool = True, 
         "weights": plain(model.state_dict()),
         "finite": all_finite([*model.state_dict().values(), *engine.state.ema.module.state_dict().values()]),
         "saved": found is not None and all_finite(found[1]["model"].values()) and all_finite(found[1]["ema"].values()),
-        "skipped": engine.step.guard.counts()[0],
+        "skipped": engine.guard.counts()[0],
         "rollbacks": engine.recovery.num_rollbacks,
         "left_out": engine.progress.left_out,
         "steps": engine.progress.global_step,
@@ -90,17 +93,20 @@ def test_a_step_left_out_changes_neither_weights_nor_momentum(fused: bool) -> No
     optimizer = torch.optim.AdamW([weight], lr=0.1, fused=fused)
     guard = NonFiniteGuard(torch.device("cpu"))
     weight.grad = torch.tensor([0.5, 0.5])
-    guard.step(optimizer, weight.grad.norm())
+    if guard.allows(optimizer, weight.grad.norm()):
+        optimizer.step()
     before, state = weight.detach().clone(), {k: v.clone() for k, v in optimizer.state[weight].items()}
     assert before.tolist() != [1.0, 2.0]
     weight.grad = torch.tensor([float("nan"), 0.5])
-    guard.step(optimizer, weight.grad.norm())
+    if guard.allows(optimizer, weight.grad.norm()):
+        optimizer.step()
     assert torch.equal(weight, before)
     for name, value in state.items():
         assert torch.equal(optimizer.state[weight][name], value), name
     assert guard.counts() == (1, 1)
     weight.grad = torch.tensor([0.5, 0.5])
-    guard.step(optimizer, weight.grad.norm())
+    if guard.allows(optimizer, weight.grad.norm()):
+        optimizer.step()
     assert not torch.equal(weight, before)
     assert guard.counts() == (1, 0)
 
@@ -121,6 +127,18 @@ def test_batches_that_are_always_bad_are_left_out_after_one_roll_back(tmp_path: 
     assert [1, 5] in answer["left_out"]
     assert answer["finite"]
     assert answer["steps"] == 2 * NUM_BATCHES - len(answer["left_out"])
+
+
+def test_a_roll_back_leaves_out_whole_groups_of_accumulated_batches() -> None:
+    state = SimpleNamespace(progress=Progress(epoch=1, batch=30), accumulate=4, model=classifier())  # the last group: 2
+    guard = SimpleNamespace(counts=lambda: (5, 5), num_reported=0)
+    log = SimpleNamespace(print=lambda _: None, metrics=lambda _: None)
+    recovery = Recovery(state, guard, log, *[None] * 3)  # type: ignore[arg-type]
+    with pytest.raises(RollBack):
+        recovery.require_health()
+    first = recovery._suspects[0][1]
+    assert first in (8, 12)
+    assert recovery._suspects == [[1, number] for number in range(first, 30)]
 
 
 def test_a_training_that_stays_bad_gives_up(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from utils.common.errors import EXIT_IO, UserError
 from utils.data.loader import EpochBatches
 from utils.engine import TrainingEngine, loop, recovery, stopping
 from utils.engine.recovery import CannotSave
+from utils.engine.reporting import EpochEnd
 from utils.engine.state import Progress
 from utils.run import checkpoint
 from utils.run.checkpoint import latest_facts, load_latest, save_checkpoint
@@ -59,11 +60,11 @@ def train(
     return trainer
 
 
-def die_at_the_second(patch: pytest.MonkeyPatch, name: str, *, after: bool = False) -> None:
-    """Let everything end at the second call of an engine's method, before it does anything or after it."""
-    method, count = getattr(TrainingEngine, name), 0
+def die_at_the_second(patch: pytest.MonkeyPatch, owner: type, name: str, *, after: bool = False) -> None:
+    """Let everything end at the second call of a method, before it does anything or after it."""
+    method, count = getattr(owner, name), 0
 
-    def deadly(self: TrainingEngine, *arguments: Any) -> Any:
+    def deadly(self: Any, *arguments: Any) -> Any:
         nonlocal count
         count += 1
         answer = method(self, *arguments) if after or count != 2 else None
@@ -71,7 +72,7 @@ def die_at_the_second(patch: pytest.MonkeyPatch, name: str, *, after: bool = Fal
             raise Killed
         return answer
 
-    patch.setattr(TrainingEngine, name, deadly)
+    patch.setattr(owner, name, deadly)
 
 
 def assert_same_weights(first: TrainingEngine, second: TrainingEngine) -> None:
@@ -102,7 +103,7 @@ def test_a_kill_in_a_long_validation_loses_no_step(
 ) -> None:
     monkeypatch.setattr(recovery, "LONG_VALIDATION_S", -1.0 if is_long else 1000.0)
     whole = train(tmp_path / "whole")
-    die_at_the_second(monkeypatch, "validate")
+    die_at_the_second(monkeypatch, TrainingEngine, "validate")
     with pytest.raises(Killed):
         train(tmp_path / "killed")
     assert latest_facts(tmp_path / "killed" / "checkpoint")["step"] == (2 * BATCHES if is_long else BATCHES)
@@ -117,7 +118,7 @@ def test_an_epoch_killed_between_its_report_and_its_checkpoint_is_recorded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "LONG_VALIDATION_S", -1.0)  # so a checkpoint of its last step is there already
-    die_at_the_second(monkeypatch, "_report", after=True)
+    die_at_the_second(monkeypatch, EpochEnd, "report", after=True)
     with pytest.raises(Killed):
         train(tmp_path)
     assert [record["epoch"] for record in read_epochs(tmp_path)] == [1, 2]

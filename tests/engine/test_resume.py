@@ -59,6 +59,12 @@ def test_a_stop_and_a_resume_change_nothing(
     assert_bitwise_equal(whole, continued)
 
 
+def test_an_epoch_that_has_shrunk_below_its_place_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "STOP_CHECK_STEPS", 2)
+    assert train_with_everything(tmp_path, 2, stop_at=10)["place"][1] > 5
+    assert train_with_everything(tmp_path, 2, resume=True, num_points=20)["num_batches"] == 2 * 5
+
+
 @pytest.mark.parametrize("accumulation_steps", [2, 3, 4])
 def test_a_stop_is_heard_and_resumed_between_accumulated_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulation_steps: int

@@ -178,7 +178,7 @@ def test_native_results_agree_with_faster_coco_eval(folder: Path, tmp_path: Path
     write_text_atomic(tmp_path / "ground_truth.json", json.dumps(ground_truth))
     coco = evaluate_with_faster_coco_eval(tmp_path / "ground_truth.json", tmp_path / "predictions.json")
     assert len(ground_truth["annotations"]) == ours["num_targets"] > 100
-    assert len(ground_truth["images"]) == NUM_PHOTOS
+    assert [(one["width"], one["height"]) for one in ground_truth["images"]] == [*map(size_of, range(NUM_PHOTOS))]
     for name in ("box_map50", "box_map50_95", "mask_map50", "mask_map50_95"):
         assert 0.2 < ours[name] < 0.9
         assert ours[name] == pytest.approx(coco[name], abs=0.005), name

@@ -102,14 +102,15 @@ def test_target_areas_are_counted_in_pixels_of_the_photograph(scene: tuple[Sampl
 
 def test_thin_classes_are_found_by_their_labels_or_named() -> None:
     along = [np.array([np.cos(angle), np.sin(angle)]) for angle in (0, 0.4, 1.2)]
-    wires = [(band(200 + np.outer([-120, 120], way), 4) / PHOTO_SIZE).astype(np.float32) for way in along]
-    box = np.array([(0.1, 0.1), (0.2, 0.1), (0.2, 0.4), (0.1, 0.4)], np.float32)
+    size = (6000, 300)
+    wires = [(band(200 + np.outer([-120, 120], way), 4) / size).astype(np.float32) for way in along]
+    box = np.array([(0.1, 0.1), (0.11, 0.1), (0.11, 0.7), (0.1, 0.7)], np.float32)  # 60 x 180 pixels
     photos = [Photo(Path(f"{index}.jpg"), np.array([2, 0]), [one, box]) for index, one in enumerate(wires)]
     photos += [Photo(Path("empty.jpg"), np.zeros(0, np.int64), [])]
     names = ("pole", "guy", "wire")
 
     def chosen(*asked: str) -> tuple[int, ...]:
-        return native_masks.choose_thin_classes(asked, photos, lambda index: PHOTO_SIZE, names)
+        return native_masks.choose_thin_classes(asked, photos, lambda index: size, names)
 
     assert chosen("auto") == (2,)  # 60 times as long as wide
     assert chosen("none") == ()

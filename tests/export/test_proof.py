@@ -130,6 +130,7 @@ def test_facts_other_than_those_asked_for_are_noticed(weights: Path, judge: Judg
         "wires_end_at": [0],
         "wire_width": [1.0, 2.0],
         "wires_parallel": [1, 0.5],
+        "wires_bent": [0],
         "label_lengths": [1, 9.5, 0.5],
     }
     wanted = facts(windows=windows, source_sha256="1" * 64, thin_classes=[1], **labels)

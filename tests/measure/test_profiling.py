@@ -125,7 +125,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def test_what_a_batch_does_not_change_is_weights_average_and_optimizer() -> None:
     training = build_training(build_model("yolov8n-seg.yaml", ("a", "b")), CPU, choose_precision("off", CPU), "adamw")
-    run_training_steps(training, Repeated(synthetic_batch(1, 64, 2, objects_per_image=3), 1), training.step.mark)
+    run_training_steps(training, Repeated(synthetic_batch(1, 64, 2, objects_per_image=3), 1), training.mark)
     weights = sum(weight.numel() * 4 for weight in training.state.model.parameters())
     assert state_bytes(training) == pytest.approx(4 * weights, rel=0.02)  # AdamW holds two values for each
 

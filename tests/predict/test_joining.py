@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import cProfile
+from dataclasses import replace
 
+import cv2
 import numpy as np
 import pytest
 
 from tests.predict.tile_scenes import Truth, blur_edges, iou_of, made_up_piece, seen_in_tiles, stroke, wires_and_pole
-from utils.predict.agreement import Masks
-from utils.predict.joining import JoinedObject, Piece, is_cut, join_tiles
+from utils.predict.agreement import WIDEN_PX, Masks, widen
+from utils.predict.joining import JoinedObject, Piece, is_cut, join_tiles, without_mask
 from utils.predict.regions import Runs
 from utils.predict.tiles import cut_tiles
 
@@ -77,6 +79,13 @@ def test_a_mask_three_pixels_beside_the_other_still_agrees() -> None:
     beside, far = masks.agreement(pairs, window)
     assert beside >= 0.5
     assert far == 0
+
+
+def test_a_mask_is_widened_to_all_sides() -> None:
+    canvas = np.zeros((40, 60), bool)
+    canvas[1:33, 4:58] = np.random.default_rng(0).random((32, 54)) < 0.04
+    wide = cv2.dilate(canvas.view(np.uint8), np.ones((2 * WIDEN_PX + 1,) * 2)).view(bool)
+    np.testing.assert_array_equal(widen(Runs.of(canvas), (3, 0, 60, 40)).window((3, 0, 60, 40)), wide[:, 3:])
 
 
 def test_random_wires_come_out_whole() -> None:
@@ -160,9 +169,16 @@ def test_a_wire_continues_in_the_confident_detection_not_in_a_doubtful_one_that_
     there = (slice(top, bottom), slice(left, right))
     (start,) = made_up_piece(0, WIRE, 0.9, wire[tile])
     (good,) = made_up_piece(1, WIRE, 0.8, shifted[there], left, top)
-    (doubtful,) = made_up_piece(1, WIRE, 0.1, astray[there], left, top)
+    (doubtful,) = made_up_piece(1, WIRE, 0.3, astray[there], left, top)
     first, *_ = join_tiles([start, good, doubtful], TILES, 0.7)
     assert first.pieces == (start, good)
+
+
+@pytest.mark.parametrize(("score", "num_objects"), [(0.29, 1), (0.25, 2)])
+def test_a_detection_of_hardly_any_confidence_does_not_continue_a_sure_one(score: float, num_objects: int) -> None:
+    pieces = seen_in_tiles([(WIRE, stroke(SIZE, [(20, 100), (500, 180)], 8))], TILES[:2])
+    scored = [replace(piece, score=value) for piece, value in zip(pieces, (0.9, score), strict=True)]
+    assert len(join_tiles(scored, TILES, 0.7)) == num_objects
 
 
 def test_an_object_seen_whole_by_four_tiles_is_one_and_one_of_another_class_another() -> None:
@@ -212,3 +228,27 @@ def test_pairs_of_masks_are_counted_together_not_one_by_one_in_python() -> None:
     profile.runcall(join_tiles, pieces, TILES, 0.7)
     calls = sum(entry.callcount for entry in profile.getstats())
     assert calls < 15 * len(pieces) * (len(pieces) - 1) / 2
+
+
+def test_of_detections_without_a_mask_the_boxes_decide() -> None:
+    empty, tiles = Runs.of(np.zeros((1, 1), bool)), [(0, 0, 320, 200), (192, 0, 512, 200)]
+
+    def bare(tile: int, score: float, *box: float, class_id: int = POLE) -> Piece:
+        return Piece(tile, class_id, score, np.array(box, np.float32), empty)
+
+    first = bare(0, 0.9, 20, 30, 80, 130)
+    copies = [bare(0, 0.5, 22, 30, 80, 130), bare(-1, 0.4, 20, 32, 81, 130)]
+    whole = bare(1, 0.6, 230, 40, 420, 90)  # tile 0 shows a part of it, up to its border
+    part, other = bare(0, 0.8, 230, 40, 318, 90), bare(0, 0.3, 21, 30, 80, 130, class_id=WIRE)
+    masked = JoinedObject(
+        (Piece(1, POLE, 0.7, np.array([440, 20, 500, 180], np.float32), Runs.of(np.ones((9, 9), bool))),)
+    )
+    hidden, edge = bare(1, 0.9, 441, 20, 500, 180), bare(1, 0.2, 500, 0, 512, 60)  # at the photograph's own edge
+    pieces = [first, *copies, part, whole, other, hidden, edge]
+    found = without_mask(pieces, [masked], tiles, 0.7)
+    assert [thing.pieces[0] for thing in found] == [first, whole, other, edge]
+    assert [thing.score for thing in found] == [0.9, 0.6, 0.3, 0.2]
+    again = without_mask(pieces[::-1], [masked], tiles, 0.7)
+    assert [thing.pieces for thing in again] == [thing.pieces for thing in found]
+    assert not found[0].region().mask.size
+    assert join_tiles(pieces, tiles, 0.7) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -13,7 +14,7 @@ import torch
 
 from tests.predict.tile_scenes import blur_edges, iou_of, stroke
 from utils.predict.detections import Detections, PhotoPrediction
-from utils.predict.lines import Curve, Wire, find_lines
+from utils.predict.lines import Curve, Wire, find_lines, medial_line
 from utils.predict.prediction_files import PredictionWriter, Source
 from utils.predict.regions import Region
 from utils.predict.shapes import Line, fill_outline, find_routes
@@ -63,6 +64,25 @@ def test_a_ragged_mask_becomes_the_lines_that_it_shows(seen: list[Points], wires
         assert line.width_px == pytest.approx(drawn(wire).sum() / length, abs=1)
         assert line.length_px == pytest.approx(length + 9, abs=9)  # with its round ends
         assert len(line.gaps) == 0
+
+
+@pytest.mark.parametrize("shape", [(7, 200), (200, 7)])
+def test_a_line_lies_in_the_middle_of_its_pixels(shape: tuple[int, int]) -> None:
+    region = Region(7, 4, np.ones(shape, bool))
+    middle, across = np.array([7, 4]) + np.array(shape[::-1]) / 2, int(shape[1] > shape[0])
+    for line in (*find_lines(region), medial_line(region, 7.0)):
+        assert line is not None
+        assert line.points[:, across] == pytest.approx(np.full(len(line.points), middle[across]), abs=0.1)
+        assert line.points[[0, -1], 1 - across].mean() == pytest.approx(middle[1 - across], abs=2)
+
+
+def test_a_line_that_is_steep_beside_its_axis_keeps_the_masks_width() -> None:
+    rows, columns = np.nonzero(drawn([(300.0, 100.0), (500.0, 500.0)]))
+    steep = Curve(np.array([400.0, 300.0]), np.eye(2), np.array([0.0, 2.0, 0.0]))
+    wire = Wire.of(np.stack([columns, rows], axis=1) + 0.5, 9.0, steep)
+    assert wire is not None
+    assert wire.explained > 0.97
+    assert wire.line().width_px == pytest.approx(len(rows) / np.hypot(200, 400), abs=0.6)
 
 
 def test_a_line_grows_over_a_support_where_its_parabola_ends() -> None:
@@ -122,6 +142,8 @@ def test_a_wire_differs_from_both_sides(photo: np.ndarray, low: float, high: flo
         (((300, 110), (0, 100)), ((600, 120), (360, 112)), True),  # whichever way they run
         (((0, 100), (300, 110)), ((360, 132), (600, 140)), False),  # a wire beside it
         (((0, 100), (300, 110)), ((360, 112), (400, 200)), False),  # another direction
+        (((0, 100), (300, 100)), ((360, 102), (600, 136)), True),  # 8 degrees
+        (((0, 100), (300, 100)), ((304, 101), (600, 207)), False),  # 20 degrees, close by
         (((0, 100), (300, 110)), ((700, 124), (800, 127)), False),  # a gap longer than the shorter one
         (((0, 100), (300, 110)), ((100, 103), (260, 109)), False),  # the same part of the wire
     ],
@@ -144,6 +166,9 @@ def test_three_parts_are_one_wire_in_their_order_and_a_ring_ends() -> None:
     (route,) = find_routes(parts, np.zeros(3, int))
     assert route.members in ((1, 0, 2), (2, 0, 1))
     assert route.line.length_px == 1100
+    gaps = np.array([[(650, 0), (600, 0)], [(520, 0), (500, 0)]])
+    (route,) = find_routes([straight((0, 0), (300, 0)), replace(straight((700, 0), (400, 0)), gaps=gaps)], np.zeros(2))
+    assert route.line.gaps[..., 0].ravel().tolist() == [300, 400, 500, 520, 600, 650]
     corners = [(300 * np.cos(a), 300 * np.sin(a)) for a in np.linspace(0, 2 * np.pi, 73)]
     ring = [straight(*part) for part in itertools.pairwise(corners)]
     (round_trip,) = find_routes(ring, np.zeros(len(ring), int))

@@ -24,9 +24,11 @@ from utils.common.errors import UserError
 from utils.data.images import FILL
 from utils.data.raster import open_orthophoto
 from utils.predict import map_layers, orthophoto
+from utils.predict.joining import JoinedObject
 from utils.predict.map_layers import BLOCKS, GEOJSON, GEOPACKAGE, outline_of, write_orthophoto
-from utils.predict.orthophoto import BlockPiece, cut_blocks, join_blocks, piece_of
+from utils.predict.orthophoto import NO_GAPS, BlockPiece, cut_blocks, join_blocks, lines_of, piece_of
 from utils.predict.regions import Runs
+from utils.predict.shapes import Line
 from utils.predict.tiles import Predictor, Tiling, cut_tiles
 
 pyogrio = pytest.importorskip("pyogrio")
@@ -202,12 +204,27 @@ def test_objects_are_complete_as_soon_as_no_further_row_can_change_them() -> Non
 
     def load(number: int) -> list[BlockPiece]:
         top = rows[number][0][1]
-        spots = [top + 10, *([top + 45] if number < 2 else []), *([top + 5] if number else [])]
+        spots = [top + 10, *([top + 32, top + 45] if number < 2 else []), *([top + 5] if number else [])]
         masks = [Runs.of(np.ones((8, 8), bool), 20, spot) for spot in spots]
         return [piece_of(number, 0, 0.9, mask) for mask in masks]
 
     after_row = [[thing.corners[1] for thing in things] for things in join_blocks(rows, load)]
-    assert after_row == [[10], [45, 50], [85, 90]]
+    assert after_row == [[10], [32, 45, 50], [72, 85, 90]]  # 32 to 40 touches the next row
+
+
+@pytest.mark.parametrize(("below_px", "num_objects"), [(1, 1), (3, 2)])
+def test_a_hair_that_the_next_block_shows_beside_is_one(below_px: int, num_objects: int) -> None:
+    hairs = [Runs.of(np.ones((1, 80), bool), 10, top) for top in (44, 44 + below_px)]
+    rows = [[(0, 0, 100, 60)], [(0, 40, 100, 100)]]
+    found = list(join_blocks(rows, lambda number: [piece_of(number, 0, 0.9, hairs[number])]))
+    assert [len(things) for things in found] == [0, num_objects]
+
+
+def test_a_wires_width_is_the_mean_over_its_length() -> None:
+    ends, mask = ((0.0, 300.0, 10.0), (250.0, 400.0, 4.0)), Runs.of(np.ones((4, 4), bool))
+    lines = [Line(np.array([[low, 50], [high, 50]]), np.full(2, width), NO_GAPS) for low, high, width in ends]
+    ((points, width),) = lines_of(JoinedObject(tuple(piece_of(n, 0, 0.9, mask, line) for n, line in enumerate(lines))))
+    assert [np.ptp(points[:, 0]), width] == pytest.approx([400, (300 * 10 + 100 * 4) / 400])
 
 
 def test_outlines_hold_the_centres_of_the_masks_pixels_and_leave_out_holes() -> None:

@@ -134,12 +134,23 @@ def test_a_line_that_continues_a_surer_one_is_surer_and_part_of_it_unless_labels
     apart = with_lines(prediction, WireRules((1,), (0,)), PLACEMENT, photo)
     raised = alone[1] ** 0.6 * alone[0] ** 0.4
     assert apart.found.scores.tolist() == pytest.approx([alone[0], raised, alone[2]], rel=0.01)
-    wire, other = with_lines(prediction, WireRules((1,)), PLACEMENT, photo).lines
+    joined = with_lines(prediction, WireRules((1,)), PLACEMENT, photo)
+    wire, other = joined.lines
+    assert joined.found.scores[0] == pytest.approx(np.average([alone[0], raised], weights=[277, 359]), rel=0.01)
     assert wire is not None
     assert wire.points[[0, -1], 0] == pytest.approx([36, 844], abs=6)
     assert wire.gaps[0, :, 0] == pytest.approx([304, 496], abs=6)
     assert other is not None
     assert not len(other.gaps)
+
+
+@pytest.mark.parametrize(("gap_px", "is_continued"), [(430, True), (470, False)])  # half of the photograph is 450
+def test_a_line_continues_another_over_at_most_half_of_the_photograph(gap_px: int, is_continued: bool) -> None:
+    parts = [drawn([(40.0, 300.0), (200.0, 310.0)]), drawn([(200.0 + gap_px, 310 + gap_px / 16), (880.0, 352.5)])]
+    photo, rules = pictured(np.any(parts, axis=0)), WireRules((1,), (0,))
+    alone = with_lines(predicted(parts[1], scores=[0.4]), rules, PLACEMENT, photo).found.scores
+    both = with_lines(predicted(*parts, scores=(0.9, 0.4)), rules, PLACEMENT, photo).found.scores
+    assert (float(both.min()) > 1.1 * float(alone)) == is_continued
 
 
 def test_gaps_stay_with_the_part_of_the_line_that_has_them() -> None:
@@ -200,7 +211,7 @@ def test_a_wire_across_a_photograph_wider_than_opencv_takes_is_measured() -> Non
     places, beside, widths = profiles(straight((0, 31), (40_000, 31), width=8), photo)
     assert len(places) == 1000
     assert np.ptp(places) > 39_900
-    assert beside == pytest.approx(np.full(1000, 2.0), abs=0.6)
+    assert beside == pytest.approx(np.full(1000, 2.0), abs=0.3)
     assert widths == pytest.approx(np.full(1000, 6.0), abs=1)
 
 

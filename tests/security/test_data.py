@@ -248,6 +248,8 @@ def test_image_bombs_are_refused_and_odd_pictures_read_in_bounded_memory(tmp_pat
     assert all(len(data) < 700_000 for data in bombs.values())
     even.save(tmp_path / "animated.png", save_all=True, append_images=[other] * 20)
     even.save(tmp_path / "animated.webp", save_all=True, append_images=[other] * 20)
+    even.save(tmp_path / "animated.avif", save_all=True, append_images=[other] * 20)
+    even.convert("RGBA").save(tmp_path / "clear.jp2")
     even.save(tmp_path / "pages.tif", save_all=True, append_images=[other] * 3)
     even.convert("CMYK").save(tmp_path / "cmyk.jpg")
     cv2.imwrite(str(tmp_path / "deep.png"), np.full((200, 320), 51_400, np.uint16))
@@ -261,7 +263,8 @@ def test_image_bombs_are_refused_and_odd_pictures_read_in_bounded_memory(tmp_pat
     even.save(tmp_path / "animated_as.jpg", "GIF", save_all=True, append_images=[other])
     found = job("images", tmp_path)
     read = {name: shape for name, (shape, _, _) in found.items() if isinstance(shape, list)}
-    expected = {name: [200, 320, 3] for name in ("animated.png", "animated.webp", "pages.tif", "cmyk.jpg", "deep.png")}
+    names = "animated.png animated.webp animated.avif clear.jp2 pages.tif cmyk.jpg deep.png"
+    expected = {name: [200, 320, 3] for name in names.split()}
     assert read == {**expected, "warm.jpg": [300, 400, 3], "small_bomb.png": [4_900, 4_900, 3]}
     refused = {name: words for name, (words, _, _) in found.items() if isinstance(words, str)}
     assert set(bombs) < set(refused)

@@ -53,6 +53,16 @@ def _broken_rules(node: ast.AST) -> Iterator[str]:
             yield "extract_all"
     elif isinstance(node, ast.ImportFrom) and node.module == "torch" and "load" in {item.name for item in node.names}:
         yield "torch_load"
+    elif isinstance(node, ast.Module):
+        stored = [
+            name.id
+            for line in node.body
+            if isinstance(line, ast.Assign | ast.AnnAssign)
+            for name in ast.walk(line)
+            if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store) and name.id.isupper()
+        ]
+        if len(stored) > len(set(stored)):  # all readers would get the second value
+            yield "constant_twice"
     elif isinstance(node, ast.ExceptHandler) and [ast.unparse(line) for line in node.body] == ["..."]:
         yield "except_pass"
     elif isinstance(node, ast.Constant) and isinstance(node.value, str) and PLAIN_HTTP.match(node.value):
@@ -97,6 +107,9 @@ def test_no_shell_script_contains_what_is_forbidden() -> None:
         ("requests.get('http://example.org/a')", {"plain_http"}),
         ("try:\n    work()\nexcept ValueError:\n    ...", {"except_pass"}),
         ("archive.extractall(folder)", {"extract_all"}),
+        ("REACH = 0.5\nREACH, SAMPLES = 1.5, 17", {"constant_twice"}),
+        ("REACH: float = 0.5\nREACH = 1.5", {"constant_twice"}),
+        ("REACH = 0.5\nPOLE = made(REACH)\nPOLE[:, 4] = True\ndef run():\n    REACH = 1.5", set()),
         ("model.eval()\nre.compile(text)\ntorch.compile(model)\ntorch.load(file, weights_only=True)", set()),
         ("requests.get('https://example.org')\nurl = 'http://127.0.0.1:80/'", set()),
         ("try:\n    work()\nexcept ValueError:\n    value = None", set()),

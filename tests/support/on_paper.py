@@ -29,7 +29,18 @@ TESTED = {  # attributes that code branches on
     "exists": lambda: False,
 }
 # Names that stay real wherever they are imported: they only carry values on.
-CARRIERS = {"sys", "math", "itertools", "fields", "partial", "Any", "dataclass", "parse_config", "resume_arguments"}
+CARRIERS = {
+    "sys",
+    "math",
+    "itertools",
+    "fields",
+    "partial",
+    "Any",
+    "dataclass",
+    "parse_config",
+    "resume_arguments",
+    "without_local_rank",
+}
 UNPACK, UNPACK_WITH_STAR = dis.opmap["UNPACK_SEQUENCE"], dis.opmap["UNPACK_EX"]
 
 

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import ANY
 
+from utils.common.config import section_of
 from utils.common.errors import UsageError, UserError
+from utils.engine.options import LoopOptions
 from utils.measure.scaling import process_counts
 from utils.pages.report import Viewer
 from utils.predict.tiles import Tiling, check_tiles, choose_tiling
@@ -76,7 +78,8 @@ SCRIPTS = [
         home="utils.training.config",
         real=("utils.training.assembly", "utils.training.plan"),
         values={"window_scale": ((0.25, 1.0),), "mlflow": ("https://host",)},
-        readers={"choose_augmentation": ("augment",)},
+        readers={"choose_augmentation": ("augment",), "OwnedRun": ("save_dir", "accept_changed_data")},
+        kept={"section_of": section_of, "LoopOptions": LoopOptions},
     ),
     Script(
         "inference",
@@ -104,7 +107,7 @@ SCRIPTS = [
     Script(
         "check_data",
         "CheckConfig",
-        modes=(("--model=m", "--unlabelled=u"),),
+        modes=(("--model=m",),),
         values=TILES,
         kept=TILING,
         stubs=("print_results", "first_error"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,14 +16,15 @@ from torch import nn
 from utils.common.config import parse_config
 from utils.common.devices import Precision, choose_precision
 from utils.common.errors import UsageError, UserError
-from utils.data.augment import AugmentConfig
+from utils.data.augment import Augmentation
 from utils.data.dataset import Batch
 from utils.data.dataset_yaml import DatasetSpec
 from utils.data.drawn_wires import band
 from utils.data.labels import Photo
 from utils.data.windows import WindowConfig
+from utils.engine import EngineOptions
 from utils.run import folder
-from utils.run.folder import differences, resume_arguments
+from utils.run.folder import differences, resume_arguments, without_local_rank
 from utils.training import assembly, plan
 from utils.training.assembly import choose_augmentation
 from utils.training.config import TrainConfig
@@ -47,9 +49,9 @@ def test_a_run_is_the_same_whatever_only_changes_how_it_is_run() -> None:
 
 
 def test_mosaic_ends_before_the_run_does() -> None:
-    assert config_of("--epochs", "100").mosaic_epochs == 90
-    assert config_of("--epochs", "6").mosaic_epochs == 3
-    assert config_of("--epochs", "1").mosaic_epochs == 1
+    assert config_of().mosaic_epochs(100) == 90
+    assert config_of().mosaic_epochs(6) == 3
+    assert config_of().mosaic_epochs(1) == 1
 
 
 def test_windows_need_a_low_and_a_high_scale() -> None:
@@ -120,12 +122,11 @@ def test_the_trainer_plans_with_its_own_sizes(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_cache_that_was_asked_for_is_not_left_out_silently(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(assembly, "read_photos", lambda *_: [])
     monkeypatch.setattr(assembly, "open_images", lambda *_, **__: None)  # no room
     spec = DatasetSpec(tmp_path / "data.yaml", tmp_path, ("pole",), {})
-    assert assembly.open_dataset(TrainConfig(), spec, "train", False, print).packed is None
+    assert assembly.open_dataset(TrainConfig(), spec, "train", [], False, print).packed is None
     with pytest.raises(UserError, match=r"--cache packed: .*\.cache has no room for it"):
-        assembly.open_dataset(TrainConfig(cache="packed"), spec, "train", False, print)
+        assembly.open_dataset(TrainConfig(cache="packed"), spec, "train", [], False, print)
 
 
 NAMES, CPU = ("pole", "wire"), torch.device("cpu")
@@ -148,7 +149,15 @@ def strips(file: Path, directions: np.ndarray, width_px: float = 1.0, class_id: 
     return Photo(file, np.full(len(outlines), class_id, np.int64), outlines)
 
 
-def choose(photos: list[Photo], **options: float) -> tuple[tuple[float, float, float], list[str], AugmentConfig]:
+def roots(file: Path, number: int = 24) -> Photo:
+    """Label curled lines, each as long and as thin as a wire."""
+    along, rng = np.linspace(-60, 60, 40), np.random.default_rng(0)
+    lines = [np.stack([along, rng.uniform(5, 9) * np.sin(along / rng.uniform(6, 9))], 1) for _ in range(number)]
+    outlines = [band(line + np.array([200, 40 + 5 * number]), 1.0) / (400, 200) for number, line in enumerate(lines)]
+    return Photo(file, np.ones(number, np.int64), outlines)
+
+
+def choose(photos: list[Photo], **options: float) -> tuple[tuple[float | None, ...], list[str], Augmentation]:
     said: list[str] = []
     augment = choose_augmentation(TrainConfig(**options), photos, NAMES, said.append)  # type: ignore[arg-type]
     return (augment.degrees, augment.flipud, augment.draw_wires), said, augment
@@ -184,10 +193,27 @@ def test_poles_of_a_class_of_their_own_show_that_photographs_have_an_up(photo_fi
     assert choose([wires, poles], windows=8)[0] == (0.0, 0.0, 0.0)
 
 
+def test_curved_labels_are_no_wires_and_have_no_direction(photo_file: Path) -> None:
+    now, said, augment = choose([roots(photo_file)], windows=4)
+    assert now == (0.0, 0.0, 0.0)
+    assert (augment.wire_classes, augment.drawn_classes) == ((1,), ())
+    assert any(line.startswith("Curved labels: wire 0.0") and "--draw-wires 0.5 draws some" in line for line in said)
+    straight = strips(photo_file, EVERYWHERE, class_id=0)
+    now, said, augment = choose([roots(photo_file), straight], windows=4)
+    assert now == FROM_ABOVE
+    assert (augment.wire_classes, augment.drawn_classes) == ((0, 1), (0,)), (
+        "wires are drawn as the straight class alone"
+    )
+
+
 def test_wires_are_drawn_as_the_thin_classes_and_refused_without_one(photo_file: Path) -> None:
     wires, poles = strips(photo_file, LEVEL), strips(photo_file, LEVEL, 10.0, class_id=0)
     _, said, augment = choose([wires, poles], draw_wires=0.3)
-    assert (augment.draw_wires, augment.wire_classes, said) == (0.3, (1,), ["Wires are drawn as wire"])
+    assert (augment.draw_wires, augment.wire_classes, said) == (
+        0.3,
+        (1,),
+        ["Wires are drawn as wire; --draw-wires 0: none"],
+    )
     with pytest.raises(UsageError, match="no class of the training labels is as thin as wires are"):
         choose([poles], draw_wires=0.3)
     assert choose([wires, poles], paste=0.3)[2].paste == 0.3
@@ -269,3 +295,18 @@ def test_the_probe_varies_colours(options: dict[str, Any], has_gains: bool, monk
     model = SimpleNamespace(nc=3)
     assert plan.find_batch_size(config, model, gpu, 99) == 1  # type: ignore[arg-type]
     assert (probed[0].colour_gains is not None) == has_gains
+
+
+def test_each_option_is_declared_once() -> None:
+    sections = [section for section in (*TrainConfig.__mro__, EngineOptions) if "__annotations__" in vars(section)]
+    names = [name for section in sections for name in vars(section)["__annotations__"] if name != "group"]
+    # The engine's seed is for tasks that draw random numbers themselves, and None by default.
+    assert {name for name in names if names.count(name) > 1} == {"seed"}
+    assert {field.name for field in dataclasses.fields(TrainConfig)} <= set(names)
+
+
+@pytest.mark.parametrize(
+    "given", [["--local-rank=1"], ["--local_rank=1"], ["--local-rank", "1"], ["--local_rank", "1"], []]
+)
+def test_the_local_rank_of_a_launcher_is_ignored(given: list[str]) -> None:
+    assert without_local_rank(["--epochs", "1", *given, "--seed", "2"]) == ["--epochs", "1", "--seed", "2"]

@@ -17,7 +17,12 @@ from utils.yolo.model import build_model, save_deployable
 NAMES = ("pole", "wire", "insulator")
 SIZE_PX = 64
 WINDOWS = {"per_photo": 4, "low_scale": 0.5, "high_scale": 1.0}
-WIRE_LABELS: dict[str, Any] = {"wires_end_at": [0], "wire_width": [1.0, 2.5], "wires_parallel": [1, 0.4]}
+WIRE_LABELS: dict[str, Any] = {
+    "wires_end_at": [0],
+    "wire_width": [1.0, 2.5],
+    "wires_parallel": [1, 0.4],
+    "wires_bent": [0],
+}
 FAMILIES = ("yolov8n", "yolo11n", "yolo12n", "yolo26n")
 
 

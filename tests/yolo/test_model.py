@@ -94,7 +94,7 @@ def test_the_deployed_file_is_opened_by_ultralytics_for_prediction_and_export(sa
     ("names", "values"),
     [
         (("windows",), [None, {"per_photo": 4}, {**WINDOWS, "low_scale": -1}, {**WINDOWS, "high_scale": 1e9}]),
-        (("thin_classes", "wires_end_at"), [None, 1, [99], ["conductor"], [True], {"conductor": 1}]),
+        (("thin_classes", "wires_end_at", "wires_bent"), [None, 1, [99], ["conductor"], [True], {"conductor": 1}]),
         (("wire_width",), [None, 1.0, [1.0], ["1", "2"], [1, 2], [1.0, 1e9], [1.0, float("nan")]]),
         (("wires_parallel",), [None, 0.4, [0], [0, 1], [9, 0.4], [0, 1.5], [0, float("nan")], [[], 0.4]]),
         (("label_lengths",), [None, 1, [1], [0, 1.0], [9, 1.0, 1.0], [0, 1, 1.0], [0, 1.0, 0.0], [[], 1.0, 1.0]]),
@@ -105,7 +105,12 @@ def test_a_file_without_proper_facts_has_none(names: tuple[str, ...], values: li
         model = SimpleNamespace(args=dict.fromkeys(names, value), names=NAMES)
         assert trained_windows(model) is None
         assert trained_thin_classes(model) == ()
-        assert trained_wire_labels(model) == {"wires_end_at": [], "wire_width": [], "wires_parallel": []}
+        assert trained_wire_labels(model) == {
+            "wires_end_at": [],
+            "wire_width": [],
+            "wires_parallel": [],
+            "wires_bent": [],
+        }
         assert trained_label_lengths(model) == []
 
 

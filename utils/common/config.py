@@ -16,7 +16,7 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from utils.common.config_file import Kinds, lower_if_chosen, read_yaml, unpack
 from utils.common.errors import EXIT_USAGE, UsageError, print_warning
@@ -73,11 +73,17 @@ _BOUNDS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """Base of a script's options. Raises UsageError when a value is outside the bounds of its `option`."""
+    """Base of a script's options, and of the sections of which they are composed.
+
+    A section declares the options of the room in which they act; `--help` shows them below its `group`. Raises UsageError
+    when a value is outside the bounds of its `option`.
+    """
+
+    group: ClassVar[str] = "options"
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value, bounds = getattr(self, field.name), field.metadata["bounds"]
+            value, bounds = getattr(self, field.name), field.metadata.get("bounds", {})
             for number in value if isinstance(value, tuple | list) else [value]:
                 if number is not None and not all(_BOUNDS[kind][1](number, bound) for kind, bound in bounds.items()):
                     rule = " and ".join(
@@ -237,6 +243,7 @@ def _build_parser(
 ) -> argparse.ArgumentParser:
     parser = parser_class(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     folder, known = _folder_field(config_class), [field.name for field, _ in _fields(config_class)]
+    groups = _groups(config_class, parser)
     for field, kind in _fields(config_class):
         help_text = field.metadata["help"].replace("%", "%%")
         if field is folder:
@@ -255,10 +262,25 @@ def _build_parser(
             )
             if is_list:
                 keywords["nargs"] = "+"
-        parser.add_argument(_flag(field.name), *map(_flag, other_names(field.name, known)), **keywords)
+        groups[field.name].add_argument(_flag(field.name), *map(_flag, other_names(field.name, known)), **keywords)
     for part in FOLDER_PARTS if folder else ():
         parser.add_argument(_flag(part), help=argparse.SUPPRESS)
     return parser
+
+
+def _groups(config_class: type, parser: argparse.ArgumentParser) -> dict[str, argparse._ArgumentGroup]:
+    """Return for each option the group of `--help` that holds it: that of the section which declares it."""
+    sections: dict[str, Any] = {
+        name: section for section in config_class.__mro__ for name in vars(section).get("__annotations__", ())
+    }
+    titles = [sections[field.name].group for field in dataclasses.fields(config_class)]
+    groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(titles)}
+    return {field.name: groups[title] for field, title in zip(dataclasses.fields(config_class), titles, strict=True)}
+
+
+def section_of(config: Any, section: type[T]) -> T:
+    """Return the options of one section of a configuration."""
+    return section(**{field.name: getattr(config, field.name) for field in dataclasses.fields(section)})  # type: ignore[arg-type]
 
 
 def _folder_field(config_class: type) -> dataclasses.Field[Any] | None:

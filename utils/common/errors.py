@@ -24,8 +24,10 @@ EXIT_KEYBOARD = 130  # the shell's convention: 128 + SIGINT
 
 MAX_DETAILS = 1000  # lines of a DataErrors that are printed
 _ACCESS, _OTHER_PLACE = "give the user who runs this access to it and to its folder", "name another place"
+DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 ADVICE = {  # by the number of a file's error
     **dict.fromkeys((errno.EACCES, errno.EPERM), _ACCESS),
+    **dict.fromkeys(DISK_IS_FULL, "make room there, or name another place"),
     **dict.fromkeys((errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ENAMETOOLONG), _OTHER_PLACE),
 }
 
@@ -93,6 +95,11 @@ def printable(text: str, most_characters: int = 80) -> str:
     return (text if text.isprintable() else ascii(text)[1:-1])[:most_characters]
 
 
+def reason_of(error: OSError) -> str:
+    """Return why a file cannot be read or written."""
+    return "the disk is full" if error.errno in DISK_IS_FULL else error.strerror or str(error)
+
+
 def print_warning(line: str) -> None:
     """Print a warning on stderr. A closed terminal raises nothing."""
     with contextlib.suppress(OSError):
@@ -128,8 +135,9 @@ def run_script(main: Callable[[], int | None]) -> None:
 
 def _error_of_the_user(error: Exception) -> UserError | None:
     """Return what a user can mend as a UserError: also a place at which the process may or can not write."""
-    if isinstance(error, OSError) and error.filename is not None and error.errno in ADVICE:
-        return UserError(f"{printable(str(error.filename), 400)}: {error.strerror}; {ADVICE[error.errno]}")
+    if isinstance(error, OSError) and error.errno in ADVICE and (error.filename or error.errno in DISK_IS_FULL):
+        name = printable(str(error.filename or "a file"), 400)
+        return UserError(f"{name}: {reason_of(error)}; {ADVICE[error.errno]}")
     return error if isinstance(error, UserError) else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import itertools
 import os
 import shlex
@@ -12,9 +13,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TextIO
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from utils.common.errors import UserError, print_warning, printable
 
@@ -86,7 +87,23 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 def new_file(path: Path) -> BinaryIO:
     """Open a new file for writing. A file or link of this name is removed first: nothing is written through a link."""
     path.unlink(missing_ok=True)
-    return path.open("xb")
+    return io.BufferedWriter(_NamedFile(path, "x"))
+
+
+def new_text_file(path: Path, encoding: str = "utf-8", newline: str | None = None) -> TextIO:
+    """Open a new text file as `new_file` does."""
+    return io.TextIOWrapper(new_file(path), encoding=encoding, newline=newline)
+
+
+class _NamedFile(io.FileIO):
+    """A file whose name is in the error when the disk is full; the system's error has none."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = os.fspath(self.name)  # type: ignore[type-var] # the path it was opened with
+            raise
 
 
 def regular_only(path: str, flags: int) -> int:
@@ -135,6 +152,10 @@ def write_bytes_atomic(path: Path, data: bytes) -> None:
         with new_file(temporary) as output:
             output.write(data)
         os.replace(temporary, path)
+    except OSError as error:
+        if error.errno is not None:
+            error.filename, error.filename2 = str(path), None
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -154,6 +175,40 @@ def output_folder(path: str, flag: str = "--output") -> Path:
             return Path(path)
     except OSError as error:
         raise UserError(f"{flag} {path}: {error.strerror}; name a folder in which files can be written") from error
+
+
+@contextmanager
+def claimed_output(path: str, flag: str = "--output") -> Iterator[Path]:
+    """Let no other process write into a script's output folder while the block runs; rank 0 holds the lock.
+
+    The lock lies beside the folder, or in it where its parent cannot be written; the system releases it when the process
+    ends. Raises UserError if another process holds it, or if no file can be written there.
+    """
+    folder = output_folder(path, flag)
+    if os.environ.get("RANK", "0") != "0":
+        yield folder
+        return
+    place = folder.absolute()
+    made = [parent for parent in place.parents if not parent.exists()]
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        is_beside = os.access(place.parent, os.W_OK)
+        lock = FileLock(str(place.with_name(f".{place.name}.lock") if is_beside else place / ".lock"), timeout=0)
+        lock.acquire()
+    except Timeout as timeout:
+        raise UserError(
+            f"{flag} {path}: another process writes there; wait until it ends, or name another folder"
+        ) from timeout
+    except OSError as error:
+        raise UserError(f"{flag} {path}: {error.strerror}; name a folder in which files can be written") from error
+    try:
+        yield folder
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
+        with suppress(OSError):  # what a refused command made; not empty after another one
+            for parent in made:
+                parent.rmdir()
 
 
 @contextmanager

@@ -84,6 +84,11 @@ def _is_number(value: Any) -> bool:
     return hasattr(value, "__float__") and not isinstance(value, bool)
 
 
+def without_mask_line(number: int) -> str:
+    """Return a line about detections whose mask is empty; an empty string if there are none."""
+    return f"{counted(number, 'detection')} without a mask: only the box is reported" if number else ""
+
+
 def counted(number: int, what: str) -> str:
     """Return a number with its noun, such as "1 error" or "0 errors"."""
     return f"{number:,} {what}{'s' * (number != 1)}"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import cv2
 import numpy as np
 import torch
 
+from utils.common.config import FRACTION, Options, option
 from utils.data.labels import Photo
 from utils.data.polygons import draw_index_map, large_to_small, polygon_boxes, transform_points
 
@@ -29,24 +31,71 @@ MAX_HUE_GAIN = 255 / (HUES - 1)  # with a larger gain hues overflow 8 bits
 
 
 @dataclass(frozen=True)
-class AugmentConfig:
-    """Strengths, with names and defaults of the recipe that trained YOLOv8's weights."""
+class AugmentOptions(Options):
+    """Strengths of the augmentation, with names and defaults of the recipe that trained YOLOv8's weights."""
 
-    mosaic: float = 1.0  # probability
-    degrees: float = 0.0  # rotation, +- degrees
-    translate: float = 0.1  # +- fraction of the image size
-    scale: float = 0.5  # gain in [1 - scale, 1 + scale]
-    fliplr: float = 0.5  # probability
-    flipud: float = 0.0  # probability
-    hsv_h: float = 0.015  # +- fraction of the hue circle
-    hsv_s: float = 0.7  # +- relative
-    hsv_v: float = 0.4  # +- relative
-    shear: float = 0.0  # +- degrees, along x and along y
-    mixup: float = 0.0  # probability
-    copy_paste: float = 0.0  # probability of each object that has room to be pasted
-    paste: float = 0.0  # probability of objects of another photograph
-    draw_wires: float = 0.0  # probability
-    wire_classes: tuple[int, ...] = ()  # of the drawn wires; their objects are not pasted
+    group: ClassVar[str] = "augmentation"
+
+    mosaic: float = option(1.0, "probability of a mosaic of four photographs", **FRACTION)
+    close_mosaic: int = option(
+        10,
+        "number of last epochs without mosaic, at most half of the run",
+        at_least=0,
+        needs="mosaic or mixup or copy_paste or paste or draw_wires",
+    )
+    scale: float = option(0.5, "random zoom, +- fraction", **FRACTION)
+    translate: float = option(0.1, "random shift, +- fraction of the image", **FRACTION)
+    degrees: float | None = option(
+        None,
+        "random rotation, +- degrees; unset: 90 with --windows if labelled objects lie in many directions, else 0",
+        at_least=0,
+    )
+    shear: float = option(0.0, "random shear along both axes, +- degrees", at_least=0, below=45)
+    fliplr: float = option(0.5, "probability of a left-right flip", **FRACTION)
+    flipud: float | None = option(
+        None,
+        "probability of an up-down flip; unset: 0.5 with --windows if labelled objects lie in many directions, else 0",
+        **FRACTION,
+    )
+    colour: str = option(
+        "auto",
+        "where colours are varied; auto: on the device if it is a GPU, else in the loader",
+        choices=COLOUR_CHOICES,
+        needs="hsv_h or hsv_s or hsv_v",
+    )
+    hsv_h: float = option(0.015, "random hue, +- fraction", **FRACTION)
+    hsv_s: float = option(0.7, "random saturation, +- fraction", **FRACTION)
+    hsv_v: float = option(0.4, "random brightness, +- fraction", **FRACTION)
+    mixup: float = option(0.0, "probability of mixup of two pictures; off in epochs without mosaic", **FRACTION)
+    copy_paste: float = option(
+        0.0,
+        "probability of pasting a mirrored copy of each object where there is room; off in epochs without mosaic",
+        **FRACTION,
+    )
+    paste: float = option(
+        0.0,
+        "probability of objects of another photograph in front of a picture, in other colours; all classes equally often, but "
+        "no thin ones; off in epochs without mosaic",
+        **FRACTION,
+    )
+    draw_wires: float | None = option(
+        None,
+        "probability of drawing wires into a picture, with labels, and bars, which have none; unset: 0.5 with --windows if a "
+        "class is thin and labelled objects lie in many directions, else 0; off in epochs without mosaic",
+        **FRACTION,
+    )
+
+    def mosaic_epochs(self, epochs: int) -> int:
+        """Return how many of a run's epochs use mosaic: all but the last `close_mosaic`, but at least half of the run."""
+        return epochs - min(self.close_mosaic, epochs // 2)
+
+
+@dataclass(frozen=True)
+class Augmentation(AugmentOptions):
+    """The augmentation of a data set: its options, of which what is unset is 0, and its thin classes."""
+
+    wire_classes: tuple[int, ...] = ()  # thin ones, whose objects are not pasted
+    drawn_classes: tuple[int, ...] = ()  # of the drawn wires: those of wire_classes whose labels are straight
 
 
 @dataclass(frozen=True)
@@ -96,9 +145,10 @@ def mosaic_matrices(shapes: list[tuple[int, int]], size_px: int, rng: np.random.
     return matrices
 
 
-def random_view(canvas_px: int, size_px: int, config: AugmentConfig, rng: np.random.Generator) -> np.ndarray:
+def random_view(canvas_px: int, size_px: int, config: Augmentation, rng: np.random.Generator) -> np.ndarray:
     """Return a random (2, 3) map from a canvas into the (size_px, size_px) output; the centre stays near the centre."""
-    angle = math.radians(rng.uniform(-config.degrees, config.degrees))
+    degrees = config.degrees or 0.0
+    angle = math.radians(rng.uniform(-degrees, degrees))
     gain = rng.uniform(1 - config.scale, 1 + config.scale)
     shift_x, shift_y = rng.uniform(0.5 - config.translate, 0.5 + config.translate, 2) * size_px
     cosine, sine = math.cos(angle) * gain, math.sin(angle) * gain
@@ -106,7 +156,7 @@ def random_view(canvas_px: int, size_px: int, config: AugmentConfig, rng: np.ran
     if rng.random() < config.fliplr:
         linear[0] *= -1
         shift_x = size_px - shift_x
-    if rng.random() < config.flipud:
+    if rng.random() < (config.flipud or 0.0):
         linear[1] *= -1
         shift_y = size_px - shift_y
     if config.shear:
@@ -260,7 +310,7 @@ def _visible_parts(outline: np.ndarray, pasted: np.ndarray, is_thin: bool) -> li
     return [part for part, side in zip(parts, sides, strict=True) if (side >= np.array(MIN_PIECE_PX)).all()]
 
 
-def draw_gains(config: AugmentConfig, rng: np.random.Generator) -> np.ndarray:
+def draw_gains(config: Augmentation, rng: np.random.Generator) -> np.ndarray:
     """Draw random gains of hue, saturation and value: float64 (3,); 1 where the option is 0."""
     return 1 + rng.uniform(-1, 1, 3) * (config.hsv_h, config.hsv_s, config.hsv_v)
 

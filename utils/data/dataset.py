@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import cv2
 import numpy as np
 from torch.utils.data import Dataset
 
+from utils.common.config import INPUT_SIZE, Options, option
 from utils.common.errors import UserError
 from utils.data.augment import (
-    AugmentConfig,
+    Augmentation,
     Scene,
     Tile,
     blend,
@@ -31,6 +32,7 @@ from utils.data.augment import (
 )
 from utils.data.batch import Batch, Sample, collate
 from utils.data.cache import PackedImages, load_photo, open_images, unreadable_message
+from utils.data.dataset_yaml import DEFAULT_DATASET_YAML, TRUST_LINKS_HELP
 from utils.data.drawn_wires import draw_wires
 from utils.data.images import FILL, ImageError, fit_long_side, letterbox, scaled_size
 from utils.data.labels import Photo, count_classes, find_label_file, read_photos
@@ -52,6 +54,38 @@ __all__ = [
 ]
 
 
+@dataclass(frozen=True)
+class DataOptions(Options):
+    """Which data set a training reads, at which size, and how it is loaded."""
+
+    group: ClassVar[str] = "data"
+
+    data: str = option(str(DEFAULT_DATASET_YAML.name), "data-set YAML: folders and class names", metavar="YAML")
+    trust_links: bool = option(False, TRUST_LINKS_HELP, may_differ=True)
+    img_size: int = option(640, "side of the square network input in pixels, a multiple of 32", **INPUT_SIZE)
+    multi_scale: bool = option(False, "random input size for each batch, 0.5 to 1.5 times --img-size")
+    cache: str = option(
+        "auto",
+        "packed copy of the photographs at --img-size; auto: where the disk has room; packed: end if it has none",
+        choices=("auto", "packed", "none"),
+        may_differ=True,
+        wants="not windows",
+    )
+    skip_bad: bool = option(
+        False, "leave out photographs that cannot be read, and list them in the run folder", may_differ=True
+    )
+    num_workers: int | None = option(
+        None,
+        "most loader processes per GPU; fewer where there are not enough cores; unset: 8, and up to 16 where a GPU has more "
+        "than 8 cores to itself",
+        at_least=0,
+        may_differ=True,
+    )
+    prefetch: int = option(
+        4, "batches each loader process prepares ahead", at_least=1, may_differ=True, wants="num_workers"
+    )
+
+
 @dataclass(eq=False)
 class SegmentationDataset(Dataset[Sample]):
     """The samples of a split at `size_px`; indexed by (epoch, index) or (epoch, index, size_px).
@@ -68,7 +102,7 @@ class SegmentationDataset(Dataset[Sample]):
     _: KW_ONLY
     packed: PackedImages | None = None
     windowed: WindowedPhotos | None = None
-    augment: AugmentConfig | None = None
+    augment: Augmentation | None = None
     mosaic_epochs: int = 0
     seed: int = 0
     colours_on_device: bool = False
@@ -121,7 +155,7 @@ class SegmentationDataset(Dataset[Sample]):
         pad = (round(matrix[0, 2]), round(matrix[1, 2]))
         return self._finish(index, image, tile.labels.class_ids, polygons, inner_size=inner_size, pad=pad)
 
-    def _augmented(self, epoch: int, index: int, size_px: int, config: AugmentConfig) -> Sample:
+    def _augmented(self, epoch: int, index: int, size_px: int, config: Augmentation) -> Sample:
         rng = sample_generator(self.seed, epoch, index)
         may_mix = epoch < self.mosaic_epochs
         scene = self._scene((epoch, index, size_px), may_mix, config, rng)
@@ -136,7 +170,7 @@ class SegmentationDataset(Dataset[Sample]):
             return self._finish(index, scene.image, class_ids, scene.polygons, colour_gains=tuple(gains.tolist()))
         return self._finish(index, jitter_colour(scene.image, gains), class_ids, scene.polygons)
 
-    def _scene(self, key: Key, may_mix: bool, config: AugmentConfig, rng: np.random.Generator) -> Scene:
+    def _scene(self, key: Key, may_mix: bool, config: Augmentation, rng: np.random.Generator) -> Scene:
         """Draw a sample's photograph or window in a random view; with `may_mix` possibly a mosaic of four, pasted
         objects and drawn wires."""
         epoch, index, size_px = key
@@ -153,7 +187,7 @@ class SegmentationDataset(Dataset[Sample]):
         if may_mix and config.copy_paste:
             scene = paste_mirrored(scene, config.copy_paste, rng)
         if may_mix and config.draw_wires and rng.random() < config.draw_wires:
-            scene = draw_wires(scene, config.wire_classes, rng)
+            scene = draw_wires(scene, config.drawn_classes or config.wire_classes, rng)
         return scene
 
     @cached_property
@@ -166,7 +200,7 @@ class SegmentationDataset(Dataset[Sample]):
         classes = {class_id for class_id, _ in numbered if class_id not in thin}
         return {class_id: [n for other, n in numbered if other == class_id] for class_id in sorted(classes)}
 
-    def _donor(self, size_px: int, config: AugmentConfig, rng: np.random.Generator) -> Scene:
+    def _donor(self, size_px: int, config: Augmentation, rng: np.random.Generator) -> Scene:
         """Draw a photograph, or a window, with an object of a class that is pasted: each class with equal chance."""
         class_id, photos = list(self._pasted_classes.items())[int(rng.integers(len(self._pasted_classes)))]
         photo = photos[int(rng.integers(len(photos)))]

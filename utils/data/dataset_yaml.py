@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,20 @@ import yaml
 
 from utils.common.errors import DataErrors, UserError, one_line, printable
 from utils.common.files import read_text, walk
+from utils.common.text import counted
 
 DEFAULT_DATASET_YAML = Path(__file__).resolve().parent.parent.parent / "dataset.yaml"
 MAX_LIST_BYTES = 500_000_000
 TRUST_LINKS_HELP = "follow links, and paths in the data-set YAML, that leave the data set's folder"
-MAX_SHOWN_CLASSES = 1000  # of a corrected `names` block
+MAX_SHOWN_CLASSES, MAX_SHOWN_SUFFIXES = 1000, 9  # of a corrected `names` block; of files that are not read
 OWN_ADVICE = "run python parse_labels.py first, or name another data set with --data"
 OUTSIDE_ADVICE = "set `path` to a folder that contains both, or pass --trust-links if you trust the data set"
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".jpe", ".jfif", ".jp2", ".avif")
+BESIDE = re.compile(  # what lies beside photographs: labels, tables, facts, archives
+    r"\.(txt|jsonl?|ndjson|xml|csv|tsv|xlsx|ya?ml|srt|xmp|md|html?|cache|db|ini|log|km[lz]|geojson|gpkg|tfw|prj|zip|np[yz]|pt"
+    r"|py|pdf|mrk|nav|obs|bin|rtk|lock|part)$",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -66,15 +73,19 @@ class DatasetSpec:
         if split not in self.splits:
             present = ", ".join(self.splits) or "none"
             raise UserError(f"{self.yaml_file}: no split `{split}`; it has {present}: add `{split}: FOLDER/images`")
-        found = sorted({file for source in self.splits[split] for file in _list_images(self, split, source)})
+        every = sorted({file for source in self.splits[split] for file in _list_files(self, split, source)})
+        found = [file for file in every if file.suffix.lower() in IMAGE_SUFFIXES]
         files = [file for file in found if is_photograph(file.name)]
+        others = not_read(every)
+        if announce and others:
+            announce(f"{split}: {others}")
         if announce and len(files) < len(found):
             hidden = next(file for file in found if not is_photograph(file.name))
             announce(f"{split}: {len(found) - len(files)} hidden files skipped, such as {printable(str(hidden), 400)}")
         if not files:
             sources = ", ".join(map(str, self.splits[split]))
             advice = OWN_ADVICE if _is_default(self) else f"images are {', '.join(IMAGE_SUFFIXES)}"
-            raise UserError(f"{self.yaml_file}: {split}: no images in {sources}; {advice}")
+            raise UserError(f"{self.yaml_file}: {split}: no images in {sources}; {others or advice}")
         return files
 
 
@@ -120,6 +131,21 @@ def _source(root: Path, entry: str) -> Path:
 def is_photograph(name: str) -> bool:
     """Return whether a file name is a photograph's; hidden files, such as `._1.JPG` of macOS, are not."""
     return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
+
+
+def not_read(files: Iterable[Path]) -> str:
+    """Return how many files are neither photographs that are read nor what lies beside them; an empty text if none is."""
+    left = [
+        file
+        for file in sorted(files)
+        if "." not in (file.name[:1], file.parent.name[:1])
+        and not (file.suffix.lower() in IMAGE_SUFFIXES or BESIDE.search(file.name))
+    ]
+    if not left:
+        return ""
+    kinds = Counter(file.suffix or "without suffix" for file in left).most_common(MAX_SHOWN_SUFFIXES)
+    shown = ", ".join(f"{printable(suffix)} ({number:,})" for suffix, number in kinds)
+    return f"{counted(len(left), 'file')} not read: {shown}; such as {printable(str(left[0]), 400)}; convert photographs to JPEG"
 
 
 def label_file_for(image_file: Path) -> Path:
@@ -186,13 +212,13 @@ def _names_block(names: dict[int, Any]) -> list[str]:
     return yaml.safe_dump({"names": names}, allow_unicode=True, sort_keys=False).splitlines()
 
 
-def _list_images(spec: DatasetSpec, split: str, source: Path) -> Iterator[Path]:
+def _list_files(spec: DatasetSpec, split: str, source: Path) -> Iterator[Path]:
     if not spec.holds(source):
         raise UserError(
             f"{spec.yaml_file}: {split}: {printable(str(source))} lies outside {spec.root}; {OUTSIDE_ADVICE}"
         )
     if source.is_dir():
-        yield from _images_below(spec, source)
+        yield from _files_below(spec, source)
     elif source.suffix == ".txt" and source.is_file():
         yield from _listed_images(spec, source)
     else:
@@ -220,8 +246,8 @@ def _where_else(spec: DatasetSpec, source: Path) -> str:
     return f"{printable(str(parent), 400)} holds {printable(', '.join(folders[:9]), 400) or 'no folders'}"
 
 
-def _images_below(spec: DatasetSpec, folder: Path) -> Iterator[Path]:
-    """Yield the images below a folder, hidden ones too. Follows linked folders only if links are trusted, each once."""
+def _files_below(spec: DatasetSpec, folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder, hidden ones too. Follows linked folders only if links are trusted, each once."""
     visited = {os.path.realpath(folder)}
 
     def enters(path: Path) -> bool:
@@ -241,7 +267,7 @@ def _images_below(spec: DatasetSpec, folder: Path) -> Iterator[Path]:
                 problem = "" if is_plain else spec.problem_with(path)
                 if problem:
                     raise UserError(f"{printable(str(path), 400)}: {problem}")
-                yield path
+            yield path
 
 
 def _listed_images(spec: DatasetSpec, list_file: Path) -> Iterator[Path]:
@@ -252,6 +278,7 @@ def _listed_images(spec: DatasetSpec, list_file: Path) -> Iterator[Path]:
         lines = read_text(list_file).split("\n")
     except OSError as error:
         raise UserError(f"{list_file}: {error.strerror}") from error
+    missing, is_there = "", False
     for number, line in enumerate(lines, start=1):
         name = line.strip()
         if not name:
@@ -265,4 +292,16 @@ def _listed_images(spec: DatasetSpec, list_file: Path) -> Iterator[Path]:
             problem = spec.problem_with(path)
         if problem:
             raise UserError(f"{list_file}:{number}: {printable(name)}: {problem}")
+        is_there = is_there or path.exists()
+        missing = missing or name
         yield path
+    if missing and not is_there:
+        advice = f"a path counts from the list's folder{_shorter(list_file.parent, Path(missing))}"
+        raise UserError(f"{list_file}: none of its photographs exists, such as {printable(missing, 400)}; {advice}")
+
+
+def _shorter(folder: Path, path: Path) -> str:
+    """Return what to write for a path of which the first folders are not there, as in CVAT's lists."""
+    shorter = (Path(*path.parts[number:]) for number in range(1, len(path.parts)))
+    found = next((each for each in shorter if (folder / each).exists()), None)
+    return f": write {printable(str(found), 400)} for it" if found else ""

@@ -20,7 +20,17 @@ from pathlib import Path
 import cv2
 import numpy as np
 import simplejpeg
-from PIL import BmpImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin
+from PIL import (
+    AvifImagePlugin,
+    BmpImagePlugin,
+    Image,
+    ImageFile,
+    Jpeg2KImagePlugin,
+    JpegImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
 
 from utils.common.files import write_bytes_atomic
 
@@ -44,6 +54,8 @@ _KINDS: tuple[tuple[re.Pattern[bytes], type[ImageFile.ImageFile]], ...] = (
     (re.compile(rb"BM"), BmpImagePlugin.BmpImageFile),
     (re.compile(rb"RIFF....WEBP", re.DOTALL), WebPImagePlugin.WebPImageFile),
     (re.compile(rb"II[*+]\0|MM\0[*+]"), TiffImagePlugin.TiffImageFile),
+    (re.compile(rb"\0\0\0\x0cjP  \r\n\x87\n"), Jpeg2KImagePlugin.Jpeg2KImageFile),
+    (re.compile(rb"....ftypavi[fs]", re.DOTALL), AvifImagePlugin.AvifImageFile),
 )
 # libjpeg-turbo's messages for JPEG variants it does not support; any other message means damaged data.
 _UNSUPPORTED_WORDS = ("subsampling level", "color conversion", "data precision", "sof type")
@@ -210,7 +222,7 @@ def _open_picture(data: bytes) -> ImageFile.ImageFile:
         raise ImageError("empty file")
     reader = next((reader for start, reader in _KINDS if start.match(data)), None)
     if reader is None:
-        raise ImageError("not a picture of a supported format (JPEG, PNG, BMP, TIFF or WebP)")
+        raise ImageError("not a picture of a supported format (JPEG, PNG, BMP, TIFF, WebP, JPEG 2000 or AVIF)")
     _silence_decoders()
     try:
         return reader(io.BytesIO(data))

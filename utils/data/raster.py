@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from utils.data.images import FILL, HEADER_ERRORS
 INSTALL = "pip install -r requirements-geo.txt"
 WGS84 = "EPSG:4326"
 MAX_SIDE_PX = 1_000_000
+PIXEL_M = 1e-5, 1e6  # the shortest and the longest side of a pixel
 MAX_PIXELS_PER_BYTE = 2_000  # of a raster of more than UNSUSPICIOUS_PIXELS: where nothing was flown takes no bytes
 UNSUSPICIOUS_PIXELS = 25_000_000
 MAX_STORED_BYTES = 300_000_000  # of what has to be decoded at once, a strip or a tile of the file
@@ -34,6 +35,7 @@ STRETCH_WINDOWS, STRETCH_PX = 24, 64  # windows a side, and their side: a look a
 _TIFF = {b"II*\0": 8, b"MM\0*": 8, b"II+\0": 16, b"MM\0+": 16}  # first bytes, and those of the whole header
 _STORED = ((273, 279), (324, 325))  # TIFF 6.0: places and sizes of strips, or of tiles
 _PLACED = (33550, 33922, 34264, 34735)  # GeoTIFF 1.1: pixel scale, tie points, transformation, keys
+PLACE_AGAIN = "gdal_translate -a_ullr LEFT TOP RIGHT BOTTOM in.tif out.tif"
 _OPTIONS: dict[str, Any] = {"GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR", "GDAL_PAM_ENABLED": "NO", "GDAL_CACHEMAX": 128}
 
 
@@ -132,7 +134,7 @@ def open_orthophoto(file: Path) -> Orthophoto:
             _refuse(file, "colours from a palette", "gdal_translate -expand rgb in.tif out.tif")
         transform = raster.transform
         bands = _bands(raster)
-        return Orthophoto(
+        photo = Orthophoto(
             file,
             raster.width,
             raster.height,
@@ -141,6 +143,8 @@ def open_orthophoto(file: Path) -> Orthophoto:
             bands,
             _stretch(raster, bands) if kinds == {"uint16"} else None,
         )
+        _check_place(photo)
+        return photo
 
 
 def _bands(raster: Any) -> tuple[int, int, int]:
@@ -187,10 +191,26 @@ def _check_header(file: Path) -> None:
 
 def _check_grid(file: Path, raster: Any) -> None:
     transform = raster.transform
+    if not np.isfinite(transform).all():
+        _refuse(file, f"its place on the map holds {_numbers(transform[:6])}", PLACE_AGAIN)
     if raster.crs is None or not (raster.crs.is_projected or raster.crs.is_geographic):
         _refuse(file, "no coordinate reference system", "gdal_translate -a_srs EPSG:... in.tif out.tif")
     if transform.b or transform.d or transform.a <= 0 or transform.e >= 0:
         _refuse(file, "turned or mirrored against its map", "gdalwarp in.tif out.tif")
+
+
+def _check_place(photo: Orthophoto) -> None:
+    """Refuse pixels of a size that no photograph has, and a place that the reference system cannot hold."""
+    with suppress(ValueError):  # pyproj's, about numbers that are not finite
+        corners = photo.to_map(np.array([[0, 0], [photo.width, photo.height]]))
+        degrees = transformer(photo.crs, WGS84).transform(*corners.T)
+        if np.isfinite(degrees).all() and PIXEL_M[0] <= photo.pixel_m() <= PIXEL_M[1]:
+            return
+    _refuse(photo.file, f"its place on the map, {_numbers(photo.transform)}, is none on the Earth", PLACE_AGAIN)
+
+
+def _numbers(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
 
 
 def plain_crs(file: Path, text: str) -> str:
@@ -210,11 +230,14 @@ def plain_crs(file: Path, text: str) -> str:
 
 @functools.cache
 def transformer(source: str, target: str) -> Any:
-    """Return pyproj's transformer between coordinate reference systems, x before y; it uses no network."""
+    """Return pyproj's transformer between coordinate reference systems, x before y; it uses no network. Raises ValueError for an unknown one."""
     import pyproj
 
     pyproj.network.set_network_enabled(False)
-    return pyproj.Transformer.from_crs(source, target, always_xy=True)
+    try:
+        return pyproj.Transformer.from_crs(source, target, always_xy=True)
+    except pyproj.exceptions.ProjError as error:
+        raise ValueError(f"reference system {printable(source)}: {one_line(error, 120)}") from error
 
 
 def _tags(file: Path) -> Any:

@@ -12,9 +12,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
+from utils.common.config import Options, option
+from utils.common.errors import UsageError
 from utils.data.augment import Tile, compose, seen_window, warp_into
 from utils.data.blocks import BlockStore, open_blocks
 from utils.data.labels import Photo
@@ -42,6 +45,36 @@ class WindowConfig:
     per_photo: int
     low_scale: float
     high_scale: float
+
+
+@dataclass(frozen=True)
+class WindowOptions(Options):
+    """Whether a training sees windows of its photographs, and at which scale."""
+
+    group: ClassVar[str] = "windows"
+
+    windows: int = option(
+        0,
+        "windows of each photograph per epoch, cut from its own pixels (docs/windows.md); 0: whole photographs",
+        at_least=0,
+    )
+    window_scale: tuple[float, ...] = option(
+        (0.5, 1.0),
+        "lowest and highest scale of a window; 1: the photograph's own pixels, 0.5: twice the side",
+        needs="windows",
+        above=0,
+        at_most=1,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.window_scale) != 2 or self.window_scale[0] > self.window_scale[1]:
+            raise UsageError("--window-scale: give the lowest and the highest scale, such as 0.5 1")
+
+    @property
+    def window_config(self) -> WindowConfig | None:
+        """The windows of the training; None for whole photographs."""
+        return WindowConfig(self.windows, *self.window_scale) if self.windows else None
 
 
 @dataclass(frozen=True)

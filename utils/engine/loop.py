@@ -8,8 +8,9 @@ Every rank calls every method. `utils.engine.task.Task` says how batches, loss, 
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,34 +18,34 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from utils.common.devices import choose_precision, peak_memory_bytes
 from utils.common.errors import UserError
-from utils.common.files import warn_on_write_error
 from utils.common.signals import StopFlag
-from utils.distributed import any_rank, collective_timeout_s, is_distributed, rank, world_size
+from utils.distributed import average_tensors, collective_timeout_s, is_distributed, rank, world_size
 from utils.distributed.ddp import wrap_for_ranks
 from utils.distributed.sync_bn import convert_sync_batchnorm
 from utils.engine.ema import ModelEMA
-from utils.engine.loading import batches_from, each_sample_once, require_equal_batches
+from utils.engine.loading import Upload, batches_from, each_sample_once, require_equal_batches
 from utils.engine.meters import EpochMeter
-from utils.engine.nonfinite import RollBack
+from utils.engine.nonfinite import NonFiniteGuard, RollBack
 from utils.engine.options import EngineOptions
 from utils.engine.recovery import Recovery
-from utils.engine.reporting import BatchLog
+from utils.engine.reporting import BatchLog, EpochEnd
 from utils.engine.state import Progress, TrainState
-from utils.engine.step import Step
 from utils.engine.stopping import StallWatch, StopAgreement
-from utils.engine.task import Batch, Epoch, Task
+from utils.engine.task import Batch, Epoch, Task, batch_length, named_values
 from utils.run.log import RunLog
 
 # PyTorch's 65536 overflows at a fresh start: YOLO's first gradients fit fp16 up to a scale of 256 (measured).
 FIRST_SCALE = 2.0**6
 STALL_SHARE = 0.8  # of a collective's time limit: after this long without progress the stacks are written
+Mark = Callable[[str], object]  # is called where a phase of a step begins: input, forward, loss, backward, optimizer
 
 
 class TrainingEngine:
-    """Trains a module. `state` is what checkpoints hold, `step` one training step, `recovery` saving and resuming."""
+    """Trains a module. `state` is what checkpoints hold, `recovery` saves and resumes, `mark` hears a step's phases begin."""
 
     def __init__(
         self,
@@ -72,17 +73,20 @@ class TrainingEngine:
         self.is_main = rank() == 0
         self.precision = choose_precision(self.options.precision, device)
         raw, self.model = _prepare_model(model, device, self.options, distributed)
-        decay = self.options.ema_decay
-        ema = ModelEMA(raw, decay, self.options.ema_ramp) if decay is not None else None
+        ema = ModelEMA(raw, self.options.ema_decay, self.options.ema_ramp) if self.options.ema else None
         if self.options.compile:
             raw.compile()  # after the copy for the average, which is only evaluated
         scaler = torch.amp.GradScaler(device.type, FIRST_SCALE, enabled=self.precision.use_scaler)
         self.state = TrainState(raw, ema, scaler, self.options.accumulate)
         self.log = RunLog(folder, self.is_main and not self.options.quiet, self.options.tensorboard)
         self.batch_log = BatchLog(device, self.world_size, self.task)
-        self.step = Step(self.model, self.state, self.task, self.options, self.precision, self.batch_log.rank_meter)
+        self.epoch_end = EpochEnd(self.state, self.task, self.options, self.log)
+        self.upload, self.guard = Upload(device), NonFiniteGuard(device)
+        self.mark: Mark = lambda phase: None
+        self.wrapped = isinstance(self.model, DistributedDataParallel)
+        self.syncs_batchnorm = self.wrapped and self.options.sync_batchnorm
         checkpoints = self.task.checkpoints(folder)
-        self.recovery = Recovery(self.state, self.step.guard, self.log, self.options, checkpoints, facts or {})
+        self.recovery = Recovery(self.state, self.guard, self.log, self.options, checkpoints, facts or {})
         self.stop_flag = StopFlag()
         self.stop_agreement = StopAgreement()
         self.stopped_by = ""  # the signal that ended the training on all ranks
@@ -142,11 +146,13 @@ class TrainingEngine:
                     train_loader.begin(self.progress.epoch + 1)  # its workers load during the validation
                 with self.recovery.validating(record):
                     record.update(self.validate(val_loader))
-                is_best = self._finish_epoch(record)
+                if self.state.scheduler is not None and not hasattr(self.state.scheduler, "step_update"):
+                    self.state.scheduler.step()
+                is_best = self.epoch_end.count(record, self.evaluation_model)
                 record["total_epoch_time_s"] = time.perf_counter() - epoch_start_s
                 epoch_start_s = time.perf_counter()
                 # Before the checkpoint: a kill between the two repeats the epoch, and then its report too.
-                self._report(record, is_best)
+                self.epoch_end.report(record, self._epoch(self.progress.epoch), is_best)
                 self.recovery.save()
         self.log.close()
         return self.progress.history
@@ -164,7 +170,8 @@ class TrainingEngine:
         """
         self.model.train()
         progress, meter, accumulate = self.progress, EpochMeter(), self.state.accumulate
-        num_batches, start = len(loader), progress.batch
+        num_batches = len(loader)
+        progress.batch = start = progress.batch if progress.batch < num_batches else 0  # 0: the data has shrunk since
         self.state.optimizer.zero_grad(set_to_none=True)
         for position, batch in self._batches(loader, meter):
             if [progress.epoch, position] in progress.left_out:
@@ -174,12 +181,12 @@ class TrainingEngine:
             is_last_of_group = (position + 1) % accumulate == 0 or is_last_batch
             group_start = position - position % accumulate
             group_size = min(accumulate, num_batches - group_start)  # an epoch's last group may be smaller
-            values, num_samples = self.step.forward_backward(
+            values, num_samples = self.forward_backward(
                 batch, group_size, is_first=position == group_start, is_last=is_last_of_group
             )
             meter.add(values, num_samples)
             if is_last_of_group:
-                self.step.update()
+                self.update()
                 progress.batch = position + 1
                 if self._must_stop(is_last_batch):
                     return None
@@ -195,6 +202,63 @@ class TrainingEngine:
             peak_memory_bytes=peak_memory_bytes(self.device),
         )
         return record
+
+    # -- one step ---------------------------------------------------------------------------------------------------
+
+    def forward_backward(
+        self, batch: Batch, group_size: int = 1, *, is_first: bool = True, is_last: bool = True
+    ) -> tuple[dict[str, torch.Tensor], int]:
+        """Add a batch's gradients; return its values to report and its number of samples.
+
+        The batch is one of `group_size` of an optimizer step. At the last one DDP sums the gradients over all ranks.
+        """
+        criterion, rank_meter = self.task.criterion, self.batch_log.rank_meter
+        grouped: Any = criterion if self.state.accumulate > 1 and hasattr(criterion, "begin_group") else None
+        if grouped is not None and is_first:
+            grouped.begin_group()
+        self.mark("input")
+        inputs, targets = self.upload(self.task.prepare, batch)
+        hold = not is_last and self.wrapped
+        with self.model.no_sync() if hold else nullcontext():  # type: ignore[operator]
+            if self.syncs_batchnorm:
+                rank_meter.meet()  # the first BatchNorm waits for the other ranks
+            with self.precision.autocast(self.device):
+                self.mark("forward")
+                outputs = self.model(inputs)
+                rank_meter.meet()  # the loss may wait for the other ranks
+                self.mark("loss")
+                loss, values = named_values(self.task.loss(outputs, targets))
+            self.mark("backward")
+            if grouped is None:
+                loss = loss / group_size if group_size > 1 else loss
+            elif gradients := [weight.grad for weight in self.state.model.parameters() if weight.grad is not None]:
+                torch._foreach_mul_(gradients, grouped.gradient_rescale)
+            loss = self.state.scaler.scale(loss)
+            loss.backward()
+        return values, batch_length(inputs)
+
+    def update(self) -> None:
+        """Take the optimizer's step with the gradients so far, then update statistics and moving average."""
+        state, optimizer = self.state, self.state.optimizer
+        self.mark("optimizer")
+        if hasattr(state.scheduler, "step_update"):
+            state.scheduler.step_update(state.progress.global_step)
+        state.scaler.unscale_(optimizer)
+        most = math.inf if self.options.clip_norm is None else self.options.clip_norm
+        norm = nn.utils.clip_grad_norm_(state.model.parameters(), most, foreach=True)
+        if self.guard.allows(optimizer, norm):
+            optimizer.step()
+        state.scaler.update()  # lowers its scale after a non-finite gradient; without fp16 it does nothing
+        optimizer.zero_grad(set_to_none=True)
+        if self.wrapped and not self.syncs_batchnorm:
+            # Statistics of frozen layers are equal on all ranks and stay bitwise as they are.
+            training = (module for module in state.model.modules() if module.training)
+            average_tensors(buffer for module in training for buffer in module.buffers(recurse=False))
+        if state.ema is not None:
+            state.ema.update(state.model)
+        state.progress.global_step += 1
+
+    # -- what surrounds the steps ------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def validate(self, loader: Any) -> dict[str, Any]:
@@ -234,70 +298,6 @@ class TrainingEngine:
             self.recovery.save()
         return stops
 
-    # -- the end of an epoch ----------------------------------------------------------------------------------------
-
-    def _finish_epoch(self, record: dict[str, Any]) -> bool:
-        """Count the epoch, step the scheduler and write best.pt and last.pt; return whether this epoch is the best."""
-        progress, scheduler = self.progress, self.state.scheduler
-        best_before = progress.best_value, progress.best_epoch
-        self._compare_with_best(record)
-        for name, number in _numbers(record).items():
-            if name not in ("epoch", "global_step"):
-                progress.history.setdefault(name, []).append(float(number))
-        progress.epoch += 1
-        progress.batch = 0
-        patience = self.options.patience or 0
-        progress.stopped_early = 0 < patience <= progress.epoch - 1 - progress.best_epoch
-        if scheduler is not None and not hasattr(scheduler, "step_update"):
-            scheduler.step()
-        is_best = progress.best_epoch == progress.epoch - 1
-        if any_rank(not self._save_models(record, is_best)):
-            progress.best_value, progress.best_epoch = best_before
-        return is_best
-
-    def _compare_with_best(self, record: dict[str, Any]) -> None:
-        name, progress = self.options.monitor, self.progress
-        if name not in record:
-            raise KeyError(f"{name} is not reported; there is {', '.join(sorted(record))}")
-        value, best = float(record[name]), progress.best_value
-        is_number = value == value
-        wants_high = self.options.higher_is_better
-        wants_high = self.task.is_score(name) if wants_high is None else wants_high
-        is_better = best is None or (value > best if wants_high else value < best)
-        # Rank 0's comparison counts for all, in case the last bits differ.
-        if any_rank(is_number and is_better and self.is_main):
-            progress.best_value, progress.best_epoch = value, progress.epoch
-
-    def _save_models(self, record: dict[str, Any], is_best: bool) -> bool:
-        """Write last.pt and best.pt on rank 0; return False when best.pt could not be written."""
-        if not self.is_main:
-            return True
-        wants_best = is_best and self.options.save_best
-        has_best = not wants_best
-        info = {"epoch": record["epoch"], "metrics": _numbers(record)}
-        for wanted, name in ((self.options.save_last, "last.pt"), (wants_best, "best.pt")):
-            if wanted:
-                path = self.log.run_dir / name
-                with warn_on_write_error(str(path)):
-                    self.task.save(path, self.evaluation_model, info)
-                    has_best |= name == "best.pt"
-        return has_best
-
-    def _report(self, record: dict[str, Any], is_best: bool) -> None:
-        """Write a finished epoch to metrics.jsonl, results.csv and TensorBoard, print its lines, and tell the task."""
-        monitor = self.options.monitor
-        keeps_it = is_best and self.options.save_best
-        numbers = _numbers(record)
-        self.log.metrics({"kind": "epoch", **record})
-        self.log.csv(numbers)
-        self.log.scalars("epoch", numbers, record["epoch"])
-        self.log.print(*self.task.epoch_lines(record, monitor, keeps_it))
-        if self.is_main:
-            with warn_on_write_error("what follows an epoch"):
-                self.task.after_epoch(record, self._epoch(record["epoch"]))
-        if self.progress.stopped_early:
-            self.log.print(f"  No better {monitor} since epoch {self.progress.best_epoch + 1}: stopping early")
-
     def _epoch(self, number: int | None = None) -> Epoch:
         number = number or self.progress.epoch + 1
         is_last = number >= self.options.epochs or self.progress.stopped_early
@@ -323,7 +323,3 @@ def _prepare_model(
         grad_compression=options.grad_compression,
     )
     return raw, wrapped
-
-
-def _numbers(record: dict[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in record.items() if isinstance(value, int | float)}

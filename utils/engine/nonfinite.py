@@ -33,8 +33,11 @@ class NonFiniteGuard:
         self._in_a_row = torch.zeros((), device=device)
         self.num_reported = 0  # skipped steps that the log has reported
 
-    def step(self, optimizer: torch.optim.Optimizer, gradient_norm: torch.Tensor) -> None:
-        """Take the optimizer's step unless the gradient's norm () is infinite or NaN."""
+    def allows(self, optimizer: torch.optim.Optimizer, gradient_norm: torch.Tensor) -> bool:
+        """Return whether to take the optimizer's step: not if the gradient's norm () is infinite or NaN.
+
+        A fused optimizer is always allowed: it skips the step on the device, by `found_inf`.
+        """
         is_bad = (gradient_norm * 0 != 0).float().to(self._skipped.device)  # infinity times 0 is NaN
         self._skipped += is_bad
         self._in_a_row = torch.addcmul(is_bad, is_bad, self._in_a_row)
@@ -43,10 +46,8 @@ class NonFiniteGuard:
             _begin_momentum(optimizer)
             # As torch.amp.GradScaler does: where this is 1, the kernels change neither weights nor state.
             optimizer.found_inf = is_bad  # type: ignore[attr-defined]
-            optimizer.step()
-            del optimizer.found_inf  # type: ignore[attr-defined]
-        elif not is_bad.item():
-            optimizer.step()
+            return True
+        return not is_bad.item()
 
     def counts(self) -> tuple[int, int]:
         """Return the number of skipped steps, and how many of the last steps in a row. Waits for the device."""

@@ -3,30 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
+
+from utils.common.config import FRACTION, Options, option
+from utils.distributed.ddp import GRAD_COMPRESSION_CHOICES
 
 
 @dataclass(frozen=True)
-class EngineOptions:
+class LoopOptions(Options):
+    """What the loop does, as a script's options."""
+
+    group: ClassVar[str] = "loop"
+
+    epochs: int = option(100, "passes over the training images", at_least=1, may_differ=True)
+    accumulate: int = option(1, "batches per optimizer step", at_least=1)
+    ema: bool = option(True, "evaluate and save the moving average of the weights")
+    ema_decay: float = option(0.9999, "decay of the moving average", needs="ema", **FRACTION)
+    ema_ramp: float = option(2000.0, "optimizer steps over which the decay is reached", needs="ema")
+    grad_compression: str = option(
+        "none", "send gradients between ranks as 16-bit numbers, for slow networks", choices=GRAD_COMPRESSION_CHOICES
+    )
+    compile: bool = option(
+        False, "compile the network with torch.compile; needs a C++ compiler and takes minutes at the start"
+    )
+    patience: int = option(
+        100, "stop after this many epochs without a better --best-metric; 0: never", at_least=0, may_differ=True
+    )
+    tensorboard: bool = option(True, "write TensorBoard events", may_differ=True)
+
+
+@dataclass(frozen=True)
+class EngineOptions(LoopOptions):
     """How to train. Plain values: every checkpoint records them."""
 
-    epochs: int = 100
     precision: str = "auto"  # auto, bf16, fp16 or off
-    accumulate: int = 1  # batches per optimizer step
     clip_norm: float | None = None  # the gradient's largest norm; None: no clipping
-    ema_decay: float | None = None  # decay of the weights' moving average; None: no average
-    ema_ramp: float = 2000.0  # optimizer steps over which the decay is reached
     sync_batchnorm: bool = False  # BatchNorm statistics over all ranks
     static_graph: bool = False  # every step uses the same parameters in the same order, which lets DDP do less
-    grad_compression: str = "none"  # none, bf16 or fp16: how gradients travel between ranks
-    compile: bool = False  # torch.compile
     monitor: str = "val_loss"  # the reported value that chooses best.pt
     higher_is_better: bool | None = None  # None: as the task says of the value that `monitor` names
-    patience: int | None = None  # stop after this many epochs without a better `monitor`; None or 0: never
     save_best: bool = True  # write best.pt
     save_last: bool = True  # write last.pt
     save_every_s: float | None = None  # write a checkpoint within an epoch when the last one is older than this
     save_every_steps: int | None = None  # write one within an epoch after each so many optimizer steps
     seed: int | None = None  # makes random augmentation and dropout equal after a resume; None: leave generators alone
     log_interval: int = 10  # batches between two log lines
-    tensorboard: bool = True
     quiet: bool = False  # print nothing and write no metrics

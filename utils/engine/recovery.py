@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from utils.common.errors import EXIT_IO, UserError, is_out_of_memory, one_line
+from utils.common.errors import DISK_IS_FULL, EXIT_IO, UserError, is_out_of_memory, one_line
 from utils.distributed import any_rank, check_ranks_agree, run_on_main
 from utils.engine.nonfinite import MOST_IN_A_ROW, MOST_ROLLBACKS, Diverged, NonFiniteGuard, RollBack, all_finite
 from utils.engine.options import EngineOptions
@@ -19,7 +18,6 @@ from utils.run.log import RunLog
 
 LONG_VALIDATION_S = 10.0  # launchers and schedulers grant 30 seconds between a stop and a kill
 MOST_FAILED_SAVES = 3  # in a row; then training stops, because its progress could not be kept
-_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 CURE = "lower --lr, try --amp off, or look at the photographs of these batches"
 
 
@@ -168,6 +166,6 @@ def _with_room_made(checkpoints: CheckpointStore, save: Callable[[], object]) ->
     try:
         save()
     except OSError as error:
-        if error.errno not in _DISK_IS_FULL or not checkpoints.make_room():
+        if error.errno not in DISK_IS_FULL or not checkpoints.make_room():
             raise
         save()

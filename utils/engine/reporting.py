@@ -1,19 +1,24 @@
-"""What the loop prints and records of a batch: a line every ten batches, with facts of every rank."""
+"""What the loop prints and records: a line every ten batches, with facts of every rank, and the end of each epoch."""
 
 from __future__ import annotations
 
 import math
 import statistics
 import time
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
 
 from utils.common.devices import peak_memory_bytes
+from utils.common.files import warn_on_write_error
 from utils.common.text import format_bytes, format_duration
-from utils.distributed import all_reduce_sum, communication_device, rank
+from utils.distributed import all_reduce_sum, any_rank, communication_device, rank
 from utils.engine.meters import FIELDS, EpochMeter, RankMeter
-from utils.engine.state import Progress
-from utils.engine.task import Task
+from utils.engine.options import EngineOptions
+from utils.engine.state import Progress, TrainState
+from utils.engine.task import Epoch, Task
 from utils.run.log import RunLog
 from utils.run.records import SlowRank, others_ms
 from utils.run.view import device_words
@@ -117,3 +122,77 @@ def batch_line(
         f"data wait {meter.data_wait_s / meter.elapsed_s:.0%}, {format_bytes(memory_bytes)}, "
         f"{format_duration(batches[1] * per_batch_s)} left"
     )
+
+
+@dataclass(eq=False)
+class EpochEnd:
+    """Counts finished epochs, keeps the best and the last model, and reports each epoch. Every rank must reach each method."""
+
+    state: TrainState
+    task: Task
+    options: EngineOptions
+    log: RunLog
+
+    def count(self, record: dict[str, Any], model: nn.Module) -> bool:
+        """Count an epoch, whose reported values are `record`, and write best.pt and last.pt; return whether it is the best."""
+        progress = self.state.progress
+        best_before = progress.best_value, progress.best_epoch
+        self._compare_with_best(record)
+        for name, number in _numbers(record).items():
+            if name not in ("epoch", "global_step"):
+                progress.history.setdefault(name, []).append(float(number))
+        progress.epoch += 1
+        progress.batch = 0
+        patience = self.options.patience or 0
+        progress.stopped_early = 0 < patience <= progress.epoch - 1 - progress.best_epoch
+        is_best = progress.best_epoch == progress.epoch - 1
+        if any_rank(not self._save_models(record, model, is_best)):
+            progress.best_value, progress.best_epoch = best_before
+        return is_best
+
+    def report(self, record: dict[str, Any], epoch: Epoch, is_best: bool) -> None:
+        """Write a finished epoch to metrics.jsonl, results.csv and TensorBoard, print its lines, and tell the task."""
+        monitor, progress = self.options.monitor, self.state.progress
+        keeps_it = is_best and self.options.save_best
+        numbers = _numbers(record)
+        self.log.metrics({"kind": "epoch", **record})
+        self.log.csv(numbers)
+        self.log.scalars("epoch", numbers, record["epoch"])
+        self.log.print(*self.task.epoch_lines(record, monitor, keeps_it))
+        if rank() == 0:
+            with warn_on_write_error("what follows an epoch"):
+                self.task.after_epoch(record, epoch)
+        if progress.stopped_early:
+            self.log.print(f"  No better {monitor} since epoch {progress.best_epoch + 1}: stopping early")
+
+    def _compare_with_best(self, record: dict[str, Any]) -> None:
+        name, progress = self.options.monitor, self.state.progress
+        if name not in record:
+            raise KeyError(f"{name} is not reported; there is {', '.join(sorted(record))}")
+        value, best = float(record[name]), progress.best_value
+        is_number = value == value
+        wants_high = self.options.higher_is_better
+        wants_high = self.task.is_score(name) if wants_high is None else wants_high
+        is_better = best is None or (value > best if wants_high else value < best)
+        # Rank 0's comparison counts for all, in case the last bits differ.
+        if any_rank(is_number and is_better and rank() == 0):
+            progress.best_value, progress.best_epoch = value, progress.epoch
+
+    def _save_models(self, record: dict[str, Any], model: nn.Module, is_best: bool) -> bool:
+        """Write last.pt and best.pt on rank 0; return False when best.pt could not be written."""
+        if rank() != 0:
+            return True
+        wants_best = is_best and self.options.save_best
+        has_best = not wants_best
+        info = {"epoch": record["epoch"], "metrics": _numbers(record)}
+        for wanted, name in ((self.options.save_last, "last.pt"), (wants_best, "best.pt")):
+            if wanted:
+                path = self.log.run_dir / name
+                with warn_on_write_error(str(path)):
+                    self.task.save(path, model, info)
+                    has_best |= name == "best.pt"
+        return has_best
+
+
+def _numbers(record: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in record.items() if isinstance(value, int | float)}

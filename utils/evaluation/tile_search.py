@@ -27,7 +27,7 @@ READ_AHEAD_THREADS = 2  # a photograph of 20 megapixels takes 60 MB and is read 
 class TileSearch:
     """Predicts on tiles of the photographs of samples; use it as the `find` of `evaluate`.
 
-    The first photographs' predictions are kept: the report shows some photographs again. `progress` counts those of all calls.
+    `num_without_mask` counts its detections with an empty mask. The first photographs' predictions are kept: the report shows some photographs again. `progress` counts those of all calls.
     """
 
     def __init__(self, predictor: Predictor, photos: Sequence[Photo], progress: Progress | None = None) -> None:
@@ -35,6 +35,7 @@ class TileSearch:
         self.photos = photos
         self._progress = progress or Progress("photographs", len(photos), is_shown=False)
         self._kept: dict[int, PhotoPrediction] = {}
+        self.num_without_mask = 0
 
     @property
     def settings(self) -> dict[str, float]:
@@ -57,6 +58,7 @@ class TileSearch:
         images = ordered_map(lambda index: read_photo(self.photos[index].file), indices, READ_AHEAD_THREADS)
         found = self.predictor.predict(zip(indices, images, strict=True))
         for index, _, prediction in self._progress(found):
+            self.num_without_mask += prediction.num_without_mask
             if len(self._kept) < KEPT_PHOTOGRAPHS:
                 self._kept[index] = prediction
             yield prediction

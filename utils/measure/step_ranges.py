@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.data.augment import AugmentConfig
+from utils.data.augment import Augmentation
 from utils.data.dataset import Batch, SegmentationDataset, open_images, read_photos
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.loader import EpochBatches, EpochLoader, get_dataloader
@@ -141,7 +141,7 @@ def training_loader(
         photos,
         img_size,
         packed=packed,
-        augment=AugmentConfig(),
+        augment=Augmentation(),
         mosaic_epochs=_MANY_EPOCHS,
         colours_on_device=pin_memory,
     )

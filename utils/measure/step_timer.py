@@ -18,8 +18,8 @@ import torch
 from utils.common.devices import Precision
 from utils.data.dataset import Batch
 from utils.engine import EngineOptions, Task, TrainingEngine
+from utils.engine.loop import Mark
 from utils.engine.state import Progress
-from utils.engine.step import Mark
 from utils.yolo.inputs import prepare_batch
 from utils.yolo.loss26 import loss_for
 from utils.yolo.model import YoloModel
@@ -83,9 +83,7 @@ def build_training(
     One difference: each rank keeps its own BatchNorm statistics. `optimizer` is one of OPTIMIZER_NAMES.
     """
     model = model.to(device, memory_format=torch.channels_last)
-    options = EngineOptions(
-        precision=precision.name, ema_decay=0.9999, clip_norm=GRADIENT_CLIP_NORM, static_graph=True, quiet=True
-    )
+    options = EngineOptions(precision=precision.name, clip_norm=GRADIENT_CLIP_NORM, static_graph=True, quiet=True)
     engine = TrainingEngine(model, device, options, task=SegmentationStep())
     plan = OptimizerPlan(optimizer, LEARNING_RATE, WEIGHT_DECAY, MOMENTUM, 0.0, NOMINAL_BATCH_SIZE, ())
     engine.begin(build_optimizer(model, plan), loss_for(model))
@@ -110,11 +108,11 @@ def run_training_steps(engine: TrainingEngine, loader: Any, mark: Mark) -> None:
     """
     engine.state.progress = Progress()
     engine.options = replace(engine.options, epochs=1, log_interval=len(loader))
-    before, engine.step.mark = engine.step.mark, mark
+    before, engine.mark = engine.mark, mark
     try:
         engine.train_one_epoch(loader)
     finally:
-        engine.step.mark = before
+        engine.mark = before
 
 
 def middle_half(phases_ms: np.ndarray) -> np.ndarray:

@@ -50,12 +50,14 @@ class PhotoPrediction:
     """The detections of a photograph, with masks and boxes, float32 (n, 4) xyxy, in its pixels.
 
     lines: of each detection, None where it has none; empty if no line was looked for (`utils/predict/lines.py`).
+    num_without_mask: how many detections were found whose mask is empty: only their boxes are known.
     """
 
     found: Detections
     masks: Sequence[Region]
     boxes: np.ndarray
     lines: Sequence[Line | None] = ()
+    num_without_mask: int = 0
 
     @property
     def class_ids(self) -> np.ndarray:

@@ -30,7 +30,7 @@ from utils.yolo.weights_file import ForeignFile, checked_names
 
 FACTS_KEY = "yolo_seg_ddp"  # of this project's facts among Ultralytics' metadata
 FACTS_VERSION = 1
-LABEL_FACTS = ("wires_end_at", "wire_width", "wires_parallel", "label_lengths")
+LABEL_FACTS = ("wires_end_at", "wire_width", "wires_parallel", "wires_bent", "label_lengths")
 REQUIREMENTS = "requirements-export.txt"
 # Formats by their file's suffix; an OpenVINO model is a folder.
 SUFFIXES = {".onnx": "onnx", ".torchscript": "torchscript", ".engine": "engine"}
@@ -42,7 +42,7 @@ class ExportFacts:
     """What an export must know about its model.
 
     size_px, batch_size: of the input; with `is_dynamic` the usual ones. windows: those of `trained_windows`.
-    source_sha256: of the .pt file. thin_classes: those of `trained_thin_classes`, wires_end_at, wire_width, wires_parallel:
+    source_sha256: of the .pt file. thin_classes: those of `trained_thin_classes`, wires_end_at, wire_width, wires_parallel, wires_bent:
     those of `trained_wire_labels`, label_lengths: those of the .pt file; earlier exports have none.
     """
 
@@ -57,6 +57,7 @@ class ExportFacts:
     wires_end_at: list[int] = field(default_factory=list)
     wire_width: list[float] = field(default_factory=list)
     wires_parallel: list[float] = field(default_factory=list)
+    wires_bent: list[int] = field(default_factory=list)
     label_lengths: list[float] = field(default_factory=list)
 
     def to_json(self) -> str:

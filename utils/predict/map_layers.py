@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,7 +18,8 @@ import shapely
 from shapely.geometry import LineString, MultiPolygon, mapping
 
 from utils import distributed
-from utils.common.errors import print_warning
+from utils.common.errors import ADVICE, UserError, one_line, print_warning, printable
+from utils.common.files import new_text_file
 from utils.common.progress import Progress
 from utils.common.text import plain_text
 from utils.data.raster import WGS84, Orthophoto, transformer
@@ -110,23 +113,23 @@ class MapLayers:
         for part in self._parts:
             part.unlink(missing_ok=True)
         self._to_degrees, self._ellipsoid = transformer(raster.crs, WGS84), Geod(ellps="WGS84")
-        self._json = self._parts[1].open("w", encoding="utf-8")
+        self._json = new_text_file(self._parts[1])
         self._json.write('{"type": "FeatureCollection", "features": [')
         self._separator = "\n"
-        self._add_rows({})
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        if kind is None:
-            self._json.write("\n]}\n")
-        self._json.close()
-        for part, target in zip(self._parts, self._targets, strict=True):
+        with ExitStack() as stack:
+            for part in self._parts:
+                stack.callback(part.unlink, missing_ok=True)
             if kind is None:
-                os.replace(part, target)
-            else:
-                part.unlink(missing_ok=True)
+                self._json.write("\n]}\n")
+            self._json.close()
+            if kind is None:
+                for part, target in zip(self._parts, self._targets, strict=True):
+                    os.replace(part, target)
 
     def add(self, objects: Sequence[JoinedObject]) -> Counter[int]:
         """Write some objects, a wire of several lines as several; return how many of each class."""
@@ -175,7 +178,12 @@ class MapLayers:
                 columns = [np.array([row[at] for _, row in features], kinds[at]) for at in range(len(fields))]
                 shapes = np.array([shapely.to_wkb(geometry) for geometry, _ in features], object)
                 where = {"layer": layer, "driver": "GPKG", "append": not is_new}
-                write(path, shapes, columns, fields, geometry_type=geometry_type, crs=self.raster.crs, **where)
+                try:
+                    write(path, shapes, columns, fields, geometry_type=geometry_type, crs=self.raster.crs, **where)
+                except RuntimeError as error:  # GDAL's texts do not say which
+                    reason = f"the disk is full, or GDAL cannot write there ({one_line(error, 80)})"
+                    name = printable(str(self._targets[0]), 400)
+                    raise UserError(f"{name}: {reason}; {ADVICE[errno.ENOSPC]}") from error
 
 
 def _shapes(detected: JoinedObject) -> Iterator[tuple[str, Any, float]]:

@@ -72,9 +72,11 @@ def predict_block(predictor: Predictor, photo: np.ndarray, number: int, corners:
     for position, (class_id, score, line) in enumerate(rows):
         region = prediction.masks[position]
         mask = Runs.of(region.mask, left + region.left, top + region.top)
-        if not mask.is_empty:
-            moved = line and replace(line, points=line.points + np.array([left, top]), gaps=NO_GAPS)
-            pieces.append(piece_of(number, class_id, score, mask, moved))
+        if mask.is_empty:  # only its box is known
+            x1, y1, x2, y2 = prediction.boxes[position].round().astype(int).tolist()
+            mask = Runs.of(np.ones((max(y2 - y1, 1), max(x2 - x1, 1)), bool), left + x1, top + y1)
+        moved = line and replace(line, points=line.points + np.array([left, top]), gaps=NO_GAPS)
+        pieces.append(piece_of(number, class_id, score, mask, moved))
     return pieces
 
 

@@ -16,6 +16,7 @@ import cv2
 import numpy as np
 
 from utils.common.errors import UserError
+from utils.common.files import new_text_file, write_text_atomic
 from utils.data.images import write_jpeg
 from utils.predict.detections import PhotoPrediction
 from utils.predict.regions import Region
@@ -39,7 +40,7 @@ class PartWriter:
     def __init__(self, folder: Path, patterns: Sequence[str], rank: int) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._parts = {pattern: part_of(folder, pattern, rank).open("w", encoding="utf-8") for pattern in patterns}
+        self._parts = {pattern: new_text_file(part_of(folder, pattern, rank)) for pattern in patterns}
 
     def write(self, pattern: str, source: Source, entry: dict[str, Any]) -> None:
         """Add a photograph's entry. A rank adds its photographs in ascending order of their positions."""
@@ -49,10 +50,13 @@ class PartWriter:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        for part in self._parts.values():
-            part.close()
-            if kind is not None:
-                Path(part.name).unlink()
+        with ExitStack() as stack:
+            for part in self._parts.values():
+                stack.callback(Path(part.name).unlink, missing_ok=True)
+            for part in self._parts.values():
+                part.close()
+            if kind is None:
+                stack.pop_all()
 
 
 class PredictionWriter(PartWriter):
@@ -99,7 +103,7 @@ class PredictionWriter(PartWriter):
             for class_id, parts in zip(class_ids, outlines, strict=True)
             if parts
         ]
-        (self.folder / "labels" / f"{source.key}.txt").write_text("\n".join(rows) + "\n" * bool(rows), encoding="utf-8")
+        write_text_atomic(self.folder / "labels" / f"{source.key}.txt", "\n".join(rows) + "\n" * bool(rows))
 
     def save_crops(self, key: str, photo: np.ndarray, prediction: PhotoPrediction) -> None:
         """Write each detection's box as crops/<class>/<key>_<number>.jpg."""
@@ -143,9 +147,12 @@ class Parts:
             if not part.exists():
                 raise UserError(f"{part} is missing: --output must be a folder that all machines share")
         temporary = target.with_name(f".{target.stem}.tmp-{os.getpid()}")
-        with temporary.open("w", encoding="utf-8") as output:
-            yield output
-        os.replace(temporary, target)
+        try:
+            with new_text_file(temporary) as output:
+                yield output
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
         for part in self.folder.glob(self.pattern):
             part.unlink()
 

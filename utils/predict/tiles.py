@@ -24,7 +24,7 @@ from utils.predict.detections import (
     photo_runs,
     raw_outputs,
 )
-from utils.predict.joining import JoinedObject, Piece, join_tiles
+from utils.predict.joining import JoinedObject, Piece, join_tiles, without_mask
 from utils.predict.overview import add_overview, best_first, longest_side
 from utils.predict.regions import Corners, LazyRegions
 from utils.predict.wires import WireRules, votes_of, with_lines
@@ -163,7 +163,9 @@ class Predictor:
             if not state.tiles:
                 masks = [runs.region() for runs in photo_runs(prototypes, found, view.placement)]
                 boxes = view.placement.boxes_to_photo(found.boxes).numpy()
-                yield state.key, state.photo, self._lined(PhotoPrediction(found, masks, boxes), view.placement, state)
+                num_bare = sum(not region.mask.size for region in masks)
+                prediction = PhotoPrediction(found, masks, boxes, num_without_mask=num_bare)
+                yield state.key, state.photo, self._lined(prediction, view.placement, state)
                 continue
             state.add(view, found, prototypes)
             if view.number == state.views[-1]:
@@ -185,6 +187,8 @@ class Predictor:
         side_px = max(state.photo.shape[:2])
         mask_px = MASK_STRIDE * side_px / self.size_px
         objects = add_overview(objects, whole, state.tiles, finer_px, side_px, mask_px)
+        if bare := without_mask(pieces, objects, state.tiles, self.limits["iou"]):
+            objects = sorted([*objects, *bare], key=best_first)
         objects = self._judged_by_length(objects)
         least = self.limits["confidence"]  # what is short, or a coarser pass has not found, may have less now
         objects = [thing for thing in objects if thing.score >= least or not (thing.others or thing.factor < 1)]
@@ -196,7 +200,8 @@ class Predictor:
         found = Detections(
             boxes_to_input(torch.from_numpy(boxes), state.whole), scores, class_ids, torch.zeros(len(objects), 0)
         )
-        prediction = PhotoPrediction(found, LazyRegions(objects, JoinedObject.region), boxes)
+        num_bare = sum(thing.pieces[0].mask.is_empty for thing in objects)
+        prediction = PhotoPrediction(found, LazyRegions(objects, JoinedObject.region), boxes, num_without_mask=num_bare)
         return self._lined(prediction, state.whole, state)
 
     def _judged_by_length(self, objects: list[JoinedObject]) -> list[JoinedObject]:
@@ -219,7 +224,8 @@ class Predictor:
     def _lined(self, prediction: PhotoPrediction, placement: Placement, state: _Open) -> PhotoPrediction:
         labels = trained_wire_labels(self.model) if self.thin else {}
         end_at, width, parallel = (labels.get(name, ()) for name in ("wires_end_at", "wire_width", "wires_parallel"))
-        rules = WireRules(self.thin, tuple(end_at), tuple(width), dict(zip(parallel[::2], parallel[1::2], strict=True)))
+        shares = dict(zip(parallel[::2], parallel[1::2], strict=True))
+        rules = WireRules(self.thin, tuple(end_at), tuple(width), shares, tuple(labels.get("wires_bent", ())))
         votes = {}
         if rules.end_at and state.levels:
             votes = votes_of(state.pieces, state.levels[0], placement.photo_size, self.thin)

@@ -34,12 +34,12 @@ PARALLEL = 0.2  # the sine of the angle between two wires at which one counts fo
 COUNTED = 0.2  # confidence from which a line says where wires run
 ASSUMED = 0.2  # of the photograph's longer side: so much length is assumed to run as labels do, beside the lines found
 CONTINUED = 0.4  # exponent of a more confident line in the confidence of a line that continues it; its own has the rest
-REACH = 0.5  # of the photograph's longer side: the longest gap between the two
+LONGEST_GAP = 0.5  # of the photograph's longer side: the longest gap between the two
 LEAST_SHARE = 0.05  # added to shares of length, so that a line that no other agrees with is not lost
 
 # Of `likeness`:
 BLOCK = 5  # samples along a line that are averaged
-REACH, SAMPLES = 1.5, 17  # across, to both sides, in widths; samples there
+ACROSS_WIDTHS, SAMPLES = 1.5, 17  # how far across, to both sides; samples there
 MIN_WIDTH_PX = 4.0
 NOISE = 3.0  # of 255: a contrast that says nothing
 SHORT = 0.1  # of the photograph's longer side: a line as long as this has 63 % of the confidence
@@ -51,13 +51,15 @@ class WireRules:
 
     end_at: the classes at whose objects labels end. width: (gain, margin in pixels), labels are gain times as wide as the
     wires that a photograph shows, plus the margin; empty: not known, so lines stay where and as wide as masks are.
-    parallel: of classes whose wires run side by side, the `parallel_shares` that most labels have.
+    parallel: of classes whose wires run side by side, the `parallel_shares` that most labels have. bent: classes of curved
+    labels, whose lines do not continue each other.
     """
 
     classes: tuple[int, ...] = ()
     end_at: tuple[int, ...] = ()
     width: tuple[float, ...] = ()
     parallel: Mapping[int, float] = field(default_factory=dict)
+    bent: tuple[int, ...] = ()
 
 
 def with_lines(
@@ -99,16 +101,19 @@ def with_lines(
                 parts = [fit_to_photo(part, photo, *rules.width) for part in parts]
             drawn = [_Row(score * likeness(part, grey), number, part.width_px, part) for part in parts]
         else:
-            length = float(np.hypot(*region.mask.shape))
+            left, top, right, bottom = prediction.boxes[number].tolist()
+            height, width = region.mask.shape if region.mask.size else (bottom - top, right - left)
+            length = float(np.hypot(height, width))
             width = float(np.count_nonzero(region.mask)) / max(length, 1.0)
             drawn = [_Row(score * length_factor(length, grey), number, width)]
         rows += drawn
     rows = _less_sure_of_wide(rows, prediction.class_ids)
     rows = _less_sure_of_crossing(rows, prediction.class_ids, rules.parallel, max(placement.photo_size))
-    rows = _surer_of_continuing(rows, prediction.class_ids, REACH * max(placement.photo_size))
+    is_straight = ~np.isin(prediction.class_ids, rules.bent)
+    rows = _surer_of_continuing(rows, prediction.class_ids, is_straight, LONGEST_GAP * max(placement.photo_size))
     rows = [row for row in rows if row.score >= min_score]
     rows = _without_copies(rows, prediction.class_ids, placement.photo_size)
-    return _lined(prediction, rows if rules.end_at else _joined(rows, prediction.class_ids), placement)
+    return _lined(prediction, rows if rules.end_at else _joined(rows, prediction.class_ids, is_straight), placement)
 
 
 def _objects_at_ends(prediction: PhotoPrediction, rules: WireRules, size: tuple[int, int]) -> np.ndarray:
@@ -216,12 +221,14 @@ def _less_sure_of_crossing(
     return [replace(row, score=row.score * factor) for row, factor in zip(rows, factors.tolist(), strict=True)]
 
 
-def _surer_of_continuing(rows: list[_Row], class_ids: np.ndarray, reach_px: float) -> list[_Row]:
+def _surer_of_continuing(
+    rows: list[_Row], class_ids: np.ndarray, is_straight: np.ndarray, reach_px: float
+) -> list[_Row]:
     """Return rows; lines that continue a more confident one (`continued_ends`) have more confidence.
 
     Wires go on behind poles and where the network hardly sees them.
     """
-    own = {number: row.line for number, row in enumerate(rows) if row.line}
+    own = {number: row.line for number, row in enumerate(rows) if row.line and is_straight[row.number]}
     numbers, scores = [*own], np.array([row.score for row in rows])
     raised = scores.copy()
     classes = class_ids[[rows[number].number for number in numbers]]
@@ -231,12 +238,12 @@ def _surer_of_continuing(rows: list[_Row], class_ids: np.ndarray, reach_px: floa
     return [replace(row, score=score) for row, score in zip(rows, raised.tolist(), strict=True)]
 
 
-def _joined(rows: list[_Row], class_ids: np.ndarray) -> list[_Row]:
+def _joined(rows: list[_Row], class_ids: np.ndarray, is_straight: np.ndarray) -> list[_Row]:
     """Return rows, best first; lines of at least COUNTED that continue each other (`find_routes`) are one.
 
     Its confidence is the mean of theirs, weighted by length.
     """
-    lines = [row.line if row.score >= COUNTED else None for row in rows]
+    lines = [row.line if row.score >= COUNTED and is_straight[row.number] else None for row in rows]
     joined = []
     for route in find_routes(lines, class_ids[[row.number for row in rows]]):
         members = [rows[number] for number in route.members]
@@ -294,6 +301,7 @@ def _lined(prediction: PhotoPrediction, rows: list[_Row], placement: Placement) 
         LazyRegions(rows, lambda row: fill_outline(row.line.outline, size) if row.line else masks[row.number]),
         boxes,
         [row.line for row in rows],
+        prediction.num_without_mask,
     )
 
 
@@ -305,7 +313,7 @@ def likeness(line: Line, grey: np.ndarray) -> float:
     to light ground and in front of a pole. docs/wires.md tells how the constants were found.
     """
     points, across, _ = line.samples(STEP_PX)
-    offsets = np.linspace(-REACH, REACH, SAMPLES)
+    offsets = np.linspace(-ACROSS_WIDTHS, ACROSS_WIDTHS, SAMPLES)
     seen = points[:, None] + (offsets * max(line.width_px, MIN_WIDTH_PX))[:, None] * across[:, None]
     column, row = (seen[..., axis].astype(int).clip(0, grey.shape[1 - axis] - 1) for axis in (0, 1))
     starts = np.arange(0, len(points), BLOCK)

@@ -3,24 +3,78 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import yaml
 
 from utils import distributed
-from utils.common.config import to_dict
+from utils.common.config import Options, option, to_dict
 from utils.common.environment import environment_report
-from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UsageError, UserError
+from utils.common.errors import EXIT_DONE, EXIT_STOPPED_BY_SIGNAL, UsageError, UserError, printable
 from utils.common.files import warn_on_write_error, write_text_atomic
 from utils.common.spellings import FOLDER_PARTS
+from utils.data.fingerprint import Fingerprint
 from utils.run.checkpoint import has_checkpoint, latest_facts
-from utils.run.records import CONFIG_FILE, read_config
+from utils.run.mlflow_client import checked_uri
+from utils.run.records import BEST_METRICS, CONFIG_FILE, read_config
 from utils.run.status import FAILED, FINISHED, RUNNING, STATUS_FILE, STOPPED, RunLock, write_status
 
 
-class RunOptions(Protocol):
+@dataclass(frozen=True)
+class RunOptions(Options):
+    """The folder of a run, what is written there, and where else it is shown."""
+
+    group: ClassVar[str] = "run"
+
+    save_dir: str = option("models/epri_distribution_ddp", "run folder", metavar="DIR", may_differ=True)
+    resume: str | None = option(None, "continue this run: its folder, or its last.pt", metavar="RUN", may_differ=True)
+    config: str | None = option(
+        None, "YAML file with any of these options; the command line wins", metavar="FILE", may_differ=True
+    )
+    accept_changed_data: bool = option(
+        False, "resume although photographs or labels changed since the run began", may_differ=True
+    )
+    save_every_minutes: float = option(
+        15.0,
+        "minutes after which a checkpoint is written within an epoch; 0: only after epochs",
+        at_least=0,
+        may_differ=True,
+    )
+    best_metric: str = option("val_loss", "what chooses best.pt", choices=tuple(BEST_METRICS))
+    val_pictures_every: int = option(
+        5,
+        "epochs between two pictures of validation predictions beside the labels; 0: none",
+        at_least=0,
+        may_differ=True,
+    )
+    mlflow: str | None = option(
+        None,
+        "MLflow server that shows the run (docs/mlflow.md); unset: that of MLFLOW_TRACKING_URI, if set; empty: none",
+        metavar="URI",
+        may_differ=True,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mlflow:
+            checked_uri(self.mlflow, "--mlflow")
+
+    @property
+    def monitor(self) -> str:
+        """The reported value that chooses best.pt."""
+        return BEST_METRICS[self.best_metric]
+
+
+DATA_FILE = "data.json"  # the fingerprint of the data on which a run trains
+CHANGES_FILE = "data_changes.txt"  # what changed in the data, and was accepted
+NOT_KEPT = ("resume", "config", "accept_changed_data")  # options that config.yaml does not hold: they are of one start
+
+
+class HasRunFolder(Protocol):
     """The fields that a run folder needs in a script's `Options` dataclass."""
 
     @property
@@ -50,6 +104,21 @@ def resume_arguments(argv: list[str], folder_flag: str = "--save-dir") -> list[s
     return argv
 
 
+def without_local_rank(argv: list[str]) -> list[str]:
+    """Drop `--local-rank N` or `--local_rank=N`, which `torch.distributed.launch` adds; LOCAL_RANK says the same."""
+    kept: list[str] = []
+    is_value = False
+    for argument in argv:
+        flag, equals, _ = argument.replace("_", "-").partition("=")
+        if flag == "--local-rank":
+            is_value = not equals
+        elif is_value:
+            is_value = False
+        else:
+            kept.append(argument)
+    return kept
+
+
 def run_folder_of(resume: str) -> Path:
     """Return the run folder of a path to it or to a file in it. Raises UserError when it holds no run."""
     path = Path(resume)
@@ -59,28 +128,78 @@ def run_folder_of(resume: str) -> Path:
     return folder
 
 
-def open_run_folder(folder: Path, config: RunOptions, may_resume: bool = True) -> tuple[bool, list[str]]:
+def open_run_folder(
+    folder: Path, config: HasRunFolder, may_resume: bool = True, data: Fingerprint | None = None
+) -> tuple[bool, list[str]]:
     """Prepare the run folder; return whether it resumes an earlier run, and lines to print. Rank 0 only.
 
     Resumes if the options are the same, and if it may. Otherwise renames the earlier run's folder and starts a new run.
-    Raises UserError if `--resume` is given and the options differ.
+    Raises UserError if `--resume` is given and the options differ, or if `data` is not what the earlier run trained on.
     """
     lines: list[str] = []
     earlier = read_config(folder)
     changed = differences(config, earlier) if earlier else []
     resumes = may_resume and bool(earlier) and not changed and has_checkpoint(folder)
-    if config.resume and changed:
-        raise UserError(
-            f"--resume {config.resume}: other options than that run's: {'; '.join(changed)}; remove them, or use another --save-dir"
-        )
+    require_same_options(config)
+    if resumes and data:
+        lines += compare_data(folder, data, getattr(config, "accept_changed_data", False))
     if folder.exists() and any(folder.iterdir()) and not resumes:
         aside = _free_name(folder)
         os.rename(folder, aside)
         reason = f" ({'; '.join(changed[:3])})" if changed else ""
         lines.append(f"Set the earlier run aside as {aside}{reason}")
     folder.mkdir(parents=True, exist_ok=True)
+    if data:
+        write_text_atomic(folder / DATA_FILE, data.to_json() + "\n")
     _write_config(folder, config)
     return resumes, lines
+
+
+def compare_data(folder: Path, data: Fingerprint, accepts_changes: bool) -> list[str]:
+    """Return lines about what changed in the data since a run began, which go into CHANGES_FILE, too.
+
+    Raises UserError for other classes, and for other photographs or labels unless these changes are accepted.
+    """
+    if (before := read_fingerprint(folder)) is None:
+        return [f"{folder} does not say which data it began with ({DATA_FILE}), so changes of the data are not noticed"]
+    if before.names != data.names:
+        raise UserError(
+            f"{folder}: the run learns the classes {_listed(before.names)}, but --data has {_listed(data.names)}; "
+            "restore the names, or choose a new --save-dir"
+        )
+    if not (changes := data.changes_since(before)):
+        return []
+    text = printable("; ".join(changes), 1000)
+    if not accepts_changes:
+        raise UserError(
+            f"{folder}: the data changed since the run began: {text}; undo the change, choose a new --save-dir, or go on "
+            "with --accept-changed-data"
+        )
+    line = f"The data changed, which --accept-changed-data accepts: {text}"
+    with (folder / CHANGES_FILE).open("a", encoding="utf-8") as file:
+        step = latest_facts(folder / "checkpoint").get("step")
+        file.write(f"{datetime.now().isoformat(timespec='seconds')} after step {step}: {text}\n")
+    return [line]
+
+
+def read_fingerprint(folder: Path) -> Fingerprint | None:
+    """Return the fingerprint of the data on which a run in a folder trains; None if there is none."""
+    try:
+        return Fingerprint.from_json((folder / DATA_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _listed(names: Sequence[str]) -> str:
+    return printable(", ".join(f"{number} {name}" for number, name in enumerate(names)), 1000)
+
+
+def require_same_options(config: HasRunFolder) -> None:
+    """Raise UserError if `--resume` is given and the options differ from that run's."""
+    if config.resume and (changed := differences(config, read_config(Path(config.save_dir)))):
+        raise UserError(
+            f"--resume {config.resume}: other options than that run's: {'; '.join(changed)}; remove them, or use another --save-dir"
+        )
 
 
 def differences(config: Any, earlier: dict[str, Any]) -> list[str]:
@@ -101,8 +220,12 @@ class OwnedRun:
     checkpoint (empty for a new run). On rank 0 `notes` are lines to print.
     """
 
-    def __init__(self, config: RunOptions, may_resume: bool = True) -> None:
-        """`may_resume`: whether an earlier run with the same options is continued; otherwise it is set aside."""
+    def __init__(self, config: HasRunFolder, may_resume: bool = True, data: Fingerprint | None = None) -> None:
+        """`may_resume`: whether an earlier run with the same options is continued; otherwise it is set aside.
+
+        `data`: on rank 0, what the run trains on; a run is only resumed on the same, unless its owner accepts changes.
+        """
+        self.data = data
         self.folder = Path(config.save_dir)
         self.config = config
         self.may_resume = may_resume
@@ -138,7 +261,7 @@ class OwnedRun:
     def _open(self) -> None:
         self._lock = RunLock(self.folder)
         try:
-            self.resumes, self.notes = open_run_folder(self.folder, self.config, self.may_resume)
+            self.resumes, self.notes = open_run_folder(self.folder, self.config, self.may_resume, self.data)
             if self.resumes:
                 self.choices = latest_facts(self.folder / "checkpoint")
         except BaseException:
@@ -148,9 +271,9 @@ class OwnedRun:
         self.set_status(RUNNING)
 
 
-def _write_config(folder: Path, config: RunOptions) -> None:
+def _write_config(folder: Path, config: HasRunFolder) -> None:
     facts = "".join(f"# {name}: {value}\n" for name, value in environment_report().items())
-    options = {name: value for name, value in to_dict(config).items() if name not in ("resume", "config")}
+    options = {name: value for name, value in to_dict(config).items() if name not in NOT_KEPT}
     text = (
         "# The resolved options of this run; usable with --config.\n" + facts + yaml.safe_dump(options, sort_keys=False)
     )

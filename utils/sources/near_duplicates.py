@@ -1,34 +1,46 @@
-"""Finds photographs that show the same picture: a hash of 255 bits proposes pairs, their fine detail decides.
+"""Finds photographs that show the same picture: small signatures propose pairs, aligned fine detail decides.
 
-The bits are the signs of the lowest 16 x 16 coefficients of the cosine transform of a 64 x 64 grey picture, without the
-mean. Changes of brightness, contrast, size and JPEG quality keep most of them (the idea of pHash: Zauner,
-"Implementation and benchmarking of perceptual image hash functions", 2010). Photographs of a fixed camera share their
-background, so every part of the detail decides, not only the whole.
+Photographs of one kind, such as retinas or a field, have similar signatures. Therefore the pictures of a proposed pair are
+laid over each other (mirrored, turned or cropped, if need be), and their fine detail is compared without brightness, in all
+and in each of 64 parts: photographs of a fixed camera share their background only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import functools
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 
 import cv2
 import numpy as np
 
+from utils.common.cores import usable_cpu_count
+from utils.common.threads import ordered_map
 from utils.data.images import fit_long_side
 
 MEASURED_PX = 512  # long side to which a photograph is shrunk first
-THUMB_PX = 64  # side of the square grey picture that photographs are compared on
+THUMB_PX = 96  # side of the square grey picture that photographs are compared on
 UNIFORM_CONTRAST = 4.0  # standard deviation of the grey values; below it there is no detail to compare
-HASH_SIDE = 16
-HASH_BYTES = HASH_SIDE**2 // 8
-MAX_BITS = 64  # of 255 that differ in a proposed pair; different photographs differ in 90 and more
-MIN_SIMILARITY = 0.6  # correlation of fine detail; different photographs have at most 0.3, changed copies 0.78 and more
-BLOCK_PX = 8  # side of the parts of the 64 x 64 picture that must agree, too
-MAX_DIFFERENCE = 0.5  # of a part: objects that one of two pictures has reach 0.54 and more, 99 % of changed copies 0.46
-LITTLE_DETAIL = 0.5 / (THUMB_PX // BLOCK_PX) ** 2  # of a part, in the detail of the whole: noise differs
-DETAIL_SIGMA_PX = 2.0  # of the 64 x 64 picture: coarser structures are left out
-MAX_SHAPE_FACTOR = 1.03  # between the pictures' width / height
-BLOCK = 128  # photographs compared with all others at a time: 30 MB for 30,000 photographs
-DETAILED = 2048  # photographs whose detail is compared at a time: 34 MB
+SIGNATURE_PX = 12
+SIGNATURE_BYTES = SIGNATURE_PX**2
+LIKELY = 0.75  # correlation of two signatures from which a pair is proposed; copies cropped by 5 % have 0.73 and more
+MOST_PAIRS = 30_000  # that are compared, about three minutes of a core; of each photograph at least FEWEST
+FEWEST = 4
+MIN_SIMILARITY = 0.6  # correlation of aligned fine detail
+MAX_DIFFERENCE = 0.5  # of a part's detail: objects that one of two pictures has reach 0.54 and more
+PARTS = 8  # to a side
+LITTLE_DETAIL = 0.5 / PARTS**2  # of a part, in the detail of the whole: noise differs
+DETAIL_SIGMA_PX = 2.0  # coarser structures are left out
+DARK, BRIGHT = 12, 250  # grey values beyond which there is no detail, such as around a round picture
+MARGIN_PX = 6  # around such pixels, and half of it around a picture's edge, detail is not compared
+MIN_COMPARED = 0.2  # of the picture that remains; else dark pixels count, too
+MIN_SHOWN = 0.4  # of a picture that the other one must show
+MOST_SHOWN = 0.9  # if neither picture shows so much of the other, they overlap and are no copies
+CROPS = [(1.0, 0.0)] + [(scale, offset) for scale in (0.95, 0.9) for offset in (0.0, 0.5, 1.0)]  # tried along each axis
+COARSE_PX = 32  # side at which they are tried
+COARSE_LIKENESS = 0.7  # correlation at that side, below which a pair is left out; cropped copies have 0.84 and more
+BLOCK = 128  # photographs compared with all others at a time
+SHOWN = np.eye(2, 3, dtype=np.float32)
 
 
 def small_grey(image: np.ndarray) -> np.ndarray:
@@ -37,95 +49,196 @@ def small_grey(image: np.ndarray) -> np.ndarray:
 
 
 def thumbnail(grey: np.ndarray) -> np.ndarray:
-    """Return the picture uint8 (64, 64) that photographs are compared on."""
+    """Return the picture uint8 (THUMB_PX, THUMB_PX) that photographs are compared on."""
     return cv2.resize(grey, (THUMB_PX, THUMB_PX), interpolation=cv2.INTER_AREA)
 
 
-def perceptual_hash(thumb: np.ndarray) -> bytes:
-    """Return the hash of a grey picture uint8 (64, 64): HASH_BYTES bytes."""
-    is_positive = cv2.dct(thumb.astype(np.float32))[:HASH_SIDE, :HASH_SIDE].ravel() > 0
-    is_positive[0] = False  # the mean
-    return np.packbits(is_positive).tobytes()
+def signature(thumb: np.ndarray) -> bytes:
+    """Return what proposes pairs, SIGNATURE_BYTES bytes: a thumbnail, smaller still."""
+    small = cv2.resize(thumb, (SIGNATURE_PX, SIGNATURE_PX), interpolation=cv2.INTER_AREA)
+    return cv2.GaussianBlur(small, (0, 0), 0.7).tobytes()
 
 
-def details(thumbs: np.ndarray) -> np.ndarray:
-    """Return the fine detail of grey pictures (n, 64, 64), of length 1 in all, by parts: float32 (parts, n, pixels)."""
-    fine = [thumb - cv2.GaussianBlur(thumb, (0, 0), DETAIL_SIGMA_PX) for thumb in thumbs.astype(np.float32)]
-    vectors = np.stack(fine).reshape(len(thumbs), -1)
-    vectors -= vectors.mean(axis=1, keepdims=True)
-    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-6)
-    side = THUMB_PX // BLOCK_PX
-    parts = vectors.reshape(-1, side, BLOCK_PX, side, BLOCK_PX).transpose(1, 3, 0, 2, 4)
-    return np.ascontiguousarray(parts).reshape(side * side, len(thumbs), BLOCK_PX**2)
+def orientations(picture: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield a square picture (S, S) in its eight orientations: turned by quarters, and mirrored."""
+    for turns in range(4):
+        turned = np.rot90(picture, turns)
+        yield turned
+        yield turned[:, ::-1]
 
 
-def same_detail(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return which pictures with some `details` show the same in all and in each part: bool (m, n)."""
-    similarity = np.zeros((first.shape[1], second.shape[1]), np.float32)
-    differs = np.zeros(similarity.shape, bool)
-    for one, two in zip(first, second, strict=True):
-        product = one @ two.T
-        similarity += product
-        detail = (one**2).sum(axis=1)[:, None] + (two**2).sum(axis=1)
-        differs |= detail - 2 * product > MAX_DIFFERENCE * (detail + LITTLE_DETAIL)
-    return (similarity >= MIN_SIMILARITY) & ~differs
+@dataclass(frozen=True)
+class Likeness:
+    """How alike two aligned pictures are: the correlation of their detail, the difference of the part that differs most,
+    and the larger share of one picture that the other one shows."""
+
+    similarity: float = 0.0
+    difference: float = 9.0
+    shown: float = 0.0
+
+    @property
+    def is_same(self) -> bool:
+        """Whether both show the same where they overlap."""
+        return self.similarity >= MIN_SIMILARITY and self.difference <= MAX_DIFFERENCE
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether one is a copy of the other, perhaps cropped."""
+        return self.is_same and self.shown >= MOST_SHOWN
+
+
+def likeness(first: np.ndarray, second: np.ndarray) -> Likeness:
+    """Compare two thumbnails, each uint8 (THUMB_PX, THUMB_PX), in the orientation in which their signatures agree best."""
+    one = first.astype(np.float32)
+    mine = _unit(np.frombuffer(signature(first), np.uint8))
+    alike = [
+        float(mine @ _unit(np.frombuffer(signature(np.ascontiguousarray(two)), np.uint8)))
+        for two in orientations(second)
+    ]
+    two = np.ascontiguousarray(list(orientations(second))[int(np.argmax(alike))]).astype(np.float32)
+    best = _compare(one, two, SHOWN)
+    if best.is_copy:
+        return best
+    crop, coarse = _best_crop(one, two)
+    if coarse < COARSE_LIKENESS:
+        return best
+    tried = [best, *(_compare(one, two, place) for place in (crop, _refined(one, two, crop)))]
+    return max(tried, key=lambda found: found.similarity - found.difference)
+
+
+def _compare(one: np.ndarray, two: np.ndarray, place: np.ndarray) -> Likeness:
+    """Compare pictures float32 (S, S); place (2, 3) maps points of the first to the second."""
+    size = one.shape[::-1]
+    moved = cv2.warpAffine(two, place, size, flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP)
+    seen = cv2.warpAffine(np.ones_like(two), place, size, flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP)
+    share = float(seen.mean())
+    shown = max(share, share * abs(float(np.linalg.det(place[:, :2]))))
+    inside = cv2.erode(seen, np.ones((MARGIN_PX - 1,) * 2)) > 0
+    compared = inside & ~_near((np.minimum(one, moved) < DARK) | (np.maximum(one, moved) > BRIGHT), MARGIN_PX)
+    if compared.mean() < MIN_COMPARED:
+        compared = inside & ~_near(np.maximum(one, moved) > BRIGHT, 1)
+    if share < MIN_SHOWN or compared.mean() < MIN_COMPARED:
+        return Likeness(shown=shown)
+    first, second = (_parts(_detail(picture, compared)) for picture in (one, moved))
+    product = (first * second).sum(axis=1)
+    detail = (first**2).sum(axis=1) + (second**2).sum(axis=1)
+    difference = (detail - 2 * product) / (detail + LITTLE_DETAIL)
+    return Likeness(float(product.sum()), float(difference.max()), shown)
+
+
+def _near(pixels: np.ndarray, distance_px: int) -> np.ndarray:
+    return cv2.dilate(pixels.view(np.uint8), np.ones((2 * distance_px + 1,) * 2, np.uint8)) > 0
+
+
+def _detail(picture: np.ndarray, compared: np.ndarray) -> np.ndarray:
+    """Return the fine detail of some pixels, of length 1 in all, and 0 elsewhere: float32 (S, S)."""
+    fine = picture - cv2.GaussianBlur(picture, (0, 0), DETAIL_SIGMA_PX)
+    fine = np.where(compared, fine - fine[compared].mean(), 0)
+    return fine / max(float(np.linalg.norm(fine)), 1e-6)
+
+
+def _parts(picture: np.ndarray) -> np.ndarray:
+    side = len(picture) // PARTS
+    return picture.reshape(PARTS, side, PARTS, side).transpose(0, 2, 1, 3).reshape(PARTS**2, -1)
+
+
+@functools.cache
+def _crops() -> list[np.ndarray]:
+    """Return places, in pixels of COARSE_PX, at which one picture may be a part of the other."""
+    places = []
+    for scale_x, offset_x in CROPS:
+        for scale_y, offset_y in CROPS:
+            shift = offset_x * (1 - scale_x) * COARSE_PX, offset_y * (1 - scale_y) * COARSE_PX
+            place = np.array([[scale_x, 0, shift[0]], [0, scale_y, shift[1]]], np.float32)
+            places += [place, cv2.invertAffineTransform(place)]
+    return places
+
+
+def _best_crop(one: np.ndarray, two: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the place (2, 3) among `_crops` at which the pictures correlate most, in pixels of the first, and how much."""
+    small = [
+        cv2.GaussianBlur(cv2.resize(p, (COARSE_PX,) * 2, interpolation=cv2.INTER_AREA), (0, 0), 0.8) for p in (one, two)
+    ]
+    first, second = (picture - cv2.GaussianBlur(picture, (0, 0), 4.0) for picture in small)
+    inner = slice(COARSE_PX // 8, -COARSE_PX // 8)
+    target, flags = _unit(first[inner, inner]), cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    moved = [
+        cv2.warpAffine(second, place, (COARSE_PX,) * 2, flags=flags, borderMode=cv2.BORDER_REPLICATE)
+        for place in _crops()
+    ]
+    alike = [float(target @ _unit(picture[inner, inner])) for picture in moved]
+    place = _crops()[int(np.argmax(alike))].copy()
+    place[:, 2] *= len(one) / COARSE_PX
+    return place, max(alike)
+
+
+def _refined(one: np.ndarray, two: np.ndarray, place: np.ndarray) -> np.ndarray:
+    """Return a better place (2, 3), by OpenCV's enhanced correlation (Evangelidis and Psarakis, 2008)."""
+    for side_px in (len(one) // 2, len(one)):
+        first, second = (cv2.resize(picture, (side_px,) * 2, interpolation=cv2.INTER_AREA) for picture in (one, two))
+        tried, scale = place.copy(), side_px / len(one)
+        tried[:, 2] *= scale
+        criteria = (cv2.TERM_CRITERIA_COUNT | cv2.TERM_CRITERIA_EPS, 30, 1e-4)
+        try:
+            _, tried = cv2.findTransformECC(first, second, tried, cv2.MOTION_AFFINE, criteria, None, 3)  # type: ignore[call-overload]
+        except cv2.error:  # the pictures have nothing in common
+            return place
+        tried[:, 2] /= scale
+        place = tried
+    return place
+
+
+def _unit(values: np.ndarray) -> np.ndarray:
+    """Return values (n,) without their mean, of length 1."""
+    flat = values.astype(np.float32).ravel()
+    flat -= flat.mean()
+    return flat / max(float(np.linalg.norm(flat)), 1e-6)
 
 
 def same_pictures(
-    digests: Sequence[Hashable],
-    hashes: Sequence[bytes],
-    shapes: Sequence[float],
-    read_thumbs: Callable[[Sequence[int]], np.ndarray],
-    max_bits: int = MAX_BITS,
-) -> np.ndarray:
-    """Return a number for each photograph that is equal for those that show the same picture: int64 (N,).
+    digests: Sequence[Hashable], signatures: Sequence[bytes], read_thumbs: Callable[[Sequence[int]], np.ndarray]
+) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """Return a number for each photograph that is equal for those that show the same picture, int64 (N,), and neighbours.
 
-    Equal digests are equal files. An empty hash is a picture without detail, which is the same only as an equal file.
-    shapes: width / height. `read_thumbs` returns the grey pictures uint8 (n, 64, 64) of the photographs at n positions.
+    Neighbours are pairs of positions of photographs that only overlap, such as frames of one flight. Equal digests are equal
+    files. An empty signature is a picture without detail, which is the same only as an equal file. `read_thumbs` returns
+    the thumbnails (n, THUMB_PX, THUMB_PX) of the photographs at n positions.
     """
     first: dict[Hashable, int] = {}
     groups = np.array([first.setdefault(digest, number) for number, digest in enumerate(digests)], np.int64)
-    chosen = np.array([number for number, one in enumerate(hashes) if one and groups[number] == number], np.int64)
+    chosen = np.array([number for number, one in enumerate(signatures) if one and groups[number] == number], np.int64)
+    neighbours: list[tuple[int, int]] = []
     if len(chosen) < 2:
-        return groups
-    bits = np.frombuffer(b"".join(hashes[number] for number in chosen), np.uint64).reshape(len(chosen), -1)
-    logs = np.log(np.array(shapes, float)[chosen])
-    for start in range(0, len(chosen), BLOCK):
-        mine, others = chosen[start : start + BLOCK], chosen[start:]
-        likely = bit_distances(bits[start : start + BLOCK], bits[start:]) <= max_bits
-        likely &= np.abs(logs[start : start + BLOCK, None] - logs[start:]) <= np.log(MAX_SHAPE_FACTOR)
-        _join(groups, mine, others, likely, read_thumbs)
-    return groups
+        return groups, neighbours
+    pairs = chosen[likely_pairs([signatures[number] for number in chosen])]
+    thumbs = functools.lru_cache(maxsize=4096)(lambda position: read_thumbs([position])[0])
+    compare = ordered_map(lambda pair: likeness(*map(thumbs, pair.tolist())), pairs, usable_cpu_count())
+    for (one, two), found in zip(pairs.tolist(), compare, strict=True):
+        if found.is_copy:
+            groups[groups == max(groups[one], groups[two])] = min(groups[one], groups[two])
+        elif found.is_same:
+            neighbours.append((one, two))
+    return groups, neighbours
 
 
-def bit_distances(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the number of bits in which hashes uint64 (m, 4) and (n, 4) differ: uint16 (m, n)."""
-    distances = np.zeros((len(first), len(second)), np.uint16)
-    for word in range(first.shape[1]):
-        distances += np.bitwise_count(first[:, word, None] ^ second[None, :, word])
-    return distances
-
-
-def _join(
-    groups: np.ndarray,
-    mine: np.ndarray,
-    others: np.ndarray,
-    likely: np.ndarray,
-    read_thumbs: Callable[[Sequence[int]], np.ndarray],
-) -> None:
-    """Give photographs at the positions `mine` and `others`, if they are likely the same and their detail is, one number.
-
-    The detail of a photograph is computed once for each block, not once for each pair.
-    """
-    for start in range(0, len(others), DETAILED):
-        part = others[start : start + DETAILED]
-        pairs = likely[:, start : start + DETAILED] & (groups[mine][:, None] != groups[part])
-        rows, columns = np.flatnonzero(pairs.any(axis=1)), np.flatnonzero(pairs.any(axis=0))
-        if not len(rows):
-            continue
-        thumbs = (read_thumbs(positions.tolist()) for positions in (mine[rows], part[columns]))
-        is_same = same_detail(*map(details, thumbs)) & pairs[np.ix_(rows, columns)]
-        for row, found in zip(mine[rows], is_same, strict=True):
-            numbers = np.unique(groups[part[columns[found]]])
-            if np.any(numbers != groups[row]):
-                groups[np.isin(groups, [groups[row], *numbers])] = min(groups[row], numbers[0])
+def likely_pairs(signatures: Sequence[bytes]) -> np.ndarray:
+    """Return the pairs p < q whose signatures correlate, int64 (n, 2): of each photograph those that do most, best first."""
+    table = np.frombuffer(b"".join(signatures), np.uint8).reshape(-1, SIGNATURE_PX, SIGNATURE_PX)
+    turned = [
+        np.stack([_unit(picture) for picture in pictures]) for pictures in zip(*map(orientations, table), strict=True)
+    ]
+    most = min(max(MOST_PAIRS // len(table), FEWEST), len(table) - 1)
+    found = [np.zeros((0, 3))]
+    for start in range(0, len(table), BLOCK):
+        mine = np.arange(start, min(start + BLOCK, len(table)))
+        alike = np.max([turned[0][mine] @ others.T for others in turned], axis=0)
+        alike[np.arange(len(mine)), mine] = -1
+        best = np.argpartition(-alike, most - 1, axis=1)[:, :most]
+        scores = np.take_along_axis(alike, best, axis=1)
+        rows, columns = np.nonzero(scores >= LIKELY)
+        pair = np.sort(np.stack([mine[rows], best[rows, columns]], axis=1), axis=1)
+        found.append(np.column_stack([pair, scores[rows, columns]]))
+    table_of = np.concatenate(found)
+    _, kept = np.unique(table_of[:, :2], axis=0, return_index=True)
+    table_of = table_of[kept]
+    return table_of[np.lexsort((table_of[:, 1], table_of[:, 0], -table_of[:, 2]))][:, :2].astype(np.int64)

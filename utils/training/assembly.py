@@ -6,7 +6,7 @@ What the augmentation's unset options become follows from the directions and sha
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -17,21 +17,24 @@ import numpy as np
 import torch
 
 from utils import distributed
+from utils.common.config import section_of
 from utils.common.errors import UsageError, UserError
-from utils.data.augment import AugmentConfig
+from utils.data.augment import Augmentation
 from utils.data.cache import open_or_build_check
 from utils.data.dataset import SegmentationDataset, open_images, read_photos
-from utils.data.dataset_yaml import DatasetSpec, load_dataset_yaml
+from utils.data.dataset_yaml import DatasetSpec
 from utils.data.images import read_image
 from utils.data.labels import Photo
 from utils.data.loader import EpochBatches, ShardBatches, get_dataloader, multi_scale_sizes, val_prefetch
 from utils.data.windows import Windows, open_windows
 from utils.engine import EngineOptions, Epoch, TrainingEngine
+from utils.engine.options import LoopOptions
 from utils.engine.schedule import ScheduleSpec, StepSchedule, warmup_steps
 from utils.evaluation.evaluate import evaluate, headline
-from utils.evaluation.native_masks import choose_thin_classes, sizes_on_disk
+from utils.evaluation.metrics.thin_objects import MIN_ELONGATION
+from utils.evaluation.native_masks import choose_thin_classes, sizes_on_disk, small_labels_hint
 from utils.measure.step_timer import SegmentationStep
-from utils.predict.label_facts import LabelledPhoto, label_lengths, measure_wire_labels
+from utils.predict.label_facts import MOST_BENT, LabelledPhoto, class_bends, label_lengths, measure_wire_labels
 from utils.run.folder import OwnedRun
 from utils.run.records import MEAN_MAP
 from utils.run.status import RUNNING
@@ -54,19 +57,26 @@ MAX_AGREEMENT = 0.9  # poles of photographs from the ground have 1.0, wires of a
 PHOTOS = 64  # whose objects are measured, spread over the split
 
 
-def open_data(config: TrainConfig, device: torch.device, say: distributed.Say) -> Data:
+def open_data(config: TrainConfig, spec: DatasetSpec, device: torch.device, say: distributed.Say) -> Data:
     """Open both splits of the data set; build their packed caches or block stores where they are missing."""
-    spec = load_dataset_yaml(config.data, trust_links=config.trust_links)
     on_device = varies_colours_on_device(config, device)
-    train, val = (open_dataset(config, spec, split, on_device, say) for split in ("train", "val"))
-    return Data(spec.names, train, val)
+    labelled = [(split, read_photos(spec, split, say)) for split in ("train", "val")]  # wrong labels are said first
+    if not config.windows and (hint := small_labels_hint(labelled[0][1], spec.names, config.img_size)):
+        say(hint)
+    train, val = (open_dataset(config, spec, *photos_of, on_device, say) for photos_of in labelled)
+    return Data(spec.names, train, val, spec.root)
 
 
 def open_dataset(
-    config: TrainConfig, spec: DatasetSpec, split: str, colours_on_device: bool, say: distributed.Say
+    config: TrainConfig,
+    spec: DatasetSpec,
+    split: str,
+    photos: list[Photo],
+    colours_on_device: bool,
+    say: distributed.Say,
 ) -> SegmentationDataset:
-    """Read a split's labels and open, or build, its packed cache or its block store. The split `train` is augmented."""
-    photos, folder = read_photos(spec, split, say), spec.cache_folder
+    """Open, or build, a split's packed cache or its block store. The split `train` is augmented."""
+    folder = spec.cache_folder
     packed = windowed = index = None
     if config.window_config:
         seed = config.seed if split == "train" else VAL_SEED
@@ -76,6 +86,10 @@ def open_dataset(
         index = windowed.store.index
         if split == "train":
             say("\n".join(window_lines(windowed.windows, config.epochs)))
+            if config.reach == "auto":
+                say(
+                    "Objects are assigned to anchors that can predict their whole box, because of --windows (--reach off: to all)"
+                )
     elif config.cache != "none":
         packed = open_images(
             [photo.file for photo in photos], config.img_size, folder, split, say, skips_bad=config.skip_bad
@@ -96,7 +110,7 @@ def open_dataset(
         packed=packed,
         windowed=windowed,
         augment=choose_augmentation(config, photos, spec.names, say) if split == "train" else None,
-        mosaic_epochs=config.mosaic_epochs,
+        mosaic_epochs=config.mosaic_epochs(config.epochs),
         seed=config.seed,
         colours_on_device=colours_on_device,
         skipped=skipped,
@@ -157,6 +171,18 @@ def label_lengths_of(data: Data) -> list[float]:
     return label_lengths(np.array(class_ids, int), np.array(lengths, float))
 
 
+def line_rules(facts: dict[str, Any], names: tuple[str, ...]) -> str:
+    """Return a line that says which rules predictions of thin classes follow, from the facts of the labels."""
+    shares = dict(zip(facts["wires_parallel"][::2], facts["wires_parallel"][1::2], strict=True))
+    alike = ", ".join(f"{names[class_id]} (share of length {share:g})" for class_id, share in shares.items())
+    ends = ", ".join(names[class_id] for class_id in facts["wires_end_at"])
+    bent = ", ".join(names[class_id] for class_id in facts["wires_bent"])
+    rules = [f"labels run alike in {alike}, so lines that run otherwise are less sure"] if alike else []
+    rules.append(f"labels end at {ends}, and so do lines" if ends else "lines that continue each other are one")
+    rules += [f"those of {bent} do not, because its labels are curved"] if bent else []
+    return "Found lines: " + "; ".join(rules)
+
+
 class Segmentation(SegmentationStep):
     """YOLO segmentation: its batches, its loss and metrics, its pictures and its deployable files."""
 
@@ -171,6 +197,8 @@ class Segmentation(SegmentationStep):
         is_main = distributed.rank() == 0  # which calls `save`
         self.wire_labels = wire_labels_of(data, self.thin_classes) if is_main else None
         self.label_lengths = label_lengths_of(data) if is_main else None
+        if self.wire_labels:
+            print(line_rules(self.wire_labels, data.names), flush=True)
         labels = [data.val.labels(index) for index in range(min(len(data.val), CHOSEN_FROM))]
         ranks, are_windows = (distributed.rank(), distributed.world_size()), data.val.windowed is not None
         every = plan.config.val_pictures_every
@@ -215,20 +243,13 @@ def build_engine(plan: TrainPlan, device: torch.device, model: YoloModel, run: O
     config = plan.config
     small_batch = device.type == "cuda" and config.batch_size < SMALL_BATCH_SIZE
     options = EngineOptions(
-        epochs=config.epochs,
+        **vars(section_of(config, LoopOptions)),
         precision=config.amp,
-        accumulate=config.accumulate,
         clip_norm=GRADIENT_CLIP_NORM,
-        ema_decay=config.ema_decay if config.ema else None,
-        ema_ramp=config.ema_ramp,
         sync_batchnorm=config.sync_bn == "on" or (config.sync_bn == "auto" and small_batch),
         static_graph=config.accumulate == 1,
-        grad_compression=config.grad_compression,
-        compile=config.compile,
         monitor=config.monitor,
-        patience=config.patience,
         save_every_s=config.save_every_minutes * 60 or None,
-        tensorboard=config.tensorboard,
     )
     task = Segmentation(plan, model, run, data)
     engine = TrainingEngine(model, device, options, task=task, run=run.folder, facts=plan.facts)
@@ -272,15 +293,20 @@ def build_schedule(plan: TrainPlan, optimizer: torch.optim.Optimizer, batches_pe
 
 def choose_augmentation(
     config: TrainConfig, photos: list[Photo], names: tuple[str, ...], say: distributed.Say
-) -> AugmentConfig:
+) -> Augmentation:
     """Return the augmentation without unset options and with the thin classes, alike on all ranks; say what was chosen.
 
     Raises UsageError for `--draw-wires` where no class is thin, and for `--paste` where all are.
     """
     size_of, augment = sizes_on_disk(photos), config.augment
     thin = choose_thin_classes(("auto",), photos, size_of, names)
-    unset = [name for name in FROM_ABOVE if getattr(config, name) is None and (thin or name != "draw_wires")]
-    agreement = common_direction(photos, size_of) if unset else None
+    chosen_photos = spread_out([index for index, photo in enumerate(photos) if len(photo.polygons)])
+    in_pixels = ((photos[n].class_ids, [outline * size_of(n) for outline in photos[n].polygons]) for n in chosen_photos)
+    bends = class_bends(in_pixels, thin) if thin else {}
+    straight = tuple(class_id for class_id in thin if bends[class_id] <= MOST_BENT)
+    curved = [class_id for class_id in thin if class_id not in straight]
+    unset = [name for name in FROM_ABOVE if getattr(config, name) is None and (straight or name != "draw_wires")]
+    agreement = common_direction(photos, size_of, curved) if unset else None
     if agreement is not None and agreement < MAX_AGREEMENT:
         options: dict[str, Any] = {name: FROM_ABOVE[name] for name in unset}
         typed = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in options.items())
@@ -294,22 +320,41 @@ def choose_augmentation(
     if augment.draw_wires:
         if not thin:
             raise UsageError("--draw-wires: no class of the training labels is as thin as wires are")
-        say(f"Wires are drawn as {', '.join(names[class_id] for class_id in thin)}")
-    return replace(augment, wire_classes=thin)
+        say(f"Wires are drawn as {', '.join(names[class_id] for class_id in straight or thin)}; --draw-wires 0: none")
+    if config.windows and curved:
+        bent = ", ".join(f"{names[class_id]} {bends[class_id]:.3f}" for class_id in curved)
+        say(
+            f"Curved labels: {bent} of their length beside a parabola, more than {MOST_BENT}. They count as no wires: none are "
+            "drawn (--draw-wires 0.5 draws some), and they have no direction (--degrees 90 turns photographs)"
+        )
+    if config.windows and thin:
+        lines = ", ".join(names[class_id] for class_id in thin)
+        say(
+            f"Thin classes: {lines}, at least {MIN_ELONGATION:g} times as long as wide. They are found as lines "
+            "(evaluate_model.py --thin-classes none: as masks)"
+        )
+    return replace(augment, wire_classes=thin, drawn_classes=straight)
 
 
-def common_direction(photos: list[Photo], size_of: Callable[[int], tuple[int, int]]) -> float | None:
+def spread_out(positions: list[int]) -> list[int]:
+    """Return at most PHOTOS of some positions, evenly spread."""
+    return positions[:: max(1, len(positions) // PHOTOS)][:PHOTOS]
+
+
+def common_direction(
+    photos: list[Photo], size_of: Callable[[int], tuple[int, int]], curved: Sequence[int] = ()
+) -> float | None:
     """Return how well the long objects of a class agree in their direction: from 0, no common direction, to 1.
 
     That is the length of the mean of exp(2i direction) over the objects, for the class where it is largest: photographs in
-    which only poles agree have an up, too. None if no class has MIN_OBJECTS long objects in PHOTOS of the photographs.
+    which only poles agree have an up, too. Objects of `curved` classes have no direction. None if no class has MIN_OBJECTS
+    long objects in PHOTOS of the photographs.
     """
-    labelled = [index for index, photo in enumerate(photos) if len(photo.polygons)]
     of_class: dict[int, list[complex]] = {}
-    for index in labelled[:: max(1, len(labelled) // PHOTOS)][:PHOTOS]:
+    for index in spread_out([index for index, photo in enumerate(photos) if len(photo.polygons)]):
         for class_id, outline in zip(photos[index].class_ids.tolist(), photos[index].polygons, strict=True):
             _, (width, height), angle = cv2.minAreaRect((outline * size_of(index)).astype(np.float32))
-            if max(width, height) >= LONG * min(width, height):
+            if class_id not in curved and max(width, height) >= LONG * min(width, height):
                 direction = np.radians(angle if width >= height else angle + 90)
                 of_class.setdefault(class_id, []).append(np.exp(2j * direction))
     agreements = [float(abs(np.mean(values))) for values in of_class.values() if len(values) >= MIN_OBJECTS]

@@ -24,6 +24,7 @@ from utils.common.devices import (
 from utils.common.errors import UserError, is_out_of_memory, printable
 from utils.common.files import warn_on_write_error, write_text_atomic
 from utils.data.dataset import Batch, SegmentationDataset, count_classes
+from utils.data.fingerprint import Fingerprint, take_fingerprint
 from utils.data.loader import batch_bytes, multi_scale_sizes, plan_loader
 from utils.measure.step_timer import build_training, time_training_steps
 from utils.measure.synthetic import synthetic_batch
@@ -152,6 +153,14 @@ class Data:
     names: tuple[str, ...]
     train: SegmentationDataset
     val: SegmentationDataset
+    root: Path = Path()
+
+    def fingerprint(self, before: Fingerprint | None) -> Fingerprint:
+        """Return what both splits hold, by content. Reads the photographs that changed since an earlier fingerprint."""
+        skipped = [f"{split} {path}" for split in ("train", "val") for path in getattr(self, split).skipped]
+        return take_fingerprint(
+            self.names, {"train": self.train.photos, "val": self.val.photos}, self.root, skipped, before
+        )
 
     @property
     def skipped(self) -> dict[str, str]:
@@ -212,6 +221,7 @@ def plan_training(config: TrainConfig, share: Share, run: OwnedRun, data: Data) 
         THREADS: threads,
         CORES: usable_cpu_count(),
         SKIPPED_PHOTOGRAPHS: sorted(data.skipped),
+        "data": run.data.digest if run.data else None,
     }
     return TrainPlan(config, workers, optimizer, weights, facts, lines)
 

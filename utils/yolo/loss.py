@@ -16,13 +16,14 @@ norm; the usual mean over micro-batches differs by up to 0.5 when object counts 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from utils import distributed
+from utils.common.config import Options, option
 from utils.yolo.assigner import YOLOV8_RULE, PredictedMasks, Rule, TrueObjects, assign, inside_boxes
 from utils.yolo.boxes import AnchorGrid, BoxErrors, anchor_grid, predicted_sides
 from utils.yolo.inputs import Targets
@@ -31,6 +32,25 @@ from utils.yolo.mask_loss import find_positives, mask_loss
 PARTS = ("box", "seg", "cls", "dfl")
 BOX_GAIN, CLASS_GAIN, DFL_GAIN = 7.5, 0.5, 1.5  # weights of the parts; the mask part shares the box gain
 FAR_PX = 1e5  # beyond every image
+
+
+@dataclass(frozen=True)
+class LossOptions(Options):
+    """What the loss weighs, and which anchors learn an object."""
+
+    group: ClassVar[str] = "loss"
+
+    class_weights: str = option(
+        "none",
+        "weights of the class loss; auto: inverse to each class's number of training objects",
+        choices=("none", "auto"),
+    )
+    reach: str = option(
+        "auto",
+        "assign objects only to anchors that can predict the whole box, so that long wires are found whole; auto: with "
+        "--windows",
+        choices=("auto", "on", "off"),
+    )
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,16 @@ import logging
 import math
 import re
 import textwrap
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import yaml
 from torch import nn
 
+from utils.common.config import Options, option
 from utils.common.environment import package_version, prepare_environment
 from utils.common.errors import UsageError, UserError, one_line
 from utils.common.tensor_files import atomic_torch_save
@@ -32,6 +34,23 @@ MOST_MARGIN_PX, MOST_LENGTH_PX = 1000.0, 1e9  # of labels around wires; of label
 WINDOW_FACTS = ("per_photo", "low_scale", "high_scale")
 DESCRIPTIONS = (".yaml", ".yml")  # endings of --model that begin with random weights
 LAYER_MODULES = ("torch.nn.modules.", "ultralytics.nn.modules.")
+
+
+@dataclass(frozen=True)
+class ModelOptions(Options):
+    """The network, its first weights, and which layers learn."""
+
+    group: ClassVar[str] = "model"
+
+    model: str = option(
+        "yolov8m-seg.pt",
+        "yolov8, yolo11 or yolo26{n,s,m,l,x}-seg.pt, a local .pt, or a name such as yolo12n-seg.yaml (from scratch)",
+    )
+    freeze: int = option(
+        0,
+        "freeze this many layers, counted from the input; the backbone has 10 in YOLOv8, 11 in YOLO11 and YOLO26, 9 in YOLO12",
+        at_least=0,
+    )
 
 
 def build_model(source: str, names: tuple[str, ...]) -> YoloModel:
@@ -165,7 +184,9 @@ def trained_wire_labels(model: YoloModel) -> dict[str, Any]:
     is_width = is_width and all(abs(number) <= MOST_MARGIN_PX for number in width)
     end_at = _known_classes(model, model.args.get("wires_end_at"))
     parallel = _facts_of_classes(model, "wires_parallel", 1, 1.0)
-    return {"wires_end_at": [*end_at], "wire_width": width if is_width else [], "wires_parallel": parallel}
+    bent = _known_classes(model, model.args.get("wires_bent"))
+    facts = {"wires_end_at": [*end_at], "wire_width": width if is_width else [], "wires_parallel": parallel}
+    return {**facts, "wires_bent": [*bent]}
 
 
 def trained_label_lengths(model: YoloModel) -> list[float]:

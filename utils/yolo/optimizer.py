@@ -7,11 +7,12 @@ import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
+from utils.common.config import Options, option
 from utils.yolo.orthogonal import Orthogonaliser
 
 NOMINAL_BATCH_SIZE = 64  # the batch YOLOv8's learning rate, weight decay and gradient clip were tuned for
@@ -22,6 +23,26 @@ MUON_GAIN = 1.6  # factor of Muon's update, which MuSGD adds to SGD's; 0.2 in Ul
 SGD_WARMUP_BIAS_LR = 0.1  # YOLOv8's warmup_bias_lr; with `optimizer=auto` Ultralytics sets it to 0
 OPTIMIZER_NAMES = {"sgd": "SGD", "musgd": "MuSGD", "adamw": "AdamW"}
 GRADIENT_CLIP_NORM = 10.0  # YOLOv8's limit for the gradient of the nominal batch
+
+
+@dataclass(frozen=True)
+class OptimizerOptions(Options):
+    """The optimizer, its learning rate and what changes it."""
+
+    group: ClassVar[str] = "optimizer"
+
+    optimizer: str = option("auto", "auto: MuSGD (docs/recipe.md says why)", choices=("auto", "sgd", "musgd", "adamw"))
+    lr: float | None = option(
+        None,
+        f"peak learning rate at batch {NOMINAL_BATCH_SIZE}; unset: {SGD_LR}, or {FINE_TUNING_LR} for fewer than {FINE_TUNING_STEPS:,} "
+        "steps from a .pt file, for SGD and MuSGD; 0.002 * 5 / (4 + classes) for AdamW",
+        above=0,
+    )
+    lr_scale: str = option(
+        "none", "scale the learning rate with the global batch / 64", choices=("none", "linear", "sqrt")
+    )
+    weight_decay: float = option(5e-4, f"weight decay at batch {NOMINAL_BATCH_SIZE}", at_least=0)
+    warmup_epochs: float = option(3.0, "linear warm-up, at most a tenth of the run", at_least=0)
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,8 @@ def test_one_wire(found: list[Region], expected: dict[str, Any]) -> None:
 def test_the_tolerance_is_that_which_is_given() -> None:
     assert scores_of([WHOLE], [bar(100, 55, 1000)], tolerance_px=5) == values(1, 1, 1)
     assert scores_of([WHOLE], [bar(100, 52, 1000)], tolerance_px=1.5) == values(0, 0, None)
+    slanted = [Region(x, 0, np.eye(200, dtype=bool)) for x in (0, 6)]  # 4.2 px beside
+    assert scores_of(slanted[:1], slanted[1:])["centreline_recall"] == pytest.approx(0, abs=0.05)
 
 
 def test_crossing_wires_are_told_apart() -> None:

@@ -19,10 +19,11 @@ from utils.predict.maps.assets import read_assets
 from utils.predict.maps.camera import Camera, Errors, rotation, sight_lines
 from utils.predict.maps.changes import covariance_of, ellipse_of, read_before
 from utils.predict.maps.findings import Site
-from utils.predict.maps.survey import Places, Survey, View, match, survey, view_of
+from utils.predict.maps.survey import Places, Survey, View, match, places_of, survey, view_of
 from utils.predict.maps.wgs84 import geocentric, moved, offsets_m
 
 DRONE = Setting(0.03, 0.5, 15.0)
+DRONE_CAMERA = Camera(2700, 0, 4000, 3000, rotation(0, 0, 0))
 
 
 def flight(num_poles: int = 8, seed: int = 0, setting: Setting = DRONE) -> list[View]:
@@ -50,6 +51,14 @@ def test_the_line_of_sight_to_a_pole_passes_through_its_middle_although_its_near
     assert np.linalg.norm(np.cross(ray.direction[0], middle)) < 0.15
     assert np.linalg.norm(np.cross(camera.rays(pixels.mean(axis=0)[None])[0], middle)) > 0.5
     assert ray.distance[0] == pytest.approx(np.linalg.norm(middle), abs=0.3)
+
+
+@pytest.mark.parametrize(("errors", "sides"), [(Errors(3.0, 0.1), (20, 20)), (Errors(0.0, 0.0), (400, 20))])
+def test_a_direction_is_as_unsure_to_the_side_as_heading_and_box_are(errors: Errors, sides: tuple[int, int]) -> None:
+    box = np.array([[2000, 1500] * 2]) + np.array([-1, -1, 1, 1]) * np.tile(sides, 2) / 2
+    ray = sight_lines(DRONE_CAMERA, np.zeros(3), (0.03, 1.0), box, np.zeros(1, int), 0, 6.0, errors)
+    level, upright = np.sqrt(np.diagonal(ray.angle_covariance[0]))
+    assert level > 1.5 * upright
 
 
 def test_the_order_of_the_photographs_changes_nothing() -> None:
@@ -121,6 +130,15 @@ def test_what_is_one_asset(
     assert sigma[0] < ratio < sigma[1]
     for asset in several:
         assert len({file for file, _ in asset.views}) == len(asset.views)
+
+
+def test_of_two_flights_the_more_exact_one_says_where_assets_are() -> None:
+    exact = flight(6, seed=3, setting=replace(DRONE, gps_m=0.03))
+    rough = [replace(view, latitude=view.latitude + 2e-5, sigma_m=3.0) for view in later(exact)]  # 2.2 m
+    truth = places_of([asset for asset in survey(exact, DRONE.site).assets if asset.is_sure], 0.0)
+    places = places_of([asset for asset in survey(exact + rough, DRONE.site).assets if asset.is_sure], 0.0)
+    offsets = truth.around(*HOME)[:, None] - places.around(*HOME)
+    assert np.hypot(*np.moveaxis(offsets, -1, 0)).min(axis=1).max() < 0.3
 
 
 def test_an_asset_counts_the_photographs_that_look_at_it() -> None:
@@ -241,7 +259,7 @@ def test_a_bad_feature_is_named_with_its_file(
 
 
 def test_only_some_assets_have_sizes_that_fit(tmp_path: Path) -> None:
-    file = write(tmp_path / "assets.geojson", measured(1), measured(2, sure=True, looks=4))
+    file = write(tmp_path / "assets.geojson", measured(1, looks=10**401), measured(2, sure=True, looks=4))
     before = read_before(file)
     assert before.is_sure.tolist() == [False, True]
     assert before.looks == 4

@@ -14,7 +14,16 @@ from tests.predict.maps.test_camera import entry
 from utils.data.images import decode_image, read_image
 from utils.predict.maps import metadata as module
 from utils.predict.maps.findings import Site, locate, stored_pixels
-from utils.predict.maps.metadata import DIGITAL_ZOOM, HEIGHT, TIME_OFFSET, WIDTH, PhotoMetadata, read_metadata
+from utils.predict.maps.metadata import (
+    DIGITAL_ZOOM,
+    GIMBAL_FIELDS,
+    HEIGHT,
+    TIME_OFFSET,
+    WIDTH,
+    PhotoMetadata,
+    read_metadata,
+)
+from utils.predict.maps.survey import view_of
 from utils.predict.maps.xmp import MAX_DEPTH, MAX_PACKET_BYTES, XmpError, read_dji_fields
 
 # --- Each trap of a drone's metadata ---------------------------------------------------------------------------------
@@ -161,6 +170,7 @@ def test_a_line_of_sight_near_the_horizon_gives_the_camera_although_the_gimbal_l
         ({"RelativeAltitude": None}, "no RelativeAltitude in XMP"),
         ({"CalibratedFocalLength": None}, "no CalibratedFocalLength in XMP and no 35 mm"),
         ({"CamReverse": "1"}, "upside down"),
+        ({"GimbalReverse": "1"}, "upside down"),
         ({"GimbalPitchDegree": "-14.9"}, "gimbal pitch above -15 degrees"),
         ({"GimbalPitchDegree": "12"}, "gimbal pitch above -15 degrees"),
         ({"CalibratedOpticalCenterY": "300.0"}, "cropped or rotated"),
@@ -172,6 +182,18 @@ def test_a_missing_or_doubtful_field_leaves_the_cameras_position(changes: dict[s
     assert (found["latitude"], found["longitude"]) == HOME
     assert found["sigma_m"] is found["ground_latitude"] is None
     assert reason in found["reason"]
+
+
+@pytest.mark.parametrize("flight", [None, "+179.90", "+0.00"])
+@pytest.mark.parametrize("angles", [("+0.00", "+0.00", "+0.00"), ("0", "-0.00", "0.0")])
+def test_gimbal_angles_that_are_all_zero_are_no_direction(angles: tuple[str, ...], flight: str | None) -> None:
+    photo = metadata(**dict(zip(GIMBAL_FIELDS, angles, strict=True)), FlightYawDegree=flight)  # type: ignore[arg-type]
+    found = located(photo)
+    assert (found["position_kind"], found["bearing_deg"], found["ground_latitude"]) == ("camera", None, None)
+    assert "are all 0" in found["reason"]
+    assert view_of(photo, {"file": "a.jpg", "width": 600, "height": 400, "detections": []}) is None
+    north = metadata(GimbalYawDegree="0", GimbalRollDegree="0", FlightYawDegree=flight)
+    assert located(north)["position_kind"] == "ground"
 
 
 def test_a_shrunk_photograph_that_kept_its_metadata_has_the_shrunk_focal_length() -> None:

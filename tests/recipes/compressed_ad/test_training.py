@@ -180,7 +180,7 @@ def gradients_of_each_depth(config: Settings, rank: int = 0, world_size: int = 1
         number += 1
         if depth not in found:
             model.zero_grad()
-            engine.step.forward_backward(batches.records[depth].batch(batches.histories, chosen))
+            engine.forward_backward(batches.records[depth].batch(batches.histories, chosen))
             found[depth] = {
                 name: weight.grad.numpy().copy() for name, weight in model.named_parameters() if weight.grad is not None
             }

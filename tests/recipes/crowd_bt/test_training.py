@@ -47,7 +47,7 @@ def gradient_and_metrics(config: TrainConfig, folder: Path, batch_size: int) -> 
     loader = image_loader(task.val_images, Path(config.image_dir), config.input_size, 5, 0)
     metrics = engine.validate(loader)
     engine.model.train()
-    values, num_pairs = engine.step.forward_backward(last)
+    values, num_pairs = engine.forward_backward(last)
     weights = engine.state.model.named_parameters()
     gradients: dict[str, Any] = {name: weight.grad.numpy() for name, weight in weights if weight.grad is not None}
     loss = float(distributed.all_reduce_sum(values["loss"].detach())) / world_size

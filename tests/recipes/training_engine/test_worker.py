@@ -175,9 +175,9 @@ def after_an_epoch(engine: Any, optimizer: Any, loaders: list[Any]) -> list[torc
         ({"gradient_clip_val": 0.01}, {"clip_norm": 0.01}),
         ({"accumulate": 2}, {"accumulate": 2}),
         ({"precision": "bf16"}, {"precision": "bf16"}),
-        ({"use_ema": True, "ema_decay": 0.5, "ema_ramp": 1}, {"ema_decay": 0.5, "ema_ramp": 1}),
-        ({"ema_decay": 0.9}, {"ema_decay": 0.9}),
-        ({"use_ema": True}, {"ema_decay": 0.9999}),
+        ({"use_ema": True, "ema_decay": 0.5, "ema_ramp": 1}, {"ema": True, "ema_decay": 0.5, "ema_ramp": 1}),
+        ({"ema_decay": 0.9}, {"ema": True, "ema_decay": 0.9}),
+        ({"use_ema": True}, {"ema": True, "ema_decay": 0.9999}),
         ({"use_ema": False, "ema_decay": 0.5}, {}),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections import defaultdict
@@ -108,6 +109,9 @@ def plant_pictures(data: DataFolder, planted: dict[str, set[str]]) -> None:
     data.photo("val", 0).write_bytes(encode_jpeg(fit_long_side(brighter, 300), 40))
     data.photo("val", 1).write_bytes(data.photo("train", 21).read_bytes())
     planted["leak"] |= {str(data.photo("val", number)) for number in (0, 1)}
+    scene = picture(90, (428, 320))  # two frames of a flight
+    write_jpeg(data.photo("train", 1), scene[:300, :400])
+    place("overlap", "val", 2, scene[20:, 28:])
     place("repeated", "train", 23, (picture(22) * 0.7).astype(np.uint8))
 
 
@@ -189,6 +193,17 @@ def test_labels_behind_a_link_need_trust_links(clean: DataFolder, tmp_path: Path
     finally:
         labels.unlink()
         elsewhere.rename(labels)
+
+
+def test_a_list_with_a_folder_that_is_missing_is_checked(clean: DataFolder, tmp_path: Path) -> None:
+    names = [*clean.photo("val", 0).parent.iterdir(), Path("gone/images/x.jpg")]
+    (clean.root / "some.txt").write_text("\n".join(map(str, names)))
+    listed = clean.root / "listed.yaml"
+    listed.write_text(clean.yaml.read_text() + "\ntest: some.txt\n")
+    data = copy.copy(clean)
+    data.yaml = listed
+    facts = check(data, tmp_path, "--tolerate")
+    assert [Path(one["file"]).name for one in facts["findings"] if one["kind"] == "unreadable_photo"] == ["x.jpg"]
 
 
 def test_several_ranks_are_refused_in_one_line(clean: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:

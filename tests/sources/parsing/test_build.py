@@ -100,7 +100,7 @@ def test_unreadable_rows_and_photographs_are_listed_and_the_rest_is_built(raw: P
     (raw / "Circuit1" / "1 (2).JPG").write_bytes(photo()[:1500])
     (raw / "Circuit1" / "1 (9).JPG").write_bytes(photo())
     (raw / "Circuit3.zip").write_bytes(b"PK but not a zip")
-    lost = polygon("pole", (900, 5), (950, 5), (950, 90))
+    lost = polygon("insulator", (900, 5), (950, 5), (950, 90))
     rows: list[tuple[str, object]] = [
         ("1 (1).JPG", [BOX, polygon("Tower", (1, 1), (9, 1), (9, 9)), lost]),
         ("1 (2).JPG", [BOX]),

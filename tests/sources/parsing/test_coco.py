@@ -21,8 +21,10 @@ from tests.sources.parsing.tool_folder import (
     build,
     coco,
     drawn,
+    hard_masks,
     iou,
     labels_of,
+    run_lengths,
     texts_of,
     whole,
     write_folder,
@@ -48,6 +50,17 @@ def test_polygons_of_several_parts_are_one_object(tmp_path: Path) -> None:
     assert sum(manifest["counts"]["objects"]["pole"].values()) == 2
 
 
+@pytest.mark.parametrize("has_size", [True, False])
+def test_run_lengths_say_their_size_if_the_image_does_not(has_size: bool, tmp_path: Path) -> None:
+    mask = hard_masks()["parts"]
+    content = coco([annotation(1, 1, run_lengths(mask))])
+    if not has_size:
+        del content["images"][0]["width"], content["images"][0]["height"]
+    build(write_folder(tmp_path / "raw", content))
+    ((_, polygon),) = labels_of(tmp_path / "processed")
+    assert iou(whole(drawn(polygon)), mask) >= 0.99
+
+
 def test_a_box_without_segmentation_is_its_corners_and_attributes_do_not_matter(tmp_path: Path) -> None:
     more = {"occluded": False, "rotation": 0.0, "note": "größer"}
     boxes = [annotation(1, 1, [], bbox=[10, 20, 30, 40], attributes=more), annotation(2, 1, None, bbox=[1, 2, 3, 0])]
@@ -55,7 +68,7 @@ def test_a_box_without_segmentation_is_its_corners_and_attributes_do_not_matter(
     ((_, polygon),) = labels_of(tmp_path / "processed")
     assert len(polygon) == 4
     assert box_of(polygon) == (10, 20, 40, 60)
-    assert "annotation 2: box of width 3 and height 0" in texts_of(manifest)
+    assert "annotation 2 (pole): box of width 3 and height 0" in texts_of(manifest)
 
 
 def test_photographs_in_subfolders_with_one_name_stay_apart(tmp_path: Path) -> None:
@@ -92,19 +105,19 @@ def test_a_name_that_leads_out_of_the_folder_or_fits_two_photographs_finds_none(
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        ({"segmentation": [[1, 2, 3, 4]]}, "annotation 7: a polygon needs"),
-        ({"segmentation": [[1, 2, float("nan"), 4, 5, 6]]}, "annotation 7: nan is not a finite number"),
-        ({"segmentation": [[1, 2, 10**400, 4, 5, 6]]}, "annotation 7: int too large"),
+        ({"segmentation": [[1, 2, 3, 4]]}, "annotation 7 (pole): a polygon needs"),
+        ({"segmentation": [[1, 2, float("nan"), 4, 5, 6]]}, "annotation 7 (pole): nan is not a finite number"),
+        ({"segmentation": [[1, 2, 10**400, 4, 5, 6]]}, "annotation 7 (pole): int too large"),
         ({"segmentation": [[1, 2, 1e9, 4, 5, 6]]}, "annotation 7 (pole): polygon has the coordinate 1e+09"),
         ({"segmentation": [[900, 900, 990, 900, 990, 990]]}, "annotation 7 (pole): lies outside the photograph"),
-        ({"segmentation": ["1,2,3"]}, "annotation 7: "),
+        ({"segmentation": ["1,2,3"]}, "annotation 7 (pole): "),
         ({"segmentation": {"size": [HEIGHT, WIDTH], "counts": [1]}}, "annotation 7 (pole): its runs do not add up"),
         ({"segmentation": {"size": [10**6, 10**6], "counts": "0"}}, "(pole): its `size` is 1000000x1000000"),
-        ({"segmentation": {}}, "annotation 7: has neither `segmentation` nor `bbox`"),
-        ({"segmentation": 3}, "annotation 7: `segmentation` is neither"),
+        ({"segmentation": {}}, "annotation 7 (pole): has neither `segmentation` nor `bbox`"),
+        ({"segmentation": 3}, "annotation 7 (pole): `segmentation` is neither"),
         ({"segmentation": [list(np.random.default_rng(n).random(6) * 90) for n in range(900)]}, "crosses itself more"),
-        ({"category_id": 99}, "`category 99` (1 objects) is none of the classes"),
-        ({"category_id": None}, "`category None` (1 objects)"),
+        ({"category_id": 99}, "`categories` has no `category 99`"),
+        ({"category_id": None}, "`categories` has no `category None`"),
         ({"image_id": 99}, "no image has the id 99; its 1 annotations are skipped"),
         ({"image_id": [1]}, "annotation 7 at byte"),
     ],
@@ -165,7 +178,7 @@ def test_labels_of_a_smaller_copy_are_scaled_and_a_turned_photograph_is_turned(t
 
 
 def test_classes_are_the_files_own_unless_the_known_ones_cover_them(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "raw", coco([annotation(1, 1, SQUARE, category_id=2)]))
+    folder = write_folder(tmp_path / "raw", coco([annotation(1, 1, SQUARE, category_id=2), annotation(2, 1, SQUARE)]))
     assert build(folder)["classes"] == ["pole", "wire"]
     assert build(folder, class_names=("wires", "x", "Pole"))["classes"] == ["wires", "x", "Pole"]
     assert labels_of(tmp_path / "processed", num_classes=3)[0][0] == 0

@@ -52,7 +52,7 @@ def test_the_same_picture_in_train_and_val(pairs: Path) -> None:
     assert set(split_of.values()) == {"train", "val"}
     assert all(split_of[str(number)] == split_of[f"copy {number}"] for number in range(12))
     files = sorted(processed.glob("*/images/*.jpg"))
-    numbers = same_measured([measure(file) for file in files])  # what check_data.py finds
+    numbers, _ = same_measured([measure(file) for file in files])  # what check_data.py finds
     assert len(set(numbers.tolist())) == 12
     assert sorted(manifest["copies"]) == sorted([f"{number}.jpg", f"copy {number}.jpg"] for number in range(12))
     assert "copies: 24 photographs show only 12 pictures; each is on one side" in report_lines(manifest)

@@ -95,8 +95,8 @@ def test_a_label_file_that_is_a_link_out_of_the_folder_is_not_read(tmp_path: Pat
         (shape([[1, 2]] * 20_001), "polygon of 20,001 points, more than 20,000"),
         (shape(None), "a polygon needs a list"),
         (shape(kind="point"), "point is not read; draw a polygon or a linestrip"),
-        (shape(label=3), "has no label; skipped"),
-        ("shape", "has no label; skipped"),
+        (shape(label=3), "a shape has no label"),
+        ("shape", "a shape has no label"),
     ],
 )
 def test_a_bad_shape_is_named_and_the_others_are_kept(tmp_path: Path, bad: Any, reason: str) -> None:
@@ -131,4 +131,4 @@ def test_bad_files_are_named(tmp_path: Path, content: str, reason: str, monkeypa
 def test_more_objects_than_a_photograph_may_have_are_refused(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
     raw = write(write(tmp_path / "raw", "a.json", [shape()] * 10_001), "b/b.json", [shape()])
-    assert "more than 10,000 objects in one photograph" in texts_of(build(raw))
+    assert "more than 10,000 objects in one photograph" in texts_of(build(raw, keep_unusable=True))

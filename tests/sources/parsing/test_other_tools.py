@@ -102,9 +102,10 @@ def yolo(class_id: int, box: tuple[int, int, int, int]) -> str:
 
 
 TEXT = yolo(0, BOX) + "\n" + yolo(1, STRIP)
+EDGE = mask((100, 0, 150, 60))  # its pixels belong to no object
 PAIR = {
-    "SegmentationClass/a.png": png(mask(BOX, value=1) + mask(STRIP, value=2)),
-    "SegmentationObject/a.png": png(mask(BOX, value=7) + mask(STRIP, value=3)),
+    "SegmentationClass/a.png": png(mask(BOX, value=1) + mask(STRIP, value=2) + EDGE),
+    "SegmentationObject/a.png": png(mask(BOX, value=7) + mask(STRIP, value=3) + EDGE),
 }
 COLOURED = {  # CVAT draws both masks in colours
     "SegmentationClass/a.png": png(np.stack([mask(BOX), mask(STRIP), mask()], axis=2)),
@@ -166,7 +167,8 @@ FOLDERS: dict[str, tuple[str, Mapping[str, bytes | str]]] = {
         MASKS,
         {
             "images/a.jpg": PHOTO,
-            "masks/a.png": png(mask(BOX, value=1) + mask(STRIP, value=2)),
+            # The pole's two halves touch at a corner.
+            "masks/a.png": png(mask((30, 20, 45, 35), (45, 35, 60, 50), value=1) + mask(STRIP, value=2) + EDGE),
             "classes.txt": "background\npole\nwire",
         },
     ),
@@ -232,6 +234,21 @@ def test_the_shapes_of_cvat_via_and_labelme(tmp_path: Path) -> None:
         assert not texts_of(manifest)
 
 
+def test_slanted_shapes_turn_clockwise(tmp_path: Path) -> None:
+    ellipse, angle = {"cx": 60, "cy": 40, "rx": 20, "ry": 5}, np.pi / 6
+    box = shape("box", "pole", xtl=40, ytl=35, xbr=80, ybr=45, rotation="30.0")
+    for name, content in (
+        ("a.xml", cvat(box, shape("ellipse", "pole", rotation="30.0", **ellipse))),
+        ("a.json", via([region("pole", name="ellipse", theta=angle, **ellipse)])),
+    ):
+        raw = files(tmp_path / name / "raw", {name: content, "a.jpg": PHOTO})
+        build(raw)
+        for _, polygon in labels_of(raw.parent / "processed"):
+            points = polygon * (WIDTH, HEIGHT) - (60, 40)
+            along, across = points @ (np.cos(angle), np.sin(angle)), points @ (-np.sin(angle), np.cos(angle))
+            assert (np.ptp(along), np.ptp(across)) == pytest.approx((40, 10), abs=0.3)
+
+
 BAD_SHAPES = [
     (shape("mask", "pole", rle="1, 2", left=0, top=0, width=9, height=9), "do not add up"),
     (shape("mask", "pole", rle="0, 81", left=149, top=0, width=9, height=9), "that the image does not hold"),
@@ -249,6 +266,14 @@ BAD_REGIONS = [
     (region("pole", name="point", cx=1, cy=1), "point is not read"),
     (region("", name="rect"), "has no `class`"),
 ]
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
+DAMAGED_MASKS = [
+    ("a_wire.png", png(mask(BOX))[:-30], "damaged: truncated or corrupt"),
+    ("masks/a.png", png(mask(BOX))[:60], "damaged: truncated or corrupt"),
+    ("masks/wire/a.png", b"", "damaged, or not a PNG"),
+    ("a_mask.png", photo(WIDTH, HEIGHT), "damaged, or not a PNG"),
+    ("a_label.png", LFS, "a Git LFS pointer, not the mask: run git lfs pull"),
+]
 BAD_LINES = [
     ("2 .1 .1 .2 .2 .3 .1", "class 2 is not one of 0..1"),
     ("0 .1 .1 .2", "3 coordinates"),
@@ -262,7 +287,10 @@ BAD_LINES = [
         *(({"a.xml": cvat(POLE, bad)}, reason) for bad, reason in BAD_SHAPES),
         *(({"a.json": via([REGIONS[0], bad])}, reason) for bad, reason in BAD_REGIONS),
         *(({"a.txt": f"{yolo(0, BOX)}\n{bad}", "classes.txt": "pole\nwire"}, reason) for bad, reason in BAD_LINES),
-        ({"a_pole.png": png(mask(BOX)), "a_wire.png": png(mask(BOX))[:-30]}, ""),
+        *(
+            ({"a_pole.png": png(mask(BOX)), name: data}, f"{name.split('/')[-1]}: {reason}")
+            for name, data, reason in DAMAGED_MASKS
+        ),
     ],
 )
 def test_a_bad_object_is_named_and_the_others_are_kept(
@@ -273,6 +301,7 @@ def test_a_bad_object_is_named_and_the_others_are_kept(
     assert [box_of(polygon) for _, polygon in labels_of(tmp_path / "processed")] == [BOX]
     assert reason in texts_of(manifest)
     assert bool(manifest["problems"])
+    assert "no row" not in texts_of(manifest)
 
 
 SMALL = [{"image": "/data/upload/1/a.jpg", "id": 1, "label": [{"points": [[1, 1], [9, 1], [9, 9]]}], "lead_time": 3.2}]
@@ -288,7 +317,8 @@ WITHOUT_LABELS: list[tuple[dict[str, bytes | str], str]] = [
     ({"a.txt": TEXT, "../classes.txt": "pole\nwire"}, "data.yaml, classes.txt or obj.names near it names the classes"),
     ({"a.txt": TEXT, "data.yaml": "nc: 2\n"}, "`names` must list the classes"),
     ({"a.txt": TEXT, "classes.txt": "pole\n\nwire\n"}, "classes.txt: line 2 is empty"),
-    ({"a_mask.png": b"\x89PNG\r\n\x1a\n"}, "the file with the labels is missing"),
+    ({"a_mask.png": b"\x89PNG\r\n\x1a\n"}, "a_mask.png: damaged: truncated or corrupt"),
+    ({"a_2.png": PHOTO}, "the file with the labels is missing"),  # a JPEG, and no mask by its name
     ({"task.zip": zip_bytes({"annotations.xml": b"<annotations/>"})}, "task.zip holds annotations.xml: unzip it there"),
     ({"a.json": json.dumps(SMALL)}, "export as JSON, not as JSON-MIN"),
     ({"a.json": json.dumps(SMALL), "b.json": '[{"data": {}}]'}, "which file holds the labels"),
@@ -421,7 +451,7 @@ def test_masks_and_links_keep_the_bounds_of_untrusted_files(tmp_path: Path, monk
     assert "b.txt: a link that leaves" in texts_of(manifest)
     assert "secret" not in json.dumps(manifest)
     monkeypatch.setattr(mask_values, "MAX_MASK_PIXELS", 1000)
-    with pytest.raises(UserError, match="labels is missing"):
+    with pytest.raises(UserError, match="150x90 is more than 0 megapixels"):
         build(files(tmp_path / "large", {"a.jpg": PHOTO, "a_mask.png": png(mask(BOX))}))
     monkeypatch.undo()
     noise = (np.random.default_rng(0).random((400, 400)) > 0.97).astype(np.uint8) * 255

@@ -108,7 +108,7 @@ def read_before(file: Path) -> Before:
     places = Places(class_ids, assets.latitudes, assets.longitudes, rest, shared)
     is_sure = np.array([facts.get("sure") is True for facts in assets.properties])
     looks = [facts.get("looks") for facts in assets.properties]
-    usual = float(np.median([value for value in looks if isinstance(value, int)] or [1]))
+    usual = float(np.median([value for value in looks if isinstance(value, int) and 0 < value <= MOST_M] or [1]))
     return Before(ids, tuple(every), places, is_sure, usual)
 
 

@@ -20,6 +20,7 @@ from urllib.parse import quote
 import numpy as np
 
 from utils.common.errors import printable
+from utils.common.files import new_text_file
 from utils.common.text import plain_text
 from utils.predict.maps.findings import AT_ASSET, AT_CAMERA, ON_GROUND, Site, locate
 from utils.predict.maps.metadata import NOT_JPEG, read_metadata
@@ -61,7 +62,7 @@ def write_map_files(
             stack.callback(file.unlink, missing_ok=True)
         with ExitStack() as writers:
             geojson, work_list, kml = (
-                writers.enter_context(file.open("w", encoding=encoding, newline=""))
+                writers.enter_context(new_text_file(file, encoding, newline=""))
                 for file, encoding in zip(temporary, ("utf-8", "utf-8-sig", "utf-8"), strict=True)
             )
             rows = csv.writer(work_list)  # a table for spreadsheets: UTF-8 with a byte-order mark, comma

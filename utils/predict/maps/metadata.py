@@ -124,8 +124,11 @@ class PhotoMetadata:
         if self.gimbal_deg is None:
             missing = [name for name in GIMBAL_FIELDS if self._dji(name, -360, 360) is None]
             return self.problem or f"no {', '.join(missing)} in XMP"
-        if self._dji("CamReverse", 0, 1):
-            return "camera mounted upside down (CamReverse)"
+        if not any(self.gimbal_deg):  # what drones write that do not know it
+            return f"{', '.join(GIMBAL_FIELDS)} in XMP are all 0: the direction is not known"
+        for name in ("CamReverse", "GimbalReverse"):
+            if self._dji(name, 0, 1):
+                return f"camera mounted upside down ({name})"
         if self.focal_px is None:
             return "no CalibratedFocalLength in XMP and no 35 mm equivalent focal length in EXIF"
         if (_number(self.exif.get(DIGITAL_ZOOM), 0, 1000) or 1) > 1.01:

@@ -84,6 +84,11 @@ KINDS: dict[str, Kind] = {
         "No prediction lies on the label, not even an unsure one, although the model finds most labels of the class.",
         "Look at the picture; correct or remove the label if nothing is there.",
     ),
+    "overlap": _hint(
+        "Photograph that overlaps one of another split",
+        "Two photographs show a part of the same scene, such as two frames of one flight. They are no copies, but scores on such photographs are higher than on another day.",
+        "Nothing, or split by flights: parse again with --split-by time or --split-by circuit.",
+    ),
     "repeated": _hint(
         "Photograph twice in a split",
         "Two photographs of a split show the same picture. It counts twice.",

@@ -15,9 +15,9 @@ from utils.sources.checks.findings import Finding, View, shown_path
 from utils.sources.near_duplicates import (
     MEASURED_PX,
     UNIFORM_CONTRAST,
-    details,
-    perceptual_hash,
+    likeness,
     same_pictures,
+    signature,
     small_grey,
     thumbnail,
 )
@@ -37,7 +37,7 @@ MAX_COMPARED = 32  # photographs of a split among which the most similar one is 
 
 @dataclass(frozen=True)
 class Picture:
-    """What is kept of a photograph: its upright size in pixels, its measures, and a thumbnail uint8 (64, 64)."""
+    """What is kept of a photograph: its upright size in pixels, its measures, and a thumbnail."""
 
     width: int
     height: int
@@ -147,25 +147,28 @@ def unlike_others(values: np.ndarray, like: float, far: float) -> list[tuple[int
     return [(position, float(distances[position])) for position in np.flatnonzero(is_odd).tolist()]
 
 
-def same_measured(pictures: Sequence[Picture]) -> np.ndarray:
-    """Return a number for each photograph that is equal for those that show the same picture: int64 (N,)."""
+def same_measured(pictures: Sequence[Picture]) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """Return what `same_pictures` does."""
     return same_pictures(
         [one.digest for one in pictures],
-        [perceptual_hash(one.thumb) if one.contrast >= UNIFORM_CONTRAST else b"" for one in pictures],
-        [one.shape for one in pictures],
+        [signature(one.thumb) if one.contrast >= UNIFORM_CONTRAST else b"" for one in pictures],
         lambda positions: np.stack([pictures[position].thumb for position in positions]),
     )
 
 
 def find_duplicates(entries: Sequence[Measured]) -> list[Finding]:
-    """Return the photographs that show the same as another one of any split.
+    """Return the photographs that show the same as another one of any split, and those that overlap one of another split.
 
     The order of the splits is that of `entries`: a finding is about the later one.
     """
-    groups = same_measured([picture for _, _, picture in entries])
+    groups, neighbours = same_measured([picture for _, _, picture in entries])
     order = np.argsort(groups, kind="stable")
     bounds = np.flatnonzero(np.diff(groups[order], prepend=-1, append=-1))
-    findings = []
+    findings = [
+        _finding("overlap", entries, later, [earlier])
+        for earlier, later in sorted(neighbours)
+        if entries[earlier][0] != entries[later][0] and groups[earlier] != groups[later]
+    ]
     for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         seen: dict[str, list[int]] = {}
         for later in order[start:end].tolist():
@@ -180,8 +183,8 @@ def find_duplicates(entries: Sequence[Measured]) -> list[Finding]:
 
 
 def _finding(kind: str, entries: Sequence[Measured], later: int, earlier: Sequence[int]) -> Finding:
-    parts = details(np.stack([entries[position][2].thumb for position in (later, *earlier)]))
-    similarity = (parts[:, 1:] * parts[:, :1]).sum(axis=(0, 2))
+    alike = [likeness(entries[position][2].thumb, entries[later][2].thumb) for position in earlier]
+    similarity = np.array([one.similarity for one in alike])
     nearest = int(similarity.argmax())
     is_same_file = any(entries[one][2].digest == entries[later][2].digest for one in earlier)
     if is_same_file:
@@ -191,7 +194,6 @@ def _finding(kind: str, entries: Sequence[Measured], later: int, earlier: Sequen
     how = "the same file" if is_same_file else f"similarity {similarity[nearest]:.2f}"
     value = 1.0 if is_same_file else round(float(similarity[nearest]), 3)
     views = (View(file, f"{split}: {file.name}"), View(other, f"{other_split}: {other.name}"))
+    what = "overlaps with" if kind == "overlap" else "shows the same as"
     facts = {"other_split": other_split, "other_file": shown_path(other), "similarity": value}
-    return Finding(
-        kind, split, file, f"shows the same as {shown_path(other)} of {other_split} ({how})", None, value, facts, views
-    )
+    return Finding(kind, split, file, f"{what} {shown_path(other)} of {other_split} ({how})", None, value, facts, views)

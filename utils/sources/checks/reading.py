@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.common.errors import UserError, printable
+from utils.common.errors import UserError
 from utils.common.progress import Progress
 from utils.common.threads import ordered_map
 from utils.data.dataset import find_label_file
@@ -50,18 +50,6 @@ def read_all(
     return entries, _labels_without_photo(spec, jobs)
 
 
-def read_unlabelled(files: Sequence[Path], num_threads: int) -> list[Entry]:
-    """Return a record for each photograph that can be read; print a line for each other one."""
-    entries = []
-    reading = ordered_map(_try_to_measure, files, num_threads)
-    for file, (picture, reason) in zip(files, Progress("photographs", len(files))(reading), strict=True):
-        if picture is None:
-            print(f"skipped {printable(str(file), 400)}: {printable(reason, 400)}", flush=True)
-        else:
-            entries.append(Entry("unlabelled", file, file, [], [], picture))
-    return entries
-
-
 def _try_to_measure(file: Path) -> tuple[Picture | None, str]:
     """Return a photograph's measures, or why it is unreadable."""
     try:
@@ -96,7 +84,9 @@ def _labels_without_photo(spec: DatasetSpec, jobs: Sequence[tuple[str, Path]]) -
     """Return the label files, in the folders of the photographs' label files, that belong to no photograph there."""
     split_of = {label_file_for(file).parent: split for split, file in reversed(jobs)}
     stems: dict[Path, set[str]] = {folder: set() for folder in split_of}
-    for image_folder in {file.parent for _, file in jobs}:
+    for _, file in jobs:  # also those of a list that are missing
+        stems[label_file_for(file).parent].add(label_file_for(file).name)
+    for image_folder in {file.parent for _, file in jobs if file.parent.is_dir()}:
         for name in os.listdir(image_folder):
             if is_photograph(name):
                 label_file = label_file_for(image_folder / name)

@@ -22,16 +22,17 @@ from utils.common.files import write_bytes_atomic, write_text_atomic
 from utils.common.progress import Progress
 from utils.common.text import counted
 from utils.common.threads import ordered_map
+from utils.data.dataset_yaml import not_read
 from utils.data.images import ImageError, one_opencv_thread, read_image
 from utils.data.labels import LabelError
-from utils.sources.near_duplicates import MAX_BITS, MEASURED_PX, same_pictures, small_grey, thumbnail
+from utils.sources.near_duplicates import MEASURED_PX, same_pictures, small_grey, thumbnail
 from utils.sources.parsing.formats import EPRI
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, ClassTable, Problem
 from utils.sources.parsing.manifest import UNUSABLE_PHOTOGRAPH, by_severity, dataset_yaml_text, make_manifest
 from utils.sources.parsing.photograph import UNKNOWN_CLASS, UNUSABLE_OBJECT, PhotographOptions, build_image, build_label
 from utils.sources.parsing.reading import Labelled, choose_classes, read_labels
 from utils.sources.parsing.rows import AnnotationRow, Row, digest_of, place_of
-from utils.sources.parsing.sources import UNREADABLE_PHOTOGRAPH, Photograph, PhotographReader
+from utils.sources.parsing.sources import UNREADABLE_PHOTOGRAPH, Photograph, PhotographReader, all_files
 from utils.sources.parsing.split import (
     SPLITS,
     TEST,
@@ -56,7 +57,6 @@ from utils.sources.parsing.state import (
 )
 
 MAX_LOST_SHARE = 0.5  # of the objects; more end the command
-SPARE_BITS = 8  # by which pairs may differ more than in check_data.py, which hashes what JPEG left of the pictures
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,9 @@ def build_dataset(
     labels = read_labels(input_folder, options.label_format, options.keep_unlabelled, problems, trust_links)
     for line in labels.summary():
         announce(line)
+    known = {row.file for own in labels.rows.values() for row in own if isinstance(row, AnnotationRow)}
+    if others := not_read(set(all_files(input_folder)) - known):
+        announce(f"{input_folder}: {others}")
     rows, shared = labels.rows, options.photograph
     if options.use_file_classes:
         shared = dataclasses.replace(shared, class_names=choose_classes(shared.class_names, labels.class_names))
@@ -300,12 +303,10 @@ def _copies(folder: Path, entries: Sequence[Entry], num_threads: int) -> list[li
         return thumbnail(small_grey(image))
 
     try:
-        groups = same_pictures(
+        groups, _ = same_pictures(
             [entry.image_digest for entry in entries],
-            [bytes.fromhex(entry.facts.picture_hash) for entry in entries],
-            [entry.facts.output_width / entry.facts.output_height for entry in entries],
+            [bytes.fromhex(entry.facts.signature) for entry in entries],
             lambda positions: np.stack(list(ordered_map(read_thumb, positions, num_threads))),
-            MAX_BITS + SPARE_BITS,
         )
     except ImageError as error:
         raise UserError(f"{error}; remove it and start again") from error

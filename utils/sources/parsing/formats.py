@@ -15,11 +15,12 @@ from utils.sources.parsing.label_studio import LabelStudioFile
 from utils.sources.parsing.labelme import LabelMeFile
 from utils.sources.parsing.mask_images import MaskFile, is_mask
 from utils.sources.parsing.rows import LabelFile
+from utils.sources.parsing.rsml import RsmlFile
 from utils.sources.parsing.via import ViaFile
 from utils.sources.parsing.yolo_text import YoloFile, looks_like_labels
 
 AUTO, EPRI, COCO, LABEL_STUDIO, LABEL_ME = "auto", "epri", "coco", "labelstudio", "labelme"
-VIA, CVAT, YOLO, MASKS = "via", "cvat", "yolo", "masks"
+VIA, CVAT, YOLO, MASKS, RSML = "via", "cvat", "yolo", "masks", "rsml"
 COCO_KEYS, LABEL_ME_KEYS = ("images", "annotations"), ("shapes", "imagePath")
 LABEL_STUDIO_KEYS = ("data", "completions", "annotation_id", "annotator", "lead_time")  # the last three: JSON-MIN
 HEAD_BYTES = 65_536
@@ -30,6 +31,7 @@ FORMATS: dict[str, type[LabelFile]] = {
     LABEL_ME: LabelMeFile,
     VIA: ViaFile,
     CVAT: CvatFile,
+    RSML: RsmlFile,
     YOLO: YoloFile,
     MASKS: MaskFile,
 }
@@ -66,6 +68,8 @@ def format_of(file: Path) -> str:
             return _json_format(file)
         if suffix == ".xml":
             return CVAT if first_element(file) == "annotations" else ""
+        if suffix == ".rsml":
+            return RSML if first_element(file) == "rsml" else ""
         if suffix == ".txt":
             return YOLO if looks_like_labels(file) else ""
         return MASKS if is_mask(file) else ""

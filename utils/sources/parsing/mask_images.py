@@ -17,6 +17,7 @@ import numpy as np
 
 from utils.common.errors import UserError, printable
 from utils.data.dataset_yaml import IMAGE_SUFFIXES
+from utils.data.images import ImageError, read_image
 from utils.sources.parsing.class_lists import MASK_LISTS, find_list, read_values
 from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
 from utils.sources.parsing.mask_values import ONLY_CLASS, Meaning, mask_objects, read_mask
@@ -51,6 +52,7 @@ class MaskFile(LabelFile):
             objects, _ = mask_objects(meaning, data)  # the complaints come again when the photograph is built
         except (ValueError, UserError, OSError) as error:
             problems.append(Problem(printable(path.name, 400), f"{error}; skipped", UNREADABLE_ROW))
+            self.is_damaged = True
             return
         used = {item.value for item in objects}
         self.names = meaning.listed if used & {*meaning.listed} else sorted(used)
@@ -64,12 +66,17 @@ def is_mask(path: Path) -> bool:
         return False
     try:
         return path.parent.name in (VOC_CLASSES, VOC_OBJECTS) or find_mask(path) is not None
+    except ValueError:
+        return True
     except OSError:
         return False
 
 
 def find_mask(path: Path) -> tuple[Path, tuple[str, ...], Meaning] | None:
-    """Return the file whose values are read, where the photograph may lie, relative to its folder, and what values mean."""
+    """Return the file whose values are read, where the photograph may lie, relative to its folder, and what values mean.
+
+    None if it is not a mask. Raises ValueError if it has the name of a photograph's mask, but cannot be read.
+    """
     folder, above = path.parent.name, path.parent.parent
     if folder in (VOC_CLASSES, VOC_OBJECTS):
         names = tuple(f"../{place}/{path.stem}{suffix}" for place in PHOTOGRAPH_FOLDERS for suffix in IMAGE_SUFFIXES)
@@ -81,10 +88,19 @@ def find_mask(path: Path) -> tuple[Path, tuple[str, ...], Meaning] | None:
         is_pair = objects.is_file() and not objects.is_symlink()
         return (objects, names, Meaning(classes=path)) if is_pair else (path, names, Meaning())
     found = _photograph_of(path)
-    if found is None or not _is_alike(path):
+    if found is None:
         return None
     photograph, rest, class_folder = found
     words = _WORDS.split(rest)
+    try:
+        if not _is_alike(path):
+            return None
+    except ValueError:
+        parts = [*words, *_WORDS.split(folder), *_WORDS.split(above.name)]
+        is_called_mask = any(_NOT_A_CLASS.fullmatch(word) for word in parts if word and not word.isdigit())
+        if not is_called_mask and _is_picture(path):
+            return None
+        raise
     label = "_".join(word for word in words if not _NOT_A_CLASS.fullmatch(word))
     label = label or ("" if _NOT_A_CLASS.fullmatch(class_folder) else class_folder)
     is_numbered = any(map(_NUMBERED.fullmatch, [*words, *_WORDS.split(folder)]))
@@ -101,7 +117,7 @@ def _photograph_of(path: Path) -> tuple[Path, str, str] | None:
         for stem in stems if folder.is_dir() else ():
             for suffix in IMAGE_SUFFIXES:
                 for file in (folder / f"{stem}{suffix}", folder / f"{stem}{suffix.upper()}"):
-                    if file.is_file() and file != path and (suffix != ".png" or not _is_alike(file)):
+                    if file.is_file() and file != path and (suffix != ".png" or not _is_readable_mask(file)):
                         return file, path.stem[len(stem) :], class_folder
     images = path.parent.parent / "images"  # of one photograph, whose objects have a file each: Data Science Bowl 2018
     inside = list(images.iterdir())[:2] if path.parent.name == "masks" and images.is_dir() else []
@@ -122,13 +138,26 @@ def _folders_for(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _is_alike(path: Path) -> bool:
-    """Return whether a PNG has two values, or neighbouring pixels that are alike; False if it cannot be read."""
-    try:
-        values, _ = read_mask(path.read_bytes(), False)
-    except (ValueError, OSError):
-        return False
+    """Return whether a PNG has two values, or neighbouring pixels that are alike. Raises ValueError and OSError."""
+    values, _ = read_mask(path.read_bytes(), False)
     is_alike = values.shape[1] > 1 and float((values[:, 1:] == values[:, :-1]).mean()) >= MIN_ALIKE
     return is_alike or len(np.unique(values)) <= 2
+
+
+def _is_readable_mask(path: Path) -> bool:
+    try:
+        return _is_alike(path)
+    except (ValueError, OSError):
+        return False
+
+
+def _is_picture(path: Path) -> bool:
+    """Return whether a file that is no readable mask is a photograph, such as a JPEG called .png or a large PNG."""
+    try:
+        read_image(path)
+    except ImageError:
+        return False
+    return True
 
 
 def _with_list(meaning: Meaning, path: Path, folder: Path) -> Meaning:

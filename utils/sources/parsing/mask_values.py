@@ -26,6 +26,7 @@ BACKGROUNDS = ("background", "_background_", "__ignore__")  # of class lists
 VOID = 255  # of indexed masks: pixels that belong to no object; alone: white, in a mask of black and white
 MAX_MASK_BYTES, MAX_MASK_PIXELS = 200_000_000, 100_000_000
 MAX_CLASS_VALUES = 100  # a mask with more values, and no list of classes, holds numbered objects
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # first bytes of the text that stands for a large file
 SOFT_EDGES = 0.1  # largest share of pixels of a mask of black and white that are grey
 
 
@@ -71,12 +72,20 @@ def read_mask(data: bytes, by_colour: bool) -> tuple[np.ndarray, bool]:
             picture.convert("RGB") if by_colour or mode not in ("1", "L", "LA", "P", "I", "I;16") else picture
         )
     except (*EXIF_ERRORS, zlib.error) as error:
-        raise ValueError(str(error) if isinstance(error, ValueError) else "truncated or corrupt") from error
+        raise ValueError(_damage(data) if not isinstance(error, ValueError) else str(error)) from error
     if values.ndim == 3:
         red, green, blue = np.moveaxis(values.astype(np.int32), 2, 0)
         is_grey = not by_colour and np.array_equal(red, green) and np.array_equal(red, blue)
         values = red if is_grey else np.where(red | green | blue, COLOUR | red << 16 | green << 8 | blue, 0)
     return values, mode.startswith("I")
+
+
+def _damage(data: bytes) -> str:
+    """Return why a mask cannot be read."""
+    if data.startswith(LFS_POINTER):
+        return "a Git LFS pointer, not the mask: run git lfs pull"
+    is_png = data.startswith(b"\x89PNG")
+    return "damaged: truncated or corrupt" if is_png else "damaged, or not a PNG though it is called so: save it as PNG"
 
 
 def mask_objects(meaning: Meaning, data: bytes) -> tuple[list[ShapeObject], list[str]]:
@@ -90,7 +99,8 @@ def mask_objects(meaning: Meaning, data: bytes) -> tuple[list[ShapeObject], list
         return _paired(values, [value for value in found if value != VOID], meaning, by_colour)
     if meaning.is_whole:
         return _shapes((values > 0).astype(np.int32), [label] if found else []), []
-    if _is_black_and_white(values, found):
+    are_named = len(found) > 1 and all(value in names for value in found if value != VOID)
+    if _is_black_and_white(values, found) and not are_named:
         if not meaning.label and len(meaning.listed) == 1:
             (label,) = meaning.listed
         return _shapes(*_connected((values > VOID // 2).astype(np.uint8), {1: label})), []

@@ -20,7 +20,7 @@ from utils.data.images import (
     upright_size,
 )
 from utils.data.labels import format_yolo_label
-from utils.sources.near_duplicates import MEASURED_PX, UNIFORM_CONTRAST, perceptual_hash, small_grey, thumbnail
+from utils.sources.near_duplicates import MEASURED_PX, UNIFORM_CONTRAST, signature, small_grey, thumbnail
 from utils.sources.parsing.label_csv import ClassTable, LabelObject
 from utils.sources.parsing.outlines import OutlineError, ShapeObject, object_ring
 from utils.sources.parsing.rows import Row, digest_of
@@ -56,7 +56,7 @@ class PhotographOptions:
 class ImageFacts:
     """Sizes in pixels; `width` and `height` are those of the original, upright.
 
-    picture_hash: of `near_duplicates`, in hexadecimal digits; empty for a picture of one colour. taken: EXIF's local
+    signature: of `near_duplicates`, in hexadecimal digits; empty for a picture of one colour. taken: EXIF's local
     time as ISO 8601, or empty.
     """
 
@@ -65,7 +65,7 @@ class ImageFacts:
     orientation: int
     output_width: int
     output_height: int
-    picture_hash: str
+    signature: str
     taken: str
 
 
@@ -103,7 +103,7 @@ def build_image(data: bytes, long_side_px: int) -> tuple[bytes, ImageFacts]:
         orientation,
         output_width,
         output_height,
-        perceptual_hash(thumbnail(grey)).hex() if grey.std() >= UNIFORM_CONTRAST else "",
+        signature(thumbnail(grey)).hex() if grey.std() >= UNIFORM_CONTRAST else "",
         taken.isoformat() if (taken := time_taken(data)) else "",
     )
     if scale == 1.0 and orientation == 1 and is_jpeg(data):

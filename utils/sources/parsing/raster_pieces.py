@@ -10,16 +10,17 @@ import shapely
 from shapely.geometry.base import BaseGeometry
 from shapely.geometry.polygon import orient
 
-from utils.common.errors import UserError
+from utils.common.errors import UserError, print_warning
+from utils.common.files import write_text_atomic
 from utils.common.progress import Progress
-from utils.data.images import FILL, encode_jpeg
+from utils.data.images import FILL, write_jpeg
 from utils.data.labels import format_yolo_label
 from utils.data.raster import Orthophoto
 from utils.sources.mask_rings import join_rings
 from utils.sources.parsing.outlines import MAX_RINGS, MIN_PART_AREA_PX
 from utils.sources.parsing.photograph import JPEG_QUALITY
 from utils.sources.parsing.split import TRAIN, VAL
-from utils.sources.parsing.vector_labels import MapLabel
+from utils.sources.parsing.vector_labels import SWAPPED, MapLabel
 
 MAX_PIECE_PX = 4096
 FEWEST = 3  # photographs along the longer side: for training, left out, for validation
@@ -45,13 +46,14 @@ def cut_raster(
     metre_px = 1 / raster.pixel_m()
     width_px = line_width_px if line_width_m is None else line_width_m * metre_px
     shapes = [_in_pixels(raster, label, label.width_m * metre_px if label.width_m else width_px) for label in labels]
+    _count_outside(raster, labels, shapes)
     names = sorted({label.name for label in labels})
     tree = shapely.STRtree(shapes)
     columns, rows = (_edges(length, min(side_px, MAX_PIECE_PX)) for length in (raster.width, raster.height))
     for split in (TRAIN, VAL):
         for kind in ("images", "labels"):
             (folder / split / kind).mkdir(parents=True)
-    (folder / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    write_text_atomic(folder / "classes.txt", "".join(f"{name}\n" for name in names))
     splits = _splits(raster, columns, rows, val_fraction)
     counts = dict.fromkeys((TRAIN, VAL, ""), 0)
     for left, top, right, bottom in Progress("photographs cut", len(splits))(splits):
@@ -68,8 +70,8 @@ def cut_raster(
                 for number in near.tolist()
                 for ring in _rings(shapes[number], left, top, right, bottom)
             ]
-            (folder / split / "images" / f"{name}.jpg").write_bytes(encode_jpeg(photo, JPEG_QUALITY))
-            (folder / split / "labels" / f"{name}.txt").write_text(format_yolo_label(outlines), encoding="utf-8")
+            write_jpeg(folder / split / "images" / f"{name}.jpg", photo, JPEG_QUALITY)
+            write_text_atomic(folder / split / "labels" / f"{name}.txt", format_yolo_label(outlines))
     if not (counts[TRAIN] and counts[VAL]):
         raise UserError(f"{raster.file}: no photograph for {VAL if counts[TRAIN] else TRAIN}; change --val-fraction")
     return f"{len(labels)} labels; photographs: {counts[TRAIN]} train, {counts[VAL]} val, {counts['']} between them left out"
@@ -107,6 +109,21 @@ def _in_pixels(raster: Orthophoto, label: MapLabel, width_px: float) -> BaseGeom
     if "LineString" in shape.geom_type:
         return shape.buffer(width_px / 2, cap_style="flat", join_style="mitre", mitre_limit=2.0)
     return shapely.make_valid(shape, method="structure", keep_collapsed=False)
+
+
+def _count_outside(raster: Orthophoto, labels: Sequence[MapLabel], shapes: Sequence[BaseGeometry]) -> None:
+    """Warn of labels outside the raster. Raises UserError if no label lies on it."""
+    away_px = shapely.distance(shapely.box(0, 0, raster.width, raster.height), np.array(shapes, object))
+    num_outside = int((~(away_px <= 0)).sum())  # also shapes without an area, whose distance is not a number
+    advice = f"; {SWAPPED}" if sum(label.fits_swapped for label in labels) * 2 > num_outside else ""
+    if num_outside == len(labels):
+        away_m = np.fmin.reduce(away_px, initial=np.inf) * raster.pixel_m()
+        away = f", the nearest is {away_m / 1000:,.1f} km away" if np.isfinite(away_m) else ""
+        raise UserError(
+            f"--labels: none of {len(labels)} objects lies on {raster.file}{away}{advice or '; name labels of this place'}"
+        )
+    if num_outside:
+        print_warning(f"--labels: {num_outside} of {len(labels)} objects lie outside {raster.file}{advice}")
 
 
 def _rings(shape: BaseGeometry, left: int, top: int, right: int, bottom: int) -> list[np.ndarray]:

@@ -78,7 +78,7 @@ def _read_tool(
     more = (folder,) if tool.takes_folder else ()
     read = [tool(file, problems, *more) for file in Progress("label files", len(files))(files)]
     rows = [row for labels in read for row in labels.rows]
-    masks = {labels.path for labels in read if labels.rows} | {row.file for row in rows}
+    masks = {labels.path for labels in read if labels.rows or labels.is_damaged} | {row.file for row in rows}
     photographs = {
         key: item
         for key, item in photographs.items()

@@ -104,7 +104,7 @@ class LabelFile:
     names_subsets: a row's `subset` is the file's own word; else it is taken from the file's name, which may mean something else.
     has_rows_per_file: several files may belong to a photograph. missing_is_empty: a photograph without a label file has no
     objects, if others of its folder have one. takes_folder: the reader wants the input folder, in which it looks for a list
-    of the classes.
+    of the classes. is_damaged: nothing of this file can be used, so it is not taken for a photograph either.
     """
 
     title: str
@@ -112,7 +112,7 @@ class LabelFile:
     how_to_export: str
     several = True
     num_lost = 0  # objects that no row has, because they name no image of the file
-    by_file = sorts_names = names_subsets = has_rows_per_file = missing_is_empty = takes_folder = False
+    by_file = sorts_names = names_subsets = has_rows_per_file = missing_is_empty = takes_folder = is_damaged = False
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         self.path, self.problems = path, problems

@@ -8,7 +8,7 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -197,6 +197,15 @@ def _in_archives(folder: Path, root: str | None, problems: list[Problem], by_pat
                 stamp = f"zip {member.file_size} {member.CRC:08x}"
                 circuit, size = _circuit(source, by_path), member.file_size
                 yield Photograph(inside.name, source, circuit, path, member.filename, size, stamp, by_path)
+
+
+def all_files(folder: Path) -> Iterator[Path]:
+    """Yield the files in the input folder, but for linked folders, and in the zips directly in it."""
+    for place, entries in walk(folder, lambda path: path.name[:1] != "." and not path.is_symlink(), lambda *_: None):
+        yield from (place / entry.name for entry in entries)
+    for path in folder.glob("*.zip"):
+        with suppress(OSError, zipfile.BadZipFile, ValueError, NotImplementedError), BoundedZip(path) as archive:
+            yield from (path / member.filename for member in archive.infolist() if not member.is_dir())
 
 
 def _circuit(source: str, by_path: bool) -> str:

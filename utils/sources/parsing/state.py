@@ -13,9 +13,9 @@ from typing import Any, TextIO
 
 import filelock
 
-from utils.common.errors import UserError
+from utils.common.errors import UserError, reason_of
 from utils.common.files import in_the_way, write_bytes_atomic
-from utils.sources.near_duplicates import HASH_BYTES
+from utils.sources.near_duplicates import SIGNATURE_BYTES
 from utils.sources.parsing.photograph import ImageFacts
 from utils.sources.parsing.split import SPLITS, TEST
 
@@ -100,7 +100,7 @@ def open_output(folder: Path, *, has_test: bool = False, trust_links: bool = Fal
     except filelock.Timeout as error:
         raise UserError(f"{folder}: another parse_labels.py is writing here; wait for it to end") from error
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from error
+        raise UserError(f"{folder}: cannot be written: {reason_of(error)}") from error
 
 
 def _remove_scaffold(folder: Path, existed: bool) -> None:
@@ -149,7 +149,7 @@ def _from_line(line: str) -> Entry | None:
     try:
         values: dict[str, Any] = json.loads(line)
         values["facts"] = facts = ImageFacts(**values["facts"])
-        if values["split"] not in SPLITS or len(bytes.fromhex(facts.picture_hash)) not in (0, HASH_BYTES):
+        if values["split"] not in SPLITS or len(bytes.fromhex(facts.signature)) not in (0, SIGNATURE_BYTES):
             return None
         if facts.taken:
             datetime.fromisoformat(facts.taken)

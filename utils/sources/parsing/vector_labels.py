@@ -17,29 +17,34 @@ import shapely
 from shapely.geometry.base import BaseGeometry
 
 from utils.common.errors import UserError, one_line, printable
-from utils.data.raster import WGS84, plain_crs, transformer
+from utils.data.raster import WGS84, Orthophoto, plain_crs, transformer
 from utils.sources.parsing.json_stream import MAX_ITEM_BYTES, JsonStream
 from utils.sources.parsing.outlines import MAX_POINTS
 
 CLASS_COLUMNS = ("class", "label", "name", "type")  # the first that there is
 WIDTH_COLUMN = "width_m"
 MAX_FEATURES = 1_000_000
+SWAPPED = "latitude and longitude look swapped: GeoJSON has longitude first"
 KINDS = ("Polygon", "MultiPolygon", "LineString", "MultiLineString")
 _ENVELOPE_BYTES = (0, 32, 48, 48, 64)  # GeoPackage 1.3, 2.1.3: by the third bits of the flags
-_EPSG = re.compile(r"EPSG:[\d.]*:?(\d+)$")
+_EPSG = re.compile(r"EPSG:(?:[\d.]*:)?(\d+)$")
 
 
 @dataclass(frozen=True)
 class MapLabel:
-    """An object on the map: its class, a polygon or line, and its width in metres if the file says it."""
+    """An object on the map: its class, a polygon or line, and its width in metres if the file says it.
+
+    fits_swapped: it lies outside the raster, and would lie on it with its file's axes swapped.
+    """
 
     name: str
     shape: BaseGeometry
     width_m: float | None
+    fits_swapped: bool = False
 
 
-def read_map_labels(files: Sequence[Path], crs: str) -> tuple[list[MapLabel], int]:
-    """Return all objects in the coordinates of `crs`, and how many features are neither polygon nor line.
+def read_map_labels(files: Sequence[Path], raster: Orthophoto) -> tuple[list[MapLabel], int]:
+    """Return all objects in the raster's reference system, and how many features are neither polygon nor line.
 
     Raises UserError for a file that cannot be read, and for a feature without a class.
     """
@@ -53,42 +58,67 @@ def read_map_labels(files: Sequence[Path], crs: str) -> tuple[list[MapLabel], in
                 if shape is None or shape.geom_type not in KINDS or shape.is_empty:
                     num_skipped += 1
                     continue
-                labels.append(_label(_moved(shape, transformer(source, crs)), facts))
+                labels.append(_label(*_moved(shape, transformer(source, raster.crs), raster), facts))
                 if len(labels) > MAX_FEATURES:
                     raise ValueError(f"more than {MAX_FEATURES:,} objects")
-        except (OSError, ValueError, TypeError, sqlite3.Error, shapely.errors.ShapelyError) as error:
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            LookupError,
+            sqlite3.Error,
+            shapely.errors.ShapelyError,
+        ) as error:
             raise UserError(f"{printable(str(file), 400)}: {one_line(error)}; export it again from your map") from error
     return labels, num_skipped
 
 
-def _label(shape: BaseGeometry, facts: dict[str, Any]) -> MapLabel:
+def _label(shape: BaseGeometry, fits_swapped: bool, facts: dict[str, Any]) -> MapLabel:
     facts = {str(name).lower(): value for name, value in facts.items()}
     name = next((facts[column] for column in CLASS_COLUMNS if facts.get(column)), None)
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"a feature without a class: it needs a text in the column `{CLASS_COLUMNS[0]}`")
     width = facts.get(WIDTH_COLUMN)
     is_width = isinstance(width, int | float) and 0 < width < 1000
-    return MapLabel(printable(name.strip()), shape, width if is_width else None)
+    return MapLabel(printable(name.strip()), shape, width if is_width else None, fits_swapped)
 
 
-def _moved(shape: BaseGeometry, to_raster: Any) -> BaseGeometry:
+def _moved(shape: BaseGeometry, to_raster: Any, raster: Orthophoto) -> tuple[BaseGeometry, bool]:
+    """Return a shape in the raster's reference system, and whether it lies on the raster only if its axes are swapped."""
     if shapely.get_num_coordinates(shape) > MAX_POINTS:
         raise ValueError(f"a feature of {shapely.get_num_coordinates(shape):,} points, more than {MAX_POINTS:,}")
-    moved = shapely.transform(shapely.force_2d(shape), lambda points: np.stack(to_raster.transform(*points.T), axis=1))
+    flat = shapely.force_2d(shape)
+    moved = shapely.transform(flat, lambda points: np.stack(to_raster.transform(*points.T), axis=1))
+    if _meets(moved, raster):
+        return moved, False
+    fits_swapped = _meets(
+        shapely.transform(flat, lambda points: np.stack(to_raster.transform(*points.T[::-1]), axis=1)), raster
+    )
     if not np.isfinite(shapely.get_coordinates(moved)).all():
-        raise ValueError("a point that the raster's reference system cannot hold")
-    return moved
+        raise ValueError(f"a point that the raster's reference system cannot hold{f'; {SWAPPED}' * fits_swapped}")
+    return moved, fits_swapped
+
+
+def _meets(shape: BaseGeometry, raster: Orthophoto) -> bool:
+    corners = raster.to_pixels(np.reshape(shape.bounds, (2, 2)))
+    is_beside = (corners.max(axis=0) < 0) | (corners.min(axis=0) > (raster.width, raster.height))
+    return bool(np.isfinite(shapely.get_coordinates(shape)).all() and not is_beside.any())
 
 
 def _geojson(file: Path) -> Iterator[tuple[str, BaseGeometry | None, dict[str, Any]]]:
     """Yield reference system, geometry and properties. WGS84 (RFC 7946), or what QGIS wrote as `crs` before the features."""
-    source = WGS84
+    source, found = WGS84, False
     with JsonStream(file) as stream:
         for key in stream.keys():  # noqa: SIM118 - not a dictionary
             if key == "crs":
-                source = _named_crs(stream.item().value())
+                named = _named_crs(stream.item().value())
+                if found and named != source:
+                    raise ValueError(f"its reference system, {named}, stands after its features")
+                source = named
             elif key == "features":
                 for item in stream.items():
+                    found = True
                     feature = item.value()
                     facts, geometry = feature.get("properties"), feature.get("geometry")
                     shape = shapely.from_geojson(json.dumps(geometry)) if geometry else None
@@ -98,12 +128,13 @@ def _geojson(file: Path) -> Iterator[tuple[str, BaseGeometry | None, dict[str, A
 
 
 def _named_crs(value: Any) -> str:
-    name = str(value["properties"]["name"]) if isinstance(value, dict) else ""
+    facts = value.get("properties") if isinstance(value, dict) else None
+    name = str(facts.get("name", "")) if isinstance(facts, dict) else ""
     if match := _EPSG.search(name):
         return f"EPSG:{match[1]}"
     if value is None or name.endswith("CRS84"):
         return WGS84
-    raise ValueError(f"reference system {printable(name)!r}: export with EPSG:4326")
+    raise ValueError(f"reference system {printable(name or json.dumps(value))}: export with EPSG:4326")
 
 
 def _geopackage(file: Path) -> Iterator[tuple[str, BaseGeometry | None, dict[str, Any]]]:

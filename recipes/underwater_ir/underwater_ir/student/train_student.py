@@ -242,6 +242,8 @@ def train(
     has_reference = any(entry.target is not None for entry in benchmarks.entries)
     options = EngineOptions(
         epochs=config.epochs,
+        ema=False,
+        patience=0,
         precision="off",  # spectra need fp32
         clip_norm=GRADIENT_NORM,
         monitor="val_psnr" if has_reference else "train_loss",

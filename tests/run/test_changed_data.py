@@ -1,0 +1,170 @@
+"""A run is resumed on the data with which it began: photographs, labels and classes are compared by content."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import train_yolo_ddp
+from utils.common.config import parse_config
+from utils.common.errors import UserError
+from utils.common.files import claimed_output
+from utils.data.dataset_yaml import load_dataset_yaml
+from utils.data.fingerprint import Fingerprint, take_fingerprint
+from utils.data.labels import read_photos
+from utils.run.checkpoint import save_checkpoint
+from utils.run.folder import CHANGES_FILE, DATA_FILE, open_run_folder
+from utils.run.records import read_config
+from utils.training.config import TrainConfig
+
+IMAGE = b"the bytes of a photograph" * 20
+LABELS = "0 0.1 0.1 0.3 0.1 0.3 0.3\n1 0.5 0.5 0.8 0.5 0.8 0.8\n"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    for name in ("train", "val"):
+        for kind in ("images", "labels"):
+            (tmp_path / "data" / name / kind).mkdir(parents=True)
+        for number in range(3):
+            (tmp_path / "data" / name / "images" / f"{number}.jpg").write_bytes(IMAGE + bytes([number]))
+            (tmp_path / "data" / name / "labels" / f"{number}.txt").write_text(LABELS)
+    (tmp_path / "data" / "data.yaml").write_text("train: train/images\nval: val/images\nnames: [wire, pole]\n")
+    return tmp_path / "data"
+
+
+def taken(folder: Path) -> Fingerprint:
+    spec = load_dataset_yaml(folder / "data.yaml")
+    return take_fingerprint(spec.names, {split: read_photos(spec, split) for split in ("train", "val")}, spec.root)
+
+
+def begin(run: Path, data: Path) -> None:
+    open_run_folder(run, TrainConfig(save_dir=str(run)), data=taken(data))
+    save_checkpoint(run / "checkpoint", 7, {"weight": torch.zeros(1)})
+
+
+def swap(file: Path) -> int:
+    return file.write_text("".join(f"{1 - int(line[0])}{line[1:]}\n" for line in file.read_text().splitlines()))
+
+
+def in_place(file: Path) -> None:
+    """Change one byte of a photograph; its size and times stay."""
+    content, facts = bytearray(file.read_bytes()), file.stat()
+    content[-2] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+
+CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "numbers of classes": (lambda d: [swap(file) for file in d.glob("*/labels/*")], "6 photographs have other labels"),
+    "one label of val": (lambda d: (d / "val/labels/2.txt").write_text(""), "1 photographs have other labels .*val/images/2"),
+    "no label file": (lambda d: (d / "train/labels/0.txt").unlink(), "1 photographs have other labels"),
+    "order of rows": (lambda d: (d / "train/labels/0.txt").write_text("\n".join(LABELS.split("\n")[::-1])), "other labels"),
+    "a byte": (lambda d: in_place(d / "train/images/1.jpg"), "1 photographs have another content .*train/images/1"),
+    "one more": (lambda d: shutil.copy(d / "val/images/0.jpg", d / "train/images/9.jpg"), "1 photographs were added"),
+    "renamed": (lambda d: (d / "val/images/0.jpg").rename(d / "val/images/9.jpg"), "1 .* added .*; 1 photographs are gone"),
+    "names swapped": (lambda d: (d / "data.yaml").write_text("train: train/images\nval: val/images\nnames: [pole, wire]\n"), "classes 0 wire, 1 pole, but --data has 0 pole, 1 wire"),
+    "a third class": (lambda d: (d / "data.yaml").write_text("train: train/images\nval: val/images\nnames: [wire, pole, cap]\n"), "classes 0 wire, 1 pole, but --data has 0 wire, 1 pole, 2 cap"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_run_is_not_resumed_on_other_data_unless_its_owner_accepts(data: Path, tmp_path: Path, name: str) -> None:
+    change, said = CHANGES[name]
+    run = tmp_path / "run"
+    begin(run, data)
+    change(data)
+    for _ in range(2):  # a refusal changes nothing
+        with pytest.raises(UserError, match=said):
+            open_run_folder(run, TrainConfig(save_dir=str(run)), data=taken(data))
+    accepting = TrainConfig(save_dir=str(run), accept_changed_data=True)
+    if "classes" in said:
+        with pytest.raises(UserError, match=said):
+            open_run_folder(run, accepting, data=taken(data))
+        return
+    resumes, lines = open_run_folder(run, accepting, data=taken(data))
+    assert (resumes, len(lines)) == (True, 1)
+    assert (
+        lines[0].removeprefix("The data changed, which --accept-changed-data accepts: ")
+        in (run / CHANGES_FILE).read_text()
+    )
+    assert "after step 7" in (run / CHANGES_FILE).read_text()
+    assert "accept_changed_data" not in read_config(run), "the next start does not accept further changes"
+    assert open_run_folder(run, TrainConfig(save_dir=str(run)), data=taken(data)) == (True, [])
+
+
+def test_another_place_other_times_and_another_way_to_write_a_number_are_no_change(data: Path, tmp_path: Path) -> None:
+    run, moved = tmp_path / "run", tmp_path / "elsewhere"
+    begin(run, data)
+    shutil.copytree(data, moved)
+    (moved / "val/labels/0.txt").write_text(LABELS.replace("0.1", "0.100"))
+    assert open_run_folder(run, TrainConfig(save_dir=str(run)), data=taken(moved)) == (True, [])
+    (run / DATA_FILE).unlink()  # a run of an older version
+    resumes, lines = open_run_folder(run, TrainConfig(save_dir=str(run)), data=taken(moved))
+    assert (resumes, len(lines)) == (True, 1)
+    assert DATA_FILE in lines[0]
+    assert open_run_folder(run, TrainConfig(save_dir=str(run)), data=taken(moved)) == (True, [])
+
+
+def test_a_photograph_that_cannot_be_read_is_left_to_skip_bad(data: Path) -> None:
+    before, photos = taken(data), {"train": read_photos(load_dataset_yaml(data / "data.yaml"), "train")[1:]}
+    without = take_fingerprint(before.names, photos, data.resolve(), ["train train/images/0.jpg"])
+    of_train = {key: value for key, value in before.photographs.items() if key.startswith("train")}
+    assert without.changes_since(Fingerprint(before.names, of_train)) == []
+
+
+def test_photographs_are_read_again_only_if_their_file_changed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = load_dataset_yaml(data / "data.yaml")
+    photos = {split: read_photos(spec, split) for split in ("train", "val")}
+    before = take_fingerprint(spec.names, photos, spec.root)
+    in_place(data / "val/images/2.jpg")
+    read: list[str] = []
+    plain = Path.open
+
+    def spied(path: Path, *more: Any, **named: Any) -> Any:
+        read.extend([path.name] * path.is_relative_to(data))
+        return plain(path, *more, **named)
+
+    monkeypatch.setattr(Path, "open", spied)
+    after = take_fingerprint(spec.names, photos, spec.root, before=before)
+    assert read == ["2.jpg"]
+    assert len(after.changes_since(before)) == 1
+
+
+@pytest.mark.parametrize(
+    "flags", ["--model yolov9n-seg.pt", "--save-dir {file}", "--save-dir {file}/run", "--freeze 999"]
+)
+def test_what_needs_no_photograph_is_refused_before_one_is_read(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(train_yolo_ddp, "open_data", lambda *_: pytest.fail("photographs are read first"))
+    words = flags.format(file=tmp_path / "file").split()
+    given = ["--data", str(data / "data.yaml"), "--model", "yolov8n-seg.yaml", "--device", "cpu", *words]
+    with pytest.raises(UserError, match=re.escape(words[0]) + "|" + re.escape(words[1])):
+        train_yolo_ddp.run(parse_config(TrainConfig, "", given))
+
+
+def test_two_processes_do_not_write_into_one_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "new" / "out"
+    with claimed_output(str(output)):
+        with (
+            pytest.raises(UserError, match=r"--output .*out: another process writes there"),
+            claimed_output(str(output)),
+        ):
+            pytest.fail("both have the folder")
+        with claimed_output(str(tmp_path / "new" / "other")):
+            assert not output.exists()
+        monkeypatch.setenv("RANK", "1")  # rank 0 holds the folder for all
+        with claimed_output(str(output)):
+            pass
+    monkeypatch.delenv("RANK")
+    with claimed_output(str(output)):
+        pass

@@ -1,0 +1,117 @@
+"""What a data set holds, by content, so that a run notices when it is resumed on other photographs, labels or classes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from utils.common.cores import usable_cpu_count
+from utils.common.errors import UserError
+from utils.common.threads import ordered_map
+from utils.data.labels import Photo
+
+DIGEST_BYTES = 8
+UNREADABLE = ("", "", "")  # of a photograph that `--skip-bad` leaves out
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The names of the classes, and of each photograph, by its split and path, digests of its file and of its labels.
+
+    The third text is the file's size and times: as long as they stay, a file is not read again. It is no part of the digest.
+    """
+
+    names: tuple[str, ...]
+    photographs: Mapping[str, tuple[str, str, str]]
+
+    @property
+    def digest(self) -> str:
+        """One digest of everything."""
+        contents = {key: texts[:2] for key, texts in sorted(self.photographs.items())}
+        return _digest([json.dumps([self.names, contents]).encode()])
+
+    def to_json(self) -> str:
+        """Return the text from which `from_json` reads this again."""
+        return json.dumps({"names": self.names, "photographs": dict(sorted(self.photographs.items()))})
+
+    @classmethod
+    def from_json(cls, text: str) -> Fingerprint:
+        """Raises ValueError, KeyError, TypeError or AttributeError for another text."""
+        content = json.loads(text)
+        photographs = {
+            str(key): (str(file), str(labels), str(times))
+            for key, (file, labels, times) in content["photographs"].items()
+        }
+        return cls(tuple(map(str, content["names"])), photographs)
+
+    def changes_since(self, before: Fingerprint) -> list[str]:
+        """Return what differs in the photographs and labels, each with a number and an example; not their paths alone."""
+        now, then = self.photographs, before.photographs
+        in_order = [[(key.split()[0], *each[key][:2]) for key in sorted(each)] for each in (now, then)]
+        if in_order[0] == in_order[1]:  # a training uses them in this order
+            return []
+        both = [key for key in sorted(now.keys() & then.keys()) if UNREADABLE not in (now[key], then[key])]
+        found = {
+            "photographs were added": sorted(key for key in now.keys() - then.keys() if now[key] != UNREADABLE),
+            "photographs are gone": sorted(key for key in then.keys() - now.keys() if then[key] != UNREADABLE),
+            "photographs have another content": [key for key in both if now[key][0] != then[key][0]],
+            "photographs have other labels": [key for key in both if now[key][1] != then[key][1]],
+        }
+        return [f"{len(keys)} {what} (such as {keys[0]})" for what, keys in found.items() if keys]
+
+
+def take_fingerprint(
+    names: Sequence[str],
+    splits: Mapping[str, Sequence[Photo]],
+    root: Path,
+    skipped: Iterable[str] = (),
+    before: Fingerprint | None = None,
+) -> Fingerprint:
+    """Return the fingerprint of the photographs of each split; their paths are relative to `root`.
+
+    The order of the objects in a label file counts, since training depends on it. `skipped` are paths of photographs
+    that cannot be read. `before`: an earlier fingerprint; files with its size and times are not read again. Raises UserError for a
+    photograph that is gone.
+    """
+    listed = {f"{split} {os.path.relpath(photo.file, root)}": photo for split, of in splits.items() for photo in of}
+    known = {(key, texts[2]): texts[0] for key, texts in (before.photographs if before else {}).items()}
+    files = ordered_map(partial(_digest_of_file, known), listed.items(), usable_cpu_count())
+    photographs = {
+        key: (file, _digest_of_labels(photo), times)
+        for (key, photo), (file, times) in zip(listed.items(), files, strict=True)
+    }
+    return Fingerprint(tuple(names), {**dict.fromkeys(skipped, UNREADABLE), **photographs})
+
+
+def _digest_of_file(known: Mapping[tuple[str, str], str], item: tuple[str, Photo]) -> tuple[str, str]:
+    """Return the digest of a photograph's file, read only if it is not known, and the file's size and times."""
+    key, photo = item
+    try:
+        facts = photo.file.stat()
+        # The time of the last change of the inode cannot be set back.
+        times = f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns}"
+        if digest := known.get((key, times)):
+            return digest, times
+        with photo.file.open("rb") as stream:
+            return hashlib.file_digest(stream, partial(hashlib.blake2b, digest_size=DIGEST_BYTES)).hexdigest(), times
+    except OSError as error:
+        raise UserError(f"{photo.file}: {error.strerror}; run python parse_labels.py again") from error
+
+
+def _digest_of_labels(photo: Photo) -> str:
+    outlines = [np.asarray(outline, np.float32).tobytes() for outline in photo.polygons]
+    return _digest([np.asarray(photo.class_ids, np.int64).tobytes(), *outlines])
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()

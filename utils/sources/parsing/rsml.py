@@ -1,0 +1,74 @@
+"""Reads RSML, the root system markup language: each root of a plant is a line (https://rootsystemml.github.io)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.parsers import expat
+
+from utils.common.errors import UserError, one_line
+from utils.data.dataset_yaml import IMAGE_SUFFIXES
+from utils.sources.parsing.cvat import MAX_DEPTH, Attributes, bounded_parser
+from utils.sources.parsing.json_stream import MAX_ITEM_BYTES
+from utils.sources.parsing.label_csv import Problem
+from utils.sources.parsing.outlines import ShapeObject, read_points
+from utils.sources.parsing.rows import SPAN, AnnotationRow, LabelFile, digest_of
+
+ORDERS = ("primary", "lateral")  # of a root, and of all that grow from one, where `label` is no kind of root
+KINDS = (*ORDERS, "secondary", "tertiary", "seminal", "nodal", "crown", "basal", "adventitious")
+
+
+class RsmlFile(LabelFile):
+    """The roots in one photograph, which has the file's name. Raises UserError when it is not RSML."""
+
+    title = "RSML"
+    patterns = ("**/*.rsml",)
+    how_to_export = "save each photograph's roots as NAME.rsml"
+    sorts_names = True
+
+    def __init__(self, path: Path, problems: list[Problem]) -> None:
+        super().__init__(path, problems)
+        try:
+            if path.stat().st_size > MAX_ITEM_BYTES:
+                raise UserError(f"{path}: larger than {MAX_ITEM_BYTES // 1_000_000} MB, not RSML")
+            data = path.read_bytes()
+            objects, _ = read_roots(data)
+        except (expat.ExpatError, ValueError) as error:
+            raise UserError(f"{path}: not RSML: {one_line(error, 200)}") from error
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}") from error
+        self.names = {shape.value: None for shape in objects}
+        photographs = tuple(f"{path.stem}{suffix}" for suffix in IMAGE_SUFFIXES)
+        span = SPAN.pack(0, len(data), digest_of(data))
+        self.rows = [AnnotationRow(photographs, path, span, "", read_roots, len(objects))]
+
+
+def read_roots(data: bytes) -> tuple[list[ShapeObject], list[str]]:
+    """Return the roots of a file as lines, and messages about those left out. Raises ExpatError and ValueError."""
+    objects: list[ShapeObject] = []
+    tags: list[str] = []
+    roots: list[tuple[str, list[float]]] = []  # those that are open: class, and x and y of the points in turn
+
+    def start(tag: str, given: Attributes) -> None:
+        tags.append(tag.lower())
+        if len(tags) > MAX_DEPTH or tags[0] != "rsml":
+            raise ValueError("it begins with another element than <rsml>, or is nested too deeply")
+        if tags[-1] == "root":
+            kind = given.get("label", "").strip().lower()
+            roots.append((kind if kind in KINDS else ORDERS[min(len(roots), 1)], []))
+        elif tags[-1] == "point" and "geometry" in tags and "functions" not in tags and roots:
+            roots[-1][1].extend(float(given[axis]) for axis in ("x", "y"))
+
+    def end(_: str) -> None:
+        if tags.pop() == "root":
+            kind, points = roots.pop()
+            name = f"root {len(objects) + 1}"
+            try:
+                objects.append(ShapeObject(kind, name, None, None, (read_points(points, "line"),), is_line=True))
+            except ValueError as error:
+                objects.append(ShapeObject(kind, name, None, None, error=str(error)))
+
+    try:
+        bounded_parser(start, end, lambda _: None).Parse(data, True)
+    except KeyError as error:
+        raise ValueError(f"a point has no {error}") from error
+    return objects, []
