@@ -522,7 +522,9 @@ def test_a_set_that_lost_its_objects_is_never_ready(
 
 
 def test_a_photograph_whose_only_objects_are_unusable_is_no_background(tmp_path: Path) -> None:
-    entries = {name: {"filename": name, "regions": REGIONS} for name in ("a.jpg", "b.jpg", "c.jpg")}
+    entries: dict[str, dict[str, Any]] = {
+        name: {"filename": name, "regions": REGIONS} for name in ("a.jpg", "b.jpg", "c.jpg")
+    }
     entries["b.jpg"]["regions"] = "[{a text}]"
     entries["c.jpg"]["regions"] = ["x"]
     contents: dict[str, bytes | str] = {"a.json": json.dumps(entries)}
