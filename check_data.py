@@ -110,6 +110,8 @@ def check(config: CheckConfig) -> int:
         if one.rows and one.picture and one.split == next(iter(spec.splits))
     ]
     print_results(config, counts, findings, notes, small_labels_hint(labelled, spec.names, size_px))
+    if not any(entry.rows for entry in entries):
+        raise UserError(f"{config.data}: no photograph has an object, so there is nothing to learn; check its labels")
     if num_errors(findings) and (config.strict or not config.tolerate):
         raise UserError(
             f"{config.data} has {counted(num_errors(findings), 'error')}; the first: {first_error(findings)}. "

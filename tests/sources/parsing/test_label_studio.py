@@ -118,3 +118,37 @@ def test_a_bad_region_is_named_and_the_others_are_kept(tmp_path: Path, bad: dict
     (problem,) = manifest["problems"]
     assert problem["place"] == "export.json"
     assert reason in problem["text"]
+
+
+@pytest.mark.parametrize(
+    ("data", "regions", "found"),
+    [
+        ({"x": "a.jpg", "y": "b.jpg"}, [("x", None), ("y", None)], {"a.jpg": 1, "b.jpg": 1}),
+        ({"x": "a.jpg", "y": "b.jpg"}, [("y", None)], {"b.jpg": 1}),
+        ({"x": "a.jpg", "y": "b.jpg"}, [("x", None), ("tag", None)], {"a.jpg": 1, "b.jpg": 1}),
+        ({"x": "a.jpg", "y": "b.jpg"}, [("tag", None)], {}),
+        ({"pages": ["a.jpg", "b.jpg"]}, [("tag", 1), ("tag", 1)], {"a.jpg": 0, "b.jpg": 2}),
+        ({"pages": ["a.jpg", "b.jpg"]}, [("tag", None)], {}),
+        ({"image": "a.jpg"}, [("tag", None)], {"a.jpg": 1}),
+    ],
+)
+def test_a_region_lies_on_the_picture_that_it_names_or_the_task_is_refused(
+    tmp_path: Path, data: Any, regions: list[Any], found: dict[str, int]
+) -> None:
+    drawn_on = [
+        region(1, "polygonlabels", points=TRIANGLE) | {"to_name": to, "item_index": index} for to, index in regions
+    ]
+    tasks = [task(1, "c.jpg", [region(1, "polygonlabels", points=TRIANGLE)] * 3), task(7, "", drawn_on, data=data)]
+    manifest = build(write_folder(tmp_path / "raw", tasks, ("a.jpg", "b.jpg", "c.jpg")))
+    objects = {item["file"]: sum(item["objects"].values()) for item in manifest["photographs"]}
+    assert objects == found | {"c.jpg": 3}
+    assert ("task 7: shows 2 pictures" in texts_of(manifest)) is (not found)
+
+
+def test_a_second_label_and_a_box_drawn_upwards_are_told_and_read(tmp_path: Path) -> None:
+    box = region(1, "rectanglelabels", x=60, y=80, width=-40, height=-60)
+    box["value"]["rectanglelabels"] = ["pole", "truck"]
+    manifest = build(write_folder(tmp_path / "raw", [task(1, "a.jpg", [box])]))
+    assert "task 1 region r1 (pole): has the labels pole, truck; the first is used" in texts_of(manifest)
+    ((_, polygon),) = labels_of(tmp_path / "processed", num_classes=1)
+    assert (polygon.min(axis=0), polygon.max(axis=0)) == (pytest.approx([0.2, 0.2]), pytest.approx([0.6, 0.8]))

@@ -17,7 +17,19 @@ import pytest
 from tests.sources.download.archives import zip_bytes
 from tests.sources.parsing.raw_folder import photo
 from tests.sources.parsing.test_labelme import write as write_labelme
-from tests.sources.parsing.tool_folder import HEIGHT, WIDTH, box_of, build, hard_masks, iou, labels_of, texts_of, whole
+from tests.sources.parsing.tool_folder import (
+    HEIGHT,
+    WIDTH,
+    annotation,
+    box_of,
+    build,
+    coco,
+    hard_masks,
+    iou,
+    labels_of,
+    texts_of,
+    whole,
+)
 from tests.sources.parsing.tool_folder import drawn as fill
 from utils.common.errors import UserError
 from utils.sources.parsing import mask_values
@@ -464,7 +476,7 @@ def test_roots_of_rsml_are_lines_whose_class_is_their_kind_or_order(tmp_path: Pa
     lateral = root("60,30 90,60")
     widths = '<functions><function><sample value="9"/></function></functions>'
     first = rsml(root("20,20 130,40", lateral + widths), root("10,80 140,80", label="Seminal"), root("5,5"))
-    contents = {
+    contents: dict[str, bytes | str] = {
         "rsml/a.rsml": first,
         "imgs/a.jpg": PHOTO,
         "rsml/b.rsml": rsml(root("20,20 130,40")),
@@ -495,3 +507,80 @@ def test_what_is_no_rsml_is_refused_in_one_line(tmp_path: Path, content: str, re
     raw = files(tmp_path / "raw", {"a.rsml": content, "a.jpg": PHOTO})
     with pytest.raises(UserError, match=re.escape(reason)):
         build(raw, label_format=RSML)
+
+
+def subsets(**boxes: tuple[int, int, int, int]) -> str:
+    """Return CVAT's file of a photograph a.jpg in each subset, with a pole."""
+    images = ""
+    for subset, (left, top, right, bottom) in boxes.items():
+        pole = shape("Box", "pole", xtl=left, ytl=top, xbr=right, ybr=bottom)
+        images += f'<image id="0" name="a.jpg" subset="{subset}" width="{WIDTH}" height="{HEIGHT}">{pole}</image>'
+    return f"<annotations>{images}</annotations>"
+
+
+COCO_POLE = json.dumps(coco([annotation(1, "1", [], bbox=[30, 20, 30, 30])]))
+COCO_OTHER = json.dumps(coco([annotation(1, 1.0, [], bbox=[120, 30, -50, 30])]))
+FLIGHT = "flight 1/annotations/instances_default.json"
+OTHER_BOX = (70, 30, 120, 60)
+
+
+@pytest.mark.parametrize(
+    ("contents", "places"),
+    [
+        ({"a.xml": subsets(Train=BOX, Validation=OTHER_BOX)}, ("images/Train", "images/Validation")),
+        ({"a.xml": subsets(Train=BOX, Validation=OTHER_BOX)}, ("train/images", "val/images")),
+        ({"annotations/instances_Train.json": COCO_POLE, "annotations/instances_Val.json": COCO_OTHER}, ("images/train", "images/valid")),
+        ({"train/_annotations.coco.json": COCO_POLE, "valid/_annotations.coco.json": COCO_OTHER}, ("train", "valid")),
+        ({FLIGHT: COCO_POLE, FLIGHT.replace("1", "2"): COCO_OTHER}, ("flight 1/images", "flight 2/images")),
+    ],
+)  # fmt: skip
+def test_an_object_lies_on_the_photograph_of_its_own_subset(
+    tmp_path: Path, contents: Mapping[str, str], places: tuple[str, str]
+) -> None:
+    photographs = {f"{place}/a.jpg": photo(WIDTH, HEIGHT, shade=90 * n) for n, place in enumerate(places)}
+    raw = files(tmp_path / "raw", {**contents, **photographs})
+    manifest = build(raw)
+    found = {
+        item["source"]: [box_of(polygon) for _, polygon in labels_of(tmp_path / "processed", item["file"][:-4])]
+        for item in manifest["photographs"]
+    }
+    assert found == {f"{places[0]}/a.jpg": [BOX], f"{places[1]}/a.jpg": [OTHER_BOX]}
+    (raw / places[0] / "a.jpg").unlink()
+    assert [item["objects"] for item in build(raw)["photographs"]] == [{"pole": 1}]
+    assert [box_of(polygon) for _, polygon in labels_of(tmp_path / "processed")] == [OTHER_BOX]
+
+
+PIXELS = "0 30 20 60 20 60 50"
+LOST: list[tuple[dict[str, bytes | str], str]] = [
+    ({"a.json": json.dumps(coco([annotation(1, 1, [[1] * 6], category_id=9)]))}, "`categories` has no `category 9`"),
+    ({"a.json": json.dumps(coco([annotation(1, "01", [], bbox=[1, 1, 9, 9])]))}, "no image has the id 01"),
+    ({"a.txt": f"{PIXELS}\n", "classes.txt": "pole"}, "outside 0..1"),
+    ({"a.txt": f"{TEXT}\n{PIXELS}\n{PIXELS}\n{PIXELS}", "classes.txt": "pole\nwire"}, "3 of 5 objects, more than half"),
+    ({"a.json": via([*REGIONS, region("cap", name="point", cx=1)])}, "no object of cap can be used"),
+]
+
+
+@pytest.mark.parametrize(("contents", "reason"), LOST)
+def test_a_set_that_lost_its_objects_is_never_ready(
+    tmp_path: Path, contents: Mapping[str, bytes | str], reason: str
+) -> None:
+    with pytest.raises(UserError, match=r"can(not)? be used") as raised:
+        build(files(tmp_path / "raw", {**contents, "a.jpg": PHOTO}))
+    assert reason in str(raised.value)
+    assert not (tmp_path / "processed").exists()
+
+
+def test_a_photograph_whose_only_objects_are_unusable_is_no_background(tmp_path: Path) -> None:
+    entries: dict[str, dict[str, Any]] = {
+        name: {"filename": name, "regions": REGIONS} for name in ("a.jpg", "b.jpg", "c.jpg")
+    }
+    entries["b.jpg"]["regions"] = "[{a text}]"
+    entries["c.jpg"]["regions"] = ["x"]
+    contents: dict[str, bytes | str] = {"a.json": json.dumps(entries)}
+    contents |= {name: photo(WIDTH, HEIGHT, shade=60 * n) for n, name in enumerate(entries)}
+    manifest = build(files(tmp_path / "raw", contents))
+    assert [item["file"] for item in manifest["photographs"]] == ["a.jpg"]
+    assert "b.jpg is skipped" in texts_of(manifest)
+    assert "c.jpg: its only 1 object cannot be used; left out" in texts_of(manifest)
+    kept = build(tmp_path / "raw", keep_unusable=True)["photographs"]
+    assert [(item["file"], item["objects"]) for item in kept] == [("a.jpg", {"pole": 1, "wire": 1}), ("c.jpg", {})]

@@ -71,7 +71,7 @@ def brush(mask: Mask, first_values: Sequence[int] = (0, 0, 0)) -> list[int]:
     return [int(text[at : at + 8], 2) for at in range(0, len(text), 8)]
 
 
-def annotation(number: int, image_id: int, segmentation: Any, **more: Any) -> dict[str, Any]:
+def annotation(number: int, image_id: Any, segmentation: Any, **more: Any) -> dict[str, Any]:
     return {"id": number, "image_id": image_id, "category_id": 1, "segmentation": segmentation, "iscrowd": 0, **more}
 
 

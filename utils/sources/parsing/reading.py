@@ -171,7 +171,7 @@ def _matches(
     No row gets a photograph in the folder of another subset, and two subsets never share a photograph.
     """
     folders = {key: {_subset(part) for part in PurePosixPath(key).parts[:-1]} for key in photographs}
-    known = set().union(*folders.values())
+    known = {*SPLITS}.union(*folders.values())
     groups: dict[frozenset[str], list[int]] = defaultdict(list)
     for number, row in enumerate(rows):
         subset, above = _subset(row.subset), () if tool.by_file else row.file.relative_to(folder).parts[:-1]
