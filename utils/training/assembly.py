@@ -62,7 +62,9 @@ def open_data(config: TrainConfig, spec: DatasetSpec, device: torch.device, say:
     on_device = varies_colours_on_device(config, device)
     labelled = [(split, read_photos(spec, split, say)) for split in ("train", "val")]  # wrong labels are said first
     if not any(len(photo.class_ids) for photo in labelled[0][1]):
-        raise UserError(f"{config.data}: no photograph of train has an object, so there is nothing to learn; check its labels")
+        raise UserError(
+            f"{config.data}: no photograph of train has an object, so there is nothing to learn; check its labels"
+        )
     if not config.windows and (hint := small_labels_hint(labelled[0][1], spec.names, config.img_size)):
         say(hint)
     train, val = (open_dataset(config, spec, *photos_of, on_device, say) for photos_of in labelled)
