@@ -29,6 +29,7 @@ from tests.sources.parsing.tool_folder import (
     whole,
     write_folder,
 )
+from utils.common.errors import UserError
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.labels import LabelError
 from utils.sources.parsing import json_stream
@@ -238,3 +239,29 @@ def test_reading_a_large_file_takes_a_fraction_of_its_size(tmp_path: Path, monke
     tracemalloc.stop()
     assert sum(len(row.spans) for row in rows) == 200 * SPAN.size
     assert peak < 600_000
+
+
+@pytest.mark.parametrize(
+    ("names", "photographs", "said"),
+    [
+        (
+            ["a.png", "B.TIF"],
+            ["a.jpg", "sub/b.jpg"],
+            "2 photographs have another extension than in the labels, such as a.png is",
+        ),
+        (["a.png", "a.jpg"], ["a.jpg"], "other names fit the only photograph called so"),
+        (["a.png", "b.jpg"], ["x/a.jpg", "y/a.bmp", "b.jpg"], "no photograph called a.png"),
+    ],
+)
+def test_another_extension_is_matched_and_said_if_one_photograph_fits(
+    tmp_path: Path, names: list[str], photographs: list[str], said: str
+) -> None:
+    rows = [annotation(number, number, SQUARE) for number in range(1, len(names) + 1)]
+    manifest = build(write_folder(tmp_path / "raw", coco(rows, names), photographs), keep_unusable=True)
+    assert said in texts_of(manifest)
+
+
+def test_without_any_match_a_name_that_is_wanted_and_one_that_is_there_are_said(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "raw", coco([annotation(1, 1, SQUARE)], ["IMG_1.jpg"]), ["images/DJI_1.jpg"])
+    with pytest.raises(UserError, match=r"none of its rows .* 1 photographs .*IMG_1.jpg.*; there is images/dji_1.jpg"):
+        build(folder)

@@ -16,26 +16,32 @@ _UPLOAD_PREFIX = re.compile(r"^[0-9a-f]{6,12}-")  # Label Studio puts it before 
 
 @dataclass(frozen=True)
 class Match:
-    """The key of the photograph that a name stands for, or the reason why there is none."""
+    """The key of the photograph that a name stands for, or the reason why there is none; `note`: how they differ."""
 
     key: str | None
     reason: str = ""
     is_exact: bool = True
+    note: str = ""
 
 
 def match_names(wanted: Iterable[Sequence[str]], photographs: Iterable[str]) -> list[Match]:
     """Return a match for each list of alternative names, by file name and as many folders as agree.
 
-    A match whose folders differ counts only if no other name claims the photograph. Upper and lower case do not matter.
+    A match whose folders or extensions differ counts only if no other name claims the photograph. Upper and lower case do not
+    matter.
     """
     by_name: dict[str, list[str]] = defaultdict(list)
     by_upload: dict[str, list[str]] = defaultdict(list)
+    by_stem: dict[str, list[str]] = defaultdict(list)
     for key in photographs:
         name = PurePosixPath(key).name
         by_name[name].append(key)
         by_upload[_as_uploaded(name)].append(key)
+        by_stem[PurePosixPath(name).stem].append(key)
     names = [tuple(alternatives) for alternatives in wanted]
     matches = [_match(alternatives, by_name, by_upload) for alternatives in names]
+    pairs = zip(names, matches, strict=True)
+    matches = [match if match.key else _with_other_extension(match, names, by_stem) for names, match in pairs]
     claims: dict[str | None, set[tuple[str, ...] | None]] = defaultdict(set)
     for alternatives, match in zip(names, matches, strict=True):
         claims[match.key].add(None if match.is_exact else alternatives)
@@ -62,6 +68,21 @@ def _match(alternatives: Sequence[str], by_name: Mapping[str, list[str]], by_upl
             return _best(parts, keys)
         reason = f"no photograph called {printable(parts[-1])}"
     return Match(None, reason)
+
+
+def _with_other_extension(match: Match, names: Sequence[str], by_stem: Mapping[str, list[str]]) -> Match:
+    """Return the only photograph whose name differs from one of some names in its extension alone, else the match."""
+    split = [[part for part in re.split(r"[\\/]+", name.lower()) if part not in ("", ".")] for name in names]
+    found = {
+        (parts[-1], key)
+        for parts in split
+        if parts and ".." not in parts
+        for key in by_stem.get(PurePosixPath(parts[-1]).stem, ())
+    }
+    if len({key for _, key in found}) != 1:
+        return match
+    name, key = min(found)
+    return Match(key, is_exact=False, note=f"{printable(name)} is {printable(key)}")
 
 
 def _best(parts: Sequence[str], keys: list[str]) -> Match:

@@ -213,6 +213,9 @@ def _rows_by_key(
             problems.append(Problem(place_of([row]), _repeat_text(row, earlier[0], is_same), DUPLICATE_ROW))
         if match.key is not None and not is_same:
             by_key[match.key] = (*earlier, row)
+    if notes := [match.note for match in matches if match.note]:
+        text = f"{len(notes)} photographs have another extension than in the labels, such as {notes[0]}"
+        problems.append(Problem(rows[0].file_name, text, "other extension"))
     return by_key
 
 
@@ -238,7 +241,9 @@ def _complete(
             if key in kept:
                 rows[key] = ()
     if not rows:
-        unreadable = [problem for problem in problems if problem.kind == UNREADABLE_ROW][:1]
-        reason = "".join(f"; {problem.place}: {problem.text}" for problem in unreadable)
-        raise UserError(f"{labels}: none of its rows names one of the {len(photographs)} photographs beside it{reason}")
+        causes = [problem for kind in (UNREADABLE_ROW, NO_PHOTOGRAPH) for problem in problems if problem.kind == kind]
+        reason = "".join(f"; {problem.place}: {problem.text}" for problem in causes[:1])
+        present = f"; there is {printable(next(iter(photographs)))}" if photographs else ""
+        count = f"{len(photographs)} photographs beside it"
+        raise UserError(f"{labels}: none of its rows names one of the {count}{reason}{present}")
     return dict(sorted(rows.items()))
