@@ -169,8 +169,8 @@ def build(config: ParseConfig) -> int:
     print("\n".join(report_lines(manifest, has_circuits=has_circuits)))
     print(f"{config.output}: ready after {time.monotonic() - start_s:.1f} s")
     spec = load_dataset_yaml(Path(config.output) / DATASET_FILE, trust_links=config.trust_links)
-    hint = small_labels_hint(read_photos(spec, TRAIN), spec.names, TRAINED_PX) if TRAIN in spec.splits else ""
-    if hint:
+    has_train = manifest["counts"]["photographs"][TRAIN] > 0
+    if hint := small_labels_hint(read_photos(spec, TRAIN), spec.names, TRAINED_PX) if has_train else "":
         native = "" if config.long_side == NATIVE_LONG_SIDE_PX else ", parsed with --long-side native"
         print(hint + native)
     print(next_command("python", "check_data.py", "--data", Path(config.output) / DATASET_FILE))
