@@ -65,9 +65,9 @@ def open_data(config: TrainConfig, spec: DatasetSpec, device: torch.device, say:
         raise UserError(
             f"{config.data}: no photograph of train has an object, so there is nothing to learn; check its labels"
         )
-    if not config.windows and (hint := small_labels_hint(labelled[0][1], spec.names, config.img_size)):
-        say(hint)
     train, val = (open_dataset(config, spec, *photos_of, on_device, say) for photos_of in labelled)
+    if not config.windows and (hint := small_labels_hint(train.photos, spec.names, config.img_size)):
+        say(hint)
     return Data(spec.names, train, val, spec.root)
 
 
