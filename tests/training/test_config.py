@@ -157,6 +157,17 @@ def roots(file: Path, number: int = 24) -> Photo:
     return Photo(file, np.ones(number, np.int64), outlines)
 
 
+def arcs(file: Path, sag: float, number: int = 24) -> Photo:
+    """Label arcs of circles of 120 pixels, in all directions; sag: in lengths."""
+    radius = 120 * (sag / 2 + 1 / (8 * sag))
+    half = np.arcsin(60 / radius)
+    angles = np.linspace(-half, half, 40)
+    arc = radius * np.stack([np.sin(angles), np.cos(angles) - 1], axis=1)
+    turns = np.linspace(0, np.pi, number, endpoint=False)
+    lines = [arc @ np.array([[np.cos(t), np.sin(t)], [-np.sin(t), np.cos(t)]]) + 100 for t in turns]
+    return Photo(file, np.ones(number, np.int64), [band(line, 1.0) / (400, 200) for line in lines])
+
+
 def choose(photos: list[Photo], **options: float) -> tuple[tuple[float | None, ...], list[str], Augmentation]:
     said: list[str] = []
     augment = choose_augmentation(TrainConfig(**options), photos, NAMES, said.append)  # type: ignore[arg-type]
@@ -197,7 +208,9 @@ def test_curved_labels_are_no_wires_and_have_no_direction(photo_file: Path) -> N
     now, said, augment = choose([roots(photo_file)], windows=4)
     assert now == (0.0, 0.0, 0.0)
     assert (augment.wire_classes, augment.drawn_classes) == ((1,), ())
-    assert any(line.startswith("Curved labels: wire 0.0") and "--draw-wires 0.5 draws some" in line for line in said)
+    assert any(line.startswith("Curved labels: wire ") and "--draw-wires 0.5 draws some" in line for line in said)
+    assert choose([arcs(photo_file, 0.08)], windows=4)[0] == FROM_ABOVE, "wires sag"
+    assert choose([arcs(photo_file, 0.2)], windows=4)[0] == (0.0, 0.0, 0.0), "seams and bends of rivers do not"
     straight = strips(photo_file, EVERYWHERE, class_id=0)
     now, said, augment = choose([roots(photo_file), straight], windows=4)
     assert now == FROM_ABOVE

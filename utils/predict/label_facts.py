@@ -22,9 +22,10 @@ USUAL = 0.8  # of a class's labels say how parallel wires are
 MIN_SHARE = 0.2  # of length that runs alike; with less, wires run in all directions
 MAX_SHARE = 0.5  # more is not asked for: two lines may cross
 MIN_LABELS, MIN_SPREAD = 10, 0.5  # labels of a class whose lengths are a fact; what their logarithms spread at least
-# What a label deviates from a parabola, in its length, for three quarters of a class: real wires 0.003, drawn ones 0.005 and
-# 0.009; plant roots 0.017, cracks in roads 0.055, vessels of the retina 0.24.
-MOST_BENT, BENT_SHARE = 0.012, 0.75
+# What a label deviates from a parabola, and how far it sags, in its length, for three quarters of a class: real wires 0.003 and
+# 0.004, drawn ones 0.005 to 0.009 and 0.03 to 0.08; plant roots 0.017 and 0.13, cracks in roads 0.05 and 0.23, vessels of the
+# retina 0.25 and 0.9. The second limit is the sag of the wires that are drawn.
+MOST_BENT, MOST_SAG, BENT_SHARE = 0.012, 0.12, 0.75
 OUTLINE_POINTS = 256
 MAX_SPREAD = 1.0  # where labels differ more, a short object is no worse than a long one
 
@@ -60,7 +61,7 @@ def measure_wire_labels(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) 
     Curved labels have no direction, so they are neither parallel nor do they continue each other.
     """
     bends = class_bends(((photo.class_ids, photo.outlines) for photo in photos), thin)
-    straight = tuple(class_id for class_id in thin if bends.get(class_id, 0.0) <= MOST_BENT)
+    straight = tuple(class_id for class_id in thin if bends.get(class_id, 0.0) <= 1)
     return {
         "wires_end_at": [*classes_at_ends(photos, straight)],
         "wire_width": [*label_width(photos, thin)],
@@ -70,7 +71,7 @@ def measure_wire_labels(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) 
 
 
 def class_bends(photos: Iterable[tuple[np.ndarray, Sequence[np.ndarray]]], thin: tuple[int, ...]) -> dict[int, float]:
-    """Return for each thin class what BENT_SHARE of its labels deviate from a parabola at most, in their lengths.
+    """Return for each thin class how curved BENT_SHARE of its labels are at most; 1 is the most that wires are.
 
     photos: class ids int (N,) and outlines (V, 2) xy in pixels, of each photograph.
     """
@@ -83,7 +84,10 @@ def class_bends(photos: Iterable[tuple[np.ndarray, Sequence[np.ndarray]]], thin:
 
 
 def bend_of(outline: np.ndarray) -> float:
-    """Return how far the middle of an outline (V, 2) is from a parabola, root mean square, in the outline's length."""
+    """Return how curved an outline (V, 2) is: its deviation from a parabola (root mean square) and its sag, in its length.
+
+    Each is divided by its limit; the larger one counts.
+    """
     closed = np.vstack([outline, outline[:1]]).astype(float)
     along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(closed, axis=0).T))])
     places = np.linspace(0, along[-1], OUTLINE_POINTS, endpoint=False)
@@ -96,7 +100,8 @@ def bend_of(outline: np.ndarray) -> float:
     x, y = ((points - axis.points.mean(axis=0)) @ np.array([direction, [-direction[1], direction[0]]]).T / length).T
     beside = float(np.mean((y - np.polyval(np.polyfit(x, y, 2), x)) ** 2))
     half_width = abs(float(cv2.contourArea(outline.astype(np.float32)))) / along[-1] / length
-    return float(np.sqrt(max(beside - half_width**2, 0.0)))
+    sag = axis.width_px / length - 2 * half_width
+    return max(float(np.sqrt(max(beside - half_width**2, 0.0))) / MOST_BENT, sag / MOST_SAG)
 
 
 def parallel_labels(photos: Sequence[LabelledPhoto], class_id: int) -> tuple[int, float] | tuple[()]:

@@ -34,7 +34,7 @@ from utils.evaluation.evaluate import evaluate, headline
 from utils.evaluation.metrics.thin_objects import MIN_ELONGATION
 from utils.evaluation.native_masks import choose_thin_classes, sizes_on_disk, small_labels_hint
 from utils.measure.step_timer import SegmentationStep
-from utils.predict.label_facts import MOST_BENT, LabelledPhoto, class_bends, label_lengths, measure_wire_labels
+from utils.predict.label_facts import LabelledPhoto, class_bends, label_lengths, measure_wire_labels
 from utils.run.folder import OwnedRun
 from utils.run.records import MEAN_MAP
 from utils.run.status import RUNNING
@@ -307,7 +307,7 @@ def choose_augmentation(
     chosen_photos = spread_out([index for index, photo in enumerate(photos) if len(photo.polygons)])
     in_pixels = ((photos[n].class_ids, [outline * size_of(n) for outline in photos[n].polygons]) for n in chosen_photos)
     bends = class_bends(in_pixels, thin) if thin else {}
-    straight = tuple(class_id for class_id in thin if bends[class_id] <= MOST_BENT)
+    straight = tuple(class_id for class_id in thin if bends[class_id] <= 1)
     curved = [class_id for class_id in thin if class_id not in straight]
     unset = [name for name in FROM_ABOVE if getattr(config, name) is None and (straight or name != "draw_wires")]
     agreement = common_direction(photos, size_of, curved) if unset else None
@@ -315,8 +315,13 @@ def choose_augmentation(
         options: dict[str, Any] = {name: FROM_ABOVE[name] for name in unset}
         typed = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in options.items())
         chosen = f"training with {typed}" if config.windows else f"{typed} may help"
-        say(f"Labelled objects lie in many directions (agreement {agreement:.2f}): {chosen}")
+        say(f"Labelled objects lie in many directions (agreement {agreement:.2f}, limit {MAX_AGREEMENT}): {chosen}")
         augment = replace(augment, **options) if config.windows else augment
+    elif agreement is not None and config.windows:
+        say(
+            f"Labelled objects agree in their direction ({agreement:.2f}, limit {MAX_AGREEMENT}): photographs are not turned "
+            "(--degrees 90 --flipud 0.5 turn them)"
+        )
     if augment.paste and all(np.isin(photo.class_ids, thin).all() for photo in photos):
         raise UsageError(
             "--paste: the training labels hold no object to paste; thin classes, such as wires, are not pasted"
@@ -326,9 +331,9 @@ def choose_augmentation(
             raise UsageError("--draw-wires: no class of the training labels is as thin as wires are")
         say(f"Wires are drawn as {', '.join(names[class_id] for class_id in straight or thin)}; --draw-wires 0: none")
     if config.windows and curved:
-        bent = ", ".join(f"{names[class_id]} {bends[class_id]:.3f}" for class_id in curved)
+        bent = ", ".join(f"{names[class_id]} {bends[class_id]:.1f} times" for class_id in curved)
         say(
-            f"Curved labels: {bent} of their length beside a parabola, more than {MOST_BENT}. They count as no wires: none are "
+            f"Curved labels: {bent} as curved as wires may be. They count as no wires: none are "
             "drawn (--draw-wires 0.5 draws some), and they have no direction (--degrees 90 turns photographs)"
         )
     if config.windows and thin:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import re
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.sources.download.archives import zip_bytes
 from tests.sources.parsing.raw_folder import photo
@@ -584,3 +586,34 @@ def test_a_photograph_whose_only_objects_are_unusable_is_no_background(tmp_path:
     assert "c.jpg: its only 1 object cannot be used; left out" in texts_of(manifest)
     kept = build(tmp_path / "raw", keep_unusable=True)["photographs"]
     assert [(item["file"], item["objects"]) for item in kept] == [("a.jpg", {"pole": 1, "wire": 1}), ("c.jpg", {})]
+
+
+def picture_file(values: np.ndarray, suffix: str) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(values).save(stream, {".gif": "GIF", ".tif": "TIFF", ".bmp": "BMP"}[suffix])
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".tif", ".bmp"])
+@pytest.mark.parametrize(
+    "names", [("images/21_training.jpg", "1st_manual/21_manual1"), ("images/a.jpg", "masks/a"), ("a.jpg", "a_mask")]
+)
+def test_masks_of_other_kinds_and_with_an_ending_of_their_own(
+    tmp_path: Path, suffix: str, names: tuple[str, str]
+) -> None:
+    drawn = picture_file(mask(BOX), suffix)
+    manifest = build(files(tmp_path / "raw", {names[0]: PHOTO, f"{names[1]}{suffix}": drawn}))
+    assert manifest["classes"] == ["object"]
+    (found,) = labels_of(tmp_path / "processed", Path(names[0]).stem, num_classes=1)
+    assert box_of(found[1]) == BOX
+
+
+def test_two_masks_of_one_photograph_that_nothing_tells_apart_are_refused(tmp_path: Path) -> None:
+    """DRIVE has the field of view beside the vessels."""
+    contents: dict[str, bytes | str] = {
+        "images/21_training.jpg": PHOTO,
+        "1st_manual/21_manual1.gif": picture_file(mask(BOX), ".gif"),
+        "mask/21_training_mask.gif": picture_file(mask((5, 5, 140, 85)), ".gif"),
+    }
+    with pytest.raises(UserError, match=r"21_training_mask.gif and 21_manual1.gif are masks of one photograph"):
+        build(files(tmp_path / "raw", contents))

@@ -1,11 +1,12 @@
-"""Finds masks drawn as PNG files: Pascal VOC's pairs as LabelMe and CVAT write them, a file per class or object, binary masks.
+"""Finds masks drawn as PNG, GIF, TIFF or BMP files: Pascal VOC's pairs as LabelMe and CVAT write them, a file per class or object, binary masks.
 
-Outside of Pascal VOC's folders a PNG is a mask if its name and folder belong to a photograph and neighbouring pixels are
+Outside of Pascal VOC's folders a file is a mask if its name and folder belong to a photograph and neighbouring pixels are
 alike. docs/labels.md lists the names.
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Iterator
@@ -25,9 +26,10 @@ from utils.sources.parsing.rows import SPAN, AnnotationRow, LabelFile, digest_of
 
 VOC_CLASSES, VOC_OBJECTS = "SegmentationClass", "SegmentationObject"
 PHOTOGRAPH_FOLDERS = ("images", "JPEGImages", "image", "imgs", "img", "photos")
+MASK_SUFFIXES = (".png", ".gif", ".tif", ".tiff", ".bmp")
 MIN_ALIKE = 0.95  # share of neighbouring pixels with equal values; photographs have less
 _WORDS = re.compile(r"[-_. ]+")
-_NOT_A_CLASS = re.compile(r"(?i)masks?|seg(mentation)?|labels?|gt|inst(ance)?s?|annotations?|cp|\d*")
+_NOT_A_CLASS = re.compile(r"(?i)masks?|manual\d*|seg(mentation)?|labels?|gt|inst(ance)?s?|annotations?|cp|\d*")
 _NUMBERED = re.compile(r"(?i)inst(ance)?s?|cp")  # in the name of a file or folder: each value is an object
 
 
@@ -36,7 +38,7 @@ class MaskFile(LabelFile):
     without one the classes are those in use, sorted."""
 
     title = "mask PNGs"
-    patterns = (f"**/{VOC_CLASSES}/*.png", "**/*.png", "**/*.PNG")
+    patterns = (f"**/{VOC_CLASSES}/*.png", "**/*.[pPgGtTbB][nNiImM][gGfFpP]*")
     how_to_export = "put a.png into masks/ for a.jpg in images/"
     by_file = has_rows_per_file = takes_folder = True
 
@@ -62,7 +64,7 @@ class MaskFile(LabelFile):
 
 def is_mask(path: Path) -> bool:
     """Return whether a file is a mask of a photograph, rather than one; also the half of a pair that is not read itself."""
-    if path.suffix.lower() != ".png":
+    if path.suffix.lower() not in MASK_SUFFIXES:
         return False
     try:
         return path.parent.name in (VOC_CLASSES, VOC_OBJECTS) or find_mask(path) is not None
@@ -117,11 +119,31 @@ def _photograph_of(path: Path) -> tuple[Path, str, str] | None:
         for stem in stems if folder.is_dir() else ():
             for suffix in IMAGE_SUFFIXES:
                 for file in (folder / f"{stem}{suffix}", folder / f"{stem}{suffix.upper()}"):
-                    if file.is_file() and file != path and (suffix != ".png" or not _is_readable_mask(file)):
+                    is_other = file.is_file() and file != path
+                    if is_other and (suffix not in MASK_SUFFIXES or not _is_readable_mask(file)):
                         return file, path.stem[len(stem) :], class_folder
+    if found := _with_other_ending(path):
+        return found, "", ""
     images = path.parent.parent / "images"  # of one photograph, whose objects have a file each: Data Science Bowl 2018
     inside = list(images.iterdir())[:2] if path.parent.name == "masks" and images.is_dir() else []
     return (inside[0], "_1", "") if len(inside) == 1 and inside[0].is_file() else None
+
+
+def _with_other_ending(path: Path) -> Path | None:
+    """Return the photograph `21_training.tif` of the mask `21_manual1.gif`: the only ones with this beginning, each in its folder."""
+    beginning, separator, ending = path.stem.rpartition("_")
+    if not separator or not _NOT_A_CLASS.fullmatch(ending):
+        return None
+    masks = [file for file in path.parent.glob(f"{glob.escape(beginning)}_*") if file.suffix.lower() in MASK_SUFFIXES]
+    for folder, _ in _folders_for(path.parent):
+        if folder != path.parent and folder.is_dir():
+            near = [
+                file for file in folder.glob(f"{glob.escape(beginning)}_*") if file.suffix.lower() in IMAGE_SUFFIXES
+            ]
+            near = [file for file in near if file.stem.rpartition("_")[0] == beginning]
+            if len(near) == len(masks) == 1:
+                return near[0]
+    return None
 
 
 def _folders_for(folder: Path) -> Iterator[tuple[Path, str]]:

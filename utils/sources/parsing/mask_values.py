@@ -11,7 +11,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-from PIL import Image, PngImagePlugin
+from PIL import Image
 from scipy import ndimage
 
 from utils.data.images import EXIF_ERRORS
@@ -25,6 +25,7 @@ ONLY_CLASS = "object"  # of masks that name no class
 BACKGROUNDS = ("background", "_background_", "__ignore__")  # of class lists
 VOID = 255  # of indexed masks: pixels that belong to no object; alone: white, in a mask of black and white
 MAX_MASK_BYTES, MAX_MASK_PIXELS = 200_000_000, 100_000_000
+MASK_FORMATS = ("PNG", "GIF", "TIFF", "BMP")
 MAX_CLASS_VALUES = 100  # a mask with more values, and no list of classes, holds numbered objects
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # first bytes of the text that stands for a large file
 SOFT_EDGES = 0.1  # largest share of pixels of a mask of black and white that are grey
@@ -53,7 +54,7 @@ class Meaning:
 
 
 def read_mask(data: bytes, by_colour: bool) -> tuple[np.ndarray, bool]:
-    """Return a PNG's values (H, W), 0 for the background, and whether they have 16 bits.
+    """Return a mask's values (H, W), 0 for the background, and whether they have 16 bits.
 
     Grey levels and indices of a palette keep their values, also grey ones of an RGB picture; colours are COLOUR and 24
     bits. `by_colour`: so are the others. Raises ValueError.
@@ -61,11 +62,11 @@ def read_mask(data: bytes, by_colour: bool) -> tuple[np.ndarray, bool]:
     if len(data) > MAX_MASK_BYTES:
         raise ValueError(f"{len(data):,} bytes, more than any mask")
     try:
-        picture: Image.Image = PngImagePlugin.PngImageFile(io.BytesIO(data))
+        picture: Image.Image = Image.open(io.BytesIO(data), formats=MASK_FORMATS)
         width, height = picture.size
         if width * height > MAX_MASK_PIXELS:
             raise ValueError(f"{width}x{height} is more than {MAX_MASK_PIXELS // 1_000_000} megapixels")
-        mode = picture.mode
+        mode = "RGB" if picture.format == "GIF" else picture.mode  # a GIF's palette says what its indices mean
         if mode == "1" or (mode == "LA" and not by_colour):
             picture = picture.convert("L")
         values = np.asarray(
@@ -84,8 +85,10 @@ def _damage(data: bytes) -> str:
     """Return why a mask cannot be read."""
     if data.startswith(LFS_POINTER):
         return "a Git LFS pointer, not the mask: run git lfs pull"
-    is_png = data.startswith(b"\x89PNG")
-    return "damaged: truncated or corrupt" if is_png else "damaged, or not a PNG though it is called so: save it as PNG"
+    is_known = data.startswith((b"\x89PNG", b"GIF8", b"II*\0", b"MM\0*", b"BM"))
+    return (
+        "damaged: truncated or corrupt" if is_known else "damaged, or not a PNG though it is called so: save it as PNG"
+    )
 
 
 def mask_objects(meaning: Meaning, data: bytes) -> tuple[list[ShapeObject], list[str]]:

@@ -204,6 +204,12 @@ def _rows_by_key(
     """Return the rows of each photograph. A row without one is a problem, and one that repeats or adds to another."""
     by_key: RowsByKey = {}
     for row, match in zip(rows, matches, strict=True):
+        if match.key in by_key and row.file_name.lower().endswith(".gif") and row.digest != by_key[match.key][0].digest:
+            others = ", ".join(other.file_name for other in by_key[match.key])
+            raise UserError(
+                f"{printable(row.file_name)} and {printable(others)} are masks of one photograph, {printable(match.key)}: move "
+                "away those that show no objects, such as the field of view"
+            )
         earlier = by_key.get(match.key or "", ())
         is_same = any(row.digest == other.digest for other in earlier)
         if match.key is None:
