@@ -40,7 +40,7 @@ CROPS = [(1.0, 0.0)] + [(scale, offset) for scale in (0.95, 0.9) for offset in (
 COARSE_PX = 32  # side at which they are tried
 COARSE_LIKENESS = 0.7  # correlation at that side, below which a pair is left out; cropped copies have 0.84 and more
 BLOCK = 128  # photographs compared with all others at a time
-SHOWN = np.eye(2, 3, dtype=np.float32)
+SAME_PLACE = np.eye(2, 3, dtype=np.float32)
 
 
 def small_grey(image: np.ndarray) -> np.ndarray:
@@ -96,7 +96,7 @@ def likeness(first: np.ndarray, second: np.ndarray) -> Likeness:
         for two in orientations(second)
     ]
     two = np.ascontiguousarray(list(orientations(second))[int(np.argmax(alike))]).astype(np.float32)
-    best = _compare(one, two, SHOWN)
+    best = _compare(one, two, SAME_PLACE)
     if best.is_copy:
         return best
     crop, coarse = _best_crop(one, two)
