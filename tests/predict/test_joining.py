@@ -11,7 +11,8 @@ import pytest
 
 from tests.predict.tile_scenes import Truth, blur_edges, iou_of, made_up_piece, seen_in_tiles, stroke, wires_and_pole
 from utils.predict.agreement import WIDEN_PX, Masks, widen
-from utils.predict.joining import JoinedObject, Piece, is_cut, join_tiles, without_mask
+from utils.predict.joining import JoinedObject, Piece, is_cut, join_tiles
+from utils.predict.overview import without_mask
 from utils.predict.regions import Runs
 from utils.predict.tiles import cut_tiles
 

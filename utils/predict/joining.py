@@ -121,40 +121,6 @@ def join_tiles(pieces: list[Piece], tiles: list[Corners], iou: float) -> list[Jo
     return _drop_fragments(objects, _groups_around(groups, wide, pairs), tiles)
 
 
-def without_mask(
-    pieces: list[Piece], objects: list[JoinedObject], tiles: list[Corners], iou: float
-) -> list[JoinedObject]:
-    """Return the detections with an empty mask, whose boxes decide instead; best first.
-
-    A box is left out if it overlaps a more confident one, or one of `objects`, of its class above `iou`. So is a box that
-    its tile's border cuts off, if it lies mostly (MOSTLY) in another one.
-    """
-    photo = (0, 0, max(tile[2] for tile in tiles), max(tile[3] for tile in tiles))
-    cut = {piece: _is_cut_off(piece, tiles, photo) for piece in pieces if piece.mask.is_empty}
-    found: list[JoinedObject] = []
-    boxes = np.zeros((len(objects) + len(cut), 4), np.float32)  # of objects, then of what is found
-    boxes[: len(objects)] = np.array([thing.box for thing in objects], np.float32).reshape(-1, 4)
-    classes = np.array([thing.class_id for thing in objects] + [-1] * len(cut), int)
-    for piece in sorted(cut, key=lambda piece: (cut[piece], piece.order)):
-        others = boxes[classes == piece.class_id]
-        sides = intersections(piece.box[None], others)
-        shared = (sides[:, 2:] - sides[:, :2]).clip(0).prod(axis=1)
-        area, areas = np.prod(piece.box[2:] - piece.box[:2]), (others[:, 2:] - others[:, :2]).prod(axis=1)
-        is_same = shared > iou * (area + areas - shared)
-        if not (is_same.any() or (cut[piece] and (shared >= MOSTLY * area).any())):
-            boxes[len(objects) + len(found)], classes[len(objects) + len(found)] = piece.box, piece.class_id
-            found.append(JoinedObject((piece,)))
-    return sorted(found, key=lambda thing: thing.pieces[0].order)
-
-
-def _is_cut_off(piece: Piece, tiles: list[Corners], photo: Corners) -> bool:
-    """Return whether a piece's box comes within EDGE_PX of a border of its tile that is not the photograph's."""
-    if piece.tile < 0:
-        return False
-    distances = np.abs(piece.box - np.array(tiles[piece.tile]))
-    return bool(((distances < EDGE_PX) & (np.array(tiles[piece.tile]) != np.array(photo))).any())
-
-
 class _Pieces:
     """The properties of pieces as arrays (n,), corners as (n, 4). A piece is named by its position, the best first."""
 

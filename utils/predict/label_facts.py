@@ -10,6 +10,7 @@ from typing import Any
 import cv2
 import numpy as np
 
+from utils.data.labels import Photo
 from utils.predict.lines import find_lines
 from utils.predict.shapes import Line, fill_outline, find_routes
 from utils.predict.visible import profiles
@@ -27,6 +28,9 @@ MIN_LABELS, MIN_SPREAD = 10, 0.5  # labels of a class whose lengths are a fact; 
 # retina 0.25 and 0.9. The second limit is the sag of the wires that are drawn.
 MOST_BENT, MOST_SAG, BENT_SHARE = 0.012, 0.12, 0.75
 OUTLINE_POINTS = 256
+LONG = 3.0  # an object has a direction if its smallest rectangle is this many times as long as wide
+MIN_OBJECTS = 20  # of a class, for its directions to say anything
+PHOTOS = 64  # whose objects are measured, spread over the split
 MAX_SPREAD = 1.0  # where labels differ more, a short object is no worse than a long one
 
 
@@ -169,3 +173,28 @@ def label_width(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> tuple
         return ()
     gain = float(np.clip(theilslopes(labelled, visible).slope, 0, MOST_GAIN))
     return round(gain, 3), round(float(np.median(np.array(labelled) - gain * np.array(visible))), 2)
+
+
+def spread_out(positions: list[int]) -> list[int]:
+    """Return at most PHOTOS of some positions, evenly spread."""
+    return positions[:: max(1, len(positions) // PHOTOS)][:PHOTOS]
+
+
+def common_direction(
+    photos: list[Photo], size_of: Callable[[int], tuple[int, int]], curved: Sequence[int] = ()
+) -> float | None:
+    """Return how well the long objects of a class agree in their direction: from 0, no common direction, to 1.
+
+    That is the length of the mean of exp(2i direction) over the objects, for the class where it is largest: photographs in
+    which only poles agree have an up, too. Objects of `curved` classes have no direction. None if no class has MIN_OBJECTS
+    long objects in PHOTOS of the photographs.
+    """
+    of_class: dict[int, list[complex]] = {}
+    for index in spread_out([index for index, photo in enumerate(photos) if len(photo.polygons)]):
+        for class_id, outline in zip(photos[index].class_ids.tolist(), photos[index].polygons, strict=True):
+            _, (width, height), angle = cv2.minAreaRect((outline * size_of(index)).astype(np.float32))
+            if class_id not in curved and max(width, height) >= LONG * min(width, height):
+                direction = np.radians(angle if width >= height else angle + 90)
+                of_class.setdefault(class_id, []).append(np.exp(2j * direction))
+    agreements = [float(abs(np.mean(values))) for values in of_class.values() if len(values) >= MIN_OBJECTS]
+    return max(agreements, default=None)

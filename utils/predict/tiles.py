@@ -24,8 +24,8 @@ from utils.predict.detections import (
     photo_runs,
     raw_outputs,
 )
-from utils.predict.joining import JoinedObject, Piece, join_tiles, without_mask
-from utils.predict.overview import add_overview, best_first, longest_side
+from utils.predict.joining import JoinedObject, Piece, join_tiles
+from utils.predict.overview import add_overview, best_first, longest_side, without_mask
 from utils.predict.regions import Corners, LazyRegions
 from utils.predict.wires import WireRules, votes_of, with_lines
 from utils.yolo.inputs import prepare_images

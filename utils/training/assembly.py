@@ -6,13 +6,11 @@ What the augmentation's unset options become follows from the directions and sha
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import torch
 
@@ -34,7 +32,14 @@ from utils.evaluation.evaluate import evaluate, headline
 from utils.evaluation.metrics.thin_objects import MIN_ELONGATION
 from utils.evaluation.native_masks import choose_thin_classes, sizes_on_disk, small_labels_hint
 from utils.measure.step_timer import SegmentationStep
-from utils.predict.label_facts import LabelledPhoto, class_bends, label_lengths, measure_wire_labels
+from utils.predict.label_facts import (
+    LabelledPhoto,
+    class_bends,
+    common_direction,
+    label_lengths,
+    measure_wire_labels,
+    spread_out,
+)
 from utils.run.folder import OwnedRun
 from utils.run.records import MEAN_MAP
 from utils.run.status import RUNNING
@@ -51,10 +56,7 @@ SMALL_BATCH_SIZE = 16  # images per GPU below which batch statistics are shared 
 MOST_VAL_WORKERS = 8  # each costs the memory of a process, on top of those that load for the training
 # For photographs from above: with --fliplr 0.5 every direction is equally likely. docs/wires.md has the measurement.
 FROM_ABOVE = {"degrees": 90.0, "flipud": 0.5, "draw_wires": 0.5}
-LONG = 3.0  # an object has a direction if its smallest rectangle is this many times as long as wide
-MIN_OBJECTS = 20  # of a class, for its directions to say anything
 MAX_AGREEMENT = 0.9  # poles of photographs from the ground have 1.0, wires of a drone that looks down 0.6 to 0.75
-PHOTOS = 64  # whose objects are measured, spread over the split
 
 
 def open_data(config: TrainConfig, spec: DatasetSpec, device: torch.device, say: distributed.Say) -> Data:
@@ -343,28 +345,3 @@ def choose_augmentation(
             "(evaluate_model.py --thin-classes none: as masks)"
         )
     return replace(augment, wire_classes=thin, drawn_classes=straight)
-
-
-def spread_out(positions: list[int]) -> list[int]:
-    """Return at most PHOTOS of some positions, evenly spread."""
-    return positions[:: max(1, len(positions) // PHOTOS)][:PHOTOS]
-
-
-def common_direction(
-    photos: list[Photo], size_of: Callable[[int], tuple[int, int]], curved: Sequence[int] = ()
-) -> float | None:
-    """Return how well the long objects of a class agree in their direction: from 0, no common direction, to 1.
-
-    That is the length of the mean of exp(2i direction) over the objects, for the class where it is largest: photographs in
-    which only poles agree have an up, too. Objects of `curved` classes have no direction. None if no class has MIN_OBJECTS
-    long objects in PHOTOS of the photographs.
-    """
-    of_class: dict[int, list[complex]] = {}
-    for index in spread_out([index for index, photo in enumerate(photos) if len(photo.polygons)]):
-        for class_id, outline in zip(photos[index].class_ids.tolist(), photos[index].polygons, strict=True):
-            _, (width, height), angle = cv2.minAreaRect((outline * size_of(index)).astype(np.float32))
-            if class_id not in curved and max(width, height) >= LONG * min(width, height):
-                direction = np.radians(angle if width >= height else angle + 90)
-                of_class.setdefault(class_id, []).append(np.exp(2j * direction))
-    agreements = [float(abs(np.mean(values))) for values in of_class.values() if len(values) >= MIN_OBJECTS]
-    return max(agreements, default=None)
