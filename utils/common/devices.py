@@ -78,9 +78,9 @@ class Precision:
     dtype: torch.dtype | None
     use_scaler: bool
 
-    def autocast(self, device: torch.device) -> AbstractContextManager[None]:
-        """Return the context in which forward passes and losses are computed."""
-        return nullcontext() if self.dtype is None else torch.autocast(device.type, self.dtype)
+    def autocast(self, device: torch.device, *, cache: bool = True) -> AbstractContextManager[None]:
+        """Return the context in which forward passes and losses are computed. `cache`: convert each weight once."""
+        return nullcontext() if self.dtype is None else torch.autocast(device.type, self.dtype, cache_enabled=cache)
 
 
 def choose_precision(requested: str, device: torch.device) -> Precision:

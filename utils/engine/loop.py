@@ -26,6 +26,7 @@ from utils.common.signals import StopFlag
 from utils.distributed import average_tensors, collective_timeout_s, is_distributed, rank, world_size
 from utils.distributed.ddp import wrap_for_ranks
 from utils.distributed.sync_bn import convert_sync_batchnorm
+from utils.engine.cuda_graphs import GraphedNetwork
 from utils.engine.ema import ModelEMA
 from utils.engine.loading import Upload, batches_from, each_sample_once, require_equal_batches
 from utils.engine.meters import EpochMeter
@@ -84,6 +85,9 @@ class TrainingEngine:
         self.upload, self.guard = Upload(device), NonFiniteGuard(device)
         self.mark: Mark = lambda phase: None
         self.wrapped = isinstance(self.model, DistributedDataParallel)
+        self.network: Callable[[Any], Any] = self.model
+        if self._may_use_graphs():
+            self.network = GraphedNetwork(raw, device, self.precision)
         self.syncs_batchnorm = self.wrapped and self.options.sync_batchnorm
         checkpoints = self.task.checkpoints(folder)
         self.recovery = Recovery(self.state, self.guard, self.log, self.options, checkpoints, facts or {})
@@ -224,7 +228,7 @@ class TrainingEngine:
                 rank_meter.meet()  # the first BatchNorm waits for the other ranks
             with self.precision.autocast(self.device):
                 self.mark("forward")
-                outputs = self.model(inputs)
+                outputs = self.network(inputs)
                 rank_meter.meet()  # the loss may wait for the other ranks
                 self.mark("loss")
                 loss, values = named_values(self.task.loss(outputs, targets))
@@ -297,6 +301,12 @@ class TrainingEngine:
             self.recovery.require_agreement()
             self.recovery.save()
         return stops
+
+    def _may_use_graphs(self) -> bool:
+        """Whether CUDA graphs give what the network gives: not with DDP's hooks, and not where gradients accumulate."""
+        options = self.options
+        others = self.wrapped or options.accumulate > 1 or options.compile
+        return self.device.type == "cuda" and options.cuda_graph == "auto" and self.task.repeats_kernels and not others
 
     def _epoch(self, number: int | None = None) -> Epoch:
         number = number or self.progress.epoch + 1

@@ -39,6 +39,8 @@ class Task:
     # `begin_group()`, which is called before the first of them, and `gradient_rescale`, a tensor (): after each call the
     # gradients so far are multiplied by it, and the new ones added without dividing by the number of batches.
     criterion: Callable[[Any, Any], Any] | None = None
+    # Whether the network runs the same operators in every step, reads no value on the host, and the loss uses the same outputs.
+    repeats_kernels = False
     samples = "images"  # what the log calls the samples
     # The reported values in an epoch's console lines, beside the one that chooses best.pt.
     shown: tuple[str, ...] = ("val_loss",)

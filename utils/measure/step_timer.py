@@ -73,6 +73,7 @@ class SegmentationStep(Task):
     """What one step of a YOLO training needs."""
 
     prepare = staticmethod(prepare_batch)
+    repeats_kernels = True
 
 
 def build_training(

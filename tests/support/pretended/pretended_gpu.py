@@ -31,6 +31,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from graphs import PretendedGraph, capture
+
 Tensor = torch.Tensor
 GIB = 2**30
 COPIES = [0]  # from the host to a GPU, in this process
@@ -376,6 +378,9 @@ def _cuda_functions(count: int) -> dict[str, Any]:
         **{name: _returning(None) for name in nothing},
         **{name: _returning(GIB) for name in memory},
         **{name: _returning(value) for name, value in fixed.items()},
+        "CUDAGraph": PretendedGraph,
+        "graph": capture,
+        "graph_pool_handle": _returning((0, 0)),
         "Stream": _Stream,
         "Event": _Event,
         "stream": _Nothing,
