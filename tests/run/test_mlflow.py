@@ -137,6 +137,8 @@ def test_a_request_whose_answer_is_lost_is_not_done_twice(
     folder.epoch(1)
     server.after[request_name] = hang_up
     folder.send(server, RUNNING)  # as if the process had been killed then
+    note_file = folder.path / "mlflow.json"  # notes of an older version name no experiment
+    note_file.write_text(json.dumps({**json.loads(note_file.read_text()), "experiment_id": None, "run_id": "0"}))
     folder.send(server)
     assert (len(server.runs), server.metrics()) == (1, recorded(folder.path))
 

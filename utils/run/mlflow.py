@@ -144,8 +144,8 @@ class Mirror(BackgroundWatch):
         experiment = client.get_experiment_by_name(name)
         place = str(experiment.experiment_id if experiment else client.create_experiment(name))
         if note.get("server") == self._url:
-            # Notes of an older version name no experiment.
-            for run in client.search_runs([note.get("experiment_id", place)], f"tags.run_folder_key = '{note['key']}'"):
+            places = [note.get("experiment_id") or place]  # notes of an older version name none
+            for run in client.search_runs(places, f"tags.run_folder_key = '{note['key']}'"):
                 history = client.get_metric_history(run.info.run_id, "epoch")
                 times = {number: metrics[-1].timestamp for number, metrics in self._epochs.items()}
                 if all(times.get(metric.step) == metric.timestamp for metric in history):
