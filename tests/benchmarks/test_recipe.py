@@ -15,7 +15,7 @@ from benchmarks import recipe, recipe_sets
 from benchmarks.recipe import mean_ratio, read_recipe, summarise, table
 from benchmarks.recipe_sets import PublicSet, make_public_set
 from tests.benchmarks.test_vs_ultralytics import make_run
-from tests.conftest import PROJECT, run_main
+from tests.conftest import run_main
 from utils.common.errors import UserError
 from utils.data.dataset_yaml import load_dataset_yaml
 from utils.data.labels import read_yolo_label
@@ -157,17 +157,3 @@ def test_every_recipe_trains_as_many_steps_as_ultralytics(
     record = json.loads((tmp_path / "results.json").read_text())
     assert [row["recipe"] for row in record["summary"]] == ["ultralytics", "a", "b"]
     assert len(record["runs"]) == 6
-
-
-def test_the_table_in_the_document_is_what_the_results_say() -> None:
-    (file,) = (PROJECT / "docs/results").glob("recipe-*.json")
-    record = json.loads(file.read_text(encoding="utf-8"))
-    rows = summarise(record["runs"])
-    assert rows == record["summary"]
-    document = (PROJECT / "docs/recipe.md").read_text(encoding="utf-8")
-    found = [line for line in document.splitlines() if line.startswith(tuple(f"| {name} |" for name in record["sets"]))]
-    scores = ("mask", "mask_native", "mask_theirs", "box")
-    assert found == [
-        f"| {row['set']} | {row['recipe']} | {row['seeds']} | {' | '.join(f'{row[name]:.3f}' for name in scores)} |"
-        for row in rows
-    ]

@@ -20,7 +20,7 @@ from tests.conftest import PROJECT, free_port, must_run, torchrun
 from tests.run.test_mlflow import recorded
 from tests.support.processes import wait_until
 from utils.data.images import encode_jpeg
-from utils.run.mlflow_client import import_library
+from utils.run.mlflow import SETTINGS
 from utils.run.records import read_status
 
 MLFLOW = os.environ.get("MLFLOW_SERVER")  # mlflow-skinny's own command has no server
@@ -56,8 +56,10 @@ def server(tmp_path: Path) -> Iterator[Server]:
     port, files, database = free_port(), tmp_path / "files", tmp_path / "mlflow.db"
     command = [str(MLFLOW), "server", "--backend-store-uri", f"sqlite:///{database}", "--port", str(port)]
     command += ["--artifacts-destination", str(files), "--workers", "1"]
-    with patch.dict(os.environ):
-        client = import_library().MlflowClient(f"http://127.0.0.1:{port}")
+    with patch.dict(os.environ, SETTINGS):
+        from mlflow import MlflowClient
+
+        client = MlflowClient(f"http://127.0.0.1:{port}")
         with (tmp_path / "server.log").open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path, start_new_session=True)
         running = Server(f"http://127.0.0.1:{port}", files, client)

@@ -1,163 +1,123 @@
-"""A local HTTP server with the part of MLflow's REST API that the project uses, its limits, and faults on demand."""
+"""A local HTTP server with the part of MLflow's REST API that the project uses, and faults on demand."""
 
 from __future__ import annotations
 
 import json
 import re
-import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from tests.support.local_server import LocalServer
 
-Answer = tuple[int, dict[str, Any]]
-ARTIFACTS = "/api/2.0/mlflow-artifacts/artifacts/"
-
 
 class FakeMlflow(LocalServer):
-    """Serves `runs` under `url` while it is a context manager. It keeps duplicates of metrics, which MLflow would drop.
+    """Serves `runs` under `root` while it is a context manager. It keeps duplicates of metrics, which MLflow would drop.
 
     `after` are faults that follow a request which took effect; each writes the answer by itself. `always` replaces every answer.
     """
 
     def __init__(self, artifact_root: str = "mlflow-artifacts:/") -> None:
         self.artifact_root = artifact_root
-        self.experiments: dict[str, str] = {"Default": "0"}
-        self.runs: dict[str, dict[str, Any]] = {}
-        self.files: dict[str, bytes] = {}
-        self.requests: list[tuple[str, str]] = []  # method and path
-        self.authorizations: list[str | None] = []
+        self.experiments = ["Default"]  # by number
+        self.runs: list[dict[str, Any]] = []
+        self.files: dict[str, bytes] = {}  # by their name without folders
+        self.authorizations: list[str | None] = []  # one a request
         self.after: dict[str, Callable[[_Handler], None]] = {}  # by the request's last word; used once
         self.always: Callable[[_Handler], None] | None = None
-        self.lock = threading.Lock()
         super().__init__(_Handler)
-        self.url = self.root
 
-    def metrics_of(self, run_id: str) -> list[tuple[int, str, float]]:
-        """Return (step, name, value) of everything that was logged, duplicates included, in order."""
-        return sorted((metric["step"], metric["key"], metric["value"]) for metric in self.runs[run_id]["metrics"])
+    def metrics(self, number: int = 0) -> list[tuple[int, str, float]]:
+        """Return (step, name, value) of everything that was logged to a run, duplicates included, in order."""
+        return sorted((metric["step"], metric["key"], metric["value"]) for metric in self.runs[number]["metrics"])
 
-    def do(self, method: str, query: dict[str, str], content: dict[str, Any]) -> Answer:
+    def do(self, method: str, content: dict[str, Any]) -> dict[str, Any] | None:
+        """Carry out a request of the API; None: what it asks for does not exist."""
+        run = self.runs[int(content["run_id"])] if "run_id" in content else {}
         match method:
-            case "experiments/get-by-name" if query["experiment_name"] in self.experiments:
-                return 200, {"experiment": {"experiment_id": self.experiments[query["experiment_name"]]}}
+            case "experiments/get-by-name" if content["experiment_name"] in self.experiments:
+                return {"experiment": {"experiment_id": str(self.experiments.index(content["experiment_name"]))}}
             case "experiments/create":
-                self.experiments[content["name"]] = str(len(self.experiments))
-                return 200, {"experiment_id": self.experiments[content["name"]]}
+                self.experiments.append(content["name"])
+                return {"experiment_id": str(len(self.experiments) - 1)}
             case "runs/create":
-                run_id = f"run{len(self.runs)}"
-                self.runs[run_id] = {**content, "status": "RUNNING", "stage": "active", "params": {}, "metrics": []}
-                return 200, {"run": self.shown(run_id)}
-            case "runs/get" if query["run_id"] in self.runs:
-                return 200, {"run": self.shown(query["run_id"])}
+                run_id = str(len(self.runs))
+                self.runs.append({**content, "id": run_id, "status": "RUNNING", "params": {}, "metrics": []})
+                return {"run": self.shown(self.runs[-1])}
+            case "runs/get":
+                return {"run": self.shown(run)}
             case "runs/search":
-                found = re.fullmatch(r"tags\.(\w+) = '(\w+)'", content["filter"])
-                assert found
-                tag = {"key": found[1], "value": found[2]}
-                names = [name for name, run in self.runs.items() if tag in run["tags"]]
-                return 200, {"runs": [self.shown(name) for name in names]}
+                _, key, _ = content["filter"].split("'")
+                places = content["experiment_ids"]
+                return {"runs": [self.shown(run) for run in self.runs if self.has(run, key, places)]}
             case "metrics/get-history":
-                metrics = self.runs[query["run_id"]]["metrics"]
-                return 200, {"metrics": [metric for metric in metrics if metric["key"] == query["metric_key"]]}
+                return {"metrics": [metric for metric in run["metrics"] if metric["key"] == content["metric_key"]]}
             case "runs/update":
-                self.runs[content["run_id"]] |= content
-                return 200, {"run_info": {}}
+                run.update(content)
+                return {"run_info": {}}
             case "runs/log-batch":
-                return self.log_batch(self.runs[content["run_id"]], content)
-        return 404, {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": f"{method} {query}"}
+                metrics, params = content.get("metrics", []), content.get("params", [])
+                assert max(len(metrics) / 10, len(params)) <= 100, "MLflow's limits"
+                assert all(run["params"].setdefault(one["key"], one["value"]) == one["value"] for one in params)
+                run["metrics"] += metrics
+                return {}
+        return None
 
-    def log_batch(self, run: dict[str, Any], content: dict[str, Any]) -> Answer:
-        metrics, params = content.get("metrics", []), content.get("params", [])
-        if len(metrics) > 1000 or len(params) > 100:
-            return 400, {"error_code": "INVALID_PARAMETER_VALUE", "message": "too many"}
-        for item in [*metrics, *params]:
-            if not re.fullmatch(r"[\w.\- :/]{1,250}", item["key"]) or len(str(item["value"])) > 6000:
-                return 400, {"error_code": "INVALID_PARAMETER_VALUE", "message": item["key"]}
-        for param in params:
-            if run["params"].setdefault(param["key"], param["value"]) != param["value"]:
-                return 400, {"error_code": "INVALID_PARAMETER_VALUE", "message": "Changing param values is not allowed"}
-        run["metrics"] += metrics
-        return 200, {}
+    def has(self, run: dict[str, Any], key: str, places: list[str]) -> bool:
+        is_there = run["experiment_id"] in places and "is_deleted" not in run
+        return is_there and {"key": "run_folder_key", "value": key} in run["tags"]
 
-    def shown(self, run_id: str) -> dict[str, Any]:
-        run = self.runs[run_id]
-        info = {
-            "run_id": run_id,
-            "experiment_id": run["experiment_id"],
-            "status": run["status"],
-            "lifecycle_stage": run["stage"],
-            "artifact_uri": f"{self.artifact_root}{run['experiment_id']}/{run_id}/artifacts",
-        }
+    def shown(self, run: dict[str, Any]) -> dict[str, Any]:
+        facts = {"run_id": run["id"], "experiment_id": run["experiment_id"], "status": run["status"]}
         params = [{"key": key, "value": value} for key, value in run["params"].items()]
-        return {"info": info, "data": {"params": params, "tags": run["tags"]}}
+        return {"info": {**facts, "artifact_uri": f"{self.artifact_root}{run['id']}"}, "data": {"params": params}}
 
 
 class _Handler(BaseHTTPRequestHandler):
     owner: FakeMlflow
 
-    def do_GET(self) -> None:
-        self._serve()
-
-    def do_POST(self) -> None:
-        self._serve()
-
-    def do_PUT(self) -> None:
-        self._serve()
-
     def log_message(self, format: str, *args: Any) -> None:
         """Stay quiet."""
 
-    def _serve(self) -> None:
+    def serve(self) -> None:
         server, address = self.owner, urlsplit(self.path)
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        with server.lock:
-            server.requests.append((self.command, address.path))
-            server.authorizations.append(self.headers.get("Authorization"))
-            fault = server.always
-            if fault is None:
-                fault = server.after.pop(address.path.rpartition("/")[2], None)
-                answer = self._carry_out(address.path, address.query, body)
-        if fault is not None:
-            fault(self)
-        else:
-            self.reply(answer[0], json.dumps(answer[1]).encode())
-
-    def _carry_out(self, path: str, query: str, body: bytes) -> Answer:
+        server.authorizations.append(self.headers.get("Authorization"))
+        if server.always is not None:
+            return server.always(self)
+        name = address.path.rpartition("/")[2]
+        answer: dict[str, Any] | None = {}
         if self.command == "PUT":
-            self.owner.files[path.removeprefix(ARTIFACTS)] = body
-            return 200, {}
-        questions = {key: values[0] for key, values in parse_qs(query).items()}
-        return self.owner.do(path.removeprefix("/api/2.0/mlflow/"), questions, json.loads(body or b"{}"))
+            server.files[name] = body
+        else:
+            content = dict(parse_qsl(address.query)) if self.command == "GET" else json.loads(body)
+            answer = server.do(re.sub("^/api/2.0/mlflow/", "", address.path), content)
+        missing = {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": self.path}
+        reply_as_usual = reply(
+            200 if answer is not None else 404, json.dumps(missing if answer is None else answer).encode()
+        )
+        return server.after.pop(name, reply_as_usual)(self)
 
-    def reply(self, status: int, body: bytes, **headers: str) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
+    do_GET = do_POST = do_PUT = serve
 
 
 def reply(status: int, body: bytes, **headers: str) -> Callable[[_Handler], None]:
-    """Return a fault: this answer. A header may be wrong, such as Content-Length."""
-    return lambda handler: handler.reply(status, body, **headers)
+    """Return what writes this answer. A header may be wrong, such as Content-Length."""
+
+    def write(handler: _Handler) -> None:
+        handler.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return write
 
 
 def hang_up(handler: _Handler) -> None:
     handler.close_connection = True
-
-
-def drip(handler: _Handler) -> None:
-    """Send a header that never ends, a byte at a time."""
-    handler.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
-    for _ in range(400):
-        time.sleep(0.02)
-        try:
-            handler.wfile.write(b"x")
-        except OSError:
-            return
 
 
 def never_answer(handler: _Handler) -> None:

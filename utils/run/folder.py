@@ -19,7 +19,7 @@ from utils.common.files import warn_on_write_error, write_text_atomic
 from utils.common.spellings import FOLDER_PARTS
 from utils.data.fingerprint import Fingerprint
 from utils.run.checkpoint import has_checkpoint, latest_facts
-from utils.run.mlflow_client import checked_uri
+from utils.run.mlflow import checked_uri
 from utils.run.records import BEST_METRICS, CONFIG_FILE, read_config
 from utils.run.status import FAILED, FINISHED, RUNNING, STATUS_FILE, STOPPED, RunLock, write_status
 
