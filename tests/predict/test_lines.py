@@ -14,11 +14,12 @@ import torch
 
 from tests.predict.tile_scenes import blur_edges, iou_of, stroke
 from utils.predict.detections import Detections, PhotoPrediction
-from utils.predict.lines import Curve, Wire, find_lines, medial_line
+from utils.predict.lines.from_mask import Curve, SlicedMask, find_lines, medial_line
+from utils.predict.lines.in_photo import likeness
+from utils.predict.lines.line import Line
+from utils.predict.lines.routes import find_routes
 from utils.predict.prediction_files import PredictionWriter, Source
-from utils.predict.regions import Region
-from utils.predict.shapes import Line, fill_outline, find_routes
-from utils.predict.wires import likeness
+from utils.predict.regions import Region, fill_outline
 
 SIZE = (900, 600)
 Points = list[tuple[float, float]]
@@ -79,7 +80,7 @@ def test_a_line_lies_in_the_middle_of_its_pixels(shape: tuple[int, int]) -> None
 def test_a_line_that_is_steep_beside_its_axis_keeps_the_masks_width() -> None:
     rows, columns = np.nonzero(drawn([(300.0, 100.0), (500.0, 500.0)]))
     steep = Curve(np.array([400.0, 300.0]), np.eye(2), np.array([0.0, 2.0, 0.0]))
-    wire = Wire.of(np.stack([columns, rows], axis=1) + 0.5, 9.0, steep)
+    wire = SlicedMask.of(np.stack([columns, rows], axis=1) + 0.5, 9.0, steep)
     assert wire is not None
     assert wire.explained > 0.97
     assert wire.line().width_px == pytest.approx(len(rows) / np.hypot(200, 400), abs=0.6)
@@ -88,7 +89,7 @@ def test_a_line_that_is_steep_beside_its_axis_keeps_the_masks_width() -> None:
 def test_a_line_grows_over_a_support_where_its_parabola_ends() -> None:
     rows, columns = np.nonzero(drawn(SPANS, width_px=3))
     level = Curve(np.array([600.0, 120.0]), np.eye(2), np.zeros(3))
-    wire = Wire.of(np.stack([columns, rows], axis=1) + 0.5, 3.0, level)
+    wire = SlicedMask.of(np.stack([columns, rows], axis=1) + 0.5, 3.0, level)
     assert wire is not None
     assert (wire.ends + 600).tolist() == pytest.approx([19, 882], abs=5)
 

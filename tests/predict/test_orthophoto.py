@@ -25,10 +25,10 @@ from utils.data.images import FILL
 from utils.data.raster import open_orthophoto
 from utils.predict import map_layers, orthophoto
 from utils.predict.joining import JoinedObject
+from utils.predict.lines.line import Line
 from utils.predict.map_layers import BLOCKS, GEOJSON, GEOPACKAGE, outline_of, write_orthophoto
 from utils.predict.orthophoto import NO_GAPS, BlockPiece, cut_blocks, join_blocks, lines_of, piece_of
 from utils.predict.regions import Runs
-from utils.predict.shapes import Line
 from utils.predict.tiles import Predictor, Tiling, cut_tiles
 
 pyogrio = pytest.importorskip("pyogrio")

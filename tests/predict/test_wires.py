@@ -12,14 +12,15 @@ import torch
 from tests.predict.test_lines import CROSSARM, SAGGING, SIZE, STRAIGHT, drawn, parabola, straight
 from tests.predict.tile_scenes import iou_of
 from tests.sources.parsing.tool_folder import whole
+from utils.data.label_statistics import label_lengths
 from utils.predict.detections import Detections, PhotoPrediction, Placement
 from utils.predict.joining import Piece
-from utils.predict.label_facts import LabelledPhoto, label_lengths, measure_wire_labels
-from utils.predict.lines import STEP_PX
-from utils.predict.regions import Region, Runs
-from utils.predict.shapes import Line, fill_outline
-from utils.predict.visible import profiles
-from utils.predict.wires import WireRules, outside, votes_of, with_lines
+from utils.predict.lines.in_photo import profiles
+from utils.predict.lines.label_facts import LabelFacts, LabelledPhoto, measure_wire_labels
+from utils.predict.lines.line import Line
+from utils.predict.lines.replacing import votes_of
+from utils.predict.regions import Region, Runs, fill_outline
+from utils.predict.with_lines import with_lines
 
 POLE = np.zeros(SIZE[::-1], bool)
 POLE[:, 400:440] = True
@@ -48,8 +49,8 @@ def test_only_detections_of_the_asked_classes_change() -> None:
     boxes, class_ids = np.array([[0, 0, 900, 600]] * 4, np.float32), torch.tensor([1, 0, 1, 1])
     found = Detections(torch.from_numpy(boxes), torch.tensor([0.9, 0.8, 0.7, 0.6]), class_ids, torch.zeros(4, 0))
     prediction, photo = PhotoPrediction(found, masks, boxes), pictured(masks[0].mask)
-    assert with_lines(prediction, WireRules(), PLACEMENT, photo) is prediction
-    lined = with_lines(prediction, WireRules((1,)), PLACEMENT, photo)
+    assert with_lines(prediction, LabelFacts(), PLACEMENT, photo) is prediction
+    lined = with_lines(prediction, LabelFacts((1,)), PLACEMENT, photo)
     width = np.mean([line.width_px for line in lined.lines if line is not None])
     short = 0.7 * (1 - np.exp(-np.hypot(40, 40) / 90)) * (1.5 * width / (1600 / np.hypot(40, 40))) ** 2
     assert lined.found.scores.tolist() == pytest.approx([0.88, 0.87, 0.8, short], abs=0.02)
@@ -59,7 +60,7 @@ def test_only_detections_of_the_asked_classes_change() -> None:
     assert lined.boxes[0] == pytest.approx([36, 146, 844, 354], abs=5)
     assert lined.found.boxes[0] == pytest.approx(torch.tensor([18, 148, 422, 252]), abs=3)  # half the size, 75 px lower
     assert lined.boxes[2].tolist() == lined.found.boxes[2].tolist() == [0, 0, 900, 600]
-    assert len(with_lines(prediction, WireRules((1,)), PLACEMENT, photo, 0.5).masks) == 3
+    assert len(with_lines(prediction, LabelFacts((1,)), PLACEMENT, photo, 0.5).masks) == 3
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_a_wire_ends_at_the_objects_at_which_labels_end(
     inside = [(410.0, 0.0), (412.0, 600.0)]  # an edge of the pole
     masks, photo = (drawn(STRAIGHT), POLE, drawn(inside, width_px=5)), pictured(drawn(STRAIGHT))
     prediction = predicted(*masks, scores=(0.9, pole_score, 0.9), class_ids=(1, 0, 1))
-    lined = with_lines(prediction, WireRules((1,), end_at), PLACEMENT, photo)
+    lined = with_lines(prediction, LabelFacts((1,), end_at), PLACEMENT, photo)
     level = [line for line in lined.lines if line is not None and np.ptp(line.points[:, 0]) > 100]
     assert sorted(end for line in level for end in line.points[[0, -1], 0].tolist()) == pytest.approx(ends, abs=6)
     assert sum(line is not None for line in lined.lines) == len(ends) // 2 + (len(ends) == 2)  # the edge stays or goes
@@ -90,7 +91,7 @@ def test_a_band_wider_than_the_photographs_wires_is_less_sure() -> None:
 
     def band(*chosen: int) -> tuple[float, float]:
         """Return the confidence of the widest line, and how wide it is beside the median line."""
-        lined = with_lines(predicted(*(masks[number] for number in chosen)), WireRules((1,)), PLACEMENT, photo)
+        lined = with_lines(predicted(*(masks[number] for number in chosen)), LabelFacts((1,)), PLACEMENT, photo)
         widths = [line.width_px for line in lined.lines if line is not None]
         return float(lined.found.scores[int(np.argmax(widths))]), max(widths) / float(np.median(widths))
 
@@ -110,7 +111,7 @@ def test_a_line_that_runs_otherwise_than_the_other_wires_is_less_sure() -> None:
 
     def scores(parallel: dict[int, float], *chosen: int, class_ids: Sequence[int] = ()) -> list[float]:
         found = predicted(*(masks[number] for number in chosen), class_ids=class_ids)
-        return with_lines(found, WireRules((1, 2), parallel=parallel), PLACEMENT, photo).found.scores.tolist()
+        return with_lines(found, LabelFacts((1, 2), parallel=parallel), PLACEMENT, photo).found.scores.tolist()
 
     *wires, crossing = scores({}, 0, 1, 2, 3)
     *found, lowered = scores({1: 0.5}, 0, 1, 2, 3)
@@ -127,14 +128,14 @@ def test_a_line_that_continues_a_surer_one_is_surer_and_part_of_it_unless_labels
     prediction, photo = predicted(*parts, scores=(0.9, 0.4, 0.4)), pictured(np.any(parts, axis=0))
     alone = {
         number: float(
-            with_lines(predicted(parts[number], scores=[score]), WireRules((1,)), PLACEMENT, photo).found.scores
+            with_lines(predicted(parts[number], scores=[score]), LabelFacts((1,)), PLACEMENT, photo).found.scores
         )
         for number, score in enumerate((0.9, 0.4, 0.4))
     }
-    apart = with_lines(prediction, WireRules((1,), (0,)), PLACEMENT, photo)
+    apart = with_lines(prediction, LabelFacts((1,), (0,)), PLACEMENT, photo)
     raised = alone[1] ** 0.6 * alone[0] ** 0.4
     assert apart.found.scores.tolist() == pytest.approx([alone[0], raised, alone[2]], rel=0.01)
-    joined = with_lines(prediction, WireRules((1,)), PLACEMENT, photo)
+    joined = with_lines(prediction, LabelFacts((1,)), PLACEMENT, photo)
     wire, other = joined.lines
     assert joined.found.scores[0] == pytest.approx(np.average([alone[0], raised], weights=[277, 359]), rel=0.01)
     assert wire is not None
@@ -147,7 +148,7 @@ def test_a_line_that_continues_a_surer_one_is_surer_and_part_of_it_unless_labels
 @pytest.mark.parametrize(("gap_px", "is_continued"), [(430, True), (470, False)])  # half of the photograph is 450
 def test_a_line_continues_another_over_at_most_half_of_the_photograph(gap_px: int, is_continued: bool) -> None:
     parts = [drawn([(40.0, 300.0), (200.0, 310.0)]), drawn([(200.0 + gap_px, 310 + gap_px / 16), (880.0, 352.5)])]
-    photo, rules = pictured(np.any(parts, axis=0)), WireRules((1,), (0,))
+    photo, rules = pictured(np.any(parts, axis=0)), LabelFacts((1,), (0,))
     alone = with_lines(predicted(parts[1], scores=[0.4]), rules, PLACEMENT, photo).found.scores
     both = with_lines(predicted(*parts, scores=(0.9, 0.4)), rules, PLACEMENT, photo).found.scores
     assert (float(both.min()) > 1.1 * float(alone)) == is_continued
@@ -155,17 +156,17 @@ def test_a_line_continues_another_over_at_most_half_of_the_photograph(gap_px: in
 
 def test_gaps_stay_with_the_part_of_the_line_that_has_them() -> None:
     wire = drawn(parabola(40, 200, 0), parabola(260, 840, 0))
-    lined = with_lines(predicted(wire, POLE, class_ids=(1, 0)), WireRules((1,), (0,)), PLACEMENT, pictured(wire))
+    lined = with_lines(predicted(wire, POLE, class_ids=(1, 0)), LabelFacts((1,), (0,)), PLACEMENT, pictured(wire))
     assert sorted(len(line.gaps) for line in lined.lines if line is not None) == [0, 1]
 
 
 def test_one_sample_of_a_hair_thin_wire_is_no_line() -> None:
     hair = straight((0, 0), (40, 0), width=0.1)
-    is_inside = np.ones(len(hair.samples(STEP_PX)[0]), bool)
+    is_inside = np.ones(len(hair.samples()[0]), bool)
     is_inside[2] = False
-    assert outside(hair, is_inside) == []
+    assert hair.outside(is_inside) == []
     is_inside[3] = False
-    assert len(outside(hair, is_inside)) == 1
+    assert len(hair.outside(is_inside)) == 1
 
 
 def test_a_wire_ends_where_tiles_hardly_see_it() -> None:
@@ -181,7 +182,7 @@ def test_a_wire_ends_where_tiles_hardly_see_it() -> None:
     assert not votes[2].any()
     prediction, photo = predicted(drawn(STRAIGHT)), pictured(drawn(STRAIGHT))
     for known, ends in ((votes, [36, 604, 656, 844]), ({}, [36, 844])):
-        lined = with_lines(prediction, WireRules((1,), (0,)), PLACEMENT, photo, votes=known)
+        lined = with_lines(prediction, LabelFacts((1,), (0,)), PLACEMENT, photo, votes=known)
         found_ends = sorted(end for line in lined.lines if line is not None for end in line.points[[0, -1], 0].tolist())
         assert found_ends == pytest.approx(ends, abs=6)
 
@@ -193,7 +194,7 @@ def test_a_line_moves_onto_the_wire_and_is_as_wide_as_labels_are(width: tuple[fl
     photo = np.full((*SIZE[::-1], 3), 90, np.uint8)
     photo[drawn(SAGGING, width_px=8)] = (90, 90, 160)  # blue, as bright as the ground
     mask = np.roll(drawn(SAGGING, width_px=12), 4, axis=0)  # beside it
-    (line,) = with_lines(predicted(mask), WireRules((1,), width=width), PLACEMENT, photo).lines
+    (line,) = with_lines(predicted(mask), LabelFacts((1,), width=width), PLACEMENT, photo).lines
     assert line is not None
     assert line.width_px == pytest.approx(labelled_px, abs=1.5)
     assert iou_of(fill_outline(line.outline, SIZE), drawn(SAGGING, width_px=round(labelled_px))) > 0.75
@@ -201,7 +202,7 @@ def test_a_line_moves_onto_the_wire_and_is_as_wide_as_labels_are(width: tuple[fl
 
 def test_a_line_stays_where_the_photograph_shows_nothing() -> None:
     prediction, photo = predicted(drawn(STRAIGHT)), pictured(drawn())
-    lined = [with_lines(prediction, WireRules((1,), width=width), PLACEMENT, photo) for width in ((), (1.0, 9.0))]
+    lined = [with_lines(prediction, LabelFacts((1,), width=width), PLACEMENT, photo) for width in ((), (1.0, 9.0))]
     assert np.array_equal(lined[0].masks[0].mask, lined[1].masks[0].mask)
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from utils.common.devices import copy_to_device
+from utils.predict.lines.line import Line
 from utils.predict.photo_masks import Placement, enlarge
 from utils.predict.regions import Region, Runs
-from utils.predict.shapes import Line
 from utils.yolo.boxes import OneToOne, anchor_points, decode_boxes
 
 MAX_CANDIDATES = 30_000  # per image, before non-maximum suppression; YOLOv8's limit
@@ -49,7 +49,7 @@ class Detections:
 class PhotoPrediction:
     """The detections of a photograph, with masks and boxes, float32 (n, 4) xyxy, in its pixels.
 
-    lines: of each detection, None where it has none; empty if no line was looked for (`utils/predict/lines.py`).
+    lines: of each detection, None where it has none; empty if no line was looked for (`utils/predict/lines/`).
     num_without_mask: how many detections were found whose mask is empty: only their boxes are known.
     """
 

@@ -26,8 +26,8 @@ from utils.common.files import write_bytes_atomic, write_text_atomic
 from utils.data.images import FILL
 from utils.predict.agreement import WIDEN_PX
 from utils.predict.joining import JoinedObject, Piece, join_tiles
+from utils.predict.lines.line import Line
 from utils.predict.regions import ROW, Corners, Runs, has_pixels, hull, intersection
-from utils.predict.shapes import Line
 from utils.predict.tiles import Predictor, Tiling, overlap_px
 
 BLOCK_PX = 6000  # longest side of a block, unless two tiles are longer

@@ -19,8 +19,9 @@ from utils.common.errors import UserError
 from utils.common.files import new_text_file, write_text_atomic
 from utils.data.images import write_jpeg
 from utils.predict.detections import PhotoPrediction
+from utils.predict.lines.line import Line
+from utils.predict.lines.routes import find_routes
 from utils.predict.regions import Region
-from utils.predict.shapes import Line, find_routes
 
 PARTS = ".predictions.part-*"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, overload
@@ -41,6 +41,46 @@ class Region:
         """Count the pixels in both masks."""
         shared = intersection(self.corners, other.corners)
         return int(np.count_nonzero(self.window(*shared) & other.window(*shared))) if has_pixels(shared) else 0
+
+
+def canvas_of(regions: Iterable[Region], size: tuple[int, int]) -> np.ndarray:
+    """Draw masks into a photograph of (width, height) pixels: bool (H, W)."""
+    canvas = np.zeros(size[::-1], bool)
+    for region in regions:
+        region.add_to(canvas)
+    return canvas
+
+
+def fill_outline(outline: np.ndarray, photo_size: tuple[int, int]) -> Region:
+    """Fill an outline (V, 2) in pixels: a pixel belongs to the mask if its centre lies inside (even-odd rule).
+
+    OpenCV would also fill the pixels on the edge and so double the width of a wire that is one pixel wide. An outline without
+    any centre inside becomes the pixels of its corners.
+    """
+    width, height = photo_size
+    low = np.floor(outline.min(0)).astype(int).clip(0, (width - 1, height - 1))
+    high = np.ceil(outline.max(0)).astype(int).clip(low + 1, (width, height))
+    (left, top), (columns, rows) = low.tolist(), (high - low).tolist()
+    row, x = _crossings(outline, top, rows)
+    column = np.ceil(x - 0.5 - left).astype(int).clip(0, columns)
+    toggles = np.zeros((rows, columns + 1), np.uint8)  # whether an odd number of edges lies just before each pixel
+    np.bitwise_xor.at(toggles, (row, column), 1)
+    mask = np.bitwise_xor.accumulate(toggles, axis=1)[:, :-1].view(bool)
+    if not mask.any():
+        corners = (np.floor(outline).astype(int) - low).clip(0, (columns - 1, rows - 1))
+        mask[corners[:, 1], corners[:, 0]] = True
+    return Region(left, top, mask)
+
+
+def _crossings(outline: np.ndarray, top: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return where an outline's edges cross the centres of the rows top..top + rows - 1: row from 0 (K,), x (K,)."""
+    (x1, y1), (x2, y2) = outline.T, np.roll(outline, -1, axis=0).T
+    centres = np.arange(top, top + rows) + 0.5
+    first, last = np.searchsorted(centres, [np.minimum(y1, y2), np.maximum(y1, y2)])
+    edge = np.repeat(np.arange(len(outline)), last - first)
+    row = np.arange(len(edge)) - np.repeat((last - first).cumsum() - last, last - first)
+    slope = (x2[edge] - x1[edge]) / (y2[edge] - y1[edge])
+    return row, x1[edge] + (centres[row] - y1[edge]) * slope
 
 
 def column_runs(region: Region, photo_size: tuple[int, int]) -> list[int]:

@@ -25,9 +25,11 @@ from utils.predict.detections import (
     raw_outputs,
 )
 from utils.predict.joining import JoinedObject, Piece, join_tiles
+from utils.predict.lines.label_facts import LabelFacts
+from utils.predict.lines.replacing import votes_of
 from utils.predict.overview import add_overview, best_first, longest_side, without_mask
 from utils.predict.regions import Corners, LazyRegions
-from utils.predict.wires import WireRules, votes_of, with_lines
+from utils.predict.with_lines import with_lines
 from utils.yolo.inputs import prepare_images
 from utils.yolo.model import YoloModel, trained_label_lengths, trained_windows, trained_wire_labels
 
@@ -222,14 +224,11 @@ class Predictor:
         return sorted(judged, key=best_first)
 
     def _lined(self, prediction: PhotoPrediction, placement: Placement, state: _Open) -> PhotoPrediction:
-        labels = trained_wire_labels(self.model) if self.thin else {}
-        end_at, width, parallel = (labels.get(name, ()) for name in ("wires_end_at", "wire_width", "wires_parallel"))
-        shares = dict(zip(parallel[::2], parallel[1::2], strict=True))
-        rules = WireRules(self.thin, tuple(end_at), tuple(width), shares, tuple(labels.get("wires_bent", ())))
+        labels = LabelFacts.of_model(self.thin, trained_wire_labels(self.model) if self.thin else {})
         votes = {}
-        if rules.end_at and state.levels:
+        if labels.end_at and state.levels:
             votes = votes_of(state.pieces, state.levels[0], placement.photo_size, self.thin)
-        return with_lines(prediction, rules, placement, state.photo, self.limits["confidence"], votes)
+        return with_lines(prediction, labels, placement, state.photo, self.limits["confidence"], votes)
 
 
 @dataclass

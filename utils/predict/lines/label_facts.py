@@ -1,0 +1,177 @@
+"""What the labels of a training say of its wires: at which objects they end, how wide they are, and whether they are parallel."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import cv2
+import numpy as np
+
+from utils.data.drawn_wires import MAX_SAG
+from utils.predict.lines.confidence import parallel_shares
+from utils.predict.lines.from_mask import find_lines
+from utils.predict.lines.in_photo import profiles
+from utils.predict.lines.line import Line, values_at
+from utils.predict.lines.numbers import NUMBERS
+from utils.predict.lines.routes import find_routes
+from utils.predict.regions import canvas_of, fill_outline
+
+WIRE_FACTS = ("wires_end_at", "wire_width", "wires_parallel", "wires_bent")  # names in a model file
+OUTLINE_POINTS = 256  # that stand for an outline
+
+
+@dataclass(frozen=True)
+class LabelFacts:
+    """Which classes become lines, and how they are labelled in the training's photographs.
+
+    end_at: the classes at whose objects labels end. width: (gain, margin in pixels), labels are gain times as wide as the
+    wires that a photograph shows, plus the margin; empty if that is not known: lines then stay where and as wide as masks are.
+    parallel: for classes whose wires run side by side, the `parallel_shares` that most labels reach. curved: classes of curved
+    labels, whose lines do not continue each other.
+    """
+
+    classes: tuple[int, ...] = ()
+    end_at: tuple[int, ...] = ()
+    width: tuple[float, ...] = ()
+    parallel: Mapping[int, float] = field(default_factory=dict)
+    curved: tuple[int, ...] = ()
+
+    @classmethod
+    def of_model(cls, classes: tuple[int, ...], facts: Mapping[str, Any]) -> LabelFacts:
+        """Return what a model file says of some classes: `facts` are those of `measure_wire_labels`, or empty."""
+        end_at, width, parallel, curved = (tuple(facts.get(name, ())) for name in WIRE_FACTS)
+        return cls(classes, end_at, width, dict(zip(parallel[::2], parallel[1::2], strict=True)), curved)
+
+
+@dataclass(frozen=True)
+class LabelledPhoto:
+    """A photograph's labels: class ids int64 (N,), outlines (V, 2) xy in its pixels, its width and height; `read` it, RGB."""
+
+    class_ids: np.ndarray
+    outlines: list[np.ndarray]
+    size: tuple[int, int]
+    read: Callable[[], np.ndarray]
+
+
+def measure_wire_labels(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> dict[str, Any]:
+    """Return the facts of `LabelFacts` for thin classes, by their names in a model file.
+
+    Curved labels have no direction, so they are neither parallel nor do they continue each other.
+    """
+    bends = class_bends(((photo.class_ids, photo.outlines) for photo in photos), thin)
+    straight = tuple(class_id for class_id in thin if bends.get(class_id, 0.0) <= 1)
+    facts: tuple[list[Any], ...] = (
+        [*classes_at_ends(photos, straight)],
+        [*label_width(photos, thin)],
+        [fact for class_id in straight for fact in parallel_labels(photos, class_id)],
+        [class_id for class_id in thin if class_id not in straight],
+    )
+    return dict(zip(WIRE_FACTS, facts, strict=True))
+
+
+def class_bends(photos: Iterable[tuple[np.ndarray, Sequence[np.ndarray]]], thin: tuple[int, ...]) -> dict[int, float]:
+    """Return for each thin class how curved its labels are: `straight` of them are at most that curved, and wires at most 1.
+
+    photos: class ids int (N,) and outlines (V, 2) xy in pixels, of each photograph.
+    """
+    found: dict[int, list[float]] = {}
+    for class_ids, outlines in photos:
+        for class_id, outline in zip(class_ids.tolist(), outlines, strict=True):
+            if class_id in thin:
+                found.setdefault(class_id, []).append(bend_of(outline))
+    return {class_id: float(np.quantile(values, NUMBERS.straight)) for class_id, values in found.items()}
+
+
+def bend_of(outline: np.ndarray) -> float:
+    """Return how curved an outline (V, 2) is, relative to what wires are at most.
+
+    Two values count: the deviation from a parabola (root mean square) and the sag, both as shares of the length. Each is divided
+    by its limit, and the larger quotient is returned.
+    """
+    closed = np.vstack([outline, outline[:1]]).astype(float)
+    along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(closed, axis=0).T))])
+    places = np.linspace(0, along[-1], OUTLINE_POINTS, endpoint=False)
+    points = np.stack([np.interp(places, along, closed[:, axis]) for axis in (0, 1)], axis=1)
+    axis = _axis(outline)
+    length = float(np.hypot(*np.diff(axis.points, axis=0)[0]))
+    if length <= 0:
+        return 0.0
+    direction = np.diff(axis.points, axis=0)[0] / length
+    x, y = ((points - axis.points.mean(axis=0)) @ np.array([direction, [-direction[1], direction[0]]]).T / length).T
+    beside = float(np.mean((y - np.polyval(np.polyfit(x, y, 2), x)) ** 2))
+    half_width = abs(float(cv2.contourArea(outline.astype(np.float32)))) / along[-1] / length
+    sag = axis.width_px / length - 2 * half_width
+    return max(float(np.sqrt(max(beside - half_width**2, 0.0))) / NUMBERS.max_bend, sag / MAX_SAG)
+
+
+def parallel_labels(photos: Sequence[LabelledPhoto], class_id: int) -> tuple[int, float] | tuple[()]:
+    """Return a thin class and the `parallel_shares` that most of its labels reach, `max_parallel` at most.
+
+    Return nothing if wires run in all directions, or if few labels have another one in their photograph.
+    """
+    shares: list[float] = []
+    for photo in photos:
+        lines = [_axis(photo.outlines[number]) for number in np.flatnonzero(photo.class_ids == class_id)]
+        if len(lines) > 1:
+            shares += parallel_shares(lines, np.ones(len(lines))).tolist()
+    usual = round(float(np.quantile(shares, 1 - NUMBERS.usual)), 3) if len(shares) >= NUMBERS.min_labels else 0.0
+    return (class_id, min(usual, NUMBERS.max_parallel)) if usual >= NUMBERS.min_parallel else ()
+
+
+def classes_at_ends(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the classes at whose objects the labels of thin classes end although the wires go on.
+
+    Over the objects of such a class, at least `min_cuts` labelled wires continue each other, and fewer pass through.
+    """
+    ended: Counter[int] = Counter()
+    passed: Counter[int] = Counter()
+    for photo in photos:
+        is_thin = np.isin(photo.class_ids, thin)
+        others = np.unique(photo.class_ids[~is_thin]).tolist()
+        lines = [_axis(photo.outlines[number]) for number in np.flatnonzero(is_thin)]
+        gaps = [gap for route in find_routes(lines, photo.class_ids[is_thin]) for gap in route.line.gaps]
+        for class_id in others if lines else []:
+            same = np.flatnonzero(photo.class_ids == class_id)
+            canvas = canvas_of((fill_outline(photo.outlines[number], photo.size) for number in same), photo.size)
+            passed[class_id] += sum(len(line.outside(line.values_on(canvas))) > 1 for line in lines)
+            ended[class_id] += sum(values_at(np.linspace(gap[0], gap[1], 64), canvas).mean() > 0.5 for gap in gaps)
+    return tuple(
+        class_id for class_id in sorted(ended) if ended[class_id] >= max(NUMBERS.min_cuts, passed[class_id] + 1)
+    )
+
+
+def _axis(outline: np.ndarray) -> Line:
+    """Return the line through the middle of the smallest rectangle around an outline (V, 2)."""
+    centre, sides, angle_deg = cv2.minAreaRect(outline.astype(np.float32))
+    angle = np.radians(angle_deg if sides[0] >= sides[1] else angle_deg + 90)
+    half = max(sides) / 2 * np.array([np.cos(angle), np.sin(angle)])
+    return Line(np.stack([centre - half, centre + half]), np.full(2, min(sides)), np.zeros((0, 2, 2)))
+
+
+def label_width(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> tuple[float, ...]:
+    """Return (gain, margin in pixels): labels of thin classes are gain times as wide as what is visible, plus the margin.
+
+    Outlines that are drawn around wires have a gain near 1. Wires that are labelled as lines all have one width, so the gain
+    is 0. The gain is the median over all pairs of wires (Theil and Sen). Return nothing if fewer than `min_labels` can be seen.
+    """
+    from scipy.stats import theilslopes  # takes 0.5 s
+
+    wires = [(n, k) for n, photo in enumerate(photos) for k in np.flatnonzero(np.isin(photo.class_ids, thin)).tolist()]
+    most = NUMBERS.most_wires
+    chosen = wires[:: max(1, len(wires) // most)][:most]
+    visible, labelled = [], []
+    for number in sorted({number for number, _ in chosen}):
+        photo, picture = photos[number], photos[number].read()
+        for outline in (photo.outlines[position] for other, position in chosen if other == number):
+            for line in find_lines(fill_outline(outline, photo.size))[:1]:
+                _, _, widths = profiles(line, picture)
+                if len(widths):
+                    visible.append(float(np.median(widths)))
+                    labelled.append(line.width_px)
+    if len(visible) < NUMBERS.min_labels or np.ptp(visible) == 0:
+        return ()
+    gain = float(np.clip(theilslopes(labelled, visible).slope, 0, NUMBERS.max_gain))
+    return round(gain, 3), round(float(np.median(np.array(labelled) - gain * np.array(visible))), 2)
