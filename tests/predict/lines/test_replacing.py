@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from tests.predict.test_lines import CROSSARM, SAGGING, SIZE, STRAIGHT, drawn, parabola, straight
+from tests.predict.lines.drawn import CROSSARM, SAGGING, SIZE, STRAIGHT, drawn, parabola, straight
 from tests.predict.tile_scenes import iou_of
-from tests.sources.parsing.tool_folder import whole
-from utils.data.label_statistics import label_lengths
 from utils.predict.detections import Detections, PhotoPrediction, Placement
 from utils.predict.joining import Piece
-from utils.predict.lines.in_photo import profiles
-from utils.predict.lines.label_facts import LabelFacts, LabelledPhoto, measure_wire_labels
-from utils.predict.lines.line import Line
+from utils.predict.lines.label_facts import LabelFacts
 from utils.predict.lines.replacing import votes_of
 from utils.predict.regions import Region, Runs, fill_outline
 from utils.predict.with_lines import with_lines
@@ -204,75 +199,3 @@ def test_a_line_stays_where_the_photograph_shows_nothing() -> None:
     prediction, photo = predicted(drawn(STRAIGHT)), pictured(drawn())
     lined = [with_lines(prediction, LabelFacts((1,), width=width), PLACEMENT, photo) for width in ((), (1.0, 9.0))]
     assert np.array_equal(lined[0].masks[0].mask, lined[1].masks[0].mask)
-
-
-def test_a_wire_across_a_photograph_wider_than_opencv_takes_is_measured() -> None:
-    photo = np.full((60, 40_000, 3), 90, np.uint8)
-    photo[30:36] = 200
-    places, beside, widths = profiles(straight((0, 31), (40_000, 31), width=8), photo)
-    assert len(places) == 1000
-    assert np.ptp(places) > 39_900
-    assert beside == pytest.approx(np.full(1000, 2.0), abs=0.3)
-    assert widths == pytest.approx(np.full(1000, 6.0), abs=1)
-
-
-POLE_OUTLINE = np.array([[400.0, 0.0], [440.0, 0.0], [440.0, 600.0], [400.0, 600.0]])
-CUT = (straight((0, 100), (400, 110)), straight((440, 111), (900, 120)))
-PASSING, BESIDE = straight((0, 300), (900, 320)), straight((500, 400), (900, 400))
-UPRIGHT = straight((600, 20), (610, 580))
-
-
-def labelled(*wires: Line, gain: float = 1.0, margin_px: float = 3.0, seed: int = 0) -> LabelledPhoto:
-    """Draw wires 4 to 16 pixels wide and label them."""
-    photo, rng = np.full((*SIZE[::-1], 3), 90, np.uint8), np.random.default_rng(seed)
-    outlines = [POLE_OUTLINE]
-    for wire in wires:
-        width_px = rng.uniform(4, 16)
-        photo[whole(fill_outline(replace(wire, widths=np.full(2, width_px)).outline, SIZE), *SIZE)] = 200
-        outlines.append(replace(wire, widths=np.full(2, gain * width_px + margin_px)).outline)
-    return LabelledPhoto(np.array([2] + [1] * len(wires)), outlines, SIZE, lambda: photo)
-
-
-@pytest.mark.parametrize(
-    ("photos", "end_at"),
-    [
-        ([labelled(*CUT, BESIDE)] * 4, [2]),
-        ([labelled(*CUT, BESIDE)] * 2, []),  # too few to say so
-        ([labelled(*CUT)] * 4 + [labelled(PASSING)] * 4, []),  # as many pass through
-        ([labelled(BESIDE)] * 9 + [labelled()] * 9, []),
-        ([], []),
-    ],
-)
-def test_labels_say_at_which_objects_wires_end(photos: list[LabelledPhoto], end_at: list[int]) -> None:
-    assert measure_wire_labels(photos, (1,))["wires_end_at"] == end_at
-
-
-@pytest.mark.parametrize(("gain", "margin_px"), [(1.0, 3.0), (0.0, 7.0), (1.5, 0.0)])
-def test_labels_say_how_wide_they_are(gain: float, margin_px: float) -> None:
-    photos = [labelled(PASSING, BESIDE, gain=gain, margin_px=margin_px, seed=seed) for seed in range(8)]
-    found = measure_wire_labels(photos, (1,))["wire_width"]
-    assert found[0] == pytest.approx(gain, abs=0.25)
-    assert found[0] * 6 + found[1] == pytest.approx(gain * 6 + margin_px, abs=0.8)
-    assert measure_wire_labels(photos[:4], (1,))["wire_width"] == []  # too few
-
-
-@pytest.mark.parametrize(
-    ("photos", "parallel"),
-    [
-        ([labelled(PASSING, BESIDE)] * 5, [1, 0.5]),
-        ([labelled(PASSING, BESIDE)] * 4, []),  # too few
-        ([labelled(PASSING)] * 20, []),  # none beside another
-        ([labelled(PASSING, UPRIGHT)] * 20, []),  # in all directions
-        ([labelled(PASSING, BESIDE, UPRIGHT)] * 20, []),  # a third of them across
-    ],
-)
-def test_labels_say_whether_wires_run_side_by_side(photos: list[LabelledPhoto], parallel: list[float]) -> None:
-    assert measure_wire_labels(photos, (1,))["wires_parallel"] == parallel
-
-
-def test_labels_say_how_long_objects_are() -> None:
-    logarithms = np.array([-2, -1, -1, 0, 0, 0, 0, 0, 1, 1, 2])  # their spread is the square root of 12 / 10
-    lengths = np.concatenate([100 * np.e ** (0.8 * logarithms), np.ones(9), np.full(10, 40.0), 90 * np.e**logarithms])
-    found = label_lengths(np.array([3] * 11 + [1] * 9 + [0] * 10 + [2] * 11), lengths)
-    assert found == [0, 40.0, 0.5, 3, 100.0, pytest.approx(0.8 * np.sqrt(12 / 10), abs=1e-3)]
-    assert label_lengths(np.zeros(0, int), np.zeros(0)) == []
