@@ -58,7 +58,7 @@ def test_neither_order_nor_duplicates_nor_masks_of_hardly_any_confidence_change_
         rng = np.random.default_rng(seed)
         for piece in pieces:
             left, top, *_ = piece.mask.corners
-            mask = blur_edges(piece.mask.window(piece.mask.corners), rng, 0.2)
+            mask = blur_edges(piece.mask.crop(piece.mask.corners), rng, 0.2)
             more += made_up_piece(piece.tile, piece.class_id, piece.score * share, mask, left, top)
     again = join_tiles(more, TILES, 0.7)
     assert [thing.pieces for thing in again] == [thing.pieces for thing in objects]
@@ -75,9 +75,9 @@ def test_neither_order_nor_duplicates_nor_masks_of_hardly_any_confidence_change_
 
 def test_a_mask_three_pixels_beside_the_other_still_agrees() -> None:
     masks = Masks([Runs.of(stroke((300, 100), [(10, y), (280, y)], 7)) for y in (40, 43, 60)])
-    pairs, window = np.array([[0, 1], [0, 2]]), np.array([[0, 0, 300, 100]] * 2)
-    assert (masks.shared(pairs) < masks.areas(pairs[:, 0], window) * 2 / 3).all()  # an IoU below 0.5
-    beside, far = masks.agreement(pairs, window)
+    pairs, rectangles = np.array([[0, 1], [0, 2]]), np.array([[0, 0, 300, 100]] * 2)
+    assert (masks.shared(pairs) < masks.areas(pairs[:, 0], rectangles) * 2 / 3).all()  # an IoU below 0.5
+    beside, far = masks.agreement(pairs, rectangles)
     assert beside >= 0.5
     assert far == 0
 
@@ -86,7 +86,7 @@ def test_a_mask_is_widened_to_all_sides() -> None:
     canvas = np.zeros((40, 60), bool)
     canvas[1:33, 4:58] = np.random.default_rng(0).random((32, 54)) < 0.04
     wide = cv2.dilate(canvas.view(np.uint8), np.ones((2 * WIDEN_PX + 1,) * 2)).view(bool)
-    np.testing.assert_array_equal(widen(Runs.of(canvas), (3, 0, 60, 40)).window((3, 0, 60, 40)), wide[:, 3:])
+    np.testing.assert_array_equal(widen(Runs.of(canvas), (3, 0, 60, 40)).crop((3, 0, 60, 40)), wide[:, 3:])
 
 
 def test_random_wires_come_out_whole() -> None:
@@ -125,7 +125,7 @@ def test_wires_whose_detections_end_before_their_tile_does_come_out_whole() -> N
         left, top, right, bottom = piece.mask.corners
         for start, stop in ((left, left + 200), (left + 70, left + 270)):
             corners = (start, top, min(stop, right), bottom)
-            pieces += made_up_piece(piece.tile, WIRE, piece.score, piece.mask.window(corners), start, top)
+            pieces += made_up_piece(piece.tile, WIRE, piece.score, piece.mask.crop(corners), start, top)
     objects = join_tiles(pieces, TILES, 0.7)
     assert_found(objects, truth, min_iou=0.9)
 

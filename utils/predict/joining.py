@@ -3,8 +3,8 @@
 Masks decide, not boxes: two parallel wires that cross many tiles have nearly the same boxes, and the two halves of a wire
 in neighbouring tiles have boxes that hardly overlap.
 
-docs/tiles.md lists the rules: duplicates in a tile, links between tiles, objects, fragments (1 to 4). What larger tiles and
-the whole photograph show is compared with the result in utils/predict/overview.py (5 and 6).
+docs/tiles.md lists the rules: duplicates in a tile, links between tiles, objects, fragments (1 to 4). utils/predict/overview.py
+compares the result with what larger tiles and the whole photograph show (5 and 6).
 
 All decisions follow from sorted lists, so the order of tiles and the batch size do not matter.
 """
@@ -44,17 +44,17 @@ class Piece:
 
     @cached_property
     def order(self) -> tuple[float, ...]:
-        """What pieces are sorted by, independent of the order in which tiles were processed."""
+        """What pieces are sorted by; it does not depend on the order in which tiles were processed."""
         return (-self.score, self.tile, self.class_id, *self.box.tolist(), *self.mask.corners)
 
 
 @dataclass(frozen=True, eq=False)
 class JoinedObject:
-    """An object: the pieces it was joined from, and how confident other passes are that it is there."""
+    """An object: the pieces it is joined from, and how confident coarser passes are that it is there."""
 
     pieces: tuple[Piece, ...]
-    support: float = 0.0  # the highest of those that hardly show it
-    others: tuple[float, ...] = ()  # those that show it well; 0 where nothing was found
+    support: float = 0.0  # the highest confidence of the passes that hardly show it
+    others: tuple[float, ...] = ()  # the confidences of the passes that show it well; 0 where nothing was found
     factor: float = 1.0  # lower for an object that is short for its class
 
     @property
@@ -64,7 +64,7 @@ class JoinedObject:
 
     @cached_property
     def score(self) -> float:
-        """The mean of the pieces', weighted by area and raised by support, and the others' confidences, times the factor."""
+        """The mean confidence of the pieces, weighted by area; `support` raises it, `others` and `factor` change it, too."""
         areas = [piece.mask.area for piece in self.pieces]
         areas = areas if any(areas) else [1]  # a detection without a mask is one piece
         mean = sum(piece.score * area for piece, area in zip(self.pieces, areas, strict=True)) / sum(areas)
@@ -91,17 +91,20 @@ class JoinedObject:
         return Runs.of_cut(drawn.mask, drawn.left, drawn.top)
 
     def region(self) -> Region:
-        """Draw the mask, the union of the pieces' masks. A wire across a photograph takes as much memory as that."""
+        """Draw the mask, the union of the pieces' masks. For a wire across a photograph it is as large as the photograph."""
         left, top, right, bottom = self.corners
         mask = np.zeros((bottom - top, right - left), bool)
         for piece in self.pieces:
             x1, y1, x2, y2 = piece.mask.corners
-            mask[y1 - top : y2 - top, x1 - left : x2 - left] |= piece.mask.window((x1, y1, x2, y2))
+            mask[y1 - top : y2 - top, x1 - left : x2 - left] |= piece.mask.crop((x1, y1, x2, y2))
         return Region(left, top, mask)
 
 
 def join_tiles(pieces: list[Piece], tiles: list[Corners], iou: float) -> list[JoinedObject]:
-    """Join the pieces of all tiles by rules 1 to 4, with duplicates in a tile above `iou`. Best first."""
+    """Join the pieces of all tiles by rules 1 to 4; return the objects, best first.
+
+    Two pieces of a tile with an IoU above `iou` are duplicates.
+    """
     pieces = sorted((piece for piece in pieces if not piece.mask.is_empty), key=lambda piece: piece.order)
     if not pieces:
         return []
@@ -135,9 +138,10 @@ class _Pieces:
         self.is_thin = THIN * np.array([mask.area for mask in self.masks]) <= longest**2
 
     def near(self, positions: np.ndarray, corners: np.ndarray, in_tiles: bool) -> np.ndarray:
-        """Return the pairs p < q of a class whose corners overlap, in one tile or in two: int64 (k, 2), sorted.
+        """Return the pairs p < q of pieces of a class whose corners overlap: int64 (k, 2), sorted.
 
-        positions: of the pieces to look at, ascending. corners (n, 4): of all pieces.
+        Both are pieces of one tile if `in_tiles`, else of two. positions: of the pieces to look at, ascending. corners (n, 4):
+        of all pieces.
         """
         order = positions[np.lexsort((self.tile[positions], self.class_id[positions]))]
         cuts = np.flatnonzero(np.diff(self.class_id[order]) | np.diff(self.tile[order])) + 1
@@ -182,17 +186,14 @@ class _Pairs:
 
 
 class _Comparison:
-    """Finds the pairs of masks of one class that share enough of the smaller one (MIN_SHARED), where their tiles overlap.
-
-    Masks are widened.
-    """
+    """Finds the pairs of widened masks of one class that share at least MIN_SHARED of the smaller one, where both tiles look."""
 
     def __init__(self, pieces: _Pieces, wide: list[Runs]) -> None:
         self.pieces, self.masks = pieces, Masks(wide)
         self.corners = np.array([mask.corners for mask in wide])
 
     def pairs(self, positions: np.ndarray, in_tiles: bool) -> _Pairs:
-        """Return the pairs of some pieces, in one tile or in two."""
+        """Return the pairs among some pieces, of one tile if `in_tiles`, else of two."""
         pairs = self.pieces.near(positions, self.corners, in_tiles)
         shared = self.masks.shared(pairs)
         pairs, shared = pairs[shared > 0], shared[shared > 0]
@@ -209,7 +210,7 @@ class _Comparison:
 
 
 def _links(pieces: _Pieces, pairs: _Pairs) -> list[tuple[float, int, int]]:
-    """Return (strength, p, q) of the pairs that may be one object, strongest first."""
+    """Return the pairs of pieces that may be one object as (strength, p, q), the strongest first."""
     p, q = pairs.positions.T
     both_thin = pieces.is_thin[p] & pieces.is_thin[q]
     may_link = ((pieces.tile[p] != pieces.tile[q]) | both_thin) & (pieces.score[q] >= SCORE_RATIO * pieces.score[p])
@@ -221,9 +222,9 @@ def _links(pieces: _Pieces, pairs: _Pairs) -> list[tuple[float, int, int]]:
     size = inner[:, 2:] - inner[:, :2]
     is_long = both_thin & (size > 0).all(axis=1) & (size.max(axis=1) >= MIN_SHARED_PX)
     masks = Masks(pieces.masks)
-    for can_agree, windows in ((True, outer), (is_long, inner)):
+    for can_agree, rectangles in ((True, outer), (is_long, inner)):
         chosen = np.flatnonzero((agreed < MIN_AGREEMENT) & can_agree)
-        agreed[chosen] = masks.agreement(np.stack([p[chosen], q[chosen]], axis=1), windows[chosen])
+        agreed[chosen] = masks.agreement(np.stack([p[chosen], q[chosen]], axis=1), rectangles[chosen])
     strength = agreed * pieces.score[q]
     order = np.lexsort((q, p, -strength))
     order = order[agreed[order] >= MIN_AGREEMENT]
@@ -231,9 +232,9 @@ def _links(pieces: _Pieces, pairs: _Pairs) -> list[tuple[float, int, int]]:
 
 
 def _group(pieces: _Pieces, wide: list[Runs], left: list[int], links: list[tuple[float, int, int]]) -> list[list[int]]:
-    """Unite the pieces that are linked, as far as they may be in one object; `left`: those that are no duplicates."""
+    """Unite linked pieces, the strongest link first, unless rule 3 refuses it. `left`: the pieces that are no duplicates."""
     group_of = {position: [position] for position in left}
-    # Sets of positions are the bits of numbers, so that two groups are compared at once.
+    # A set of positions is a number with a bit for each position, so that one operation compares two groups.
     rivals, overlapping = _rivals(pieces, links)
     members, rivals_of, refused = (
         {p: values.get(p, 0) for p in group_of} for values in ({p: 1 << p for p in group_of}, rivals, overlapping)
@@ -241,7 +242,7 @@ def _group(pieces: _Pieces, wide: list[Runs], left: list[int], links: list[tuple
     cells = cache(lambda position: Cells.of(wide[position], CONNECT_PX))
     for _, p, q in links:
         first, second = group_of[p], group_of[q]
-        one, two = first[0], second[0]  # name the groups: a group only grows at its end
+        one, two = first[0], second[0]  # the first position names a group, because a group only grows at its end
         if first is second or refused[one] & members[two]:
             continue
         if rivals_of[one] & members[two]:
@@ -256,7 +257,10 @@ def _group(pieces: _Pieces, wide: list[Runs], left: list[int], links: list[tuple
 
 
 def _rivals(pieces: _Pieces, links: list[tuple[float, int, int]]) -> tuple[dict[int, int], dict[int, int]]:
-    """Return, as bits, for each piece those of its tile that are not linked to it, and those of them that overlap it."""
+    """Return the rivals of each linked piece, and those rivals that overlap it; both as bits.
+
+    A piece's rivals are the linked pieces of its class and tile that are not linked to the piece itself.
+    """
     linked: dict[int, int] = defaultdict(int)
     for _, p, q in links:
         linked[p] |= 1 << q
@@ -275,7 +279,7 @@ def _rivals(pieces: _Pieces, links: list[tuple[float, int, int]]) -> tuple[dict[
 
 
 def _are_connected(pairs: list[tuple[int, int]], cells: dict[int, Cells]) -> bool:
-    """Return whether the two masks of each pair belong to one connected part of the union of all."""
+    """Return whether the union of all masks connects the two masks of each pair. `cells`: the masks on a grid, by position."""
     corners = hull([grid.corners for grid in cells.values()])
     union = np.zeros((corners[3] - corners[1], corners[2] - corners[0]), np.uint8)
     places = {}
@@ -290,13 +294,13 @@ def _are_connected(pairs: list[tuple[int, int]], cells: dict[int, Cells]) -> boo
 
 
 def _groups_around(groups: list[list[int]], wide: list[Runs], pairs: _Pairs) -> dict[int, set[int]]:
-    """Return for each group the groups that hold most of its area (MOSTLY). `wide`: the widened masks of all pieces."""
+    """Return for each group the groups that cover MOSTLY of its area. `wide`: the widened masks of all pieces."""
     group_of = np.zeros(len(wide), int)
     group_of[np.concatenate(groups)] = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
     shared = np.tile(pairs.shared, 2)
     order = np.argsort(-shared, kind="stable")
     piece, partner = np.concatenate([pairs.positions, pairs.positions[:, ::-1]])[order].T
-    # What a piece shares with a group is at least what it shares with one piece of it: the most counts.
+    # A piece shares with a group at least what it shares with each of its pieces, so the largest of these counts.
     _, most = np.unique(piece * len(groups) + group_of[partner], return_index=True)
     places, place = np.unique((group_of[piece] * len(groups) + group_of[partner])[most], return_inverse=True)
     one, other = np.divmod(places, len(groups))
@@ -311,7 +315,7 @@ def _groups_around(groups: list[list[int]], wide: list[Runs], pairs: _Pairs) -> 
 def _drop_fragments(
     objects: list[JoinedObject], around: dict[int, set[int]], tiles: list[Corners]
 ) -> list[JoinedObject]:
-    """Return the objects without fragments that lie mostly inside a more confident one; best first."""
+    """Drop the fragments that lie mostly inside a more confident object; return the other objects, best first."""
     order = sorted(range(len(objects)), key=lambda number: (-objects[number].score, objects[number].pieces[0].order))
     kept: set[int] = set()
     for number in order:
@@ -321,7 +325,7 @@ def _drop_fragments(
 
 
 def is_cut(thing: JoinedObject, tiles: list[Corners]) -> bool:
-    """Return whether a tile's border cuts the object off: no piece of a tile that looks further continues it there."""
+    """Return whether the object ends at a tile's border, and no piece of a tile that reaches further continues it there."""
     photo = (0, 0, max(tile[2] for tile in tiles), max(tile[3] for tile in tiles))
     masks = np.array([piece.mask.corners for piece in thing.pieces])
     seen = np.array([tiles[piece.tile] for piece in thing.pieces])
@@ -334,11 +338,11 @@ def is_cut(thing: JoinedObject, tiles: list[Corners]) -> bool:
             corners = (band[0], band[1], band[2], band[3])
             if tile[side] == photo[side] or not has_pixels(intersection(corners, piece.mask.corners)):
                 continue
-            at_border = piece.mask.window(corners)
+            at_border = piece.mask.crop(corners)
             continued = np.zeros(at_border.shape, bool)
             looks_further = inwards * seen[:, side] < inwards * tile[side]
             for number in np.flatnonzero(looks_further & _overlap(np.array(corners), masks)):
-                continued |= thing.pieces[number].mask.window(corners)
+                continued |= thing.pieces[number].mask.crop(corners)
             continued = cv2.dilate(continued.view(np.uint8), WIDEN_KERNEL).view(bool)
             if 2 * np.count_nonzero(continued[at_border]) < np.count_nonzero(at_border):
                 return True

@@ -198,5 +198,5 @@ def _shapes(detected: JoinedObject) -> Iterator[tuple[str, Any, float]]:
 
 def outline_of(mask: Runs) -> Any:
     """Return the polygons that contain the centres of exactly a mask's pixels."""
-    rings = mask_rings(mask.window(mask.corners), *mask.corners[:2])
+    rings = mask_rings(mask.crop(mask.corners), *mask.corners[:2])
     return shapely.build_area(shapely.multilinestrings([shapely.linearrings(ring) for ring in rings]))  # even-odd rule

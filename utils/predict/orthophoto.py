@@ -192,7 +192,7 @@ def _near(pieces: Iterable[BlockPiece], corners: Corners) -> np.ndarray:
     rows = []
     for piece in pieces:
         shared = intersection(piece.mask.corners, corners)
-        inside = Runs.of(piece.mask.window(shared), *shared[:2]).corners if has_pixels(shared) else shared
+        inside = Runs.of(piece.mask.crop(shared), *shared[:2]).corners if has_pixels(shared) else shared
         wide = WIDEN_PX if has_pixels(inside) else -ROW
         rows.append((inside[0] - wide, inside[1] - wide, inside[2] + wide, inside[3] + wide, piece.class_id))
     return np.array(rows, np.int64)

@@ -20,8 +20,8 @@ class Region:
     top: int
     mask: np.ndarray
 
-    def window(self, left: int, top: int, right: int, bottom: int) -> np.ndarray:
-        """Return the part of the mask inside a window of the photograph, at most the window's size: bool, a view."""
+    def crop(self, left: int, top: int, right: int, bottom: int) -> np.ndarray:
+        """Return the part of the mask inside a rectangle of the photograph, at most of its size: bool, a view."""
         return self.mask[
             max(top - self.top, 0) : max(bottom - self.top, 0), max(left - self.left, 0) : max(right - self.left, 0)
         ]
@@ -40,7 +40,7 @@ class Region:
     def shared_pixels(self, other: Region) -> int:
         """Count the pixels in both masks."""
         shared = intersection(self.corners, other.corners)
-        return int(np.count_nonzero(self.window(*shared) & other.window(*shared))) if has_pixels(shared) else 0
+        return int(np.count_nonzero(self.crop(*shared) & other.crop(*shared))) if has_pixels(shared) else 0
 
 
 def canvas_of(regions: Iterable[Region], size: tuple[int, int]) -> np.ndarray:
@@ -170,10 +170,10 @@ class Runs:
 
     def region(self) -> Region:
         """Draw the mask in its bounding box."""
-        return Region(*self.corners[:2], self.window(self.corners))
+        return Region(*self.corners[:2], self.crop(self.corners))
 
-    def window(self, corners: Corners) -> np.ndarray:
-        """Draw the mask in a window of the photograph: bool (bottom - top, right - left)."""
+    def crop(self, corners: Corners) -> np.ndarray:
+        """Draw the mask in a rectangle of the photograph: bool (bottom - top, right - left)."""
         width, height = corners[2] - corners[0], corners[3] - corners[1]
         rows, columns = self._inside(corners)
         edges = np.empty(len(rows) + 2, np.int64)
@@ -181,7 +181,7 @@ class Runs:
         return np.repeat(np.arange(len(edges) - 1) % 2 == 1, edges[1:] - edges[:-1]).reshape(height, width)
 
     def _inside(self, corners: Corners) -> tuple[np.ndarray, np.ndarray]:
-        """Return row and column of the edges in a window, counted from its corner; runs outside it are empty."""
+        """Return row and column of the edges in a rectangle, counted from its corner; runs outside it are empty."""
         left, top, right, bottom = corners
         first, last = np.searchsorted(self.edges, (top * ROW, bottom * ROW))
         edges = self.edges[first:last]
@@ -232,7 +232,7 @@ class Cells:
         """The rectangle of cells."""
         return self.left, self.top, self.left + self.counts.shape[1], self.top + self.counts.shape[0]
 
-    def window(self, corners: Corners) -> np.ndarray:
+    def crop(self, corners: Corners) -> np.ndarray:
         """Return the counts in a rectangle of cells: float32 (bottom - top, right - left), 0 outside the mask's."""
         result = np.zeros((corners[3] - corners[1], corners[2] - corners[0]), np.float32)
         x1, y1, x2, y2 = intersection(corners, self.corners)

@@ -15,7 +15,7 @@ from utils.predict.joining import Piece
 from utils.predict.lines.label_facts import LabelFacts
 from utils.predict.lines.replacing import votes_of
 from utils.predict.regions import Region, Runs, fill_outline
-from utils.predict.with_lines import with_lines
+from utils.predict.tiles import with_lines
 
 POLE = np.zeros(SIZE[::-1], bool)
 POLE[:, 400:440] = True

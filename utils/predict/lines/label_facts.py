@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import cv2
 import numpy as np
 
-from utils.data.drawn_wires import MAX_SAG
+from utils.data.label_statistics import class_bends, long_axis
 from utils.predict.lines.confidence import parallel_shares
 from utils.predict.lines.from_mask import find_lines
 from utils.predict.lines.in_photo import profiles
@@ -18,9 +17,6 @@ from utils.predict.lines.line import Line, values_at
 from utils.predict.lines.numbers import NUMBERS
 from utils.predict.lines.routes import find_routes
 from utils.predict.regions import canvas_of, fill_outline
-
-WIRE_FACTS = ("wires_end_at", "wire_width", "wires_parallel", "wires_bent")  # names in a model file
-OUTLINE_POINTS = 256  # that stand for an outline
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,8 @@ class LabelFacts:
     @classmethod
     def of_model(cls, classes: tuple[int, ...], facts: Mapping[str, Any]) -> LabelFacts:
         """Return what a model file says of some classes: `facts` are those of `measure_wire_labels`, or empty."""
-        end_at, width, parallel, curved = (tuple(facts.get(name, ())) for name in WIRE_FACTS)
+        names = ("wires_end_at", "wire_width", "wires_parallel", "wires_bent")
+        end_at, width, parallel, curved = (tuple(facts.get(name, ())) for name in names)
         return cls(classes, end_at, width, dict(zip(parallel[::2], parallel[1::2], strict=True)), curved)
 
 
@@ -63,48 +60,12 @@ def measure_wire_labels(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) 
     """
     bends = class_bends(((photo.class_ids, photo.outlines) for photo in photos), thin)
     straight = tuple(class_id for class_id in thin if bends.get(class_id, 0.0) <= 1)
-    facts: tuple[list[Any], ...] = (
-        [*classes_at_ends(photos, straight)],
-        [*label_width(photos, thin)],
-        [fact for class_id in straight for fact in parallel_labels(photos, class_id)],
-        [class_id for class_id in thin if class_id not in straight],
-    )
-    return dict(zip(WIRE_FACTS, facts, strict=True))
-
-
-def class_bends(photos: Iterable[tuple[np.ndarray, Sequence[np.ndarray]]], thin: tuple[int, ...]) -> dict[int, float]:
-    """Return for each thin class how curved its labels are: `straight` of them are at most that curved, and wires at most 1.
-
-    photos: class ids int (N,) and outlines (V, 2) xy in pixels, of each photograph.
-    """
-    found: dict[int, list[float]] = {}
-    for class_ids, outlines in photos:
-        for class_id, outline in zip(class_ids.tolist(), outlines, strict=True):
-            if class_id in thin:
-                found.setdefault(class_id, []).append(bend_of(outline))
-    return {class_id: float(np.quantile(values, NUMBERS.straight)) for class_id, values in found.items()}
-
-
-def bend_of(outline: np.ndarray) -> float:
-    """Return how curved an outline (V, 2) is, relative to what wires are at most.
-
-    Two values count: the deviation from a parabola (root mean square) and the sag, both as shares of the length. Each is divided
-    by its limit, and the larger quotient is returned.
-    """
-    closed = np.vstack([outline, outline[:1]]).astype(float)
-    along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(closed, axis=0).T))])
-    places = np.linspace(0, along[-1], OUTLINE_POINTS, endpoint=False)
-    points = np.stack([np.interp(places, along, closed[:, axis]) for axis in (0, 1)], axis=1)
-    axis = _axis(outline)
-    length = float(np.hypot(*np.diff(axis.points, axis=0)[0]))
-    if length <= 0:
-        return 0.0
-    direction = np.diff(axis.points, axis=0)[0] / length
-    x, y = ((points - axis.points.mean(axis=0)) @ np.array([direction, [-direction[1], direction[0]]]).T / length).T
-    beside = float(np.mean((y - np.polyval(np.polyfit(x, y, 2), x)) ** 2))
-    half_width = abs(float(cv2.contourArea(outline.astype(np.float32)))) / along[-1] / length
-    sag = axis.width_px / length - 2 * half_width
-    return max(float(np.sqrt(max(beside - half_width**2, 0.0))) / NUMBERS.max_bend, sag / MAX_SAG)
+    return {
+        "wires_end_at": [*classes_at_ends(photos, straight)],
+        "wire_width": [*label_width(photos, thin)],
+        "wires_parallel": [fact for class_id in straight for fact in parallel_labels(photos, class_id)],
+        "wires_bent": [class_id for class_id in thin if class_id not in straight],
+    }
 
 
 def parallel_labels(photos: Sequence[LabelledPhoto], class_id: int) -> tuple[int, float] | tuple[()]:
@@ -145,10 +106,8 @@ def classes_at_ends(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> t
 
 def _axis(outline: np.ndarray) -> Line:
     """Return the line through the middle of the smallest rectangle around an outline (V, 2)."""
-    centre, sides, angle_deg = cv2.minAreaRect(outline.astype(np.float32))
-    angle = np.radians(angle_deg if sides[0] >= sides[1] else angle_deg + 90)
-    half = max(sides) / 2 * np.array([np.cos(angle), np.sin(angle)])
-    return Line(np.stack([centre - half, centre + half]), np.full(2, min(sides)), np.zeros((0, 2, 2)))
+    ends, width = long_axis(outline)
+    return Line(ends, np.full(2, width), np.zeros((0, 2, 2)))
 
 
 def label_width(photos: Sequence[LabelledPhoto], thin: tuple[int, ...]) -> tuple[float, ...]:

@@ -66,10 +66,6 @@ class LineNumbers:
         0.2  # share of length that runs alike; with less, wires run in all directions; not measured alone
     )
     max_parallel: float = 0.5  # more is not asked for, because two lines may cross: "Wires that run alike"
-    # What a label deviates from a parabola, in its length, for `straight` of a class: real wires 0.003, drawn ones 0.005 to
-    # 0.009; roots of plants 0.017, cracks in roads 0.05, vessels of the retina 0.25.
-    max_bend: float = 0.012
-    straight: float = 0.75
 
 
 NUMBERS = LineNumbers()

@@ -100,8 +100,7 @@ def _joined(rows: list[Row], curved: Sequence[int]) -> list[Row]:
 
     The confidence is the mean of the parts' confidences, weighted by length.
     """
-    is_counted = [row.score >= NUMBERS.counted and row.class_id not in curved for row in rows]
-    lines = [row.line if is_one else None for row, is_one in zip(rows, is_counted, strict=True)]
+    lines = [row.line if row.score >= NUMBERS.counted and row.class_id not in curved else None for row in rows]
     joined = []
     for route in find_routes(lines, np.array([row.class_id for row in rows], int)):
         members = [rows[number] for number in route.members]

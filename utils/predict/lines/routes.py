@@ -44,29 +44,22 @@ def find_routes(lines: Sequence[Line | None], class_ids: np.ndarray) -> list[Rou
     """
     numbers = [number for number, line in enumerate(lines) if line is not None]
     partner: dict[End, End] = {}
-    for first, second in continued_ends([line for line in lines if line is not None], class_ids[numbers]):
-        ends = [(numbers[end // 2], end % 2) for end in (first, second)]
-        if not any(end in partner for end in ends) and _last(ends[0], partner) != ends[1]:
-            partner[ends[0]], partner[ends[1]] = ends[1], ends[0]
+    far = {
+        (number, side): (number, 1 - side) for number in numbers for side in (0, 1)
+    }  # the other end of a route's end
+    for ends in continued_ends([line for line in lines if line is not None], class_ids[numbers]):
+        one, two = ((numbers[end // 2], end % 2) for end in ends)
+        if one not in partner and two not in partner and far[one] != two:  # else the route would be a ring
+            partner[one], partner[two] = two, one
+            far[far[one]], far[far[two]] = far[two], far[one]
     routes = []
-    for number in numbers:
-        starts = [(number, side) for side in (0, 1) if (number, side) not in partner]
-        for start in starts[:1]:
-            if start <= _last(start, partner):  # a route has two ends: begin it once, at the lower one
-                chain = [start]
-                while (far := (chain[-1][0], 1 - chain[-1][1])) in partner:
-                    chain.append(partner[far])
-                routes.append(Route.through(chain, lines))
+    for start, end in far.items():
+        if start not in partner and start < end:  # a route has two ends: begin it once, at the lower one
+            chain = [start]
+            while (other := (chain[-1][0], 1 - chain[-1][1])) in partner:
+                chain.append(partner[other])
+            routes.append(Route.through(chain, lines))
     return routes
-
-
-def _last(end: End, partner: dict[End, End]) -> End:
-    """Return the far end of the chain of joined lines that starts at `end`."""
-    far = (end[0], 1 - end[1])
-    while far in partner:
-        number, side = partner[far]
-        far = (number, 1 - side)
-    return far
 
 
 def continued_ends(lines: Sequence[Line], class_ids: np.ndarray, reach_px: float = 0.0) -> list[tuple[int, int]]:
