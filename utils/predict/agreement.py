@@ -49,7 +49,7 @@ def _widened(edges: np.ndarray, corners: np.ndarray) -> np.ndarray:
 
 
 class Masks:
-    """Masks in a photograph, of which pairs are compared. A mask is named by its position, a pair is a row of int64 (n, 2).
+    """Masks in a photograph that are compared in pairs. A position names a mask; pairs are int64 (n, 2).
 
     rectangles int64 (n, 4): left, top, right, bottom in pixels of the photograph, not empty.
     """
@@ -69,9 +69,9 @@ class Masks:
     def agreement(self, pairs: np.ndarray, rectangles: np.ndarray) -> np.ndarray:
         """Return how well the two masks of each pair agree in its rectangle, float64 (n,).
 
-        It is the IoU of the masks, widened, without connected parts that only one of them has: a wire that leaves a tile and
-        returns is two masks there and one in the next tile, and each of the two agrees with that. It is 0 if less than half
-        of the smaller mask is shared.
+        It is the IoU of the widened masks, without connected parts that only one of them has. So a wire that leaves a tile and
+        returns, which is two masks there and one in the next tile, agrees in both. It is 0 if less than half of the smaller
+        mask is shared.
         """
         return _agreements(self._edges, self._starts, pairs, rectangles)
 
@@ -145,7 +145,7 @@ def _count(word: np.uint64) -> int:
 
 @compiled
 def _mark_connected(runs: np.ndarray, parts: np.ndarray, is_kept: np.ndarray) -> None:
-    """Mark the runs that are connected with a marked one, by pixels that touch by a side or corner. parts: room to work."""
+    """Mark the runs that are connected with a marked run; pixels touch by a side or corner. parts: room to work."""
     above = start = 0  # the first run of the row above that may touch, and of this row
     for number in range(len(runs)):
         parts[number] = number

@@ -36,7 +36,7 @@ class Source:
 
 
 class PartWriter:
-    """Writes this rank's parts of some files; an error removes them. Parts are named by their patterns."""
+    """Writes this rank's part of each of some files. `patterns` name the parts, `*` is the rank. An error removes them."""
 
     def __init__(self, folder: Path, patterns: Sequence[str], rank: int) -> None:
         self.folder = folder
@@ -44,7 +44,7 @@ class PartWriter:
         self._parts = {pattern: new_text_file(part_of(folder, pattern, rank)) for pattern in patterns}
 
     def write(self, pattern: str, source: Source, entry: dict[str, Any]) -> None:
-        """Add a photograph's entry. A rank adds its photographs in ascending order of their positions."""
+        """Add a photograph's entry. Each rank must add its photographs in ascending order of their positions."""
         self._parts[pattern].write(f"{source.position}\t{json.dumps(entry)}\n")
 
     def __enter__(self) -> Self:
@@ -72,10 +72,7 @@ class PredictionWriter(PartWriter):
         (folder / "labels").mkdir(exist_ok=True)
 
     def add(self, source: Source, shape: tuple[int, ...], prediction: PhotoPrediction) -> None:
-        """Add a photograph of `shape` (H, W, 3) with its detections.
-
-        With lines, the detections that have one get it, and the photograph's entry lists the wires.
-        """
+        """Add a photograph of `shape` (H, W, 3) with its detections, their lines, and the wires that the lines form."""
         height, width = shape[:2]
         class_ids, scores, lines = prediction.class_ids.tolist(), prediction.found.scores.tolist(), prediction.lines
         outlines = [outline(mask) for mask in prediction.masks]
@@ -119,7 +116,7 @@ class PredictionWriter(PartWriter):
 
 
 def merge_parts(folder: Path, num_ranks: int) -> None:
-    """Write predictions.json of all ranks' parts, in the order of the photographs. Raises UserError if one is missing."""
+    """Join all ranks' parts to predictions.json, in the order of the photographs. Raises UserError if a part is missing."""
     parts = Parts(folder, PARTS, num_ranks)
     with parts.merged_into(folder / "predictions.json") as output:
         write_list(output, "[", parts.lines(), "]\n")
@@ -127,7 +124,7 @@ def merge_parts(folder: Path, num_ranks: int) -> None:
 
 @dataclass(frozen=True)
 class Parts:
-    """All ranks' parts of one file: lines of a photograph's position, a tab and JSON."""
+    """All ranks' parts of one file. Each line is a photograph's position, a tab and JSON."""
 
     folder: Path
     pattern: str
@@ -143,7 +140,7 @@ class Parts:
 
     @contextmanager
     def merged_into(self, target: Path) -> Iterator[TextIO]:
-        """Yield a file that becomes `target` at the end, when the parts are removed. Raises UserError if one is missing."""
+        """Yield a file that becomes `target` at the end, and then remove the parts. Raises UserError if a part is missing."""
         for part in (part_of(self.folder, self.pattern, rank) for rank in range(self.num_ranks)):
             if not part.exists():
                 raise UserError(f"{part} is missing: --output must be a folder that all machines share")
@@ -180,7 +177,7 @@ def _folder_name(class_name: str, class_id: int) -> str:
 
 
 def line_fields(line: Line) -> dict[str, Any]:
-    """Return a line as predictions.json has it, in pixels of the photograph, rounded to hundredths."""
+    """Return a line's fields of predictions.json, in pixels of the photograph, rounded to hundredths."""
     return {
         "centreline": line.points.round(2).tolist(),
         "width_px": round(line.width_px, 2),

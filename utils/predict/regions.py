@@ -21,7 +21,7 @@ class Region:
     mask: np.ndarray
 
     def crop(self, left: int, top: int, right: int, bottom: int) -> np.ndarray:
-        """Return the part of the mask inside a rectangle of the photograph, at most of its size: bool, a view."""
+        """Return the part of the mask inside a rectangle of the photograph: bool, a view, no larger than the rectangle."""
         return self.mask[
             max(top - self.top, 0) : max(bottom - self.top, 0), max(left - self.left, 0) : max(right - self.left, 0)
         ]
@@ -87,20 +87,20 @@ def column_runs(region: Region, photo_size: tuple[int, int]) -> list[int]:
     """Count in turn the pixels outside and inside a mask, column by column of a photograph of (width, height) pixels."""
     width, height = photo_size
     mask = region.mask
-    # Each change along a column lies before a pixel of the mask or, like a run up to the last row, after the column.
+    # A run begins or ends before a pixel of the mask, or at the end of the column.
     inner_row, inner_column = divmod(np.flatnonzero(mask[1:] != mask[:-1]), max(mask.shape[1], 1))
     first, last = (np.flatnonzero(mask[row]) for row in (slice(0, 1), slice(-1, None)))
     row = np.concatenate([inner_row + 1, np.zeros(len(first), int), np.full(len(last), len(mask))])
     column = np.concatenate([inner_column, first, last])
     changes, times = np.unique((region.left + column) * height + region.top + row, return_counts=True)
-    changes = changes[times == 1]  # a run that ends where the next column's begins is one run
+    changes = changes[times == 1]  # a run that goes on in the next column is one run
     ends = changes if len(changes) and changes[-1] == width * height else np.append(changes, width * height)
     counts: list[int] = np.diff(ends, prepend=0).tolist()
     return counts
 
 
 class LazyRegions(Sequence[Region]):
-    """Masks that are drawn when they are asked for: all at once may take gigabytes. `draw` makes one out of a source."""
+    """Masks that `draw` makes of their sources when they are asked for, because all at once may take gigabytes."""
 
     def __init__(self, sources: Sequence[Any], draw: Callable[[Any], Region]) -> None:
         self.sources, self.draw = sources, draw
@@ -127,8 +127,8 @@ Corners = tuple[int, int, int, int]  # left, top, right, bottom in pixels of the
 class Runs:
     """A mask in a photograph, stored as its rows' runs of pixels: a wire takes some kB, its bitmap up to 20 MB.
 
-    corners: the bounding box of the pixels. edges: int64, ascending; of each run the first pixel and the one after its
-    last, as row * ROW + column.
+    corners: the bounding box of the pixels. edges: int64, ascending; the first pixel of each run and the one after its last,
+    as row * ROW + column.
     """
 
     corners: Corners
@@ -145,7 +145,7 @@ class Runs:
 
     @classmethod
     def of_cut(cls, mask: np.ndarray, left: int, top: int) -> Runs:
-        """Return a mask that has pixels in its first and last row and column as runs."""
+        """Return a mask as runs; it must have pixels in its first and last row and column."""
         height, width = mask.shape
         padded = np.zeros((height, width + 2), bool)
         padded[:, 1:-1] = mask
@@ -189,18 +189,18 @@ class Runs:
 
 
 def intersection(first: Corners, second: Corners) -> Corners:
-    """Return the corners of what two rectangles share; if that is nothing, left >= right or top >= bottom."""
+    """Return the corners of what two rectangles share; if they share nothing, left >= right or top >= bottom."""
     return (max(first[0], second[0]), max(first[1], second[1]), min(first[2], second[2]), min(first[3], second[3]))
 
 
 def intersections(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the corners of what the rectangles (n, 4) of two lists share, as `intersection` does."""
+    """Return the `intersection` of each pair of rectangles (n, 4) of two lists."""
     low, high = np.maximum(first[:, :2], second[:, :2]), np.minimum(first[:, 2:], second[:, 2:])
     return np.hstack([low, high])
 
 
 def hull(rectangles: list[Corners]) -> Corners:
-    """Return the smallest rectangle around some."""
+    """Return the smallest rectangle around all rectangles."""
     left, top, right, bottom = zip(*rectangles, strict=True)
     return min(left), min(top), max(right), max(bottom)
 
@@ -254,7 +254,7 @@ def _count_in_cells(edges: np.ndarray, cell_px: int, left: int, top: int, counts
 
 
 def shrunk(region: Region, photo_size: tuple[int, int], shown_size: tuple[int, int]) -> Region:
-    """Return a mask in a smaller picture; a pixel of it belongs to the mask if any pixel that it stands for does."""
+    """Return a mask in a smaller picture: a pixel belongs to it if any of the pixels that it stands for does."""
     rows, columns = np.nonzero(region.mask)
     if not len(rows):
         return Region(0, 0, np.zeros((1, 1), bool))

@@ -18,7 +18,6 @@ from utils.predict.lines.thinning import centreline
 from utils.predict.regions import Region
 
 STEP_PX = NUMBERS.step_px
-# Of the computation, not of lines:
 NUM_GUESSES = 256  # points that stand for a mask, and parabolas that are tried through three of them
 FIT_ROUNDS, GROWTH_ROUNDS = 5, 32  # of a robust fit; in which a line grows along its mask
 TUKEY = 4.685  # of Tukey's biweight, in standard deviations: 95 % efficient for normal errors

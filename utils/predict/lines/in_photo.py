@@ -8,8 +8,7 @@ import numpy as np
 from utils.predict.lines.line import Line
 from utils.predict.lines.numbers import NUMBERS
 
-# How finely the photograph is sampled:
-ALONG_PX, ACROSS_PX = 2.0, 0.5  # between samples
+ALONG_PX, ACROSS_PX = 2.0, 0.5  # between samples of the photograph
 NUM_ACROSS = 17  # samples across a line, of `likeness`
 SAMPLES_AT_ONCE = 4096  # OpenCV takes pictures of at most 32767 pixels a side
 
@@ -19,8 +18,7 @@ def profiles(line: Line, photo: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
 
     Return for each block that shows the wire, in pixels, float64 (B,): its place along the line, how far beside the line the
     wire's middle lies, to the side of `Line.samples`, and the wire's full width at half of its contrast to the ground.
-    The colour with the highest contrast counts, and the ground changes evenly from one side to the other. Return no block if
-    few show the wire.
+    The colour with the highest contrast counts, and the ground changes evenly from one side to the other.
     """
     points, across, _ = line.samples(ALONG_PX)
     reach = max(NUMBERS.reach_widths * line.width_px, NUMBERS.min_reach_px)
@@ -43,7 +41,6 @@ def profiles(line: Line, photo: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
     last = np.where(is_low & (number > peak[:, None]), number, len(offsets) - 1).min(axis=1)
     uneven = np.concatenate([contrast[:, :outer], contrast[:, -outer:]], axis=1).mean(axis=1)
     is_wire = (highest >= NUMBERS.min_contrast) & (highest >= NUMBERS.min_contrast_ratio * uneven)
-    is_wire &= is_wire.sum() >= max(NUMBERS.min_seen_share * len(starts), 1)
     places = (starts + lengths / 2) * (line.length_px / max(len(points) - 1, 1))
     widths, beside = (last - first - 1) * ACROSS_PX, (offsets[first] + offsets[last]) / 2
     return places[is_wire], beside[is_wire], widths[is_wire]
