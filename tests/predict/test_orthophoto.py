@@ -74,7 +74,7 @@ def eight_blocks() -> Iterator[None]:
     """Let orthophotos be predicted by the network that sees colours, in eight blocks."""
     with pytest.MonkeyPatch.context() as patch:
         install(patch)
-        patch.setattr(orthophoto, "BLOCK_PX", SMALL_BLOCK_PX)
+        patch.setattr(orthophoto, "LONGEST_BLOCK_PX", SMALL_BLOCK_PX)
         yield
 
 
@@ -105,7 +105,7 @@ def test_blocks_cover_the_raster_and_share_tiles(size: tuple[int, int]) -> None:
             for block in (one, other)
         ]
         assert one[2] - 320 in tiles[0] & tiles[1]
-    assert max(block[2] - block[0] for block in rows[0]) <= orthophoto.BLOCK_PX
+    assert max(block[2] - block[0] for block in rows[0]) <= orthophoto.LONGEST_BLOCK_PX
 
 
 def test_a_raster_of_one_block_has_the_photographs_detections_to_the_pixel(

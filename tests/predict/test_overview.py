@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.predict.tile_scenes import iou_of, made_up_piece, seen_in_tiles, stroke
-from utils.predict.joining import JoinedObject, Piece, join_tiles
+from utils.predict.joining import JoinedObject, TilePiece, join_tiles
 from utils.predict.overview import add_overview
 from utils.predict.tiles import cut_tiles
 
@@ -18,7 +18,7 @@ TILES = cut_tiles(*SIZE, 320)
 MASK_PX = 16.0  # 4 pixels of an input at a quarter of the photograph's size
 
 
-def coarse(mask: np.ndarray, score: float = 0.6, class_id: int = 0) -> Piece:
+def coarse(mask: np.ndarray, score: float = 0.6, class_id: int = 0) -> TilePiece:
     """Return what the pass over the whole photograph finds of a true mask: one decision for each 16 x 16 pixels."""
     small = cv2.resize(mask.astype(np.float32), (SIZE[0] // 16, SIZE[1] // 16), interpolation=cv2.INTER_AREA)
     seen = cv2.resize((small > 0.2).astype(np.uint8), SIZE, interpolation=cv2.INTER_NEAREST).view(bool)
@@ -26,7 +26,7 @@ def coarse(mask: np.ndarray, score: float = 0.6, class_id: int = 0) -> Piece:
     return piece
 
 
-def joined(pieces: list[Piece], *whole: Piece) -> list[JoinedObject]:
+def joined(pieces: list[TilePiece], *whole: TilePiece) -> list[JoinedObject]:
     return add_overview(
         join_tiles(pieces, TILES, 0.7), [JoinedObject((piece,)) for piece in whole], TILES, 320, 1280, MASK_PX
     )

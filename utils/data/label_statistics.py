@@ -19,7 +19,7 @@ LEAST_SPREAD, MOST_SPREAD = (
 # roots of plants 0.017, cracks in roads 0.05, vessels of the retina 0.25. How far they sag is limited to what drawn wires sag
 # (MAX_SAG): real wires 0.004, drawn ones 0.03 to 0.08; roots 0.13, cracks 0.23, vessels 0.9.
 MAX_BEND, STRAIGHT_SHARE = 0.012, 0.75
-OUTLINE_POINTS = 256  # that stand for an outline
+BEND_POINTS = 256  # that stand for an outline in `bend_of`
 LONG = 3.0  # an object has a direction if its smallest rectangle is this many times as long as wide
 MIN_LONG_OBJECTS = 20  # of a class, for their directions to say anything
 DIRECTION_PHOTOS = 64  # whose objects' directions are measured, spread over the split
@@ -61,7 +61,7 @@ def bend_of(outline: np.ndarray) -> float:
     """
     closed = np.vstack([outline, outline[:1]]).astype(float)
     along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(closed, axis=0).T))])
-    places = np.linspace(0, along[-1], OUTLINE_POINTS, endpoint=False)
+    places = np.linspace(0, along[-1], BEND_POINTS, endpoint=False)
     points = np.stack([np.interp(places, along, closed[:, axis]) for axis in (0, 1)], axis=1)
     ends, width = long_axis(outline)
     length = float(np.hypot(*(ends[1] - ends[0])))

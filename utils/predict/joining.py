@@ -25,16 +25,16 @@ from utils.predict.regions import Cells, Corners, Region, Runs, has_pixels, hull
 MIN_AGREEMENT = 0.5  # rule 2: IoU of two masks where both tiles look
 MIN_SHARED = 0.25  # of the smaller of two masks, where both tiles look: masks that share less are not compared
 MIN_SHARED_PX = 16  # rule 2: length of the part that two incomplete detections of a wire must both show
-THIN = 8  # rule 2: a mask is thin if it is this many times as long as wide
+THIN_RATIO = 8  # rule 2: a mask is thin if it is this many times as long as wide
 SCORE_RATIO = 0.3  # rule 2: a detection with less than this share of another's confidence is never joined to it
 MOSTLY = 0.7  # rule 4: the share of a fragment that has to lie inside another object
 WIDEN_KERNEL = np.ones((2 * WIDEN_PX + 1,) * 2, np.uint8)
-EDGE_PX = 6  # rule 4: a mask that comes this close to its tile's border is cut off by it
+TILE_EDGE_PX = 6  # rule 4: a mask that comes this close to its tile's border is cut off by it
 CONNECT_PX = 4  # rule 3: side of the cells of the grid that tells whether parts of an object are connected
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class TilePiece:
     """A detection in one tile, in pixels of the photograph: its box float32 (4,) xyxy and its mask."""
 
     tile: int  # position in the list of tiles; -1 in the pass over the whole photograph
@@ -53,7 +53,7 @@ class Piece:
 class JoinedObject:
     """An object: the pieces it is joined from, and how confident coarser passes are that it is there."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TilePiece, ...]
     support: float = 0.0  # the highest confidence of the passes that hardly show it
     others: tuple[float, ...] = ()  # the confidences of the passes that show it well; 0 where nothing was found
     factor: float = 1.0  # lower for an object that is short for its class
@@ -101,7 +101,7 @@ class JoinedObject:
         return Region(left, top, mask)
 
 
-def join_tiles(pieces: list[Piece], tiles: list[Corners], iou: float) -> list[JoinedObject]:
+def join_tiles(pieces: list[TilePiece], tiles: list[Corners], iou: float) -> list[JoinedObject]:
     """Join the pieces of all tiles by rules 1 to 4, with duplicates in a tile above `iou`; return the objects, best first."""
     pieces = sorted((piece for piece in pieces if not piece.mask.is_empty), key=lambda piece: piece.order)
     if not pieces:
@@ -125,7 +125,7 @@ def join_tiles(pieces: list[Piece], tiles: list[Corners], iou: float) -> list[Jo
 class _Pieces:
     """The properties of pieces as arrays (n,), corners as (n, 4). A piece is named by its position, the best first."""
 
-    def __init__(self, pieces: list[Piece], tiles: list[Corners]) -> None:
+    def __init__(self, pieces: list[TilePiece], tiles: list[Corners]) -> None:
         self.masks = [piece.mask for piece in pieces]
         self.score = np.array([piece.score for piece in pieces])
         self.class_id = np.array([piece.class_id for piece in pieces])
@@ -133,7 +133,7 @@ class _Pieces:
         self.seen = np.array(tiles)[self.tile]  # corners of the tile
         self.corners = np.array([mask.corners for mask in self.masks])
         longest = (self.corners[:, 2:] - self.corners[:, :2]).max(axis=1)
-        self.is_thin = THIN * np.array([mask.area for mask in self.masks]) <= longest**2
+        self.is_thin = THIN_RATIO * np.array([mask.area for mask in self.masks]) <= longest**2
 
     def near(self, positions: np.ndarray, corners: np.ndarray, in_tiles: bool) -> np.ndarray:
         """Return the pairs p < q of pieces of a class whose corners overlap: int64 (k, 2), sorted.
@@ -332,7 +332,7 @@ def is_cut(thing: JoinedObject, tiles: list[Corners]) -> bool:
         for side in range(4):
             inwards = 1 if side < 2 else -1
             band = list(tile)
-            band[(side + 2) % 4] = tile[side] + inwards * EDGE_PX
+            band[(side + 2) % 4] = tile[side] + inwards * TILE_EDGE_PX
             corners = (band[0], band[1], band[2], band[3])
             if tile[side] == photo[side] or not has_pixels(intersection(corners, piece.mask.corners)):
                 continue

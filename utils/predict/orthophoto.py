@@ -25,19 +25,19 @@ import shapely
 from utils.common.files import write_bytes_atomic, write_text_atomic
 from utils.data.images import FILL
 from utils.predict.agreement import WIDEN_PX
-from utils.predict.joining import JoinedObject, Piece, join_tiles
+from utils.predict.joining import JoinedObject, TilePiece, join_tiles
 from utils.predict.lines.line import Line
 from utils.predict.regions import ROW, Corners, Runs, has_pixels, hull, intersection
 from utils.predict.tiles import Predictor, Tiling, overlap_px
 
-BLOCK_PX = 6000  # longest side of a block, unless two tiles are longer
+LONGEST_BLOCK_PX = 6000  # longest side of a block, unless two tiles are longer
 NEVER = 2.0  # an IoU that no two masks have, because each block has dropped its duplicates already
 NO_GAPS = np.zeros((0, 2, 2))
 MIN_TOLERANCE_PX = 4.0  # two blocks' lines of one wire may lie this far apart, or the wire's width
 
 
 @dataclass(frozen=True, eq=False)
-class BlockPiece(Piece):
+class BlockPiece(TilePiece):
     """A detection in a block, in pixels of the raster. `tile` is the block's number; a wire has a line."""
 
     line: Line | None = None
@@ -52,7 +52,7 @@ def cut_blocks(width: int, height: int, tiling: Tiling) -> list[list[Corners]]:
     """Return rows of blocks that cover a raster; neighbours share a tile's side, and their grids of tiles coincide."""
     size = tiling.size_px
     step = size - overlap_px(size, tiling.overlap)
-    step *= max(1, (BLOCK_PX - size) // step)
+    step *= max(1, (LONGEST_BLOCK_PX - size) // step)
     columns, rows = (
         [(start, min(start + step + size, length)) for start in range(0, max(length - size, 1), step)]
         for length in (width, height)

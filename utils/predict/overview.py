@@ -15,7 +15,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from utils.predict.joining import EDGE_PX, MIN_AGREEMENT, MOSTLY, SCORE_RATIO, JoinedObject, Piece, is_cut
+from utils.predict.joining import MIN_AGREEMENT, MOSTLY, SCORE_RATIO, TILE_EDGE_PX, JoinedObject, TilePiece, is_cut
 from utils.predict.regions import Cells, Corners, Runs, hull, intersections
 
 MIN_COVERED = 0.5  # share of a coarse mask that objects cover, so that they stand for it
@@ -252,7 +252,7 @@ def _thickness(cells: np.ndarray) -> float:
     return 2 * float(cv2.distanceTransform(padded, cv2.DIST_L2, 5).max())
 
 
-def _inside_cells(piece: Piece, is_kept: np.ndarray, around: Corners, cell_px: int) -> Piece:
+def _inside_cells(piece: TilePiece, is_kept: np.ndarray, around: Corners, cell_px: int) -> TilePiece:
     """Return a piece with the part of its mask that lies in the kept cells of the rectangle `around`."""
     left, top, right, bottom = piece.mask.corners
     rows = np.arange(top, bottom) // cell_px - around[1]
@@ -262,7 +262,7 @@ def _inside_cells(piece: Piece, is_kept: np.ndarray, around: Corners, cell_px: i
 
 
 def without_mask(
-    pieces: list[Piece], objects: list[JoinedObject], tiles: list[Corners], iou: float
+    pieces: list[TilePiece], objects: list[JoinedObject], tiles: list[Corners], iou: float
 ) -> list[JoinedObject]:
     """Return the detections with an empty mask, best first. Their boxes decide which ones are left out.
 
@@ -287,9 +287,9 @@ def without_mask(
     return sorted(found, key=lambda thing: thing.pieces[0].order)
 
 
-def _is_cut_off(piece: Piece, tiles: list[Corners], photo: Corners) -> bool:
-    """Return whether a piece's box comes within EDGE_PX of a border of its tile that is not the photograph's."""
+def _is_cut_off(piece: TilePiece, tiles: list[Corners], photo: Corners) -> bool:
+    """Return whether a piece's box comes within TILE_EDGE_PX of a border of its tile that is not the photograph's."""
     if piece.tile < 0:
         return False
     distances = np.abs(piece.box - np.array(tiles[piece.tile]))
-    return bool(((distances < EDGE_PX) & (np.array(tiles[piece.tile]) != np.array(photo))).any())
+    return bool(((distances < TILE_EDGE_PX) & (np.array(tiles[piece.tile]) != np.array(photo))).any())

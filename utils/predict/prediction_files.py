@@ -23,7 +23,7 @@ from utils.predict.lines.line import Line
 from utils.predict.lines.routes import find_routes
 from utils.predict.regions import Region
 
-PARTS = ".predictions.part-*"
+PREDICTION_PARTS = ".predictions.part-*"
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class PredictionWriter(PartWriter):
     """
 
     def __init__(self, folder: Path, names: tuple[str, ...], rank: int = 0) -> None:
-        super().__init__(folder, [PARTS], rank)
+        super().__init__(folder, [PREDICTION_PARTS], rank)
         self.names = names
         (folder / "labels").mkdir(exist_ok=True)
 
@@ -95,7 +95,7 @@ class PredictionWriter(PartWriter):
                 | line_fields(route.line)
                 for route in find_routes(lines, prediction.class_ids)
             ]
-        self.write(PARTS, source, entry)
+        self.write(PREDICTION_PARTS, source, entry)
         rows = [
             f"{class_id} " + " ".join(f"{value:.6f}" for value in (parts[0] / (width, height)).clip(0, 1).reshape(-1))
             for class_id, parts in zip(class_ids, outlines, strict=True)
@@ -117,7 +117,7 @@ class PredictionWriter(PartWriter):
 
 def merge_parts(folder: Path, num_ranks: int) -> None:
     """Join all ranks' parts to predictions.json, in the order of the photographs. Raises UserError if a part is missing."""
-    parts = Parts(folder, PARTS, num_ranks)
+    parts = Parts(folder, PREDICTION_PARTS, num_ranks)
     with parts.merged_into(folder / "predictions.json") as output:
         write_list(output, "[", parts.lines(), "]\n")
 

@@ -24,7 +24,7 @@ from utils.predict.detections import (
     photo_runs,
     raw_outputs,
 )
-from utils.predict.joining import JoinedObject, Piece, join_tiles
+from utils.predict.joining import JoinedObject, TilePiece, join_tiles
 from utils.predict.lines.confidence import Row
 from utils.predict.lines.label_facts import LabelFacts
 from utils.predict.lines.replacing import replace_masks, votes_of
@@ -41,7 +41,7 @@ PIECES_PER_DETECTION = 16  # how many of a photograph's most confident pieces ar
 LEAST_RELATIVE_SCORE = 0.01
 LONGEST_WAIT_S = str(24 * 3600)  # how long ranks wait for the last one, whose photographs can take hours
 COARSER = 4  # a tile's side relative to that of the next smaller ones
-WHOLE = -1  # in place of a tile's number: the whole photograph
+WHOLE_PHOTO = -1  # in place of a tile's number: the whole photograph
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Predictor:
             mask_px = MASK_STRIDE * side_px / self.size_px
             objects = add_overview(objects, joined, state.tiles, finer_px, side_px, mask_px) if first else joined
             first, finer_px = numbers.stop, side_px
-        whole = [JoinedObject((piece,)) for piece in pieces if piece.tile == WHOLE and not piece.mask.is_empty]
+        whole = [JoinedObject((piece,)) for piece in pieces if piece.tile == WHOLE_PHOTO and not piece.mask.is_empty]
         side_px = max(state.photo.shape[:2])
         mask_px = MASK_STRIDE * side_px / self.size_px
         objects = add_overview(objects, whole, state.tiles, finer_px, side_px, mask_px)
@@ -279,7 +279,7 @@ class _Open:
     levels: list[list[Corners]]  # tiles, the smallest first
     best_scores: list[float]  # as many of the highest as pieces are joined, ascending; 0 while there are fewer
     best_of_class: dict[int, float] = field(default_factory=dict)
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[TilePiece] = field(default_factory=list)
     whole: Placement | None = None  # where the whole photograph lies in the input
 
     @cached_property
@@ -291,7 +291,7 @@ class _Open:
     def views(self) -> list[int]:
         """The numbers of what the network sees: the whole photograph, and the tiles that are not all padding."""
         parts = (self.photo[top:bottom, left:right] for left, top, right, bottom in self.tiles)
-        return [WHOLE, *(number for number, part in enumerate(parts) if (part != FILL).any())]
+        return [WHOLE_PHOTO, *(number for number, part in enumerate(parts) if (part != FILL).any())]
 
     def is_joined(self, class_id: int, score: float) -> bool:
         """Return whether a piece is confident enough to be joined, as far as is known so far."""
@@ -308,13 +308,13 @@ class _Open:
             self.best_of_class[class_id] = max(self.best_of_class.get(class_id, 0.0), score)
         kept = [number for number, one in enumerate(scored) if self.is_joined(*one)]
         found = found[kept]
-        if view.number == WHOLE:
+        if view.number == WHOLE_PHOTO:
             self.whole = view.placement
         left, top = view.corner
         boxes = view.placement.boxes_to_photo(found.boxes).numpy() + np.array([left, top, left, top], np.float32)
         masks = photo_runs(prototypes, found, view.placement)
         for number, box, mask in zip(kept, boxes, masks, strict=True):
-            self.pieces.append(Piece(view.number, *scored[number], box, mask.moved(left, top)))
+            self.pieces.append(TilePiece(view.number, *scored[number], box, mask.moved(left, top)))
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ class _View:
     """One input of the network: a tile, or the whole photograph, letterboxed."""
 
     state: _Open
-    number: int  # of the tile, or WHOLE
+    number: int  # of the tile, or WHOLE_PHOTO
     corner: tuple[int, int]  # left, top in the photograph
     placement: Placement
     canvas: np.ndarray
@@ -331,7 +331,7 @@ class _View:
     def of(cls, state: _Open, number: int) -> _View:
         """Cut a view out of a photograph."""
         height, width = state.photo.shape[:2]
-        left, top, right, bottom = (0, 0, width, height) if number == WHOLE else state.tiles[number]
+        left, top, right, bottom = (0, 0, width, height) if number == WHOLE_PHOTO else state.tiles[number]
         canvas, inner_size, pad = letterbox(state.photo[top:bottom, left:right], state.size_px)
         placement = Placement(state.size_px, inner_size, pad, (right - left, bottom - top))
         return cls(state, number, (left, top), placement, canvas)

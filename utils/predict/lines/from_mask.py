@@ -17,7 +17,7 @@ from utils.predict.lines.numbers import NUMBERS
 from utils.predict.lines.thinning import centreline
 from utils.predict.regions import Region
 
-STEP_PX = NUMBERS.step_px
+SLICE_PX = NUMBERS.step_px
 NUM_GUESSES = 256  # points that stand for a mask, and parabolas that are tried through three of them
 FIT_ROUNDS, GROWTH_ROUNDS = 5, 32  # of a robust fit; in which a line grows along its mask
 TUKEY = 4.685  # of Tukey's biweight, in standard deviations: 95 % efficient for normal errors
@@ -129,7 +129,7 @@ def _trust(errors: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class SlicedMask:
-    """The pixels of a mask that lie near a curve, cut across the curve into slices STEP_PX thick."""
+    """The pixels of a mask that lie near a curve, cut across the curve into slices SLICE_PX thick."""
 
     curve: Curve
     along: np.ndarray  # float64 (K,), ascending: where the slices are along the curve's axis
@@ -148,18 +148,18 @@ class SlicedMask:
             part = cls._near(curve, points, max(reach * width, 2.0))
             if part is None:
                 return None
-            is_short = len(part.along) * STEP_PX < 2 * NUMBERS.min_length_widths * width
+            is_short = len(part.along) * SLICE_PX < 2 * NUMBERS.min_length_widths * width
             curve = curve.refit(part.middles, part.widths, is_short)
         length = 0.0
         # Over several spans a wire is no parabola: each round follows it to the next knots.
         for _ in range(GROWTH_ROUNDS):
             part = cls._near(curve, points, max(width, 2.0))
-            if part is None or np.ptp(part.ends) < length + STEP_PX:
+            if part is None or np.ptp(part.ends) < length + SLICE_PX:
                 break
             length = float(np.ptp(part.ends))
             curve = curve.bent(part.middles, part.widths, width)
         part = cls._near(curve, points, max(0.75 * width, 2.0))
-        if part is None or len(part.along) * STEP_PX < NUMBERS.min_length_widths * float(np.median(part.widths)):
+        if part is None or len(part.along) * SLICE_PX < NUMBERS.min_length_widths * float(np.median(part.widths)):
             return None
         return part
 
@@ -168,37 +168,37 @@ class SlicedMask:
         """Slice the pixels within `reach` of a curve; None if they are few."""
         along, beside = curve.local(points)
         near = np.abs(beside) <= reach * curve.stretch(along)
-        if np.count_nonzero(near) < 2 * STEP_PX:
+        if np.count_nonzero(near) < 2 * SLICE_PX:
             return None
         start = float(along[near].min())
-        number = ((along[near] - start) / STEP_PX).astype(np.int64)
+        number = ((along[near] - start) / SLICE_PX).astype(np.int64)
         counts = np.bincount(number)
         kept = _without_islands(np.flatnonzero(counts))
         middles = np.stack([np.bincount(number, axis)[kept] / counts[kept] for axis in points[near].T], axis=1)
-        places = start + (kept + 0.5) * STEP_PX
-        widths = counts[kept] / STEP_PX / curve.stretch(places)
+        places = start + (kept + 0.5) * SLICE_PX
+        widths = counts[kept] / SLICE_PX / curve.stretch(places)
         return cls(curve, places, middles, widths, float(counts[kept].sum()) / len(points))
 
     @cached_property
     def ends(self) -> np.ndarray:
         """Where the slices begin and end along the axis: float64 (2,)."""
-        return self.along[[0, -1]] + (-STEP_PX / 2, STEP_PX / 2)
+        return self.along[[0, -1]] + (-SLICE_PX / 2, SLICE_PX / 2)
 
     def line(self) -> Line:
         """Return the line. Its width follows that of the slices and changes evenly along it: far away a wire is thinner."""
         curve, (first, last) = self.curve, self.ends
         sagitta = abs(curve.polynomial[0]) * (last - first) ** 2 / 4
         along = np.linspace(first, last, 2 + int(np.ceil((sagitta / CHORD_PX) ** 0.5)))
-        is_inner = (curve.knots > first + STEP_PX) & (curve.knots < last - STEP_PX) & curve.offsets.any()
+        is_inner = (curve.knots > first + SLICE_PX) & (curve.knots < last - SLICE_PX) & curve.offsets.any()
         along = np.unique(np.concatenate([along, curve.knots[is_inner]]))
-        wide = np.flatnonzero(np.diff(self.along) > NUMBERS.min_gap_px + STEP_PX)
-        gaps = [curve.at(self.along[[number, number + 1]] + (STEP_PX / 2, -STEP_PX / 2)) for number in wide]
+        wide = np.flatnonzero(np.diff(self.along) > NUMBERS.min_gap_px + SLICE_PX)
+        gaps = [curve.at(self.along[[number, number + 1]] + (SLICE_PX / 2, -SLICE_PX / 2)) for number in wide]
         return Line(curve.at(along), _trend(self.along, self.widths, along), np.array(gaps).reshape(-1, 2, 2))
 
 
 def _without_islands(numbers: np.ndarray) -> np.ndarray:
     """Leave out slices at an end that are shorter than the gap before them; numbers: of the slices, ascending."""
-    cuts = np.flatnonzero(np.diff(numbers) > NUMBERS.min_gap_px / STEP_PX)
+    cuts = np.flatnonzero(np.diff(numbers) > NUMBERS.min_gap_px / SLICE_PX)
     parts = np.split(numbers, cuts + 1)
     longest = int(np.argmax([len(part) for part in parts]))
     first = last = longest

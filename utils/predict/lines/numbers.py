@@ -16,9 +16,7 @@ class LineNumbers:
     step_px: float = 4.0  # of the slices of a mask, and of the samples of a line; not measured alone
     min_gap_px: float = 16.0  # of a gap along a line: a shorter one is the mask's ragged edge; not measured alone
     further_share: float = 0.15  # of a mask's pixels, so that they are a further line; not measured alone
-    explained_share: float = (
-        0.95  # of a mask's pixels near its line: with less, a curved band is tried; not measured alone
-    )
+    explained_share: float = 0.95  # of a mask's pixels near its line; with less, it may be a band; not measured alone
     max_guess_sag: float = 0.1  # of a parabola through three points, in its length; not measured alone
     reach_widths: float = 1.5  # how far beside a line its pixels and the wire are looked for; not measured alone
     knot_widths: float = 16.0  # between places where a parabola is bent; not measured alone
