@@ -23,7 +23,7 @@ from tests.support.ranks import RankFailed, run_ranks
 from utils.common import environment
 from utils.common.config import to_dict
 from utils.data.images import read_image
-from utils.predict.label_facts import label_lengths
+from utils.data.label_statistics import label_lengths
 from utils.run.checkpoint import load_latest
 from utils.yolo.model import load_weights, save_deployable, trained_size_px
 
@@ -55,8 +55,6 @@ def call_main(num_gpus: int, script: str, arguments: list[str], log: Path, kill_
     if not draws:
         pictures: Any = importlib.import_module("utils.training.pictures")
         pictures.plot_label_statistics = pictures.plot_training_curves = lambda *_: None
-    lines: Any = importlib.import_module("utils.predict.lines")
-    lines.MIN_SCORE = 0.0  # the network has hardly learnt
     command = importlib.import_module(module)
     with dying(importlib.import_module("utils.engine").TrainingEngine, "update", kill_at):
         seen["code"] = int(command.main() or 0)

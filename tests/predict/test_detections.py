@@ -163,7 +163,7 @@ def test_detections_of_a_batch_are_those_of_a_plain_search(
 ) -> None:
     """With one round chains of overlaps are too long, which must be noticed."""
     monkeypatch.setattr(predict, "MAX_CANDIDATES", most_candidates)
-    monkeypatch.setattr(predict, "ROUNDS", rounds)
+    monkeypatch.setattr(predict, "MOST_CHAINED", rounds)
     if at_once:
         monkeypatch.setattr(predict, "_suppress", predict._suppress_at_once)
     outputs = noisy_outputs()

@@ -11,7 +11,7 @@ import pytest
 
 from tests.predict.tile_scenes import Truth, blur_edges, iou_of, made_up_piece, seen_in_tiles, stroke, wires_and_pole
 from utils.predict.agreement import WIDEN_PX, Masks, widen
-from utils.predict.joining import JoinedObject, Piece, is_cut, join_tiles
+from utils.predict.joining import JoinedObject, TilePiece, is_cut, join_tiles
 from utils.predict.overview import without_mask
 from utils.predict.regions import Runs
 from utils.predict.tiles import cut_tiles
@@ -58,7 +58,7 @@ def test_neither_order_nor_duplicates_nor_masks_of_hardly_any_confidence_change_
         rng = np.random.default_rng(seed)
         for piece in pieces:
             left, top, *_ = piece.mask.corners
-            mask = blur_edges(piece.mask.window(piece.mask.corners), rng, 0.2)
+            mask = blur_edges(piece.mask.crop(piece.mask.corners), rng, 0.2)
             more += made_up_piece(piece.tile, piece.class_id, piece.score * share, mask, left, top)
     again = join_tiles(more, TILES, 0.7)
     assert [thing.pieces for thing in again] == [thing.pieces for thing in objects]
@@ -75,9 +75,9 @@ def test_neither_order_nor_duplicates_nor_masks_of_hardly_any_confidence_change_
 
 def test_a_mask_three_pixels_beside_the_other_still_agrees() -> None:
     masks = Masks([Runs.of(stroke((300, 100), [(10, y), (280, y)], 7)) for y in (40, 43, 60)])
-    pairs, window = np.array([[0, 1], [0, 2]]), np.array([[0, 0, 300, 100]] * 2)
-    assert (masks.shared(pairs) < masks.areas(pairs[:, 0], window) * 2 / 3).all()  # an IoU below 0.5
-    beside, far = masks.agreement(pairs, window)
+    pairs, rectangles = np.array([[0, 1], [0, 2]]), np.array([[0, 0, 300, 100]] * 2)
+    assert (masks.shared(pairs) < masks.areas(pairs[:, 0], rectangles) * 2 / 3).all()  # an IoU below 0.5
+    beside, far = masks.agreement(pairs, rectangles)
     assert beside >= 0.5
     assert far == 0
 
@@ -86,7 +86,7 @@ def test_a_mask_is_widened_to_all_sides() -> None:
     canvas = np.zeros((40, 60), bool)
     canvas[1:33, 4:58] = np.random.default_rng(0).random((32, 54)) < 0.04
     wide = cv2.dilate(canvas.view(np.uint8), np.ones((2 * WIDEN_PX + 1,) * 2)).view(bool)
-    np.testing.assert_array_equal(widen(Runs.of(canvas), (3, 0, 60, 40)).window((3, 0, 60, 40)), wide[:, 3:])
+    np.testing.assert_array_equal(widen(Runs.of(canvas), (3, 0, 60, 40)).crop((3, 0, 60, 40)), wide[:, 3:])
 
 
 def test_random_wires_come_out_whole() -> None:
@@ -125,7 +125,7 @@ def test_wires_whose_detections_end_before_their_tile_does_come_out_whole() -> N
         left, top, right, bottom = piece.mask.corners
         for start, stop in ((left, left + 200), (left + 70, left + 270)):
             corners = (start, top, min(stop, right), bottom)
-            pieces += made_up_piece(piece.tile, WIRE, piece.score, piece.mask.window(corners), start, top)
+            pieces += made_up_piece(piece.tile, WIRE, piece.score, piece.mask.crop(corners), start, top)
     objects = join_tiles(pieces, TILES, 0.7)
     assert_found(objects, truth, min_iou=0.9)
 
@@ -215,7 +215,7 @@ def test_a_sliver_at_a_border_goes_and_a_true_neighbour_stays() -> None:
 
 def test_without_detections_there_is_nothing_to_join() -> None:
     assert join_tiles([], TILES, 0.7) == []
-    nothing = Piece(0, 0, 0.5, np.zeros(4, np.float32), Runs.of(np.zeros((4, 4), bool)))
+    nothing = TilePiece(0, 0, 0.5, np.zeros(4, np.float32), Runs.of(np.zeros((4, 4), bool)))
     assert join_tiles([nothing], TILES, 0.7) == []
 
 
@@ -234,15 +234,15 @@ def test_pairs_of_masks_are_counted_together_not_one_by_one_in_python() -> None:
 def test_of_detections_without_a_mask_the_boxes_decide() -> None:
     empty, tiles = Runs.of(np.zeros((1, 1), bool)), [(0, 0, 320, 200), (192, 0, 512, 200)]
 
-    def bare(tile: int, score: float, *box: float, class_id: int = POLE) -> Piece:
-        return Piece(tile, class_id, score, np.array(box, np.float32), empty)
+    def bare(tile: int, score: float, *box: float, class_id: int = POLE) -> TilePiece:
+        return TilePiece(tile, class_id, score, np.array(box, np.float32), empty)
 
     first = bare(0, 0.9, 20, 30, 80, 130)
     copies = [bare(0, 0.5, 22, 30, 80, 130), bare(-1, 0.4, 20, 32, 81, 130)]
     whole = bare(1, 0.6, 230, 40, 420, 90)  # tile 0 shows a part of it, up to its border
     part, other = bare(0, 0.8, 230, 40, 318, 90), bare(0, 0.3, 21, 30, 80, 130, class_id=WIRE)
     masked = JoinedObject(
-        (Piece(1, POLE, 0.7, np.array([440, 20, 500, 180], np.float32), Runs.of(np.ones((9, 9), bool))),)
+        (TilePiece(1, POLE, 0.7, np.array([440, 20, 500, 180], np.float32), Runs.of(np.ones((9, 9), bool))),)
     )
     hidden, edge = bare(1, 0.9, 441, 20, 500, 180), bare(1, 0.2, 500, 0, 512, 60)  # at the photograph's own edge
     pieces = [first, *copies, part, whole, other, hidden, edge]

@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.conftest import must_run
 from tests.predict.tile_scenes import made_up_piece
-from utils.predict.joining import Piece, join_tiles
+from utils.predict.joining import TilePiece, join_tiles
 from utils.predict.overview import add_overview
 from utils.predict.regions import Corners
 from utils.predict.tiles import cut_tiles
@@ -20,7 +20,7 @@ SIZE = (5472, 3648)
 NUM_WIRES, NUM_PARTS = 40, 260  # wires cross the whole photograph
 
 
-def make_pieces(tiles: list[Corners]) -> list[Piece]:
+def make_pieces(tiles: list[Corners]) -> list[TilePiece]:
     rng = np.random.default_rng(0)
     ends = rng.integers(0, SIZE[1], (NUM_WIRES, 2))
     lines = [((0, int(a)), (SIZE[0], int(b)), 8, 0) for a, b in ends]

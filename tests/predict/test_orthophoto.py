@@ -25,10 +25,10 @@ from utils.data.images import FILL
 from utils.data.raster import open_orthophoto
 from utils.predict import map_layers, orthophoto
 from utils.predict.joining import JoinedObject
+from utils.predict.lines.line import Line
 from utils.predict.map_layers import BLOCKS, GEOJSON, GEOPACKAGE, outline_of, write_orthophoto
 from utils.predict.orthophoto import NO_GAPS, BlockPiece, cut_blocks, join_blocks, lines_of, piece_of
 from utils.predict.regions import Runs
-from utils.predict.shapes import Line
 from utils.predict.tiles import Predictor, Tiling, cut_tiles
 
 pyogrio = pytest.importorskip("pyogrio")
@@ -74,7 +74,7 @@ def eight_blocks() -> Iterator[None]:
     """Let orthophotos be predicted by the network that sees colours, in eight blocks."""
     with pytest.MonkeyPatch.context() as patch:
         install(patch)
-        patch.setattr(orthophoto, "BLOCK_PX", SMALL_BLOCK_PX)
+        patch.setattr(orthophoto, "LONGEST_BLOCK_PX", SMALL_BLOCK_PX)
         yield
 
 
@@ -105,7 +105,7 @@ def test_blocks_cover_the_raster_and_share_tiles(size: tuple[int, int]) -> None:
             for block in (one, other)
         ]
         assert one[2] - 320 in tiles[0] & tiles[1]
-    assert max(block[2] - block[0] for block in rows[0]) <= orthophoto.BLOCK_PX
+    assert max(block[2] - block[0] for block in rows[0]) <= orthophoto.LONGEST_BLOCK_PX
 
 
 def test_a_raster_of_one_block_has_the_photographs_detections_to_the_pixel(

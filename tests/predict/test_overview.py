@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.predict.tile_scenes import iou_of, made_up_piece, seen_in_tiles, stroke
-from utils.predict.joining import JoinedObject, Piece, join_tiles
+from utils.predict.joining import JoinedObject, TilePiece, join_tiles
 from utils.predict.overview import add_overview
 from utils.predict.tiles import cut_tiles
 
@@ -18,7 +18,7 @@ TILES = cut_tiles(*SIZE, 320)
 MASK_PX = 16.0  # 4 pixels of an input at a quarter of the photograph's size
 
 
-def coarse(mask: np.ndarray, score: float = 0.6, class_id: int = 0) -> Piece:
+def coarse(mask: np.ndarray, score: float = 0.6, class_id: int = 0) -> TilePiece:
     """Return what the pass over the whole photograph finds of a true mask: one decision for each 16 x 16 pixels."""
     small = cv2.resize(mask.astype(np.float32), (SIZE[0] // 16, SIZE[1] // 16), interpolation=cv2.INTER_AREA)
     seen = cv2.resize((small > 0.2).astype(np.uint8), SIZE, interpolation=cv2.INTER_NEAREST).view(bool)
@@ -26,7 +26,7 @@ def coarse(mask: np.ndarray, score: float = 0.6, class_id: int = 0) -> Piece:
     return piece
 
 
-def joined(pieces: list[Piece], *whole: Piece) -> list[JoinedObject]:
+def joined(pieces: list[TilePiece], *whole: TilePiece) -> list[JoinedObject]:
     return add_overview(
         join_tiles(pieces, TILES, 0.7), [JoinedObject((piece,)) for piece in whole], TILES, 320, 1280, MASK_PX
     )
@@ -61,9 +61,9 @@ def building(width: int, height: int) -> np.ndarray:
 
 def test_the_coarse_mask_of_what_is_thicker_than_a_tile_replaces_the_pieces_inside() -> None:
     house = building(600, 400)
-    windows = [(0, stroke(SIZE, [(x, 320), (x, 480)], 60)) for x in range(350, 900, 110)]  # scores 0.59 to 0.98
+    panes = [(0, stroke(SIZE, [(x, 320), (x, 480)], 60)) for x in range(350, 900, 110)]  # scores 0.59 to 0.98
     beside = [(0, stroke(SIZE, [(100, 100), (100, 300)], 60)), (1, stroke(SIZE, [(500, 300), (500, 500)], 60))]
-    pieces = seen_in_tiles([*windows, *beside], TILES, share=0.01)
+    pieces = seen_in_tiles([*panes, *beside], TILES, share=0.01)
     assert len(joined(pieces)) == 7
     found = joined(pieces, coarse(house, 0.99))
     assert len(found) == 3
@@ -182,8 +182,8 @@ def test_larger_tiles_join_and_replace_as_the_whole_photograph_does() -> None:
     """Two passes over tiles: 320 and 640 pixels, 8 and 16 pixels of the photograph a pixel of their masks."""
     larger = cut_tiles(*SIZE, 640)
     house, wire = building(600, 400), stroke(SIZE, [(60, 860), (1200, 60)], 8)
-    windows = [(0, stroke(SIZE, [(x, 320), (x, 480)], 60)) for x in range(350, 900, 110)]
-    fine = join_tiles(seen_in_tiles([*windows, (1, wire)], TILES, share=0.01), TILES, 0.7)
+    panes = [(0, stroke(SIZE, [(x, 320), (x, 480)], 60)) for x in range(350, 900, 110)]
+    fine = join_tiles(seen_in_tiles([*panes, (1, wire)], TILES, share=0.01), TILES, 0.7)
     tiles = [*TILES, *larger]
     seen = seen_in_tiles([(0, house), (1, wire)], larger, share=0.01)
     seen = [replace(piece, tile=piece.tile + len(TILES), score=0.99) for piece in seen]

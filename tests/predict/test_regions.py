@@ -52,13 +52,13 @@ def test_runs_draw_and_count_as_bitmaps_do(seed: int) -> None:
     for _ in range(20):
         x, y = np.sort(rng.integers(0, 300, 2)), np.sort(rng.integers(0, 200, 2))
         corners = (int(x[0]), int(y[0]), int(x[1]), int(y[1]))
-        np.testing.assert_array_equal(runs.window(corners), photo[y[0] : y[1], x[0] : x[1]])
+        np.testing.assert_array_equal(runs.crop(corners), photo[y[0] : y[1], x[0] : x[1]])
 
 
 def test_runs_are_cut_to_their_pixels_and_may_be_empty() -> None:
     mask = np.zeros((20, 30), bool)
     assert Runs.of(mask, 5, 6).is_empty
-    assert not Runs.of(mask).window((0, 0, 30, 20)).any()
+    assert not Runs.of(mask).crop((0, 0, 30, 20)).any()
     mask[4, 7:9] = True
     runs = Runs.of(mask, 100, 200)
     assert runs.corners == (107, 204, 109, 205)
@@ -69,8 +69,8 @@ def test_cells_count_the_pixels_on_a_grid_over_the_photograph() -> None:
     photo[13:70, 21:80] = random_mask(3, 57, 59)
     cells = Cells.of(Runs.of(photo), 16)
     expected = photo.reshape(6, 16, 6, 16).sum(axis=(1, 3))
-    np.testing.assert_array_equal(cells.window((0, 0, 6, 6)), expected)
-    np.testing.assert_array_equal(cells.window((2, 1, 9, 4)), np.pad(expected, ((0, 0), (0, 3)))[1:4, 2:9])
+    np.testing.assert_array_equal(cells.crop((0, 0, 6, 6)), expected)
+    np.testing.assert_array_equal(cells.crop((2, 1, 9, 4)), np.pad(expected, ((0, 0), (0, 3)))[1:4, 2:9])
 
 
 # --- pairs of masks, compared run by run and as bitmaps ---
@@ -113,11 +113,13 @@ def test_pairs_agree_and_share_pixels_as_their_bitmaps_do(seed: int) -> None:
     masks = agreement.Masks([Runs.of(mask) for mask in drawn])
     pairs = np.array([(p, q) for p in range(len(drawn)) for q in range(p)])
     corners = np.sort(rng.integers(0, (SIZE[1], SIZE[0]), (len(pairs), 2, 2)), axis=1).reshape(-1, 4)
-    windows = np.where(np.arange(len(pairs))[:, None] % 2, corners + np.array([0, 0, 1, 1]), [0, 0, SIZE[1], SIZE[0]])
-    cut = [[drawn[m][y1:y2, x1:x2] for m in pair] for pair, (x1, y1, x2, y2) in zip(pairs, windows, strict=True)]
+    rectangles = np.where(
+        np.arange(len(pairs))[:, None] % 2, corners + np.array([0, 0, 1, 1]), [0, 0, SIZE[1], SIZE[0]]
+    )
+    cut = [[drawn[m][y1:y2, x1:x2] for m in pair] for pair, (x1, y1, x2, y2) in zip(pairs, rectangles, strict=True)]
     truth = [expected(np.ascontiguousarray(one), np.ascontiguousarray(two)) for one, two in cut]
     assert sum(value >= 0.5 for value in truth) >= 10
     assert sum(0 < value < 0.5 for value in truth) >= 10
-    assert masks.agreement(pairs, windows).tolist() == truth
+    assert masks.agreement(pairs, rectangles).tolist() == truth
     assert masks.shared(pairs).tolist() == [int((drawn[p] & drawn[q]).sum()) for p, q in pairs]
-    assert masks.areas(pairs[:, 0], windows).tolist() == [int(one.sum()) for one, _ in cut]
+    assert masks.areas(pairs[:, 0], rectangles).tolist() == [int(one.sum()) for one, _ in cut]

@@ -21,7 +21,7 @@ MAX_HIDDEN = 0.05  # largest share of a pasted object that may lie under objects
 # Of objects of another photograph:
 LIGHT = (0.3, 1.6)  # gain of what is pasted: a pole may be of light wood or black
 TINT = 0.15  # +- relative, of each colour
-MIN_VISIBLE = 0.25  # of an object that is partly hidden; less is no longer labelled
+MIN_VISIBLE = 0.25  # share of an object that stays visible; with less the object loses its label
 MIN_PIECE_PX = (12.0, 1.0)  # longer and shorter side of a visible part of a wire
 FEATHER_PX = 3  # side of the filter that softens the edge
 
@@ -254,7 +254,7 @@ def _covered(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def _with_all_on_top(chosen: list[int], polygons: list[np.ndarray], owner: np.ndarray) -> list[int]:
-    """Drop objects that lie under an object that is not chosen, until there are none; `owner` is the index map."""
+    """Drop chosen objects that lie under one that is not chosen, until none is left that does; `owner` is the index map."""
     on_top = {}
     for position in chosen:
         polygon = polygons[position]
@@ -274,7 +274,7 @@ def _with_all_on_top(chosen: list[int], polygons: list[np.ndarray], owner: np.nd
 
 
 def paste_objects(scene: Scene, donor: Scene, thin: tuple[int, ...], rng: np.random.Generator) -> Scene:
-    """Return the scene with the donor's objects in front, except those of thin classes, which end where they are hidden."""
+    """Paste the donor's objects in front of the scene, except those of thin classes; hidden parts lose their labels."""
     size_px = len(scene.image)
     chosen = [number for number, class_id in enumerate(donor.class_ids) if class_id not in thin]
     if not chosen:
@@ -294,7 +294,10 @@ def paste_objects(scene: Scene, donor: Scene, thin: tuple[int, ...], rng: np.ran
 
 
 def _visible_parts(outline: np.ndarray, pasted: np.ndarray, is_thin: bool) -> list[np.ndarray]:
-    """Return the outlines of what is left of an object behind what is pasted, uint8 (S, S)."""
+    """Return the outlines of the parts of an object that pasted objects leave visible; pasted: uint8 (S, S), 1 where they are.
+
+    Of a thin object all parts that are long enough count, of another object only the largest part.
+    """
     own = draw_index_map([outline], len(pasted)).astype(np.uint8)
     seen = own & ~pasted & 1
     total, left = np.count_nonzero(own), np.count_nonzero(seen)

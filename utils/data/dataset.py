@@ -251,7 +251,7 @@ def _drawn(tiles: list[Tile], matrices: list[np.ndarray], size_px: int) -> Scene
 def _draw_rows(
     shape: tuple[int, int], read: Callable[[range], np.ndarray], canvas: np.ndarray, matrix: np.ndarray
 ) -> None:
-    """Draw what is seen of an image of (height, width), of which `read` returns rows, through a (2, 3) map."""
+    """Draw the visible part of an image of (height, width) through a (2, 3) map; `read` returns rows of the image."""
     rows, columns = seen_window(matrix, shape, canvas.shape[0])
     if rows:
         corner = np.array([[1, 0, columns.start], [0, 1, rows.start]])

@@ -21,9 +21,8 @@ from utils.evaluation.native_masks import areas_of, mask_iou
 from utils.evaluation.tile_search import READ_AHEAD_THREADS, read_photo
 from utils.predict.detections import PhotoPrediction
 from utils.predict.prediction_files import outline
-from utils.predict.regions import Region, shrunk
+from utils.predict.regions import Region, canvas_of, shrunk
 from utils.predict.tiles import Predictor
-from utils.predict.wires import canvas_of
 from utils.sources.checks.findings import Finding, Mark, View
 from utils.sources.checks.reading import Entry
 

@@ -18,8 +18,7 @@ from utils.evaluation.metrics.matching import box_iou
 from utils.evaluation.metrics.thin_objects import elongated_classes, elongation
 from utils.predict.detections import Detections, Placement
 from utils.predict.options import named_classes
-from utils.predict.regions import Region
-from utils.predict.shapes import fill_outline
+from utils.predict.regions import Region, fill_outline
 
 PIXELS_PER_PART = 100_000_000  # of the masks kept at a time, a byte each
 THIN_PHOTOS = 64

@@ -49,37 +49,37 @@ def _widened(edges: np.ndarray, corners: np.ndarray) -> np.ndarray:
 
 
 class Masks:
-    """Masks in a photograph, of which pairs are compared. A mask is named by its position, a pair is a row of int64 (n, 2).
+    """Masks in a photograph that are compared in pairs. A position names a mask; pairs are int64 (n, 2).
 
-    windows int64 (n, 4): left, top, right, bottom in pixels of the photograph, not empty.
+    rectangles int64 (n, 4): left, top, right, bottom in pixels of the photograph, not empty.
     """
 
     def __init__(self, masks: list[Runs]) -> None:
         self._edges = np.concatenate([np.zeros(0, np.int64), *(mask.edges for mask in masks)])
         self._starts = np.cumsum([0, *(len(mask.edges) for mask in masks)])
 
-    def areas(self, masks: np.ndarray, windows: np.ndarray) -> np.ndarray:
-        """Count the pixels of some masks, each in a window: int64 (n,)."""
-        return _areas(self._edges, self._starts, masks, windows)
+    def areas(self, masks: np.ndarray, rectangles: np.ndarray) -> np.ndarray:
+        """Count the pixels of some masks, each in a rectangle: int64 (n,)."""
+        return _areas(self._edges, self._starts, masks, rectangles)
 
     def shared(self, pairs: np.ndarray) -> np.ndarray:
         """Count the pixels that both masks of each pair have: int64 (n,)."""
         return _shared(self._edges, self._starts, pairs)
 
-    def agreement(self, pairs: np.ndarray, windows: np.ndarray) -> np.ndarray:
-        """Return how well the two masks of each pair agree in its window, float64 (n,).
+    def agreement(self, pairs: np.ndarray, rectangles: np.ndarray) -> np.ndarray:
+        """Return how well the two masks of each pair agree in its rectangle, float64 (n,).
 
-        It is the IoU of the masks, widened, without connected parts that only one of them has: a wire that leaves a tile and
-        returns is two masks there and one in the next tile, and each of the two agrees with that. It is 0 if less than half
-        of the smaller mask is shared.
+        It is the IoU of the widened masks, without connected parts that only one of them has. So a wire that leaves a tile and
+        returns, which is two masks there and one in the next tile, agrees in both. It is 0 if less than half of the smaller
+        mask is shared.
         """
-        return _agreements(self._edges, self._starts, pairs, windows)
+        return _agreements(self._edges, self._starts, pairs, rectangles)
 
 
 @compiled
-def _runs_inside(edges: np.ndarray, first: int, last: int, window: np.ndarray, runs: np.ndarray) -> int:
-    """Write the runs of the mask edges[first:last] in a window to runs (row, left, right); return their number."""
-    left, top, right, bottom = window
+def _runs_inside(edges: np.ndarray, first: int, last: int, rectangle: np.ndarray, runs: np.ndarray) -> int:
+    """Write the runs of the mask edges[first:last] in a rectangle to runs (row, left, right); return their number."""
+    left, top, right, bottom = rectangle
     at = first + np.searchsorted(edges[first:last], top * ROW)
     number = 0
     while at < last and edges[at] < bottom * ROW:
@@ -93,13 +93,13 @@ def _runs_inside(edges: np.ndarray, first: int, last: int, window: np.ndarray, r
 
 
 @compiled
-def _areas(edges: np.ndarray, starts: np.ndarray, masks: np.ndarray, windows: np.ndarray) -> np.ndarray:
+def _areas(edges: np.ndarray, starts: np.ndarray, masks: np.ndarray, rectangles: np.ndarray) -> np.ndarray:
     counts = np.zeros(len(masks), np.int64)
     if not len(masks):
         return counts
     runs = np.empty(((starts[1:] - starts[:-1]).max() // 2, 3), np.int64)
     for number, mask in enumerate(masks):
-        for run in runs[: _runs_inside(edges, starts[mask], starts[mask + 1], windows[number], runs)]:
+        for run in runs[: _runs_inside(edges, starts[mask], starts[mask + 1], rectangles[number], runs)]:
             counts[number] += run[2] - run[1]
     return counts
 
@@ -125,7 +125,7 @@ def _shared(edges: np.ndarray, starts: np.ndarray, pairs: np.ndarray) -> np.ndar
 def _draw(runs: np.ndarray, bits: np.ndarray, size: tuple[int, int]) -> None:
     """Draw runs, widened by WIDEN_PX on all sides, into bits (rows, words): pixel x is bit x % 64 of word x // 64.
 
-    size: rows and columns of the window.
+    size: rows and columns of the rectangle.
     """
     for row, left, right in runs:
         left, right = max(left - WIDEN_PX, 0), min(right + WIDEN_PX, size[1])
@@ -145,7 +145,7 @@ def _count(word: np.uint64) -> int:
 
 @compiled
 def _mark_connected(runs: np.ndarray, parts: np.ndarray, is_kept: np.ndarray) -> None:
-    """Mark the runs that are connected with a marked one, by pixels that touch by a side or corner. parts: room to work."""
+    """Mark the runs that are connected with a marked run; pixels touch by a side or corner. parts: room to work."""
     above = start = 0  # the first run of the row above that may touch, and of this row
     for number in range(len(runs)):
         parts[number] = number
@@ -173,24 +173,24 @@ def _root(parts: np.ndarray, number: int) -> int:
 
 
 @compiled
-def _agreements(edges: np.ndarray, starts: np.ndarray, pairs: np.ndarray, windows: np.ndarray) -> np.ndarray:
+def _agreements(edges: np.ndarray, starts: np.ndarray, pairs: np.ndarray, rectangles: np.ndarray) -> np.ndarray:
     result = np.zeros(len(pairs))
     if not len(pairs):
         return result
     longest = (starts[1:] - starts[:-1]).max() // 2
     runs, parts = np.empty((2, longest, 3), np.int64), np.empty(longest, np.int64)
     is_kept = np.empty((2, longest), np.bool_)
-    rows, columns = (windows[:, 3] - windows[:, 1]).max(), (windows[:, 2] - windows[:, 0]).max()
+    rows, columns = (rectangles[:, 3] - rectangles[:, 1]).max(), (rectangles[:, 2] - rectangles[:, 0]).max()
     room = np.empty((2, rows, (columns - 1) // 64 + 1), np.uint64)
     for number in range(len(pairs)):
-        window = windows[number]
-        size = window[3] - window[1], window[2] - window[0]
+        rectangle = rectangles[number]
+        size = rectangle[3] - rectangle[1], rectangle[2] - rectangle[0]
         bits = room[:, : size[0], : (size[1] - 1) // 64 + 1]
         bits[:] = 0
         lengths = np.zeros(2, np.int64)
         for side in range(2):
             mask = pairs[number, side]
-            lengths[side] = _runs_inside(edges, starts[mask], starts[mask + 1], window, runs[side])
+            lengths[side] = _runs_inside(edges, starts[mask], starts[mask + 1], rectangle, runs[side])
             _draw(runs[side, : lengths[side]], bits[side], size)
         shared, one, two = _counts(bits)
         if 2 * shared < min(one, two):

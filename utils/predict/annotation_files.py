@@ -26,7 +26,7 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True)
 class ToolFiles:
-    """Which files to write, for which classes, and the folder to which the photographs' names are relative."""
+    """Which files to write, into which folder and for which classes. Names of photographs are relative to `root`."""
 
     folder: Path
     names: tuple[str, ...]
@@ -37,7 +37,7 @@ class ToolFiles:
 
     @property
     def written(self) -> list[str]:
-        """The names of the files, for the summary."""
+        """The names of the files that are written."""
         return [COCO_FILE] * self.has_coco + [LABEL_STUDIO_FILE] * self.has_label_studio
 
 
@@ -83,7 +83,7 @@ class ToolWriter(PartWriter):
 
 @dataclass(frozen=True)
 class _Object:
-    """One detection with pixels; its rings are in the pixels of the mask."""
+    """One detection whose mask has pixels; rings: the mask's outlines in pixels of the photograph."""
 
     class_id: int
     score: float
@@ -91,7 +91,7 @@ class _Object:
     rings: list[np.ndarray]
 
     def coco(self, size: tuple[int, int]) -> Entry:
-        """Return the annotation: polygons, or run lengths if the mask has a hole, which polygons cannot have."""
+        """Return the annotation: polygons, or run lengths if the mask has a hole, because COCO's polygons have none."""
         if all(signed_area(ring) * signed_area(self.rings[0]) > 0 for ring in self.rings):
             segmentation: Any = [ring.round(2).reshape(-1).tolist() for ring in self.rings]
         else:
@@ -109,7 +109,7 @@ class _Object:
         }
 
     def label_studio(self, size: tuple[int, int], names: Sequence[str]) -> Entry:
-        """Return the region: one polygon in percent, whose parts and holes bridges of zero width join."""
+        """Return the region: one polygon in percent. Bridges of zero width join the mask's parts and holes to it."""
         percent = join_rings(self.rings) / size * 100
         return {
             "type": "polygonlabels",
@@ -144,5 +144,5 @@ def merge_tool_files(files: ToolFiles, num_ranks: int) -> None:
 
 
 def common_folder(source: str, files: Sequence[Path]) -> Path:
-    """Return the folder that the user named, or the one that holds all photographs."""
+    """Return the folder that the user named, or the folder that holds all photographs."""
     return Path(source) if Path(source).is_dir() else Path(os.path.commonpath([file.parent for file in files]))

@@ -12,16 +12,16 @@ import torch
 from torch import nn
 
 from utils.common.devices import copy_to_device
+from utils.predict.lines.line import Line
 from utils.predict.photo_masks import Placement, enlarge
 from utils.predict.regions import Region, Runs
-from utils.predict.shapes import Line
 from utils.yolo.boxes import OneToOne, anchor_points, decode_boxes
 
 MAX_CANDIDATES = 30_000  # per image, before non-maximum suppression; YOLOv8's limit
-BLOCK = 256  # candidates decided at once: few enough that the IoU of all pairs is small, enough to fill a GPU
-ROUNDS = 12  # longest chain in a block of candidates that each decide the next
-# A network learns the overlap of the predicted and the true box as its score. For a box t pixels of the input thick, that is
-# about t / (t + BOX_ERROR_PX). Boxes under THINNEST_PX count as that thick, so a score is raised at most threefold.
+CANDIDATES_AT_ONCE = 256  # few enough that the IoU of all pairs takes little memory, enough to fill a GPU
+MOST_CHAINED = 12  # longest chain of candidates in a block of which each decides the next
+# A network learns the overlap of the predicted and the true box as its score. For a box that is t pixels of the input thick,
+# this is about t / (t + BOX_ERROR_PX). Thinner boxes count as THINNEST_PX thick, so a score is raised at most threefold.
 BOX_ERROR_PX, THINNEST_PX = 12.0, 6.0
 CLASS_OFFSET_PX = 7680  # between the boxes of different classes, so that one suppression keeps the classes apart
 
@@ -49,7 +49,7 @@ class Detections:
 class PhotoPrediction:
     """The detections of a photograph, with masks and boxes, float32 (n, 4) xyxy, in its pixels.
 
-    lines: of each detection, None where it has none; empty if no line was looked for (`utils/predict/lines.py`).
+    lines: of each detection, None where it has none; empty if no line was looked for (`utils/predict/lines/`).
     num_without_mask: how many detections were found whose mask is empty: only their boxes are known.
     """
 
@@ -70,7 +70,7 @@ def raw_outputs(
 ) -> dict[str, torch.Tensor]:
     """Run a model in evaluation mode on (B, 3, S, S) in 0..1; return its dictionary of raw outputs.
 
-    YOLO26 has two: those that it was told to predict with (`utils.yolo.model.load_for_prediction`).
+    YOLO26 has two such dictionaries; `utils.yolo.model.load_for_prediction` chose one of them.
     """
     with torch.autocast(images.device.type, autocast_dtype or torch.bfloat16, enabled=autocast_dtype is not None):
         outputs = model(images)
@@ -111,8 +111,8 @@ def detect(
 
     Of one-to-one outputs the most confident are returned, whatever `iou` is.
 
-    `multi_label` lets one anchor give detections of several classes, as AP is measured. Unlike in Ultralytics, there is
-    no time limit. Scores of `thin` classes are raised as if thin boxes were as sure as thick ones (BOX_ERROR_PX).
+    With `multi_label` an anchor may become a detection of each class, as for AP. Unlike in Ultralytics, there is no time limit.
+    The scores of thin boxes of `thin` classes are raised to those of equally good thick boxes (BOX_ERROR_PX).
     """
     boxes, probabilities = decode(outputs, strides, size_px)
     if thin:
@@ -124,7 +124,10 @@ def detect(
         is_wanted = torch.tensor([float(class_id in classes) for class_id in range(probabilities.shape[-1])])
         probabilities = probabilities * copy_to_device(is_wanted, probabilities.device)
     found = _find_candidates(boxes, probabilities, confidence, multi_label)
-    kept = _take_best(found, max_detections) if isinstance(outputs, OneToOne) else _suppress(found, iou, max_detections)
+    if isinstance(outputs, OneToOne):
+        kept = _chosen_of_each(found, lambda _, scores: _best_first(scores)[:max_detections])  # waits once per image
+    else:
+        kept = _suppress(found, iou, max_detections)
     coefficients = outputs["mask_coefficient"].float().transpose(1, 2)
     return [
         Detections(boxes, scores, class_ids, image[anchor])
@@ -172,11 +175,6 @@ _Kept = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
 def _suppress(found: _Candidates, iou: float, most: int) -> _Kept:
     on_cpu = found.boxes.device.type == "cpu"  # where one by one is the faster way
     return (_suppress_one_by_one if on_cpu else _suppress_at_once)(found, iou, most)
-
-
-def _take_best(found: _Candidates, most: int) -> _Kept:
-    """Return the most confident candidates of each image. Waits for a GPU once per image."""
-    return _chosen_of_each(found, lambda _, scores: _best_first(scores)[:most])
 
 
 def _suppress_one_by_one(found: _Candidates, iou: float, most: int) -> _Kept:
@@ -233,14 +231,14 @@ def _suppress_at_once(found: _Candidates, iou: float, most: int) -> _Kept:
 def suppress(
     boxes: torch.Tensor, is_candidate: torch.Tensor, iou: float, most: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return which candidates of each image stay: positions int64 (B, most), their numbers (B,), and bool ().
+    """Suppress candidates; return each image's positions that stay, int64 (B, most), how many these are (B,), and bool ().
 
     torchvision's `nms` takes one image and waits for the device. Joining a batch to one call needs an offset between the
     images, and float32 coordinates so far from zero are too coarse: near the IoU limit other boxes would stay.
 
     boxes float32 (B, n, 4) xyxy, the most confident first; is_candidate bool (B, n) is False where an image has fewer.
     An image's positions beyond its number mean nothing. The last value is False if a chain of overlaps was longer than
-    ROUNDS; then the positions may be wrong. The arithmetic is that of torchvision's `nms` on a CPU, bit by bit.
+    MOST_CHAINED; then the positions may be wrong. The results are those of torchvision's `nms` on a CPU, bit by bit.
     """
     num_images, num_boxes = is_candidate.shape
     # One row more, for those that are too many.
@@ -248,12 +246,14 @@ def suppress(
     kept_boxes = boxes.new_zeros(num_images, most + 1, 4)
     number = torch.zeros(num_images, dtype=torch.int64, device=boxes.device)
     is_settled = torch.ones((), dtype=torch.bool, device=boxes.device)
-    for start in range(0, num_boxes, BLOCK):
-        block = boxes[:, start : start + BLOCK]
-        is_free = is_candidate[:, start : start + BLOCK] & ~_overlap(kept_boxes[:, :most], block, iou).any(1)
+    for start in range(0, num_boxes, CANDIDATES_AT_ONCE):
+        block = boxes[:, start : start + CANDIDATES_AT_ONCE]
+        is_free = is_candidate[:, start : start + CANDIDATES_AT_ONCE] & ~_overlap(kept_boxes[:, :most], block, iou).any(
+            1
+        )
         suppresses = _overlap(block, block, iou).triu(1)  # (B, k, k): a candidate and the less confident ones
         stays = before = is_free
-        for _ in range(ROUNDS):
+        for _ in range(MOST_CHAINED):
             before, stays = stays, is_free & ~(suppresses & stays[..., None]).any(1)
         is_settled &= (before == stays).all()
         rank = number[:, None] + stays.cumsum(1) - 1

@@ -1,7 +1,7 @@
 """Opens exported models (ONNX, OpenVINO, TorchScript, TensorRT) behind the interface of the torch model.
 
-An export takes float32 (B, 3, S, S) in 0..1 and returns boxes that it has decoded itself, so it has no training loss. All
-else is that of the torch model: the resize in front, the suppression, the masks and the tiles behind.
+An export takes float32 (B, 3, S, S) in 0..1 and returns boxes that it has decoded itself, so it has no training loss. Resizing,
+suppression, masks and tiles are the code that the torch model uses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from utils.data.target_masks import MASK_STRIDE
 from utils.yolo.model import MAX_INPUT_PX, RESIZE, YoloModel, are_possible_windows, load_for_prediction
 from utils.yolo.weights_file import ForeignFile, checked_names
 
-FACTS_KEY = "yolo_seg_ddp"  # of this project's facts among Ultralytics' metadata
+FACTS_KEY = "yolo_seg_ddp"  # under which Ultralytics' metadata hold this project's facts
 FACTS_VERSION = 1
 LABEL_FACTS = ("wires_end_at", "wire_width", "wires_parallel", "wires_bent", "label_lengths")
 REQUIREMENTS = "requirements-export.txt"
@@ -41,9 +41,8 @@ METADATA_BYTES = 4  # in front of an engine: the length of its metadata, little-
 class ExportFacts:
     """What an export must know about its model.
 
-    size_px, batch_size: of the input; with `is_dynamic` the usual ones. windows: those of `trained_windows`.
-    source_sha256: of the .pt file. thin_classes: those of `trained_thin_classes`, wires_end_at, wire_width, wires_parallel, wires_bent:
-    those of `trained_wire_labels`, label_lengths: those of the .pt file; earlier exports have none.
+    size_px, batch_size: of the input; if `is_dynamic` an export takes others, too. source_sha256: of the .pt file. windows,
+    thin_classes and what follows: what the .pt file says of its training. Exports of earlier versions lack some of it.
     """
 
     names: tuple[str, ...]
@@ -68,8 +67,8 @@ class ExportFacts:
 def open_model(source: str, device: torch.device, amp: str = "off", *, nms: bool = True) -> YoloModel:
     """Open a model for prediction: a .pt file, or an export by its suffix (a folder for OpenVINO).
 
-    `amp` is the command's option. A .pt file ignores it here. Of the exports only OpenVINO obeys it, on the CPU.
-    Without `nms` YOLO26 predicts with its one-to-one outputs, which exports do not have.
+    `amp` is the command's option, which only OpenVINO obeys here, on the CPU. Without `nms` YOLO26 predicts with its one-to-one
+    outputs, which exports do not have.
     Raises UserError: one line with the file, the problem and the fix.
     """
     path = Path(source)
@@ -95,10 +94,10 @@ def open_model(source: str, device: torch.device, amp: str = "off", *, nms: bool
 
 
 class ExportedModel(nn.Module):
-    """An export that the code of prediction and evaluation uses like the torch model.
+    """An export that prediction and evaluation use like the torch model.
 
-    `run` takes float32 (B, 3, S, S), contiguous, and returns two tensors: predictions (B, 4 + classes + 32, A), with xywh
-    boxes in input pixels and probabilities, and prototypes (B, 32, S/4, S/4).
+    `run` takes float32 (B, 3, S, S), contiguous, and returns two tensors: predictions (B, 4 + classes + 32, A), which are xywh
+    boxes in input pixels, probabilities and mask coefficients, and prototypes (B, 32, S/4, S/4).
     """
 
     stride = (8, 16, 32)
@@ -166,7 +165,7 @@ class ExportedModel(nn.Module):
 
 
 def read_facts(path: Path, metadata: Mapping[str, Any]) -> ExportFacts:
-    """Return the facts in an export's metadata. Raises UserError if they are missing, of another version or disagree."""
+    """Return the facts in an export's metadata. Raises UserError if they are missing, damaged or of another version."""
     again = "export it again: python export.py --model best.pt"
     try:
         content = json.loads(metadata[FACTS_KEY])
@@ -208,12 +207,12 @@ def _is_sound(facts: ExportFacts) -> bool:
 
 
 def most_images(size_px: int) -> int:
-    """Return how many images of this side a fixed batch may have: those with the pixels of one of the largest side."""
+    """Return how many images of this side a fixed batch may hold: together no more pixels than one image of the largest side."""
     return MAX_INPUT_PX**2 // size_px**2
 
 
 def _plain_names(names: Any) -> dict[int, Any]:
-    """Return class names that ONNX stores as text and JSON with text for numbers."""
+    """Return class names by number. ONNX stores them as one text, JSON with texts for the numbers."""
     found = ast.literal_eval(names) if isinstance(names, str) else names
     if not isinstance(found, dict):
         raise TypeError(f"class names are {type(found).__name__}")
@@ -255,8 +254,8 @@ class _OnnxRuntime:
 def _openvino_core(runtime: Any) -> Any:
     """Return the process's only Core.
 
-    A Core replaces the stack that signal handlers run on, and frees that stack at its end. After two of them had ended in
-    the order in which they began, the next signal, also that of a child's end, killed the process.
+    A Core replaces the stack that signal handlers run on, and frees that stack when it ends. After two Cores had ended in the
+    order of their begin, the next signal killed the process, even the signal that a child has ended.
     """
     return runtime.Core()
 

@@ -3,8 +3,8 @@
 Masks decide, not boxes: two parallel wires that cross many tiles have nearly the same boxes, and the two halves of a wire
 in neighbouring tiles have boxes that hardly overlap.
 
-docs/tiles.md lists the rules: duplicates in a tile, links between tiles, objects, fragments (1 to 4). What larger tiles and
-the whole photograph show is compared with the result in utils/predict/overview.py (5 and 6).
+docs/tiles.md lists the rules: duplicates in a tile, links between tiles, objects, fragments (1 to 4). utils/predict/overview.py
+compares the result with what larger tiles and the whole photograph show (5 and 6).
 
 All decisions follow from sorted lists, so the order of tiles and the batch size do not matter.
 """
@@ -21,19 +21,20 @@ import numpy as np
 from utils.predict.agreement import WIDEN_PX, Masks, widen
 from utils.predict.regions import Cells, Corners, Region, Runs, has_pixels, hull, intersection, intersections
 
-MIN_AGREEMENT = 0.5  # IoU of two masks where both tiles look
+# Of the rules in docs/tiles.md. Only SCORE_RATIO was measured alone (docs/wires.md): mask AP50 0.214 instead of 0.196 with 0.1.
+MIN_AGREEMENT = 0.5  # rule 2: IoU of two masks where both tiles look
 MIN_SHARED = 0.25  # of the smaller of two masks, where both tiles look: masks that share less are not compared
-MIN_SHARED_PX = 16  # length of the part that two incomplete detections of a wire must both show
-THIN = 8  # a mask is thin if it is this many times as long as wide
-MOSTLY = 0.7  # the share of a fragment that has to lie inside another object
-SCORE_RATIO = 0.3  # a detection with less than this share of another's confidence is never joined to it
+MIN_SHARED_PX = 16  # rule 2: length of the part that two incomplete detections of a wire must both show
+THIN_RATIO = 8  # rule 2: a mask is thin if it is this many times as long as wide
+SCORE_RATIO = 0.3  # rule 2: a detection with less than this share of another's confidence is never joined to it
+MOSTLY = 0.7  # rule 4: the share of a fragment that has to lie inside another object
 WIDEN_KERNEL = np.ones((2 * WIDEN_PX + 1,) * 2, np.uint8)
-EDGE_PX = 6  # a mask that comes this close to its tile's border is cut off by it
-CONNECT_PX = 4  # of the grid that tells whether parts of an object are connected
+TILE_EDGE_PX = 6  # rule 4: a mask that comes this close to its tile's border is cut off by it
+CONNECT_PX = 4  # rule 3: side of the cells of the grid that tells whether parts of an object are connected
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class TilePiece:
     """A detection in one tile, in pixels of the photograph: its box float32 (4,) xyxy and its mask."""
 
     tile: int  # position in the list of tiles; -1 in the pass over the whole photograph
@@ -44,17 +45,17 @@ class Piece:
 
     @cached_property
     def order(self) -> tuple[float, ...]:
-        """What pieces are sorted by, independent of the order in which tiles were processed."""
+        """What pieces are sorted by; it does not depend on the order in which tiles were processed."""
         return (-self.score, self.tile, self.class_id, *self.box.tolist(), *self.mask.corners)
 
 
 @dataclass(frozen=True, eq=False)
 class JoinedObject:
-    """An object: the pieces it was joined from, and how confident other passes are that it is there."""
+    """An object: the pieces it is joined from, and how confident coarser passes are that it is there."""
 
-    pieces: tuple[Piece, ...]
-    support: float = 0.0  # the highest of those that hardly show it
-    others: tuple[float, ...] = ()  # those that show it well; 0 where nothing was found
+    pieces: tuple[TilePiece, ...]
+    support: float = 0.0  # the highest confidence of the passes that hardly show it
+    others: tuple[float, ...] = ()  # the confidences of the passes that show it well; 0 where nothing was found
     factor: float = 1.0  # lower for an object that is short for its class
 
     @property
@@ -64,7 +65,7 @@ class JoinedObject:
 
     @cached_property
     def score(self) -> float:
-        """The mean of the pieces', weighted by area and raised by support, and the others' confidences, times the factor."""
+        """The mean confidence of the pieces, weighted by area; `support` raises it, `others` and `factor` change it, too."""
         areas = [piece.mask.area for piece in self.pieces]
         areas = areas if any(areas) else [1]  # a detection without a mask is one piece
         mean = sum(piece.score * area for piece, area in zip(self.pieces, areas, strict=True)) / sum(areas)
@@ -91,17 +92,17 @@ class JoinedObject:
         return Runs.of_cut(drawn.mask, drawn.left, drawn.top)
 
     def region(self) -> Region:
-        """Draw the mask, the union of the pieces' masks. A wire across a photograph takes as much memory as that."""
+        """Draw the mask, the union of the pieces' masks. For a wire across a photograph it is as large as the photograph."""
         left, top, right, bottom = self.corners
         mask = np.zeros((bottom - top, right - left), bool)
         for piece in self.pieces:
             x1, y1, x2, y2 = piece.mask.corners
-            mask[y1 - top : y2 - top, x1 - left : x2 - left] |= piece.mask.window((x1, y1, x2, y2))
+            mask[y1 - top : y2 - top, x1 - left : x2 - left] |= piece.mask.crop((x1, y1, x2, y2))
         return Region(left, top, mask)
 
 
-def join_tiles(pieces: list[Piece], tiles: list[Corners], iou: float) -> list[JoinedObject]:
-    """Join the pieces of all tiles by rules 1 to 4, with duplicates in a tile above `iou`. Best first."""
+def join_tiles(pieces: list[TilePiece], tiles: list[Corners], iou: float) -> list[JoinedObject]:
+    """Join the pieces of all tiles by rules 1 to 4, with duplicates in a tile above `iou`; return the objects, best first."""
     pieces = sorted((piece for piece in pieces if not piece.mask.is_empty), key=lambda piece: piece.order)
     if not pieces:
         return []
@@ -124,7 +125,7 @@ def join_tiles(pieces: list[Piece], tiles: list[Corners], iou: float) -> list[Jo
 class _Pieces:
     """The properties of pieces as arrays (n,), corners as (n, 4). A piece is named by its position, the best first."""
 
-    def __init__(self, pieces: list[Piece], tiles: list[Corners]) -> None:
+    def __init__(self, pieces: list[TilePiece], tiles: list[Corners]) -> None:
         self.masks = [piece.mask for piece in pieces]
         self.score = np.array([piece.score for piece in pieces])
         self.class_id = np.array([piece.class_id for piece in pieces])
@@ -132,12 +133,13 @@ class _Pieces:
         self.seen = np.array(tiles)[self.tile]  # corners of the tile
         self.corners = np.array([mask.corners for mask in self.masks])
         longest = (self.corners[:, 2:] - self.corners[:, :2]).max(axis=1)
-        self.is_thin = THIN * np.array([mask.area for mask in self.masks]) <= longest**2
+        self.is_thin = THIN_RATIO * np.array([mask.area for mask in self.masks]) <= longest**2
 
     def near(self, positions: np.ndarray, corners: np.ndarray, in_tiles: bool) -> np.ndarray:
-        """Return the pairs p < q of a class whose corners overlap, in one tile or in two: int64 (k, 2), sorted.
+        """Return the pairs p < q of pieces of a class whose corners overlap: int64 (k, 2), sorted.
 
-        positions: of the pieces to look at, ascending. corners (n, 4): of all pieces.
+        Both are pieces of one tile if `in_tiles`, else of two. positions: of the pieces to look at, ascending. corners (n, 4):
+        of all pieces.
         """
         order = positions[np.lexsort((self.tile[positions], self.class_id[positions]))]
         cuts = np.flatnonzero(np.diff(self.class_id[order]) | np.diff(self.tile[order])) + 1
@@ -182,17 +184,14 @@ class _Pairs:
 
 
 class _Comparison:
-    """Finds the pairs of masks of one class that share enough of the smaller one (MIN_SHARED), where their tiles overlap.
-
-    Masks are widened.
-    """
+    """Finds the pairs of widened masks of one class that share at least MIN_SHARED of the smaller one, where both tiles look."""
 
     def __init__(self, pieces: _Pieces, wide: list[Runs]) -> None:
         self.pieces, self.masks = pieces, Masks(wide)
         self.corners = np.array([mask.corners for mask in wide])
 
     def pairs(self, positions: np.ndarray, in_tiles: bool) -> _Pairs:
-        """Return the pairs of some pieces, in one tile or in two."""
+        """Return the pairs among some pieces, of one tile if `in_tiles`, else of two."""
         pairs = self.pieces.near(positions, self.corners, in_tiles)
         shared = self.masks.shared(pairs)
         pairs, shared = pairs[shared > 0], shared[shared > 0]
@@ -209,7 +208,7 @@ class _Comparison:
 
 
 def _links(pieces: _Pieces, pairs: _Pairs) -> list[tuple[float, int, int]]:
-    """Return (strength, p, q) of the pairs that may be one object, strongest first."""
+    """Return the pairs of pieces that may be one object as (strength, p, q), the strongest first."""
     p, q = pairs.positions.T
     both_thin = pieces.is_thin[p] & pieces.is_thin[q]
     may_link = ((pieces.tile[p] != pieces.tile[q]) | both_thin) & (pieces.score[q] >= SCORE_RATIO * pieces.score[p])
@@ -221,9 +220,9 @@ def _links(pieces: _Pieces, pairs: _Pairs) -> list[tuple[float, int, int]]:
     size = inner[:, 2:] - inner[:, :2]
     is_long = both_thin & (size > 0).all(axis=1) & (size.max(axis=1) >= MIN_SHARED_PX)
     masks = Masks(pieces.masks)
-    for can_agree, windows in ((True, outer), (is_long, inner)):
+    for can_agree, rectangles in ((True, outer), (is_long, inner)):
         chosen = np.flatnonzero((agreed < MIN_AGREEMENT) & can_agree)
-        agreed[chosen] = masks.agreement(np.stack([p[chosen], q[chosen]], axis=1), windows[chosen])
+        agreed[chosen] = masks.agreement(np.stack([p[chosen], q[chosen]], axis=1), rectangles[chosen])
     strength = agreed * pieces.score[q]
     order = np.lexsort((q, p, -strength))
     order = order[agreed[order] >= MIN_AGREEMENT]
@@ -231,9 +230,9 @@ def _links(pieces: _Pieces, pairs: _Pairs) -> list[tuple[float, int, int]]:
 
 
 def _group(pieces: _Pieces, wide: list[Runs], left: list[int], links: list[tuple[float, int, int]]) -> list[list[int]]:
-    """Unite the pieces that are linked, as far as they may be in one object; `left`: those that are no duplicates."""
+    """Unite linked pieces, the strongest link first, unless rule 3 refuses it. `left`: the pieces that are no duplicates."""
     group_of = {position: [position] for position in left}
-    # Sets of positions are the bits of numbers, so that two groups are compared at once.
+    # A set of positions is a number with a bit for each position, so that one operation compares two groups.
     rivals, overlapping = _rivals(pieces, links)
     members, rivals_of, refused = (
         {p: values.get(p, 0) for p in group_of} for values in ({p: 1 << p for p in group_of}, rivals, overlapping)
@@ -241,7 +240,7 @@ def _group(pieces: _Pieces, wide: list[Runs], left: list[int], links: list[tuple
     cells = cache(lambda position: Cells.of(wide[position], CONNECT_PX))
     for _, p, q in links:
         first, second = group_of[p], group_of[q]
-        one, two = first[0], second[0]  # name the groups: a group only grows at its end
+        one, two = first[0], second[0]  # the first position names a group, because a group only grows at its end
         if first is second or refused[one] & members[two]:
             continue
         if rivals_of[one] & members[two]:
@@ -256,7 +255,10 @@ def _group(pieces: _Pieces, wide: list[Runs], left: list[int], links: list[tuple
 
 
 def _rivals(pieces: _Pieces, links: list[tuple[float, int, int]]) -> tuple[dict[int, int], dict[int, int]]:
-    """Return, as bits, for each piece those of its tile that are not linked to it, and those of them that overlap it."""
+    """Return the rivals of each linked piece, and those rivals that overlap it; both as bits.
+
+    A piece's rivals are the linked pieces of its class and tile that are not linked to the piece itself.
+    """
     linked: dict[int, int] = defaultdict(int)
     for _, p, q in links:
         linked[p] |= 1 << q
@@ -275,7 +277,7 @@ def _rivals(pieces: _Pieces, links: list[tuple[float, int, int]]) -> tuple[dict[
 
 
 def _are_connected(pairs: list[tuple[int, int]], cells: dict[int, Cells]) -> bool:
-    """Return whether the two masks of each pair belong to one connected part of the union of all."""
+    """Return whether the union of all masks connects the two masks of each pair. `cells`: the masks on a grid, by position."""
     corners = hull([grid.corners for grid in cells.values()])
     union = np.zeros((corners[3] - corners[1], corners[2] - corners[0]), np.uint8)
     places = {}
@@ -290,13 +292,13 @@ def _are_connected(pairs: list[tuple[int, int]], cells: dict[int, Cells]) -> boo
 
 
 def _groups_around(groups: list[list[int]], wide: list[Runs], pairs: _Pairs) -> dict[int, set[int]]:
-    """Return for each group the groups that hold most of its area (MOSTLY). `wide`: the widened masks of all pieces."""
+    """Return for each group the groups that cover MOSTLY of its area. `wide`: the widened masks of all pieces."""
     group_of = np.zeros(len(wide), int)
     group_of[np.concatenate(groups)] = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
     shared = np.tile(pairs.shared, 2)
     order = np.argsort(-shared, kind="stable")
     piece, partner = np.concatenate([pairs.positions, pairs.positions[:, ::-1]])[order].T
-    # What a piece shares with a group is at least what it shares with one piece of it: the most counts.
+    # A piece shares with a group at least what it shares with each of its pieces, so the largest of these counts.
     _, most = np.unique(piece * len(groups) + group_of[partner], return_index=True)
     places, place = np.unique((group_of[piece] * len(groups) + group_of[partner])[most], return_inverse=True)
     one, other = np.divmod(places, len(groups))
@@ -311,7 +313,7 @@ def _groups_around(groups: list[list[int]], wide: list[Runs], pairs: _Pairs) -> 
 def _drop_fragments(
     objects: list[JoinedObject], around: dict[int, set[int]], tiles: list[Corners]
 ) -> list[JoinedObject]:
-    """Return the objects without fragments that lie mostly inside a more confident one; best first."""
+    """Drop the fragments that lie mostly inside a more confident object; return the other objects, best first."""
     order = sorted(range(len(objects)), key=lambda number: (-objects[number].score, objects[number].pieces[0].order))
     kept: set[int] = set()
     for number in order:
@@ -321,7 +323,7 @@ def _drop_fragments(
 
 
 def is_cut(thing: JoinedObject, tiles: list[Corners]) -> bool:
-    """Return whether a tile's border cuts the object off: no piece of a tile that looks further continues it there."""
+    """Return whether the object ends at a tile's border, and no piece of a tile that reaches further continues it there."""
     photo = (0, 0, max(tile[2] for tile in tiles), max(tile[3] for tile in tiles))
     masks = np.array([piece.mask.corners for piece in thing.pieces])
     seen = np.array([tiles[piece.tile] for piece in thing.pieces])
@@ -330,15 +332,15 @@ def is_cut(thing: JoinedObject, tiles: list[Corners]) -> bool:
         for side in range(4):
             inwards = 1 if side < 2 else -1
             band = list(tile)
-            band[(side + 2) % 4] = tile[side] + inwards * EDGE_PX
+            band[(side + 2) % 4] = tile[side] + inwards * TILE_EDGE_PX
             corners = (band[0], band[1], band[2], band[3])
             if tile[side] == photo[side] or not has_pixels(intersection(corners, piece.mask.corners)):
                 continue
-            at_border = piece.mask.window(corners)
+            at_border = piece.mask.crop(corners)
             continued = np.zeros(at_border.shape, bool)
             looks_further = inwards * seen[:, side] < inwards * tile[side]
             for number in np.flatnonzero(looks_further & _overlap(np.array(corners), masks)):
-                continued |= thing.pieces[number].mask.window(corners)
+                continued |= thing.pieces[number].mask.crop(corners)
             continued = cv2.dilate(continued.view(np.uint8), WIDEN_KERNEL).view(bool)
             if 2 * np.count_nonzero(continued[at_border]) < np.count_nonzero(at_border):
                 return True

@@ -44,8 +44,8 @@ def write_orthophoto(
 ) -> Counter[int]:
     """Predict on a raster in blocks and write both files; return on rank 0 how many objects of each class there are.
 
-    `predictor` has a tiling. Every rank must reach this: the ranks share the blocks, and rank 0 joins them. The blocks that a
-    killed run finished are taken over if raster, model and options are the same.
+    `predictor` needs a tiling. Every rank must reach this: the ranks share the blocks, and rank 0 joins them. Blocks that an
+    earlier, killed run finished are used again if raster, model and options are the same.
     """
     assert predictor.tiling is not None
     rows = cut_blocks(raster.width, raster.height, predictor.tiling)
@@ -63,7 +63,7 @@ def write_orthophoto(
 
 
 def _join(rows: list[list[Corners]], done: FinishedBlocks, layers: MapLayers, most: int) -> Counter[int]:
-    """Write the objects of all blocks; a block with `most` detections may have had more. Return how many of each class."""
+    """Write the objects of all blocks; return how many of each class. Warn of blocks that may have more than `most`."""
     counts: Counter[int] = Counter()
     full: list[int] = []
 
@@ -98,10 +98,10 @@ def _facts(predictor: Predictor, raster: Orthophoto, model: Path) -> str:
 
 
 class MapLayers:
-    """The two files while they are written, under other names; `names`: of the classes. An error removes them.
+    """Writes both files under temporary names; an error removes them. `names`: of the classes.
 
-    Areas and lengths are those on the ellipsoid of WGS84, whatever the reference system: on a map in Mercator's
-    projection, for one, a metre at 60 degrees north is half a metre.
+    Areas and lengths are those on the ellipsoid of WGS84, because a reference system may distort them: in Mercator's projection
+    a metre at 60 degrees north is half a metre.
     """
 
     def __init__(self, folder: Path, raster: Orthophoto, names: Sequence[str]) -> None:
@@ -132,7 +132,7 @@ class MapLayers:
                     os.replace(part, target)
 
     def add(self, objects: Sequence[JoinedObject]) -> Counter[int]:
-        """Write some objects, a wire of several lines as several; return how many of each class."""
+        """Write some objects; a wire of several lines counts as several. Return how many of each class there are."""
         rows: dict[str, list[tuple[Any, list[Any]]]] = {}
         counts: Counter[int] = Counter()
         for detected in objects:
@@ -187,7 +187,7 @@ class MapLayers:
 
 
 def _shapes(detected: JoinedObject) -> Iterator[tuple[str, Any, float]]:
-    """Yield the layer, the geometry in pixels and the width in pixels of an object's lines; else its outline and 0."""
+    """Yield layer, geometry and width, both in pixels, of each line of an object; without lines, of its outline, width 0."""
     lines = lines_of(detected)
     for points, width_px in lines:
         yield "lines", LineString(points), width_px
@@ -198,5 +198,5 @@ def _shapes(detected: JoinedObject) -> Iterator[tuple[str, Any, float]]:
 
 def outline_of(mask: Runs) -> Any:
     """Return the polygons that contain the centres of exactly a mask's pixels."""
-    rings = mask_rings(mask.window(mask.corners), *mask.corners[:2])
+    rings = mask_rings(mask.crop(mask.corners), *mask.corners[:2])
     return shapely.build_area(shapely.multilinestrings([shapely.linearrings(ring) for ring in rings]))  # even-odd rule

@@ -1,10 +1,10 @@
 """Predicts on an orthophoto of any size in blocks, and joins what lies in several blocks.
 
-A block is as large as a drone's photograph and is predicted on like one (utils/predict/tiles.py). Neighbouring blocks begin on
-the same grid of tiles and share one tile's side, so both see the same tiles there. Detections that reach into a neighbour are
+A block is as large as a drone's photograph and is predicted on like one (utils/predict/tiles.py). Neighbouring blocks overlap
+by a tile's side and cut their tiles on one grid, so both see the same tiles there. Detections that reach into a neighbour are
 joined by the rules for tiles (utils/predict/joining.py), with blocks in the place of tiles; the others stay as they are.
 
-Each finished block is a file, so that a killed run goes on, and the ranks share the blocks.
+The ranks share the blocks. Each finished block is written to a file, so that a run that was killed can go on.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ import shapely
 from utils.common.files import write_bytes_atomic, write_text_atomic
 from utils.data.images import FILL
 from utils.predict.agreement import WIDEN_PX
-from utils.predict.joining import JoinedObject, Piece, join_tiles
+from utils.predict.joining import JoinedObject, TilePiece, join_tiles
+from utils.predict.lines.line import Line
 from utils.predict.regions import ROW, Corners, Runs, has_pixels, hull, intersection
-from utils.predict.shapes import Line
 from utils.predict.tiles import Predictor, Tiling, overlap_px
 
-BLOCK_PX = 6000  # longest side of a block, unless two tiles are longer
-NEVER = 2.0  # an IoU that no two masks have: duplicates of a block were dropped in the block
+LONGEST_BLOCK_PX = 6000  # longest side of a block, unless two tiles are longer
+NEVER = 2.0  # an IoU that no two masks have, because each block has dropped its duplicates already
 NO_GAPS = np.zeros((0, 2, 2))
-MIN_TOLERANCE_PX = 4.0  # two blocks' lines of one wire may lie this far apart, or a width
+MIN_TOLERANCE_PX = 4.0  # two blocks' lines of one wire may lie this far apart, or the wire's width
 
 
 @dataclass(frozen=True, eq=False)
-class BlockPiece(Piece):
-    """A detection in a block, `tile`, in pixels of the raster; its line, if it is a wire's."""
+class BlockPiece(TilePiece):
+    """A detection in a block, in pixels of the raster. `tile` is the block's number; a wire has a line."""
 
     line: Line | None = None
 
@@ -52,7 +52,7 @@ def cut_blocks(width: int, height: int, tiling: Tiling) -> list[list[Corners]]:
     """Return rows of blocks that cover a raster; neighbours share a tile's side, and their grids of tiles coincide."""
     size = tiling.size_px
     step = size - overlap_px(size, tiling.overlap)
-    step *= max(1, (BLOCK_PX - size) // step)
+    step *= max(1, (LONGEST_BLOCK_PX - size) // step)
     columns, rows = (
         [(start, min(start + step + size, length)) for start in range(0, max(length - size, 1), step)]
         for length in (width, height)
@@ -81,13 +81,13 @@ def predict_block(predictor: Predictor, photo: np.ndarray, number: int, corners:
 
 
 class FinishedBlocks:
-    """The blocks that are done, a file each in a folder that is removed at the end. `facts`: all that they depend on."""
+    """The finished blocks: a file each, in a folder that is removed at the end. `facts`: all that their content depends on."""
 
     def __init__(self, folder: Path, facts: str) -> None:
         self.folder, self.facts = folder, facts
 
     def prepare(self, number: int) -> list[int]:
-        """Make the folder; return which of so many blocks a killed run with the same facts finished. Others are removed."""
+        """Make the folder for a number of blocks; return those that a run with the same facts has finished."""
         note = self.folder / "facts.txt"
         with suppress(FileNotFoundError, UnicodeDecodeError):
             if note.read_text(encoding="utf-8") == self.facts:
@@ -142,7 +142,7 @@ def join_blocks(
 ) -> Iterator[list[JoinedObject]]:
     """Yield, after each row of blocks, the objects that no further row can change; `load` returns a block's detections.
 
-    Memory holds the detections of one row, and those of objects that reach into the next one.
+    Memory holds one row's detections, and those of objects that reach into the next row.
     """
     blocks = [block for row in rows for block in row]
     waiting: list[list[BlockPiece]] = []
@@ -160,7 +160,7 @@ def join_blocks(
 
 
 def _connected(groups: list[list[BlockPiece]], blocks: list[Corners]) -> list[list[BlockPiece]]:
-    """Join groups of detections that may be one object: two of a class whose masks are near each other in both blocks."""
+    """Unite groups of detections that may be one object: two of one class whose masks are near each other in both blocks."""
     from scipy.sparse import coo_array  # takes 0.2 s
     from scipy.sparse.csgraph import connected_components
 
@@ -188,11 +188,11 @@ def _connected(groups: list[list[BlockPiece]], blocks: list[Corners]) -> list[li
 
 
 def _near(pieces: Iterable[BlockPiece], corners: Corners) -> np.ndarray:
-    """Return the box around the pixels of each mask in a rectangle, widened, and its class: int64 (n, 5); empty without any."""
+    """Return the widened box around each mask's pixels in a rectangle, empty without any, and its class: int64 (n, 5)."""
     rows = []
     for piece in pieces:
         shared = intersection(piece.mask.corners, corners)
-        inside = Runs.of(piece.mask.window(shared), *shared[:2]).corners if has_pixels(shared) else shared
+        inside = Runs.of(piece.mask.crop(shared), *shared[:2]).corners if has_pixels(shared) else shared
         wide = WIDEN_PX if has_pixels(inside) else -ROW
         rows.append((inside[0] - wide, inside[1] - wide, inside[2] + wide, inside[3] + wide, piece.class_id))
     return np.array(rows, np.int64)
@@ -209,7 +209,7 @@ def _joined(group: list[BlockPiece], blocks: list[Corners]) -> list[JoinedObject
 def lines_of(detected: JoinedObject) -> list[tuple[np.ndarray, float]]:
     """Return an object's lines, points float64 (K, 2) xy and the mean width in pixels; none if it is no wire.
 
-    The longest line is continued by what the lines of other blocks have beyond its ends.
+    The longest line comes first. What other blocks' lines add beyond its ends continues it.
     """
     lines = [piece.line for piece in detected.pieces if isinstance(piece, BlockPiece) and piece.line is not None]
     lines.sort(key=lambda line: -line.length_px)
@@ -224,7 +224,7 @@ def lines_of(detected: JoinedObject) -> list[tuple[np.ndarray, float]]:
 
 
 def _continue(parts: list[tuple[np.ndarray, float]], points: np.ndarray, width: float, reach: float) -> None:
-    """Add a line to that of `parts` whose end is within `reach` of one of its ends, else as a further one."""
+    """Append a line to the one in `parts` that ends within `reach` of it; if there is none, add it to `parts`."""
     for number, (known, known_width) in enumerate(parts):
         gaps = np.hypot(*(known[[0, -1], None] - points[None, [0, -1]]).transpose(2, 0, 1))  # (2, 2)
         if gaps.min() <= reach:

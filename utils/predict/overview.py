@@ -1,9 +1,9 @@
 """Compares what a coarser pass found, on larger tiles or the whole photograph, with the objects from smaller tiles.
 
-A coarser pass shows larger objects at once, but a pixel of its masks may be tens of pixels of the photograph. So a mask from
-smaller tiles is preferred wherever there is one (docs/tiles.md, rule 5). But no tile shows an object whole that is as long
-as the tile: pieces of wood, sky or rock look like pieces of any large object. There the coarser pass decides (rule 6).
-`_decide` applies the rules in turn.
+A coarser pass shows larger objects whole, but a pixel of its masks may be tens of pixels of the photograph. So masks from
+smaller tiles are preferred (docs/tiles.md, rule 5). But no tile shows an object whole that is longer than the tile, and pieces
+of wood, sky or rock look like pieces of any large object. There the coarser pass decides (rule 6). `_decide` applies the rules
+in turn.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 import cv2
 import numpy as np
 
-from utils.predict.joining import EDGE_PX, MIN_AGREEMENT, MOSTLY, SCORE_RATIO, JoinedObject, Piece, is_cut
+from utils.predict.joining import MIN_AGREEMENT, MOSTLY, SCORE_RATIO, TILE_EDGE_PX, JoinedObject, TilePiece, is_cut
 from utils.predict.regions import Cells, Corners, Runs, hull, intersections
 
-MIN_COVERED = 0.5
-MIN_CELLS = 3  # thickness of a coarse mask that counts although no smaller tile shows it; a cell is half a mask pixel
+MIN_COVERED = 0.5  # share of a coarse mask that objects cover, so that they stand for it
+MIN_CELLS = 3  # thickness of a coarse mask that counts even if no smaller tile shows it; a cell is half a mask pixel
 WELL_SHOWN = 6  # thickness from which the coarser pass shows an object well: 12 pixels of the network's input
-MIN_GAP = 0.25  # of a coarse mask: less may be the mask's coarse edge
+MIN_GAP = 0.25  # share of a coarse mask that no fragment shows, to be filled; less may be the mask's coarse edge
 ONE_CELL, TWO_CELLS = np.ones((3, 3), np.uint8), np.ones((5, 5), np.uint8)
 
 
@@ -33,10 +33,10 @@ def add_overview(
     coarse_px: int,
     mask_px: float,
 ) -> list[JoinedObject]:
-    """Add the objects of a coarser pass, of whose masks a pixel is `mask_px` of the photograph's. Best first.
+    """Compare objects with those of a coarser pass; return the objects of both, best first.
 
-    `tiles` are those of all passes, `coarse_px` is the side of the coarser pass's, or the longer side of the photograph;
-    `finer_px` is the side of the tiles of the next finer pass.
+    tiles: of all passes. finer_px, coarse_px: a tile's side in the pass before and in the coarser pass, for the whole
+    photograph its longer side. mask_px: the side of a pixel of the coarser pass's masks. All are in pixels of the photograph.
     """
     cell_px = max(1, round(mask_px / 2))
     of_class: dict[int, list[JoinedObject]] = {thing.class_id: [] for thing in coarse}
@@ -65,7 +65,7 @@ def longest_side(tiles: list[Corners]) -> int:
 
 
 class _Candidate:
-    """An object from tiles that a coarse mask may cover."""
+    """An object from smaller tiles that a coarse mask may cover."""
 
     def __init__(self, number: int, thing: JoinedObject, cell_px: int, tiles: list[Corners]) -> None:
         self.number, self.thing = number, thing
@@ -100,7 +100,7 @@ class _Candidate:
         return self.sides[1] >= self.tile_px and self.thickness >= MIN_CELLS
 
     def judged(self, coarse_px: int) -> JoinedObject:
-        """Return the object with what the coarser pass says of it, which counts for less if that hardly shows it."""
+        """Return the object with the coarser pass's confidence in it: among `others` if that pass shows it well, else as `support`."""
         if self.sides[1] <= coarse_px and self.thickness >= WELL_SHOWN:
             return replace(self.thing, others=(*self.thing.others, self.support))
         return replace(self.thing, support=max(self.thing.support, self.support))
@@ -115,7 +115,7 @@ class _Candidate:
         """The mask's pixels in each cell."""
         parts = [Cells.of(piece.mask, self._cell_px) for piece in self.thing.pieces]
         corners = hull([part.corners for part in parts])
-        return Cells(*corners[:2], np.maximum.reduce([part.window(corners) for part in parts]))
+        return Cells(*corners[:2], np.maximum.reduce([part.crop(corners) for part in parts]))
 
 
 class _Candidates:
@@ -128,34 +128,29 @@ class _Candidates:
         self._corners = np.array([thing.corners for thing in things]).reshape(-1, 4)
 
     def near(self, coarse: JoinedObject, corners: tuple[int, ...]) -> list[_Candidate]:
-        """Return the free objects in a rectangle that are as confident as a coarse mask, to SCORE_RATIO."""
+        """Return the free objects in a rectangle whose confidence differs from the coarse mask's by SCORE_RATIO at most."""
         is_near = (self._corners[:, :2] < corners[2:]).all(axis=1) & (self._corners[:, 2:] > corners[:2]).all(axis=1)
         ratio = np.minimum(self._scores, coarse.score) >= SCORE_RATIO * np.maximum(self._scores, coarse.score)
         return [self.all[number] for number in np.flatnonzero(is_near & ratio & self.is_free)]
 
     def take(self, neighbours: list[_Neighbour]) -> None:
-        """Note that a coarse mask joins or replaces some objects."""
+        """Mark objects that a coarse mask joins or replaces as no longer free."""
         self.is_free[[neighbour.candidate.number for neighbour in neighbours]] = False
 
 
 @dataclass(frozen=True, eq=False)
 class _Neighbour:
-    """How an object from tiles lies to a coarse mask: its cells there, the share of it inside, whether both agree."""
+    """An object from smaller tiles beside a coarse mask: its cells there, its share inside the mask, whether both agree."""
 
     candidate: _Candidate
     cells: np.ndarray
     inside: float
     agrees: bool
 
-    @property
-    def thing(self) -> JoinedObject:
-        """The object."""
-        return self.candidate.thing
-
 
 @dataclass(frozen=True, eq=False)
 class _CoarseMask:
-    """A coarse mask on the grid, and the objects from tiles beside it that it may be compared with."""
+    """A coarse mask on the grid, and the objects from smaller tiles that it is compared with."""
 
     thing: JoinedObject
     cells: np.ndarray  # bool (h, w): where the mask is
@@ -178,7 +173,7 @@ def _decide(coarse: JoinedObject, candidates: _Candidates, cell_px: int, tile_px
     replaced = _replaced(mask) if mask.thickness * cell_px >= tile_px else None
     if replaced is not None:
         candidates.take(replaced)
-        found = [neighbour.thing.score for neighbour in replaced if neighbour.agrees]
+        found = [neighbour.candidate.thing.score for neighbour in replaced if neighbour.agrees]
         return [replace(coarse, others=(*coarse.others, max(found))) if found else coarse]
     if fragments := _fragments(mask):
         candidates.take(fragments)
@@ -190,15 +185,15 @@ def _decide(coarse: JoinedObject, candidates: _Candidates, cell_px: int, tile_px
 
 
 def _look(coarse: JoinedObject, candidates: _Candidates, cell_px: int) -> _CoarseMask:
-    """Compare a coarse mask with the objects near it, except those of which only the coarse mask can decide."""
+    """Compare a coarse mask with the objects near it. Those that are too long for a tile count only if both agree."""
     grid = Cells.of(coarse.mask, cell_px)
     left, top, right, bottom = grid.corners
     around = (left - 2, top - 2, right + 2, bottom + 2)
-    cells = grid.window(around) >= min(grid.counts.max(), cell_px**2 / 4)
+    cells = grid.crop(around) >= min(grid.counts.max(), cell_px**2 / 4)
     reach = cv2.dilate(cells.view(np.uint8), ONE_CELL).view(bool)
     neighbours = []
     for candidate in candidates.near(coarse, tuple(cell_px * side for side in around)):
-        counts = candidate.cells.window(around)
+        counts = candidate.cells.crop(around)
         shared = ((counts > 0) & cells).sum()
         agrees = shared >= MIN_AGREEMENT * (cells.sum() + (candidate.cells.counts > 0).sum() - shared)
         if agrees or not candidate.is_too_long:
@@ -208,26 +203,28 @@ def _look(coarse: JoinedObject, candidates: _Candidates, cell_px: int) -> _Coars
 
 
 def _replaced(mask: _CoarseMask) -> list[_Neighbour] | None:
-    """Return the less confident objects that a thick coarse mask replaces; None if more confident ones are against it."""
+    """Return the less confident objects that a thick coarse mask replaces; None if more confident objects forbid it (rule 6)."""
     replaced: list[_Neighbour] = []
     others: list[_Neighbour] = []
     for neighbour in mask.neighbours:
         is_same = neighbour.agrees or neighbour.inside >= MOSTLY
-        (replaced if is_same and neighbour.thing.score < mask.thing.score else others).append(neighbour)
+        (replaced if is_same and neighbour.candidate.thing.score < mask.thing.score else others).append(neighbour)
     is_refused = any(neighbour.agrees for neighbour in others) or mask.is_covered_by(others)
     return None if is_refused else replaced
 
 
 def _fragments(mask: _CoarseMask) -> list[_Neighbour]:
-    """Return the fragments that a coarse mask joins; none if two of them come from one tile: these are two objects."""
+    """Return the fragments that a coarse mask joins: none if two come from one tile, because then they are two objects."""
     fragments = [part for part in mask.neighbours if part.inside >= MOSTLY and part.candidate.is_fragment]
-    tiles = [tile for part in fragments for tile in {piece.tile for piece in part.thing.pieces}]
+    tiles = [tile for part in fragments for tile in {piece.tile for piece in part.candidate.thing.pieces}]
     return fragments if len(set(tiles)) == len(tiles) else []
 
 
 def _join(mask: _CoarseMask, fragments: list[_Neighbour], cell_px: int) -> JoinedObject:
-    """Return the object of some fragments; the coarse mask fills a large gap."""
-    pieces = sorted((piece for part in fragments for piece in part.thing.pieces), key=lambda piece: piece.order)
+    """Join fragments to one object; where they leave a large gap, the coarse mask fills it."""
+    pieces = sorted(
+        (piece for part in fragments for piece in part.candidate.thing.pieces), key=lambda piece: piece.order
+    )
     missing = mask.cells & ~_widened(mask.neighbours)
     if missing.sum() >= MIN_GAP * mask.cells.sum():
         gap = cv2.dilate(missing.view(np.uint8), TWO_CELLS).view(bool)  # up to the fragments
@@ -237,14 +234,14 @@ def _join(mask: _CoarseMask, fragments: list[_Neighbour], cell_px: int) -> Joine
 
 
 def _support(mask: _CoarseMask) -> None:
-    """Note that the coarser pass found the object that covers a coarse mask and lies in it, if one does."""
+    """Raise the support of the object that covers half of a coarse mask and lies half in it, if there is one."""
     most = max(mask.neighbours, key=lambda neighbour: int((neighbour.cells & mask.cells).sum()))
     if most.inside >= MIN_COVERED and mask.is_covered_by([most]):
         most.candidate.support = max(most.candidate.support, mask.thing.score)
 
 
 def _widened(neighbours: list[_Neighbour]) -> np.ndarray:
-    """Return the cells of some objects, widened by one pixel of the coarse mask."""
+    """Return the cells of all these objects, widened by one pixel of the coarse mask."""
     cells = np.any([neighbour.cells for neighbour in neighbours], axis=0)
     return cv2.dilate(cells.view(np.uint8), TWO_CELLS).view(bool)
 
@@ -255,22 +252,22 @@ def _thickness(cells: np.ndarray) -> float:
     return 2 * float(cv2.distanceTransform(padded, cv2.DIST_L2, 5).max())
 
 
-def _inside_cells(piece: Piece, is_kept: np.ndarray, around: Corners, cell_px: int) -> Piece:
-    """Return a piece with the part of its mask in some cells of a rectangle `around` it."""
+def _inside_cells(piece: TilePiece, is_kept: np.ndarray, around: Corners, cell_px: int) -> TilePiece:
+    """Return a piece with the part of its mask that lies in the kept cells of the rectangle `around`."""
     left, top, right, bottom = piece.mask.corners
     rows = np.arange(top, bottom) // cell_px - around[1]
     columns = np.arange(left, right) // cell_px - around[0]
-    rest = Runs.of(piece.mask.window(piece.mask.corners) & is_kept[np.ix_(rows, columns)], left, top)
+    rest = Runs.of(piece.mask.crop(piece.mask.corners) & is_kept[np.ix_(rows, columns)], left, top)
     return replace(piece, mask=rest, box=np.array(rest.corners, np.float32))
 
 
 def without_mask(
-    pieces: list[Piece], objects: list[JoinedObject], tiles: list[Corners], iou: float
+    pieces: list[TilePiece], objects: list[JoinedObject], tiles: list[Corners], iou: float
 ) -> list[JoinedObject]:
-    """Return the detections with an empty mask, whose boxes decide instead; best first.
+    """Return the detections with an empty mask, best first. Their boxes decide which ones are left out.
 
-    A box is left out if it overlaps a more confident one, or one of `objects`, of its class above `iou`. So is a box that
-    its tile's border cuts off, if it lies mostly (MOSTLY) in another one.
+    A box is left out if its IoU with a more confident box, or with the box of one of `objects`, of its class is above `iou`. A
+    box that its tile's border cuts off is also left out if MOSTLY of it lies in another box.
     """
     photo = (0, 0, max(tile[2] for tile in tiles), max(tile[3] for tile in tiles))
     cut = {piece: _is_cut_off(piece, tiles, photo) for piece in pieces if piece.mask.is_empty}
@@ -290,9 +287,9 @@ def without_mask(
     return sorted(found, key=lambda thing: thing.pieces[0].order)
 
 
-def _is_cut_off(piece: Piece, tiles: list[Corners], photo: Corners) -> bool:
-    """Return whether a piece's box comes within EDGE_PX of a border of its tile that is not the photograph's."""
+def _is_cut_off(piece: TilePiece, tiles: list[Corners], photo: Corners) -> bool:
+    """Return whether a piece's box comes within TILE_EDGE_PX of a border of its tile that is not the photograph's."""
     if piece.tile < 0:
         return False
     distances = np.abs(piece.box - np.array(tiles[piece.tile]))
-    return bool(((distances < EDGE_PX) & (np.array(tiles[piece.tile]) != np.array(photo))).any())
+    return bool(((distances < TILE_EDGE_PX) & (np.array(tiles[piece.tile]) != np.array(photo))).any())

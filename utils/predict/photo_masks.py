@@ -1,8 +1,8 @@
-"""Masks in the pixels of a photograph: where it lies in the network's input, and detections' masks enlarged to it.
+"""Masks in the pixels of a photograph: where it lies in the network's input, and how detections' masks are enlarged to it.
 
-Enlarging by linear interpolation twice, from prototypes to the input and from there to the photograph, is a product with
-one matrix of rows and one of columns. So a mask is computed inside its box alone, row by row in a compiled loop, and only
-where its edge may be: between prototype pixels of one sign every pixel has that sign.
+Masks are interpolated linearly twice: from prototypes to the input, and from there to the photograph. Together this is a
+product with one matrix for the rows and one for the columns. So a compiled loop computes a mask row by row inside its box, and
+only where its edge may be: between prototype pixels of one sign every pixel has that sign.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Placement:
     photo_size: tuple[int, int]
 
     def boxes_to_photo(self, boxes: torch.Tensor) -> torch.Tensor:
-        """Map xyxy boxes (n, 4) from input to photograph pixels, clipped to the photograph; what is no number becomes 0."""
+        """Map xyxy boxes (n, 4) from input to photograph pixels, clipped to the photograph; NaN becomes 0."""
         inner = boxes.new_tensor(self.inner_size * 2)
         photo = boxes.new_tensor(self.photo_size * 2)
         placed = (boxes - boxes.new_tensor(self.pad * 2)) / inner * photo
@@ -45,22 +45,22 @@ def enlarge(
     prototypes float32 (32, h, w), coefficients (n, 32) and boxes lie in the host's memory.
     """
     columns, rows = (_axis(placement, axis, prototypes.shape[-1]) for axis in (0, 1))
-    # The ends of pixels with the same neighbours.
+    # Where each group of photograph pixels with the same three neighbours ends.
     ends = np.searchsorted(columns[0], np.arange(prototypes.shape[-1]), side="right")
     for start in range(0, len(coefficients), MASKS_PER_PRODUCT):
         part = slice(start, start + MASKS_PER_PRODUCT)
         logits = (coefficients[part] @ prototypes.flatten(1)).view(-1, *prototypes.shape[1:]).numpy()
-        windows = boxes[part].ceil().long().numpy()  # a pixel belongs to a box if x1 <= its index < x2
-        for values, window in zip(logits, windows, strict=True):
-            edges, left, right = _edges(values, *columns, ends, *rows, window)
+        rectangles = boxes[part].ceil().long().numpy()  # a pixel belongs to a box if x1 <= its index < x2
+        for values, rectangle in zip(logits, rectangles, strict=True):
+            edges, left, right = _edges(values, *columns, ends, *rows, rectangle)
             corners = (left, int(edges[0]) // ROW, right, int(edges[-1]) // ROW + 1) if len(edges) else (0, 0, 0, 0)
             yield Runs(corners, edges)
 
 
 def _axis(placement: Placement, axis: int, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return how photograph pixels along the x (0) or y (1) axis follow from `side` prototype pixels.
+    """Return how `side` prototype pixels make up the photograph's pixels along the x (0) or y (1) axis.
 
-    Each follows from three neighbours, some of weight 0: the first of them, int64 (P,), and weights float32 (P, 3).
+    Each pixel is a weighted sum of three neighbours: the first of them, int64 (P,), and the weights, float32 (P, 3).
     """
     inner_px, photo_px = placement.inner_size[axis], placement.photo_size[axis]
     low, high, share = _neighbours(inner_px, photo_px)
@@ -75,9 +75,9 @@ def _axis(placement: Placement, axis: int, side: int) -> tuple[np.ndarray, np.nd
 
 
 def _neighbours(small: int, large: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the lower and upper source of each of `large` pixels among `small`, and the upper one's weight, float32.
+    """Return between which two of `small` pixels each of `large` pixels lies, and the second one's weight, float32.
 
-    As `F.interpolate(mode="bilinear", align_corners=False)` computes them, in float32: with 5472 pixels the rounding shows.
+    `F.interpolate(mode="bilinear", align_corners=False)` computes them in float32, too: at 5472 pixels the rounding shows.
     """
     position = np.float32(small / large) * (np.arange(large, dtype=np.float32) + np.float32(0.5)) - np.float32(0.5)
     position = position.clip(0)
@@ -93,13 +93,13 @@ def _edges(
     ends: np.ndarray,
     first_rows: np.ndarray,
     row_weights: np.ndarray,
-    window: np.ndarray,
+    rectangle: np.ndarray,
 ) -> tuple[np.ndarray, int, int]:
-    """Return where prototype values (h, w), enlarged, exceed 0 in a window of the photograph: left, top, right, bottom.
+    """Return where prototype values (h, w), enlarged, exceed 0 in a rectangle of the photograph: left, top, right, bottom.
 
     Returns the edges of `Runs`, and the first column with such a pixel and the one after the last.
     """
-    left, top, right, bottom = window
+    left, top, right, bottom = rectangle
     edges = np.empty(4 * max(bottom - top, 0) + max(right - left, 0) + 2, np.int64)
     number, lowest, highest = 0, right, left
     if left >= right or top >= bottom:

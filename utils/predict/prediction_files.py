@@ -19,10 +19,11 @@ from utils.common.errors import UserError
 from utils.common.files import new_text_file, write_text_atomic
 from utils.data.images import write_jpeg
 from utils.predict.detections import PhotoPrediction
+from utils.predict.lines.line import Line
+from utils.predict.lines.routes import find_routes
 from utils.predict.regions import Region
-from utils.predict.shapes import Line, find_routes
 
-PARTS = ".predictions.part-*"
+PREDICTION_PARTS = ".predictions.part-*"
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Source:
 
 
 class PartWriter:
-    """Writes this rank's parts of some files; an error removes them. Parts are named by their patterns."""
+    """Writes this rank's part of each of some files. `patterns` name the parts, `*` is the rank. An error removes them."""
 
     def __init__(self, folder: Path, patterns: Sequence[str], rank: int) -> None:
         self.folder = folder
@@ -43,7 +44,7 @@ class PartWriter:
         self._parts = {pattern: new_text_file(part_of(folder, pattern, rank)) for pattern in patterns}
 
     def write(self, pattern: str, source: Source, entry: dict[str, Any]) -> None:
-        """Add a photograph's entry. A rank adds its photographs in ascending order of their positions."""
+        """Add a photograph's entry. Each rank must add its photographs in ascending order of their positions."""
         self._parts[pattern].write(f"{source.position}\t{json.dumps(entry)}\n")
 
     def __enter__(self) -> Self:
@@ -66,15 +67,12 @@ class PredictionWriter(PartWriter):
     """
 
     def __init__(self, folder: Path, names: tuple[str, ...], rank: int = 0) -> None:
-        super().__init__(folder, [PARTS], rank)
+        super().__init__(folder, [PREDICTION_PARTS], rank)
         self.names = names
         (folder / "labels").mkdir(exist_ok=True)
 
     def add(self, source: Source, shape: tuple[int, ...], prediction: PhotoPrediction) -> None:
-        """Add a photograph of `shape` (H, W, 3) with its detections.
-
-        With lines, the detections that have one get it, and the photograph's entry lists the wires.
-        """
+        """Add a photograph of `shape` (H, W, 3) with its detections, their lines, and the wires that the lines form."""
         height, width = shape[:2]
         class_ids, scores, lines = prediction.class_ids.tolist(), prediction.found.scores.tolist(), prediction.lines
         outlines = [outline(mask) for mask in prediction.masks]
@@ -97,7 +95,7 @@ class PredictionWriter(PartWriter):
                 | line_fields(route.line)
                 for route in find_routes(lines, prediction.class_ids)
             ]
-        self.write(PARTS, source, entry)
+        self.write(PREDICTION_PARTS, source, entry)
         rows = [
             f"{class_id} " + " ".join(f"{value:.6f}" for value in (parts[0] / (width, height)).clip(0, 1).reshape(-1))
             for class_id, parts in zip(class_ids, outlines, strict=True)
@@ -118,15 +116,15 @@ class PredictionWriter(PartWriter):
 
 
 def merge_parts(folder: Path, num_ranks: int) -> None:
-    """Write predictions.json of all ranks' parts, in the order of the photographs. Raises UserError if one is missing."""
-    parts = Parts(folder, PARTS, num_ranks)
+    """Join all ranks' parts to predictions.json, in the order of the photographs. Raises UserError if a part is missing."""
+    parts = Parts(folder, PREDICTION_PARTS, num_ranks)
     with parts.merged_into(folder / "predictions.json") as output:
         write_list(output, "[", parts.lines(), "]\n")
 
 
 @dataclass(frozen=True)
 class Parts:
-    """All ranks' parts of one file: lines of a photograph's position, a tab and JSON."""
+    """All ranks' parts of one file. Each line is a photograph's position, a tab and JSON."""
 
     folder: Path
     pattern: str
@@ -142,7 +140,7 @@ class Parts:
 
     @contextmanager
     def merged_into(self, target: Path) -> Iterator[TextIO]:
-        """Yield a file that becomes `target` at the end, when the parts are removed. Raises UserError if one is missing."""
+        """Yield a file that becomes `target` at the end, and then remove the parts. Raises UserError if a part is missing."""
         for part in (part_of(self.folder, self.pattern, rank) for rank in range(self.num_ranks)):
             if not part.exists():
                 raise UserError(f"{part} is missing: --output must be a folder that all machines share")
@@ -179,7 +177,7 @@ def _folder_name(class_name: str, class_id: int) -> str:
 
 
 def line_fields(line: Line) -> dict[str, Any]:
-    """Return a line as predictions.json has it, in pixels of the photograph, rounded to hundredths."""
+    """Return a line's fields of predictions.json, in pixels of the photograph, rounded to hundredths."""
     return {
         "centreline": line.points.round(2).tolist(),
         "width_px": round(line.width_px, 2),

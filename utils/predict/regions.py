@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, overload
@@ -20,8 +20,8 @@ class Region:
     top: int
     mask: np.ndarray
 
-    def window(self, left: int, top: int, right: int, bottom: int) -> np.ndarray:
-        """Return the part of the mask inside a window of the photograph, at most the window's size: bool, a view."""
+    def crop(self, left: int, top: int, right: int, bottom: int) -> np.ndarray:
+        """Return the part of the mask inside a rectangle of the photograph: bool, a view, no larger than the rectangle."""
         return self.mask[
             max(top - self.top, 0) : max(bottom - self.top, 0), max(left - self.left, 0) : max(right - self.left, 0)
         ]
@@ -40,27 +40,67 @@ class Region:
     def shared_pixels(self, other: Region) -> int:
         """Count the pixels in both masks."""
         shared = intersection(self.corners, other.corners)
-        return int(np.count_nonzero(self.window(*shared) & other.window(*shared))) if has_pixels(shared) else 0
+        return int(np.count_nonzero(self.crop(*shared) & other.crop(*shared))) if has_pixels(shared) else 0
+
+
+def canvas_of(regions: Iterable[Region], size: tuple[int, int]) -> np.ndarray:
+    """Draw masks into a photograph of (width, height) pixels: bool (H, W)."""
+    canvas = np.zeros(size[::-1], bool)
+    for region in regions:
+        region.add_to(canvas)
+    return canvas
+
+
+def fill_outline(outline: np.ndarray, photo_size: tuple[int, int]) -> Region:
+    """Fill an outline (V, 2) in pixels: a pixel belongs to the mask if its centre lies inside (even-odd rule).
+
+    OpenCV would also fill the pixels on the edge and so double the width of a wire that is one pixel wide. An outline without
+    any centre inside becomes the pixels of its corners.
+    """
+    width, height = photo_size
+    low = np.floor(outline.min(0)).astype(int).clip(0, (width - 1, height - 1))
+    high = np.ceil(outline.max(0)).astype(int).clip(low + 1, (width, height))
+    (left, top), (columns, rows) = low.tolist(), (high - low).tolist()
+    row, x = _crossings(outline, top, rows)
+    column = np.ceil(x - 0.5 - left).astype(int).clip(0, columns)
+    toggles = np.zeros((rows, columns + 1), np.uint8)  # whether an odd number of edges lies just before each pixel
+    np.bitwise_xor.at(toggles, (row, column), 1)
+    mask = np.bitwise_xor.accumulate(toggles, axis=1)[:, :-1].view(bool)
+    if not mask.any():
+        corners = (np.floor(outline).astype(int) - low).clip(0, (columns - 1, rows - 1))
+        mask[corners[:, 1], corners[:, 0]] = True
+    return Region(left, top, mask)
+
+
+def _crossings(outline: np.ndarray, top: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return where an outline's edges cross the centres of the rows top..top + rows - 1: row from 0 (K,), x (K,)."""
+    (x1, y1), (x2, y2) = outline.T, np.roll(outline, -1, axis=0).T
+    centres = np.arange(top, top + rows) + 0.5
+    first, last = np.searchsorted(centres, [np.minimum(y1, y2), np.maximum(y1, y2)])
+    edge = np.repeat(np.arange(len(outline)), last - first)
+    row = np.arange(len(edge)) - np.repeat((last - first).cumsum() - last, last - first)
+    slope = (x2[edge] - x1[edge]) / (y2[edge] - y1[edge])
+    return row, x1[edge] + (centres[row] - y1[edge]) * slope
 
 
 def column_runs(region: Region, photo_size: tuple[int, int]) -> list[int]:
     """Count in turn the pixels outside and inside a mask, column by column of a photograph of (width, height) pixels."""
     width, height = photo_size
     mask = region.mask
-    # Each change along a column lies before a pixel of the mask or, like a run up to the last row, after the column.
+    # A run begins or ends before a pixel of the mask, or at the end of the column.
     inner_row, inner_column = divmod(np.flatnonzero(mask[1:] != mask[:-1]), max(mask.shape[1], 1))
     first, last = (np.flatnonzero(mask[row]) for row in (slice(0, 1), slice(-1, None)))
     row = np.concatenate([inner_row + 1, np.zeros(len(first), int), np.full(len(last), len(mask))])
     column = np.concatenate([inner_column, first, last])
     changes, times = np.unique((region.left + column) * height + region.top + row, return_counts=True)
-    changes = changes[times == 1]  # a run that ends where the next column's begins is one run
+    changes = changes[times == 1]  # a run that goes on in the next column is one run
     ends = changes if len(changes) and changes[-1] == width * height else np.append(changes, width * height)
     counts: list[int] = np.diff(ends, prepend=0).tolist()
     return counts
 
 
 class LazyRegions(Sequence[Region]):
-    """Masks that are drawn when they are asked for: all at once may take gigabytes. `draw` makes one out of a source."""
+    """Masks that `draw` makes of their sources when they are asked for, because all at once may take gigabytes."""
 
     def __init__(self, sources: Sequence[Any], draw: Callable[[Any], Region]) -> None:
         self.sources, self.draw = sources, draw
@@ -87,8 +127,8 @@ Corners = tuple[int, int, int, int]  # left, top, right, bottom in pixels of the
 class Runs:
     """A mask in a photograph, stored as its rows' runs of pixels: a wire takes some kB, its bitmap up to 20 MB.
 
-    corners: the bounding box of the pixels. edges: int64, ascending; of each run the first pixel and the one after its
-    last, as row * ROW + column.
+    corners: the bounding box of the pixels. edges: int64, ascending; the first pixel of each run and the one after its last,
+    as row * ROW + column.
     """
 
     corners: Corners
@@ -105,7 +145,7 @@ class Runs:
 
     @classmethod
     def of_cut(cls, mask: np.ndarray, left: int, top: int) -> Runs:
-        """Return a mask that has pixels in its first and last row and column as runs."""
+        """Return a mask as runs; it must have pixels in its first and last row and column."""
         height, width = mask.shape
         padded = np.zeros((height, width + 2), bool)
         padded[:, 1:-1] = mask
@@ -130,10 +170,10 @@ class Runs:
 
     def region(self) -> Region:
         """Draw the mask in its bounding box."""
-        return Region(*self.corners[:2], self.window(self.corners))
+        return Region(*self.corners[:2], self.crop(self.corners))
 
-    def window(self, corners: Corners) -> np.ndarray:
-        """Draw the mask in a window of the photograph: bool (bottom - top, right - left)."""
+    def crop(self, corners: Corners) -> np.ndarray:
+        """Draw the mask in a rectangle of the photograph: bool (bottom - top, right - left)."""
         width, height = corners[2] - corners[0], corners[3] - corners[1]
         rows, columns = self._inside(corners)
         edges = np.empty(len(rows) + 2, np.int64)
@@ -141,7 +181,7 @@ class Runs:
         return np.repeat(np.arange(len(edges) - 1) % 2 == 1, edges[1:] - edges[:-1]).reshape(height, width)
 
     def _inside(self, corners: Corners) -> tuple[np.ndarray, np.ndarray]:
-        """Return row and column of the edges in a window, counted from its corner; runs outside it are empty."""
+        """Return row and column of the edges in a rectangle, counted from its corner; runs outside it are empty."""
         left, top, right, bottom = corners
         first, last = np.searchsorted(self.edges, (top * ROW, bottom * ROW))
         edges = self.edges[first:last]
@@ -149,18 +189,18 @@ class Runs:
 
 
 def intersection(first: Corners, second: Corners) -> Corners:
-    """Return the corners of what two rectangles share; if that is nothing, left >= right or top >= bottom."""
+    """Return the corners of what two rectangles share; if they share nothing, left >= right or top >= bottom."""
     return (max(first[0], second[0]), max(first[1], second[1]), min(first[2], second[2]), min(first[3], second[3]))
 
 
 def intersections(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the corners of what the rectangles (n, 4) of two lists share, as `intersection` does."""
+    """Return the `intersection` of each pair of rectangles (n, 4) of two lists."""
     low, high = np.maximum(first[:, :2], second[:, :2]), np.minimum(first[:, 2:], second[:, 2:])
     return np.hstack([low, high])
 
 
 def hull(rectangles: list[Corners]) -> Corners:
-    """Return the smallest rectangle around some."""
+    """Return the smallest rectangle around all rectangles."""
     left, top, right, bottom = zip(*rectangles, strict=True)
     return min(left), min(top), max(right), max(bottom)
 
@@ -192,7 +232,7 @@ class Cells:
         """The rectangle of cells."""
         return self.left, self.top, self.left + self.counts.shape[1], self.top + self.counts.shape[0]
 
-    def window(self, corners: Corners) -> np.ndarray:
+    def crop(self, corners: Corners) -> np.ndarray:
         """Return the counts in a rectangle of cells: float32 (bottom - top, right - left), 0 outside the mask's."""
         result = np.zeros((corners[3] - corners[1], corners[2] - corners[0]), np.float32)
         x1, y1, x2, y2 = intersection(corners, self.corners)
@@ -214,7 +254,7 @@ def _count_in_cells(edges: np.ndarray, cell_px: int, left: int, top: int, counts
 
 
 def shrunk(region: Region, photo_size: tuple[int, int], shown_size: tuple[int, int]) -> Region:
-    """Return a mask in a smaller picture; a pixel of it belongs to the mask if any pixel that it stands for does."""
+    """Return a mask in a smaller picture: a pixel belongs to it if any of the pixels that it stands for does."""
     rows, columns = np.nonzero(region.mask)
     if not len(rows):
         return Region(0, 0, np.zeros((1, 1), bool))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -24,21 +24,24 @@ from utils.predict.detections import (
     photo_runs,
     raw_outputs,
 )
-from utils.predict.joining import JoinedObject, Piece, join_tiles
+from utils.predict.joining import JoinedObject, TilePiece, join_tiles
+from utils.predict.lines.confidence import Row
+from utils.predict.lines.label_facts import LabelFacts
+from utils.predict.lines.replacing import replace_masks, votes_of
 from utils.predict.overview import add_overview, best_first, longest_side, without_mask
-from utils.predict.regions import Corners, LazyRegions
-from utils.predict.wires import WireRules, votes_of, with_lines
+from utils.predict.regions import Corners, LazyRegions, fill_outline
 from utils.yolo.inputs import prepare_images
 from utils.yolo.model import YoloModel, trained_label_lengths, trained_windows, trained_wire_labels
 
 MIN_OVERLAP_PX = 128
 OVERLAP = 0.2  # of a tile's side
 MIN_TILE_PX = 64
-PIECES_PER_DETECTION = 16  # pieces of a photograph that are joined, per detection that may result: the most confident
-MIN_SHARE = 0.01  # of the confidence of the best piece of its class in the photograph: less changes AP by under 0.001
-LONGEST_WAIT_S = str(24 * 3600)  # of ranks for the last one: a share of the photographs can take hours
+PIECES_PER_DETECTION = 16  # how many of a photograph's most confident pieces are joined, per detection that may result
+# A piece is joined if it has this share of the confidence of the best piece of its class: fewer change AP by under 0.001.
+LEAST_RELATIVE_SCORE = 0.01
+LONGEST_WAIT_S = str(24 * 3600)  # how long ranks wait for the last one, whose photographs can take hours
 COARSER = 4  # a tile's side relative to that of the next smaller ones
-WHOLE = -1  # in place of a tile's number: the whole photograph
+WHOLE_PHOTO = -1  # in place of a tile's number: the whole photograph
 
 
 @dataclass(frozen=True)
@@ -114,8 +117,8 @@ def _starts(length: int, size_px: int, step: int) -> list[int]:
 class Predictor:
     """A model and how it is applied to a stream of photographs, `batch_size` tiles or photographs at a time.
 
-    limits: those of `detect` besides `max_detections`, which holds for each tile and for each photograph. thin: classes
-    whose detections become lines, like the labels of the model's training.
+    limits: the further keyword arguments of `detect`. max_detections: for each tile, and for each photograph. thin: the classes
+    whose detections become lines.
     """
 
     model: nn.Module
@@ -132,7 +135,7 @@ class Predictor:
     def predict(self, photos: Iterable[tuple[Any, np.ndarray]]) -> Iterator[tuple[Any, np.ndarray, PhotoPrediction]]:
         """Find objects in photographs, RGB uint8 (H, W, 3) of any sizes; yield them in order with their keys.
 
-        Batches run across tiles and photographs. Masks are made one photograph at a time.
+        A batch may hold tiles of several photographs. Masks are made one photograph at a time.
         """
         batch: list[_View] = []
         for key, photo in photos:
@@ -183,14 +186,14 @@ class Predictor:
             mask_px = MASK_STRIDE * side_px / self.size_px
             objects = add_overview(objects, joined, state.tiles, finer_px, side_px, mask_px) if first else joined
             first, finer_px = numbers.stop, side_px
-        whole = [JoinedObject((piece,)) for piece in pieces if piece.tile == WHOLE and not piece.mask.is_empty]
+        whole = [JoinedObject((piece,)) for piece in pieces if piece.tile == WHOLE_PHOTO and not piece.mask.is_empty]
         side_px = max(state.photo.shape[:2])
         mask_px = MASK_STRIDE * side_px / self.size_px
         objects = add_overview(objects, whole, state.tiles, finer_px, side_px, mask_px)
         if bare := without_mask(pieces, objects, state.tiles, self.limits["iou"]):
             objects = sorted([*objects, *bare], key=best_first)
         objects = self._judged_by_length(objects)
-        least = self.limits["confidence"]  # what is short, or a coarser pass has not found, may have less now
+        least = self.limits["confidence"]  # an object that is short, or that a coarser pass missed, may have less now
         objects = [thing for thing in objects if thing.score >= least or not (thing.others or thing.factor < 1)]
         objects = objects[: self.max_detections]
         boxes = np.array([thing.box for thing in objects], np.float32).reshape(-1, 4)
@@ -205,12 +208,14 @@ class Predictor:
         return self._lined(prediction, state.whole, state)
 
     def _judged_by_length(self, objects: list[JoinedObject]) -> list[JoinedObject]:
-        """Lower the confidence of objects that are short for their class (docs/tiles.md, rule 7). Return the best first."""
+        """Lower the confidence of objects that are short for their class (docs/tiles.md, rule 7); return all, best first."""
         windows, facts = trained_windows(self.model), trained_label_lengths(self.model)
         if not windows or not self.tiling:
             return objects
         lengths = dict(zip(facts[::3], zip(facts[1::3], facts[2::3], strict=True), strict=True))
-        scale = windows["high_scale"] * self.tiling.size_px / self.size_px  # of tiles in training, relative to these
+        scale = (
+            windows["high_scale"] * self.tiling.size_px / self.size_px
+        )  # a tile's side relative to the training's tiles
         judged = []
         for thing in objects:
             if thing.class_id in lengths and thing.class_id not in self.thin:
@@ -222,27 +227,59 @@ class Predictor:
         return sorted(judged, key=best_first)
 
     def _lined(self, prediction: PhotoPrediction, placement: Placement, state: _Open) -> PhotoPrediction:
-        labels = trained_wire_labels(self.model) if self.thin else {}
-        end_at, width, parallel = (labels.get(name, ()) for name in ("wires_end_at", "wire_width", "wires_parallel"))
-        shares = dict(zip(parallel[::2], parallel[1::2], strict=True))
-        rules = WireRules(self.thin, tuple(end_at), tuple(width), shares, tuple(labels.get("wires_bent", ())))
+        labels = LabelFacts.of_model(self.thin, trained_wire_labels(self.model) if self.thin else {})
         votes = {}
-        if rules.end_at and state.levels:
+        if labels.end_at and state.levels:
             votes = votes_of(state.pieces, state.levels[0], placement.photo_size, self.thin)
-        return with_lines(prediction, rules, placement, state.photo, self.limits["confidence"], votes)
+        return with_lines(prediction, labels, placement, state.photo, self.limits["confidence"], votes)
+
+
+def with_lines(
+    prediction: PhotoPrediction,
+    labels: LabelFacts,
+    placement: Placement,
+    photo: np.ndarray,
+    min_score: float = 0.0,
+    votes: Mapping[int, np.ndarray] | None = None,
+) -> PhotoPrediction:
+    """Return a prediction for a photograph, RGB uint8 (H, W, 3), with lines as `replace_masks` finds them.
+
+    `labels` names the thin classes; without any the prediction is returned as it is.
+    """
+    if not labels.classes:
+        return prediction
+    found, masks, size = prediction.found, prediction.masks, placement.photo_size
+    columns = zip(found.scores.tolist(), prediction.class_ids.tolist(), prediction.boxes, strict=True)
+    rows = [Row(score, class_id, number, box) for number, (score, class_id, box) in enumerate(columns)]
+    rows = replace_masks(rows, masks, photo, labels, votes or {}, min_score)
+    numbers = [row.number for row in rows]
+    boxes, in_input = prediction.boxes[numbers], found.boxes[numbers]
+    for position, row in enumerate(rows):
+        if row.line is not None:
+            corners = np.concatenate([row.line.outline.min(axis=0), row.line.outline.max(axis=0)])
+            boxes[position] = corners.clip(0, size * 2)
+            in_input[position] = boxes_to_input(torch.from_numpy(boxes[position]), placement)
+    scores = torch.tensor([row.score for row in rows], dtype=torch.float32)
+    return PhotoPrediction(
+        Detections(in_input, scores, found.class_ids[numbers], found.coefficients[numbers]),
+        LazyRegions(rows, lambda row: fill_outline(row.line.outline, size) if row.line else masks[row.number]),
+        boxes,
+        [row.line for row in rows],
+        prediction.num_without_mask,
+    )
 
 
 @dataclass
 class _Open:
-    """A photograph whose views are not all computed yet, and what was found in it so far."""
+    """A photograph, some of whose views are still to be computed, and what was found in it so far."""
 
     key: Any
     photo: np.ndarray
     size_px: int  # of the network's input
     levels: list[list[Corners]]  # tiles, the smallest first
-    best_scores: list[float]  # ascending, as many as detections are joined; 0 stands for those that are still missing
+    best_scores: list[float]  # as many of the highest as pieces are joined, ascending; 0 while there are fewer
     best_of_class: dict[int, float] = field(default_factory=dict)
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[TilePiece] = field(default_factory=list)
     whole: Placement | None = None  # where the whole photograph lies in the input
 
     @cached_property
@@ -252,18 +289,18 @@ class _Open:
 
     @cached_property
     def views(self) -> list[int]:
-        """What is looked at: the whole photograph and the tiles, without those that are padding alone (utils/data/raster.py)."""
+        """The numbers of what the network sees: the whole photograph, and the tiles that are not all padding."""
         parts = (self.photo[top:bottom, left:right] for left, top, right, bottom in self.tiles)
-        return [WHOLE, *(number for number, part in enumerate(parts) if (part != FILL).any())]
+        return [WHOLE_PHOTO, *(number for number, part in enumerate(parts) if (part != FILL).any())]
 
     def is_joined(self, class_id: int, score: float) -> bool:
-        """Return whether a piece is confident enough to be joined, beside what was found so far."""
-        return score >= max(self.best_scores[0], MIN_SHARE * self.best_of_class[class_id])
+        """Return whether a piece is confident enough to be joined, as far as is known so far."""
+        return score >= max(self.best_scores[0], LEAST_RELATIVE_SCORE * self.best_of_class[class_id])
 
     def add(self, view: _View, found: Detections, prototypes: torch.Tensor) -> None:
-        """Add a view's detections that can still be joined: further views only raise the confidence that a piece needs.
+        """Add a view's detections that can still be joined, about a third of all; only their masks are drawn.
 
-        Masks are drawn for these alone, about a third of all.
+        Further views can only raise the confidence that a piece needs.
         """
         scored = list(zip(found.class_ids.tolist(), found.scores.tolist(), strict=True))
         self.best_scores = sorted([*self.best_scores, *(score for _, score in scored)])[-len(self.best_scores) :]
@@ -271,13 +308,13 @@ class _Open:
             self.best_of_class[class_id] = max(self.best_of_class.get(class_id, 0.0), score)
         kept = [number for number, one in enumerate(scored) if self.is_joined(*one)]
         found = found[kept]
-        if view.number == WHOLE:
+        if view.number == WHOLE_PHOTO:
             self.whole = view.placement
         left, top = view.corner
         boxes = view.placement.boxes_to_photo(found.boxes).numpy() + np.array([left, top, left, top], np.float32)
         masks = photo_runs(prototypes, found, view.placement)
         for number, box, mask in zip(kept, boxes, masks, strict=True):
-            self.pieces.append(Piece(view.number, *scored[number], box, mask.moved(left, top)))
+            self.pieces.append(TilePiece(view.number, *scored[number], box, mask.moved(left, top)))
 
 
 @dataclass(frozen=True)
@@ -285,7 +322,7 @@ class _View:
     """One input of the network: a tile, or the whole photograph, letterboxed."""
 
     state: _Open
-    number: int  # of the tile, or WHOLE
+    number: int  # of the tile, or WHOLE_PHOTO
     corner: tuple[int, int]  # left, top in the photograph
     placement: Placement
     canvas: np.ndarray
@@ -294,7 +331,7 @@ class _View:
     def of(cls, state: _Open, number: int) -> _View:
         """Cut a view out of a photograph."""
         height, width = state.photo.shape[:2]
-        left, top, right, bottom = (0, 0, width, height) if number == WHOLE else state.tiles[number]
+        left, top, right, bottom = (0, 0, width, height) if number == WHOLE_PHOTO else state.tiles[number]
         canvas, inner_size, pad = letterbox(state.photo[top:bottom, left:right], state.size_px)
         placement = Placement(state.size_px, inner_size, pad, (right - left, bottom - top))
         return cls(state, number, (left, top), placement, canvas)

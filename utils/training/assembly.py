@@ -22,6 +22,7 @@ from utils.data.cache import open_or_build_check
 from utils.data.dataset import SegmentationDataset, open_images, read_photos
 from utils.data.dataset_yaml import DatasetSpec
 from utils.data.images import read_image
+from utils.data.label_statistics import class_bends, common_direction, label_lengths, spread_out
 from utils.data.labels import Photo
 from utils.data.loader import EpochBatches, ShardBatches, get_dataloader, multi_scale_sizes, val_prefetch
 from utils.data.windows import Windows, open_windows
@@ -32,14 +33,7 @@ from utils.evaluation.evaluate import evaluate, headline
 from utils.evaluation.metrics.thin_objects import MIN_ELONGATION
 from utils.evaluation.native_masks import choose_thin_classes, sizes_on_disk, small_labels_hint
 from utils.measure.step_timer import SegmentationStep
-from utils.predict.label_facts import (
-    LabelledPhoto,
-    class_bends,
-    common_direction,
-    label_lengths,
-    measure_wire_labels,
-    spread_out,
-)
+from utils.predict.lines.label_facts import LabelledPhoto, measure_wire_labels
 from utils.run.folder import OwnedRun
 from utils.run.records import MEAN_MAP
 from utils.run.status import RUNNING

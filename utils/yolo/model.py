@@ -269,7 +269,7 @@ def save_deployable(
     """Write, atomically and in half precision, a file that Ultralytics' `YOLO(path)` opens to predict, val or export.
 
     `windows` are the facts of a training on windows, which `trained_windows` returns; `thin_classes` and `wire_labels` what
-    `trained_thin_classes` and `trained_wire_labels` return, `label_lengths` those of `label_facts.label_lengths`.
+    `trained_thin_classes` and `trained_wire_labels` return, `label_lengths` those of `label_statistics.label_lengths`.
     """
     deployed: YoloModel = copy.deepcopy(module).cpu().eval()
     deployed = revert_sync_batchnorm(deployed).half().to(memory_format=torch.contiguous_format)

@@ -11,8 +11,8 @@ import pytest
 from tests.evaluation.made_up import image_result
 from utils.evaluation.metrics import thin_objects
 from utils.evaluation.metrics.thin_objects import ThinRule, elongated_classes, elongation, measure, summarise_thin
+from utils.predict.lines.thinning import centreline
 from utils.predict.regions import Region
-from utils.predict.shapes import centreline
 
 WIRE, OTHER = 2, 5
 RATES = ("centreline_recall", "centreline_precision", "pieces_per_object")

@@ -26,8 +26,8 @@ def box_iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def hit_targets(iou: np.ndarray, target_class_ids: np.ndarray, predicted_class_ids: np.ndarray) -> np.ndarray:
     """Return the target that each prediction hits, -1 for none: int64 (n, 10), a column for each of IOU_THRESHOLDS.
 
-    iou: (m targets, n predictions), predictions in descending order of confidence. At each threshold, in that order,
-    each prediction takes the free target of its class with the highest IoU, if that IoU reaches the threshold.
+    iou: (m targets, n predictions), the most confident prediction first. At each threshold the predictions choose in this
+    order: each takes the free target of its class with the highest IoU, if that IoU reaches the threshold.
     """
     targets, predictions = np.asarray(target_class_ids), np.asarray(predicted_class_ids)
     hits = np.full((len(predictions), len(IOU_THRESHOLDS)), -1, dtype=np.int64)
@@ -35,12 +35,12 @@ def hit_targets(iou: np.ndarray, target_class_ids: np.ndarray, predicted_class_i
         return hits
     same_class = targets[:, None] == predictions[None, :]
     overlap = np.where(same_class, np.asarray(iou).reshape(same_class.shape), 0).astype(np.float32)
-    # By prediction, then by IoU; the first of equal targets, as argmax chooses.
+    # Pairs sorted by prediction, then by IoU; of equal targets the first comes first, as with argmax.
     target, prediction = np.nonzero(overlap >= IOU_THRESHOLDS[0])
     order = np.lexsort((target, -overlap[target, prediction], prediction))
     pairs = np.stack([prediction, target], axis=1)[order]
     reached = np.searchsorted(IOU_THRESHOLDS, overlap[target, prediction][order], side="right")
-    # Sets of thresholds as the bits of a number: those at which a target is free, or a prediction has no target yet.
+    # A number has a bit for each threshold at which a target is free, or at which a prediction has no target yet.
     every = 2 ** len(IOU_THRESHOLDS) - 1
     free, waiting = [every] * len(targets), [every] * len(predictions)
     taken = []
@@ -57,7 +57,7 @@ def hit_targets(iou: np.ndarray, target_class_ids: np.ndarray, predicted_class_i
 def sizes_of_predictions(hits: np.ndarray, target_sizes: np.ndarray, own_sizes: np.ndarray) -> np.ndarray:
     """Return the size class in which each prediction counts, at each IoU threshold: uint8 (n, 10).
 
-    A hit counts in its target's size class, a false positive in its own (COCO's rule, cocoeval's `areaRng`).
+    A hit counts in the size class of its target, a false positive in that of its own area (COCO's rule, cocoeval's `areaRng`).
     hits: (n, 10) from `hit_targets`; target_sizes (m,) and own_sizes (n,) from `size_classes`.
     """
     own = np.repeat(np.asarray(own_sizes, np.uint8)[:, None], hits.shape[1], axis=1)
@@ -85,7 +85,7 @@ def confusion_pairs(
 
 
 def pair_ignoring_class(iou: np.ndarray, num_targets: int, scores: np.ndarray) -> np.ndarray:
-    """Return the prediction paired with each target, of any class, -1 for none: int64 (m,).
+    """Return the prediction that is paired with each target, whatever their classes, -1 for none: int64 (m,).
 
     iou: (m targets, n predictions). In descending order of confidence, each prediction above CONFUSION_MIN_SCORE takes the
     free target with the highest IoU, if above CONFUSION_MIN_IOU (Ultralytics' ConfusionMatrix and its defaults).

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from utils.evaluation.metrics.results import ImageResult
+from utils.predict.lines.thinning import centreline
 from utils.predict.regions import Region
-from utils.predict.shapes import centreline
 
 TOLERANCE_PX = 3.0
 MIN_SCORE = 0.25

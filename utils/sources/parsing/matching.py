@@ -25,7 +25,7 @@ class Match:
 
 
 def match_names(wanted: Iterable[Sequence[str]], photographs: Iterable[str]) -> list[Match]:
-    """Return a match for each list of alternative names, by file name and as many folders as agree.
+    """Return a match for each list of alternative names: the photograph of that name with most of its folders.
 
     A match whose folders or extensions differ counts only if no other name claims the photograph. Upper and lower case do not
     matter.
@@ -52,7 +52,7 @@ def match_names(wanted: Iterable[Sequence[str]], photographs: Iterable[str]) -> 
 
 
 def _match(alternatives: Sequence[str], by_name: Mapping[str, list[str]], by_upload: Mapping[str, list[str]]) -> Match:
-    """Return the best match of some names of one photograph; a path that is one's comes before a name that is."""
+    """Return the photograph that the alternative names mean; one whose whole path is named comes first."""
     reason = "no name of a photograph"
     split = [[part for part in re.split(r"[\\/]+", name.lower()) if part not in ("", ".")] for name in alternatives]
     split = [parts for parts in split if parts]
@@ -71,7 +71,7 @@ def _match(alternatives: Sequence[str], by_name: Mapping[str, list[str]], by_upl
 
 
 def _with_other_extension(match: Match, names: Sequence[str], by_stem: Mapping[str, list[str]]) -> Match:
-    """Return the only photograph whose name differs from one of some names in its extension alone, else the match."""
+    """Return the only photograph that differs from a name in its extension alone; if there is none, the match as it is."""
     split = [[part for part in re.split(r"[\\/]+", name.lower()) if part not in ("", ".")] for name in names]
     found = {
         (parts[-1], key)

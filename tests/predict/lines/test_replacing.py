@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from tests.predict.test_lines import CROSSARM, SAGGING, SIZE, STRAIGHT, drawn, parabola, straight
+from tests.predict.lines.drawn import CROSSARM, SAGGING, SIZE, STRAIGHT, drawn, parabola, straight
 from tests.predict.tile_scenes import iou_of
-from tests.sources.parsing.tool_folder import whole
 from utils.predict.detections import Detections, PhotoPrediction, Placement
-from utils.predict.joining import Piece
-from utils.predict.label_facts import LabelledPhoto, label_lengths, measure_wire_labels
-from utils.predict.lines import STEP_PX
-from utils.predict.regions import Region, Runs
-from utils.predict.shapes import Line, fill_outline
-from utils.predict.visible import profiles
-from utils.predict.wires import WireRules, outside, votes_of, with_lines
+from utils.predict.joining import TilePiece
+from utils.predict.lines.label_facts import LabelFacts
+from utils.predict.lines.replacing import votes_of
+from utils.predict.regions import Region, Runs, fill_outline
+from utils.predict.tiles import with_lines
 
 POLE = np.zeros(SIZE[::-1], bool)
 POLE[:, 400:440] = True
@@ -48,8 +44,8 @@ def test_only_detections_of_the_asked_classes_change() -> None:
     boxes, class_ids = np.array([[0, 0, 900, 600]] * 4, np.float32), torch.tensor([1, 0, 1, 1])
     found = Detections(torch.from_numpy(boxes), torch.tensor([0.9, 0.8, 0.7, 0.6]), class_ids, torch.zeros(4, 0))
     prediction, photo = PhotoPrediction(found, masks, boxes), pictured(masks[0].mask)
-    assert with_lines(prediction, WireRules(), PLACEMENT, photo) is prediction
-    lined = with_lines(prediction, WireRules((1,)), PLACEMENT, photo)
+    assert with_lines(prediction, LabelFacts(), PLACEMENT, photo) is prediction
+    lined = with_lines(prediction, LabelFacts((1,)), PLACEMENT, photo)
     width = np.mean([line.width_px for line in lined.lines if line is not None])
     short = 0.7 * (1 - np.exp(-np.hypot(40, 40) / 90)) * (1.5 * width / (1600 / np.hypot(40, 40))) ** 2
     assert lined.found.scores.tolist() == pytest.approx([0.88, 0.87, 0.8, short], abs=0.02)
@@ -59,7 +55,7 @@ def test_only_detections_of_the_asked_classes_change() -> None:
     assert lined.boxes[0] == pytest.approx([36, 146, 844, 354], abs=5)
     assert lined.found.boxes[0] == pytest.approx(torch.tensor([18, 148, 422, 252]), abs=3)  # half the size, 75 px lower
     assert lined.boxes[2].tolist() == lined.found.boxes[2].tolist() == [0, 0, 900, 600]
-    assert len(with_lines(prediction, WireRules((1,)), PLACEMENT, photo, 0.5).masks) == 3
+    assert len(with_lines(prediction, LabelFacts((1,)), PLACEMENT, photo, 0.5).masks) == 3
 
 
 @pytest.mark.parametrize(
@@ -76,7 +72,7 @@ def test_a_wire_ends_at_the_objects_at_which_labels_end(
     inside = [(410.0, 0.0), (412.0, 600.0)]  # an edge of the pole
     masks, photo = (drawn(STRAIGHT), POLE, drawn(inside, width_px=5)), pictured(drawn(STRAIGHT))
     prediction = predicted(*masks, scores=(0.9, pole_score, 0.9), class_ids=(1, 0, 1))
-    lined = with_lines(prediction, WireRules((1,), end_at), PLACEMENT, photo)
+    lined = with_lines(prediction, LabelFacts((1,), end_at), PLACEMENT, photo)
     level = [line for line in lined.lines if line is not None and np.ptp(line.points[:, 0]) > 100]
     assert sorted(end for line in level for end in line.points[[0, -1], 0].tolist()) == pytest.approx(ends, abs=6)
     assert sum(line is not None for line in lined.lines) == len(ends) // 2 + (len(ends) == 2)  # the edge stays or goes
@@ -90,7 +86,7 @@ def test_a_band_wider_than_the_photographs_wires_is_less_sure() -> None:
 
     def band(*chosen: int) -> tuple[float, float]:
         """Return the confidence of the widest line, and how wide it is beside the median line."""
-        lined = with_lines(predicted(*(masks[number] for number in chosen)), WireRules((1,)), PLACEMENT, photo)
+        lined = with_lines(predicted(*(masks[number] for number in chosen)), LabelFacts((1,)), PLACEMENT, photo)
         widths = [line.width_px for line in lined.lines if line is not None]
         return float(lined.found.scores[int(np.argmax(widths))]), max(widths) / float(np.median(widths))
 
@@ -110,7 +106,7 @@ def test_a_line_that_runs_otherwise_than_the_other_wires_is_less_sure() -> None:
 
     def scores(parallel: dict[int, float], *chosen: int, class_ids: Sequence[int] = ()) -> list[float]:
         found = predicted(*(masks[number] for number in chosen), class_ids=class_ids)
-        return with_lines(found, WireRules((1, 2), parallel=parallel), PLACEMENT, photo).found.scores.tolist()
+        return with_lines(found, LabelFacts((1, 2), parallel=parallel), PLACEMENT, photo).found.scores.tolist()
 
     *wires, crossing = scores({}, 0, 1, 2, 3)
     *found, lowered = scores({1: 0.5}, 0, 1, 2, 3)
@@ -127,14 +123,14 @@ def test_a_line_that_continues_a_surer_one_is_surer_and_part_of_it_unless_labels
     prediction, photo = predicted(*parts, scores=(0.9, 0.4, 0.4)), pictured(np.any(parts, axis=0))
     alone = {
         number: float(
-            with_lines(predicted(parts[number], scores=[score]), WireRules((1,)), PLACEMENT, photo).found.scores
+            with_lines(predicted(parts[number], scores=[score]), LabelFacts((1,)), PLACEMENT, photo).found.scores
         )
         for number, score in enumerate((0.9, 0.4, 0.4))
     }
-    apart = with_lines(prediction, WireRules((1,), (0,)), PLACEMENT, photo)
+    apart = with_lines(prediction, LabelFacts((1,), (0,)), PLACEMENT, photo)
     raised = alone[1] ** 0.6 * alone[0] ** 0.4
     assert apart.found.scores.tolist() == pytest.approx([alone[0], raised, alone[2]], rel=0.01)
-    joined = with_lines(prediction, WireRules((1,)), PLACEMENT, photo)
+    joined = with_lines(prediction, LabelFacts((1,)), PLACEMENT, photo)
     wire, other = joined.lines
     assert joined.found.scores[0] == pytest.approx(np.average([alone[0], raised], weights=[277, 359]), rel=0.01)
     assert wire is not None
@@ -147,7 +143,7 @@ def test_a_line_that_continues_a_surer_one_is_surer_and_part_of_it_unless_labels
 @pytest.mark.parametrize(("gap_px", "is_continued"), [(430, True), (470, False)])  # half of the photograph is 450
 def test_a_line_continues_another_over_at_most_half_of_the_photograph(gap_px: int, is_continued: bool) -> None:
     parts = [drawn([(40.0, 300.0), (200.0, 310.0)]), drawn([(200.0 + gap_px, 310 + gap_px / 16), (880.0, 352.5)])]
-    photo, rules = pictured(np.any(parts, axis=0)), WireRules((1,), (0,))
+    photo, rules = pictured(np.any(parts, axis=0)), LabelFacts((1,), (0,))
     alone = with_lines(predicted(parts[1], scores=[0.4]), rules, PLACEMENT, photo).found.scores
     both = with_lines(predicted(*parts, scores=(0.9, 0.4)), rules, PLACEMENT, photo).found.scores
     assert (float(both.min()) > 1.1 * float(alone)) == is_continued
@@ -155,24 +151,24 @@ def test_a_line_continues_another_over_at_most_half_of_the_photograph(gap_px: in
 
 def test_gaps_stay_with_the_part_of_the_line_that_has_them() -> None:
     wire = drawn(parabola(40, 200, 0), parabola(260, 840, 0))
-    lined = with_lines(predicted(wire, POLE, class_ids=(1, 0)), WireRules((1,), (0,)), PLACEMENT, pictured(wire))
+    lined = with_lines(predicted(wire, POLE, class_ids=(1, 0)), LabelFacts((1,), (0,)), PLACEMENT, pictured(wire))
     assert sorted(len(line.gaps) for line in lined.lines if line is not None) == [0, 1]
 
 
 def test_one_sample_of_a_hair_thin_wire_is_no_line() -> None:
     hair = straight((0, 0), (40, 0), width=0.1)
-    is_inside = np.ones(len(hair.samples(STEP_PX)[0]), bool)
+    is_inside = np.ones(len(hair.samples()[0]), bool)
     is_inside[2] = False
-    assert outside(hair, is_inside) == []
+    assert hair.outside(is_inside) == []
     is_inside[3] = False
-    assert len(outside(hair, is_inside)) == 1
+    assert len(hair.outside(is_inside)) == 1
 
 
 def test_a_wire_ends_where_tiles_hardly_see_it() -> None:
     tiles = [(0, 0, 500, 600), (400, 0, 900, 600), (300, 0, 700, 600)]
 
-    def piece(tile: int, start: int, end: int, score: float) -> Piece:
-        return Piece(tile, 1, score, np.zeros(4, np.float32), Runs.of(drawn(parabola(start, end, 0))))
+    def piece(tile: int, start: int, end: int, score: float) -> TilePiece:
+        return TilePiece(tile, 1, score, np.zeros(4, np.float32), Runs.of(drawn(parabola(start, end, 0))))
 
     seen = [piece(0, 40, 490, 0.8), piece(1, 410, 600, 0.8), piece(1, 660, 840, 0.8), piece(2, 310, 690, 0.2)]
     votes = votes_of([*seen, piece(-1, 40, 840, 0.9)], tiles, SIZE, (1, 2))
@@ -181,7 +177,7 @@ def test_a_wire_ends_where_tiles_hardly_see_it() -> None:
     assert not votes[2].any()
     prediction, photo = predicted(drawn(STRAIGHT)), pictured(drawn(STRAIGHT))
     for known, ends in ((votes, [36, 604, 656, 844]), ({}, [36, 844])):
-        lined = with_lines(prediction, WireRules((1,), (0,)), PLACEMENT, photo, votes=known)
+        lined = with_lines(prediction, LabelFacts((1,), (0,)), PLACEMENT, photo, votes=known)
         found_ends = sorted(end for line in lined.lines if line is not None for end in line.points[[0, -1], 0].tolist())
         assert found_ends == pytest.approx(ends, abs=6)
 
@@ -193,7 +189,7 @@ def test_a_line_moves_onto_the_wire_and_is_as_wide_as_labels_are(width: tuple[fl
     photo = np.full((*SIZE[::-1], 3), 90, np.uint8)
     photo[drawn(SAGGING, width_px=8)] = (90, 90, 160)  # blue, as bright as the ground
     mask = np.roll(drawn(SAGGING, width_px=12), 4, axis=0)  # beside it
-    (line,) = with_lines(predicted(mask), WireRules((1,), width=width), PLACEMENT, photo).lines
+    (line,) = with_lines(predicted(mask), LabelFacts((1,), width=width), PLACEMENT, photo).lines
     assert line is not None
     assert line.width_px == pytest.approx(labelled_px, abs=1.5)
     assert iou_of(fill_outline(line.outline, SIZE), drawn(SAGGING, width_px=round(labelled_px))) > 0.75
@@ -201,77 +197,5 @@ def test_a_line_moves_onto_the_wire_and_is_as_wide_as_labels_are(width: tuple[fl
 
 def test_a_line_stays_where_the_photograph_shows_nothing() -> None:
     prediction, photo = predicted(drawn(STRAIGHT)), pictured(drawn())
-    lined = [with_lines(prediction, WireRules((1,), width=width), PLACEMENT, photo) for width in ((), (1.0, 9.0))]
+    lined = [with_lines(prediction, LabelFacts((1,), width=width), PLACEMENT, photo) for width in ((), (1.0, 9.0))]
     assert np.array_equal(lined[0].masks[0].mask, lined[1].masks[0].mask)
-
-
-def test_a_wire_across_a_photograph_wider_than_opencv_takes_is_measured() -> None:
-    photo = np.full((60, 40_000, 3), 90, np.uint8)
-    photo[30:36] = 200
-    places, beside, widths = profiles(straight((0, 31), (40_000, 31), width=8), photo)
-    assert len(places) == 1000
-    assert np.ptp(places) > 39_900
-    assert beside == pytest.approx(np.full(1000, 2.0), abs=0.3)
-    assert widths == pytest.approx(np.full(1000, 6.0), abs=1)
-
-
-POLE_OUTLINE = np.array([[400.0, 0.0], [440.0, 0.0], [440.0, 600.0], [400.0, 600.0]])
-CUT = (straight((0, 100), (400, 110)), straight((440, 111), (900, 120)))
-PASSING, BESIDE = straight((0, 300), (900, 320)), straight((500, 400), (900, 400))
-UPRIGHT = straight((600, 20), (610, 580))
-
-
-def labelled(*wires: Line, gain: float = 1.0, margin_px: float = 3.0, seed: int = 0) -> LabelledPhoto:
-    """Draw wires 4 to 16 pixels wide and label them."""
-    photo, rng = np.full((*SIZE[::-1], 3), 90, np.uint8), np.random.default_rng(seed)
-    outlines = [POLE_OUTLINE]
-    for wire in wires:
-        width_px = rng.uniform(4, 16)
-        photo[whole(fill_outline(replace(wire, widths=np.full(2, width_px)).outline, SIZE), *SIZE)] = 200
-        outlines.append(replace(wire, widths=np.full(2, gain * width_px + margin_px)).outline)
-    return LabelledPhoto(np.array([2] + [1] * len(wires)), outlines, SIZE, lambda: photo)
-
-
-@pytest.mark.parametrize(
-    ("photos", "end_at"),
-    [
-        ([labelled(*CUT, BESIDE)] * 4, [2]),
-        ([labelled(*CUT, BESIDE)] * 2, []),  # too few to say so
-        ([labelled(*CUT)] * 4 + [labelled(PASSING)] * 4, []),  # as many pass through
-        ([labelled(BESIDE)] * 9 + [labelled()] * 9, []),
-        ([], []),
-    ],
-)
-def test_labels_say_at_which_objects_wires_end(photos: list[LabelledPhoto], end_at: list[int]) -> None:
-    assert measure_wire_labels(photos, (1,))["wires_end_at"] == end_at
-
-
-@pytest.mark.parametrize(("gain", "margin_px"), [(1.0, 3.0), (0.0, 7.0), (1.5, 0.0)])
-def test_labels_say_how_wide_they_are(gain: float, margin_px: float) -> None:
-    photos = [labelled(PASSING, BESIDE, gain=gain, margin_px=margin_px, seed=seed) for seed in range(8)]
-    found = measure_wire_labels(photos, (1,))["wire_width"]
-    assert found[0] == pytest.approx(gain, abs=0.25)
-    assert found[0] * 6 + found[1] == pytest.approx(gain * 6 + margin_px, abs=0.8)
-    assert measure_wire_labels(photos[:4], (1,))["wire_width"] == []  # too few
-
-
-@pytest.mark.parametrize(
-    ("photos", "parallel"),
-    [
-        ([labelled(PASSING, BESIDE)] * 5, [1, 0.5]),
-        ([labelled(PASSING, BESIDE)] * 4, []),  # too few
-        ([labelled(PASSING)] * 20, []),  # none beside another
-        ([labelled(PASSING, UPRIGHT)] * 20, []),  # in all directions
-        ([labelled(PASSING, BESIDE, UPRIGHT)] * 20, []),  # a third of them across
-    ],
-)
-def test_labels_say_whether_wires_run_side_by_side(photos: list[LabelledPhoto], parallel: list[float]) -> None:
-    assert measure_wire_labels(photos, (1,))["wires_parallel"] == parallel
-
-
-def test_labels_say_how_long_objects_are() -> None:
-    logarithms = np.array([-2, -1, -1, 0, 0, 0, 0, 0, 1, 1, 2])  # their spread is the square root of 12 / 10
-    lengths = np.concatenate([100 * np.e ** (0.8 * logarithms), np.ones(9), np.full(10, 40.0), 90 * np.e**logarithms])
-    found = label_lengths(np.array([3] * 11 + [1] * 9 + [0] * 10 + [2] * 11), lengths)
-    assert found == [0, 40.0, 0.5, 3, 100.0, pytest.approx(0.8 * np.sqrt(12 / 10), abs=1e-3)]
-    assert label_lengths(np.zeros(0, int), np.zeros(0)) == []

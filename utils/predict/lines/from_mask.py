@@ -1,7 +1,7 @@
-"""The lines that a mask shows: a centreline, a width and gaps each.
+"""The lines in a mask: each has a centreline, a width and gaps.
 
-The parabola that most of a mask lies about is its line, bent a little to the mask: what the mask has of a crossarm, a shadow
-or a second wire does not move it. A mask that bends more, such as a jumper's loop, keeps its medial axis.
+A line is the parabola that most of the mask's pixels lie about, bent a little towards them. A crossarm, a shadow or a second
+wire in the same mask does not move it. A mask that bends more, such as a jumper's loop, keeps its medial axis.
 """
 
 from __future__ import annotations
@@ -12,28 +12,25 @@ from functools import cached_property
 import cv2
 import numpy as np
 
+from utils.predict.lines.line import Line
+from utils.predict.lines.numbers import NUMBERS
+from utils.predict.lines.thinning import centreline
 from utils.predict.regions import Region
-from utils.predict.shapes import Line, centreline
 
-STEP_PX = 4.0  # thickness of a slice
-MIN_GAP_PX = 16.0  # between slices; less is the mask's ragged edge
-MIN_SHARE, MOST_LINES = 0.15, 8  # of a mask's pixels, so that they are a further line; lines of a mask
-EXPLAINED = 0.95  # share of a mask's pixels about its line; with less it may be a band that bends
-NUM_POINTS, NUM_GUESSES = 256, 256  # of a mask, and parabolas tried through three of them
-MAX_SAG = 0.1  # of a guess, in its length
+SLICE_PX = NUMBERS.step_px
+NUM_GUESSES = 256  # points that stand for a mask, and parabolas that are tried through three of them
+FIT_ROUNDS, GROWTH_ROUNDS = 5, 32  # of a robust fit; in which a line grows along its mask
 TUKEY = 4.685  # of Tukey's biweight, in standard deviations: 95 % efficient for normal errors
-ROUNDS, MOST_ROUNDS = 5, 32  # of a robust fit; in which a line grows
-REACH, KNOT_WIDTHS = 1.5, 16.0  # in widths: where a parabola's slices are looked for at first; between knots
 CHORD_PX = 0.1  # how far the points' polyline may lie from the curve
-MIN_LENGTH = 4.0  # of a line, in widths: shorter ones have no direction
-BAND, MAX_TURN = 0.9, 0.5  # the least share of the mask's pixels; radians in two widths, at most
+MOST_LINES = 8  # of a mask
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A parabola, and how far the wire lies beside it at some knots, linear between them.
+    """A parabola, and how far the line lies beside it: offsets at some knots, linear between them.
 
-    In the frame of `axes` (2, 2), columns along and across, and `centre` (2,): across = polynomial(along) + offset.
+    across = polynomial(along) + offset, in a frame with its origin in `centre` (2,) and the columns of `axes` (2, 2) along and
+    across the line.
     """
 
     centre: np.ndarray
@@ -43,26 +40,26 @@ class Curve:
     offsets: np.ndarray = field(default_factory=lambda: np.zeros(1))  # float64 (M,)
 
     def across(self, along: np.ndarray) -> np.ndarray:
-        """Return where the line lies across its axis, float64 like `along`."""
+        """Return how far the line lies beside its axis at places along it, float64 like `along`."""
         result: np.ndarray = np.polyval(self.polynomial, along) + np.interp(along, self.knots, self.offsets)
         return result
 
     def local(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where points (N, 2) xy lie along the line, and how far beside it."""
+        """Return how far along the axis points (N, 2) xy lie, and how far beside the line."""
         along, across = ((points - self.centre) @ self.axes).T
         return along, across - self.across(along)
 
     def at(self, along: np.ndarray) -> np.ndarray:
-        """Return points of the line, float64 (K, 2) xy."""
+        """Return the line's points at places along the axis (K,): float64 (K, 2) xy."""
         return np.stack([along, self.across(along)], axis=1) @ self.axes.T + self.centre
 
     def stretch(self, along: np.ndarray) -> np.ndarray:
-        """Return the line's length per length along its axis."""
+        """Return how long the line is per pixel along its axis, at places (K,): float64 (K,)."""
         return np.hypot(1, np.polyval(np.polyder(self.polynomial), along))
 
     @classmethod
     def guess(cls, points: np.ndarray, width: float) -> Curve:
-        """Return of the parabolas through three of the points (N, 2) that with most points within half a width."""
+        """Draw parabolas through three random points each; return the one with the most points (N, 2) within half a width."""
         first, middle, last = np.random.default_rng(0).integers(len(points), size=(3, NUM_GUESSES))
         length = np.hypot(*(points[last] - points[first]).T)
         kept = length > 2 * width
@@ -76,7 +73,7 @@ class Curve:
         row = np.arange(len(x))
         share = x[row, middle]
         bend = np.where((share > 0.2) & (share < 0.8), y[row, middle] / (share * (1 - share)).clip(0.1), 0)
-        bend = np.where(np.abs(bend) <= 4 * MAX_SAG, bend, 0)[:, None]  # the sag is a quarter of it
+        bend = np.where(np.abs(bend) <= 4 * NUMBERS.max_guess_sag, bend, 0)[:, None]  # the sag is a quarter of it
         near = np.abs(y - bend * x * (1 - x)) * length[:, None] <= max(width / 2, 2.0)
         best = int(near.sum(axis=1).argmax())
         scale, value = length[best], bend[best, 0]
@@ -91,108 +88,117 @@ class Curve:
         return cls(centre, axes, np.zeros(3))
 
     def refit(self, middles: np.ndarray, weights: np.ndarray, is_short: bool) -> Curve:
-        """Fit to points so that those far from it have no weight (iteratively reweighted, Tukey's biweight)."""
+        """Fit a parabola, or a straight line if `is_short`, to points (K, 2); points far from it lose their weight."""
         along, across = ((middles - self.centre) @ self.axes).T
         scale = max(float(np.abs(along).max()), 1.0)
         degree = min(1 if is_short else 2, len(along) - 1)
         trust, polynomial = np.ones(len(along)), np.zeros(3)
-        for _ in range(ROUNDS):
+        for _ in range(FIT_ROUNDS):
             fitted = np.polyfit(along / scale, across, degree, w=np.sqrt(trust * weights))
             polynomial = np.concatenate([np.zeros(2 - degree), fitted]) / scale ** np.arange(2, -1, -1)
-            residuals = np.abs(across - np.polyval(polynomial, along))
-            sigma = 1.4826 * float(np.median(residuals)) + 0.25
-            trust = (1 - (residuals / (TUKEY * sigma)).clip(max=1) ** 2) ** 2 + 1e-9
+            trust = _trust(np.abs(across - np.polyval(polynomial, along)))
         return Curve(self.centre, self.axes, polynomial)
 
     def bent(self, middles: np.ndarray, weights: np.ndarray, width: float) -> Curve:
-        """Return the parabola with offsets fitted to points, in the same way, at knots KNOT_WIDTHS apart."""
+        """Return the parabola with offsets that are fitted to points (K, 2) in the same way, at knots `knot_widths` apart."""
         along, across = ((middles - self.centre) @ self.axes).T
         residuals = across - np.polyval(self.polynomial, along)
-        count = 1 + round(float(np.ptp(along)) / (KNOT_WIDTHS * width))
+        count = 1 + round(float(np.ptp(along)) / (NUMBERS.knot_widths * width))
         if count < 3 or len(along) < 4 * count:
             return self
         knots = np.linspace(along.min(), along.max(), count)
         hats = np.stack([np.interp(along, knots, hat) for hat in np.eye(count)], axis=1)
         trust = np.ones(len(along))
-        for _ in range(ROUNDS):
+        for _ in range(FIT_ROUNDS):
             weighted = hats * (trust * weights)[:, None]
             stiff = 1e-3 * float(weights.sum()) / count * np.eye(count)  # knots without slices stay on the parabola
             offsets = np.linalg.solve(hats.T @ weighted + stiff, weighted.T @ residuals)
-            errors = np.abs(residuals - hats @ offsets)
-            sigma = 1.4826 * float(np.median(errors)) + 0.25
-            trust = (1 - (errors / (TUKEY * sigma)).clip(max=1) ** 2) ** 2 + 1e-9
-        # One more on each side, where the last two lead.
+            trust = _trust(np.abs(residuals - hats @ offsets))
+        # One more knot on each side continues the last two, so that the line can grow.
         outer = [2 * values[[0, -1]] - values[[1, -2]] for values in (knots, offsets)]
         knots, offsets = (np.insert(ends, 1, inner) for ends, inner in zip(outer, (knots, offsets), strict=True))
         return replace(self, knots=knots, offsets=offsets)
 
 
+def _trust(errors: np.ndarray) -> np.ndarray:
+    """Return weights for errors in pixels (N,), from nearly 0 for outliers to 1: Tukey's biweight."""
+    sigma = 1.4826 * float(np.median(errors)) + 0.25
+    weights: np.ndarray = (1 - (errors / (TUKEY * sigma)).clip(max=1) ** 2) ** 2 + 1e-9
+    return weights
+
+
 @dataclass(frozen=True, eq=False)
-class Wire:
-    """The part of some masks that lies about a parabola, cut across it into slices STEP_PX thick."""
+class SlicedMask:
+    """The pixels of a mask that lie near a curve, cut across the curve into slices SLICE_PX thick."""
 
     curve: Curve
-    along: np.ndarray  # float64 (K,), ascending: the slices' places
+    along: np.ndarray  # float64 (K,), ascending: where the slices are along the curve's axis
     middles: np.ndarray  # float64 (K, 2) xy
-    widths: np.ndarray  # float64 (K,), across the line
-    explained: float  # share of the masks' pixels in the slices
+    widths: np.ndarray  # float64 (K,), across the curve
+    explained: float  # share of the mask's pixels in the slices
 
     @classmethod
-    def of(cls, points: np.ndarray, width: float, curve: Curve | None = None) -> Wire | None:
-        """Return the wire among the pixels' centres (N, 2) xy of masks about `width` wide; None: there is none."""
-        curve = curve or Curve.guess(points[:: max(1, len(points) // NUM_POINTS)], width)
-        for reach in (REACH, 1.0):  # in widths, to both sides
-            wire = cls._about(curve, points, max(reach * width, 2.0))
-            if wire is None:
+    def of(cls, points: np.ndarray, width: float, curve: Curve | None = None) -> SlicedMask | None:
+        """Find the curve that most pixels of a mask about `width` wide lie along; None if it is too short.
+
+        points: the pixels' centres (N, 2) xy. curve: a first guess, if there is one.
+        """
+        curve = curve or Curve.guess(points[:: max(1, len(points) // NUM_GUESSES)], width)
+        for reach in (NUMBERS.reach_widths, 1.0):  # in widths, to both sides
+            part = cls._near(curve, points, max(reach * width, 2.0))
+            if part is None:
                 return None
-            curve = curve.refit(wire.middles, wire.widths, len(wire.along) * STEP_PX < 2 * MIN_LENGTH * width)
+            is_short = len(part.along) * SLICE_PX < 2 * NUMBERS.min_length_widths * width
+            curve = curve.refit(part.middles, part.widths, is_short)
         length = 0.0
         # Over several spans a wire is no parabola: each round follows it to the next knots.
-        for _ in range(MOST_ROUNDS):
-            wire = cls._about(curve, points, max(width, 2.0))
-            if wire is None or np.ptp(wire.ends) < length + STEP_PX:
+        for _ in range(GROWTH_ROUNDS):
+            part = cls._near(curve, points, max(width, 2.0))
+            if part is None or np.ptp(part.ends) < length + SLICE_PX:
                 break
-            length = float(np.ptp(wire.ends))
-            curve = curve.bent(wire.middles, wire.widths, width)
-        wire = cls._about(curve, points, max(0.75 * width, 2.0))
-        is_long = wire is not None and len(wire.along) * STEP_PX >= MIN_LENGTH * float(np.median(wire.widths))
-        return wire if is_long else None
+            length = float(np.ptp(part.ends))
+            curve = curve.bent(part.middles, part.widths, width)
+        part = cls._near(curve, points, max(0.75 * width, 2.0))
+        if part is None or len(part.along) * SLICE_PX < NUMBERS.min_length_widths * float(np.median(part.widths)):
+            return None
+        return part
 
     @classmethod
-    def _about(cls, curve: Curve, points: np.ndarray, reach: float) -> Wire | None:
+    def _near(cls, curve: Curve, points: np.ndarray, reach: float) -> SlicedMask | None:
+        """Slice the pixels within `reach` of a curve; None if they are few."""
         along, beside = curve.local(points)
         near = np.abs(beside) <= reach * curve.stretch(along)
-        if np.count_nonzero(near) < 2 * STEP_PX:
+        if np.count_nonzero(near) < 2 * SLICE_PX:
             return None
         start = float(along[near].min())
-        number = ((along[near] - start) / STEP_PX).astype(np.int64)
+        number = ((along[near] - start) / SLICE_PX).astype(np.int64)
         counts = np.bincount(number)
         kept = _without_islands(np.flatnonzero(counts))
         middles = np.stack([np.bincount(number, axis)[kept] / counts[kept] for axis in points[near].T], axis=1)
-        places = start + (kept + 0.5) * STEP_PX
-        widths = counts[kept] / STEP_PX / curve.stretch(places)
+        places = start + (kept + 0.5) * SLICE_PX
+        widths = counts[kept] / SLICE_PX / curve.stretch(places)
         return cls(curve, places, middles, widths, float(counts[kept].sum()) / len(points))
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """Where the line begins and ends along its axis: float64 (2,)."""
-        return self.along[[0, -1]] + (-STEP_PX / 2, STEP_PX / 2)
+        """Where the slices begin and end along the axis: float64 (2,)."""
+        return self.along[[0, -1]] + (-SLICE_PX / 2, SLICE_PX / 2)
 
     def line(self) -> Line:
-        """Return the line, as wide as its slices: linear in their place, because a wire far away is thinner."""
+        """Return the line. Its width follows that of the slices and changes evenly along it: far away a wire is thinner."""
         curve, (first, last) = self.curve, self.ends
         sagitta = abs(curve.polynomial[0]) * (last - first) ** 2 / 4
         along = np.linspace(first, last, 2 + int(np.ceil((sagitta / CHORD_PX) ** 0.5)))
-        is_inner = (curve.knots > first + STEP_PX) & (curve.knots < last - STEP_PX) & curve.offsets.any()
+        is_inner = (curve.knots > first + SLICE_PX) & (curve.knots < last - SLICE_PX) & curve.offsets.any()
         along = np.unique(np.concatenate([along, curve.knots[is_inner]]))
-        wide = np.flatnonzero(np.diff(self.along) > MIN_GAP_PX + STEP_PX)
-        gaps = [curve.at(self.along[[number, number + 1]] + (STEP_PX / 2, -STEP_PX / 2)) for number in wide]
+        wide = np.flatnonzero(np.diff(self.along) > NUMBERS.min_gap_px + SLICE_PX)
+        gaps = [curve.at(self.along[[number, number + 1]] + (SLICE_PX / 2, -SLICE_PX / 2)) for number in wide]
         return Line(curve.at(along), _trend(self.along, self.widths, along), np.array(gaps).reshape(-1, 2, 2))
 
 
 def _without_islands(numbers: np.ndarray) -> np.ndarray:
-    """Return ascending slices' numbers without those at an end that are fewer than the missing ones before them."""
-    cuts = np.flatnonzero(np.diff(numbers) > MIN_GAP_PX / STEP_PX)
+    """Leave out slices at an end that are shorter than the gap before them; numbers: of the slices, ascending."""
+    cuts = np.flatnonzero(np.diff(numbers) > NUMBERS.min_gap_px / SLICE_PX)
     parts = np.split(numbers, cuts + 1)
     longest = int(np.argmax([len(part) for part in parts]))
     first = last = longest
@@ -204,7 +210,7 @@ def _without_islands(numbers: np.ndarray) -> np.ndarray:
 
 
 def _trend(along: np.ndarray, widths: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return a straight line through widths at `wanted` places, between half and twice their median."""
+    """Fit widths at places `along` a line by a straight line; return it at `wanted` places, within half and twice the median."""
     median = float(np.median(widths))
     near = np.abs(widths - median) <= median / 2
     if np.count_nonzero(near) < 16:
@@ -216,39 +222,40 @@ def _trend(along: np.ndarray, widths: np.ndarray, wanted: np.ndarray) -> np.ndar
 
 
 def find_lines(region: Region) -> list[Line]:
-    """Return the lines that a mask shows, that with most pixels first; none if it is too short or empty."""
+    """Return the lines in a mask, the one with the most pixels first; none if the mask is too short or empty."""
     if not region.mask.any():
         return []
     rows, columns = np.nonzero(region.mask)
     points = np.stack([columns + (region.left + 0.5), rows + (region.top + 0.5)], axis=1)
     width, total = _width_of(region.mask), len(points)
     lines: list[Line] = []
-    while len(points) > MIN_SHARE * total and len(lines) < MOST_LINES:
-        wire = Wire.of(points, width)
-        if wire is None:
+    while len(points) > NUMBERS.further_share * total and len(lines) < MOST_LINES:
+        part = SlicedMask.of(points, width)
+        if part is None:
             break
-        share = wire.explained * len(points) / total
-        if not lines and share < EXPLAINED and (bent := medial_line(region, width)):
+        share = part.explained * len(points) / total
+        if not lines and share < NUMBERS.explained_share and (bent := medial_line(region, width)):
             return [bent]
-        if lines and (share < MIN_SHARE or np.ptp(wire.ends) < 2 * MIN_LENGTH * width):
+        is_short = np.ptp(part.ends) < 2 * NUMBERS.min_length_widths * width
+        if lines and (share < NUMBERS.further_share or is_short):
             break
-        lines.append(wire.line())
-        along, beside = wire.curve.local(points)
-        points = points[np.abs(beside) > width * wire.curve.stretch(along)]
+        lines.append(part.line())
+        along, beside = part.curve.local(points)
+        points = points[np.abs(beside) > width * part.curve.stretch(along)]
     return lines
 
 
 def _width_of(mask: np.ndarray) -> float:
-    """Return a thin mask's width: the mean distance to its edge is a quarter of it."""
+    """Return a thin mask's width, which is four times the mean distance of its pixels to the edge."""
     distances = cv2.distanceTransform(np.pad(mask.view(np.uint8), 1), cv2.DIST_L2, 3)[1:-1, 1:-1]
     return max(4 * float(distances[mask].mean()) - 1, 1.0)
 
 
 def medial_line(region: Region, width: float) -> Line | None:
-    """Return the medial axis of a mask that is one band without corners; None: it has branches, parts or corners."""
+    """Return the medial axis of a mask that is a single band; None if the mask has branches, parts or corners."""
     path = _longest_path(centreline(region)) + 0.5
     reach = max(1, round(2 * width))
-    if len(path) < MIN_LENGTH * reach:
+    if len(path) < NUMBERS.min_length_widths * reach:
         return None
     kernel = np.ones(2 * reach + 1) / (2 * reach + 1)
     padded = np.pad(path, ((reach, reach), (0, 0)), mode="reflect", reflect_type="odd")
@@ -259,14 +266,14 @@ def medial_line(region: Region, width: float) -> Line | None:
     aside = np.ones(region.mask.shape, np.uint8)
     aside[*(path - (region.left, region.top)).astype(int).T[::-1]] = 0
     near = cv2.distanceTransform(aside, cv2.DIST_L2, 3)[region.mask] <= max(width, 2.0)
-    if turns.max(initial=0) > MAX_TURN or np.count_nonzero(near) < BAND * len(near):
+    if turns.max(initial=0) > NUMBERS.max_turn or np.count_nonzero(near) < NUMBERS.band_share * len(near):
         return None
     line = Line(points, np.zeros(len(points)), np.zeros((0, 2, 2)))
     return replace(line, widths=np.full(len(points), np.count_nonzero(near) / line.length_px))
 
 
 def _longest_path(pixels: np.ndarray) -> np.ndarray:
-    """Return the pixels (N, 2) xy on the shortest way between the two of a thin line that are farthest apart."""
+    """Return the longest of the shortest paths between two pixels (N, 2) xy of a thinned mask: float64 (M, 2)."""
     from scipy.sparse import coo_array  # takes 0.2 s, and few masks bend
     from scipy.sparse.csgraph import dijkstra
     from scipy.spatial import cKDTree
