@@ -149,10 +149,8 @@ def _mask_bounds(mask: Mask) -> tuple[float, float, float, float]:
         polygon = np.round(mask.reshape(-1, 2))
         return (*polygon.min(axis=0).tolist(), *(polygon.max(axis=0) + 1).tolist()) if len(polygon) else (0, 0, 0, 0)
     left, top, bitmap = (0, 0, mask) if isinstance(mask, np.ndarray) else (mask.left, mask.top, mask.mask)
-    rows, columns = np.flatnonzero(bitmap.any(axis=1)), np.flatnonzero(bitmap.any(axis=0))
-    if not len(rows):
-        return 0, 0, 0, 0
-    return left + columns[0], top + rows[0], left + columns[-1] + 1, top + rows[-1] + 1
+    x, y, width, height = cv2.boundingRect(bitmap.view(np.uint8))
+    return (left + x, top + y, left + x + width, top + y + height) if width else (0, 0, 0, 0)
 
 
 def _area(place: Rectangle) -> int:

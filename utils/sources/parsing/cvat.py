@@ -14,7 +14,7 @@ import numpy as np
 
 from utils.common.errors import UserError, one_line, printable
 from utils.sources.parsing.json_stream import CHUNK_BYTES, MAX_ITEM_BYTES
-from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
+from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.outlines import ShapeObject, box_corners, ellipse_corners, read_points, read_size, turned
 from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, LabelFile, digest_of
 from utils.sources.parsing.run_lengths import decode_rows
@@ -68,8 +68,7 @@ class CvatFile(LabelFile):
                     size = read_size(*(_number(attributes[side]) for side in ("width", "height") if side in attributes))
                 except (ValueError, TypeError, OverflowError) as error:
                     self.num_lost += num_shapes
-                    text = f"image {printable(attributes.get('id', '?'))}: {error}; skipped"
-                    self.problems.append(Problem(printable(self.path.name), text, UNREADABLE_ROW))
+                    self.complain(f"image {printable(attributes.get('id', '?'))}: {error}; skipped")
                     continue
                 file.seek(start)
                 span = SPAN.pack(start, end, digest_of(file.read(end - start))) if num_shapes else b""

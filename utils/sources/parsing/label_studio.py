@@ -15,7 +15,7 @@ import numpy as np
 from utils.common.errors import UserError, printable
 from utils.data.dataset_yaml import is_photograph
 from utils.sources.parsing.json_stream import Item, JsonStream
-from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
+from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.outlines import (
     ShapeObject,
     box_corners,
@@ -55,7 +55,7 @@ class LabelStudioFile(LabelFile):
     def _add_task(self, item: Item) -> None:
         task = item.value()
         if not isinstance(task, dict):
-            self._complain(f"the item at byte {item.start:,} is not a task; skipped")
+            self.complain(f"the item at byte {item.start:,} is not a task; skipped")
             return
         if "data" not in task and "annotations" not in task and "completions" not in task:
             raise UserError(f"{self.path}: its tasks have no `data`; export as JSON, not as JSON-MIN or CSV")
@@ -63,12 +63,12 @@ class LabelStudioFile(LabelFile):
         if chosen is None:
             return
         if num_others:
-            self._complain(f"{_task_name(task)}: {num_others} more annotations; only the latest is used", "annotation")
+            self.complain(f"{_task_name(task)}: {num_others} more annotations; only the latest is used", "annotation")
         try:
             pictures = _by_picture(task, _regions(chosen))
         except ValueError as error:
             self.num_lost += len(_regions(chosen))
-            self._complain(f"{_task_name(task)}: {error}; skipped")
+            self.complain(f"{_task_name(task)}: {error}; skipped")
             return
         for number, (names, regions) in enumerate(pictures):
             labels = [found[0] for region in regions if (found := _labels(region))]
@@ -78,9 +78,6 @@ class LabelStudioFile(LabelFile):
             self.rows.append(
                 AnnotationRow(names, self.path, item.span, f"{number or ''}", read_objects, len(labels), num_boxes)
             )
-
-    def _complain(self, text: str, kind: str = UNREADABLE_ROW) -> None:
-        self.problems.append(Problem(self.path.name, text, kind))
 
 
 def _task_name(task: dict[str, Any]) -> str:

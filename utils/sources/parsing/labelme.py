@@ -14,7 +14,7 @@ import numpy as np
 from utils.common.errors import UserError, printable
 from utils.data.dataset_yaml import IMAGE_SUFFIXES
 from utils.sources.parsing.json_stream import Item, JsonStream
-from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
+from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.mask_values import read_mask
 from utils.sources.parsing.outlines import ShapeObject, box_corners, ellipse_corners, read_points, read_size
 from utils.sources.parsing.rows import MAX_NAME_CHARACTERS, SPAN, AnnotationRow, LabelFile
@@ -45,7 +45,7 @@ class LabelMeFile(LabelFile):
                 raise ValueError("not LabelMe's: no list `shapes`, or no usable `imagePath`")
             size = read_size(self._facts.get("imageWidth"), self._facts.get("imageHeight"))
         except (UserError, ValueError, OverflowError) as error:
-            self._complain(f"{error}; skipped", UNREADABLE_ROW)
+            self.complain(f"{error}; skipped")
             return
         self.names = sorted(self._labels)
         beside = [path.stem + suffix for suffix in IMAGE_SUFFIXES]  # if it was renamed together with this file
@@ -76,9 +76,6 @@ class LabelMeFile(LabelFile):
         if isinstance(label, str) and label.strip():
             self._labels.add(printable(label.strip()))
             self._num_boxes += str(shape.get("shape_type")).lower() == "rectangle"
-
-    def _complain(self, text: str, kind: str) -> None:
-        self.problems.append(Problem(printable(self.path.name, 400), text, kind))
 
 
 def _objects(size: Size, data: bytes) -> tuple[list[ShapeObject], list[str]]:

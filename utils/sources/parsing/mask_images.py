@@ -20,7 +20,7 @@ from utils.common.errors import UserError, printable
 from utils.data.dataset_yaml import IMAGE_SUFFIXES
 from utils.data.images import ImageError, read_image
 from utils.sources.parsing.class_lists import MASK_LISTS, find_list, read_values
-from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
+from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.mask_values import ONLY_CLASS, Meaning, mask_objects, read_mask
 from utils.sources.parsing.rows import SPAN, AnnotationRow, LabelFile, digest_of
 
@@ -53,7 +53,7 @@ class MaskFile(LabelFile):
             data = source.read_bytes()
             objects, _ = mask_objects(meaning, data)  # the complaints come again when the photograph is built
         except (ValueError, UserError, OSError) as error:
-            problems.append(Problem(printable(path.name, 400), f"{error}; skipped", UNREADABLE_ROW))
+            self.complain(f"{error}; skipped")
             self.is_damaged = True
             return
         used = {item.value for item in objects}

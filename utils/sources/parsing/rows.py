@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from utils.common.errors import printable
 from utils.data.labels import LabelError
-from utils.sources.parsing.label_csv import MAX_OBJECTS, LabelRow, Problem
+from utils.sources.parsing.label_csv import MAX_OBJECTS, UNREADABLE_ROW, LabelRow, Problem
 from utils.sources.parsing.outlines import ShapeObject
 
 DIGEST_BYTES = 16
@@ -118,6 +119,10 @@ class LabelFile:
         self.path, self.problems = path, problems
         self.names: Collection[str] = ()
         self.rows: list[AnnotationRow] = []
+
+    def complain(self, text: str, kind: str = UNREADABLE_ROW) -> None:
+        """Add something that cannot be used to the problems."""
+        self.problems.append(Problem(printable(self.path.name, 400), text, kind))
 
 
 def digest_of(data: bytes) -> bytes:

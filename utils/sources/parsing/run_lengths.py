@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import cv2
 import numpy as np
 
 from utils.data.images import MAX_IMAGE_PIXELS
@@ -38,9 +39,8 @@ def decode_coco(segmentation: dict[Any, Any], size: tuple[int, int] | None) -> t
     toggles[starts - left * height] += 1
     toggles[stops - left * height] -= 1
     columns: np.ndarray = toggles[:-1].cumsum(dtype=np.int8).view(bool).reshape(right - left, height)
-    rows = np.flatnonzero(columns.any(axis=0))
-    top, bottom = int(rows[0]), int(rows[-1]) + 1
-    return np.ascontiguousarray(columns[:, top:bottom].T), left, top
+    mask, _, top = _cut(columns.T)
+    return np.ascontiguousarray(mask), left, top
 
 
 def decode_label_studio(codes: Any, size: tuple[int, int]) -> tuple[np.ndarray, int, int]:
@@ -173,8 +173,7 @@ def _counts_of_text(text: str) -> np.ndarray:
 
 
 def _cut(mask: np.ndarray) -> tuple[np.ndarray, int, int]:
-    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-    if not len(rows):
+    left, top, width, height = cv2.boundingRect(mask.view(np.uint8))
+    if not width:
         raise RunLengthError("it has no pixels")
-    top, left = int(rows[0]), int(columns[0])
-    return mask[top : int(rows[-1]) + 1, left : int(columns[-1]) + 1], left, top
+    return mask[top : top + height, left : left + width], left, top

@@ -12,7 +12,7 @@ import numpy as np
 from utils.common.errors import UserError, printable
 from utils.data.labels import LabelError
 from utils.sources.parsing.json_stream import Item, JsonStream
-from utils.sources.parsing.label_csv import UNREADABLE_ROW, Problem
+from utils.sources.parsing.label_csv import Problem
 from utils.sources.parsing.outlines import (
     ShapeObject,
     box_corners,
@@ -57,8 +57,7 @@ class ViaFile(LabelFile):
                 else:
                     self._add(stream.item())
         if not self._photographs:
-            text = "no photographs of VIA 2: no `filename` with `regions`; export annotations as JSON"
-            problems.append(Problem(printable(path.name), text, UNREADABLE_ROW))
+            self.complain("no photographs of VIA 2: no `filename` with `regions`; export annotations as JSON")
         attribute = self._class_attribute()
         self.names = sorted(self._values[attribute]) if attribute else [ONLY_CLASS] * bool(self._photographs)
         objects = partial(_objects, attribute)
@@ -71,8 +70,7 @@ class ViaFile(LabelFile):
         photograph = item.value()
         name = photograph.get("filename") if isinstance(photograph, dict) else None
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS or "regions" not in photograph:
-            text = f"the item at byte {item.start:,} is no photograph: no `filename` or `regions`; skipped"
-            self.problems.append(Problem(printable(self.path.name), text, UNREADABLE_ROW))
+            self.complain(f"the item at byte {item.start:,} is no photograph: no `filename` or `regions`; skipped")
             return
         regions = [region for region in _regions(photograph) or () if isinstance(region, dict)]
         for attribute, value in (pair for region in regions for pair in _attributes(region, "region").items()):
